@@ -1,0 +1,1 @@
+//! Configuration, the replay of traces and the glake command.

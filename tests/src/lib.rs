@@ -1,0 +1,1 @@
+//! Scenarios over the public API.

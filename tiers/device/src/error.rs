@@ -1,0 +1,147 @@
+//! What a driver answers when it does not do what was asked. A variant is what the caller can do about it.
+
+use crate::{Address, DeviceId, Verb};
+use glake_units::Bytes;
+
+/// The outcome of a verb.
+pub type Result<T> = std::result::Result<T, DriverError>;
+
+/// Why a verb was not done.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// No driver answers on this machine: choose the simulator, or install one.
+    #[error(
+        "no CUDA driver: {library} {found}; install the NVIDIA driver, or choose the simulator with --device sim"
+    )]
+    NoDriver {
+        /// What was looked for.
+        library: &'static str,
+        /// What was found instead.
+        found: &'static str,
+    },
+    /// The driver lacks a call that this needs: update it, or do without.
+    #[error("{verb} is not supported here")]
+    Unsupported {
+        /// What was asked.
+        verb: Verb,
+    },
+    /// There is no such device.
+    #[error("{device} does not exist: the driver shows {count}")]
+    NoSuchDevice {
+        /// What was asked for.
+        device: DeviceId,
+        /// How many there are.
+        count: u32,
+    },
+    /// Not now: try again.
+    #[error("{verb}: the device is busy, try again")]
+    NotReady {
+        /// What was asked.
+        verb: Verb,
+    },
+    /// The device (or the driver itself) has no memory left: give some back and try again.
+    #[error("{verb}: out of device memory ({wanted} wanted)")]
+    OutOfMemory {
+        /// What was asked.
+        verb: Verb,
+        /// How much; zero where the verb names no size.
+        wanted: Bytes,
+    },
+    /// The call is not allowed while a stream capture is open: ask again after it.
+    #[error("{verb}: not while a stream capture is open")]
+    Capturing {
+        /// What was asked.
+        verb: Verb,
+    },
+    /// The arguments are wrong: a bug of the caller.
+    #[error("{verb} was refused at {address}: {reason}")]
+    Refused {
+        /// What was asked.
+        verb: Verb,
+        /// Where, zero if nowhere.
+        address: Address,
+        /// Which rule it breaks.
+        reason: Refusal,
+    },
+    /// Nothing can ever complete what is being waited for (only the simulator can tell).
+    #[error("{verb}: waits for work that nothing enqueued will complete")]
+    Deadlock {
+        /// What was asked.
+        verb: Verb,
+    },
+    /// The context is lost: every further call fails. Report it as itself and start the process again.
+    #[error("{verb}: CUDA error {code}; the context is lost and this process cannot use the GPU any more")]
+    Sticky {
+        /// The verb that was told.
+        verb: Verb,
+        /// The driver's error number.
+        code: u32,
+    },
+    /// Another error of the driver.
+    #[error("{verb}: CUDA error {code}")]
+    Failed {
+        /// What was asked.
+        verb: Verb,
+        /// The driver's error number.
+        code: u32,
+    },
+    /// The operating system refused what the simulated device is made of.
+    #[error("{verb}: {source}")]
+    Os {
+        /// What was asked.
+        verb: Verb,
+        /// The operating system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// The rule that a refused call breaks; the first group CUDA reports too, the second it leaves undefined and
+/// the simulator catches.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Refusal {
+    #[error("a value is out of range or misaligned")]
+    InvalidValue,
+    #[error("the handle names nothing that is alive")]
+    UnknownHandle,
+    #[error("the range is not inside one reservation")]
+    NotReserved,
+    #[error("the range is already mapped")]
+    AlreadyMapped,
+    #[error("the range is not, or not exactly, mapped")]
+    NotMapped,
+    #[error("the reservation still holds mappings")]
+    StillMapped,
+    #[error("the memory is neither registered nor known to the driver")]
+    NotRegistered,
+
+    #[error("the memory was touched before its access was set")]
+    NoAccess,
+    #[error("the memory is mapped read-only")]
+    ReadOnly,
+    #[error("a peer touched memory that it was given no access to")]
+    NoPeerAccess,
+    #[error("enqueued work still uses the range")]
+    InUse,
+    #[error("another stream uses the range with no event between them")]
+    Unordered,
+    #[error("the handle was released twice")]
+    ReleasedTwice,
+    #[error("an event recorded in a capture was queried")]
+    CapturedEvent,
+}
+
+impl DriverError {
+    /// Whether the context is lost.
+    pub fn is_sticky(&self) -> bool {
+        matches!(self, DriverError::Sticky { .. })
+    }
+
+    /// Whether giving memory back and asking again may help.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, DriverError::OutOfMemory { .. })
+    }
+}

@@ -1,0 +1,1 @@
+//! GPU pools over a driver.

@@ -1,0 +1,1 @@
+//! The stitching allocator's pure core: requests in, plans out.

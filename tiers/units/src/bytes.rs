@@ -1,0 +1,230 @@
+//! An amount of memory.
+
+use std::fmt;
+use std::iter::Sum;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// An amount of memory in bytes. Arithmetic is checked: it answers `None` instead of wrapping.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Bytes(u64);
+
+/// Text that is not an amount of memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is not an amount of memory: write bytes (1048576) or a unit of 1024s (512KiB, 16MiB, 32GiB, 2TiB)"
+)]
+pub struct ParseBytesError {
+    /// What was given.
+    pub text: String,
+}
+
+impl Bytes {
+    /// Nothing.
+    pub const ZERO: Bytes = Bytes(0);
+    /// More than any machine holds.
+    pub const MAX: Bytes = Bytes(u64::MAX);
+
+    /// `bytes` bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Bytes(bytes)
+    }
+
+    /// `n` KiB (2^10); saturates.
+    pub const fn kib(n: u64) -> Self {
+        Bytes(n.saturating_mul(KIB))
+    }
+
+    /// `n` MiB (2^20); saturates.
+    pub const fn mib(n: u64) -> Self {
+        Bytes(n.saturating_mul(MIB))
+    }
+
+    /// `n` GiB (2^30); saturates.
+    pub const fn gib(n: u64) -> Self {
+        Bytes(n.saturating_mul(GIB))
+    }
+
+    /// The number of bytes.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Whether this is nothing.
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The number of bytes in gibibytes, for people.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn as_gib(self) -> f64 {
+        self.0 as f64 / GIB as f64
+    }
+
+    /// The sum, or `None` where it does not fit.
+    pub const fn checked_add(self, other: Bytes) -> Option<Bytes> {
+        match self.0.checked_add(other.0) {
+            Some(sum) => Some(Bytes(sum)),
+            None => None,
+        }
+    }
+
+    /// The difference, or `None` where `other` is larger.
+    pub const fn checked_sub(self, other: Bytes) -> Option<Bytes> {
+        match self.0.checked_sub(other.0) {
+            Some(difference) => Some(Bytes(difference)),
+            None => None,
+        }
+    }
+
+    /// The product, or `None` where it does not fit.
+    pub const fn checked_mul(self, times: u64) -> Option<Bytes> {
+        match self.0.checked_mul(times) {
+            Some(product) => Some(Bytes(product)),
+            None => None,
+        }
+    }
+
+    /// The difference, or nothing where `other` is larger.
+    pub const fn saturating_sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_sub(other.0))
+    }
+
+    /// The sum, or [`Bytes::MAX`] where it does not fit.
+    pub const fn saturating_add(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_add(other.0))
+    }
+
+    /// The least multiple of `step` that is not smaller; `None` where `step` is zero or the result does not fit.
+    pub const fn align_up(self, step: Bytes) -> Option<Bytes> {
+        match self.0.checked_next_multiple_of(step.0) {
+            Some(aligned) => Some(Bytes(aligned)),
+            None => None,
+        }
+    }
+
+    /// Whether this is a multiple of `step`.
+    pub const fn is_aligned(self, step: Bytes) -> bool {
+        step.0 != 0 && self.0.is_multiple_of(step.0)
+    }
+
+    /// How much of `whole` this is; 0 of nothing.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn fraction_of(self, whole: Bytes) -> f64 {
+        if whole.0 == 0 { 0.0 } else { self.0 as f64 / whole.0 as f64 }
+    }
+}
+
+impl fmt::Display for Bytes {
+    #[allow(clippy::cast_precision_loss)]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            GIB.. => (GIB, "GiB"),
+            MIB.. => (MIB, "MiB"),
+            KIB.. => (KIB, "KiB"),
+            _ => return f.pad(&format!("{} B", self.0)),
+        };
+        f.pad(&format!("{:.2} {name}", self.0 as f64 / unit as f64))
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} B", self.0)
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = ParseBytesError;
+
+    fn from_str(text: &str) -> Result<Self, ParseBytesError> {
+        let refused = || ParseBytesError { text: text.to_owned() };
+        let unit = text.trim().trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').trim();
+        match unit {
+            "" => text.trim().parse().map(Bytes).map_err(|_| refused()),
+            "B" | "KiB" | "MiB" | "GiB" | "TiB" => {
+                text.parse::<bytesize::ByteSize>().map(|size| Bytes(size.as_u64())).map_err(|_| refused())
+            }
+            _ => Err(refused()),
+        }
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Bytes>>(amounts: I) -> Bytes {
+        amounts.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+}
+
+/// A number of bytes.
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+/// A number of bytes, or text such as `"16MiB"`.
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Amount;
+        impl de::Visitor<'_> for Amount {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes, or a size such as \"16MiB\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Bytes, E> {
+                Ok(Bytes(bytes))
+            }
+
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Bytes, E> {
+                u64::try_from(bytes).map(Bytes).map_err(|_| {
+                    E::invalid_value(
+                        de::Unexpected::Signed(bytes),
+                        &"an amount of memory that is not negative",
+                    )
+                })
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Amount)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_contract_allows() {
+        for (text, bytes) in
+            [("0", 0), ("1048576", MIB), ("512MiB", 512 * MIB), ("32GiB", 32 * GIB), ("1.5GiB", 3 * GIB / 2)]
+        {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_everything_else() {
+        for text in ["", "-1", "-1MiB", "12 parsecs", "5GB", "5G", "MiB", "1..5GiB", "99999999999999999999"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn prints_for_people() {
+        assert_eq!(Bytes(511).to_string(), "511 B");
+        assert_eq!(Bytes::kib(3).to_string(), "3.00 KiB");
+        assert_eq!(Bytes::mib(2048).to_string(), "2.00 GiB");
+    }
+}

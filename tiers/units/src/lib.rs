@@ -1,0 +1,15 @@
+//! The units that every GLake crate shares: amounts of memory.
+//!
+//! Below everything else: it knows no device, no allocator, no operating system.
+//!
+//! ```
+//! use glake_units::Bytes;
+//! let extent: Bytes = "16MiB".parse().unwrap();
+//! assert_eq!(extent, Bytes::mib(16));
+//! assert_eq!(Bytes::new(700).align_up(Bytes::new(512)), Some(Bytes::new(1024)));
+//! assert_eq!(Bytes::gib(3).to_string(), "3.00 GiB");
+//! ```
+
+mod bytes;
+
+pub use bytes::{Bytes, ParseBytesError};
