@@ -10,15 +10,25 @@
 //!
 //! [`Driver`] holds the raw verbs.
 
+mod decorate;
 mod driver;
 mod error;
+mod fault;
 mod ids;
+mod lag;
+mod record;
+#[cfg(test)]
+mod stub;
 mod verb;
 
+pub use decorate::Call;
 pub use driver::{
     Access, CaptureState, Compare, CopyRequest, DeviceInfo, Driver, ExtentProperties, HostKernel,
     KernelMemory, LaunchRequest, MemoryInfo, ModuleSource, Place, PointerKind, Protection, Touch,
 };
 pub use error::{DriverError, Refusal, Result};
+pub use fault::{Fault, Faults, Injected, When};
 pub use ids::{Address, DeviceId, Event, Handle, Kernel, Module, Stream, StreamId};
+pub use lag::Lag;
+pub use record::{CostTable, Count, Counters, Logged, Recorder};
 pub use verb::Verb;

@@ -1,0 +1,196 @@
+//! A driver that counts what is asked of it.
+//!
+//! Invariant: a call is counted once, whether it succeeds or fails, and its time is either what the clock on the
+//! wall said or what a [`CostTable`] says, never both.
+
+mod cost;
+mod counters;
+mod spans;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+pub use cost::CostTable;
+pub use counters::{Count, Counters};
+
+use crate::decorate::{Call, delegate};
+use crate::{Driver, Result, Verb};
+use counters::Tally;
+use spans::Spans;
+
+/// Counts calls, failures and time for each verb, and keeps a log of calls on request.
+#[derive(Debug)]
+pub struct Recorder {
+    inner: Arc<dyn Driver>,
+    tally: Tally,
+    priced: Option<Priced>,
+    log: Option<Mutex<Vec<Logged>>>,
+}
+
+/// One call of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logged {
+    /// What was asked.
+    pub call: Call,
+    /// Whether it was done.
+    pub done: bool,
+}
+
+#[derive(Debug)]
+struct Priced {
+    costs: CostTable,
+    spans: Mutex<Spans>,
+}
+
+impl Recorder {
+    /// Times each call by the clock on the wall: for a real driver.
+    pub fn measured(inner: Arc<dyn Driver>) -> Self {
+        Recorder { inner, tally: Tally::default(), priced: None, log: None }
+    }
+
+    /// Prices each call: for the simulator, whose own speed says nothing.
+    pub fn priced(inner: Arc<dyn Driver>, costs: CostTable) -> Self {
+        let priced = Some(Priced { costs, spans: Mutex::default() });
+        Recorder { inner, tally: Tally::default(), priced, log: None }
+    }
+
+    /// Keeps a log of the calls as well. It grows until it is taken.
+    pub fn with_log(mut self) -> Self {
+        self.log = Some(Mutex::default());
+        self
+    }
+
+    /// The counters so far: 1 KiB, no lock. Calls under way on other threads may be missing.
+    pub fn counters(&self) -> Counters {
+        self.tally.snapshot()
+    }
+
+    /// The log since it was last taken; empty if none is kept.
+    pub fn take_log(&self) -> Vec<Logged> {
+        self.log.as_ref().map(|log| std::mem::take(&mut *log.lock())).unwrap_or_default()
+    }
+
+    fn around<T>(&self, call: Call, verb: impl FnOnce(&dyn Driver) -> Result<T>) -> Result<T> {
+        let (outcome, time) = match &self.priced {
+            None => {
+                let start = Instant::now();
+                let outcome = verb(&*self.inner);
+                (outcome, start.elapsed())
+            }
+            Some(priced) => {
+                let outcome = verb(&*self.inner);
+                let span = priced.spans.lock().follow(&call, outcome.is_ok());
+                (outcome, priced.costs.price(call.verb, span))
+            }
+        };
+        self.tally.add(call.verb, outcome.is_ok(), time);
+        if let Some(log) = &self.log {
+            log.lock().push(Logged { call, done: outcome.is_ok() });
+        }
+        outcome
+    }
+}
+
+impl Counters {
+    /// Calls that map memory: the extents mapped so far.
+    pub fn extent_maps(&self) -> u64 {
+        self.of(Verb::Map).calls
+    }
+}
+
+impl Driver for Recorder {
+    delegate!(devices);
+    delegate!(memory);
+    delegate!(bytes);
+    delegate!(streams);
+    delegate!(completion);
+    delegate!(kernels);
+    delegate!(reach);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use glake_units::Bytes;
+
+    use super::*;
+    use crate::stub::{Stub, extent_properties, read_write};
+    use crate::{Address, Handle};
+
+    /// Maps `extents` of 2 MiB in a row, gives `gpus` access and unmaps them all by one call each.
+    fn live_and_die(driver: &dyn Driver, extents: u64, gpus: u32) {
+        let size = Bytes::mib(2);
+        let all = Bytes::mib(2 * extents);
+        let start = driver.reserve(all).unwrap();
+        for i in 0..extents {
+            let handle = driver.create(size, extent_properties()).unwrap();
+            let at = Address(start.0 + i * size.get());
+            // SAFETY: the stub has no memory.
+            unsafe {
+                driver.map(at, size, handle).unwrap();
+                driver.release(handle).unwrap();
+            }
+        }
+        // SAFETY: the stub has no memory.
+        unsafe {
+            driver.set_access(start, all, &read_write(gpus)).unwrap();
+            driver.unmap(start, all).unwrap();
+            driver.unreserve(start, all).unwrap();
+        }
+    }
+
+    #[test]
+    fn prices_go_by_the_extents_that_a_range_holds() {
+        let recorder = Recorder::priced(Stub::new(), CostTable::H200);
+        live_and_die(&recorder, 3, 1);
+        let one = recorder.counters();
+        assert_eq!(one.of(Verb::SetAccess), Count { calls: 1, failures: 0, time: Duration::from_micros(81) });
+        assert_eq!(one.of(Verb::Unmap).time, Duration::from_micros(3 * 14));
+        assert_eq!(one.of(Verb::Create).time, Duration::from_nanos(3 * 6500));
+        assert_eq!(one.extent_maps(), 3);
+        live_and_die(&recorder, 3, 4);
+        let four = recorder.counters().since(&one);
+        assert_eq!(four.of(Verb::SetAccess).time, Duration::from_micros(3 * 72));
+        assert_eq!(four.of(Verb::Unmap).time, Duration::from_micros(3 * 65));
+        assert_eq!(four.of(Verb::Reserve).time + four.of(Verb::Unreserve).time, Duration::from_micros(6));
+    }
+
+    #[test]
+    fn what_failed_is_counted_as_failed_and_changes_no_span() {
+        let stub = Stub::new();
+        let faults = Arc::new(crate::Faults::new(stub));
+        let recorder = Recorder::priced(faults.clone(), CostTable::H200);
+        faults.set(&[crate::Fault {
+            verb: Some(Verb::Map),
+            when: crate::When::Nth(2),
+            error: crate::Injected::NotReady,
+        }]);
+        let start = recorder.reserve(Bytes::mib(4)).unwrap();
+        // SAFETY: the stub has no memory.
+        unsafe {
+            recorder.map(start, Bytes::mib(2), Handle(1)).unwrap();
+            recorder.map(Address(start.0 + (2 << 20)), Bytes::mib(2), Handle(2)).unwrap_err();
+            recorder.unmap(start, Bytes::mib(4)).unwrap();
+        }
+        let counters = recorder.counters();
+        assert_eq!(counters.of(Verb::Map).failures, 1);
+        assert_eq!(counters.of(Verb::Unmap).time, Duration::from_micros(14));
+        assert_eq!(counters.calls(), 4);
+    }
+
+    #[test]
+    fn the_log_tells_calls_in_order() {
+        let recorder = Recorder::measured(Stub::new()).with_log();
+        live_and_die(&recorder, 1, 1);
+        let log = recorder.take_log();
+        let verbs: Vec<Verb> = log.iter().map(|logged| logged.call.verb).collect();
+        use Verb::*;
+        assert_eq!(verbs, [Reserve, Create, Map, Release, SetAccess, Unmap, Unreserve]);
+        assert_eq!((log[4].call.gpus, log[4].call.size), (1, Bytes::mib(2)));
+        assert!(recorder.take_log().is_empty());
+        assert_eq!(recorder.counters().calls(), 7);
+    }
+}

@@ -1,0 +1,60 @@
+//! Which ranges are mapped, and for how many GPUs: prices go by extent, calls by range.
+
+use std::collections::BTreeMap;
+
+use crate::Verb;
+use crate::decorate::Call;
+
+/// What a call's range holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Span {
+    /// Mapped extents.
+    pub(super) extents: u64,
+    /// The sum over them of the GPUs that may access each; at least one each.
+    pub(super) gpus: u64,
+}
+
+/// Every mapping by its start.
+#[derive(Debug, Default)]
+pub(super) struct Spans {
+    mapped: BTreeMap<u64, u64>,
+}
+
+impl Spans {
+    /// Follows one call, and says what its range held.
+    pub(super) fn follow(&mut self, call: &Call, done: bool) -> Span {
+        let start = call.start.0;
+        let range = start..start.saturating_add(call.size.get());
+        match call.verb {
+            Verb::Map if done => {
+                self.mapped.insert(start, 0);
+                Span { extents: 1, gpus: 1 }
+            }
+            Verb::SetAccess => {
+                let mut span = Span::default();
+                for (_, gpus) in self.mapped.range_mut(range) {
+                    // Access is given to more GPUs or to the same: a call for fewer takes none away.
+                    if done {
+                        *gpus = (*gpus).max(u64::from(call.gpus));
+                    }
+                    span.extents += 1;
+                    span.gpus += u64::from(call.gpus.max(1));
+                }
+                span
+            }
+            Verb::Unmap => {
+                let starts: Vec<(u64, u64)> = self.mapped.range(range).map(|(s, g)| (*s, *g)).collect();
+                let mut span = Span::default();
+                for (start, gpus) in starts {
+                    span.extents += 1;
+                    span.gpus += gpus.max(1);
+                    if done {
+                        self.mapped.remove(&start);
+                    }
+                }
+                span
+            }
+            _ => Span::default(),
+        }
+    }
+}
