@@ -1,1 +1,3 @@
 //! Configuration, the replay of traces and the glake command.
+
+pub mod config;

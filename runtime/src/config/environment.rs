@@ -1,0 +1,225 @@
+//! The environment, as data.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use toml::Value;
+
+use super::{ConfigError, Origin, Setting};
+
+/// The variables of a process; nothing but [`Environment::of_process`] reads the real ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Environment {
+    variables: BTreeMap<OsString, OsString>,
+}
+
+/// A setting that the environment can make: its spellings, its key, how its text reads.
+struct Variable {
+    names: &'static [&'static str],
+    key: Option<&'static str>,
+    allowed: &'static str,
+    read: fn(&str) -> Option<Value>,
+}
+
+/// The tutorial's names, and ours.
+const VARIABLES: &[Variable] = &[
+    Variable { names: &["vmmDefragment"], key: Some("pool.alias"), allowed: "0 or 1", read: switch },
+    Variable {
+        names: &["fragment_limit", "fragLimit"],
+        key: Some("pool.fragment_limit"),
+        allowed: "bytes, or a size such as 512MiB",
+        read: text,
+    },
+    Variable {
+        names: &["reuseLimit"],
+        key: Some("pool.reuse_limit"),
+        allowed: "a number from 0 on, or inf",
+        read: |text| text.trim().parse().ok().map(Value::Float),
+    },
+    Variable {
+        names: &["defragment_level", "defragLevel"],
+        key: Some("pool.defragment_level"),
+        allowed: "0 or 1",
+        read: whole,
+    },
+    Variable {
+        names: &["auto_gc_limits", "autoGC"],
+        key: Some("pool.auto_gc_limit"),
+        allowed: "a whole number of GB (2^30 bytes), at most 8589934591",
+        read: |text| {
+            let bytes = text.trim().parse::<u64>().ok()?.checked_mul(1 << 30)?;
+            i64::try_from(bytes).ok().map(Value::Integer)
+        },
+    },
+    Variable {
+        names: &["GLAKE_DEVICE"],
+        key: Some("device.choice"),
+        allowed: "auto, cuda, sim or sim:TOPOLOGY",
+        read: text,
+    },
+    Variable { names: &["GLAKE_LOG"], key: Some("log.filter"), allowed: "a tracing filter", read: text },
+    // The preload library's switch: no key here, but a wrong value is found here.
+    Variable { names: &["GLAKE_MULTI_PATH"], key: None, allowed: "0 or 1", read: switch },
+];
+
+impl Environment {
+    /// The environment of this process.
+    pub fn of_process() -> Self {
+        Environment { variables: std::env::vars_os().collect() }
+    }
+
+    /// A variable's value.
+    pub fn get(&self, name: &str) -> Option<&OsStr> {
+        self.variables.get(OsStr::new(name)).map(OsString::as_os_str)
+    }
+
+    /// The file that `GLAKE_CONFIG` names.
+    pub(super) fn config_file(&self) -> Option<PathBuf> {
+        self.get("GLAKE_CONFIG").map(PathBuf::from)
+    }
+
+    /// What its variables set. Two spellings may both be there if they mean the same.
+    pub(super) fn settings(&self) -> Result<Vec<Setting>, ConfigError> {
+        let mut settings = Vec::new();
+        for variable in VARIABLES {
+            let mut before: Option<(&'static str, String, Value)> = None;
+            for name in variable.names {
+                let Some(raw) = self.get(name) else { continue };
+                let shown = raw.to_string_lossy().into_owned();
+                let refused = || ConfigError::BadValue {
+                    origin: Origin::Variable(name),
+                    key: (*name).to_owned(),
+                    value: format!("{shown:?}"),
+                    allowed: variable.allowed,
+                };
+                let value = raw.to_str().and_then(variable.read).ok_or_else(refused)?;
+                if let Some(key) = variable.key {
+                    let key = key.split('.').map(str::to_owned).collect();
+                    let setting = Setting::new(key, value.clone(), Origin::Variable(name));
+                    setting.check().map_err(|_| refused())?;
+                    settings.push(setting);
+                }
+                match before {
+                    Some((first, first_value, meant)) if !same(&meant, &value) => {
+                        return Err(ConfigError::Conflict {
+                            first,
+                            first_value,
+                            second: name,
+                            second_value: shown,
+                        });
+                    }
+                    _ => before = Some((name, shown, value)),
+                }
+            }
+        }
+        Ok(settings)
+    }
+}
+
+impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
+        Environment {
+            variables: variables.into_iter().map(|(name, text)| (name.into(), text.into())).collect(),
+        }
+    }
+}
+
+fn text(text: &str) -> Option<Value> {
+    Some(Value::String(text.to_owned()))
+}
+
+fn whole(text: &str) -> Option<Value> {
+    text.trim().parse().ok().map(Value::Integer)
+}
+
+fn switch(text: &str) -> Option<Value> {
+    match text.trim() {
+        "0" => Some(Value::Boolean(false)),
+        "1" => Some(Value::Boolean(true)),
+        _ => None,
+    }
+}
+
+/// Whether two values of one variable mean the same: 512MiB is 536870912.
+fn same(one: &Value, other: &Value) -> bool {
+    let size = |value: &Value| value.as_str().and_then(|text| text.parse::<glake_units::Bytes>().ok());
+    one == other || (size(one).is_some() && size(one) == size(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DefragmentLevel, DeviceChoice, Sources};
+    use glake_units::Bytes;
+
+    fn load(variables: &[(&str, &str)]) -> Result<super::super::Config, String> {
+        let environment = variables.iter().copied().collect();
+        Sources { environment, ..Sources::default() }.load().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_tutorials_names_keep_their_meaning() {
+        for (fragment, level, gc) in
+            [("fragment_limit", "defragment_level", "auto_gc_limits"), ("fragLimit", "defragLevel", "autoGC")]
+        {
+            let pool = load(&[
+                ("vmmDefragment", "0"),
+                (fragment, "268435456"),
+                ("reuseLimit", "2.5"),
+                (level, "1"),
+                (gc, "10000"),
+                ("PATH", "/bin"),
+            ])
+            .unwrap()
+            .pool;
+            assert!(!pool.alias);
+            assert_eq!(pool.fragment_limit(), Bytes::mib(256));
+            assert_eq!(pool.reuse_limit.to_bits(), 2.5_f64.to_bits());
+            assert_eq!(pool.defragment_level, DefragmentLevel::WhenFull);
+            assert_eq!(pool.auto_gc_limit, Bytes::gib(10_000));
+        }
+    }
+
+    #[test]
+    fn our_own_names_are_read() {
+        let config =
+            load(&[("GLAKE_DEVICE", "sim:h20x8"), ("GLAKE_LOG", "debug"), ("GLAKE_MULTI_PATH", "1")])
+                .unwrap();
+        assert_eq!(config.device.choice, DeviceChoice::Sim { topology: Some("h20x8".to_owned()) });
+        assert_eq!(config.log.filter, "debug");
+    }
+
+    #[test]
+    fn two_spellings_must_agree() {
+        assert!(load(&[("fragment_limit", "256MiB"), ("fragLimit", "268435456")]).is_ok());
+        assert_eq!(
+            load(&[("fragment_limit", "1"), ("fragLimit", "2")]).unwrap_err(),
+            "environment: fragment_limit = \"1\" but fragLimit = \"2\": two spellings of one setting; set one, or \
+             both to the same value"
+        );
+        assert!(load(&[("autoGC", "1"), ("auto_gc_limits", "2")]).is_err());
+        assert!(load(&[("defragLevel", "1"), ("defragment_level", "0")]).is_err());
+    }
+
+    #[test]
+    fn a_bad_value_names_variable_value_and_what_is_allowed() {
+        for (name, value, allowed) in [
+            ("vmmDefragment", "yes", "0 or 1"),
+            ("fragLimit", "12 parsecs", "bytes, or a size such as 512MiB"),
+            ("fragment_limit", "-1", "bytes, or a size such as 512MiB"),
+            ("reuseLimit", "-1", "a number from 0 on, or inf"),
+            ("reuseLimit", "NaN", "a number from 0 on, or inf"),
+            ("defragment_level", "2", "0 or 1"),
+            ("autoGC", "1.5", "a whole number of GB (2^30 bytes), at most 8589934591"),
+            ("autoGC", "99999999999", "a whole number of GB (2^30 bytes), at most 8589934591"),
+            ("GLAKE_DEVICE", "gpu", "auto, cuda, sim or sim:TOPOLOGY"),
+            ("GLAKE_LOG", "loud=very", "a tracing filter"),
+            ("GLAKE_MULTI_PATH", "", "0 or 1"),
+        ] {
+            assert_eq!(
+                load(&[(name, value)]).unwrap_err(),
+                format!("environment: {name} = {value:?}: allowed is {allowed}")
+            );
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A TOML file as settings, each with its line.
+
+use std::path::Path;
+
+use toml::Value;
+use toml::de::{DeTable, DeValue};
+
+use super::{ConfigError, Origin, Setting};
+
+/// The settings of `text`, checked one by one in the order of their lines. `path` is for errors only.
+pub(super) fn settings(path: &Path, text: &str) -> Result<Vec<Setting>, ConfigError> {
+    let refused = |error: toml::de::Error| ConfigError::Syntax {
+        path: path.to_owned(),
+        line: line_of(text, error.span().map_or(0, |span| span.start)),
+        reason: error.message().replace('\n', " "),
+    };
+    let spanned = DeTable::parse(text).map_err(refused)?;
+    let values = text.parse::<toml::Table>().map_err(refused)?;
+
+    let mut found = Vec::new();
+    collect(spanned.get_ref(), &values, &mut Vec::new(), &mut found);
+    found.sort_by_key(|(offset, ..)| *offset);
+    let settings: Vec<_> = found
+        .into_iter()
+        .map(|(offset, key, value)| {
+            Setting::new(key, value, Origin::Line { file: path.to_owned(), line: line_of(text, offset) })
+        })
+        .collect();
+    settings.iter().try_for_each(Setting::check)?;
+    Ok(settings)
+}
+
+/// The leaves of a table, and its empty tables (where they are not known, they are errors): offset, key, value.
+fn collect(
+    spanned: &DeTable<'_>,
+    values: &toml::Table,
+    path: &mut Vec<String>,
+    found: &mut Vec<(usize, Vec<String>, Value)>,
+) {
+    for (name, inner) in spanned {
+        let Some(value) = values.get(name.get_ref().as_ref()) else { continue };
+        path.push(name.get_ref().to_string());
+        match (inner.get_ref(), value) {
+            (DeValue::Table(inner), Value::Table(values)) if !values.is_empty() || is_table(path) => {
+                collect(inner, values, path, found);
+            }
+            _ => found.push((name.span().start, path.clone(), value.clone())),
+        }
+        path.pop();
+    }
+}
+
+/// Whether this is one of the tables that hold knobs.
+fn is_table(path: &[String]) -> bool {
+    let prefix = format!("{}.", path.join("."));
+    super::KNOBS.iter().any(|knob| knob.key.starts_with(&prefix))
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        settings(Path::new("my.toml"), text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn names_the_line_of_a_bad_value() {
+        assert_eq!(
+            error("# mine\n[pool]\nalias = true\nextent = \"16 parsecs\"\n"),
+            "my.toml:4: pool.extent = \"16 parsecs\": allowed is a multiple of 2MiB above 0, such as \"16MiB\""
+        );
+        assert_eq!(
+            error("pool.memory_fraction = 1.5"),
+            "my.toml:1: pool.memory_fraction = 1.5: allowed is a number from 0 to 1"
+        );
+        assert_eq!(
+            error("[pool.wait]\n\nmax_excess = -1\n"),
+            "my.toml:3: pool.wait.max_excess = -1: allowed is a size: bytes, or a number and a unit such as \
+             \"512MiB\" or \"32GiB\""
+        );
+    }
+
+    #[test]
+    fn refuses_what_no_knob_allows() {
+        for text in [
+            "pool.extent = 0",
+            "pool.extent = \"3MiB\"",
+            "pool.extent_near_limit = 1",
+            "pool.slab = \"1MiB\"",
+            "pool.alias = 1",
+            "pool.fragment_limit = -1",
+            "pool.reuse_limit = -0.5",
+            "pool.reuse_limit = nan",
+            "pool.defragment_level = 2",
+            "pool.auto_gc_limit = \"1GB\"",
+            "pool.max_mappings = 0",
+            "pool.memory_fraction = nan",
+            "pool.borrow = \"maybe\"",
+            "pool.wait.split = \"no\"",
+            "pool.wait.epoch_interval_us = -1",
+            "device.choice = \"tpu\"",
+            "log.filter = \"loud=very\"",
+            "pool = 3",
+            "pool.extent = { size = 3 }",
+        ] {
+            let message = error(text);
+            assert!(
+                message.starts_with("my.toml:1: ") && message.contains("allowed is"),
+                "{text}: {message}"
+            );
+            assert!(!message.contains('\n'), "{message}");
+        }
+    }
+
+    #[test]
+    fn lists_what_is_allowed_beside_an_unknown_key() {
+        assert_eq!(
+            error("[device]\nchoise = \"sim\"\n"),
+            "my.toml:2: unknown key device.choise; allowed: device.choice"
+        );
+        assert!(error("[pol]\n").contains("my.toml:1: unknown key pol; allowed: pool.extent, "));
+        assert!(error("[pool.waits]\nsplit = true").contains("my.toml:2: unknown key pool.waits.split"));
+    }
+
+    #[test]
+    fn says_where_it_stops_being_toml() {
+        let message = error("[pool]\nextent = \n");
+        assert!(message.starts_with("my.toml:2: not TOML: "), "{message}");
+        let message = error("[pool]\nalias = true\nalias = false\n");
+        assert!(message.starts_with("my.toml:3: not TOML: ") && !message.contains('\n'), "{message}");
+    }
+
+    #[test]
+    fn empty_tables_and_files_set_nothing() {
+        assert_eq!(settings(Path::new("my.toml"), "").unwrap(), []);
+        assert_eq!(settings(Path::new("my.toml"), "[pool]\n[pool.wait]\n[log]\n").unwrap(), []);
+    }
+}

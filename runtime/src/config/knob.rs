@@ -1,0 +1,116 @@
+//! Every key that can be set, and what its value may be.
+
+use glake_units::Bytes;
+
+use super::{Config, Pool};
+
+/// CUDA's granularity: what can be mapped is a multiple of it.
+const GRANULARITY: Bytes = Bytes::mib(2);
+
+/// A key of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// Its name, from the table on: `pool.extent`.
+    pub key: &'static str,
+    /// What its value may be, in words.
+    pub allowed: &'static str,
+    /// What its type does not say; given a configuration in which only this key was set.
+    holds: fn(&Config) -> bool,
+}
+
+/// All keys, table by table.
+pub const KNOBS: &[Knob] = &[
+    Knob {
+        key: "pool.extent",
+        allowed: "a multiple of 2MiB above 0, such as \"16MiB\"",
+        holds: |c| is_mappable(c.pool.extent),
+    },
+    Knob {
+        key: "pool.extent_near_limit",
+        allowed: "a multiple of 2MiB above 0, such as \"2MiB\"",
+        holds: |c| is_mappable(c.pool.extent_near_limit),
+    },
+    Knob {
+        key: "pool.slab",
+        allowed: "a multiple of 2MiB above 0, such as \"2MiB\"",
+        holds: |c| is_mappable(c.pool.slab),
+    },
+    Knob { key: "pool.alias", allowed: "true or false", holds: |_| true },
+    Knob { key: "pool.fragment_limit", allowed: SIZE, holds: |_| true },
+    Knob {
+        key: "pool.reuse_limit",
+        allowed: "a number from 0 on, or inf",
+        holds: |c| c.pool.reuse_limit >= 0.0,
+    },
+    Knob { key: "pool.defragment_level", allowed: "0 or 1", holds: |_| true },
+    Knob { key: "pool.auto_gc_limit", allowed: SIZE, holds: |_| true },
+    Knob {
+        key: "pool.max_mappings",
+        allowed: "a whole number from 1 on",
+        holds: |c| c.pool.max_mappings >= 1,
+    },
+    Knob {
+        key: "pool.memory_fraction",
+        allowed: "a number from 0 to 1",
+        holds: |Config { pool: Pool { memory_fraction, .. }, .. }| (0.0..=1.0).contains(memory_fraction),
+    },
+    Knob { key: "pool.limit", allowed: SIZE, holds: |_| true },
+    Knob { key: "pool.borrow", allowed: "\"off\", \"completed\" or \"wait\"", holds: |_| true },
+    Knob { key: "pool.wait.oldest_first", allowed: "true or false", holds: |_| true },
+    Knob { key: "pool.wait.split", allowed: "true or false", holds: |_| true },
+    Knob { key: "pool.wait.stitch", allowed: "true or false", holds: |_| true },
+    Knob { key: "pool.wait.max_excess", allowed: SIZE, holds: |_| true },
+    Knob { key: "pool.wait.epoch_interval_us", allowed: "a whole number of microseconds", holds: |_| true },
+    Knob {
+        key: "device.choice",
+        allowed: "\"auto\", \"cuda\", \"sim\" or \"sim:TOPOLOGY\"",
+        holds: |_| true,
+    },
+    Knob {
+        key: "log.filter",
+        allowed: "a tracing filter, such as \"info\" or \"warn,glake_tiers=debug\"",
+        holds: |c| c.log.is_valid(),
+    },
+];
+
+const SIZE: &str = "a size: bytes, or a number and a unit such as \"512MiB\" or \"32GiB\"";
+
+impl Knob {
+    /// The knob of a key.
+    pub fn of(key: &str) -> Option<&'static Knob> {
+        KNOBS.iter().find(|knob| knob.key == key)
+    }
+
+    /// Whether a configuration in which only this key was set is allowed.
+    pub(super) fn holds_in(&self, config: &Config) -> bool {
+        (self.holds)(config)
+    }
+}
+
+/// The keys that are nearest to one that does not exist: those of its table, or all tables' names.
+pub(super) fn allowed_beside(key: &str) -> Vec<&'static str> {
+    let table = key.rsplit_once('.').map_or("", |(table, _)| table);
+    let in_table: Vec<_> = KNOBS
+        .iter()
+        .map(|knob| knob.key)
+        .filter(|known| known.rsplit_once('.').is_some_and(|(of, _)| of == table))
+        .collect();
+    if in_table.is_empty() { KNOBS.iter().map(|knob| knob.key).collect() } else { in_table }
+}
+
+fn is_mappable(size: Bytes) -> bool {
+    !size.is_zero() && size.is_aligned(GRANULARITY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_allowed() {
+        let config = Config::default();
+        for knob in KNOBS {
+            assert!(knob.holds_in(&config), "{}", knob.key);
+        }
+    }
+}

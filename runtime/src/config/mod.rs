@@ -1,0 +1,43 @@
+//! What a user can set, and where it may be set.
+//!
+//! ```text
+//!   defaults in code ◄─ preset ◄─ file (GLAKE_CONFIG, --config) ◄─ environment ◄─ flags
+//!   (configs/default.toml says the same)             each overrides what stands left of it
+//! ```
+//!
+//! Every layer but the first is a list of [`Setting`]s: a key, a value and where it stands. Each is checked by
+//! itself, so an error always names its file and line, its variable or its flag, the key, the value and what is
+//! allowed. The environment is an argument ([`Environment`]): nothing here, nor below, reads the process's own.
+//!
+//! ```
+//! use glake_runtime::config::{Environment, Sources};
+//! use glake_units::Bytes;
+//!
+//! let environment = Environment::from_iter([("fragLimit", "256MiB"), ("vmmDefragment", "1")]);
+//! let config = Sources { environment, ..Sources::default() }.load()?;
+//! assert_eq!(config.pool.fragment_limit(), Bytes::mib(256));
+//! # Ok::<(), glake_runtime::config::ConfigError>(())
+//! ```
+
+mod device;
+mod environment;
+mod error;
+mod file;
+mod knob;
+mod log;
+mod pool;
+mod preset;
+mod setting;
+mod sources;
+mod tables;
+
+pub use device::{Device, DeviceChoice, DeviceChoiceError};
+pub use environment::Environment;
+pub use error::ConfigError;
+pub use knob::{KNOBS, Knob};
+pub use log::Log;
+pub use pool::{Borrow, BorrowError, DefragmentLevel, Pool, Wait};
+pub use preset::{Preset, UnknownPreset};
+pub use setting::{Origin, Setting};
+pub use sources::Sources;
+pub use tables::Config;

@@ -1,0 +1,75 @@
+//! Configurations for the usual programs, by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A configuration that comes with GLake; a file, the environment and flags override it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Preset {
+    /// One training job that owns its GPUs.
+    Training,
+    /// Many workers on a GPU, each small or idle most of the time.
+    Serverless,
+    /// A program that moves weights or states between GPU and host beside its compute.
+    Offload,
+}
+
+/// No preset has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is not a preset: write training, serverless or offload")]
+pub struct UnknownPreset {
+    /// What was given.
+    pub name: String,
+}
+
+impl Preset {
+    /// All of them.
+    pub const ALL: [Preset; 3] = [Preset::Training, Preset::Serverless, Preset::Offload];
+
+    /// Its name, also of its file in `configs`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Preset::Training => "training",
+            Preset::Serverless => "serverless",
+            Preset::Offload => "offload",
+        }
+    }
+
+    /// Its text.
+    pub fn text(self) -> &'static str {
+        match self {
+            Preset::Training => include_str!("../../../configs/training.toml"),
+            Preset::Serverless => include_str!("../../../configs/serverless.toml"),
+            Preset::Offload => include_str!("../../../configs/offload.toml"),
+        }
+    }
+}
+
+impl FromStr for Preset {
+    type Err = UnknownPreset;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPreset> {
+        Preset::ALL
+            .into_iter()
+            .find(|preset| preset.name() == name)
+            .ok_or_else(|| UnknownPreset { name: name.to_owned() })
+    }
+}
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn are_found_by_name() {
+        assert!(Preset::ALL.iter().all(|preset| preset.name().parse() == Ok(*preset)));
+        let error = "trainig".parse::<Preset>().unwrap_err().to_string();
+        assert_eq!(error, "\"trainig\" is not a preset: write training, serverless or offload");
+    }
+}

@@ -1,0 +1,116 @@
+//! The layers, and how they are put over one another.
+
+use std::path::{Path, PathBuf};
+
+use super::{Config, ConfigError, Environment, Preset, Setting, file};
+
+/// Where a configuration comes from. An empty one gives the defaults.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Over the defaults.
+    pub preset: Option<Preset>,
+    /// Over the preset; where it is absent, the file that `GLAKE_CONFIG` names.
+    pub file: Option<PathBuf>,
+    /// Over the file.
+    pub environment: Environment,
+    /// Over all of them.
+    pub flags: Vec<Setting>,
+}
+
+impl Sources {
+    /// Reads every layer, checks it, and puts the later over the earlier.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, in the order of the layers.
+    pub fn load(&self) -> Result<Config, ConfigError> {
+        let mut settings = Vec::new();
+        if let Some(preset) = self.preset {
+            let path = PathBuf::from(format!("configs/{preset}.toml"));
+            settings.extend(file::settings(&path, preset.text())?);
+        }
+        if let Some(path) = self.file.clone().or_else(|| self.environment.config_file()) {
+            settings.extend(file::settings(&path, &read(&path)?)?);
+        }
+        settings.extend(self.environment.settings()?);
+        self.flags.iter().try_for_each(Setting::check)?;
+        settings.extend(self.flags.iter().cloned());
+
+        let mut document = toml::Table::new();
+        settings.iter().for_each(|setting| setting.put(&mut document));
+        document.try_into().map_err(|error: toml::de::Error| ConfigError::Syntax {
+            path: PathBuf::from("(all layers)"),
+            line: 0,
+            reason: error.message().to_owned(),
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Borrow, DeviceChoice};
+    use super::*;
+    use glake_units::Bytes;
+
+    fn written(name: &str, text: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("glake-config-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[test]
+    fn nothing_gives_the_defaults() {
+        assert_eq!(Sources::default().load().unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_later_layer_wins() {
+        let path =
+            written("layers.toml", "pool = { extent = \"4MiB\", reuse_limit = 3, borrow = \"off\" }\n");
+        let sources = Sources {
+            preset: Some(Preset::Serverless),
+            file: Some(path.clone()),
+            environment: [("reuseLimit", "4"), ("GLAKE_DEVICE", "sim"), ("GLAKE_CONFIG", "/not/read")]
+                .into_iter()
+                .collect(),
+            flags: vec![Setting::flag("--device", "device.choice", "cuda")],
+        };
+        let config = sources.load().unwrap();
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(config.pool.extent, Bytes::mib(4));
+        assert_eq!(config.pool.borrow, Borrow::Off);
+        assert_eq!(config.pool.reuse_limit.to_bits(), 4.0_f64.to_bits());
+        assert_eq!(config.device.choice, DeviceChoice::Cuda);
+        let preset = Sources { preset: Some(Preset::Serverless), ..Sources::default() }.load().unwrap();
+        assert_ne!(preset.pool.auto_gc_limit, Config::default().pool.auto_gc_limit);
+        assert_eq!(config.pool.auto_gc_limit, preset.pool.auto_gc_limit);
+    }
+
+    #[test]
+    fn the_environment_names_the_file() {
+        let path = written("named.toml", "[pool]\nlimit = \"3GiB\"\n");
+        let environment = [("GLAKE_CONFIG", path.as_os_str())].into_iter().collect();
+        let config = Sources { environment, ..Sources::default() }.load().unwrap();
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(config.pool.limit, Some(Bytes::gib(3)));
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let sources = Sources { file: Some("/no/such.toml".into()), ..Sources::default() };
+        let message = sources.load().unwrap_err().to_string();
+        assert!(message.starts_with("/no/such.toml: No such file"), "{message}");
+    }
+
+    #[test]
+    fn a_bad_flag_is_named() {
+        let flags = vec![Setting::flag("--extent", "pool.extent", "3MiB")];
+        assert_eq!(
+            Sources { flags, ..Sources::default() }.load().unwrap_err().to_string(),
+            "command line: --extent = \"3MiB\": allowed is a multiple of 2MiB above 0, such as \"16MiB\""
+        );
+    }
+}
