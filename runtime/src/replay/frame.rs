@@ -1,0 +1,168 @@
+//! The replay itself.
+
+use std::time::Instant;
+
+use glake_units::Bytes;
+
+use super::report::{Report, Setting};
+use super::subject::{Counters, Refusal, Subject};
+use super::timeline::Timeline;
+use crate::trace::{Event, Trace};
+
+/// Events between two calls of the progress callback.
+const STRIDE: usize = 10_000;
+
+/// Called every so often with the number of events done.
+pub type Progress<'a> = &'a mut dyn FnMut(u64);
+
+/// What came of a replay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The figures.
+    pub report: Report,
+    /// The first allocation that failed.
+    pub first_oom: Option<FirstOom>,
+}
+
+/// The first allocation of a replay that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstOom {
+    /// Where the trace has it: its line, or its entry in a snapshot.
+    pub line: u32,
+    /// What was asked for.
+    pub wanted: Bytes,
+    /// What was taken from the device.
+    pub reserved: Bytes,
+}
+
+/// Replays a trace on a subject. `timeline`, where given, takes the live and the reserved memory over time.
+///
+/// # Errors
+///
+/// [`Refusal::Failed`], from the subject. Running out of memory is no error: it is counted, and the replay goes on
+/// without the block.
+pub fn replay(
+    trace: &Trace,
+    subject: &mut dyn Subject,
+    setting: &Setting,
+    mut timeline: Option<&mut Timeline>,
+    progress: Progress<'_>,
+) -> Result<Outcome, Refusal> {
+    let events = trace.events();
+    let late = events.len() / 5;
+    let mut run = Run { refused: vec![false; trace.allocations() as usize], ..Run::default() };
+    let mut early = Counters::default();
+    let begin = Instant::now();
+    for (place, &event) in events.iter().enumerate() {
+        if place == late {
+            early = subject.counters();
+        }
+        if place % STRIDE == 0 && place > 0 {
+            progress(place as u64);
+        }
+        if let Some(oom) = run.step(subject, event)? {
+            let line = trace.line_of(place).unwrap_or(0);
+            run.first_oom.get_or_insert(FirstOom { line, ..oom });
+        }
+        if let Some(timeline) = timeline.as_deref_mut() {
+            timeline.note(trace, event, run.reserved);
+        }
+    }
+    let wall_ns = begin.elapsed().as_nanos();
+    progress(events.len() as u64);
+    let report = run.report(trace, setting, early, subject.counters(), wall_ns);
+    Ok(Outcome { report, first_oom: run.first_oom })
+}
+
+/// Whether a trace completes on a subject without running out of memory; stops where it does not.
+pub(super) fn completes(trace: &Trace, subject: &mut dyn Subject) -> Result<bool, Refusal> {
+    let mut run = Run { refused: vec![false; trace.allocations() as usize], ..Run::default() };
+    for &event in trace.events() {
+        if run.step(subject, event)?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A replay under way.
+#[derive(Default)]
+struct Run {
+    /// Blocks that could not be allocated: nothing else happens to them.
+    refused: Vec<bool>,
+    reserved: Bytes,
+    reserved_peak: Bytes,
+    ooms: u64,
+    ops: u64,
+    first_oom: Option<FirstOom>,
+}
+
+impl Run {
+    /// Does one event; answers with what ran out of memory.
+    fn step(&mut self, subject: &mut dyn Subject, event: Event) -> Result<Option<FirstOom>, Refusal> {
+        let refused = self.refused.get_mut(event.block().index());
+        if refused.as_deref() == Some(&true) {
+            return Ok(None);
+        }
+        match event {
+            Event::Allocate { block, stream, bytes, at_us } => {
+                self.ops += 1;
+                let outcome = subject.allocate(block, bytes, stream, at_us);
+                self.reserved = subject.reserved();
+                self.reserved_peak = self.reserved_peak.max(self.reserved);
+                match outcome {
+                    Ok(()) => {}
+                    Err(Refusal::OutOfMemory { wanted, reserved, .. }) => {
+                        self.ooms += 1;
+                        if let Some(refused) = refused {
+                            *refused = true;
+                        }
+                        return Ok(Some(FirstOom { line: 0, wanted, reserved }));
+                    }
+                    Err(failed) => return Err(failed),
+                }
+            }
+            Event::FreeRequested { block, at_us } => subject.free_requested(block, at_us)?,
+            Event::FreeCompleted { block, at_us } => {
+                self.ops += 1;
+                subject.free_completed(block, at_us)?;
+            }
+            Event::RecordStream { block, stream, at_us } => subject.record_stream(block, stream, at_us)?,
+        }
+        Ok(None)
+    }
+
+    #[allow(clippy::cast_precision_loss)] // figures for people
+    fn report(
+        &self,
+        trace: &Trace,
+        setting: &Setting,
+        early: Counters,
+        all: Counters,
+        wall_ns: u128,
+    ) -> Report {
+        let peaks = trace.peaks();
+        Report {
+            trace: trace.name().to_owned(),
+            policy: setting.policy.clone(),
+            device: setting.device.clone(),
+            gpu_lag_ms: setting.gpu_lag_ms,
+            borrow: setting.borrow.clone(),
+            events: trace.events().len() as u64,
+            allocations: u64::from(trace.allocations()),
+            requested_peak: peaks.requested,
+            active_peak: peaks.active,
+            reserved_peak: self.reserved_peak,
+            utilization: (self.ooms == 0).then(|| peaks.active.fraction_of(self.reserved_peak)),
+            fit_limit: None,
+            ooms: self.ooms,
+            stitches: all.stitches,
+            extent_maps: all.extent_maps,
+            stream_waits: all.stream_waits,
+            driver_calls: all.driver_calls,
+            driver_us: all.driver_ns as f64 / 1e3,
+            driver_us_late: all.driver_ns.saturating_sub(early.driver_ns) as f64 / 1e3,
+            ns_per_op: wall_ns as f64 / self.ops.max(1) as f64,
+        }
+    }
+}
