@@ -8,7 +8,7 @@
 //!             └───────┘ └────────┘ └─────┘
 //! ```
 //!
-//! [`Driver`] holds the raw verbs.
+//! [`Driver`] holds the raw verbs; [`owned`] makes them safe.
 
 mod decorate;
 mod driver;
@@ -16,6 +16,7 @@ mod error;
 mod fault;
 mod ids;
 mod lag;
+pub mod owned;
 mod record;
 #[cfg(test)]
 mod stub;

@@ -1,0 +1,35 @@
+//! Owners of what a driver gives: written once over [`Driver`](crate::Driver), so that no crate above is unsafe.
+//!
+//! ```text
+//!  Reservation   addresses  ├──────┬──────┬ ─ ─ ─ ─ ─ ─ ─ ┬──────┤     Mapping: offset and size, a small value
+//!                           │ live │ live │     free      │retired│
+//!                              ▲      ▲                      ▲  └── waits for an epoch of its Sequence
+//!  Extent        memory      [ 1 ]  [ 2 ]                  [ 1 ]       one extent may be mapped many times
+//!
+//!  Epochs ── mark() ─► Sequence        record() ─► Epoch ── poll(), wait() ─► Passed ── unmap(.., &Passed)
+//! ```
+//!
+//! CUDA takes a mapping away from under running work without a word. So an unmap asks for a proof: a [`Passed`],
+//! which only a completion of whole contexts gives, not older than what the mapping was retired at. Work enqueued
+//! through raw addresses (by a program, by an unsafe verb) is the duty of who handed the addresses out: it must
+//! have been enqueued before the [`Sequence`] that the mapping is retired with was marked.
+
+mod devices;
+mod epoch;
+mod event;
+mod extent;
+mod pages;
+mod registration;
+mod reservation;
+mod stream;
+mod table;
+
+pub use devices::DeviceSet;
+pub use epoch::{CaptureHold, Epoch, Epochs, Passed, Sequence};
+pub use event::OwnedEvent;
+pub use extent::Extent;
+pub use pages::Pages;
+pub use registration::Registration;
+pub use reservation::Reservation;
+pub use stream::OwnedStream;
+pub use table::Mapping;

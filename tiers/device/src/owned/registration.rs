@@ -1,0 +1,84 @@
+//! Pinned host memory that is unpinned when dropped.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use glake_units::Bytes;
+
+use super::{DeviceSet, Epochs, Pages};
+use crate::{Address, Result};
+
+/// Host memory of its own that every device can copy from and to at full speed.
+///
+/// Dropping it waits for all work of all devices, then unpins and frees; if that fails (a lost context), it leaks
+/// the memory: a device may still write to it.
+#[derive(Debug)]
+pub struct Registration {
+    epochs: Arc<Epochs>,
+    devices: DeviceSet,
+    pages: ManuallyDrop<Pages>,
+}
+
+impl Registration {
+    /// Pins memory.
+    pub fn new(epochs: &Arc<Epochs>, pages: Pages) -> Result<Self> {
+        let driver = epochs.driver();
+        let devices = driver.devices()?.into_iter().map(|device| device.id).collect();
+        // SAFETY: the pages are aligned and owned, and stay mapped until they are unregistered.
+        unsafe { driver.host_register(pages.start(), pages.size())? };
+        Ok(Registration { epochs: epochs.clone(), devices, pages: ManuallyDrop::new(pages) })
+    }
+
+    /// Where it starts.
+    pub fn start(&self) -> Address {
+        self.pages.start()
+    }
+
+    /// How long it is.
+    pub fn size(&self) -> Bytes {
+        self.pages.size()
+    }
+
+    /// Its bytes. Work that a device still does on them is the caller's to wait for.
+    pub fn as_slice(&self) -> &[u8] {
+        self.pages.as_slice()
+    }
+
+    /// Its bytes, to change.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.pages.as_mut_slice()
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if self.epochs.synchronize(self.devices).is_err() {
+            return;
+        }
+        // SAFETY: the range was registered, and all work of every device is done.
+        if unsafe { self.epochs.driver().host_unregister(self.pages.start()) }.is_ok() {
+            // SAFETY: the pages are dropped once, here, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stub::Stub;
+    use crate::{Recorder, Verb};
+
+    #[test]
+    fn is_unpinned_after_all_work() {
+        let recorder = Arc::new(Recorder::measured(Stub::new()).with_log());
+        let epochs = Epochs::new(recorder.clone());
+        let mut pinned = Registration::new(&epochs, Pages::new(Bytes::mib(2), 1).unwrap()).unwrap();
+        pinned.as_mut_slice()[7] = 1;
+        assert_eq!(pinned.as_slice()[7], 1);
+        drop(pinned);
+        let verbs: Vec<Verb> = recorder.take_log().iter().map(|logged| logged.call.verb).collect();
+        use Verb::*;
+        assert_eq!(verbs, [Devices, HostRegister, ContextSynchronize, ContextSynchronize, HostUnregister]);
+    }
+}

@@ -1,0 +1,375 @@
+//! A range of addresses, and what is mapped in it.
+//!
+//! Invariant: the driver's mappings in the range are those of the table; nobody else maps there, for nobody else
+//! is told of the addresses by a safe call that maps.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::table::Table;
+use super::{DeviceSet, Epochs, Extent, Mapping, OwnedStream, Passed, Sequence};
+use crate::{Access, Address, DeviceId, Driver, DriverError, Refusal, Result, Verb};
+
+/// Addresses set aside. Dropping it waits for the contexts that may use it, unmaps what is left and gives the
+/// addresses back; if that fails (a lost context), it leaks them.
+#[derive(Debug)]
+pub struct Reservation {
+    epochs: Arc<Epochs>,
+    device: DeviceId,
+    start: Address,
+    size: Bytes,
+    table: Mutex<Table>,
+}
+
+impl Reservation {
+    /// Sets `size` (a multiple of the granularity) of addresses aside. Copies with the host run in the context
+    /// of `device`.
+    pub fn new(epochs: &Arc<Epochs>, device: DeviceId, size: Bytes) -> Result<Self> {
+        let start = epochs.driver().reserve(size)?;
+        Ok(Reservation { epochs: epochs.clone(), device, start, size, table: Mutex::default() })
+    }
+
+    /// Where it starts.
+    pub fn start(&self) -> Address {
+        self.start
+    }
+
+    /// How long it is.
+    pub fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// Whose context copies with the host run in.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// How many mappings it holds, retired ones too.
+    pub fn mappings(&self) -> usize {
+        self.table.lock().len()
+    }
+
+    /// Maps a whole extent. There is no access until [`Reservation::set_access`].
+    pub fn map(&self, offset: Bytes, extent: &Extent) -> Result<Mapping> {
+        let mapping = Mapping { offset, size: extent.size() };
+        let range = self.range(Verb::Map, offset, extent.size())?;
+        if !extent.is_of(self.driver()) {
+            return Err(self.refused(Verb::Map, offset, Refusal::UnknownHandle));
+        }
+        self.table.lock().begin_map(range.clone()).map_err(|r| self.refused(Verb::Map, offset, r))?;
+        // SAFETY: the extent is alive, and the table has just given this range to this call alone.
+        let done = unsafe { self.driver().map(self.address(offset), extent.size(), extent.handle()) };
+        self.table.lock().end_map(range.start, done.is_ok());
+        done.map(|()| mapping)
+    }
+
+    /// Gives access to whole mappings in a row, in one call.
+    ///
+    /// # Errors
+    /// [`Refusal::InUse`] if it would take access away: that is [`Reservation::protect`]'s.
+    pub fn set_access(&self, offset: Bytes, size: Bytes, access: &[Access]) -> Result<()> {
+        self.change_access(offset, size, access, false)
+    }
+
+    /// As [`Reservation::set_access`], and may take access away: it first waits for the contexts that lose it.
+    /// What is enqueued afterwards faults.
+    pub fn protect(&self, offset: Bytes, size: Bytes, access: &[Access]) -> Result<()> {
+        self.change_access(offset, size, access, true)
+    }
+
+    /// Says that nothing enqueued after `mark` was drawn uses these mappings, and from here on nothing does;
+    /// [`Epochs::mark`] draws one for now. All or none.
+    pub fn retire(&self, mappings: &[Mapping], mark: Sequence) -> Result<()> {
+        let ranges = self.ranges(mappings)?;
+        self.table.lock().retire(&ranges, mark).map_err(|r| self.refused_at(Verb::Unmap, mappings, r))
+    }
+
+    /// Unmaps retired mappings, adjacent ones by one call.
+    ///
+    /// # Errors
+    /// [`Refusal::InUse`], and nothing is unmapped, if one of them is not retired, is being read or written, or
+    /// the proof does not cover its mark on every device that was given access. An error of the driver leaves
+    /// what is not yet unmapped retired: try again.
+    pub fn unmap(&self, mappings: &[Mapping], passed: &Passed) -> Result<()> {
+        let ranges = self.ranges(mappings)?;
+        let plan = if self.epochs.gave(passed) {
+            self.table.lock().begin_unmap(&ranges, passed, DeviceSet::of(self.device))
+        } else {
+            Err(Refusal::InUse)
+        };
+        let runs = plan.map_err(|r| self.refused_at(Verb::Unmap, mappings, r))?;
+        let mut outcome = Ok(());
+        for run in &runs {
+            if outcome.is_ok() {
+                let start = Address(self.start.0 + run.start);
+                // SAFETY: the mappings are retired and all work from before their marks is done on every device
+                // that may touch them; the table keeps host copies and other calls away.
+                outcome = unsafe { self.driver().unmap(start, Bytes::new(run.end - run.start)) };
+                self.table.lock().end_unmap(run, outcome.is_ok());
+            } else {
+                self.table.lock().end_unmap(run, false);
+            }
+        }
+        outcome
+    }
+
+    /// Retires mappings as of now, waits for the contexts that may use them, and unmaps them.
+    pub fn unmap_now(&self, mappings: &[Mapping]) -> Result<()> {
+        let ranges = self.ranges(mappings)?;
+        let devices =
+            self.table.lock().devices(&ranges).map_err(|r| self.refused_at(Verb::Unmap, mappings, r))?;
+        self.retire(mappings, self.epochs.mark())?;
+        let passed = self.epochs.synchronize(devices.union(DeviceSet::of(self.device)))?;
+        self.unmap(mappings, &passed)
+    }
+
+    /// Copies mapped bytes to the host, after work that the caller has ordered before, and returns when they are
+    /// there.
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
+        let size = Bytes::new(into.len() as u64);
+        self.using(Verb::ReadNow, offset, size, || {
+            self.driver().read_now(self.device, self.address(offset), into)
+        })
+    }
+
+    /// Copies bytes of the host to mapped memory and returns when they are there.
+    pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<()> {
+        self.using(Verb::WriteNow, offset, Bytes::new(bytes.len() as u64), || {
+            // SAFETY: the range is mapped and in use by this call until it returns.
+            unsafe { self.driver().write_now(self.device, self.address(offset), bytes) }
+        })
+    }
+
+    /// Fills mapped memory with one byte and returns when that is done.
+    pub fn fill(&self, offset: Bytes, size: Bytes, byte: u8) -> Result<()> {
+        let stream = OwnedStream::new(self.driver(), self.device)?;
+        self.using(Verb::Fill, offset, size, || {
+            // SAFETY: the range is mapped and in use by this call until it returns, by when the work is done or
+            // the context is lost.
+            unsafe { self.driver().fill(self.device, self.address(offset), size, byte, stream.id())? };
+            stream.synchronize().or_else(|_| self.driver().context_synchronize(self.device))
+        })
+    }
+
+    fn driver(&self) -> &Arc<dyn Driver> {
+        self.epochs.driver()
+    }
+
+    fn address(&self, offset: Bytes) -> Address {
+        Address(self.start.0.saturating_add(offset.get()))
+    }
+
+    fn using(&self, verb: Verb, offset: Bytes, size: Bytes, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        let range = self.range(verb, offset, size)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        self.table.lock().begin_use(range.clone()).map_err(|r| self.refused(verb, offset, r))?;
+        let outcome = call();
+        self.table.lock().end_use(&range);
+        outcome
+    }
+
+    fn change_access(&self, offset: Bytes, size: Bytes, access: &[Access], may_take: bool) -> Result<()> {
+        let range = self.range(Verb::SetAccess, offset, size)?;
+        if access.iter().any(|access| access.device.0 >= 64) {
+            return Err(self.refused(Verb::SetAccess, offset, Refusal::InvalidValue));
+        }
+        let takes = self.table.lock().begin_access(range.clone(), access);
+        let takes = takes.map_err(|r| self.refused(Verb::SetAccess, offset, r))?;
+        let outcome = match takes {
+            true if !may_take => Err(self.refused(Verb::SetAccess, offset, Refusal::InUse)),
+            true => self.epochs.synchronize(access.iter().map(|a| a.device).collect()).map(|_| ()),
+            false => Ok(()),
+        };
+        let outcome = outcome.and_then(|()| {
+            // SAFETY: the table says that these mappings are live and stay so during this call, and nobody loses
+            // access whose work has not been waited for.
+            unsafe { self.driver().set_access(self.address(offset), size, access) }
+        });
+        self.table.lock().end_access(&range, access, outcome.is_ok());
+        outcome
+    }
+
+    fn range(&self, verb: Verb, offset: Bytes, size: Bytes) -> Result<Range<u64>> {
+        match offset.checked_add(size) {
+            Some(end) if end <= self.size => Ok(offset.get()..end.get()),
+            _ => Err(self.refused(verb, offset, Refusal::NotReserved)),
+        }
+    }
+
+    fn ranges(&self, mappings: &[Mapping]) -> Result<Vec<Range<u64>>> {
+        mappings.iter().map(|mapping| self.range(Verb::Unmap, mapping.offset, mapping.size)).collect()
+    }
+
+    fn refused(&self, verb: Verb, offset: Bytes, reason: Refusal) -> DriverError {
+        DriverError::Refused { verb, address: self.address(offset), reason }
+    }
+
+    fn refused_at(&self, verb: Verb, mappings: &[Mapping], reason: Refusal) -> DriverError {
+        self.refused(verb, mappings.first().map_or(Bytes::ZERO, |mapping| mapping.offset), reason)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let left: Vec<Mapping> = (self.table.get_mut().all().into_iter())
+            .map(|range| Mapping {
+                offset: Bytes::new(range.start),
+                size: Bytes::new(range.end - range.start),
+            })
+            .collect();
+        if !left.is_empty() && self.unmap_now(&left).is_err() {
+            return;
+        }
+        // SAFETY: nothing is mapped in the range, and what was has been waited for. A failure leaks addresses.
+        let _ = unsafe { self.driver().unreserve(self.start, self.size) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stub::{Stub, extent_properties, read_write};
+    use crate::{Fault, Faults, Injected, Protection, Recorder, When};
+
+    const TWO: Bytes = Bytes::mib(2);
+    const GPU: DeviceId = DeviceId(0);
+
+    struct Bed {
+        stub: Arc<Stub>,
+        faults: Arc<Faults>,
+        recorder: Arc<Recorder>,
+        epochs: Arc<Epochs>,
+        home: Reservation,
+    }
+
+    fn bed() -> Bed {
+        let stub = Stub::new();
+        let faults = Arc::new(Faults::new(stub.clone()));
+        let recorder = Arc::new(Recorder::measured(faults.clone()));
+        let epochs = Epochs::new(recorder.clone());
+        let home = Reservation::new(&epochs, GPU, Bytes::gib(1)).unwrap();
+        Bed { stub, faults, recorder, epochs, home }
+    }
+
+    impl Bed {
+        fn map(&self, slots: &[u64]) -> Vec<Mapping> {
+            let place = |&slot: &u64| {
+                let extent = Extent::new(self.epochs.driver(), TWO, extent_properties()).unwrap();
+                self.home.map(Bytes::mib(2 * slot), &extent).unwrap()
+            };
+            slots.iter().map(place).collect()
+        }
+
+        fn calls(&self, verb: Verb) -> u64 {
+            self.recorder.counters().of(verb).calls
+        }
+    }
+
+    fn refusal(outcome: Result<()>) -> Refusal {
+        match outcome {
+            Err(DriverError::Refused { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_unmap_needs_a_proof_as_new_as_the_retirement() {
+        let bed = bed();
+        let mapped = bed.map(&[0, 1, 2, 5]);
+        bed.home.set_access(Bytes::ZERO, Bytes::mib(6), &read_write(2)).unwrap();
+        let both: DeviceSet = [GPU, DeviceId(1)].into_iter().collect();
+        let early = bed.epochs.synchronize(both).unwrap();
+        assert_eq!(refusal(bed.home.unmap(&mapped, &early)), Refusal::InUse, "not retired");
+        bed.home.retire(&mapped, bed.epochs.mark()).unwrap();
+        assert_eq!(refusal(bed.home.unmap(&mapped, &early)), Refusal::InUse, "too old");
+        let alone = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        assert_eq!(refusal(bed.home.unmap(&mapped, &alone)), Refusal::InUse, "a peer is not covered");
+        let strange = Epochs::new(bed.stub.clone()).synchronize(both).unwrap();
+        assert_eq!(refusal(bed.home.unmap(&mapped, &strange)), Refusal::InUse, "another clock");
+        let passed = bed.epochs.record(both).unwrap().wait().unwrap();
+        bed.home.unmap(&mapped, &passed).unwrap();
+        assert_eq!(bed.calls(Verb::Unmap), 2, "three in a row and one apart");
+        assert_eq!(bed.home.mappings(), 0);
+        assert_eq!(refusal(bed.home.unmap(&mapped, &passed)), Refusal::NotMapped);
+    }
+
+    #[test]
+    fn a_proof_from_before_the_retirement_serves_what_was_idle_before_it() {
+        let bed = bed();
+        let mapped = bed.map(&[0]);
+        let idle_since = bed.epochs.mark();
+        let passed = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        bed.home.retire(&mapped, idle_since).unwrap();
+        bed.home.unmap(&mapped, &passed).unwrap();
+    }
+
+    #[test]
+    fn bounds_and_life_are_checked() {
+        let bed = bed();
+        let mapped = bed.map(&[0, 1]);
+        let mut bytes = vec![0; 3 << 20];
+        bed.home.read(Bytes::mib(1), &mut bytes).unwrap();
+        bed.home.fill(Bytes::mib(1), Bytes::mib(3), 7).unwrap();
+        assert_eq!(refusal(bed.home.write(Bytes::mib(2), &bytes)), Refusal::NotMapped);
+        assert_eq!(refusal(bed.home.read(Bytes::gib(1), &mut bytes)), Refusal::NotReserved);
+        assert_eq!(refusal(bed.home.read(Bytes::MAX, &mut bytes)), Refusal::NotReserved);
+        let again = Extent::new(bed.epochs.driver(), TWO, extent_properties()).unwrap();
+        assert_eq!(refusal(bed.home.map(Bytes::mib(1), &again).map(|_| ())), Refusal::AlreadyMapped);
+        bed.home.retire(&mapped[..1], bed.epochs.mark()).unwrap();
+        assert_eq!(refusal(bed.home.read(Bytes::ZERO, &mut bytes[..1])), Refusal::NotMapped);
+    }
+
+    #[test]
+    fn taking_access_away_is_explicit() {
+        let bed = bed();
+        bed.map(&[0]);
+        let read = [Access { device: GPU, protection: Protection::Read }];
+        bed.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
+        assert_eq!(refusal(bed.home.set_access(Bytes::ZERO, TWO, &read)), Refusal::InUse);
+        assert_eq!(bed.calls(Verb::ContextSynchronize), 0);
+        bed.home.protect(Bytes::ZERO, TWO, &read).unwrap();
+        assert_eq!(bed.calls(Verb::ContextSynchronize), 1);
+        bed.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
+    }
+
+    #[test]
+    fn failures_leave_everything_as_it_was() {
+        let bed = bed();
+        let fail = |verb, nth| Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::NotReady };
+        let extent = Extent::new(bed.epochs.driver(), TWO, extent_properties()).unwrap();
+        bed.faults.set(&[fail(Verb::Map, 1), fail(Verb::Unmap, 2)]);
+        assert!(matches!(bed.home.map(Bytes::ZERO, &extent), Err(DriverError::NotReady { .. })));
+        assert_eq!(bed.home.mappings(), 0);
+        let mapped = bed.map(&[0, 2, 4]);
+        bed.home.retire(&mapped, bed.epochs.mark()).unwrap();
+        let passed = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        bed.home.unmap(&mapped, &passed).unwrap_err();
+        assert_eq!(bed.home.mappings(), 2);
+        bed.home.unmap(&mapped[1..], &passed).unwrap();
+        assert_eq!(bed.home.mappings(), 0);
+    }
+
+    #[test]
+    fn dropping_cleans_up_and_a_lost_context_leaks() {
+        let clean = bed();
+        clean.map(&[0, 1, 7]);
+        let stub = clean.stub.clone();
+        drop(clean);
+        assert_eq!(stub.reserved(), 0);
+        assert!(stub.mapped.lock().is_empty());
+        assert_eq!(stub.live_handles.load(std::sync::atomic::Ordering::Relaxed), 0);
+
+        let lost = bed();
+        lost.map(&[0]);
+        let (stub, recorder) = (lost.stub.clone(), lost.recorder.clone());
+        lost.faults.set(&[Fault { verb: None, when: When::From(1), error: Injected::Sticky(700) }]);
+        drop(lost);
+        assert_eq!((stub.reserved(), stub.mapped.lock().len()), (1, 1));
+        assert_eq!(recorder.counters().of(Verb::Unmap).calls, 0);
+    }
+}

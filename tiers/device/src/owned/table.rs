@@ -1,0 +1,273 @@
+//! What is mapped in a reservation: pure bookkeeping, the driver is called by [`super::Reservation`].
+//!
+//! Invariants: entries do not overlap; an entry changes hands as plan, execute, commit: it is `Changing` while the
+//! driver is asked, and whatever fails leaves it as it was. A range in `busy` is made of live entries and keeps
+//! them from being unmapped.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use glake_units::Bytes;
+
+use super::{DeviceSet, Passed, Sequence};
+use crate::{Access, Protection, Refusal};
+
+/// A place of a reservation where an extent is mapped. It is a name, not an owner: using one that is gone is
+/// refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mapping {
+    /// From the start of the reservation.
+    pub offset: Bytes,
+    /// The size of the extent.
+    pub size: Bytes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The driver is being asked.
+    Changing,
+    /// It may be used.
+    Live,
+    /// Nothing enqueued after the mark uses it.
+    Retired(Sequence),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    end: u64,
+    state: State,
+    /// Devices that may load and store, and those that were ever given any access.
+    writers: DeviceSet,
+    readers: DeviceSet,
+    /// Before `Changing`, for an unmap that fails.
+    before: State,
+}
+
+/// The mappings of one reservation.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: BTreeMap<u64, Entry>,
+    busy: Vec<Range<u64>>,
+}
+
+type Outcome<T> = Result<T, Refusal>;
+
+impl Table {
+    /// Plans a mapping: the range becomes `Changing`.
+    pub(super) fn begin_map(&mut self, range: Range<u64>) -> Outcome<()> {
+        let before = self.entries.range(..range.end).next_back();
+        if before.is_some_and(|(_, entry)| entry.end > range.start) {
+            return Err(Refusal::AlreadyMapped);
+        }
+        let entry = Entry {
+            end: range.end,
+            state: State::Changing,
+            writers: DeviceSet::EMPTY,
+            readers: DeviceSet::EMPTY,
+            before: State::Changing,
+        };
+        self.entries.insert(range.start, entry);
+        Ok(())
+    }
+
+    /// Commits a mapping, or takes the plan back.
+    pub(super) fn end_map(&mut self, start: u64, done: bool) {
+        if !done {
+            self.entries.remove(&start);
+        } else if let Some(entry) = self.entries.get_mut(&start) {
+            entry.state = State::Live;
+        }
+    }
+
+    /// Marks a range as in use: it must be inside live entries without a hole.
+    pub(super) fn begin_use(&mut self, range: Range<u64>) -> Outcome<()> {
+        let mut at = range.start;
+        for (start, entry) in self.touching(&range) {
+            if start > at || entry.state != State::Live {
+                return Err(Refusal::NotMapped);
+            }
+            at = entry.end;
+        }
+        if at < range.end {
+            return Err(Refusal::NotMapped);
+        }
+        self.busy.push(range);
+        Ok(())
+    }
+
+    /// Ends one use of a range.
+    pub(super) fn end_use(&mut self, range: &Range<u64>) {
+        if let Some(i) = self.busy.iter().position(|busy| busy == range) {
+            self.busy.swap_remove(i);
+        }
+    }
+
+    /// As [`Table::begin_use`], for whole entries whose access is to change. `true` if somebody loses access.
+    pub(super) fn begin_access(&mut self, range: Range<u64>, access: &[Access]) -> Outcome<bool> {
+        self.begin_use(range.clone())?;
+        let mut whole = true;
+        let mut takes = false;
+        for (start, entry) in self.touching(&range) {
+            whole &= start >= range.start && entry.end <= range.end;
+            takes |= access.iter().any(|access| match access.protection {
+                Protection::None => entry.readers.contains(access.device),
+                Protection::Read => entry.writers.contains(access.device),
+                Protection::ReadWrite => false,
+            });
+        }
+        if !whole {
+            self.end_use(&range);
+            return Err(Refusal::InvalidValue);
+        }
+        Ok(takes)
+    }
+
+    /// Commits or drops a change of access.
+    pub(super) fn end_access(&mut self, range: &Range<u64>, access: &[Access], done: bool) {
+        self.end_use(range);
+        if !done {
+            return;
+        }
+        for (_, entry) in self.entries.range_mut(range.clone()) {
+            for access in access {
+                let device = DeviceSet::of(access.device);
+                // A reader stays one: its earlier work must be waited for.
+                entry.readers = entry.readers.union(device);
+                entry.writers = match access.protection {
+                    Protection::ReadWrite => entry.writers.union(device),
+                    Protection::None | Protection::Read => entry.writers.without(device),
+                };
+            }
+        }
+    }
+
+    /// Retires live mappings, all or none. One that is retired already keeps the later mark.
+    pub(super) fn retire(&mut self, mappings: &[Range<u64>], mark: Sequence) -> Outcome<()> {
+        for range in mappings {
+            match self.entry(range)?.state {
+                State::Changing => return Err(Refusal::InUse),
+                State::Live | State::Retired(_) => {}
+            }
+        }
+        for range in mappings {
+            if let Some(entry) = self.entries.get_mut(&range.start) {
+                entry.state = match entry.state {
+                    State::Retired(before) => State::Retired(before.max(mark)),
+                    State::Live | State::Changing => State::Retired(mark),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans an unmap of retired mappings that the proof covers, all or none: the ranges for the driver, joined
+    /// where they touch.
+    pub(super) fn begin_unmap(
+        &mut self,
+        mappings: &[Range<u64>],
+        passed: &Passed,
+        always: DeviceSet,
+    ) -> Outcome<Vec<Range<u64>>> {
+        let mut sorted = mappings.to_vec();
+        sorted.sort_unstable_by_key(|range| range.start);
+        sorted.dedup();
+        for range in &sorted {
+            let entry = self.entry(range)?;
+            let covered = match entry.state {
+                State::Retired(mark) => passed.covers(mark, entry.readers.union(always)),
+                State::Live | State::Changing => false,
+            };
+            let busy = self.busy.iter().any(|busy| busy.start < range.end && range.start < busy.end);
+            if !covered || busy {
+                return Err(Refusal::InUse);
+            }
+        }
+        for range in &sorted {
+            if let Some(entry) = self.entries.get_mut(&range.start) {
+                entry.before = entry.state;
+                entry.state = State::Changing;
+            }
+        }
+        Ok(joined(sorted))
+    }
+
+    /// Commits an unmapped range, or makes its entries retired again.
+    pub(super) fn end_unmap(&mut self, run: &Range<u64>, done: bool) {
+        if !done {
+            for (_, entry) in self.entries.range_mut(run.clone()) {
+                entry.state = entry.before;
+            }
+            return;
+        }
+        let gone: Vec<u64> = self.entries.range(run.clone()).map(|(start, _)| *start).collect();
+        for start in gone {
+            self.entries.remove(&start);
+        }
+    }
+
+    /// The devices whose work may use any of the mappings.
+    pub(super) fn devices(&self, mappings: &[Range<u64>]) -> Outcome<DeviceSet> {
+        mappings.iter().try_fold(DeviceSet::EMPTY, |set, range| Ok(set.union(self.entry(range)?.readers)))
+    }
+
+    /// Every mapping.
+    pub(super) fn all(&self) -> Vec<Range<u64>> {
+        self.entries.iter().map(|(start, entry)| *start..entry.end).collect()
+    }
+
+    /// How many mappings there are.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn entry(&self, range: &Range<u64>) -> Outcome<&Entry> {
+        self.entries.get(&range.start).filter(|entry| entry.end == range.end).ok_or(Refusal::NotMapped)
+    }
+
+    /// The entries that share a byte with a range.
+    fn touching(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Entry)> {
+        let first = self.entries.range(..=range.start).next_back().filter(|(_, e)| e.end > range.start);
+        let first = first.map_or(range.start, |(start, _)| *start);
+        self.entries.range(first..range.end.max(first)).map(|(start, entry)| (*start, entry))
+    }
+}
+
+/// Sorted ranges, joined where one ends at the start of the next.
+fn joined(sorted: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for range in sorted {
+        match runs.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => runs.push(range),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlaps_and_holes_are_refused() {
+        let mut table = Table::default();
+        for start in [0, 10, 30] {
+            table.begin_map(start..start + 10).unwrap();
+            table.end_map(start, true);
+        }
+        for bad in [5..6, 9..21, 25..31, 0..10, 39..50] {
+            assert_eq!(table.begin_map(bad.clone()), Err(Refusal::AlreadyMapped), "{bad:?}");
+        }
+        table.begin_use(3..18).unwrap();
+        assert_eq!(table.begin_use(15..35), Err(Refusal::NotMapped));
+        assert_eq!(table.begin_use(39..41), Err(Refusal::NotMapped));
+        assert_eq!(table.begin_use(20..30), Err(Refusal::NotMapped));
+        assert_eq!(table.begin_access(3..18, &[]), Err(Refusal::InvalidValue));
+        assert_eq!(table.busy.len(), 1);
+    }
+
+    #[test]
+    fn ranges_join() {
+        assert_eq!(joined(vec![0..2, 2..4, 6..8, 8..9]), [0..4, 6..9]);
+    }
+}
