@@ -1,5 +1,10 @@
 //! Configuration, the replay of traces and the glake command.
 
+pub mod bench;
+pub mod cli;
 pub mod config;
+pub mod demo;
+pub mod peers;
+pub mod plot;
 pub mod replay;
 pub mod trace;
