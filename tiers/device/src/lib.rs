@@ -10,6 +10,7 @@
 //!
 //! [`Driver`] holds the raw verbs; [`owned`] makes them safe.
 
+mod cuda;
 mod decorate;
 mod driver;
 mod error;
@@ -22,6 +23,7 @@ mod record;
 mod stub;
 mod verb;
 
+pub use cuda::Cuda;
 pub use decorate::Call;
 pub use driver::{
     Access, CaptureState, Compare, CopyRequest, DeviceInfo, Driver, ExtentProperties, HostKernel,

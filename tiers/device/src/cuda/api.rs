@@ -1,0 +1,192 @@
+//! The calls of libcuda that this crate uses, found by name when the driver is opened.
+//!
+//! Library, types and signatures are cudarc's (a signature that differs does not compile), but the calls are not:
+//! a call that the installed driver lacks answers [`Code::MISSING`] instead of panicking, and a result is a number,
+//! so that one which is newer than the bindings is not undefined behaviour.
+
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+
+use cudarc::driver::sys;
+
+use super::code::Code;
+
+macro_rules! api {
+    ($($name:ident($($arg:ident: $ty:ty),* $(,)?);)+) => {
+        /// Function pointers; `None` for calls that the driver lacks.
+        #[allow(non_snake_case)]
+        pub(super) struct Api {
+            $($name: Option<unsafe extern "C" fn($($ty),*) -> c_uint>),+
+        }
+
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        impl Api {
+            /// # Safety
+            /// The library is there: cudarc has no other answer than a panic if it is not.
+            unsafe fn find() -> Api {
+                Api {
+                    $($name: {
+                        const _: unsafe fn($($ty),*) -> sys::CUresult = sys::$name;
+                        // SAFETY: the caller has seen that the library is there; the name means this signature.
+                        unsafe { sys::culib().get(concat!(stringify!($name), "\0").as_bytes()) }
+                            .ok()
+                            .map(|symbol| *symbol)
+                    }),+
+                }
+            }
+
+            $(
+                /// # Safety
+                /// What CUDA's documentation asks of this call.
+                pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> Code {
+                    match self.$name {
+                        // SAFETY: the caller's promise.
+                        Some(function) => Code(unsafe { function($($arg),*) }),
+                        None => Code::MISSING,
+                    }
+                }
+            )+
+        }
+    };
+}
+
+api! {
+    cuInit(flags: c_uint);
+    cuDeviceGetCount(count: *mut c_int);
+    cuDeviceGet(device: *mut sys::CUdevice, ordinal: c_int);
+    cuDeviceGetName(name: *mut c_char, len: c_int, device: sys::CUdevice);
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
+    cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: sys::CUdevice);
+    cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
+    cuCtxGetCurrent(context: *mut sys::CUcontext);
+    cuCtxPushCurrent_v2(context: sys::CUcontext);
+    cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
+    cuCtxSynchronize();
+    cuCtxRecordEvent(context: sys::CUcontext, event: sys::CUevent);
+    cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: c_uint);
+    cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
+
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemGetAllocationGranularity(
+        granularity: *mut usize,
+        properties: *const sys::CUmemAllocationProp,
+        option: sys::CUmemAllocationGranularity_flags,
+    );
+    cuMemAddressReserve(
+        start: *mut sys::CUdeviceptr,
+        size: usize,
+        alignment: usize,
+        hint: sys::CUdeviceptr,
+        flags: c_ulonglong,
+    );
+    cuMemAddressFree(start: sys::CUdeviceptr, size: usize);
+    cuMemCreate(
+        handle: *mut sys::CUmemGenericAllocationHandle,
+        size: usize,
+        properties: *const sys::CUmemAllocationProp,
+        flags: c_ulonglong,
+    );
+    cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
+    cuMemMap(
+        start: sys::CUdeviceptr,
+        size: usize,
+        offset: usize,
+        handle: sys::CUmemGenericAllocationHandle,
+        flags: c_ulonglong,
+    );
+    cuMemUnmap(start: sys::CUdeviceptr, size: usize);
+    cuMemSetAccess(
+        start: sys::CUdeviceptr,
+        size: usize,
+        access: *const sys::CUmemAccessDesc,
+        count: usize,
+    );
+    cuMemExportToShareableHandle(
+        shared: *mut c_void,
+        handle: sys::CUmemGenericAllocationHandle,
+        kind: sys::CUmemAllocationHandleType,
+        flags: c_ulonglong,
+    );
+    cuMemImportFromShareableHandle(
+        handle: *mut sys::CUmemGenericAllocationHandle,
+        shared: *mut c_void,
+        kind: sys::CUmemAllocationHandleType,
+    );
+    cuMemRetainAllocationHandle(handle: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void);
+    cuPointerGetAttributes(
+        count: c_uint,
+        attributes: *mut sys::CUpointer_attribute,
+        values: *mut *mut c_void,
+        address: sys::CUdeviceptr,
+    );
+    cuMemHostRegister_v2(start: *mut c_void, size: usize, flags: c_uint);
+    cuMemHostUnregister(start: *mut c_void);
+
+    cuMemcpyAsync(to: sys::CUdeviceptr, from: sys::CUdeviceptr, size: usize, stream: sys::CUstream);
+    cuMemcpyBatchAsync_v2(
+        to: *mut sys::CUdeviceptr,
+        from: *mut sys::CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        attributes: *mut sys::CUmemcpyAttributes,
+        first: *mut usize,
+        attribute_count: usize,
+        stream: sys::CUstream,
+    );
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: sys::CUdeviceptr, size: usize, stream: sys::CUstream);
+    cuMemcpyHtoDAsync_v2(to: sys::CUdeviceptr, from: *const c_void, size: usize, stream: sys::CUstream);
+    cuMemsetD8Async(start: sys::CUdeviceptr, byte: c_uchar, size: usize, stream: sys::CUstream);
+
+    cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
+    cuStreamDestroy_v2(stream: sys::CUstream);
+    cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
+    cuStreamSynchronize(stream: sys::CUstream);
+    cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
+    cuStreamWaitValue32_v2(stream: sys::CUstream, address: sys::CUdeviceptr, value: u32, flags: c_uint);
+    cuStreamWriteValue32_v2(stream: sys::CUstream, address: sys::CUdeviceptr, value: u32, flags: c_uint);
+    cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
+    cuStreamGetCaptureInfo_v3(
+        stream: sys::CUstream,
+        status: *mut sys::CUstreamCaptureStatus,
+        id: *mut sys::cuuint64_t,
+        graph: *mut sys::CUgraph,
+        dependencies: *mut *const sys::CUgraphNode,
+        edges: *mut *const sys::CUgraphEdgeData,
+        count: *mut usize,
+    );
+
+    cuEventCreate(event: *mut sys::CUevent, flags: c_uint);
+    cuEventDestroy_v2(event: sys::CUevent);
+    cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
+    cuEventQuery(event: sys::CUevent);
+    cuEventSynchronize(event: sys::CUevent);
+    cuEventElapsedTime_v2(milliseconds: *mut f32, from: sys::CUevent, to: sys::CUevent);
+
+    cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void);
+    cuModuleUnload(module: sys::CUmodule);
+    cuModuleGetFunction(function: *mut sys::CUfunction, module: sys::CUmodule, name: *const c_char);
+    cuLaunchKernel(
+        function: sys::CUfunction,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared: c_uint,
+        stream: sys::CUstream,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    );
+}
+
+impl Api {
+    /// Finds the calls; `None` where there is no library.
+    pub(super) fn open() -> Option<Api> {
+        // SAFETY: loading the NVIDIA driver's library runs its initialisers, which is what it is for.
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        // SAFETY: the library is there.
+        Some(unsafe { Api::find() })
+    }
+}

@@ -1,0 +1,134 @@
+//! Copies and fills.
+
+use cudarc::driver::sys;
+use glake_units::Bytes;
+
+use super::memory::length;
+use super::stream::raw;
+use super::{Cuda, stream};
+use crate::{Address, CaptureState, CopyRequest, DeviceId, DriverError, Result, Stream, Verb};
+
+/// # Safety
+/// As [`crate::Driver::copy`].
+pub(super) unsafe fn copy(cuda: &Cuda, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::Copy)?;
+    // SAFETY: the caller's promise.
+    unsafe { copy_here(cuda, request, stream, Verb::Copy) }
+}
+
+/// One call where the driver has it and allows it: not for the legacy stream, not in a capture, and not before
+/// CUDA 13.
+///
+/// # Safety
+/// As [`crate::Driver::copy_batch`].
+pub(super) unsafe fn copy_batch(
+    cuda: &Cuda,
+    device: DeviceId,
+    requests: &[CopyRequest],
+    stream: Stream,
+) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::CopyBatch)?;
+    let requests = || requests.iter().filter(|request| !request.size.is_zero());
+    let count = requests().count();
+    let legacy = stream.0 == 0 || stream == Stream::LEGACY;
+    if count > 1 && !legacy && stream::capture_here(cuda, stream, Verb::CopyBatch)? == CaptureState::None {
+        let mut to: Vec<u64> = requests().map(|request| request.to.0).collect();
+        let mut from: Vec<u64> = requests().map(|request| request.from.0).collect();
+        let mut sizes: Vec<usize> = requests().map(|request| length(request.size)).collect();
+        let nowhere =
+            sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        let mut attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: 0,
+        };
+        let mut first = 0;
+        // SAFETY: the caller's promise; all three lists have `count` entries, and the attributes, for all copies
+        // from the first on, are one.
+        let code = unsafe {
+            cuda.api.cuMemcpyBatchAsync_v2(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                count,
+                &mut attributes,
+                &mut first,
+                1,
+                raw(stream),
+            )
+        };
+        match code.of(Verb::CopyBatch) {
+            Err(DriverError::Unsupported { .. }) => {}
+            outcome => return outcome,
+        }
+    }
+    for request in requests() {
+        // SAFETY: the caller's promise.
+        unsafe { copy_here(cuda, *request, stream, Verb::CopyBatch)? };
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`crate::Driver::fill`].
+pub(super) unsafe fn fill(
+    cuda: &Cuda,
+    device: DeviceId,
+    start: Address,
+    size: Bytes,
+    byte: u8,
+    stream: Stream,
+) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::Fill)?;
+    if size.is_zero() {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuMemsetD8Async(start.0, byte, length(size), raw(stream)) }.at(Verb::Fill, start, size)
+}
+
+/// On a stream of ours, for the legacy one would wait for every other, and break a capture.
+pub(super) fn read_now(cuda: &Cuda, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
+    let verb = Verb::ReadNow;
+    let _entered = cuda.enter(device, verb)?;
+    if into.is_empty() {
+        return Ok(());
+    }
+    let stream = raw(cuda.own_stream(device, verb)?);
+    let size = Bytes::new(into.len() as u64);
+    // SAFETY: the slice is writable and outlives the wait below; the call takes no address of the host for one of
+    // a device, so that memory which is not mapped is an error.
+    unsafe { cuda.api.cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from.0, into.len(), stream) }
+        .at(verb, from, size)?;
+    // SAFETY: a stream of ours.
+    unsafe { cuda.api.cuStreamSynchronize(stream) }.at(verb, from, size)
+}
+
+/// # Safety
+/// As [`crate::Driver::write_now`].
+pub(super) unsafe fn write_now(cuda: &Cuda, device: DeviceId, to: Address, bytes: &[u8]) -> Result<()> {
+    let verb = Verb::WriteNow;
+    let _entered = cuda.enter(device, verb)?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let stream = raw(cuda.own_stream(device, verb)?);
+    let size = Bytes::new(bytes.len() as u64);
+    // SAFETY: the caller's promise; the slice outlives the wait below.
+    unsafe { cuda.api.cuMemcpyHtoDAsync_v2(to.0, bytes.as_ptr().cast(), bytes.len(), stream) }
+        .at(verb, to, size)?;
+    // SAFETY: a stream of ours.
+    unsafe { cuda.api.cuStreamSynchronize(stream) }.at(verb, to, size)
+}
+
+/// # Safety
+/// As [`crate::Driver::copy`].
+unsafe fn copy_here(cuda: &Cuda, request: CopyRequest, stream: Stream, verb: Verb) -> Result<()> {
+    let CopyRequest { to, from, size } = request;
+    if size.is_zero() {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuMemcpyAsync(to.0, from.0, length(size), raw(stream)) }.at(verb, to, size)
+}

@@ -1,0 +1,75 @@
+//! What CUDA answers, as what a caller can do about it.
+
+use glake_units::Bytes;
+
+use crate::{Address, DriverError, Refusal, Result, Verb};
+
+/// A `CUresult` as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Code(pub(super) u32);
+
+impl Code {
+    /// The driver has no such call.
+    pub(super) const MISSING: Code = Code(u32::MAX);
+    pub(super) const INVALID_VALUE: Code = Code(1);
+    pub(super) const STUB_LIBRARY: Code = Code(34);
+    pub(super) const NO_DEVICE: Code = Code(100);
+    pub(super) const NOT_READY: Code = Code(600);
+    pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = Code(704);
+
+    /// The error, if it is one, of a call that has neither a place nor a size.
+    pub(super) fn of(self, verb: Verb) -> Result<()> {
+        self.at(verb, Address(0), Bytes::ZERO)
+    }
+
+    /// The error, if it is one, of a call for `size` at `address`.
+    pub(super) fn at(self, verb: Verb, address: Address, size: Bytes) -> Result<()> {
+        let refused = |reason| Err(DriverError::Refused { verb, address, reason });
+        match self.0 {
+            0 => Ok(()),
+            // Invalid value, device, context.
+            1 | 101 | 201 => refused(Refusal::InvalidValue),
+            2 => Err(DriverError::OutOfMemory { verb, wanted: size }),
+            // The call needs a newer driver, or is not supported.
+            36 | 801 | u32::MAX => Err(DriverError::Unsupported { verb }),
+            208 => refused(Refusal::AlreadyMapped),
+            211 => refused(Refusal::NotMapped),
+            // Invalid handle, not found.
+            400 | 500 => refused(Refusal::UnknownHandle),
+            600 => Err(DriverError::NotReady { verb }),
+            705 => refused(Refusal::NoPeerAccess),
+            712 => refused(Refusal::AlreadyMapped),
+            713 => refused(Refusal::NotRegistered),
+            907 => refused(Refusal::CapturedEvent),
+            900..=906 | 908 => Err(DriverError::Capturing { verb }),
+            // Deinitialised; uncorrectable ECC and NVLink errors, and contained ones; illegal address, launch
+            // timeout, destroyed context, assert; stack error, illegal instruction, misaligned address, address
+            // space, program counter, launch failure; leaked tensor memory; external device.
+            code @ (4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 911) => {
+                Err(DriverError::Sticky { verb, code })
+            }
+            code => Err(DriverError::Failed { verb, code }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_a_caller_can_do() {
+        let of = |code| Code(code).at(Verb::Create, Address(7), Bytes::mib(2));
+        assert!(of(0).is_ok());
+        assert!(
+            matches!(of(1), Err(DriverError::Refused { address: Address(7), reason, .. }) if reason == Refusal::InvalidValue)
+        );
+        assert!(matches!(of(2), Err(DriverError::OutOfMemory { wanted, .. }) if wanted == Bytes::mib(2)));
+        assert!(matches!(of(600), Err(DriverError::NotReady { .. })));
+        assert!(matches!(of(900), Err(DriverError::Capturing { .. })));
+        assert!(matches!(of(700), Err(DriverError::Sticky { code: 700, .. })));
+        assert!(matches!(of(719), Err(DriverError::Sticky { code: 719, .. })));
+        assert!(matches!(of(12345), Err(DriverError::Failed { code: 12345, .. })));
+        assert!(matches!(Code::MISSING.of(Verb::Copy), Err(DriverError::Unsupported { verb: Verb::Copy })));
+    }
+}

@@ -1,0 +1,93 @@
+//! What reaches what: pinned host memory, peers, and what an address belongs to.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+use glake_units::Bytes;
+
+use super::Cuda;
+use super::code::Code;
+use super::memory::length;
+use crate::{Address, DeviceId, PointerKind, Result, Verb};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
+const PORTABLE: u32 = 1;
+
+/// # Safety
+/// As [`crate::Driver::host_register`].
+pub(super) unsafe fn register(cuda: &Cuda, start: Address, size: Bytes) -> Result<()> {
+    let _entered = cuda.enter_any(Verb::HostRegister)?;
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuMemHostRegister_v2(pointer(start), length(size), PORTABLE) }.at(
+        Verb::HostRegister,
+        start,
+        size,
+    )
+}
+
+/// # Safety
+/// As [`crate::Driver::host_unregister`].
+pub(super) unsafe fn unregister(cuda: &Cuda, start: Address) -> Result<()> {
+    let _entered = cuda.enter_any(Verb::HostUnregister)?;
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuMemHostUnregister(pointer(start)) }.at(Verb::HostUnregister, start, Bytes::ZERO)
+}
+
+pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) -> Result<()> {
+    let verb = Verb::EnablePeerAccess;
+    let _entered = cuda.enter(device, verb)?;
+    // SAFETY: a retained context.
+    match unsafe { cuda.api.cuCtxEnablePeerAccess(cuda.context(peer, verb)?, 0) } {
+        Code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+        code => code.of(verb),
+    }
+}
+
+pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<PointerKind> {
+    let verb = Verb::PointerAttributes;
+    let _entered = cuda.enter_any(verb)?;
+    let (mut memory, mut ordinal) = (0_u32, -1_i32);
+    let mut names = [
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    ];
+    let mut values: [*mut c_void; 2] = [(&raw mut memory).cast(), (&raw mut ordinal).cast()];
+    // SAFETY: two names and two places of this frame for their values: an unsigned and an int.
+    unsafe { cuda.api.cuPointerGetAttributes(2, names.as_mut_ptr(), values.as_mut_ptr(), address.0) }.at(
+        verb,
+        address,
+        Bytes::ZERO,
+    )?;
+    const HOST: u32 = sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
+    const DEVICE: u32 = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+    match (memory, u32::try_from(ordinal)) {
+        (DEVICE, Ok(device)) => {
+            Ok(PointerKind::Device { device: DeviceId(device), mapped: is_mapped(cuda, address)? })
+        }
+        (HOST, _) => Ok(PointerKind::Pinned),
+        _ => Ok(PointerKind::Pageable),
+    }
+}
+
+/// Whether the memory has a handle: only what `cuMemMap` mapped does.
+fn is_mapped(cuda: &Cuda, address: Address) -> Result<bool> {
+    let verb = Verb::PointerAttributes;
+    let mut handle = 0;
+    // SAFETY: an out-parameter of this frame.
+    match unsafe { cuda.api.cuMemRetainAllocationHandle(&mut handle, pointer(address)) } {
+        Code(0) => {
+            // SAFETY: the reference that has just been taken.
+            unsafe { cuda.api.cuMemRelease(handle) }.of(verb)?;
+            Ok(true)
+        }
+        // A lost context is reported, everything else means no.
+        code => match code.of(verb) {
+            Err(error) if error.is_sticky() => Err(error),
+            _ => Ok(false),
+        },
+    }
+}
+
+fn pointer(address: Address) -> *mut c_void {
+    std::ptr::without_provenance_mut(usize::try_from(address.0).unwrap_or(0))
+}

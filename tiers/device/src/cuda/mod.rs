@@ -1,0 +1,271 @@
+//! NVIDIA's driver.
+//!
+//! Every verb is one call of libcuda, made inside the device's primary context and under relaxed capture mode,
+//! both put back afterwards; every answer is looked at. Nothing here panics: a machine without a driver, or with
+//! one that lacks a call, gets an error.
+
+mod api;
+mod bytes;
+mod code;
+mod context;
+mod event;
+mod host;
+mod kernel;
+mod memory;
+mod stream;
+
+use std::ffi::CStr;
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use glake_units::Bytes;
+
+use crate::{
+    Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
+    ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource, PointerKind, Result,
+    Stream, StreamId, Verb,
+};
+use api::Api;
+use code::Code;
+use context::Context;
+
+/// The GPUs of this machine. Contexts are made when first used: opening costs no device memory.
+pub struct Cuda {
+    api: Api,
+    contexts: Vec<Context>,
+}
+
+impl Cuda {
+    /// Opens the driver.
+    ///
+    /// # Errors
+    /// [`DriverError::NoDriver`] where there is no library, or no GPU behind it.
+    pub fn open() -> Result<Cuda> {
+        let none = |found| DriverError::NoDriver { library: "libcuda.so.1", found };
+        let api = Api::open().ok_or_else(|| none("could not be loaded"))?;
+        // SAFETY: the flags must be zero, and are.
+        match unsafe { api.cuInit(0) } {
+            Code::NO_DEVICE => return Err(none("finds no GPU")),
+            Code::STUB_LIBRARY => return Err(none("is a stub for linking only")),
+            Code::MISSING => return Err(none("is not a CUDA driver")),
+            code => code.of(Verb::Devices)?,
+        }
+        let mut count = 0;
+        // SAFETY: an out-parameter of this frame.
+        unsafe { api.cuDeviceGetCount(&mut count) }.of(Verb::Devices)?;
+        if count < 1 {
+            return Err(none("finds no GPU"));
+        }
+        Ok(Cuda { api, contexts: (0..count).map(|_| Context::default()).collect() })
+    }
+
+    fn describe(&self, id: DeviceId) -> Result<DeviceInfo> {
+        let device = self.device(id, Verb::Devices)?;
+        let text = |call: &dyn Fn(*mut std::ffi::c_char, i32) -> Code| {
+            let mut bytes = [0_u8; 256];
+            call(bytes.as_mut_ptr().cast(), 256).of(Verb::Devices)?;
+            let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+            Ok(text.to_string_lossy().into_owned())
+        };
+        // SAFETY: 256 bytes that CUDA fills and ends with a zero.
+        let name = text(&|to, len| unsafe { self.api.cuDeviceGetName(to, len, device) })?;
+        // SAFETY: as above.
+        let pci = text(&|to, len| unsafe { self.api.cuDeviceGetPCIBusId(to, len, device) })?;
+        let mut memory = 0;
+        // SAFETY: an out-parameter of this frame.
+        unsafe { self.api.cuDeviceTotalMem_v2(&mut memory, device) }.of(Verb::Devices)?;
+        Ok(DeviceInfo { id, name, memory: Bytes::new(memory as u64), pci: Some(pci.to_ascii_lowercase()) })
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda").field("contexts", &self.contexts).finish_non_exhaustive()
+    }
+}
+
+impl Driver for Cuda {
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let count = u32::try_from(self.contexts.len()).unwrap_or(u32::MAX);
+        (0..count).map(|i| self.describe(DeviceId(i))).collect()
+    }
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        memory::info(self, device)
+    }
+
+    fn granularity(&self, properties: ExtentProperties) -> Result<Bytes> {
+        memory::granularity(self, properties)
+    }
+    fn reserve(&self, size: Bytes) -> Result<Address> {
+        memory::reserve(self, size)
+    }
+    unsafe fn unreserve(&self, start: Address, size: Bytes) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { memory::unreserve(self, start, size) }
+    }
+    fn create(&self, size: Bytes, properties: ExtentProperties) -> Result<Handle> {
+        memory::create(self, size, properties)
+    }
+    unsafe fn release(&self, handle: Handle) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { memory::release(self, handle) }
+    }
+    unsafe fn map(&self, start: Address, size: Bytes, handle: Handle) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { memory::map(self, start, size, handle) }
+    }
+    unsafe fn unmap(&self, start: Address, size: Bytes) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { memory::unmap(self, start, size) }
+    }
+    unsafe fn set_access(&self, start: Address, size: Bytes, access: &[Access]) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { memory::set_access(self, start, size, access) }
+    }
+    fn export(&self, handle: Handle) -> Result<OwnedFd> {
+        memory::export(self, handle)
+    }
+    fn import(&self, shared: BorrowedFd<'_>) -> Result<Handle> {
+        memory::import(self, shared)
+    }
+
+    unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { bytes::copy(self, device, request, stream) }
+    }
+    unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { bytes::copy_batch(self, device, requests, stream) }
+    }
+    unsafe fn fill(
+        &self,
+        device: DeviceId,
+        start: Address,
+        size: Bytes,
+        byte: u8,
+        stream: Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { bytes::fill(self, device, start, size, byte, stream) }
+    }
+    fn read_now(&self, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
+        bytes::read_now(self, device, from, into)
+    }
+    unsafe fn write_now(&self, device: DeviceId, to: Address, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { bytes::write_now(self, device, to, bytes) }
+    }
+
+    fn stream_create(&self, device: DeviceId) -> Result<Stream> {
+        stream::create(self, device)
+    }
+    unsafe fn stream_destroy(&self, device: DeviceId, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { stream::destroy(self, device, stream) }
+    }
+    fn stream_id(&self, device: DeviceId, stream: Stream) -> Result<StreamId> {
+        stream::id(self, device, stream)
+    }
+    fn stream_synchronize(&self, device: DeviceId, stream: Stream) -> Result<()> {
+        stream::synchronize(self, device, stream)
+    }
+    fn stream_wait_event(&self, device: DeviceId, stream: Stream, event: Event) -> Result<()> {
+        stream::wait_event(self, device, stream, event)
+    }
+    unsafe fn stream_wait_value(
+        &self,
+        device: DeviceId,
+        stream: Stream,
+        address: Address,
+        value: u32,
+        compare: Compare,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { stream::wait_value(self, device, stream, address, value, compare) }
+    }
+    unsafe fn stream_write_value(
+        &self,
+        device: DeviceId,
+        stream: Stream,
+        address: Address,
+        value: u32,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { stream::write_value(self, device, stream, address, value) }
+    }
+    fn capture_state(&self, device: DeviceId, stream: Stream) -> Result<CaptureState> {
+        stream::capture_state(self, device, stream)
+    }
+
+    fn event_create(&self, device: DeviceId, timed: bool) -> Result<Event> {
+        event::create(self, device, timed)
+    }
+    unsafe fn event_destroy(&self, device: DeviceId, event: Event) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { event::destroy(self, device, event) }
+    }
+    fn event_record(&self, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
+        event::record(self, device, event, stream)
+    }
+    fn event_record_context(&self, device: DeviceId, event: Event) -> Result<()> {
+        event::record_context(self, device, event)
+    }
+    fn event_query(&self, device: DeviceId, event: Event) -> Result<bool> {
+        event::query(self, device, event)
+    }
+    fn event_synchronize(&self, device: DeviceId, event: Event) -> Result<()> {
+        event::synchronize(self, device, event)
+    }
+    fn event_elapsed(&self, device: DeviceId, from: Event, to: Event) -> Result<f64> {
+        event::elapsed(self, device, from, to)
+    }
+    fn context_synchronize(&self, device: DeviceId) -> Result<()> {
+        event::context_synchronize(self, device)
+    }
+
+    fn module_load(&self, device: DeviceId, source: &ModuleSource) -> Result<Module> {
+        kernel::load(self, device, source)
+    }
+    unsafe fn module_unload(&self, device: DeviceId, module: Module) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { kernel::unload(self, device, module) }
+    }
+    fn kernel_find(&self, device: DeviceId, module: Module, name: &str) -> Result<Kernel> {
+        kernel::find(self, device, module, name)
+    }
+    unsafe fn launch(&self, device: DeviceId, request: &LaunchRequest<'_>, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { kernel::launch(self, device, request, stream) }
+    }
+
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+        host::enable_peer_access(self, device, peer)
+    }
+    fn pointer_attributes(&self, address: Address) -> Result<PointerKind> {
+        host::pointer_attributes(self, address)
+    }
+    unsafe fn host_register(&self, start: Address, size: Bytes) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { host::register(self, start, size) }
+    }
+    unsafe fn host_unregister(&self, start: Address) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { host::unregister(self, start) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_gets_an_error() {
+        match Cuda::open() {
+            Ok(cuda) => assert!(!cuda.devices().unwrap().is_empty()),
+            Err(error) => {
+                assert!(matches!(error, DriverError::NoDriver { .. }), "{error:?}");
+                assert!(error.to_string().contains("--device sim"), "{error}");
+            }
+        }
+    }
+}

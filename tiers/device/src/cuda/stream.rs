@@ -1,0 +1,126 @@
+//! Streams.
+
+use std::ptr::null_mut;
+
+use cudarc::driver::sys;
+
+use super::Cuda;
+use super::code::Code;
+use super::event::raw_event;
+use crate::{Address, CaptureState, Compare, DeviceId, Event, Result, Stream, StreamId, Verb};
+
+const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+
+pub(super) fn raw(stream: Stream) -> sys::CUstream {
+    stream.0 as usize as sys::CUstream
+}
+
+pub(super) fn create(cuda: &Cuda, device: DeviceId) -> Result<Stream> {
+    let _entered = cuda.enter(device, Verb::StreamCreate)?;
+    create_here(cuda, Verb::StreamCreate)
+}
+
+/// A stream of the current context.
+pub(super) fn create_here(cuda: &Cuda, verb: Verb) -> Result<Stream> {
+    let mut stream = null_mut();
+    // SAFETY: an out-parameter of this frame.
+    unsafe { cuda.api.cuStreamCreate(&mut stream, NON_BLOCKING) }.of(verb)?;
+    Ok(Stream(stream as u64))
+}
+
+/// # Safety
+/// As [`crate::Driver::stream_destroy`].
+pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::StreamDestroy)?;
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuStreamDestroy_v2(raw(stream)) }.of(Verb::StreamDestroy)
+}
+
+/// CUDA's ids are unique within a context for its default streams; the device on top makes them so in the process.
+pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<StreamId> {
+    let _entered = cuda.enter(device, Verb::StreamId)?;
+    let mut id = 0;
+    // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
+    unsafe { cuda.api.cuStreamGetId(raw(stream), &mut id) }.of(Verb::StreamId)?;
+    Ok(StreamId(id ^ u64::from(device.0) << 56))
+}
+
+pub(super) fn synchronize(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::StreamSynchronize)?;
+    // SAFETY: the stream is the caller's to name.
+    unsafe { cuda.api.cuStreamSynchronize(raw(stream)) }.of(Verb::StreamSynchronize)
+}
+
+pub(super) fn wait_event(cuda: &Cuda, device: DeviceId, stream: Stream, event: Event) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::StreamWaitEvent)?;
+    // SAFETY: stream and event are the caller's to name.
+    unsafe { cuda.api.cuStreamWaitEvent(raw(stream), raw_event(event), 0) }.of(Verb::StreamWaitEvent)
+}
+
+/// # Safety
+/// As [`crate::Driver::stream_wait_value`].
+pub(super) unsafe fn wait_value(
+    cuda: &Cuda,
+    device: DeviceId,
+    stream: Stream,
+    address: Address,
+    value: u32,
+    compare: Compare,
+) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::StreamWaitValue)?;
+    let flags = match compare {
+        Compare::AtLeast => sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ,
+        Compare::Equal => sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuStreamWaitValue32_v2(raw(stream), address.0, value, flags as u32) }.at(
+        Verb::StreamWaitValue,
+        address,
+        glake_units::Bytes::ZERO,
+    )
+}
+
+/// # Safety
+/// As [`crate::Driver::stream_write_value`].
+pub(super) unsafe fn write_value(
+    cuda: &Cuda,
+    device: DeviceId,
+    stream: Stream,
+    address: Address,
+    value: u32,
+) -> Result<()> {
+    let _entered = cuda.enter(device, Verb::StreamWriteValue)?;
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuStreamWriteValue32_v2(raw(stream), address.0, value, 0) }.at(
+        Verb::StreamWriteValue,
+        address,
+        glake_units::Bytes::ZERO,
+    )
+}
+
+pub(super) fn capture_state(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<CaptureState> {
+    let _entered = cuda.enter(device, Verb::CaptureState)?;
+    capture_here(cuda, stream, Verb::CaptureState)
+}
+
+/// Whether a stream of the current context is recording; a driver without ids of captures (before CUDA 12.3) says
+/// 0 for each.
+pub(super) fn capture_here(cuda: &Cuda, stream: Stream, verb: Verb) -> Result<CaptureState> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut id = 0;
+    let (graph, nodes, edges, count) = (null_mut(), null_mut(), null_mut(), null_mut());
+    // SAFETY: out-parameters of this frame; the last four are optional.
+    let mut code = unsafe {
+        cuda.api.cuStreamGetCaptureInfo_v3(raw(stream), &mut status, &mut id, graph, nodes, edges, count)
+    };
+    if code == Code::MISSING {
+        // SAFETY: an out-parameter of this frame.
+        code = unsafe { cuda.api.cuStreamIsCapturing(raw(stream), &mut status) };
+    }
+    code.of(verb)?;
+    Ok(match status {
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => CaptureState::None,
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureState::Active(id),
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => CaptureState::Invalidated,
+    })
+}
