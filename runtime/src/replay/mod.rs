@@ -8,6 +8,7 @@
 //! No event touches payload bytes, and no clock but the trace's is passed on: a model replays the same every time.
 
 mod frame;
+pub mod glake;
 mod limit;
 mod report;
 mod subject;

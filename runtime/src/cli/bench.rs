@@ -1,0 +1,85 @@
+//! `glake bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::Failure;
+use super::output::{Output, table};
+use crate::bench::{self, AllocOptions};
+use crate::config::Config;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// The hot path of malloc and free, beside a best fit on an ordered set
+    ///
+    /// Measures a malloc and free pair that needs no driver call, through the C interface with statistics on, on
+    /// sizes drawn from a trace; beside it, in the same run, a best fit on an ordered set.
+    Alloc(AllocArguments),
+}
+
+/// What `glake bench alloc` can be asked.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+JSON fields: live_blocks, free_ranges, streams, pair_ns, ordered_set_pair_ns, driver_calls, heap_allocations")]
+pub struct AllocArguments {
+    /// Blocks alive while it measures
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    live_blocks: u32,
+    /// Free ranges between them
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    free_ranges: u32,
+    /// Numbers of streams, one measurement each
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 3],
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    streams: Vec<u32>,
+    /// The trace that sizes are drawn from
+    #[arg(default_value = "tests/traces/opt13_LR.trace.gz")]
+    trace: PathBuf,
+}
+
+pub(super) fn run(bench: &Bench, config: &Config, output: &mut Output) -> Result<(), Failure> {
+    match bench {
+        Bench::Alloc(arguments) => alloc(arguments, config, output),
+    }
+}
+
+fn alloc(arguments: &AllocArguments, config: &Config, output: &mut Output) -> Result<(), Failure> {
+    let options = AllocOptions {
+        trace: arguments.trace.clone(),
+        live_blocks: arguments.live_blocks,
+        free_ranges: arguments.free_ranges,
+        streams: arguments.streams.clone(),
+    };
+    let reports = bench::alloc(config, &options).map_err(Failure::failed)?;
+    if output.is_json() {
+        return reports.iter().try_for_each(|report| output.object(report));
+    }
+    let rows: Vec<_> = reports
+        .iter()
+        .map(|report| {
+            vec![
+                report.live_blocks.to_string(),
+                report.free_ranges.to_string(),
+                report.streams.to_string(),
+                format!("{:.1}", report.pair_ns),
+                format!("{:.1}", report.ordered_set_pair_ns),
+                format!("{:.2}", report.pair_ns / report.ordered_set_pair_ns),
+                report.driver_calls.to_string(),
+                report.heap_allocations.to_string(),
+            ]
+        })
+        .collect();
+    let headers = [
+        "live blocks",
+        "free ranges",
+        "streams",
+        "pair ns",
+        "ordered set ns",
+        "ratio",
+        "driver calls",
+        "heap allocations",
+    ];
+    output.text(&table(0, &headers, &rows))
+}

@@ -1,0 +1,72 @@
+//! The `glake` command: arguments in, a call of the library, tables or JSON out.
+//!
+//! ```text
+//! main.rs ─► arguments ─► config ─► replay | topo | bench | demo ─► output (stdout)
+//!                 └───────── failure (one line on stderr, exit code) ◄──────┘
+//! ```
+//!
+//! Nothing is decided here that a program calling the library would have to decide again. Standard output
+//! carries results only; progress, logs and errors go to standard error.
+
+mod arguments;
+mod bench;
+mod demo;
+mod failure;
+mod output;
+mod policy;
+mod progress;
+mod replay;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+pub use arguments::{Arguments, Command, Global};
+pub use bench::{AllocArguments, Bench};
+pub use demo::DemoArguments;
+pub use failure::Failure;
+pub use policy::Policy;
+pub use replay::ReplayArguments;
+
+use crate::config::Environment;
+use output::Output;
+
+/// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage.
+pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+    let outcome = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => run(&arguments, environment),
+        Err(error) => failure::from_clap(&error),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
+    let mut sources = arguments.global.sources(environment);
+    sources.flags.extend(arguments.command.settings());
+    let config = sources.load()?;
+    start_log(&config.log.filter)?;
+    let mut output = Output::new(arguments.global.json);
+    match &arguments.command {
+        Command::Demo(_) => demo::run(&config, &mut output),
+        Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
+        Command::Bench(bench) => bench::run(bench, &config, &mut output),
+    }
+}
+
+/// Sends logs to standard error. A second start in one process keeps the first.
+fn start_log(filter: &str) -> Result<(), Failure> {
+    use std::io::IsTerminal as _;
+
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| Failure::usage(format!("log filter {filter:?}: {error}")))?;
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
+    Ok(())
+}

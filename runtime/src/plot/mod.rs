@@ -1,0 +1,22 @@
+//! Memory over time as a picture: one panel a trace, one line a policy, what was live shaded below.
+//!
+//! ```text
+//!  GiB │      ┌──────────────  caching      peak 47.71
+//!      │  ┌───┘ ┌────────────  expandable   peak 27.74
+//!      │ ┌┘░░┌──┘░░░░░░░░░░░░  glake        peak 26.72
+//!      │┌┘░░░░░░░░░░░░░░░░░░░  live         peak 26.47
+//!      └────────────────────
+//!        seconds
+//! ```
+//!
+//! Drawn as SVG, whose letters are the viewer's; a PNG would need a font of this machine, and is refused.
+
+mod draw;
+mod error;
+mod file;
+mod palette;
+mod panel;
+
+pub use error::PlotError;
+pub use file::{check, write};
+pub use panel::{Curve, Panel};
