@@ -1,1 +1,60 @@
 //! The stitching allocator's pure core: requests in, plans out.
+//!
+//! ```text
+//! ffi ─► runtime ─► transfer ─► tiers ─► glake-stitch        no unsafe, no operating system, no clock, no driver
+//!
+//!              home (an address range of twice the device's memory, packed at 512 B)
+//!            ┌──────────┬──────────┬──────────┬──────────┬─ ─ ─
+//!  extents   │    e0    │    e1    │    e2    │    e3    │  grown at the end
+//!            └──────────┴──────────┴──────────┴──────────┴─ ─ ─
+//!  pieces     live  free      live  free            live
+//!                   ▀▀▀▀            ▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀
+//!  alias            ┌──────────┬──────────┬──────────┐
+//!                   │    e0    │    e2    │    e3    │       the same bytes side by side: a block larger than any free run
+//!                   └──────────┴──────────┴──────────┘
+//! ```
+//!
+//! The allocator follows GMLake (Guo et al., ASPLOS 2024) in stitching free memory through virtual memory mappings, and
+//! differs in what is stitched: whole extents of 16 MiB instead of chunks of 2 MiB, so that it takes tens of mappings
+//! where GMLake takes thousands; bookkeeping is at home only, and an alias is nothing but another view of it.
+//!
+//! A caller asks [`Allocator::take`]; where that is no hit, [`Allocator::plan`] answers with work for the driver, and
+//! [`Allocator::commit`] or [`Allocator::abort`] ends it:
+//!
+//! ```
+//! use glake_stitch::{Allocator, Outcome, Request, Settings, StreamKey};
+//! use glake_units::Bytes;
+//!
+//! let mut allocator = Allocator::new(Settings::for_memory(Bytes::gib(1)))?;
+//! let request = Request { size: Bytes::mib(20), stream: StreamKey(7), domain: Allocator::default_domain() };
+//! assert!(allocator.take(&request).is_none(), "nothing is reserved yet");
+//! let Outcome::Work(plan) = allocator.plan(&request, true)? else { unreachable!() };
+//! assert_eq!(plan.steps.len(), 5, "two extents are created and mapped, and access is set once");
+//! let block = allocator.commit(plan.id).expect("the plan was for a block");
+//! allocator.free(block.offset)?;
+//! assert_eq!(allocator.take(&request).map(|again| again.offset), Some(block.offset), "a hit");
+//! # Ok::<(), glake_stitch::StitchError>(())
+//! ```
+
+mod alias;
+mod allocator;
+mod bins;
+mod domain;
+mod error;
+mod extent;
+mod ids;
+mod lane;
+mod piece;
+mod plan;
+mod run;
+mod settings;
+mod stats;
+mod zone;
+
+pub use allocator::{Allocator, BlockInfo, Broken, SMALL_LIMIT, Segment, SegmentKind};
+pub use domain::DomainOptions;
+pub use error::StitchError;
+pub use ids::{AliasId, DomainId, Epoch, ExtentId, PlanId, StreamKey};
+pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch};
+pub use settings::{Borrow, Settings, WaitRules};
+pub use stats::{Counters, Gauge, PoolGauges, Stats, Waste};

@@ -1,0 +1,136 @@
+//! The invariants, checked whole: for tests and for whoever suspects a bug.
+
+use std::collections::HashSet;
+
+use super::{Allocator, Live};
+use crate::ids::PieceId;
+use crate::lane::Taker;
+use crate::piece::State;
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{rule} (at offset {offset:#x})")]
+pub struct Broken {
+    /// Which.
+    pub rule: &'static str,
+    /// Where.
+    pub offset: u64,
+}
+
+fn hold(holds: bool, rule: &'static str, offset: u64) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err(Broken { rule, offset }) }
+}
+
+impl Allocator {
+    /// Walks everything and checks the invariants of the module.
+    ///
+    /// # Errors
+    /// The first one that is broken.
+    pub fn check(&self) -> Result<(), Broken> {
+        let mut in_lanes = HashSet::new();
+        for (index, lane) in self.lanes.iter() {
+            let mut bytes = 0;
+            for id in lane.bins.iter() {
+                let piece = &self.pieces[id];
+                hold(piece.state == State::Free, "a piece in a lane is free", piece.start)?;
+                hold(piece.lane.index() == index, "a free piece knows its lane", piece.start)?;
+                hold(in_lanes.insert(id), "a free piece is in one lane", piece.start)?;
+                let passed = lane.taker != Taker::Anyone || piece.epoch <= self.passed;
+                hold(passed, "what anyone may take has passed", piece.start)?;
+                bytes += piece.size;
+            }
+            hold(bytes == lane.bytes, "a lane knows its bytes", 0)?;
+            self.check_age(lane.oldest(), lane.bins.len())?;
+        }
+        let mut covered = 0;
+        let mut free = 0;
+        for first in self.segments.begins() {
+            covered += self.check_segment(first, &mut free)?;
+        }
+        let reserved = self.stats.all.reserved_bytes.current;
+        hold(covered == reserved, "pieces cover what is reserved", 0)?;
+        hold(free == in_lanes.len(), "every free piece is in a lane", 0)?;
+        hold(self.reserved() <= self.settings.limit.get().max(reserved), "the limit is kept", 0)?;
+        self.check_blocks()?;
+        self.check_extents()
+    }
+
+    fn check_age(&self, oldest: PieceId, count: usize) -> Result<(), Broken> {
+        let (mut id, mut seen) = (oldest, 0);
+        while id != PieceId::NONE {
+            let piece = &self.pieces[id];
+            let ordered = piece.newer == PieceId::NONE || self.pieces[piece.newer].epoch >= piece.epoch;
+            hold(ordered, "a lane is in the order of epochs", piece.start)?;
+            seen += 1;
+            id = piece.newer;
+        }
+        hold(seen == count, "a lane's age holds what its bins hold", 0)
+    }
+
+    /// Walks a segment; returns its bytes and counts its free pieces, those in slabs too.
+    fn check_segment(&self, first: PieceId, free: &mut usize) -> Result<u64, Broken> {
+        let mut bytes = 0;
+        let mut at = self.pieces[first].start;
+        let mut id = self.pieces[first].next;
+        while self.pieces[id].state != State::Edge {
+            let piece = &self.pieces[id];
+            hold(piece.start == at && piece.size > 0, "pieces lie side by side", at)?;
+            hold(self.pieces[piece.prev].next == id, "links agree", at)?;
+            let next = &self.pieces[piece.next];
+            let merged = piece.state != State::Free
+                || next.state != State::Free
+                || piece.lane != next.lane
+                || self.lanes[piece.lane.index()].taker == Taker::Nobody;
+            hold(merged, "free neighbours of one lane are one piece", at)?;
+            *free += usize::from(piece.state == State::Free);
+            if piece.state == State::Slab {
+                let inner = self.check_segment(piece.older, free)?;
+                hold(inner == piece.size, "a slab's pieces cover it", at)?;
+            }
+            at += piece.size;
+            bytes += piece.size;
+            id = piece.next;
+        }
+        hold(self.pieces[id].start == at, "a segment ends at its edge", at)?;
+        Ok(bytes)
+    }
+
+    fn check_blocks(&self) -> Result<(), Broken> {
+        let (mut bytes, mut parts) = (0, HashSet::new());
+        for (&offset, live) in &self.live {
+            match live {
+                Live::Piece(id) => {
+                    let piece = &self.pieces[*id];
+                    hold(piece.state == State::Live && piece.start == offset, "a live block is a live piece", offset)?;
+                    bytes += piece.size;
+                }
+                Live::Stitched(index) => {
+                    let block = &self.stitched[*index as usize];
+                    let mut size = 0;
+                    for &part in &block.parts {
+                        hold(self.pieces[part].state == State::Part, "a stitched block holds its parts", offset)?;
+                        hold(parts.insert(part), "a part belongs to one block", offset)?;
+                        size += self.pieces[part].size;
+                    }
+                    hold(size == block.size, "a stitched block is as long as its parts", offset)?;
+                    bytes += size;
+                }
+            }
+        }
+        hold(bytes == self.stats.all.allocated_bytes.current, "live blocks are what is counted as allocated", 0)
+    }
+
+    fn check_extents(&self) -> Result<(), Broken> {
+        let mut mappings = self.extents.len() as u64;
+        for (id, alias) in self.aliases.iter() {
+            mappings += alias.extents.len() as u64;
+            for extent in &alias.extents {
+                let extent = &self.extents[*extent];
+                hold(extent.domain == alias.domain, "an alias maps its own domain", alias.start)?;
+                hold(extent.aliases.contains(&id), "an extent knows its aliases", extent.start)?;
+            }
+        }
+        let planned = self.plans.is_empty();
+        hold(!planned || mappings == self.stats.mappings, "mappings are counted", 0)
+    }
+}

@@ -1,0 +1,223 @@
+//! What happens to a block's bytes after it is freed, and how they become another stream's.
+
+use glake_units::Bytes;
+
+use super::{Allocator, Live};
+use crate::error::StitchError;
+use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
+use crate::lane::{Class, Taker};
+use crate::piece::State;
+use crate::settings::Borrow;
+
+impl Allocator {
+    /// Takes a block back. Its own stream may have its bytes at once, others after the open epoch has passed.
+    ///
+    /// Returns the block's size.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownBlock`] where no live block begins; nothing changes then.
+    pub fn free(&mut self, offset: Bytes) -> Result<Bytes, StitchError> {
+        let live = self.live.remove(&offset.get()).ok_or(StitchError::UnknownBlock { offset })?;
+        self.uncovered = true;
+        match live {
+            Live::Piece(id) => Ok(self.free_piece(id)),
+            Live::Stitched(index) => Ok(self.free_stitched(index)),
+        }
+    }
+
+    fn free_piece(&mut self, id: PieceId) -> Bytes {
+        let piece = &mut self.pieces[id];
+        let (size, requested, recorded) = (piece.size, piece.requested, piece.recorded);
+        let small = piece.slab != PieceId::NONE;
+        piece.epoch = self.open;
+        piece.moved = Move::default();
+        self.count_freed(small, size, requested, recorded);
+        if recorded {
+            self.withhold(id, 1);
+        } else {
+            self.give(id);
+        }
+        Bytes::new(size)
+    }
+
+    fn free_stitched(&mut self, index: u32) -> Bytes {
+        let block = self.stitched.remove(index as usize);
+        let alias = &mut self.aliases[block.alias];
+        alias.blocks -= 1;
+        alias.epoch = self.open;
+        if alias.is_idle() {
+            let idle = &mut self.stats.idle_alias_bytes;
+            *idle = idle.saturating_add(Bytes::new(alias.size));
+        }
+        self.count_freed(false, block.size, block.requested, block.recorded);
+        self.moves = self.moves.next();
+        let mut blocks = 1;
+        for part in block.parts {
+            let piece = &mut self.pieces[part];
+            piece.epoch = self.open;
+            piece.moved = self.moves;
+            piece.lane = block.lane;
+            if block.recorded {
+                self.withhold(part, std::mem::take(&mut blocks));
+            } else {
+                self.give(part);
+            }
+        }
+        Bytes::new(block.size)
+    }
+
+    /// Keeps a freed piece from everybody until its epoch has passed; `blocks` are complete with it.
+    fn withhold(&mut self, id: PieceId, blocks: u64) {
+        let limbo = self.limbo_of(self.pieces[id].lane);
+        let piece = &mut self.pieces[id];
+        piece.state = State::Free;
+        piece.requested = blocks;
+        piece.owner = std::mem::replace(&mut piece.lane, limbo);
+        self.lanes[limbo.index()].insert(&mut self.pieces, id);
+    }
+
+    fn limbo_of(&self, lane: LaneId) -> LaneId {
+        let lane = &self.lanes[lane.index()];
+        let domain = &self.domains[lane.domain.index()];
+        if lane.class == Class::Small { domain.limbo_small } else { domain.limbo_large }
+    }
+
+    /// Another stream uses a block. A block that begins nowhere is ignored, as torch does with foreign pointers.
+    ///
+    /// Returns whether there was such a block.
+    pub fn record_stream(&mut self, offset: Bytes, stream: StreamKey) -> bool {
+        let Some(live) = self.live.get(&offset.get()).copied() else { return false };
+        let lane = match live {
+            Live::Piece(id) => self.pieces[id].lane,
+            Live::Stitched(index) => self.stitched[index as usize].lane,
+        };
+        if self.lanes[lane.index()].taker != Taker::Stream(stream) {
+            match live {
+                Live::Piece(id) => self.pieces[id].recorded = true,
+                Live::Stitched(index) => self.stitched[index as usize].recorded = true,
+            }
+        }
+        true
+    }
+
+    /// Puts a piece that is in no lane into the one it names, merged with its neighbours there.
+    pub(super) fn give(&mut self, id: PieceId) {
+        let lane = self.pieces[id].lane;
+        self.pieces[id].state = State::Free;
+        let next = self.pieces[id].next;
+        if self.merges(next, lane) {
+            self.lanes[lane.index()].remove(&mut self.pieces, next);
+            self.inherit(id, next);
+            self.pieces.absorb_next(id);
+        }
+        let prev = self.pieces[id].prev;
+        let id = if self.merges(prev, lane) {
+            self.lanes[lane.index()].remove(&mut self.pieces, prev);
+            self.inherit(prev, id);
+            self.pieces.absorb_next(prev);
+            prev
+        } else {
+            id
+        };
+        if self.pieces[id].slab == PieceId::NONE || !self.close_slab(id) {
+            self.lanes[lane.index()].insert(&mut self.pieces, id);
+        }
+    }
+
+    fn merges(&self, neighbour: PieceId, lane: LaneId) -> bool {
+        let piece = &self.pieces[neighbour];
+        piece.lane == lane && piece.state == State::Free
+    }
+
+    pub(super) fn inherit(&mut self, into: PieceId, from: PieceId) {
+        let (epoch, moved) = (self.pieces[from].epoch, self.pieces[from].moved);
+        let piece = &mut self.pieces[into];
+        piece.epoch = piece.epoch.max(epoch);
+        piece.moved = piece.moved.max(moved);
+    }
+
+    /// Gives a slab back to the stream's slabs where `id`, in no lane, is all of it; the last free one stays open, so
+    /// that a program which frees and asks again does not open one each time.
+    fn close_slab(&mut self, id: PieceId) -> bool {
+        let (size, slab, lane) = (self.pieces[id].size, self.pieces[id].slab, self.pieces[id].lane);
+        let keep = self.lanes[lane.index()].bytes == 0 && !self.is_released(self.lanes[lane.index()].domain);
+        if size != self.pieces[slab].size || keep {
+            return false;
+        }
+        self.dissolve_slab(id);
+        true
+    }
+
+    /// Turns a slab whose one piece is free, and in no lane, back into a free piece of its zone.
+    pub(super) fn dissolve_slab(&mut self, id: PieceId) {
+        let (slab, epoch) = (self.pieces[id].slab, self.pieces[id].epoch);
+        let (first, last) = (self.pieces[id].prev, self.pieces[id].next);
+        for gone in [first, id, last] {
+            self.pieces.forget(gone);
+        }
+        let outer = &mut self.pieces[slab];
+        outer.epoch = epoch;
+        self.give(slab);
+    }
+
+    fn is_released(&self, domain: DomainId) -> bool {
+        self.domains[domain.index()].released
+    }
+
+    /// Moves what has passed to where more streams may take it: at once where it was nobody's, and where there is more
+    /// than one stream to take it.
+    pub(super) fn settle(&mut self, id: DomainId) {
+        let domain = &mut self.domains[id.index()];
+        let (limbos, passed_large, passed_slabs) =
+            ([domain.limbo_large, domain.limbo_small], domain.passed_large, domain.passed_slabs);
+        let lend = domain.options.lend && self.settings.borrow != Borrow::Off && domain.streams.len() > 1;
+        let streams = domain.streams.clone();
+        for limbo in limbos {
+            while let Some(piece) = self.lanes[limbo.index()].oldest_passed(&self.pieces, self.passed) {
+                self.lanes[limbo.index()].remove(&mut self.pieces, piece);
+                let withheld = &mut self.pieces[piece];
+                withheld.lane = withheld.owner;
+                let (small, blocks, size) = (withheld.slab != PieceId::NONE, withheld.requested, withheld.size);
+                for pool in self.stats.pools(small) {
+                    pool.completed(blocks, size);
+                }
+                self.give(piece);
+            }
+        }
+        if !lend {
+            return;
+        }
+        for lanes in streams {
+            for (from, to) in [(lanes.large, passed_large), (lanes.slabs, passed_slabs)] {
+                while let Some(piece) = self.lanes[from.index()].oldest_passed(&self.pieces, self.passed) {
+                    self.lanes[from.index()].remove(&mut self.pieces, piece);
+                    let passed = &mut self.pieces[piece];
+                    passed.lane = to;
+                    passed.epoch = Epoch(0);
+                    passed.moved = Move::default();
+                    self.give(piece);
+                }
+            }
+        }
+    }
+
+    /// Gives every piece of a lane the open epoch.
+    pub(super) fn renew(&mut self, lane: LaneId) {
+        let mut ids = Vec::new();
+        ids.extend(self.lanes[lane.index()].bins.iter());
+        for id in ids {
+            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            self.pieces[id].epoch = self.open;
+            self.lanes[lane.index()].insert(&mut self.pieces, id);
+        }
+    }
+
+    fn count_freed(&mut self, small: bool, size: u64, requested: u64, recorded: bool) {
+        for pool in self.stats.pools(small) {
+            pool.freed(size, requested);
+            if !recorded {
+                pool.completed(1, size);
+            }
+        }
+    }
+}

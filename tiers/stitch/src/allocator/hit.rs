@@ -1,0 +1,94 @@
+//! The fast path: a free piece that fits is there. No driver call, no heap allocation, nothing but arithmetic.
+
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use super::{Allocator, Live, SMALL_LIMIT, packed};
+use crate::domain::StreamLanes;
+use crate::ids::{LaneId, Move, PieceId};
+use crate::plan::{Grant, Request};
+use crate::piece::State;
+
+impl Allocator {
+    /// Hands out a free piece that fits, or nothing: then [`Allocator::plan`] says what it takes.
+    pub fn take(&mut self, request: &Request) -> Option<Grant> {
+        let domain = self.domains.get(request.domain.index()).filter(|domain| !domain.released)?;
+        let lanes = domain.lanes_of(request.stream)?;
+        let size = packed(request.size);
+        if size <= SMALL_LIMIT.get() {
+            self.take_small(lanes, domain.passed_slabs, size, request.size.get())
+        } else {
+            let passed = domain.passed_large;
+            let piece = self.take_from(lanes.large, passed, size)?;
+            Some(self.hand_out(piece, State::Live, lanes.large, request.size.get()))
+        }
+    }
+
+    /// A stream takes its own pieces first, then passed ones.
+    fn take_from(&mut self, own: LaneId, passed: LaneId, size: u64) -> Option<PieceId> {
+        let found = self.lanes[own.index()].take_best(&mut self.pieces, size);
+        found.or_else(|| self.lanes[passed.index()].take_best(&mut self.pieces, size))
+    }
+
+    fn take_small(
+        &mut self, lanes: StreamLanes, passed_slabs: LaneId, size: u64, requested: u64,
+    ) -> Option<Grant> {
+        let piece = match self.lanes[lanes.small.index()].take_best(&mut self.pieces, size) {
+            Some(piece) => piece,
+            None => {
+                let slab = self.take_from(lanes.slabs, passed_slabs, self.settings.slab.get())?;
+                self.open_slab(slab, lanes);
+                self.lanes[lanes.small.index()].take_best(&mut self.pieces, size)?
+            }
+        };
+        Some(self.hand_out(piece, State::Live, lanes.small, requested))
+    }
+
+    /// Makes a slab of a piece: a segment of its own with one free piece.
+    fn open_slab(&mut self, slab: PieceId, lanes: StreamLanes) {
+        let outer = &mut self.pieces[slab];
+        outer.state = State::Slab;
+        outer.lane = lanes.slabs;
+        let (start, size, epoch) = (outer.start, outer.size, outer.epoch);
+        let (first, inner, _) = self.pieces.segment(start, size, State::Free);
+        self.pieces[slab].older = first;
+        let piece = &mut self.pieces[inner];
+        piece.slab = slab;
+        piece.lane = lanes.small;
+        piece.epoch = epoch;
+        self.lanes[lanes.small.index()].insert(&mut self.pieces, inner);
+    }
+
+    /// Hands out a piece that is in no lane.
+    pub(super) fn hand_out(&mut self, id: PieceId, state: State, lane: LaneId, requested: u64) -> Grant {
+        let piece = &mut self.pieces[id];
+        piece.state = state;
+        piece.lane = lane;
+        piece.requested = requested;
+        piece.recorded = false;
+        let moved = piece.moved > Move::default() && piece.epoch > self.passed;
+        let (start, size, small) = (piece.start, piece.size, piece.slab != PieceId::NONE);
+        let edge = moved && self.needs_edge(id, lane);
+        self.live.insert(start, Live::Piece(id));
+        self.count_handed_out(small, size, requested);
+        self.stats.counters.edges += u64::from(edge);
+        Grant { offset: Bytes::new(start), size: Bytes::new(size), edge, waits: SmallVec::new() }
+    }
+
+    /// Whether bytes that were last used at another address need a completion edge on the stream that takes them: not
+    /// where it has passed one since.
+    fn needs_edge(&mut self, id: PieceId, lane: LaneId) -> bool {
+        let lane = &mut self.lanes[lane.index()];
+        let needs = self.pieces[id].moved > lane.edge;
+        if needs {
+            lane.edge = self.moves;
+        }
+        needs
+    }
+
+    pub(super) fn count_handed_out(&mut self, small: bool, size: u64, requested: u64) {
+        for pool in self.stats.pools(small) {
+            pool.handed_out(size, requested);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The slow path: nothing that is free fits as it lies. What can be joined, reused, stitched, borrowed or grown?
+
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use super::outcome::{Carved, Former};
+use super::{Allocator, Live, SMALL_LIMIT, Stitched, packed};
+use crate::domain::StreamLanes;
+use crate::error::StitchError;
+use crate::ids::{AliasId, DomainId, LaneId, StreamKey};
+use crate::lane::Taker;
+use crate::piece::State;
+use crate::plan::{Grant, Outcome, Request};
+use crate::run::{self, Run};
+use crate::settings::{Borrow, WaitRules};
+
+/// A large request on its way through the slow path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    pub(super) size: u64,
+    pub(super) requested: u64,
+    pub(super) lanes: StreamLanes,
+    pub(super) domain: DomainId,
+    /// Requests below are not stitched.
+    pub(super) stitch_from: u64,
+}
+
+impl Allocator {
+    /// Says how a request that is no hit can be served: at once after all, with driver work, after a wait, or not.
+    ///
+    /// With `grow` false nothing new is asked of the driver (it has just said that it has no more).
+    ///
+    /// # Errors
+    /// [`StitchError::OutOfMemory`] after everything else, [`StitchError::LargerThanDevice`],
+    /// [`StitchError::UnknownDomain`].
+    pub fn plan(&mut self, request: &Request, grow: bool) -> Result<Outcome, StitchError> {
+        let memory = self.settings.memory;
+        if request.size > memory {
+            self.stats.counters.ooms += 1;
+            return Err(StitchError::LargerThanDevice { wanted: request.size, memory });
+        }
+        self.domain(request.domain)?;
+        let domain = &mut self.domains[request.domain.index()];
+        let known = domain.lanes_of(request.stream);
+        let lanes =
+            known.unwrap_or_else(|| domain.add_stream(request.domain, request.stream, &mut self.lanes));
+        if let Some(grant) = self.take(request) {
+            return Ok(Outcome::Ready(grant));
+        }
+        let size = packed(request.size);
+        let want = Want {
+            size,
+            requested: request.size.get(),
+            lanes,
+            domain: request.domain,
+            stitch_from: self.settings.fragment_limit.unwrap_or(self.extent_size(request.domain)).get(),
+        };
+        if size <= SMALL_LIMIT.get() {
+            return self.plan_slab(want, grow);
+        }
+        let mine = self.runs(&want, false);
+        if let Some(grant) = self.from_runs(&want, &mine) {
+            return Ok(Outcome::Ready(grant));
+        }
+        if let Borrow::Wait(rules) = self.settings.borrow
+            && let Some(outcome) = self.borrow(&want, rules)
+        {
+            return Ok(outcome);
+        }
+        let stitching = self.may_stitch(&want);
+        if stitching && !self.settings.stitch_only_when_full && let Some(plan) = self.plan_stitch(&want, &mine) {
+            return Ok(Outcome::Work(plan));
+        }
+        if grow && let Some(plan) = self.plan_growth(&want, &mine) {
+            return Ok(Outcome::Work(plan));
+        }
+        self.shortage(&want, &mine, grow)
+    }
+
+    pub(super) fn may_stitch(&self, want: &Want) -> bool {
+        self.settings.alias && self.domains[want.domain.index()].options.alias && want.size >= want.stitch_from
+    }
+
+    /// What the stream may take at home, joined whichever lanes it is in; with `borrow`, also what is pending on others.
+    pub(super) fn runs(&self, want: &Want, borrow: bool) -> Vec<Run> {
+        let domain = &self.domains[want.domain.index()];
+        let others = domain.streams.iter().map(|lanes| lanes.large).filter(|&lane| borrow && lane != want.lanes.large);
+        let lanes = [want.lanes.large, domain.passed_large].into_iter().chain(others);
+        let ranges = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter()).map(|id| {
+            let piece = &self.pieces[id];
+            Run { start: piece.start, end: piece.end(), first: id }
+        });
+        run::join(ranges.collect())
+    }
+
+    /// Serves a request from free bytes that lie side by side, at home or in an alias that is already mapped.
+    fn from_runs(&mut self, want: &Want, runs: &[Run]) -> Option<Grant> {
+        let fitting = runs.iter().filter(|run| run.size() >= want.size).min_by_key(|run| run.size());
+        if let Some(run) = fitting {
+            let carved = self.carve(run, run.start, run.start + want.size);
+            return Some(self.hand_out_carved(want, carved));
+        }
+        if !self.may_stitch(want) {
+            return None;
+        }
+        self.reuse_alias(want, runs)
+    }
+
+    /// Hands out a carved home range; what others freed is waited for.
+    pub(super) fn hand_out_carved(&mut self, want: &Want, carved: Carved) -> Grant {
+        let waits = self.lenders(want, &carved.former);
+        let mut grant = self.hand_out(carved.piece, State::Live, want.lanes.large, want.requested);
+        grant.waits = waits;
+        grant
+    }
+
+    fn reuse_alias(&mut self, want: &Want, runs: &[Run]) -> Option<Grant> {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        let longest = (want.size as f64 * self.settings.reuse_limit) as u64;
+        let aliases = &self.domains[want.domain.index()].aliases;
+        let fitting = aliases
+            .iter()
+            .map(|&id| (id, &self.aliases[id]))
+            .filter(|(_, alias)| (want.size..=longest).contains(&alias.size))
+            .filter_map(|(id, alias)| alias.best_window(runs, want.size).map(|window| (id, window)));
+        let (id, mut window) = fitting.min_by_key(|(_, window)| window.size)?;
+        window.size = want.size;
+        let ranges: Vec<_> = self.aliases[id].home_of(window).collect();
+        let carved = self.carve_all(runs, &ranges);
+        self.stats.counters.alias_reuses += 1;
+        Some(self.hand_out_stitched(want, id, window.offset, carved))
+    }
+
+    /// Carves several home ranges out of the runs that they lie in.
+    pub(super) fn carve_all(&mut self, runs: &[Run], ranges: &[(u64, u64)]) -> Vec<Carved> {
+        ranges
+            .iter()
+            .filter_map(|&(start, size)| {
+                let run = runs.get(runs.partition_point(|run| run.end <= start))?;
+                Some(self.carve(run, start, start + size))
+            })
+            .collect()
+    }
+
+    /// Hands out a block at `offset` of an alias, its home ranges carved.
+    pub(super) fn hand_out_stitched(&mut self, want: &Want, id: AliasId, offset: u64, carved: Vec<Carved>) -> Grant {
+        let former: Vec<Former> = carved.iter().flat_map(|range| range.former.iter().copied()).collect();
+        let edge = former.iter().any(|former| former.epoch > self.passed);
+        if edge {
+            self.lanes[want.lanes.large.index()].edge = self.moves;
+        }
+        let waits = self.lenders(want, &former);
+        let parts = carved.into_iter().map(|range| range.piece).collect();
+        let block = Stitched {
+            alias: id,
+            size: want.size,
+            requested: want.requested,
+            lane: want.lanes.large,
+            recorded: false,
+            parts,
+        };
+        self.aliases.touch(id);
+        let alias = &mut self.aliases[id];
+        if alias.is_idle() {
+            let idle = &mut self.stats.idle_alias_bytes;
+            *idle = idle.saturating_sub(Bytes::new(alias.size));
+        }
+        alias.blocks += 1;
+        let start = alias.start + offset;
+        #[allow(clippy::cast_possible_truncation)]
+        let index = self.stitched.insert(block) as u32;
+        self.live.insert(start, Live::Stitched(index));
+        self.count_handed_out(false, want.size, want.requested);
+        self.stats.counters.edges += u64::from(edge);
+        Grant { offset: Bytes::new(start), size: Bytes::new(want.size), edge, waits }
+    }
+
+    /// The streams that the taker of these pieces has to wait for.
+    pub(super) fn lenders(&mut self, want: &Want, former: &[Former]) -> SmallVec<[StreamKey; 2]> {
+        let mut waits = SmallVec::new();
+        for former in former.iter().filter(|former| former.lane != want.lanes.large && former.epoch > self.passed) {
+            if let Taker::Stream(stream) = self.lanes[former.lane.index()].taker
+                && !waits.contains(&stream)
+            {
+                waits.push(stream);
+            }
+        }
+        self.stats.counters.stream_waits += waits.len() as u64;
+        waits
+    }
+
+    /// Serves a request with what is pending on other streams, by the rules of borrowing.
+    fn borrow(&mut self, want: &Want, rules: WaitRules) -> Option<Outcome> {
+        if !self.domains[want.domain.index()].options.lend {
+            return None;
+        }
+        if let Some(grant) = self.borrow_piece(want, rules) {
+            return Some(Outcome::Ready(grant));
+        }
+        if !rules.stitch {
+            return None;
+        }
+        let all = self.runs(want, true);
+        if let Some(grant) = self.from_runs(want, &all) {
+            return Some(Outcome::Ready(grant));
+        }
+        let stitching = self.may_stitch(want) && !self.settings.stitch_only_when_full;
+        stitching.then(|| self.plan_stitch(want, &all)).flatten().map(Outcome::Work)
+    }
+
+    /// Borrows one piece, whole or split.
+    fn borrow_piece(&mut self, want: &Want, rules: WaitRules) -> Option<Grant> {
+        let domain = &self.domains[want.domain.index()];
+        let lanes: SmallVec<[LaneId; 4]> =
+            domain.streams.iter().map(|lanes| lanes.large).filter(|&lane| lane != want.lanes.large).collect();
+        let pieces = lanes.iter().flat_map(|lane| self.lanes[lane.index()].bins.iter());
+        let fits = |size: u64| size >= want.size && size - want.size <= rules.max_excess.get();
+        let fitting = pieces.filter(|&id| fits(self.pieces[id].size));
+        let chosen = fitting.min_by_key(|&id| {
+            let piece = &self.pieces[id];
+            if rules.oldest_first { (piece.epoch.0, piece.size) } else { (piece.size, piece.epoch.0) }
+        })?;
+        let piece = &self.pieces[chosen];
+        let run = Run { start: piece.start, end: piece.end(), first: chosen };
+        let end = if rules.split { run.start + want.size } else { run.end };
+        let carved = self.carve(&run, run.start, end);
+        Some(self.hand_out_carved(want, carved))
+    }
+}

@@ -1,0 +1,246 @@
+//! The allocator of one device: home, aliases, lanes and epochs behind a few pure methods.
+//!
+//! ```text
+//! take ──hit──► Grant                                             no driver, no heap
+//!   └─miss─► plan ─► settle ─ join ─ reuse alias ─ stitch ─ borrow ─ grow ─ take back ─ wait ─ refuse
+//!                      └───────┴─ Ready ──┘          └── Work(plan) ──┘       └ Wait
+//! ```
+//!
+//! Invariants (checked whole by [`Allocator::check`] in tests):
+//! - the pieces of home cover every extent exactly once; a live byte belongs to one live block;
+//! - a piece is in a stream's lane only if that stream may take it now, in `Anyone`'s only if its epoch has passed;
+//! - reserved memory, plans included, is at most the limit;
+//! - an alias maps only extents of its own domain, and an extent is released only when no alias maps it.
+
+mod audit;
+mod free;
+mod grow;
+mod hit;
+mod miss;
+mod outcome;
+mod place;
+mod report;
+mod shortage;
+mod trim;
+
+use glake_units::Bytes;
+use rustc_hash::FxHashMap;
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::alias::Aliases;
+use crate::bins::QUANTUM;
+use crate::domain::{Domain, DomainOptions};
+use crate::error::StitchError;
+use crate::extent::Extents;
+use crate::ids::{AliasId, DomainId, Epoch, LaneId, Move, PieceId};
+use crate::lane::Lane;
+use crate::piece::Pieces;
+use crate::settings::Settings;
+use crate::stats::Stats;
+use crate::zone::Zone;
+
+pub use audit::Broken;
+pub use report::{BlockInfo, Segment, SegmentKind};
+
+/// Requests up to here are cut from slabs.
+pub const SMALL_LIMIT: Bytes = Bytes::mib(1);
+
+/// How long the alias addresses are, in times the device's memory.
+const ALIAS_SPACE: u64 = 8;
+
+/// What begins at an offset that was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Live {
+    Piece(PieceId),
+    Stitched(u32),
+}
+
+/// A block that lies in an alias.
+#[derive(Clone, Debug)]
+struct Stitched {
+    alias: AliasId,
+    size: u64,
+    requested: u64,
+    lane: LaneId,
+    recorded: bool,
+    /// Its bytes at home, in alias order.
+    parts: Vec<PieceId>,
+}
+
+/// The allocator of one device.
+#[derive(Debug)]
+pub struct Allocator {
+    settings: Settings,
+    pieces: Pieces,
+    lanes: Slab<Lane>,
+    domains: Slab<Domain>,
+    extents: Extents,
+    aliases: Aliases,
+    /// Where large extents, the extents of slabs and aliases go.
+    home: Zone,
+    slabs: Zone,
+    elsewhere: Zone,
+    segments: place::Segments,
+    live: FxHashMap<u64, Live>,
+    stitched: Slab<Stitched>,
+    plans: Slab<outcome::Pending>,
+    /// Frees belong to this epoch; it closes when an event is recorded for it.
+    open: Epoch,
+    /// Bytes of new extents that plans have set aside and the driver has not made yet.
+    planned: u64,
+    /// Whether anything was freed in it.
+    uncovered: bool,
+    passed: Epoch,
+    /// Counts what changes its address: frees of stitched blocks.
+    moves: Move,
+    stats: Stats,
+}
+
+impl Allocator {
+    /// An allocator with nothing reserved.
+    ///
+    /// # Errors
+    /// [`StitchError::BadSetting`] for the first knob that makes no sense.
+    pub fn new(settings: Settings) -> Result<Self, StitchError> {
+        check(&settings)?;
+        let memory = settings.memory.get().next_multiple_of(settings.granularity.get());
+        let mut allocator = Allocator {
+            pieces: Pieces::default(),
+            lanes: Slab::new(),
+            domains: Slab::new(),
+            extents: Extents::new(settings.granularity.get()),
+            aliases: Aliases::default(),
+            home: Zone::new(0, 2 * memory),
+            slabs: Zone::new(2 * memory, memory),
+            elsewhere: Zone::new(3 * memory, ALIAS_SPACE * memory),
+            segments: place::Segments::default(),
+            live: FxHashMap::default(),
+            stitched: Slab::new(),
+            plans: Slab::new(),
+            open: Epoch(1),
+            planned: 0,
+            uncovered: false,
+            passed: Epoch(0),
+            moves: Move::default(),
+            stats: Stats::default(),
+            settings,
+        };
+        allocator.add_domain(DomainOptions::default());
+        Ok(allocator)
+    }
+
+    /// How long the device's reservation must be: every offset is below.
+    pub fn address_space(&self) -> Bytes {
+        let memory = self.settings.memory.get().next_multiple_of(self.settings.granularity.get());
+        Bytes::new((3 + ALIAS_SPACE) * memory)
+    }
+
+    /// The knobs.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The domain of requests that name no other.
+    pub const fn default_domain() -> DomainId {
+        DomainId(0)
+    }
+
+    /// A new owner of extents.
+    pub fn add_domain(&mut self, options: DomainOptions) -> DomainId {
+        let entry = self.domains.vacant_entry();
+        let id = DomainId::at(entry.key());
+        entry.insert(Domain::new(id, options, &mut self.lanes));
+        id
+    }
+
+    /// Gives a domain up: its blocks live on until they are freed, its free extents go back to the driver once all
+    /// work enqueued before this call has completed, and nothing new is taken from it.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`]; the default domain cannot be released.
+    pub fn release_domain(&mut self, id: DomainId) -> Result<(), StitchError> {
+        let known = id != Self::default_domain() && self.domains.contains(id.index());
+        if !known || self.domains[id.index()].released {
+            return Err(StitchError::UnknownDomain { domain: id });
+        }
+        self.domains[id.index()].released = true;
+        let lanes: Vec<LaneId> = self.domains[id.index()].home_lanes().collect();
+        for lane in lanes {
+            self.renew(lane);
+        }
+        self.uncovered = true;
+        self.drop_if_done(id);
+        Ok(())
+    }
+
+    /// Changes the most that may be reserved; what is reserved above stays until it is trimmed.
+    pub fn set_limit(&mut self, limit: Bytes) {
+        self.settings.limit = limit.min(self.settings.memory);
+    }
+
+    /// The epoch that frees belong to now, where there are frees that no recorded event covers.
+    pub fn uncovered(&self) -> Option<Epoch> {
+        self.uncovered.then_some(self.open)
+    }
+
+    /// Closes the open epoch: the caller has just recorded its event. Later frees belong to the next one.
+    pub fn close_epoch(&mut self) -> Epoch {
+        let closed = self.open;
+        self.open = closed.next();
+        self.uncovered = false;
+        closed
+    }
+
+    /// All work enqueued before this epoch was closed has completed.
+    pub fn pass_epoch(&mut self, epoch: Epoch) {
+        debug_assert!(epoch < self.open, "an epoch passes after it was closed");
+        self.passed = self.passed.max(epoch);
+let domains: SmallVec<[DomainId; 4]> = self.domains.iter().map(|(index, _)| DomainId::at(index)).collect();
+        for domain in domains {
+            self.settle(domain);
+        }
+    }
+
+    /// The last epoch that has passed.
+    pub fn passed(&self) -> Epoch {
+        self.passed
+    }
+
+    fn domain(&self, id: DomainId) -> Result<&Domain, StitchError> {
+        match self.domains.get(id.index()) {
+            Some(domain) if !domain.released => Ok(domain),
+            _ => Err(StitchError::UnknownDomain { domain: id }),
+        }
+    }
+}
+
+/// A size as it is packed; 0 is given an address too.
+fn packed(size: Bytes) -> u64 {
+    size.get().max(1).next_multiple_of(QUANTUM)
+}
+
+fn check(settings: &Settings) -> Result<(), StitchError> {
+    let granularity = settings.granularity;
+    let bad = |knob, value, allowed| Err(StitchError::BadSetting { knob, value, allowed });
+    if !granularity.get().is_power_of_two() || granularity < Bytes::kib(64) {
+        return bad("granularity", granularity, "a power of two, at least 64 KiB");
+    }
+    if settings.memory < granularity || settings.memory > Bytes::gib(512) {
+        return bad("memory", settings.memory, "from one granule to 512 GiB");
+    }
+    for (knob, value) in
+        [("extent", settings.extent), ("extent_near_limit", settings.extent_near_limit), ("slab", settings.slab)]
+    {
+        if value.is_zero() || !value.is_aligned(granularity) {
+            return bad(knob, value, "a multiple of the device's granularity, at least one");
+        }
+    }
+    if settings.slab < Bytes::mib(2) || settings.slab > settings.extent_near_limit {
+        return bad("slab", settings.slab, "at least 2 MiB and at most extent_near_limit");
+    }
+    if settings.extent_near_limit > settings.extent {
+        return bad("extent_near_limit", settings.extent_near_limit, "at most extent");
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! What the allocator tells about itself: statistics, the kinds of waste, and a picture of its segments.
+
+use glake_units::Bytes;
+use serde::Serialize;
+
+use super::{Allocator, Live};
+use crate::ids::{DomainId, PieceId, StreamKey};
+use crate::lane::{Class, Lane, Taker};
+use crate::piece::State;
+use crate::stats::{Stats, Waste};
+
+/// What a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SegmentKind {
+    /// A mapped run at home, for large blocks.
+    Home,
+    /// A mapped run at home, for slabs.
+    Slabs,
+    /// An alias: it reserves nothing of its own.
+    Stitched,
+}
+
+/// A mapped address range.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Segment {
+    /// From the start of the reservation.
+    pub offset: Bytes,
+    /// How long.
+    pub size: Bytes,
+    /// What it is.
+    pub kind: SegmentKind,
+    /// Whose.
+    #[serde(skip)]
+    pub domain: DomainId,
+    /// What lies in it, in order, without gaps; of an alias only what was handed out through it.
+    pub blocks: Vec<BlockInfo>,
+}
+
+/// A run of bytes of a segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlockInfo {
+    /// From the start of the reservation.
+    pub offset: Bytes,
+    /// How long.
+    pub size: Bytes,
+    /// As asked for; zero where free.
+    pub requested: Bytes,
+    /// Handed out.
+    pub live: bool,
+    /// The stream that it belongs to, where it belongs to one.
+    #[serde(skip)]
+    pub stream: Option<StreamKey>,
+}
+
+impl Allocator {
+    /// Everything that is counted.
+    pub fn stats(&self) -> Stats {
+        Stats { waste: self.waste(), ..self.stats }
+    }
+
+    /// Physical memory held: cheaper than [`Allocator::stats`], which walks the free pieces.
+    pub fn reserved_bytes(&self) -> Bytes {
+        Bytes::new(self.stats.all.reserved_bytes.current)
+    }
+
+    /// The counters alone: cheaper than [`Allocator::stats`].
+    pub fn counters(&self) -> crate::stats::Counters {
+        self.stats.counters
+    }
+
+    /// Starts the peaks from what is now.
+    pub fn reset_peaks(&mut self) {
+        self.stats.reset_peaks();
+    }
+
+    /// Starts the totals from zero.
+    pub fn reset_totals(&mut self) {
+        self.stats.reset_totals();
+    }
+
+    /// The block that begins at an offset: its size and what was asked for.
+    pub fn block(&self, offset: Bytes) -> Option<(Bytes, Bytes)> {
+        let (size, requested) = match self.live.get(&offset.get())? {
+            Live::Piece(id) => (self.pieces[*id].size, self.pieces[*id].requested),
+            Live::Stitched(index) => {
+                let block = &self.stitched[*index as usize];
+                (block.size, block.requested)
+            }
+        };
+        Some((Bytes::new(size), Bytes::new(requested)))
+    }
+
+    /// How many blocks are live.
+    pub fn live_blocks(&self) -> usize {
+        self.live.len()
+    }
+
+    /// How many free ranges there are, over all lanes.
+    pub fn free_ranges(&self) -> usize {
+        self.lanes.iter().map(|(_, lane)| lane.bins.len()).sum()
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.stats.all.reserved_bytes.current - self.stats.all.active_bytes.current
+    }
+
+    pub(super) fn stitchable_bytes(&self) -> u64 {
+        self.free_at_home().map(|id| self.whole_extents(id)).sum()
+    }
+
+    fn free_at_home(&self) -> impl Iterator<Item = PieceId> + '_ {
+        let is_free = |lane: &Lane| lane.class != Class::Small && lane.taker != Taker::Nobody;
+        let lanes = self.lanes.iter().filter(move |(_, lane)| is_free(lane));
+        lanes.flat_map(|(_, lane)| lane.bins.iter())
+    }
+
+    fn whole_extents(&self, id: PieceId) -> u64 {
+        let piece = &self.pieces[id];
+        let (first, last) = self.extents.boundaries(piece.start, piece.end());
+        last.saturating_sub(first)
+    }
+
+    /// What is reserved and not in use: pending on a stream while others are there to use it, in whole extents, or not.
+    fn waste(&self) -> Waste {
+        let (mut stream, mut soft) = (0, 0);
+        for id in self.free_at_home() {
+            let piece = &self.pieces[id];
+            let lane = &self.lanes[piece.lane.index()];
+            let shared = self.domains[lane.domain.index()].streams.len() > 1;
+            if piece.epoch > self.passed && shared {
+                stream += piece.size;
+            } else {
+                soft += self.whole_extents(id);
+            }
+        }
+        let hard = self.free_bytes().saturating_sub(soft + stream);
+        Waste { hard: Bytes::new(hard), soft: Bytes::new(soft), stream: Bytes::new(stream) }
+    }
+
+    /// Every mapped range and what lies in it.
+    pub fn segments(&self) -> Vec<Segment> {
+        let home = self.segments.begins().map(|edge| {
+            let first = self.pieces[edge].next;
+            let (offset, extent) = (self.pieces[first].start, &self.extents[self.extents.at(self.pieces[first].start)]);
+            let blocks = self.blocks_from(first);
+            let size = blocks.iter().map(|block| block.size).sum();
+            let kind = if extent.class == Class::Slabs { SegmentKind::Slabs } else { SegmentKind::Home };
+            Segment { offset: Bytes::new(offset), size, kind, domain: extent.domain, blocks }
+        });
+        let mut segments: Vec<Segment> = home.collect();
+        segments.extend(self.aliases.iter().map(|(_, alias)| Segment {
+            offset: Bytes::new(alias.start),
+            size: Bytes::new(alias.size),
+            kind: SegmentKind::Stitched,
+            domain: alias.domain,
+            blocks: self.blocks_in_alias(alias.start, alias.size),
+        }));
+        segments
+    }
+
+    fn blocks_from(&self, first: PieceId) -> Vec<BlockInfo> {
+        let mut blocks = Vec::new();
+        let mut id = first;
+        while self.pieces[id].state != State::Edge {
+            let piece = &self.pieces[id];
+            if piece.state == State::Slab {
+                blocks.extend(self.blocks_from(self.pieces[piece.older].next));
+            } else {
+                let live = piece.state == State::Live;
+                let requested = if live { piece.requested } else { 0 };
+                blocks.push(self.describe(piece.start, piece.size, requested, live, piece.lane));
+            }
+            id = piece.next;
+        }
+        blocks
+    }
+
+    fn blocks_in_alias(&self, start: u64, size: u64) -> Vec<BlockInfo> {
+        let inside = self.live.iter().filter(|(offset, _)| (start..start + size).contains(*offset));
+        let mut blocks: Vec<BlockInfo> = inside
+            .filter_map(|(&offset, live)| match live {
+                Live::Piece(_) => None,
+                Live::Stitched(index) => {
+                    let block = &self.stitched[*index as usize];
+                    Some(self.describe(offset, block.size, block.requested, true, block.lane))
+                }
+            })
+            .collect();
+        blocks.sort_unstable_by_key(|block| block.offset);
+        blocks
+    }
+
+    fn describe(&self, start: u64, size: u64, requested: u64, live: bool, lane: crate::ids::LaneId) -> BlockInfo {
+        let stream = match self.lanes.get(lane.index()).map(|lane| lane.taker) {
+            Some(Taker::Stream(stream)) => Some(stream),
+            _ => None,
+        };
+        BlockInfo { offset: Bytes::new(start), size: Bytes::new(size), requested: Bytes::new(requested), live, stream }
+    }
+}

@@ -1,0 +1,48 @@
+//! The last rungs before a refusal: stitch smaller pieces, give back what other owners do not use, wait.
+
+use glake_units::Bytes;
+
+use super::Allocator;
+use super::miss::Want;
+use crate::error::StitchError;
+use crate::ids::{Epoch, PieceId};
+use crate::plan::Outcome;
+use crate::run::Run;
+
+impl Allocator {
+    pub(super) fn shortage(&mut self, want: &Want, runs: &[Run], grow: bool) -> Result<Outcome, StitchError> {
+        let mut want = *want;
+        if self.settings.fragment_limit.is_none() {
+            want.stitch_from = want.stitch_from.min(self.settings.extent_near_limit.get());
+        }
+        if self.may_stitch(&want) {
+            if let Some(plan) = self.plan_stitch(&want, runs) {
+                return Ok(Outcome::Work(plan));
+            }
+            if grow && let Some(plan) = self.plan_growth(&want, runs) {
+                return Ok(Outcome::Work(plan));
+            }
+        }
+        self.stats.counters.retries += 1;
+        if let Some(plan) = self.plan_release(Bytes::MAX) {
+            return Ok(Outcome::Work(plan));
+        }
+        if let Some(epoch) = self.oldest_pending() {
+            return Ok(Outcome::Wait(epoch));
+        }
+        self.stats.counters.ooms += 1;
+        Err(StitchError::OutOfMemory {
+            wanted: Bytes::new(want.requested),
+            reserved: Bytes::new(self.reserved()),
+            limit: self.settings.limit,
+            free: Bytes::new(self.free_bytes()),
+            stitchable: Bytes::new(self.stitchable_bytes()),
+        })
+    }
+
+    /// The oldest epoch that holds back bytes somebody could use.
+    fn oldest_pending(&self) -> Option<Epoch> {
+        let oldest = self.lanes.iter().map(|(_, lane)| lane.oldest()).filter(|&id| id != PieceId::NONE);
+        oldest.map(|id| self.pieces[id].epoch).filter(|&epoch| epoch > self.passed).min()
+    }
+}

@@ -1,0 +1,108 @@
+//! Owners of extents, and the lanes of their free pieces.
+
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::ids::{AliasId, DomainId, LaneId, StreamKey};
+use crate::lane::{Class, Lane, Taker};
+
+/// What a domain allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainOptions {
+    /// Whether its free pieces may be stitched.
+    pub alias: bool,
+    /// Whether a stream may take what another freed, once that has passed.
+    pub lend: bool,
+    /// The size of its extents; `None`: the device's.
+    pub extent: Option<glake_units::Bytes>,
+}
+
+impl Default for DomainOptions {
+    fn default() -> Self {
+        DomainOptions { alias: true, lend: true, extent: None }
+    }
+}
+
+impl DomainOptions {
+    /// The private pool of a CUDA graph: addresses are baked into graphs, and nothing is lent.
+    pub fn private_pool() -> Self {
+        DomainOptions { alias: false, lend: false, extent: None }
+    }
+}
+
+/// The lanes of one stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamLanes {
+    pub(crate) stream: StreamKey,
+    pub(crate) large: LaneId,
+    pub(crate) slabs: LaneId,
+    pub(crate) small: LaneId,
+}
+
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) options: DomainOptions,
+    pub(crate) streams: SmallVec<[StreamLanes; 4]>,
+    /// Large pieces and slabs that anyone may take.
+    pub(crate) passed_large: LaneId,
+    pub(crate) passed_slabs: LaneId,
+    /// Pieces that nobody may take yet.
+    pub(crate) limbo_large: LaneId,
+    pub(crate) limbo_small: LaneId,
+    pub(crate) aliases: Vec<AliasId>,
+    /// Its owner gave it up: what is free goes back to the driver.
+    pub(crate) released: bool,
+    pub(crate) extents: usize,
+}
+
+impl Domain {
+    pub(crate) fn new(id: DomainId, options: DomainOptions, lanes: &mut Slab<Lane>) -> Self {
+        let mut lane = |class, taker| add(lanes, Lane::new(id, class, taker));
+        Domain {
+            options,
+            streams: SmallVec::new(),
+            passed_large: lane(Class::Large, Taker::Anyone),
+            passed_slabs: lane(Class::Slabs, Taker::Anyone),
+            limbo_large: lane(Class::Large, Taker::Nobody),
+            limbo_small: lane(Class::Small, Taker::Nobody),
+            aliases: Vec::new(),
+            released: false,
+            extents: 0,
+        }
+    }
+
+    /// The lanes of a stream that was seen before.
+    pub(crate) fn lanes_of(&self, stream: StreamKey) -> Option<StreamLanes> {
+        self.streams.iter().find(|lanes| lanes.stream == stream).copied()
+    }
+
+    /// The lanes of a stream, made at first sight.
+    pub(crate) fn add_stream(&mut self, id: DomainId, stream: StreamKey, lanes: &mut Slab<Lane>) -> StreamLanes {
+        let mut lane = |class| add(lanes, Lane::new(id, class, Taker::Stream(stream)));
+        let own = StreamLanes {
+            stream,
+            large: lane(Class::Large),
+            slabs: lane(Class::Slabs),
+            small: lane(Class::Small),
+        };
+        self.streams.push(own);
+        own
+    }
+
+    /// Every lane.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
+        let small = self.streams.iter().map(|lanes| lanes.small);
+        self.home_lanes().chain([self.limbo_large, self.limbo_small]).chain(small)
+    }
+
+    /// Every lane that holds whole pieces of home.
+    pub(crate) fn home_lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
+        [self.passed_large, self.passed_slabs]
+            .into_iter()
+            .chain(self.streams.iter().flat_map(|lanes| [lanes.large, lanes.slabs]))
+    }
+}
+
+fn add(lanes: &mut Slab<Lane>, lane: Lane) -> LaneId {
+    LaneId::at(lanes.insert(lane))
+}

@@ -1,0 +1,108 @@
+//! Physical memory as the core sees it: which extent lies where at home, and who maps it a second time.
+
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::ids::{AliasId, DomainId, ExtentId};
+use crate::lane::Class;
+
+/// One extent: mapped whole, released whole.
+#[derive(Clone, Debug)]
+pub(crate) struct Extent {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) domain: DomainId,
+    /// Large blocks or slabs.
+    pub(crate) class: Class,
+    /// The aliases that it is mapped in.
+    pub(crate) aliases: SmallVec<[AliasId; 4]>,
+}
+
+impl Extent {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.size
+    }
+}
+
+/// All extents of a device, found by id or by any home address in them.
+#[derive(Debug)]
+pub(crate) struct Extents {
+    granularity: u64,
+    extents: Slab<Extent>,
+    /// For each granule of home: its extent's index plus one, 0 where nothing is mapped.
+    granules: Vec<u32>,
+}
+
+impl std::ops::Index<ExtentId> for Extents {
+    type Output = Extent;
+
+    fn index(&self, id: ExtentId) -> &Extent {
+        &self.extents[id.index()]
+    }
+}
+
+impl std::ops::IndexMut<ExtentId> for Extents {
+    fn index_mut(&mut self, id: ExtentId) -> &mut Extent {
+        &mut self.extents[id.index()]
+    }
+}
+
+impl Extents {
+    pub(crate) fn new(granularity: u64) -> Self {
+        Extents { granularity, extents: Slab::new(), granules: Vec::new() }
+    }
+
+    fn granules_of(&self, extent: &Extent) -> std::ops::Range<usize> {
+        let index = |offset: u64| (offset / self.granularity) as usize;
+        index(extent.start)..index(extent.end())
+    }
+
+    pub(crate) fn insert(&mut self, extent: Extent) -> ExtentId {
+        let range = self.granules_of(&extent);
+        let id = ExtentId::at(self.extents.insert(extent));
+        if self.granules.len() < range.end {
+            self.granules.resize(range.end, 0);
+        }
+        self.granules[range].fill(id.0 + 1);
+        id
+    }
+
+    pub(crate) fn remove(&mut self, id: ExtentId) -> Extent {
+        let extent = self.extents.remove(id.index());
+        let range = self.granules_of(&extent);
+        self.granules[range].fill(0);
+        extent
+    }
+
+    /// The extent that a mapped home address lies in.
+    pub(crate) fn at(&self, offset: u64) -> ExtentId {
+        ExtentId(self.granules[(offset / self.granularity) as usize] - 1)
+    }
+
+    /// The extents that a mapped home range touches, in order.
+    pub(crate) fn touching(&self, start: u64, end: u64) -> impl Iterator<Item = ExtentId> + '_ {
+        let mut at = start;
+        std::iter::from_fn(move || {
+            (at < end).then(|| {
+                let id = self.at(at);
+                at = self[id].end();
+                id
+            })
+        })
+    }
+
+    /// The first boundary between extents at or after `start`, and the last one at or before `end`, of a mapped
+    /// range; the second is the smaller one where the range lies inside one extent.
+    pub(crate) fn boundaries(&self, start: u64, end: u64) -> (u64, u64) {
+        let first = &self[self.at(start)];
+        let last = &self[self.at(end - 1)];
+        let first = if first.start == start { start } else { first.end() };
+        let last = if last.end() == end { end } else { last.start };
+        (first, last)
+    }
+
+
+    pub(crate) fn len(&self) -> usize {
+        self.extents.len()
+    }
+}

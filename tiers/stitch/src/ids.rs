@@ -1,0 +1,85 @@
+//! The names of things in the core: small integers, each its own type.
+
+use std::fmt;
+
+/// A stream, as the caller tells streams apart (unique for the life of the process).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamKey(pub u64);
+
+/// A domain: extents of one owner (the default one, a region, a private pool of a graph), never shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DomainId(pub(crate) u32);
+
+/// A piece of physical memory: the unit of mapping, lending and release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExtentId(pub(crate) u32);
+
+/// Addresses at which extents of free pieces are mapped side by side a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AliasId(pub(crate) u32);
+
+/// Work that the driver still has to do before the core goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlanId(pub(crate) u32);
+
+/// A point in the order of frees: it has passed once all work enqueued on the device before it has completed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+/// A count of bytes changing their address; 0 is never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Move(pub(crate) u64);
+
+/// A run of bytes at home: free, live or the edge of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PieceId(pub(crate) u32);
+
+/// The free pieces that one taker has in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LaneId(pub(crate) u32);
+
+impl PieceId {
+    pub(crate) const NONE: PieceId = PieceId(u32::MAX);
+}
+
+impl LaneId {
+    pub(crate) const NONE: LaneId = LaneId(u32::MAX);
+}
+
+impl Move {
+    pub(crate) const fn next(self) -> Move {
+        Move(self.0 + 1)
+    }
+}
+
+impl Epoch {
+    pub(crate) const fn next(self) -> Epoch {
+        Epoch(self.0 + 1)
+    }
+}
+
+macro_rules! indexes {
+    ($($id:ident),+) => {$(
+        impl $id {
+            /// As an index.
+            #[allow(unreachable_pub)] // some of these types are public
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+
+            /// From an index; the tables it counts never hold 2^32 entries.
+            #[allow(clippy::cast_possible_truncation)]
+            pub(crate) const fn at(index: usize) -> Self {
+                $id(index as u32)
+            }
+        }
+    )+};
+}
+
+indexes!(DomainId, ExtentId, AliasId, PlanId, PieceId, LaneId);
+
+impl fmt::Display for StreamKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {}", self.0)
+    }
+}

@@ -1,0 +1,148 @@
+//! Runs of bytes at home, linked in the order of their addresses.
+//!
+//! ```text
+//! segment:  edge ⇄ live ⇄ free ⇄ live ⇄ free ⇄ edge          (extents of one domain, side by side)
+//! ```
+//!
+//! Invariants: the pieces of a segment cover it without gap or overlap; an edge has size 0 and never changes; so every
+//! other piece has two neighbours. A free piece is in exactly one lane.
+
+use slab::Slab;
+
+use crate::ids::{Epoch, LaneId, Move, PieceId};
+
+/// What a piece is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// The end of a segment: nothing lies beyond it.
+    Edge,
+    /// In its lane.
+    Free,
+    /// Handed out, whole, at home.
+    Live,
+    /// Handed out as a part of a stitched block, or reserved by a plan.
+    Part,
+    /// Handed out as a slab, which holds pieces of its own.
+    Slab,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    /// Free: the epoch that covers its last use.
+    pub(crate) epoch: Epoch,
+    /// Live: what was asked for. Free and nobody's: how many blocks it completes.
+    pub(crate) requested: u64,
+    pub(crate) prev: PieceId,
+    pub(crate) next: PieceId,
+    /// Free: neighbours in the lane's order of age. Slab: `older` is the first edge of what lies in it.
+    pub(crate) older: PieceId,
+    pub(crate) newer: PieceId,
+    /// Free: the lane that it is in. Live: the lane that it goes back to.
+    pub(crate) lane: LaneId,
+    /// Free and nobody's: the lane that it goes to once its epoch has passed.
+    pub(crate) owner: LaneId,
+    /// The slab that this is a piece of.
+    pub(crate) slab: PieceId,
+    pub(crate) state: State,
+    /// Free: the last time that some of its bytes were used at another address than home's.
+    pub(crate) moved: Move,
+    /// Live: other streams use it, so that its epoch decides whoever takes it next.
+    pub(crate) recorded: bool,
+}
+
+impl Piece {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.size
+    }
+
+    fn blank(start: u64, size: u64, state: State) -> Self {
+        Piece {
+            start,
+            size,
+            epoch: Epoch(0),
+            requested: 0,
+            prev: PieceId::NONE,
+            next: PieceId::NONE,
+            older: PieceId::NONE,
+            newer: PieceId::NONE,
+            lane: LaneId::NONE,
+            owner: LaneId::NONE,
+            slab: PieceId::NONE,
+            state,
+            moved: Move(0),
+            recorded: false,
+        }
+    }
+}
+
+/// All pieces of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces(Slab<Piece>);
+
+impl std::ops::Index<PieceId> for Pieces {
+    type Output = Piece;
+
+    fn index(&self, id: PieceId) -> &Piece {
+        &self.0[id.index()]
+    }
+}
+
+impl std::ops::IndexMut<PieceId> for Pieces {
+    fn index_mut(&mut self, id: PieceId) -> &mut Piece {
+        &mut self.0[id.index()]
+    }
+}
+
+impl Pieces {
+    /// A segment of one piece between two edges; returns the first edge, the piece and the last edge.
+    pub(crate) fn segment(&mut self, start: u64, size: u64, state: State) -> (PieceId, PieceId, PieceId) {
+        let first = PieceId::at(self.0.insert(Piece::blank(start, 0, State::Edge)));
+        let piece = PieceId::at(self.0.insert(Piece::blank(start, size, state)));
+        let last = PieceId::at(self.0.insert(Piece::blank(start + size, 0, State::Edge)));
+        self.link(first, piece);
+        self.link(piece, last);
+        (first, piece, last)
+    }
+
+    pub(crate) fn link(&mut self, left: PieceId, right: PieceId) {
+        self[left].next = right;
+        self[right].prev = left;
+    }
+
+    /// Cuts a piece that is in no lane after `size` bytes; the rest is a new piece with the same properties.
+    pub(crate) fn split(&mut self, id: PieceId, size: u64) -> PieceId {
+        let piece = &mut self[id];
+        let mut rest = piece.clone();
+        rest.start += size;
+        rest.size -= size;
+        piece.size = size;
+        rest.prev = id;
+        let next = rest.next;
+        let rest = PieceId::at(self.0.insert(rest));
+        self[id].next = rest;
+        self[next].prev = rest;
+        rest
+    }
+
+    /// Makes `left` cover its right neighbour too, which is in no lane and goes.
+    pub(crate) fn absorb_next(&mut self, left: PieceId) {
+        let gone = self.0.remove(self[left].next.index());
+        self[left].size += gone.size;
+        self[left].next = gone.next;
+        self[gone.next].prev = left;
+    }
+
+    /// An edge at `at`, linked to nothing yet.
+    pub(crate) fn edge(&mut self, at: u64) -> PieceId {
+        PieceId::at(self.0.insert(Piece::blank(at, 0, State::Edge)))
+    }
+
+    /// Removes a piece without touching its neighbours.
+    pub(crate) fn forget(&mut self, id: PieceId) {
+        self.0.remove(id.index());
+    }
+
+
+}

@@ -1,0 +1,89 @@
+//! What a user can tune.
+
+use glake_units::Bytes;
+
+/// How a block may be reused across streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Borrow {
+    /// A stream reuses only what it freed itself.
+    Off,
+    /// Another stream's bytes can be taken once the epoch of their free has passed: no waits, no deadlock.
+    #[default]
+    Completed,
+    /// As `Completed`, and before the epoch the taker may wait on the GPU for the stream that freed them.
+    Wait(WaitRules),
+}
+
+/// Which pending bytes of another stream may be borrowed, and how (the rules of GMLake's cross-stream slides).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitRules {
+    /// Take the block freed longest ago instead of the one that fits best.
+    pub oldest_first: bool,
+    /// Whether a borrowed block may be split.
+    pub split: bool,
+    /// Whether borrowed blocks may be stitched and joined.
+    pub stitch: bool,
+    /// A borrowed block is at most this much larger than the request.
+    pub max_excess: Bytes,
+}
+
+impl Default for WaitRules {
+    fn default() -> Self {
+        WaitRules { oldest_first: false, split: true, stitch: true, max_excess: Bytes::MAX }
+    }
+}
+
+/// The knobs of one device's allocator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// The device's memory: home is twice as long, and reserved memory never exceeds it.
+    pub memory: Bytes,
+    /// The unit of extents and mappings (2 MiB on every GPU so far).
+    pub granularity: Bytes,
+    /// The size of extents of the default domain.
+    pub extent: Bytes,
+    /// The size of extents once reserved memory is near its limit, and of the last extents of a growth.
+    pub extent_near_limit: Bytes,
+    /// The part of the limit above which extents are small.
+    pub near_limit: f64,
+    /// The size of the slabs that small requests are cut from.
+    pub slab: Bytes,
+    /// Whether free pieces are stitched at all.
+    pub alias: bool,
+    /// Requests below are never stitched; `None`: below one extent.
+    pub fragment_limit: Option<Bytes>,
+    /// An idle alias serves a request if it is at most this many times as long.
+    pub reuse_limit: f64,
+    /// Stitch only where growing is not possible.
+    pub stitch_only_when_full: bool,
+    /// Idle aliases above this much are collected, the oldest first.
+    pub idle_aliases: Bytes,
+    /// How many extents may be mapped at once, at home and in aliases together.
+    pub max_mappings: u64,
+    /// Reserved memory stays at or below.
+    pub limit: Bytes,
+    /// Reuse across streams.
+    pub borrow: Borrow,
+}
+
+impl Settings {
+    /// The defaults for a device with so much memory.
+    pub fn for_memory(memory: Bytes) -> Self {
+        Settings {
+            memory,
+            granularity: Bytes::mib(2),
+            extent: Bytes::mib(16),
+            extent_near_limit: Bytes::mib(2),
+            near_limit: 0.9,
+            slab: Bytes::mib(2),
+            alias: true,
+            fragment_limit: None,
+            reuse_limit: 10.0,
+            stitch_only_when_full: false,
+            idle_aliases: Bytes::gib(1000),
+            max_mappings: 400_000,
+            limit: memory,
+            borrow: Borrow::Completed,
+        }
+    }
+}
