@@ -40,6 +40,11 @@ impl Caching {
         }
     }
 
+    /// The device has this much memory from now on.
+    pub(super) const fn set_limit(&mut self, limit: Bytes) {
+        self.limit = limit;
+    }
+
     fn best_fit(&mut self, pool: Pool, size: u64) -> Option<Place> {
         let &(_, _, place) = self.blocks.sets(pool).free.range((size, 0, Place::FIRST)..).next()?;
         self.blocks.enter(place, State::Used);
@@ -59,7 +64,7 @@ impl Caching {
     }
 
     /// Completes every pending free and gives whole free segments back to the device.
-    fn release_cached(&mut self) {
+    pub(super) fn release_cached(&mut self) {
         for place in self.live.take_requested() {
             self.blocks.give_back(place, State::Free);
         }

@@ -54,4 +54,8 @@ impl<T: Copy> Live<T> {
     pub(super) fn get(&self, block: BlockId) -> Option<T> {
         self.entries.get(block.index()).copied().flatten().map(|entry| entry.place)
     }
+
+    pub(super) fn all(&self) -> Vec<T> {
+        self.entries.iter().flatten().map(|entry| entry.place).collect()
+    }
 }

@@ -13,6 +13,7 @@ mod blocks;
 mod caching;
 mod costs;
 mod expandable;
+mod gmlake;
 mod live;
 #[cfg(test)]
 mod properties;
@@ -20,3 +21,4 @@ mod rules;
 
 pub use caching::Caching;
 pub use expandable::Expandable;
+pub use gmlake::{Fit, GmLake, Knobs};

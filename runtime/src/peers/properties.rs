@@ -3,7 +3,7 @@
 use glake_units::Bytes;
 use proptest::prelude::*;
 
-use super::{Caching, Expandable};
+use super::{Caching, Expandable, GmLake, Knobs};
 use crate::replay::{Refusal, Subject};
 use crate::trace::{BlockId, StreamIndex};
 
@@ -87,6 +87,27 @@ proptest! {
             model.check();
             assert!(model.reserved() <= Bytes::mib(limit_mib));
             disjoint(live, |block| model.span(block));
+        });
+    }
+
+    #[test]
+    fn gmlake_keeps_live_blocks_apart(
+        steps in steps(),
+        limit_mib in 100_u64..600,
+        fragment_limit_mib in 2_u64..40,
+        auto_gc_mib in 50_u64..2000,
+        stitch_last: bool,
+    ) {
+        let knobs = Knobs {
+            fragment_limit: Bytes::mib(fragment_limit_mib),
+            auto_gc: Bytes::mib(auto_gc_mib),
+            stitch_last,
+            ..Knobs::default()
+        };
+        let mut model = GmLake::new(knobs, Bytes::mib(limit_mib));
+        run(&mut model, &steps, |model, _| {
+            model.check();
+            assert!(model.reserved() <= Bytes::mib(limit_mib));
         });
     }
 }

@@ -1,0 +1,126 @@
+//! The free primitive memory of one stream.
+//!
+//! Physical memory is numbered in chunks of 2 MiB. Two segments never touch in that numbering, so that ranges of
+//! different segments never join.
+//!
+//! Invariants: free ranges neither overlap nor touch; both sets hold the same ranges.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Consecutive chunks of one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) start: u64,
+    /// In chunks; never zero.
+    pub(super) len: u64,
+}
+
+impl Range {
+    pub(super) const fn end(self) -> u64 {
+        self.start + self.len
+    }
+
+    /// How many chunks both have.
+    pub(super) fn overlap(self, other: Range) -> u64 {
+        self.end().min(other.end()).saturating_sub(self.start.max(other.start))
+    }
+
+    /// The first chunks of it.
+    pub(super) const fn first(self, len: u64) -> Range {
+        Range { start: self.start, len }
+    }
+}
+
+/// Free ranges by address and by size: the inactive primitive blocks of the paper's pPool.
+#[derive(Default)]
+pub(super) struct FreeRanges {
+    by_start: BTreeMap<u64, u64>,
+    by_len: BTreeSet<(u64, u64)>,
+    total: u64,
+}
+
+impl FreeRanges {
+    /// All free chunks.
+    pub(super) const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The smallest range of at least `len` chunks, the lowest of equals.
+    pub(super) fn best_fit(&self, len: u64) -> Option<Range> {
+        self.by_len.range((len, 0)..).next().map(|&(len, start)| Range { start, len })
+    }
+
+    /// The largest ranges that together have `len` chunks, largest first, the last cut to fit; `None` where all free
+    /// ranges together are too few. As many as there are where `len` is [`FreeRanges::total`].
+    pub(super) fn largest(&self, len: u64) -> Option<Vec<Range>> {
+        if self.total < len {
+            return None;
+        }
+        let mut lacking = len;
+        let mut taken = Vec::new();
+        for &(len, start) in self.by_len.iter().rev() {
+            if lacking == 0 {
+                break;
+            }
+            let len = len.min(lacking);
+            lacking -= len;
+            taken.push(Range { start, len });
+        }
+        Some(taken)
+    }
+
+    /// Whether exactly this range is free and no neighbour of it is.
+    pub(super) fn is_whole(&self, range: Range) -> bool {
+        self.by_start.get(&range.start) == Some(&range.len)
+    }
+
+    /// Takes chunks that are all free.
+    pub(super) fn take(&mut self, range: Range) {
+        let Some((&start, &len)) = self.by_start.range(..=range.start).next_back() else { return };
+        let around = Range { start, len };
+        debug_assert!(around.end() >= range.end(), "{range:?} is not free");
+        self.forget(around);
+        if around.start < range.start {
+            self.add(Range { start, len: range.start - start });
+        }
+        if range.end() < around.end() {
+            self.add(Range { start: range.end(), len: around.end() - range.end() });
+        }
+    }
+
+    /// Frees chunks and joins them with free neighbours.
+    pub(super) fn insert(&mut self, range: Range) {
+        let Range { mut start, mut len } = range;
+        if let Some((&before, &more)) = self.by_start.range(..start).next_back()
+            && before + more == start
+        {
+            self.forget(Range { start: before, len: more });
+            start = before;
+            len += more;
+        }
+        if let Some(&more) = self.by_start.get(&range.end()) {
+            self.forget(Range { start: range.end(), len: more });
+            len += more;
+        }
+        self.add(Range { start, len });
+    }
+
+    fn add(&mut self, Range { start, len }: Range) {
+        self.by_start.insert(start, len);
+        self.by_len.insert((len, start));
+        self.total += len;
+    }
+
+    fn forget(&mut self, Range { start, len }: Range) {
+        self.by_start.remove(&start);
+        self.by_len.remove(&(len, start));
+        self.total -= len;
+    }
+}
+
+#[cfg(test)]
+impl FreeRanges {
+    pub(super) fn all(&self) -> Vec<Range> {
+        self.by_start.iter().map(|(&start, &len)| Range { start, len }).collect()
+    }
+}
