@@ -1,0 +1,94 @@
+# Everything that is built, tested and checked. `make help` lists the targets.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+CARGO ?= cargo
+PYTHON ?= python3
+CC ?= cc
+
+have = $(shell command -v $(1) 2>/dev/null)
+# Found by being there: a language without tests is passed over.
+C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c)
+PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: help build test test-rust test-doc test-c test-python gpu-test lint fmt clippy docs features clean
+
+help: ## List the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
+
+build: ## Build the glake command, optimized: target/release/glake
+	$(CARGO) build --locked --release
+
+test: test-rust test-doc test-c test-python ## Run every test there is (Rust, C, Python), building what it needs
+
+test-rust: ## Rust tests of every crate
+ifneq ($(call have,cargo-nextest),)
+	$(CARGO) nextest run --locked --workspace --no-tests pass --status-level fail --final-status-level slow
+else
+	$(CARGO) test --locked --workspace --lib --bins --tests
+endif
+
+test-doc: ## Examples in the documentation of every crate
+	$(CARGO) test --locked --workspace --doc
+
+test-c: ## C tests, against libgmlake.so
+ifneq ($(C_TESTS),)
+	$(CARGO) build --locked --release --package glake-ffi
+	@for test in $(C_TESTS); do \
+		echo "C test $$test"; \
+		$(CC) -std=c11 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
+			-L"$(TARGET)/release" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/release" -lpthread; \
+		GLAKE_DEVICE=sim "$(TARGET)/c-test"; \
+	done
+endif
+
+test-python: ## Python tests, against libgmlake.so
+ifneq ($(PYTHON_TESTS),)
+	$(CARGO) build --locked --release --package glake-ffi
+	@for folder in $(sort $(dir $(PYTHON_TESTS))); do \
+		echo "Python tests in $$folder"; \
+		GLAKE_DEVICE=sim GLAKE_LIBRARY="$(abspath $(TARGET))/release/libgmlake.so" \
+			$(PYTHON) -m unittest discover --start-directory "$$folder"; \
+	done
+endif
+
+gpu-test: ## Tests that need a GPU; passed over, with a word, where there is none
+	@if [ -e /dev/nvidiactl ]; then \
+		$(CARGO) test --locked --workspace --release --lib --bins --tests -- --nocapture --test-threads 1 cuda; \
+	else \
+		echo "gpu-test: SKIPPED: no NVIDIA GPU on this machine (/dev/nvidiactl is missing)"; \
+	fi
+
+lint: fmt clippy docs features ## Everything that is checked without running it
+
+fmt: ## Formatting
+	$(CARGO) fmt --all --check
+
+clippy: ## Lints, warnings denied
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+docs: ## Documentation, warnings denied
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items --lib
+
+features: ## Every feature of every crate by itself, and none
+	@$(CARGO) metadata --locked --no-deps --format-version 1 | $(PYTHON) -c 'import json, sys; \
+		[print(p["name"], f or "-") for p in json.load(sys.stdin)["packages"] if p["features"] \
+		for f in ["", *sorted(set(p["features"]) - {"default"})]]' | \
+	while read -r crate feature; do \
+		if [ "$$feature" = hwloc ] && \
+			! echo 'int main(void) { return 0; }' | $(CC) -x c - -lhwloc -o /dev/null 2>/dev/null; then \
+			echo "features: SKIPPED: $$crate with hwloc: libhwloc is missing (apt-get install libhwloc-dev)"; \
+			continue; \
+		fi; \
+		echo "features: $$crate with $${feature/#-/none}"; \
+		$(CARGO) clippy --locked --quiet --package "$$crate" --all-targets --no-default-features \
+			--features "$${feature/#-/}" -- -D warnings </dev/null; \
+	done
+
+clean: ## Remove what was built
+	$(CARGO) clean
