@@ -97,6 +97,7 @@ proptest! {
         fragment_limit_mib in 2_u64..40,
         auto_gc_mib in 50_u64..2000,
         stitch_last: bool,
+        join: bool,
     ) {
         let knobs = Knobs {
             fragment_limit: Bytes::mib(fragment_limit_mib),
@@ -104,7 +105,8 @@ proptest! {
             stitch_last,
             ..Knobs::default()
         };
-        let mut model = GmLake::new(knobs, Bytes::mib(limit_mib));
+        let model = GmLake::new(knobs, Bytes::mib(limit_mib));
+        let mut model = if join { model } else { model.without_joining() };
         run(&mut model, &steps, |model, _| {
             model.check();
             assert!(model.reserved() <= Bytes::mib(limit_mib));

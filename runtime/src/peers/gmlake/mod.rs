@@ -85,6 +85,8 @@ pub enum Fit {
 /// GMLake, modelled.
 pub struct GmLake {
     knobs: Knobs,
+    /// Freed blocks join their free neighbours.
+    join: bool,
     small: Caching,
     free: BTreeMap<StreamIndex, FreeRanges>,
     stitched: StitchedBlocks,
@@ -111,6 +113,7 @@ impl GmLake {
     pub fn new(knobs: Knobs, limit: Bytes) -> Self {
         GmLake {
             knobs,
+            join: true,
             small: Caching::new(limit),
             free: BTreeMap::new(),
             stitched: StitchedBlocks::default(),
@@ -122,6 +125,13 @@ impl GmLake {
             costs: Costs::default(),
             last_fit: None,
         }
+    }
+
+    /// The same, but primitive blocks that were split stay split: the paper names no operation that joins them again,
+    /// the published program joins them.
+    #[must_use]
+    pub fn without_joining(self) -> Self {
+        GmLake { join: false, ..self }
     }
 
     /// How the last request above 1 MiB was served.
@@ -267,7 +277,12 @@ impl GmLake {
     }
 
     fn give_back(&mut self, range: Range, stream: StreamIndex) {
-        self.free.entry(stream).or_default().insert(range);
+        let free = self.free.entry(stream).or_default();
+        if self.join {
+            free.join(range)
+        } else {
+            free.insert(range)
+        }
         self.stitched.freed(range);
     }
 
@@ -278,7 +293,7 @@ impl GmLake {
         }
         for (range, stream) in self.stitched.segments() {
             let free = self.free.entry(stream).or_default();
-            if free.is_whole(range) {
+            if free.covers(range) {
                 free.take(range);
                 let unmapped = self.stitched.remove_segment(range);
                 self.made -= range.len;

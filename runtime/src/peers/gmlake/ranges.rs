@@ -3,7 +3,7 @@
 //! Physical memory is numbered in chunks of 2 MiB. Two segments never touch in that numbering, so that ranges of
 //! different segments never join.
 //!
-//! Invariants: free ranges neither overlap nor touch; both sets hold the same ranges.
+//! Invariants: free ranges do not overlap; both sets hold the same ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,27 +69,41 @@ impl FreeRanges {
         Some(taken)
     }
 
-    /// Whether exactly this range is free and no neighbour of it is.
-    pub(super) fn is_whole(&self, range: Range) -> bool {
-        self.by_start.get(&range.start) == Some(&range.len)
+    /// Whether every chunk of this range is free.
+    pub(super) fn covers(&self, range: Range) -> bool {
+        let mut at = range.start;
+        while at < range.end() {
+            match self.around(at) {
+                Some(free) => at = free.end(),
+                None => return false,
+            }
+        }
+        true
     }
 
-    /// Takes chunks that are all free.
+    /// Takes chunks that are all free, of one free range or of several that touch.
     pub(super) fn take(&mut self, range: Range) {
-        let Some((&start, &len)) = self.by_start.range(..=range.start).next_back() else { return };
-        let around = Range { start, len };
-        debug_assert!(around.end() >= range.end(), "{range:?} is not free");
-        self.forget(around);
-        if around.start < range.start {
-            self.add(Range { start, len: range.start - start });
+        let mut at = range.start;
+        while at < range.end() {
+            let Some(free) = self.around(at) else { return debug_assert!(false, "{range:?} is not free") };
+            self.forget(free);
+            if free.start < at {
+                self.add(Range { start: free.start, len: at - free.start });
+            }
+            if range.end() < free.end() {
+                self.add(Range { start: range.end(), len: free.end() - range.end() });
+            }
+            at = free.end();
         }
-        if range.end() < around.end() {
-            self.add(Range { start: range.end(), len: around.end() - range.end() });
-        }
+    }
+
+    /// Frees chunks as a range of their own.
+    pub(super) fn insert(&mut self, range: Range) {
+        self.add(range);
     }
 
     /// Frees chunks and joins them with free neighbours.
-    pub(super) fn insert(&mut self, range: Range) {
+    pub(super) fn join(&mut self, range: Range) {
         let Range { mut start, mut len } = range;
         if let Some((&before, &more)) = self.by_start.range(..start).next_back()
             && before + more == start
@@ -103,6 +117,12 @@ impl FreeRanges {
             len += more;
         }
         self.add(Range { start, len });
+    }
+
+    /// The free range that has this chunk.
+    fn around(&self, chunk: u64) -> Option<Range> {
+        let (&start, &len) = self.by_start.range(..=chunk).next_back()?;
+        (chunk < start + len).then_some(Range { start, len })
     }
 
     fn add(&mut self, Range { start, len }: Range) {
