@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use glake_units::Bytes;
 
 use super::Failure;
-use crate::config::{Config, DeviceChoice};
+use crate::config::{Config, DefragmentLevel, DeviceChoice};
 use crate::peers;
 use crate::replay::glake::{Glake, Options};
 use crate::replay::{Refusal, Setting, Subject};
@@ -94,9 +94,20 @@ impl<'a> Subjects<'a> {
                 glake.subject(trace, Options { gpu_lag_ms: way.gpu_lag_ms, limit, verify: self.verify })
             }
             (Policy::Glake, None) => Err(Refusal::Failed("the device was not opened".into())),
-            (Policy::Gmlake, _) => Err(Refusal::Failed("not yet".into())),
+            (Policy::Gmlake, _) => Ok(Box::new(peers::GmLake::new(self.paper(), most))),
             (Policy::Caching, _) => Ok(Box::new(peers::Caching::new(most))),
             (Policy::Expandable, _) => Ok(Box::new(peers::Expandable::new(most))),
+        }
+    }
+
+    /// GMLake's own knobs mean the same to its model; what is not set is the tutorial's.
+    fn paper(&self) -> peers::Knobs {
+        let pool = &self.config.pool;
+        peers::Knobs {
+            fragment_limit: pool.fragment_limit.unwrap_or(peers::Knobs::default().fragment_limit),
+            reuse_limit: pool.reuse_limit,
+            stitch_last: pool.defragment_level == DefragmentLevel::WhenFull,
+            auto_gc: pool.auto_gc_limit,
         }
     }
 }
