@@ -118,7 +118,8 @@ pub(super) fn run(arguments: &ReplayArguments, config: &Config, output: &mut Out
     let (mut reports, mut panels, mut first) = (Vec::new(), Vec::new(), None);
     let mut done = 0;
     for trace in &traces {
-        let mut panel = Panel { title: trace.name().to_owned(), curves: Vec::new() };
+        let begin_us = trace.events().first().map_or(0, |event| event.at_us());
+        let mut panel = Panel { title: trace.name().to_owned(), begin_us, curves: Vec::new() };
         for &way in &ways {
             let mut timeline = arguments.plot.as_ref().map(|_| Timeline::new());
             let task = Task { trace, way, subjects: &subjects, progress: &progress, done };

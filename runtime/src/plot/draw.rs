@@ -61,7 +61,7 @@ impl Scale {
     fn of(panel: &Panel) -> Self {
         let (unit, unit_name) =
             if panel.peak() >= Bytes::gib(1) { (Bytes::gib(1), "GiB") } else { (Bytes::mib(1), "MiB") };
-        Scale { begin_us: panel.span_us().0, unit: unit.get() as f64, unit_name }
+        Scale { begin_us: panel.begin_us, unit: unit.get() as f64, unit_name }
     }
 
     fn seconds(&self, at_us: u64) -> f64 {
@@ -78,7 +78,7 @@ impl Scale {
         let mut level = None;
         for point in points {
             let (x, y) = (self.seconds(point.at_us), self.memory(of(point)));
-            let from = steps.last().map_or(x, |(before, _)| *before);
+            let from = steps.last().map_or(0.0, |(before, _)| *before);
             match steps.last_mut() {
                 Some(last) if level == Some(y.to_bits()) => last.0 = x,
                 _ => steps.extend([(from, y), (x, y)]),
@@ -92,7 +92,7 @@ impl Scale {
 fn draw(area: &Area<'_>, panel: &Panel) -> Result<(), PlotError> {
     let scale = Scale::of(panel);
     let (chart_area, legend_area) = area.split_horizontally(WIDTH - LEGEND);
-    let (end, top) = (scale.seconds(panel.span_us().1), scale.memory(panel.peak()) * 1.06);
+    let (end, top) = (scale.seconds(panel.end_us()), scale.memory(panel.peak()) * 1.06);
     let (end, top) = (if end > 0.0 { end } else { 1.0 }, if top > 0.0 { top } else { 1.0 });
 
     let mut chart = ChartBuilder::on(&chart_area)

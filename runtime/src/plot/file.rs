@@ -63,7 +63,11 @@ mod tests {
             peak: Bytes::mib(99 * 120),
             points: Vec::clone(&points),
         };
-        Panel { title: "a <trace> & more".to_owned(), curves: vec![curve("glake"), curve("caching")] }
+        Panel {
+            title: "a <trace> & more".to_owned(),
+            begin_us: 0,
+            curves: vec![curve("glake"), curve("caching")],
+        }
     }
 
     fn scratch(name: &str) -> PathBuf {
@@ -107,7 +111,7 @@ mod tests {
 
     #[test]
     fn draws_what_has_no_extent() {
-        let nothing = Panel { title: "empty".to_owned(), curves: Vec::new() };
+        let nothing = Panel { title: "empty".to_owned(), begin_us: 7, curves: Vec::new() };
         let mut instant = panel();
         instant.curves.iter_mut().for_each(|curve| {
             curve.points.truncate(1);

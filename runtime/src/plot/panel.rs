@@ -9,6 +9,8 @@ use crate::replay::Point;
 pub struct Panel {
     /// The trace's name.
     pub title: String,
+    /// When the trace begins, in its own microseconds: zero of the time axis.
+    pub begin_us: u64,
     /// A curve a replay, in the order of the legend.
     pub curves: Vec<Curve>,
 }
@@ -27,10 +29,9 @@ pub struct Curve {
 }
 
 impl Panel {
-    /// When the panel begins and ends, in microseconds of the trace.
-    pub(super) fn span_us(&self) -> (u64, u64) {
-        let times = || self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.at_us);
-        (times().min().unwrap_or(0), times().max().unwrap_or(0))
+    /// When the last point ends, in microseconds of the trace.
+    pub(super) fn end_us(&self) -> u64 {
+        self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.at_us).max().unwrap_or(0)
     }
 
     /// The most that was live: that of the curve that got furthest, since a replay that ran out of memory lacks
