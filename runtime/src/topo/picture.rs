@@ -1,0 +1,165 @@
+//! The machine as a tree: host memory, NUMA nodes, switches, GPUs; and NVLink in a sentence below.
+
+use glake_device::topology::{DeviceNode, HostLink, Topology};
+
+use super::tree::Tree;
+use super::{both_ways, rate};
+
+/// The picture, in lines.
+pub fn picture(topology: &Topology) -> String {
+    let kind = if topology.simulated { " (simulated)" } else { "" };
+    let known: Vec<u32> = topology.cpus.nodes.iter().map(|node| node.id).collect();
+    let mut nodes: Vec<Tree> = (topology.cpus.nodes.iter())
+        .map(|node| {
+            let mut label = format!("NUMA node {}", node.id);
+            if !node.cpus.0.is_empty() {
+                label.push_str(&format!(", CPUs {}", node.cpus));
+            }
+            if let Some(memory) = node.memory {
+                label.push_str(&format!(", {memory}"));
+            }
+            Tree::new(label, gpus(topology, |device| device.node == Some(node.id)))
+        })
+        .collect();
+    nodes.extend(gpus(topology, |device| device.node.is_none_or(|node| !known.contains(&node))));
+    format!(
+        "{}{kind}, bandwidths in GB/s\n{}{}\n",
+        topology.name,
+        Tree::new(host(topology), nodes).draw(),
+        nvlink(topology)
+    )
+}
+
+fn host(topology: &Topology) -> String {
+    let ceilings = &topology.host;
+    let parts = [
+        (ceilings.read, "read at most", ""),
+        (ceilings.write, "written at most", ""),
+        (ceilings.both, "", " both ways"),
+        (ceilings.far_socket, "", " over another socket's links"),
+    ];
+    let known: Vec<String> = parts
+        .iter()
+        .filter_map(|(rate_of, before, after)| {
+            let text = format!("{before} {}{after}", rate((*rate_of)?.0));
+            Some(text.trim().to_owned())
+        })
+        .collect();
+    if known.is_empty() { "host memory".to_owned() } else { format!("host memory: {}", known.join(", ")) }
+}
+
+/// The GPUs that `here` picks, those behind a switch under it.
+fn gpus(topology: &Topology, here: impl Fn(&DeviceNode) -> bool) -> Vec<Tree> {
+    let mut trees = Vec::new();
+    let mut drawn = Vec::new();
+    for device in topology.devices.iter().filter(|device| here(device)) {
+        match device.switch {
+            None => trees.push(gpu(device)),
+            Some(switch) if !drawn.contains(&switch) => {
+                drawn.push(switch);
+                let behind = topology.devices.iter().filter(|d| here(d) && d.switch == Some(switch));
+                let link = usize::try_from(switch).ok().and_then(|i| topology.switches.get(i)?.link);
+                let label = with_link(format!("switch {switch}"), link.as_ref(), "the GPUs", "them");
+                trees.push(Tree::new(label, behind.map(gpu).collect()));
+            }
+            Some(_) => {}
+        }
+    }
+    trees
+}
+
+fn gpu(device: &DeviceNode) -> Tree {
+    let mut label = format!("{}, {}, {}", device.id, device.name, device.memory);
+    if let Some(pci) = &device.pci {
+        label.push_str(&format!(", {pci}"));
+    }
+    Tree::new(with_link(label, device.link.as_ref(), "it", "it"), Vec::new())
+}
+
+fn with_link(label: String, link: Option<&HostLink>, to: &str, from: &str) -> String {
+    match link.map(both_ways) {
+        Some((down, up)) => format!("{label}: {down} to {to}, {up} from {from}"),
+        None => label,
+    }
+}
+
+fn nvlink(topology: &Topology) -> String {
+    let gpus = topology.devices.len();
+    if topology.peers.is_empty() {
+        return match gpus {
+            0 | 1 => String::new(),
+            _ => "NVLink: none known; peers talk over PCIe".to_owned(),
+        };
+    }
+    let first = topology.peers[0].bandwidth;
+    let alike = topology.peers.iter().all(|peer| peer.bandwidth == first);
+    match first {
+        Some(bandwidth) if alike && topology.peers.len() == gpus * (gpus - 1) / 2 => {
+            format!("NVLink: {} each way between any two", rate(bandwidth.0))
+        }
+        _ => format!("NVLink: {} pairs of {gpus} GPUs", topology.peers.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::DeviceId;
+    use glake_device::topology::{CpuSide, HostCeilings, PeerLink, load};
+    use glake_units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn a_model_with_switches() {
+        let text = picture(&Topology::from(&load("a100x8").unwrap()));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "a100x8 (simulated), bandwidths in GB/s");
+        assert_eq!(lines[2], "├─ NUMA node 0");
+        assert_eq!(lines[3], "│  ├─ switch 0: 24.3 to the GPUs, 24.3 from them");
+        assert_eq!(lines[4], "│  │  ├─ GPU 0, Simulated A100, 80.00 GiB: 24.3 to it, 24.3 from it");
+        assert_eq!(lines.last(), Some(&"NVLink: 250.0 each way between any two"));
+        assert_eq!(lines.iter().filter(|line| line.contains("GPU ")).count(), 8);
+        assert_eq!(lines.iter().filter(|line| line.contains("switch ")).count(), 4);
+    }
+
+    #[test]
+    fn ceilings_are_told() {
+        let text = picture(&Topology::from(&load("h200x4").unwrap()));
+        assert!(
+            text.contains("\nhost memory: read at most 213.0, written at most 160.0, 204.0 both ways\n"),
+            "{text}"
+        );
+        let text = picture(&Topology::from(&load("h20x8").unwrap()));
+        assert!(text.contains("60.0 over another socket's links"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let device = |id| DeviceNode {
+            id: DeviceId(id),
+            name: "Some GPU".to_owned(),
+            memory: Bytes::gib(8),
+            pci: None,
+            node: Some(3),
+            link: None,
+            switch: None,
+        };
+        let mut bare = Topology {
+            name: "box".to_owned(),
+            simulated: false,
+            cpus: CpuSide::default(),
+            host: HostCeilings::default(),
+            devices: vec![device(0)],
+            switches: Vec::new(),
+            peers: Vec::new(),
+        };
+        assert_eq!(
+            picture(&bare).trim_end(),
+            "box, bandwidths in GB/s\nhost memory\n└─ GPU 0, Some GPU, 8.00 GiB"
+        );
+        bare.devices.push(device(1));
+        assert!(picture(&bare).contains("NVLink: none known"));
+        bare.peers.push(PeerLink { a: DeviceId(0), b: DeviceId(1), bandwidth: None, lanes: Some(4) });
+        assert!(picture(&bare).contains("NVLink: 1 pairs of 2 GPUs"));
+    }
+}

@@ -1,0 +1,131 @@
+//! The CPU side of a machine, from sysfs.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use glake_units::Bytes;
+
+/// Packages and NUMA nodes. Empty where nothing is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuSide {
+    /// How many CPU packages (sockets) there are.
+    pub packages: u32,
+    /// The NUMA nodes, by number.
+    pub nodes: Vec<NumaNode>,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumaNode {
+    /// Its number.
+    pub id: u32,
+    /// Its online CPUs.
+    pub cpus: CpuList,
+    /// Its memory, if that is known.
+    pub memory: Option<Bytes>,
+}
+
+/// CPUs by number, printed as ranges (`0-3,8`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuList(pub BTreeSet<u32>);
+
+impl CpuSide {
+    /// Reads what is mounted at `sys`; what is not there is left out.
+    pub(super) fn read(sys: &Path) -> CpuSide {
+        let line = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+        let root = sys.join("devices/system/node");
+        let cpus = sys.join("devices/system/cpu");
+        let online = CpuList::parse(&line(&cpus.join("online")));
+        let nodes = CpuList::parse(&line(&root.join("online"))).0.into_iter().map(|id| {
+            let node = root.join(format!("node{id}"));
+            let mut listed = CpuList::parse(&line(&node.join("cpulist"))).0;
+            listed.retain(|cpu| online.0.contains(cpu));
+            NumaNode { id, cpus: CpuList(listed), memory: memory_of(&line(&node.join("meminfo"))) }
+        });
+        let package = |cpu: &u32| {
+            line(&cpus.join(format!("cpu{cpu}/topology/physical_package_id"))).trim().parse::<i32>().ok()
+        };
+        let packages: BTreeSet<i32> = online.0.iter().filter_map(package).collect();
+        CpuSide { packages: u32::try_from(packages.len()).unwrap_or(u32::MAX), nodes: nodes.collect() }
+    }
+
+    /// A model's: one node a socket, with nothing known of its CPUs.
+    pub(super) fn of_sockets(sockets: impl Iterator<Item = u32>) -> CpuSide {
+        let sockets: BTreeSet<u32> = sockets.collect();
+        let node = |&id: &u32| NumaNode { id, cpus: CpuList::default(), memory: None };
+        CpuSide {
+            packages: u32::try_from(sockets.len()).unwrap_or(u32::MAX),
+            nodes: sockets.iter().map(node).collect(),
+        }
+    }
+}
+
+impl CpuList {
+    /// The kernel's list format; what does not parse is left out.
+    pub(super) fn parse(text: &str) -> CpuList {
+        let mut cpus = BTreeSet::new();
+        for part in text.trim().split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
+                cpus.extend(first..=last.min(first.saturating_add(1 << 16)));
+            }
+        }
+        CpuList(cpus)
+    }
+}
+
+impl fmt::Display for CpuList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for &cpu in &self.0 {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == cpu => *last = cpu,
+                _ => ranges.push((cpu, cpu)),
+            }
+        }
+        let text = |&(first, last): &(u32, u32)| {
+            if first == last { first.to_string() } else { format!("{first}-{last}") }
+        };
+        f.pad(&ranges.iter().map(text).collect::<Vec<_>>().join(","))
+    }
+}
+
+/// `Node 0 MemTotal:  65890324 kB`
+fn memory_of(meminfo: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find(|line| line.contains("MemTotal:"))?;
+    let kib: u64 = line.split_whitespace().rev().nth(1)?.parse().ok()?;
+    Some(Bytes::kib(kib))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_read_back() {
+        for text in ["0-3,8", "0", "0-1,4-7,9", ""] {
+            assert_eq!(CpuList::parse(text).to_string(), text);
+        }
+        assert_eq!(CpuList::parse("x,3-1,5\n").to_string(), "5");
+    }
+
+    #[test]
+    fn memory_is_in_kib() {
+        assert_eq!(memory_of("\nNode 0 MemTotal:       2048 kB\nNode 0 MemFree: 1 kB"), Some(Bytes::mib(2)));
+        assert_eq!(memory_of(""), None);
+    }
+
+    #[test]
+    fn nothing_mounted_is_nothing_known() {
+        assert_eq!(CpuSide::read(Path::new("/nonexistent")), CpuSide::default());
+    }
+
+    #[test]
+    fn this_machine_has_cpus() {
+        let side = CpuSide::read(Path::new("/sys"));
+        assert!(side.packages >= 1);
+        assert!(side.nodes.iter().any(|node| !node.cpus.0.is_empty() && node.memory.is_some()));
+    }
+}

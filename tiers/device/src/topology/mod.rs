@@ -1,0 +1,246 @@
+//! What this machine, or the one being simulated, looks like: GPUs, links, NUMA nodes, ceilings.
+//!
+//! ```text
+//!   machine:  driver's devices ─┐
+//!             sysfs ────────────┼─► Topology          whatever is not known is `None`
+//!             NVML ─────────────┘      ▲
+//!   model:    preset or file ─► SimTopology ─► the simulator
+//! ```
+//!
+//! Reading a machine never fails: a source that is absent leaves gaps. Reading a file fails with one line.
+//! With the feature `hwloc`, [`hwloc`] reads the CPU side from libhwloc too; sysfs is the default because a binary
+//! linked with libhwloc does not start where it is absent.
+
+mod cpus;
+mod error;
+mod file;
+#[cfg(feature = "hwloc")]
+pub mod hwloc;
+mod nvlink;
+mod pcie;
+
+use std::path::Path;
+
+use glake_units::Bytes;
+
+use crate::sim::{Bandwidth, SimTopology};
+use crate::{DeviceId, DeviceInfo};
+
+pub use cpus::{CpuList, CpuSide, NumaNode};
+pub use error::TopologyError;
+pub use file::{PRESETS, load};
+
+/// A server's GPUs and what lies between them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Topology {
+    /// What it is called: a model's name, or the machine's.
+    pub name: String,
+    /// Whether this is a model for the simulator.
+    pub simulated: bool,
+    /// NUMA nodes and packages of the host.
+    pub cpus: CpuSide,
+    /// What host memory gives.
+    pub host: HostCeilings,
+    /// The GPUs, in order of their ids.
+    pub devices: Vec<DeviceNode>,
+    /// PCIe switches that GPUs stand behind, by the number in [`DeviceNode::switch`].
+    pub switches: Vec<Switch>,
+    /// Pairs of GPUs with NVLink between them, the lower id first.
+    pub peers: Vec<PeerLink>,
+}
+
+/// What host memory gives to all GPUs together; known of models and of calibrated machines only.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostCeilings {
+    /// All copies out of it.
+    pub read: Option<Bandwidth>,
+    /// All copies into it.
+    pub write: Option<Bandwidth>,
+    /// Both at once.
+    pub both: Option<Bandwidth>,
+    /// What one GPU gets over links of other sockets.
+    pub far_socket: Option<Bandwidth>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceNode {
+    /// How the driver counts it.
+    pub id: DeviceId,
+    /// Its maker's name for it.
+    pub name: String,
+    /// Its memory.
+    pub memory: Bytes,
+    /// Its PCI address.
+    pub pci: Option<String>,
+    /// The NUMA node that it is near to.
+    pub node: Option<u32>,
+    /// Its PCIe link.
+    pub link: Option<HostLink>,
+    /// The switch that it stands behind, if others do too.
+    pub switch: Option<u32>,
+}
+
+/// A way between the host and GPUs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostLink {
+    /// From the host.
+    pub to_gpu: Bandwidth,
+    /// To the host.
+    pub from_gpu: Bandwidth,
+    /// Whether the figures are the wires', of which copies reach nine tenths at best, and not measured.
+    pub nominal: bool,
+}
+
+/// A PCIe switch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Switch {
+    /// What the GPUs behind it share, if that is known.
+    pub link: Option<HostLink>,
+}
+
+/// NVLink between two GPUs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeerLink {
+    /// One GPU.
+    pub a: DeviceId,
+    /// The other.
+    pub b: DeviceId,
+    /// Each way.
+    pub bandwidth: Option<Bandwidth>,
+    /// How many links, of a real machine.
+    pub lanes: Option<u32>,
+}
+
+impl Topology {
+    /// Reads this machine, whose driver shows these devices.
+    pub fn of_machine(devices: &[DeviceInfo]) -> Topology {
+        let sys = Path::new("/sys");
+        let mut switches = pcie::Switches::default();
+        let nodes = devices
+            .iter()
+            .map(|device| {
+                let slot = device.pci.as_deref().map(|pci| pcie::read(sys, pci)).unwrap_or_default();
+                DeviceNode {
+                    id: device.id,
+                    name: device.name.clone(),
+                    memory: device.memory,
+                    pci: device.pci.clone(),
+                    node: slot.node,
+                    link: slot.link,
+                    switch: slot.root.map(|root| switches.number(root)),
+                }
+            })
+            .collect();
+        let mut topology = Topology {
+            name: std::fs::read_to_string("/proc/sys/kernel/hostname")
+                .map_or_else(|_| "this machine".to_owned(), |name| name.trim().to_owned()),
+            simulated: false,
+            cpus: CpuSide::read(sys),
+            host: HostCeilings::default(),
+            devices: nodes,
+            switches: Vec::new(),
+            peers: nvlink::read(devices),
+        };
+        topology.keep_shared_switches();
+        topology
+    }
+
+    /// The NVLink between two GPUs.
+    pub fn peer(&self, a: DeviceId, b: DeviceId) -> Option<&PeerLink> {
+        let (a, b) = (a.min(b), a.max(b));
+        self.peers.iter().find(|peer| (peer.a, peer.b) == (a, b))
+    }
+
+    /// A switch with one GPU behind it says nothing: only those with several keep a number.
+    fn keep_shared_switches(&mut self) {
+        let behind = |devices: &[DeviceNode], switch| devices.iter().filter(|d| d.switch == switch).count();
+        let shared: Vec<Option<u32>> = self.devices.iter().map(|device| device.switch).collect();
+        let mut kept: Vec<Option<u32>> = Vec::new();
+        for switch in shared {
+            if switch.is_some() && behind(&self.devices, switch) > 1 && !kept.contains(&switch) {
+                kept.push(switch);
+            }
+        }
+        for device in &mut self.devices {
+            let number = kept.iter().position(|switch| *switch == device.switch);
+            device.switch = number.and_then(|number| u32::try_from(number).ok());
+        }
+        self.switches = vec![Switch { link: None }; kept.len()];
+    }
+}
+
+/// A model as a topology.
+impl From<&SimTopology> for Topology {
+    fn from(model: &SimTopology) -> Topology {
+        let link = |link: &crate::sim::SimLink| HostLink {
+            to_gpu: link.to_gpu,
+            from_gpu: link.from_gpu,
+            nominal: false,
+        };
+        let ids = || (0_u32..).map(DeviceId).zip(&model.gpus);
+        let mut peers = Vec::new();
+        for (a, first) in ids() {
+            for (b, second) in ids().filter(|(b, _)| *b > a) {
+                if let (Some(x), Some(y)) = (first.nvlink, second.nvlink) {
+                    peers.push(PeerLink { a, b, bandwidth: Some(if x < y { x } else { y }), lanes: None });
+                }
+            }
+        }
+        Topology {
+            name: model.name.clone(),
+            simulated: true,
+            cpus: CpuSide::of_sockets(model.gpus.iter().map(|gpu| gpu.socket)),
+            host: HostCeilings {
+                read: Some(model.host.read),
+                write: Some(model.host.write),
+                both: model.host.both,
+                far_socket: model.host.far_socket,
+            },
+            devices: ids()
+                .map(|(id, gpu)| DeviceNode {
+                    id,
+                    name: gpu.name.clone(),
+                    memory: gpu.memory,
+                    pci: None,
+                    node: Some(gpu.socket),
+                    link: Some(link(&gpu.link)),
+                    switch: gpu.switch,
+                })
+                .collect(),
+            switches: model.switches.iter().map(|switch| Switch { link: Some(link(switch)) }).collect(),
+            peers,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_becomes_a_topology() {
+        let topology = Topology::from(&load("a100x8").unwrap());
+        assert!(topology.simulated);
+        assert_eq!((topology.devices.len(), topology.switches.len(), topology.peers.len()), (8, 4, 28));
+        assert_eq!(topology.cpus.packages, 2);
+        assert_eq!(topology.devices[7].switch, Some(3));
+        let pair = topology.peer(DeviceId(6), DeviceId(2)).unwrap();
+        assert_eq!((pair.a, pair.bandwidth), (DeviceId(2), Some(Bandwidth(250.0))));
+        assert!(topology.peer(DeviceId(1), DeviceId(1)).is_none());
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        let ghost = DeviceInfo {
+            id: DeviceId(0),
+            name: "ghost".to_owned(),
+            memory: Bytes::gib(1),
+            pci: Some("ffff:ff:1f.7".to_owned()),
+        };
+        let topology = Topology::of_machine(&[ghost]);
+        assert!(!topology.simulated && !topology.name.is_empty());
+        assert!(!topology.cpus.nodes.is_empty());
+        assert_eq!((topology.devices[0].link, topology.devices[0].switch), (None, None));
+    }
+}
