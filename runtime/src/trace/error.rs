@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::pickle::PickleFault;
+
 /// Why a trace cannot be read.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
@@ -155,7 +157,7 @@ pub enum Fault {
 
 /// What is wrong with a torch snapshot.
 #[non_exhaustive]
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotFault {
     /// Not a pickle that can be read.
     #[error(
@@ -163,7 +165,15 @@ pub enum SnapshotFault {
     )]
     Pickle {
         /// What the reader says.
-        source: serde_pickle::Error,
+        source: PickleFault,
+    },
+    /// Something in it is not what torch writes there.
+    #[error("the {found} is not {expected}: not a snapshot of a torch that is known here")]
+    Shape {
+        /// What was looked at.
+        found: &'static str,
+        /// What it should be.
+        expected: &'static str,
     },
     /// A container that is neither a trace nor a pickle.
     #[error(

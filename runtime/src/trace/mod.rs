@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! file ─► open ─► text      (trace v1 and v2, gzip or plain) ─┐
-//!               └ snapshot  (torch.cuda.memory._dump_snapshot)┴► build ─► Trace: events, blocks, streams, peaks
+//!               └ pickle ─► snapshot (torch's _dump_snapshot) ┴► build ─► Trace: events, blocks, streams, peaks
 //! ```
 //!
 //! Invariants of a [`Trace`], whatever it was read from: a block is allocated once, before anything else happens to
@@ -13,10 +13,12 @@ mod build;
 mod error;
 mod event;
 mod open;
+mod pickle;
 mod recording;
 mod snapshot;
 mod text;
 
 pub use error::{Fault, SnapshotFault, TraceError};
 pub use event::{BlockId, Event, StreamIndex};
+pub use pickle::PickleFault;
 pub use recording::{Peaks, Recorded, Trace};
