@@ -1,1 +1,33 @@
-//! GPU pools over a driver.
+//! Where bytes live: the memory of GPUs as pools over the driver.
+//!
+//! ```text
+//! ffi ─► runtime ─► transfer ─► glake-tiers ─► glake-device     what a plan's steps are done with
+//!                                    └──────► glake-stitch      who decides
+//! ```
+//!
+//! [`GpuPool`] executes the plans of the pure core: reserve, execute, commit or abort.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use glake_device::sim::{SimOptions, Simulator};
+//! use glake_device::{DeviceId, Driver, Stream};
+//! use glake_tiers::{GpuPool, PoolOptions, PoolStream};
+//! use glake_units::Bytes;
+//!
+//! let driver: Arc<dyn Driver> = Arc::new(Simulator::new(SimOptions::default())?);
+//! let pool = GpuPool::new(driver.clone(), DeviceId(0), PoolOptions::default())?;
+//! let stream = PoolStream::of(&*driver, DeviceId(0), Stream::LEGACY)?;
+//! let block = pool.malloc(Bytes::mib(20), stream)?;
+//! pool.write(block.address, b"real bytes")?;
+//! let mut back = [0; 10];
+//! pool.read(block.address, &mut back)?;
+//! assert_eq!(&back, b"real bytes");
+//! pool.free(block.address)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod pool;
+mod ticker;
+
+pub use pool::{Block, GpuPool, PoolError, PoolOptions, PoolStream};
+pub use ticker::Ticker;

@@ -124,5 +124,4 @@ impl Aliases {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (AliasId, &Alias)> {
         self.aliases.iter().map(|(index, alias)| (AliasId::at(index), alias))
     }
-
 }

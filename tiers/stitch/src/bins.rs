@@ -74,7 +74,10 @@ impl Bins {
         let key = key(size, start);
         let entries = &mut self.bins[bin];
         let at = entries.partition_point(|other| other.key < key);
-        debug_assert!(entries.get(at).is_some_and(|entry| entry.key == key), "a piece that is not in its bin");
+        debug_assert!(
+            entries.get(at).is_some_and(|entry| entry.key == key),
+            "a piece that is not in its bin"
+        );
         self.remove_at(bin, at);
     }
 

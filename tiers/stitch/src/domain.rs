@@ -77,7 +77,12 @@ impl Domain {
     }
 
     /// The lanes of a stream, made at first sight.
-    pub(crate) fn add_stream(&mut self, id: DomainId, stream: StreamKey, lanes: &mut Slab<Lane>) -> StreamLanes {
+    pub(crate) fn add_stream(
+        &mut self,
+        id: DomainId,
+        stream: StreamKey,
+        lanes: &mut Slab<Lane>,
+    ) -> StreamLanes {
         let mut lane = |class| add(lanes, Lane::new(id, class, Taker::Stream(stream)));
         let own = StreamLanes {
             stream,

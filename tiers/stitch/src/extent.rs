@@ -101,7 +101,6 @@ impl Extents {
         (first, last)
     }
 
-
     pub(crate) fn len(&self) -> usize {
         self.extents.len()
     }

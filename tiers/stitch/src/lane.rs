@@ -44,7 +44,16 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(domain: DomainId, class: Class, taker: Taker) -> Self {
-        Lane { domain, class, taker, edge: Move(0), bins: Bins::new(), oldest: PieceId::NONE, newest: PieceId::NONE, bytes: 0 }
+        Lane {
+            domain,
+            class,
+            taker,
+            edge: Move(0),
+            bins: Bins::new(),
+            oldest: PieceId::NONE,
+            newest: PieceId::NONE,
+            bytes: 0,
+        }
     }
 
     pub(crate) fn oldest(&self) -> PieceId {
@@ -68,7 +77,11 @@ impl Lane {
         piece.newer = newer;
         self.bins.insert(piece.size, piece.start, id);
         self.bytes += piece.size;
-        if older == PieceId::NONE { self.oldest = id } else { pieces[older].newer = id }
+        if older == PieceId::NONE {
+            self.oldest = id
+        } else {
+            pieces[older].newer = id
+        }
         if newer == PieceId::NONE { self.newest = id } else { pieces[newer].older = id }
     }
 
@@ -82,7 +95,11 @@ impl Lane {
 
     fn unlink(&mut self, pieces: &mut Pieces, id: PieceId) {
         let (older, newer) = (pieces[id].older, pieces[id].newer);
-        if older == PieceId::NONE { self.oldest = newer } else { pieces[older].newer = newer }
+        if older == PieceId::NONE {
+            self.oldest = newer
+        } else {
+            pieces[older].newer = newer
+        }
         if newer == PieceId::NONE { self.newest = older } else { pieces[newer].older = older }
     }
 
@@ -97,6 +114,15 @@ impl Lane {
             self.insert_after(pieces, rest, older);
         }
         Some(id)
+    }
+
+    /// The oldest epoch that has not passed.
+    pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: Epoch) -> Option<Epoch> {
+        let mut id = self.oldest;
+        while id != PieceId::NONE && pieces[id].epoch <= passed {
+            id = pieces[id].newer;
+        }
+        (id != PieceId::NONE).then(|| pieces[id].epoch)
     }
 
     /// The oldest piece, where its epoch has passed.

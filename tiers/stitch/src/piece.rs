@@ -143,6 +143,4 @@ impl Pieces {
     pub(crate) fn forget(&mut self, id: PieceId) {
         self.0.remove(id.index());
     }
-
-
 }

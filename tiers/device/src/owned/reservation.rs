@@ -87,6 +87,13 @@ impl Reservation {
         self.table.lock().retire(&ranges, mark).map_err(|r| self.refused_at(Verb::Unmap, mappings, r))
     }
 
+    /// Takes [`Reservation::retire`] back, for an unmap that was given up: the mappings may be used again.
+    pub fn revive(&self, mappings: &[Mapping]) -> Result<()> {
+        let ranges = self.ranges(mappings)?;
+        self.table.lock().revive(&ranges);
+        Ok(())
+    }
+
     /// Unmaps retired mappings, adjacent ones by one call.
     ///
     /// # Errors

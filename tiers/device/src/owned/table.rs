@@ -160,6 +160,17 @@ impl Table {
         Ok(())
     }
 
+    /// Makes retired mappings live again, those of `mappings` that are there.
+    pub(super) fn revive(&mut self, mappings: &[Range<u64>]) {
+        for range in mappings {
+            if let Some(entry) = self.entries.get_mut(&range.start)
+                && matches!(entry.state, State::Retired(_))
+            {
+                entry.state = State::Live;
+            }
+        }
+    }
+
     /// Plans an unmap of retired mappings that the proof covers, all or none: the ranges for the driver, joined
     /// where they touch.
     pub(super) fn begin_unmap(

@@ -29,13 +29,14 @@ impl Allocator {
     pub fn check(&self) -> Result<(), Broken> {
         let mut in_lanes = HashSet::new();
         for (index, lane) in self.lanes.iter() {
+            let released = self.domains.get(lane.domain.index()).is_none_or(|domain| domain.released);
             let mut bytes = 0;
             for id in lane.bins.iter() {
                 let piece = &self.pieces[id];
                 hold(piece.state == State::Free, "a piece in a lane is free", piece.start)?;
                 hold(piece.lane.index() == index, "a free piece knows its lane", piece.start)?;
                 hold(in_lanes.insert(id), "a free piece is in one lane", piece.start)?;
-                let passed = lane.taker != Taker::Anyone || piece.epoch <= self.passed;
+                let passed = lane.taker != Taker::Anyone || released || piece.epoch <= self.passed;
                 hold(passed, "what anyone may take has passed", piece.start)?;
                 bytes += piece.size;
             }
@@ -101,14 +102,22 @@ impl Allocator {
             match live {
                 Live::Piece(id) => {
                     let piece = &self.pieces[*id];
-                    hold(piece.state == State::Live && piece.start == offset, "a live block is a live piece", offset)?;
+                    hold(
+                        piece.state == State::Live && piece.start == offset,
+                        "a live block is a live piece",
+                        offset,
+                    )?;
                     bytes += piece.size;
                 }
                 Live::Stitched(index) => {
                     let block = &self.stitched[*index as usize];
                     let mut size = 0;
                     for &part in &block.parts {
-                        hold(self.pieces[part].state == State::Part, "a stitched block holds its parts", offset)?;
+                        hold(
+                            self.pieces[part].state == State::Part,
+                            "a stitched block holds its parts",
+                            offset,
+                        )?;
                         hold(parts.insert(part), "a part belongs to one block", offset)?;
                         size += self.pieces[part].size;
                     }
@@ -117,7 +126,11 @@ impl Allocator {
                 }
             }
         }
-        hold(bytes == self.stats.all.allocated_bytes.current, "live blocks are what is counted as allocated", 0)
+        hold(
+            bytes == self.stats.all.allocated_bytes.current,
+            "live blocks are what is counted as allocated",
+            0,
+        )
     }
 
     fn check_extents(&self) -> Result<(), Broken> {

@@ -177,7 +177,8 @@ impl Allocator {
                 self.lanes[limbo.index()].remove(&mut self.pieces, piece);
                 let withheld = &mut self.pieces[piece];
                 withheld.lane = withheld.owner;
-                let (small, blocks, size) = (withheld.slab != PieceId::NONE, withheld.requested, withheld.size);
+                let (small, blocks, size) =
+                    (withheld.slab != PieceId::NONE, withheld.requested, withheld.size);
                 for pool in self.stats.pools(small) {
                     pool.completed(blocks, size);
                 }

@@ -12,21 +12,37 @@ use glake_units::Bytes;
 use super::Allocator;
 use super::miss::Want;
 use super::outcome::{Carved, Grown, Pending};
+use crate::StitchError;
 use crate::alias::{Alias, Span};
 use crate::ids::{DomainId, Epoch, ExtentId};
 use crate::lane::Class;
 use crate::plan::{Outcome, Plan, Step, Stitch};
 use crate::run::Run;
-use crate::StitchError;
 
 /// Home ranges in alias order, and what has to be grown among them.
 #[derive(Debug)]
 struct Selection {
     /// The first begins anywhere in its first extent, the last ends anywhere in its last; the others are whole extents.
     ranges: Vec<(u64, u64)>,
-    /// Where the new range goes.
-    grow_at: usize,
+    /// How much of the last range lies in an extent that is not free as a whole.
+    tail: u64,
+    /// What has to be grown, in front of the tail.
     missing: u64,
+}
+
+impl Selection {
+    /// Makes the new range `total` long instead of `missing`: less of the tail is needed, or none of it. Returns how much
+    /// of the new range is used, and its place among the ranges.
+    fn grow_to(&mut self, total: u64) -> (u64, usize) {
+        let spared = (total - self.missing).min(self.tail);
+        if let Some((start, end)) = self.ranges.pop() {
+            if start < end - spared {
+                self.ranges.push((start, end - spared));
+            }
+        }
+        let behind = self.tail > spared;
+        (self.missing + spared, self.ranges.len() - usize::from(behind))
+    }
 }
 
 /// Extents of a large growth are so many times larger, where it holds [`FEWEST`] of them.
@@ -71,7 +87,15 @@ impl Allocator {
     }
 
     /// Names new extents in a range that its zone has set aside, and the steps that make them.
-    fn grow(&mut self, start: u64, sizes: &[u64], used: u64, domain: DomainId, class: Class, steps: &mut Vec<Step>) -> Grown {
+    fn grow(
+        &mut self,
+        start: u64,
+        sizes: &[u64],
+        used: u64,
+        domain: DomainId,
+        class: Class,
+        steps: &mut Vec<Step>,
+    ) -> Grown {
         let size: u64 = sizes.iter().sum();
         let extents = self.add_extents(start, sizes, domain, class);
         for &extent in &extents {
@@ -153,20 +177,26 @@ impl Allocator {
     /// Chooses free ranges for an alias: the longest first, so that few are broken, and for the end the shortest that
     /// is enough. A free suffix of an extent can only come first, a free prefix only last.
     fn select(&self, size: u64, runs: &[Run]) -> Selection {
-        let mut candidates: Vec<Candidate> =
-            runs.iter().map(|run| self.candidate(run)).filter(|candidate| candidate.first <= candidate.last).collect();
+        let mut candidates: Vec<Candidate> = runs
+            .iter()
+            .map(|run| self.candidate(run))
+            .filter(|candidate| candidate.first <= candidate.last)
+            .collect();
         candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse((candidate.whole(), candidate.start)));
         let mut ranges = Vec::new();
         let mut missing = size;
         let mut rest = candidates.as_slice();
-        while missing > 0 && let Some((longest, shorter)) = rest.split_first() {
+        while missing > 0
+            && let Some((longest, shorter)) = rest.split_first()
+        {
             if longest.whole() == 0 {
                 break;
             }
             if longest.whole() >= missing {
-                let shortest = rest.iter().rev().find(|candidate| candidate.whole() >= missing).unwrap_or(longest);
+                let shortest =
+                    rest.iter().rev().find(|candidate| candidate.whole() >= missing).unwrap_or(longest);
                 ranges.push((shortest.first, shortest.first + missing));
-                return Selection { grow_at: ranges.len(), ranges, missing: 0 };
+                return Selection { ranges, tail: 0, missing: 0 };
             }
             missing -= longest.whole();
             ranges.push((longest.first, longest.last));
@@ -178,9 +208,20 @@ impl Allocator {
     /// Completes whole extents by a suffix in front and a prefix behind.
     fn add_ends(&self, candidates: &[Candidate], mut ranges: Vec<(u64, u64)>, mut missing: u64) -> Selection {
         let head = candidates.iter().max_by_key(|candidate| candidate.head()).filter(|head| head.head() > 0);
-        let tails = candidates.iter().filter(|tail| head.is_none_or(|head| head.start != tail.start || head.whole() == 0));
-        let tail = tails.max_by_key(|candidate| candidate.tail()).filter(|tail| tail.tail() > 0);
-        if missing > 0 && let Some(head) = head {
+        // An alias maps an extent once: the suffix and the prefix are of two.
+        let apart = |tail: &&Candidate| {
+            head.is_none_or(|head| {
+                head.start != tail.start && self.extents.at(head.start) != self.extents.at(tail.end - 1)
+            })
+        };
+        let tail = candidates
+            .iter()
+            .filter(apart)
+            .max_by_key(|candidate| candidate.tail())
+            .filter(|tail| tail.tail() > 0);
+        if missing > 0
+            && let Some(head) = head
+        {
             let take = head.head().min(missing);
             missing -= take;
             match ranges.iter().position(|range| range.0 == head.first && head.whole() > 0) {
@@ -191,9 +232,10 @@ impl Allocator {
                 None => ranges.insert(0, (head.first - take, head.first)),
             }
         }
-        let mut grow_at = ranges.len();
-        let same = |tail: &Candidate| head.is_some_and(|head| head.start == tail.start);
-        if missing > 0 && let Some(tail) = tail.filter(|tail| !same(tail)) {
+        let mut used_tail = 0;
+        if missing > 0
+            && let Some(tail) = tail
+        {
             let take = tail.tail().min(missing);
             missing -= take;
             match ranges.iter().skip(1).position(|range| range.0 == tail.first && tail.whole() > 0) {
@@ -203,9 +245,9 @@ impl Allocator {
                 }
                 None => ranges.push((tail.last, tail.last + take)),
             }
-            grow_at = ranges.len() - 1;
+            used_tail = take;
         }
-        Selection { ranges, grow_at, missing }
+        Selection { ranges, tail: used_tail, missing }
     }
 
     fn candidate(&self, run: &Run) -> Candidate {
@@ -215,20 +257,23 @@ impl Allocator {
 
     /// Sets a selection aside, grows what it misses, and says how its alias is made.
     fn plan_selection(&mut self, want: &Want, runs: &[Run], selection: Selection) -> Option<Plan> {
-        let Selection { ranges, grow_at, missing } = selection;
-        let sizes = self.extent_sizes(missing, want.domain);
+        let mut selection = selection;
+        let sizes = self.extent_sizes(selection.missing, want.domain);
         let growth: u64 = sizes.iter().sum();
-        let touched: usize = ranges.iter().map(|&(start, end)| self.extents.touching(start, end).count()).sum();
+        let (used, grow_at) = if growth > 0 { selection.grow_to(growth) } else { (0, 0) };
+        let ranges = selection.ranges;
+        let touched: usize =
+            ranges.iter().map(|&(start, end)| self.extents.touching(start, end).count()).sum();
         let mappings = self.stats.mappings + (touched + 2 * sizes.len()) as u64;
         if !self.fits_limit(&sizes) || mappings > self.settings.max_mappings {
             return None;
         }
         let start = if growth > 0 { Some(self.home.take(growth)?) } else { None };
         let mut steps = Vec::new();
-        let grown = start.map(|start| self.grow(start, &sizes, missing, want.domain, Class::Large, &mut steps));
+        let grown = start.map(|start| self.grow(start, &sizes, used, want.domain, Class::Large, &mut steps));
         let mut parts = ranges.clone();
         if let Some(grown) = &grown {
-            parts.insert(grow_at, (grown.start, grown.start + missing));
+            parts.insert(grow_at, (grown.start, grown.start + used));
         }
         let extents: Vec<ExtentId> =
             parts.iter().flat_map(|&(start, end)| self.extents.touching(start, end)).collect();
@@ -239,7 +284,8 @@ impl Allocator {
             }
             return None;
         };
-        let offset = parts.first().map_or(0, |&(start, _)| start - self.extents[self.extents.at(start)].start);
+        let offset =
+            parts.first().map_or(0, |&(start, _)| start - self.extents[self.extents.at(start)].start);
         let spans = self.map_alias(address, &extents, &mut steps);
         let alias = Alias {
             start: address,

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use super::{Allocator, Live, SMALL_LIMIT, packed};
 use crate::domain::StreamLanes;
 use crate::ids::{LaneId, Move, PieceId};
-use crate::plan::{Grant, Request};
 use crate::piece::State;
+use crate::plan::{Grant, Request};
 
 impl Allocator {
     /// Hands out a free piece that fits, or nothing: then [`Allocator::plan`] says what it takes.
@@ -31,7 +31,11 @@ impl Allocator {
     }
 
     fn take_small(
-        &mut self, lanes: StreamLanes, passed_slabs: LaneId, size: u64, requested: u64,
+        &mut self,
+        lanes: StreamLanes,
+        passed_slabs: LaneId,
+        size: u64,
+        requested: u64,
     ) -> Option<Grant> {
         let piece = match self.lanes[lanes.small.index()].take_best(&mut self.pieces, size) {
             Some(piece) => piece,

@@ -68,7 +68,10 @@ impl Allocator {
             return Ok(outcome);
         }
         let stitching = self.may_stitch(&want);
-        if stitching && !self.settings.stitch_only_when_full && let Some(plan) = self.plan_stitch(&want, &mine) {
+        if stitching
+            && !self.settings.stitch_only_when_full
+            && let Some(plan) = self.plan_stitch(&want, &mine)
+        {
             return Ok(Outcome::Work(plan));
         }
         if grow && let Some(plan) = self.plan_growth(&want, &mine) {
@@ -78,13 +81,16 @@ impl Allocator {
     }
 
     pub(super) fn may_stitch(&self, want: &Want) -> bool {
-        self.settings.alias && self.domains[want.domain.index()].options.alias && want.size >= want.stitch_from
+        self.settings.alias
+            && self.domains[want.domain.index()].options.alias
+            && want.size >= want.stitch_from
     }
 
     /// What the stream may take at home, joined whichever lanes it is in; with `borrow`, also what is pending on others.
     pub(super) fn runs(&self, want: &Want, borrow: bool) -> Vec<Run> {
         let domain = &self.domains[want.domain.index()];
-        let others = domain.streams.iter().map(|lanes| lanes.large).filter(|&lane| borrow && lane != want.lanes.large);
+        let others =
+            domain.streams.iter().map(|lanes| lanes.large).filter(|&lane| borrow && lane != want.lanes.large);
         let lanes = [want.lanes.large, domain.passed_large].into_iter().chain(others);
         let ranges = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter()).map(|id| {
             let piece = &self.pieces[id];
@@ -143,7 +149,13 @@ impl Allocator {
     }
 
     /// Hands out a block at `offset` of an alias, its home ranges carved.
-    pub(super) fn hand_out_stitched(&mut self, want: &Want, id: AliasId, offset: u64, carved: Vec<Carved>) -> Grant {
+    pub(super) fn hand_out_stitched(
+        &mut self,
+        want: &Want,
+        id: AliasId,
+        offset: u64,
+        carved: Vec<Carved>,
+    ) -> Grant {
         let former: Vec<Former> = carved.iter().flat_map(|range| range.former.iter().copied()).collect();
         let edge = former.iter().any(|former| former.epoch > self.passed);
         if edge {
@@ -178,7 +190,9 @@ impl Allocator {
     /// The streams that the taker of these pieces has to wait for.
     pub(super) fn lenders(&mut self, want: &Want, former: &[Former]) -> SmallVec<[StreamKey; 2]> {
         let mut waits = SmallVec::new();
-        for former in former.iter().filter(|former| former.lane != want.lanes.large && former.epoch > self.passed) {
+        for former in
+            former.iter().filter(|former| former.lane != want.lanes.large && former.epoch > self.passed)
+        {
             if let Taker::Stream(stream) = self.lanes[former.lane.index()].taker
                 && !waits.contains(&stream)
             {

@@ -192,11 +192,17 @@ impl Allocator {
         closed
     }
 
+    /// The event of the last closed epoch could not be recorded: the next one has to cover its frees too.
+    pub fn uncover(&mut self) {
+        self.uncovered = true;
+    }
+
     /// All work enqueued before this epoch was closed has completed.
     pub fn pass_epoch(&mut self, epoch: Epoch) {
         debug_assert!(epoch < self.open, "an epoch passes after it was closed");
         self.passed = self.passed.max(epoch);
-let domains: SmallVec<[DomainId; 4]> = self.domains.iter().map(|(index, _)| DomainId::at(index)).collect();
+        let domains: SmallVec<[DomainId; 4]> =
+            self.domains.iter().map(|(index, _)| DomainId::at(index)).collect();
         for domain in domains {
             self.settle(domain);
         }
@@ -229,9 +235,11 @@ fn check(settings: &Settings) -> Result<(), StitchError> {
     if settings.memory < granularity || settings.memory > Bytes::gib(512) {
         return bad("memory", settings.memory, "from one granule to 512 GiB");
     }
-    for (knob, value) in
-        [("extent", settings.extent), ("extent_near_limit", settings.extent_near_limit), ("slab", settings.slab)]
-    {
+    for (knob, value) in [
+        ("extent", settings.extent),
+        ("extent_near_limit", settings.extent_near_limit),
+        ("slab", settings.slab),
+    ] {
         if value.is_zero() || !value.is_aligned(granularity) {
             return bad(knob, value, "a multiple of the device's granularity, at least one");
         }

@@ -171,7 +171,12 @@ impl Allocator {
     }
 
     fn commit_stitched(
-        &mut self, want: &Want, alias: Alias, offset: u64, mut carved: Vec<Carved>, grown: Option<(usize, Grown)>,
+        &mut self,
+        want: &Want,
+        alias: Alias,
+        offset: u64,
+        mut carved: Vec<Carved>,
+        grown: Option<(usize, Grown)>,
     ) -> Grant {
         if let Some((at, grown)) = grown {
             let piece = self.arrive(&grown);

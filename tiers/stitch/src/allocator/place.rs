@@ -29,7 +29,13 @@ impl Allocator {
     }
 
     /// Names new extents of these sizes, side by side from `start` on, which the zone has already set aside.
-    pub(super) fn add_extents(&mut self, start: u64, sizes: &[u64], domain: DomainId, class: Class) -> Vec<ExtentId> {
+    pub(super) fn add_extents(
+        &mut self,
+        start: u64,
+        sizes: &[u64],
+        domain: DomainId,
+        class: Class,
+    ) -> Vec<ExtentId> {
         let mut at = start;
         sizes
             .iter()

@@ -142,7 +142,8 @@ impl Allocator {
     pub fn segments(&self) -> Vec<Segment> {
         let home = self.segments.begins().map(|edge| {
             let first = self.pieces[edge].next;
-            let (offset, extent) = (self.pieces[first].start, &self.extents[self.extents.at(self.pieces[first].start)]);
+            let (offset, extent) =
+                (self.pieces[first].start, &self.extents[self.extents.at(self.pieces[first].start)]);
             let blocks = self.blocks_from(first);
             let size = blocks.iter().map(|block| block.size).sum();
             let kind = if extent.class == Class::Slabs { SegmentKind::Slabs } else { SegmentKind::Home };
@@ -191,11 +192,24 @@ impl Allocator {
         blocks
     }
 
-    fn describe(&self, start: u64, size: u64, requested: u64, live: bool, lane: crate::ids::LaneId) -> BlockInfo {
+    fn describe(
+        &self,
+        start: u64,
+        size: u64,
+        requested: u64,
+        live: bool,
+        lane: crate::ids::LaneId,
+    ) -> BlockInfo {
         let stream = match self.lanes.get(lane.index()).map(|lane| lane.taker) {
             Some(Taker::Stream(stream)) => Some(stream),
             _ => None,
         };
-        BlockInfo { offset: Bytes::new(start), size: Bytes::new(size), requested: Bytes::new(requested), live, stream }
+        BlockInfo {
+            offset: Bytes::new(start),
+            size: Bytes::new(size),
+            requested: Bytes::new(requested),
+            live,
+            stream,
+        }
     }
 }

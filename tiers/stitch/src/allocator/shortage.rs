@@ -5,7 +5,7 @@ use glake_units::Bytes;
 use super::Allocator;
 use super::miss::Want;
 use crate::error::StitchError;
-use crate::ids::{Epoch, PieceId};
+use crate::ids::Epoch;
 use crate::plan::Outcome;
 use crate::run::Run;
 
@@ -42,7 +42,6 @@ impl Allocator {
 
     /// The oldest epoch that holds back bytes somebody could use.
     fn oldest_pending(&self) -> Option<Epoch> {
-        let oldest = self.lanes.iter().map(|(_, lane)| lane.oldest()).filter(|&id| id != PieceId::NONE);
-        oldest.map(|id| self.pieces[id].epoch).filter(|&epoch| epoch > self.passed).min()
+        self.lanes.iter().filter_map(|(_, lane)| lane.oldest_pending(&self.pieces, self.passed)).min()
     }
 }

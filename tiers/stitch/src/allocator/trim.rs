@@ -5,16 +5,24 @@ use glake_units::Bytes;
 use super::Allocator;
 use super::outcome::{Carved, Pending};
 use crate::alias::Alias;
-use crate::ids::{AliasId, DomainId, ExtentId, LaneId, PieceId};
+use crate::ids::{AliasId, DomainId, ExtentId, PieceId};
 use crate::lane::{Class, Taker};
 use crate::plan::{Plan, Step};
-use crate::run::Run;
+use crate::run::{self, Run};
 
 /// Home ranges and aliases on their way to the driver.
 #[derive(Debug, Default)]
 pub(super) struct Release {
     ranges: Vec<Carved>,
     aliases: Vec<Alias>,
+}
+
+/// Whole extents inside a free run.
+#[derive(Clone, Copy, Debug)]
+struct Free {
+    run: Run,
+    from: u64,
+    to: u64,
 }
 
 impl Allocator {
@@ -68,19 +76,19 @@ impl Allocator {
         let mut steps = Vec::new();
         let mut releases = Vec::new();
         let mut left = target.get();
-        for run in self.releasable() {
-            if left == 0 {
-                break;
-            }
-            let mut from = run.end;
-            for extent in self.extents.touching(run.start, run.end).collect::<Vec<_>>().into_iter().rev() {
+        for Free { run, from, to } in self.releasable() {
+            let mut start = to;
+            for extent in self.extents.touching(from, to).collect::<Vec<_>>().into_iter().rev() {
                 if left == 0 {
                     break;
                 }
                 left = left.saturating_sub(self.extents[extent].size);
-                from = self.extents[extent].start;
+                start = self.extents[extent].start;
             }
-            let extents: Vec<ExtentId> = self.extents.touching(from, run.end).collect();
+            if start == to {
+                break;
+            }
+            let extents: Vec<ExtentId> = self.extents.touching(start, to).collect();
             for &extent in &extents {
                 while let Some(&alias) = self.extents[extent].aliases.first() {
                     release.aliases.push(self.withdraw(alias, &mut steps));
@@ -88,42 +96,50 @@ impl Allocator {
                 let (size, domain) = (Bytes::new(self.extents[extent].size), self.extents[extent].domain);
                 releases.push(Step::Release { extent, size, domain });
             }
-            let whole = Run { start: self.pieces[run.first].start, end: self.pieces[run.first].end(), first: run.first };
-            release.ranges.push(self.carve(&whole, from, run.end));
-            steps.push(Step::Unmap { offset: Bytes::new(from), size: Bytes::new(run.end - from), extents });
+            release.ranges.push(self.carve(&run, start, to));
+            steps.push(Step::Unmap { offset: Bytes::new(start), size: Bytes::new(to - start), extents });
         }
         steps.append(&mut releases);
         self.plan_to(release, steps)
     }
 
-    /// Runs of whole free extents that nothing can touch any more, at most one for each piece, in the order in which they
-    /// should go.
-    fn releasable(&self) -> Vec<Run> {
-        let lanes = self.domains.iter().flat_map(|(_, domain)| {
-            domain.home_lanes().map(|lane| {
-                let slabs = self.lanes[lane.index()].class == Class::Slabs;
-                (if domain.released { 0 } else if slabs { 1 } else { 2 }, lane)
-            })
-        });
-        let mut runs: Vec<(u8, Run)> =
-            lanes.flat_map(|(order, lane)| self.releasable_in(lane).map(move |run| (order, run))).collect();
-        runs.sort_unstable_by_key(|(order, run)| (*order, std::cmp::Reverse(run.start)));
-        runs.into_iter().map(|(_, run)| run).collect()
+    /// Whole free extents that nothing can touch any more, whichever lanes they are in, in the order in which they should
+    /// go. Ranges of one run come with the highest first, so that carving one leaves the run of the others as it is.
+    fn releasable(&self) -> Vec<Free> {
+        let mut order = Vec::new();
+        for (_, domain) in &self.domains {
+            for class in [Class::Slabs, Class::Large] {
+                let lanes = domain.home_lanes().filter(|lane| self.lanes[lane.index()].class == class);
+                let pieces = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter());
+                let passed = pieces.filter(|&id| self.pieces[id].epoch <= self.passed).map(|id| {
+                    let piece = &self.pieces[id];
+                    Run { start: piece.start, end: piece.end(), first: id }
+                });
+                let rank = if domain.released { 0 } else { 1 + u8::from(class == Class::Large) };
+                for run in run::join(passed.collect()) {
+                    order.extend(self.releasable_of(run).into_iter().map(|free| (rank, free)));
+                }
+            }
+        }
+        order.sort_by_key(|(rank, free)| (*rank, std::cmp::Reverse(free.from)));
+        order.into_iter().map(|(_, free)| free).collect()
     }
 
-    fn releasable_in(&self, lane: LaneId) -> impl Iterator<Item = Run> + '_ {
-        self.lanes[lane.index()].bins.iter().filter_map(|id| {
-            let piece = &self.pieces[id];
-            let (first, last) = self.extents.boundaries(piece.start, piece.end());
-            if piece.epoch > self.passed || first >= last {
-                return None;
+    /// The ranges of whole extents of a run whose aliases are all done with.
+    fn releasable_of(&self, run: Run) -> Vec<Free> {
+        let (first, last) = self.extents.boundaries(run.start, run.end);
+        let mut ranges: Vec<Free> = Vec::new();
+        if first >= last {
+            return ranges;
+        }
+        for extent in self.extents.touching(first, last).filter(|&extent| self.aliases_are_done(extent)) {
+            let (from, to) = (self.extents[extent].start, self.extents[extent].end());
+            match ranges.last_mut().filter(|free| free.to == from) {
+                Some(free) => free.to = to,
+                None => ranges.push(Free { run, from, to }),
             }
-            let mut extents: Vec<ExtentId> = self.extents.touching(first, last).collect();
-            while extents.pop_if(|extent| !self.aliases_are_done(*extent)).is_some() {}
-            let kept = extents.iter().rposition(|extent| !self.aliases_are_done(*extent)).map_or(0, |at| at + 1);
-            let (from, to) = (extents.get(kept)?, extents.last()?);
-            Some(Run { start: self.extents[*from].start, end: self.extents[*to].end(), first: id })
-        })
+        }
+        ranges
     }
 
     fn aliases_are_done(&self, extent: ExtentId) -> bool {

@@ -1,0 +1,69 @@
+//! Why a pool does not do what it is asked.
+
+use glake_device::{Address, DeviceId, DriverError};
+use glake_stitch::StitchError;
+
+/// A refusal of a pool; a variant is what the caller can do about it.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// There is not enough memory, the request is larger than the device, or what it names does not exist.
+    #[error("{device}: {source}")]
+    Refused {
+        /// Where.
+        device: DeviceId,
+        /// Why.
+        #[source]
+        source: StitchError,
+    },
+    /// The driver has no memory left though the pool may reserve more: other processes hold it.
+    #[error("{device}: {refusal}; the driver itself has none left, so something else holds the rest")]
+    DeviceFull {
+        /// Where.
+        device: DeviceId,
+        /// The pool's own account.
+        refusal: StitchError,
+    },
+    /// The driver refused; the pool is as it was before the call.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The driver failed and could not be brought back to a known state, or the context is lost: this pool serves
+    /// nothing any more. Start the process again.
+    #[error("{device}: the pool is out of use since the driver failed: {cause}")]
+    Poisoned {
+        /// Where.
+        device: DeviceId,
+        /// The failure that did it.
+        cause: String,
+    },
+    /// The pool does not own this address.
+    #[error("{device}: no block of this pool begins at {address}: it was freed before, or never handed out")]
+    UnknownAddress {
+        /// Where.
+        device: DeviceId,
+        /// What was given.
+        address: Address,
+    },
+    /// The device does not exist.
+    #[error("{device} does not exist: the driver shows {count}")]
+    NoSuchDevice {
+        /// What was asked for.
+        device: DeviceId,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+impl PoolError {
+    /// Whether there was not enough memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(
+            self,
+            PoolError::DeviceFull { .. }
+                | PoolError::Refused {
+                    source: StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. },
+                    ..
+                }
+        )
+    }
+}

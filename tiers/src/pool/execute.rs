@@ -1,0 +1,133 @@
+//! A plan's steps on the driver, and their undoing.
+
+use glake_device::owned::{Extent, Mapping, Passed};
+use glake_device::{DriverError, ExtentProperties, Place};
+use glake_stitch::{ExtentId, Plan, Step};
+use glake_units::Bytes;
+
+use super::{GpuPool, Held, PoolError, Result};
+
+/// How often a busy device is asked again before the plan is given up: about 100 ms.
+const ATTEMPTS: u32 = 1000;
+const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
+
+impl GpuPool {
+    /// Does all of a plan's steps, or none: then the driver is as it was, or the pool is poisoned.
+    pub(super) fn execute(&self, held: &mut Held, plan: &Plan) -> Result<()> {
+        for (done, step) in plan.steps.iter().enumerate() {
+            if let Err(error) = self.step(held, step) {
+                return Err(self.undo(held, &plan.steps[..done], error));
+            }
+        }
+        for step in &plan.steps {
+            if let Step::Release { extent, .. } = step {
+                held.extents.remove(extent);
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&self, held: &mut Held, step: &Step) -> std::result::Result<(), DriverError> {
+        match step {
+            Step::Create { extent, size, domain } => {
+                let plain =
+                    ExtentProperties { place: Place::Gpu(self.device), exportable: false, gpu_direct: false };
+                let properties = held.properties.get(domain).copied().unwrap_or(plain);
+                let made = retry(|| Extent::new(&self.driver, *size, properties))?;
+                held.extents.insert(*extent, made);
+                Ok(())
+            }
+            Step::Map { extent, offset, .. } => self.map(held, *extent, *offset).map(|_| ()),
+            Step::Access { offset, size } => self.give_access(*offset, *size),
+            Step::Unmap { offset, extents, .. } => {
+                let proof = self.proof()?;
+                let mappings = mappings(held, *offset, extents);
+                self.reservation.retire(&mappings, proof.sequence())?;
+                let unmapped = retry(|| self.reservation.unmap(&mappings, &proof));
+                if unmapped.is_err() {
+                    self.reservation.revive(&mappings)?;
+                }
+                unmapped
+            }
+            // The last thing to be done, when nothing can fail any more: see `execute`.
+            Step::Release { .. } => Ok(()),
+        }
+    }
+
+    fn map(
+        &self,
+        held: &Held,
+        extent: ExtentId,
+        offset: Bytes,
+    ) -> std::result::Result<Option<Mapping>, DriverError> {
+        held.extents.get(&extent).map(|extent| retry(|| self.reservation.map(offset, extent))).transpose()
+    }
+
+    fn give_access(&self, offset: Bytes, size: Bytes) -> std::result::Result<(), DriverError> {
+        retry(|| self.reservation.set_access(offset, size, &self.access))
+    }
+
+    /// Undoes the steps that were done, last first; returns the error to report.
+    fn undo(&self, held: &mut Held, done: &[Step], error: DriverError) -> PoolError {
+        let undone = done.iter().rev().try_for_each(|step| self.undo_step(held, step));
+        let cause = match (undone, error.is_sticky()) {
+            (Ok(()), false) => return PoolError::Driver(error),
+            (Ok(()), true) => error.to_string(),
+            (Err(second), _) => format!("{error}; and undoing it: {second}"),
+        };
+        let cause = self.poison.get_or_init(|| cause).clone();
+        PoolError::Poisoned { device: self.device, cause }
+    }
+
+    fn undo_step(&self, held: &mut Held, step: &Step) -> std::result::Result<(), DriverError> {
+        match step {
+            Step::Create { extent, .. } => {
+                held.extents.remove(extent);
+                Ok(())
+            }
+            // Nobody was told of the address, so no work can use it.
+            Step::Map { offset, size, .. } => {
+                self.reservation.unmap_now(&[Mapping { offset: *offset, size: *size }])
+            }
+            Step::Unmap { offset, size, extents } => {
+                for mapping in mappings(held, *offset, extents).iter().zip(extents) {
+                    self.map(held, *mapping.1, mapping.0.offset)?;
+                }
+                self.give_access(*offset, *size)
+            }
+            Step::Access { .. } | Step::Release { .. } => Ok(()),
+        }
+    }
+
+    /// The latest completion: what the core says has passed was enqueued before it was recorded.
+    fn proof(&self) -> std::result::Result<Passed, DriverError> {
+        let latest = self.clock.lock().passed();
+        latest.map_or_else(|| self.epochs.synchronize(self.devices()), Ok)
+    }
+}
+
+/// The mappings of extents that lie side by side from `offset` on.
+fn mappings(held: &Held, offset: Bytes, extents: &[ExtentId]) -> Vec<Mapping> {
+    let mut at = offset;
+    let sizes = extents.iter().filter_map(|extent| held.extents.get(extent)).map(Extent::size);
+    sizes
+        .map(|size| {
+            let mapping = Mapping { offset: at, size };
+            at = at.saturating_add(size);
+            mapping
+        })
+        .collect()
+}
+
+/// Asks again while the device is busy.
+fn retry<T>(
+    mut call: impl FnMut() -> std::result::Result<T, DriverError>,
+) -> std::result::Result<T, DriverError> {
+    for _ in 1..ATTEMPTS {
+        match call() {
+            Err(DriverError::NotReady { .. }) => std::thread::sleep(PAUSE),
+            answer => return answer,
+        }
+    }
+    call()
+}

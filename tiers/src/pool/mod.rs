@@ -1,0 +1,404 @@
+//! The memory of one GPU, handed out in blocks.
+//!
+//! ```text
+//! malloc ─► core.take ──hit──────────────────────────────────────────► block     one short lock, no driver
+//!             └ miss ─► growth lock ─► core.plan ─► execute on driver ─► commit ─► block
+//!                                         ▲              └ failed ─► undo ─► abort ─► error
+//! free ───► core.free                     └── epochs: recorded, polled, passed to the core
+//! ```
+//!
+//! The core's lock is held for pure work only; the driver is called under the growth lock alone, so that hits and frees
+//! of other threads go on meanwhile. One growing plan a device at a time: the driver serialises these calls anyhow.
+//!
+//! Invariant: every extent of the core is a key of `held.extents` between two plans, mapped where the core says.
+
+mod clock;
+mod error;
+mod execute;
+mod stream;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Extent, OwnedEvent, Reservation};
+use glake_device::{Access, Address, DeviceId, Driver, ExtentProperties, Place, Protection, Stream};
+use glake_stitch::{
+    Allocator, Broken, Counters, DomainId, DomainOptions, ExtentId, Grant, Outcome, Plan, Request, Segment,
+    Settings, Stats, StitchError, StreamKey,
+};
+use glake_units::Bytes;
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+use clock::EpochClock;
+pub use error::PoolError;
+pub use stream::PoolStream;
+
+type Result<T> = std::result::Result<T, PoolError>;
+
+/// How a pool is made.
+#[derive(Clone, Debug, Default)]
+pub struct PoolOptions {
+    /// The core's knobs; `None`: the defaults for the device's memory.
+    pub settings: Option<Settings>,
+}
+
+/// A block handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Where it begins, in the GPU's address space.
+    pub address: Address,
+    /// How long it is: the request rounded up to 512 bytes.
+    pub size: Bytes,
+}
+
+/// What only plans touch.
+#[derive(Debug)]
+struct Held {
+    extents: FxHashMap<ExtentId, Extent>,
+    properties: FxHashMap<DomainId, ExtentProperties>,
+    streams: FxHashMap<StreamKey, Stream>,
+}
+
+/// The memory of one GPU.
+#[derive(Debug)]
+pub struct GpuPool {
+    device: DeviceId,
+    driver: Arc<dyn Driver>,
+    epochs: Arc<Epochs>,
+    /// Before the extents: what is dropped first unmaps them.
+    reservation: Reservation,
+    core: Mutex<Allocator>,
+    held: Mutex<Held>,
+    clock: Mutex<EpochClock>,
+    /// Whether something was freed since the clock last looked.
+    freed: AtomicBool,
+    /// Woken by the first free after a pause.
+    sleeper: OnceLock<std::thread::Thread>,
+    /// For completion edges: recorded and waited for in one go.
+    edge: Mutex<OwnedEvent>,
+    access: Vec<Access>,
+    poison: OnceLock<String>,
+}
+
+impl GpuPool {
+    /// A pool that owns nothing but addresses yet.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSuchDevice`], a knob out of range, or what the driver answers.
+    pub fn new(driver: Arc<dyn Driver>, device: DeviceId, options: PoolOptions) -> Result<Self> {
+        let devices = driver.devices()?;
+        let info = devices.iter().find(|info| info.id == device);
+        let info = info.ok_or(PoolError::NoSuchDevice { device, count: devices.len() })?;
+        let properties = ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false };
+        let granularity = driver.granularity(properties)?;
+        let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
+        settings.granularity = granularity;
+        let core = Allocator::new(settings).map_err(|source| PoolError::Refused { device, source })?;
+        let epochs = Epochs::new(driver.clone());
+        let reservation = Reservation::new(&epochs, device, core.address_space())?;
+        let edge = Mutex::new(OwnedEvent::new(&driver, device, false)?);
+        let held = Held {
+            extents: FxHashMap::default(),
+            properties: FxHashMap::from_iter([(Allocator::default_domain(), properties)]),
+            streams: FxHashMap::default(),
+        };
+        Ok(GpuPool {
+            device,
+            driver,
+            epochs,
+            reservation,
+            core: Mutex::new(core),
+            held: Mutex::new(held),
+            clock: Mutex::default(),
+            freed: AtomicBool::new(false),
+            sleeper: OnceLock::new(),
+            edge,
+            access: vec![Access { device, protection: Protection::ReadWrite }],
+            poison: OnceLock::new(),
+        })
+    }
+
+    /// Whose memory it is.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Hands out a block of the default domain, for work on `stream`.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] or [`PoolError::DeviceFull`] when there is not enough memory, after everything that may be
+    /// taken back was and every pending free was waited for; [`PoolError::Driver`]; [`PoolError::Poisoned`].
+    pub fn malloc(&self, size: Bytes, stream: PoolStream) -> Result<Block> {
+        self.malloc_in(Allocator::default_domain(), size, stream)
+    }
+
+    /// Hands out a block of a domain.
+    ///
+    /// # Errors
+    /// As [`GpuPool::malloc`].
+    pub fn malloc_in(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
+        let request = Request { size, stream: stream.key, domain };
+        let hit = self.core.lock().take(&request);
+        let grant = match hit {
+            Some(grant) => grant,
+            None => self.malloc_slowly(&request, stream)?,
+        };
+        if grant.edge || !grant.waits.is_empty() {
+            self.order(&grant, stream)?;
+        }
+        Ok(Block { address: self.address(grant.offset), size: grant.size })
+    }
+
+    /// Takes a block back; returns its size. Its stream may have its bytes at once, others when its epoch has passed.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`]; nothing changes then.
+    pub fn free(&self, address: Address) -> Result<Bytes> {
+        let offset = self.offset(address)?;
+        let freed = self.core.lock().free(offset);
+        if !self.freed.load(Ordering::Relaxed) {
+            self.freed.store(true, Ordering::Release);
+            if let Some(sleeper) = self.sleeper.get() {
+                sleeper.unpark();
+            }
+        }
+        freed.map_err(|_| PoolError::UnknownAddress { device: self.device, address })
+    }
+
+    /// Says that work of another stream uses a block; returns whether a block of this pool begins there.
+    pub fn record_stream(&self, address: Address, stream: PoolStream) -> bool {
+        self.offset(address).is_ok_and(|offset| self.core.lock().record_stream(offset, stream.key))
+    }
+
+    /// The block that begins at an address: its size and what was asked for.
+    pub fn block(&self, address: Address) -> Option<(Bytes, Bytes)> {
+        self.core.lock().block(self.offset(address).ok()?)
+    }
+
+    /// Releases free memory until at most `keep` is reserved, or nothing is left to release; what is freed but may still
+    /// be in use stays. Returns how much went.
+    ///
+    /// # Errors
+    /// [`PoolError::Driver`]: the pool is as it was; [`PoolError::Poisoned`].
+    pub fn trim(&self, keep: Bytes) -> Result<Bytes> {
+        let mut held = self.growth()?;
+        self.tick()?;
+        let before = self.core.lock().reserved_bytes();
+        let plan = self.core.lock().plan_trim(keep);
+        if let Some(plan) = plan {
+            self.carry_out(&mut held, &plan)?;
+        }
+        Ok(before.saturating_sub(self.core.lock().reserved_bytes()))
+    }
+
+    /// Waits until everything that was freed before this call may be taken by anyone.
+    ///
+    /// # Errors
+    /// What the driver answers; [`glake_device::DriverError::Capturing`] while a capture is open.
+    pub fn settle(&self) -> Result<()> {
+        self.clock.lock().settle(self)
+    }
+
+    /// A new owner of extents, with properties of its own; `None`: plain memory of this GPU.
+    pub fn add_domain(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
+        let plain = ExtentProperties { place: Place::Gpu(self.device), exportable: false, gpu_direct: false };
+        let mut held = self.held.lock();
+        let domain = self.core.lock().add_domain(options);
+        held.properties.insert(domain, properties.unwrap_or(plain));
+        domain
+    }
+
+    /// Gives a domain up: its memory goes back once its blocks are freed and all work enqueued before is done.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where there is no such domain.
+    pub fn release_domain(&self, domain: DomainId) -> Result<()> {
+        let released = self.core.lock().release_domain(domain);
+        self.freed.store(true, Ordering::Release);
+        released.map_err(|source| self.refused(source))
+    }
+
+    /// Changes the most that may be reserved, as a part of the device's memory.
+    pub fn set_memory_fraction(&self, fraction: f64) {
+        let mut core = self.core.lock();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        let limit = (core.settings().memory.get() as f64 * fraction.clamp(0.0, 1.0)) as u64;
+        core.set_limit(Bytes::new(limit));
+    }
+
+    /// While it lives no epoch is recorded: to be held around a capture, which an epoch would break.
+    pub fn hold_epochs(&self) -> CaptureHold {
+        self.epochs.hold()
+    }
+
+    /// Everything that is counted; walks the free pieces.
+    pub fn stats(&self) -> Stats {
+        self.core.lock().stats()
+    }
+
+    /// What was done, without walking anything.
+    pub fn counters(&self) -> Counters {
+        self.core.lock().counters()
+    }
+
+    /// Physical memory held.
+    pub fn reserved(&self) -> Bytes {
+        self.core.lock().reserved_bytes()
+    }
+
+    /// How many free ranges there are.
+    pub fn free_ranges(&self) -> usize {
+        self.core.lock().free_ranges()
+    }
+
+    /// Starts the peaks from what is now.
+    pub fn reset_peaks(&self) {
+        self.core.lock().reset_peaks();
+    }
+
+    /// Every mapped range and what lies in it; offsets count from [`GpuPool::base`].
+    pub fn segments(&self) -> Vec<Segment> {
+        self.core.lock().segments()
+    }
+
+    /// The address of offset 0.
+    pub fn base(&self) -> Address {
+        self.reservation.start()
+    }
+
+    /// Checks the core's invariants: slow, for tests and suspicion.
+    ///
+    /// # Errors
+    /// The first that is broken.
+    pub fn check(&self) -> std::result::Result<(), Broken> {
+        let _quiet = self.held.lock();
+        self.core.lock().check()
+    }
+
+    /// Copies bytes of a block to the host and returns when they are there. The caller orders it after the work that
+    /// wrote them.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`] outside the pool; the driver's answer where nothing is mapped.
+    pub fn read(&self, from: Address, into: &mut [u8]) -> Result<()> {
+        Ok(self.reservation.read(self.offset(from)?, into)?)
+    }
+
+    /// Copies bytes of the host into a block and returns when they are there.
+    ///
+    /// # Errors
+    /// As [`GpuPool::read`].
+    pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        Ok(self.reservation.write(self.offset(to)?, bytes)?)
+    }
+
+    fn malloc_slowly(&self, request: &Request, stream: PoolStream) -> Result<Grant> {
+        let mut held = self.growth()?;
+        held.streams.insert(stream.key, stream.raw);
+        self.epochs.know(self.device, stream.raw);
+        self.tick()?;
+        let mut grow = true;
+        loop {
+            let outcome = self.core.lock().plan(request, grow);
+            match outcome.map_err(|source| self.out_of_memory(source, grow))? {
+                Outcome::Ready(grant) => return Ok(grant),
+                Outcome::Work(plan) => match self.carry_out(&mut held, &plan) {
+                    Ok(Some(grant)) => {
+                        self.report_stitch(&plan, request);
+                        self.collect(&mut held)?;
+                        return Ok(grant);
+                    }
+                    Ok(None) => grow = true,
+                    Err(PoolError::Driver(error)) if error.is_out_of_memory() && grow => grow = false,
+                    Err(error) => return Err(error),
+                },
+                Outcome::Wait(epoch) => self.clock.lock().wait(self, epoch)?,
+            }
+        }
+    }
+
+    /// Executes a plan and commits it, or undoes and aborts it.
+    fn carry_out(&self, held: &mut Held, plan: &Plan) -> Result<Option<Grant>> {
+        match self.execute(held, plan) {
+            Ok(()) => Ok(self.core.lock().commit(plan.id)),
+            Err(error) => {
+                self.core.lock().abort(plan.id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Unmaps idle aliases above their limit.
+    fn collect(&self, held: &mut Held) -> Result<()> {
+        let plan = self.core.lock().plan_due_collection();
+        plan.map_or(Ok(()), |plan| self.carry_out(held, &plan).map(|_| ()))
+    }
+
+    /// Makes a stream wait, on the device, for what its new block's bytes were last used by.
+    fn order(&self, grant: &Grant, stream: PoolStream) -> Result<()> {
+        let edge = self.edge.lock();
+        let own = grant.edge.then_some(stream.raw);
+        let lenders: Vec<Stream> = match grant.waits.is_empty() {
+            true => Vec::new(),
+            false => {
+                let held = self.held.lock();
+                grant.waits.iter().filter_map(|key| held.streams.get(key).copied()).collect()
+            }
+        };
+        let ordered = own.into_iter().chain(lenders).try_for_each(|source| {
+            edge.record(source)?;
+            self.driver.stream_wait_event(self.device, stream.raw, edge.id())
+        });
+        ordered.map_err(|error| {
+            let _ = self.core.lock().free(grant.offset);
+            PoolError::from(error)
+        })
+    }
+
+    fn report_stitch(&self, plan: &Plan, request: &Request) {
+        if let Some(stitch) = &plan.stitch {
+            tracing::info!(
+                target: "glake::stitch",
+                device = self.device.0,
+                stream = request.stream.0,
+                wanted = stitch.wanted.get(),
+                ranges = stitch.ranges,
+                extents = stitch.extents,
+                grown = stitch.grown.get(),
+                "stitched"
+            );
+        }
+    }
+
+    /// The growth lock, if the pool is still of use.
+    fn growth(&self) -> Result<MutexGuard<'_, Held>> {
+        let held = self.held.lock();
+        match self.poison.get() {
+            Some(cause) => Err(PoolError::Poisoned { device: self.device, cause: cause.clone() }),
+            None => Ok(held),
+        }
+    }
+
+    fn devices(&self) -> DeviceSet {
+        self.access.iter().map(|access| access.device).collect()
+    }
+
+    fn address(&self, offset: Bytes) -> Address {
+        Address(self.reservation.start().0 + offset.get())
+    }
+
+    fn offset(&self, address: Address) -> Result<Bytes> {
+        let offset = address.0.checked_sub(self.reservation.start().0).map(Bytes::new);
+        let inside = offset.filter(|&offset| offset < self.reservation.size());
+        inside.ok_or(PoolError::UnknownAddress { device: self.device, address })
+    }
+
+    fn refused(&self, source: StitchError) -> PoolError {
+        PoolError::Refused { device: self.device, source }
+    }
+
+    fn out_of_memory(&self, refusal: StitchError, grow: bool) -> PoolError {
+        if grow { self.refused(refusal) } else { PoolError::DeviceFull { device: self.device, refusal } }
+    }
+}

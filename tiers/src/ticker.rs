@@ -1,0 +1,61 @@
+//! The thread that keeps epochs going while there are frees to cover.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::GpuPool;
+
+/// Ticks a pool every `interval` while it has something to tick for, and sleeps otherwise. Dropping it ends the thread.
+#[derive(Debug)]
+pub struct Ticker {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Ticker {
+    /// Starts the thread `glake-epochs`. It holds the pool weakly and ends with it.
+    ///
+    /// # Errors
+    /// The operating system gives no thread.
+    pub fn start(pool: &Arc<GpuPool>, interval: Duration) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::Builder::new().name("glake-epochs".into()).spawn({
+            let (pool, stop) = (Arc::downgrade(pool), stop.clone());
+            move || run(&pool, &stop, interval)
+        })?;
+        pool.wakes(thread.thread().clone());
+        thread.thread().unpark();
+        Ok(Ticker { stop, thread: Some(thread) })
+    }
+}
+
+fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
+    while !stop.load(Ordering::Acquire) {
+        let Some(pool) = pool.upgrade() else { return };
+        if !pool.is_ticking() {
+            drop(pool);
+            std::thread::park();
+            continue;
+        }
+        if let Err(error) = pool.tick() {
+            tracing::warn!(target: "glake::epochs", %error, "an epoch could not be recorded; the next one covers it");
+        }
+        drop(pool);
+        std::thread::sleep(interval);
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A pool that is dropped on the ticker's own thread must not wait for itself.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}

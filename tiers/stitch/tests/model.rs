@@ -1,0 +1,437 @@
+//! Random programs on the core, beside a model that knows every physical byte.
+//!
+//! The model is written out in the plainest way: a table of cells of 64 KiB. For each address it knows which cell of which
+//! extent is mapped there, and for each cell who uses it, who used it last, and what has happened since. It never asks the
+//! core what it believes.
+
+#![allow(missing_docs)]
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use glake_stitch::{
+    Allocator, Borrow, DomainId, DomainOptions, Epoch, ExtentId, Grant, Outcome, Plan, Request, Settings,
+    Step, StitchError, StreamKey, WaitRules,
+};
+use glake_units::Bytes;
+use proptest::prelude::*;
+
+const CELL: u64 = 64 << 10;
+const STREAMS: u64 = 4;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Malloc { cells: u64, stream: u64, domain: usize, abort: bool },
+    Free { which: usize },
+    Record { which: usize, stream: u64 },
+    Close,
+    Pass,
+    Trim { keep: u64, abort: bool },
+    Collect,
+    Limit { quarters: u64 },
+    AddDomain { alias: bool, lend: bool },
+    ReleaseDomain { which: usize },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let malloc =
+        (prop_oneof![1..=16u64, 17..=300u64, 100..=900u64], 0..STREAMS, 0..3usize, prop::bool::weighted(0.1));
+    prop_oneof![
+        12 => malloc.prop_map(|(cells, stream, domain, abort)| Op::Malloc { cells, stream, domain, abort }),
+        11 => any::<usize>().prop_map(|which| Op::Free { which }),
+        2 => (any::<usize>(), 0..STREAMS).prop_map(|(which, stream)| Op::Record { which, stream }),
+        4 => Just(Op::Close),
+        4 => Just(Op::Pass),
+        1 => (0..2000u64, prop::bool::weighted(0.3)).prop_map(|(keep, abort)| Op::Trim { keep, abort }),
+        1 => Just(Op::Collect),
+        1 => (1..=4u64).prop_map(|quarters| Op::Limit { quarters }),
+        1 => (any::<bool>(), any::<bool>()).prop_map(|(alias, lend)| Op::AddDomain { alias, lend }),
+        1 => any::<usize>().prop_map(|which| Op::ReleaseDomain { which }),
+    ]
+}
+
+/// What is known of one physical cell.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    live: bool,
+    /// The last use: stream, epoch of the free, whether other streams used it, the address, when.
+    last: Option<Last>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    stream: u64,
+    epoch: Epoch,
+    recorded: bool,
+    address: u64,
+    at: usize,
+}
+
+#[derive(Debug)]
+struct Block {
+    grant: Grant,
+    stream: u64,
+    recorded: bool,
+}
+
+#[derive(Debug, Default)]
+struct Model {
+    extents: HashMap<ExtentId, (DomainId, Vec<Cell>)>,
+    /// Address of a cell to the extent's cell that is mapped there; whether access is set.
+    mapped: BTreeMap<u64, (ExtentId, u64, bool)>,
+    blocks: Vec<Block>,
+    /// When each stream last passed a completion edge.
+    edges: [usize; STREAMS as usize],
+    open: Epoch,
+    passed: Epoch,
+    now: usize,
+}
+
+impl Model {
+    fn execute(&mut self, plan: &Plan) {
+        for step in &plan.steps {
+            match step {
+                Step::Create { extent, size, domain } => {
+                    let cells = vec![Cell::default(); (size.get() / CELL) as usize];
+                    assert!(self.extents.insert(*extent, (*domain, cells)).is_none(), "created twice");
+                }
+                Step::Map { extent, offset, size } => {
+                    assert_eq!(size.get() / CELL, self.extents[extent].1.len() as u64, "mapped whole");
+                    for cell in 0..size.get() / CELL {
+                        let before = self.mapped.insert(offset.get() + cell * CELL, (*extent, cell, false));
+                        assert!(before.is_none(), "mapped over a mapping");
+                    }
+                }
+                Step::Access { offset, size } => {
+                    let range = offset.get()..offset.get() + size.get();
+                    let cells = self.mapped.range_mut(range).map(|(_, cell)| cell.2 = true).count();
+                    assert_eq!(cells as u64, size.get() / CELL, "access to what is not mapped");
+                }
+                Step::Unmap { offset, size, extents } => {
+                    let mut seen = Vec::new();
+                    for cell in 0..size.get() / CELL {
+                        let (extent, _, _) =
+                            self.mapped.remove(&(offset.get() + cell * CELL)).expect("not mapped");
+                        seen.push(extent);
+                    }
+                    seen.dedup();
+                    assert_eq!(&seen, extents, "the extents of the range");
+                    for block in &self.blocks {
+                        let (start, end) =
+                            (block.grant.offset.get(), block.grant.offset.get() + block.grant.size.get());
+                        let apart = end <= offset.get() || offset.get() + size.get() <= start;
+                        assert!(apart, "unmapped under a live block");
+                    }
+                    // Work may still run on the range: nothing in it was used at these addresses after what has passed.
+                    for (index, extent) in extents.iter().enumerate() {
+                        let _ = index;
+                        for cell in &self.extents[extent].1 {
+                            if let Some(last) = cell.last {
+                                let here = (offset.get()..offset.get() + size.get()).contains(&last.address);
+                                assert!(!here || last.epoch <= self.passed, "unmapped under running work");
+                            }
+                        }
+                    }
+                }
+                Step::Release { extent, .. } => {
+                    let (_, cells) = self.extents.remove(extent).expect("released twice");
+                    assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
+                    let pending =
+                        cells.iter().filter_map(|cell| cell.last).any(|last| last.epoch > self.passed);
+                    assert!(!pending, "released under running work");
+                    assert!(self.mapped.values().all(|(other, ..)| other != extent), "released while mapped");
+                }
+            }
+        }
+    }
+
+    fn cells(&self, grant: &Grant) -> Vec<(ExtentId, u64, u64)> {
+        (0..grant.size.get().div_ceil(CELL))
+            .map(|cell| {
+                let address = grant.offset.get() + cell * CELL;
+                let (extent, index, access) = self.mapped[&address];
+                assert!(access, "a block without access");
+                (extent, index, address)
+            })
+            .collect()
+    }
+
+    /// Checks a new block against everything that is known, and takes it.
+    fn take(&mut self, grant: Grant, stream: u64, domain: DomainId) {
+        if grant.edge {
+            self.edges[stream as usize] = self.now;
+        }
+        for (extent, index, address) in self.cells(&grant) {
+            let edge = self.edges[stream as usize];
+            let (owner, cells) = self.extents.get_mut(&extent).expect("mapped extents exist");
+            assert_eq!(*owner, domain, "domains never share an extent");
+            let cell = &mut cells[index as usize];
+            assert!(!cell.live, "two live blocks share a byte");
+            cell.live = true;
+            if let Some(last) = cell.last
+                && last.epoch > self.passed
+            {
+                assert!(!last.recorded, "a recorded block was reused before its epoch");
+                let waited = grant.waits.contains(&StreamKey(last.stream));
+                assert!(last.stream == stream || waited, "another stream's bytes before their epoch");
+                let covered = last.address == address || waited || edge >= last.at;
+                assert!(covered, "bytes moved to another address without a completion edge");
+            }
+        }
+        self.blocks.push(Block { grant, stream, recorded: false });
+    }
+
+    fn free(&mut self, index: usize) -> Grant {
+        let block = self.blocks.swap_remove(index);
+        for (extent, index, address) in self.cells(&block.grant) {
+            let cell = &mut self.extents.get_mut(&extent).expect("mapped extents exist").1[index as usize];
+            cell.live = false;
+            cell.last = Some(Last {
+                stream: block.stream,
+                epoch: self.open,
+                recorded: block.recorded,
+                address,
+                at: self.now,
+            });
+        }
+        block.grant
+    }
+}
+
+/// Everything that an abort must leave as it was.
+fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats) {
+    let mut segments = core.segments();
+    segments.sort_by_key(|segment| segment.offset);
+    for segment in &mut segments {
+        // How free bytes are divided (a slab kept open, pieces of two lanes) is not what an abort has to keep.
+        segment.blocks.dedup_by(|next, block| {
+            let joined = !next.live && !block.live;
+            if joined {
+                block.size = Bytes::new(block.size.get() + next.size.get());
+                block.stream = None;
+            }
+            joined
+        });
+        segment.blocks.iter_mut().filter(|block| !block.live).for_each(|block| block.stream = None);
+    }
+    let mut stats = core.stats();
+    stats.counters = Default::default();
+    stats.waste = Default::default();
+    (segments, stats)
+}
+
+fn settings(borrow: Borrow) -> Settings {
+    let mut settings = Settings::for_memory(Bytes::mib(256));
+    settings.extent = Bytes::mib(8);
+    settings.borrow = borrow;
+    settings.max_mappings = 300;
+    settings.idle_aliases = Bytes::mib(256);
+    settings
+}
+
+fn run(borrow: Borrow, program: Vec<Op>) {
+    let mut core = Allocator::new(settings(borrow)).expect("the settings are in range");
+    let mut model = Model { open: Epoch(1), ..Model::default() };
+    let mut domains = vec![Allocator::default_domain()];
+    for op in program {
+        model.now += 1;
+        match op {
+            Op::Malloc { cells, stream, domain, abort } => {
+                let domain = domains[domain % domains.len()];
+                let request = Request { size: Bytes::new(cells * CELL), stream: StreamKey(stream), domain };
+                malloc(&mut core, &mut model, &request, stream, abort);
+            }
+            Op::Free { which } if !model.blocks.is_empty() => {
+                let grant = model.free(which % model.blocks.len());
+                assert_eq!(core.free(grant.offset), Ok(grant.size));
+                assert!(core.free(grant.offset).is_err(), "a double free is refused");
+            }
+            Op::Record { which, stream } if !model.blocks.is_empty() => {
+                let index = which % model.blocks.len();
+                let block = &mut model.blocks[index];
+                block.recorded |= block.stream != stream;
+                assert!(core.record_stream(block.grant.offset, StreamKey(stream)));
+            }
+            Op::Close => {
+                model.open = Epoch(core.close_epoch().0 + 1);
+            }
+            Op::Pass => {
+                let next = Epoch(model.passed.0 + 1);
+                if next < model.open {
+                    model.passed = next;
+                    core.pass_epoch(next);
+                }
+            }
+            Op::Trim { keep, abort } => {
+                let plan = core.plan_trim(Bytes::new(keep * CELL));
+                finish(&mut core, &mut model, plan, abort);
+            }
+            Op::Collect => {
+                let plan = core.plan_due_collection();
+                finish(&mut core, &mut model, plan, false);
+            }
+            Op::Limit { quarters } => core.set_limit(Bytes::mib(64 * quarters)),
+            Op::AddDomain { alias, lend } if domains.len() < 4 => {
+                domains.push(core.add_domain(DomainOptions { alias, lend, extent: None }));
+            }
+            Op::ReleaseDomain { which } if domains.len() > 1 => {
+                let domain = domains.remove(1 + which % (domains.len() - 1));
+                core.release_domain(domain).expect("it exists");
+                assert!(core.release_domain(domain).is_err());
+            }
+            _ => {}
+        }
+        core.check().unwrap_or_else(|broken| panic!("{broken}"));
+        let held: u64 = model.extents.values().map(|(_, cells)| cells.len() as u64 * CELL).sum();
+        assert_eq!(core.reserved_bytes().get(), held, "reserved counts every physical byte");
+    }
+    end(core, model, domains);
+}
+
+fn malloc(core: &mut Allocator, model: &mut Model, request: &Request, stream: u64, abort: bool) {
+    if let Some(grant) = core.take(request) {
+        return model.take(grant, stream, request.domain);
+    }
+    loop {
+        let before = picture(core);
+        match core.plan(request, true) {
+            Ok(Outcome::Ready(grant)) => return model.take(grant, stream, request.domain),
+            Ok(Outcome::Work(plan)) if abort => {
+                core.abort(plan.id);
+                assert_eq!(picture(core), before, "an abort leaves everything as it was");
+                return;
+            }
+            Ok(Outcome::Work(plan)) => {
+                model.execute(&plan);
+                if let Some(grant) = core.commit(plan.id) {
+                    return model.take(grant, stream, request.domain);
+                }
+            }
+            Ok(Outcome::Wait(epoch)) => {
+                while epoch >= model.open {
+                    model.open = Epoch(core.close_epoch().0 + 1);
+                }
+                model.passed = epoch;
+                core.pass_epoch(epoch);
+            }
+            Err(StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. }) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bool) {
+    let Some(plan) = plan else { return };
+    if abort {
+        core.abort(plan.id);
+    } else {
+        model.execute(&plan);
+        assert_eq!(core.commit(plan.id), None);
+    }
+}
+
+/// Everything is freed, has passed and is trimmed: every gauge is at zero.
+fn end(mut core: Allocator, mut model: Model, domains: Vec<DomainId>) {
+    while !model.blocks.is_empty() {
+        let grant = model.free(0);
+        core.free(grant.offset).expect("it is live");
+    }
+    for domain in &domains[1..] {
+        core.release_domain(*domain).expect("it exists");
+    }
+    let last = core.close_epoch();
+    model.passed = last;
+    core.pass_epoch(last);
+    while let Some(plan) = core.plan_trim(Bytes::ZERO) {
+        model.execute(&plan);
+        core.commit(plan.id);
+    }
+    let plan = core.plan_collection(Bytes::ZERO);
+    finish(&mut core, &mut model, plan, false);
+    core.check().unwrap_or_else(|broken| panic!("{broken}"));
+    let stats = core.stats();
+    for pool in [stats.all, stats.small_pool, stats.large_pool] {
+        for gauge in [
+            pool.allocation,
+            pool.allocated_bytes,
+            pool.requested_bytes,
+            pool.active,
+            pool.active_bytes,
+            pool.extents,
+            pool.reserved_bytes,
+        ] {
+            assert_eq!(gauge.current, 0, "a gauge is left: {stats:?}");
+        }
+    }
+    assert_eq!((stats.mappings, stats.alias_bytes), (0, Bytes::ZERO));
+    assert!(model.extents.is_empty() && model.mapped.is_empty(), "nothing is leaked");
+    assert!(core.segments().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn completed(program in prop::collection::vec(op(), 1..400)) {
+        run(Borrow::Completed, program);
+    }
+
+    #[test]
+    fn off(program in prop::collection::vec(op(), 1..300)) {
+        run(Borrow::Off, program);
+    }
+
+    #[test]
+    fn wait(program in prop::collection::vec(op(), 1..300), oldest in any::<bool>(), split in any::<bool>(),
+            stitch in any::<bool>(), bound in any::<bool>()) {
+        let max_excess = if bound { Bytes::mib(4) } else { Bytes::MAX };
+        run(Borrow::Wait(WaitRules { oldest_first: oldest, split, stitch, max_excess }), program);
+    }
+}
+
+/// A thousand cycles of growth and trimming, each larger than the device's memory could hold side by side with the last,
+/// stay inside the reservation: offsets are given back.
+#[test]
+fn growth_and_trimming_stay_inside_the_reservation() {
+    let mut core = Allocator::new(settings(Borrow::Completed)).expect("the settings are in range");
+    let mut model = Model { open: Epoch(1), ..Model::default() };
+    let domain = Allocator::default_domain();
+    let mut offsets = HashSet::new();
+    for cycle in 0..1000u64 {
+        for index in 0..6 {
+            let size = Bytes::mib(3 + (cycle * 7 + index * 11) % 50);
+            malloc(
+                &mut core,
+                &mut model,
+                &Request { size, stream: StreamKey(index % 2), domain },
+                index % 2,
+                false,
+            );
+        }
+        for keep in [4, 2, 0] {
+            while model.blocks.len() > keep {
+                let grant = model.free(0);
+                offsets.insert(grant.offset);
+                core.free(grant.offset).expect("it is live");
+            }
+            malloc(
+                &mut core,
+                &mut model,
+                &Request { size: Bytes::mib(90), stream: StreamKey(0), domain },
+                0,
+                false,
+            );
+        }
+        while !model.blocks.is_empty() {
+            let grant = model.free(0);
+            core.free(grant.offset).expect("it is live");
+        }
+        model.open = Epoch(core.close_epoch().0 + 1);
+        model.passed = Epoch(model.open.0 - 1);
+        core.pass_epoch(model.passed);
+        let plan = core.plan_trim(Bytes::ZERO);
+        finish(&mut core, &mut model, plan, false);
+        core.check().unwrap_or_else(|broken| panic!("{broken}"));
+        assert_eq!(core.reserved_bytes(), Bytes::ZERO);
+    }
+    assert!(offsets.iter().all(|&offset| offset < core.address_space()));
+}
