@@ -1,5 +1,6 @@
 //! Configuration, the replay of traces and the glake command.
 
+pub mod backend;
 pub mod bench;
 pub mod cli;
 pub mod config;
@@ -7,4 +8,5 @@ pub mod demo;
 pub mod peers;
 pub mod plot;
 pub mod replay;
+pub mod topo;
 pub mod trace;

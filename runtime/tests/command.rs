@@ -187,3 +187,39 @@ fn a_reader_that_leaves_is_no_error() {
     child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
     assert!(child.wait().unwrap().success() && error.is_empty(), "{error}");
 }
+
+#[test]
+fn topologies_are_drawn_and_checked() {
+    let output = ran(&["topo", "--device", "sim:a100x8"]);
+    assert!(output.status.success() && output.stderr.is_empty());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("a100x8 (simulated)") && text.contains("NVLink"), "{text}");
+
+    let output = ran(&["topo", "--json", "--device", "sim:h20x8"]);
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["devices"].as_array().map(Vec::len), Some(8));
+
+    let scratch = Scratch::new("topologies");
+    let half = format!("sim:{}", scratch.file("half.toml", "name = \"half\"\n"));
+    for (device, says) in [
+        ("sim:h300", "\"h300\" does not exist"),
+        (&*half, "half.toml:1: "),
+        ("sim:./none.toml", "No such file"),
+    ] {
+        let (code, error) = refused(&["topo", "--device", device]);
+        assert!(code == 2 && error.contains(says), "{device}: {code} {error}");
+    }
+}
+
+#[test]
+fn auto_says_what_it_took_and_cuda_is_an_error_without_a_driver() {
+    let output = ran(&["topo", "--json"]);
+    assert!(output.status.success());
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    if object["simulated"] == true {
+        let notice = String::from_utf8(output.stderr).unwrap();
+        assert!(notice.starts_with("glake: device sim:h200x4, because there is no CUDA driver"), "{notice}");
+        let (code, error) = refused(&["topo", "--device", "cuda"]);
+        assert!(code == 1 && error.contains("no CUDA driver"), "{code} {error}");
+    }
+}

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::backend::Backend;
 use crate::config::Config;
 
 /// What `glake bench alloc` measures.
@@ -51,7 +52,11 @@ pub enum BenchError {
 ///
 /// # Errors
 /// [`BenchError`]: the trace or the device cannot be had.
-pub fn alloc(config: &Config, options: &AllocOptions) -> Result<Vec<AllocReport>, BenchError> {
-    let _ = (config, options);
+pub fn alloc(
+    backend: Backend,
+    config: &Config,
+    options: &AllocOptions,
+) -> Result<Vec<AllocReport>, BenchError> {
+    let _ = (backend, config, options);
     Err(BenchError::Absent)
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, demo, replay};
+use super::{bench, demo, replay, topo};
 use crate::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -12,6 +12,7 @@ Examples:
   glake demo                                       the whole story on real bytes, without a GPU
   glake replay tests/traces/opt13_LR.trace.gz      how much memory this run needs under each policy
   glake replay --find-limit --policy glake,caching snapshot.pickle
+  glake topo --device sim:h20x8                    a published server, drawn
   glake bench alloc --json                         the hot path of malloc and free
 
 Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB, 32GiB
@@ -67,6 +68,8 @@ pub enum Command {
     /// glake is the product: it runs on the device, with real driver calls and real bytes. The others are models
     /// that never touch a device: gmlake is the paper's, caching and expandable are PyTorch's own.
     Replay(replay::ReplayArguments),
+    /// Devices and the links between them, drawn
+    Topo(topo::TopoArguments),
     /// Measurements
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),
@@ -91,7 +94,7 @@ impl Command {
     pub fn settings(&self) -> Vec<Setting> {
         match self {
             Command::Replay(arguments) => arguments.settings(),
-            Command::Demo(_) | Command::Bench(_) => Vec::new(),
+            Command::Demo(_) | Command::Topo(_) | Command::Bench(_) => Vec::new(),
         }
     }
 }

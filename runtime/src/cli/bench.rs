@@ -52,7 +52,7 @@ fn alloc(arguments: &AllocArguments, config: &Config, output: &mut Output) -> Re
         free_ranges: arguments.free_ranges,
         streams: arguments.streams.clone(),
     };
-    let reports = bench::alloc(config, &options).map_err(Failure::failed)?;
+    let reports = bench::alloc(super::found(config)?, config, &options).map_err(Failure::failed)?;
     if output.is_json() {
         return reports.iter().try_for_each(|report| output.object(report));
     }

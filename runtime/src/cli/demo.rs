@@ -16,7 +16,7 @@ pub struct DemoArguments {}
 
 pub(super) fn run(config: &Config, output: &mut Output) -> Result<(), Failure> {
     let mut told = Ok(());
-    let ok = demo::run(config, &mut |stage| {
+    let ok = demo::run(super::found(config)?, config, &mut |stage| {
         let mark = if stage.ok { "ok" } else { "WRONG" };
         let tell = |output: &mut Output| match output.is_json() {
             true => output.object(&stage),

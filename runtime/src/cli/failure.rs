@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
+use crate::backend::BackendError;
 use crate::config::ConfigError;
 
 /// Why a command did not do what was asked, in one line, and its exit code.
@@ -53,6 +54,16 @@ fn say(message: &str, code: u8) -> ExitCode {
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         Failure::usage(error)
+    }
+}
+
+/// A model that does not exist is a mistake of who named it; a driver that does not answer is not.
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Topology(_) => Failure::usage(error),
+            _ => Failure::failed(error),
+        }
     }
 }
 

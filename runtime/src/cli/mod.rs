@@ -16,8 +16,10 @@ mod output;
 mod policy;
 mod progress;
 mod replay;
+mod topo;
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -28,8 +30,10 @@ pub use demo::DemoArguments;
 pub use failure::Failure;
 pub use policy::Policy;
 pub use replay::ReplayArguments;
+pub use topo::TopoArguments;
 
-use crate::config::Environment;
+use crate::backend::Backend;
+use crate::config::{Config, Environment};
 use output::Output;
 
 /// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage.
@@ -53,20 +57,28 @@ fn run(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
     match &arguments.command {
         Command::Demo(_) => demo::run(&config, &mut output),
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
+        Command::Topo(_) => topo::run(&config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output),
     }
 }
 
+/// The chosen device; says on standard error which it is where the choice was left open.
+fn found(config: &Config) -> Result<Backend, Failure> {
+    let backend = Backend::find(&config.device.choice)?;
+    if let Some(notice) = backend.notice() {
+        let _ = writeln!(io::stderr(), "glake: {notice}");
+    }
+    Ok(backend)
+}
+
 /// Sends logs to standard error. A second start in one process keeps the first.
 fn start_log(filter: &str) -> Result<(), Failure> {
-    use std::io::IsTerminal as _;
-
     let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .map_err(|error| Failure::usage(format!("log filter {filter:?}: {error}")))?;
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .try_init();
     Ok(())
 }

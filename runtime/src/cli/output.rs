@@ -61,5 +61,5 @@ pub(super) fn table(names: usize, headers: &[&str], rows: &[Vec<String>]) -> Str
     for column in table.column_iter_mut() {
         column.set_padding((0, 1));
     }
-    table.to_string()
+    table.trim_fmt()
 }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use glake_units::Bytes;
 
 use super::Failure;
-use crate::config::{Config, DefragmentLevel, DeviceChoice};
+use crate::config::{Config, DefragmentLevel};
 use crate::peers;
 use crate::replay::glake::{Glake, Options};
 use crate::replay::{Refusal, Setting, Subject};
@@ -58,12 +58,9 @@ pub(super) struct Subjects<'a> {
 impl<'a> Subjects<'a> {
     pub(super) fn open(config: &'a Config, policies: &[Policy], verify: bool) -> Result<Self, Failure> {
         let glake = match policies.contains(&Policy::Glake) {
-            true => Some(Glake::open(config).map_err(Failure::failed)?),
+            true => Some(Glake::open(super::found(config)?, config).map_err(Failure::failed)?),
             false => None,
         };
-        if let (Some(glake), DeviceChoice::Auto) = (&glake, &config.device.choice) {
-            eprintln!("glake: device: {} (choose with --device)", glake.device());
-        }
         Ok(Subjects { config, glake, verify })
     }
 

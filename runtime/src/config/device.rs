@@ -26,7 +26,7 @@ pub enum DeviceChoice {
     Cuda,
     /// The simulated device.
     Sim {
-        /// A topology's name (`h20x8`) or file; absent: one plain GPU.
+        /// A topology's name (`h20x8`) or file; absent: `h200x4`, the one that was measured.
         topology: Option<String>,
     },
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::backend::Backend;
 use crate::config::Config;
 
 /// One step of the story, told when it is over.
@@ -32,7 +33,7 @@ pub enum DemoError {
 ///
 /// # Errors
 /// [`DemoError`]: a stage could not be run at all.
-pub fn run(config: &Config, tell: &mut dyn FnMut(Stage)) -> Result<bool, DemoError> {
-    let _ = (config, tell);
+pub fn run(backend: Backend, config: &Config, tell: &mut dyn FnMut(Stage)) -> Result<bool, DemoError> {
+    let _ = (backend, config, tell);
     Err(DemoError::Absent)
 }

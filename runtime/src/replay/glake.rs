@@ -3,6 +3,7 @@
 use glake_units::Bytes;
 
 use super::{Refusal, Subject};
+use crate::backend::Backend;
 use crate::config::Config;
 use crate::trace::Trace;
 
@@ -23,12 +24,12 @@ pub struct Options {
 }
 
 impl Glake {
-    /// Opens the configured device.
+    /// Gets the device ready.
     ///
     /// # Errors
-    /// [`Refusal::Failed`]: there is no such device.
-    pub fn open(config: &Config) -> Result<Glake, Refusal> {
-        let _ = config;
+    /// [`Refusal::Failed`]: the device refused.
+    pub fn open(backend: Backend, config: &Config) -> Result<Glake, Refusal> {
+        let _ = (backend, config);
         Err(Refusal::Failed("the policy glake is not part of this build".into()))
     }
 
