@@ -141,8 +141,8 @@ impl<'a> Reader<'a> {
             0x8a => self.long(1)?,
             0x8b => self.long(4)?,
             b'I' | b'L' => self.decimal()?,
-            b'F' => _ = self.line().map(|_| self.stack.push(Value::Other))?,
-            b'G' => _ = self.take(8).map(|_| self.stack.push(Value::Other))?,
+            b'F' => self.line().map(|_| self.stack.push(Value::Other))?,
+            b'G' => self.take(8).map(|_| self.stack.push(Value::Other))?,
             0x8c | b'U' => self.text(1)?,
             b'X' | b'T' => self.text(4)?,
             0x8d => self.text(8)?,
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
             b'C' => self.bytes(1)?,
             b'B' => self.bytes(4)?,
             0x8e | 0x96 => self.bytes(8)?,
-            b'S' => _ = self.line().map(|_| self.stack.push(Value::Other))?,
+            b'S' => self.line().map(|_| self.stack.push(Value::Other))?,
             b']' | b')' => self.push_list(Vec::new()),
             b'l' | b't' => {
                 let items = self.above_mark()?;
