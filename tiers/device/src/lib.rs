@@ -19,8 +19,10 @@ mod ids;
 mod lag;
 pub mod owned;
 mod record;
+pub mod sim;
 #[cfg(test)]
 mod stub;
+pub mod topology;
 mod verb;
 
 pub use cuda::Cuda;

@@ -1,0 +1,103 @@
+//! The memory of one simulated device: a sparse file, ranges of which are extents.
+//!
+//! Invariants: a range is taken once at a time; a range that is given back reads as zeroes from then on; `used`
+//! never passes `capacity`. The file is twice as long as the capacity, so that what is left fits a request of that
+//! size wherever the holes lie (a real GPU maps page by page and has no holes).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use glake_units::Bytes;
+
+use super::denial::{Checked, Denial};
+use super::ledger::Account;
+use super::spans::Spans;
+use super::system;
+
+#[derive(Debug)]
+pub(super) struct Arena {
+    file: OwnedFd,
+    /// Where the whole file is mapped: the simulator moves bytes here, whatever is mapped elsewhere.
+    base: u64,
+    length: u64,
+    spans: Spans,
+    capacity: u64,
+    used: u64,
+    /// Where several processes share the device, what is used in common.
+    account: Option<Account>,
+}
+
+impl Arena {
+    pub(super) fn new(name: &str, capacity: Bytes, account: Option<Account>) -> Checked<Self> {
+        let capacity = capacity.get() / system::GRANULE * system::GRANULE;
+        let length = capacity.saturating_mul(2);
+        let file = system::memory_file(name, length, false)?;
+        let base = system::map_whole(file.as_fd(), length)?;
+        Ok(Arena { file, base, length, spans: Spans::new(length), capacity, used: 0, account })
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Where the byte at `offset` can be reached.
+    pub(super) fn pointer(&self, offset: u64) -> u64 {
+        self.base + offset
+    }
+
+    /// Takes a range.
+    pub(super) fn take(&mut self, size: u64) -> Checked<u64> {
+        self.charge(size)?;
+        self.spans.take(size).ok_or_else(|| {
+            self.credit(size);
+            Denial::OutOfMemory(Bytes::new(size))
+        })
+    }
+
+    /// Gives a range back, and its bytes to the operating system.
+    pub(super) fn give(&mut self, offset: u64, size: u64) -> Checked<()> {
+        // A range that could not be cleared is lost rather than handed out dirty.
+        system::punch(self.file.as_fd(), offset, size)?;
+        self.spans.give(offset, size);
+        self.credit(size);
+        Ok(())
+    }
+
+    /// Counts memory that lies in a file of its own.
+    pub(super) fn charge(&mut self, size: u64) -> Checked<()> {
+        let short = || Denial::OutOfMemory(Bytes::new(size));
+        let used = self.used.checked_add(size).filter(|used| *used <= self.capacity).ok_or_else(short)?;
+        if let Some(account) = &mut self.account
+            && !account.take(size)?
+        {
+            return Err(short());
+        }
+        self.used = used;
+        Ok(())
+    }
+
+    pub(super) fn credit(&mut self, size: u64) {
+        self.used -= size;
+        if let Some(account) = &mut self.account {
+            account.give(size);
+        }
+    }
+
+    pub(super) fn capacity(&self) -> Bytes {
+        Bytes::new(self.capacity)
+    }
+
+    /// What is taken, by every process.
+    pub(super) fn used(&mut self) -> Checked<Bytes> {
+        match &mut self.account {
+            Some(account) => Ok(Bytes::new(account.used_by_all()?)),
+            None => Ok(Bytes::new(self.used)),
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this arena's own; the simulator that reads through it goes with it.
+        let _ = unsafe { system::unreserve(self.base, self.length) };
+    }
+}

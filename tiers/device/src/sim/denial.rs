@@ -1,0 +1,57 @@
+//! What the simulated device says no with, before the verb is known.
+
+use std::io;
+
+use glake_units::Bytes;
+
+use crate::{Address, DeviceId, DriverError, Refusal, Verb};
+
+/// The outcome of a step inside the simulator.
+pub(super) type Checked<T> = std::result::Result<T, Denial>;
+
+/// A [`DriverError`] that does not know its verb yet.
+#[derive(Debug)]
+pub(super) enum Denial {
+    Refused(Address, Refusal),
+    OutOfMemory(Bytes),
+    NoSuchDevice {
+        device: DeviceId,
+        count: u32,
+    },
+    NotReady,
+    Capturing,
+    /// An error number of CUDA, for what only CUDA's number describes.
+    Failed(u32),
+    Os(io::Error),
+}
+
+/// Refuses by a rule.
+pub(super) fn refuse<T>(at: Address, reason: Refusal) -> Checked<T> {
+    Err(Denial::Refused(at, reason))
+}
+
+impl Denial {
+    /// The error to hand out.
+    pub(super) fn of(self, verb: Verb) -> DriverError {
+        match self {
+            Denial::Refused(address, reason) => DriverError::Refused { verb, address, reason },
+            Denial::OutOfMemory(wanted) => DriverError::OutOfMemory { verb, wanted },
+            Denial::NoSuchDevice { device, count } => DriverError::NoSuchDevice { device, count },
+            Denial::NotReady => DriverError::NotReady { verb },
+            Denial::Capturing => DriverError::Capturing { verb },
+            Denial::Failed(code) => DriverError::Failed { verb, code },
+            Denial::Os(source) => DriverError::Os { verb, source },
+        }
+    }
+}
+
+impl From<io::Error> for Denial {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE) => {
+                Denial::OutOfMemory(Bytes::ZERO)
+            }
+            _ => Denial::Os(error),
+        }
+    }
+}

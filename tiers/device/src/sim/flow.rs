@@ -1,0 +1,155 @@
+//! Copies under way, as a fluid: each takes a fair share of every pipe on its route.
+//!
+//! Rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2): the fullest pipe is shared evenly, its
+//! flows are fixed, and so on with what is left. Rates change only when a flow begins or ends.
+//!
+//! Invariant: `remaining` of every flow is right at time `at`.
+
+use std::sync::Arc;
+
+/// The pipes that a copy goes through, by their numbers in the plumbing, and how much of each a byte takes; ordered,
+/// without doubles.
+pub(super) type Route = Arc<[(usize, f64)]>;
+
+/// Bytes that travel a route.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Load {
+    pub(super) route: Route,
+    pub(super) bytes: u64,
+    /// The most bytes a nanosecond that this copy can do by itself.
+    pub(super) cap: f64,
+}
+
+#[derive(Debug)]
+struct Flow {
+    load: Load,
+    owner: u64,
+    remaining: f64,
+    rate: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct FlowNet {
+    /// What each pipe carries, in bytes a nanosecond (so in GB/s).
+    pipes: Vec<f64>,
+    flows: Vec<Flow>,
+    at: u64,
+}
+
+/// Less than a byte left is none left: what rounding leaves over.
+const NOTHING: f64 = 0.5;
+
+impl FlowNet {
+    pub(super) fn new(pipes: Vec<f64>) -> Self {
+        FlowNet { pipes, flows: Vec::new(), at: 0 }
+    }
+
+    /// Begins flows at time `now`, which `next` has not passed.
+    pub(super) fn begin(&mut self, now: u64, owner: u64, loads: &[Load]) {
+        self.run_to(now);
+        self.flows.extend(loads.iter().map(|load| Flow {
+            load: load.clone(),
+            owner,
+            remaining: load.bytes as f64,
+            rate: 0.0,
+        }));
+        self.share();
+    }
+
+    /// When the next flow ends.
+    pub(super) fn next(&self) -> Option<u64> {
+        let left = |flow: &Flow| (flow.remaining / flow.rate).ceil().max(0.0) as u64;
+        self.flows.iter().map(left).min().map(|left| self.at.saturating_add(left))
+    }
+
+    /// Moves time on to `now`, which is not past [`FlowNet::next`]; the owners of the flows that ended, one each.
+    pub(super) fn end(&mut self, now: u64) -> Vec<u64> {
+        self.run_to(now);
+        let mut owners = Vec::new();
+        self.flows.retain(|flow| {
+            let alive = flow.remaining > NOTHING;
+            if !alive {
+                owners.push(flow.owner);
+            }
+            alive
+        });
+        if !owners.is_empty() {
+            self.share();
+        }
+        owners
+    }
+
+    fn run_to(&mut self, now: u64) {
+        let passed = now.saturating_sub(self.at) as f64;
+        for flow in &mut self.flows {
+            flow.remaining -= flow.rate * passed;
+        }
+        self.at = self.at.max(now);
+    }
+
+    fn share(&mut self) {
+        let mut left = self.pipes.clone();
+        let mut open: Vec<usize> = (0..self.flows.len()).collect();
+        while !open.is_empty() {
+            let mut users = vec![0.0; left.len()];
+            for &flow in &open {
+                for &(pipe, weight) in &*self.flows[flow].load.route {
+                    users[pipe] += weight;
+                }
+            }
+            let even = |flow: &Flow| {
+                let shares = flow.load.route.iter().map(|&(pipe, _)| left[pipe] / users[pipe]);
+                shares.fold(flow.load.cap, f64::min)
+            };
+            let shares: Vec<f64> = open.iter().map(|&flow| even(&self.flows[flow])).collect();
+            let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
+            let mut rest = Vec::new();
+            for (&flow, share) in open.iter().zip(shares) {
+                if share > least {
+                    rest.push(flow);
+                    continue;
+                }
+                // A copy always goes on, if slowly, however little a topology gives it.
+                self.flows[flow].rate = least.clamp(1e-6, 1e9);
+                for &(pipe, weight) in &*self.flows[flow].load.route {
+                    left[pipe] = (left[pipe] - least * weight).max(0.0);
+                }
+            }
+            open = rest;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(route: &[usize], bytes: u64) -> Load {
+        Load { route: route.iter().map(|pipe| (*pipe, 1.0)).collect(), bytes, cap: f64::INFINITY }
+    }
+
+    #[test]
+    fn shares_are_max_min_fair() {
+        let mut net = FlowNet::new(vec![10.0, 4.0, 100.0]);
+        net.begin(0, 1, &[load(&[0, 2], 600), load(&[0, 1, 2], 400), load(&[1], 200)]);
+        let rates: Vec<f64> = net.flows.iter().map(|flow| flow.rate).collect();
+        assert_eq!(rates, [8.0, 2.0, 2.0]);
+        assert_eq!(net.next(), Some(75));
+        assert_eq!(net.end(75), [1]);
+        assert_eq!(net.flows[0].rate, 2.0);
+        assert_eq!(net.next(), Some(100));
+        assert_eq!(net.end(100), [1]);
+        assert_eq!(net.flows[0].rate, 4.0);
+        assert_eq!(net.next(), Some(150));
+    }
+
+    #[test]
+    fn a_cap_leaves_the_rest_to_others() {
+        let mut net = FlowNet::new(vec![10.0]);
+        net.begin(5, 1, &[Load { cap: 1.0, ..load(&[0], 100) }, load(&[0], 900)]);
+        assert_eq!(net.flows.iter().map(|flow| flow.rate).collect::<Vec<_>>(), [1.0, 9.0]);
+        assert_eq!(net.next(), Some(105));
+        assert_eq!(net.end(105), [1, 1]);
+        assert_eq!(net.next(), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! The simulated device: real memory, simulated time.
+//!
+//! ```text
+//!             verbs ──► simulator (one lock)
+//!                            │
+//!          ┌─────────────────┼───────────────────────────┐
+//!        state            timeline                     world
+//!   request ► work    lanes, flows, points      what work does when due
+//!     │    │              │                        │          │
+//!   order  route        clock                    memory     events
+//!   (who   (over which   (virtual            space   extent ► arena
+//!   may?)   pipes)        or wall)      (mmap at fixed   (ranges of a
+//!                                         addresses)     sparse memfd)
+//! ```
+//!
+//! Device memory is a sparse file; an extent is a range of it; mapping is `mmap` at fixed addresses. So stitched and
+//! aliased ranges hold real bytes, fresh memory reads zero, and a server of a terabyte costs nothing until it is
+//! touched. The simulator moves bytes through a mapping of its own and never through the program's addresses, so that
+//! no verb can fault.
+//!
+//! What CUDA leaves undefined is refused by name ([`crate::Refusal`]): access before it is set, unmapping under queued
+//! work, uses on two streams that no event orders, a peer without access, a second release.
+//!
+//! ```
+//! use glake_device::sim::{SimOptions, Simulator};
+//! use glake_device::{DeviceId, Driver};
+//!
+//! let sim = Simulator::new(SimOptions::default())?;
+//! let gpu = DeviceId(0);
+//! let stream = sim.stream_create(gpu)?;
+//! let event = sim.event_create(gpu, false)?;
+//! sim.enqueue_kernel(gpu, stream, &[], &[], std::time::Duration::from_micros(5), |_| {})?;
+//! sim.event_record(gpu, event, stream)?;
+//! assert!(!sim.event_query(gpu, event)?);
+//! assert!(sim.step());
+//! assert!(sim.event_query(gpu, event)?);
+//! # Ok::<(), glake_device::DriverError>(())
+//! ```
+
+mod arena;
+mod budget;
+mod capture;
+mod clock;
+mod denial;
+mod event;
+mod extent;
+mod flow;
+mod host;
+mod kernel;
+mod ledger;
+mod memory;
+mod order;
+mod request;
+mod resolve;
+mod route;
+mod simulator;
+mod space;
+mod spans;
+mod state;
+mod stream;
+mod system;
+#[cfg(test)]
+mod tests;
+mod timeline;
+mod topology;
+mod verbs;
+mod world;
+
+pub use capture::Graph;
+pub use clock::Clock;
+pub use simulator::{Census, SimOptions, Simulator};
+pub use topology::{Bandwidth, Micros, SimGpu, SimHost, SimLink, SimTopology};

@@ -1,0 +1,193 @@
+//! What a range of addresses means to work of a device: where its bytes are, and whether the device may touch them.
+
+use super::denial::{Checked, Denial, refuse};
+use super::memory::Memory;
+use super::order::{Epoch, VectorClock};
+use super::route::End;
+use crate::{Address, DeviceId, Handle, Place, Refusal};
+
+/// A range that lies in one piece.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Where the simulator reaches it.
+    pub(super) pointer: u64,
+    pub(super) size: u64,
+    /// What it is to a route.
+    pub(super) end: End,
+    home: Home,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Home {
+    Extent { handle: Handle, offset: u64, mapping: u64 },
+    Pinned { registration: u64 },
+    Pageable,
+}
+
+/// What enqueued work keeps from being taken away.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Hold {
+    Mapping(u64),
+    Registration(u64),
+}
+
+impl Piece {
+    pub(super) fn hold(&self) -> Option<Hold> {
+        match self.home {
+            Home::Extent { mapping, .. } => Some(Hold::Mapping(mapping)),
+            Home::Pinned { registration } => Some(Hold::Registration(registration)),
+            Home::Pageable => None,
+        }
+    }
+
+    /// The first `size` bytes, and the rest.
+    pub(super) fn split(mut self, size: u64) -> (Piece, Piece) {
+        let first = Piece { size, ..self };
+        self.pointer += size;
+        self.size -= size;
+        if let Home::Extent { offset, .. } = &mut self.home {
+            *offset += size;
+        }
+        (first, self)
+    }
+}
+
+/// What work does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Read,
+    Write,
+    /// Streams signal each other by it: that makes order instead of needing it.
+    Signal,
+}
+
+impl Memory {
+    /// The pieces of a range that work of `device` may use so.
+    pub(super) fn resolve(
+        &self,
+        device: DeviceId,
+        start: Address,
+        size: u64,
+        usage: Use,
+    ) -> Checked<Vec<Piece>> {
+        let wrong = Denial::Refused(start, Refusal::InvalidValue);
+        let Some(end) = start.0.checked_add(size).filter(|_| start.0 >= 4096) else { return Err(wrong) };
+        if size == 0 {
+            return Ok(Vec::new());
+        }
+        if self.space.find(start.0).is_none() && !self.space.is_reserved(start.0) {
+            return Ok(vec![self.resolve_host(start.0, size)]);
+        }
+        let mut pieces = Vec::new();
+        let mut at = start.0;
+        while at < end {
+            let piece = self.resolve_mapped(device, at, end, usage)?;
+            at += piece.size;
+            pieces.push(piece);
+        }
+        Ok(pieces)
+    }
+
+    fn resolve_host(&self, start: u64, size: u64) -> Piece {
+        match self.host_table.find(start, size) {
+            Some(registration) => {
+                Piece { pointer: start, size, end: End::Pinned, home: Home::Pinned { registration } }
+            }
+            None => Piece { pointer: start, size, end: End::Pageable, home: Home::Pageable },
+        }
+    }
+
+    fn resolve_mapped(&self, device: DeviceId, at: u64, end: u64, usage: Use) -> Checked<Piece> {
+        let found = self.space.find(at);
+        let found = found.and_then(|(from, mapping)| Some((from, mapping, self.extent(mapping.extent)?)));
+        let Some((from, mapping, extent)) = found else {
+            return refuse(Address(at), Refusal::NotMapped);
+        };
+        let route_end = match extent.place {
+            Place::Gpu(owner) if extent.plain && !self.is_guest(device, owner) => {
+                return refuse(Address(at), Refusal::NoPeerAccess);
+            }
+            Place::Gpu(owner) => End::Gpu { index: owner.0 as usize, mapped: !extent.plain },
+            Place::HostNuma(_) => End::Pinned,
+        };
+        let breach = mapping.reach.breach(device, usage == Use::Write);
+        if let Some(rule) = breach.filter(|_| !extent.plain) {
+            return refuse(Address(at), rule);
+        }
+        let offset = at - from;
+        Ok(Piece {
+            pointer: self.pointer(extent, offset),
+            size: (mapping.size - offset).min(end - at),
+            end: route_end,
+            home: Home::Extent { handle: mapping.extent, offset, mapping: from },
+        })
+    }
+
+    /// Refuses a use that is not ordered after an earlier one that it conflicts with.
+    pub(super) fn check_order(
+        &self,
+        piece: &Piece,
+        usage: Use,
+        clock: &VectorClock,
+        seen: &VectorClock,
+    ) -> Checked<()> {
+        if usage == Use::Signal {
+            return Ok(());
+        }
+        let ordered = |epoch: Epoch| clock.covers(epoch) || seen.covers(epoch);
+        let write = usage == Use::Write;
+        let conflict = match piece.home {
+            Home::Extent { handle, offset, .. } => self
+                .extent(handle)
+                .and_then(|extent| extent.shadow.conflict(offset, offset + piece.size, write, ordered)),
+            _ => self.host_shadow.conflict(piece.pointer, piece.pointer + piece.size, write, ordered),
+        };
+        match (conflict, piece.home) {
+            (None, _) => Ok(()),
+            (Some(at), Home::Extent { offset, mapping, .. }) => {
+                let from = self.space.find(mapping).map_or(0, |(from, _)| from);
+                refuse(Address(from + at.max(offset)), Refusal::Unordered)
+            }
+            (Some(at), _) => refuse(Address(at), Refusal::Unordered),
+        }
+    }
+
+    /// Notes a use.
+    pub(super) fn note_use(&mut self, piece: &Piece, usage: Use, epoch: Epoch, seen: &VectorClock) {
+        if usage == Use::Signal {
+            return;
+        }
+        let write = usage == Use::Write;
+        let (shadow, start) = match piece.home {
+            Home::Extent { handle, offset, .. } => match self.extent_mut(handle) {
+                Some(extent) => (&mut extent.shadow, offset),
+                None => return,
+            },
+            _ => (&mut self.host_shadow, piece.pointer),
+        };
+        shadow.note(start, start + piece.size, write, epoch);
+        shadow.prune(seen);
+    }
+
+    pub(super) fn hold(&mut self, hold: Hold) {
+        match hold {
+            Hold::Mapping(start) => {
+                if let Some(mapping) = self.space.mapping_mut(start) {
+                    mapping.users += 1;
+                }
+            }
+            Hold::Registration(start) => self.host_table.hold(start),
+        }
+    }
+
+    pub(super) fn let_go(&mut self, hold: Hold) {
+        match hold {
+            Hold::Mapping(start) => {
+                if let Some(mapping) = self.space.mapping_mut(start) {
+                    mapping.users = mapping.users.saturating_sub(1);
+                }
+            }
+            Hold::Registration(start) => self.host_table.let_go(start),
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! The simulated device as a driver: one lock around the state, and what tests ask besides the verbs.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::arena::Arena;
+use super::capture::{Captures, Graph};
+use super::clock::{Clock, Ticking};
+use super::denial::{Checked, Denial};
+use super::event::Events;
+use super::kernel::Modules;
+use super::ledger::Account;
+use super::memory::Memory;
+use super::request::{KernelRequest, Request};
+use super::route::Plumbing;
+use super::state::State;
+use super::stream::Streams;
+use super::timeline::{Point, Timeline};
+use super::topology::SimTopology;
+use super::world::World;
+use crate::{
+    Address, DeviceId, DeviceInfo, DriverError, KernelMemory, PointerKind, Result, Stream, Touch, Verb,
+};
+
+/// What to simulate, and how.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// The server.
+    pub topology: SimTopology,
+    /// What time is.
+    pub clock: Clock,
+    /// Whether conflicting uses of memory must be ordered by streams and events, or are refused.
+    pub strict_ordering: bool,
+    /// A name under which processes share these GPUs: their memory is counted in common.
+    pub shared: Option<String>,
+}
+
+impl Default for SimOptions {
+    /// One GPU of 1 GiB in virtual time, strict.
+    fn default() -> Self {
+        SimOptions {
+            topology: SimTopology::uniform(1, Bytes::gib(1)),
+            clock: Clock::Virtual,
+            strict_ordering: true,
+            shared: None,
+        }
+    }
+}
+
+/// How much of everything is alive: all zero when nothing leaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Address reservations.
+    pub reservations: usize,
+    /// Mappings.
+    pub mappings: usize,
+    /// Physical allocations, also those that only mappings keep.
+    pub extents: usize,
+    /// Streams that were made.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Modules.
+    pub modules: usize,
+}
+
+/// A simulated server of GPUs: a [`crate::Driver`] whose memory is real and whose time is simulated.
+#[derive(Debug)]
+pub struct Simulator {
+    state: Mutex<State>,
+    /// Work was enqueued, so a wait may be over sooner than thought.
+    wake: Condvar,
+    pub(super) infos: Vec<DeviceInfo>,
+}
+
+/// A wait in wall time looks at values in memory, which the host may write, at least so often.
+const GLANCE: Duration = Duration::from_micros(200);
+/// A shorter sleep than this is not worth the wake-up.
+const SHORT: Duration = Duration::from_micros(80);
+
+impl Simulator {
+    /// Makes the devices. [`DriverError::Os`] where the operating system has no memory for them.
+    pub fn new(options: SimOptions) -> Result<Self> {
+        Self::build(options).map_err(|denial| denial.of(Verb::Devices))
+    }
+
+    fn build(options: SimOptions) -> Checked<Self> {
+        let SimOptions { topology, clock, strict_ordering, shared } = options;
+        // Devices are bits of a word in the access of a mapping.
+        if topology.gpus.len() > 64 {
+            return Err(Denial::OutOfMemory(Bytes::ZERO));
+        }
+        let (mut arenas, mut infos, mut paces) = (Vec::new(), Vec::new(), Vec::new());
+        let mut streams = Streams::default();
+        let plumbing = Plumbing::new(&topology);
+        let mut timeline = Timeline::new(plumbing.capacity());
+        for (index, gpu) in (0_u32..).zip(&topology.gpus) {
+            let account = match &shared {
+                Some(name) => Some(Account::open(name, index as usize, gpu.memory.get())?),
+                None => None,
+            };
+            let arena = Arena::new(&format!("glake-arena-{index}"), gpu.memory, account)?;
+            infos.push(DeviceInfo {
+                id: DeviceId(index),
+                name: gpu.name.clone(),
+                memory: arena.capacity(),
+                pci: None,
+            });
+            arenas.push(arena);
+            paces.push(((gpu.latency.0.max(0.0) * 1e3) as u64, gpu.local.0.max(1e-6)));
+            timeline.open(streams.add_legacy());
+        }
+        let host = Arena::new("glake-arena-host", HOST_MEMORY, None)?;
+        let sockets = topology.gpus.iter().map(|gpu| gpu.socket + 1).max().unwrap_or(1);
+        let world = World {
+            memory: Memory::new(arenas, host, sockets),
+            events: Events::default(),
+            strays: Vec::new(),
+        };
+        let state = State {
+            clock: Ticking::start(clock),
+            timeline,
+            world,
+            streams,
+            captures: Captures::default(),
+            modules: Modules::default(),
+            plumbing,
+            paces,
+            strict: strict_ordering,
+        };
+        Ok(Simulator { state: Mutex::new(state), wake: Condvar::new(), infos })
+    }
+
+    /// Lets time pass to where the next piece of work is done; false where nothing enqueued ever will be. In wall
+    /// time it sleeps until then.
+    pub fn step(&self) -> bool {
+        let mut state = self.state.lock();
+        if let (Some(now), Some(next)) = (state.clock.read(), state.timeline.next()) {
+            std::thread::sleep(Duration::from_nanos(next.saturating_sub(now)));
+        }
+        let State { timeline, world, .. } = &mut *state;
+        timeline.step(world)
+    }
+
+    /// Lets time pass; in wall time it sleeps.
+    pub fn advance(&self, time: Duration) {
+        let mut state = self.state.lock();
+        if state.clock.read().is_some() {
+            drop(state);
+            std::thread::sleep(time);
+            return;
+        }
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let State { timeline, world, .. } = &mut *state;
+        timeline.advance(timeline.now().saturating_add(nanos), world);
+    }
+
+    /// How much time has passed since the simulator was made.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.locked().timeline.now())
+    }
+
+    /// What is alive.
+    pub fn census(&self) -> Census {
+        let state = self.locked();
+        let (reservations, mappings, extents) = state.world.memory.counts();
+        Census {
+            reservations,
+            mappings,
+            extents,
+            streams: state.streams.len(),
+            events: state.world.events.len(),
+            modules: state.modules.len(),
+        }
+    }
+
+    /// A stream that the legacy default stream waits for, and that waits for it.
+    pub fn stream_create_blocking(&self, device: DeviceId) -> Result<Stream> {
+        self.ask(Verb::StreamCreate, |state| state.add_stream(device, true))
+    }
+
+    /// Enqueues a kernel given as a closure, which takes `duration` and runs at its end. It reaches device memory
+    /// and registered memory only, by what it declares; it must not call the simulator.
+    pub fn enqueue_kernel(
+        &self,
+        device: DeviceId,
+        stream: Stream,
+        reads: &[Touch],
+        writes: &[Touch],
+        duration: Duration,
+        body: impl Fn(&mut dyn KernelMemory) + Send + Sync + 'static,
+    ) -> Result<()> {
+        let kernel = KernelRequest {
+            reads: reads.to_vec(),
+            writes: writes.to_vec(),
+            duration: Some(duration),
+            body: std::sync::Arc::new(body),
+        };
+        self.enqueue(Verb::Launch, device, stream, Request::Kernel(kernel))
+    }
+
+    /// Begins to record a stream's work instead of running it, in relaxed mode.
+    pub fn begin_capture(&self, device: DeviceId, stream: Stream) -> Result<()> {
+        self.ask(Verb::CaptureState, |state| state.begin_capture(device, stream))
+    }
+
+    /// Ends a capture on the stream that it began on. [`DriverError::Failed`] with CUDA's number where it was broken.
+    pub fn end_capture(&self, device: DeviceId, stream: Stream) -> Result<Graph> {
+        self.ask(Verb::CaptureState, |state| state.end_capture(device, stream))
+    }
+
+    /// Enqueues what a capture recorded, one operation after the other.
+    pub fn launch_graph(&self, graph: &Graph, device: DeviceId, stream: Stream) -> Result<()> {
+        for request in &graph.requests {
+            self.enqueue(Verb::Launch, device, stream, request.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Plain memory, as `cuMemAlloc` makes it: the owner has access, peers once they were enabled, and copies by
+    /// other devices go over the owner's link.
+    pub fn plain_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
+        self.ask(Verb::Create, |state| state.world.memory.plain_alloc(device, size.get()))
+    }
+
+    /// Gives plain memory back. It waits for the device first, as CUDA does.
+    pub fn plain_free(&self, start: Address) -> Result<()> {
+        let kind = self.locked().world.memory.kind(start);
+        if let PointerKind::Device { device, .. } = kind {
+            self.wait_for(Verb::Release, |state| Ok(state.points_of(device)))?;
+        }
+        self.ask(Verb::Release, |state| state.world.memory.plain_free(start))
+    }
+
+    // What the verbs are made of.
+
+    /// The state, with all done that is due.
+    pub(super) fn locked(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        state.catch_up();
+        state
+    }
+
+    /// Runs a verb that waits for nothing.
+    pub(super) fn ask<T>(&self, verb: Verb, ask: impl FnOnce(&mut State) -> Checked<T>) -> Result<T> {
+        ask(&mut self.locked()).map_err(|denial| denial.of(verb))
+    }
+
+    /// Enqueues work, and waits for it where the caller must.
+    pub(super) fn enqueue(
+        &self,
+        verb: Verb,
+        device: DeviceId,
+        stream: Stream,
+        request: Request,
+    ) -> Result<()> {
+        let waited = self.ask(verb, |state| state.enqueue(device, stream, request))?;
+        self.wake.notify_all();
+        if let Some(point) = waited {
+            self.wait_for(verb, |_| Ok(vec![point]))?;
+            self.locked().streams.observe_lane(point.lane);
+        }
+        Ok(())
+    }
+
+    /// Waits until points that are found now have passed.
+    pub(super) fn wait_for(
+        &self,
+        verb: Verb,
+        points: impl FnOnce(&mut State) -> Checked<Vec<Point>>,
+    ) -> Result<()> {
+        let mut state = self.locked();
+        let points = points(&mut state).map_err(|denial| denial.of(verb))?;
+        loop {
+            state.catch_up();
+            if points.iter().all(|point| state.timeline.passed(*point)) {
+                return Ok(());
+            }
+            let Some(now) = state.clock.read() else {
+                let State { timeline, world, .. } = &mut *state;
+                if timeline.step(world) {
+                    continue;
+                }
+                return Err(DriverError::Deadlock { verb });
+            };
+            let next = state.timeline.next().map(|next| Duration::from_nanos(next.saturating_sub(now)));
+            match next {
+                Some(left) if left < SHORT => MutexGuard::unlocked(&mut state, std::thread::yield_now),
+                _ => {
+                    let left = next.unwrap_or(GLANCE).saturating_sub(SHORT / 2).min(GLANCE.max(SHORT));
+                    self.wake.wait_for(&mut state, left);
+                }
+            }
+        }
+    }
+}
+
+/// How much memory a simulated host node gives.
+const HOST_MEMORY: Bytes = Bytes::gib(1024);

@@ -1,0 +1,350 @@
+//! What only the simulator can be asked: time, refusals of the undefined, captures, costs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use glake_units::Bytes;
+
+use super::*;
+use crate::*;
+
+const GPU: DeviceId = DeviceId(0);
+const PEER: DeviceId = DeviceId(1);
+const MIB: u64 = 1 << 20;
+const US: fn(u64) -> Duration = Duration::from_micros;
+
+fn server(gpus: u32) -> Simulator {
+    let topology = SimTopology::uniform(gpus, Bytes::gib(1));
+    Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap()
+}
+
+fn access(device: DeviceId) -> Access {
+    Access { device, protection: Protection::ReadWrite }
+}
+
+fn properties() -> ExtentProperties {
+    ExtentProperties { place: Place::Gpu(GPU), exportable: false, gpu_direct: false }
+}
+
+/// Mapped memory of `GPU` that these devices may touch; its handle is released already.
+fn mapped(sim: &Simulator, mib: u64, devices: &[DeviceId]) -> Address {
+    let size = Bytes::mib(mib);
+    let handle = sim.create(size, properties()).unwrap();
+    let start = sim.reserve(size).unwrap();
+    let access: Vec<Access> = devices.iter().copied().map(access).collect();
+    // SAFETY: the simulator refuses what would be undefined.
+    unsafe {
+        sim.map(start, size, handle).unwrap();
+        sim.set_access(start, size, &access).unwrap();
+        sim.release(handle).unwrap();
+    }
+    start
+}
+
+fn touch(address: Address, bytes: u64) -> [Touch; 1] {
+    [Touch { address, size: Bytes::new(bytes) }]
+}
+
+/// Enqueues a kernel that writes `value` at the start of a range.
+fn writes(sim: &Simulator, stream: Stream, to: Address, value: u8) -> Result<()> {
+    sim.enqueue_kernel(GPU, stream, &[], &touch(to, MIB), US(10), move |memory| {
+        memory.write(to, &[value]).unwrap();
+    })
+}
+
+fn rule<T: std::fmt::Debug>(result: Result<T>) -> Refusal {
+    match result {
+        Err(DriverError::Refused { reason, .. }) => reason,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn first(sim: &Simulator, at: Address) -> u8 {
+    let mut byte = [0];
+    sim.read_now(GPU, at, &mut byte).unwrap();
+    byte[0]
+}
+
+#[test]
+fn time_stands_still_until_it_is_stepped() {
+    let sim = server(1);
+    let at = mapped(&sim, 2, &[GPU]);
+    let stream = sim.stream_create(GPU).unwrap();
+    let event = sim.event_create(GPU, true).unwrap();
+    writes(&sim, stream, at, 7).unwrap();
+    sim.event_record_context(GPU, event).unwrap();
+    assert!(!sim.event_query(GPU, event).unwrap());
+    sim.advance(US(9));
+    assert!(!sim.event_query(GPU, event).unwrap());
+    assert_eq!(rule(sim.read_now(GPU, at, &mut [0])), Refusal::Unordered);
+    writes(&sim, stream, at, 8).unwrap();
+    assert!(sim.step());
+    assert_eq!(sim.now(), US(10));
+    assert!(sim.event_query(GPU, event).unwrap(), "later work does not delay it");
+    assert_eq!(rule(sim.read_now(GPU, at, &mut [0])), Refusal::Unordered, "nobody waited for the second");
+    sim.stream_synchronize(GPU, stream).unwrap();
+    assert_eq!((sim.now(), first(&sim, at)), (US(20), 8));
+    assert!(!sim.step());
+}
+
+#[test]
+fn what_no_event_orders_is_refused() {
+    let sim = server(1);
+    let at = mapped(&sim, 2, &[GPU]);
+    let (one, two) = (sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap());
+    let event = sim.event_create(GPU, false).unwrap();
+    writes(&sim, one, at, 1).unwrap();
+    assert_eq!(rule(writes(&sim, two, at, 2)), Refusal::Unordered);
+    assert!(sim.step());
+    assert_eq!(rule(writes(&sim, two, at, 2)), Refusal::Unordered, "being done in time is no order");
+    writes(&sim, two, Address(at.0 + MIB), 2).unwrap();
+    sim.event_record(GPU, event, one).unwrap();
+    sim.stream_wait_event(GPU, two, event).unwrap();
+    writes(&sim, two, at, 3).unwrap();
+    assert_eq!(rule(writes(&sim, one, at, 4)), Refusal::Unordered);
+    sim.event_record_context(GPU, event).unwrap();
+    sim.event_synchronize(GPU, event).unwrap();
+    writes(&sim, one, at, 5).unwrap();
+    sim.context_synchronize(GPU).unwrap();
+    assert_eq!(first(&sim, at), 5);
+}
+
+#[test]
+fn an_alias_is_the_same_memory_to_the_order() {
+    let sim = server(1);
+    let size = Bytes::mib(2);
+    let handle = sim.create(size, properties()).unwrap();
+    let (one, two) = (sim.reserve(size).unwrap(), sim.reserve(size).unwrap());
+    for start in [one, two] {
+        // SAFETY: the simulator refuses what would be undefined.
+        unsafe {
+            sim.map(start, size, handle).unwrap();
+            sim.set_access(start, size, &[access(GPU)]).unwrap();
+        }
+    }
+    let streams = [sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap()];
+    writes(&sim, streams[0], one, 1).unwrap();
+    assert_eq!(rule(writes(&sim, streams[1], two, 2)), Refusal::Unordered);
+    sim.stream_synchronize(GPU, streams[0]).unwrap();
+    assert_eq!(first(&sim, two), 1);
+}
+
+#[test]
+fn memory_in_use_stays() {
+    let sim = server(1);
+    let at = mapped(&sim, 2, &[GPU]);
+    let stream = sim.stream_create(GPU).unwrap();
+    writes(&sim, stream, at, 1).unwrap();
+    // SAFETY: the simulator refuses what would be undefined.
+    unsafe {
+        let none = [Access { device: GPU, protection: Protection::None }];
+        assert_eq!(rule(sim.unmap(at, Bytes::mib(2))), Refusal::InUse);
+        assert_eq!(rule(sim.set_access(at, Bytes::mib(2), &none)), Refusal::InUse);
+        sim.context_synchronize(GPU).unwrap();
+        sim.set_access(at, Bytes::mib(2), &none).unwrap();
+        assert_eq!(rule(writes(&sim, stream, at, 1)), Refusal::NoAccess);
+        sim.unmap(at, Bytes::mib(2)).unwrap();
+        assert_eq!(rule(writes(&sim, stream, at, 1)), Refusal::NotMapped);
+        sim.unreserve(at, Bytes::mib(2)).unwrap();
+        sim.stream_destroy(GPU, stream).unwrap();
+    }
+    assert_eq!(sim.census(), Census::default());
+}
+
+#[test]
+fn peers_need_access_of_their_own() {
+    let sim = server(2);
+    let at = mapped(&sim, 2, &[GPU]);
+    let stream = sim.stream_create(PEER).unwrap();
+    let read = |at| sim.enqueue_kernel(PEER, stream, &touch(at, 4), &[], US(1), |_| {});
+    assert_eq!(rule(read(at)), Refusal::NoPeerAccess);
+    let plain = sim.plain_alloc(GPU, Bytes::mib(1)).unwrap();
+    assert_eq!(sim.pointer_attributes(plain).unwrap(), PointerKind::Device { device: GPU, mapped: false });
+    assert_eq!(rule(read(plain)), Refusal::NoPeerAccess);
+    sim.enable_peer_access(PEER, GPU).unwrap();
+    read(plain).unwrap();
+    assert_eq!(rule(read(at)), Refusal::NoPeerAccess, "mapped memory goes by its own access");
+    assert_eq!(rule(sim.plain_free(plain)), Refusal::InUse, "it waits for its own device only");
+    sim.context_synchronize(PEER).unwrap();
+    sim.plain_free(plain).unwrap();
+}
+
+#[test]
+fn the_legacy_stream_waits_for_blocking_streams_only() {
+    let sim = server(1);
+    let at = mapped(&sim, 2, &[GPU]);
+    let blocking = sim.stream_create_blocking(GPU).unwrap();
+    writes(&sim, blocking, at, 1).unwrap();
+    writes(&sim, Stream::LEGACY, at, 2).unwrap();
+    writes(&sim, Stream::PER_THREAD, at, 3).unwrap();
+    sim.stream_synchronize(GPU, Stream::PER_THREAD).unwrap();
+    assert_eq!((first(&sim, at), sim.now()), (3, US(30)));
+    let other = sim.stream_create(GPU).unwrap();
+    writes(&sim, other, at, 4).unwrap();
+    assert_eq!(rule(writes(&sim, Stream::LEGACY, at, 5)), Refusal::Unordered);
+    let here = sim.stream_id(GPU, Stream::PER_THREAD).unwrap();
+    let there = std::thread::scope(|scope| {
+        scope.spawn(|| sim.stream_id(GPU, Stream::PER_THREAD).unwrap()).join().unwrap()
+    });
+    assert_ne!(here, there);
+    assert_eq!(sim.stream_id(GPU, Stream::LEGACY).unwrap(), sim.stream_id(GPU, Stream(0)).unwrap());
+}
+
+#[test]
+fn values_order_streams() {
+    let sim = server(1);
+    let (at, flag) = (mapped(&sim, 2, &[GPU]), mapped(&sim, 2, &[GPU]));
+    let (one, two) = (sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap());
+    // SAFETY: the simulator refuses what would be undefined.
+    unsafe {
+        sim.stream_wait_value(GPU, two, flag, 3, Compare::AtLeast).unwrap();
+        assert!(matches!(sim.stream_synchronize(GPU, two), Err(DriverError::Deadlock { .. })));
+        writes(&sim, one, at, 1).unwrap();
+        writes(&sim, two, at, 2).unwrap();
+        sim.stream_write_value(GPU, one, flag, 5).unwrap();
+    }
+    sim.stream_synchronize(GPU, two).unwrap();
+    assert_eq!((first(&sim, at), first(&sim, flag)), (2, 5));
+}
+
+#[test]
+fn a_capture_records_and_is_broken_by_a_context_event() {
+    let sim = server(1);
+    let at = mapped(&sim, 2, &[GPU]);
+    let (one, two) = (sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap());
+    let event = sim.event_create(GPU, false).unwrap();
+    sim.begin_capture(GPU, one).unwrap();
+    assert!(matches!(sim.capture_state(GPU, one).unwrap(), CaptureState::Active(_)));
+    writes(&sim, one, at, 9).unwrap();
+    sim.event_record(GPU, event, one).unwrap();
+    sim.stream_wait_event(GPU, two, event).unwrap();
+    assert!(matches!(sim.capture_state(GPU, two).unwrap(), CaptureState::Active(_)));
+    let graph = sim.end_capture(GPU, one).unwrap();
+    assert_eq!((graph.operations(), first(&sim, at)), (1, 0));
+    assert_eq!(rule(sim.event_query(GPU, event)), Refusal::CapturedEvent);
+    sim.launch_graph(&graph, GPU, two).unwrap();
+    sim.stream_synchronize(GPU, two).unwrap();
+    assert_eq!(first(&sim, at), 9);
+
+    sim.begin_capture(GPU, one).unwrap();
+    assert!(matches!(sim.event_record_context(GPU, event), Err(DriverError::Capturing { .. })));
+    assert_eq!(sim.capture_state(GPU, one).unwrap(), CaptureState::Invalidated);
+    assert!(matches!(sim.end_capture(GPU, one), Err(DriverError::Failed { code: 901, .. })));
+    sim.event_record_context(GPU, event).unwrap();
+}
+
+#[test]
+fn a_kernel_that_strays_is_told_of() {
+    let sim = server(1);
+    let at = mapped(&sim, 2, &[GPU]);
+    let stream = sim.stream_create(GPU).unwrap();
+    sim.enqueue_kernel(GPU, stream, &touch(at, 4), &[], US(1), move |memory| {
+        memory.read(at, &mut [0; 4]).unwrap();
+        assert!(memory.write(at, &[0]).is_err());
+    })
+    .unwrap();
+    assert_eq!(rule(sim.stream_synchronize(GPU, stream)), Refusal::NoAccess);
+    sim.stream_synchronize(GPU, stream).unwrap();
+}
+
+#[test]
+fn relays_use_the_links_of_peers() {
+    let sim = Arc::new(
+        Simulator::new(SimOptions { topology: SimTopology::h200x4(), ..SimOptions::default() }).unwrap(),
+    );
+    let gpus: Vec<DeviceId> = (0..4).map(DeviceId).collect();
+    let mib = 64;
+    let at = mapped(&sim, mib, &gpus);
+    let host = mapped_host(&sim, mib, &gpus);
+    let slice = mib * MIB / 4;
+    for (index, gpu) in gpus.iter().enumerate() {
+        let stream = sim.stream_create(*gpu).unwrap();
+        let offset = index as u64 * slice;
+        let request = CopyRequest {
+            to: Address(at.0 + offset),
+            from: Address(host.0 + offset),
+            size: Bytes::new(slice),
+        };
+        // SAFETY: the simulator refuses what would be undefined.
+        unsafe { sim.copy(*gpu, request, stream) }.unwrap();
+    }
+    for gpu in gpus {
+        sim.context_synchronize(gpu).unwrap();
+    }
+    let seconds = (sim.now() - US(7)).as_secs_f64();
+    let speed = (mib * MIB) as f64 / seconds / 1e9;
+    assert!((speed - 213.0).abs() < 1.0, "{speed}");
+}
+
+/// Memory of the host node, mapped for these devices.
+fn mapped_host(sim: &Simulator, mib: u64, devices: &[DeviceId]) -> Address {
+    let size = Bytes::mib(mib);
+    let properties = ExtentProperties { place: Place::HostNuma(0), ..properties() };
+    let handle = sim.create(size, properties).unwrap();
+    let start = sim.reserve(size).unwrap();
+    let access: Vec<Access> = devices.iter().copied().map(access).collect();
+    // SAFETY: the simulator refuses what would be undefined.
+    unsafe {
+        sim.map(start, size, handle).unwrap();
+        sim.set_access(start, size, &access).unwrap();
+        sim.release(handle).unwrap();
+    }
+    start
+}
+
+#[test]
+fn wall_time_passes_by_itself() {
+    let sim = Simulator::new(SimOptions { clock: Clock::Wall, ..SimOptions::default() }).unwrap();
+    let stream = sim.stream_create(GPU).unwrap();
+    let event = sim.event_create(GPU, true).unwrap();
+    let before = Instant::now();
+    sim.enqueue_kernel(GPU, stream, &[], &[], Duration::from_millis(5), |_| {}).unwrap();
+    sim.event_record(GPU, event, stream).unwrap();
+    assert!(!sim.event_query(GPU, event).unwrap());
+    sim.event_synchronize(GPU, event).unwrap();
+    assert!(before.elapsed() >= Duration::from_millis(5));
+}
+
+#[test]
+fn a_name_is_shared() {
+    let name = format!("test-{}", std::process::id());
+    let open = || Simulator::new(SimOptions { shared: Some(name.clone()), ..SimOptions::default() }).unwrap();
+    let (one, two) = (open(), open());
+    mapped(&one, 600, &[GPU]);
+    assert_eq!(two.memory_info(GPU).unwrap().free, Bytes::mib(424));
+    assert!(two.create(Bytes::mib(600), properties()).unwrap_err().is_out_of_memory());
+    drop(one);
+    two.create(Bytes::mib(600), properties()).unwrap();
+}
+
+/// Prints what the verbs cost: `cargo test --release -p glake-device verbs_cost -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn verbs_cost() {
+    let topology = SimTopology::h200x4();
+    let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
+    let (count, size) = (20_000_u64, Bytes::mib(2));
+    let start = sim.reserve(Bytes::mib(2 * count)).unwrap();
+    let time = |what: &str, body: &mut dyn FnMut(u64)| {
+        let before = Instant::now();
+        (0..count).for_each(body);
+        println!("{what}: {:.2} us", before.elapsed().as_secs_f64() * 1e6 / count as f64);
+    };
+    let mut handles = Vec::new();
+    let at = |index: u64| Address(start.0 + index * 2 * MIB);
+    // Shuffled, so that neighbours in the address space are not neighbours in the file.
+    let shuffled = |index: u64| (index * 7919) % count;
+    time("create", &mut |_| handles.push(sim.create(size, properties()).unwrap()));
+    // SAFETY: the simulator refuses what would be undefined.
+    unsafe {
+        time("map", &mut |i| sim.map(at(shuffled(i)), size, handles[i as usize]).unwrap());
+        time("set access", &mut |i| sim.set_access(at(i), size, &[access(GPU)]).unwrap());
+        time("unmap", &mut |i| sim.unmap(at(i), size).unwrap());
+        time("release", &mut |i| sim.release(handles[i as usize]).unwrap());
+    }
+    let stream = sim.stream_create(GPU).unwrap();
+    let event = sim.event_create(GPU, false).unwrap();
+    time("kernel", &mut |_| sim.enqueue_kernel(GPU, stream, &[], &[], US(1), |_| {}).unwrap());
+    time("context event", &mut |_| sim.event_record_context(GPU, event).unwrap());
+    time("step", &mut |_| assert!(sim.step()));
+}

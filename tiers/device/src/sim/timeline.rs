@@ -1,0 +1,346 @@
+//! Streams as queues of work, and the time at which each piece of it is done.
+//!
+//! Pure: it knows neither memory nor clocks. Work runs in the order of its lane; it begins when what it waits for has
+//! passed, takes its cost, and is then given to [`Effects`], which moves the bytes. A [`Point`] is the end of one
+//! piece of work: an event is a list of points.
+//!
+//! Invariant: between calls, every lane that could go on at `now` has (but for waits for a value, which the host may
+//! have written since: [`Timeline::settle`] looks again).
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use super::flow::{FlowNet, Load};
+
+/// The end of the `n`-th piece of work of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Point {
+    pub(super) lane: u64,
+    pub(super) n: u64,
+}
+
+/// What a piece of work costs, in nanoseconds and bytes.
+#[derive(Debug)]
+pub(super) enum Cost<V> {
+    None,
+    Delay(u64),
+    /// A delay, then bytes over links.
+    Flow(u64, Vec<Load>),
+    /// Until a value compares true.
+    Value(V),
+}
+
+/// What the timeline asks of the world around it.
+pub(super) trait Effects {
+    type Work: std::fmt::Debug;
+    type Value: std::fmt::Debug;
+    /// Does a piece of work, which is done at `now`.
+    fn run(&mut self, work: Self::Work, now: u64);
+    /// Whether a value compares true.
+    fn holds(&self, value: &Self::Value) -> bool;
+}
+
+#[derive(Debug)]
+struct Item<E: Effects> {
+    after: Vec<Point>,
+    cost: Cost<E::Value>,
+    work: E::Work,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The head has not begun.
+    Idle,
+    /// The head takes its delay.
+    Delayed,
+    /// So many flows of the head are on their way.
+    Flowing(usize),
+    /// The head waits for a value.
+    Watching,
+}
+
+#[derive(Debug)]
+struct Lane<E: Effects> {
+    queue: VecDeque<Item<E>>,
+    issued: u64,
+    done: u64,
+    phase: Phase,
+    /// Lanes that wait for this one to have done so much.
+    waiters: Vec<(u64, u64)>,
+    /// Goes when it is empty.
+    closing: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Timeline<E: Effects> {
+    now: u64,
+    lanes: HashMap<u64, Lane<E>>,
+    /// When delays end: time, a number that keeps equal times in order, lane.
+    due: BinaryHeap<Reverse<(u64, u64, u64)>>,
+    sequence: u64,
+    net: FlowNet,
+    watching: Vec<u64>,
+    ready: Vec<u64>,
+    /// How much timed work has been done.
+    completed: u64,
+}
+
+impl<E: Effects> Timeline<E> {
+    pub(super) fn new(pipes: Vec<f64>) -> Self {
+        Timeline {
+            now: 0,
+            lanes: HashMap::new(),
+            due: BinaryHeap::new(),
+            sequence: 0,
+            net: FlowNet::new(pipes),
+            watching: Vec::new(),
+            ready: Vec::new(),
+            completed: 0,
+        }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.now
+    }
+
+    pub(super) fn open(&mut self, lane: u64) {
+        let new = Lane {
+            queue: VecDeque::new(),
+            issued: 0,
+            done: 0,
+            phase: Phase::Idle,
+            waiters: Vec::new(),
+            closing: false,
+        };
+        self.lanes.insert(lane, new);
+    }
+
+    /// Lets a lane go once its work is done.
+    pub(super) fn close(&mut self, lane: u64) {
+        if let Some(open) = self.lanes.get_mut(&lane) {
+            open.closing = true;
+            if open.queue.is_empty() {
+                self.lanes.remove(&lane);
+            }
+        }
+    }
+
+    /// The end of all work of a lane so far.
+    pub(super) fn last(&self, lane: u64) -> Point {
+        Point { lane, n: self.lanes.get(&lane).map_or(0, |lane| lane.issued) }
+    }
+
+    pub(super) fn passed(&self, point: Point) -> bool {
+        self.lanes.get(&point.lane).is_none_or(|lane| lane.done >= point.n)
+    }
+
+    /// Enqueues work; [`Timeline::settle`] begins it.
+    pub(super) fn issue(
+        &mut self,
+        lane: u64,
+        after: Vec<Point>,
+        cost: Cost<E::Value>,
+        work: E::Work,
+    ) -> Point {
+        let Some(open) = self.lanes.get_mut(&lane) else { return Point { lane, n: 0 } };
+        open.issued += 1;
+        open.queue.push_back(Item { after, cost, work });
+        if open.queue.len() == 1 {
+            self.ready.push(lane);
+        }
+        Point { lane, n: open.issued }
+    }
+
+    /// Does all that can be done without time passing.
+    pub(super) fn settle(&mut self, effects: &mut E) {
+        loop {
+            while let Some(lane) = self.ready.pop() {
+                self.begin(lane, effects);
+            }
+            for lane in std::mem::take(&mut self.watching) {
+                let holds = match self.lanes.get(&lane).and_then(|lane| lane.queue.front()) {
+                    Some(Item { cost: Cost::Value(value), .. }) => effects.holds(value),
+                    _ => true,
+                };
+                if holds {
+                    self.finish(lane, effects);
+                } else {
+                    self.watching.push(lane);
+                }
+            }
+            if self.ready.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// When the next thing happens by itself.
+    pub(super) fn next(&self) -> Option<u64> {
+        let due = self.due.peek().map(|Reverse((time, ..))| *time);
+        [due, self.net.next()].into_iter().flatten().min()
+    }
+
+    /// Lets time pass up to `to`, doing what is due on the way.
+    pub(super) fn advance(&mut self, to: u64, effects: &mut E) {
+        self.settle(effects);
+        while let Some(next) = self.next().filter(|next| *next <= to) {
+            self.happen(next, effects);
+        }
+        self.now = self.now.max(to);
+    }
+
+    /// Lets time pass to where a piece of work is done; false where none ever will be.
+    pub(super) fn step(&mut self, effects: &mut E) -> bool {
+        self.settle(effects);
+        let before = self.completed;
+        while self.completed == before {
+            match self.next() {
+                Some(next) => self.happen(next, effects),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    fn happen(&mut self, at: u64, effects: &mut E) {
+        self.now = self.now.max(at);
+        for lane in self.net.end(self.now) {
+            match self.lanes.get_mut(&lane).map(|lane| &mut lane.phase) {
+                Some(Phase::Flowing(left)) if *left > 1 => *left -= 1,
+                _ => self.finish(lane, effects),
+            }
+        }
+        while let Some(Reverse((time, _, lane))) = self.due.peek().copied()
+            && time <= self.now
+        {
+            self.due.pop();
+            self.delay_over(lane, effects);
+        }
+        self.settle(effects);
+    }
+
+    fn delay_over(&mut self, lane: u64, effects: &mut E) {
+        let Some(open) = self.lanes.get_mut(&lane) else { return };
+        match open.queue.front() {
+            Some(Item { cost: Cost::Flow(_, loads), .. }) if !loads.is_empty() => {
+                open.phase = Phase::Flowing(loads.len());
+                self.net.begin(self.now, lane, loads);
+            }
+            _ => self.finish(lane, effects),
+        }
+    }
+
+    /// Begins the heads of a lane for as long as they take no time.
+    fn begin(&mut self, lane: u64, effects: &mut E) {
+        loop {
+            let Some(open) = self.lanes.get(&lane) else { return };
+            let Some(item) = open.queue.front().filter(|_| open.phase == Phase::Idle) else { return };
+            if let Some(&point) = item.after.iter().find(|point| !self.passed(**point)) {
+                if let Some(other) = self.lanes.get_mut(&point.lane) {
+                    other.waiters.push((point.n, lane));
+                }
+                return;
+            }
+            let (phase, delay) = match &item.cost {
+                Cost::None => {
+                    self.finish_quietly(lane, effects);
+                    continue;
+                }
+                Cost::Value(_) => {
+                    self.watching.push(lane);
+                    (Phase::Watching, None)
+                }
+                Cost::Delay(time) | Cost::Flow(time, _) => (Phase::Delayed, Some(*time)),
+            };
+            if let Some(delay) = delay {
+                self.sequence += 1;
+                self.due.push(Reverse((self.now.saturating_add(delay), self.sequence, lane)));
+            }
+            if let Some(open) = self.lanes.get_mut(&lane) {
+                open.phase = phase;
+            }
+            return;
+        }
+    }
+
+    /// Ends the head of a lane, whose time has come.
+    fn finish(&mut self, lane: u64, effects: &mut E) {
+        self.completed += 1;
+        self.finish_quietly(lane, effects);
+        self.ready.push(lane);
+    }
+
+    fn finish_quietly(&mut self, lane: u64, effects: &mut E) {
+        let Some(open) = self.lanes.get_mut(&lane) else { return };
+        let Some(item) = open.queue.pop_front() else { return };
+        open.done += 1;
+        open.phase = Phase::Idle;
+        let done = open.done;
+        let woken = &mut self.ready;
+        open.waiters.retain(|(n, waiter)| {
+            let wakes = *n <= done;
+            if wakes {
+                woken.push(*waiter);
+            }
+            !wakes
+        });
+        if open.closing && open.queue.is_empty() {
+            self.lanes.remove(&lane);
+        }
+        effects.run(item.work, self.now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Log {
+        done: Vec<(u32, u64)>,
+        open: bool,
+    }
+
+    impl Effects for Log {
+        type Work = u32;
+        type Value = ();
+        fn run(&mut self, work: u32, now: u64) {
+            self.done.push((work, now));
+        }
+        fn holds(&self, _: &()) -> bool {
+            self.open
+        }
+    }
+
+    #[test]
+    fn work_waits_for_its_lane_and_its_points() {
+        let (mut time, mut log) = (Timeline::<Log>::new(vec![1.0]), Log::default());
+        time.open(1);
+        time.open(2);
+        let first = time.issue(1, vec![], Cost::Delay(10), 1);
+        time.issue(2, vec![first], Cost::Flow(5, vec![]), 2);
+        let load = Load { route: [(0, 1.0)].into(), bytes: 100, cap: f64::INFINITY };
+        let last = time.issue(1, vec![], Cost::Flow(2, vec![load.clone(), load]), 3);
+        time.advance(9, &mut log);
+        assert_eq!((log.done.as_slice(), time.passed(first)), (&[][..], false));
+        assert!(time.step(&mut log));
+        assert_eq!((log.done.as_slice(), time.passed(first)), (&[(1, 10)][..], true));
+        assert!(time.step(&mut log) && time.step(&mut log) && !time.step(&mut log));
+        assert_eq!(log.done, [(1, 10), (2, 15), (3, 212)]);
+        assert!(time.passed(last));
+        time.close(1);
+        assert_eq!(time.lanes.len(), 1);
+    }
+
+    #[test]
+    fn a_value_is_waited_for_without_time() {
+        let (mut time, mut log) = (Timeline::<Log>::new(vec![]), Log::default());
+        time.open(1);
+        time.issue(1, vec![], Cost::Value(()), 1);
+        time.issue(1, vec![], Cost::None, 2);
+        assert!(!time.step(&mut log));
+        log.open = true;
+        time.settle(&mut log);
+        assert_eq!(log.done, [(1, 0), (2, 0)]);
+    }
+}

@@ -1,0 +1,176 @@
+//! The server that is simulated: its GPUs and the links between them, as plain data.
+//!
+//! Links are full duplex unless a `both` ceiling says otherwise. The presets model published servers; the figures
+//! of h200x4 were measured.
+
+use glake_units::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Gigabytes (10^9 bytes) a second.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bandwidth(pub f64);
+
+/// Microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Micros(pub f64);
+
+/// A server to simulate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimTopology {
+    /// What it is called.
+    pub name: String,
+    /// What the host's memory gives, to all GPUs together.
+    pub host: SimHost,
+    /// PCIe switches that several GPUs stand behind; empty where each GPU has its own way to the host.
+    #[serde(default)]
+    pub switches: Vec<SimLink>,
+    /// The GPUs, in order of their ids.
+    pub gpus: Vec<SimGpu>,
+}
+
+/// The host's side.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimHost {
+    /// Ceiling of all copies out of host memory.
+    pub read: Bandwidth,
+    /// Ceiling of all copies into host memory.
+    pub write: Bandwidth,
+    /// Ceiling of both together, in equal parts.
+    #[serde(default)]
+    pub both: Option<Bandwidth>,
+    /// What one GPU can get over links of sockets other than its own, each way.
+    #[serde(default)]
+    pub far_socket: Option<Bandwidth>,
+    /// One copy from pageable memory to a GPU.
+    pub pageable_to_gpu: Bandwidth,
+    /// One copy from a GPU to pageable memory.
+    pub pageable_from_gpu: Bandwidth,
+}
+
+/// One link to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimLink {
+    /// From the host to the GPU.
+    pub to_gpu: Bandwidth,
+    /// From the GPU to the host.
+    pub from_gpu: Bandwidth,
+    /// Both ways at once, in equal parts.
+    #[serde(default)]
+    pub both: Option<Bandwidth>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimGpu {
+    /// Its maker's name for it.
+    pub name: String,
+    /// Its memory.
+    pub memory: Bytes,
+    /// The NUMA node that its link ends at.
+    #[serde(default)]
+    pub socket: u32,
+    /// Its PCIe link.
+    pub link: SimLink,
+    /// Which of the switches it stands behind.
+    #[serde(default)]
+    pub switch: Option<u32>,
+    /// To the other GPUs, each way; without it peers talk over PCIe.
+    #[serde(default)]
+    pub nvlink: Option<Bandwidth>,
+    /// Copies inside its memory.
+    pub local: Bandwidth,
+    /// What every operation takes besides its bytes.
+    pub latency: Micros,
+}
+
+impl SimTopology {
+    /// `count` equal GPUs, each with the links of an H200 and so much memory; no ceiling is shared. For tests.
+    pub fn uniform(count: u32, memory: Bytes) -> Self {
+        let wide = Bandwidth(1e6);
+        SimTopology {
+            name: "uniform".to_owned(),
+            host: SimHost {
+                read: wide,
+                write: wide,
+                both: None,
+                far_socket: None,
+                pageable_to_gpu: Bandwidth(9.5),
+                pageable_from_gpu: Bandwidth(19.4),
+            },
+            switches: Vec::new(),
+            gpus: (0..count).map(|_| h200(memory)).collect(),
+        }
+    }
+
+    /// Four H200, as measured: links of 55.5 GB/s, host memory that reads at 213 and is written at 160 GB/s.
+    pub fn h200x4() -> Self {
+        let mut topology = SimTopology::uniform(4, Bytes::mib(143_770));
+        topology.name = "h200x4".to_owned();
+        topology.host.read = Bandwidth(213.0);
+        topology.host.write = Bandwidth(160.0);
+        topology.host.both = Some(Bandwidth(204.0));
+        topology
+    }
+
+    /// Eight H20 on two sockets, as published.
+    pub fn h20x8() -> Self {
+        let mut topology = SimTopology::uniform(8, Bytes::mib(97_870));
+        topology.name = "h20x8".to_owned();
+        topology.host.read = Bandwidth(600.0);
+        topology.host.write = Bandwidth(600.0);
+        topology.host.far_socket = Some(Bandwidth(60.0));
+        for (socket, gpu) in (0..8).map(|gpu| gpu / 4).zip(&mut topology.gpus) {
+            gpu.name = "Simulated H20".to_owned();
+            gpu.socket = socket;
+            gpu.link = SimLink { to_gpu: Bandwidth(53.0), from_gpu: Bandwidth(53.0), both: None };
+            gpu.nvlink = Some(Bandwidth(367.0));
+        }
+        topology
+    }
+
+    /// Eight A100 behind four PCIe 4 switches, as published.
+    pub fn a100x8() -> Self {
+        let mut topology = SimTopology::uniform(8, Bytes::mib(81_920));
+        topology.name = "a100x8".to_owned();
+        let link = SimLink { to_gpu: Bandwidth(24.3), from_gpu: Bandwidth(24.3), both: None };
+        topology.switches = vec![link; 4];
+        for (index, gpu) in (0..8).zip(&mut topology.gpus) {
+            gpu.name = "Simulated A100".to_owned();
+            gpu.socket = index / 4;
+            gpu.link = link;
+            gpu.switch = Some(index / 2);
+            gpu.nvlink = Some(Bandwidth(250.0));
+            gpu.local = Bandwidth(800.0);
+        }
+        topology
+    }
+
+    /// A preset by its name.
+    pub fn preset(name: &str) -> Option<Self> {
+        match name {
+            "h200x4" => Some(SimTopology::h200x4()),
+            "h20x8" => Some(SimTopology::h20x8()),
+            "a100x8" => Some(SimTopology::a100x8()),
+            _ => None,
+        }
+    }
+}
+
+fn h200(memory: Bytes) -> SimGpu {
+    SimGpu {
+        name: "Simulated H200".to_owned(),
+        memory,
+        socket: 0,
+        link: SimLink { to_gpu: Bandwidth(55.5), from_gpu: Bandwidth(55.4), both: Some(Bandwidth(101.7)) },
+        switch: None,
+        nvlink: Some(Bandwidth(396.0)),
+        local: Bandwidth(1980.0),
+        latency: Micros(7.0),
+    }
+}

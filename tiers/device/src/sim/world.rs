@@ -1,0 +1,121 @@
+//! What work does when its time has come: bytes move, values change, events pass, memory is let go of.
+
+use super::event::Events;
+use super::kernel::{Declared, DeclaredMemory};
+use super::memory::Memory;
+use super::request::Body;
+use super::resolve::Hold;
+use super::system;
+use super::timeline::Effects;
+use crate::{Address, Compare, DeviceId, Event};
+
+/// A piece of work, resolved.
+pub(super) struct Work {
+    pub(super) action: Action,
+    /// What it keeps from being taken away until it is done.
+    pub(super) holds: Vec<Hold>,
+}
+
+/// What a piece of work does. Pointers were resolved when it was enqueued, and stay right while it holds them.
+pub(super) enum Action {
+    Nothing,
+    Copy(Vec<Segment>),
+    /// Pointer and size of each piece.
+    Fill(Vec<(u64, u64)>, u8),
+    Store {
+        pointer: u64,
+        value: u32,
+    },
+    Kernel {
+        device: DeviceId,
+        declared: Vec<Declared>,
+        body: Body,
+    },
+    Record {
+        event: Event,
+        record: u64,
+    },
+}
+
+/// Bytes that lie in one piece at both ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) to: u64,
+    pub(super) from: u64,
+    pub(super) size: u64,
+}
+
+/// A comparison that a stream waits for.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    pub(super) pointer: u64,
+    pub(super) value: u32,
+    pub(super) compare: Compare,
+}
+
+impl Work {
+    pub(super) fn nothing() -> Self {
+        Work { action: Action::Nothing, holds: Vec::new() }
+    }
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work").field("holds", &self.holds).finish_non_exhaustive()
+    }
+}
+
+/// Everything that work acts on.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) memory: Memory,
+    pub(super) events: Events,
+    /// The first stray touch of a kernel, until somebody waits for its device.
+    pub(super) strays: Vec<(DeviceId, Address)>,
+}
+
+impl Effects for World {
+    type Work = Work;
+    type Value = Awaited;
+
+    fn run(&mut self, work: Work, now: u64) {
+        match work.action {
+            Action::Nothing => {}
+            Action::Copy(segments) => {
+                for Segment { to, from, size } in segments {
+                    // SAFETY: device memory and registered memory is held by the work; for pageable memory the
+                    // caller of the unsafe verb promised that it lives until now.
+                    unsafe { system::move_bytes(to, from, size) };
+                }
+            }
+            Action::Fill(pieces, byte) => {
+                for (pointer, size) in pieces {
+                    // SAFETY: as for copies; pageable memory is not filled.
+                    unsafe { system::fill_bytes(pointer, byte, size) };
+                }
+            }
+            Action::Store { pointer, value } => {
+                // SAFETY: the word is held by the work, and its alignment was checked when it was enqueued.
+                unsafe { system::store_word(pointer, value) };
+            }
+            Action::Kernel { device, declared, body } => {
+                let mut memory = DeclaredMemory { declared: &declared, stray: None };
+                body(&mut memory);
+                self.strays.extend(memory.stray.map(|at| (device, at)));
+            }
+            Action::Record { event, record } => self.events.pass(event, record, now),
+        }
+        for hold in work.holds {
+            self.memory.let_go(hold);
+        }
+    }
+
+    fn holds(&self, awaited: &Awaited) -> bool {
+        // SAFETY: the word is held by the waiting work, and its alignment was checked when it was enqueued.
+        let found = unsafe { system::load_word(awaited.pointer) };
+        match awaited.compare {
+            Compare::Equal => found == awaited.value,
+            Compare::AtLeast => found.wrapping_sub(awaited.value).cast_signed() >= 0,
+        }
+    }
+}
