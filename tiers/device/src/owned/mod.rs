@@ -23,6 +23,8 @@ mod registration;
 mod reservation;
 mod stream;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use devices::DeviceSet;
 pub use epoch::{CaptureHold, Epoch, Epochs, Passed, Sequence};
