@@ -5,8 +5,10 @@
 
 use std::collections::HashMap;
 
+use super::denial::{Checked, Denial, refuse};
 use super::request::Request;
-use crate::DeviceId;
+use super::state::State;
+use crate::{Address, CaptureState, DeviceId, Refusal, Stream};
 
 /// CUDA's number for a capture that was broken.
 pub(super) const INVALIDATED: u32 = 901;
@@ -73,5 +75,93 @@ impl Captures {
             any = true;
         }
         any
+    }
+}
+
+impl State {
+    pub(super) fn begin_capture(&mut self, device: DeviceId, stream: Stream) -> Checked<()> {
+        let lane = self.lane(device, stream)?;
+        let Some(state) = self.streams.get_mut(lane) else { return Ok(()) };
+        if state.capture.is_some() || matches!(stream, Stream(0) | Stream::LEGACY) {
+            return Err(Denial::Failed(ILLEGAL_STATE));
+        }
+        state.capture = Some(self.captures.begin(device, lane));
+        Ok(())
+    }
+
+    pub(super) fn end_capture(&mut self, device: DeviceId, stream: Stream) -> Checked<Graph> {
+        let lane = self.lane(device, stream)?;
+        let id = self.streams.get(lane).and_then(|state| state.capture);
+        let begun_here = |id: &u64| self.captures.get(*id).is_some_and(|capture| capture.origin == lane);
+        let Some(capture) = id.filter(begun_here).and_then(|id| self.captures.end(id)) else {
+            return Err(Denial::Failed(ILLEGAL_STATE));
+        };
+        for lane in &capture.lanes {
+            if let Some(state) = self.streams.get_mut(*lane) {
+                state.capture = None;
+            }
+        }
+        if capture.broken { Err(Denial::Failed(INVALIDATED)) } else { Ok(capture.graph) }
+    }
+
+    pub(super) fn capture_state(&mut self, device: DeviceId, stream: Stream) -> Checked<CaptureState> {
+        let lane = self.lane(device, stream)?;
+        let id = self.streams.get(lane).and_then(|state| state.capture);
+        Ok(match id.and_then(|id| Some((id, self.captures.get(id)?))) {
+            None => CaptureState::None,
+            Some((_, capture)) if capture.broken => CaptureState::Invalidated,
+            Some((id, _)) => CaptureState::Active(id),
+        })
+    }
+
+    /// Refuses and breaks the capture if the lane is recorded.
+    pub(super) fn not_capturing(&mut self, lane: u64) -> Checked<()> {
+        match self.streams.get(lane) {
+            Some(state) if state.capture.is_some() => {
+                let device = state.device;
+                self.captures.invalidate(device);
+                Err(Denial::Capturing)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses and breaks captures if a device has any.
+    pub(super) fn no_capture(&mut self, device: DeviceId) -> Checked<()> {
+        if self.captures.invalidate(device) { Err(Denial::Capturing) } else { Ok(()) }
+    }
+
+    pub(super) fn intact(&self, id: u64) -> Checked<()> {
+        match self.captures.get(id) {
+            Some(capture) if !capture.broken => Ok(()),
+            _ => Err(Denial::Failed(INVALIDATED)),
+        }
+    }
+
+    pub(super) fn capture(&mut self, id: u64, request: Request) -> Checked<()> {
+        self.intact(id)?;
+        if let Some(capture) = self.captures.get_mut(id) {
+            capture.graph.requests.push(request);
+        }
+        Ok(())
+    }
+
+    pub(super) fn join_capture(&mut self, lane: u64, id: u64) -> Checked<()> {
+        if self.captures.get(id).is_none() {
+            return refuse(Address(0), Refusal::CapturedEvent);
+        }
+        self.intact(id)?;
+        let Some(state) = self.streams.get_mut(lane) else { return Ok(()) };
+        match state.capture {
+            Some(other) if other == id => {}
+            Some(_) => return Err(Denial::Failed(ISOLATION)),
+            None => {
+                state.capture = Some(id);
+                if let Some(capture) = self.captures.get_mut(id) {
+                    capture.lanes.push(lane);
+                }
+            }
+        }
+        Ok(())
     }
 }

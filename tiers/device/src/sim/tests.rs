@@ -337,6 +337,9 @@ fn verbs_cost() {
     time("create", &mut |_| handles.push(sim.create(size, properties()).unwrap()));
     // SAFETY: the simulator refuses what would be undefined.
     unsafe {
+        time("map in order", &mut |i| sim.map(at(i), size, handles[shuffled(i) as usize]).unwrap());
+        time("set access in order", &mut |i| sim.set_access(at(i), size, &[access(GPU)]).unwrap());
+        time("unmap in order", &mut |i| sim.unmap(at(i), size).unwrap());
         time("map", &mut |i| sim.map(at(shuffled(i)), size, handles[i as usize]).unwrap());
         time("set access", &mut |i| sim.set_access(at(i), size, &[access(GPU)]).unwrap());
         time("unmap", &mut |i| sim.unmap(at(i), size).unwrap());

@@ -8,7 +8,7 @@
 //! have written since: [`Timeline::settle`] looks again).
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use super::flow::{FlowNet, Load};
 
@@ -65,8 +65,8 @@ struct Lane<E: Effects> {
     issued: u64,
     done: u64,
     phase: Phase,
-    /// Lanes that wait for this one to have done so much.
-    waiters: Vec<(u64, u64)>,
+    /// Lanes that wait for this one to have done so much, by how much.
+    waiters: BTreeMap<u64, Vec<u64>>,
     /// Goes when it is empty.
     closing: bool,
 }
@@ -109,7 +109,7 @@ impl<E: Effects> Timeline<E> {
             issued: 0,
             done: 0,
             phase: Phase::Idle,
-            waiters: Vec::new(),
+            waiters: BTreeMap::new(),
             closing: false,
         };
         self.lanes.insert(lane, new);
@@ -237,7 +237,7 @@ impl<E: Effects> Timeline<E> {
             let Some(item) = open.queue.front().filter(|_| open.phase == Phase::Idle) else { return };
             if let Some(&point) = item.after.iter().find(|point| !self.passed(**point)) {
                 if let Some(other) = self.lanes.get_mut(&point.lane) {
-                    other.waiters.push((point.n, lane));
+                    other.waiters.entry(point.n).or_default().push(lane);
                 }
                 return;
             }
@@ -275,15 +275,9 @@ impl<E: Effects> Timeline<E> {
         let Some(item) = open.queue.pop_front() else { return };
         open.done += 1;
         open.phase = Phase::Idle;
-        let done = open.done;
-        let woken = &mut self.ready;
-        open.waiters.retain(|(n, waiter)| {
-            let wakes = *n <= done;
-            if wakes {
-                woken.push(*waiter);
-            }
-            !wakes
-        });
+        while let Some(first) = open.waiters.first_entry().filter(|first| *first.key() <= open.done) {
+            self.ready.extend(first.remove());
+        }
         if open.closing && open.queue.is_empty() {
             self.lanes.remove(&lane);
         }

@@ -1,0 +1,116 @@
+//! Recording, waiting for and asking after events.
+//!
+//! An event of a whole context is a lane of its own, with one piece of work that waits for all others: so work that
+//! is enqueued later does not delay it, and nothing waits for it.
+
+use super::denial::{Checked, Denial, refuse};
+use super::event::Mark;
+use super::order::{Epoch, VectorClock};
+use super::state::State;
+use super::stream::fresh_lane;
+use super::timeline::{Cost, Point};
+use super::world::{Action, Work};
+use crate::{Address, DeviceId, Event, Refusal, Stream};
+
+impl State {
+    pub(super) fn record_event(&mut self, device: DeviceId, event: Event, stream: Stream) -> Checked<()> {
+        let lane = self.lane(device, stream)?;
+        self.world.events.of(device, event)?;
+        let mut clock = self.streams.clock(lane);
+        if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
+            self.intact(id)?;
+            self.world.events.record(event, Mark::Captured(id), clock);
+            return Ok(());
+        }
+        let n = self.timeline.last(lane).n + 1;
+        clock.see(Epoch { lane, n });
+        let record = self.world.events.record(event, Mark::Never, clock.clone());
+        let work = Work { action: Action::Record { event, record }, holds: Vec::new() };
+        let after = self.implied_points(lane);
+        let point = self.timeline.issue(lane, after, Cost::None, work);
+        self.world.events.place(event, vec![point]);
+        self.streams.enqueued(Epoch { lane, n }, clock);
+        self.timeline.settle(&mut self.world);
+        Ok(())
+    }
+
+    /// Marks the end of all work of a device so far, by a lane of its own that waits for all others.
+    pub(super) fn record_context(&mut self, device: DeviceId, event: Event) -> Checked<()> {
+        self.world.events.of(device, event)?;
+        self.no_capture(device)?;
+        let clock = self.streams.clock_of(device);
+        let record = self.world.events.record(event, Mark::Never, clock);
+        let after = self.points_of(device);
+        let lane = fresh_lane();
+        self.timeline.open(lane);
+        let work = Work { action: Action::Record { event, record }, holds: Vec::new() };
+        let point = self.timeline.issue(lane, after, Cost::None, work);
+        self.timeline.close(lane);
+        self.world.events.place(event, vec![point]);
+        self.timeline.settle(&mut self.world);
+        Ok(())
+    }
+
+    pub(super) fn wait_event(&mut self, device: DeviceId, stream: Stream, event: Event) -> Checked<()> {
+        let lane = self.lane(device, stream)?;
+        let marked = self.world.events.get(event)?;
+        let capture = self.streams.get(lane).and_then(|state| state.capture);
+        let points = match (&marked.mark, capture) {
+            (Mark::Captured(id), _) => return self.join_capture(lane, *id),
+            (Mark::Never, _) => return Ok(()),
+            (Mark::At(_), Some(_)) => {
+                self.captures.invalidate(device);
+                return Err(Denial::Failed(super::capture::ISOLATION));
+            }
+            (Mark::At(points), None) => points.clone(),
+        };
+        let mut clock = self.streams.clock(lane);
+        clock.join(&marked.clock);
+        let mut after = self.implied_points(lane);
+        after.extend(points);
+        let point = self.timeline.issue(lane, after, Cost::None, Work::nothing());
+        self.streams.enqueued(Epoch { lane, n: point.n }, clock);
+        self.timeline.settle(&mut self.world);
+        Ok(())
+    }
+
+    /// Whether an event has passed. The host has then seen it.
+    pub(super) fn query(&mut self, device: DeviceId, event: Event) -> Checked<bool> {
+        let (points, clock) = self.event_points(device, event)?;
+        let passed = points.iter().all(|point| self.timeline.passed(*point));
+        if passed {
+            self.streams.observe(&clock);
+        }
+        Ok(passed)
+    }
+
+    /// What an event waits for, and what is ordered before it.
+    pub(super) fn event_points(
+        &mut self,
+        device: DeviceId,
+        event: Event,
+    ) -> Checked<(Vec<Point>, VectorClock)> {
+        let marked = self.world.events.of(device, event)?;
+        match &marked.mark {
+            Mark::Never => Ok(Default::default()),
+            Mark::At(points) => Ok((points.clone(), marked.clock.clone())),
+            Mark::Captured(_) => {
+                self.captures.invalidate(device);
+                refuse(Address(0), Refusal::CapturedEvent)
+            }
+        }
+    }
+
+    /// Microseconds between two passed events.
+    pub(super) fn elapsed(&self, device: DeviceId, from: Event, to: Event) -> Checked<f64> {
+        let time = |event| {
+            let marked = self.world.events.of(device, event)?;
+            match (marked.timed, &marked.mark, marked.at) {
+                (true, Mark::At(_), Some(at)) => Ok(at as f64 / 1e3),
+                (true, Mark::At(_), None) => Err(Denial::NotReady),
+                _ => refuse(Address(0), Refusal::InvalidValue),
+            }
+        };
+        Ok(time(to)? - time(from)?)
+    }
+}
