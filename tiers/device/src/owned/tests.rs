@@ -113,6 +113,7 @@ enum Step {
     Map(u64),
     Write(u64, u8),
     Retire(u64),
+    Revive(u64),
     Pass,
     Unmap(u64, u64),
 }
@@ -122,6 +123,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..8_u64).prop_map(Step::Map),
         4 => (0..8_u64, 1..255_u8).prop_map(|(slot, byte)| Step::Write(slot, byte)),
         2 => (0..8_u64).prop_map(Step::Retire),
+        1 => (0..8_u64).prop_map(Step::Revive),
         2 => Just(Step::Pass),
         3 => (0..8_u64, 1..4_u64).prop_map(|(first, count)| Step::Unmap(first, count)),
     ]
@@ -131,7 +133,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Clone, Copy, Debug)]
 enum Model {
     Live(u8),
-    Retired(Sequence),
+    Retired(Sequence, u8),
 }
 
 proptest! {
@@ -167,15 +169,21 @@ proptest! {
                     let mark = epochs.mark();
                     let done = range.retire(&[mapping(index)], mark).is_ok();
                     prop_assert_eq!(done, model.contains_key(&index));
-                    if done {
-                        model.insert(index, Model::Retired(mark));
+                    if let Some(Model::Live(byte) | Model::Retired(_, byte)) = model.get(&index).copied() {
+                        model.insert(index, Model::Retired(mark, byte));
+                    }
+                }
+                Step::Revive(index) => {
+                    range.revive(&[mapping(index)]).unwrap();
+                    if let Some(Model::Retired(_, byte)) = model.get(&index).copied() {
+                        model.insert(index, Model::Live(byte));
                     }
                 }
                 Step::Pass => passed = epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap(),
                 Step::Unmap(first, count) => {
                     let wanted: Vec<u64> = (first..(first + count).min(8)).collect();
                     let allowed = |index: &u64| match model.get(index) {
-                        Some(Model::Retired(mark)) => *mark <= passed.sequence(),
+                        Some(Model::Retired(mark, _)) => *mark <= passed.sequence(),
                         _ => false,
                     };
                     let expected = wanted.iter().all(allowed);
@@ -200,7 +208,7 @@ proptest! {
                 let read = range.read(Bytes::new(slot(index).get() + 7), &mut byte);
                 match state {
                     Model::Live(expected) => prop_assert_eq!(byte[0], *expected),
-                    Model::Retired(_) => prop_assert!(read.is_err()),
+                    Model::Retired(..) => prop_assert!(read.is_err()),
                 }
             }
         }
