@@ -30,7 +30,7 @@ test-rust: ## Rust tests of every crate
 ifneq ($(call have,cargo-nextest),)
 	$(CARGO) nextest run --locked --workspace --no-tests pass --status-level fail --final-status-level slow
 else
-	$(CARGO) test --locked --workspace --lib --bins --tests
+	timeout 1500 $(CARGO) test --locked --workspace --lib --bins --tests --no-fail-fast
 endif
 
 test-doc: ## Examples in the documentation of every crate
