@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{AliasId, DomainId, LaneId, StreamKey};
 use crate::lane::{Class, Lane, Taker};
+use crate::piece::Pieces;
 
 /// What a domain allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +83,7 @@ impl Domain {
         id: DomainId,
         stream: StreamKey,
         lanes: &mut Slab<Lane>,
+        pieces: &Pieces,
     ) -> StreamLanes {
         let mut lane = |class| add(lanes, Lane::new(id, class, Taker::Stream(stream)));
         let own = StreamLanes {
@@ -91,6 +93,11 @@ impl Domain {
             small: lane(Class::Small),
         };
         self.streams.push(own);
+        if self.streams.len() > 1 && self.options.lend {
+            for own in self.streams.iter().flat_map(|own| [own.large, own.slabs]) {
+                lanes[own.index()].keep_ages(pieces);
+            }
+        }
         own
     }
 

@@ -26,9 +26,9 @@ pub struct PlanId(pub(crate) u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
-/// A count of bytes changing their address; 0 is never.
+/// A count of bytes changing their address; 0 is never, and the last value stays: see [`Move::is_after`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Move(pub(crate) u64);
+pub(crate) struct Move(pub(crate) u32);
 
 /// A run of bytes at home: free, live or the edge of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +48,12 @@ impl LaneId {
 
 impl Move {
     pub(crate) const fn next(self) -> Move {
-        Move(self.0 + 1)
+        Move(self.0.saturating_add(1))
+    }
+
+    /// Whether this came after an edge; where the count is exhausted, always.
+    pub(crate) const fn is_after(self, edge: Move) -> bool {
+        self.0 > edge.0 || self.0 == u32::MAX
     }
 }
 

@@ -1,10 +1,18 @@
-//! The free pieces that one taker has in common: by size for best fit, by age for epochs.
+//! The free pieces that one taker has in common: by size for best fit, and by age where somebody waits for epochs.
 //!
-//! Invariant: the order of age is the order of epochs, oldest first, so that what has passed is a prefix.
+//! Ages are notes in the order of frees, made only where more than one stream could take the pieces. Nothing is looked up
+//! when a piece leaves: its note is found void when its turn comes. So a free costs one write at the end of a queue.
+//!
+//! Invariant: while ages are kept, every piece in the lane has a note with its epoch or an older one.
+
+use std::collections::VecDeque;
 
 use crate::bins::Bins;
-use crate::ids::{DomainId, Epoch, Move, PieceId, StreamKey};
-use crate::piece::Pieces;
+use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
+use crate::piece::{Pieces, State};
+
+/// So many void notes are let be.
+const SLACK: usize = 64;
 
 /// Whose pieces these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,97 +44,84 @@ pub(crate) struct Lane {
     /// The last move that the stream's latest completion edge covers.
     pub(crate) edge: Move,
     pub(crate) bins: Bins,
-    oldest: PieceId,
-    newest: PieceId,
     /// All that lies in it.
     pub(crate) bytes: u64,
+    ages: Option<VecDeque<Age>>,
+}
+
+/// A note that a piece came into the lane with an epoch; void once the piece has gone, or came again later.
+#[derive(Clone, Copy, Debug)]
+struct Age {
+    epoch: Epoch,
+    piece: PieceId,
 }
 
 impl Lane {
     pub(crate) fn new(domain: DomainId, class: Class, taker: Taker) -> Self {
-        Lane {
-            domain,
-            class,
-            taker,
-            edge: Move(0),
-            bins: Bins::new(),
-            oldest: PieceId::NONE,
-            newest: PieceId::NONE,
-            bytes: 0,
+        let ages = (taker == Taker::Nobody).then(VecDeque::new);
+        Lane { domain, class, taker, edge: Move(0), bins: Bins::new(), bytes: 0, ages }
+    }
+
+    /// From now on what has passed is told by [`Lane::next_passed`].
+    pub(crate) fn keep_ages(&mut self, pieces: &Pieces) {
+        if self.ages.is_none() {
+            self.ages = Some(self.ages_now(pieces));
         }
     }
 
-    pub(crate) fn oldest(&self) -> PieceId {
-        self.oldest
+    fn ages_now(&self, pieces: &Pieces) -> VecDeque<Age> {
+        let mut ages: Vec<Age> =
+            self.bins.iter().map(|piece| Age { epoch: pieces[piece].epoch, piece }).collect();
+        ages.sort_unstable_by_key(|age| age.epoch);
+        ages.into()
     }
 
-    /// Adds a free piece; where its epoch is not the newest it is put in order.
-    pub(crate) fn insert(&mut self, pieces: &mut Pieces, id: PieceId) {
-        let epoch = pieces[id].epoch;
-        let mut older = self.newest;
-        while older != PieceId::NONE && pieces[older].epoch > epoch {
-            older = pieces[older].older;
-        }
-        self.insert_after(pieces, id, older);
-    }
-
-    fn insert_after(&mut self, pieces: &mut Pieces, id: PieceId, older: PieceId) {
-        let newer = if older == PieceId::NONE { self.oldest } else { pieces[older].newer };
-        let piece = &mut pieces[id];
-        piece.older = older;
-        piece.newer = newer;
+    /// Adds a free piece.
+    pub(crate) fn insert(&mut self, pieces: &Pieces, id: PieceId) {
+        let piece = &pieces[id];
         self.bins.insert(piece.size, piece.start, id);
         self.bytes += piece.size;
-        if older == PieceId::NONE {
-            self.oldest = id
-        } else {
-            pieces[older].newer = id
+        let Some(ages) = &mut self.ages else { return };
+        ages.push_back(Age { epoch: piece.epoch, piece: id });
+        if ages.len() > 2 * self.bins.len() + SLACK {
+            self.ages = Some(self.ages_now(pieces));
         }
-        if newer == PieceId::NONE { self.newest = id } else { pieces[newer].older = id }
     }
 
     /// Takes a free piece out.
-    pub(crate) fn remove(&mut self, pieces: &mut Pieces, id: PieceId) {
+    pub(crate) fn remove(&mut self, pieces: &Pieces, id: PieceId) {
         let piece = &pieces[id];
         self.bins.remove(piece.size, piece.start);
         self.bytes -= piece.size;
-        self.unlink(pieces, id);
     }
 
-    fn unlink(&mut self, pieces: &mut Pieces, id: PieceId) {
-        let (older, newer) = (pieces[id].older, pieces[id].newer);
-        if older == PieceId::NONE {
-            self.oldest = newer
-        } else {
-            pieces[older].newer = newer
-        }
-        if newer == PieceId::NONE { self.newest = older } else { pieces[newer].older = older }
-    }
-
-    /// Takes `size` bytes off the front of the best piece for it; what is left stays in the lane, at its age.
+    /// Takes `size` bytes off the front of the best piece for it, as a new piece; what is left stays in the lane.
     pub(crate) fn take_best(&mut self, pieces: &mut Pieces, size: u64) -> Option<PieceId> {
         let id = self.bins.take_best(size)?;
-        let older = pieces[id].older;
-        self.bytes -= pieces[id].size;
-        self.unlink(pieces, id);
-        if pieces[id].size > size {
-            let rest = pieces.split(id, size);
-            self.insert_after(pieces, rest, older);
+        self.bytes -= size;
+        if pieces[id].size == size {
+            return Some(id);
         }
-        Some(id)
+        let front = pieces.split_front(id, size);
+        let rest = &pieces[id];
+        self.bins.insert(rest.size, rest.start, id);
+        Some(front)
+    }
+
+    /// A piece whose epoch has passed: the oldest first. Each is told once; the caller takes it out.
+    pub(crate) fn next_passed(&mut self, this: LaneId, pieces: &Pieces, passed: Epoch) -> Option<PieceId> {
+        let ages = self.ages.as_mut()?;
+        while let Some(age) = ages.pop_front_if(|age| age.epoch <= passed) {
+            let here = pieces.get(age.piece).filter(|piece| piece.state == State::Free && piece.lane == this);
+            if here.is_some_and(|piece| piece.epoch <= passed) {
+                return Some(age.piece);
+            }
+        }
+        None
     }
 
     /// The oldest epoch that has not passed.
     pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: Epoch) -> Option<Epoch> {
-        let mut id = self.oldest;
-        while id != PieceId::NONE && pieces[id].epoch <= passed {
-            id = pieces[id].newer;
-        }
-        (id != PieceId::NONE).then(|| pieces[id].epoch)
-    }
-
-    /// The oldest piece, where its epoch has passed.
-    pub(crate) fn oldest_passed(&self, pieces: &Pieces, passed: Epoch) -> Option<PieceId> {
-        (self.oldest != PieceId::NONE && pieces[self.oldest].epoch <= passed).then_some(self.oldest)
+        self.bins.iter().map(|id| pieces[id].epoch).filter(|&epoch| epoch > passed).min()
     }
 }

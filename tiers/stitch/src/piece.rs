@@ -26,7 +26,9 @@ pub(crate) enum State {
     Slab,
 }
 
+/// One cache line: a malloc and a free touch half a dozen of these all over the table.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct Piece {
     pub(crate) start: u64,
     pub(crate) size: u64,
@@ -36,15 +38,14 @@ pub(crate) struct Piece {
     pub(crate) requested: u64,
     pub(crate) prev: PieceId,
     pub(crate) next: PieceId,
-    /// Free: neighbours in the lane's order of age. Slab: `older` is the first edge of what lies in it.
-    pub(crate) older: PieceId,
-    pub(crate) newer: PieceId,
     /// Free: the lane that it is in. Live: the lane that it goes back to.
     pub(crate) lane: LaneId,
     /// Free and nobody's: the lane that it goes to once its epoch has passed.
     pub(crate) owner: LaneId,
     /// The slab that this is a piece of.
     pub(crate) slab: PieceId,
+    /// Slab: the first edge of what lies in it.
+    pub(crate) inside: PieceId,
     pub(crate) state: State,
     /// Free: the last time that some of its bytes were used at another address than home's.
     pub(crate) moved: Move,
@@ -65,11 +66,10 @@ impl Piece {
             requested: 0,
             prev: PieceId::NONE,
             next: PieceId::NONE,
-            older: PieceId::NONE,
-            newer: PieceId::NONE,
             lane: LaneId::NONE,
             owner: LaneId::NONE,
             slab: PieceId::NONE,
+            inside: PieceId::NONE,
             state,
             moved: Move(0),
             recorded: false,
@@ -126,6 +126,26 @@ impl Pieces {
         rest
     }
 
+    /// Cuts `size` bytes off the front of a piece as a new piece with the same properties; the rest keeps its name.
+    pub(crate) fn split_front(&mut self, id: PieceId, size: u64) -> PieceId {
+        let piece = &mut self[id];
+        let mut front = piece.clone();
+        front.size = size;
+        front.next = id;
+        piece.start += size;
+        piece.size -= size;
+        let prev = front.prev;
+        let front = PieceId::at(self.0.insert(front));
+        self[id].prev = front;
+        self[prev].next = front;
+        front
+    }
+
+    /// The piece of this name, if there is one.
+    pub(crate) fn get(&self, id: PieceId) -> Option<&Piece> {
+        self.0.get(id.index())
+    }
+
     /// Makes `left` cover its right neighbour too, which is in no lane and goes.
     pub(crate) fn absorb_next(&mut self, left: PieceId) {
         let gone = self.0.remove(self[left].next.index());
@@ -142,5 +162,15 @@ impl Pieces {
     /// Removes a piece without touching its neighbours.
     pub(crate) fn forget(&mut self, id: PieceId) {
         self.0.remove(id.index());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_is_one_cache_line() {
+        assert_eq!(size_of::<Piece>(), 64);
     }
 }

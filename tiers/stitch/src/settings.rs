@@ -44,7 +44,9 @@ pub struct Settings {
     pub extent: Bytes,
     /// The size of extents once reserved memory is near its limit, and of the last extents of a growth.
     pub extent_near_limit: Bytes,
-    /// The part of the limit above which extents are small.
+    /// The part of the device's memory above which extents are small.
+    pub near_full: f64,
+    /// The part of a limit below the device's memory above which extents are small.
     pub near_limit: f64,
     /// The size of the slabs that small requests are cut from.
     pub slab: Bytes,
@@ -74,7 +76,8 @@ impl Settings {
             granularity: Bytes::mib(2),
             extent: Bytes::mib(16),
             extent_near_limit: Bytes::mib(2),
-            near_limit: 0.9,
+            near_full: 0.9,
+            near_limit: 0.25,
             slab: Bytes::mib(2),
             alias: true,
             fragment_limit: None,

@@ -41,7 +41,6 @@ impl Allocator {
                 bytes += piece.size;
             }
             hold(bytes == lane.bytes, "a lane knows its bytes", 0)?;
-            self.check_age(lane.oldest(), lane.bins.len())?;
         }
         let mut covered = 0;
         let mut free = 0;
@@ -54,18 +53,6 @@ impl Allocator {
         hold(self.reserved() <= self.settings.limit.get().max(reserved), "the limit is kept", 0)?;
         self.check_blocks()?;
         self.check_extents()
-    }
-
-    fn check_age(&self, oldest: PieceId, count: usize) -> Result<(), Broken> {
-        let (mut id, mut seen) = (oldest, 0);
-        while id != PieceId::NONE {
-            let piece = &self.pieces[id];
-            let ordered = piece.newer == PieceId::NONE || self.pieces[piece.newer].epoch >= piece.epoch;
-            hold(ordered, "a lane is in the order of epochs", piece.start)?;
-            seen += 1;
-            id = piece.newer;
-        }
-        hold(seen == count, "a lane's age holds what its bins hold", 0)
     }
 
     /// Walks a segment; returns its bytes and counts its free pieces, those in slabs too.
@@ -85,7 +72,7 @@ impl Allocator {
             hold(merged, "free neighbours of one lane are one piece", at)?;
             *free += usize::from(piece.state == State::Free);
             if piece.state == State::Slab {
-                let inner = self.check_segment(piece.older, free)?;
+                let inner = self.check_segment(piece.inside, free)?;
                 hold(inner == piece.size, "a slab's pieces cover it", at)?;
             }
             at += piece.size;

@@ -56,7 +56,7 @@ impl Allocator {
             let piece = &mut self.pieces[part];
             piece.epoch = self.open;
             piece.moved = self.moves;
-            piece.lane = block.lane;
+            piece.lane = if piece.start < self.slab_zone { block.lane } else { block.slabs };
             if block.recorded {
                 self.withhold(part, std::mem::take(&mut blocks));
             } else {
@@ -73,7 +73,7 @@ impl Allocator {
         piece.state = State::Free;
         piece.requested = blocks;
         piece.owner = std::mem::replace(&mut piece.lane, limbo);
-        self.lanes[limbo.index()].insert(&mut self.pieces, id);
+        self.lanes[limbo.index()].insert(&self.pieces, id);
     }
 
     fn limbo_of(&self, lane: LaneId) -> LaneId {
@@ -106,13 +106,13 @@ impl Allocator {
         self.pieces[id].state = State::Free;
         let next = self.pieces[id].next;
         if self.merges(next, lane) {
-            self.lanes[lane.index()].remove(&mut self.pieces, next);
+            self.lanes[lane.index()].remove(&self.pieces, next);
             self.inherit(id, next);
             self.pieces.absorb_next(id);
         }
         let prev = self.pieces[id].prev;
         let id = if self.merges(prev, lane) {
-            self.lanes[lane.index()].remove(&mut self.pieces, prev);
+            self.lanes[lane.index()].remove(&self.pieces, prev);
             self.inherit(prev, id);
             self.pieces.absorb_next(prev);
             prev
@@ -120,7 +120,7 @@ impl Allocator {
             id
         };
         if self.pieces[id].slab == PieceId::NONE || !self.close_slab(id) {
-            self.lanes[lane.index()].insert(&mut self.pieces, id);
+            self.lanes[lane.index()].insert(&self.pieces, id);
         }
     }
 
@@ -173,8 +173,8 @@ impl Allocator {
         let lend = domain.options.lend && self.settings.borrow != Borrow::Off && domain.streams.len() > 1;
         let streams = domain.streams.clone();
         for limbo in limbos {
-            while let Some(piece) = self.lanes[limbo.index()].oldest_passed(&self.pieces, self.passed) {
-                self.lanes[limbo.index()].remove(&mut self.pieces, piece);
+            while let Some(piece) = self.lanes[limbo.index()].next_passed(limbo, &self.pieces, self.passed) {
+                self.lanes[limbo.index()].remove(&self.pieces, piece);
                 let withheld = &mut self.pieces[piece];
                 withheld.lane = withheld.owner;
                 let (small, blocks, size) =
@@ -190,8 +190,9 @@ impl Allocator {
         }
         for lanes in streams {
             for (from, to) in [(lanes.large, passed_large), (lanes.slabs, passed_slabs)] {
-                while let Some(piece) = self.lanes[from.index()].oldest_passed(&self.pieces, self.passed) {
-                    self.lanes[from.index()].remove(&mut self.pieces, piece);
+                while let Some(piece) = self.lanes[from.index()].next_passed(from, &self.pieces, self.passed)
+                {
+                    self.lanes[from.index()].remove(&self.pieces, piece);
                     let passed = &mut self.pieces[piece];
                     passed.lane = to;
                     passed.epoch = Epoch(0);
@@ -207,9 +208,9 @@ impl Allocator {
         let mut ids = Vec::new();
         ids.extend(self.lanes[lane.index()].bins.iter());
         for id in ids {
-            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            self.lanes[lane.index()].remove(&self.pieces, id);
             self.pieces[id].epoch = self.open;
-            self.lanes[lane.index()].insert(&mut self.pieces, id);
+            self.lanes[lane.index()].insert(&self.pieces, id);
         }
     }
 

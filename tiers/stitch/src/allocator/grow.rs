@@ -10,7 +10,7 @@
 use glake_units::Bytes;
 
 use super::Allocator;
-use super::miss::Want;
+use super::miss::{Runs, Want};
 use super::outcome::{Carved, Grown, Pending};
 use crate::StitchError;
 use crate::alias::{Alias, Span};
@@ -45,9 +45,12 @@ impl Selection {
     }
 }
 
-/// Extents of a large growth are so many times larger, where it holds [`FEWEST`] of them.
-const LARGER: [u64; 2] = [4, 2];
-const FEWEST: u64 = 4;
+/// Extents of a growth are so many times larger, where it holds so many of them.
+const LARGER: [(u64, u64); 2] = [(4, 2), (2, 1)];
+
+/// An alias completed by growth is worth its mappings if for each of them it saves so much of an extent: making one
+/// costs about as much as mapping one more time.
+const WORTH: (u64, u64) = (3, 4);
 
 /// So many extents of one size as hold `bytes`.
 fn side_by_side(bytes: u64, size: u64) -> Vec<u64> {
@@ -69,16 +72,23 @@ impl Allocator {
     /// few large ones; near the limit they are small, so that little of them stays unused.
     fn extent_sizes(&self, missing: u64, domain: DomainId) -> Vec<u64> {
         let (full, small) = (self.extent_size(domain).get(), self.settings.extent_near_limit.get());
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-        let near = (self.settings.limit.get() as f64 * self.settings.near_limit) as u64;
-        if self.reserved() + missing.next_multiple_of(full) > near {
+        if self.reserved() + missing.next_multiple_of(full) > self.near_limit() {
             return side_by_side(missing, small.min(full));
         }
-        let large = LARGER.iter().map(|times| times * full).find(|&large| missing >= FEWEST * large);
+        let large =
+            LARGER.iter().find(|(times, few)| missing >= few * times * full).map(|(times, _)| times * full);
         let Some(large) = large else { return side_by_side(missing, full) };
         let mut sizes = side_by_side(missing - missing % large, large);
         sizes.extend(side_by_side(missing % large, full));
         sizes
+    }
+
+    /// Where extents become small: a limit that was set asks for tight packing long before the device itself does.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    fn near_limit(&self) -> u64 {
+        let settings = &self.settings;
+        let part = if settings.limit < settings.memory { settings.near_limit } else { settings.near_full };
+        (settings.limit.get() as f64 * part) as u64
     }
 
     fn fits_limit(&self, sizes: &[u64]) -> bool {
@@ -126,12 +136,13 @@ impl Allocator {
             let id = self.pend(Pending::Slabs { lane: want.lanes.slabs, grown });
             return Ok(Outcome::Work(Plan { id, steps, stitch: None }));
         }
-        self.shortage(&want, &[], grow)
+        self.shortage(&want, &Runs::default(), grow)
     }
 
     /// The least growth that serves a large request.
-    pub(super) fn plan_growth(&mut self, want: &Want, runs: &[Run]) -> Option<Plan> {
+    pub(super) fn plan_growth(&mut self, want: &Want, runs: &Runs) -> Option<Plan> {
         let extended = runs
+            .home()
             .iter()
             .filter_map(|run| {
                 let sizes = self.extent_sizes(want.size - run.size(), want.domain);
@@ -144,10 +155,13 @@ impl Allocator {
             (sizes.iter().sum(), None, sizes)
         });
         if self.may_stitch(want) && !self.settings.stitch_only_when_full {
-            let selection = self.select(want.size, runs);
+            let selection = self.select(want.size, &runs.all);
             let stitched: u64 = self.extent_sizes(selection.missing, want.domain).iter().sum();
-            if !selection.ranges.is_empty() && stitched < total {
-                return self.plan_selection(want, runs, selection);
+            let saved = total.saturating_sub(stitched);
+            let mapped = self.touched(&selection.ranges) as u64 * self.extent_size(want.domain).get();
+            let worth = saved > 0 && saved * WORTH.1 >= mapped * WORTH.0;
+            if !selection.ranges.is_empty() && (worth || !self.fits_limit(&sizes)) {
+                return self.plan_selection(want, &runs.all, selection);
             }
         }
         if !self.fits_limit(&sizes) {
@@ -166,12 +180,12 @@ impl Allocator {
     }
 
     /// An alias over free pieces that are enough without growing.
-    pub(super) fn plan_stitch(&mut self, want: &Want, runs: &[Run]) -> Option<Plan> {
-        let selection = self.select(want.size, runs);
+    pub(super) fn plan_stitch(&mut self, want: &Want, runs: &Runs) -> Option<Plan> {
+        let selection = self.select(want.size, &runs.all);
         if selection.missing > 0 {
             return None;
         }
-        self.plan_selection(want, runs, selection)
+        self.plan_selection(want, &runs.all, selection)
     }
 
     /// Chooses free ranges for an alias: the longest first, so that few are broken, and for the end the shortest that
@@ -250,6 +264,11 @@ impl Allocator {
         Selection { ranges, tail: used_tail, missing }
     }
 
+    /// How many extents an alias over home ranges maps.
+    fn touched(&self, ranges: &[(u64, u64)]) -> usize {
+        ranges.iter().map(|&(start, end)| self.extents.touching(start, end).count()).sum()
+    }
+
     fn candidate(&self, run: &Run) -> Candidate {
         let (first, last) = self.extents.boundaries(run.start, run.end);
         Candidate { start: run.start, first, last, end: run.end }
@@ -262,8 +281,7 @@ impl Allocator {
         let growth: u64 = sizes.iter().sum();
         let (used, grow_at) = if growth > 0 { selection.grow_to(growth) } else { (0, 0) };
         let ranges = selection.ranges;
-        let touched: usize =
-            ranges.iter().map(|&(start, end)| self.extents.touching(start, end).count()).sum();
+        let touched = self.touched(&ranges);
         let mappings = self.stats.mappings + (touched + 2 * sizes.len()) as u64;
         if !self.fits_limit(&sizes) || mappings > self.settings.max_mappings {
             return None;

@@ -18,13 +18,20 @@ impl Allocator {
         if size <= SMALL_LIMIT.get() {
             self.take_small(lanes, domain.passed_slabs, size, request.size.get())
         } else {
-            let passed = domain.passed_large;
-            let piece = self.take_from(lanes.large, passed, size)?;
+            let (passed, aliases) = (domain.passed_large, !domain.aliases.is_empty());
+            let own = self.lanes[lanes.large.index()].take_best(&mut self.pieces, size);
+            let piece = match own {
+                Some(piece) => piece,
+                // An alias may hold enough of the stream's own: the slow path looks, before it takes what others could.
+                None if aliases && self.lanes[lanes.large.index()].bytes >= size => return None,
+                None => self.lanes[passed.index()].take_best(&mut self.pieces, size)?,
+            };
             Some(self.hand_out(piece, State::Live, lanes.large, request.size.get()))
         }
     }
 
-    /// A stream takes its own pieces first, then passed ones.
+    /// A stream takes its own pieces first, then passed ones: what it could use itself it leaves to nobody else, and what
+    /// anyone could use it leaves to the others.
     fn take_from(&mut self, own: LaneId, passed: LaneId, size: u64) -> Option<PieceId> {
         let found = self.lanes[own.index()].take_best(&mut self.pieces, size);
         found.or_else(|| self.lanes[passed.index()].take_best(&mut self.pieces, size))
@@ -55,12 +62,12 @@ impl Allocator {
         outer.lane = lanes.slabs;
         let (start, size, epoch) = (outer.start, outer.size, outer.epoch);
         let (first, inner, _) = self.pieces.segment(start, size, State::Free);
-        self.pieces[slab].older = first;
+        self.pieces[slab].inside = first;
         let piece = &mut self.pieces[inner];
         piece.slab = slab;
         piece.lane = lanes.small;
         piece.epoch = epoch;
-        self.lanes[lanes.small.index()].insert(&mut self.pieces, inner);
+        self.lanes[lanes.small.index()].insert(&self.pieces, inner);
     }
 
     /// Hands out a piece that is in no lane.
@@ -83,7 +90,7 @@ impl Allocator {
     /// where it has passed one since.
     fn needs_edge(&mut self, id: PieceId, lane: LaneId) -> bool {
         let lane = &mut self.lanes[lane.index()];
-        let needs = self.pieces[id].moved > lane.edge;
+        let needs = self.pieces[id].moved.is_after(lane.edge);
         if needs {
             lane.edge = self.moves;
         }

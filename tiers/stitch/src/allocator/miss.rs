@@ -14,6 +14,9 @@ use crate::plan::{Grant, Outcome, Request};
 use crate::run::{self, Run};
 use crate::settings::{Borrow, WaitRules};
 
+/// So much of the free slabs is not stitched into large blocks.
+const KEPT_SLAB_EXTENTS: u64 = 2;
+
 /// A large request on its way through the slow path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
@@ -23,6 +26,19 @@ pub(super) struct Want {
     pub(super) domain: DomainId,
     /// Requests below are not stitched.
     pub(super) stitch_from: u64,
+}
+
+/// What one stream may take, in the order of addresses: at home, then whole slabs, which only an alias can use.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    pub(super) all: Vec<Run>,
+    home: usize,
+}
+
+impl Runs {
+    pub(super) fn home(&self) -> &[Run] {
+        &self.all[..self.home]
+    }
 }
 
 impl Allocator {
@@ -42,8 +58,9 @@ impl Allocator {
         self.domain(request.domain)?;
         let domain = &mut self.domains[request.domain.index()];
         let known = domain.lanes_of(request.stream);
-        let lanes =
-            known.unwrap_or_else(|| domain.add_stream(request.domain, request.stream, &mut self.lanes));
+        let lanes = known.unwrap_or_else(|| {
+            domain.add_stream(request.domain, request.stream, &mut self.lanes, &self.pieces)
+        });
         if let Some(grant) = self.take(request) {
             return Ok(Outcome::Ready(grant));
         }
@@ -57,6 +74,9 @@ impl Allocator {
         };
         if size <= SMALL_LIMIT.get() {
             return self.plan_slab(want, grow);
+        }
+        if let Some(grant) = self.take_own_or_passed(&want) {
+            return Ok(Outcome::Ready(grant));
         }
         let mine = self.runs(&want, false);
         if let Some(grant) = self.from_runs(&want, &mine) {
@@ -74,6 +94,11 @@ impl Allocator {
         {
             return Ok(Outcome::Work(plan));
         }
+        if let Borrow::Wait(rules) = self.settings.borrow
+            && let Some(outcome) = self.borrow(&want, rules)
+        {
+            return Ok(outcome);
+        }
         if grow && let Some(plan) = self.plan_growth(&want, &mine) {
             return Ok(Outcome::Work(plan));
         }
@@ -86,22 +111,53 @@ impl Allocator {
             && want.size >= want.stitch_from
     }
 
-    /// What the stream may take at home, joined whichever lanes it is in; with `borrow`, also what is pending on others.
-    pub(super) fn runs(&self, want: &Want, borrow: bool) -> Vec<Run> {
+    /// What [`Allocator::take`] left undecided: an alias over the stream's own pieces comes before passed ones.
+    fn take_own_or_passed(&mut self, want: &Want) -> Option<Grant> {
+        let own = run::join(self.ranges_in([want.lanes.large].into_iter()));
+        let reused = if self.may_stitch(want) { self.reuse_alias(want, &own) } else { None };
+        if reused.is_some() {
+            return reused;
+        }
+        let passed = self.domains[want.domain.index()].passed_large;
+        let piece = self.lanes[passed.index()].take_best(&mut self.pieces, want.size)?;
+        Some(self.hand_out(piece, State::Live, want.lanes.large, want.requested))
+    }
+
+    /// What the stream may take, joined whichever lanes it is in; with `borrow`, also what is pending on others.
+    pub(super) fn runs(&self, want: &Want, borrow: bool) -> Runs {
         let domain = &self.domains[want.domain.index()];
-        let others =
-            domain.streams.iter().map(|lanes| lanes.large).filter(|&lane| borrow && lane != want.lanes.large);
-        let lanes = [want.lanes.large, domain.passed_large].into_iter().chain(others);
-        let ranges = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter()).map(|id| {
-            let piece = &self.pieces[id];
-            Run { start: piece.start, end: piece.end(), first: id }
-        });
-        run::join(ranges.collect())
+        let others = domain.streams.iter().filter(|lanes| borrow && lanes.stream != want.lanes.stream);
+        let others: SmallVec<[StreamLanes; 4]> = others.copied().collect();
+        let large =
+            [want.lanes.large, domain.passed_large].into_iter().chain(others.iter().map(|lanes| lanes.large));
+        let slabs =
+            [want.lanes.slabs, domain.passed_slabs].into_iter().chain(others.iter().map(|lanes| lanes.slabs));
+        let mut all = run::join(self.ranges_in(large));
+        let home = all.len();
+        all.extend(self.spare(run::join(self.ranges_in(slabs))));
+        Runs { all, home }
+    }
+
+    /// Free slabs but for the first few, which small requests will soon want.
+    fn spare(&self, slabs: Vec<Run>) -> impl Iterator<Item = Run> {
+        let mut kept = KEPT_SLAB_EXTENTS * self.settings.extent.get();
+        slabs.into_iter().skip_while(move |run| {
+            let keep = kept > 0;
+            kept = kept.saturating_sub(run.size());
+            keep
+        })
+    }
+
+    fn ranges_in(&self, lanes: impl Iterator<Item = LaneId>) -> Vec<Run> {
+        let pieces = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter());
+        let ranges =
+            pieces.map(|id| Run { start: self.pieces[id].start, end: self.pieces[id].end(), first: id });
+        ranges.collect()
     }
 
     /// Serves a request from free bytes that lie side by side, at home or in an alias that is already mapped.
-    fn from_runs(&mut self, want: &Want, runs: &[Run]) -> Option<Grant> {
-        let fitting = runs.iter().filter(|run| run.size() >= want.size).min_by_key(|run| run.size());
+    fn from_runs(&mut self, want: &Want, runs: &Runs) -> Option<Grant> {
+        let fitting = runs.home().iter().filter(|run| run.size() >= want.size).min_by_key(|run| run.size());
         if let Some(run) = fitting {
             let carved = self.carve(run, run.start, run.start + want.size);
             return Some(self.hand_out_carved(want, carved));
@@ -109,7 +165,7 @@ impl Allocator {
         if !self.may_stitch(want) {
             return None;
         }
-        self.reuse_alias(want, runs)
+        self.reuse_alias(want, &runs.all)
     }
 
     /// Hands out a carved home range; what others freed is waited for.
@@ -168,6 +224,7 @@ impl Allocator {
             size: want.size,
             requested: want.requested,
             lane: want.lanes.large,
+            slabs: want.lanes.slabs,
             recorded: false,
             parts,
         };
@@ -190,10 +247,9 @@ impl Allocator {
     /// The streams that the taker of these pieces has to wait for.
     pub(super) fn lenders(&mut self, want: &Want, former: &[Former]) -> SmallVec<[StreamKey; 2]> {
         let mut waits = SmallVec::new();
-        for former in
-            former.iter().filter(|former| former.lane != want.lanes.large && former.epoch > self.passed)
-        {
+        for former in former.iter().filter(|former| former.epoch > self.passed) {
             if let Taker::Stream(stream) = self.lanes[former.lane.index()].taker
+                && stream != want.lanes.stream
                 && !waits.contains(&stream)
             {
                 waits.push(stream);

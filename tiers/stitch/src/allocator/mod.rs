@@ -63,6 +63,8 @@ struct Stitched {
     size: u64,
     requested: u64,
     lane: LaneId,
+    /// Where its parts that are slabs go back to.
+    slabs: LaneId,
     recorded: bool,
     /// Its bytes at home, in alias order.
     parts: Vec<PieceId>,
@@ -81,6 +83,8 @@ pub struct Allocator {
     home: Zone,
     slabs: Zone,
     elsewhere: Zone,
+    /// Where the zone of slabs begins.
+    slab_zone: u64,
     segments: place::Segments,
     live: FxHashMap<u64, Live>,
     stitched: Slab<Stitched>,
@@ -113,6 +117,7 @@ impl Allocator {
             aliases: Aliases::default(),
             home: Zone::new(0, 2 * memory),
             slabs: Zone::new(2 * memory, memory),
+            slab_zone: 2 * memory,
             elsewhere: Zone::new(3 * memory, ALIAS_SPACE * memory),
             segments: place::Segments::default(),
             live: FxHashMap::default(),

@@ -166,7 +166,7 @@ impl Allocator {
         while self.pieces[id].state != State::Edge {
             let piece = &self.pieces[id];
             if piece.state == State::Slab {
-                blocks.extend(self.blocks_from(self.pieces[piece.older].next));
+                blocks.extend(self.blocks_from(self.pieces[piece.inside].next));
             } else {
                 let live = piece.state == State::Live;
                 let requested = if live { piece.requested } else { 0 };

@@ -3,14 +3,13 @@
 use glake_units::Bytes;
 
 use super::Allocator;
-use super::miss::Want;
+use super::miss::{Runs, Want};
 use crate::error::StitchError;
 use crate::ids::Epoch;
 use crate::plan::Outcome;
-use crate::run::Run;
 
 impl Allocator {
-    pub(super) fn shortage(&mut self, want: &Want, runs: &[Run], grow: bool) -> Result<Outcome, StitchError> {
+    pub(super) fn shortage(&mut self, want: &Want, runs: &Runs, grow: bool) -> Result<Outcome, StitchError> {
         let mut want = *want;
         if self.settings.fragment_limit.is_none() {
             want.stitch_from = want.stitch_from.min(self.settings.extent_near_limit.get());
