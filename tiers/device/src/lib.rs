@@ -10,6 +10,8 @@
 //!
 //! [`Driver`] holds the raw verbs; [`owned`] makes them safe.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod cuda;
 mod decorate;
 mod driver;

@@ -12,6 +12,11 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// Used where the limit cannot be read; the kernel's default.
 const USUAL_LIMIT: u64 = 65_530;
 
+/// How many mappings all simulators of this process can make together: three quarters of `vm.max_map_count`.
+pub fn mapping_budget() -> u64 {
+    limit()
+}
+
 fn limit() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| {

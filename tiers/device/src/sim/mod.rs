@@ -68,6 +68,7 @@ mod topology;
 mod verbs;
 mod world;
 
+pub use budget::mapping_budget;
 pub use capture::Graph;
 pub use clock::Clock;
 pub use simulator::{Census, SimOptions, Simulator};

@@ -49,6 +49,11 @@ impl VectorClock {
         }
     }
 
+    /// Drops what `other` says too.
+    pub(super) fn forget(&mut self, other: &VectorClock) {
+        self.seen.retain(|&(lane, n)| !other.covers_surely(Epoch { lane, n }));
+    }
+
     /// Becomes ordered after all that `other` is ordered after.
     pub(super) fn join(&mut self, other: &VectorClock) {
         for &(lane, n) in &other.seen {

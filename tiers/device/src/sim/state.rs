@@ -57,7 +57,8 @@ impl State {
             return refuse(Address(0), Refusal::InvalidValue);
         }
         self.timeline.close(lane);
-        self.streams.remove(lane);
+        self.streams.retire(lane);
+        self.streams.sweep(|lane| self.timeline.passed(self.timeline.last(lane)));
         Ok(())
     }
 

@@ -23,12 +23,17 @@ pub(super) struct StreamState {
     pub(super) clock: VectorClock,
     /// The capture that records it.
     pub(super) capture: Option<u64>,
+    /// Whether it was destroyed, and only its work is left.
+    retired: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     table: HashMap<u64, StreamState>,
+    /// The legacy default stream of each device.
     legacy: Vec<u64>,
+    /// For each device, what its destroyed streams had.
+    past: Vec<VectorClock>,
     per_thread: HashMap<(DeviceId, ThreadId), u64>,
     /// What the host has seen done.
     pub(super) seen: VectorClock,
@@ -49,7 +54,7 @@ impl Streams {
     pub(super) fn add(&mut self, device: DeviceId, blocking: bool) -> u64 {
         let lane = fresh_lane();
         let clock = VectorClock::default();
-        self.table.insert(lane, StreamState { device, blocking, clock, capture: None });
+        self.table.insert(lane, StreamState { device, blocking, clock, capture: None, retired: false });
         lane
     }
 
@@ -58,11 +63,27 @@ impl Streams {
         let device = DeviceId(u32::try_from(self.legacy.len()).unwrap_or(u32::MAX));
         let lane = self.add(device, false);
         self.legacy.push(lane);
+        self.past.push(VectorClock::default());
         lane
     }
 
-    pub(super) fn remove(&mut self, lane: u64) {
-        self.table.remove(&lane);
+    /// Takes a stream from the program; its work is still its device's.
+    pub(super) fn retire(&mut self, lane: u64) {
+        if let Some(state) = self.table.get_mut(&lane) {
+            state.retired = true;
+        }
+    }
+
+    /// Forgets retired streams whose work is done.
+    pub(super) fn sweep(&mut self, done: impl Fn(u64) -> bool) {
+        let past = &mut self.past;
+        self.table.retain(|lane, state| {
+            let goes = state.retired && done(*lane);
+            if let Some(past) = past.get_mut(state.device.0 as usize).filter(|_| goes) {
+                past.join(&state.clock);
+            }
+            !goes
+        });
     }
 
     /// The lane of a stream of a device that exists; `None` for a per-thread default stream not used before.
@@ -71,7 +92,9 @@ impl Streams {
             Stream(0) | Stream::LEGACY => Ok(self.legacy.get(device.0 as usize).copied()),
             Stream::PER_THREAD => Ok(self.per_thread.get(&(device, thread::current().id())).copied()),
             Stream(lane) => match self.table.get(&lane) {
-                Some(state) if state.device == device && !self.is_default(lane) => Ok(Some(lane)),
+                Some(state) if state.device == device && !state.retired && !self.is_default(lane) => {
+                    Ok(Some(lane))
+                }
                 _ => refuse(Address(0), Refusal::UnknownHandle),
             },
         }
@@ -97,13 +120,14 @@ impl Streams {
         self.table.get_mut(&lane)
     }
 
-    /// All lanes of a device.
+    /// All lanes of a device that may have work.
     pub(super) fn of(&self, device: DeviceId) -> impl Iterator<Item = (u64, &StreamState)> {
         self.table.iter().filter(move |(_, state)| state.device == device).map(|(lane, state)| (*lane, state))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.table.len() - self.legacy.len() - self.per_thread.len()
+        let alive = self.table.values().filter(|state| !state.retired).count();
+        alive - self.legacy.len() - self.per_thread.len()
     }
 
     /// The lanes that work on this one waits for without being told to.
@@ -119,6 +143,9 @@ impl Streams {
     /// What work enqueued now on a lane is ordered after, the host's knowledge aside.
     pub(super) fn clock(&self, lane: u64) -> VectorClock {
         let mut clock = self.table.get(&lane).map(|state| state.clock.clone()).unwrap_or_default();
+        if let Some(device) = self.legacy.iter().position(|legacy| *legacy == lane) {
+            clock.join(&self.past[device]);
+        }
         for other in self.implied(lane) {
             if let Some(state) = self.table.get(&other) {
                 clock.join(&state.clock);
@@ -137,7 +164,7 @@ impl Streams {
 
     /// What the streams of a device have in all.
     pub(super) fn clock_of(&self, device: DeviceId) -> VectorClock {
-        let mut clock = VectorClock::default();
+        let mut clock = self.past.get(device.0 as usize).cloned().unwrap_or_default();
         for (_, state) in self.of(device) {
             clock.join(&state.clock);
         }
@@ -153,6 +180,9 @@ impl Streams {
                 self.seen.join(flag);
             }
             self.seen.loose = false;
+        }
+        for past in &mut self.past {
+            past.forget(&self.seen);
         }
     }
 

@@ -1,0 +1,70 @@
+//! The conformance suite on the simulated device: in virtual time, in wall time, and while every verb fails in turn.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use glake_device::conformance::{Slack, Verdict, checks, run, run_failing};
+use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
+use glake_device::{Driver, Fault, Faults, Injected, Verb, When};
+use glake_units::Bytes;
+
+/// Past the test harness, which keeps what passing tests print.
+macro_rules! say {
+    ($($what:tt)*) => {{ let _ = writeln!(std::io::stderr(), $($what)*); }};
+}
+
+fn server(gpus: u32, clock: Clock) -> Arc<Simulator> {
+    let topology = SimTopology::uniform(gpus, Bytes::gib(1));
+    Arc::new(Simulator::new(SimOptions { topology, clock, ..SimOptions::default() }).unwrap())
+}
+
+fn conforms(sim: &Arc<Simulator>) {
+    let driver = Arc::clone(sim) as Arc<dyn Driver>;
+    for check in checks() {
+        match run(&driver, &check, Slack(Bytes::ZERO)) {
+            Ok(Verdict::Passed) => {}
+            Ok(Verdict::Skipped(why)) => say!("SKIPPED: {}: {why}", check.name),
+            Err(failure) => panic!("{}: {failure}", check.name),
+        }
+        assert_eq!(sim.census(), Census::default(), "{} left something", check.name);
+    }
+}
+
+#[test]
+fn in_virtual_time() {
+    conforms(&server(2, Clock::Virtual));
+}
+
+#[test]
+fn on_one_device() {
+    conforms(&server(1, Clock::Virtual));
+}
+
+#[test]
+fn in_wall_time() {
+    conforms(&server(2, Clock::Wall));
+}
+
+/// Each call of each verb fails once: nothing may be left, and the device still conforms.
+#[test]
+fn while_verbs_fail() {
+    let sim = server(2, Clock::Virtual);
+    let faults = Arc::new(Faults::new(Arc::clone(&sim) as Arc<dyn Driver>));
+    let mut injected = 0;
+    for check in checks() {
+        for verb in Verb::ALL {
+            for n in 1.. {
+                let rule = Fault { verb: Some(*verb), when: When::Nth(n), error: Injected::Failed(999) };
+                match run_failing(&faults, &check, &[rule]) {
+                    Ok(true) => injected += 1,
+                    Ok(false) => break,
+                    Err(failure) => panic!("{}, {verb} failing the {n}. time: {failure}", check.name),
+                }
+                let left = sim.census();
+                assert_eq!(left, Census::default(), "{}, {verb} failing the {n}. time", check.name);
+            }
+        }
+    }
+    assert!(injected > 300, "{injected} calls were made to fail");
+    conforms(&sim);
+}
