@@ -1,0 +1,81 @@
+//! The configuration's knobs as the pool takes them.
+
+use glake_stitch::{Borrow, Settings, WaitRules};
+use glake_units::Bytes;
+
+use crate::config;
+
+/// The settings of a pool on a device of so much memory, of which `mappings` can be alive at once.
+///
+/// Every knob of `[pool]` is read here and nowhere else; what is no knob keeps the core's default.
+pub fn settings(pool: &config::Pool, memory: Bytes, mappings: u64) -> Settings {
+    Settings {
+        extent: pool.extent,
+        extent_near_limit: pool.extent_near_limit.min(pool.extent),
+        slab: pool.slab,
+        alias: pool.alias,
+        fragment_limit: pool.fragment_limit,
+        reuse_limit: pool.reuse_limit,
+        stitch_only_when_full: pool.defragment_level == config::DefragmentLevel::WhenFull,
+        idle_aliases: pool.auto_gc_limit,
+        max_mappings: pool.max_mappings.min(mappings),
+        limit: part(memory, pool.memory_fraction).min(pool.limit.unwrap_or(Bytes::MAX)),
+        borrow: borrow(pool),
+        ..Settings::for_memory(memory)
+    }
+}
+
+fn borrow(pool: &config::Pool) -> Borrow {
+    let rules = &pool.wait;
+    match pool.borrow {
+        config::Borrow::Off => Borrow::Off,
+        config::Borrow::Completed => Borrow::Completed,
+        config::Borrow::Wait => Borrow::Wait(WaitRules {
+            oldest_first: rules.oldest_first,
+            split: rules.split,
+            stitch: rules.stitch,
+            max_excess: rules.max_excess.unwrap_or(Bytes::MAX),
+        }),
+    }
+}
+
+/// A part of the memory, rounded down.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+fn part(memory: Bytes, fraction: f64) -> Bytes {
+    if fraction >= 1.0 { memory } else { Bytes::new((memory.get() as f64 * fraction.max(0.0)) as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Pool, Wait};
+
+    #[test]
+    fn the_defaults_are_the_core_s() {
+        let memory = Bytes::gib(80);
+        let core = Settings::for_memory(memory);
+        let converted = settings(&Pool::default(), memory, u64::MAX);
+        assert_eq!(Settings { max_mappings: core.max_mappings, ..converted }, core);
+    }
+
+    #[test]
+    fn the_lowest_limit_holds() {
+        let of = |fraction, limit| {
+            let pool = Pool { memory_fraction: fraction, limit, ..Pool::default() };
+            settings(&pool, Bytes::gib(80), 1000)
+        };
+        assert_eq!(of(0.5, None).limit, Bytes::gib(40));
+        assert_eq!(of(0.5, Some(Bytes::gib(60))).limit, Bytes::gib(40));
+        assert_eq!(of(1.0, Some(Bytes::gib(60))).limit, Bytes::gib(60));
+        assert_eq!(of(0.0, None).limit, Bytes::ZERO);
+        assert_eq!(of(1.0, None).max_mappings, 1000);
+    }
+
+    #[test]
+    fn the_rules_of_waits_are_passed_on() {
+        let wait = Wait { oldest_first: true, max_excess: Some(Bytes::mib(3)), ..Wait::default() };
+        let pool = Pool { borrow: config::Borrow::Wait, wait, ..Pool::default() };
+        let rules = WaitRules { oldest_first: true, max_excess: Bytes::mib(3), ..WaitRules::default() };
+        assert_eq!(settings(&pool, Bytes::gib(1), 1).borrow, Borrow::Wait(rules));
+    }
+}

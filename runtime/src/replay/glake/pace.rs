@@ -1,0 +1,61 @@
+//! Epochs in the trace's time, as the pool's own thread would keep them going.
+//!
+//! The thread wakes with the first free after a pause, ticks every interval while there is something to do, and sleeps
+//! otherwise. Of the ticks between two events only two can be told apart: the first, which records an epoch, and the
+//! last, which sees what has passed. So these are the ones made, at the times that they are due.
+
+use std::time::Duration;
+
+use glake_device::Lag;
+use glake_tiers::{GpuPool, PoolError};
+
+/// When the next tick is due.
+#[derive(Debug)]
+pub(super) struct Pace {
+    interval_us: u64,
+    now_us: u64,
+    due_us: u64,
+    /// Whether the thread is awake.
+    ticking: bool,
+}
+
+impl Pace {
+    pub(super) fn new(interval: Duration) -> Self {
+        let interval_us = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX);
+        Pace { interval_us, now_us: 0, due_us: 0, ticking: false }
+    }
+
+    /// Lets time pass, with the ticks that are due by then.
+    pub(super) fn advance(&mut self, now_us: u64, lag: &Lag, pool: &GpuPool) -> Result<(), PoolError> {
+        if now_us == self.now_us {
+            return Ok(());
+        }
+        if self.ticking && self.due_us <= now_us {
+            self.tick(self.due_us, lag, pool)?;
+            // The last of the ticks that follow, should there be more.
+            let left = (now_us - self.due_us).checked_div(self.interval_us).unwrap_or(u64::MAX);
+            let last = if left == u64::MAX { now_us } else { self.due_us + left * self.interval_us };
+            if last > self.due_us && pool.is_ticking() {
+                self.tick(last, lag, pool)?;
+            }
+            self.due_us = last.saturating_add(self.interval_us);
+            self.ticking = pool.is_ticking();
+        }
+        self.now_us = now_us;
+        lag.set_now(Duration::from_micros(now_us));
+        Ok(())
+    }
+
+    /// A block was freed: the thread wakes if it slept, and ticks at once.
+    pub(super) fn freed(&mut self) {
+        if !self.ticking {
+            self.ticking = true;
+            self.due_us = self.now_us.saturating_add(self.interval_us.min(1));
+        }
+    }
+
+    fn tick(&self, at_us: u64, lag: &Lag, pool: &GpuPool) -> Result<(), PoolError> {
+        lag.set_now(Duration::from_micros(at_us));
+        pool.tick()
+    }
+}

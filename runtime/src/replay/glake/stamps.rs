@@ -1,0 +1,95 @@
+//! Real bytes in every block: written when it is handed out, compared when it is freed.
+//!
+//! A stamp lies at a block's first and at its last bytes, and across every boundary of 16 MiB in the address space, so
+//! that every extent inside a block carries one. Its bytes follow from the block and from where in the block they lie:
+//! what another block wrote, and what was written elsewhere in the same block, is told apart.
+
+use glake_tiers::{Block, GpuPool};
+
+use super::super::Refusal;
+use super::failed;
+use crate::trace::BlockId;
+
+/// How long a stamp is.
+const LENGTH: u64 = 64;
+/// Where stamps lie inside a block.
+const STRIDE: u64 = 16 << 20;
+
+/// Writes and compares stamps; its buffers are kept between blocks.
+#[derive(Debug, Default)]
+pub(super) struct Stamps {
+    expected: Vec<u8>,
+    found: Vec<u8>,
+}
+
+/// Bytes that are not what was written there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{block} at {address:#x}, byte {at}: {expected:02x} was written and {found:02x} was found: the memory was given to \
+     somebody else"
+)]
+struct Mismatch {
+    block: BlockId,
+    address: u64,
+    at: u64,
+    expected: u8,
+    found: u8,
+}
+
+impl Stamps {
+    pub(super) fn write(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), Refusal> {
+        places(pool, block).try_for_each(|(at, length)| {
+            self.expect(id, at, length);
+            pool.write(address(block, at), &self.expected).map_err(failed)
+        })
+    }
+
+    pub(super) fn compare(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), Refusal> {
+        places(pool, block).try_for_each(|(at, length)| {
+            self.expect(id, at, length);
+            self.found.resize(self.expected.len(), 0);
+            pool.read(address(block, at), &mut self.found).map_err(failed)?;
+            let wrong = self.expected.iter().zip(&self.found).position(|(expected, found)| expected != found);
+            match wrong {
+                None => Ok(()),
+                Some(place) => Err(failed(Mismatch {
+                    block: id,
+                    address: block.address.0,
+                    at: at + place as u64,
+                    expected: self.expected[place],
+                    found: self.found[place],
+                })),
+            }
+        })
+    }
+
+    /// What is written at a place of a block.
+    fn expect(&mut self, id: BlockId, at: u64, length: u64) {
+        self.expected.clear();
+        for word in (at..at + length).step_by(8) {
+            self.expected.extend_from_slice(&mixed(u64::from(id.0) << 40 ^ word).to_le_bytes());
+        }
+    }
+}
+
+/// The stamps of a block: where, and how long. Blocks are at least 512 bytes and multiples of that.
+fn places(pool: &GpuPool, block: Block) -> impl Iterator<Item = (u64, u64)> {
+    let size = block.size.get();
+    let length = LENGTH.min(size);
+    let first_boundary = STRIDE - (block.address.0 - pool.base().0) % STRIDE;
+    let boundaries = (first_boundary..size).step_by(STRIDE as usize).map(|at| at.saturating_sub(LENGTH / 2));
+    let inside = boundaries.filter(move |&at| at + length <= size).map(move |at| (at, length));
+    [(0, length), (size - length, length)].into_iter().chain(inside)
+}
+
+fn address(block: Block, at: u64) -> glake_device::Address {
+    glake_device::Address(block.address.0 + at)
+}
+
+/// SplitMix64's finish (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+fn mixed(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
