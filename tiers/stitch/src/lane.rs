@@ -11,8 +11,10 @@ use crate::bins::Bins;
 use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
 use crate::piece::{Pieces, State};
 
-/// So many void notes are let be.
-const SLACK: usize = 64;
+/// Notes are made anew when there are so many times more of them than pieces, and so many more: seldom enough to cost a
+/// free next to nothing.
+const VOID_TIMES: usize = 4;
+const VOID_MORE: usize = 256;
 
 /// Whose pieces these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +85,7 @@ impl Lane {
         self.bytes += piece.size;
         let Some(ages) = &mut self.ages else { return };
         ages.push_back(Age { epoch: piece.epoch, piece: id });
-        if ages.len() > 2 * self.bins.len() + SLACK {
+        if ages.len() > VOID_TIMES * self.bins.len() + VOID_MORE {
             self.ages = Some(self.ages_now(pieces));
         }
     }

@@ -44,11 +44,13 @@ mod error;
 mod extent;
 mod ids;
 mod lane;
+mod live;
 mod piece;
 mod plan;
 mod run;
 mod settings;
 mod stats;
+mod tally;
 mod zone;
 
 pub use allocator::{Allocator, BlockInfo, Broken, SMALL_LIMIT, Segment, SegmentKind};

@@ -16,30 +16,6 @@ pub struct Gauge {
     pub freed: u64,
 }
 
-impl Gauge {
-    pub(crate) fn add(&mut self, amount: u64) {
-        self.current += amount;
-        self.allocated += amount;
-        if self.current > self.peak {
-            self.peak = self.current;
-        }
-    }
-
-    pub(crate) fn sub(&mut self, amount: u64) {
-        self.current -= amount;
-        self.freed += amount;
-    }
-
-    fn reset_peak(&mut self) {
-        self.peak = self.current;
-    }
-
-    fn reset_totals(&mut self) {
-        self.allocated = 0;
-        self.freed = 0;
-    }
-}
-
 /// One pool's gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PoolGauges {
@@ -57,41 +33,6 @@ pub struct PoolGauges {
     pub extents: Gauge,
     /// Physical bytes held (torch: `reserved_bytes`).
     pub reserved_bytes: Gauge,
-}
-
-impl PoolGauges {
-    pub(crate) fn handed_out(&mut self, size: u64, requested: u64) {
-        self.allocation.add(1);
-        self.allocated_bytes.add(size);
-        self.requested_bytes.add(requested);
-        self.active.add(1);
-        self.active_bytes.add(size);
-    }
-
-    pub(crate) fn freed(&mut self, size: u64, requested: u64) {
-        self.allocation.sub(1);
-        self.allocated_bytes.sub(size);
-        self.requested_bytes.sub(requested);
-    }
-
-    pub(crate) fn completed(&mut self, blocks: u64, size: u64) {
-        self.active.sub(blocks);
-        self.active_bytes.sub(size);
-    }
-
-    fn each(&mut self, mut change: impl FnMut(&mut Gauge)) {
-        for gauge in [
-            &mut self.allocation,
-            &mut self.allocated_bytes,
-            &mut self.requested_bytes,
-            &mut self.active,
-            &mut self.active_bytes,
-            &mut self.extents,
-            &mut self.reserved_bytes,
-        ] {
-            change(gauge);
-        }
-    }
 }
 
 /// What an allocator has done.
@@ -145,27 +86,4 @@ pub struct Stats {
     pub idle_alias_bytes: Bytes,
     /// Reserved and not in use.
     pub waste: Waste,
-}
-
-impl Stats {
-    /// Starts the peaks from what is now.
-    pub(crate) fn reset_peaks(&mut self) {
-        self.each(Gauge::reset_peak);
-    }
-
-    /// Starts the totals from zero.
-    pub(crate) fn reset_totals(&mut self) {
-        self.each(Gauge::reset_totals);
-        self.counters = Counters::default();
-    }
-
-    fn each(&mut self, change: impl Fn(&mut Gauge)) {
-        for pool in [&mut self.all, &mut self.small_pool, &mut self.large_pool] {
-            pool.each(&change);
-        }
-    }
-
-    pub(crate) fn pools(&mut self, small: bool) -> [&mut PoolGauges; 2] {
-        [&mut self.all, if small { &mut self.small_pool } else { &mut self.large_pool }]
-    }
 }

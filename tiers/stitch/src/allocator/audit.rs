@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::{Allocator, Live};
+use super::Allocator;
 use crate::ids::PieceId;
 use crate::lane::Taker;
+use crate::live::Live;
 use crate::piece::State;
 
 /// An invariant that does not hold.
@@ -47,7 +48,7 @@ impl Allocator {
         for first in self.segments.begins() {
             covered += self.check_segment(first, &mut free)?;
         }
-        let reserved = self.stats.all.reserved_bytes.current;
+        let reserved = self.stats.all.reserved.current;
         hold(covered == reserved, "pieces cover what is reserved", 0)?;
         hold(free == in_lanes.len(), "every free piece is in a lane", 0)?;
         hold(self.reserved() <= self.settings.limit.get().max(reserved), "the limit is kept", 0)?;
@@ -85,10 +86,10 @@ impl Allocator {
 
     fn check_blocks(&self) -> Result<(), Broken> {
         let (mut bytes, mut parts) = (0, HashSet::new());
-        for (&offset, live) in &self.live {
+        for (offset, live) in self.live.iter() {
             match live {
                 Live::Piece(id) => {
-                    let piece = &self.pieces[*id];
+                    let piece = &self.pieces[id];
                     hold(
                         piece.state == State::Live && piece.start == offset,
                         "a live block is a live piece",
@@ -97,7 +98,7 @@ impl Allocator {
                     bytes += piece.size;
                 }
                 Live::Stitched(index) => {
-                    let block = &self.stitched[*index as usize];
+                    let block = &self.stitched[index as usize];
                     let mut size = 0;
                     for &part in &block.parts {
                         hold(
@@ -113,11 +114,7 @@ impl Allocator {
                 }
             }
         }
-        hold(
-            bytes == self.stats.all.allocated_bytes.current,
-            "live blocks are what is counted as allocated",
-            0,
-        )
+        hold(bytes == self.stats.all.bytes.current, "live blocks are what is counted as allocated", 0)
     }
 
     fn check_extents(&self) -> Result<(), Broken> {

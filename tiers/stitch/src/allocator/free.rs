@@ -2,10 +2,11 @@
 
 use glake_units::Bytes;
 
-use super::{Allocator, Live};
+use super::Allocator;
 use crate::error::StitchError;
 use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
 use crate::lane::{Class, Taker};
+use crate::live::Live;
 use crate::piece::State;
 use crate::settings::Borrow;
 
@@ -17,7 +18,7 @@ impl Allocator {
     /// # Errors
     /// [`StitchError::UnknownBlock`] where no live block begins; nothing changes then.
     pub fn free(&mut self, offset: Bytes) -> Result<Bytes, StitchError> {
-        let live = self.live.remove(&offset.get()).ok_or(StitchError::UnknownBlock { offset })?;
+        let live = self.live.remove(offset.get()).ok_or(StitchError::UnknownBlock { offset })?;
         self.uncovered = true;
         match live {
             Live::Piece(id) => Ok(self.free_piece(id)),
@@ -86,7 +87,7 @@ impl Allocator {
     ///
     /// Returns whether there was such a block.
     pub fn record_stream(&mut self, offset: Bytes, stream: StreamKey) -> bool {
-        let Some(live) = self.live.get(&offset.get()).copied() else { return false };
+        let Some(live) = self.live.get(offset.get()) else { return false };
         let lane = match live {
             Live::Piece(id) => self.pieces[id].lane,
             Live::Stitched(index) => self.stitched[index as usize].lane,
@@ -217,8 +218,8 @@ impl Allocator {
     fn count_freed(&mut self, small: bool, size: u64, requested: u64, recorded: bool) {
         for pool in self.stats.pools(small) {
             pool.freed(size, requested);
-            if !recorded {
-                pool.completed(1, size);
+            if recorded {
+                pool.withheld(size);
             }
         }
     }

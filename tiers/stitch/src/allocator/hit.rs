@@ -3,9 +3,10 @@
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::{Allocator, Live, SMALL_LIMIT, packed};
+use super::{Allocator, SMALL_LIMIT, packed};
 use crate::domain::StreamLanes;
 use crate::ids::{LaneId, Move, PieceId};
+use crate::live::Live;
 use crate::piece::State;
 use crate::plan::{Grant, Request};
 

@@ -4,11 +4,12 @@ use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use super::outcome::{Carved, Former};
-use super::{Allocator, Live, SMALL_LIMIT, Stitched, packed};
+use super::{Allocator, SMALL_LIMIT, Stitched, packed};
 use crate::domain::StreamLanes;
 use crate::error::StitchError;
 use crate::ids::{AliasId, DomainId, LaneId, StreamKey};
 use crate::lane::Taker;
+use crate::live::Live;
 use crate::piece::State;
 use crate::plan::{Grant, Outcome, Request};
 use crate::run::{self, Run};

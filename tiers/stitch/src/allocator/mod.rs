@@ -24,7 +24,6 @@ mod shortage;
 mod trim;
 
 use glake_units::Bytes;
-use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
@@ -35,9 +34,10 @@ use crate::error::StitchError;
 use crate::extent::Extents;
 use crate::ids::{AliasId, DomainId, Epoch, LaneId, Move, PieceId};
 use crate::lane::Lane;
+use crate::live::LiveBlocks;
 use crate::piece::Pieces;
 use crate::settings::Settings;
-use crate::stats::Stats;
+use crate::tally::Tallies;
 use crate::zone::Zone;
 
 pub use audit::Broken;
@@ -48,13 +48,6 @@ pub const SMALL_LIMIT: Bytes = Bytes::mib(1);
 
 /// How long the alias addresses are, in times the device's memory.
 const ALIAS_SPACE: u64 = 8;
-
-/// What begins at an offset that was handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Live {
-    Piece(PieceId),
-    Stitched(u32),
-}
 
 /// A block that lies in an alias.
 #[derive(Clone, Debug)]
@@ -86,7 +79,7 @@ pub struct Allocator {
     /// Where the zone of slabs begins.
     slab_zone: u64,
     segments: place::Segments,
-    live: FxHashMap<u64, Live>,
+    live: LiveBlocks,
     stitched: Slab<Stitched>,
     plans: Slab<outcome::Pending>,
     /// Frees belong to this epoch; it closes when an event is recorded for it.
@@ -98,7 +91,7 @@ pub struct Allocator {
     passed: Epoch,
     /// Counts what changes its address: frees of stitched blocks.
     moves: Move,
-    stats: Stats,
+    stats: Tallies,
 }
 
 impl Allocator {
@@ -120,7 +113,7 @@ impl Allocator {
             slab_zone: 2 * memory,
             elsewhere: Zone::new(3 * memory, ALIAS_SPACE * memory),
             segments: place::Segments::default(),
-            live: FxHashMap::default(),
+            live: LiveBlocks::new(2 * memory),
             stitched: Slab::new(),
             plans: Slab::new(),
             open: Epoch(1),
@@ -128,7 +121,7 @@ impl Allocator {
             uncovered: false,
             passed: Epoch(0),
             moves: Move::default(),
-            stats: Stats::default(),
+            stats: Tallies::default(),
             settings,
         };
         allocator.add_domain(DomainOptions::default());

@@ -216,7 +216,7 @@ impl Allocator {
         self.planned -= grown.size;
         self.domains[grown.domain.index()].extents += grown.extents.len();
         for pool in self.stats.pools(grown.class == Class::Slabs) {
-            pool.reserved_bytes.add(grown.size);
+            pool.reserved.add(grown.size);
             pool.extents.add(count);
         }
         self.stats.mappings += count;

@@ -3,11 +3,13 @@
 use glake_units::Bytes;
 use serde::Serialize;
 
-use super::{Allocator, Live};
+use super::Allocator;
 use crate::ids::{DomainId, PieceId, StreamKey};
 use crate::lane::{Class, Lane, Taker};
+use crate::live::Live;
 use crate::piece::State;
-use crate::stats::{Stats, Waste};
+use crate::stats::{Counters, Stats, Waste};
+use crate::tally::Tally;
 
 /// What a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -56,35 +58,36 @@ pub struct BlockInfo {
 impl Allocator {
     /// Everything that is counted.
     pub fn stats(&self) -> Stats {
-        Stats { waste: self.waste(), ..self.stats }
+        self.stats.stats(self.waste())
     }
 
     /// Physical memory held: cheaper than [`Allocator::stats`], which walks the free pieces.
     pub fn reserved_bytes(&self) -> Bytes {
-        Bytes::new(self.stats.all.reserved_bytes.current)
+        Bytes::new(self.stats.all.reserved.current)
     }
 
     /// The counters alone: cheaper than [`Allocator::stats`].
-    pub fn counters(&self) -> crate::stats::Counters {
+    pub fn counters(&self) -> Counters {
         self.stats.counters
     }
 
     /// Starts the peaks from what is now.
     pub fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
+        self.stats.each(Tally::reset_peaks);
     }
 
     /// Starts the totals from zero.
     pub fn reset_totals(&mut self) {
-        self.stats.reset_totals();
+        self.stats.each(Tally::reset_totals);
+        self.stats.counters = Counters::default();
     }
 
     /// The block that begins at an offset: its size and what was asked for.
     pub fn block(&self, offset: Bytes) -> Option<(Bytes, Bytes)> {
-        let (size, requested) = match self.live.get(&offset.get())? {
-            Live::Piece(id) => (self.pieces[*id].size, self.pieces[*id].requested),
+        let (size, requested) = match self.live.get(offset.get())? {
+            Live::Piece(id) => (self.pieces[id].size, self.pieces[id].requested),
             Live::Stitched(index) => {
-                let block = &self.stitched[*index as usize];
+                let block = &self.stitched[index as usize];
                 (block.size, block.requested)
             }
         };
@@ -102,7 +105,7 @@ impl Allocator {
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
-        self.stats.all.reserved_bytes.current - self.stats.all.active_bytes.current
+        self.stats.all.reserved.current - self.stats.all.active_bytes()
     }
 
     pub(super) fn stitchable_bytes(&self) -> u64 {
@@ -178,12 +181,12 @@ impl Allocator {
     }
 
     fn blocks_in_alias(&self, start: u64, size: u64) -> Vec<BlockInfo> {
-        let inside = self.live.iter().filter(|(offset, _)| (start..start + size).contains(*offset));
+        let inside = self.live.iter().filter(|(offset, _)| (start..start + size).contains(offset));
         let mut blocks: Vec<BlockInfo> = inside
-            .filter_map(|(&offset, live)| match live {
+            .filter_map(|(offset, live)| match live {
                 Live::Piece(_) => None,
                 Live::Stitched(index) => {
-                    let block = &self.stitched[*index as usize];
+                    let block = &self.stitched[index as usize];
                     Some(self.describe(offset, block.size, block.requested, true, block.lane))
                 }
             })

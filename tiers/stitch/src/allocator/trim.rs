@@ -193,7 +193,7 @@ impl Allocator {
             self.zone(class).give_back(start, end - start);
             self.stats.mappings -= count;
             for pool in self.stats.pools(class == Class::Slabs) {
-                pool.reserved_bytes.sub(end - start);
+                pool.reserved.sub(end - start);
                 pool.extents.sub(count);
             }
             self.domains[domain.index()].extents -= usize::try_from(count).unwrap_or(0);
