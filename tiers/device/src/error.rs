@@ -128,6 +128,8 @@ pub enum Refusal {
     InUse,
     #[error("another stream uses the range with no event between them")]
     Unordered,
+    #[error("the memory was last used at another address, with no completion between")]
+    Aliased,
     #[error("the handle was released twice")]
     ReleasedTwice,
     #[error("an event recorded in a capture was queried")]

@@ -104,7 +104,7 @@ fn unmapped_whole(ground: &Ground) -> Outcome {
     refused("half a mapping was unmapped", ground.unmap(start, unit))?;
     all("what was there", &ground.read(start, Bytes::new(8))?, 5)?;
     ground.unmap(start, size)?;
-    refused("unmapped twice", ground.unmap(start, size))?;
+    // Unmapping once more is no error on CUDA (driver 580), and one on the simulated device: no promise.
     Ok(Verdict::Passed)
 }
 

@@ -36,14 +36,14 @@ impl State {
         if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
             return self.capture(id, request).map(|()| None);
         }
-        let mut clock = self.streams.clock(lane);
+        let mut order = self.streams.order(lane);
         if self.strict {
             for (piece, usage) in &resolved.pieces {
-                self.world.memory.check_order(piece, *usage, &clock, &self.streams.seen)?;
+                self.world.memory.check_order(piece, *usage, &order, &self.streams.seen)?;
             }
         }
         if let Cost::Value(awaited) = &resolved.cost {
-            clock.join(&self.streams.flag(awaited.pointer));
+            order.completes(&self.streams.flag(awaited.pointer));
         }
         let n = self.timeline.last(lane).n + 1;
         let epoch = Epoch { lane, n };
@@ -64,7 +64,7 @@ impl State {
         let after = self.implied_points(lane);
         let work = Work { action: resolved.action, holds };
         let point = self.timeline.issue(lane, after, resolved.cost, work);
-        self.streams.enqueued(epoch, clock);
+        self.streams.enqueued(epoch, order);
         if let (Some(pointer), Some(state)) = (flag, self.streams.get(lane)) {
             let clock = state.clock.clone();
             self.streams.raise(pointer, &clock);

@@ -16,20 +16,20 @@ impl State {
     pub(super) fn record_event(&mut self, device: DeviceId, event: Event, stream: Stream) -> Checked<()> {
         let lane = self.lane(device, stream)?;
         self.world.events.of(device, event)?;
-        let mut clock = self.streams.clock(lane);
+        let mut order = self.streams.order(lane);
         if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
             self.intact(id)?;
-            self.world.events.record(event, Mark::Captured(id), clock);
+            self.world.events.record(event, Mark::Captured(id), order.clock);
             return Ok(());
         }
         let n = self.timeline.last(lane).n + 1;
-        clock.see(Epoch { lane, n });
-        let record = self.world.events.record(event, Mark::Never, clock.clone());
+        order.clock.see(Epoch { lane, n });
+        let record = self.world.events.record(event, Mark::Never, order.clock.clone());
         let work = Work { action: Action::Record { event, record }, holds: Vec::new() };
         let after = self.implied_points(lane);
         let point = self.timeline.issue(lane, after, Cost::None, work);
         self.world.events.place(event, vec![point]);
-        self.streams.enqueued(Epoch { lane, n }, clock);
+        self.streams.enqueued(Epoch { lane, n }, order);
         self.timeline.settle(&mut self.world);
         Ok(())
     }
@@ -64,12 +64,12 @@ impl State {
             }
             (Mark::At(points), None) => points.clone(),
         };
-        let mut clock = self.streams.clock(lane);
-        clock.join(&marked.clock);
+        let mut order = self.streams.order(lane);
+        order.completes(&marked.clock);
         let mut after = self.implied_points(lane);
         after.extend(points);
         let point = self.timeline.issue(lane, after, Cost::None, Work::nothing());
-        self.streams.enqueued(Epoch { lane, n: point.n }, clock);
+        self.streams.enqueued(Epoch { lane, n: point.n }, order);
         self.timeline.settle(&mut self.world);
         Ok(())
     }

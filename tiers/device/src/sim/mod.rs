@@ -19,7 +19,12 @@
 //! no verb can fault.
 //!
 //! What CUDA leaves undefined is refused by name ([`crate::Refusal`]): access before it is set, unmapping under queued
-//! work, uses on two streams that no event orders, a peer without access, a second release.
+//! work, uses on two streams that no event orders, uses at two addresses that no completion orders, a peer without
+//! access, a second release. It is stricter than CUDA in one thing that CUDA defines: unmapping what is not mapped.
+//!
+//! Limits: a kernel is a closure that runs at its end, so kernels never see each other half done; in wall time work
+//! happens when a verb is called next, so a program that only looks at its own memory sees nothing move; a batch of
+//! copies is not checked against itself.
 //!
 //! ```
 //! use glake_device::sim::{SimOptions, Simulator};

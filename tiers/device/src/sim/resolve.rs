@@ -2,7 +2,7 @@
 
 use super::denial::{Checked, Denial, refuse};
 use super::memory::Memory;
-use super::order::{Epoch, VectorClock};
+use super::order::{Epoch, Order, Stamp, VectorClock};
 use super::route::End;
 use crate::{Address, DeviceId, Handle, Place, Refusal};
 
@@ -37,6 +37,22 @@ impl Piece {
             Home::Extent { mapping, .. } => Some(Hold::Mapping(mapping)),
             Home::Pinned { registration } => Some(Hold::Registration(registration)),
             Home::Pageable => None,
+        }
+    }
+
+    /// The address that its memory is mapped at; zero for host memory, which is where it is.
+    fn via(&self) -> u64 {
+        match self.home {
+            Home::Extent { mapping, .. } => mapping,
+            Home::Pinned { .. } | Home::Pageable => 0,
+        }
+    }
+
+    /// Where it starts in the shadow of its extent, or of the host.
+    fn shadow_start(&self) -> u64 {
+        match self.home {
+            Home::Extent { offset, .. } => offset,
+            Home::Pinned { .. } | Home::Pageable => self.pointer,
         }
     }
 
@@ -128,28 +144,20 @@ impl Memory {
         &self,
         piece: &Piece,
         usage: Use,
-        clock: &VectorClock,
+        order: &Order,
         seen: &VectorClock,
     ) -> Checked<()> {
         if usage == Use::Signal {
             return Ok(());
         }
-        let ordered = |epoch: Epoch| clock.covers(epoch) || seen.covers(epoch);
-        let write = usage == Use::Write;
-        let conflict = match piece.home {
-            Home::Extent { handle, offset, .. } => self
-                .extent(handle)
-                .and_then(|extent| extent.shadow.conflict(offset, offset + piece.size, write, ordered)),
-            _ => self.host_shadow.conflict(piece.pointer, piece.pointer + piece.size, write, ordered),
+        let breach = |stamp| order.breach(seen, stamp, piece.via());
+        let (start, write) = (piece.shadow_start(), usage == Use::Write);
+        let shadow = match piece.home {
+            Home::Extent { handle, .. } => self.extent(handle).map(|extent| &extent.shadow),
+            _ => Some(&self.host_shadow),
         };
-        match (conflict, piece.home) {
-            (None, _) => Ok(()),
-            (Some(at), Home::Extent { offset, mapping, .. }) => {
-                let from = self.space.find(mapping).map_or(0, |(from, _)| from);
-                refuse(Address(from + at.max(offset)), Refusal::Unordered)
-            }
-            (Some(at), _) => refuse(Address(at), Refusal::Unordered),
-        }
+        let conflict = shadow.and_then(|shadow| shadow.conflict(start, start + piece.size, write, breach));
+        conflict.map_or(Ok(()), |(at, rule)| refuse(Address(piece.via() + at), rule))
     }
 
     /// Notes a use.
@@ -157,15 +165,15 @@ impl Memory {
         if usage == Use::Signal {
             return;
         }
-        let write = usage == Use::Write;
-        let (shadow, start) = match piece.home {
-            Home::Extent { handle, offset, .. } => match self.extent_mut(handle) {
-                Some(extent) => (&mut extent.shadow, offset),
+        let shadow = match piece.home {
+            Home::Extent { handle, .. } => match self.extent_mut(handle) {
+                Some(extent) => &mut extent.shadow,
                 None => return,
             },
-            _ => (&mut self.host_shadow, piece.pointer),
+            _ => &mut self.host_shadow,
         };
-        shadow.note(start, start + piece.size, write, epoch);
+        let start = piece.shadow_start();
+        shadow.note(start, start + piece.size, usage == Use::Write, Stamp { epoch, via: piece.via() });
         shadow.prune(seen);
     }
 

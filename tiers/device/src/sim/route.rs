@@ -226,8 +226,28 @@ mod tests {
     }
 
     #[test]
+    fn both_ways_at_once_reach_what_was_measured() {
+        let plumbing = Plumbing::new(&crate::topology::load("h200x4").unwrap());
+        let ways = |gpu| {
+            let device = End::Gpu { index: gpu, mapped: true };
+            [(End::Pinned, device), (device, End::Pinned)].map(|(from, to)| plumbing.route(from, to, gpu).0)
+        };
+        for (gpus, expected) in [(1, 101.7), (4, 204.0)] {
+            let mut net = FlowNet::new(plumbing.capacity());
+            let bytes = 1 << 30;
+            let routes: Vec<Route> = (0..gpus).flat_map(ways).collect();
+            for route in &routes {
+                net.begin(0, 0, &[Load { route: route.clone(), bytes, cap: f64::INFINITY }]);
+            }
+            let speed = (bytes * routes.len() as u64) as f64 / net.next().unwrap() as f64;
+            assert!((speed - expected).abs() < 0.1, "{gpus}: {speed}");
+        }
+    }
+
+    #[test]
     fn relays_reach_what_was_measured() {
-        let h200 = SimTopology::h200x4();
+        let model = |name| crate::topology::load(name).unwrap();
+        let h200 = model("h200x4");
         for (mapped, to_gpu, by, expected) in [
             (true, true, 1, 55.5),
             (true, true, 2, 111.0),
@@ -238,8 +258,8 @@ mod tests {
             let got = speed(&h200, mapped, to_gpu, by);
             assert!((got - expected).abs() < 0.1, "{mapped} {to_gpu} {by}: {got}");
         }
-        assert!((speed(&SimTopology::a100x8(), true, true, 8) - 97.2).abs() < 0.1);
+        assert!((speed(&model("a100x8"), true, true, 8) - 97.2).abs() < 0.1);
         // Four near links, and what the far socket lets through, at the pace of the slowest slice.
-        assert!((speed(&SimTopology::h20x8(), true, true, 8) - 8.0 * 15.0).abs() < 0.1);
+        assert!((speed(&model("h20x8"), true, true, 8) - 8.0 * 15.0).abs() < 0.1);
     }
 }

@@ -21,7 +21,7 @@ use super::timeline::{Point, Timeline};
 use super::topology::SimTopology;
 use super::world::World;
 use crate::{
-    Address, DeviceId, DeviceInfo, DriverError, KernelMemory, PointerKind, Result, Stream, Touch, Verb,
+    Address, Compare, DeviceId, DeviceInfo, DriverError, KernelMemory, PointerKind, Result, Stream, Touch, Verb,
 };
 
 /// What to simulate, and how.
@@ -201,6 +201,23 @@ impl Simulator {
         self.enqueue(Verb::Launch, device, stream, Request::Kernel(kernel))
     }
 
+    /// As [`crate::Driver::stream_wait_value`] for equality: what would be undefined is refused here.
+    pub fn enqueue_wait(&self, device: DeviceId, stream: Stream, address: Address, value: u32) -> Result<()> {
+        let request = Request::WaitValue { address, value, compare: Compare::Equal };
+        self.enqueue(Verb::StreamWaitValue, device, stream, request)
+    }
+
+    /// As [`crate::Driver::stream_write_value`]: what would be undefined is refused here.
+    pub fn enqueue_signal(
+        &self,
+        device: DeviceId,
+        stream: Stream,
+        address: Address,
+        value: u32,
+    ) -> Result<()> {
+        self.enqueue(Verb::StreamWriteValue, device, stream, Request::WriteValue { address, value })
+    }
+
     /// Begins to record a stream's work instead of running it, in relaxed mode.
     pub fn begin_capture(&self, device: DeviceId, stream: Stream) -> Result<()> {
         self.ask(Verb::CaptureState, |state| state.begin_capture(device, stream))
@@ -298,4 +315,4 @@ impl Simulator {
 }
 
 /// How much memory a simulated host node gives.
-const HOST_MEMORY: Bytes = Bytes::gib(1024);
+const HOST_MEMORY: Bytes = Bytes::gib(256);

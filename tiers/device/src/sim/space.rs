@@ -85,15 +85,15 @@ struct Reservation {
 pub(super) struct AddressSpace {
     reservations: BTreeMap<u64, Reservation>,
     mappings: BTreeMap<u64, Mapping>,
+    /// What this space holds of the budget.
+    share: u64,
 }
 
 impl AddressSpace {
     pub(super) fn reserve(&mut self, size: u64) -> Checked<Address> {
         aligned(0, size)?;
-        if !budget::take(1) {
-            return Err(Denial::OutOfMemory(Bytes::ZERO));
-        }
-        let start = system::reserve(size).inspect_err(|_| budget::give(1))?;
+        self.take(1)?;
+        let start = system::reserve(size).inspect_err(|_| self.give(1))?;
         self.reservations.insert(start, Reservation { size, mappings: 0 });
         Ok(Address(start))
     }
@@ -106,7 +106,7 @@ impl AddressSpace {
                 // SAFETY: the range is a whole reservation of ours with nothing mapped in it, so nothing uses it.
                 unsafe { system::unreserve(start, size) }?;
                 self.reservations.remove(&start);
-                budget::give(1);
+                self.give(1);
                 Ok(())
             }
             None => refuse(Address(start), Refusal::NotReserved),
@@ -132,11 +132,9 @@ impl AddressSpace {
             return refuse(Address(start), Refusal::AlreadyMapped);
         }
         let cuts = self.cuts(start, end);
-        if !budget::take(cuts) {
-            return Err(Denial::OutOfMemory(Bytes::new(size)));
-        }
+        self.take(cuts)?;
         // SAFETY: the range is in our reservation and blank.
-        unsafe { system::map(start, size, file, offset) }.inspect_err(|_| budget::give(cuts))?;
+        unsafe { system::map(start, size, file, offset) }.inspect_err(|_| self.give(cuts))?;
         self.mappings.insert(start, Mapping { size, extent, reach: Reach::default(), users: 0 });
         if let Some(reservation) = self.reservations.get_mut(&at) {
             reservation.mappings += 1;
@@ -156,7 +154,7 @@ impl AddressSpace {
         }
         // A cut goes with each mapping, and the two ends may be left as ends of neighbours.
         let between = starts.len() as u64 - 1;
-        budget::give(between + self.cuts(start, start + size));
+        self.give(between + self.cuts(start, start + size));
         let count = u32::try_from(starts.len()).unwrap_or(u32::MAX);
         if let Some((&at, _)) = self.reservations.range(..=start).next_back()
             && let Some(reservation) = self.reservations.get_mut(&at)
@@ -216,6 +214,19 @@ impl AddressSpace {
         (self.reservations.len(), self.mappings.len())
     }
 
+    fn take(&mut self, count: u64) -> Checked<()> {
+        if !budget::take(count) {
+            return Err(Denial::OutOfMemory(Bytes::ZERO));
+        }
+        self.share += count;
+        Ok(())
+    }
+
+    fn give(&mut self, count: u64) {
+        budget::give(count);
+        self.share -= count;
+    }
+
     fn reservation(&self, at: u64) -> Option<(u64, &Reservation)> {
         let (start, reservation) = self.reservations.range(..=at).next_back()?;
         (at < start + reservation.size).then_some((*start, reservation))
@@ -263,14 +274,11 @@ impl AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        while let Some((at, mapping)) = self.mappings.pop_first() {
-            budget::give(self.cuts(at, at + mapping.size));
-        }
         for (start, reservation) in &self.reservations {
             // SAFETY: the reservation is ours, and the devices whose addresses these are are gone.
             let _ = unsafe { system::unreserve(*start, reservation.size) };
-            budget::give(1);
         }
+        budget::give(self.share);
     }
 }
 
@@ -279,4 +287,74 @@ fn aligned(start: u64, size: u64) -> Checked<()> {
         return refuse(Address(start), Refusal::InvalidValue);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SLOTS: u64 = 12;
+
+    /// How many mappings the kernel counts in a range.
+    fn kernel_counts(start: u64, end: u64) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let range = |line: &str| {
+            let (from, to) = line.split(' ').next()?.split_once('-')?;
+            Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+        };
+        maps.lines().filter_map(range).filter(|(from, to)| *from < end && *to > start).count() as u64
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+
+        /// Against a list of slots: who is mapped where, what is refused, and the count of mappings is never less than
+        /// the kernel's.
+        #[test]
+        fn agrees_with_a_list_of_slots(steps in prop::collection::vec((any::<bool>(), 0..SLOTS, 1..4_u64), 1..60)) {
+            let file = system::memory_file("test", SLOTS * GRANULE, false).unwrap();
+            let mut space = AddressSpace::default();
+            let base = space.reserve(SLOTS * GRANULE).unwrap().0;
+            let mut slots = vec![None; SLOTS as usize];
+            for (step, (map, slot, length)) in steps.into_iter().enumerate() {
+                let range = slot as usize..((slot + length).min(SLOTS) as usize);
+                let (start, size) = (base + slot * GRANULE, range.len() as u64 * GRANULE);
+                if map {
+                    let handle = Handle(step as u64 + 1);
+                    let done = space.map(start, size, handle, file.as_fd(), slot * GRANULE).is_ok();
+                    prop_assert_eq!(done, slots[range.clone()].iter().all(Option::is_none));
+                    if done {
+                        slots[range].fill(Some(handle));
+                        let access = Access { device: DeviceId(0), protection: Protection::ReadWrite };
+                        space.set_access(start, size, &[access]).unwrap();
+                    }
+                } else {
+                    let cut = |at: usize| {
+                        at > 0 && at < slots.len() && slots[at].is_some() && slots[at - 1] == slots[at]
+                    };
+                    let whole = slots[range.clone()].iter().all(Option::is_some);
+                    let whole = whole && !cut(range.start) && !cut(range.end);
+                    prop_assert_eq!(space.unmap(start, size).is_ok(), whole);
+                    if whole {
+                        slots[range].fill(None);
+                    }
+                }
+                for (slot, handle) in (0..).zip(&slots) {
+                    let found = space.find(base + slot * GRANULE).map(|(_, mapping)| mapping.extent);
+                    prop_assert_eq!(found, *handle);
+                }
+                prop_assert!(kernel_counts(base, base + SLOTS * GRANULE) <= space.share);
+            }
+            for mapping in space.mappings.clone() {
+                space.unmap(mapping.0, mapping.1.size).unwrap();
+            }
+            prop_assert_eq!(space.share, 1);
+            space.unreserve(base, SLOTS * GRANULE).unwrap();
+            prop_assert_eq!(space.share, 0);
+        }
+    }
 }

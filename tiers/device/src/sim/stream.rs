@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::{self, ThreadId};
 
 use super::denial::{Checked, refuse};
-use super::order::{Epoch, VectorClock};
+use super::order::{Epoch, Order, VectorClock};
 use crate::{Address, DeviceId, Refusal, Stream};
 
 /// One stream.
@@ -21,6 +21,8 @@ pub(super) struct StreamState {
     pub(super) blocking: bool,
     /// What its next work is ordered after.
     pub(super) clock: VectorClock,
+    /// What of that it is ordered after by completion, and not only by its own order.
+    pub(super) edges: VectorClock,
     /// The capture that records it.
     pub(super) capture: Option<u64>,
     /// Whether it was destroyed, and only its work is left.
@@ -53,8 +55,9 @@ impl Streams {
     /// Adds a stream; the lane is the caller's to open.
     pub(super) fn add(&mut self, device: DeviceId, blocking: bool) -> u64 {
         let lane = fresh_lane();
-        let clock = VectorClock::default();
-        self.table.insert(lane, StreamState { device, blocking, clock, capture: None, retired: false });
+        let (clock, edges) = Default::default();
+        let state = StreamState { device, blocking, clock, edges, capture: None, retired: false };
+        self.table.insert(lane, state);
         lane
     }
 
@@ -141,24 +144,26 @@ impl Streams {
     }
 
     /// What work enqueued now on a lane is ordered after, the host's knowledge aside.
-    pub(super) fn clock(&self, lane: u64) -> VectorClock {
-        let mut clock = self.table.get(&lane).map(|state| state.clock.clone()).unwrap_or_default();
+    pub(super) fn order(&self, lane: u64) -> Order {
+        let Some(state) = self.table.get(&lane) else { return Order::default() };
+        let mut order = Order { clock: state.clock.clone(), edges: state.edges.clone() };
         if let Some(device) = self.legacy.iter().position(|legacy| *legacy == lane) {
-            clock.join(&self.past[device]);
+            order.completes(&self.past[device]);
         }
         for other in self.implied(lane) {
             if let Some(state) = self.table.get(&other) {
-                clock.join(&state.clock);
+                order.completes(&state.clock);
             }
         }
-        clock
+        order
     }
 
     /// Notes that work was enqueued: what comes next on the lane is after it.
-    pub(super) fn enqueued(&mut self, epoch: Epoch, mut clock: VectorClock) {
-        clock.see(epoch);
+    pub(super) fn enqueued(&mut self, epoch: Epoch, mut order: Order) {
+        order.clock.see(epoch);
         if let Some(state) = self.table.get_mut(&epoch.lane) {
-            state.clock = clock;
+            state.clock = order.clock;
+            state.edges = order.edges;
         }
     }
 
@@ -188,10 +193,11 @@ impl Streams {
 
     /// Notes that the host has seen all work of a stream done.
     pub(super) fn observe_lane(&mut self, lane: u64) {
-        let clock = self.clock(lane);
+        let clock = self.order(lane).clock;
         self.observe(&clock);
         if let Some(state) = self.table.get_mut(&lane) {
             state.clock.loose = false;
+            state.edges.loose = false;
         }
     }
 

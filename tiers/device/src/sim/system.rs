@@ -133,8 +133,13 @@ pub(super) fn sealed_size(file: BorrowedFd<'_>) -> io::Result<Option<u64>> {
 pub(super) fn map_whole(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let fd = file.as_raw_fd();
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    mapped(unsafe { libc::mmap(ptr::null_mut(), size as usize, protection, flags, file.as_raw_fd(), 0) })
+    let start = mapped(unsafe { libc::mmap(ptr::null_mut(), size as usize, protection, flags, fd, 0) })?;
+    // A wish: a forked child uses nothing of its parent.
+    // SAFETY: the mapping just made, of which no one else knows yet.
+    let _ = unsafe { libc::madvise(pointer(start), size as usize, libc::MADV_DONTFORK) };
+    Ok(start)
 }
 
 /// Gives the memory behind a range of a file back; it reads as zeroes again.

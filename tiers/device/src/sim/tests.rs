@@ -125,8 +125,13 @@ fn an_alias_is_the_same_memory_to_the_order() {
     let streams = [sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap()];
     writes(&sim, streams[0], one, 1).unwrap();
     assert_eq!(rule(writes(&sim, streams[1], two, 2)), Refusal::Unordered);
+    assert_eq!(rule(writes(&sim, streams[0], two, 2)), Refusal::Aliased);
+    let event = sim.event_create(GPU, false).unwrap();
+    sim.event_record(GPU, event, streams[0]).unwrap();
+    sim.stream_wait_event(GPU, streams[0], event).unwrap();
+    writes(&sim, streams[0], two, 3).unwrap();
     sim.stream_synchronize(GPU, streams[0]).unwrap();
-    assert_eq!(first(&sim, two), 1);
+    assert_eq!(first(&sim, one), 3);
 }
 
 #[test]
@@ -250,7 +255,11 @@ fn a_kernel_that_strays_is_told_of() {
 #[test]
 fn relays_use_the_links_of_peers() {
     let sim = Arc::new(
-        Simulator::new(SimOptions { topology: SimTopology::h200x4(), ..SimOptions::default() }).unwrap(),
+        Simulator::new(SimOptions {
+            topology: crate::topology::load("h200x4").unwrap(),
+            ..SimOptions::default()
+        })
+        .unwrap(),
     );
     let gpus: Vec<DeviceId> = (0..4).map(DeviceId).collect();
     let mib = 64;
@@ -321,7 +330,7 @@ fn a_name_is_shared() {
 #[test]
 #[ignore = "a measurement"]
 fn verbs_cost() {
-    let topology = SimTopology::h200x4();
+    let topology = crate::topology::load("h200x4").unwrap();
     let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
     let (count, size) = (20_000_u64, Bytes::mib(2));
     let start = sim.reserve(Bytes::mib(2 * count)).unwrap();

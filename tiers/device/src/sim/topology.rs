@@ -1,7 +1,7 @@
 //! The server that is simulated: its GPUs and the links between them, as plain data.
 //!
-//! Links are full duplex unless a `both` ceiling says otherwise. The presets model published servers; the figures
-//! of h200x4 were measured.
+//! Links are full duplex unless a `both` ceiling says otherwise. Models of published servers are read from files by
+//! [`crate::topology::load`].
 
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -105,59 +105,6 @@ impl SimTopology {
             },
             switches: Vec::new(),
             gpus: (0..count).map(|_| h200(memory)).collect(),
-        }
-    }
-
-    /// Four H200, as measured: links of 55.5 GB/s, host memory that reads at 213 and is written at 160 GB/s.
-    pub fn h200x4() -> Self {
-        let mut topology = SimTopology::uniform(4, Bytes::mib(143_770));
-        topology.name = "h200x4".to_owned();
-        topology.host.read = Bandwidth(213.0);
-        topology.host.write = Bandwidth(160.0);
-        topology.host.both = Some(Bandwidth(204.0));
-        topology
-    }
-
-    /// Eight H20 on two sockets, as published.
-    pub fn h20x8() -> Self {
-        let mut topology = SimTopology::uniform(8, Bytes::mib(97_870));
-        topology.name = "h20x8".to_owned();
-        topology.host.read = Bandwidth(600.0);
-        topology.host.write = Bandwidth(600.0);
-        topology.host.far_socket = Some(Bandwidth(60.0));
-        for (socket, gpu) in (0..8).map(|gpu| gpu / 4).zip(&mut topology.gpus) {
-            gpu.name = "Simulated H20".to_owned();
-            gpu.socket = socket;
-            gpu.link = SimLink { to_gpu: Bandwidth(53.0), from_gpu: Bandwidth(53.0), both: None };
-            gpu.nvlink = Some(Bandwidth(367.0));
-        }
-        topology
-    }
-
-    /// Eight A100 behind four PCIe 4 switches, as published.
-    pub fn a100x8() -> Self {
-        let mut topology = SimTopology::uniform(8, Bytes::mib(81_920));
-        topology.name = "a100x8".to_owned();
-        let link = SimLink { to_gpu: Bandwidth(24.3), from_gpu: Bandwidth(24.3), both: None };
-        topology.switches = vec![link; 4];
-        for (index, gpu) in (0..8).zip(&mut topology.gpus) {
-            gpu.name = "Simulated A100".to_owned();
-            gpu.socket = index / 4;
-            gpu.link = link;
-            gpu.switch = Some(index / 2);
-            gpu.nvlink = Some(Bandwidth(250.0));
-            gpu.local = Bandwidth(800.0);
-        }
-        topology
-    }
-
-    /// A preset by its name.
-    pub fn preset(name: &str) -> Option<Self> {
-        match name {
-            "h200x4" => Some(SimTopology::h200x4()),
-            "h20x8" => Some(SimTopology::h20x8()),
-            "a100x8" => Some(SimTopology::a100x8()),
-            _ => None,
         }
     }
 }

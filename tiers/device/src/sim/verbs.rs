@@ -6,6 +6,7 @@ use std::sync::Arc;
 use glake_units::Bytes;
 
 use super::denial::Checked;
+use super::order::Order;
 use super::request::{KernelRequest, Request};
 use super::resolve::{Piece, Use};
 use super::simulator::Simulator;
@@ -287,7 +288,7 @@ impl State {
         let pieces = self.reachable(device, start, size, usage)?;
         if self.strict {
             for piece in &pieces {
-                self.world.memory.check_order(piece, usage, &self.streams.seen, &self.streams.seen)?;
+                self.world.memory.check_order(piece, usage, &Order::default(), &self.streams.seen)?;
             }
         }
         Ok(pieces)
