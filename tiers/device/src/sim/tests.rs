@@ -1,5 +1,9 @@
 //! What only the simulator can be asked: time, refusals of the undefined, captures, costs.
 
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,15 +32,26 @@ fn properties() -> ExtentProperties {
 
 /// Mapped memory of `GPU` that these devices may touch; its handle is released already.
 fn mapped(sim: &Simulator, mib: u64, devices: &[DeviceId]) -> Address {
+    mapped_at(sim, Place::Gpu(GPU), mib, devices)
+}
+
+fn mapped_at(sim: &Simulator, place: Place, mib: u64, devices: &[DeviceId]) -> Address {
     let size = Bytes::mib(mib);
-    let handle = sim.create(size, properties()).unwrap();
+    let handle = sim.create(size, ExtentProperties { place, ..properties() }).unwrap();
+    let start = map(sim, handle, size, devices);
+    // SAFETY: the simulator refuses what would be undefined.
+    unsafe { sim.release(handle) }.unwrap();
+    start
+}
+
+/// Maps an extent for these devices.
+fn map(sim: &Simulator, handle: Handle, size: Bytes, devices: &[DeviceId]) -> Address {
     let start = sim.reserve(size).unwrap();
     let access: Vec<Access> = devices.iter().copied().map(access).collect();
     // SAFETY: the simulator refuses what would be undefined.
     unsafe {
         sim.map(start, size, handle).unwrap();
         sim.set_access(start, size, &access).unwrap();
-        sim.release(handle).unwrap();
     }
     start
 }
@@ -114,14 +129,7 @@ fn an_alias_is_the_same_memory_to_the_order() {
     let sim = server(1);
     let size = Bytes::mib(2);
     let handle = sim.create(size, properties()).unwrap();
-    let (one, two) = (sim.reserve(size).unwrap(), sim.reserve(size).unwrap());
-    for start in [one, two] {
-        // SAFETY: the simulator refuses what would be undefined.
-        unsafe {
-            sim.map(start, size, handle).unwrap();
-            sim.set_access(start, size, &[access(GPU)]).unwrap();
-        }
-    }
+    let [one, two] = [(); 2].map(|()| map(&sim, handle, size, &[GPU]));
     let streams = [sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap()];
     writes(&sim, streams[0], one, 1).unwrap();
     assert_eq!(rule(writes(&sim, streams[1], two, 2)), Refusal::Unordered);
@@ -264,7 +272,7 @@ fn relays_use_the_links_of_peers() {
     let gpus: Vec<DeviceId> = (0..4).map(DeviceId).collect();
     let mib = 64;
     let at = mapped(&sim, mib, &gpus);
-    let host = mapped_host(&sim, mib, &gpus);
+    let host = mapped_at(&sim, Place::HostNuma(0), mib, &gpus);
     let slice = mib * MIB / 4;
     for (index, gpu) in gpus.iter().enumerate() {
         let stream = sim.stream_create(*gpu).unwrap();
@@ -285,22 +293,6 @@ fn relays_use_the_links_of_peers() {
     assert!((speed - 213.0).abs() < 1.0, "{speed}");
 }
 
-/// Memory of the host node, mapped for these devices.
-fn mapped_host(sim: &Simulator, mib: u64, devices: &[DeviceId]) -> Address {
-    let size = Bytes::mib(mib);
-    let properties = ExtentProperties { place: Place::HostNuma(0), ..properties() };
-    let handle = sim.create(size, properties).unwrap();
-    let start = sim.reserve(size).unwrap();
-    let access: Vec<Access> = devices.iter().copied().map(access).collect();
-    // SAFETY: the simulator refuses what would be undefined.
-    unsafe {
-        sim.map(start, size, handle).unwrap();
-        sim.set_access(start, size, &access).unwrap();
-        sim.release(handle).unwrap();
-    }
-    start
-}
-
 #[test]
 fn wall_time_passes_by_itself() {
     let sim = Simulator::new(SimOptions { clock: Clock::Wall, ..SimOptions::default() }).unwrap();
@@ -314,16 +306,56 @@ fn wall_time_passes_by_itself() {
     assert!(before.elapsed() >= Duration::from_millis(5));
 }
 
+fn shared(name: &str) -> Simulator {
+    Simulator::new(SimOptions { shared: Some(name.to_owned()), ..SimOptions::default() }).unwrap()
+}
+
+const NAME: &str = "GLAKE_TEST_NAME";
+const MEMORY: &str = "GLAKE_TEST_MEMORY";
+
 #[test]
-fn a_name_is_shared() {
+fn processes_share_a_name_and_memory() {
     let name = format!("test-{}", std::process::id());
-    let open = || Simulator::new(SimOptions { shared: Some(name.clone()), ..SimOptions::default() }).unwrap();
-    let (one, two) = (open(), open());
-    mapped(&one, 600, &[GPU]);
-    assert_eq!(two.memory_info(GPU).unwrap().free, Bytes::mib(424));
-    assert!(two.create(Bytes::mib(600), properties()).unwrap_err().is_out_of_memory());
-    drop(one);
-    two.create(Bytes::mib(600), properties()).unwrap();
+    let sim = shared(&name);
+    mapped(&sim, 600, &[GPU]);
+    let size = Bytes::mib(2);
+    let handle = sim.create(size, ExtentProperties { exportable: true, ..properties() }).unwrap();
+    let at = map(&sim, handle, size, &[GPU]);
+    // SAFETY: nothing else uses the memory yet.
+    unsafe { sim.write_now(GPU, at, b"from here") }.unwrap();
+    let memory = sim.export(handle).unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "sim::tests::the_other_process"])
+        .envs([(NAME, name.as_str()), (MEMORY, path.as_str())])
+        .output()
+        .unwrap();
+    assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{child:?}");
+    let mut found = [0; 10];
+    sim.read_now(GPU, at, &mut found).unwrap();
+    assert_eq!(&found, b"from there");
+    // It died with 400 MiB, which are free again.
+    assert_eq!(sim.memory_info(GPU).unwrap().free, Bytes::mib(1024 - 602));
+}
+
+/// The other side of the test above.
+#[test]
+#[ignore = "run by another test"]
+fn the_other_process() {
+    let (Ok(name), Ok(memory)) = (std::env::var(NAME), std::env::var(MEMORY)) else { return };
+    let sim = shared(&name);
+    assert_eq!(sim.memory_info(GPU).unwrap().free, Bytes::mib(1024 - 602));
+    assert!(sim.create(Bytes::mib(600), properties()).unwrap_err().is_out_of_memory());
+    mapped(&sim, 400, &[GPU]);
+    let memory = File::options().read(true).write(true).open(memory).unwrap();
+    let handle = sim.import(memory.as_fd()).unwrap();
+    let at = map(&sim, handle, Bytes::mib(2), &[GPU]);
+    let mut found = [0; 9];
+    sim.read_now(GPU, at, &mut found).unwrap();
+    assert_eq!(&found, b"from here");
+    // SAFETY: the parent waits for this process.
+    unsafe { sim.write_now(GPU, at, b"from there") }.unwrap();
+    std::process::abort();
 }
 
 /// Prints what the verbs cost: `cargo test --release -p glake-device verbs_cost -- --ignored --nocapture`.
