@@ -21,7 +21,8 @@ use super::timeline::{Point, Timeline};
 use super::topology::SimTopology;
 use super::world::World;
 use crate::{
-    Address, Compare, DeviceId, DeviceInfo, DriverError, KernelMemory, PointerKind, Result, Stream, Touch, Verb,
+    Address, Compare, DeviceId, DeviceInfo, DriverError, KernelMemory, PointerKind, Result, Stream, Touch,
+    Verb,
 };
 
 /// What to simulate, and how.
