@@ -9,6 +9,7 @@ pub mod machine;
 pub mod peers;
 pub mod plot;
 pub mod pool;
+mod random;
 pub mod replay;
 pub mod topo;
 pub mod trace;

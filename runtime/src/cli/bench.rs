@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::Failure;
 use super::output::{Output, table};
-use crate::bench::{self, AllocOptions};
+use crate::bench::{self, AllocOptions, BenchError};
 use crate::config::Config;
 
 /// What to measure.
@@ -14,8 +14,9 @@ use crate::config::Config;
 pub enum Bench {
     /// The hot path of malloc and free, beside a best fit on an ordered set
     ///
-    /// Measures a malloc and free pair that needs no driver call, through the C interface with statistics on, on
-    /// sizes drawn from a trace; beside it, in the same run, a best fit on an ordered set.
+    /// Measures a malloc and free pair that needs no driver call, with locks and statistics on, on sizes drawn from a
+    /// trace; beside it, in the same run, a best fit on an ordered set. It goes through the pool; through the C ABI
+    /// once that exists.
     Alloc(AllocArguments),
 }
 
@@ -34,25 +35,38 @@ pub struct AllocArguments {
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 3],
           value_parser = clap::value_parser!(u32).range(1..=64))]
     streams: Vec<u32>,
-    /// The trace that sizes are drawn from
-    #[arg(default_value = "tests/traces/opt13_LR.trace.gz")]
-    trace: PathBuf,
+    /// The trace that sizes are drawn from [default: built-in, of a training run of OPT-1.3B]
+    trace: Option<PathBuf>,
 }
 
-pub(super) fn run(bench: &Bench, config: &Config, output: &mut Output) -> Result<(), Failure> {
+pub(super) fn run(
+    bench: &Bench,
+    config: &Config,
+    output: &mut Output,
+    heap_allocations: fn() -> u64,
+) -> Result<(), Failure> {
     match bench {
-        Bench::Alloc(arguments) => alloc(arguments, config, output),
+        Bench::Alloc(arguments) => alloc(arguments, config, output, heap_allocations),
     }
 }
 
-fn alloc(arguments: &AllocArguments, config: &Config, output: &mut Output) -> Result<(), Failure> {
+fn alloc(
+    arguments: &AllocArguments,
+    config: &Config,
+    output: &mut Output,
+    heap_allocations: fn() -> u64,
+) -> Result<(), Failure> {
     let options = AllocOptions {
         trace: arguments.trace.clone(),
         live_blocks: arguments.live_blocks,
         free_ranges: arguments.free_ranges,
         streams: arguments.streams.clone(),
+        heap_allocations,
     };
-    let reports = bench::alloc(super::found(config)?, config, &options).map_err(Failure::failed)?;
+    let reports = bench::alloc(super::found(config)?, config, &options).map_err(|error| match error {
+        BenchError::Trace(_) => Failure::usage(error),
+        _ => Failure::failed(error),
+    })?;
     if output.is_json() {
         return reports.iter().try_for_each(|report| output.object(report));
     }

@@ -36,10 +36,15 @@ use crate::backend::Backend;
 use crate::config::{Config, Environment};
 use output::Output;
 
-/// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage.
-pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+/// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage. `heap_allocations` tells how many
+/// allocations on the heap the process has made by now, for measurements.
+pub fn main(
+    arguments: impl IntoIterator<Item = OsString>,
+    environment: Environment,
+    heap_allocations: fn() -> u64,
+) -> ExitCode {
     let outcome = match Arguments::try_parse_from(arguments) {
-        Ok(arguments) => run(&arguments, environment),
+        Ok(arguments) => run(&arguments, environment, heap_allocations),
         Err(error) => failure::from_clap(&error),
     };
     match outcome {
@@ -48,7 +53,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environm
     }
 }
 
-fn run(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
+fn run(
+    arguments: &Arguments,
+    environment: Environment,
+    heap_allocations: fn() -> u64,
+) -> Result<(), Failure> {
     let mut sources = arguments.global.sources(environment);
     sources.flags.extend(arguments.command.settings());
     let config = sources.load()?;
@@ -58,7 +67,7 @@ fn run(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
         Command::Demo(_) => demo::run(&config, &mut output),
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
         Command::Topo(_) => topo::run(&config, &mut output),
-        Command::Bench(bench) => bench::run(bench, &config, &mut output),
+        Command::Bench(bench) => bench::run(bench, &config, &mut output, heap_allocations),
     }
 }
 

@@ -8,12 +8,13 @@ use glake_tiers::{Block, GpuPool};
 
 use super::super::Refusal;
 use super::failed;
+use crate::random::SplitMix;
 use crate::trace::BlockId;
 
 /// How long a stamp is.
 const LENGTH: u64 = 64;
 /// Where stamps lie inside a block.
-const STRIDE: u64 = 16 << 20;
+const STRIDE: usize = 16 << 20;
 
 /// Writes and compares stamps; its buffers are kept between blocks.
 #[derive(Debug, Default)]
@@ -67,7 +68,8 @@ impl Stamps {
     fn expect(&mut self, id: BlockId, at: u64, length: u64) {
         self.expected.clear();
         for word in (at..at + length).step_by(8) {
-            self.expected.extend_from_slice(&mixed(u64::from(id.0) << 40 ^ word).to_le_bytes());
+            self.expected
+                .extend_from_slice(&SplitMix::new(u64::from(id.0) << 40 ^ word).next().to_le_bytes());
         }
     }
 }
@@ -76,20 +78,13 @@ impl Stamps {
 fn places(pool: &GpuPool, block: Block) -> impl Iterator<Item = (u64, u64)> {
     let size = block.size.get();
     let length = LENGTH.min(size);
-    let first_boundary = STRIDE - (block.address.0 - pool.base().0) % STRIDE;
-    let boundaries = (first_boundary..size).step_by(STRIDE as usize).map(|at| at.saturating_sub(LENGTH / 2));
+    let stride = STRIDE as u64;
+    let first_boundary = stride - (block.address.0 - pool.base().0) % stride;
+    let boundaries = (first_boundary..size).step_by(STRIDE).map(|at| at.saturating_sub(LENGTH / 2));
     let inside = boundaries.filter(move |&at| at + length <= size).map(move |at| (at, length));
     [(0, length), (size - length, length)].into_iter().chain(inside)
 }
 
 fn address(block: Block, at: u64) -> glake_device::Address {
     glake_device::Address(block.address.0 + at)
-}
-
-/// SplitMix64's finish (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-fn mixed(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
