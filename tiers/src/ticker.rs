@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::GpuPool;
 
@@ -43,7 +43,17 @@ fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
             tracing::warn!(target: "glake::epochs", %error, "an epoch could not be recorded; the next one covers it");
         }
         drop(pool);
-        std::thread::sleep(interval);
+        pause(stop, interval);
+    }
+}
+
+/// Sleeps for the interval, or until told to stop: frees wake the thread too, and shall not make it tick more often.
+fn pause(stop: &AtomicBool, interval: Duration) {
+    let start = Instant::now();
+    while !stop.load(Ordering::Acquire)
+        && let Some(left) = interval.checked_sub(start.elapsed()).filter(|left| !left.is_zero())
+    {
+        std::thread::park_timeout(left);
     }
 }
 

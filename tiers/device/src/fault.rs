@@ -94,7 +94,9 @@ impl Faults {
     }
 
     fn around<T>(&self, call: Call, verb: impl FnOnce(&dyn Driver) -> Result<T>) -> Result<T> {
-        match self.state.lock().judge(call.verb) {
+        // The lock is let go of first: the call may wait for what another thread's call does.
+        let judged = self.state.lock().judge(call.verb);
+        match judged {
             Some(error) => Err(error.of(&call)),
             None => verb(&*self.inner),
         }

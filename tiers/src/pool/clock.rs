@@ -2,93 +2,75 @@
 //!
 //! An epoch is closed in the core and then recorded on the device, so that its event covers every free in it; a failed
 //! recording reopens nothing and loses nothing: the frees are covered by the next event, which covers more.
+//!
+//! Whoever waits on the host holds one event's lock and no other, so that everybody else's epochs go on.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use glake_device::DriverError;
 use glake_device::owned::Passed;
 use glake_stitch::Epoch;
+use parking_lot::Mutex;
 
+use super::execute::retry;
 use super::{GpuPool, Result};
+
+type Event = Arc<Mutex<glake_device::owned::Epoch>>;
 
 /// What was recorded and has not passed, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct EpochClock {
-    recorded: VecDeque<(Epoch, glake_device::owned::Epoch)>,
+    recorded: VecDeque<(Epoch, Event)>,
     passed: Option<Passed>,
 }
 
 impl EpochClock {
     pub(super) fn passed(&self) -> Option<Passed> {
-        self.passed.clone()
+        self.passed
     }
 
-    /// Records an epoch if anything was freed since the last one. While a capture is open nothing is recorded.
-    fn record(&mut self, pool: &GpuPool) -> Result<()> {
-        let mut core = pool.core.lock();
-        if core.uncovered().is_none() {
-            return Ok(());
-        }
-        let closed = core.close_epoch();
-        drop(core);
-        let failed = match pool.epochs.record(pool.devices()) {
+    /// Records an epoch; while a capture is open that is refused.
+    fn record(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
+        let closed = pool.core.lock().close_epoch();
+        match retry(|| pool.epochs.record(pool.devices())) {
             Ok(event) => {
-                self.recorded.push_back((closed, event));
-                return Ok(());
+                self.recorded.push_back((closed, Arc::new(Mutex::new(event))));
+                Ok(())
             }
-            Err(DriverError::Capturing { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
-        };
-        pool.core.lock().uncover();
-        pool.freed.store(true, Ordering::Release);
-        failed
+            Err(error) => {
+                pool.core.lock().uncover();
+                pool.freed.store(true, Ordering::Release);
+                Err(error)
+            }
+        }
     }
 
-    /// Tells the core what has passed.
-    fn poll(&mut self, pool: &GpuPool) -> Result<()> {
-        while let Some((epoch, event)) = self.recorded.front_mut() {
-            let Some(proof) = event.poll()? else { break };
-            let epoch = *epoch;
-            self.recorded.pop_front();
-            self.pass(pool, epoch, proof);
+    /// As [`EpochClock::record`], if anything was freed since the last one.
+    fn cover(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
+        let uncovered = pool.core.lock().uncovered();
+        uncovered.map_or(Ok(()), |_| self.record(pool))
+    }
+
+    /// Tells the core what has passed. An event that somebody waits for is theirs to tell of.
+    fn poll(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
+        while let Some((epoch, event)) = self.recorded.front() {
+            let Some(proof) = event.try_lock().map(|mut event| retry(|| event.poll())).transpose()? else {
+                break;
+            };
+            let Some(proof) = proof else { break };
+            self.pass(pool, *epoch, proof);
         }
         Ok(())
     }
 
     fn pass(&mut self, pool: &GpuPool, epoch: Epoch, proof: Passed) {
-        self.passed = Some(proof);
+        while self.recorded.pop_front_if(|(recorded, _)| *recorded <= epoch).is_some() {}
+        if self.passed.is_none_or(|before| before.sequence() < proof.sequence()) {
+            self.passed = Some(proof);
+        }
         pool.core.lock().pass_epoch(epoch);
-    }
-
-    /// Waits on the host until `epoch` has passed.
-    pub(super) fn wait(&mut self, pool: &GpuPool, epoch: Epoch) -> Result<()> {
-        while pool.core.lock().passed() < epoch {
-            if self.recorded.is_empty() {
-                self.record(pool)?;
-            }
-            let Some((next, mut event)) = self.recorded.pop_front() else {
-                return Err(DriverError::Capturing { verb: glake_device::Verb::EventRecordContext }.into());
-            };
-            match event.wait() {
-                Ok(proof) => self.pass(pool, next, proof),
-                Err(error) => {
-                    self.recorded.push_front((next, event));
-                    return Err(error.into());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Records what is uncovered and waits for all of it.
-    pub(super) fn settle(&mut self, pool: &GpuPool) -> Result<()> {
-        self.record(pool)?;
-        while let Some((epoch, _)) = self.recorded.front() {
-            let epoch = *epoch;
-            self.wait(pool, epoch)?;
-        }
-        Ok(())
     }
 }
 
@@ -99,16 +81,52 @@ impl GpuPool {
     /// # Errors
     /// What the driver answers; nothing is lost.
     pub fn tick(&self) -> Result<()> {
+        self.usable()?;
         let mut clock = self.clock.lock();
         if self.freed.swap(false, Ordering::AcqRel) {
-            clock.record(self)?;
+            match clock.cover(self) {
+                Ok(()) | Err(DriverError::Capturing { .. }) => {}
+                Err(error) => return Err(self.failed(error)),
+            }
         }
-        clock.poll(self)
+        clock.poll(self).map_err(|error| self.failed(error))
     }
 
     /// Whether frees wait to be covered or to pass: then [`GpuPool::tick`] has something to do.
     pub fn is_ticking(&self) -> bool {
-        self.freed.load(Ordering::Acquire) || !self.clock.lock().recorded.is_empty()
+        let waiting = self.freed.load(Ordering::Acquire) || !self.clock.lock().recorded.is_empty();
+        waiting && self.usable().is_ok()
+    }
+
+    /// Waits until everything that was freed before this call may be taken by anyone.
+    ///
+    /// # Errors
+    /// What the driver answers; [`DriverError::Capturing`] while a capture is open and frees wait for its end.
+    pub fn settle(&self) -> Result<()> {
+        self.usable()?;
+        let last = {
+            let mut clock = self.clock.lock();
+            clock.cover(self).map_err(|error| self.failed(error))?;
+            clock.recorded.back().map(|(epoch, _)| *epoch)
+        };
+        last.map_or(Ok(()), |epoch| self.wait(epoch))
+    }
+
+    /// Waits on the host until `epoch` has passed.
+    pub(super) fn wait(&self, epoch: Epoch) -> Result<()> {
+        loop {
+            let mut clock = self.clock.lock();
+            if self.core.lock().passed() >= epoch {
+                return Ok(());
+            }
+            let Some((next, event)) = clock.recorded.iter().find(|(next, _)| *next >= epoch).cloned() else {
+                clock.record(self).map_err(|error| self.failed(error))?;
+                continue;
+            };
+            drop(clock);
+            let proof = retry(|| event.lock().wait()).map_err(|error| self.failed(error))?;
+            self.clock.lock().pass(self, next, proof);
+        }
     }
 
     /// The thread to wake when there is something to do again.

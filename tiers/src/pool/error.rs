@@ -57,13 +57,13 @@ pub enum PoolError {
 impl PoolError {
     /// Whether there was not enough memory.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(
-            self,
-            PoolError::DeviceFull { .. }
-                | PoolError::Refused {
-                    source: StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. },
-                    ..
-                }
-        )
+        match self {
+            PoolError::DeviceFull { .. } => true,
+            PoolError::Refused { source, .. } => {
+                matches!(source, StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. })
+            }
+            PoolError::Driver(error) => error.is_out_of_memory(),
+            _ => false,
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! A plan's steps on the driver, and their undoing.
 
-use glake_device::owned::{Extent, Mapping, Passed};
+use glake_device::owned::{Extent, Mapping, Passed, Sequence};
 use glake_device::{DriverError, ExtentProperties, Place};
 use glake_stitch::{ExtentId, Plan, Step};
 use glake_units::Bytes;
@@ -40,7 +40,7 @@ impl GpuPool {
             Step::Map { extent, offset, .. } => self.map(held, *extent, *offset).map(|_| ()),
             Step::Access { offset, size } => self.give_access(*offset, *size),
             Step::Unmap { offset, extents, .. } => {
-                let proof = self.proof()?;
+                let proof = self.proof();
                 let mappings = mappings(held, *offset, extents);
                 self.reservation.retire(&mappings, proof.sequence())?;
                 let unmapped = retry(|| self.reservation.unmap(&mappings, &proof));
@@ -70,13 +70,10 @@ impl GpuPool {
     /// Undoes the steps that were done, last first; returns the error to report.
     fn undo(&self, held: &mut Held, done: &[Step], error: DriverError) -> PoolError {
         let undone = done.iter().rev().try_for_each(|step| self.undo_step(held, step));
-        let cause = match (undone, error.is_sticky()) {
-            (Ok(()), false) => return PoolError::Driver(error),
-            (Ok(()), true) => error.to_string(),
-            (Err(second), _) => format!("{error}; and undoing it: {second}"),
-        };
-        let cause = self.poison.get_or_init(|| cause).clone();
-        PoolError::Poisoned { device: self.device, cause }
+        match undone {
+            Ok(()) => self.failed(error),
+            Err(second) => self.poisoned(format!("{error}; and undoing it: {second}")),
+        }
     }
 
     fn undo_step(&self, held: &mut Held, step: &Step) -> std::result::Result<(), DriverError> {
@@ -85,9 +82,12 @@ impl GpuPool {
                 held.extents.remove(extent);
                 Ok(())
             }
-            // Nobody was told of the address, so no work can use it.
+            // Nobody was told of the address, so no work can use it, and nothing is waited for: a wait for the whole
+            // context would break a capture.
             Step::Map { offset, size, .. } => {
-                self.reservation.unmap_now(&[Mapping { offset: *offset, size: *size }])
+                let mapping = [Mapping { offset: *offset, size: *size }];
+                self.reservation.retire(&mapping, Sequence::START)?;
+                retry(|| self.reservation.unmap(&mapping, &self.epochs.start()))
             }
             Step::Unmap { offset, size, extents } => {
                 for mapping in mappings(held, *offset, extents).iter().zip(extents) {
@@ -99,10 +99,10 @@ impl GpuPool {
         }
     }
 
-    /// The latest completion: what the core says has passed was enqueued before it was recorded.
-    fn proof(&self) -> std::result::Result<Passed, DriverError> {
-        let latest = self.clock.lock().passed();
-        latest.map_or_else(|| self.epochs.synchronize(self.devices()), Ok)
+    /// The latest completion: what the core says has passed was enqueued before it was recorded. Before the first one
+    /// the core gives back only what was never handed out.
+    fn proof(&self) -> Passed {
+        self.clock.lock().passed().unwrap_or_else(|| self.epochs.start())
     }
 }
 
@@ -120,7 +120,7 @@ fn mappings(held: &Held, offset: Bytes, extents: &[ExtentId]) -> Vec<Mapping> {
 }
 
 /// Asks again while the device is busy.
-fn retry<T>(
+pub(super) fn retry<T>(
     mut call: impl FnMut() -> std::result::Result<T, DriverError>,
 ) -> std::result::Result<T, DriverError> {
     for _ in 1..ATTEMPTS {

@@ -13,6 +13,7 @@
 //! Invariant: every extent of the core is a key of `held.extents` between two plans, mapped where the core says.
 
 mod clock;
+mod edge;
 mod error;
 mod execute;
 mod stream;
@@ -20,8 +21,10 @@ mod stream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Extent, OwnedEvent, Reservation};
-use glake_device::{Access, Address, DeviceId, Driver, ExtentProperties, Place, Protection, Stream};
+use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Extent, Reservation};
+use glake_device::{
+    Access, Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Protection, Stream,
+};
 use glake_stitch::{
     Allocator, Broken, Counters, DomainId, DomainOptions, ExtentId, Grant, Outcome, Plan, Request, Segment,
     Settings, Stats, StitchError, StreamKey,
@@ -31,6 +34,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use clock::EpochClock;
+use edge::Edges;
 pub use error::PoolError;
 pub use stream::PoolStream;
 
@@ -75,8 +79,7 @@ pub struct GpuPool {
     freed: AtomicBool,
     /// Woken by the first free after a pause.
     sleeper: OnceLock<std::thread::Thread>,
-    /// For completion edges: recorded and waited for in one go.
-    edge: Mutex<OwnedEvent>,
+    edges: Edges,
     access: Vec<Access>,
     poison: OnceLock<String>,
 }
@@ -97,7 +100,7 @@ impl GpuPool {
         let core = Allocator::new(settings).map_err(|source| PoolError::Refused { device, source })?;
         let epochs = Epochs::new(driver.clone());
         let reservation = Reservation::new(&epochs, device, core.address_space())?;
-        let edge = Mutex::new(OwnedEvent::new(&driver, device, false)?);
+        let edges = Edges::new(&driver, device)?;
         let held = Held {
             extents: FxHashMap::default(),
             properties: FxHashMap::from_iter([(Allocator::default_domain(), properties)]),
@@ -113,7 +116,7 @@ impl GpuPool {
             clock: Mutex::default(),
             freed: AtomicBool::new(false),
             sleeper: OnceLock::new(),
-            edge,
+            edges,
             access: vec![Access { device, protection: Protection::ReadWrite }],
             poison: OnceLock::new(),
         })
@@ -138,15 +141,22 @@ impl GpuPool {
     /// # Errors
     /// As [`GpuPool::malloc`].
     pub fn malloc_in(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
+        self.usable()?;
         let request = Request { size, stream: stream.key, domain };
-        let hit = self.core.lock().take(&request);
-        let grant = match hit {
-            Some(grant) => grant,
-            None => self.malloc_slowly(&request, stream)?,
+        let grant = loop {
+            let hit = {
+                let mut core = self.core.lock();
+                core.take(&request).map(|grant| self.edges.owe(grant, stream.key))
+            };
+            let grant = match hit {
+                Some(grant) => grant,
+                None => self.malloc_slowly(&request, stream)?,
+            };
+            let ordered = !grant.edge && grant.waits.is_empty();
+            if ordered || self.order(&grant, stream)? {
+                break grant;
+            }
         };
-        if grant.edge || !grant.waits.is_empty() {
-            self.order(&grant, stream)?;
-        }
         Ok(Block { address: self.address(grant.offset), size: grant.size })
     }
 
@@ -157,13 +167,9 @@ impl GpuPool {
     pub fn free(&self, address: Address) -> Result<Bytes> {
         let offset = self.offset(address)?;
         let freed = self.core.lock().free(offset);
-        if !self.freed.load(Ordering::Relaxed) {
-            self.freed.store(true, Ordering::Release);
-            if let Some(sleeper) = self.sleeper.get() {
-                sleeper.unpark();
-            }
-        }
-        freed.map_err(|_| PoolError::UnknownAddress { device: self.device, address })
+        let freed = freed.map_err(|_| PoolError::UnknownAddress { device: self.device, address })?;
+        self.note_freed();
+        Ok(freed)
     }
 
     /// Says that work of another stream uses a block; returns whether a block of this pool begins there.
@@ -182,22 +188,14 @@ impl GpuPool {
     /// # Errors
     /// [`PoolError::Driver`]: the pool is as it was; [`PoolError::Poisoned`].
     pub fn trim(&self, keep: Bytes) -> Result<Bytes> {
-        let mut held = self.growth()?;
         self.tick()?;
+        let mut held = self.growth()?;
         let before = self.core.lock().reserved_bytes();
         let plan = self.core.lock().plan_trim(keep);
         if let Some(plan) = plan {
-            self.carry_out(&mut held, &plan)?;
+            self.carry_out(&mut held, &plan, StreamKey::default())?;
         }
         Ok(before.saturating_sub(self.core.lock().reserved_bytes()))
-    }
-
-    /// Waits until everything that was freed before this call may be taken by anyone.
-    ///
-    /// # Errors
-    /// What the driver answers; [`glake_device::DriverError::Capturing`] while a capture is open.
-    pub fn settle(&self) -> Result<()> {
-        self.clock.lock().settle(self)
     }
 
     /// A new owner of extents, with properties of its own; `None`: plain memory of this GPU.
@@ -215,8 +213,9 @@ impl GpuPool {
     /// [`PoolError::Refused`] where there is no such domain.
     pub fn release_domain(&self, domain: DomainId) -> Result<()> {
         let released = self.core.lock().release_domain(domain);
-        self.freed.store(true, Ordering::Release);
-        released.map_err(|source| self.refused(source))
+        released.map_err(|source| self.refused(source))?;
+        self.note_freed();
+        Ok(())
     }
 
     /// Changes the most that may be reserved, as a part of the device's memory.
@@ -282,7 +281,8 @@ impl GpuPool {
     /// # Errors
     /// [`PoolError::UnknownAddress`] outside the pool; the driver's answer where nothing is mapped.
     pub fn read(&self, from: Address, into: &mut [u8]) -> Result<()> {
-        Ok(self.reservation.read(self.offset(from)?, into)?)
+        self.usable()?;
+        self.reservation.read(self.offset(from)?, into).map_err(|error| self.failed(error))
     }
 
     /// Copies bytes of the host into a block and returns when they are there.
@@ -290,38 +290,53 @@ impl GpuPool {
     /// # Errors
     /// As [`GpuPool::read`].
     pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
-        Ok(self.reservation.write(self.offset(to)?, bytes)?)
+        self.usable()?;
+        self.reservation.write(self.offset(to)?, bytes).map_err(|error| self.failed(error))
     }
 
     fn malloc_slowly(&self, request: &Request, stream: PoolStream) -> Result<Grant> {
-        let mut held = self.growth()?;
-        held.streams.insert(stream.key, stream.raw);
         self.epochs.know(self.device, stream.raw);
         self.tick()?;
+        let mut held = self.growth()?;
+        held.streams.insert(stream.key, stream.raw);
         let mut grow = true;
         loop {
-            let outcome = self.core.lock().plan(request, grow);
+            let outcome = {
+                let mut core = self.core.lock();
+                core.plan(request, grow).map(|outcome| match outcome {
+                    Outcome::Ready(grant) => Outcome::Ready(self.edges.owe(grant, request.stream)),
+                    other => other,
+                })
+            };
             match outcome.map_err(|source| self.out_of_memory(source, grow))? {
                 Outcome::Ready(grant) => return Ok(grant),
-                Outcome::Work(plan) => match self.carry_out(&mut held, &plan) {
+                Outcome::Work(plan) => match self.carry_out(&mut held, &plan, request.stream) {
                     Ok(Some(grant)) => {
                         self.report_stitch(&plan, request);
-                        self.collect(&mut held)?;
+                        self.collect(&mut held, request.stream);
                         return Ok(grant);
                     }
                     Ok(None) => grow = true,
                     Err(PoolError::Driver(error)) if error.is_out_of_memory() && grow => grow = false,
                     Err(error) => return Err(error),
                 },
-                Outcome::Wait(epoch) => self.clock.lock().wait(self, epoch)?,
+                // What is waited for may need memory of another thread first.
+                Outcome::Wait(epoch) => {
+                    drop(held);
+                    self.wait(epoch)?;
+                    held = self.growth()?;
+                }
             }
         }
     }
 
     /// Executes a plan and commits it, or undoes and aborts it.
-    fn carry_out(&self, held: &mut Held, plan: &Plan) -> Result<Option<Grant>> {
+    fn carry_out(&self, held: &mut Held, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
         match self.execute(held, plan) {
-            Ok(()) => Ok(self.core.lock().commit(plan.id)),
+            Ok(()) => {
+                let mut core = self.core.lock();
+                Ok(core.commit(plan.id).map(|grant| self.edges.owe(grant, stream)))
+            }
             Err(error) => {
                 self.core.lock().abort(plan.id);
                 Err(error)
@@ -329,31 +344,14 @@ impl GpuPool {
         }
     }
 
-    /// Unmaps idle aliases above their limit.
-    fn collect(&self, held: &mut Held) -> Result<()> {
+    /// Unmaps idle aliases above their limit. The block that made them too many is there all the same: where this fails
+    /// they stay, for the next time.
+    fn collect(&self, held: &mut Held, stream: StreamKey) {
         let plan = self.core.lock().plan_due_collection();
-        plan.map_or(Ok(()), |plan| self.carry_out(held, &plan).map(|_| ()))
-    }
-
-    /// Makes a stream wait, on the device, for what its new block's bytes were last used by.
-    fn order(&self, grant: &Grant, stream: PoolStream) -> Result<()> {
-        let edge = self.edge.lock();
-        let own = grant.edge.then_some(stream.raw);
-        let lenders: Vec<Stream> = match grant.waits.is_empty() {
-            true => Vec::new(),
-            false => {
-                let held = self.held.lock();
-                grant.waits.iter().filter_map(|key| held.streams.get(key).copied()).collect()
-            }
-        };
-        let ordered = own.into_iter().chain(lenders).try_for_each(|source| {
-            edge.record(source)?;
-            self.driver.stream_wait_event(self.device, stream.raw, edge.id())
-        });
-        ordered.map_err(|error| {
-            let _ = self.core.lock().free(grant.offset);
-            PoolError::from(error)
-        })
+        let done = plan.map_or(Ok(None), |plan| self.carry_out(held, &plan, stream));
+        if let Err(error) = done {
+            tracing::warn!(target: "glake::stitch", %error, "idle aliases could not be unmapped");
+        }
     }
 
     fn report_stitch(&self, plan: &Plan, request: &Request) {
@@ -374,9 +372,33 @@ impl GpuPool {
     /// The growth lock, if the pool is still of use.
     fn growth(&self) -> Result<MutexGuard<'_, Held>> {
         let held = self.held.lock();
+        self.usable().map(|()| held)
+    }
+
+    fn usable(&self) -> Result<()> {
         match self.poison.get() {
             Some(cause) => Err(PoolError::Poisoned { device: self.device, cause: cause.clone() }),
-            None => Ok(held),
+            None => Ok(()),
+        }
+    }
+
+    /// The error to report for the driver's answer; a lost context ends the pool.
+    fn failed(&self, error: DriverError) -> PoolError {
+        if error.is_sticky() { self.poisoned(error.to_string()) } else { PoolError::Driver(error) }
+    }
+
+    fn poisoned(&self, cause: String) -> PoolError {
+        let cause = self.poison.get_or_init(|| cause).clone();
+        PoolError::Poisoned { device: self.device, cause }
+    }
+
+    /// There is something for an epoch to cover: wakes who records it.
+    fn note_freed(&self) {
+        if !self.freed.load(Ordering::Relaxed) {
+            self.freed.store(true, Ordering::Release);
+            if let Some(sleeper) = self.sleeper.get() {
+                sleeper.unpark();
+            }
         }
     }
 

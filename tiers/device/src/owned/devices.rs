@@ -9,6 +9,8 @@ pub struct DeviceSet(u64);
 impl DeviceSet {
     /// No device.
     pub const EMPTY: DeviceSet = DeviceSet(0);
+    /// Every device.
+    pub const ALL: DeviceSet = DeviceSet(u64::MAX);
 
     /// One device; none where the id is past 63.
     pub const fn of(device: DeviceId) -> DeviceSet {

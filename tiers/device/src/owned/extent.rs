@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use crate::{Driver, ExtentProperties, Handle, Result};
+use crate::{Driver, DriverError, ExtentProperties, Handle, Result};
+
+/// How often a busy device is asked again to release before the memory is leaked: about 100 ms.
+const ATTEMPTS: u32 = 1000;
+const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
 
 /// A piece of physical memory. It may be mapped many times; the bytes live until it is dropped and the last
 /// mapping is gone, so dropping it is safe at any time.
@@ -63,7 +67,12 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        // SAFETY: the handle is alive and this owner's. Mappings keep the memory. A failure leaks it.
-        let _ = unsafe { self.driver.release(self.handle) };
+        for _ in 0..ATTEMPTS {
+            // SAFETY: the handle is alive and this owner's. Mappings keep the memory. A failure leaks it.
+            match unsafe { self.driver.release(self.handle) } {
+                Err(DriverError::NotReady { .. }) => std::thread::sleep(PAUSE),
+                _ => return,
+            }
+        }
     }
 }
