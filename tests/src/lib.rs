@@ -1,1 +1,3 @@
 //! Scenarios over the public API.
+
+pub mod pool;

@@ -1,0 +1,122 @@
+//! A pool on a simulated GPU.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::owned::{OwnedEvent, OwnedStream};
+use glake_device::sim::{Clock, SimOptions, SimTopology, Simulator};
+use glake_device::{DeviceId, Driver, Faults, Recorder};
+use glake_stitch::{Borrow, Settings};
+use glake_tiers::{GpuPool, PoolOptions, PoolStream};
+use glake_units::Bytes;
+
+/// What a bed is made like.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// The GPU's memory.
+    pub memory: Bytes,
+    /// The size of extents.
+    pub extent: Bytes,
+    /// Reuse across streams.
+    pub borrow: Borrow,
+    /// What time is.
+    pub clock: Clock,
+}
+
+impl Default for Shape {
+    /// 64 MiB in extents of 4 MiB, in virtual time.
+    fn default() -> Self {
+        let (memory, extent) = (Bytes::mib(64), Bytes::mib(4));
+        Shape { memory, extent, borrow: Borrow::Completed, clock: Clock::Virtual }
+    }
+}
+
+/// A pool over faults over a recorder over a simulator: what is made to fail does not reach the log.
+#[derive(Debug)]
+pub struct Bed {
+    /// The device.
+    pub sim: Arc<Simulator>,
+    /// What reaches it.
+    pub recorder: Arc<Recorder>,
+    /// What does not.
+    pub faults: Arc<Faults>,
+    /// All of it, as the pool sees it.
+    pub driver: Arc<dyn Driver>,
+    /// The pool.
+    pub pool: Arc<GpuPool>,
+}
+
+/// A stream, as the device and as the pool know it.
+#[derive(Debug)]
+pub struct Lane {
+    sim: Arc<Simulator>,
+    stream: OwnedStream,
+    event: OwnedEvent,
+    /// As the pool knows it.
+    pub pool: PoolStream,
+}
+
+/// The only GPU of a bed.
+pub(super) const GPU: DeviceId = DeviceId(0);
+
+#[allow(clippy::unwrap_used)]
+impl Bed {
+    /// A new device with a pool on it.
+    pub fn new(shape: Shape) -> Self {
+        let topology = SimTopology::uniform(1, shape.memory);
+        let options = SimOptions { topology, clock: shape.clock, ..SimOptions::default() };
+        let sim = Arc::new(Simulator::new(options).unwrap());
+        let recorder = Arc::new(Recorder::measured(sim.clone()).with_log());
+        let faults = Arc::new(Faults::new(recorder.clone()));
+        let driver: Arc<dyn Driver> = faults.clone();
+        let mut settings = Settings::for_memory(shape.memory);
+        settings.extent = shape.extent;
+        settings.borrow = shape.borrow;
+        let options = PoolOptions { settings: Some(settings) };
+        let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
+        Bed { sim, recorder, faults, driver, pool }
+    }
+
+    /// A new stream.
+    pub fn lane(&self) -> Lane {
+        let device: Arc<dyn Driver> = self.sim.clone();
+        let stream = OwnedStream::new(&device, GPU).unwrap();
+        let event = OwnedEvent::new(&device, GPU, false).unwrap();
+        let pool = PoolStream::of(&*device, GPU, stream.id()).unwrap();
+        Lane { sim: self.sim.clone(), stream, event, pool }
+    }
+
+    /// How many calls have reached the device.
+    pub fn calls(&self) -> u64 {
+        self.recorder.counters().calls()
+    }
+
+    /// Lets time pass until nothing enqueued is left that can be done.
+    pub fn run_dry(&self) {
+        while self.sim.step() {}
+    }
+}
+
+#[allow(clippy::unwrap_used)]
+impl Lane {
+    /// Enqueues work that takes time and touches nothing.
+    pub fn busy(&self, time: Duration) {
+        self.sim.enqueue_kernel(GPU, self.pool.raw, &[], &[], time, |_| {}).unwrap();
+    }
+
+    /// Makes what is enqueued here from now on wait for what was enqueued there so far.
+    pub fn follows(&self, other: &Lane) {
+        other.event.record(other.pool.raw).unwrap();
+        self.stream.wait_for(other.event.id()).unwrap();
+    }
+
+    /// Waits on the host for its work.
+    pub fn synchronize(&self) {
+        self.stream.synchronize().unwrap();
+    }
+
+    /// The simulator that it is a stream of.
+    pub fn sim(&self) -> &Arc<Simulator> {
+        &self.sim
+    }
+}

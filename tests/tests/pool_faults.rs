@@ -1,0 +1,336 @@
+//! A driver call that fails, each in turn, in every kind of plan.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use glake_device::{DeviceId, Fault, Injected, Verb, When};
+use glake_stitch::DomainOptions;
+use glake_tests::pool::{Bed, Lane, Picture, Shape, Stamp};
+use glake_tiers::{Block, PoolError};
+use glake_units::Bytes;
+
+/// A pool made ready for a plan, with live blocks that the plan must not disturb.
+struct Scene {
+    bed: Bed,
+    one: Lane,
+    two: Lane,
+    live: Vec<Stamp>,
+}
+
+type Answer = Result<Option<Block>, PoolError>;
+
+/// What is asked of a scene.
+struct Case {
+    name: &'static str,
+    ready: fn(&mut Scene),
+    ask: fn(&Scene) -> Answer,
+    /// Verbs that it must need, so that a case stays what it is called.
+    needs: &'static [Verb],
+    /// Whether a failure may come after the plan was carried out: then its memory stays, free.
+    late: bool,
+}
+
+impl Scene {
+    fn of(case: &Case) -> Self {
+        let bed = Bed::new(Shape::default());
+        let (one, two) = (bed.lane(), bed.lane());
+        let mut scene = Scene { bed, one, two, live: Vec::new() };
+        (case.ready)(&mut scene);
+        scene.bed.recorder.take_log();
+        scene
+    }
+
+    fn add(&mut self, mib: u64) -> Block {
+        let block = self.bed.pool.malloc(Bytes::mib(mib), self.one.pool).unwrap();
+        self.stamp(block);
+        block
+    }
+
+    fn stamp(&mut self, block: Block) {
+        let stamp = Stamp { block, seed: block.address.0 };
+        stamp.write_now(&self.bed.pool).unwrap();
+        self.live.push(stamp);
+    }
+
+    fn free(&mut self, index: usize) {
+        let stamp = self.live.remove(index);
+        stamp.assert_on(&self.bed.pool);
+        self.bed.pool.free(stamp.block.address).unwrap();
+    }
+
+    /// A kernel is under way that keeps epochs from passing.
+    fn busy(&self) {
+        self.two.busy(Duration::from_millis(1));
+    }
+
+    /// Fills the GPU with blocks of 8 MiB and frees every second one.
+    fn holes(&mut self, blocks: usize, holes: usize) {
+        for _ in 0..blocks {
+            self.add(8);
+        }
+        (0..holes).for_each(|index| self.free(index));
+    }
+
+    /// A stitched block over three holes.
+    fn stitched(&mut self) -> Block {
+        self.holes(8, 3);
+        self.bed.pool.settle().unwrap();
+        let block = self.add(20);
+        assert_eq!(self.bed.pool.counters().stitches, 1);
+        block
+    }
+
+    fn malloc(&self, size: Bytes, lane: &Lane) -> Answer {
+        self.bed.pool.malloc(size, lane.pool).map(Some)
+    }
+
+    fn fail(&self, when: When, error: Injected) {
+        self.bed.faults.set(&[Fault { verb: None, when, error }]);
+    }
+
+    /// The pool is whole and every live block holds its bytes.
+    fn check(&self, what: &str) {
+        self.bed.pool.check().unwrap_or_else(|broken| panic!("{what}: {broken}"));
+        self.live.iter().for_each(|stamp| stamp.assert_on(&self.bed.pool));
+    }
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "first growth",
+        ready: |_| (),
+        ask: |scene| scene.malloc(Bytes::mib(20), &scene.one),
+        needs: &[Verb::Create, Verb::Map, Verb::SetAccess],
+        late: false,
+    },
+    Case {
+        name: "extension",
+        ready: |scene| _ = scene.add(6),
+        ask: |scene| scene.malloc(Bytes::mib(10), &scene.one),
+        needs: &[Verb::Create, Verb::Map, Verb::SetAccess],
+        late: false,
+    },
+    Case {
+        name: "stitch without growth",
+        ready: |scene| {
+            scene.holes(8, 3);
+            scene.bed.pool.settle().unwrap();
+        },
+        ask: |scene| scene.malloc(Bytes::mib(20), &scene.one),
+        needs: &[Verb::Map, Verb::SetAccess],
+        late: false,
+    },
+    Case {
+        name: "stitch with growth",
+        ready: |scene| {
+            scene.holes(6, 2);
+            scene.bed.pool.settle().unwrap();
+        },
+        ask: |scene| scene.malloc(Bytes::mib(28), &scene.one),
+        needs: &[Verb::Create, Verb::Map, Verb::SetAccess],
+        late: false,
+    },
+    Case {
+        name: "stitch of pending bytes",
+        ready: |scene| {
+            scene.holes(8, 3);
+            scene.busy();
+        },
+        ask: |scene| scene.malloc(Bytes::mib(20), &scene.one),
+        needs: &[
+            Verb::Map,
+            Verb::SetAccess,
+            Verb::EventRecordContext,
+            Verb::EventRecord,
+            Verb::StreamWaitEvent,
+        ],
+        late: true,
+    },
+    Case {
+        name: "home of bytes last used in an alias",
+        ready: |scene| {
+            scene.stitched();
+            scene.free(scene.live.len() - 1);
+            scene.busy();
+        },
+        ask: |scene| scene.malloc(Bytes::mib(8), &scene.one),
+        needs: &[Verb::EventRecord, Verb::StreamWaitEvent],
+        late: true,
+    },
+    Case {
+        name: "slabs",
+        ready: |scene| _ = scene.add(8),
+        ask: |scene| scene.malloc(Bytes::kib(700), &scene.one),
+        needs: &[Verb::Create, Verb::Map, Verb::SetAccess],
+        late: false,
+    },
+    Case {
+        name: "trim",
+        ready: |scene| {
+            scene.stitched();
+            scene.free(scene.live.len() - 1);
+            scene.bed.pool.settle().unwrap();
+        },
+        ask: |scene| scene.bed.pool.trim(Bytes::ZERO).map(|_| None),
+        needs: &[Verb::Unmap, Verb::Release],
+        late: false,
+    },
+    Case {
+        name: "memory of another domain",
+        ready: |scene| {
+            scene.add(8);
+            let domain = scene.bed.pool.add_domain(DomainOptions::private_pool(), None);
+            let block = scene.bed.pool.malloc_in(domain, Bytes::mib(40), scene.one.pool).unwrap();
+            scene.bed.pool.free(block.address).unwrap();
+            scene.bed.pool.settle().unwrap();
+        },
+        ask: |scene| scene.malloc(Bytes::mib(40), &scene.one),
+        needs: &[Verb::Unmap, Verb::Release, Verb::Create, Verb::Map, Verb::SetAccess],
+        late: true,
+    },
+    Case {
+        name: "a wait for another stream",
+        ready: |scene| {
+            scene.holes(8, 4);
+            scene.busy();
+        },
+        ask: |scene| scene.malloc(Bytes::mib(8), &scene.two),
+        needs: &[Verb::EventRecordContext, Verb::EventQuery, Verb::EventSynchronize],
+        late: false,
+    },
+];
+
+/// The verbs that a case needs, in order.
+fn verbs(case: &Case) -> Vec<Verb> {
+    let scene = Scene::of(case);
+    (case.ask)(&scene).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+    let verbs: Vec<Verb> = scene.bed.recorder.take_log().iter().map(|logged| logged.call.verb).collect();
+    assert!(case.needs.iter().all(|verb| verbs.contains(verb)), "{}: {verbs:?}", case.name);
+    verbs
+}
+
+/// Runs a case for each of its calls, with that call named.
+fn each_call(mut run: impl FnMut(&Case, u64, Verb, &str)) {
+    for case in CASES {
+        for (n, verb) in (1..).zip(verbs(case)) {
+            run(case, n, verb, &format!("{}, call {n} ({verb:?})", case.name));
+        }
+    }
+}
+
+/// The answer is a block that can be used, which leaves the others alone; then the same can be asked again.
+fn used(scene: &mut Scene, answer: Option<Block>, what: &str) {
+    if let Some(block) = answer {
+        scene.stamp(block);
+    }
+    scene.check(what);
+}
+
+fn fails(error: Injected) {
+    each_call(|case, n, verb, what| {
+        let mut scene = Scene::of(case);
+        let before = Picture::of(&scene.bed);
+        scene.fail(When::Nth(n), error);
+        let answer = (case.ask)(&scene);
+        scene.bed.faults.set(&[]);
+        match answer {
+            // Another way was found, or nothing depended on it.
+            Ok(block) => used(&mut scene, block, what),
+            Err(error) => {
+                assert!(!matches!(error, PoolError::Poisoned { .. }), "{what}: {error}");
+                assert_eq!(error.is_out_of_memory(), error.to_string().contains("memory"), "{what}: {error}");
+                scene.check(what);
+                if !case.late {
+                    assert_eq!(Picture::of(&scene.bed), before, "{what}: the pool is not as it was");
+                }
+                let again = (case.ask)(&scene).unwrap_or_else(|error| panic!("{what}, again: {error}"));
+                used(&mut scene, again, what);
+            }
+        }
+        // A release that fails leaks: nobody can say whether the memory is there.
+        if verb != Verb::Release {
+            empties(scene, what);
+        }
+    });
+}
+
+/// Everything can be freed and given back.
+fn empties(mut scene: Scene, what: &str) {
+    while !scene.live.is_empty() {
+        scene.free(0);
+    }
+    scene.bed.pool.settle().unwrap();
+    scene.bed.pool.trim(Bytes::ZERO).unwrap();
+    glake_tests::pool::assert_empty(&scene.bed.pool);
+    let census = scene.bed.sim.census();
+    assert_eq!((census.mappings, census.extents), (0, 0), "{what}");
+}
+
+#[test]
+fn a_failure_leaves_the_pool_as_it_was() {
+    fails(Injected::Failed(999));
+}
+
+#[test]
+fn no_memory_leaves_the_pool_as_it_was_or_finds_another_way() {
+    fails(Injected::OutOfMemory);
+}
+
+#[test]
+fn a_busy_device_is_asked_again() {
+    each_call(|case, n, _, what| {
+        let mut scene = Scene::of(case);
+        scene.fail(When::Nth(n), Injected::NotReady);
+        let answer = (case.ask)(&scene).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(scene.bed.faults.injected(), 1, "{what}");
+        used(&mut scene, answer, what);
+        empties(scene, what);
+    });
+}
+
+/// With two devices' worth of calls failing for good the pool says so, with the cause, and nothing else happens.
+#[test]
+fn a_lost_context_is_reported_as_itself() {
+    each_call(|case, n, verb, what| {
+        let scene = Scene::of(case);
+        scene.fail(When::From(n), Injected::Sticky(700));
+        let answer = (case.ask)(&scene);
+        // A release says nothing: the next call is told.
+        assert!(verb == Verb::Release || answer.is_err(), "{what}");
+        let poisoned = |answer: Result<(), PoolError>| {
+            let Err(error @ PoolError::Poisoned { .. }) = answer else { panic!("{what}: {answer:?}") };
+            assert!(error.to_string().contains("700"), "{error}");
+            assert!(!error.is_out_of_memory());
+        };
+        if answer.is_err() {
+            poisoned(answer.map(drop));
+        }
+        let pool = &scene.bed.pool;
+        poisoned(pool.malloc(Bytes::mib(16), scene.one.pool).map(drop));
+        let calls = scene.bed.calls();
+        poisoned(pool.malloc(Bytes::new(1), scene.two.pool).map(drop));
+        poisoned(pool.malloc(Bytes::mib(8), scene.one.pool).map(drop));
+        poisoned(pool.trim(Bytes::ZERO).map(drop));
+        poisoned(pool.settle());
+        poisoned(pool.tick());
+        poisoned(pool.read(pool.base(), &mut [0]));
+        assert!(!pool.is_ticking(), "{what}");
+        // Frees are bookkeeping: a program that unwinds is not hindered.
+        scene.live.iter().for_each(|stamp| assert!(pool.free(stamp.block.address).is_ok()));
+        assert_eq!(scene.bed.calls(), calls, "{what}: the driver was asked");
+    });
+}
+
+/// The rest of a device that others hold is not an error of the pool's own account.
+#[test]
+fn a_device_that_others_fill_is_reported_as_that() {
+    let bed = Bed::new(Shape::default());
+    let lane = bed.lane();
+    let held = bed.sim.plain_alloc(DeviceId(0), Bytes::mib(40)).unwrap();
+    let error = bed.pool.malloc(Bytes::mib(30), lane.pool).unwrap_err();
+    assert!(matches!(error, PoolError::DeviceFull { .. }) && error.is_out_of_memory(), "{error}");
+    assert_eq!(bed.sim.census().extents, 1);
+    bed.sim.plain_free(held).unwrap();
+    bed.pool.malloc(Bytes::mib(30), lane.pool).unwrap();
+}

@@ -1,0 +1,261 @@
+//! Random programs on a pool, with real bytes: every block is marked by a kernel of its stream and looked at before it is
+//! freed; the device refuses whatever no event orders, so a byte given away too early is refused or seen.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use glake_device::owned::CaptureHold;
+use glake_device::sim::{Census, Simulator};
+use glake_device::{DeviceId, DriverError};
+use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
+use glake_tests::pool::{Bed, Lane, Ledger, Shape, Stamp, Verdicts, assert_empty};
+use glake_tiers::{Block, PoolError};
+use glake_units::Bytes;
+use proptest::prelude::*;
+
+const GPU: DeviceId = DeviceId(0);
+/// The last one is the one that captures.
+const STREAMS: usize = 4;
+const CAPTURING: usize = STREAMS - 1;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Malloc { size: u64, stream: usize, domain: usize },
+    Free { which: usize },
+    Use { which: usize, stream: usize },
+    Step { count: usize },
+    Tick,
+    Settle,
+    Trim { keep: u64 },
+    Fraction { eighths: u32 },
+    AddDomain { private: bool },
+    ReleaseDomain { which: usize },
+    Capture,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let size = prop_oneof![3 => 1..1u64 << 20, 4 => 1 << 20..12u64 << 20, 1 => 12 << 20..70u64 << 20];
+    prop_oneof![
+        14 => (size, 0..STREAMS, 0..4usize).prop_map(|(size, stream, domain)| Op::Malloc { size, stream, domain }),
+        12 => any::<usize>().prop_map(|which| Op::Free { which }),
+        3 => (any::<usize>(), 0..CAPTURING).prop_map(|(which, stream)| Op::Use { which, stream }),
+        4 => (1..12usize).prop_map(|count| Op::Step { count }),
+        4 => Just(Op::Tick),
+        1 => Just(Op::Settle),
+        1 => (0..80u64 << 20).prop_map(|keep| Op::Trim { keep }),
+        1 => (3..=8u32).prop_map(|eighths| Op::Fraction { eighths }),
+        1 => any::<bool>().prop_map(|private| Op::AddDomain { private }),
+        1 => any::<usize>().prop_map(|which| Op::ReleaseDomain { which }),
+        1 => Just(Op::Capture),
+    ]
+}
+
+/// A block, whose it is, and whether the capture under way has it.
+#[derive(Debug)]
+struct Held {
+    stamp: Stamp,
+    stream: usize,
+    captured: bool,
+}
+
+#[derive(Debug)]
+struct Capture {
+    domain: DomainId,
+    _hold: CaptureHold,
+}
+
+struct Run {
+    bed: Bed,
+    lanes: Vec<Lane>,
+    ledger: Ledger,
+    verdicts: Verdicts,
+    blocks: Vec<Held>,
+    domains: Vec<DomainId>,
+    capture: Option<Capture>,
+    seeds: u64,
+}
+
+impl Run {
+    fn new(borrow: Borrow) -> Self {
+        let bed = Bed::new(Shape { memory: Bytes::mib(96), borrow, ..Shape::default() });
+        Run {
+            lanes: (0..STREAMS).map(|_| bed.lane()).collect(),
+            bed,
+            ledger: Ledger::default(),
+            verdicts: Verdicts::default(),
+            blocks: Vec::new(),
+            domains: vec![Allocator::default_domain()],
+            capture: None,
+            seeds: 0,
+        }
+    }
+
+    fn sim(&self) -> &Simulator {
+        &self.bed.sim
+    }
+
+    /// Work takes from 0 to 40 us, each piece another time.
+    fn time(&mut self) -> Duration {
+        self.seeds += 1;
+        Duration::from_micros(self.seeds * 7 % 41)
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Malloc { size, stream, domain } => self.malloc(Bytes::new(size), stream, domain),
+            Op::Free { which } if !self.blocks.is_empty() => self.free(which % self.blocks.len()),
+            Op::Use { which, stream } if !self.blocks.is_empty() => {
+                self.lend(which % self.blocks.len(), stream);
+            }
+            Op::Step { count } => (0..count).for_each(|_| _ = self.sim().step()),
+            Op::Tick => self.bed.pool.tick().unwrap(),
+            Op::Settle => match self.bed.pool.settle() {
+                Ok(()) => {}
+                Err(PoolError::Driver(DriverError::Capturing { .. })) if self.capture.is_some() => {}
+                Err(error) => panic!("{error}"),
+            },
+            Op::Trim { keep } => drop(self.bed.pool.trim(Bytes::new(keep)).unwrap()),
+            Op::Fraction { eighths } => self.bed.pool.set_memory_fraction(f64::from(eighths) / 8.0),
+            Op::AddDomain { private } if self.domains.len() < 4 => {
+                let options = if private { DomainOptions::private_pool() } else { DomainOptions::default() };
+                self.domains.push(self.bed.pool.add_domain(options, None));
+            }
+            Op::ReleaseDomain { which } if self.domains.len() > 1 => {
+                let domain = self.domains.remove(1 + which % (self.domains.len() - 1));
+                self.bed.pool.release_domain(domain).unwrap();
+                assert!(self.bed.pool.release_domain(domain).is_err());
+            }
+            Op::Capture if self.capture.is_none() => self.begin_capture(),
+            Op::Capture => self.end_capture(),
+            _ => {}
+        }
+    }
+
+    fn malloc(&mut self, size: Bytes, stream: usize, domain: usize) {
+        let captured = stream == CAPTURING && self.capture.is_some();
+        let domain = match &self.capture {
+            Some(capture) if captured => capture.domain,
+            _ => self.domains[domain % self.domains.len()],
+        };
+        let block = match self.bed.pool.malloc_in(domain, size, self.lanes[stream].pool) {
+            Ok(block) => block,
+            Err(error) if error.is_out_of_memory() => return,
+            Err(PoolError::Driver(DriverError::Capturing { .. })) if self.capture.is_some() => return,
+            Err(error) => panic!("{error}"),
+        };
+        assert!(block.size >= size && block.size.is_aligned(Bytes::new(512)));
+        self.ledger.take(block, domain);
+        let time = self.time();
+        let stamp = Stamp { block, seed: self.seeds };
+        stamp.write(&self.lanes[stream], time).unwrap();
+        self.blocks.push(Held { stamp, stream, captured });
+    }
+
+    fn free(&mut self, index: usize) {
+        // What was handed out on the capturing stream before the capture is not the capture's to look at.
+        if self.capture.is_some() && self.blocks[index].stream == CAPTURING && !self.blocks[index].captured {
+            return;
+        }
+        let Held { stamp, stream, .. } = self.blocks.swap_remove(index);
+        let time = self.time();
+        stamp.verify(&self.lanes[stream], time, &self.verdicts).unwrap();
+        self.give(stamp.block);
+    }
+
+    fn give(&mut self, block: Block) {
+        self.ledger.give(block);
+        assert_eq!(self.bed.pool.free(block.address).unwrap(), block.size);
+        assert!(matches!(self.bed.pool.free(block.address), Err(PoolError::UnknownAddress { .. })));
+    }
+
+    /// Another stream reads a block, as a program may: ordered after its marking, recorded, and never joined again.
+    fn lend(&mut self, index: usize, stream: usize) {
+        let Held { stamp, stream: own, .. } = self.blocks[index];
+        if own == CAPTURING {
+            return;
+        }
+        self.lanes[stream].follows(&self.lanes[own]);
+        let time = self.time();
+        stamp.verify(&self.lanes[stream], time, &self.verdicts).unwrap();
+        assert!(self.bed.pool.record_stream(stamp.block.address, self.lanes[stream].pool));
+    }
+
+    fn begin_capture(&mut self) {
+        let domain = self.bed.pool.add_domain(DomainOptions::private_pool(), None);
+        let _hold = self.bed.pool.hold_epochs();
+        self.sim().begin_capture(GPU, self.lanes[CAPTURING].pool.raw).unwrap();
+        self.capture = Some(Capture { domain, _hold });
+    }
+
+    /// Ends the capture, which nothing may have broken, and launches it: its pool is given up when its blocks are.
+    fn end_capture(&mut self) {
+        let Some(capture) = self.capture.take() else { return };
+        let raw = self.lanes[CAPTURING].pool.raw;
+        let graph = self.sim().end_capture(GPU, raw).unwrap();
+        self.sim().launch_graph(&graph, GPU, raw).unwrap();
+        self.blocks.iter_mut().for_each(|held| held.captured = false);
+        self.bed.pool.release_domain(capture.domain).unwrap();
+    }
+
+    fn check(&self) {
+        self.bed.pool.check().unwrap_or_else(|broken| panic!("{broken}"));
+        self.ledger.compare(&self.bed.pool);
+        self.verdicts.assert_clean();
+    }
+
+    /// Everything is freed, done and trimmed: nothing is left anywhere.
+    fn end(mut self) {
+        self.end_capture();
+        while !self.blocks.is_empty() {
+            self.free(0);
+        }
+        for domain in self.domains.split_off(1) {
+            self.bed.pool.release_domain(domain).unwrap();
+        }
+        self.bed.pool.settle().unwrap();
+        self.bed.pool.trim(Bytes::ZERO).unwrap();
+        self.check();
+        assert_empty(&self.bed.pool);
+        let census = self.sim().census();
+        assert_eq!((census.reservations, census.mappings, census.extents), (1, 0, 0));
+        let Run { bed, lanes, .. } = self;
+        drop(lanes);
+        let sim = bed.sim.clone();
+        drop(bed);
+        assert_eq!(sim.census(), Census::default());
+    }
+}
+
+fn run(borrow: Borrow, program: &[Op]) {
+    let mut run = Run::new(borrow);
+    for op in program {
+        run.apply(op);
+        run.check();
+    }
+    run.end();
+}
+
+fn programs() -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(op(), 1..160)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn completed(program in programs()) {
+        run(Borrow::Completed, &program);
+    }
+
+    #[test]
+    fn off(program in programs()) {
+        run(Borrow::Off, &program);
+    }
+
+    #[test]
+    fn wait(program in programs(), oldest_first in any::<bool>(), split in any::<bool>(),
+            stitch in any::<bool>()) {
+        run(Borrow::Wait(WaitRules { oldest_first, split, stitch, max_excess: Bytes::MAX }), &program);
+    }
+}
