@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use glake_device::{DeviceId, Fault, Injected, Verb, When};
+use glake_device::{DeviceId, DriverError, Fault, Injected, Verb, When};
 use glake_stitch::DomainOptions;
 use glake_tests::pool::{Bed, Lane, Picture, Shape, Stamp};
 use glake_tiers::{Block, PoolError};
@@ -289,7 +289,7 @@ fn a_busy_device_is_asked_again() {
     });
 }
 
-/// With two devices' worth of calls failing for good the pool says so, with the cause, and nothing else happens.
+/// Once every call fails for good the pool says so, with the cause, and asks the driver nothing more.
 #[test]
 fn a_lost_context_is_reported_as_itself() {
     each_call(|case, n, verb, what| {
@@ -320,6 +320,67 @@ fn a_lost_context_is_reported_as_itself() {
         scene.live.iter().for_each(|stamp| assert!(pool.free(stamp.block.address).is_ok()));
         assert_eq!(scene.bed.calls(), calls, "{what}: the driver was asked");
     });
+}
+
+/// A plan that can be neither done nor undone leaves nothing to rely on.
+#[test]
+fn what_cannot_be_undone_ends_the_pool_with_both_causes() {
+    let scene = Scene::of(&CASES[0]);
+    let fault = |verb, when| Fault { verb: Some(verb), when, error: Injected::Failed(999) };
+    scene.bed.faults.set(&[fault(Verb::SetAccess, When::Nth(1)), fault(Verb::Unmap, When::From(1))]);
+    let error = (CASES[0].ask)(&scene).unwrap_err();
+    assert!(matches!(error, PoolError::Poisoned { .. }));
+    let told = error.to_string();
+    assert!(told.contains("set_access: CUDA error 999") && told.contains("unmap: CUDA error 999"), "{told}");
+    assert_eq!(scene.bed.pool.trim(Bytes::ZERO).unwrap_err().to_string(), told);
+}
+
+/// Memory that is there is handed out, though idle aliases could not be unmapped.
+#[test]
+fn a_collection_that_fails_takes_no_block_with_it() {
+    let bed = Bed::tuned(Shape::default(), |settings| settings.idle_aliases = Bytes::ZERO);
+    let (one, two) = (bed.lane(), bed.lane());
+    let mut scene = Scene { bed, one, two, live: Vec::new() };
+    scene.stitched();
+    scene.free(scene.live.len() - 1);
+    scene.bed.pool.settle().unwrap();
+    scene.free(0);
+    scene.bed.pool.settle().unwrap();
+    let fault = Fault { verb: Some(Verb::Unmap), when: When::Nth(1), error: Injected::Failed(999) };
+    scene.bed.faults.set(&[fault]);
+    let block = scene.bed.pool.malloc(Bytes::mib(28), scene.one.pool).unwrap();
+    assert_eq!((scene.bed.faults.injected(), scene.bed.pool.counters().aliases_collected), (1, 0));
+    scene.stamp(block);
+    scene.check("after a collection that failed");
+    empties(scene, "after a collection that failed");
+}
+
+/// An edge that could not be made is made for the next block of the stream, and the block that lacks it waits for its
+/// epoch.
+#[test]
+fn an_edge_that_fails_is_owed() {
+    for verb in [Verb::EventRecord, Verb::StreamWaitEvent] {
+        let mut scene = Scene::of(&CASES[0]);
+        let stitched = scene.stitched();
+        scene.live.pop();
+        scene.busy();
+        Stamp { block: stitched, seed: 1 }.write(&scene.one, Duration::from_millis(1)).unwrap();
+        scene.bed.pool.free(stitched.address).unwrap();
+        scene.bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(1), error: Injected::Failed(999) }]);
+        let refused = scene.bed.pool.malloc(Bytes::mib(8), scene.one.pool).unwrap_err();
+        assert!(matches!(refused, PoolError::Driver(DriverError::Failed { code: 999, .. })), "{refused}");
+        assert_eq!(scene.bed.pool.stats().all.active_bytes.current, 48 << 20, "withheld, not free");
+        let waits = |bed: &Bed| bed.recorder.counters().of(Verb::StreamWaitEvent).calls;
+        let before = waits(&scene.bed);
+        // The device refuses a write through an address that the bytes were not last used at, without an edge.
+        let block = scene.bed.pool.malloc(Bytes::mib(8), scene.one.pool).unwrap();
+        assert_eq!(waits(&scene.bed), before + 1);
+        Stamp { block, seed: 2 }.write(&scene.one, Duration::ZERO).unwrap();
+        scene.one.synchronize();
+        scene.live.push(Stamp { block, seed: 2 });
+        scene.check("after an edge that failed");
+        empties(scene, "after an edge that failed");
+    }
 }
 
 /// The rest of a device that others hold is not an error of the pool's own account.

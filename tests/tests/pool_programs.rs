@@ -5,16 +5,14 @@
 
 use std::time::Duration;
 
+use glake_device::DriverError;
 use glake_device::owned::CaptureHold;
-use glake_device::sim::{Census, Simulator};
-use glake_device::{DeviceId, DriverError};
 use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
-use glake_tests::pool::{Bed, Lane, Ledger, Shape, Stamp, Verdicts, assert_empty};
+use glake_tests::pool::{Bed, Lane, Ledger, Shape, Stamp, Verdicts};
 use glake_tiers::{Block, PoolError};
 use glake_units::Bytes;
 use proptest::prelude::*;
 
-const GPU: DeviceId = DeviceId(0);
 /// The last one is the one that captures.
 const STREAMS: usize = 4;
 const CAPTURING: usize = STREAMS - 1;
@@ -91,10 +89,6 @@ impl Run {
         }
     }
 
-    fn sim(&self) -> &Simulator {
-        &self.bed.sim
-    }
-
     /// Work takes from 0 to 40 us, each piece another time.
     fn time(&mut self) -> Duration {
         self.seeds += 1;
@@ -108,7 +102,7 @@ impl Run {
             Op::Use { which, stream } if !self.blocks.is_empty() => {
                 self.lend(which % self.blocks.len(), stream);
             }
-            Op::Step { count } => (0..count).for_each(|_| _ = self.sim().step()),
+            Op::Step { count } => (0..count).for_each(|_| _ = self.bed.sim.step()),
             Op::Tick => self.bed.pool.tick().unwrap(),
             Op::Settle => match self.bed.pool.settle() {
                 Ok(()) => {}
@@ -184,16 +178,14 @@ impl Run {
     fn begin_capture(&mut self) {
         let domain = self.bed.pool.add_domain(DomainOptions::private_pool(), None);
         let _hold = self.bed.pool.hold_epochs();
-        self.sim().begin_capture(GPU, self.lanes[CAPTURING].pool.raw).unwrap();
+        self.lanes[CAPTURING].begin_capture();
         self.capture = Some(Capture { domain, _hold });
     }
 
     /// Ends the capture, which nothing may have broken, and launches it: its pool is given up when its blocks are.
     fn end_capture(&mut self) {
         let Some(capture) = self.capture.take() else { return };
-        let raw = self.lanes[CAPTURING].pool.raw;
-        let graph = self.sim().end_capture(GPU, raw).unwrap();
-        self.sim().launch_graph(&graph, GPU, raw).unwrap();
+        self.lanes[CAPTURING].end_capture();
         self.blocks.iter_mut().for_each(|held| held.captured = false);
         self.bed.pool.release_domain(capture.domain).unwrap();
     }
@@ -213,17 +205,11 @@ impl Run {
         for domain in self.domains.split_off(1) {
             self.bed.pool.release_domain(domain).unwrap();
         }
-        self.bed.pool.settle().unwrap();
-        self.bed.pool.trim(Bytes::ZERO).unwrap();
-        self.check();
-        assert_empty(&self.bed.pool);
-        let census = self.sim().census();
-        assert_eq!((census.reservations, census.mappings, census.extents), (1, 0, 0));
+        self.bed.run_dry();
+        self.verdicts.assert_clean();
         let Run { bed, lanes, .. } = self;
         drop(lanes);
-        let sim = bed.sim.clone();
-        drop(bed);
-        assert_eq!(sim.census(), Census::default());
+        bed.end();
     }
 }
 
@@ -233,7 +219,7 @@ fn run(borrow: Borrow, program: &[Op]) {
         run.apply(op);
         run.check();
     }
-    run.end();
+    run.end()
 }
 
 fn programs() -> impl Strategy<Value = Vec<Op>> {

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::owned::{OwnedEvent, OwnedStream};
-use glake_device::sim::{Clock, SimOptions, SimTopology, Simulator};
+use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_device::{DeviceId, Driver, Faults, Recorder};
 use glake_stitch::{Borrow, Settings};
 use glake_tiers::{GpuPool, PoolOptions, PoolStream};
 use glake_units::Bytes;
+
+use super::assert_empty;
 
 /// What a bed is made like.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +65,11 @@ pub(super) const GPU: DeviceId = DeviceId(0);
 impl Bed {
     /// A new device with a pool on it.
     pub fn new(shape: Shape) -> Self {
+        Self::tuned(shape, |_| ())
+    }
+
+    /// A new device with a pool of other knobs on it.
+    pub fn tuned(shape: Shape, tune: impl FnOnce(&mut Settings)) -> Self {
         let topology = SimTopology::uniform(1, shape.memory);
         let options = SimOptions { topology, clock: shape.clock, ..SimOptions::default() };
         let sim = Arc::new(Simulator::new(options).unwrap());
@@ -72,6 +79,7 @@ impl Bed {
         let mut settings = Settings::for_memory(shape.memory);
         settings.extent = shape.extent;
         settings.borrow = shape.borrow;
+        tune(&mut settings);
         let options = PoolOptions { settings: Some(settings) };
         let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
         Bed { sim, recorder, faults, driver, pool }
@@ -91,6 +99,22 @@ impl Bed {
         self.recorder.counters().calls()
     }
 
+    /// Ends a test that has freed everything: no gauge, no memory, and without the pool nothing at all is left.
+    ///
+    /// # Panics
+    /// Something is.
+    pub fn end(self) {
+        self.pool.settle().unwrap();
+        self.pool.trim(Bytes::ZERO).unwrap();
+        self.pool.check().unwrap();
+        assert_empty(&self.pool);
+        let census = self.sim.census();
+        assert_eq!((census.reservations, census.mappings, census.extents), (1, 0, 0));
+        let sim = self.sim.clone();
+        drop(self);
+        assert_eq!(sim.census(), Census::default());
+    }
+
     /// Lets time pass until nothing enqueued is left that can be done.
     pub fn run_dry(&self) {
         while self.sim.step() {}
@@ -108,6 +132,17 @@ impl Lane {
     pub fn follows(&self, other: &Lane) {
         other.event.record(other.pool.raw).unwrap();
         self.stream.wait_for(other.event.id()).unwrap();
+    }
+
+    /// What is enqueued here is recorded from now on, instead of run.
+    pub fn begin_capture(&self) {
+        self.sim.begin_capture(GPU, self.pool.raw).unwrap();
+    }
+
+    /// Ends the capture and launches it here; nothing may have broken it.
+    pub fn end_capture(&self) {
+        let graph = self.sim.end_capture(GPU, self.pool.raw).unwrap();
+        self.sim.launch_graph(&graph, GPU, self.pool.raw).unwrap();
     }
 
     /// Waits on the host for its work.

@@ -1,0 +1,147 @@
+//! The thread that keeps epochs going.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::{Duration, Instant};
+
+use glake_device::Verb;
+use glake_device::sim::{Census, Clock};
+use glake_stitch::DomainOptions;
+use glake_tests::pool::{Bed, Lane, Shape, Stamp};
+use glake_tiers::Ticker;
+use glake_units::Bytes;
+
+const INTERVAL: Duration = Duration::from_millis(2);
+const LONG: Duration = Duration::from_secs(3600);
+/// Far more than any of it takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn bed() -> (Bed, Ticker, [Lane; 2]) {
+    let bed = Bed::new(Shape { clock: Clock::Wall, ..Shape::default() });
+    let ticker = Ticker::start(&bed.pool, INTERVAL).unwrap();
+    let lanes = [bed.lane(), bed.lane()];
+    (bed, ticker, lanes)
+}
+
+/// Waits until it is so; how long that took.
+fn until(what: &str, so: impl Fn() -> bool) -> Duration {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    start.elapsed()
+}
+
+/// Waits until no call has reached the device for ten intervals.
+fn idle(bed: &Bed) {
+    until("it goes to sleep", || {
+        let calls = bed.calls();
+        std::thread::sleep(10 * INTERVAL);
+        bed.calls() == calls && !bed.pool.is_ticking()
+    });
+}
+
+#[test]
+fn what_is_freed_becomes_anyones() {
+    let (bed, _ticker, [owner, taker]) = bed();
+    for round in 0..5 {
+        let stamp = Stamp { block: bed.pool.malloc(Bytes::mib(60), owner.pool).unwrap(), seed: round };
+        stamp.write(&owner, Duration::from_millis(1)).unwrap();
+        bed.pool.free(stamp.block.address).unwrap();
+        until("its epoch passes", || !bed.pool.is_ticking());
+        let calls = bed.calls();
+        let block = bed.pool.malloc(Bytes::mib(60), taker.pool).unwrap();
+        assert_eq!(block, stamp.block);
+        if round > 0 {
+            assert_eq!(bed.calls(), calls, "a hit");
+        }
+        Stamp { block, seed: 99 }.write(&taker, Duration::ZERO).unwrap();
+        bed.pool.free(block.address).unwrap();
+        until("its epoch passes", || !bed.pool.is_ticking());
+    }
+}
+
+#[test]
+fn it_sleeps_while_there_is_nothing_to_do_and_wakes_again() {
+    let (bed, _ticker, [lane, _]) = bed();
+    idle(&bed);
+    for _ in 0..3 {
+        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        idle(&bed);
+        bed.pool.free(block.address).unwrap();
+        until("it is woken by a free", || !bed.pool.is_ticking());
+        idle(&bed);
+        let domain = bed.pool.add_domain(DomainOptions::private_pool(), None);
+        bed.pool.release_domain(domain).unwrap();
+        until("it is woken by a domain that is released", || !bed.pool.is_ticking());
+    }
+}
+
+#[test]
+fn frees_do_not_make_it_tick_more_often() {
+    let (bed, _ticker, [lane, _]) = bed();
+    let start = Instant::now();
+    while start.elapsed() < 20 * INTERVAL {
+        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        bed.pool.free(block.address).unwrap();
+    }
+    let elapsed = start.elapsed().as_millis() / INTERVAL.as_millis();
+    let recorded = bed.recorder.counters().of(Verb::EventRecordContext).calls;
+    assert!(u128::from(recorded) <= elapsed + 2, "{recorded} epochs in {elapsed} intervals");
+}
+
+#[test]
+fn nothing_is_recorded_while_a_capture_is_open() {
+    let (bed, _ticker, [captured, other]) = bed();
+    let block = bed.pool.malloc(Bytes::mib(3), other.pool).unwrap();
+    idle(&bed);
+    let hold = bed.pool.hold_epochs();
+    captured.begin_capture();
+    bed.pool.free(block.address).unwrap();
+    let before = bed.recorder.counters();
+    std::thread::sleep(10 * INTERVAL);
+    let since = bed.recorder.counters().since(&before);
+    assert_eq!(since.calls(), 0);
+    captured.end_capture();
+    drop(hold);
+    until("the first epoch after the capture covers it", || !bed.pool.is_ticking());
+}
+
+#[test]
+fn dropping_it_ends_it_at_once() {
+    let bed = Bed::new(Shape { clock: Clock::Wall, ..Shape::default() });
+    let lane = bed.lane();
+    let asleep = Ticker::start(&bed.pool, LONG).unwrap();
+    drop(asleep);
+    let pausing = Ticker::start(&bed.pool, LONG).unwrap();
+    let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+    bed.pool.free(block.address).unwrap();
+    std::thread::sleep(INTERVAL);
+    let start = Instant::now();
+    drop(pausing);
+    assert!(start.elapsed() < PATIENCE);
+}
+
+#[test]
+fn a_pool_is_dropped_on_any_thread() {
+    for round in 0..20 {
+        let (bed, ticker, [lane, other]) = bed();
+        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        Stamp { block, seed: 1 }.write(&lane, Duration::from_micros(100)).unwrap();
+        bed.pool.free(block.address).unwrap();
+        drop((lane, other));
+        let Bed { sim, pool, .. } = bed;
+        // Before the ticker, after it, or whichever is first: its thread may be the last to hold the pool.
+        match round % 3 {
+            0 => drop((ticker, pool)),
+            1 => drop((pool, ticker)),
+            _ => {
+                let thread = std::thread::spawn(move || drop(pool));
+                drop(ticker);
+                thread.join().unwrap();
+            }
+        }
+        assert_eq!(sim.census(), Census::default(), "round {round}");
+    }
+}
