@@ -11,5 +11,6 @@ pub mod plot;
 pub mod pool;
 mod random;
 pub mod replay;
+mod stamps;
 pub mod topo;
 pub mod trace;

@@ -16,8 +16,8 @@ use crate::backend::Backend;
 use crate::config;
 use crate::pool;
 
-/// The first GPU of a backend, open.
-#[derive(Debug)]
+/// The first GPU of a backend, open. Clones share it.
+#[derive(Clone, Debug)]
 pub struct Machine {
     name: String,
     gpu: DeviceInfo,

@@ -5,7 +5,7 @@ use clap::Args;
 use super::Failure;
 use super::output::Output;
 use crate::config::Config;
-use crate::demo;
+use crate::demo::{self, Stage};
 
 /// What `glake demo` can be asked.
 #[derive(Debug, Args)]
@@ -14,13 +14,31 @@ JSON fields: stage, figures, ok
 Exit code:   0 only if every byte matched")]
 pub struct DemoArguments {}
 
+/// The name, the mark and the sentence; the sentence and the picture stand in one column.
+fn told_to_people(stage: &Stage, mark: &str) -> String {
+    const COLUMN: usize = 15;
+    let mut lines = vec![String::new()];
+    for word in stage.says.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if COLUMN + line.chars().count() + 1 + word.chars().count() <= 100 => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.extend(stage.picture.iter().flat_map(|picture| picture.lines()).map(|line| format!("  {line}")));
+    format!("{:<8} {mark:<5} {}", stage.stage, lines.join(&format!("\n{:COLUMN$}", "")))
+}
+
 pub(super) fn run(config: &Config, output: &mut Output) -> Result<(), Failure> {
     let mut told = Ok(());
     let ok = demo::run(super::found(config)?, config, &mut |stage| {
         let mark = if stage.ok { "ok" } else { "WRONG" };
         let tell = |output: &mut Output| match output.is_json() {
             true => output.object(&stage),
-            false => output.text(&format!("{:<10} {mark:<6} {}", stage.stage, stage.says)),
+            false => output.text(&told_to_people(&stage, mark)),
         };
         if told.is_ok() {
             told = tell(output);

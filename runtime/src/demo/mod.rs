@@ -1,10 +1,38 @@
 //! The whole story on real bytes: `glake demo`.
+//!
+//! ```text
+//! device ─► churn ─► stitch ─► streams ─► compare ─► replay ─► trim      a stage each, told when it is over
+//!           └──── one pool of 2 GiB, its blocks stamped ─────────┘
+//! ```
 
+mod churn;
+mod compare;
+mod device;
+mod home;
+mod replayed;
+mod stitch;
+mod streams;
+mod trim;
+
+use std::sync::Arc;
+
+use glake_device::{DriverError, Recorder, Stream};
+use glake_tiers::{GpuPool, PoolError, PoolOptions, PoolStream};
+use glake_units::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::backend::Backend;
-use crate::config::Config;
+use crate::backend::{Backend, BackendError};
+use crate::config::{self, Config};
+use crate::machine::Machine;
+use crate::replay::{FitError, Refusal};
+use crate::stamps::StampError;
+use crate::trace::TraceError;
+use churn::Churn;
+use home::Home;
+
+/// What the pool of the story may reserve.
+const LIMIT: Bytes = Bytes::gib(2);
 
 /// One step of the story, told when it is over.
 #[derive(Clone, Debug, Serialize)]
@@ -14,6 +42,9 @@ pub struct Stage {
     /// What happened, in a sentence for people.
     #[serde(skip)]
     pub says: String,
+    /// A drawing of it, if there is one: lines.
+    #[serde(skip)]
+    pub picture: Option<String>,
     /// The figures of the sentence, by name and unit: `reserved_bytes`.
     pub figures: Map<String, Value>,
     /// Whether it came out as it should, byte by byte.
@@ -24,16 +55,100 @@ pub struct Stage {
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// There is no story in this build.
-    #[error("the demo is not part of this build")]
-    Absent,
+    /// The device cannot be had.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The pool refused.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A replay failed.
+    #[error(transparent)]
+    Replay(#[from] Refusal),
+    /// No limit was found under which a program completes.
+    #[error(transparent)]
+    Fit(#[from] FitError),
+    /// A trace that is part of the program cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// Bytes are not what was written.
+    #[error("{0}")]
+    Bytes(String),
 }
+
+impl From<StampError> for DemoError {
+    fn from(error: StampError) -> Self {
+        match error {
+            StampError::Pool(error) => DemoError::Pool(error),
+            mismatch => DemoError::Bytes(mismatch.to_string()),
+        }
+    }
+}
+
+/// Figures by name.
+macro_rules! figures {
+    ($($name:literal: $value:expr),* $(,)?) => {
+        match serde_json::json!({ $($name: $value),* }) {
+            serde_json::Value::Object(figures) => figures,
+            _ => serde_json::Map::new(),
+        }
+    };
+}
+use figures;
 
 /// Runs every stage on the configured device and tells each; true where every byte matched.
 ///
 /// # Errors
-/// [`DemoError`]: a stage could not be run at all.
+/// [`DemoError`]: a stage could not be run at all, or a block lost its bytes.
 pub fn run(backend: Backend, config: &Config, tell: &mut dyn FnMut(Stage)) -> Result<bool, DemoError> {
-    let _ = (backend, config, tell);
-    Err(DemoError::Absent)
+    let mut ok = true;
+    let mut tell = |stage: Stage| {
+        ok &= stage.ok;
+        tell(stage);
+    };
+    let topology = backend.topology()?;
+    let machine = Machine::open(backend)?;
+    tell(device::stage(&machine, &topology));
+    let before = trim::Footprint::of(&machine)?;
+    let mut story = Story::new(&machine, config)?;
+    tell(churn::stage(&mut story)?);
+    tell(stitch::stage(&mut story)?);
+    tell(streams::stage(&machine, config)?);
+    tell(compare::stage(&story, config)?);
+    tell(replayed::stage(&machine, config)?);
+    tell(trim::stage(story, before)?);
+    Ok(ok)
+}
+
+/// The pool of the story and what lies in it.
+struct Story<'a> {
+    machine: &'a Machine,
+    recorder: Arc<Recorder>,
+    pool: GpuPool,
+    stream: PoolStream,
+    churn: Churn,
+    home: Home,
+}
+
+impl<'a> Story<'a> {
+    fn new(machine: &'a Machine, config: &Config) -> Result<Self, DemoError> {
+        let recorder = Arc::new(machine.recorder().with_log());
+        let settings = machine.settings(&pool(config));
+        let pool = GpuPool::new(recorder.clone(), machine.id(), PoolOptions { settings: Some(settings) })?;
+        let stream = PoolStream::of(&**machine.driver(), machine.id(), Stream::LEGACY)?;
+        Ok(Story { machine, recorder, pool, stream, churn: Churn::default(), home: Home::default() })
+    }
+}
+
+/// The configured pool, as the story needs it: small, and with aliases.
+fn pool(config: &Config) -> config::Pool {
+    config::Pool {
+        alias: true,
+        fragment_limit: None,
+        memory_fraction: 1.0,
+        limit: Some(LIMIT),
+        ..config.pool.clone()
+    }
 }

@@ -10,7 +10,6 @@
 
 mod pace;
 mod run;
-mod stamps;
 
 use std::time::Duration;
 

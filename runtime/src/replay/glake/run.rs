@@ -12,8 +12,8 @@ use glake_units::Bytes;
 use super::super::{Counters, Refusal, Subject};
 use super::failed;
 use super::pace::Pace;
-use super::stamps::Stamps;
 use crate::machine::Machine;
+use crate::stamps::Stamps;
 use crate::trace::{BlockId, StreamIndex, Trace};
 
 /// The pool and what stands below it.
@@ -94,7 +94,7 @@ impl Subject for Run {
         };
         *place = Some(handed_out);
         match &mut self.stamps {
-            Some(stamps) => stamps.write(&self.pool, block, handed_out),
+            Some(stamps) => stamps.write(&self.pool, block, handed_out).map_err(failed),
             None => Ok(()),
         }
     }
@@ -103,7 +103,7 @@ impl Subject for Run {
         self.advance(now_us)?;
         let Some(handed_out) = self.block(block) else { return Err(foreign(block)) };
         if let Some(stamps) = &mut self.stamps {
-            stamps.compare(&self.pool, block, handed_out)?;
+            stamps.compare(&self.pool, block, handed_out).map_err(failed)?;
         }
         self.pool.free(handed_out.address).map_err(failed)?;
         self.pace.freed();

@@ -4,10 +4,9 @@
 //! that every extent inside a block carries one. Its bytes follow from the block and from where in the block they lie:
 //! what another block wrote, and what was written elsewhere in the same block, is told apart.
 
-use glake_tiers::{Block, GpuPool};
+use glake_device::Address;
+use glake_tiers::{Block, GpuPool, PoolError};
 
-use super::super::Refusal;
-use super::failed;
 use crate::random::SplitMix;
 use crate::trace::BlockId;
 
@@ -18,48 +17,59 @@ const STRIDE: usize = 16 << 20;
 
 /// Writes and compares stamps; its buffers are kept between blocks.
 #[derive(Debug, Default)]
-pub(super) struct Stamps {
+pub(crate) struct Stamps {
     expected: Vec<u8>,
     found: Vec<u8>,
 }
 
-/// Bytes that are not what was written there.
+/// Why a stamp could not be written, or does not match.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{block} at {address:#x}, byte {at}: {expected:02x} was written and {found:02x} was found: the memory was given to \
-     somebody else"
-)]
-struct Mismatch {
-    block: BlockId,
-    address: u64,
-    at: u64,
-    expected: u8,
-    found: u8,
+pub(crate) enum StampError {
+    /// The pool refused to be written or read.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Bytes that are not what was written there.
+    #[error(
+        "{block} at {address}, byte {at}: {expected:02x} was written and {found:02x} was found: the memory was given to \
+         somebody else"
+    )]
+    Mismatch {
+        /// Which block.
+        block: BlockId,
+        /// Where it begins.
+        address: Address,
+        /// Where in it.
+        at: u64,
+        /// What was written.
+        expected: u8,
+        /// What was found.
+        found: u8,
+    },
 }
 
 impl Stamps {
-    pub(super) fn write(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), Refusal> {
+    pub(crate) fn write(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), StampError> {
         places(pool, block).try_for_each(|(at, length)| {
             self.expect(id, at, length);
-            pool.write(address(block, at), &self.expected).map_err(failed)
+            Ok(pool.write(address(block, at), &self.expected)?)
         })
     }
 
-    pub(super) fn compare(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), Refusal> {
+    pub(crate) fn compare(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), StampError> {
         places(pool, block).try_for_each(|(at, length)| {
             self.expect(id, at, length);
             self.found.resize(self.expected.len(), 0);
-            pool.read(address(block, at), &mut self.found).map_err(failed)?;
+            pool.read(address(block, at), &mut self.found)?;
             let wrong = self.expected.iter().zip(&self.found).position(|(expected, found)| expected != found);
             match wrong {
                 None => Ok(()),
-                Some(place) => Err(failed(Mismatch {
+                Some(place) => Err(StampError::Mismatch {
                     block: id,
-                    address: block.address.0,
+                    address: block.address,
                     at: at + place as u64,
                     expected: self.expected[place],
                     found: self.found[place],
-                })),
+                }),
             }
         })
     }
@@ -85,6 +95,6 @@ fn places(pool: &GpuPool, block: Block) -> impl Iterator<Item = (u64, u64)> {
     [(0, length), (size - length, length)].into_iter().chain(inside)
 }
 
-fn address(block: Block, at: u64) -> glake_device::Address {
-    glake_device::Address(block.address.0 + at)
+fn address(block: Block, at: u64) -> Address {
+    Address(block.address.0 + at)
 }
