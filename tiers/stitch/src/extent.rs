@@ -52,9 +52,14 @@ impl Extents {
         Extents { granularity, extents: Slab::new(), granules: Vec::new() }
     }
 
+    /// Home is at most 2^40 bytes, a granule at least 2^16.
+    #[allow(clippy::cast_possible_truncation)]
+    fn granule_of(&self, offset: u64) -> usize {
+        (offset / self.granularity) as usize
+    }
+
     fn granules_of(&self, extent: &Extent) -> std::ops::Range<usize> {
-        let index = |offset: u64| (offset / self.granularity) as usize;
-        index(extent.start)..index(extent.end())
+        self.granule_of(extent.start)..self.granule_of(extent.end())
     }
 
     pub(crate) fn insert(&mut self, extent: Extent) -> ExtentId {
@@ -76,7 +81,7 @@ impl Extents {
 
     /// The extent that a mapped home address lies in.
     pub(crate) fn at(&self, offset: u64) -> ExtentId {
-        ExtentId(self.granules[(offset / self.granularity) as usize] - 1)
+        ExtentId(self.granules[self.granule_of(offset)] - 1)
     }
 
     /// The extents that a mapped home range touches, in order.

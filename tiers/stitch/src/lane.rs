@@ -73,7 +73,7 @@ impl Lane {
 
     fn ages_now(&self, pieces: &Pieces) -> VecDeque<Age> {
         let mut ages: Vec<Age> =
-            self.bins.iter().map(|piece| Age { epoch: pieces[piece].epoch, piece }).collect();
+            self.bins.unsorted().map(|piece| Age { epoch: pieces[piece].epoch, piece }).collect();
         ages.sort_unstable_by_key(|age| age.epoch);
         ages.into()
     }
@@ -99,9 +99,9 @@ impl Lane {
 
     /// Takes `size` bytes off the front of the best piece for it, as a new piece; what is left stays in the lane.
     pub(crate) fn take_best(&mut self, pieces: &mut Pieces, size: u64) -> Option<PieceId> {
-        let id = self.bins.take_best(size)?;
+        let (id, found) = self.bins.take_best(size)?;
         self.bytes -= size;
-        if pieces[id].size == size {
+        if found == size {
             return Some(id);
         }
         let front = pieces.split_front(id, size);
@@ -124,6 +124,6 @@ impl Lane {
 
     /// The oldest epoch that has not passed.
     pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: Epoch) -> Option<Epoch> {
-        self.bins.iter().map(|id| pieces[id].epoch).filter(|&epoch| epoch > passed).min()
+        self.bins.unsorted().map(|id| pieces[id].epoch).filter(|&epoch| epoch > passed).min()
     }
 }

@@ -38,6 +38,7 @@
 
 mod alias;
 mod allocator;
+mod bin;
 mod bins;
 mod domain;
 mod error;

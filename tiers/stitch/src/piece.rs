@@ -7,8 +7,6 @@
 //! Invariants: the pieces of a segment cover it without gap or overlap; an edge has size 0 and never changes; so every
 //! other piece has two neighbours. A free piece is in exactly one lane.
 
-use slab::Slab;
-
 use crate::ids::{Epoch, LaneId, Move, PieceId};
 
 /// What a piece is at the moment.
@@ -24,6 +22,8 @@ pub(crate) enum State {
     Part,
     /// Handed out as a slab, which holds pieces of its own.
     Slab,
+    /// No piece: a name to be given again, in a list by `next`.
+    Vacant,
 }
 
 /// One cache line: a malloc and a free touch half a dozen of these all over the table.
@@ -77,30 +77,42 @@ impl Piece {
     }
 }
 
-/// All pieces of a device.
-#[derive(Debug, Default)]
-pub(crate) struct Pieces(Slab<Piece>);
+/// All pieces of a device. The table keeps its vacant names itself, so that an access checks one bound and no tag.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    table: Vec<Piece>,
+    /// The name that was given back last.
+    vacant: PieceId,
+}
+
+impl Default for Pieces {
+    fn default() -> Self {
+        Pieces { table: Vec::new(), vacant: PieceId::NONE }
+    }
+}
 
 impl std::ops::Index<PieceId> for Pieces {
     type Output = Piece;
 
+    #[inline]
     fn index(&self, id: PieceId) -> &Piece {
-        &self.0[id.index()]
+        &self.table[id.index()]
     }
 }
 
 impl std::ops::IndexMut<PieceId> for Pieces {
+    #[inline]
     fn index_mut(&mut self, id: PieceId) -> &mut Piece {
-        &mut self.0[id.index()]
+        &mut self.table[id.index()]
     }
 }
 
 impl Pieces {
     /// A segment of one piece between two edges; returns the first edge, the piece and the last edge.
     pub(crate) fn segment(&mut self, start: u64, size: u64, state: State) -> (PieceId, PieceId, PieceId) {
-        let first = PieceId::at(self.0.insert(Piece::blank(start, 0, State::Edge)));
-        let piece = PieceId::at(self.0.insert(Piece::blank(start, size, state)));
-        let last = PieceId::at(self.0.insert(Piece::blank(start + size, 0, State::Edge)));
+        let first = self.insert(Piece::blank(start, 0, State::Edge));
+        let piece = self.insert(Piece::blank(start, size, state));
+        let last = self.insert(Piece::blank(start + size, 0, State::Edge));
         self.link(first, piece);
         self.link(piece, last);
         (first, piece, last)
@@ -120,13 +132,14 @@ impl Pieces {
         piece.size = size;
         rest.prev = id;
         let next = rest.next;
-        let rest = PieceId::at(self.0.insert(rest));
+        let rest = self.insert(rest);
         self[id].next = rest;
         self[next].prev = rest;
         rest
     }
 
     /// Cuts `size` bytes off the front of a piece as a new piece with the same properties; the rest keeps its name.
+    #[inline]
     pub(crate) fn split_front(&mut self, id: PieceId, size: u64) -> PieceId {
         let piece = &mut self[id];
         let mut front = piece.clone();
@@ -135,33 +148,54 @@ impl Pieces {
         piece.start += size;
         piece.size -= size;
         let prev = front.prev;
-        let front = PieceId::at(self.0.insert(front));
+        let front = self.insert(front);
         self[id].prev = front;
         self[prev].next = front;
         front
     }
 
+    #[inline]
+    fn insert(&mut self, piece: Piece) -> PieceId {
+        let id = self.vacant;
+        if let Some(place) = self.table.get_mut(id.index()) {
+            self.vacant = place.next;
+            *place = piece;
+            return id;
+        }
+        self.table.push(piece);
+        PieceId::at(self.table.len() - 1)
+    }
+
     /// The piece of this name, if there is one.
     pub(crate) fn get(&self, id: PieceId) -> Option<&Piece> {
-        self.0.get(id.index())
+        self.table.get(id.index()).filter(|piece| piece.state != State::Vacant)
     }
 
     /// Makes `left` cover its right neighbour too, which is in no lane and goes.
+    #[inline]
     pub(crate) fn absorb_next(&mut self, left: PieceId) {
-        let gone = self.0.remove(self[left].next.index());
-        self[left].size += gone.size;
-        self[left].next = gone.next;
-        self[gone.next].prev = left;
+        let right = self[left].next;
+        let (size, next) = (self[right].size, self[right].next);
+        self.forget(right);
+        let piece = &mut self[left];
+        piece.size += size;
+        piece.next = next;
+        self[next].prev = left;
     }
 
     /// An edge at `at`, linked to nothing yet.
     pub(crate) fn edge(&mut self, at: u64) -> PieceId {
-        PieceId::at(self.0.insert(Piece::blank(at, 0, State::Edge)))
+        self.insert(Piece::blank(at, 0, State::Edge))
     }
 
     /// Removes a piece without touching its neighbours.
+    #[inline]
     pub(crate) fn forget(&mut self, id: PieceId) {
-        self.0.remove(id.index());
+        let vacant = std::mem::replace(&mut self.vacant, id);
+        let piece = &mut self[id];
+        debug_assert_ne!(piece.state, State::Vacant, "a piece goes once");
+        piece.state = State::Vacant;
+        piece.next = vacant;
     }
 }
 

@@ -106,7 +106,7 @@ mod tests {
                         taken.push((start, length));
                     }
                 } else if !taken.is_empty() {
-                    let (start, length) = taken.swap_remove(usize::try_from(length).unwrap() % taken.len());
+                    let (start, length) = taken.swap_remove(usize::try_from(length).unwrap_or(0) % taken.len());
                     zone.give_back(start, length);
                 }
             }

@@ -103,16 +103,17 @@ impl Allocator {
 
     /// Puts a piece that is in no lane into the one it names, merged with its neighbours there.
     pub(super) fn give(&mut self, id: PieceId) {
-        let lane = self.pieces[id].lane;
-        self.pieces[id].state = State::Free;
-        let next = self.pieces[id].next;
-        if self.merges(next, lane) {
+        let piece = &mut self.pieces[id];
+        piece.state = State::Free;
+        let (lane, prev, next) = (piece.lane, piece.prev, piece.next);
+        // Both are read before the first branch on either: two cache misses at a time instead of one after the other.
+        let (behind, in_front) = (self.merges(next, lane), self.merges(prev, lane));
+        if behind {
             self.lanes[lane.index()].remove(&self.pieces, next);
             self.inherit(id, next);
             self.pieces.absorb_next(id);
         }
-        let prev = self.pieces[id].prev;
-        let id = if self.merges(prev, lane) {
+        let id = if in_front {
             self.lanes[lane.index()].remove(&self.pieces, prev);
             self.inherit(prev, id);
             self.pieces.absorb_next(prev);
@@ -125,9 +126,10 @@ impl Allocator {
         }
     }
 
+    #[inline]
     fn merges(&self, neighbour: PieceId, lane: LaneId) -> bool {
         let piece = &self.pieces[neighbour];
-        piece.lane == lane && piece.state == State::Free
+        (piece.lane == lane) & (piece.state == State::Free)
     }
 
     pub(super) fn inherit(&mut self, into: PieceId, from: PieceId) {

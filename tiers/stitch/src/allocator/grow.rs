@@ -35,10 +35,10 @@ impl Selection {
     /// of the new range is used, and its place among the ranges.
     fn grow_to(&mut self, total: u64) -> (u64, usize) {
         let spared = (total - self.missing).min(self.tail);
-        if let Some((start, end)) = self.ranges.pop() {
-            if start < end - spared {
-                self.ranges.push((start, end - spared));
-            }
+        if let Some((start, end)) = self.ranges.pop()
+            && start < end - spared
+        {
+            self.ranges.push((start, end - spared));
         }
         let behind = self.tail > spared;
         (self.missing + spared, self.ranges.len() - usize::from(behind))

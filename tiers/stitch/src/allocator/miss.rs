@@ -80,7 +80,7 @@ impl Allocator {
             return Ok(Outcome::Ready(grant));
         }
         let mine = self.runs(&want, false);
-        if let Some(grant) = self.from_runs(&want, &mine) {
+        if let Some(grant) = self.take_from_runs(&want, &mine) {
             return Ok(Outcome::Ready(grant));
         }
         if let Borrow::Wait(rules) = self.settings.borrow
@@ -157,7 +157,7 @@ impl Allocator {
     }
 
     /// Serves a request from free bytes that lie side by side, at home or in an alias that is already mapped.
-    fn from_runs(&mut self, want: &Want, runs: &Runs) -> Option<Grant> {
+    fn take_from_runs(&mut self, want: &Want, runs: &Runs) -> Option<Grant> {
         let fitting = runs.home().iter().filter(|run| run.size() >= want.size).min_by_key(|run| run.size());
         if let Some(run) = fitting {
             let carved = self.carve(run, run.start, run.start + want.size);
@@ -272,7 +272,7 @@ impl Allocator {
             return None;
         }
         let all = self.runs(want, true);
-        if let Some(grant) = self.from_runs(want, &all) {
+        if let Some(grant) = self.take_from_runs(want, &all) {
             return Some(Outcome::Ready(grant));
         }
         let stitching = self.may_stitch(want) && !self.settings.stitch_only_when_full;
