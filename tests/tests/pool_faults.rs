@@ -335,6 +335,30 @@ fn what_cannot_be_undone_ends_the_pool_with_both_causes() {
     assert_eq!(scene.bed.pool.trim(Bytes::ZERO).unwrap_err().to_string(), told);
 }
 
+/// What a trim had unmapped before it failed is mapped again, with access, at home and in aliases.
+#[test]
+fn a_trim_that_fails_half_way_leaves_everything_usable() {
+    let unmaps = verbs(&CASES[7]).into_iter().filter(|verb| *verb == Verb::Unmap).count();
+    assert!(unmaps > 2, "an alias and several holes");
+    for n in 1..=unmaps as u64 {
+        for size in [Bytes::mib(20), Bytes::mib(8)] {
+            let mut scene = Scene::of(&CASES[7]);
+            let fault = Fault { verb: Some(Verb::Unmap), when: When::Nth(n), error: Injected::Failed(999) };
+            scene.bed.faults.set(&[fault]);
+            scene.bed.pool.trim(Bytes::ZERO).unwrap_err();
+            let creates = |bed: &Bed| bed.recorder.counters().of(Verb::Create).calls;
+            let before = creates(&scene.bed);
+            for _ in 0..20 / size.get().div_ceil(1 << 20) {
+                let block = scene.bed.pool.malloc(size, scene.one.pool).unwrap();
+                scene.stamp(block);
+            }
+            assert_eq!(creates(&scene.bed), before, "what was there serves");
+            scene.check("after a trim that failed");
+            empties(scene, "after a trim that failed");
+        }
+    }
+}
+
 /// Memory that is there is handed out, though idle aliases could not be unmapped.
 #[test]
 fn a_collection_that_fails_takes_no_block_with_it() {
