@@ -1,0 +1,205 @@
+//! The product on the recorded traces, on the simulator: what it must reach.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use glake_runtime::backend::Backend;
+use glake_runtime::config::{Borrow, Pool};
+use glake_runtime::machine::Machine;
+use glake_runtime::peers::{Caching, Expandable, GmLake, Knobs};
+use glake_runtime::replay::glake::{Glake, Options};
+use glake_runtime::replay::{Report, Setting, Subject, find_limit, replay};
+use glake_runtime::trace::Trace;
+use glake_units::Bytes;
+
+const ONE_STREAM: [&str; 3] = ["opt13_LR", "gpt2_full", "convmix"];
+const SEVERAL_STREAMS: [&str; 2] = ["fsdp_llama_full", "wavelet_bert"];
+const LAGS_MS: [u64; 4] = [0, 20, 100, 500];
+
+fn all() -> impl Iterator<Item = &'static str> {
+    ONE_STREAM.into_iter().chain(SEVERAL_STREAMS)
+}
+
+/// Read once: several tests use each.
+fn trace(name: &'static str) -> &'static Trace {
+    static TRACES: OnceLock<Vec<Trace>> = OnceLock::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces");
+    let open = |name| Trace::open(&folder.join(format!("{name}.trace.gz"))).unwrap();
+    let traces = TRACES.get_or_init(|| all().map(open).collect());
+    traces.iter().find(|trace| trace.name() == name).unwrap()
+}
+
+fn glake(borrow: Borrow) -> Glake {
+    let backend = Backend::find(&"sim".parse().unwrap()).unwrap();
+    Glake::on(Machine::open(backend).unwrap(), Pool { borrow, ..Pool::default() })
+}
+
+fn lag(gpu_lag_ms: u64) -> Options {
+    Options { gpu_lag_ms, ..Options::default() }
+}
+
+fn on(glake: &Glake, trace: &Trace, options: Options) -> Report {
+    run(trace, glake.subject(trace, options).unwrap().as_mut())
+}
+
+fn run(trace: &Trace, subject: &mut dyn Subject) -> Report {
+    replay(trace, subject, &Setting::default(), None, &mut |_| ()).unwrap().report
+}
+
+fn expandable(trace: &Trace) -> Report {
+    run(trace, &mut Expandable::new(Bytes::MAX))
+}
+
+#[test]
+fn one_stream_wastes_next_to_nothing() {
+    let glake = glake(Borrow::Completed);
+    let mut sum = 0.0;
+    for name in ONE_STREAM {
+        let utilization = on(&glake, trace(name), lag(100)).utilization.unwrap();
+        assert!(utilization >= 0.975, "{name}: {utilization:.4}");
+        sum += utilization;
+    }
+    assert!(sum / 3.0 >= 0.985, "mean {:.4}", sum / 3.0);
+}
+
+#[test]
+fn several_streams_share_what_is_done() {
+    let glake = glake(Borrow::Completed);
+    for name in SEVERAL_STREAMS {
+        let peer = expandable(trace(name)).reserved_peak;
+        for gpu_lag_ms in LAGS_MS {
+            let report = on(&glake, trace(name), lag(gpu_lag_ms));
+            let bar = match (name, gpu_lag_ms) {
+                ("fsdp_llama_full", 0 | 20) => 0.86,
+                ("fsdp_llama_full", _) => 0.95,
+                _ => 1.01,
+            };
+            let ratio = report.reserved_peak.fraction_of(peer);
+            assert!(ratio <= bar, "{name} at {gpu_lag_ms} ms: {ratio:.3} of expandable's, bar {bar}");
+            assert_eq!((report.stream_waits, report.ooms), (0, 0), "{name} at {gpu_lag_ms} ms");
+        }
+    }
+}
+
+#[test]
+fn waits_make_streams_one() {
+    let glake = glake(Borrow::Wait);
+    for name in SEVERAL_STREAMS {
+        for gpu_lag_ms in LAGS_MS {
+            let utilization = on(&glake, trace(name), lag(gpu_lag_ms)).utilization.unwrap();
+            assert!(utilization >= 0.97, "{name} at {gpu_lag_ms} ms: {utilization:.4}");
+        }
+    }
+}
+
+#[test]
+fn a_trace_completes_in_little_more_than_is_live() {
+    let glake = glake(Borrow::Completed);
+    for name in all() {
+        let trace = trace(name);
+        let fit = |reserved: Bytes, make: &dyn Fn(Bytes) -> Box<dyn Subject>| {
+            find_limit(trace, reserved, |limit| Ok(make(limit)), &mut |_| ()).unwrap()
+        };
+        let free = on(&glake, trace, lag(100)).reserved_peak;
+        let make = |limit| glake.subject(trace, Options { limit: Some(limit), ..lag(100) });
+        let own = find_limit(trace, free, make, &mut |_| ()).unwrap();
+        let caching = run(trace, &mut Caching::new(Bytes::MAX)).reserved_peak;
+        let caching = fit(caching, &|limit| Box::new(Caching::new(limit)));
+        let expandable = fit(expandable(trace).reserved_peak, &|limit| Box::new(Expandable::new(limit)));
+        let ratio = own.fraction_of(trace.peaks().active);
+        assert!(ratio <= 1.02, "{name}: {own}, {ratio:.4} of what is live");
+        assert!(
+            own <= caching && own <= expandable,
+            "{name}: {own}, caching {caching}, expandable {expandable}"
+        );
+    }
+}
+
+#[test]
+fn a_tenth_of_the_paper_s_mappings_does_at_least_as_well() {
+    let glake = glake(Borrow::Completed);
+    for name in all() {
+        let paper = run(trace(name), &mut GmLake::new(Knobs::default(), Bytes::MAX));
+        let own = on(&glake, trace(name), lag(100));
+        let (a, b) = (own.utilization.unwrap(), paper.utilization.unwrap());
+        assert!(a >= b, "{name}: {a:.4}, the paper's {b:.4}");
+        let maps = (own.extent_maps, paper.extent_maps);
+        assert!(maps.0 * 10 <= maps.1, "{name}: {} extents mapped, the paper's {}", maps.0, maps.1);
+    }
+}
+
+/// By the table of costs; on a GPU the same is measured.
+#[test]
+fn the_driver_is_left_alone_once_the_program_has_warmed_up() {
+    let glake = glake(Borrow::Completed);
+    let mut parts = Vec::new();
+    for name in all() {
+        let report = on(&glake, trace(name), lag(100));
+        let part = report.driver_us_late / trace(name).duration_us() as f64;
+        assert!(part <= 0.01, "{name}: {:.2} % of the recorded time", part * 100.0);
+        parts.push(part);
+    }
+    let mean = parts.iter().sum::<f64>() / parts.len() as f64;
+    assert!(mean <= 0.004, "mean {:.3} %", mean * 100.0);
+}
+
+#[test]
+fn bytes_stay_where_they_were_written() {
+    for borrow in [Borrow::Off, Borrow::Completed, Borrow::Wait] {
+        let glake = glake(borrow);
+        for name in all() {
+            let verified = on(&glake, trace(name), Options { verify: true, ..lag(20) });
+            let plain = on(&glake, trace(name), lag(20));
+            assert_eq!(verified.reserved_peak, plain.reserved_peak, "{name}: looking changes nothing");
+            assert_eq!(verified.driver_calls, plain.driver_calls, "{name}: stamps are not counted");
+        }
+    }
+}
+
+#[test]
+fn two_replays_are_the_same() {
+    let (first, second) = (glake(Borrow::Completed), glake(Borrow::Completed));
+    for name in all() {
+        let timeless = |glake: &Glake| Report { ns_per_op: 0.0, ..on(glake, trace(name), lag(20)) };
+        let report = timeless(&first);
+        assert_eq!(report, timeless(&first), "{name} on the same device again");
+        assert_eq!(report, timeless(&second), "{name} on another");
+    }
+}
+
+#[test]
+fn a_limit_holds_and_nothing_is_left_behind() {
+    let glake = glake(Borrow::Completed);
+    let (before, free) = (glake.machine().census().unwrap(), glake.machine().free_memory().unwrap());
+    for name in ["convmix", "wavelet_bert"] {
+        let limit = Bytes::new(trace(name).peaks().active.get() / 10 * 9);
+        let report = on(&glake, trace(name), Options { limit: Some(limit), ..lag(100) });
+        assert!(
+            report.reserved_peak <= limit && report.ooms > 0 && report.utilization.is_none(),
+            "{report:?}"
+        );
+        assert_eq!(glake.machine().census().unwrap(), before, "{name}");
+        assert_eq!(glake.machine().free_memory().unwrap(), free, "{name}");
+    }
+}
+
+/// A million events a second where it is built to be fast; checks cost some of it.
+#[test]
+fn replays_are_quick() {
+    let glake = glake(Borrow::Completed);
+    for name in all() {
+        let events = trace(name).events().len() as f64;
+        // What disturbs a replay makes it slower, never faster.
+        let seconds = (0..3).map(|_| {
+            let mut subject = glake.subject(trace(name), lag(100)).unwrap();
+            let begin = std::time::Instant::now();
+            run(trace(name), subject.as_mut());
+            begin.elapsed().as_secs_f64()
+        });
+        let rate = events / seconds.fold(f64::INFINITY, f64::min);
+        let bar = if cfg!(debug_assertions) { 2e5 } else { 1e6 };
+        assert!(rate >= bar, "{name}: {rate:.0} events a second");
+    }
+}
