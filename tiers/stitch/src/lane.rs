@@ -67,15 +67,17 @@ impl Lane {
     /// From now on what has passed is told by [`Lane::next_passed`].
     pub(crate) fn keep_ages(&mut self, pieces: &Pieces) {
         if self.ages.is_none() {
-            self.ages = Some(self.ages_now(pieces));
+            self.ages = Some(VecDeque::new());
+            self.renew_ages(pieces);
         }
     }
 
-    fn ages_now(&self, pieces: &Pieces) -> VecDeque<Age> {
-        let mut ages: Vec<Age> =
-            self.bins.unsorted().map(|piece| Age { epoch: pieces[piece].epoch, piece }).collect();
-        ages.sort_unstable_by_key(|age| age.epoch);
-        ages.into()
+    /// Makes the notes anew, in the room that they have.
+    fn renew_ages(&mut self, pieces: &Pieces) {
+        let Some(ages) = &mut self.ages else { return };
+        ages.clear();
+        ages.extend(self.bins.unsorted().map(|piece| Age { epoch: pieces[piece].epoch, piece }));
+        ages.make_contiguous().sort_unstable_by_key(|age| age.epoch);
     }
 
     /// Adds a free piece.
@@ -86,7 +88,7 @@ impl Lane {
         let Some(ages) = &mut self.ages else { return };
         ages.push_back(Age { epoch: piece.epoch, piece: id });
         if ages.len() > VOID_TIMES * self.bins.len() + VOID_MORE {
-            self.ages = Some(self.ages_now(pieces));
+            self.renew_ages(pieces);
         }
     }
 

@@ -153,13 +153,14 @@ impl Allocator {
 
     /// Turns a slab whose one piece is free, and in no lane, back into a free piece of its zone.
     pub(super) fn dissolve_slab(&mut self, id: PieceId) {
-        let (slab, epoch) = (self.pieces[id].slab, self.pieces[id].epoch);
+        let (slab, epoch, moved) = (self.pieces[id].slab, self.pieces[id].epoch, self.pieces[id].moved);
         let (first, last) = (self.pieces[id].prev, self.pieces[id].next);
         for gone in [first, id, last] {
             self.pieces.forget(gone);
         }
         let outer = &mut self.pieces[slab];
         outer.epoch = epoch;
+        outer.moved = moved;
         self.give(slab);
     }
 

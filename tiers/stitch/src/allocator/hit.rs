@@ -61,13 +61,14 @@ impl Allocator {
         let outer = &mut self.pieces[slab];
         outer.state = State::Slab;
         outer.lane = lanes.slabs;
-        let (start, size, epoch) = (outer.start, outer.size, outer.epoch);
+        let (start, size, epoch, moved) = (outer.start, outer.size, outer.epoch, outer.moved);
         let (first, inner, _) = self.pieces.segment(start, size, State::Free);
         self.pieces[slab].inside = first;
         let piece = &mut self.pieces[inner];
         piece.slab = slab;
         piece.lane = lanes.small;
         piece.epoch = epoch;
+        piece.moved = moved;
         self.lanes[lanes.small.index()].insert(&self.pieces, inner);
     }
 
