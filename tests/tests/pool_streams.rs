@@ -134,7 +134,6 @@ fn bytes_that_change_their_address_get_a_completion_edge() {
 
 /// Free slabs are lent to aliases: a slab that comes back needs the edge as any other bytes do.
 #[test]
-#[ignore = "a slab that is opened forgets that its bytes were last used in an alias"]
 fn a_slab_that_was_in_an_alias_gets_its_edge() {
     let bed = bed(Borrow::Completed);
     let lane = bed.lane();

@@ -29,7 +29,7 @@ use program::{Program, Sizes};
 const PAIRS: usize = 100_000;
 /// Rounds of which the best counts: what disturbs a round makes it slower, never faster.
 const ROUNDS: usize = 20;
-/// Rounds before those at most, until one needs no driver call.
+/// Rounds before those at most, until one needs no driver call and no memory from the heap: tables have their size then.
 const WARM_UP: usize = 50;
 
 /// What `glake bench alloc` measures.
@@ -109,11 +109,12 @@ fn measure_one(
     let memory = settings.limit.min(settings.memory).get();
     let program = Program::new(sizes, options.live_blocks, options.free_ranges, PAIRS, streams, memory);
     let mut pool = Run::new(PoolUnderTest::new(machine, settings, streams)?, &program)?;
-    let mut set = Run::new(OrderedSet::new(memory), &program)?;
+    let mut set = Run::new(OrderedSet::new(memory, streams), &program)?;
     let heap = options.heap_allocations;
     for _ in 0..WARM_UP {
         set.round(heap)?;
-        if pool.round(heap)?.driver_calls == 0 {
+        let round = pool.round(heap)?;
+        if round.driver_calls == 0 && round.heap_allocations == 0 {
             break;
         }
     }

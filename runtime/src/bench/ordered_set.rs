@@ -1,11 +1,14 @@
 //! What the hot path is compared with: a best fit on an ordered set, as allocators of this kind usually have it.
 //!
-//! Free pieces are in a set by size, then address; live blocks in a hash map by address; all pieces are linked with
-//! their neighbours, split at 512 bytes and joined when freed. It keeps no statistics, takes no lock and knows no
-//! streams: what it leaves out is in its favour.
+//! Free pieces are in a set by stream, size and address, as in torch's caching allocator; live blocks in a hash map by
+//! address; all pieces are linked with their neighbours, split at 512 bytes and joined when freed. It has the same duties
+//! as the pool: a mutex, the gauges of both pools (blocks, bytes and requested bytes, with peaks and totals), and a stream's
+//! pieces are no other stream's. Epochs, aliases and domains it does without, which is in its favour.
 
 use std::collections::BTreeSet;
 
+use glake_stitch::SMALL_LIMIT;
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::BenchError;
@@ -22,46 +25,103 @@ struct Piece {
     before: u32,
     after: u32,
     free: bool,
+    stream: u32,
+    requested: u64,
 }
 
-/// A best fit allocator of one range of addresses.
+/// A gauge with its peak and its total.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gauge {
+    current: u64,
+    peak: u64,
+    total: u64,
+}
+
+impl Gauge {
+    fn add(&mut self, amount: u64) {
+        self.current += amount;
+        self.total += amount;
+        self.peak = self.peak.max(self.current);
+    }
+}
+
+/// The gauges of one pool: blocks, bytes, requested bytes.
+type Gauges = [Gauge; 3];
+
+/// A best fit allocator of one range of addresses for each stream, behind a mutex.
 #[derive(Debug)]
 pub(super) struct OrderedSet {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
     pieces: Vec<Piece>,
     /// Places in `pieces` that nothing is in.
     spare: Vec<u32>,
-    free: BTreeSet<(u64, u64, u32)>,
+    free: BTreeSet<(u32, u64, u64, u32)>,
     live: FxHashMap<u64, u32>,
+    /// All, small, large.
+    gauges: [Gauges; 3],
 }
 
 impl OrderedSet {
-    pub(super) fn new(size: u64) -> Self {
-        let whole = Piece { start: 0, size, before: NONE, after: NONE, free: true };
-        OrderedSet {
-            pieces: vec![whole],
+    /// `size` bytes of addresses, in equal parts for each stream.
+    pub(super) fn new(size: u64, streams: u32) -> Self {
+        let part = size / u64::from(streams.max(1));
+        let whole = |stream: u32| {
+            let start = u64::from(stream) * part;
+            Piece { start, size: part, before: NONE, after: NONE, free: true, stream, requested: 0 }
+        };
+        let state = State {
+            pieces: (0..streams).map(whole).collect(),
             spare: Vec::new(),
-            free: BTreeSet::from([(size, 0, 0)]),
+            free: (0..streams).map(|stream| (stream, part, whole(stream).start, stream)).collect(),
             live: FxHashMap::default(),
+            gauges: Default::default(),
+        };
+        OrderedSet { state: Mutex::new(state) }
+    }
+}
+
+impl State {
+    fn count(&mut self, size: u64, requested: u64, change: fn(&mut Gauge, u64)) {
+        let pool = if size <= SMALL_LIMIT.get() { 1 } else { 2 };
+        for gauges in [0, pool] {
+            let [blocks, bytes, asked] = &mut self.gauges[gauges];
+            change(blocks, 1);
+            change(bytes, size);
+            change(asked, requested);
         }
     }
 
-    fn take(&mut self, size: u64) -> Option<u64> {
-        let size = size.max(1).next_multiple_of(QUANTUM);
-        let &found = self.free.range((size, 0, 0)..).next()?;
+    fn take(&mut self, requested: u64, stream: u32) -> Option<u64> {
+        let size = requested.max(1).next_multiple_of(QUANTUM);
+        let &found = self.free.range((stream, size, 0, 0)..).next().filter(|found| found.0 == stream)?;
         self.free.remove(&found);
-        let (_, start, id) = found;
+        let (_, _, start, id) = found;
+        self.count(size, requested, Gauge::add);
         let piece = &mut self.pieces[id as usize];
         piece.free = false;
+        piece.requested = requested;
         let (left, after) = (piece.size - size, piece.after);
         if left > 0 {
             piece.size = size;
-            let rest = Piece { start: start + size, size: left, before: id, after, free: true };
+            let rest = Piece {
+                start: start + size,
+                size: left,
+                before: id,
+                after,
+                free: true,
+                stream,
+                requested: 0,
+            };
             let rest_id = self.add(rest);
             self.pieces[id as usize].after = rest_id;
             if after != NONE {
                 self.pieces[after as usize].before = rest_id;
             }
-            self.free.insert((left, rest.start, rest_id));
+            self.free.insert((stream, left, rest.start, rest_id));
         }
         self.live.insert(start, id);
         Some(start)
@@ -69,7 +129,8 @@ impl OrderedSet {
 
     fn give(&mut self, start: u64) -> Option<()> {
         let mut id = self.live.remove(&start)?;
-        let Piece { before, after, .. } = self.pieces[id as usize];
+        let Piece { before, after, size, requested, .. } = self.pieces[id as usize];
+        self.count(size, requested, |gauge, amount| gauge.current -= amount);
         if after != NONE && self.pieces[after as usize].free {
             self.join(id, after);
         }
@@ -79,7 +140,7 @@ impl OrderedSet {
         }
         let piece = &mut self.pieces[id as usize];
         piece.free = true;
-        self.free.insert((piece.size, piece.start, id));
+        self.free.insert((piece.stream, piece.size, piece.start, id));
         Some(())
     }
 
@@ -88,7 +149,7 @@ impl OrderedSet {
         for id in [first, second] {
             let piece = self.pieces[id as usize];
             if piece.free {
-                self.free.remove(&(piece.size, piece.start, id));
+                self.free.remove(&(piece.stream, piece.size, piece.start, id));
             }
         }
         let Piece { size, after, .. } = self.pieces[second as usize];
@@ -116,12 +177,15 @@ impl OrderedSet {
 }
 
 impl Allocates for OrderedSet {
-    fn malloc(&mut self, size: u64, _: usize) -> Result<u64, BenchError> {
-        self.take(size).ok_or(BenchError::SetFull)
+    #[inline]
+    fn malloc(&mut self, size: u64, stream: usize) -> Result<u64, BenchError> {
+        let stream = u32::try_from(stream).map_err(|_| BenchError::SetFull)?;
+        self.state.lock().take(size, stream).ok_or(BenchError::SetFull)
     }
 
+    #[inline]
     fn free(&mut self, at: u64) -> Result<(), BenchError> {
-        self.give(at).ok_or(BenchError::SetFull)
+        self.state.lock().give(at).ok_or(BenchError::SetFull)
     }
 }
 
@@ -132,24 +196,24 @@ mod tests {
 
     #[test]
     fn blocks_never_overlap_and_everything_joins_again() {
-        let (mut set, mut random) = (OrderedSet::new(64 << 20), SplitMix::new(5));
+        let (set, mut random) = (OrderedSet::new(64 << 20, 2), SplitMix::new(5));
+        let mut set = set.state.into_inner();
         let mut live: Vec<(u64, u64)> = Vec::new();
-        for _ in 0..20_000 {
+        for turn in 0..20_000 {
             if live.len() > 100 || (random.below(2) == 0 && !live.is_empty()) {
                 let (start, _) = live.swap_remove(random.below(live.len()));
                 set.give(start).unwrap();
                 continue;
             }
-            let size = 1 + random.below(200_000) as u64;
-            let start = set.take(size).unwrap();
+            let size = 1 + random.below(100_000) as u64;
+            let start = set.take(size, turn % 2).unwrap();
             assert!(live.iter().all(|&(other, length)| start + size <= other || other + length <= start));
             live.push((start, size));
         }
         live.iter().for_each(|&(start, _)| set.give(start).unwrap());
-        assert_eq!(
-            set.free.iter().map(|&(size, start, _)| (size, start)).collect::<Vec<_>>(),
-            [(64 << 20, 0)]
-        );
-        assert!(set.give(0).is_none() && set.take(65 << 20).is_none());
+        let left: Vec<_> = set.free.iter().map(|&(stream, size, start, _)| (stream, size, start)).collect();
+        assert_eq!(left, [(0, 32 << 20, 0), (1, 32 << 20, 32 << 20)]);
+        assert!(set.gauges.iter().flatten().all(|gauge| gauge.current == 0));
+        assert!(set.give(0).is_none() && set.take(33 << 20, 0).is_none());
     }
 }

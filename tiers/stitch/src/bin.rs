@@ -55,10 +55,10 @@ impl Bin {
     }
 
     #[inline]
-    pub(crate) fn insert(&mut self, entry: Entry) {
+    pub(crate) fn insert(&mut self, entry: Entry, rooms: &mut Rooms) {
         let at = self.taken;
         if at >= PLACES {
-            return self.insert_more(entry);
+            return self.insert_more(entry, rooms);
         }
         self.keys[at] = entry.key;
         self.pieces[at] = entry.piece;
@@ -66,13 +66,16 @@ impl Bin {
     }
 
     #[inline(never)]
-    fn insert_more(&mut self, entry: Entry) {
+    fn insert_more(&mut self, entry: Entry, rooms: &mut Rooms) {
         // All places are taken: the largest is the one nearest below vacant.
         let (_, last) = self.nearest(|key| VACANT - key);
         let mut entry = entry;
         if entry.key < self.keys[last] {
             let here = std::mem::replace(&mut self.keys[last], entry.key);
             entry = Entry { key: here, piece: std::mem::replace(&mut self.pieces[last], entry.piece) };
+        }
+        if self.more.capacity() == 0 {
+            self.more = rooms.lend();
         }
         let at = self.more.partition_point(|other| other.key > entry.key);
         self.more.insert(at, entry);
@@ -117,29 +120,40 @@ impl Bin {
 
     /// Takes an entry out.
     #[inline]
-    pub(crate) fn take(&mut self, at: At) -> Entry {
+    pub(crate) fn take(&mut self, at: At, rooms: &mut Rooms) -> Entry {
         match at {
             At::Place(at) => {
                 let entry = Entry { key: self.keys[at], piece: self.pieces[at] };
-                self.refill(at);
+                self.refill(at, rooms);
                 entry
             }
-            At::More(at) => self.more.remove(at),
+            At::More(at) => {
+                let entry = self.more.remove(at);
+                self.leave(rooms);
+                entry
+            }
         }
     }
 
     #[inline]
-    fn refill(&mut self, at: usize) {
+    fn refill(&mut self, at: usize, rooms: &mut Rooms) {
         if let Some(next) = self.more.pop() {
             self.keys[at] = next.key;
             self.pieces[at] = next.piece;
-            return;
+            return self.leave(rooms);
         }
         let last = (self.taken - 1) % PLACES;
         self.keys[at] = self.keys[last];
         self.pieces[at] = self.pieces[last];
         self.keys[last] = VACANT;
         self.taken = last;
+    }
+
+    /// Gives the room behind the places back once it is empty.
+    fn leave(&mut self, rooms: &mut Rooms) {
+        if self.more.is_empty() {
+            rooms.take_back(std::mem::take(&mut self.more));
+        }
     }
 
     /// Every piece, smallest first.
@@ -155,6 +169,27 @@ impl Bin {
     /// Every piece, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = PieceId> + '_ {
         self.pieces.iter().take(self.taken).copied().chain(self.more.iter().map(|entry| entry.piece))
+    }
+}
+
+/// Room for what does not fit in the places of a bin, lent to those that need it and as large as it ever had to be. It is
+/// made in batches, so that a lane soon has all that it will ever need and a hit finds it.
+#[derive(Debug, Default)]
+pub(crate) struct Rooms(Vec<Vec<Entry>>);
+
+impl Rooms {
+    const BATCH: usize = 32;
+    const SIZE: usize = 96;
+
+    fn lend(&mut self) -> Vec<Entry> {
+        if self.0.is_empty() {
+            self.0.resize_with(Self::BATCH, || Vec::with_capacity(Self::SIZE));
+        }
+        self.0.pop().unwrap_or_default()
+    }
+
+    fn take_back(&mut self, room: Vec<Entry>) {
+        self.0.push(room);
     }
 }
 

@@ -8,7 +8,7 @@
 //! that a few hundred free pieces leave a handful in each; only the bins that were ever used have entries, side by side.
 //! Bins keep their capacity, so that a steady state allocates nothing.
 
-use crate::bin::{At, Bin, Entry};
+use crate::bin::{At, Bin, Entry, Rooms};
 use crate::ids::PieceId;
 
 /// The unit of sizes and starts.
@@ -28,6 +28,7 @@ pub(crate) struct Bins {
     bins: Vec<Bin>,
     /// Which of them a size's bin is.
     used: Vec<u16>,
+    rooms: Rooms,
     occupied: [u64; WORDS],
     /// The words that are not 0.
     words: u32,
@@ -58,7 +59,15 @@ fn key(size: u64, start: u64) -> u64 {
 
 impl Bins {
     pub(crate) fn new() -> Self {
-        Bins { bins: Vec::new(), used: vec![UNUSED; BINS], occupied: [0; WORDS], words: 0, len: 0 }
+        // Room for all of them: it costs addresses, and memory only where it is used, but no hit ever has to find it.
+        Bins {
+            bins: Vec::with_capacity(BINS),
+            used: vec![UNUSED; BINS],
+            rooms: Rooms::default(),
+            occupied: [0; WORDS],
+            words: 0,
+            len: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -73,7 +82,7 @@ impl Bins {
         if slot == UNUSED {
             slot = self.first_use(bin);
         }
-        self.bins[usize::from(slot)].insert(Entry { key: key(size, start), piece });
+        self.bins[usize::from(slot)].insert(Entry { key: key(size, start), piece }, &mut self.rooms);
         self.occupied[bin / SPLIT] |= 1 << (bin % SPLIT);
         self.words |= 1 << (bin / SPLIT);
         self.len += 1;
@@ -104,7 +113,7 @@ impl Bins {
     #[inline]
     fn take_at(&mut self, bin: usize, at: At) -> Entry {
         let entries = &mut self.bins[usize::from(self.used[bin])];
-        let entry = entries.take(at);
+        let entry = entries.take(at, &mut self.rooms);
         // Without a branch: whether a bin becomes empty is a toss-up.
         let word = &mut self.occupied[bin / SPLIT];
         *word &= !(u64::from(entries.is_empty()) << (bin % SPLIT));

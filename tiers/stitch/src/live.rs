@@ -56,6 +56,14 @@ impl LiveBlocks {
         self.at_home + self.others.len()
     }
 
+    /// Home is mapped up to `end` now: makes room for the blocks that will begin there, so that no hit has to.
+    pub(crate) fn reach(&mut self, end: u64) {
+        let pages = place_of(end.min(self.home_end)).0 + 1;
+        if pages > self.pages.len() {
+            self.pages.resize(pages, [EMPTY; 2]);
+        }
+    }
+
     /// Adds a block; a large one at home begins in a page with at most one other.
     pub(crate) fn insert(&mut self, offset: u64, live: Live) {
         let Live::Piece(piece) = live else {
@@ -68,7 +76,7 @@ impl LiveBlocks {
         }
         let (page, quantum) = place_of(offset);
         if page >= self.pages.len() {
-            self.pages.resize(page + 1, [EMPTY; 2]);
+            self.reach(offset);
         }
         let slots = &mut self.pages[page];
         let slot = usize::from(slots[0].piece != PieceId::NONE);

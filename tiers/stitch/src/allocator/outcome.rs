@@ -213,6 +213,9 @@ impl Allocator {
     fn arrive(&mut self, grown: &Grown) -> PieceId {
         let piece = self.add_piece(grown.start, grown.size, grown.domain, State::Part);
         let count = grown.extents.len() as u64;
+        if grown.class == Class::Large {
+            self.live.reach(grown.start + grown.size);
+        }
         self.planned -= grown.size;
         self.domains[grown.domain.index()].extents += grown.extents.len();
         for pool in self.stats.pools(grown.class == Class::Slabs) {
