@@ -98,3 +98,42 @@ fn places(pool: &GpuPool, block: Block) -> impl Iterator<Item = (u64, u64)> {
 fn address(block: Block, at: u64) -> Address {
     Address(block.address.0 + at)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use glake_device::sim::{SimOptions, Simulator};
+    use glake_device::{DeviceId, Driver, Stream};
+    use glake_tiers::{PoolOptions, PoolStream};
+    use glake_units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn one_wrong_byte_is_found_and_named() {
+        let driver: Arc<dyn Driver> = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+        let gpu = DeviceId(0);
+        let pool = GpuPool::new(driver.clone(), gpu, PoolOptions::default()).unwrap();
+        let stream = PoolStream::of(&*driver, gpu, Stream::LEGACY).unwrap();
+        let mut stamps = Stamps::default();
+        for size in [1, 512, 700, 5 << 20, 40 << 20] {
+            let block = pool.malloc(Bytes::new(size), stream).unwrap();
+            stamps.write(&pool, BlockId(7), block).unwrap();
+            stamps.compare(&pool, BlockId(7), block).unwrap();
+            assert!(stamps.compare(&pool, BlockId(8), block).is_err(), "another block's stamps");
+            for (at, length) in places(&pool, block) {
+                let place = at + length - 1;
+                let mut byte = [0];
+                pool.read(address(block, place), &mut byte).unwrap();
+                pool.write(address(block, place), &[!byte[0]]).unwrap();
+                let error = stamps.compare(&pool, BlockId(7), block).unwrap_err().to_string();
+                let says = format!("block 7 at {}, byte {place}: {:02x} was written", block.address, byte[0]);
+                assert!(error.starts_with(&says), "{error}");
+                pool.write(address(block, place), &byte).unwrap();
+            }
+            let across = places(&pool, block).count() - 2;
+            assert!(across as u64 >= size / (16 << 20), "{across} boundaries in {size} bytes");
+        }
+    }
+}

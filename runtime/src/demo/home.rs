@@ -144,6 +144,6 @@ mod tests {
         let live = [block(4, 3), block(12, 2), block(34, 6)];
         assert_eq!(home.free_ranges(&live), [(0, 4), (7, 5), (14, 6), (30, 4)]);
         assert_eq!(home.idle(&live[1..]), [(0, 10)]);
-        assert_eq!(home.picture(4, 1, &live, &[(30, 10)]), "++ S");
+        assert_eq!(home.picture(4, 1, &live, &[(30, 10)]), "+. S");
     }
 }

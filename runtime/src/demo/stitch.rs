@@ -107,7 +107,8 @@ fn write(pool: &GpuPool, block: Block) -> Result<(), DemoError> {
 
 /// How many bytes at an address are what was written from `place` of the block on, up to the first that is not.
 fn matching(pool: &GpuPool, address: u64, place: u64, size: u64) -> Result<u64, DemoError> {
-    let (mut found, mut expected) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let most = usize::try_from(size).unwrap_or(usize::MAX).min(CHUNK);
+    let (mut found, mut expected) = (vec![0; most], vec![0; most]);
     for from in (0..size).step_by(CHUNK) {
         let (found, expected) = (clipped(&mut found, size - from), clipped(&mut expected, size - from));
         pool.read(glake_device::Address(address + from), found)?;

@@ -1,0 +1,89 @@
+//! The `glake` command where it runs the product itself, on the simulator.
+
+#![allow(clippy::unwrap_used)] // also in the functions that tests call
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn ran(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_glake"));
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    command.args(arguments).args(["--device", "sim"]).env_clear().current_dir(root).output().unwrap()
+}
+
+fn objects(arguments: &[&str]) -> Vec<Value> {
+    let output = ran(&[arguments, &["--json"]].concat());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && error.is_empty(), "{arguments:?}: {error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn the_demo_tells_every_stage_and_all_is_well() {
+    let stages = objects(&["demo"]);
+    let names: Vec<&str> = stages.iter().map(|stage| stage["stage"].as_str().unwrap()).collect();
+    assert_eq!(names, ["device", "churn", "stitch", "streams", "compare", "replay", "trim"]);
+    assert!(stages.iter().all(|stage| stage["ok"] == true), "{stages:?}");
+    let stitch = &stages[2]["figures"];
+    assert!(stitch["wanted_bytes"].as_u64() > stitch["longest_free_bytes"].as_u64(), "{stitch}");
+    assert_eq!(stitch["matched_at_home_bytes"], stitch["written_bytes"]);
+}
+
+#[test]
+fn the_demo_fits_a_terminal() {
+    let output = ran(&["demo"]);
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().all(|line| line.chars().count() <= 110), "{text}");
+    assert!(text.contains("lent to the stitched block"), "{text}");
+}
+
+#[test]
+fn the_hot_path_is_measured_without_driver_calls() {
+    let reports = objects(&["bench", "alloc"]);
+    assert_eq!(reports.iter().map(|report| report["streams"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 3]);
+    for report in reports {
+        assert_eq!(
+            (&report["live_blocks"], &report["driver_calls"]),
+            (&10_000.into(), &0.into()),
+            "{report}"
+        );
+        assert!(report["pair_ns"].as_f64() > Some(0.0), "{report}");
+        assert!(report["ordered_set_pair_ns"].as_f64() > Some(0.0), "{report}");
+        assert!(report["heap_allocations"].is_u64(), "{report}");
+    }
+}
+
+#[test]
+fn sizes_for_the_hot_path_must_be_readable() {
+    let output = ran(&["bench", "alloc", "/no/such.trace"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn the_product_replays_beside_the_models() {
+    let reports = objects(&["replay", "tests/traces/convmix.trace.gz"]);
+    let policies: Vec<&str> = reports.iter().map(|report| report["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["glake", "gmlake", "caching", "expandable"]);
+    let own = &reports[0];
+    assert_eq!(
+        (&own["device"], &own["gpu_lag_ms"], &own["borrow"]),
+        (&"sim:h200x4".into(), &100.into(), &"completed".into())
+    );
+    let verified = objects(&["replay", "--policy", "glake", "--verify", "tests/traces/convmix.trace.gz"]);
+    assert_eq!(verified[0]["reserved_peak"], own["reserved_peak"]);
+}
+
+#[test]
+fn a_request_larger_than_the_device_is_out_of_memory() {
+    let path = std::env::temp_dir().join(format!("glake-product-{}.trace", std::process::id()));
+    std::fs::write(&path, "a 0 1099511627776 0 0\nf 0 5\n").unwrap();
+    let output = ran(&["replay", "--policy", "glake", path.to_str().unwrap()]);
+    std::fs::remove_file(path).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("under glake ran out of memory 1 times, first at line 1"), "{error}");
+}
