@@ -29,8 +29,10 @@ use program::{Program, Sizes};
 const PAIRS: usize = 100_000;
 /// Rounds of which the best counts: what disturbs a round makes it slower, never faster.
 const ROUNDS: usize = 20;
-/// Rounds before those at most, until one needs no driver call and no memory from the heap: tables have their size then.
-const WARM_UP: usize = 50;
+/// Rounds before those at most, until some need no driver call and no memory from the heap: tables have their size then.
+const WARM_UP: usize = 80;
+/// So many of them in a row.
+const QUIET: usize = 10;
 
 /// What `glake bench alloc` measures.
 #[derive(Clone, Debug)]
@@ -111,10 +113,12 @@ fn measure_one(
     let mut pool = Run::new(PoolUnderTest::new(machine, settings, streams)?, &program)?;
     let mut set = Run::new(OrderedSet::new(memory, streams), &program)?;
     let heap = options.heap_allocations;
+    let mut quiet = 0;
     for _ in 0..WARM_UP {
         set.round(heap)?;
         let round = pool.round(heap)?;
-        if round.driver_calls == 0 && round.heap_allocations == 0 {
+        quiet = if round.driver_calls == 0 && round.heap_allocations == 0 { quiet + 1 } else { 0 };
+        if quiet == QUIET {
             break;
         }
     }

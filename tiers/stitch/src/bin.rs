@@ -178,7 +178,7 @@ impl Bin {
 pub(crate) struct Rooms(Vec<Vec<Entry>>);
 
 impl Rooms {
-    const BATCH: usize = 128;
+    const BATCH: usize = 64;
     const SIZE: usize = 96;
 
     fn lend(&mut self) -> Vec<Entry> {
