@@ -1,5 +1,7 @@
 //! The conformance suite on the simulated device: in virtual time, in wall time, and while every verb fails in turn.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::io::Write;
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Reading a machine never fails: a source that is absent leaves gaps. Reading a file fails with one line.
-//! With the feature `hwloc`, [`hwloc`] reads the CPU side from libhwloc too; sysfs is the default because a binary
+//! With the feature `hwloc`, the module of that name reads the CPU side from libhwloc too; sysfs is the default because a binary
 //! linked with libhwloc does not start where it is absent.
 
 mod cpus;
