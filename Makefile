@@ -60,6 +60,8 @@ endif
 gpu-test: ## Tests that need a GPU; passed over, with a word, where there is none
 	@if [ -e /dev/nvidiactl ]; then \
 		$(CARGO) test --locked --workspace --release --lib --bins --tests -- --nocapture --test-threads 1 cuda; \
+		$(CARGO) build --locked --release; \
+		tests/gpu/checks.sh "$(TARGET)/release"; \
 	else \
 		echo "gpu-test: SKIPPED: no NVIDIA GPU on this machine (/dev/nvidiactl is missing)"; \
 	fi

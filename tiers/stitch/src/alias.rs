@@ -121,6 +121,10 @@ impl Aliases {
         self[id].used = self.clock;
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.aliases.len()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (AliasId, &Alias)> {
         self.aliases.iter().map(|(index, alias)| (AliasId::at(index), alias))
     }

@@ -10,6 +10,9 @@ use crate::lane::{Class, Taker};
 use crate::plan::{Plan, Step};
 use crate::run::{self, Run};
 
+/// More aliases than this are not kept: a miss looks at each, and a stitch costs about as much as looking at 256.
+const MOST_ALIASES: usize = 256;
+
 /// Home ranges and aliases on their way to the driver.
 #[derive(Debug, Default)]
 pub(super) struct Release {
@@ -54,10 +57,15 @@ impl Allocator {
         self.plan_to(release, steps)
     }
 
-    /// What an idle-alias limit asks for: nothing while it is kept.
+    /// Driver work that is due: idle aliases above their limit go, and the older half of them where mappings near their
+    /// cap, or where there are so many that looking through them costs more than making one. Nothing else is due.
     pub fn plan_due_collection(&mut self) -> Option<Plan> {
-        let limit = self.settings.idle_aliases;
-        (self.stats.idle_alias_bytes > limit).then(|| self.plan_collection(limit)).flatten()
+        let (limit, idle) = (self.settings.idle_aliases, self.stats.idle_alias_bytes);
+        let near_cap = self.stats.mappings > self.settings.max_mappings / 8 * 7;
+        let keep =
+            if near_cap || self.aliases.len() > MOST_ALIASES { Bytes::new(idle.get() / 2) } else { idle };
+        let keep = keep.min(limit);
+        (idle > keep).then(|| self.plan_collection(keep)).flatten()
     }
 
     fn plan_to(&mut self, release: Release, steps: Vec<Step>) -> Option<Plan> {
