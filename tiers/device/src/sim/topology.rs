@@ -11,6 +11,16 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Bandwidth(pub f64);
 
+impl Bandwidth {
+    /// What stands for no ceiling at all: more than any memory gives.
+    pub const NO_CEILING: Bandwidth = Bandwidth(1e6);
+
+    /// The ceiling, where there is one.
+    pub fn ceiling(self) -> Option<Bandwidth> {
+        (self < Self::NO_CEILING).then_some(self)
+    }
+}
+
 /// Microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -92,7 +102,7 @@ pub struct SimGpu {
 impl SimTopology {
     /// `count` equal GPUs, each with the links of an H200 and so much memory; no ceiling is shared. For tests.
     pub fn uniform(count: u32, memory: Bytes) -> Self {
-        let wide = Bandwidth(1e6);
+        let wide = Bandwidth::NO_CEILING;
         SimTopology {
             name: "uniform".to_owned(),
             host: SimHost {

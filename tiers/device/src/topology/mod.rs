@@ -192,8 +192,8 @@ impl From<&SimTopology> for Topology {
             simulated: true,
             cpus: CpuSide::of_sockets(model.gpus.iter().map(|gpu| gpu.socket)),
             host: HostCeilings {
-                read: Some(model.host.read),
-                write: Some(model.host.write),
+                read: model.host.read.ceiling(),
+                write: model.host.write.ceiling(),
                 both: model.host.both,
                 far_socket: model.host.far_socket,
             },
