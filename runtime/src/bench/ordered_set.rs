@@ -4,6 +4,8 @@
 //! address; all pieces are linked with their neighbours, split at 512 bytes and joined when freed. It has the same duties
 //! as the pool: a mutex, the gauges of both pools (blocks, bytes and requested bytes, with peaks and totals), and a stream's
 //! pieces are no other stream's. Epochs, aliases and domains it does without, which is in its favour.
+//!
+//! The bare one is the same without these duties: no lock, no gauges, all pieces for all streams.
 
 use std::collections::BTreeSet;
 
@@ -51,6 +53,7 @@ type Gauges = [Gauge; 3];
 /// A best fit allocator of one range of addresses for each stream, behind a mutex.
 #[derive(Debug)]
 pub(super) struct OrderedSet {
+    bare: bool,
     state: Mutex<State>,
 }
 
@@ -61,8 +64,8 @@ struct State {
     spare: Vec<u32>,
     free: BTreeSet<(u32, u64, u64, u32)>,
     live: FxHashMap<u64, u32>,
-    /// All, small, large.
-    gauges: [Gauges; 3],
+    /// All, small, large; none of the bare one.
+    gauges: Option<[Gauges; 3]>,
 }
 
 impl OrderedSet {
@@ -78,17 +81,25 @@ impl OrderedSet {
             spare: Vec::new(),
             free: (0..streams).map(|stream| (stream, part, whole(stream).start, stream)).collect(),
             live: FxHashMap::default(),
-            gauges: Default::default(),
+            gauges: Some(Default::default()),
         };
-        OrderedSet { state: Mutex::new(state) }
+        OrderedSet { bare: false, state: Mutex::new(state) }
+    }
+
+    /// Without the pool's duties.
+    pub(super) fn bare(size: u64) -> Self {
+        let mut set = OrderedSet { bare: true, ..Self::new(size, 1) };
+        set.state.get_mut().gauges = None;
+        set
     }
 }
 
 impl State {
     fn count(&mut self, size: u64, requested: u64, change: fn(&mut Gauge, u64)) {
+        let Some(pools) = &mut self.gauges else { return };
         let pool = if size <= SMALL_LIMIT.get() { 1 } else { 2 };
         for gauges in [0, pool] {
-            let [blocks, bytes, asked] = &mut self.gauges[gauges];
+            let [blocks, bytes, asked] = &mut pools[gauges];
             change(blocks, 1);
             change(bytes, size);
             change(asked, requested);
@@ -179,13 +190,17 @@ impl State {
 impl Allocates for OrderedSet {
     #[inline]
     fn malloc(&mut self, size: u64, stream: usize) -> Result<u64, BenchError> {
+        if self.bare {
+            return self.state.get_mut().take(size, 0).ok_or(BenchError::SetFull);
+        }
         let stream = u32::try_from(stream).map_err(|_| BenchError::SetFull)?;
         self.state.lock().take(size, stream).ok_or(BenchError::SetFull)
     }
 
     #[inline]
     fn free(&mut self, at: u64) -> Result<(), BenchError> {
-        self.state.lock().give(at).ok_or(BenchError::SetFull)
+        let given = if self.bare { self.state.get_mut().give(at) } else { self.state.lock().give(at) };
+        given.ok_or(BenchError::SetFull)
     }
 }
 
@@ -213,7 +228,7 @@ mod tests {
         live.iter().for_each(|&(start, _)| set.give(start).unwrap());
         let left: Vec<_> = set.free.iter().map(|&(stream, size, start, _)| (stream, size, start)).collect();
         assert_eq!(left, [(0, 32 << 20, 0), (1, 32 << 20, 32 << 20)]);
-        assert!(set.gauges.iter().flatten().all(|gauge| gauge.current == 0));
+        assert!(set.gauges.iter().flatten().flatten().all(|gauge| gauge.current == 0));
         assert!(set.give(0).is_none() && set.take(33 << 20, 0).is_none());
     }
 }

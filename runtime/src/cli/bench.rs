@@ -23,7 +23,8 @@ pub enum Bench {
 /// What `glake bench alloc` can be asked.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-JSON fields: live_blocks, free_ranges, streams, pair_ns, ordered_set_pair_ns, driver_calls, heap_allocations")]
+JSON fields: live_blocks, free_ranges, streams, pair_ns, ordered_set_pair_ns, driver_calls, heap_allocations;
+and dutiful_set_pair_ns, of an ordered set with the pool's mutex, gauges and streams")]
 pub struct AllocArguments {
     /// Blocks alive while it measures
     #[arg(long, value_name = "N", default_value_t = 10_000)]
@@ -80,6 +81,8 @@ fn alloc(
                 format!("{:.1}", report.pair_ns),
                 format!("{:.1}", report.ordered_set_pair_ns),
                 format!("{:.2}", report.pair_ns / report.ordered_set_pair_ns),
+                format!("{:.1}", report.dutiful_set_pair_ns),
+                format!("{:.2}", report.pair_ns / report.dutiful_set_pair_ns),
                 report.driver_calls.to_string(),
                 report.heap_allocations.to_string(),
             ]
@@ -91,6 +94,8 @@ fn alloc(
         "streams",
         "pair ns",
         "ordered set ns",
+        "ratio",
+        "with duties ns",
         "ratio",
         "driver calls",
         "heap allocations",
