@@ -48,6 +48,7 @@ ifneq ($(C_TESTS),)
 endif
 
 test-python: ## Python tests, against libgmlake.so
+	$(PYTHON) -m unittest discover --start-directory benches/tests
 ifneq ($(PYTHON_TESTS),)
 	$(CARGO) build --locked --release --package glake-ffi
 	@for folder in $(sort $(dir $(PYTHON_TESTS))); do \

@@ -1,0 +1,133 @@
+"""One measured process a run: starts harness.py, takes its JSON line, and shares the GPUs out among the runs.
+
+A *round* is a list of runs that go one after another on one GPU (the allocators, interleaved); rounds go side by side on as
+many GPUs as are visible. A run that hangs is ended after its time limit and counts as failed.
+"""
+import json, os, pathlib, queue, signal, subprocess, sys, threading, time
+
+HERE = pathlib.Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+ALLOCS = ["native", "expandable", "glake", "glake-pluggable", "glake-wait"]
+
+
+def gpus():
+    """The names by which CUDA_VISIBLE_DEVICES knows the visible GPUs; none where there is no driver."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    try:
+        lines = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(index) for index in range(sum(line.startswith("GPU ") for line in lines))]
+
+
+def environment(visible=None):
+    """The environment of a measured process: glake is the installed one, or else this repository's."""
+    env = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(REPOSITORY / "ffi" / "python")]))
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        env.pop(name, None)
+    if visible is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    return env
+
+
+def call(command, visible, timeout):
+    """Runs a command that prints JSON lines. Returns (its JSON objects, None) or (what it printed, why it failed)."""
+    child = subprocess.Popen(command, env=environment(visible), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, err = child.communicate(timeout=max(timeout, 1))
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)  # its own session: torchrun's ranks go with it
+        child.communicate()
+        return [], f"ended after {timeout:.0f} s"
+    rows = []
+    for line in out.splitlines():
+        if line.startswith("{"):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+    if child.returncode != 0:
+        return rows, f"exit code {child.returncode}: " + " | ".join(err.strip().splitlines()[-6:])[-800:]
+    return rows, None if rows else "printed no JSON line"
+
+
+def harness(workload, alloc, visible, timeout, extra=()):
+    """One run of the harness; a dict in any case, with "error" where it failed."""
+    command = [str(HERE / "harness.py"), "--alloc", alloc, "--workload", workload, *extra]
+    if workload.startswith("fsdp_"):
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(visible)), *command]
+    begin = time.time()
+    rows, error = call([sys.executable, *command], visible, timeout)
+    row = {"workload": workload, "alloc": alloc, **(rows[-1] if rows else {})}
+    row.update(gpus=visible, process_s=round(time.time() - begin, 1))
+    if error:
+        row["error"] = error
+    return row
+
+
+class Clock:
+    """The time that a script may take in all."""
+
+    def __init__(self, limit):
+        self.begin, self.limit = time.time(), limit
+
+    def spent(self):
+        return time.time() - self.begin
+
+    def left(self):
+        return self.limit - self.spent()
+
+
+class Log:
+    """JSON lines in a file and a line of progress on the terminal, from several threads."""
+
+    def __init__(self, out, name, clock):
+        self.clock, self.rows, self.lock = clock, [], threading.Lock()
+        out = pathlib.Path(out)
+        out.mkdir(parents=True, exist_ok=True)
+        self.path = out / name
+        self.file = open(self.path, "a")
+
+    def say(self, text):
+        with self.lock:
+            print(f"[{self.clock.spent():5.0f} s] {text}", flush=True)
+
+    def add(self, row, text):
+        with self.lock:
+            self.rows.append(row)
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
+        self.say(text)
+
+
+def share_out(rounds, visible, work):
+    """Calls work(round, [gpu]) for each round, the rounds side by side on the visible GPUs."""
+    todo = queue.Queue()
+    for one in rounds:
+        todo.put(one)
+
+    def take(gpu):
+        while True:
+            try:
+                one = todo.get_nowait()
+            except queue.Empty:
+                return
+            work(one, [gpu])
+
+    threads = [threading.Thread(target=take, args=(gpu,)) for gpu in visible[: len(rounds)]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def needs_gpus(script):
+    """The visible GPUs, or an end with a word and exit code 0 where there is none."""
+    found = gpus()
+    if not found:
+        print(f"{script}: SKIPPED: no NVIDIA GPU on this machine")
+        sys.exit(0)
+    return found

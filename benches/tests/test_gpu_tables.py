@@ -1,0 +1,130 @@
+"""The benches' tables, bars and searches on made-up figures; needs neither GPU nor torch."""
+import contextlib, io, pathlib, subprocess, sys, tempfile, unittest
+
+GPU = pathlib.Path(__file__).resolve().parents[1] / "gpu"
+sys.path.insert(0, str(GPU))
+import batch, launch, streams, table
+
+
+def run(alloc, workload="opt13_LR", utilization=0.97, taken=10 << 30, steady=10.0, losses=(1.0, 2.0), **more):
+    return dict(workload=workload, alloc=alloc, utilization=utilization, taken_peak=taken, requested_peak=int(taken * utilization),
+                reserved_peak=taken, steady_s=steady, losses=list(losses), oom=None, **more)
+
+
+def missed(workload, rows):
+    return [one["bar"] for one in table.bars(workload, rows) if not one["ok"]]
+
+
+class Bars(unittest.TestCase):
+    def test_all_hold(self):
+        rows = [run("native", utilization=0.6), run("expandable", utilization=0.98), run("glake", steady=10.05)]
+        self.assertEqual(missed("opt13_LR", rows), [])
+        self.assertEqual(len(table.bars("opt13_LR", rows)), 4)
+
+    def test_utilization_is_held_to_both_bars(self):
+        rows = [run("native"), run("expandable", utilization=0.975), run("glake", utilization=0.95)]
+        self.assertEqual(missed("convmix", rows), ["glake: utilization >= 0.96", "glake: utilization >= expandable's - 0.01"])
+
+    def test_time_is_of_the_better_of_the_others(self):
+        rows = [run("native", steady=12), run("expandable", steady=10), run("glake", steady=10.3)]
+        self.assertEqual(len(missed("gpt2_full", rows)), 1)
+
+    def test_time_within_its_own_spread(self):
+        rows = [run("native"), run("expandable")] + [run("glake", steady=s) for s in (9.8, 10.3, 10.4)]
+        self.assertEqual(missed("gpt2_full", rows), [])
+
+    def test_losses_are_held_to_what_two_native_runs_differ(self):
+        native = [run("native", losses=(1.0, 2.0)), run("native", losses=(1.0, 2.1))]
+        self.assertEqual(missed("convmix", native + [run("glake", losses=(1.0, 2.2))]), [])
+        self.assertEqual(len(missed("convmix", native + [run("glake", losses=(1.0, 2.3))])), 1)
+        self.assertEqual(len(missed("convmix", native + [run("glake", losses=(1.0,))])), 1)
+
+    def test_memory_of_several_gpus_and_of_two_streams(self):
+        def rows(workload, taken, alloc="glake"):
+            return [run("expandable", workload, taken=100), run(alloc, workload, taken=taken)]
+        self.assertEqual(missed("fsdp_llama_full", rows("fsdp_llama_full", 94)), [])
+        self.assertEqual(len(missed("fsdp_llama_full", rows("fsdp_llama_full", 95))), 1)
+        self.assertEqual(missed("wavelet_bert", rows("wavelet_bert", 101)), [])
+        self.assertEqual(len(missed("wavelet_bert", rows("wavelet_bert", 86, "glake-wait"))), 1)
+
+    def test_a_failed_run_is_a_missed_bar(self):
+        rows = [run("native"), run("glake"), {"workload": "opt13_LR", "alloc": "glake", "error": "exit code 1: no"}]
+        self.assertEqual(missed("opt13_LR", rows), ["glake: every run completes"])
+        rows = [run("native"), {**run("glake"), "oom": "CUDA out of memory."}]
+        self.assertEqual(missed("opt13_LR", rows), ["glake: every run completes"])
+
+
+class Tables(unittest.TestCase):
+    def test_medians_and_spread(self):
+        rows = [run("native", steady=s) for s in (1.0, 3.0, 2.0)] + [run("glake", epoch_lag_ms_p50=1.0, epoch_lag_ms_p95=2.0, epoch_lag_ms_max=3.0)]
+        lines = table.table(rows, ["native", "expandable", "glake"]).splitlines()
+        self.assertEqual(len(lines), 4)
+        self.assertIn("2.000 (1.000-3.000)", lines[2])
+        self.assertIn("1.0 / 2.0 / 3.0", lines[3])
+        self.assertEqual({line.count("|") for line in lines}, {len(table.COLUMNS) + 1})
+
+    def test_failed_runs_alone(self):
+        lines = table.table([{"workload": "w", "alloc": "glake", "error": "x"}], ["glake"]).splitlines()
+        self.assertIn("0 of 1", lines[2])
+
+    def test_two_jobs_beside_one(self):
+        one = run("glake", streams.ONE, window_s=10.0, window_steps=10)
+        two = run("glake", streams.TWO, window_s=17.0, window_steps=20)
+        self.assertEqual(streams.summary([one, two], ["glake"])[1], 0)
+        lines, count = streams.summary([one, {**two, "window_s": 19.0}], ["glake", "native"])
+        self.assertEqual(count, 2)
+        self.assertIn("MISSED", lines[1])
+
+
+class Search(unittest.TestCase):
+    def test_finds_the_edge_from_any_guess(self):
+        for edge in range(0, 40):
+            for guess in range(1, 40, 3):
+                tries = []
+                found = batch.largest(lambda n: tries.append(n) or n <= edge, guess)
+                self.assertEqual(found, edge)
+                self.assertEqual(len(tries), len(set(tries)))
+
+    def test_few_tries_where_the_guess_is_near(self):
+        for edge in range(22, 29):
+            tries = []
+            batch.largest(lambda n: tries.append(n) or n <= edge, 25)
+            self.assertLessEqual(len(tries), 5)
+
+
+class Scripts(unittest.TestCase):
+    def test_arguments_are_read_without_a_gpu(self):
+        for script in ("compare.py", "batch.py", "alloc.py", "streams.py", "harness.py"):
+            done = subprocess.run([sys.executable, GPU / script, "--help"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_an_unknown_allocator_is_refused(self):
+        done = subprocess.run([sys.executable, GPU / "compare.py", "w", "--allocs", "native,glacke"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("glacke", done.stderr)
+
+    def test_a_command_that_hangs_is_ended(self):
+        rows, error = launch.call([sys.executable, "-c", "import time; print('{}', flush=True); time.sleep(60)"], [], 1)
+        self.assertEqual((rows, error), ([], "ended after 1 s"))
+
+    def test_json_lines_of_a_command(self):
+        code = "print('noise'); print('{\"a\": 1}'); raise SystemExit(3)"
+        rows, error = launch.call([sys.executable, "-c", code], [], 20)
+        self.assertEqual(rows, [{"a": 1}])
+        self.assertIn("exit code 3", error)
+
+    def test_rounds_are_shared_out(self):
+        done = []
+        launch.share_out(list(range(9)), ["0", "1", "2"], lambda one, gpus: done.append((one, gpus[0])))
+        self.assertEqual(sorted(one for one, _ in done), list(range(9)))
+
+    def test_results_are_logged_as_they_come(self):
+        with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
+            log = launch.Log(out, "x.jsonl", launch.Clock(10))
+            log.add({"a": 1}, "one")
+            self.assertEqual(log.path.read_text(), '{"a": 1}\n')
+            log.file.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
