@@ -1,0 +1,65 @@
+"""GLake: the memory of a GPU server, whole. Two lines before the first use of CUDA::
+
+    import glake
+    glake.enable()
+
+and torch's CUDA memory comes from GLake's pool, which maps free pieces side by side instead of losing them to fragmentation.
+Everything torch says of its memory (``torch.cuda.memory_stats`` and its kin) is then the pool's.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from . import _library
+from ._enable import Backend, enable, enabled
+from ._mem_pool import mem_pool
+from ._statistics import memory_stats, memory_summary, snapshot, trim
+from .errors import (
+    ConfigError,
+    DriverError,
+    Error,
+    InvalidError,
+    OutOfMemoryError,
+    StateError,
+    TorchError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "DriverError",
+    "Error",
+    "InvalidError",
+    "OutOfMemoryError",
+    "StateError",
+    "TorchError",
+    "UnavailableError",
+    "UnsupportedError",
+    "backend",
+    "enable",
+    "library_path",
+    "mem_pool",
+    "memory_stats",
+    "memory_summary",
+    "snapshot",
+    "trim",
+]
+
+
+def backend() -> Backend | None:
+    """How torch reaches GLake: "compiled", "pluggable", or None before ``enable``."""
+    state = enabled()
+    return None if state is None else state.backend
+
+
+def library_path() -> pathlib.Path:
+    """Where ``libgmlake.so`` is: the one that ``GLAKE_LIBRARY`` names, else the package's own.
+
+    Raises:
+        Error: it is missing.
+    """
+    return _library.path()

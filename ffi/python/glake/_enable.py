@@ -1,0 +1,181 @@
+"""``glake.enable()``: puts GLake in the place of torch's CUDA allocator."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal, Optional
+
+from . import _library, pluggable
+from ._configuration import Config, Configuration, configuration
+from .errors import ConfigError, Error, InvalidError, StateError, TorchError, UnavailableError
+
+Backend = Literal["compiled", "pluggable"]
+
+logger = logging.getLogger("glake")
+
+
+@dataclass
+class Enabled:
+    """What is in force, and what must stay referenced for it."""
+
+    asked: tuple[Configuration, Optional[Backend]]
+    backend: Backend
+    why: str
+    pid: int = field(default_factory=os.getpid)
+    held: tuple[Any, ...] = ()
+
+
+_guard = threading.Lock()
+_enabled: Enabled | None = None
+
+
+def enabled() -> Enabled | None:
+    """What ``enable`` put in force in this process or, before a fork, in its parent."""
+    return _enabled
+
+
+def enable(config: Config = None, *, backend: Backend | None = None) -> None:
+    """Makes GLake torch's CUDA allocator, for the life of the process. Call it before the first use of CUDA.
+
+    Args:
+        config: None for the environment and the file that ``GLAKE_CONFIG`` names; the path of a TOML file (text with a
+            separator, or ending in ``.toml``); the name of a preset ("training", "serverless", "offload"); or a dict of the file's
+            tables, over everything else: ``{"pool": {"borrow": "wait"}}``.
+        backend: "compiled" (a subclass of torch's own allocator, built against its headers at first use), "pluggable" (torch's
+            plain ABI), or None for the compiled one where a C++ compiler is present, else the plain one. The logger "glake" says
+            at level INFO which one it became.
+
+    A second call with the same arguments does nothing.
+
+    Raises:
+        ConfigError: the configuration does not parse.
+        StateError: CUDA or torch's allocator runs already; another configuration is in force; the process was forked after it.
+        TorchError: torch is missing, older than 2.0 or without CUDA, or cannot work on a simulated device.
+        UnavailableError: no driver, or another copy of the library in this process.
+        Error: ``libgmlake.so`` is missing, or ``backend="compiled"`` could not be built.
+        ValueError: ``backend`` is none of these.
+    """
+    global _enabled
+    if backend not in (None, "compiled", "pluggable"):
+        raise ValueError(f"backend is {backend!r}: write 'compiled', 'pluggable' or None")
+    asked = (configuration(config), backend)
+    with _guard:
+        if _enabled is not None:
+            _again(_enabled, asked)
+            return
+        torch = supported_torch()
+        if torch.cuda.is_initialized():
+            raise StateError("CUDA is initialised already, and torch keeps its allocator from then on: call glake.enable() first")
+        _refuse_simulator(config)
+        _warn_of_torch_settings()
+        doors = _library.doors()
+        _configure(doors, asked[0])
+        if torch.cuda.device_count() == 0:
+            # Asked only here: opening the driver in a parent would take CUDA away from children that it forks.
+            doors.start()
+            raise TorchError("the driver answers, but torch sees no GPU: look at CUDA_VISIBLE_DEVICES")
+        _enabled = _install(torch, doors, asked)
+    logger.info("glake %s: the %s backend is torch's allocator (%s)", doors.version(), _enabled.backend, _enabled.why)
+
+
+def _again(enabled: Enabled, asked: tuple[Configuration, Backend | None]) -> None:
+    if enabled.pid != os.getpid():
+        raise StateError(
+            f"glake was enabled in process {enabled.pid}, and this one was forked from it: a child cannot use its parent's GPU memory. "
+            'Start it with torch.multiprocessing.get_context("spawn"), or call glake.enable() in each child only'
+        )
+    if enabled.asked != asked:
+        raise StateError(
+            f"glake is enabled already, with {enabled.asked[0]} and the {enabled.backend} backend: a process has one configuration"
+        )
+
+
+def supported_torch() -> ModuleType:
+    """The torch that is installed.
+
+    Raises:
+        TorchError: it is missing, older than 2.0, or without CUDA.
+    """
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise TorchError(f"glake.enable() needs torch 2.0 or later with CUDA, and import torch failed: {error}") from error
+    version = str(torch.__version__)
+    if int(version.partition(".")[0]) < 2:
+        raise TorchError(f"torch {version} lacks the functions of a pluggable allocator: glake.enable() needs 2.0 or later")
+    if torch.version.cuda is None:
+        raise TorchError(f"torch {version} is built without CUDA: install a CUDA build of it")
+    return torch
+
+
+def _refuse_simulator(config: Config) -> None:
+    device: Any = os.environ.get("GLAKE_DEVICE", "")
+    if isinstance(config, Mapping) and isinstance(table := config.get("device"), Mapping):
+        device = table.get("choice", device)
+    if str(device).partition(":")[0] == "sim":
+        raise TorchError(f"the device is {device!r}, and torch cannot compute on a simulated GPU's memory: unset GLAKE_DEVICE")
+
+
+def _warn_of_torch_settings() -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        asks = [part for part in _settings(os.environ.get(name, "")) if not part.startswith("pinned_")]
+        if asks:
+            warnings.warn(
+                f"{name} asks torch's own allocator for {', '.join(asks)}, which has no effect: glake takes its place. "
+                "Unset it, and give glake.enable() a configuration instead",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def _settings(text: str) -> list[str]:
+    """``a:1,b:[256:1,>:2]`` as ``["a:1", "b:[256:1,>:2]"]``."""
+    parts, depth, current = [], 0, ""
+    for character in text + ",":
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth <= 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += character
+    return [part for part in parts if part]
+
+
+def _configure(doors: ModuleType, wanted: Configuration) -> None:
+    try:
+        doors.configure(*wanted)
+    except (InvalidError, UnavailableError) as error:
+        if doors.started():
+            raise StateError(f"{error}: glake.enable() goes before every other use of glake in the process") from error
+        raise ConfigError(str(error)) from error
+
+
+def _install(torch: ModuleType, doors: ModuleType, asked: tuple[Configuration, Backend | None]) -> Enabled:
+    library = _library.path()
+    backend = asked[1]
+    why = "as asked for"
+    if backend != "pluggable":
+        try:
+            held = _compiled(torch, library)
+            return Enabled(asked, "compiled", why if backend else "a C++ compiler is present", held=held)
+        except Error as error:
+            if backend == "compiled":
+                raise
+            why = f"the compiled one is not possible: {error}"
+    return Enabled(asked, "pluggable", why, held=pluggable.enable(torch, doors, library))
+
+
+def _compiled(torch: ModuleType, library: os.PathLike[str]) -> tuple[Any, ...]:
+    from . import compiled
+
+    try:
+        return (compiled.load(library, _library.include()),)
+    except compiled.CompileError as error:
+        raise Error(str(error)) from error

@@ -1,0 +1,79 @@
+"""Doors to libgmlake.so: one C function each, called without Python's lock.
+
+Sizes are bytes; addresses and streams are integers; a device of -1 means all where it says so. A failure raises the subclass of
+``glake.Error`` for its status, with the library's text. Call ``open`` before anything else (``glake._library`` does).
+"""
+
+import os
+import pathlib
+from collections.abc import Callable
+
+def open(path: str | os.PathLike[str]) -> None:
+    """Opens the library for the life of the process. Error: not GLake's, of another version, or another one is open."""
+
+def path() -> pathlib.Path | None:
+    """The library that is open."""
+
+def version() -> str: ...
+def abi() -> int: ...
+def configure(preset: str | None = None, file: str | None = None, overrides: str | None = None) -> None:
+    """Sets the configuration, before the start. ``overrides`` is TOML text, above the environment."""
+
+def start() -> None:
+    """Opens the devices."""
+
+def started() -> bool: ...
+def device_count() -> int: ...
+def device_name() -> str | None:
+    """"cuda", "sim:h200x4"; None before the start."""
+
+def alloc(device: int, size: int, stream: int = 0) -> int:
+    """The address of a new block; 0 for a size of 0."""
+
+def free(address: int) -> None:
+    """Frees the block that begins at the address. InvalidError where none does."""
+
+def find(address: int) -> tuple[int, int, int, int] | None:
+    """Base, size, requested size and device of the block around the address; None where there is none."""
+
+def record_stream(address: int, stream: int) -> None:
+    """The block is used on the stream too. InvalidError where there is none."""
+
+def largest(device: int) -> int:
+    """The largest request that could be served now, stitching and growing counted."""
+
+def trim(device: int = -1, keep: int = 0) -> int:
+    """Releases free memory down to ``keep`` bytes reserved a device; answers the bytes released. -1: all devices."""
+
+def set_fraction(device: int, fraction: float) -> None: ...
+def fraction(device: int) -> float: ...
+def pool_create(device: int, id: tuple[int, int]) -> None: ...
+def pool_release(device: int, id: tuple[int, int]) -> None: ...
+def pool_use_count(device: int, id: tuple[int, int]) -> int: ...
+def pool_trim(device: int, id: tuple[int, int]) -> None: ...
+def stats_json(device: int) -> str:
+    """Torch's flat keys and ours under ``glake.``, as JSON."""
+
+def snapshot_json() -> str:
+    """Torch's snapshot, as JSON."""
+
+def reset_peaks(device: int) -> None: ...
+def reset_totals(device: int) -> None: ...
+def record_history(enabled: bool, max_entries: int = ..., clear: bool = False) -> None: ...
+def history_enabled() -> bool: ...
+def on_out_of_memory(observer: Callable[[int, int, int, int], object] | None) -> None:
+    """Called with device, requested, total and free bytes on the thread whose request fails; None removes it.
+
+    One at a time, and each stays alive for the life of the process.
+    """
+
+def enable_peer(device: int, peer: int) -> None:
+    """Work of ``device`` may touch the pool's memory on ``peer``, present and future."""
+
+def share(address: int) -> tuple[bytes, int]:
+    """A handle for another process, and the address's offset in what it opens."""
+
+def open_shared(handle: bytes, device: int) -> int:
+    """The base address, here, of what another process shares."""
+
+def close_shared(address: int) -> None: ...

@@ -1,0 +1,165 @@
+"""What ``torch._C``'s functions answer with the plain-ABI backend: the same types as torch's own, from the library."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .errors import Error
+
+Function = Callable[..., Any]
+Observer = Callable[[int, int, int, int], object]
+
+
+def functions(torch: ModuleType, doors: ModuleType) -> dict[str, Function]:
+    """The answers by the names of ``torch._C``. A name that a version of torch lacks is passed over by the caller."""
+    return {**_statistics(doors), **_history(doors), **_limits(doors), **_accelerator(torch)}
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """``{"active.all.peak": 1}`` as ``{"active": {"all": {"peak": 1}}}``, which is how torch's C++ gives statistics."""
+    result: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, last = name.split(".")
+        place = result
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return result
+
+
+def snapshot(doors: ModuleType) -> dict[str, Any]:
+    """The library's snapshot with the types of torch's: the id of a pool is a tuple."""
+    taken: dict[str, Any] = json.loads(doors.snapshot_json())
+    for segment in taken["segments"]:
+        segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
+    return taken
+
+
+def devices_in_use(doors: ModuleType) -> int:
+    """On how many devices the pool holds memory."""
+    try:
+        stats = (json.loads(doors.stats_json(device)) for device in range(doors.device_count()))
+        return sum(stat["reserved_bytes.all.current"] > 0 for stat in stats)
+    except Error:
+        return 0
+
+
+def _statistics(doors: ModuleType) -> dict[str, Function]:
+    def stats(device: int) -> dict[str, Any]:
+        return nested(json.loads(doors.stats_json(device)))
+
+    def reset_peaks(device: int) -> None:
+        doors.reset_peaks(device)
+
+    def reset_totals(device: int) -> None:
+        doors.reset_totals(device)
+
+    def pool_snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
+        # None and the id (0, 0) are every pool; a third member says whether the traces are wanted.
+        taken = snapshot(doors)
+        if pool is not None and tuple(pool[:2]) != (0, 0):
+            taken["segments"] = [part for part in taken["segments"] if part["segment_pool_id"] == tuple(pool[:2])]
+        if pool is not None and len(pool) > 2 and not pool[2]:
+            taken["device_traces"] = [[] for _ in taken["device_traces"]]
+        return taken
+
+    return {
+        "_cuda_memoryStats": stats,
+        "_cuda_resetPeakMemoryStats": reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": reset_totals,
+        "_cuda_memorySnapshot": pool_snapshot,
+        "_accelerator_getDeviceStats": lambda device: stats(device),
+        "_accelerator_resetPeakStats": lambda device: reset_peaks(device),
+        "_accelerator_resetAccumulatedStats": lambda device: reset_totals(device),
+    }
+
+
+def _history(doors: ModuleType) -> dict[str, Function]:
+    def record(
+        enabled: str | None = "all",
+        _context: str | None = "all",
+        _stacks: str = "all",
+        max_entries: int = sys.maxsize,
+        clear_history: bool = False,
+        *_later: Any,
+    ) -> None:
+        # "state" keeps what is live only: torch then has a ring of one entry.
+        doors.record_history(enabled is not None, max_entries if enabled == "all" else 1, bool(clear_history))
+
+    def record_legacy(
+        enabled: bool,
+        _record_context: bool = True,
+        max_entries: int = 1,
+        _trace_context: bool = False,
+        _cpp_context: bool = False,
+        clear_history: bool = False,
+        *_later: Any,
+    ) -> None:
+        doors.record_history(bool(enabled), max_entries, bool(clear_history))
+
+    def record_first(
+        enabled: bool, _record_context: bool, _cpp_context: bool, max_entries: int, _trace_context: bool = False
+    ) -> None:
+        doors.record_history(bool(enabled), max_entries, False)
+
+    observers: list[Observer] = []
+    guard = threading.Lock()
+
+    def dispatch(device: int, requested: int, total: int, free: int) -> None:
+        for observer in tuple(observers):
+            observer(device, requested, total, free)
+
+    def attach(observer: Observer) -> None:
+        # The library has one observer, torch any number.
+        with guard:
+            if not observers:
+                doors.on_out_of_memory(dispatch)
+            observers.append(observer)
+
+    return {
+        "_cuda_record_memory_history": record,
+        "_cuda_record_memory_history_legacy": record_legacy,
+        "_cuda_recordMemoryHistory": record_first,  # torch 2.0
+        "_cuda_isHistoryEnabled": lambda: doors.history_enabled(),
+        "_cuda_attach_out_of_memory_observer": attach,
+    }
+
+
+def _limits(doors: ModuleType) -> dict[str, Function]:
+    def set_fraction(fraction: float, device: int) -> None:
+        doors.set_fraction(device, fraction)
+
+    def fraction(device: int) -> float:
+        return float(doors.fraction(device))
+
+    def set_settings(settings: str) -> None:
+        warnings.warn(
+            f"torch's allocator settings {settings!r} have no effect: glake is torch's allocator (glake.enable(config) sets it)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    return {
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getMemoryFraction": fraction,
+        "_cuda_getAllocatorBackend": lambda: "glake",
+        "_accelerator_setAllocatorSettings": set_settings,
+    }
+
+
+def _accelerator(torch: ModuleType) -> dict[str, Function]:
+    # torch.accelerator asks the allocator that torch was built with, whichever is in force.
+    def empty_cache() -> None:
+        torch._C._cuda_emptyCache()
+
+    return {
+        "_accelerator_isAllocatorInitialized": lambda: bool(torch.cuda.is_initialized()),
+        "_accelerator_emptyCache": empty_cache,
+        "_accelerator_getMemoryInfo": lambda device: tuple(torch.cuda.mem_get_info(device)),
+    }

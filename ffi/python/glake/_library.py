@@ -1,0 +1,54 @@
+"""Finds ``libgmlake.so`` and opens the doors to it.
+
+The library that ``GLAKE_LIBRARY`` names goes before the one that lies beside this file. It is opened at the first call that
+needs it, not at import, and stays open.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from types import ModuleType
+
+from .errors import Error
+
+NAME = "libgmlake.so"
+PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+def path() -> pathlib.Path:
+    """Where the library is, whether it is open or not.
+
+    Raises:
+        Error: ``GLAKE_LIBRARY`` names no file, or the package was installed without its library.
+    """
+    chosen = os.environ.get("GLAKE_LIBRARY")
+    if chosen:
+        library = pathlib.Path(chosen).resolve()
+        if not library.is_file():
+            raise Error(f"GLAKE_LIBRARY is {chosen!r}, and there is no such file: name {NAME}, or unset it")
+        return library
+    library = PACKAGE / NAME
+    if not library.is_file():
+        raise Error(f"{library} is missing: install the glake wheel, or set GLAKE_LIBRARY to a built {NAME}")
+    return library
+
+
+def include() -> pathlib.Path:
+    """The folder of ``gmlake.h``: the package's, or that of the source tree where the package is used in place."""
+    return PACKAGE if (PACKAGE / "gmlake.h").is_file() else PACKAGE.parent.parent / "include"
+
+
+def doors() -> ModuleType:
+    """The functions of the library (see ``_glake.pyi``), opened if they are not yet.
+
+    Raises:
+        Error: the module or the library is missing or of another version.
+    """
+    try:
+        from . import _glake
+    except ImportError as error:
+        raise Error(f"glake's module _glake cannot be loaded ({error}): install the glake wheel") from error
+    if _glake.path() is None:
+        _glake.open(path())
+    return _glake

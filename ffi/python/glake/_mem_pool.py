@@ -1,0 +1,42 @@
+"""A ``torch.cuda.MemPool`` over GLake's pool, for those who want only some tensors in it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from . import _library, pluggable
+from ._enable import enabled
+from .errors import TorchError
+
+
+def mem_pool() -> Any:
+    """A ``torch.cuda.MemPool`` whose memory comes from GLake::
+
+        pool = glake.mem_pool()
+        with torch.cuda.use_mem_pool(pool):
+            weights = torch.empty(1 << 30, device="cuda")
+
+    After ``enable()`` with the compiled backend it is a private pool of torch's allocator, which is GLake. Without ``enable()``
+    torch's own allocator stays, and takes the pool's segments from GLake: torch's counters then go on, GLake's know segments only.
+
+    Raises:
+        TorchError: torch is missing or has no MemPool (2.5 and later do), or the plain-ABI backend is in use.
+    """
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise TorchError(f"glake.mem_pool() needs torch with CUDA, and import torch failed: {error}") from error
+    if not hasattr(torch.cuda, "MemPool"):
+        raise TorchError(f"torch {torch.__version__} has no torch.cuda.MemPool: 2.5 and later have it")
+    if enabled() is not None:
+        return torch.cuda.MemPool()
+    _library.doors()
+    allocator = pluggable.allocator(torch, _library.path())
+    pool = torch.cuda.MemPool(allocator.allocator())
+    # torch follows a pointer to the allocator for as long as the pool has memory.
+    _allocators.append(allocator)
+    return pool
+
+
+_allocators: list[Any] = []

@@ -1,0 +1,112 @@
+"""What the pool holds, with or without torch's allocator being GLake."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Union
+
+from . import _layer, _library
+from .errors import InvalidError
+
+Device = Union[None, int, str, Any]
+
+_LINES = (
+    ("requested_bytes", "requested"),
+    ("allocated_bytes", "allocated"),
+    ("active_bytes", "active"),
+    ("reserved_bytes", "reserved"),
+    ("inactive_split_bytes", "free in pieces"),
+)
+
+
+def memory_stats(device: Device = None) -> dict[str, int | float]:
+    """Statistics of one device under torch's keys ("active_bytes.all.peak"), and GLake's own under "glake." ("glake.stitches").
+
+    Amounts are bytes. A device whose pool has not started has zeroes.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for torch's current device (0 where CUDA has not started).
+
+    Raises:
+        InvalidError: there is no such device.
+        UnavailableError: the library cannot start.
+    """
+    stats: dict[str, int | float] = json.loads(_library.doors().stats_json(index(device)))
+    return stats
+
+
+def memory_summary(device: Device = None) -> str:
+    """A table for people: what is requested, allocated, active and reserved now and at the peak, and what stitching did.
+
+    Raises:
+        InvalidError: there is no such device.
+        UnavailableError: the library cannot start.
+    """
+    number = index(device)
+    stats = memory_stats(number)
+    lines = [f"GLake memory of device {number}", f"{'':24}{'now':>12}{'peak':>12}"]
+    for key, label in _LINES:
+        now, peak = (_size(stats[f"{key}.all.{when}"]) for when in ("current", "peak"))
+        lines.append(f"{label:<24}{now:>12}{peak:>12}")
+    lines.append(f"{'out of memory':<24}{stats['num_ooms']:>12}")
+    lines.append(f"{'retries':<24}{stats['num_alloc_retries']:>12}")
+    for key, value in sorted(stats.items()):
+        if key.startswith("glake."):
+            shown = _size(value) if key.endswith("_bytes") else f"{value:,}"
+            lines.append(f"{key:<24}{shown:>12}")
+    return "\n".join(lines) + "\n"
+
+
+def snapshot() -> dict[str, Any]:
+    """Every segment and block of the pool, and the history if it is recorded, in the format of ``torch.cuda.memory._snapshot()``:
+    pickled to a file it opens in torch's visualiser.
+
+    Raises:
+        UnavailableError: the library cannot start.
+    """
+    return _layer.snapshot(_library.doors())
+
+
+def trim(keep: int = 0, device: Device = None) -> int:
+    """Gives free memory back to the driver. Waits for pending frees first, but for no longer than what runs on the GPU.
+
+    Args:
+        keep: bytes a device that may stay reserved.
+        device: one device, or None for all.
+
+    Returns:
+        The bytes released.
+
+    Raises:
+        InvalidError: there is no such device, or ``keep`` is negative.
+        DriverError: the driver refused.
+    """
+    if keep < 0:
+        raise InvalidError(f"keep is {keep}: an amount of bytes is 0 or more")
+    return int(_library.doors().trim(-1 if device is None else index(device), keep))
+
+
+def index(device: Device) -> int:
+    """The number of a device.
+
+    Raises:
+        ValueError: text that is not "cuda" or "cuda:N".
+    """
+    if device is None:
+        torch = sys.modules.get("torch")
+        return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else 0
+    if isinstance(device, int):
+        return device
+    name, _, number = str(device).partition(":")
+    if name != "cuda" or (number and not number.isdecimal()):
+        raise ValueError(f"device is {device!r}: give an index, 'cuda' or 'cuda:N'")
+    return int(number) if number else index(None)
+
+
+def _size(amount: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} GiB"

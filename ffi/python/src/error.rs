@@ -1,0 +1,61 @@
+//! A status of the C API as an exception of `glake.errors`, with the library's text.
+
+use std::ffi::{CStr, CString, c_char};
+
+use pyo3::prelude::*;
+
+use crate::library::{Symbols, symbols};
+
+pyo3::import_exception!(glake.errors, Error);
+pyo3::import_exception!(glake.errors, OutOfMemoryError);
+pyo3::import_exception!(glake.errors, InvalidError);
+pyo3::import_exception!(glake.errors, DriverError);
+pyo3::import_exception!(glake.errors, UnavailableError);
+pyo3::import_exception!(glake.errors, UnsupportedError);
+
+/// Makes one call without Python's lock and raises what its status says.
+pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Symbols) -> i32 + Send) -> PyResult<()> {
+    let symbols = symbols()?;
+    match py.detach(|| call(symbols)) {
+        0 => Ok(()),
+        status => Err(raised(symbols, status)),
+    }
+}
+
+/// The exception for a status, with the text of this thread's last failed call.
+fn raised(symbols: &Symbols, status: i32) -> PyErr {
+    let text = last_error(symbols);
+    match status {
+        1 => OutOfMemoryError::new_err(text),
+        2 => InvalidError::new_err(text),
+        3 => DriverError::new_err(text),
+        4 => UnavailableError::new_err(text),
+        5 => UnsupportedError::new_err(text),
+        other => Error::new_err(format!("status {other}: {text}")),
+    }
+}
+
+/// The exception of a call that answers a null pointer instead of a status.
+pub(crate) fn nothing(symbols: &Symbols) -> PyErr {
+    Error::new_err(last_error(symbols))
+}
+
+fn last_error(symbols: &Symbols) -> String {
+    // SAFETY: the answer is valid until this thread's next call that fails, and is copied at once.
+    unsafe { text((symbols.gmlake_last_error)()) }.unwrap_or_else(|| "the library gave no reason".to_owned())
+}
+
+/// A copy of a C text; nothing for null.
+///
+/// # Safety
+/// `pointer` is null or points to a text that ends in a null byte.
+pub(crate) unsafe fn text(pointer: *const c_char) -> Option<String> {
+    // SAFETY: the caller's promise, and null is looked at first.
+    (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+}
+
+/// A text for C; an error where it holds a null byte.
+pub(crate) fn c_text(text: String) -> PyResult<CString> {
+    CString::new(text)
+        .map_err(|error| InvalidError::new_err(format!("a text with a null byte in it: {error}")))
+}

@@ -1,0 +1,40 @@
+//! `glake._glake`: the doors of the Python package to `libgmlake.so`.
+//!
+//! ```text
+//! glake (Python) ─► _glake (this module) ─► libgmlake.so ◄─ torch's pluggable allocator, the compiled backend
+//!                     a door: no state         one library holds the state of a process
+//! ```
+//!
+//! Every function is one call of the C API (`gmlake.h`) made without Python's lock, its status turned into an
+//! exception of `glake.errors` that carries the library's own text. Sizes are bytes, pointers and streams are
+//! integers. What torch itself calls (`gmlake_malloc` and its kin), and what C++ needs (filters of private pools,
+//! checkpoints, mappings), has no door here. Types and descriptions for Python stand in `glake/_glake.pyi`.
+
+mod blocks;
+mod error;
+mod history;
+mod library;
+mod pools;
+mod share;
+mod start;
+mod statistics;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _glake {
+    #[pymodule_export]
+    use crate::blocks::{alloc, find, fraction, free, largest, record_stream, set_fraction, trim};
+    #[pymodule_export]
+    use crate::history::{history_enabled, on_out_of_memory, record_history};
+    #[pymodule_export]
+    use crate::library::{open, path};
+    #[pymodule_export]
+    use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
+    #[pymodule_export]
+    use crate::share::{close_shared, enable_peer, open_shared, share};
+    #[pymodule_export]
+    use crate::start::{abi, configure, device_count, device_name, start, started, version};
+    #[pymodule_export]
+    use crate::statistics::{reset_peaks, reset_totals, snapshot_json, stats_json};
+}

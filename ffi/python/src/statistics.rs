@@ -1,0 +1,48 @@
+//! Statistics and snapshots, as the JSON that the library writes: its keys have one source.
+
+use std::ffi::c_char;
+
+use pyo3::prelude::*;
+
+use crate::error::{checked, nothing, text};
+use crate::library::{Symbols, symbols};
+
+#[pyfunction]
+pub(crate) fn stats_json(py: Python<'_>, device: i32) -> PyResult<String> {
+    // SAFETY: it takes a number; its answer is a text of ours to free, or null.
+    written(py, |symbols| unsafe { (symbols.glake_stats_json)(device) })
+}
+
+#[pyfunction]
+pub(crate) fn snapshot_json(py: Python<'_>) -> PyResult<String> {
+    // SAFETY: it takes nothing; its answer is a text of ours to free, or null.
+    written(py, |symbols| unsafe { (symbols.glake_snapshot_json)() })
+}
+
+#[pyfunction]
+pub(crate) fn reset_peaks(py: Python<'_>, device: i32) -> PyResult<()> {
+    // SAFETY: it takes a number.
+    checked(py, |symbols| unsafe { (symbols.glake_reset_peaks)(device) })
+}
+
+#[pyfunction]
+pub(crate) fn reset_totals(py: Python<'_>, device: i32) -> PyResult<()> {
+    // SAFETY: it takes a number.
+    checked(py, |symbols| unsafe { (symbols.glake_reset_totals)(device) })
+}
+
+/// Takes a text that the library wrote for us, and gives it back to it.
+fn written(py: Python<'_>, write: impl FnOnce(&Symbols) -> *mut c_char + Send) -> PyResult<String> {
+    let symbols = symbols()?;
+    let copy = py.detach(|| {
+        let pointer = write(symbols);
+        // SAFETY: null or a text that the library wrote and gave to us.
+        let copy = unsafe { text(pointer) };
+        if !pointer.is_null() {
+            // SAFETY: ours, copied, and not used again.
+            unsafe { (symbols.glake_string_free)(pointer) };
+        }
+        copy
+    });
+    copy.ok_or_else(|| nothing(symbols))
+}
