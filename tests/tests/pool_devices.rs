@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 
+use glake_device::owned::Epochs;
 use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
-use glake_device::{Address, DeviceId, Driver, Stream};
+use glake_device::{Address, DeviceId, Driver, DriverError, Stream};
 use glake_tests::pool::{Bed, Shape, Stamp, assert_empty};
 use glake_tiers::{GpuPool, PoolError, PoolOptions, PoolStream};
 use glake_units::Bytes;
@@ -51,6 +52,30 @@ fn two_pools_do_not_disturb_each_other() {
     stamps[1].iter().for_each(|stamp| stamp.assert_on(&pools[1]));
     drop(pools);
     assert_eq!(sim.census(), Census::default());
+}
+
+#[test]
+fn a_capture_holds_the_epochs_of_all_pools_of_one_clock() {
+    let sim = server(2);
+    let driver: Arc<dyn Driver> = sim.clone();
+    let epochs = Epochs::new(driver.clone());
+    let options = PoolOptions { epochs: Some(epochs), ..PoolOptions::default() };
+    let pools = [0, 1].map(|gpu| GpuPool::new(driver.clone(), DeviceId(gpu), options.clone()).unwrap());
+    let stream = PoolStream::of(&*sim, DeviceId(1), Stream::LEGACY).unwrap();
+    let block = pools[1].malloc(Bytes::mib(5), stream).unwrap();
+    let hold = pools[0].hold_epochs();
+    pools[1].free(block.address).unwrap();
+    assert!(matches!(pools[1].settle(), Err(PoolError::Driver(DriverError::Capturing { .. }))));
+    drop(hold);
+    pools[1].settle().unwrap();
+    assert!(pools[1].trim(Bytes::ZERO).unwrap() > Bytes::ZERO);
+}
+
+#[test]
+fn a_clock_of_another_driver_is_refused() {
+    let options = PoolOptions { epochs: Some(Epochs::new(server(1))), ..PoolOptions::default() };
+    let error = GpuPool::new(server(1), DeviceId(0), options).unwrap_err();
+    assert!(matches!(error, PoolError::OtherDriver { device: DeviceId(0) }), "{error}");
 }
 
 #[test]

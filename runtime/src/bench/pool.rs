@@ -30,7 +30,11 @@ impl PoolUnderTest {
         let streams =
             owned.iter().map(|stream| PoolStream::of(&**machine.driver(), machine.id(), stream.id()));
         let streams = streams.collect::<Result<_, _>>()?;
-        let pool = GpuPool::new(recorder.clone(), machine.id(), PoolOptions { settings: Some(settings) })?;
+        let pool = GpuPool::new(
+            recorder.clone(),
+            machine.id(),
+            PoolOptions { settings: Some(settings), ..PoolOptions::default() },
+        )?;
         Ok(PoolUnderTest { pool, recorder, streams, _streams: owned })
     }
 

@@ -136,7 +136,11 @@ impl<'a> Story<'a> {
     fn new(machine: &'a Machine, config: &Config) -> Result<Self, DemoError> {
         let recorder = Arc::new(machine.recorder().with_log());
         let settings = machine.settings(&pool(config));
-        let pool = GpuPool::new(recorder.clone(), machine.id(), PoolOptions { settings: Some(settings) })?;
+        let pool = GpuPool::new(
+            recorder.clone(),
+            machine.id(),
+            PoolOptions { settings: Some(settings), ..PoolOptions::default() },
+        )?;
         let stream = PoolStream::of(&**machine.driver(), machine.id(), Stream::LEGACY)?;
         Ok(Story { machine, recorder, pool, stream, churn: Churn::default(), home: Home::default() })
     }

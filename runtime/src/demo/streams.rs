@@ -23,7 +23,7 @@ pub(super) fn stage(machine: &Machine, config: &Config) -> Result<Stage, DemoErr
     let lag = Arc::new(Lag::new(Arc::new(machine.recorder()), LAG));
     let knobs = crate::config::Pool { borrow: Borrow::Completed, ..pool(config) };
     let settings = Some(machine.settings(&knobs));
-    let pool = GpuPool::new(lag.clone(), machine.id(), PoolOptions { settings })?;
+    let pool = GpuPool::new(lag.clone(), machine.id(), PoolOptions { settings, ..PoolOptions::default() })?;
 
     let lent = pool.malloc(SIZE, known(&first)?)?;
     pool.write(lent.address, b"written by the first stream")?;

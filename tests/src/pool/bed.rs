@@ -80,7 +80,7 @@ impl Bed {
         settings.extent = shape.extent;
         settings.borrow = shape.borrow;
         tune(&mut settings);
-        let options = PoolOptions { settings: Some(settings) };
+        let options = PoolOptions { settings: Some(settings), ..PoolOptions::default() };
         let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
         Bed { sim, recorder, faults, driver, pool }
     }

@@ -44,6 +44,14 @@ pub enum PoolError {
         /// What was given.
         address: Address,
     },
+    /// The clock that the pool was to use belongs to another driver: make it of the same one.
+    #[error(
+        "{device}: the clock of epochs given for its pool belongs to another driver; make it of the pool's own driver"
+    )]
+    OtherDriver {
+        /// Where.
+        device: DeviceId,
+    },
     /// The device does not exist.
     #[error("{device} does not exist: the driver shows {count}")]
     NoSuchDevice {

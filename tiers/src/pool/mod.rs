@@ -45,6 +45,9 @@ type Result<T> = std::result::Result<T, PoolError>;
 pub struct PoolOptions {
     /// The core's knobs; `None`: the defaults for the device's memory.
     pub settings: Option<Settings>,
+    /// The clock of the driver's completions; `None`: one of its own. Pools of one process share one: a pool whose memory
+    /// peers may touch records events in their contexts too, so a [`CaptureHold`] of any pool must stop them all.
+    pub epochs: Option<Arc<Epochs>>,
 }
 
 /// A block handed out.
@@ -98,7 +101,10 @@ impl GpuPool {
         let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
         settings.granularity = granularity;
         let core = Allocator::new(settings).map_err(|source| PoolError::Refused { device, source })?;
-        let epochs = Epochs::new(driver.clone());
+        let epochs = options.epochs.unwrap_or_else(|| Epochs::new(driver.clone()));
+        if !Arc::ptr_eq(epochs.driver(), &driver) {
+            return Err(PoolError::OtherDriver { device });
+        }
         let reservation = Reservation::new(&epochs, device, core.address_space())?;
         let edges = Edges::new(&driver, device)?;
         let held = Held {

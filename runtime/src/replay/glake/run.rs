@@ -49,7 +49,7 @@ impl Run {
         let recorder = Arc::new(machine.recorder());
         let lag = Arc::new(Lag::new(recorder.clone(), lag));
         let limit = settings.limit.min(settings.memory);
-        let options = PoolOptions { settings: Some(settings) };
+        let options = PoolOptions { settings: Some(settings), ..PoolOptions::default() };
         let below: Arc<dyn Driver> = lag.clone();
         Ok(Run {
             pool: GpuPool::new(below, machine.id(), options)?,
