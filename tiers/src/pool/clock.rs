@@ -34,7 +34,7 @@ impl EpochClock {
     /// Records an epoch; while a capture is open that is refused.
     fn record(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
         let closed = pool.core.lock().close_epoch();
-        match retry(|| pool.epochs.record(pool.devices())) {
+        match retry(|| pool.epochs.record(pool.reach.watched())) {
             Ok(event) => {
                 self.recorded.push_back((closed, Arc::new(Mutex::new(event))));
                 Ok(())

@@ -64,7 +64,8 @@ impl GpuPool {
     }
 
     fn give_access(&self, offset: Bytes, size: Bytes) -> std::result::Result<(), DriverError> {
-        retry(|| self.reservation.set_access(offset, size, &self.access))
+        let access = self.reach.access();
+        retry(|| self.reservation.set_access(offset, size, &access))
     }
 
     /// Undoes the steps that were done, last first; returns the error to report.

@@ -16,15 +16,14 @@ mod clock;
 mod edge;
 mod error;
 mod execute;
+mod peer;
 mod stream;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Extent, Reservation};
-use glake_device::{
-    Access, Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Protection, Stream,
-};
+use glake_device::owned::{CaptureHold, Epochs, Extent, Reservation};
+use glake_device::{Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Stream};
 use glake_stitch::{
     Allocator, Broken, Counters, DomainId, DomainOptions, ExtentId, Grant, Outcome, Plan, Request, Segment,
     Settings, Stats, StitchError, StreamKey,
@@ -36,6 +35,7 @@ use rustc_hash::FxHashMap;
 use clock::EpochClock;
 use edge::Edges;
 pub use error::PoolError;
+use peer::Reach;
 pub use stream::PoolStream;
 
 type Result<T> = std::result::Result<T, PoolError>;
@@ -48,6 +48,8 @@ pub struct PoolOptions {
     /// The clock of the driver's completions; `None`: one of its own. Pools of one process share one: a pool whose memory
     /// peers may touch records events in their contexts too, so a [`CaptureHold`] of any pool must stop them all.
     pub epochs: Option<Arc<Epochs>>,
+    /// Devices whose work may touch the pool's memory from the start: see [`GpuPool::enable_peer`].
+    pub peers: Vec<DeviceId>,
 }
 
 /// A block handed out.
@@ -83,7 +85,7 @@ pub struct GpuPool {
     /// Woken by the first free after a pause.
     sleeper: OnceLock<std::thread::Thread>,
     edges: Edges,
-    access: Vec<Access>,
+    reach: Reach,
     poison: OnceLock<String>,
 }
 
@@ -112,7 +114,7 @@ impl GpuPool {
             properties: FxHashMap::from_iter([(Allocator::default_domain(), properties)]),
             streams: FxHashMap::default(),
         };
-        Ok(GpuPool {
+        let pool = GpuPool {
             device,
             driver,
             epochs,
@@ -123,9 +125,11 @@ impl GpuPool {
             freed: AtomicBool::new(false),
             sleeper: OnceLock::new(),
             edges,
-            access: vec![Access { device, protection: Protection::ReadWrite }],
+            reach: Reach::of(device),
             poison: OnceLock::new(),
-        })
+        };
+        options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;
+        Ok(pool)
     }
 
     /// Whose memory it is.
@@ -406,10 +410,6 @@ impl GpuPool {
                 sleeper.unpark();
             }
         }
-    }
-
-    fn devices(&self) -> DeviceSet {
-        self.access.iter().map(|access| access.device).collect()
     }
 
     fn address(&self, offset: Bytes) -> Address {

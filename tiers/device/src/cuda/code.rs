@@ -31,7 +31,7 @@ impl Code {
             1 | 101 | 201 => refused(Refusal::InvalidValue),
             2 => Err(DriverError::OutOfMemory { verb, wanted: size }),
             // The call needs a newer driver, or is not supported.
-            36 | 801 | u32::MAX => Err(DriverError::Unsupported { verb }),
+            36 | 217 | 801 | u32::MAX => Err(DriverError::Unsupported { verb }),
             208 => refused(Refusal::AlreadyMapped),
             211 => refused(Refusal::NotMapped),
             // Invalid handle, not found.

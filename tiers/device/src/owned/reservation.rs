@@ -52,6 +52,12 @@ impl Reservation {
         self.table.lock().len()
     }
 
+    /// Where something is mapped: offset and size of each run of mappings that lie side by side, in order.
+    pub fn mapped(&self) -> Vec<(Bytes, Bytes)> {
+        let runs = self.table.lock().runs().into_iter();
+        runs.map(|run| (Bytes::new(run.start), Bytes::new(run.end - run.start))).collect()
+    }
+
     /// Maps a whole extent. There is no access until [`Reservation::set_access`].
     pub fn map(&self, offset: Bytes, extent: &Extent) -> Result<Mapping> {
         let mapping = Mapping { offset, size: extent.size() };
@@ -98,8 +104,8 @@ impl Reservation {
     ///
     /// # Errors
     /// [`Refusal::InUse`], and nothing is unmapped, if one of them is not retired, is being read or written, or
-    /// the proof does not cover its mark on every device that was given access. An error of the driver leaves
-    /// what is not yet unmapped retired: try again.
+    /// the proof does not cover its mark on every device that had been given access by then. An error of the driver
+    /// leaves what is not yet unmapped retired: try again.
     pub fn unmap(&self, mappings: &[Mapping], passed: &Passed) -> Result<()> {
         let ranges = self.ranges(mappings)?;
         let plan = if self.epochs.gave(passed) {
@@ -185,6 +191,7 @@ impl Reservation {
         if access.iter().any(|access| access.device.0 >= 64) {
             return Err(self.refused(Verb::SetAccess, offset, Refusal::InvalidValue));
         }
+        let mark = self.epochs.mark();
         let takes = self.table.lock().begin_access(range.clone(), access);
         let takes = takes.map_err(|r| self.refused(Verb::SetAccess, offset, r))?;
         let outcome = match takes {
@@ -197,7 +204,7 @@ impl Reservation {
             // access whose work has not been waited for.
             unsafe { self.driver().set_access(self.address(offset), size, access) }
         });
-        self.table.lock().end_access(&range, access, outcome.is_ok());
+        self.table.lock().end_access(&range, access, mark, outcome.is_ok());
         outcome
     }
 
@@ -313,6 +320,22 @@ mod tests {
         let passed = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
         bed.home.retire(&mapped, idle_since).unwrap();
         bed.home.unmap(&mapped, &passed).unwrap();
+    }
+
+    #[test]
+    fn a_device_answers_only_for_what_it_could_touch() {
+        let bed = bed();
+        let mapped = bed.map(&[0, 1]);
+        let second = [Access { device: DeviceId(1), protection: Protection::ReadWrite }];
+        bed.home.set_access(Bytes::ZERO, Bytes::mib(4), &read_write(1)).unwrap();
+        assert_eq!(bed.home.mapped(), [(Bytes::ZERO, Bytes::mib(4))]);
+        let alone = bed.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
+        bed.home.set_access(Bytes::ZERO, Bytes::mib(4), &second).unwrap();
+        bed.home.retire(&mapped[..1], alone.sequence()).unwrap();
+        bed.home.unmap(&mapped[..1], &alone).unwrap();
+        bed.home.retire(&mapped[1..], bed.epochs.mark()).unwrap();
+        let alone = bed.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
+        assert_eq!(refusal(bed.home.unmap(&mapped[1..], &alone)), Refusal::InUse);
     }
 
     #[test]

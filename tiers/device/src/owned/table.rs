@@ -2,7 +2,8 @@
 //!
 //! Invariants: entries do not overlap; an entry changes hands as plan, execute, commit: it is `Changing` while the
 //! driver is asked, and whatever fails leaves it as it was. A range in `busy` is made of live entries and keeps
-//! them from being unmapped.
+//! them from being unmapped. A device that was first given access after a mark was drawn has touched nothing that is
+//! retired with that mark, so no proof of its work is asked for.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use std::ops::Range;
 use glake_units::Bytes;
 
 use super::{DeviceSet, Passed, Sequence};
-use crate::{Access, Protection, Refusal};
+use crate::{Access, DeviceId, Protection, Refusal};
 
 /// A place of a reservation where an extent is mapped. It is a name, not an owner: using one that is gone is
 /// refused.
@@ -48,6 +49,8 @@ struct Entry {
 pub(super) struct Table {
     entries: BTreeMap<u64, Entry>,
     busy: Vec<Range<u64>>,
+    /// A mark from before each device was given its first access to anything here.
+    since: BTreeMap<DeviceId, Sequence>,
 }
 
 type Outcome<T> = Result<T, Refusal>;
@@ -122,11 +125,14 @@ impl Table {
         Ok(takes)
     }
 
-    /// Commits or drops a change of access.
-    pub(super) fn end_access(&mut self, range: &Range<u64>, access: &[Access], done: bool) {
+    /// Commits or drops a change of access; `mark` was drawn before the driver was asked.
+    pub(super) fn end_access(&mut self, range: &Range<u64>, access: &[Access], mark: Sequence, done: bool) {
         self.end_use(range);
         if !done {
             return;
+        }
+        for access in access.iter().filter(|access| access.protection != Protection::None) {
+            self.since.entry(access.device).or_insert(mark);
         }
         for (_, entry) in self.entries.range_mut(range.clone()) {
             for access in access {
@@ -185,7 +191,7 @@ impl Table {
         for range in &sorted {
             let entry = self.entry(range)?;
             let covered = match entry.state {
-                State::Retired(mark) => passed.covers(mark, entry.readers.union(always)),
+                State::Retired(mark) => passed.covers(mark, self.users(entry, mark).union(always)),
                 State::Live | State::Changing => false,
             };
             let busy = self.busy.iter().any(|busy| busy.start < range.end && range.start < busy.end);
@@ -216,9 +222,20 @@ impl Table {
         }
     }
 
+    /// The devices whose work from before a mark may use a mapping.
+    fn users(&self, entry: &Entry, mark: Sequence) -> DeviceSet {
+        let early = |device: &DeviceId| self.since.get(device).is_none_or(|since| *since <= mark);
+        entry.readers.iter().filter(early).collect()
+    }
+
     /// The devices whose work may use any of the mappings.
     pub(super) fn devices(&self, mappings: &[Range<u64>]) -> Outcome<DeviceSet> {
         mappings.iter().try_fold(DeviceSet::EMPTY, |set, range| Ok(set.union(self.entry(range)?.readers)))
+    }
+
+    /// What is mapped, joined where it touches.
+    pub(super) fn runs(&self) -> Vec<Range<u64>> {
+        joined(self.all())
     }
 
     /// Every mapping.
