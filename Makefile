@@ -48,7 +48,7 @@ ifneq ($(C_TESTS),)
 endif
 
 test-python: ## Python tests, against libgmlake.so
-	$(PYTHON) -m unittest discover --start-directory benches/tests
+	@for folder in benches/tests tests/gpu/tests; do $(PYTHON) -m unittest discover --start-directory "$$folder"; done
 ifneq ($(PYTHON_TESTS),)
 	$(CARGO) build --locked --release --package glake-ffi
 	@for folder in $(sort $(dir $(PYTHON_TESTS))); do \
@@ -62,7 +62,10 @@ gpu-test: ## Tests that need a GPU; passed over, with a word, where there is non
 	@if [ -e /dev/nvidiactl ]; then \
 		$(CARGO) test --locked --workspace --release --lib --bins --tests -- --nocapture --test-threads 1 cuda; \
 		$(CARGO) build --locked --release; \
-		tests/gpu/checks.sh "$(TARGET)/release"; \
+		failed=0; \
+		tests/gpu/checks.sh "$(TARGET)/release" || failed=1; \
+		PYTHON="$(PYTHON)" tests/gpu/torch.sh "$(TARGET)/release" || failed=1; \
+		exit $$failed; \
 	else \
 		echo "gpu-test: SKIPPED: no NVIDIA GPU on this machine (/dev/nvidiactl is missing)"; \
 	fi

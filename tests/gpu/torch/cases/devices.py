@@ -1,0 +1,108 @@
+"""Several GPUs in one process: the device that was asked for, peers, bytes across."""
+import unittest
+
+import torch
+
+import bed
+from bed import MIB
+
+GPUS = 2
+# Without peer access in the plain ABI, copies between devices are refused: peers.py has that.
+CONFIG = {"pool": {"peer_access": True}} if bed.BACKEND == "pluggable" else None
+
+
+class Devices(unittest.TestCase):
+    def test_a_device_that_is_not_the_current_one(self):
+        torch.cuda.set_device(0)
+        before = torch.cuda.memory_allocated(0)
+        tensors = []
+        for size in (4096, 3 * MIB, 80 * MIB):
+            tensor = bed.new(size, "cuda:1")
+            self.assertEqual(torch.cuda.current_device(), 0)
+            tensor.fill_(7)
+            self.assertEqual(int(tensor.sum(dtype=torch.int64)), 7 * size)
+            tensors.append(tensor)
+        self.assertEqual(torch.cuda.memory_allocated(0), before)
+        with torch.cuda.device(1):
+            del tensor, tensors
+            self.assertEqual(torch.cuda.current_device(), 1)
+
+    def test_bytes_between_devices(self):
+        for one, other in ((0, 1), (1, 0)):
+            for size in (512, 4096, 3 * MIB, 200 * MIB):
+                with torch.cuda.device(one):
+                    tensor = bed.stamp(bed.new(size, f"cuda:{one}"), size)
+                there = tensor.to(f"cuda:{other}")
+                with torch.cuda.device(other):
+                    self.assertEqual(bed.wrong(there, size), 0, (one, other, size))
+                self.assertTrue(torch.equal(there.cpu(), tensor.cpu()))
+                back = torch.empty_like(tensor)
+                back.copy_(there, non_blocking=True)
+                with torch.cuda.device(one):
+                    self.assertEqual(bed.wrong(back, size), 0)
+
+    def test_stitched_bytes_between_devices(self):
+        for one, other in ((0, 1), (1, 0)):
+            with torch.cuda.device(one):
+                whole, _ = bed.stitched(512 * MIB, f"cuda:{one}")
+            there = whole.to(f"cuda:{other}")
+            with torch.cuda.device(other):
+                self.assertEqual(bed.wrong(there, 0), 0)
+                target, _ = bed.stitched(512 * MIB, f"cuda:{other}")
+            with torch.cuda.device(one):
+                bed.stamp(whole, 5)
+            target.copy_(whole)
+            with torch.cuda.device(other):
+                self.assertEqual(bed.wrong(target, 5), 0)
+
+    def test_memory_made_after_the_first_copy(self):
+        bed.new(4096, "cuda:0").to("cuda:1")
+        torch.cuda.empty_cache()
+        for seed in range(5):
+            tensor = bed.stamp(bed.new(300 * MIB, "cuda:0"), seed)
+            there = tensor.to("cuda:1")
+            with torch.cuda.device(1):
+                self.assertEqual(bed.wrong(there, seed), 0)
+            del tensor, there
+            torch.cuda.empty_cache()
+
+    def test_streams_of_both_devices(self):
+        streams = [torch.cuda.Stream(device) for device in (0, 1)]
+        for number in range(30):
+            with torch.cuda.device(0), torch.cuda.stream(streams[0]):
+                block = torch.full((5 * MIB,), number, dtype=torch.int32, device="cuda:0")
+            streams[1].wait_stream(streams[0])
+            with torch.cuda.device(1), torch.cuda.stream(streams[1]):
+                torch.cuda._sleep(2_000_000)
+                there = block.to("cuda:1", non_blocking=True)
+            streams[0].wait_stream(streams[1])
+            del block
+            with torch.cuda.device(0), torch.cuda.stream(streams[0]):
+                torch.full((5 * MIB,), -1, dtype=torch.int32, device="cuda:0")
+            torch.cuda.synchronize(0)
+            torch.cuda.synchronize(1)
+            self.assertEqual(int((there != number).sum()), 0)
+
+    def test_data_parallel(self):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(256, 256).cuda(0)
+        x = torch.randn(64, 256, device="cuda:0")
+        spread = torch.nn.DataParallel(net, [0, 1])
+        spread(x).sum().backward()
+        got = net.weight.grad.clone()
+        net.zero_grad()
+        net(x).sum().backward()
+        torch.testing.assert_close(got, net.weight.grad)
+
+    def test_fraction_and_trim_are_a_devices_own(self):
+        import glake
+
+        torch.cuda.set_per_process_memory_fraction(0.5, 1)
+        self.assertAlmostEqual(torch.cuda.get_per_process_memory_fraction(1), 0.5)
+        self.assertAlmostEqual(torch.cuda.get_per_process_memory_fraction(0), 1.0)
+        torch.cuda.set_per_process_memory_fraction(1.0, 1)
+        kept = [bed.new(300 * MIB, f"cuda:{device}") for device in (0, 1)]
+        del kept
+        glake.trim()
+        for device in (0, 1):
+            self.assertLessEqual(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), 128 * MIB)

@@ -1,0 +1,58 @@
+"""A short program for compute-sanitizer: allocations, frees, stitches, streams and a graph over small tensors.
+
+    compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/torch/sanitize.py [compiled|pluggable]
+
+Without an argument both backends, a process each (the sanitizer follows children with --target-processes all).
+"""
+import subprocess, sys
+
+
+def main():
+    import torch
+
+    import bed
+    from bed import MIB
+
+    bed.enable()
+    live = []
+    for step in range(60):
+        size = (512, 40_000, 3 * MIB, 20 * MIB)[step % 4]
+        live.append((bed.stamp(bed.new(size // 4 * 4), step), step))
+        if len(live) > 10:
+            tensor, seed = live.pop(step % 10)
+            assert bed.wrong(tensor, seed) == 0
+            del tensor
+    live.clear()
+    whole, kept = bed.stitched(128 * MIB, block=32 * MIB)
+    assert bed.wrong(whole, 0) == 0 and all(bed.wrong(t, seed) == 0 for seed, t in enumerate(kept, 1))
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    for number in range(6):
+        with torch.cuda.stream(one):
+            block = torch.full((MIB,), number, dtype=torch.int32, device="cuda")
+        other.wait_stream(one)
+        with torch.cuda.stream(other):
+            block.add_(1)
+            block.record_stream(other)
+        del block
+        with torch.cuda.stream(one):
+            torch.full((MIB,), -1, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    still, graph = torch.ones(MIB, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = still * 2 + 1
+    for value in range(5):
+        still.fill_(value)
+        graph.replay()
+        assert float(result[0]) == 2 * value + 1
+        torch.cuda.empty_cache()
+    print(f"sanitize: {bed.BACKEND}: right bytes, {bed.ours('stitches')} stitches")
+
+
+if __name__ == "__main__":
+    import os
+
+    if len(sys.argv) > 1:
+        os.environ["GLAKE_TEST_BACKEND"] = sys.argv[1]
+        main()
+    else:
+        sys.exit(max(subprocess.run([sys.executable, __file__, backend]).returncode for backend in ("compiled", "pluggable")))
