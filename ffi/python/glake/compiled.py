@@ -18,6 +18,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,21 @@ def load(libgmlake: str | os.PathLike[str], include_dir: str | os.PathLike[str])
     reason = install()
     if reason is not None:
         raise RuntimeError(reason.decode(errors="replace"))
+    _switch_registration_off()
+
+
+def _switch_registration_off() -> None:
+    # torch registers its segments with NCCL as they come and go, but not its expandable segments, which are mapped in place as
+    # the pool's are: it ignores the setting then, and has no way to know that it should now.
+    for name in ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"):
+        if os.environ.get(name, "0").strip().lower() in {"1", "y", "yes", "t", "true"}:
+            warnings.warn(
+                f"{name} is switched off: as torch's expandable segments, glake's memory is mapped in place and cannot be registered"
+                " with NCCL as it comes. Unset it",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            os.environ[name] = "0"
 
 
 def recipe(torch: Torch, include_dir: Path) -> Recipe:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 import unittest
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -218,6 +219,22 @@ class Refusals(Scratch):
     def test_a_compiler_that_is_not_there(self):
         with mock.patch.dict(os.environ, {"CXX": "no-such-compiler -m64"}):
             self.assertIn("no-such-compiler", self.refusal(self.torch()))
+
+
+class Registration(Scratch):
+    NAME = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+
+    def test_registering_every_segment_with_nccl_is_switched_off_aloud(self):
+        with mock.patch.dict(os.environ, {self.NAME: "1"}):
+            with self.assertWarnsRegex(RuntimeWarning, self.NAME):
+                compiled._switch_registration_off()
+            self.assertEqual(os.environ[self.NAME], "0")
+
+    def test_nothing_is_said_where_nobody_asked(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            compiled._switch_registration_off()
+        self.assertNotIn(self.NAME, os.environ)
 
 
 @unittest.skipIf(NO_COMPILER, NO_COMPILER)
