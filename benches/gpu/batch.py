@@ -3,7 +3,7 @@
     python benches/gpu/batch.py --allocs native,expandable,glake --fraction 0.25 --out DIR
 
 Each try is a process of its own, with the same sequence lengths for all (the workload's first --steps steps: they hold the
-longest two and the first evaluation at twice the batch). native is searched from --guess, the others from where it ended.
+longest two and the first evaluation at twice the batch), in a bisection that begins at --guess.
 The fraction is each process's own, so that tries go side by side on one GPU as far as fractions add up to at most 0.9; tries
 on several GPUs go side by side too. Writes DIR/batch.jsonl. Ends with 1 if a bar was missed.
 """
@@ -50,7 +50,7 @@ def arguments():
     p.add_argument("--allocs", default="native,expandable,glake")
     p.add_argument("--workload", default="opt13_LR")
     p.add_argument("--fraction", type=float, default=0.25)
-    p.add_argument("--guess", type=int, default=24, help="the batch that native is tried with first")
+    p.add_argument("--guess", type=int, default=28, help="the batch that is tried first")
     p.add_argument("--steps", type=int, default=8, help="steps a try; 0: the whole workload")
     p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=900)

@@ -3,7 +3,7 @@
 A *round* is a list of runs that go one after another on one GPU (the allocators, interleaved); rounds go side by side on as
 many GPUs as are visible. A run that hangs is ended after its time limit and counts as failed.
 """
-import json, os, pathlib, queue, signal, subprocess, sys, threading, time
+import contextlib, json, os, pathlib, queue, signal, subprocess, sys, threading, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -33,14 +33,22 @@ def environment(visible=None):
     return env
 
 
+def end(child):
+    """Ends a child that leads its own session: asked first, because torchrun's ranks are in sessions of their own and it ends them."""
+    for word, patience in ((signal.SIGTERM, 35), (signal.SIGKILL, 10)):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(child.pid, word)
+            child.communicate(timeout=patience)
+            return
+
+
 def call(command, visible, timeout):
     """Runs a command that prints JSON lines. Returns (its JSON objects, None) or (what it printed, why it failed)."""
     child = subprocess.Popen(command, env=environment(visible), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = child.communicate(timeout=max(timeout, 1))
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)  # its own session: torchrun's ranks go with it
-        child.communicate()
+        end(child)
         return [], f"ended after {timeout:.0f} s"
     rows = []
     for line in out.splitlines():

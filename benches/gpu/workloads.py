@@ -82,7 +82,7 @@ def _two_streams(make, vocab, shape, jobs=2):
 
 def _fsdp_llama(layers, batch, lora):
     """FSDP2 over all ranks with activation checkpointing and random sequence lengths."""
-    import os, torch.distributed as dist
+    import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from transformers import LlamaConfig, LlamaForCausalLM
     dist.init_process_group("nccl"); random.seed(1)

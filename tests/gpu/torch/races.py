@@ -64,7 +64,7 @@ def stitched_while_writing(rounds, one, other, block=32 * bed.MIB, count=16):
         taken = filled(block * count // 2, number + 1, other)
         torch.cuda.synchronize()
         bad += int((taken != number + 1).sum()) + sum(int((tensor != -number).sum()) for tensor in blocks)
-        del taken, blocks, tensor
+        del taken, blocks
     return bad
 
 

@@ -91,7 +91,7 @@ def arguments():
     p.add_argument("-k", metavar="PATTERN", action="append", help="only tests whose name has it (or matches it, with * and ?); may be repeated")
     p.add_argument("--backend", choices=BACKENDS, action="append", help="only this one; default both")
     p.add_argument("--time-limit", type=float, default=900, help="seconds in all")
-    p.add_argument("--places", type=int, help="workers side by side on one GPU; default by its memory, 6 at most")
+    p.add_argument("--places", type=int, help="workers side by side on one GPU; default by its memory and the processor's cores, 8 at most")
     p.add_argument("--out", help="a folder for torch-tests.jsonl and torch-tests.log")
     p.add_argument("--list", action="store_true", help="the tests there are")
     return p.parse_args()
@@ -137,7 +137,7 @@ def main():
     for test in [test for test in tests if test["gpus"] > len(devices)]:
         tests.remove(test)
         report.tell(dict(test=test["test"], backend="-", outcome="skipped", seconds=0, text=f"needs {test['gpus']} GPUs, {len(devices)} here"))
-    places = a.places or max(1, min(6, free // (8 << 30), (os.cpu_count() or 4) // 2))
+    places = a.places or max(1, min(8, free // (8 << 30), (os.cpu_count() or 4) * 2 // 3 // len(devices)))
     deadline = report.begin + a.time_limit
     schedule.Schedule(HERE / "cases", names, places, deadline, report.tell).run(schedule.jobs(tests, backends))
     sys.exit(report.end())

@@ -231,7 +231,7 @@ class Graphs(unittest.TestCase):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = still + 1
-            outside = None
+            del outside
         for _ in range(10):
             graph.replay()
             other = torch.full((8 * MIB,), 7.0, device="cuda")
