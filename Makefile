@@ -61,7 +61,7 @@ endif
 gpu-test: ## Tests that need a GPU; passed over, with a word, where there is none
 	@if [ -e /dev/nvidiactl ]; then \
 		$(CARGO) test --locked --workspace --release --lib --bins --tests -- --nocapture --test-threads 1 cuda; \
-		$(CARGO) build --locked --release; \
+		$(CARGO) build --locked --release --workspace; \
 		failed=0; \
 		tests/gpu/checks.sh "$(TARGET)/release" || failed=1; \
 		PYTHON="$(PYTHON)" tests/gpu/torch.sh "$(TARGET)/release" || failed=1; \

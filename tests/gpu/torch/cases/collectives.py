@@ -22,6 +22,6 @@ class Collectives(unittest.TestCase):
         self.check()
 
     @bed.limit(150)
-    @bed.only("compiled", "NCCL's registration is told of memory by trace trackers, which a pluggable allocator has not")
-    def test_right_bytes_with_registered_memory(self):
+    @bed.only("compiled", "torch registers nothing of a pluggable allocator")
+    def test_right_bytes_where_registration_was_asked_for(self):
         self.check(TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK="1")
