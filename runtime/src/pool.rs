@@ -1,9 +1,27 @@
 //! The configuration's knobs as the pool takes them.
 
+use glake_device::DeviceInfo;
 use glake_stitch::{Borrow, Settings, WaitRules};
+use glake_tiers::PoolOptions;
 use glake_units::Bytes;
 
 use crate::config;
+
+/// How to make the pool of one device of those that are `visible`, which bears so many mappings at once.
+pub fn options(
+    pool: &config::Pool,
+    device: &DeviceInfo,
+    visible: &[DeviceInfo],
+    mappings: u64,
+) -> PoolOptions {
+    let others = visible.iter().map(|info| info.id).filter(|id| pool.peer_access && *id != device.id);
+    PoolOptions {
+        settings: Some(settings(pool, device.memory, mappings)),
+        peers: others.collect(),
+        exportable: pool.exportable,
+        ..PoolOptions::default()
+    }
+}
 
 /// The settings of a pool on a device of so much memory, of which `mappings` can be alive at once.
 ///
@@ -47,6 +65,8 @@ fn part(memory: Bytes, fraction: f64) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use glake_device::DeviceId;
+
     use super::*;
     use crate::config::{Pool, Wait};
 
@@ -56,6 +76,19 @@ mod tests {
         let core = Settings::for_memory(memory);
         let converted = settings(&Pool::default(), memory, u64::MAX);
         assert_eq!(Settings { max_mappings: core.max_mappings, ..converted }, core);
+    }
+
+    #[test]
+    fn peers_are_all_others_or_none() {
+        let info =
+            |id| DeviceInfo { id: DeviceId(id), name: String::new(), memory: Bytes::gib(80), pci: None };
+        let visible = [info(0), info(1), info(2)];
+        let of = |pool: Pool| options(&pool, &visible[1], &visible, 1000);
+        let (alone, open) = (of(Pool::default()), of(Pool { peer_access: true, ..Pool::default() }));
+        assert!(alone.peers.is_empty() && alone.exportable);
+        assert_eq!(open.peers, [DeviceId(0), DeviceId(2)]);
+        assert!(!of(Pool { exportable: false, ..Pool::default() }).exportable);
+        assert_eq!(open.settings.map(|settings| settings.memory), Some(Bytes::gib(80)));
     }
 
     #[test]

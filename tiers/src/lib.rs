@@ -26,8 +26,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod import;
 mod pool;
 mod ticker;
 
-pub use pool::{Block, GpuPool, PoolError, PoolOptions, PoolStream};
+pub use import::Import;
+pub use pool::{Block, Exported, GpuPool, PoolError, PoolOptions, PoolStream, SharedExtent};
 pub use ticker::Ticker;

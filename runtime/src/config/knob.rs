@@ -55,6 +55,8 @@ pub const KNOBS: &[Knob] = &[
         holds: |Config { pool: Pool { memory_fraction, .. }, .. }| (0.0..=1.0).contains(memory_fraction),
     },
     Knob { key: "pool.limit", allowed: SIZE, holds: |_| true },
+    Knob { key: "pool.exportable", allowed: "true or false", holds: |_| true },
+    Knob { key: "pool.peer_access", allowed: "true or false", holds: |_| true },
     Knob { key: "pool.borrow", allowed: "\"off\", \"completed\" or \"wait\"", holds: |_| true },
     Knob { key: "pool.wait.oldest_first", allowed: "true or false", holds: |_| true },
     Knob { key: "pool.wait.split", allowed: "true or false", holds: |_| true },

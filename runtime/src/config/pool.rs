@@ -65,6 +65,16 @@ pub struct Pool {
     /// Absent (the same as infinity): the device's memory. 0: nothing can be allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Bytes>,
+    /// Whether other processes can be given the pool's memory: torch.multiprocessing, `glake_share`.
+    ///
+    /// Default true. False: sharing a block is an error that names this knob. On the simulated device every extent takes a
+    /// file descriptor then.
+    pub exportable: bool,
+    /// Whether work of every other visible GPU may touch the pool's memory from the start.
+    ///
+    /// Default false: torch asks for it when it first copies between two GPUs, where it can (not under the plain ABI of
+    /// pluggable allocators). True: a context on every visible GPU, and each mapping costs more by the number of GPUs.
+    pub peer_access: bool,
     /// What a stream may take from another.
     pub borrow: Borrow,
     /// How blocks are chosen under [`Borrow::Wait`], and how often completion is recorded.
@@ -146,6 +156,8 @@ impl Default for Pool {
             max_mappings: 1 << 18,
             memory_fraction: 1.0,
             limit: None,
+            exportable: true,
+            peer_access: false,
             borrow: Borrow::Completed,
             wait: Wait::default(),
         }

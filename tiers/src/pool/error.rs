@@ -44,6 +44,17 @@ pub enum PoolError {
         /// What was given.
         address: Address,
     },
+    /// The memory was not made for other processes.
+    #[error(
+        "{device}: the memory at {address} cannot be shared with another process, because it was not made exportable: \
+         start with pool.exportable = true"
+    )]
+    NotExportable {
+        /// Where.
+        device: DeviceId,
+        /// What was given.
+        address: Address,
+    },
     /// The clock that the pool was to use belongs to another driver: make it of the same one.
     #[error(
         "{device}: the clock of epochs given for its pool belongs to another driver; make it of the pool's own driver"

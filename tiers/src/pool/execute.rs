@@ -1,7 +1,7 @@
 //! A plan's steps on the driver, and their undoing.
 
+use glake_device::DriverError;
 use glake_device::owned::{Extent, Mapping, Passed, Sequence};
-use glake_device::{DriverError, ExtentProperties, Place};
 use glake_stitch::{ExtentId, Plan, Step};
 use glake_units::Bytes;
 
@@ -30,9 +30,7 @@ impl GpuPool {
     fn step(&self, held: &mut Held, step: &Step) -> std::result::Result<(), DriverError> {
         match step {
             Step::Create { extent, size, domain } => {
-                let plain =
-                    ExtentProperties { place: Place::Gpu(self.device), exportable: false, gpu_direct: false };
-                let properties = held.properties.get(domain).copied().unwrap_or(plain);
+                let properties = held.properties.get(domain).copied().unwrap_or(self.properties);
                 let made = retry(|| Extent::new(&self.driver, *size, properties))?;
                 held.extents.insert(*extent, made);
                 Ok(())

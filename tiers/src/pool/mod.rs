@@ -16,6 +16,7 @@ mod clock;
 mod edge;
 mod error;
 mod execute;
+mod export;
 mod peer;
 mod stream;
 
@@ -35,6 +36,7 @@ use rustc_hash::FxHashMap;
 use clock::EpochClock;
 use edge::Edges;
 pub use error::PoolError;
+pub use export::{Exported, SharedExtent};
 use peer::Reach;
 pub use stream::PoolStream;
 
@@ -50,6 +52,9 @@ pub struct PoolOptions {
     pub epochs: Option<Arc<Epochs>>,
     /// Devices whose work may touch the pool's memory from the start: see [`GpuPool::enable_peer`].
     pub peers: Vec<DeviceId>,
+    /// Whether other processes may be given the memory of the default domain, and of domains that name no properties: see
+    /// [`GpuPool::export`].
+    pub exportable: bool,
 }
 
 /// A block handed out.
@@ -86,6 +91,8 @@ pub struct GpuPool {
     sleeper: OnceLock<std::thread::Thread>,
     edges: Edges,
     reach: Reach,
+    /// What extents are like where their domain does not say.
+    properties: ExtentProperties,
     poison: OnceLock<String>,
 }
 
@@ -98,7 +105,8 @@ impl GpuPool {
         let devices = driver.devices()?;
         let info = devices.iter().find(|info| info.id == device);
         let info = info.ok_or(PoolError::NoSuchDevice { device, count: devices.len() })?;
-        let properties = ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false };
+        let properties =
+            ExtentProperties { place: Place::Gpu(device), exportable: options.exportable, gpu_direct: false };
         let granularity = driver.granularity(properties)?;
         let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
         settings.granularity = granularity;
@@ -126,6 +134,7 @@ impl GpuPool {
             sleeper: OnceLock::new(),
             edges,
             reach: Reach::of(device),
+            properties,
             poison: OnceLock::new(),
         };
         options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;
@@ -208,12 +217,11 @@ impl GpuPool {
         Ok(before.saturating_sub(self.core.lock().reserved_bytes()))
     }
 
-    /// A new owner of extents, with properties of its own; `None`: plain memory of this GPU.
+    /// A new owner of extents, with properties of its own; `None`: those of the default domain.
     pub fn add_domain(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
-        let plain = ExtentProperties { place: Place::Gpu(self.device), exportable: false, gpu_direct: false };
         let mut held = self.held.lock();
         let domain = self.core.lock().add_domain(options);
-        held.properties.insert(domain, properties.unwrap_or(plain));
+        held.properties.insert(domain, properties.unwrap_or(self.properties));
         domain
     }
 

@@ -54,7 +54,7 @@ mod stats;
 mod tally;
 mod zone;
 
-pub use allocator::{Allocator, BlockInfo, Broken, SMALL_LIMIT, Segment, SegmentKind};
+pub use allocator::{Allocator, Backing, BlockInfo, Broken, SMALL_LIMIT, Segment, SegmentKind};
 pub use domain::DomainOptions;
 pub use error::StitchError;
 pub use ids::{AliasId, DomainId, Epoch, ExtentId, PlanId, StreamKey};

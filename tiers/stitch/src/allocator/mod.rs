@@ -13,6 +13,7 @@
 //! - an alias maps only extents of its own domain, and an extent is released only when no alias maps it.
 
 mod audit;
+mod backing;
 mod free;
 mod grow;
 mod hit;
@@ -41,6 +42,7 @@ use crate::tally::Tallies;
 use crate::zone::Zone;
 
 pub use audit::Broken;
+pub use backing::Backing;
 pub use report::{BlockInfo, Segment, SegmentKind};
 
 /// Requests up to here are cut from slabs.

@@ -1,0 +1,287 @@
+//! Memory of another process, mapped here.
+//!
+//! ```text
+//! descriptors ─► extents side by side in one address range ─► access for a device and its peers
+//! ```
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use glake_device::owned::{DeviceSet, Epochs, Extent, Mapping, Reservation};
+use glake_device::{
+    Access, Address, DeviceId, DriverError, ExtentProperties, Place, Protection, Refusal, Result, Verb,
+};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+/// What another process exported ([`crate::GpuPool::export`] there), at an address of this process.
+///
+/// Dropping it waits on the host for all work of the devices that may touch it, which a capture does not survive: where
+/// one may be open, [`Import::close`] it first.
+#[derive(Debug)]
+pub struct Import {
+    epochs: Arc<Epochs>,
+    reservation: Reservation,
+    mappings: Vec<Mapping>,
+    /// Whose work may touch it. Held while that changes, and while it is closed.
+    devices: Mutex<DeviceSet>,
+}
+
+impl Import {
+    /// Maps extents side by side for work of `device` and of `peers`. The descriptors are not needed any more then.
+    ///
+    /// # Errors
+    /// What the driver answers: above all, that a descriptor is none of device memory, that a size is not the exporter's,
+    /// or that a device cannot reach the memory.
+    pub fn open(
+        epochs: &Arc<Epochs>,
+        device: DeviceId,
+        peers: DeviceSet,
+        parts: Vec<(OwnedFd, Bytes)>,
+    ) -> Result<Self> {
+        let wrong = || DriverError::Refused {
+            verb: Verb::Import,
+            address: Address(0),
+            reason: Refusal::InvalidValue,
+        };
+        let total = parts.iter().try_fold(Bytes::ZERO, |total, (_, size)| total.checked_add(*size));
+        let total = total.filter(|total| !total.is_zero()).ok_or_else(wrong)?;
+        let reservation = Reservation::new(epochs, device, total)?;
+        let properties = ExtentProperties { place: Place::Gpu(device), exportable: true, gpu_direct: false };
+        let mut mappings = Vec::with_capacity(parts.len());
+        let mut offset = Bytes::ZERO;
+        for (fd, size) in parts {
+            let extent = Extent::import(epochs.driver(), fd.as_fd(), size, properties)?;
+            mappings.push(reservation.map(offset, &extent)?);
+            offset = offset.saturating_add(size);
+        }
+        let devices = DeviceSet::of(device).union(peers);
+        reservation.set_access(Bytes::ZERO, total, &read_write(devices))?;
+        Ok(Import { epochs: epochs.clone(), reservation, mappings, devices: Mutex::new(devices) })
+    }
+
+    /// Where it begins.
+    pub fn base(&self) -> Address {
+        self.reservation.start()
+    }
+
+    /// How long it is.
+    pub fn size(&self) -> Bytes {
+        self.reservation.size()
+    }
+
+    /// Lets work of one more device touch it. Twice is no error.
+    ///
+    /// # Errors
+    /// What the driver answers; nothing changes then.
+    pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
+        let mut devices = self.devices.lock();
+        if devices.contains(peer) {
+            return Ok(());
+        }
+        self.reservation.set_access(Bytes::ZERO, self.size(), &read_write(DeviceSet::of(peer)))?;
+        *devices = devices.union(DeviceSet::of(peer));
+        Ok(())
+    }
+
+    /// Unmaps it once all work that was enqueued before this call, on every device that may touch it, is done; waits for
+    /// that. Nothing enqueued afterwards may touch it. Twice is no error.
+    ///
+    /// # Errors
+    /// [`DriverError::Capturing`] while a capture is open, or what else the driver answers: it is mapped as before then, to
+    /// be closed another time.
+    pub fn close(&self) -> Result<()> {
+        let devices = self.devices.lock();
+        if self.reservation.mappings() == 0 {
+            return Ok(());
+        }
+        let mut epoch = self.epochs.record(*devices)?;
+        let passed = epoch.wait()?;
+        self.reservation.retire(&self.mappings, passed.sequence())?;
+        let unmapped = self.reservation.unmap(&self.mappings, &passed);
+        if unmapped.is_err() {
+            self.reservation.revive(&self.mappings)?;
+        }
+        unmapped
+    }
+
+    /// Copies bytes to the host and returns when they are there. The caller orders it after the work that wrote them.
+    ///
+    /// # Errors
+    /// The driver's answer, above all outside of what is mapped.
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
+        self.reservation.read(offset, into)
+    }
+
+    /// Copies bytes of the host there and returns when they are.
+    ///
+    /// # Errors
+    /// As [`Import::read`].
+    pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<()> {
+        self.reservation.write(offset, bytes)
+    }
+}
+
+fn read_write(devices: DeviceSet) -> Vec<Access> {
+    devices.iter().map(|device| Access { device, protection: Protection::ReadWrite }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use glake_device::owned::OwnedStream;
+    use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+    use glake_device::{Driver, Stream, Touch};
+    use glake_stitch::Settings;
+
+    use super::*;
+    use crate::{Block, Exported, GpuPool, PoolError, PoolOptions, PoolStream};
+
+    const GPU: DeviceId = DeviceId(0);
+    const FOUR: Bytes = Bytes::mib(4);
+
+    struct Bed {
+        sim: Arc<Simulator>,
+        pool: GpuPool,
+        epochs: Arc<Epochs>,
+        stream: PoolStream,
+    }
+
+    fn bed(exportable: bool) -> Bed {
+        let topology = SimTopology::uniform(2, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let epochs = Epochs::new(driver.clone());
+        let limit = Bytes::mib(32);
+        let settings = Settings { extent: FOUR, limit, ..Settings::for_memory(Bytes::mib(64)) };
+        let (settings, clock) = (Some(settings), Some(epochs.clone()));
+        let options = PoolOptions { settings, epochs: clock, exportable, ..PoolOptions::default() };
+        let pool = GpuPool::new(driver.clone(), GPU, options).unwrap();
+        Bed { stream: PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap(), sim, pool, epochs }
+    }
+
+    impl Bed {
+        fn malloc(&self, size: Bytes) -> Block {
+            self.pool.malloc(size, self.stream).unwrap()
+        }
+
+        /// A block over fragments of the pool, and the fragments' neighbours.
+        fn stitched(&self) -> (Block, Vec<Block>) {
+            let blocks: Vec<Block> = (0..8).map(|_| self.malloc(FOUR)).collect();
+            for block in blocks.iter().step_by(2) {
+                self.pool.free(block.address).unwrap();
+            }
+            let block = self.malloc(Bytes::mib(10));
+            assert_eq!(self.pool.counters().stitches, 1);
+            (block, blocks.into_iter().skip(1).step_by(2).collect())
+        }
+
+        fn open(&self, exported: Exported) -> Import {
+            let parts = exported.extents.into_iter().map(|extent| (extent.fd, extent.size)).collect();
+            Import::open(&self.epochs, GPU, DeviceSet::EMPTY, parts).unwrap()
+        }
+
+        /// What is written on one side is read on the other.
+        fn compare(&self, block: Block) {
+            let exported = self.pool.export(Address(block.address.0 + block.size.get() / 2)).unwrap();
+            assert_eq!((exported.base, exported.size), (block.address, block.size));
+            let offset = exported.offset;
+            let import = self.open(exported);
+            let size = usize::try_from(block.size.get()).unwrap();
+            let ours: Vec<u8> = (0..size).map(|at| ((at * 7 + at / 4099) % 256).to_le_bytes()[0]).collect();
+            self.pool.write(block.address, &ours).unwrap();
+            let mut bytes = vec![0; size];
+            import.read(offset, &mut bytes).unwrap();
+            assert!(bytes == ours, "{block:?}");
+            let theirs: Vec<u8> = ours.iter().rev().copied().collect();
+            import.write(offset, &theirs).unwrap();
+            self.pool.read(block.address, &mut bytes).unwrap();
+            assert!(bytes == theirs, "{block:?}");
+            import.close().unwrap();
+            import.close().unwrap();
+        }
+    }
+
+    #[test]
+    fn both_sides_see_the_same_bytes() {
+        let bed = bed(true);
+        let (stitched, mut blocks) = bed.stitched();
+        bed.compare(stitched);
+        let tail = bed.malloc(Bytes::kib(700));
+        blocks.extend([tail, bed.malloc(Bytes::new(3)), bed.malloc(Bytes::mib(2))]);
+        blocks.iter().for_each(|block| bed.compare(*block));
+        for block in blocks.into_iter().chain([stitched]) {
+            bed.pool.free(block.address).unwrap();
+        }
+        let Bed { sim, pool, epochs, .. } = bed;
+        drop((pool, epochs));
+        assert_eq!(sim.census(), Census::default());
+    }
+
+    #[test]
+    fn an_import_keeps_its_memory_when_the_exporter_lets_go() {
+        let bed = bed(true);
+        let block = bed.malloc(Bytes::mib(9));
+        bed.pool.write(block.address, &[5; 100]).unwrap();
+        let exported = bed.pool.export(block.address).unwrap();
+        let held: u64 = exported.extents.iter().map(|extent| extent.size.get()).sum();
+        assert_eq!(held, bed.pool.reserved().get());
+        let import = bed.open(exported);
+        bed.pool.free(block.address).unwrap();
+        bed.pool.settle().unwrap();
+        assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap().get(), held);
+        let mut bytes = [0; 100];
+        import.read(Bytes::ZERO, &mut bytes).unwrap();
+        assert_eq!(bytes, [5; 100]);
+        let Bed { sim, pool, epochs, .. } = bed;
+        drop((import, pool, epochs));
+        assert_eq!(sim.census(), Census::default());
+    }
+
+    #[test]
+    fn closing_waits_for_work_and_not_in_a_capture() {
+        let bed = bed(true);
+        let driver: Arc<dyn Driver> = bed.sim.clone();
+        let peer = DeviceId(1);
+        let import = bed.open(bed.pool.export(bed.malloc(FOUR).address).unwrap());
+        import.enable_peer(peer).unwrap();
+        import.enable_peer(peer).unwrap();
+        let stream = OwnedStream::new(&driver, peer).unwrap();
+        let writes = [Touch { address: import.base(), size: FOUR }];
+        let time = Duration::from_millis(1);
+        bed.sim.enqueue_kernel(peer, stream.id(), &[], &writes, time, |_| {}).unwrap();
+        let hold = bed.pool.hold_epochs();
+        assert!(matches!(import.close(), Err(DriverError::Capturing { .. })));
+        drop(hold);
+        assert_eq!(bed.sim.now(), Duration::ZERO);
+        import.close().unwrap();
+        assert!(bed.sim.now() >= time);
+        assert!(import.read(Bytes::ZERO, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_shared_is_refused() {
+        let plain = bed(false);
+        let block = plain.malloc(FOUR);
+        let error = plain.pool.export(block.address).unwrap_err();
+        assert!(
+            matches!(error, PoolError::NotExportable { .. }) && error.to_string().contains("pool.exportable")
+        );
+        let bed = bed(true);
+        let block = bed.malloc(FOUR);
+        let unknown = [Address(block.address.0 - 1), Address(block.address.0 + block.size.get()), Address(0)];
+        for address in unknown {
+            assert!(matches!(bed.pool.export(address), Err(PoolError::UnknownAddress { .. })), "{address}");
+        }
+        let open = |parts| Import::open(&bed.epochs, GPU, DeviceSet::EMPTY, parts).map(drop);
+        assert!(open(Vec::new()).is_err(), "nothing");
+        let fd = || bed.pool.export(block.address).unwrap().extents.remove(0).fd;
+        assert!(open(vec![(fd(), Bytes::mib(2))]).is_err(), "another size");
+        assert!(open(vec![(fd(), FOUR), (fd(), Bytes::MAX)]).is_err(), "no address space");
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(open(vec![(fd(), FOUR), (file.into(), FOUR)]).is_err(), "no memory");
+        open(vec![(fd(), FOUR), (fd(), FOUR)]).unwrap();
+        assert_eq!(bed.sim.census().reservations, 1, "nothing is left of what failed");
+    }
+}
