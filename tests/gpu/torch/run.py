@@ -59,10 +59,11 @@ class Report:
             out.mkdir(parents=True, exist_ok=True)
             self.files = [open(out / "torch-tests.jsonl", "w"), open(out / "torch-tests.log", "w")]
 
-    def say(self, text):
+    def say(self, text, whole=None):
+        """A line on the terminal; in the file `whole`, where there is more to say."""
         print(text, flush=True)
         if self.files:
-            self.files[1].write(text + "\n")
+            self.files[1].write((whole or text) + "\n")
             self.files[1].flush()
 
     def tell(self, row):
@@ -76,8 +77,12 @@ class Report:
 
     def end(self):
         bad = [row for row in self.rows if row["outcome"] not in ("ok", "skipped")]
+        told = set()
         for row in bad:
-            self.say(f"\n=== {row['outcome']}: {row['backend']} {row['test']}\n{row['text'].strip()[-3500:]}")
+            head, text = f"\n=== {row['outcome']}: {row['backend']} {row['test']}\n", row["text"].strip()
+            # Many may fail for one reason: it is printed once.
+            self.say(head + ("as above" if text in told else text[-1500:]), head + text)
+            told.add(text)
         counts = {outcome: sum(row["outcome"] == outcome for row in self.rows) for outcome in ("ok", "FAILED", "skipped", "NOT RUN")}
         self.say("")
         for row in bad:
