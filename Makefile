@@ -15,7 +15,7 @@ C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help build test test-rust test-doc test-c test-python gpu-test lint fmt clippy docs features clean
+.PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test lint fmt clippy docs features clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -47,16 +47,21 @@ ifneq ($(C_TESTS),)
 	done
 endif
 
-test-python: ## Python tests, against libgmlake.so
+test-python: ## Python tests, against libgmlake.so: the package in place, then as the wheel that users install
 	@for folder in benches/tests tests/gpu/tests; do $(PYTHON) -m unittest discover --start-directory "$$folder"; done
 ifneq ($(PYTHON_TESTS),)
-	$(CARGO) build --locked --release --package glake-ffi
+	$(CARGO) build --locked --release --package glake-ffi --package glake-python
+	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
 	@for folder in $(sort $(dir $(PYTHON_TESTS))); do \
 		echo "Python tests in $$folder"; \
-		GLAKE_DEVICE=sim GLAKE_LIBRARY="$(abspath $(TARGET))/release/libgmlake.so" \
+		PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/release/libgmlake.so" \
 			$(PYTHON) -m unittest discover --start-directory "$$folder"; \
 	done
+	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))"
 endif
+
+wheel: ## The Python package, as a wheel in target/wheels
+	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh "$(abspath $(TARGET))"
 
 gpu-test: ## Tests that need a GPU; passed over, with a word, where there is none
 	@if [ -e /dev/nvidiactl ]; then \

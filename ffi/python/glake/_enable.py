@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, Optional
 
-from . import _library, pluggable
+from . import _library, compiled, pluggable
 from ._configuration import Config, Configuration, configuration
 from .errors import ConfigError, Error, InvalidError, StateError, TorchError, UnavailableError
 
@@ -87,10 +87,15 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
 
 def _again(enabled: Enabled, asked: tuple[Configuration, Backend | None]) -> None:
     if enabled.pid != os.getpid():
-        raise StateError(
-            f"glake was enabled in process {enabled.pid}, and this one was forked from it: a child cannot use its parent's GPU memory. "
-            'Start it with torch.multiprocessing.get_context("spawn"), or call glake.enable() in each child only'
-        )
+        try:
+            # Nothing new to a child of a parent that had not started; refused in any other.
+            _library.doors().configure(*enabled.asked[0])
+        except Error as error:
+            raise StateError(
+                f"glake was enabled in process {enabled.pid}, and this one was forked from it: {error}. Start it with "
+                'torch.multiprocessing.get_context("spawn"), or let only the children use CUDA'
+            ) from error
+        enabled.pid = os.getpid()
     if enabled.asked != asked:
         raise StateError(
             f"glake is enabled already, with {enabled.asked[0]} and the {enabled.backend} backend: a process has one configuration"
@@ -131,7 +136,7 @@ def _warn_of_torch_settings() -> None:
                 f"{name} asks torch's own allocator for {', '.join(asks)}, which has no effect: glake takes its place. "
                 "Unset it, and give glake.enable() a configuration instead",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
 
@@ -163,19 +168,13 @@ def _install(torch: ModuleType, doors: ModuleType, asked: tuple[Configuration, B
     why = "as asked for"
     if backend != "pluggable":
         try:
-            held = _compiled(torch, library)
-            return Enabled(asked, "compiled", why if backend else "a C++ compiler is present", held=held)
-        except Error as error:
+            compiled.load(library, _library.include())
+            return Enabled(asked, "compiled", why if backend else "a C++ compiler is present")
+        except compiled.CompileError as error:
             if backend == "compiled":
-                raise
+                raise Error(f"the compiled backend is not possible here: {error}") from error
             why = f"the compiled one is not possible: {error}"
+        except RuntimeError as error:
+            raise StateError(str(error)) from error
+    compiled._switch_registration_off()
     return Enabled(asked, "pluggable", why, held=pluggable.enable(torch, doors, library))
-
-
-def _compiled(torch: ModuleType, library: os.PathLike[str]) -> tuple[Any, ...]:
-    from . import compiled
-
-    try:
-        return (compiled.load(library, _library.include()),)
-    except compiled.CompileError as error:
-        raise Error(str(error)) from error

@@ -41,13 +41,14 @@ def snapshot(doors: ModuleType) -> dict[str, Any]:
     return taken
 
 
-def devices_in_use(doors: ModuleType) -> int:
-    """On how many devices the pool holds memory."""
+def lacks_peer_access(doors: ModuleType) -> bool:
+    """Whether the pool holds memory on several devices and maps each for its own device only."""
     try:
-        stats = (json.loads(doors.stats_json(device)) for device in range(doors.device_count()))
-        return sum(stat["reserved_bytes.all.current"] > 0 for stat in stats)
+        taken = snapshot(doors)
     except Error:
-        return 0
+        return False
+    peers = taken["allocator_settings"]["glake"].get("peer_access", False)
+    return not peers and len({segment["device"] for segment in taken["segments"]}) > 1
 
 
 def _statistics(doors: ModuleType) -> dict[str, Function]:
@@ -150,6 +151,7 @@ def _limits(doors: ModuleType) -> dict[str, Function]:
         "_cuda_getMemoryFraction": fraction,
         "_cuda_getAllocatorBackend": lambda: "glake",
         "_accelerator_setAllocatorSettings": set_settings,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": set_settings,  # before torch 2.9
     }
 
 

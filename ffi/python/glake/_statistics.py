@@ -12,11 +12,11 @@ from .errors import InvalidError
 Device = Union[None, int, str, Any]
 
 _LINES = (
-    ("requested_bytes", "requested"),
-    ("allocated_bytes", "allocated"),
-    ("active_bytes", "active"),
-    ("reserved_bytes", "reserved"),
-    ("inactive_split_bytes", "free in pieces"),
+    ("requested_bytes", "Requested memory"),
+    ("allocated_bytes", "Allocated memory"),
+    ("active_bytes", "Active memory"),
+    ("reserved_bytes", "GPU reserved memory"),
+    ("inactive_split_bytes", "Non-releasable memory"),
 )
 
 
@@ -49,8 +49,8 @@ def memory_summary(device: Device = None) -> str:
     for key, label in _LINES:
         now, peak = (_size(stats[f"{key}.all.{when}"]) for when in ("current", "peak"))
         lines.append(f"{label:<24}{now:>12}{peak:>12}")
-    lines.append(f"{'out of memory':<24}{stats['num_ooms']:>12}")
-    lines.append(f"{'retries':<24}{stats['num_alloc_retries']:>12}")
+    lines.append(f"{'Out of memory':<24}{stats['num_ooms']:>12}")
+    lines.append(f"{'Retries':<24}{stats['num_alloc_retries']:>12}")
     for key, value in sorted(stats.items()):
         if key.startswith("glake."):
             shown = _size(value) if key.endswith("_bytes") else f"{value:,}"

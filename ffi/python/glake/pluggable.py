@@ -36,6 +36,9 @@ SETTERS = {
     "set_release_pool": "gmlake_release_pool",
 }
 
+# Without these a graph's memory would be handed to others while the graph may still be replayed.
+POOL_SETTERS = ("set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool")
+
 # What a Python layer cannot answer, and who asks for it.
 REFUSED = {
     "_cuda_checkPoolLiveAllocations": 'torch.compile(mode="reduce-overhead")',
@@ -81,6 +84,9 @@ def enable(torch: ModuleType, doors: ModuleType, library: os.PathLike[str]) -> t
 def patch(torch: ModuleType, doors: ModuleType) -> Patches:
     """Replaces the functions of ``torch._C`` that raise, or answer of another allocator, under a pluggable one."""
     patches = Patches(torch)
+    inner = torch._C._CUDAPluggableAllocator
+    if not all(hasattr(inner, setter) for setter in POOL_SETTERS) and hasattr(torch._C, "_CUDAGraph"):
+        patches.attribute(torch._C._CUDAGraph, "capture_begin", _without_pools(torch))
     for name, function in _layer.functions(torch, doors).items():
         patches.binding(name, function)
     for name, asker in REFUSED.items():
@@ -99,6 +105,16 @@ def _refusal(what: str) -> Any:
         raise TorchError(
             f"{what} needs glake's compiled backend, and the plain-ABI backend is in use: install a C++ compiler (g++ or clang++), "
             "then glake.enable() takes the compiled one (python -m glake says what is missing)"
+        )
+
+    return refuse
+
+
+def _without_pools(torch: ModuleType) -> Any:
+    def refuse(*_arguments: Any, **_named: Any) -> Any:
+        raise TorchError(
+            f"torch {torch.__version__} does not tell a pluggable allocator which memory is a CUDA graph's, so that others would get it: "
+            "capture graphs with a later torch (those that have set_begin_allocate_to_pool)"
         )
 
     return refuse
@@ -139,7 +155,7 @@ def _explain_peer_errors(torch: ModuleType, doors: ModuleType, patches: Patches)
 
     def text(error: Any) -> str:
         told = str(RuntimeError.__str__(error))
-        if getattr(error, "error_code", None) not in PEER_CODES or _layer.devices_in_use(doors) < 2:
+        if getattr(error, "error_code", None) not in PEER_CODES or not _layer.lacks_peer_access(doors):
             return told
         return (
             f"{told}\nglake: with the plain-ABI backend, work between GPUs (copies too) needs the pool's memory mapped for them: "

@@ -35,12 +35,8 @@ fn raised(symbols: &Symbols, status: i32) -> PyErr {
     }
 }
 
-/// The exception of a call that answers a null pointer instead of a status.
-pub(crate) fn nothing(symbols: &Symbols) -> PyErr {
-    Error::new_err(last_error(symbols))
-}
-
-fn last_error(symbols: &Symbols) -> String {
+/// The text of this thread's last failed call.
+pub(crate) fn last_error(symbols: &Symbols) -> String {
     // SAFETY: the answer is valid until this thread's next call that fails, and is copied at once.
     unsafe { text((symbols.gmlake_last_error)()) }.unwrap_or_else(|| "the library gave no reason".to_owned())
 }
