@@ -146,6 +146,7 @@ def recipe(torch: Torch, include_dir: Path) -> Recipe:
         system=(torch.root / "include", *cuda_headers(torch)),
         flags=(
             "-O2",
+            "-DNDEBUG",
             "-shared",
             "-fPIC",
             "-fvisibility=hidden",

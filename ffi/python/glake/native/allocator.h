@@ -91,7 +91,6 @@ class Allocator final : public caching::CUDAAllocator {
     TORCH_CHECK(
         found >= device_count, "glake: torch found ", device_count, " CUDA devices, ", glake_device_name(), " has ", found,
         ". Check CUDA_VISIBLE_DEVICES and GLAKE_DEVICE.");
-    check(glake_on_mapping(&mapping, this));
     devices_.store(device_count);
   }
 
@@ -118,10 +117,11 @@ class Allocator final : public caching::CUDAAllocator {
       return;
     }
     for (DeviceIndex device = 0; device < devices(); ++device) {
-      // A pool lives on the devices that used it, and may have ended with its last owner.
       const int32_t status = glake_pool_trim(device, pool.first, pool.second);
-      if (status != GLAKE_INVALID) {
-        check(status);
+      // A pool lives on the devices that used it, and may have ended with its last owner. No exception: torch calls this in the
+      // destructor of its MemPool.
+      if (status != GLAKE_OK && status != GLAKE_INVALID) {
+        warn(last_error());
       }
     }
   }
@@ -468,9 +468,13 @@ class Allocator final : public caching::CUDAAllocator {
     }
   }
 
-  /// Remembers what lives already, before somebody begins to look.
+  /// Before somebody begins to look: what lives already is remembered, and mappings are heard of.
   void seed() {
-    if (!history_.watched()) {
+    if (!history_.looking()) {
+      const int32_t status = glake_on_mapping(&mapping, this);
+      if (status != GLAKE_UNSUPPORTED) {
+        check(status); // Else the history has no mappings.
+      }
       for (DeviceIndex device = 0; device < devices(); ++device) {
         Segments::seed(history_, device);
       }

@@ -46,6 +46,11 @@ class History {
     return (watchers_.load(std::memory_order_relaxed) & kRecording) != 0;
   }
 
+  /// True while entries are recorded or tracked; else only the ends of remembered blocks are of interest.
+  bool looking() const {
+    return (watchers_.load(std::memory_order_relaxed) & (kRecording | kTracking)) != 0;
+  }
+
   /// Starts or stops the recording. `skipped` is a mask of actions (1 << action) that are not kept.
   void record(bool enabled, caching::CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear, uint32_t skipped) {
     TORCH_CHECK(when == RecordContext::NEVER || recorder != nullptr, "recordHistory: contexts are asked for, but no recorder is given");
@@ -211,10 +216,6 @@ class History {
   static constexpr uint32_t kTracking = 2;
   // Blocks are remembered although nobody records any more: their ends must still be seen.
   static constexpr uint32_t kContexts = 4;
-
-  bool looking() const {
-    return (watchers_.load(std::memory_order_relaxed) & (kRecording | kTracking)) != 0;
-  }
 
   void watch(uint32_t bit, bool on) {
     if (on) {

@@ -23,12 +23,8 @@ class Routes {
   /// From now on what `filter` accepts comes from the pool.
   void begin(DeviceIndex device, MempoolId_t pool, Filter filter) {
     auto shared = std::make_shared<Filter>(std::move(filter));
-    auto owner = std::make_unique<Shared>(shared);
-    const int32_t status = glake_pool_begin(device, pool.first, pool.second, &accepts, owner.get(), &drop);
-    if (status != GLAKE_OK) {
-      raise(status, last_error());
-    }
-    owner.release();
+    // The library drops its share, where this fails too.
+    check(glake_pool_begin(device, pool.first, pool.second, &accepts, new Shared(shared), &drop));
     const std::lock_guard<std::mutex> lock(mutex_);
     open_.push_back(Route{device, pool, std::move(shared)});
   }
@@ -49,10 +45,10 @@ class Routes {
       const std::lock_guard<std::mutex> lock(mutex_);
       open = open_;
     }
-    // Filters ask CUDA about the stream: not under a lock.
-    for (const auto& route : open) {
-      if (route.device == device && (*route.filter)(stream)) {
-        return route.pool;
+    // Filters ask CUDA about the stream: not under a lock. The latest route goes first, as in the library.
+    for (auto route = open.rbegin(); route != open.rend(); ++route) {
+      if (route->device == device && (*route->filter)(stream)) {
+        return route->pool;
       }
     }
     return kNoPool;
