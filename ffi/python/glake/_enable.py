@@ -91,10 +91,7 @@ def _again(enabled: Enabled, asked: tuple[Configuration, Backend | None]) -> Non
             # Nothing new to a child of a parent that had not started; refused in any other.
             _library.doors().configure(*enabled.asked[0])
         except Error as error:
-            raise StateError(
-                f"glake was enabled in process {enabled.pid}, and this one was forked from it: {error}. Start it with "
-                'torch.multiprocessing.get_context("spawn"), or let only the children use CUDA'
-            ) from error
+            raise StateError(f"glake was enabled in the parent of this process: {error}") from error
         enabled.pid = os.getpid()
     if enabled.asked != asked:
         raise StateError(
