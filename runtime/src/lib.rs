@@ -1,4 +1,4 @@
-//! Configuration, the replay of traces and the glake command.
+//! Configuration, sharing with other processes, the replay of traces and the glake command.
 
 pub mod backend;
 pub mod bench;
@@ -11,6 +11,7 @@ pub mod plot;
 pub mod pool;
 mod random;
 pub mod replay;
+pub mod share;
 mod stamps;
 pub mod topo;
 pub mod trace;

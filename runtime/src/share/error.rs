@@ -1,0 +1,87 @@
+//! Why a block is not shared.
+
+use glake_tiers::PoolError;
+
+/// Why a block cannot be shared, or what was shared cannot be opened.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    /// The pool does not give the block's memory out.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// This process was forked from the one that the exporter is of.
+    #[error("a forked process cannot share blocks of its parent: start processes by spawn or forkserver")]
+    Forked,
+    /// There is no socket or thread to share by.
+    #[error("blocks cannot be shared: {source}")]
+    NoDoor {
+        /// The operating system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The bytes are no share handle, or not all of one.
+    #[error("{length} bytes are not a share handle: {reason}; pass on all bytes that sharing gave")]
+    Malformed {
+        /// How many bytes were given.
+        length: usize,
+        /// What is wrong with them.
+        reason: &'static str,
+    },
+    /// Another version of GLake made the handle.
+    #[error(
+        "the share handle is of version {found}, this is version {known}: use one version of GLake in all processes"
+    )]
+    OtherVersion {
+        /// What the handle says.
+        found: u8,
+        /// What is known here.
+        known: u8,
+    },
+    /// The process that shared the block does not live any more, or ended sharing.
+    #[error(
+        "process {pid}, which shared the block, is gone or shares nothing any more; it must live until all have opened it"
+    )]
+    Gone {
+        /// Which it was.
+        pid: u32,
+    },
+    /// The process lives, and does not share this block any more.
+    #[error("process {pid} does not share this block any more: it was freed before it was opened")]
+    Forgotten {
+        /// Which process.
+        pid: u32,
+    },
+    /// The process shares with its own user only.
+    #[error("process {pid} belongs to another user: blocks are shared with processes of the same user only")]
+    Refused {
+        /// Which process.
+        pid: u32,
+    },
+    /// The process lives and does not answer.
+    #[error("process {pid}, which shared the block, did not answer in {seconds} s: is it stopped?")]
+    NoAnswer {
+        /// Which process.
+        pid: u32,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// The block has more extents than this process may open files.
+    #[error(
+        "the block needs {wanted} file descriptors and {got} could be had: raise the limit of open files (ulimit -n)"
+    )]
+    TooManyFiles {
+        /// How many extents there are.
+        wanted: usize,
+        /// How many descriptors arrived.
+        got: usize,
+    },
+    /// The connection to the process broke.
+    #[error("process {pid}, which shared the block: {source}")]
+    Broken {
+        /// Which process.
+        pid: u32,
+        /// The operating system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}

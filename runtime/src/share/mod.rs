@@ -1,0 +1,53 @@
+//! Blocks shared with other processes: how another process gets at the descriptors of a block's extents.
+//!
+//! ```text
+//!  exporting process                                         another process of the same user
+//!
+//!  GpuPool::export ─► Exporter ─── handle, a few bytes ────────► open(handle)
+//!                        │          (by any way at all)              │ connects, asks by export id
+//!                   thread glake-share ◄── Unix socket, SCM_RIGHTS ──┘
+//!                                                                    └─► descriptors and sizes ─► Import::open
+//! ```
+//!
+//! The socket lies in the abstract namespace, under a name that only handles tell; both processes need the same network and
+//! process namespaces. The thread knows descriptors only and never calls the driver.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use glake_device::owned::{DeviceSet, Epochs};
+//! use glake_device::sim::{SimOptions, Simulator};
+//! use glake_device::{DeviceId, Driver, Stream};
+//! use glake_runtime::share::{Exporter, open};
+//! use glake_tiers::{GpuPool, Import, PoolOptions, PoolStream};
+//! use glake_units::Bytes;
+//!
+//! let driver: Arc<dyn Driver> = Arc::new(Simulator::new(SimOptions::default())?);
+//! let options = PoolOptions { exportable: true, ..PoolOptions::default() };
+//! let pool = GpuPool::new(driver.clone(), DeviceId(0), options)?;
+//! let stream = PoolStream::of(&*driver, DeviceId(0), Stream::LEGACY)?;
+//! let block = pool.malloc(Bytes::mib(20), stream)?;
+//! pool.write(block.address, b"one byte is one byte")?;
+//! let exporter = Exporter::new();
+//! let shared = exporter.share(block.address, || pool.export(block.address))?;
+//!
+//! // In the other process:
+//! let import = Import::open(&Epochs::new(driver), DeviceId(0), DeviceSet::EMPTY, open(&shared.handle)?)?;
+//! let mut bytes = [0; 20];
+//! import.read(shared.offset, &mut bytes)?;
+//! assert_eq!(&bytes, b"one byte is one byte");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod exporter;
+mod handle;
+mod importer;
+mod process;
+mod server;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use error::ShareError;
+pub use exporter::{ExportId, Exporter, Shared};
+pub use importer::open;
