@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Everything with torch that needs a GPU, over both backends: one line a test, a summary, exit code 1 if one failed.
 
-    python tests/gpu/torch/run.py [-k PATTERN] [--backend compiled|pluggable] [--time-limit S] [--out DIR]
+    python tests/gpu/torch/run.py [-k PATTERN] [--backend compiled|pluggable|native] [--time-limit S] [--out DIR]
 
 Where there is no GPU or no torch it says SKIPPED and ends with 0. glake is the installed package, or else this repository's
 ffi/python with the library that GLAKE_LIBRARY names. Tests that want more GPUs than there are are skipped with a word.
+`--backend native` runs a test under torch's own allocator, to see what torch itself does.
 """
 import argparse, fnmatch, importlib.util, json, os, pathlib, subprocess, sys, threading, time
 
@@ -94,7 +95,7 @@ class Report:
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("-k", metavar="PATTERN", action="append", help="only tests whose name has it (or matches it, with * and ?); may be repeated")
-    p.add_argument("--backend", choices=BACKENDS, action="append", help="only this one; default both")
+    p.add_argument("--backend", choices=[*BACKENDS, "native"], action="append", help="only this one; default both of ours")
     p.add_argument("--time-limit", type=float, default=900, help="seconds in all")
     p.add_argument("--places", type=int, help="workers side by side on one GPU; default by its memory and the processor's cores, 8 at most")
     p.add_argument("--out", help="a folder for torch-tests.jsonl and torch-tests.log")
@@ -128,9 +129,9 @@ def main():
     if found is None or not found[1]:
         skipped(f"no GPU that torch can use{': ' + why if why else ''}")
     version, devices, free = found
-    report, backends = Report(a.out), a.backend or BACKENDS
+    report, backends = Report(a.out), list(a.backend or BACKENDS)
     report.say(f"torch {version}, {len(devices)} x {devices[0]}, Python {sys.version.split()[0]}")
-    for backend in list(backends):
+    for backend in [backend for backend in backends if backend in BACKENDS]:
         enabled, why = python(ENABLE, env, backend)
         if enabled:
             report.say(f"enable(backend={backend!r}) gave {enabled[0]!r} in {enabled[1]} s ({enabled[2]})")

@@ -133,7 +133,7 @@ class History(unittest.TestCase):
         self.assertIn("snapshot.pickle", viz.trace_plot(data, plot_segments=True))
         self.assertIn("snapshot.pickle", viz.segment_plot(data))
         self.assertIn("Legend", viz.segsum(data))
-        self.assertIn("alloc", viz.trace(data))
+        self.assertIn("64.0MiB", viz.trace(data))
         for draw in (viz.segments, viz.memory):
             self.assertIn("active_allocated", draw(data, format_flamegraph=lambda lines: lines))
         viz.compare(data["segments"], data["segments"], format_flamegraph=lambda lines: lines)
