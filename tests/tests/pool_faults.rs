@@ -180,7 +180,8 @@ const CASES: &[Case] = &[
         name: "memory of another domain",
         ready: |scene| {
             scene.add(8);
-            let domain = scene.bed.pool.add_domain(DomainOptions::private_pool(), None);
+            let options = DomainOptions { keep: false, ..DomainOptions::private_pool() };
+            let domain = scene.bed.pool.add_domain(options, None);
             let block = scene.bed.pool.malloc_in(domain, Bytes::mib(40), scene.one.pool).unwrap();
             scene.bed.pool.free(block.address).unwrap();
             scene.bed.pool.settle().unwrap();

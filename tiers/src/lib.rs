@@ -31,5 +31,5 @@ mod pool;
 mod ticker;
 
 pub use import::Import;
-pub use pool::{Block, Exported, GpuPool, PoolError, PoolOptions, PoolStream, SharedExtent};
+pub use pool::{Block, Exported, GpuPool, LiveBlock, PoolError, PoolOptions, PoolStream, SharedExtent};
 pub use ticker::Ticker;

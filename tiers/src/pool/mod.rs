@@ -18,6 +18,7 @@ mod error;
 mod execute;
 mod export;
 mod peer;
+mod report;
 mod stream;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,8 +27,8 @@ use std::sync::{Arc, OnceLock};
 use glake_device::owned::{CaptureHold, Epochs, Extent, Reservation};
 use glake_device::{Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Stream};
 use glake_stitch::{
-    Allocator, Broken, Counters, DomainId, DomainOptions, ExtentId, Grant, Outcome, Plan, Request, Segment,
-    Settings, Stats, StitchError, StreamKey,
+    Allocator, Broken, DomainId, DomainOptions, ExtentId, Grant, Outcome, Plan, Request, Settings,
+    StitchError, StreamKey,
 };
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
@@ -38,6 +39,7 @@ use edge::Edges;
 pub use error::PoolError;
 pub use export::{Exported, SharedExtent};
 use peer::Reach;
+pub use report::LiveBlock;
 pub use stream::PoolStream;
 
 type Result<T> = std::result::Result<T, PoolError>;
@@ -196,13 +198,8 @@ impl GpuPool {
         self.offset(address).is_ok_and(|offset| self.core.lock().record_stream(offset, stream.key))
     }
 
-    /// The block that begins at an address: its size and what was asked for.
-    pub fn block(&self, address: Address) -> Option<(Bytes, Bytes)> {
-        self.core.lock().block(self.offset(address).ok()?)
-    }
-
     /// Releases free memory until at most `keep` is reserved, or nothing is left to release; what is freed but may still
-    /// be in use stays. Returns how much went.
+    /// be in use stays, and so does what a private pool keeps until it is released. Returns how much went.
     ///
     /// # Errors
     /// [`PoolError::Driver`]: the pool is as it was; [`PoolError::Poisoned`].
@@ -215,6 +212,22 @@ impl GpuPool {
             self.carry_out(&mut held, &plan, StreamKey::default())?;
         }
         Ok(before.saturating_sub(self.core.lock().reserved_bytes()))
+    }
+
+    /// Releases all free memory of one domain, also of a private pool that keeps its own from [`GpuPool::trim`]: nothing may
+    /// count on it any more, such as a captured graph that writes to it when it is replayed. Returns how much went.
+    ///
+    /// # Errors
+    /// As [`GpuPool::trim`], and [`PoolError::Refused`] where there is no such domain.
+    pub fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
+        self.tick()?;
+        let mut held = self.growth()?;
+        let before = self.reserved();
+        let plan = self.core.lock().plan_trim_domain(domain).map_err(|source| self.refused(source))?;
+        if let Some(plan) = plan {
+            self.carry_out(&mut held, &plan, StreamKey::default())?;
+        }
+        Ok(before.saturating_sub(self.reserved()))
     }
 
     /// A new owner of extents, with properties of its own; `None`: those of the default domain.
@@ -244,39 +257,16 @@ impl GpuPool {
         core.set_limit(Bytes::new(limit));
     }
 
+    /// The most that may be reserved, as a part of the device's memory.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn memory_fraction(&self) -> f64 {
+        let core = self.core.lock();
+        core.settings().limit.get() as f64 / core.settings().memory.get() as f64
+    }
+
     /// While it lives no epoch is recorded: to be held around a capture, which an epoch would break.
     pub fn hold_epochs(&self) -> CaptureHold {
         self.epochs.hold()
-    }
-
-    /// Everything that is counted; walks the free pieces.
-    pub fn stats(&self) -> Stats {
-        self.core.lock().stats()
-    }
-
-    /// What was done, without walking anything.
-    pub fn counters(&self) -> Counters {
-        self.core.lock().counters()
-    }
-
-    /// Physical memory held.
-    pub fn reserved(&self) -> Bytes {
-        self.core.lock().reserved_bytes()
-    }
-
-    /// How many free ranges there are.
-    pub fn free_ranges(&self) -> usize {
-        self.core.lock().free_ranges()
-    }
-
-    /// Starts the peaks from what is now.
-    pub fn reset_peaks(&self) {
-        self.core.lock().reset_peaks();
-    }
-
-    /// Every mapped range and what lies in it; offsets count from [`GpuPool::base`].
-    pub fn segments(&self) -> Vec<Segment> {
-        self.core.lock().segments()
     }
 
     /// The address of offset 0.

@@ -16,18 +16,21 @@ pub struct DomainOptions {
     pub lend: bool,
     /// The size of its extents; `None`: the device's.
     pub extent: Option<glake_units::Bytes>,
+    /// Whether its free extents stay its own until it is released, or trimmed by name.
+    pub keep: bool,
 }
 
 impl Default for DomainOptions {
     fn default() -> Self {
-        DomainOptions { alias: true, lend: true, extent: None }
+        DomainOptions { alias: true, lend: true, extent: None, keep: false }
     }
 }
 
 impl DomainOptions {
-    /// The private pool of a CUDA graph: addresses are baked into graphs, and nothing is lent.
+    /// The private pool of a CUDA graph: addresses are baked into graphs, so that nothing is lent, and free memory stays,
+    /// because a replay writes to it.
     pub fn private_pool() -> Self {
-        DomainOptions { alias: false, lend: false, extent: None }
+        DomainOptions { alias: false, lend: false, extent: None, keep: true }
     }
 }
 

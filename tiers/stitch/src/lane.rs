@@ -64,6 +64,14 @@ impl Lane {
         Lane { domain, class, taker, edge: Move(0), bins: Bins::new(), bytes: 0, ages }
     }
 
+    /// Whose it is, if it is a stream's.
+    pub(crate) fn stream(&self) -> Option<StreamKey> {
+        match self.taker {
+            Taker::Stream(stream) => Some(stream),
+            Taker::Anyone | Taker::Nobody => None,
+        }
+    }
+
     /// From now on what has passed is told by [`Lane::next_passed`].
     pub(crate) fn keep_ages(&mut self, pieces: &Pieces) {
         if self.ages.is_none() {

@@ -103,6 +103,18 @@ impl LiveBlocks {
         Some(Live::Piece(self.pages[page][slot].piece))
     }
 
+    /// The last large block at home that begins at or before an offset of home: walks back over pages where none begins.
+    pub(crate) fn last_at_home(&self, offset: u64) -> Option<PieceId> {
+        let (page, quantum) = place_of(offset);
+        let (page, quantum) = if page < self.pages.len() { (page, quantum) } else { (self.pages.len(), 0) };
+        let here = self.pages.get(page).into_iter().flatten().filter(|slot| slot.quantum <= quantum);
+        let last = |slots: &[Slot; 2]| {
+            slots.iter().filter(|slot| slot.piece != PieceId::NONE).max_by_key(|slot| slot.quantum).copied()
+        };
+        let here = here.max_by_key(|slot| slot.quantum).copied();
+        here.or_else(|| self.pages[..page].iter().rev().find_map(last)).map(|slot| slot.piece)
+    }
+
     fn slot(&self, offset: u64) -> Option<(usize, usize)> {
         let (page, quantum) = place_of(offset);
         let slots = self.pages.get(page)?;
@@ -135,6 +147,11 @@ mod tests {
         }
         live.insert(1 << 40, Live::Stitched(7));
         assert_eq!(live.len(), 6);
+        for (offset, id) in
+            [(0, 1), (PAGE - 1, 2), (PAGE, 2), (3 * PAGE - 1, 2), (3 * PAGE, 3), (90 * PAGE, 3)]
+        {
+            assert_eq!(live.last_at_home(offset), Some(PieceId::at(id)), "{offset}");
+        }
         for wrong in [1, 100, QUANTUM, PAGE, 2 * PAGE, 3 * PAGE + 1, (1 << 30) + 1, 1 << 41, u64::MAX] {
             assert_eq!(live.get(wrong), None, "{wrong}");
             assert_eq!(live.remove(wrong), None, "{wrong}");

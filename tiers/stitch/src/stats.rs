@@ -54,6 +54,21 @@ pub struct Counters {
     pub retries: u64,
     /// Requests refused (torch: `num_ooms`).
     pub ooms: u64,
+    /// Times that a request had to wait on the host for an epoch, as the last rung (torch: `num_sync_all_streams`).
+    pub host_waits: u64,
+    /// Extents made (torch: `num_device_alloc`).
+    pub extents_created: u64,
+    /// Extents given back (torch: `num_device_free`).
+    pub extents_released: u64,
+}
+
+/// Free ranges that share an extent with something in use (torch: `inactive_split`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Inactive {
+    /// How many.
+    pub ranges: u64,
+    /// Their bytes outside of whole free extents.
+    pub bytes: Bytes,
 }
 
 /// Reserved memory that is not in use, by the reason why.
@@ -86,4 +101,8 @@ pub struct Stats {
     pub idle_alias_bytes: Bytes,
     /// Reserved and not in use.
     pub waste: Waste,
+    /// Of the small pool: what is free in slabs that are in use, and beside them.
+    pub inactive_small: Inactive,
+    /// Of the large pool.
+    pub inactive_large: Inactive,
 }

@@ -2,7 +2,7 @@
 
 use glake_units::Bytes;
 
-use crate::stats::{Counters, Gauge, PoolGauges, Stats, Waste};
+use crate::stats::{Counters, Gauge, Inactive, PoolGauges, Stats, Waste};
 
 /// A gauge without what follows from the rest.
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,7 +151,7 @@ impl Tallies {
         [&mut self.all, if small { &mut self.small } else { &mut self.large }]
     }
 
-    pub(crate) fn stats(&self, waste: Waste) -> Stats {
+    pub(crate) fn stats(&self, waste: Waste, [inactive_small, inactive_large]: [Inactive; 2]) -> Stats {
         Stats {
             all: self.all.gauges(),
             small_pool: self.small.gauges(),
@@ -161,6 +161,8 @@ impl Tallies {
             alias_bytes: self.alias_bytes,
             idle_alias_bytes: self.idle_alias_bytes,
             waste,
+            inactive_small,
+            inactive_large,
         }
     }
 

@@ -28,9 +28,10 @@ enum Op {
     Close,
     Pass,
     Trim { keep: u64, abort: bool },
+    TrimDomain { which: usize },
     Collect,
     Limit { quarters: u64 },
-    AddDomain { alias: bool, lend: bool },
+    AddDomain { alias: bool, lend: bool, keep: bool },
     ReleaseDomain { which: usize },
 }
 
@@ -44,9 +45,10 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::Close),
         4 => Just(Op::Pass),
         1 => (0..2000u64, prop::bool::weighted(0.3)).prop_map(|(keep, abort)| Op::Trim { keep, abort }),
+        1 => any::<usize>().prop_map(|which| Op::TrimDomain { which }),
         1 => Just(Op::Collect),
         1 => (1..=4u64).prop_map(|quarters| Op::Limit { quarters }),
-        1 => (any::<bool>(), any::<bool>()).prop_map(|(alias, lend)| Op::AddDomain { alias, lend }),
+        1 => any::<[bool; 3]>().prop_map(|[alias, lend, keep]| Op::AddDomain { alias, lend, keep }),
         1 => any::<usize>().prop_map(|which| Op::ReleaseDomain { which }),
     ]
 }
@@ -81,6 +83,8 @@ struct Model {
     /// Address of a cell to the extent's cell that is mapped there; whether access is set.
     mapped: BTreeMap<u64, (ExtentId, u64, bool)>,
     blocks: Vec<Block>,
+    /// Domains that keep their free extents.
+    kept: HashSet<DomainId>,
     /// When each stream last passed a completion edge.
     edges: [usize; STREAMS as usize],
     open: Epoch,
@@ -134,7 +138,8 @@ impl Model {
                         }
                     }
                 }
-                Step::Release { extent, .. } => {
+                Step::Release { extent, domain, .. } => {
+                    assert!(!self.kept.contains(domain), "a domain keeps its extents");
                     let (_, cells) = self.extents.remove(extent).expect("released twice");
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
                     let pending =
@@ -182,6 +187,15 @@ impl Model {
         self.blocks.push(Block { grant, stream, recorded: false });
     }
 
+    /// Whether a block was handed out at the cell of this address.
+    fn is_live(&self, address: u64) -> bool {
+        let mut blocks = self
+            .blocks
+            .iter()
+            .map(|block| block.grant.offset.get()..block.grant.offset.get() + block.grant.size.get());
+        blocks.any(|range| range.contains(&address))
+    }
+
     fn free(&mut self, index: usize) -> Grant {
         let block = self.blocks.swap_remove(index);
         for (extent, index, address) in self.cells(&block.grant) {
@@ -213,11 +227,14 @@ fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats
             }
             joined
         });
-        segment.blocks.iter_mut().filter(|block| !block.live).for_each(|block| block.stream = None);
+        for block in segment.blocks.iter_mut().filter(|block| !block.live) {
+            (block.stream, block.lent, block.pending, block.withheld) = (None, false, false, false);
+        }
     }
     let mut stats = core.stats();
     stats.counters = Default::default();
     stats.waste = Default::default();
+    (stats.inactive_small, stats.inactive_large) = Default::default();
     (segments, stats)
 }
 
@@ -240,7 +257,10 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             Op::Malloc { cells, stream, domain, abort } => {
                 let domain = domains[domain % domains.len()];
                 let request = Request { size: Bytes::new(cells * CELL), stream: StreamKey(stream), domain };
+                let most = core.largest(domain, Bytes::MAX).expect("it exists");
+                let before = model.blocks.len();
                 malloc(&mut core, &mut model, &request, stream, abort);
+                assert!(model.blocks.len() == before || request.size <= most, "more than {most} was served");
             }
             Op::Free { which } if !model.blocks.is_empty() => {
                 let grant = model.free(which % model.blocks.len());
@@ -267,17 +287,28 @@ fn run(borrow: Borrow, program: Vec<Op>) {
                 let plan = core.plan_trim(Bytes::new(keep * CELL));
                 finish(&mut core, &mut model, plan, abort);
             }
+            Op::TrimDomain { which } => {
+                let domain = domains[which % domains.len()];
+                let kept = model.kept.remove(&domain);
+                let plan = core.plan_trim_domain(domain).expect("it exists");
+                finish(&mut core, &mut model, plan, false);
+                model.kept.extend(kept.then_some(domain));
+            }
             Op::Collect => {
                 let plan = core.plan_due_collection();
                 finish(&mut core, &mut model, plan, false);
             }
             Op::Limit { quarters } => core.set_limit(Bytes::mib(64 * quarters)),
-            Op::AddDomain { alias, lend } if domains.len() < 4 => {
-                domains.push(core.add_domain(DomainOptions { alias, lend, extent: None }));
+            Op::AddDomain { alias, lend, keep } if domains.len() < 4 => {
+                domains.push(core.add_domain(DomainOptions { alias, lend, extent: None, keep }));
+                if keep {
+                    model.kept.insert(domains[domains.len() - 1]);
+                }
             }
             Op::ReleaseDomain { which } if domains.len() > 1 => {
                 let domain = domains.remove(1 + which % (domains.len() - 1));
                 core.release_domain(domain).expect("it exists");
+                model.kept.remove(&domain);
                 assert!(core.release_domain(domain).is_err());
             }
             _ => {}
@@ -285,6 +316,9 @@ fn run(borrow: Borrow, program: Vec<Op>) {
         core.check().unwrap_or_else(|broken| panic!("{broken}"));
         let held: u64 = model.extents.values().map(|(_, cells)| cells.len() as u64 * CELL).sum();
         assert_eq!(core.reserved_bytes().get(), held, "reserved counts every physical byte");
+        if model.now.is_multiple_of(8) {
+            finds(&core, &model, &domains);
+        }
     }
     end(core, model, domains);
 }
@@ -321,6 +355,32 @@ fn malloc(core: &mut Allocator, model: &mut Model, request: &Request, stream: u6
     }
 }
 
+/// What the core says of live blocks, asked by any of their bytes and by their domain.
+fn finds(core: &Allocator, model: &Model, domains: &[DomainId]) {
+    for block in &model.blocks {
+        let (start, size) = (block.grant.offset.get(), block.grant.size.get());
+        for at in [start, start + size / 3, start + size - 1] {
+            let found = core.find(Bytes::new(at)).expect("a live block is found by its bytes");
+            assert_eq!((found.offset, found.size), (block.grant.offset, block.grant.size));
+            assert_eq!(found.stream, StreamKey(block.stream));
+        }
+        let around = [start.checked_sub(1), Some(start + size)].into_iter().flatten();
+        for found in around.filter_map(|at| core.find(Bytes::new(at))) {
+            assert!(found.offset != block.grant.offset, "a block ends where it ends");
+        }
+    }
+    let mut free = model.mapped.keys().filter(|&&at| !model.is_live(at));
+    assert!(free.all(|&at| core.find(Bytes::new(at)).is_none()), "a block where none is live");
+    for &domain in domains {
+        let told: Vec<Bytes> = core.blocks_of(domain).iter().map(|block| block.offset).collect();
+        let owner = |block: &&Block| model.extents[&model.mapped[&block.grant.offset.get()].0].0 == domain;
+        let mut known: Vec<Bytes> =
+            model.blocks.iter().filter(owner).map(|block| block.grant.offset).collect();
+        known.sort();
+        assert_eq!(told, known, "the blocks of a domain");
+    }
+}
+
 fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bool) {
     let Some(plan) = plan else { return };
     if abort {
@@ -339,6 +399,7 @@ fn end(mut core: Allocator, mut model: Model, domains: Vec<DomainId>) {
     }
     for domain in &domains[1..] {
         core.release_domain(*domain).expect("it exists");
+        model.kept.remove(domain);
     }
     let last = core.close_epoch();
     model.passed = last;

@@ -220,8 +220,10 @@ impl Allocator {
         }
         let waits = self.lenders(want, &former);
         let parts = carved.into_iter().map(|range| range.piece).collect();
+        let start = self.aliases[id].start + offset;
         let block = Stitched {
             alias: id,
+            start,
             size: want.size,
             requested: want.requested,
             lane: want.lanes.large,
@@ -236,7 +238,6 @@ impl Allocator {
             *idle = idle.saturating_sub(Bytes::new(alias.size));
         }
         alias.blocks += 1;
-        let start = alias.start + offset;
         #[allow(clippy::cast_possible_truncation)]
         let index = self.stitched.insert(block) as u32;
         self.live.insert(start, Live::Stitched(index));

@@ -14,9 +14,11 @@
 
 mod audit;
 mod backing;
+mod find;
 mod free;
 mod grow;
 mod hit;
+mod largest;
 mod miss;
 mod outcome;
 mod place;
@@ -43,6 +45,7 @@ use crate::zone::Zone;
 
 pub use audit::Broken;
 pub use backing::Backing;
+pub use find::LiveBlock;
 pub use report::{BlockInfo, Segment, SegmentKind};
 
 /// Requests up to here are cut from slabs.
@@ -55,6 +58,7 @@ const ALIAS_SPACE: u64 = 8;
 #[derive(Clone, Debug)]
 struct Stitched {
     alias: AliasId,
+    start: u64,
     size: u64,
     requested: u64,
     lane: LaneId,

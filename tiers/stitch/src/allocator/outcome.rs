@@ -224,6 +224,7 @@ impl Allocator {
         }
         self.stats.mappings += count;
         self.stats.counters.extent_maps += count;
+        self.stats.counters.extents_created += count;
         piece
     }
 

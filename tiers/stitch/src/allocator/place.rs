@@ -21,6 +21,11 @@ impl Segments {
     pub(super) fn begins(&self) -> impl Iterator<Item = PieceId> + '_ {
         self.begins.values().copied()
     }
+
+    /// The first edge of the last segment that begins at or before an offset.
+    pub(super) fn last_at(&self, offset: u64) -> Option<PieceId> {
+        self.begins.range(..=offset).next_back().map(|(_, &edge)| edge)
+    }
 }
 
 impl Allocator {

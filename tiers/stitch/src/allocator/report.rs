@@ -4,11 +4,11 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use super::Allocator;
-use crate::ids::{DomainId, PieceId, StreamKey};
+use crate::ids::{AliasId, DomainId, PieceId, StreamKey};
 use crate::lane::{Class, Lane, Taker};
 use crate::live::Live;
-use crate::piece::State;
-use crate::stats::{Counters, Stats, Waste};
+use crate::piece::{Piece, State};
+use crate::stats::{Counters, Inactive, Stats, Waste};
 use crate::tally::Tally;
 
 /// What a segment is.
@@ -50,6 +50,12 @@ pub struct BlockInfo {
     pub requested: Bytes,
     /// Handed out.
     pub live: bool,
+    /// Part of a block that was handed out through an alias.
+    pub lent: bool,
+    /// Free, and what used it may still run: its own stream may have it, others not yet.
+    pub pending: bool,
+    /// Free, but nobody's yet, its own stream's neither: other streams were recorded on it.
+    pub withheld: bool,
     /// The stream that it belongs to, where it belongs to one.
     #[serde(skip)]
     pub stream: Option<StreamKey>,
@@ -58,7 +64,7 @@ pub struct BlockInfo {
 impl Allocator {
     /// Everything that is counted.
     pub fn stats(&self) -> Stats {
-        self.stats.stats(self.waste())
+        self.stats.stats(self.waste(), [self.inactive(true), self.inactive(false)])
     }
 
     /// Physical memory held: cheaper than [`Allocator::stats`], which walks the free pieces.
@@ -141,6 +147,22 @@ impl Allocator {
         Waste { hard: Bytes::new(hard), soft: Bytes::new(soft), stream: Bytes::new(stream) }
     }
 
+    /// What is free of one pool and lies in extents that are not free as a whole.
+    fn inactive(&self, small: bool) -> Inactive {
+        let of_pool = |lane: &Lane| (lane.class != Class::Large) == small;
+        let free = self.lanes.iter().filter(|(_, lane)| of_pool(lane)).flat_map(|(_, lane)| lane.bins.iter());
+        let mut inactive = Inactive::default();
+        for id in free {
+            let piece = &self.pieces[id];
+            let whole = if piece.slab == PieceId::NONE { self.whole_extents(id) } else { 0 };
+            if whole < piece.size {
+                inactive.ranges += 1;
+                inactive.bytes = inactive.bytes.saturating_add(Bytes::new(piece.size - whole));
+            }
+        }
+        inactive
+    }
+
     /// Every mapped range and what lies in it.
     pub fn segments(&self) -> Vec<Segment> {
         let home = self.segments.begins().map(|edge| {
@@ -153,12 +175,12 @@ impl Allocator {
             Segment { offset: Bytes::new(offset), size, kind, domain: extent.domain, blocks }
         });
         let mut segments: Vec<Segment> = home.collect();
-        segments.extend(self.aliases.iter().map(|(_, alias)| Segment {
+        segments.extend(self.aliases.iter().map(|(id, alias)| Segment {
             offset: Bytes::new(alias.start),
             size: Bytes::new(alias.size),
             kind: SegmentKind::Stitched,
             domain: alias.domain,
-            blocks: self.blocks_in_alias(alias.start, alias.size),
+            blocks: self.blocks_in_alias(id),
         }));
         segments
     }
@@ -171,48 +193,45 @@ impl Allocator {
             if piece.state == State::Slab {
                 blocks.extend(self.blocks_from(self.pieces[piece.inside].next));
             } else {
-                let live = piece.state == State::Live;
-                let requested = if live { piece.requested } else { 0 };
-                blocks.push(self.describe(piece.start, piece.size, requested, live, piece.lane));
+                blocks.push(self.describe(piece));
             }
             id = piece.next;
         }
         blocks
     }
 
-    fn blocks_in_alias(&self, start: u64, size: u64) -> Vec<BlockInfo> {
-        let inside = self.live.iter().filter(|(offset, _)| (start..start + size).contains(offset));
+    fn describe(&self, piece: &Piece) -> BlockInfo {
+        let (live, free) = (piece.state == State::Live, piece.state == State::Free);
+        let lane = self.lanes.get(piece.lane.index());
+        let withheld = free && lane.is_some_and(|lane| lane.taker == Taker::Nobody);
+        let owner = if withheld { self.lanes.get(piece.owner.index()) } else { lane };
+        BlockInfo {
+            offset: Bytes::new(piece.start),
+            size: Bytes::new(piece.size),
+            requested: Bytes::new(if live { piece.requested } else { 0 }),
+            live,
+            lent: piece.state == State::Part,
+            pending: free && piece.epoch > self.passed,
+            withheld,
+            stream: owner.and_then(Lane::stream),
+        }
+    }
+
+    fn blocks_in_alias(&self, id: AliasId) -> Vec<BlockInfo> {
+        let inside = self.stitched.iter().filter(|(_, block)| block.alias == id);
         let mut blocks: Vec<BlockInfo> = inside
-            .filter_map(|(offset, live)| match live {
-                Live::Piece(_) => None,
-                Live::Stitched(index) => {
-                    let block = &self.stitched[index as usize];
-                    Some(self.describe(offset, block.size, block.requested, true, block.lane))
-                }
+            .map(|(_, block)| BlockInfo {
+                offset: Bytes::new(block.start),
+                size: Bytes::new(block.size),
+                requested: Bytes::new(block.requested),
+                live: true,
+                lent: false,
+                pending: false,
+                withheld: false,
+                stream: self.lanes[block.lane.index()].stream(),
             })
             .collect();
         blocks.sort_unstable_by_key(|block| block.offset);
         blocks
-    }
-
-    fn describe(
-        &self,
-        start: u64,
-        size: u64,
-        requested: u64,
-        live: bool,
-        lane: crate::ids::LaneId,
-    ) -> BlockInfo {
-        let stream = match self.lanes.get(lane.index()).map(|lane| lane.taker) {
-            Some(Taker::Stream(stream)) => Some(stream),
-            _ => None,
-        };
-        BlockInfo {
-            offset: Bytes::new(start),
-            size: Bytes::new(size),
-            requested: Bytes::new(requested),
-            live,
-            stream,
-        }
     }
 }

@@ -27,6 +27,7 @@ impl Allocator {
             return Ok(Outcome::Work(plan));
         }
         if let Some(epoch) = self.oldest_pending() {
+            self.stats.counters.host_waits += 1;
             return Ok(Outcome::Wait(epoch));
         }
         self.stats.counters.ooms += 1;

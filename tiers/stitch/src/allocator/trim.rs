@@ -5,6 +5,7 @@ use glake_units::Bytes;
 use super::Allocator;
 use super::outcome::{Carved, Pending};
 use crate::alias::Alias;
+use crate::error::StitchError;
 use crate::ids::{AliasId, DomainId, ExtentId, PieceId};
 use crate::lane::{Class, Taker};
 use crate::plan::{Plan, Step};
@@ -33,6 +34,17 @@ impl Allocator {
     /// aliases of what goes are unmapped first; what is in use, or still pending, stays.
     pub fn plan_trim(&mut self, keep: Bytes) -> Option<Plan> {
         self.plan_release(Bytes::new(self.reserved().saturating_sub(keep.get())))
+    }
+
+    /// Driver work that releases all free memory of one domain, also where it keeps its own from [`Allocator::plan_trim`].
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub fn plan_trim_domain(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
+        self.domain(domain)?;
+        self.dissolve_idle_slabs();
+        let free = self.releasable_of_domain(domain);
+        Ok(self.plan_release_of(free, Bytes::MAX))
     }
 
     /// Driver work that unmaps idle aliases, the least recently used first, until at most `keep` of them is mapped.
@@ -77,14 +89,23 @@ impl Allocator {
     }
 
     /// Releases at least `target` of free extents if there are so many: first what belongs to released domains, then
-    /// slabs, then the rest, from the highest addresses down.
+    /// slabs, then the rest, from the highest addresses down. What a domain keeps stays.
     pub(super) fn plan_release(&mut self, target: Bytes) -> Option<Plan> {
         self.dissolve_idle_slabs();
+        let giving = self.domains.iter().filter(|(_, domain)| domain.released || !domain.options.keep);
+        let giving: Vec<DomainId> = giving.map(|(index, _)| DomainId::at(index)).collect();
+        let mut order: Vec<(u8, Free)> =
+            giving.iter().flat_map(|&id| self.releasable_of_domain(id)).collect();
+        order.sort_by_key(|(rank, free)| (*rank, std::cmp::Reverse(free.from)));
+        self.plan_release_of(order, target)
+    }
+
+    fn plan_release_of(&mut self, order: Vec<(u8, Free)>, target: Bytes) -> Option<Plan> {
         let mut release = Release::default();
         let mut steps = Vec::new();
         let mut releases = Vec::new();
         let mut left = target.get();
-        for Free { run, from, to } in self.releasable() {
+        for (_, Free { run, from, to }) in order {
             let mut start = to;
             for extent in self.extents.touching(from, to).collect::<Vec<_>>().into_iter().rev() {
                 if left == 0 {
@@ -111,26 +132,26 @@ impl Allocator {
         self.plan_to(release, steps)
     }
 
-    /// Whole free extents that nothing can touch any more, whichever lanes they are in, in the order in which they should
-    /// go. Ranges of one run come with the highest first, so that carving one leaves the run of the others as it is.
-    fn releasable(&self) -> Vec<Free> {
+    /// Whole free extents of a domain that nothing can touch any more, whichever lanes they are in, with their rank in the
+    /// order in which they should go. Ranges of one run come with the highest first, so that carving one leaves the run of
+    /// the others as it is.
+    fn releasable_of_domain(&self, id: DomainId) -> Vec<(u8, Free)> {
+        let domain = &self.domains[id.index()];
         let mut order = Vec::new();
-        for (_, domain) in &self.domains {
-            for class in [Class::Slabs, Class::Large] {
-                let lanes = domain.home_lanes().filter(|lane| self.lanes[lane.index()].class == class);
-                let pieces = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter());
-                let passed = pieces.filter(|&id| self.pieces[id].epoch <= self.passed).map(|id| {
-                    let piece = &self.pieces[id];
-                    Run { start: piece.start, end: piece.end(), first: id }
-                });
-                let rank = if domain.released { 0 } else { 1 + u8::from(class == Class::Large) };
-                for run in run::join(passed.collect()) {
-                    order.extend(self.releasable_of(run).into_iter().map(|free| (rank, free)));
-                }
+        for class in [Class::Slabs, Class::Large] {
+            let lanes = domain.home_lanes().filter(|lane| self.lanes[lane.index()].class == class);
+            let pieces = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter());
+            let passed = pieces.filter(|&id| self.pieces[id].epoch <= self.passed).map(|id| {
+                let piece = &self.pieces[id];
+                Run { start: piece.start, end: piece.end(), first: id }
+            });
+            let rank = if domain.released { 0 } else { 1 + u8::from(class == Class::Large) };
+            for run in run::join(passed.collect()) {
+                order.extend(self.releasable_of(run).into_iter().map(|free| (rank, free)));
             }
         }
         order.sort_by_key(|(rank, free)| (*rank, std::cmp::Reverse(free.from)));
-        order.into_iter().map(|(_, free)| free).collect()
+        order
     }
 
     /// The ranges of whole extents of a run whose aliases are all done with.
@@ -200,6 +221,7 @@ impl Allocator {
             }
             self.zone(class).give_back(start, end - start);
             self.stats.mappings -= count;
+            self.stats.counters.extents_released += count;
             for pool in self.stats.pools(class == Class::Slabs) {
                 pool.reserved.sub(end - start);
                 pool.extents.sub(count);
