@@ -15,7 +15,7 @@ C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test lint fmt clippy docs features clean
+.PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test header lint fmt clippy docs features clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -74,6 +74,9 @@ gpu-test: ## Tests that need a GPU; passed over, with a word, where there is non
 	else \
 		echo "gpu-test: SKIPPED: no NVIDIA GPU on this machine (/dev/nvidiactl is missing)"; \
 	fi
+
+header: ## Write ffi/include/gmlake.h anew
+	GLAKE_WRITE_HEADER=1 $(CARGO) test --locked --package glake-ffi --test header
 
 lint: fmt clippy docs features ## Everything that is checked without running it
 

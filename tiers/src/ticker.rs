@@ -29,6 +29,16 @@ impl Ticker {
         thread.thread().unpark();
         Ok(Ticker { stop, thread: Some(thread) })
     }
+
+    /// Ends the thread and waits for its end. For any thread but the ticker's own, also for one that is at its end itself
+    /// and has no thread-local data left, where dropping would ask whose thread it is.
+    pub fn stop(mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
 }
 
 fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {

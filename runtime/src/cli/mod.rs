@@ -19,7 +19,7 @@ mod replay;
 mod topo;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -34,6 +34,7 @@ pub use topo::TopoArguments;
 
 use crate::backend::Backend;
 use crate::config::{Config, Environment};
+use crate::log;
 use output::Output;
 
 /// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage. `heap_allocations` tells how many
@@ -61,7 +62,7 @@ fn run(
     let mut sources = arguments.global.sources(environment);
     sources.flags.extend(arguments.command.settings());
     let config = sources.load()?;
-    start_log(&config.log.filter)?;
+    log::start(&config.log.filter).map_err(Failure::usage)?;
     let mut output = Output::new(arguments.global.json);
     match &arguments.command {
         Command::Demo(_) => demo::run(&config, &mut output),
@@ -78,16 +79,4 @@ fn found(config: &Config) -> Result<Backend, Failure> {
         let _ = writeln!(io::stderr(), "glake: {notice}");
     }
     Ok(backend)
-}
-
-/// Sends logs to standard error. A second start in one process keeps the first.
-fn start_log(filter: &str) -> Result<(), Failure> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .map_err(|error| Failure::usage(format!("log filter {filter:?}: {error}")))?;
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .try_init();
-    Ok(())
 }

@@ -18,6 +18,15 @@ pub struct Sources {
 }
 
 impl Sources {
+    /// Adds the settings of a TOML text over all others; `name` says in errors where the text comes from.
+    ///
+    /// # Errors
+    /// The first line that is wrong.
+    pub fn with_overrides(mut self, name: &str, text: &str) -> Result<Sources, ConfigError> {
+        self.flags.extend(file::settings(Path::new(name), text)?);
+        Ok(self)
+    }
+
     /// Reads every layer, checks it, and puts the later over the earlier.
     ///
     /// # Errors
@@ -103,6 +112,17 @@ mod tests {
         let sources = Sources { file: Some("/no/such.toml".into()), ..Sources::default() };
         let message = sources.load().unwrap_err().to_string();
         assert!(message.starts_with("/no/such.toml: No such file"), "{message}");
+    }
+
+    #[test]
+    fn overrides_are_over_the_environment() {
+        let environment = [("reuseLimit", "4"), ("GLAKE_DEVICE", "sim")].into_iter().collect();
+        let sources = Sources { environment, ..Sources::default() };
+        let config =
+            sources.clone().with_overrides("enable()", "pool.reuse_limit = 5.0").unwrap().load().unwrap();
+        assert_eq!(config.pool.reuse_limit.to_bits(), 5.0_f64.to_bits());
+        let error = sources.with_overrides("enable()", "[pool]\nextend = 1").unwrap_err().to_string();
+        assert!(error.starts_with("enable():2: unknown key pool.extend"), "{error}");
     }
 
     #[test]

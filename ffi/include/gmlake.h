@@ -1,0 +1,529 @@
+/* libgmlake.so: GPU memory that does not fragment, for C and for torch's pluggable allocator.
+   Written by cbindgen from the crate glake-ffi. What is promised stands in docs/SEMANTICS.md.
+
+   Every glake_* function that can fail returns a status; the text is glake_last_error()'s, of the calling thread.
+   All functions may be called from any thread. Nothing starts before the first call that needs a device. */
+
+
+#ifndef GLAKE_GMLAKE_H
+#define GLAKE_GMLAKE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#include <functional>
+#include <utility>
+struct CUstream_st;
+extern "C" {
+#endif
+
+// Done.
+#define GLAKE_OK 0
+
+// Not enough memory, after everything that may be taken back was: ask for less, free something, raise the limit.
+#define GLAKE_OUT_OF_MEMORY 1
+
+// An argument is wrong, or names no device, block or pool; nothing was changed.
+#define GLAKE_INVALID 2
+
+// The driver refused, or GLake itself failed.
+#define GLAKE_DRIVER 3
+
+// Nothing is served: no driver, a bad configuration, a second copy of the library, a forked child, the end of the process.
+#define GLAKE_UNAVAILABLE 4
+
+// Not possible here.
+#define GLAKE_UNSUPPORTED 5
+
+// Which blocks of a private pool were live at some time.
+typedef struct glake_checkpoint glake_checkpoint;
+
+// A live block.
+typedef struct {
+    // Where it begins.
+    void *base;
+    // How long it is: the request rounded up to 512 bytes.
+    uint64_t size;
+    // What was asked for.
+    uint64_t requested;
+    // Whose memory it is.
+    int32_t device;
+} glake_block;
+
+// Told of a request that is about to be refused: the device's memory, and what nobody holds of it.
+typedef void (*glake_out_of_memory_observer)(void *context,
+                                             int32_t device,
+                                             uint64_t requested,
+                                             uint64_t total,
+                                             uint64_t free);
+
+// Told of memory that was mapped for blocks, or is about to be unmapped.
+typedef void (*glake_mapping_observer)(void *context,
+                                       int32_t device,
+                                       bool mapped,
+                                       uint64_t address,
+                                       uint64_t size);
+
+// Says whether allocations on a stream go to a pool; called on the thread that allocates.
+typedef bool (*glake_stream_filter)(void *context, void *stream);
+
+// Called once when a context is no longer needed.
+typedef void (*glake_context_drop)(void *context);
+
+// Called for each block.
+typedef void (*glake_block_visit)(void *context, void *pointer, uint64_t size);
+
+// Called for each block that is freed.
+typedef void (*glake_block_freed)(void *context, void *pointer);
+
+// A mapped range of addresses.
+typedef struct {
+    // Where it begins.
+    uint64_t address;
+    // How long it is.
+    uint64_t size;
+    // The stream of its first block that belongs to one.
+    void *stream;
+    // The private pool that it belongs to; 0 and 0: none.
+    uint64_t pool_first;
+    // The second number of that pool.
+    uint64_t pool_second;
+    // Whose memory it is.
+    int32_t device;
+    // Whether it holds requests above 1 MiB.
+    bool large;
+    // A second view of memory that other segments count: it reserves nothing.
+    bool stitched;
+} glake_segment;
+
+// Called for each segment.
+typedef void (*glake_segment_visit)(void *context, const glake_segment *segment);
+
+// A part of a segment.
+typedef struct {
+    // Where it begins.
+    uint64_t address;
+    // How long it is.
+    uint64_t size;
+    // What was asked for; 0 where it is free.
+    uint64_t requested;
+    // Handed out.
+    bool live;
+    // Freed, and still in use by other streams.
+    bool pending;
+} glake_segment_block;
+
+// Called for each part of the segment before it, in order.
+typedef void (*glake_segment_block_visit)(void *context, const glake_segment_block *block);
+
+// One statistic.
+typedef struct {
+    // Now.
+    int64_t current;
+    // The most since the peaks were reset.
+    int64_t peak;
+    // All that was ever added.
+    int64_t allocated;
+    // All that was ever taken away.
+    int64_t freed;
+} glake_stat;
+
+// Those of requests up to 1 MiB, of larger ones, or of both.
+typedef struct {
+    // Blocks handed out.
+    glake_stat allocation;
+    // Extents at home: physical memory is made and released in these.
+    glake_stat segment;
+    // Blocks handed out, or freed and still in use by other streams.
+    glake_stat active;
+    // Free ranges that are no whole extents.
+    glake_stat inactive_split;
+    // Bytes of `allocation`.
+    glake_stat allocated_bytes;
+    // Physical memory held.
+    glake_stat reserved_bytes;
+    // Bytes of `active`.
+    glake_stat active_bytes;
+    // Bytes of `inactive_split`.
+    glake_stat inactive_split_bytes;
+    // Bytes of `allocation` as they were asked for.
+    glake_stat requested_bytes;
+} glake_pool_stats;
+
+// Everything that is counted for a device.
+typedef struct {
+    // Both pools.
+    glake_pool_stats all;
+    // Requests up to 1 MiB.
+    glake_pool_stats small_pool;
+    // Larger requests.
+    glake_pool_stats large_pool;
+    // Requests that had to take memory back first.
+    int64_t num_alloc_retries;
+    // Requests refused.
+    int64_t num_ooms;
+    // Times that everything freed was waited for.
+    int64_t num_sync_all_streams;
+    // Extents made.
+    int64_t num_device_alloc;
+    // Extents released.
+    int64_t num_device_free;
+    // Aliases made.
+    uint64_t stitches;
+    // Blocks handed out through an alias that was there.
+    uint64_t alias_reuses;
+    // Extents mapped so far, at home and in aliases.
+    uint64_t extent_maps;
+    // Waits of one stream for another that the program did not ask for.
+    uint64_t stream_waits;
+    // Completion edges, because bytes changed their address.
+    uint64_t edges;
+    // Extents mapped now.
+    uint64_t mappings;
+    // Bytes of addresses of aliases now.
+    uint64_t alias_bytes;
+    // Of them, idle.
+    uint64_t idle_alias_bytes;
+    // Reserved and free, but no whole extent.
+    uint64_t waste_hard;
+    // Whole free extents, not joined.
+    uint64_t waste_soft;
+    // Free, but pending on a stream.
+    uint64_t waste_stream;
+    // Misses at which it was measured how far the GPU was behind the host.
+    uint64_t epoch_lags;
+    // The median of that, in microseconds.
+    uint64_t epoch_lag_us_p50;
+    // What 95 of 100 were below.
+    uint64_t epoch_lag_us_p95;
+    // The most.
+    uint64_t epoch_lag_us_max;
+    // GPU time in the waits that `borrow = wait` made, in microseconds.
+    uint64_t gpu_wait_us;
+} glake_device_stats;
+
+// Hands out a block for work on a stream of the device; any thread, whatever its current device. Size 0 gives null.
+//
+// `GLAKE_OUT_OF_MEMORY`: everything that may be taken back was, and every pending free was waited for.
+//
+// # Safety
+// `stream` is null or a stream of the device; `out` is null or may be written.
+int32_t glake_alloc(int32_t device,
+                    size_t size,
+                    void *stream,
+                    void **out);
+
+// Takes a block back; its device is found by its address. Null is no error. Its own stream may have its bytes at once,
+// others when all work enqueued before has completed. In a forked child nothing is done.
+//
+// `GLAKE_INVALID`: no live block begins there; nothing was changed.
+int32_t glake_free(void *pointer);
+
+// The live block that an address lies in.
+//
+// # Safety
+// `out` is null or may be written.
+int32_t glake_find(const void *pointer, glake_block *out);
+
+// Says that work of a stream uses a block that was allocated for another: it is handed out again, to whomever, only
+// when that work is done.
+//
+// # Safety
+// `stream` is null or a stream of the block's device.
+int32_t glake_record_stream(void *pointer,
+                            void *stream);
+
+// The largest request that could be served now, with stitching and growing.
+//
+// # Safety
+// `bytes` is null or may be written.
+int32_t glake_largest(int32_t _device, uint64_t *_bytes);
+
+// Waits for pending frees (not while a capture is open), then releases free memory until at most `keep` bytes are
+// reserved: on one device, or with -1 on each. `released`, where not null, gets how much went.
+//
+// # Safety
+// `released` is null or may be written.
+int32_t glake_trim(int32_t device,
+                   uint64_t keep,
+                   uint64_t *released);
+
+// Changes the part of a device's memory that may be reserved, 0 to 1; before its first use too. A limit that was
+// configured still holds.
+int32_t glake_set_fraction(int32_t device,
+                           double fraction);
+
+// The part of a device's memory that may be reserved.
+//
+// # Safety
+// `fraction` is null or may be written.
+int32_t glake_fraction(int32_t device, double *fraction);
+
+// The version of this library.
+const char *glake_version(void);
+
+// The number of this interface: raised when a structure or a signature changes.
+uint32_t glake_abi(void);
+
+// Says what to start with, before the first use: a preset's name or null, the path of a TOML file or null (then the
+// file that GLAKE_CONFIG names), and TOML text over the environment, or null. All of it is checked at once.
+//
+// `GLAKE_INVALID`: already started, or what is wrong in which line; then nothing was changed.
+//
+// # Safety
+// Each is null or a text that ends with a zero.
+int32_t glake_configure(const char *preset,
+                        const char *file,
+                        const char *overrides);
+
+// Opens the devices now, not at first use; a pool still starts when its device is used first. A start that failed is
+// tried again by the next call.
+int32_t glake_start(void);
+
+// Whether the devices are open. In a forked child of a process whose were: false.
+bool glake_started(void);
+
+// How many devices there are.
+//
+// # Safety
+// `count` is null or may be written.
+int32_t glake_device_count(int32_t *count);
+
+// What the devices are: "cuda", or "sim:" and the model; null before the start.
+const char *glake_device_name(void);
+
+// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that. There is one.
+//
+// # Safety
+// It may be called on any thread with this context for as long as the process lives, and calls nothing of the library
+// but `glake_stats`.
+int32_t glake_on_out_of_memory(glake_out_of_memory_observer observer,
+                               void *context);
+
+// Calls `observer` on the thread at hand for memory that was mapped or is about to be unmapped; null ends that. There
+// is one.
+//
+// # Safety
+// As `glake_on_out_of_memory`.
+int32_t glake_on_mapping(glake_mapping_observer _observer,
+                         void *_context);
+
+// Lets work of `device` touch pool memory of `peer`, what there is and what comes.
+int32_t glake_enable_peer(int32_t device, int32_t peer);
+
+// Makes the block that an address lies in available to other processes: a handle of at most `capacity` bytes, its
+// length, and where the address lies in what the handle opens.
+//
+// # Safety
+// `handle` may be written for `capacity` bytes, `length` and `offset` are null or may be written.
+int32_t glake_share(const void *_pointer,
+                    uint8_t *_handle,
+                    size_t _capacity,
+                    size_t *_length,
+                    uint64_t *_offset);
+
+// Opens what another process shared, for work of a device.
+//
+// # Safety
+// `handle` may be read for `length` bytes, `base` is null or may be written.
+int32_t glake_open_shared(const uint8_t *_handle, size_t _length, int32_t _device, void **_base);
+
+// Closes what `glake_open_shared` opened, when it was closed as often as opened.
+int32_t glake_close_shared(void *_base);
+
+// Makes a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
+int32_t glake_pool_create(int32_t device,
+                          uint64_t first,
+                          uint64_t second);
+
+// Sends allocations on streams that the filter takes (null: on every stream), of any thread, to a private pool from now
+// on; the pool is made if there is none. It adds an owner, which `glake_pool_release` takes away. Where several pools
+// take a stream, the one that was begun last has it. `drop`, where not null, is called once when the filter is no longer
+// needed, also where this fails.
+//
+// To be called before a stream capture begins: from then on no completion point is recorded on the device, which would
+// break the capture, until `glake_pool_end`, or until an allocation for the pool comes on a stream that captures nothing.
+//
+// # Safety
+// `filter` and `drop` may be called on any thread with this context, and do not call back into the library.
+int32_t glake_pool_begin(int32_t device,
+                         uint64_t first,
+                         uint64_t second,
+                         glake_stream_filter filter,
+                         void *context,
+                         glake_context_drop drop);
+
+// Ends what `glake_pool_begin` began; the pool and its owners stay.
+int32_t glake_pool_end(int32_t device, uint64_t first, uint64_t second);
+
+// One owner less. With the last one the pool is given up: its memory goes back once its blocks are freed and all work
+// enqueued before is done.
+int32_t glake_pool_release(int32_t device,
+                           uint64_t first,
+                           uint64_t second);
+
+// How many owners a pool has; 0 where there is none.
+//
+// # Safety
+// `count` is null or may be written.
+int32_t glake_pool_use_count(int32_t device, uint64_t first, uint64_t second, int32_t *count);
+
+// Releases what is free in a private pool, for `torch.cuda.MemPool`: not in the pool of a graph that may be replayed.
+int32_t glake_pool_trim(int32_t _device,
+                        uint64_t _first,
+                        uint64_t _second);
+
+// Calls `visit` for each live block of a private pool.
+//
+// # Safety
+// `visit` may be called with this context, and does not call back into the library.
+int32_t glake_pool_blocks(int32_t device,
+                          uint64_t first,
+                          uint64_t second,
+                          glake_block_visit visit,
+                          void *context);
+
+// Remembers which blocks of a private pool are live, as torch's getCheckpointState does.
+//
+// # Safety
+// `out` is null or may be written.
+int32_t glake_pool_checkpoint(int32_t _device, uint64_t _first, uint64_t _second, glake_checkpoint **_out);
+
+// Brings a private pool back to a checkpoint, as torch's setCheckpointPoolState does: what is live now is freed, and what
+// was live then is live again at the same addresses. A block that was live then and is now is both freed and allocated.
+//
+// # Safety
+// The checkpoint is alive; the functions may be called with this context, and do not call back into the library.
+int32_t glake_pool_restore(const glake_checkpoint *_checkpoint,
+                           glake_block_freed _freed,
+                           glake_block_visit _allocated,
+                           void *_context);
+
+// Forgets a checkpoint; null is no error.
+//
+// # Safety
+// It is null or alive, and not used again.
+void glake_checkpoint_drop(glake_checkpoint *checkpoint);
+
+// The state of all pools as torch's `_cuda_memorySnapshot` tells it, as JSON. Null on failure; to be given to
+// `glake_string_free`.
+char *glake_snapshot_json(void);
+
+// Calls `segment` for every mapped range of a device, each followed by `block` for what lies in it. Either may be null.
+//
+// # Safety
+// The functions may be called with this context, and do not call back into the library.
+int32_t glake_segments(int32_t device,
+                       glake_segment_visit segment,
+                       glake_segment_block_visit block,
+                       void *context);
+
+// Starts or stops to keep events for the snapshot: the last `max_entries` of them. `clear` forgets those that were kept.
+int32_t glake_record_history(bool enabled,
+                             uint64_t max_entries,
+                             bool clear);
+
+// Whether events are kept.
+bool glake_history_enabled(void);
+
+// The statistics of a device; zeroes where its pool has not started.
+//
+// # Safety
+// `out` is null or may be written.
+int32_t glake_stats(int32_t device, glake_device_stats *out);
+
+// Starts the peaks of a device from what is now.
+int32_t glake_reset_peaks(int32_t device);
+
+// Starts the totals of a device, and what was done, from zero.
+int32_t glake_reset_totals(int32_t _device);
+
+// The statistics as a JSON object: torch's flat keys ("active_bytes.all.peak"), and ours under "glake.". Null on failure;
+// to be given to `glake_string_free`.
+char *glake_stats_json(int32_t device);
+
+// Gives back a text that this library handed out; null is no error.
+//
+// # Safety
+// It is null, or such a text, and not used again.
+void glake_string_free(char *text);
+
+// Why the calling thread's last call that failed did so; empty before. It stays until the thread's next call that fails.
+const char *glake_last_error(void);
+
+// As `glake_last_error`.
+const char *gmlake_last_error(void);
+
+extern void gmlake_shim_malloc(void);
+
+extern void gmlake_shim_init(void);
+
+extern void gmlake_shim_reset(void);
+
+extern void gmlake_shim_memory_fraction(void);
+
+extern void gmlake_shim_begin_allocate_to_pool(void);
+
+// Hands out a block for work on a stream of the device; null for size 0. On failure it throws std::runtime_error where
+// torch is loaded, else returns null; gmlake_last_error says why.
+//
+// # Safety
+// As `glake_alloc`.
+void *gmlake_malloc(size_t size,
+                    int32_t device,
+                    void *stream);
+
+// Takes a block back. Only the pointer is looked at. A pointer that is no block's is logged, and nothing is changed.
+void gmlake_free(void *pointer,
+                 size_t _size,
+                 int32_t _device,
+                 void *_stream);
+
+// Opens the devices; throws as gmlake_malloc does. It need not be called.
+//
+// # Safety
+// None needed; it is unsafe because it is a jump.
+void gmlake_init(int32_t device_count);
+
+// Empties the cache: waits for pending frees and releases what is free, on all devices. Blocks stay. Throws as
+// gmlake_malloc does.
+//
+// # Safety
+// As `gmlake_init`.
+void gmlake_reset(void);
+
+// Changes the part of a device's memory that may be reserved. Throws as gmlake_malloc does.
+//
+// # Safety
+// As `gmlake_init`.
+void gmlake_memory_fraction(double fraction, int32_t device);
+
+// Where the block that an address lies in begins; null where there is none. `size`, where not null, gets what was asked
+// for.
+//
+// # Safety
+// `size` is null or may be written.
+void *gmlake_base_alloc(void *ptr,
+                        size_t *size);
+
+// As `glake_record_stream`; nothing is done where no block of ours begins at the pointer.
+//
+// # Safety
+// As `glake_record_stream`.
+void gmlake_record_stream(void *ptr, void *stream);
+
+#endif  /* GLAKE_GMLAKE_H */
+
+#ifdef __cplusplus
+/* Torch's signatures with C++ by value. Sends allocations on streams that the filter takes to a private pool; throws as
+   gmlake_malloc does. */
+void gmlake_begin_allocate_to_pool(int device, std::pair<unsigned long long, unsigned long long> id,
+                                   std::function<bool(struct CUstream_st *)> filter);
+/* Ends that; a failure is logged. */
+void gmlake_end_allocate_to_pool(int device, std::pair<unsigned long long, unsigned long long> id);
+/* One owner of a private pool less; a failure is logged. */
+void gmlake_release_pool(int device, std::pair<unsigned long long, unsigned long long> id);
+} /* extern "C" */
+#endif

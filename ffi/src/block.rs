@@ -1,0 +1,163 @@
+//! Blocks.
+
+use std::ffi::c_void;
+
+use glake_device::{Address, Stream};
+use glake_runtime::process::ProcessError;
+use glake_units::Bytes;
+
+use crate::status::{Failure, GLAKE_OK, GLAKE_UNSUPPORTED};
+use crate::{guard, library};
+
+/// A live block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Where it begins.
+    pub base: *mut c_void,
+    /// How long it is: the request rounded up to 512 bytes.
+    pub size: u64,
+    /// What was asked for.
+    pub requested: u64,
+    /// Whose memory it is.
+    pub device: i32,
+}
+
+#[inline]
+pub(crate) fn address(pointer: *const c_void) -> Address {
+    Address(pointer as u64)
+}
+
+#[inline]
+pub(crate) fn stream(handle: *mut c_void) -> Stream {
+    Stream(handle as u64)
+}
+
+pub(crate) fn pointer(address: Address) -> *mut c_void {
+    address.0 as *mut c_void
+}
+
+/// Hands out a block for work on a stream of the device; any thread, whatever its current device. Size 0 gives null.
+///
+/// `GLAKE_OUT_OF_MEMORY`: everything that may be taken back was, and every pending free was waited for.
+///
+/// # Safety
+/// `stream` is null or a stream of the device; `out` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_alloc(
+    device: i32,
+    size: usize,
+    stream: *mut c_void,
+    out: *mut *mut c_void,
+) -> i32 {
+    guard::answer(|| {
+        if size == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { guard::put(out, "out", std::ptr::null_mut()) };
+        }
+        if out.is_null() {
+            return Err(Failure::invalid("out is null: it must point to where the answer goes"));
+        }
+        let raw = self::stream(stream);
+        let address = library::process()?.malloc(device.into(), Bytes::new(size as u64), raw)?;
+        // SAFETY: not null, and the caller's promise.
+        unsafe { out.write(pointer(address)) };
+        Ok(())
+    })
+}
+
+/// Takes a block back; its device is found by its address. Null is no error. Its own stream may have its bytes at once,
+/// others when all work enqueued before has completed. In a forked child nothing is done.
+///
+/// `GLAKE_INVALID`: no live block begins there; nothing was changed.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_free(pointer: *mut c_void) -> i32 {
+    if pointer.is_null() || library::is_forked() {
+        return GLAKE_OK;
+    }
+    guard::answer(|| {
+        let address = address(pointer);
+        match library::books()? {
+            Some(process) => Ok(process.free(address)?),
+            None => Err(ProcessError::UnknownAddress { address }.into()),
+        }
+    })
+}
+
+/// The live block that an address lies in.
+///
+/// # Safety
+/// `out` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_find(pointer: *const c_void, out: *mut Block) -> i32 {
+    guard::answer(|| {
+        let address = address(pointer);
+        let found = library::books()?.and_then(|process| process.find(address));
+        let found = found.ok_or(ProcessError::InNoBlock { address })?;
+        let block = Block {
+            base: self::pointer(found.address),
+            size: found.size.get(),
+            requested: found.requested.get(),
+            device: i32::try_from(found.device.0).unwrap_or(i32::MAX),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(out, "out", block) }
+    })
+}
+
+/// Says that work of a stream uses a block that was allocated for another: it is handed out again, to whomever, only
+/// when that work is done.
+///
+/// # Safety
+/// `stream` is null or a stream of the block's device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_record_stream(pointer: *mut c_void, stream: *mut c_void) -> i32 {
+    guard::answer(|| Ok(library::process()?.record_stream(address(pointer), self::stream(stream))?))
+}
+
+/// The largest request that could be served now, with stitching and growing.
+///
+/// # Safety
+/// `bytes` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_largest(_device: i32, _bytes: *mut u64) -> i32 {
+    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "the largest possible request is not known yet")))
+}
+
+/// Waits for pending frees (not while a capture is open), then releases free memory until at most `keep` bytes are
+/// reserved: on one device, or with -1 on each. `released`, where not null, gets how much went.
+///
+/// # Safety
+/// `released` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_trim(device: i32, keep: u64, released: *mut u64) -> i32 {
+    guard::answer(|| {
+        let device = (device != -1).then_some(i64::from(device));
+        let went = library::process()?.trim(device, Bytes::new(keep))?;
+        if !released.is_null() {
+            // SAFETY: not null, and the caller's promise.
+            unsafe { released.write(went.get()) };
+        }
+        Ok(())
+    })
+}
+
+/// Changes the part of a device's memory that may be reserved, 0 to 1; before its first use too. A limit that was
+/// configured still holds.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_set_fraction(device: i32, fraction: f64) -> i32 {
+    guard::answer(|| Ok(library::process()?.set_fraction(device.into(), fraction)?))
+}
+
+/// The part of a device's memory that may be reserved.
+///
+/// # Safety
+/// `fraction` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_fraction(device: i32, fraction: *mut f64) -> i32 {
+    guard::answer(|| {
+        let part = library::process()?.fraction(device.into())?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(fraction, "fraction", part) }
+    })
+}

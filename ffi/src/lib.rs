@@ -1,0 +1,33 @@
+//! `libgmlake.so`: the pool of a process for C, and for torch's pluggable allocator.
+//!
+//! ```text
+//! torch ─► gmlake_* ─► shim (C++) ─┐
+//! C, ctypes, PyO3 ─────► glake_* ──┴► guard ─► Process (glake-runtime) ─► GpuPool ─► driver
+//!                                       │
+//!                                       └ forked? at its end? started? a panic?  ─► a number, and a text for the thread
+//! ```
+//!
+//! Invariants: nothing unwinds out of Rust; nothing runs in library constructors; what has started is never dropped, so
+//! that the end of the process calls no driver; a forked child touches nothing of its parent's.
+//!
+//! The header is `include/gmlake.h`, written by cbindgen from this crate.
+
+mod block;
+mod copies;
+mod guard;
+mod library;
+mod observer;
+mod pool;
+mod snapshot;
+mod stats;
+mod status;
+mod torch;
+
+pub use block::*;
+pub use library::*;
+pub use observer::*;
+pub use pool::*;
+pub use snapshot::*;
+pub use stats::*;
+pub use status::*;
+pub use torch::*;

@@ -1,0 +1,229 @@
+//! The one process of this library: when it starts, and what fork and exit make of it.
+//!
+//! ```text
+//! (nothing) ── first use, glake_start ──► serving ── exit ──► ending: frees are bookkeeping, allocations fail
+//!     ▲              └ failed: says why,       └── fork ──► in the child: frees do nothing, all else fails
+//!     └──────────────┘ tried again next time
+//! ```
+
+use std::ffi::{CString, c_char, c_int};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use glake_runtime::config::{Environment, Preset, Sources};
+use glake_runtime::log;
+use glake_runtime::process::Process;
+use parking_lot::Mutex;
+
+use crate::status::{Failure, GLAKE_UNAVAILABLE};
+use crate::{copies, guard};
+
+/// Never dropped: its end would call the driver, at a time when there may be none.
+static PROCESS: OnceLock<Library> = OnceLock::new();
+static PHASE: AtomicU8 = AtomicU8::new(SERVING);
+/// What `glake_configure` asked for. Held while the process starts.
+static CONFIGURED: Mutex<Option<Configured>> = Mutex::new(None);
+
+const SERVING: u8 = 0;
+const FORKED: u8 = 1;
+const ENDING: u8 = 2;
+
+struct Library {
+    process: Process,
+    name: CString,
+}
+
+/// What `glake_configure` was given.
+#[derive(Clone, Default)]
+struct Configured {
+    preset: Option<Preset>,
+    file: Option<PathBuf>,
+    overrides: Option<String>,
+}
+
+impl Configured {
+    fn sources(&self) -> Result<Sources, glake_runtime::config::ConfigError> {
+        let (preset, file) = (self.preset, self.file.clone());
+        let sources = Sources { preset, file, environment: Environment::of_process(), flags: Vec::new() };
+        match &self.overrides {
+            Some(overrides) => sources.with_overrides("configuration", overrides),
+            None => Ok(sources),
+        }
+    }
+}
+
+/// The process, for calls that may reach the driver; started if it has not.
+#[inline]
+pub(crate) fn process() -> Result<&'static Process, Failure> {
+    match (PHASE.load(Ordering::Acquire), PROCESS.get()) {
+        (SERVING, Some(library)) => Ok(&library.process),
+        (SERVING, None) => start(),
+        (phase, _) => Err(over(phase)),
+    }
+}
+
+/// The process, for calls that only keep books; `None` where none has started.
+#[inline]
+pub(crate) fn books() -> Result<Option<&'static Process>, Failure> {
+    match PHASE.load(Ordering::Acquire) {
+        FORKED => Err(over(FORKED)),
+        _ => Ok(PROCESS.get().map(|library| &library.process)),
+    }
+}
+
+/// Whether this is a child that was forked after the start.
+#[inline]
+pub(crate) fn is_forked() -> bool {
+    PHASE.load(Ordering::Acquire) == FORKED
+}
+
+#[cold]
+fn over(phase: u8) -> Failure {
+    Failure::unavailable(match phase {
+        FORKED => {
+            "this process was forked from one that uses the GPU: its memory is the parent's; start workers with the spawn \
+             or forkserver method instead"
+        }
+        _ => "the process is exiting: no memory is handed out any more",
+    })
+}
+
+#[cold]
+fn start() -> Result<&'static Process, Failure> {
+    let configured = CONFIGURED.lock();
+    if let Some(library) = PROCESS.get() {
+        return Ok(&library.process);
+    }
+    watch_forks()?;
+    copies::refuse_second()?;
+    let sources = configured.clone().unwrap_or_default().sources().map_err(Failure::unavailable)?;
+    let config = sources.load().map_err(Failure::unavailable)?;
+    log::start(&config.log.filter).map_err(Failure::unavailable)?;
+    let process = Process::start(config)?;
+    let name = CString::new(process.name()).unwrap_or_default();
+    // After the driver has registered its own: handlers run in reverse.
+    // SAFETY: the handler is a function of this library, which is never unloaded, and lets nothing unwind.
+    if unsafe { libc::atexit(at_exit) } != 0 {
+        return Err(Failure::unavailable("the C library takes no more exit handlers"));
+    }
+    Ok(&PROCESS.get_or_init(|| Library { process, name }).process)
+}
+
+fn watch_forks() -> Result<(), Failure> {
+    static WATCHED: OnceLock<c_int> = OnceLock::new();
+    // SAFETY: the handler is a function of this library, which is never unloaded; it stores a number.
+    match WATCHED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(in_child)) }) {
+        0 => Ok(()),
+        code => Err(Failure::unavailable(format_args!(
+            "forks cannot be watched: {}",
+            std::io::Error::from_raw_os_error(*code)
+        ))),
+    }
+}
+
+/// A parent that was starting on another thread is as good as one that had: its locks are nobody's here.
+extern "C" fn in_child() {
+    if PROCESS.get().is_some() || CONFIGURED.is_locked() {
+        PHASE.store(FORKED, Ordering::Release);
+    }
+}
+
+extern "C" fn at_exit() {
+    if PHASE.compare_exchange(SERVING, ENDING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return;
+    }
+    guard::logged(|| {
+        if let Some(library) = PROCESS.get() {
+            library.process.stop();
+        }
+        Ok(())
+    });
+}
+
+/// The version of this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// The number of this interface: raised when a structure or a signature changes.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_abi() -> u32 {
+    1
+}
+
+/// Says what to start with, before the first use: a preset's name or null, the path of a TOML file or null (then the
+/// file that GLAKE_CONFIG names), and TOML text over the environment, or null. All of it is checked at once.
+///
+/// `GLAKE_INVALID`: already started, or what is wrong in which line; then nothing was changed.
+///
+/// # Safety
+/// Each is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_configure(
+    preset: *const c_char,
+    file: *const c_char,
+    overrides: *const c_char,
+) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let (preset, file, overrides) = unsafe {
+            (guard::text(preset, "preset")?, guard::text(file, "file")?, guard::text(overrides, "overrides")?)
+        };
+        if is_forked() {
+            return Err(over(FORKED));
+        }
+        let configured = Configured {
+            preset: preset.map(str::parse).transpose().map_err(Failure::invalid)?,
+            file: file.map(PathBuf::from),
+            overrides: overrides.map(str::to_owned),
+        };
+        configured.sources().and_then(|sources| sources.load()).map_err(Failure::invalid)?;
+        let mut slot = CONFIGURED.lock();
+        if PROCESS.get().is_some() {
+            return Err(Failure::invalid("already started: configure before the first use of GPU memory"));
+        }
+        *slot = Some(configured);
+        Ok(())
+    })
+}
+
+/// Opens the devices now, not at first use; a pool still starts when its device is used first. A start that failed is
+/// tried again by the next call.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_start() -> i32 {
+    guard::answer(|| process().map(|_| ()))
+}
+
+/// Whether the devices are open. In a forked child of a process whose were: false.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_started() -> bool {
+    !is_forked() && PROCESS.get().is_some()
+}
+
+/// How many devices there are.
+///
+/// # Safety
+/// `count` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_device_count(count: *mut i32) -> i32 {
+    guard::answer(|| {
+        let devices = i32::try_from(process()?.device_count()).unwrap_or(i32::MAX);
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(count, "count", devices) }
+    })
+}
+
+/// What the devices are: "cuda", or "sim:" and the model; null before the start.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_device_name() -> *const c_char {
+    PROCESS.get().map_or(std::ptr::null(), |library| library.name.as_ptr())
+}
+
+impl Failure {
+    pub(crate) fn is_unavailable(&self) -> bool {
+        self.status == GLAKE_UNAVAILABLE
+    }
+}

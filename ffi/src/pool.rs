@@ -1,0 +1,192 @@
+//! Private pools: those of CUDA graphs, and `torch.cuda.MemPool`.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use glake_device::Stream;
+use glake_runtime::process::{Filter, PoolId};
+
+use crate::block::pointer;
+use crate::status::{Failure, GLAKE_UNSUPPORTED};
+use crate::{guard, library};
+
+/// Says whether allocations on a stream go to a pool; called on the thread that allocates.
+pub type StreamFilter = Option<unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool>;
+/// Called once when a context is no longer needed.
+pub type ContextDrop = Option<unsafe extern "C" fn(context: *mut c_void)>;
+/// Called for each block.
+pub type BlockVisit = Option<unsafe extern "C" fn(context: *mut c_void, pointer: *mut c_void, size: u64)>;
+/// Called for each block that is freed.
+pub type BlockFreed = Option<unsafe extern "C" fn(context: *mut c_void, pointer: *mut c_void)>;
+
+/// Which blocks of a private pool were live at some time.
+#[derive(Debug)]
+pub struct Checkpoint {
+    _private: (),
+}
+
+/// A filter of the program's, and what it looks at.
+struct Program {
+    filter: unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool,
+    context: *mut c_void,
+    drop: ContextDrop,
+}
+
+// SAFETY: `glake_pool_begin` asks for a filter and a drop that may be called on any thread.
+unsafe impl Send for Program {}
+// SAFETY: as above, and on several at once.
+unsafe impl Sync for Program {}
+
+impl Program {
+    fn takes(&self, stream: Stream) -> bool {
+        // SAFETY: the filter and its context are the program's promise, alive until `drop` was called.
+        unsafe { (self.filter)(self.context, stream.0 as *mut c_void) }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if let Some(drop) = self.drop {
+            // SAFETY: called once, and nothing asks the filter after it.
+            unsafe { drop(self.context) };
+        }
+    }
+}
+
+/// Makes a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_pool_create(device: i32, first: u64, second: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.create_pool(device.into(), PoolId(first, second))?))
+}
+
+/// Sends allocations on streams that the filter takes (null: on every stream), of any thread, to a private pool from now
+/// on; the pool is made if there is none. It adds an owner, which `glake_pool_release` takes away. Where several pools
+/// take a stream, the one that was begun last has it. `drop`, where not null, is called once when the filter is no longer
+/// needed, also where this fails.
+///
+/// To be called before a stream capture begins: from then on no completion point is recorded on the device, which would
+/// break the capture, until `glake_pool_end`, or until an allocation for the pool comes on a stream that captures nothing.
+///
+/// # Safety
+/// `filter` and `drop` may be called on any thread with this context, and do not call back into the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_pool_begin(
+    device: i32,
+    first: u64,
+    second: u64,
+    filter: StreamFilter,
+    context: *mut c_void,
+    drop: ContextDrop,
+) -> i32 {
+    guard::answer(|| {
+        // Made first, so that whatever happens the context is dropped.
+        let program = match filter {
+            Some(filter) => Some(Arc::new(Program { filter, context, drop })),
+            None => {
+                if let Some(drop) = drop {
+                    // SAFETY: there is no filter that would need it.
+                    unsafe { drop(context) };
+                }
+                None
+            }
+        };
+        let filter = program.map(|program| -> Filter { Arc::new(move |stream| program.takes(stream)) });
+        Ok(library::process()?.begin_pool(device.into(), PoolId(first, second), filter)?)
+    })
+}
+
+/// Ends what `glake_pool_begin` began; the pool and its owners stay.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_pool_end(device: i32, first: u64, second: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.end_pool(device.into(), PoolId(first, second))?))
+}
+
+/// One owner less. With the last one the pool is given up: its memory goes back once its blocks are freed and all work
+/// enqueued before is done.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_pool_release(device: i32, first: u64, second: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.release_pool(device.into(), PoolId(first, second))?))
+}
+
+/// How many owners a pool has; 0 where there is none.
+///
+/// # Safety
+/// `count` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_pool_use_count(device: i32, first: u64, second: u64, count: *mut i32) -> i32 {
+    guard::answer(|| {
+        let owners = library::process()?.pool_owners(device.into(), PoolId(first, second))?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(count, "count", i32::try_from(owners).unwrap_or(i32::MAX)) }
+    })
+}
+
+/// Releases what is free in a private pool, for `torch.cuda.MemPool`: not in the pool of a graph that may be replayed.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_pool_trim(_device: i32, _first: u64, _second: u64) -> i32 {
+    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "a private pool cannot be trimmed by itself yet")))
+}
+
+/// Calls `visit` for each live block of a private pool.
+///
+/// # Safety
+/// `visit` may be called with this context, and does not call back into the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_pool_blocks(
+    device: i32,
+    first: u64,
+    second: u64,
+    visit: BlockVisit,
+    context: *mut c_void,
+) -> i32 {
+    guard::answer(|| {
+        let visit = visit.ok_or_else(|| Failure::invalid("visit is null"))?;
+        let id = PoolId(first, second);
+        library::process()?.pool_blocks(device.into(), id, |address, size| {
+            // SAFETY: the caller's promise.
+            unsafe { visit(context, pointer(address), size.get()) };
+        })?;
+        Ok(())
+    })
+}
+
+/// Remembers which blocks of a private pool are live, as torch's getCheckpointState does.
+///
+/// # Safety
+/// `out` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_pool_checkpoint(
+    _device: i32,
+    _first: u64,
+    _second: u64,
+    _out: *mut *mut Checkpoint,
+) -> i32 {
+    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "checkpoints of private pools are not there yet")))
+}
+
+/// Brings a private pool back to a checkpoint, as torch's setCheckpointPoolState does: what is live now is freed, and what
+/// was live then is live again at the same addresses. A block that was live then and is now is both freed and allocated.
+///
+/// # Safety
+/// The checkpoint is alive; the functions may be called with this context, and do not call back into the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_pool_restore(
+    _checkpoint: *const Checkpoint,
+    _freed: BlockFreed,
+    _allocated: BlockVisit,
+    _context: *mut c_void,
+) -> i32 {
+    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "checkpoints of private pools are not there yet")))
+}
+
+/// Forgets a checkpoint; null is no error.
+///
+/// # Safety
+/// It is null or alive, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_checkpoint_drop(checkpoint: *mut Checkpoint) {
+    if !checkpoint.is_null() {
+        // SAFETY: the caller's promise: it came from `glake_pool_checkpoint`.
+        drop(unsafe { Box::from_raw(checkpoint) });
+    }
+}

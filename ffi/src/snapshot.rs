@@ -1,0 +1,125 @@
+//! Pictures of the pools, and the events that led there.
+
+use std::ffi::{c_char, c_void};
+
+use glake_runtime::process::{BlockView, SegmentView};
+use glake_stitch::SegmentKind;
+
+use crate::block::pointer;
+use crate::stats::{process, string};
+use crate::{guard, library};
+
+/// A mapped range of addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// Where it begins.
+    pub address: u64,
+    /// How long it is.
+    pub size: u64,
+    /// The stream of its first block that belongs to one.
+    pub stream: *mut c_void,
+    /// The private pool that it belongs to; 0 and 0: none.
+    pub pool_first: u64,
+    /// The second number of that pool.
+    pub pool_second: u64,
+    /// Whose memory it is.
+    pub device: i32,
+    /// Whether it holds requests above 1 MiB.
+    pub large: bool,
+    /// A second view of memory that other segments count: it reserves nothing.
+    pub stitched: bool,
+}
+
+/// A part of a segment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentBlock {
+    /// Where it begins.
+    pub address: u64,
+    /// How long it is.
+    pub size: u64,
+    /// What was asked for; 0 where it is free.
+    pub requested: u64,
+    /// Handed out.
+    pub live: bool,
+    /// Freed, and still in use by other streams.
+    pub pending: bool,
+}
+
+/// Called for each segment.
+pub type SegmentVisit = Option<unsafe extern "C" fn(context: *mut c_void, segment: *const Segment)>;
+/// Called for each part of the segment before it, in order.
+pub type SegmentBlockVisit = Option<unsafe extern "C" fn(context: *mut c_void, block: *const SegmentBlock)>;
+
+/// The state of all pools as torch's `_cuda_memorySnapshot` tells it, as JSON. Null on failure; to be given to
+/// `glake_string_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_snapshot_json() -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || string(process()?.snapshot().to_string()))
+}
+
+/// Calls `segment` for every mapped range of a device, each followed by `block` for what lies in it. Either may be null.
+///
+/// # Safety
+/// The functions may be called with this context, and do not call back into the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_segments(
+    device: i32,
+    segment: SegmentVisit,
+    block: SegmentBlockVisit,
+    context: *mut c_void,
+) -> i32 {
+    guard::answer(|| {
+        for view in process()?.segments(device.into())? {
+            if let Some(segment) = segment {
+                // SAFETY: the caller's promise; the segment lives until the call returns.
+                unsafe { segment(context, &Segment::from(&view)) };
+            }
+            for part in &view.blocks {
+                if let Some(block) = block {
+                    // SAFETY: as above.
+                    unsafe { block(context, &SegmentBlock::from(part)) };
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Starts or stops to keep events for the snapshot: the last `max_entries` of them. `clear` forgets those that were kept.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_record_history(enabled: bool, max_entries: u64, clear: bool) -> i32 {
+    guard::answer(|| {
+        library::process()?.keep_history(enabled, max_entries, clear);
+        Ok(())
+    })
+}
+
+/// Whether events are kept.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_history_enabled() -> bool {
+    guard::value(false, || Ok(library::books()?.is_some_and(|process| process.keeps_history())))
+}
+
+impl From<&SegmentView> for Segment {
+    fn from(view: &SegmentView) -> Segment {
+        Segment {
+            address: view.address.0,
+            size: view.size,
+            stream: pointer(glake_device::Address(view.stream.0)),
+            pool_first: view.pool.0,
+            pool_second: view.pool.1,
+            device: i32::try_from(view.device.0).unwrap_or(i32::MAX),
+            large: view.kind != SegmentKind::Slabs,
+            stitched: view.kind == SegmentKind::Stitched,
+        }
+    }
+}
+
+impl From<&BlockView> for SegmentBlock {
+    fn from(view: &BlockView) -> SegmentBlock {
+        let BlockView { address, size, requested, live, pending } = *view;
+        SegmentBlock { address: address.0, size, requested, live, pending }
+    }
+}

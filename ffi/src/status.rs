@@ -1,0 +1,108 @@
+//! How a call ends: a number for the caller, and a text that the thread keeps.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+
+use glake_device::DriverError;
+use glake_runtime::process::ProcessError;
+use glake_tiers::PoolError;
+
+/// Done.
+pub const GLAKE_OK: i32 = 0;
+/// Not enough memory, after everything that may be taken back was: ask for less, free something, raise the limit.
+pub const GLAKE_OUT_OF_MEMORY: i32 = 1;
+/// An argument is wrong, or names no device, block or pool; nothing was changed.
+pub const GLAKE_INVALID: i32 = 2;
+/// The driver refused, or GLake itself failed.
+pub const GLAKE_DRIVER: i32 = 3;
+/// Nothing is served: no driver, a bad configuration, a second copy of the library, a forked child, the end of the process.
+pub const GLAKE_UNAVAILABLE: i32 = 4;
+/// Not possible here.
+pub const GLAKE_UNSUPPORTED: i32 = 5;
+
+/// Why a call did not do what was asked.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: i32,
+    text: String,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
+
+impl Failure {
+    pub(crate) fn new(status: i32, text: impl ToString) -> Self {
+        Failure { status, text: text.to_string() }
+    }
+
+    pub(crate) fn invalid(text: impl ToString) -> Self {
+        Failure::new(GLAKE_INVALID, text)
+    }
+
+    pub(crate) fn unavailable(text: impl ToString) -> Self {
+        Failure::new(GLAKE_UNAVAILABLE, text)
+    }
+
+    /// A panic, which is a mistake of ours.
+    pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Self {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        Failure::new(GLAKE_DRIVER, format_args!("GLake failed: {said}; please report this"))
+    }
+
+    /// Keeps the text for the thread and returns the number. A thread at its end keeps nothing.
+    #[cold]
+    pub(crate) fn keep(self) -> i32 {
+        let text = CString::new(self.text.replace('\0', " ")).unwrap_or_default();
+        let _ = LAST.try_with(|last| last.replace(Some(text)));
+        self.status
+    }
+
+    /// Logs it, where the caller cannot be told.
+    pub(crate) fn log(&self) {
+        tracing::error!(target: "glake::ffi", "{}", self.text);
+    }
+}
+
+impl From<ProcessError> for Failure {
+    #[cold]
+    fn from(error: ProcessError) -> Failure {
+        use ProcessError as E;
+        let status = match &error {
+            E::OutOfMemory(_) => GLAKE_OUT_OF_MEMORY,
+            E::Pool(pool) => return Failure::from_pool(pool),
+            E::NoDriver { .. } | E::Topology(_) => GLAKE_UNAVAILABLE,
+            E::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
+            E::Driver(_) | E::NoThread { .. } => GLAKE_DRIVER,
+            _ => GLAKE_INVALID,
+        };
+        Failure::new(status, error)
+    }
+}
+
+impl Failure {
+    fn from_pool(error: &PoolError) -> Failure {
+        let status = match error {
+            PoolError::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
+            PoolError::Driver(_) | PoolError::Poisoned { .. } => GLAKE_DRIVER,
+            _ if error.is_out_of_memory() => GLAKE_OUT_OF_MEMORY,
+            _ => GLAKE_INVALID,
+        };
+        Failure::new(status, error)
+    }
+}
+
+/// Why the calling thread's last call that failed did so; empty before. It stays until the thread's next call that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_last_error() -> *const c_char {
+    let last = LAST.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
+    last.ok().flatten().unwrap_or(c"".as_ptr())
+}
+
+/// As `glake_last_error`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gmlake_last_error() -> *const c_char {
+    glake_last_error()
+}

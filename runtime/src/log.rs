@@ -1,0 +1,26 @@
+//! Logs on standard error.
+
+use std::io::{self, IsTerminal as _};
+
+use tracing_subscriber::EnvFilter;
+
+/// A filter that is none.
+#[derive(Debug, thiserror::Error)]
+#[error("log filter {filter:?}: {source}; write a tracing filter such as info or warn,glake_tiers=debug")]
+pub struct LogError {
+    filter: String,
+    #[source]
+    source: tracing_subscriber::filter::ParseError,
+}
+
+/// Sends the process's logs to standard error, unless something receives them already.
+///
+/// # Errors
+/// The filter cannot be read.
+pub fn start(filter: &str) -> Result<(), LogError> {
+    let filter =
+        EnvFilter::try_new(filter).map_err(|source| LogError { filter: filter.to_owned(), source })?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let _ = log.with_ansi(io::stderr().is_terminal()).try_init();
+    Ok(())
+}

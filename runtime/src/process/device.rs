@@ -1,0 +1,124 @@
+//! One device's memory: its pool, started at first use, the thread that keeps its epochs going, and its private pools.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use glake_device::owned::Epochs;
+use glake_device::{Address, DeviceId, DeviceInfo};
+use glake_tiers::{GpuPool, PoolOptions, Ticker};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::ProcessError;
+use super::private::PrivatePools;
+use crate::{config, pool};
+
+/// A device, and its pool once it has started.
+#[derive(Debug)]
+pub(super) struct DeviceMemory {
+    pub(super) info: DeviceInfo,
+    /// The part of the memory that may be reserved, as bits of a float.
+    fraction: AtomicU64,
+    started: OnceLock<Started>,
+    starting: Mutex<()>,
+}
+
+/// A pool that serves.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) pool: Arc<GpuPool>,
+    pub(super) private: PrivatePools,
+    /// Times that everything freed was waited for.
+    pub(super) settled: AtomicU64,
+    ticker: Mutex<Option<Ticker>>,
+}
+
+impl DeviceMemory {
+    pub(super) fn new(info: DeviceInfo, config: &config::Pool) -> Self {
+        let fraction = AtomicU64::new(config.memory_fraction.to_bits());
+        DeviceMemory { info, fraction, started: OnceLock::new(), starting: Mutex::new(()) }
+    }
+
+    pub(super) fn id(&self) -> DeviceId {
+        self.info.id
+    }
+
+    /// The pool, if it has started.
+    #[inline]
+    pub(super) fn started(&self) -> Option<&Started> {
+        self.started.get()
+    }
+
+    /// The pool, started now if it has not.
+    ///
+    /// # Errors
+    /// What the driver or the operating system refuses; the next call tries again.
+    pub(super) fn start(
+        &self,
+        epochs: &Arc<Epochs>,
+        config: &config::Pool,
+        mappings: u64,
+        peers: Vec<DeviceId>,
+    ) -> Result<&Started, ProcessError> {
+        let _starting = self.starting.lock();
+        if let Some(started) = self.started.get() {
+            return Ok(started);
+        }
+        let config = config::Pool { memory_fraction: self.fraction(), ..config.clone() };
+        let settings = pool::settings(&config, self.info.memory, mappings);
+        let options = PoolOptions {
+            settings: Some(settings),
+            epochs: Some(epochs.clone()),
+            peers,
+            exportable: config.exportable,
+        };
+        let pool = GpuPool::new(epochs.driver().clone(), self.info.id, options)?;
+        let pool = Arc::new(pool);
+        let interval = Duration::from_micros(config.wait.epoch_interval_us);
+        let ticker = Ticker::start(&pool, interval).map_err(|source| ProcessError::NoThread { source })?;
+        let private = PrivatePools::default();
+        let started = Started { pool, private, settled: AtomicU64::new(0), ticker: Mutex::new(Some(ticker)) };
+        Ok(self.started.get_or_init(|| started))
+    }
+
+    /// The part of the memory that may be reserved.
+    pub(super) fn fraction(&self) -> f64 {
+        f64::from_bits(self.fraction.load(Ordering::Relaxed))
+    }
+
+    /// Changes it, now and for a pool that starts later. A limit that was configured still holds.
+    pub(super) fn set_fraction(&self, fraction: f64, limit: Option<Bytes>) {
+        let _starting = self.starting.lock();
+        self.fraction.store(fraction.to_bits(), Ordering::Relaxed);
+        if let Some(started) = self.started.get() {
+            let most = limit.map_or(1.0, |limit| limit.fraction_of(self.info.memory));
+            started.pool.set_memory_fraction(fraction.min(most));
+        }
+    }
+}
+
+impl Started {
+    /// Ends the thread that keeps epochs going.
+    pub(super) fn stop(&self) {
+        if let Some(ticker) = self.ticker.lock().take() {
+            ticker.stop();
+        }
+    }
+
+    /// Waits until what was freed before may be released; what a capture holds back stays.
+    pub(super) fn settle(&self) -> Result<(), ProcessError> {
+        use glake_device::DriverError::Capturing;
+        self.settled.fetch_add(1, Ordering::Relaxed);
+        match self.pool.settle() {
+            Ok(()) | Err(glake_tiers::PoolError::Driver(Capturing { .. })) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Its live block that an address lies in: where it begins, its size and what was asked for.
+    pub(super) fn find(&self, address: Address) -> Option<(Address, Bytes, Bytes)> {
+        let (size, requested) = self.pool.block(address)?;
+        Some((address, size, requested))
+    }
+}

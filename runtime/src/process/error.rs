@@ -1,0 +1,84 @@
+//! Why the memory of this process does not do what it is asked.
+
+use glake_device::topology::TopologyError;
+use glake_device::{Address, DeviceId, DriverError};
+use glake_tiers::PoolError;
+
+use super::{PoolId, Shortage};
+
+/// A refusal; a variant is what the caller can do about it.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// No driver answers, and a program's memory is simulated only where that was asked for.
+    #[error(
+        "no CUDA driver: {library} {found}; install the NVIDIA driver, or choose the simulator with GLAKE_DEVICE=sim"
+    )]
+    NoDriver {
+        /// What was looked for.
+        library: &'static str,
+        /// What was found instead.
+        found: &'static str,
+    },
+    /// There is no such model to simulate, or it is not whole.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// There is not enough memory: ask for less, free something, raise the limit.
+    #[error(transparent)]
+    OutOfMemory(Box<Shortage>),
+    /// The pool refuses for another reason.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The driver refuses.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// There is no such device.
+    #[error("device {device} does not exist: {count} are here, counted from 0")]
+    NoSuchDevice {
+        /// What was asked for.
+        device: i64,
+        /// How many there are.
+        count: usize,
+    },
+    /// No pool owns this address.
+    #[error("no block begins at {address}: it was freed before, or never handed out by this library")]
+    UnknownAddress {
+        /// What was given.
+        address: Address,
+    },
+    /// No pool owns this address, and it is in no block either.
+    #[error("{address} is in no block: it was freed before, or never handed out by this library")]
+    InNoBlock {
+        /// What was given.
+        address: Address,
+    },
+    /// There is no such private pool.
+    #[error("{device} has no private pool {id}: it was never begun or created, or was released")]
+    UnknownPool {
+        /// Where.
+        device: DeviceId,
+        /// What was given.
+        id: PoolId,
+    },
+    /// Allocations go to this private pool already.
+    #[error("allocations of {device} go to private pool {id} already: end that first")]
+    PoolOpen {
+        /// Where.
+        device: DeviceId,
+        /// What was given.
+        id: PoolId,
+    },
+    /// A part of the memory that is none.
+    #[error("a memory fraction of {fraction} is out of range: 0 to 1 is allowed")]
+    BadFraction {
+        /// What was given.
+        fraction: f64,
+    },
+    /// The operating system gives no thread to keep epochs going.
+    #[error("no thread for completion points: {source}; raise the limit of threads")]
+    NoThread {
+        /// Its answer.
+        #[source]
+        source: std::io::Error,
+    },
+}

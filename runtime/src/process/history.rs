@@ -1,0 +1,147 @@
+//! The last events of the memory of a process, kept while that was asked for.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use glake_device::{DeviceId, Stream};
+use parking_lot::Mutex;
+
+use super::PoolId;
+
+/// What happened, by torch's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// A block was handed out.
+    Alloc,
+    /// It was freed.
+    FreeRequested,
+    /// Its stream may have its bytes again.
+    FreeCompleted,
+    /// A request was refused; the address is the device's free memory.
+    OutOfMemory,
+    /// Somebody looked.
+    Snapshot,
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) action: Action,
+    pub(super) device: DeviceId,
+    pub(super) address: u64,
+    pub(super) size: u64,
+    pub(super) stream: Stream,
+    pub(super) pool: PoolId,
+    pub(super) time_us: u64,
+}
+
+/// The ring of events.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    on: AtomicBool,
+    ring: Mutex<Ring>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    most: usize,
+    entries: VecDeque<Entry>,
+}
+
+impl Action {
+    /// Torch's name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Action::Alloc => "alloc",
+            Action::FreeRequested => "free_requested",
+            Action::FreeCompleted => "free_completed",
+            Action::OutOfMemory => "oom",
+            Action::Snapshot => "snapshot",
+        }
+    }
+}
+
+impl History {
+    /// Starts or stops keeping events, the last `most` of them; what was kept stays unless it is cleared.
+    pub(super) fn keep(&self, on: bool, most: u64, clear: bool) {
+        let mut ring = self.ring.lock();
+        if clear {
+            ring.entries = VecDeque::new();
+        }
+        if on {
+            ring.most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
+            let excess = ring.entries.len().saturating_sub(ring.most);
+            ring.entries.drain(..excess);
+        }
+        self.on.store(on, Ordering::Release);
+    }
+
+    /// Whether events are kept.
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Keeps an event.
+    #[cold]
+    pub(super) fn note(
+        &self,
+        action: Action,
+        device: DeviceId,
+        (address, size): (u64, u64),
+        stream: Stream,
+        pool: PoolId,
+    ) {
+        let mut ring = self.ring.lock();
+        if !self.on.load(Ordering::Acquire) {
+            return;
+        }
+        while ring.entries.len() >= ring.most {
+            ring.entries.pop_front();
+        }
+        // Under the lock, so that the ring is in the order of time.
+        let time_us = now_us();
+        ring.entries.push_back(Entry { action, device, address, size, stream, pool, time_us });
+    }
+
+    /// The events of a device, the oldest first.
+    pub(super) fn of(&self, device: DeviceId) -> Vec<Entry> {
+        let ring = self.ring.lock();
+        ring.entries.iter().filter(|entry| entry.device == device).copied().collect()
+    }
+}
+
+/// Since 1970, as torch tells it.
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(history: &History, address: u64) {
+        history.note(Action::Alloc, DeviceId(0), (address, 1), Stream(0), PoolId(0, 0));
+    }
+
+    #[test]
+    fn keeps_the_last_ones_while_it_is_on() {
+        let history = History::default();
+        note(&history, 1);
+        assert!(!history.is_on() && history.of(DeviceId(0)).is_empty());
+        history.keep(true, 3, false);
+        (2..7).for_each(|address| note(&history, address));
+        let kept = || history.of(DeviceId(0)).iter().map(|entry| entry.address).collect::<Vec<_>>();
+        assert_eq!(kept(), [4, 5, 6]);
+        assert!(history.of(DeviceId(1)).is_empty());
+        history.keep(false, 0, false);
+        note(&history, 7);
+        assert_eq!(kept(), [4, 5, 6]);
+        history.keep(true, 2, false);
+        assert_eq!(kept(), [5, 6]);
+        history.keep(true, 2, true);
+        assert!(kept().is_empty());
+    }
+}

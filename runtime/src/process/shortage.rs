@@ -1,0 +1,145 @@
+//! Out of memory, told as torch tells it, and what the pool knows besides.
+
+use std::fmt;
+
+use glake_device::DeviceId;
+use glake_units::Bytes;
+
+/// How memory stood when a request was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Whose memory.
+    pub device: DeviceId,
+    /// What was asked for.
+    pub wanted: Bytes,
+    /// The device's memory.
+    pub total: Bytes,
+    /// Of it, what no process holds.
+    pub free: Bytes,
+    /// What the pool may reserve.
+    pub limit: Bytes,
+    /// What it has reserved.
+    pub reserved: Bytes,
+    /// Of that, what is in use.
+    pub allocated: Bytes,
+    /// Of what is not in use, what lies in whole free extents and could be stitched.
+    pub stitchable: Bytes,
+    /// Free, but still in use by work that streams have not finished.
+    pub pending: Bytes,
+}
+
+impl std::error::Error for Shortage {}
+
+/// The first sentences are torch's, word by word: programs look for them.
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unused = self.reserved.saturating_sub(self.allocated);
+        write!(
+            f,
+            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. ",
+            Amount(self.wanted),
+            self.device.0,
+            Amount(self.total),
+            Amount(self.free)
+        )?;
+        if self.limit < self.total {
+            write!(f, "{} allowed; ", Amount(self.limit))?;
+        }
+        write!(
+            f,
+            "Of the allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated. ",
+            Amount(self.allocated),
+            Amount(unused)
+        )?;
+        write!(
+            f,
+            "GLake gave back what it could and waited for all pending work first: of the unallocated memory {} is in \
+             whole free extents that can be stitched, {} is pending on streams. ",
+            Amount(self.stitchable),
+            Amount(self.pending)
+        )?;
+        let room = self.limit.saturating_sub(self.reserved);
+        f.write_str(if self.limit < self.total && room < self.wanted && self.free >= self.wanted {
+            "The limit is what stops it: raise it with set_per_process_memory_fraction or pool.limit, or allocate less."
+        } else if self.free < self.wanted && self.total.saturating_sub(self.free) > self.reserved.saturating_add(SLACK) {
+            "Something else holds memory of this GPU too: end that, or allocate less."
+        } else {
+            "Live memory alone does not leave room: free some, or allocate less."
+        })
+    }
+}
+
+/// What a context of the driver takes itself, about.
+const SLACK: Bytes = Bytes::gib(1);
+
+/// An amount as torch prints it.
+struct Amount(Bytes);
+
+impl fmt::Display for Amount {
+    #[allow(clippy::cast_precision_loss)] // two decimals, for people
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const KIB: u64 = 1 << 10;
+        let bytes = self.0.get();
+        let scaled = |unit: u64| bytes as f64 / unit as f64;
+        match bytes {
+            0..=KIB => write!(f, "{bytes} bytes"),
+            _ if bytes <= KIB.pow(2) => write!(f, "{:.2} KiB", scaled(KIB)),
+            _ if bytes <= KIB.pow(3) => write!(f, "{:.2} MiB", scaled(KIB.pow(2))),
+            _ => write!(f, "{:.2} GiB", scaled(KIB.pow(3))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shortage() -> Shortage {
+        Shortage {
+            device: DeviceId(0),
+            wanted: Bytes::gib(2),
+            total: Bytes::gib(140),
+            free: Bytes::mib(1536),
+            limit: Bytes::gib(140),
+            reserved: Bytes::mib(138 << 10 | 512),
+            allocated: Bytes::gib(137),
+            stitchable: Bytes::mib(512),
+            pending: Bytes::ZERO,
+        }
+    }
+
+    #[test]
+    fn begins_with_torch_s_words() {
+        let text = shortage().to_string();
+        assert!(
+            text.starts_with(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 140.00 GiB of which \
+                 1.50 GiB is free. Of the allocated memory 137.00 GiB is allocated by PyTorch, and 1.50 GiB is \
+                 reserved by PyTorch but unallocated. GLake "
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("512.00 MiB is in whole free extents") && text.ends_with("allocate less."),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn says_what_stands_in_the_way() {
+        let limited = Shortage { limit: Bytes::gib(138), free: Bytes::gib(3), ..shortage() };
+        let text = limited.to_string();
+        assert!(text.contains("is free. 138.00 GiB allowed; Of the") && text.contains("raise it"), "{text}");
+        let crowded = Shortage { reserved: Bytes::gib(10), allocated: Bytes::gib(9), ..shortage() };
+        assert!(crowded.to_string().contains("Something else holds memory"));
+    }
+
+    #[test]
+    fn amounts_are_torch_s() {
+        for (bytes, text) in
+            [(1024, "1024 bytes"), (1536, "1.50 KiB"), (1 << 20, "1024.00 KiB"), (1 << 31, "2.00 GiB")]
+        {
+            assert_eq!(Amount(Bytes::new(bytes)).to_string(), text);
+        }
+    }
+}

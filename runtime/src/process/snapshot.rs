@@ -1,0 +1,209 @@
+//! The state of all pools as torch's `_cuda_memorySnapshot` tells it, for its visualiser.
+
+use glake_device::{Address, DeviceId, Stream};
+use glake_stitch::SegmentKind;
+use serde_json::{Value, json};
+
+use super::device::DeviceMemory;
+use super::history::{Action, Entry};
+use super::{PoolId, Process};
+
+/// A mapped range of addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentView {
+    /// Whose memory.
+    pub device: DeviceId,
+    /// Where it begins.
+    pub address: Address,
+    /// How long it is.
+    pub size: u64,
+    /// The stream of its first block that belongs to one.
+    pub stream: Stream,
+    /// Whose: (0, 0) for the default pool.
+    pub pool: PoolId,
+    /// What it is.
+    pub kind: SegmentKind,
+    /// What lies in it, in order; without gaps where it is at home.
+    pub blocks: Vec<BlockView>,
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockView {
+    /// Where it begins.
+    pub address: Address,
+    /// How long it is.
+    pub size: u64,
+    /// As asked for; 0 where free.
+    pub requested: u64,
+    /// Handed out.
+    pub live: bool,
+    /// Freed, and still in use by other streams.
+    pub pending: bool,
+}
+
+impl Process {
+    /// Every mapped range of a device, and what lies in it.
+    pub(super) fn segments_of(&self, memory: &DeviceMemory) -> Vec<SegmentView> {
+        let Some(started) = memory.started() else { return Vec::new() };
+        let base = started.pool.base().0;
+        let segments = started.pool.segments().into_iter().map(|segment| {
+            let streams = segment.blocks.iter().filter_map(|block| block.stream);
+            let stream = streams.filter_map(|key| self.streams.handle(key)).next();
+            let blocks = segment.blocks.iter().map(|block| BlockView {
+                address: Address(base + block.offset.get()),
+                size: block.size.get(),
+                requested: block.requested.get(),
+                live: block.live,
+                pending: false,
+            });
+            SegmentView {
+                device: memory.id(),
+                address: Address(base + segment.offset.get()),
+                size: segment.size.get(),
+                stream: stream.unwrap_or(Stream(0)),
+                pool: started.private.name(segment.domain).unwrap_or_default(),
+                kind: segment.kind,
+                blocks: blocks.collect(),
+            }
+        });
+        segments.collect()
+    }
+
+    /// Torch's snapshot: segments of all devices, the events that were kept, and how the pool is set.
+    pub fn snapshot(&self) -> Value {
+        let devices: Vec<_> = self.devices.iter().collect();
+        if self.history.is_on() {
+            for memory in devices.iter().filter(|memory| memory.started().is_some()) {
+                self.history.note(Action::Snapshot, memory.id(), (0, 0), Stream(0), PoolId::default());
+            }
+        }
+        let segments: Vec<Value> = devices
+            .iter()
+            .flat_map(|memory| self.segments_of(memory))
+            .map(|segment| segment.json())
+            .collect();
+        let traces: Vec<Vec<Value>> = devices
+            .iter()
+            .map(|memory| self.history.of(memory.id()).iter().map(Entry::json).collect())
+            .collect();
+        json!({
+            "segments": segments,
+            "device_traces": traces,
+            "allocator_settings": self.settings_json(),
+            "external_annotations": [],
+        })
+    }
+
+    /// Torch's names, with what holds here; ours under `glake`.
+    fn settings_json(&self) -> Value {
+        json!({
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": false,
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": false,
+            "pinned_use_cuda_host_register": false,
+            "graph_capture_record_stream_reuse": false,
+            "roundup_power2_divisions": {},
+            "glake": serde_json::to_value(&self.config).unwrap_or_default(),
+        })
+    }
+}
+
+impl SegmentView {
+    fn json(&self) -> Value {
+        let sum = |of: fn(&BlockView) -> u64| self.blocks.iter().map(of).sum::<u64>();
+        let live = sum(|block| if block.live { block.size } else { 0 });
+        let active = sum(|block| if block.live || block.pending { block.size } else { 0 });
+        let blocks: Vec<Value> = self.blocks_whole().iter().map(BlockView::json).collect();
+        let mut segment = json!({
+            "device": self.device.0,
+            "address": self.address.0,
+            "total_size": self.size,
+            "allocated_size": live,
+            "active_size": active,
+            "requested_size": sum(|block| block.requested),
+            "stream": self.stream.0,
+            "segment_type": self.type_name(),
+            "segment_pool_id": [self.pool.0, self.pool.1],
+            "is_expandable": false,
+            "frames": [],
+            "blocks": blocks,
+        });
+        if self.kind == SegmentKind::Stitched
+            && let Value::Object(fields) = &mut segment
+        {
+            fields.insert("glake_reserved".to_owned(), json!(0));
+        }
+        segment
+    }
+
+    fn type_name(&self) -> &'static str {
+        match self.kind {
+            SegmentKind::Home => "large",
+            SegmentKind::Slabs => "small",
+            SegmentKind::Stitched => "stitched",
+        }
+    }
+
+    /// Torch's segments have no gaps: what nobody was handed through an alias is shown as inactive.
+    fn blocks_whole(&self) -> Vec<BlockView> {
+        let mut whole = Vec::with_capacity(self.blocks.len());
+        let mut at = self.address.0;
+        let gap = |at: u64, end: u64| BlockView {
+            address: Address(at),
+            size: end - at,
+            requested: 0,
+            live: false,
+            pending: false,
+        };
+        for block in &self.blocks {
+            if block.address.0 > at {
+                whole.push(gap(at, block.address.0));
+            }
+            whole.push(*block);
+            at = block.address.0 + block.size;
+        }
+        let end = self.address.0 + self.size;
+        if at < end {
+            whole.push(gap(at, end));
+        }
+        whole
+    }
+}
+
+impl BlockView {
+    fn json(&self) -> Value {
+        let state = match (self.live, self.pending) {
+            (true, _) => "active_allocated",
+            (false, true) => "active_pending_free",
+            (false, false) => "inactive",
+        };
+        json!({
+            "address": self.address.0,
+            "size": self.size,
+            "requested_size": self.requested,
+            "state": state,
+            "frames": [],
+        })
+    }
+}
+
+impl Entry {
+    fn json(&self) -> Value {
+        let place = if self.action == Action::OutOfMemory { "device_free" } else { "addr" };
+        json!({
+            "action": self.action.name(),
+            place: self.address,
+            "size": self.size,
+            "stream": self.stream.0,
+            "time_us": self.time_us,
+            "segment_pool_id": [self.pool.0, self.pool.1],
+            "frames": [],
+            "compile_context": "N/A",
+            "user_metadata": "",
+        })
+    }
+}

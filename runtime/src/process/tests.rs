@@ -1,0 +1,215 @@
+//! A process of simulated devices, from the outside.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::config::{Environment, Sources};
+
+fn started(settings: &str) -> Process {
+    let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
+    let sources = Sources { environment, ..Sources::default() }.with_overrides("test", settings).unwrap();
+    Process::start(sources.load().unwrap()).unwrap()
+}
+
+fn mib(n: u64) -> Bytes {
+    Bytes::mib(n)
+}
+
+const STREAM: Stream = Stream(0);
+
+#[test]
+fn the_simulator_is_never_taken_unasked() {
+    let config = Sources::default().load().unwrap();
+    if let Err(error) = Process::start(config) {
+        let text = error.to_string();
+        assert!(text.starts_with("no CUDA driver: ") && text.ends_with("GLAKE_DEVICE=sim"), "{text}");
+    }
+}
+
+#[test]
+fn pools_start_when_their_device_is_used() {
+    let process = started("");
+    assert_eq!((process.name(), process.device_count()), ("sim:h200x4", 4));
+    assert_eq!(process.stats(3).unwrap(), DeviceStats::default());
+    assert!(process.devices.iter().all(|memory| memory.started().is_none()));
+    let address = process.malloc(3, mib(5), STREAM).unwrap();
+    assert_eq!(process.find(address).unwrap().device, DeviceId(3));
+    assert_eq!(process.devices.iter().filter(|memory| memory.started().is_some()).count(), 1);
+    process.free(address).unwrap();
+    assert!(matches!(process.free(address), Err(ProcessError::UnknownAddress { .. })));
+    assert!(matches!(
+        process.malloc(4, mib(1), STREAM),
+        Err(ProcessError::NoSuchDevice { device: 4, count: 4 })
+    ));
+}
+
+#[test]
+fn a_fraction_holds_before_and_after_the_start_and_never_lifts_a_limit() {
+    let process = started("pool.limit = \"1GiB\"");
+    process.set_fraction(0, 0.001).unwrap();
+    assert!(process.malloc(0, mib(200), STREAM).is_err());
+    assert!(process.malloc(0, mib(100), STREAM).is_ok());
+    process.set_fraction(0, 1.0).unwrap();
+    assert!(process.malloc(0, mib(800), STREAM).is_ok());
+    assert!(process.malloc(0, mib(200), STREAM).is_err());
+    for wrong in [-1.0, 1.5, f64::NAN] {
+        assert!(matches!(process.set_fraction(0, wrong), Err(ProcessError::BadFraction { .. })));
+    }
+}
+
+#[test]
+fn a_refusal_is_told_in_torch_s_words_and_to_who_watches() {
+    let process = started("pool.limit = \"64MiB\"");
+    let told = Arc::new(AtomicU64::new(0));
+    let note = told.clone();
+    process.on_shortage(Some(Arc::new(move |shortage| {
+        note.fetch_add(shortage.wanted.get(), Ordering::Relaxed);
+    })));
+    process.keep_history(true, 10, false);
+    let error = process.malloc(0, mib(80), STREAM).unwrap_err();
+    assert!(
+        error.to_string().starts_with("CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has"),
+        "{error}"
+    );
+    process.on_shortage(None);
+    assert!(process.malloc(0, Bytes::MAX, STREAM).is_err());
+    assert_eq!(told.load(Ordering::Relaxed), 80 << 20);
+    let snapshot = process.snapshot();
+    let trace = &snapshot["device_traces"][0];
+    assert_eq!((&trace[0]["action"], &trace[0]["size"]), (&"oom".into(), &(80_u64 << 20).into()));
+    assert!(trace[0]["device_free"].as_u64() > Some(1 << 30));
+}
+
+#[test]
+fn a_private_pool_is_its_own_and_goes_with_its_last_owner() {
+    let process = started("");
+    let id = PoolId(0, 9);
+    let own = process.streams.of(&*process.driver, DeviceId(0), STREAM).unwrap().raw;
+    process.begin_pool(0, id, Some(Arc::new(move |stream| stream == own))).unwrap();
+    let inside = process.malloc(0, mib(10), STREAM).unwrap();
+    process.end_pool(0, id).unwrap();
+    let outside = process.malloc(0, mib(10), STREAM).unwrap();
+    let mut live = Vec::new();
+    process.pool_blocks(0, id, |address, size| live.push((address, size))).unwrap();
+    assert_eq!(live, [(inside, mib(10))]);
+    let views = process.segments(0).unwrap();
+    let whose = |address| {
+        let of = |view: &&SegmentView| view.blocks.iter().any(|block| block.live && block.address == address);
+        views.iter().find(of).unwrap().pool
+    };
+    assert_eq!((whose(inside), whose(outside)), (id, PoolId::default()));
+    process.free(inside).unwrap();
+    assert_eq!(process.pool_owners(0, id).unwrap(), 1);
+    process.release_pool(0, id).unwrap();
+    assert_eq!(process.pool_owners(0, id).unwrap(), 0);
+    process.free(outside).unwrap();
+    process.trim(None, Bytes::ZERO).unwrap();
+    assert_eq!(process.stats(0).unwrap().all.reserved_bytes.current, 0);
+}
+
+/// A hold is there from the begin on; an allocation on a stream that captures nothing shows that none is needed.
+#[test]
+fn epochs_are_held_for_a_capture_only() {
+    let process = started("");
+    let held = |process: &Process| {
+        let block = process.malloc(1, mib(10), STREAM).unwrap();
+        process.free(block).unwrap();
+        matches!(
+            process.devices[1].started().unwrap().pool.settle(),
+            Err(PoolError::Driver(DriverError::Capturing { .. }))
+        )
+    };
+    assert!(!held(&process));
+    let only_other: Filter = Arc::new(|stream| stream == Stream::LEGACY);
+    process.begin_pool(0, PoolId(1, 0), Some(only_other)).unwrap();
+    assert!(held(&process), "on every device: peers' work is covered too");
+    process.trim(None, Bytes::ZERO).unwrap();
+    let routed = process.malloc(0, mib(10), Stream::LEGACY).unwrap();
+    assert!(!held(&process));
+    process.free(routed).unwrap();
+    process.end_pool(0, PoolId(1, 0)).unwrap();
+    process.begin_pool(0, PoolId(1, 0), None).unwrap();
+    assert!(held(&process));
+    process.end_pool(0, PoolId(1, 0)).unwrap();
+    assert!(!held(&process));
+}
+
+#[test]
+fn a_snapshot_covers_every_byte_that_is_reserved() {
+    let process = started("");
+    process.keep_history(true, 100, false);
+    let blocks: Vec<_> = [300, 3 << 20, 40 << 20, 700_000]
+        .map(|size| process.malloc(0, Bytes::new(size), STREAM).unwrap())
+        .into();
+    process.free(blocks[1]).unwrap();
+    let snapshot = process.snapshot();
+    let segments = snapshot["segments"].as_array().unwrap();
+    let total = |key: &str| segments.iter().filter_map(|segment| segment[key].as_u64()).sum::<u64>();
+    let stats = process.stats(0).unwrap().all;
+    assert_eq!(total("total_size"), stats.reserved_bytes.current.unsigned_abs());
+    assert_eq!(total("allocated_size"), stats.allocated_bytes.current.unsigned_abs());
+    assert_eq!(total("requested_size"), stats.requested_bytes.current.unsigned_abs());
+    for segment in segments {
+        let mut at = segment["address"].as_u64().unwrap();
+        for block in segment["blocks"].as_array().unwrap() {
+            assert_eq!(block["address"].as_u64().unwrap(), at);
+            at += block["size"].as_u64().unwrap();
+        }
+        assert_eq!(at, segment["address"].as_u64().unwrap() + segment["total_size"].as_u64().unwrap());
+    }
+    let names = |trace: &serde_json::Value| -> Vec<String> {
+        trace.as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap().to_owned()).collect()
+    };
+    let traces = snapshot["device_traces"].as_array().unwrap();
+    assert_eq!(traces.len(), 4);
+    assert_eq!(
+        names(&traces[0]),
+        ["alloc", "alloc", "alloc", "alloc", "free_requested", "free_completed", "snapshot"]
+    );
+}
+
+#[test]
+fn statistics_have_every_key_of_torch() {
+    let process = started("");
+    process.malloc(0, mib(3), STREAM).unwrap();
+    let stats = process.stats(0).unwrap().json();
+    let kinds = "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes \
+                 inactive_split_bytes requested_bytes";
+    for kind in kinds.split_whitespace() {
+        for pool in ["all", "small_pool", "large_pool"] {
+            for metric in ["current", "peak", "allocated", "freed"] {
+                let key = format!("{kind}.{pool}.{metric}");
+                assert!(stats[&key].is_i64() || stats[&key].is_u64(), "{key}");
+            }
+        }
+    }
+    assert_eq!(stats["requested_bytes.large_pool.current"], 3 << 20);
+    assert_eq!((&stats["max_split_size"], &stats["oversize_segments.peak"]), (&(-1).into(), &0.into()));
+    assert!(stats["glake.extent_maps"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_peer_may_touch_what_there_is_and_what_comes() {
+    let process = started("");
+    let before = process.malloc(1, mib(20), STREAM).unwrap();
+    process.enable_peer(0, 1).unwrap();
+    process.enable_peer(0, 1).unwrap();
+    process.enable_peer(2, 3).unwrap();
+    let after = process.malloc(1, mib(200), STREAM).unwrap();
+    for address in [before, after] {
+        process.driver.read_now(DeviceId(0), address, &mut [0; 4]).unwrap();
+    }
+    assert!(process.enable_peer(0, 9).is_err() && process.enable_peer(-1, 0).is_err());
+}
+
+#[test]
+fn a_stopped_process_still_serves() {
+    let process = started("");
+    let block = process.malloc(0, mib(20), STREAM).unwrap();
+    process.stop();
+    process.free(block).unwrap();
+    let again = process.malloc(0, mib(20), STREAM).unwrap();
+    assert_eq!(again, block);
+    process.stop();
+}
