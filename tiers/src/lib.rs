@@ -31,5 +31,8 @@ mod pool;
 mod ticker;
 
 pub use import::Import;
-pub use pool::{Block, Exported, GpuPool, LiveBlock, PoolError, PoolOptions, PoolStream, SharedExtent};
+pub use pool::{
+    Block, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver, PoolError, PoolOptions,
+    PoolStream, SharedExtent,
+};
 pub use ticker::Ticker;

@@ -70,9 +70,14 @@ impl Bed {
 
     /// A new device with a pool of other knobs on it.
     pub fn tuned(shape: Shape, tune: impl FnOnce(&mut Settings)) -> Self {
+        Self::with(shape, tune, PoolOptions::default())
+    }
+
+    /// A new device with a pool of other knobs and options on it.
+    pub fn with(shape: Shape, tune: impl FnOnce(&mut Settings), options: PoolOptions) -> Self {
         let topology = SimTopology::uniform(1, shape.memory);
-        let options = SimOptions { topology, clock: shape.clock, ..SimOptions::default() };
-        let sim = Arc::new(Simulator::new(options).unwrap());
+        let machine = SimOptions { topology, clock: shape.clock, ..SimOptions::default() };
+        let sim = Arc::new(Simulator::new(machine).unwrap());
         let recorder = Arc::new(Recorder::measured(sim.clone()).with_log());
         let faults = Arc::new(Faults::new(recorder.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
@@ -80,7 +85,7 @@ impl Bed {
         settings.extent = shape.extent;
         settings.borrow = shape.borrow;
         tune(&mut settings);
-        let options = PoolOptions { settings: Some(settings), ..PoolOptions::default() };
+        let options = PoolOptions { settings: Some(settings), ..options };
         let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
         Bed { sim, recorder, faults, driver, pool }
     }

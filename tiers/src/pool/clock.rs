@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use glake_device::DriverError;
 use glake_device::owned::Passed;
@@ -15,15 +16,24 @@ use glake_stitch::Epoch;
 use parking_lot::Mutex;
 
 use super::execute::retry;
+use super::lag::{EpochLag, Lags};
 use super::{GpuPool, Result};
 
 type Event = Arc<Mutex<glake_device::owned::Epoch>>;
 
+#[derive(Debug)]
+struct Recorded {
+    epoch: Epoch,
+    event: Event,
+    at: Instant,
+}
+
 /// What was recorded and has not passed, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct EpochClock {
-    recorded: VecDeque<(Epoch, Event)>,
+    recorded: VecDeque<Recorded>,
     passed: Option<Passed>,
+    lags: Lags,
 }
 
 impl EpochClock {
@@ -36,7 +46,8 @@ impl EpochClock {
         let closed = pool.core.lock().close_epoch();
         match retry(|| pool.epochs.record(pool.reach.watched())) {
             Ok(event) => {
-                self.recorded.push_back((closed, Arc::new(Mutex::new(event))));
+                let event = Arc::new(Mutex::new(event));
+                self.recorded.push_back(Recorded { epoch: closed, event, at: Instant::now() });
                 Ok(())
             }
             Err(error) => {
@@ -55,7 +66,7 @@ impl EpochClock {
 
     /// Tells the core what has passed. An event that somebody waits for is theirs to tell of.
     fn poll(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
-        while let Some((epoch, event)) = self.recorded.front() {
+        while let Some(Recorded { epoch, event, .. }) = self.recorded.front() {
             let Some(proof) = event.try_lock().map(|mut event| retry(|| event.poll())).transpose()? else {
                 break;
             };
@@ -66,7 +77,7 @@ impl EpochClock {
     }
 
     fn pass(&mut self, pool: &GpuPool, epoch: Epoch, proof: Passed) {
-        while self.recorded.pop_front_if(|(recorded, _)| *recorded <= epoch).is_some() {}
+        while self.recorded.pop_front_if(|recorded| recorded.epoch <= epoch).is_some() {}
         if self.passed.is_none_or(|before| before.sequence() < proof.sequence()) {
             self.passed = Some(proof);
         }
@@ -89,7 +100,26 @@ impl GpuPool {
                 Err(error) => return Err(self.failed(error)),
             }
         }
-        clock.poll(self).map_err(|error| self.failed(error))
+        clock.poll(self).map_err(|error| self.failed(error))?;
+        drop(clock);
+        self.poll_waits();
+        Ok(())
+    }
+
+    /// How far the GPU was behind the host when memory was asked for that was no hit.
+    pub fn epoch_lag(&self) -> EpochLag {
+        self.clock.lock().lags.told()
+    }
+
+    /// A miss: notes how long ago the oldest epoch was recorded that has not passed.
+    pub(super) fn note_lag(&self) {
+        let mut clock = self.clock.lock();
+        let age = clock.recorded.front().map_or(Duration::ZERO, |oldest| oldest.at.elapsed());
+        clock.lags.note(age);
+    }
+
+    pub(super) fn reset_lag(&self) {
+        self.clock.lock().lags = Lags::default();
     }
 
     /// Whether frees wait to be covered or to pass: then [`GpuPool::tick`] has something to do.
@@ -107,7 +137,7 @@ impl GpuPool {
         let last = {
             let mut clock = self.clock.lock();
             clock.cover(self).map_err(|error| self.failed(error))?;
-            clock.recorded.back().map(|(epoch, _)| *epoch)
+            clock.recorded.back().map(|recorded| recorded.epoch)
         };
         last.map_or(Ok(()), |epoch| self.wait(epoch))
     }
@@ -119,7 +149,8 @@ impl GpuPool {
             if self.core.lock().passed() >= epoch {
                 return Ok(());
             }
-            let Some((next, event)) = clock.recorded.iter().find(|(next, _)| *next >= epoch).cloned() else {
+            let due = clock.recorded.iter().find(|recorded| recorded.epoch >= epoch);
+            let Some((next, event)) = due.map(|due| (due.epoch, due.event.clone())) else {
                 clock.record(self).map_err(|error| self.failed(error))?;
                 continue;
             };

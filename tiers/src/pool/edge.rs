@@ -90,7 +90,10 @@ impl GpuPool {
                 return Ok(false);
             }
         }
-        lenders.into_iter().try_for_each(|lender| self.wait_for(lender, stream)).map(|()| true)
+        let timed = self.begin_wait(stream.raw);
+        lenders.into_iter().try_for_each(|lender| self.wait_for(lender, stream))?;
+        self.end_wait(timed, stream.raw);
+        Ok(true)
     }
 
     fn wait_for(&self, source: Stream, stream: PoolStream) -> std::result::Result<(), DriverError> {

@@ -37,13 +37,15 @@ impl GpuPool {
             }
             Step::Map { extent, offset, .. } => self.map(held, *extent, *offset).map(|_| ()),
             Step::Access { offset, size } => self.give_access(*offset, *size),
-            Step::Unmap { offset, extents, .. } => {
+            Step::Unmap { offset, size, extents } => {
                 let proof = self.proof();
                 let mappings = mappings(held, *offset, extents);
                 self.reservation.retire(&mappings, proof.sequence())?;
+                self.tell_unmapping(*offset, *size);
                 let unmapped = retry(|| self.reservation.unmap(&mappings, &proof));
                 if unmapped.is_err() {
                     self.reservation.revive(&mappings)?;
+                    self.tell_mapped(*offset, *size);
                 }
                 unmapped
             }
@@ -63,7 +65,21 @@ impl GpuPool {
 
     fn give_access(&self, offset: Bytes, size: Bytes) -> std::result::Result<(), DriverError> {
         let access = self.reach.access();
-        retry(|| self.reservation.set_access(offset, size, &access))
+        retry(|| self.reservation.set_access(offset, size, &access))?;
+        self.tell_mapped(offset, size);
+        Ok(())
+    }
+
+    fn tell_mapped(&self, offset: Bytes, size: Bytes) {
+        if let Some(observer) = &self.observer {
+            observer.mapped(self.device, self.address(offset), size);
+        }
+    }
+
+    fn tell_unmapping(&self, offset: Bytes, size: Bytes) {
+        if let Some(observer) = &self.observer {
+            observer.unmapping(self.device, self.address(offset), size);
+        }
     }
 
     /// Undoes the steps that were done, last first; returns the error to report.
@@ -94,7 +110,12 @@ impl GpuPool {
                 }
                 self.give_access(*offset, *size)
             }
-            Step::Access { .. } | Step::Release { .. } => Ok(()),
+            // Access goes with the mappings: it is set after them, so they are undone next.
+            Step::Access { offset, size } => {
+                self.tell_unmapping(*offset, *size);
+                Ok(())
+            }
+            Step::Release { .. } => Ok(()),
         }
     }
 

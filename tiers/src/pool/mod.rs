@@ -17,9 +17,12 @@ mod edge;
 mod error;
 mod execute;
 mod export;
+mod lag;
+mod observer;
 mod peer;
 mod report;
 mod stream;
+mod waits;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -38,9 +41,13 @@ use clock::EpochClock;
 use edge::Edges;
 pub use error::PoolError;
 pub use export::{Exported, SharedExtent};
+pub use lag::EpochLag;
+pub use observer::MappingObserver;
 use peer::Reach;
 pub use report::LiveBlock;
 pub use stream::PoolStream;
+pub use waits::GpuWaits;
+use waits::WaitTimes;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
@@ -57,6 +64,8 @@ pub struct PoolOptions {
     /// Whether other processes may be given the memory of the default domain, and of domains that name no properties: see
     /// [`GpuPool::export`].
     pub exportable: bool,
+    /// Told of every range that is mapped and unmapped.
+    pub observer: Option<Arc<dyn MappingObserver>>,
 }
 
 /// A block handed out.
@@ -92,6 +101,8 @@ pub struct GpuPool {
     /// Woken by the first free after a pause.
     sleeper: OnceLock<std::thread::Thread>,
     edges: Edges,
+    waits: Mutex<WaitTimes>,
+    observer: Option<Arc<dyn MappingObserver>>,
     reach: Reach,
     /// What extents are like where their domain does not say.
     properties: ExtentProperties,
@@ -135,6 +146,8 @@ impl GpuPool {
             freed: AtomicBool::new(false),
             sleeper: OnceLock::new(),
             edges,
+            waits: Mutex::default(),
+            observer: options.observer,
             reach: Reach::of(device),
             properties,
             poison: OnceLock::new(),
@@ -305,6 +318,7 @@ impl GpuPool {
     fn malloc_slowly(&self, request: &Request, stream: PoolStream) -> Result<Grant> {
         self.epochs.know(self.device, stream.raw);
         self.tick()?;
+        self.note_lag();
         let mut held = self.growth()?;
         held.streams.insert(stream.key, stream.raw);
         let mut grow = true;

@@ -73,9 +73,11 @@ impl GpuPool {
         self.core.lock().reset_peaks();
     }
 
-    /// Starts the totals and the counters from zero.
+    /// Starts the totals and the counters from zero, and what was noted of lags and waits.
     pub fn reset_totals(&self) {
         self.core.lock().reset_totals();
+        self.reset_lag();
+        self.reset_waits();
     }
 
     /// Physical memory held.

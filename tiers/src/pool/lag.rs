@@ -1,0 +1,117 @@
+//! How far the GPU was behind the host when memory was asked for.
+//!
+//! ```text
+//! age of the oldest epoch not passed ─► bucket:  0 | 1 us: 4 a power of two ... | longer than 12 days
+//! ```
+//!
+//! A bucket ends a quarter above where it begins, so that is how exact a quantile is; the maximum is exact.
+
+use std::time::Duration;
+
+/// Buckets a power of two.
+const SPLIT: u32 = 4;
+const POWERS: u32 = 40;
+const BUCKETS: usize = 2 + (SPLIT * POWERS) as usize;
+
+/// How far the GPU was behind the host, over all misses: the age of the oldest event for frees that had not passed.
+/// What lies between two events is not seen: with nothing freed there is none, and the age is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EpochLag {
+    /// Misses.
+    pub misses: u64,
+    /// Half of them saw at most so much, rounded up by at most a quarter.
+    pub p50: Duration,
+    /// Of a hundred, 95 saw at most so much, rounded up by at most a quarter.
+    pub p95: Duration,
+    /// The most.
+    pub max: Duration,
+}
+
+/// The counts behind it.
+#[derive(Clone, Debug)]
+pub(super) struct Lags {
+    counts: [u64; BUCKETS],
+    misses: u64,
+    max: Duration,
+}
+
+impl Default for Lags {
+    fn default() -> Self {
+        Lags { counts: [0; BUCKETS], misses: 0, max: Duration::ZERO }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // below 128 bits' logarithm
+fn bucket_of(age: Duration) -> usize {
+    let micros = age.as_micros();
+    if micros == 0 {
+        return 0;
+    }
+    let log = micros.ilog2();
+    let quarter = if log < 2 { (micros << 2 >> log) as u32 } else { (micros >> (log - 2)) as u32 } % SPLIT;
+    BUCKETS.min(2 + (SPLIT * log + quarter) as usize) - 1
+}
+
+/// The longest age of a bucket.
+fn longest(bucket: usize) -> Duration {
+    let Some(index) = bucket.checked_sub(1) else { return Duration::ZERO };
+    let (log, quarter) = (index / SPLIT as usize, (index % SPLIT as usize) as u64);
+    let next = ((u64::from(SPLIT) + quarter + 1) << log) / u64::from(SPLIT);
+    Duration::from_micros(next)
+}
+
+impl Lags {
+    /// One miss.
+    pub(super) fn note(&mut self, age: Duration) {
+        self.counts[bucket_of(age)] += 1;
+        self.misses += 1;
+        self.max = self.max.max(age);
+    }
+
+    pub(super) fn told(&self) -> EpochLag {
+        EpochLag { misses: self.misses, p50: self.at(50), p95: self.at(95), max: self.max }
+    }
+
+    fn at(&self, percent: u64) -> Duration {
+        let rank = self.misses.saturating_mul(percent).div_ceil(100).max(1);
+        let mut seen = 0;
+        let bucket = self.counts.iter().position(|count| {
+            seen += count;
+            seen >= rank
+        });
+        bucket.map_or(Duration::ZERO, longest).min(self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_age_lies_in_its_bucket() {
+        let mut before = Duration::ZERO;
+        for micros in (0..5000).chain((13..50).map(|power| (1u64 << power) + 7)) {
+            let age = Duration::from_micros(micros);
+            let bucket = bucket_of(age);
+            assert!(bucket < BUCKETS && bucket_of(before) <= bucket, "{micros}");
+            if bucket < BUCKETS - 1 {
+                let (least, most) = (bucket.checked_sub(1).map(longest), longest(bucket));
+                assert!(age <= most && least.is_none_or(|least| least <= age), "{micros}");
+                assert!(most.as_micros() <= u128::from(micros + micros / 4 + 1), "{micros}");
+            }
+            before = age;
+        }
+    }
+
+    #[test]
+    fn quantiles_are_of_what_was_noted() {
+        let mut lags = Lags::default();
+        assert_eq!(lags.told(), EpochLag::default());
+        (0..90).for_each(|_| lags.note(Duration::ZERO));
+        (0..8).for_each(|_| lags.note(Duration::from_micros(1000)));
+        (0..2).for_each(|_| lags.note(Duration::from_millis(100)));
+        let told = lags.told();
+        assert_eq!((told.misses, told.p50, told.max), (100, Duration::ZERO, Duration::from_millis(100)));
+        assert!((1000..=1280).contains(&told.p95.as_micros()), "{told:?}");
+    }
+}
