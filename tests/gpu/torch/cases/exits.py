@@ -40,7 +40,8 @@ class Exits(unittest.TestCase):
 """)
 
     def test_threads_that_allocate_for_ever(self):
-        done = bed.code(BEGIN + """
+        # Such threads die inside torch's C++, which may end the process by a signal: with any allocator.
+        program = BEGIN + """
     def work():
         while True:
             torch.empty(3 << 20, device="cuda")
@@ -48,8 +49,9 @@ class Exits(unittest.TestCase):
         threading.Thread(target=work, daemon=True).start()
     import time
     time.sleep(0.5)
-""")
-        self.assertEqual(done.code, 0, done.text())
+"""
+        done, native = bed.code(program), bed.code(program, GLAKE_TEST_BACKEND="native")
+        self.assertIn(done.code, (0, native.code), done.text())
         self.assertNotIn("glake", done.err, done.text())
 
     def test_an_exit_code_is_kept(self):

@@ -8,9 +8,9 @@ ISOLATED = True
 
 class Sharing(unittest.TestCase):
     @bed.only("compiled", "a pluggable allocator has no shareIpcHandle")
-    @bed.limit(120)
+    @bed.limit(60)
     def test_tensors_arrive_and_come_back(self):
-        done = bed.program("share.py", timeout=110)
+        done = bed.program("share.py", timeout=50)
         self.assertEqual(done.code, 0, done.text())
 
     @bed.only("pluggable", "the other backend shares")

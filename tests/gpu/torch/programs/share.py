@@ -43,7 +43,7 @@ def main():
     for name, tensor, seed in sent:
         try:
             inbox.put((name, tensor, seed))
-            told, bad = outbox.get(timeout=40)
+            told, bad = outbox.get(timeout=20)
             back = bed.wrong(tensor, seed + 100)
             print(f"{told}: {bad} wrong there, {back} wrong here", flush=True)
             if bad or back:
@@ -56,14 +56,16 @@ def main():
         failed.append("around the view")
     inbox.put(None)
     if not failed:
-        name, made = outbox.get(timeout=40)
+        name, made = outbox.get(timeout=20)
         if bed.wrong(made, 77):
             failed.append("the child's tensor")
         del made
         gc.collect()
         torch.cuda.synchronize()
         inbox.put("read")
-    other.join(30)
+    other.join(10)
+    if other.is_alive():
+        other.kill()
     if other.exitcode != 0:
         failed.append(f"the child's exit code {other.exitcode}")
     del small, large, stitched, kept, around, view, sent, tensor
