@@ -138,7 +138,7 @@ typedef struct {
     glake_stat segment;
     // Blocks handed out, or freed and still in use by other streams.
     glake_stat active;
-    // Free ranges that are no whole extents.
+    // Free ranges that share an extent with something in use; peak and totals are what is now.
     glake_stat inactive_split;
     // Bytes of `allocation`.
     glake_stat allocated_bytes;
@@ -239,7 +239,7 @@ int32_t glake_record_stream(void *pointer,
 //
 // # Safety
 // `bytes` is null or may be written.
-int32_t glake_largest(int32_t _device, uint64_t *_bytes);
+int32_t glake_largest(int32_t device, uint64_t *bytes);
 
 // Waits for pending frees (not while a capture is open), then releases free memory until at most `keep` bytes are
 // reserved: on one device, or with -1 on each. `released`, where not null, gets how much went.
@@ -307,31 +307,8 @@ int32_t glake_on_out_of_memory(glake_out_of_memory_observer observer,
 //
 // # Safety
 // As `glake_on_out_of_memory`.
-int32_t glake_on_mapping(glake_mapping_observer _observer,
-                         void *_context);
-
-// Lets work of `device` touch pool memory of `peer`, what there is and what comes.
-int32_t glake_enable_peer(int32_t device, int32_t peer);
-
-// Makes the block that an address lies in available to other processes: a handle of at most `capacity` bytes, its
-// length, and where the address lies in what the handle opens.
-//
-// # Safety
-// `handle` may be written for `capacity` bytes, `length` and `offset` are null or may be written.
-int32_t glake_share(const void *_pointer,
-                    uint8_t *_handle,
-                    size_t _capacity,
-                    size_t *_length,
-                    uint64_t *_offset);
-
-// Opens what another process shared, for work of a device.
-//
-// # Safety
-// `handle` may be read for `length` bytes, `base` is null or may be written.
-int32_t glake_open_shared(const uint8_t *_handle, size_t _length, int32_t _device, void **_base);
-
-// Closes what `glake_open_shared` opened, when it was closed as often as opened.
-int32_t glake_close_shared(void *_base);
+int32_t glake_on_mapping(glake_mapping_observer observer,
+                         void *context);
 
 // Makes a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
 int32_t glake_pool_create(int32_t device,
@@ -371,9 +348,9 @@ int32_t glake_pool_release(int32_t device,
 int32_t glake_pool_use_count(int32_t device, uint64_t first, uint64_t second, int32_t *count);
 
 // Releases what is free in a private pool, for `torch.cuda.MemPool`: not in the pool of a graph that may be replayed.
-int32_t glake_pool_trim(int32_t _device,
-                        uint64_t _first,
-                        uint64_t _second);
+int32_t glake_pool_trim(int32_t device,
+                        uint64_t first,
+                        uint64_t second);
 
 // Calls `visit` for each live block of a private pool.
 //
@@ -407,6 +384,36 @@ int32_t glake_pool_restore(const glake_checkpoint *_checkpoint,
 // It is null or alive, and not used again.
 void glake_checkpoint_drop(glake_checkpoint *checkpoint);
 
+// Lets work of `device` touch pool memory of `peer`, what there is and what comes.
+int32_t glake_enable_peer(int32_t device, int32_t peer);
+
+// Makes the block that an address lies in available to other processes of the same user, until it is freed: a handle of
+// at most `capacity` bytes, its length, and where the address lies in what the handle opens. An opener maps whole extents
+// and so can see what else lies in them. A handle is some tens of bytes and a few more for each extent; where `capacity`
+// is too small, `length` says what is needed.
+//
+// # Safety
+// `handle` is null or may be written for `capacity` bytes; `length` and `offset` are null or may be written.
+int32_t glake_share(const void *pointer,
+                    uint8_t *handle,
+                    size_t capacity,
+                    size_t *length,
+                    uint64_t *offset);
+
+// Opens what another process shared, for work of a device and of those that may touch its pool memory. The same handle
+// opened again gives the same address. The process that shared it must live and keep the block until this returns.
+//
+// # Safety
+// `handle` is null or may be read for `length` bytes; `base` is null or may be written.
+int32_t glake_open_shared(const uint8_t *handle,
+                          size_t length,
+                          int32_t device,
+                          void **base);
+
+// Ends one use of what `glake_open_shared` opened. With the last it is unmapped, after all work that was enqueued before;
+// that is waited for, or put off while a capture is open. In a forked child and at the end of the process nothing is done.
+int32_t glake_close_shared(void *base);
+
 // The state of all pools as torch's `_cuda_memorySnapshot` tells it, as JSON. Null on failure; to be given to
 // `glake_string_free`.
 char *glake_snapshot_json(void);
@@ -438,7 +445,7 @@ int32_t glake_stats(int32_t device, glake_device_stats *out);
 int32_t glake_reset_peaks(int32_t device);
 
 // Starts the totals of a device, and what was done, from zero.
-int32_t glake_reset_totals(int32_t _device);
+int32_t glake_reset_totals(int32_t device);
 
 // The statistics as a JSON object: torch's flat keys ("active_bytes.all.peak"), and ours under "glake.". Null on failure;
 // to be given to `glake_string_free`.

@@ -6,7 +6,7 @@ use glake_device::{Address, Stream};
 use glake_runtime::process::ProcessError;
 use glake_units::Bytes;
 
-use crate::status::{Failure, GLAKE_OK, GLAKE_UNSUPPORTED};
+use crate::status::{Failure, GLAKE_OK};
 use crate::{guard, library};
 
 /// A live block.
@@ -120,8 +120,12 @@ pub unsafe extern "C" fn glake_record_stream(pointer: *mut c_void, stream: *mut 
 /// # Safety
 /// `bytes` is null or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn glake_largest(_device: i32, _bytes: *mut u64) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "the largest possible request is not known yet")))
+pub unsafe extern "C" fn glake_largest(device: i32, bytes: *mut u64) -> i32 {
+    guard::answer(|| {
+        let largest = library::process()?.largest(device.into())?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(bytes, "bytes", largest.get()) }
+    })
 }
 
 /// Waits for pending frees (not while a capture is open), then releases free memory until at most `keep` bytes are

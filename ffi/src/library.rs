@@ -78,6 +78,11 @@ pub(crate) fn is_forked() -> bool {
     PHASE.load(Ordering::Acquire) == FORKED
 }
 
+/// Whether nothing is served any more, in a forked child or at the end of the process.
+pub(crate) fn is_over() -> bool {
+    PHASE.load(Ordering::Acquire) != SERVING
+}
+
 #[cold]
 fn over(phase: u8) -> Failure {
     Failure::unavailable(match phase {

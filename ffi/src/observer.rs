@@ -1,11 +1,10 @@
-//! What a program can be told, and what it can do with other devices and processes.
+//! What a program can be told.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use glake_runtime::process::{OnShortage, Shortage};
+use glake_runtime::process::{OnMapping, OnShortage, Shortage};
 
-use crate::status::{Failure, GLAKE_UNSUPPORTED};
 use crate::{guard, library};
 
 /// Told of a request that is about to be refused: the device's memory, and what nobody holds of it.
@@ -59,48 +58,17 @@ pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, cont
 /// # Safety
 /// As `glake_on_out_of_memory`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn glake_on_mapping(_observer: MappingObserver, _context: *mut c_void) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "mappings cannot be observed yet")))
-}
-
-/// Lets work of `device` touch pool memory of `peer`, what there is and what comes.
-#[unsafe(no_mangle)]
-pub extern "C" fn glake_enable_peer(device: i32, peer: i32) -> i32 {
-    guard::answer(|| Ok(library::process()?.enable_peer(device.into(), peer.into())?))
-}
-
-/// Makes the block that an address lies in available to other processes: a handle of at most `capacity` bytes, its
-/// length, and where the address lies in what the handle opens.
-///
-/// # Safety
-/// `handle` may be written for `capacity` bytes, `length` and `offset` are null or may be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn glake_share(
-    _pointer: *const c_void,
-    _handle: *mut u8,
-    _capacity: usize,
-    _length: *mut usize,
-    _offset: *mut u64,
-) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "sharing with other processes is not there yet")))
-}
-
-/// Opens what another process shared, for work of a device.
-///
-/// # Safety
-/// `handle` may be read for `length` bytes, `base` is null or may be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn glake_open_shared(
-    _handle: *const u8,
-    _length: usize,
-    _device: i32,
-    _base: *mut *mut c_void,
-) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "sharing with other processes is not there yet")))
-}
-
-/// Closes what `glake_open_shared` opened, when it was closed as often as opened.
-#[unsafe(no_mangle)]
-pub extern "C" fn glake_close_shared(_base: *mut c_void) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "sharing with other processes is not there yet")))
+pub unsafe extern "C" fn glake_on_mapping(observer: MappingObserver, context: *mut c_void) -> i32 {
+    guard::answer(|| {
+        let context = Context(context);
+        let observer = observer.map(|observer| -> OnMapping {
+            Arc::new(move |device, mapped, address, size| {
+                let device = i32::try_from(device.0).unwrap_or(i32::MAX);
+                // SAFETY: the promise of who gave it.
+                unsafe { observer(context.get(), device, mapped, address.0, size.get()) };
+            })
+        });
+        library::process()?.on_mapping(observer);
+        Ok(())
+    })
 }

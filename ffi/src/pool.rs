@@ -123,8 +123,11 @@ pub unsafe extern "C" fn glake_pool_use_count(device: i32, first: u64, second: u
 
 /// Releases what is free in a private pool, for `torch.cuda.MemPool`: not in the pool of a graph that may be replayed.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_pool_trim(_device: i32, _first: u64, _second: u64) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "a private pool cannot be trimmed by itself yet")))
+pub extern "C" fn glake_pool_trim(device: i32, first: u64, second: u64) -> i32 {
+    guard::answer(|| {
+        library::process()?.trim_pool(device.into(), PoolId(first, second))?;
+        Ok(())
+    })
 }
 
 /// Calls `visit` for each live block of a private pool.

@@ -119,7 +119,7 @@ impl From<&SegmentView> for Segment {
 
 impl From<&BlockView> for SegmentBlock {
     fn from(view: &BlockView) -> SegmentBlock {
-        let BlockView { address, size, requested, live, pending } = *view;
+        let BlockView { address, size, requested, live, pending, .. } = *view;
         SegmentBlock { address: address.0, size, requested, live, pending }
     }
 }

@@ -31,7 +31,7 @@ pub struct PoolStats {
     pub segment: Stat,
     /// Blocks handed out, or freed and still in use by other streams.
     pub active: Stat,
-    /// Free ranges that are no whole extents.
+    /// Free ranges that share an extent with something in use; peak and totals are what is now.
     pub inactive_split: Stat,
     /// Bytes of `allocation`.
     pub allocated_bytes: Stat,
@@ -120,8 +120,8 @@ pub extern "C" fn glake_reset_peaks(device: i32) -> i32 {
 
 /// Starts the totals of a device, and what was done, from zero.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_reset_totals(_device: i32) -> i32 {
-    guard::answer(|| Err(Failure::new(crate::status::GLAKE_UNSUPPORTED, "totals cannot be reset yet")))
+pub extern "C" fn glake_reset_totals(device: i32) -> i32 {
+    guard::answer(|| Ok(process()?.reset_totals(device.into())?))
 }
 
 /// The statistics as a JSON object: torch's flat keys ("active_bytes.all.peak"), and ours under "glake.". Null on failure;

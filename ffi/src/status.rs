@@ -6,6 +6,7 @@ use std::ffi::{CString, c_char};
 
 use glake_device::DriverError;
 use glake_runtime::process::ProcessError;
+use glake_runtime::share::ShareError;
 use glake_tiers::PoolError;
 
 /// Done.
@@ -76,6 +77,10 @@ impl From<ProcessError> for Failure {
             E::NoDriver { .. } | E::Topology(_) => GLAKE_UNAVAILABLE,
             E::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
             E::Driver(_) | E::NoThread { .. } => GLAKE_DRIVER,
+            E::Share(ShareError::Pool(pool)) => return Failure::from_pool(pool),
+            E::Share(
+                ShareError::NoDoor { .. } | ShareError::TooManyFiles { .. } | ShareError::Broken { .. },
+            ) => GLAKE_DRIVER,
             _ => GLAKE_INVALID,
         };
         Failure::new(status, error)
@@ -85,7 +90,9 @@ impl From<ProcessError> for Failure {
 impl Failure {
     fn from_pool(error: &PoolError) -> Failure {
         let status = match error {
-            PoolError::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
+            PoolError::Driver(DriverError::Unsupported { .. }) | PoolError::NotExportable { .. } => {
+                GLAKE_UNSUPPORTED
+            }
             PoolError::Driver(_) | PoolError::Poisoned { .. } => GLAKE_DRIVER,
             _ if error.is_out_of_memory() => GLAKE_OUT_OF_MEMORY,
             _ => GLAKE_INVALID,

@@ -5,12 +5,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use glake_device::owned::Epochs;
-use glake_device::{Address, DeviceId, DeviceInfo};
+use glake_device::{DeviceId, DeviceInfo};
 use glake_tiers::{GpuPool, PoolOptions, Ticker};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::ProcessError;
+use super::observers::Observers;
 use super::private::PrivatePools;
 use crate::{config, pool};
 
@@ -30,7 +31,7 @@ pub(super) struct Started {
     pub(super) pool: Arc<GpuPool>,
     pub(super) private: PrivatePools,
     /// Times that everything freed was waited for.
-    pub(super) settled: AtomicU64,
+    settled: AtomicU64,
     ticker: Mutex<Option<Ticker>>,
 }
 
@@ -60,6 +61,7 @@ impl DeviceMemory {
         config: &config::Pool,
         mappings: u64,
         peers: Vec<DeviceId>,
+        observers: &Arc<Observers>,
     ) -> Result<&Started, ProcessError> {
         let _starting = self.starting.lock();
         if let Some(started) = self.started.get() {
@@ -72,6 +74,7 @@ impl DeviceMemory {
             epochs: Some(epochs.clone()),
             peers,
             exportable: config.exportable,
+            observer: Some(observers.clone()),
         };
         let pool = GpuPool::new(epochs.driver().clone(), self.info.id, options)?;
         let pool = Arc::new(pool);
@@ -116,9 +119,14 @@ impl Started {
         }
     }
 
-    /// Its live block that an address lies in: where it begins, its size and what was asked for.
-    pub(super) fn find(&self, address: Address) -> Option<(Address, Bytes, Bytes)> {
-        let (size, requested) = self.pool.block(address)?;
-        Some((address, size, requested))
+    /// How often everything freed was waited for.
+    pub(super) fn times_settled(&self) -> u64 {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    /// Starts totals and counters from zero.
+    pub(super) fn reset_totals(&self) {
+        self.settled.store(0, Ordering::Relaxed);
+        self.pool.reset_totals();
     }
 }

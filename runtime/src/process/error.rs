@@ -5,6 +5,7 @@ use glake_device::{Address, DeviceId, DriverError};
 use glake_tiers::PoolError;
 
 use super::{PoolId, Shortage};
+use crate::share::ShareError;
 
 /// A refusal; a variant is what the caller can do about it.
 #[non_exhaustive]
@@ -67,6 +68,15 @@ pub enum ProcessError {
         device: DeviceId,
         /// What was given.
         id: PoolId,
+    },
+    /// The block cannot be shared, or what was shared cannot be opened.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// No memory of another process is open there.
+    #[error("no memory of another process is open at {base}: it was closed as often as it was opened")]
+    NotOpen {
+        /// What was given.
+        base: Address,
     },
     /// A part of the memory that is none.
     #[error("a memory fraction of {fraction} is out of range: 0 to 1 is allowed")]

@@ -18,6 +18,10 @@ pub(super) enum Action {
     FreeRequested,
     /// Its stream may have its bytes again.
     FreeCompleted,
+    /// Memory was mapped.
+    SegmentMap,
+    /// Memory is about to be unmapped.
+    SegmentUnmap,
     /// A request was refused; the address is the device's free memory.
     OutOfMemory,
     /// Somebody looked.
@@ -28,7 +32,6 @@ pub(super) enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) action: Action,
-    pub(super) device: DeviceId,
     pub(super) address: u64,
     pub(super) size: u64,
     pub(super) stream: Stream,
@@ -36,11 +39,11 @@ pub(super) struct Entry {
     pub(super) time_us: u64,
 }
 
-/// The ring of events.
-#[derive(Debug, Default)]
+/// The events of all devices, a ring for each.
+#[derive(Debug)]
 pub(super) struct History {
     on: AtomicBool,
-    ring: Mutex<Ring>,
+    rings: Vec<Mutex<Ring>>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +59,8 @@ impl Action {
             Action::Alloc => "alloc",
             Action::FreeRequested => "free_requested",
             Action::FreeCompleted => "free_completed",
+            Action::SegmentMap => "segment_map",
+            Action::SegmentUnmap => "segment_unmap",
             Action::OutOfMemory => "oom",
             Action::Snapshot => "snapshot",
         }
@@ -63,16 +68,23 @@ impl Action {
 }
 
 impl History {
-    /// Starts or stops keeping events, the last `most` of them; what was kept stays unless it is cleared.
+    pub(super) fn new(devices: usize) -> Self {
+        let rings = std::iter::repeat_with(Mutex::default).take(devices);
+        History { on: AtomicBool::new(false), rings: rings.collect() }
+    }
+
+    /// Starts or stops keeping events, the last `most` of each device; what was kept stays unless it is cleared.
     pub(super) fn keep(&self, on: bool, most: u64, clear: bool) {
-        let mut ring = self.ring.lock();
-        if clear {
-            ring.entries = VecDeque::new();
-        }
-        if on {
-            ring.most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
-            let excess = ring.entries.len().saturating_sub(ring.most);
-            ring.entries.drain(..excess);
+        for ring in &self.rings {
+            let mut ring = ring.lock();
+            if clear {
+                ring.entries = VecDeque::new();
+            }
+            if on {
+                ring.most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
+                let excess = ring.entries.len().saturating_sub(ring.most);
+                ring.entries.drain(..excess);
+            }
         }
         self.on.store(on, Ordering::Release);
     }
@@ -93,7 +105,8 @@ impl History {
         stream: Stream,
         pool: PoolId,
     ) {
-        let mut ring = self.ring.lock();
+        let Some(ring) = self.rings.get(device.0 as usize) else { return };
+        let mut ring = ring.lock();
         if !self.on.load(Ordering::Acquire) {
             return;
         }
@@ -102,13 +115,13 @@ impl History {
         }
         // Under the lock, so that the ring is in the order of time.
         let time_us = now_us();
-        ring.entries.push_back(Entry { action, device, address, size, stream, pool, time_us });
+        ring.entries.push_back(Entry { action, address, size, stream, pool, time_us });
     }
 
     /// The events of a device, the oldest first.
     pub(super) fn of(&self, device: DeviceId) -> Vec<Entry> {
-        let ring = self.ring.lock();
-        ring.entries.iter().filter(|entry| entry.device == device).copied().collect()
+        let ring = self.rings.get(device.0 as usize).map(Mutex::lock);
+        ring.map_or_else(Vec::new, |ring| ring.entries.iter().copied().collect())
     }
 }
 
@@ -128,14 +141,15 @@ mod tests {
 
     #[test]
     fn keeps_the_last_ones_while_it_is_on() {
-        let history = History::default();
+        let history = History::new(2);
         note(&history, 1);
         assert!(!history.is_on() && history.of(DeviceId(0)).is_empty());
         history.keep(true, 3, false);
         (2..7).for_each(|address| note(&history, address));
         let kept = || history.of(DeviceId(0)).iter().map(|entry| entry.address).collect::<Vec<_>>();
         assert_eq!(kept(), [4, 5, 6]);
-        assert!(history.of(DeviceId(1)).is_empty());
+        history.note(Action::Snapshot, DeviceId(1), (0, 0), Stream(0), PoolId(0, 0));
+        assert_eq!((kept().len(), history.of(DeviceId(1)).len(), history.of(DeviceId(2)).len()), (3, 1, 0));
         history.keep(false, 0, false);
         note(&history, 7);
         assert_eq!(kept(), [4, 5, 6]);

@@ -28,6 +28,7 @@
 mod device;
 mod error;
 mod history;
+mod imports;
 mod observers;
 mod private;
 mod shortage;
@@ -38,21 +39,24 @@ mod streams;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::owned::Epochs;
 use glake_device::sim::{Clock, SimOptions, Simulator, mapping_budget};
 use glake_device::{Address, DeviceId, Driver, DriverError, Stream};
 use glake_stitch::StitchError;
-use glake_tiers::PoolError;
+use glake_tiers::{GpuWaits, LiveBlock, PoolError};
 use glake_units::Bytes;
 
 use crate::backend::{Backend, BackendError};
 use crate::config::{self, Config, DeviceChoice};
+use crate::share::Exporter;
 use device::{DeviceMemory, Started};
 pub use error::ProcessError;
-use history::{Action, History};
+use history::Action;
+use imports::Imports;
 use observers::Observers;
-pub use observers::OnShortage;
+pub use observers::{OnMapping, OnShortage};
 pub use private::{Filter, PoolId};
 pub use shortage::Shortage;
 pub use snapshot::{BlockView, SegmentView};
@@ -86,8 +90,11 @@ pub struct Process {
     mappings: u64,
     config: config::Pool,
     streams: Streams,
-    history: History,
-    observers: Observers,
+    observers: Arc<Observers>,
+    /// No thread of ours may call the driver any more, nor may what only keeps books.
+    stopped: AtomicBool,
+    exporter: Exporter,
+    imports: Imports,
 }
 
 impl Process {
@@ -114,18 +121,21 @@ impl Process {
             }
         };
         let config = config.pool;
-        let devices = driver.devices()?.into_iter().map(|info| DeviceMemory::new(info, &config)).collect();
+        let devices = driver.devices()?.into_iter().map(|info| DeviceMemory::new(info, &config));
+        let devices: Vec<DeviceMemory> = devices.collect();
         let epochs = Epochs::new(driver.clone());
         Ok(Process {
             name,
+            observers: Observers::new(devices.len()),
+            stopped: AtomicBool::new(false),
             driver,
             epochs,
             devices,
             mappings,
             config,
             streams: Streams::new(),
-            history: History::default(),
-            observers: Observers::default(),
+            exporter: Exporter::new(),
+            imports: Imports::default(),
         })
     }
 
@@ -158,10 +168,10 @@ impl Process {
             Ok(block) => block,
             Err(error) => return Err(self.refused(memory, size, raw, error)),
         };
-        if self.history.is_on() {
+        if self.observers.history.is_on() {
             let pool = started.private.name(domain).unwrap_or_default();
             let place = (block.address.0, block.size.get());
-            self.history.note(Action::Alloc, memory.id(), place, raw, pool);
+            self.observers.history.note(Action::Alloc, memory.id(), place, raw, pool);
         }
         Ok(block.address)
     }
@@ -172,9 +182,11 @@ impl Process {
     /// [`ProcessError::UnknownAddress`]; nothing changes then.
     #[inline]
     pub fn free(&self, address: Address) -> Result<()> {
-        if self.history.is_on() {
+        if self.observers.history.is_on() {
             self.note_free(address);
         }
+        // Nobody may open it any more once its bytes can be others'.
+        self.exporter.forget_block(address);
         for started in self.devices.iter().filter_map(DeviceMemory::started) {
             match started.pool.free(address) {
                 Ok(_) => return Ok(()),
@@ -192,7 +204,13 @@ impl Process {
                 continue;
             };
             for action in [Action::FreeRequested, Action::FreeCompleted] {
-                self.history.note(action, memory.id(), (address.0, size.get()), Stream(0), PoolId::default());
+                self.observers.history.note(
+                    action,
+                    memory.id(),
+                    (address.0, size.get()),
+                    Stream(0),
+                    PoolId::default(),
+                );
             }
         }
     }
@@ -200,7 +218,7 @@ impl Process {
     /// The live block that an address lies in.
     pub fn find(&self, address: Address) -> Option<Found> {
         self.devices.iter().find_map(|memory| {
-            let (address, size, requested) = memory.started()?.find(address)?;
+            let LiveBlock { address, size, requested, .. } = memory.started()?.pool.find(address)?;
             Some(Found { device: memory.id(), address, size, requested })
         })
     }
@@ -237,9 +255,18 @@ impl Process {
             started.settle()?;
             Ok(started.pool.trim(keep)?)
         });
+        self.imports.settle();
         // All first: the first failure shall not keep the other devices from it.
         let trimmed: Vec<Result<Bytes>> = trimmed.collect();
         trimmed.into_iter().sum()
+    }
+
+    /// The largest request that would be served now, with stitching and growing; starts the device's pool.
+    ///
+    /// # Errors
+    /// What the driver answers when asked for its free memory.
+    pub fn largest(&self, device: i64) -> Result<Bytes> {
+        Ok(self.started(self.device(device)?)?.pool.largest()?)
     }
 
     /// Changes the part of a device's memory that may be reserved; its pool need not have started.
@@ -287,8 +314,7 @@ impl Process {
     /// # Errors
     /// [`ProcessError::UnknownPool`] where nothing was begun.
     pub fn end_pool(&self, device: i64, id: PoolId) -> Result<()> {
-        let (memory, started) = self.named(device, id)?;
-        debug_assert_eq!(memory.id(), started.pool.device());
+        let started = self.named(device, id)?;
         started.private.end(&started.pool, id)
     }
 
@@ -297,7 +323,7 @@ impl Process {
     /// # Errors
     /// [`ProcessError::UnknownPool`].
     pub fn release_pool(&self, device: i64, id: PoolId) -> Result<()> {
-        let (_, started) = self.named(device, id)?;
+        let started = self.named(device, id)?;
         started.private.release(&started.pool, id)
     }
 
@@ -314,14 +340,22 @@ impl Process {
     /// # Errors
     /// [`ProcessError::UnknownPool`].
     pub fn pool_blocks(&self, device: i64, id: PoolId, mut visit: impl FnMut(Address, Bytes)) -> Result<()> {
-        let (_, started) = self.named(device, id)?;
+        let started = self.named(device, id)?;
         let domain = started.private.domain(&started.pool, id)?;
-        let base = started.pool.base().0;
-        let segments = started.pool.segments().into_iter().filter(|segment| segment.domain == domain);
-        for block in segments.flat_map(|segment| segment.blocks).filter(|block| block.live) {
-            visit(Address(base + block.offset.get()), block.size);
-        }
+        started.pool.blocks_of(domain).into_iter().for_each(|block| visit(block.address, block.size));
         Ok(())
+    }
+
+    /// Releases what is free in a private pool, after pending frees were waited for: not for the pool of a graph that may
+    /// be replayed. Returns how much went.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownPool`]; what the driver answers.
+    pub fn trim_pool(&self, device: i64, id: PoolId) -> Result<Bytes> {
+        let started = self.named(device, id)?;
+        let domain = started.private.domain(&started.pool, id)?;
+        started.settle()?;
+        Ok(started.pool.trim_domain(domain)?)
     }
 
     /// Lets work of a device touch another's pool memory, what there is and what comes; twice is no error.
@@ -329,8 +363,41 @@ impl Process {
     /// # Errors
     /// [`ProcessError::NoSuchDevice`]; what the driver answers, above all where the two cannot reach each other.
     pub fn enable_peer(&self, device: i64, peer: i64) -> Result<()> {
-        let device = self.device(device)?.id();
-        Ok(self.started(self.device(peer)?)?.pool.enable_peer(device)?)
+        let (device, memory) = (self.device(device)?.id(), self.device(peer)?);
+        self.started(memory)?.pool.enable_peer(device)?;
+        self.imports.enable_peer(device, memory.id())
+    }
+
+    /// Makes the live block that an address lies in available to other processes of the same user, until it is freed: a
+    /// handle for [`Process::open_shared`] there, and where the address lies in what that opens.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Share`], above all where `pool.exportable` is off.
+    pub fn share(&self, address: Address) -> Result<(Arc<[u8]>, Bytes)> {
+        let found = self.find(address).ok_or(ProcessError::InNoBlock { address })?;
+        let started = self.started(self.device(found.device.0.into())?)?;
+        let shared = self.exporter.share(found.address, || started.pool.export(found.address))?;
+        Ok((shared.handle, shared.offset.saturating_add(Bytes::new(address.0 - found.address.0))))
+    }
+
+    /// Maps what another process shared, for work of a device and of those that may touch its pool. The same handle opened
+    /// again gives the same address.
+    ///
+    /// # Errors
+    /// [`ProcessError::Share`]; what the driver answers.
+    pub fn open_shared(&self, handle: &[u8], device: i64) -> Result<Address> {
+        let memory = self.device(device)?;
+        let peers = self.started(memory)?.pool.peers();
+        self.imports.open(handle, &self.epochs, memory.id(), peers)
+    }
+
+    /// Ends one use of what [`Process::open_shared`] mapped. With the last it is unmapped, once all work that was enqueued
+    /// before is done, which is waited for; where a capture is open, at a later call.
+    ///
+    /// # Errors
+    /// [`ProcessError::NotOpen`].
+    pub fn close_shared(&self, base: Address) -> Result<()> {
+        self.imports.close(base)
     }
 
     /// Everything that is counted for a device; zeroes where its pool has not started.
@@ -338,10 +405,13 @@ impl Process {
     /// # Errors
     /// [`ProcessError::NoSuchDevice`].
     pub fn stats(&self, device: i64) -> Result<DeviceStats> {
-        use std::sync::atomic::Ordering::Relaxed;
         let started = self.device(device)?.started();
         Ok(started.map_or_else(DeviceStats::default, |started| {
-            DeviceStats::of(&started.pool.stats(), started.settled.load(Relaxed))
+            let pool = &started.pool;
+            // Whether a wait is over is asked of the driver.
+            let waits =
+                if self.stopped.load(Ordering::Acquire) { GpuWaits::default() } else { pool.gpu_waits() };
+            DeviceStats::of(&pool.stats(), started.times_settled(), pool.epoch_lag(), waits)
         }))
     }
 
@@ -356,6 +426,17 @@ impl Process {
         Ok(())
     }
 
+    /// Starts the totals of a device, and what was done, from zero.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoSuchDevice`].
+    pub fn reset_totals(&self, device: i64) -> Result<()> {
+        if let Some(started) = self.device(device)?.started() {
+            started.reset_totals();
+        }
+        Ok(())
+    }
+
     /// Every mapped range of a device, and what lies in it.
     ///
     /// # Errors
@@ -366,12 +447,12 @@ impl Process {
 
     /// Starts or stops to keep events, the last `most` of them.
     pub fn keep_history(&self, on: bool, most: u64, clear: bool) {
-        self.history.keep(on, most, clear);
+        self.observers.history.keep(on, most, clear);
     }
 
     /// Whether events are kept.
     pub fn keeps_history(&self) -> bool {
-        self.history.is_on()
+        self.observers.history.is_on()
     }
 
     /// Who is told of every request that is about to be refused for want of memory; replaces who was told before.
@@ -379,9 +460,15 @@ impl Process {
         self.observers.watch_shortage(observer);
     }
 
+    /// Who is told of every range that is mapped and unmapped; replaces who was told before.
+    pub fn on_mapping(&self, observer: Option<OnMapping>) {
+        self.observers.watch_mapping(observer);
+    }
+
     /// Ends the threads that keep epochs going. From then on no thread of ours calls the driver: frees are bookkeeping,
     /// and a miss on a caller's thread does what ticks would have done.
     pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
     }
 
@@ -398,16 +485,15 @@ impl Process {
             None => {
                 let others = self.devices.iter().map(DeviceMemory::id).filter(|id| *id != memory.id());
                 let peers = if self.config.peer_access { others.collect() } else { Vec::new() };
-                memory.start(&self.epochs, &self.config, self.mappings, peers)
+                memory.start(&self.epochs, &self.config, self.mappings, peers, &self.observers)
             }
         }
     }
 
     /// A device that has private pools.
-    fn named(&self, device: i64, id: PoolId) -> Result<(&DeviceMemory, &Started)> {
+    fn named(&self, device: i64, id: PoolId) -> Result<&Started> {
         let memory = self.device(device)?;
-        let started = memory.started().ok_or(ProcessError::UnknownPool { device: memory.id(), id })?;
-        Ok((memory, started))
+        memory.started().ok_or(ProcessError::UnknownPool { device: memory.id(), id })
     }
 
     /// Out of memory, told in full; anything else as it is.
@@ -447,9 +533,9 @@ impl Process {
             stitchable: stats.waste.soft,
             pending: stats.waste.stream,
         };
-        if self.history.is_on() {
+        if self.observers.history.is_on() {
             let place = (shortage.free.get(), wanted.get());
-            self.history.note(Action::OutOfMemory, memory.id(), place, raw, PoolId::default());
+            self.observers.history.note(Action::OutOfMemory, memory.id(), place, raw, PoolId::default());
         }
         self.observers.tell_shortage(&shortage);
         ProcessError::OutOfMemory(Box::new(shortage))

@@ -1,25 +1,47 @@
-//! Who wants to be told. Called on the thread at hand, with no lock held.
+//! Who wants to be told. Called on the thread at hand.
 
 use std::fmt;
 use std::sync::Arc;
 
+use glake_device::{Address, DeviceId, Stream};
+use glake_tiers::MappingObserver;
+use glake_units::Bytes;
 use parking_lot::RwLock;
 
-use super::Shortage;
+use super::history::{Action, History};
+use super::{PoolId, Shortage};
 
-/// Told of a request that is about to be refused.
+/// Told of a request that is about to be refused, with no lock held.
 pub type OnShortage = Arc<dyn Fn(&Shortage) + Send + Sync>;
 
-/// The observers of a process: one of each kind.
-#[derive(Default)]
+/// Told of memory that was mapped for blocks (true) or is about to be unmapped, at home and in aliases. While it runs, no
+/// other miss of the device goes on: it must not ask for memory.
+pub type OnMapping = Arc<dyn Fn(DeviceId, bool, Address, Bytes) + Send + Sync>;
+
+/// The observers of a process, one of each kind, and the history, which is one too.
 pub(super) struct Observers {
+    pub(super) history: History,
     shortage: RwLock<Option<OnShortage>>,
+    mapping: RwLock<Option<OnMapping>>,
 }
 
 impl Observers {
+    pub(super) fn new(devices: usize) -> Arc<Self> {
+        Arc::new(Observers {
+            history: History::new(devices),
+            shortage: RwLock::default(),
+            mapping: RwLock::default(),
+        })
+    }
+
     pub(super) fn watch_shortage(&self, observer: Option<OnShortage>) {
         let before = std::mem::replace(&mut *self.shortage.write(), observer);
         // Its end is the program's code.
+        drop(before);
+    }
+
+    pub(super) fn watch_mapping(&self, observer: Option<OnMapping>) {
+        let before = std::mem::replace(&mut *self.mapping.write(), observer);
         drop(before);
     }
 
@@ -29,10 +51,33 @@ impl Observers {
             observer(shortage);
         }
     }
+
+    fn tell_mapping(&self, device: DeviceId, mapped: bool, address: Address, size: Bytes) {
+        if self.history.is_on() {
+            let action = if mapped { Action::SegmentMap } else { Action::SegmentUnmap };
+            self.history.note(action, device, (address.0, size.get()), Stream(0), PoolId::default());
+        }
+        let observer = self.mapping.read().clone();
+        if let Some(observer) = observer {
+            observer(device, mapped, address, size);
+        }
+    }
+}
+
+impl MappingObserver for Observers {
+    fn mapped(&self, device: DeviceId, address: Address, size: Bytes) {
+        self.tell_mapping(device, true, address, size);
+    }
+
+    fn unmapping(&self, device: DeviceId, address: Address, size: Bytes) {
+        self.tell_mapping(device, false, address, size);
+    }
 }
 
 impl fmt::Debug for Observers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observers").field("shortage", &self.shortage.read().is_some()).finish()
+        let mut shown = f.debug_struct("Observers");
+        shown.field("history", &self.history).field("shortage", &self.shortage.read().is_some());
+        shown.field("mapping", &self.mapping.read().is_some()).finish()
     }
 }

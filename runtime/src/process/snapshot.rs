@@ -40,6 +40,8 @@ pub struct BlockView {
     pub live: bool,
     /// Freed, and still in use by other streams.
     pub pending: bool,
+    /// In use by a block that lies in a stitched segment, where it is counted.
+    pub lent: bool,
 }
 
 impl Process {
@@ -55,7 +57,8 @@ impl Process {
                 size: block.size.get(),
                 requested: block.requested.get(),
                 live: block.live,
-                pending: false,
+                pending: block.withheld,
+                lent: block.lent,
             });
             SegmentView {
                 device: memory.id(),
@@ -73,9 +76,15 @@ impl Process {
     /// Torch's snapshot: segments of all devices, the events that were kept, and how the pool is set.
     pub fn snapshot(&self) -> Value {
         let devices: Vec<_> = self.devices.iter().collect();
-        if self.history.is_on() {
+        if self.observers.history.is_on() {
             for memory in devices.iter().filter(|memory| memory.started().is_some()) {
-                self.history.note(Action::Snapshot, memory.id(), (0, 0), Stream(0), PoolId::default());
+                self.observers.history.note(
+                    Action::Snapshot,
+                    memory.id(),
+                    (0, 0),
+                    Stream(0),
+                    PoolId::default(),
+                );
             }
         }
         let segments: Vec<Value> = devices
@@ -85,7 +94,7 @@ impl Process {
             .collect();
         let traces: Vec<Vec<Value>> = devices
             .iter()
-            .map(|memory| self.history.of(memory.id()).iter().map(Entry::json).collect())
+            .map(|memory| self.observers.history.of(memory.id()).iter().map(Entry::json).collect())
             .collect();
         json!({
             "segments": segments,
@@ -132,10 +141,8 @@ impl SegmentView {
             "frames": [],
             "blocks": blocks,
         });
-        if self.kind == SegmentKind::Stitched
-            && let Value::Object(fields) = &mut segment
-        {
-            fields.insert("glake_reserved".to_owned(), json!(0));
+        if self.kind == SegmentKind::Stitched {
+            segment["glake_reserved"] = json!(0);
         }
         segment
     }
@@ -158,6 +165,7 @@ impl SegmentView {
             requested: 0,
             live: false,
             pending: false,
+            lent: false,
         };
         for block in &self.blocks {
             if block.address.0 > at {
@@ -181,13 +189,17 @@ impl BlockView {
             (false, true) => "active_pending_free",
             (false, false) => "inactive",
         };
-        json!({
+        let mut block = json!({
             "address": self.address.0,
             "size": self.size,
             "requested_size": self.requested,
             "state": state,
             "frames": [],
-        })
+        });
+        if self.lent {
+            block["glake_lent"] = json!(true);
+        }
+        block
     }
 }
 

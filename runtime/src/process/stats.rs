@@ -4,12 +4,15 @@
 //! |---|---|
 //! | allocation, active, requested, reserved | the core's gauges |
 //! | segment | extents at home: physical memory is made and released in these |
-//! | inactive_split | free ranges that are no whole extents; its bytes are the hard waste |
+//! | inactive_split | free ranges that share an extent with something in use; peak and totals are what is now |
 //! | num_device_alloc, num_device_free | extents made and released |
 //! | num_sync_all_streams | times that everything freed was waited for: an emptied cache |
 //! | oversize, max_split_size | nothing is oversize, everything may be split |
 
-use glake_stitch::{Gauge, PoolGauges, Stats};
+use std::time::Duration;
+
+use glake_stitch::{Gauge, Inactive, PoolGauges, Stats};
+use glake_tiers::{EpochLag, GpuWaits};
 use serde_json::{Map, Value, json};
 
 /// One of torch's statistics.
@@ -101,14 +104,16 @@ pub struct OwnStats {
 }
 
 impl DeviceStats {
-    pub(super) fn of(stats: &Stats, settled: u64) -> Self {
+    pub(super) fn of(stats: &Stats, settled: u64, lag: EpochLag, waits: GpuWaits) -> Self {
         let counters = &stats.counters;
-        let all = PoolStats::of(&stats.all);
+        let (small, large) = (stats.inactive_small, stats.inactive_large);
+        let both =
+            Inactive { ranges: small.ranges + large.ranges, bytes: small.bytes.saturating_add(large.bytes) };
+        let all = PoolStats::of(&stats.all, both);
         DeviceStats {
-            // What is free is not told apart by pool: slabs and large blocks share extents that are free whole.
-            all: PoolStats { inactive_split_bytes: now(stats.waste.hard.get()), ..all },
-            small_pool: PoolStats::of(&stats.small_pool),
-            large_pool: PoolStats::of(&stats.large_pool),
+            all,
+            small_pool: PoolStats::of(&stats.small_pool, small),
+            large_pool: PoolStats::of(&stats.large_pool, large),
             num_alloc_retries: signed(counters.retries),
             num_ooms: signed(counters.ooms),
             num_sync_all_streams: signed(settled),
@@ -126,7 +131,11 @@ impl DeviceStats {
                 waste_hard: stats.waste.hard.get(),
                 waste_soft: stats.waste.soft.get(),
                 waste_stream: stats.waste.stream.get(),
-                ..OwnStats::default()
+                epoch_lags: lag.misses,
+                epoch_lag_us_p50: micros(lag.p50),
+                epoch_lag_us_p95: micros(lag.p95),
+                epoch_lag_us_max: micros(lag.max),
+                gpu_wait_us: micros(waits.time),
             },
         }
     }
@@ -167,16 +176,16 @@ impl DeviceStats {
 }
 
 impl PoolStats {
-    fn of(gauges: &PoolGauges) -> Self {
+    fn of(gauges: &PoolGauges, inactive: Inactive) -> Self {
         PoolStats {
             allocation: gauges.allocation.into(),
             segment: gauges.extents.into(),
             active: gauges.active.into(),
-            inactive_split: Stat::default(),
+            inactive_split: now(inactive.ranges),
             allocated_bytes: gauges.allocated_bytes.into(),
             reserved_bytes: gauges.reserved_bytes.into(),
             active_bytes: gauges.active_bytes.into(),
-            inactive_split_bytes: Stat::default(),
+            inactive_split_bytes: now(inactive.bytes.get()),
             requested_bytes: gauges.requested_bytes.into(),
         }
     }
@@ -236,7 +245,7 @@ impl From<Gauge> for Stat {
     }
 }
 
-/// A statistic of which only the present is known.
+/// A statistic of which only the present is known: it is counted when it is asked for.
 fn now(value: u64) -> Stat {
     let value = signed(value);
     Stat { current: value, peak: value, allocated: value, freed: 0 }
@@ -244,4 +253,8 @@ fn now(value: u64) -> Stat {
 
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

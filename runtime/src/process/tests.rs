@@ -165,7 +165,18 @@ fn a_snapshot_covers_every_byte_that_is_reserved() {
     assert_eq!(traces.len(), 4);
     assert_eq!(
         names(&traces[0]),
-        ["alloc", "alloc", "alloc", "alloc", "free_requested", "free_completed", "snapshot"]
+        [
+            "segment_map",
+            "alloc",
+            "segment_map",
+            "alloc",
+            "segment_map",
+            "alloc",
+            "alloc",
+            "free_requested",
+            "free_completed",
+            "snapshot"
+        ]
     );
 }
 
@@ -212,4 +223,75 @@ fn a_stopped_process_still_serves() {
     let again = process.malloc(0, mib(20), STREAM).unwrap();
     assert_eq!(again, block);
     process.stop();
+}
+
+/// The other process is a thread here: what it opens is the same memory at another address.
+#[test]
+fn a_block_is_shared_until_it_is_freed() {
+    let process = started("");
+    let block = process.malloc(0, mib(40), STREAM).unwrap();
+    let inside = Address(block.0 + 12_345);
+    let (handle, offset) = process.share(inside).unwrap();
+    assert_eq!(process.share(block).unwrap().0, handle);
+    let base = process.open_shared(&handle, 0).unwrap();
+    assert_eq!(process.open_shared(&handle, 0).unwrap(), base);
+    let there = Address(base.0 + offset.get());
+    process.devices[0].started().unwrap().pool.write(inside, b"seen").unwrap();
+    let read = |device| {
+        let mut bytes = [0; 4];
+        process.driver.read_now(DeviceId(device), there, &mut bytes).map(|()| bytes)
+    };
+    assert_eq!(&read(0).unwrap(), b"seen");
+    process.enable_peer(2, 0).unwrap();
+    assert_eq!(&read(2).unwrap(), b"seen");
+    process.close_shared(base).unwrap();
+    assert!(read(0).is_ok());
+    process.begin_pool(0, PoolId(0, 1), None).unwrap();
+    process.close_shared(base).unwrap();
+    assert!(read(0).is_ok(), "a capture may be open");
+    assert!(matches!(process.close_shared(base), Err(ProcessError::NotOpen { .. })));
+    process.end_pool(0, PoolId(0, 1)).unwrap();
+    process.trim(None, Bytes::ZERO).unwrap();
+    assert!(read(0).is_err());
+    process.free(block).unwrap();
+    assert!(matches!(process.open_shared(&handle, 0), Err(ProcessError::Share(_))));
+    assert!(matches!(process.share(block), Err(ProcessError::InNoBlock { .. })));
+}
+
+#[test]
+fn a_private_pool_keeps_what_is_free_until_it_is_trimmed_by_name() {
+    let process = started("");
+    let id = PoolId(0, 3);
+    let reserved = || process.stats(0).unwrap().all.reserved_bytes.current;
+    process.begin_pool(0, id, None).unwrap();
+    let block = process.malloc(0, mib(40), STREAM).unwrap();
+    process.end_pool(0, id).unwrap();
+    process.free(block).unwrap();
+    process.trim(None, Bytes::ZERO).unwrap();
+    assert!(reserved() >= 40 << 20);
+    assert!(process.trim_pool(0, id).unwrap() >= mib(40));
+    assert_eq!(reserved(), 0);
+    process.release_pool(0, id).unwrap();
+    assert!(matches!(process.trim_pool(0, id), Err(ProcessError::UnknownPool { .. })));
+}
+
+#[test]
+fn mappings_are_told_while_somebody_watches() {
+    let process = started("");
+    let mapped = Arc::new(AtomicU64::new(0));
+    let note = mapped.clone();
+    process.on_mapping(Some(Arc::new(move |device, mapped, _, size| {
+        assert_eq!(device, DeviceId(2));
+        let signed = if mapped { size.get() } else { size.get().wrapping_neg() };
+        note.fetch_add(signed, Ordering::Relaxed);
+    })));
+    let block = process.malloc(2, mib(100), STREAM).unwrap();
+    assert_eq!(mapped.load(Ordering::Relaxed), process.stats(2).unwrap().all.reserved_bytes.current as u64);
+    process.free(block).unwrap();
+    process.trim(Some(2), Bytes::ZERO).unwrap();
+    assert_eq!(mapped.load(Ordering::Relaxed), 0);
+    process.on_mapping(None);
+    process.malloc(2, mib(100), STREAM).unwrap();
+    assert_eq!(mapped.load(Ordering::Relaxed), 0);
+    assert_eq!(process.stats(2).unwrap().own.epoch_lags, 2);
 }

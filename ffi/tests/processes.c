@@ -1,0 +1,225 @@
+/* How processes begin, fork and end. The program calls itself with the name of a scenario. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+/* ---- scenarios, each in a process of its own ---- */
+
+static int without_a_driver(void) {
+    void *out = NULL;
+    if (glake_start() == GLAKE_OK) return 0; /* This machine has one. */
+    FAILS(glake_start(), GLAKE_UNAVAILABLE, "no CUDA driver: ");
+    FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, "choose the simulator with GLAKE_DEVICE=sim");
+    CHECK(gmlake_malloc(1, 0, NULL) == NULL && strstr(gmlake_last_error(), "no CUDA driver") != NULL);
+    CHECK(!glake_started() && glake_device_name() == NULL);
+    gmlake_free(NULL, 0, 0, NULL);
+    gmlake_reset();
+    FAILS(glake_free(&out), GLAKE_INVALID, "never handed out");
+    /* A start that failed is tried again. */
+    setenv("GLAKE_DEVICE", "sim", 1);
+    OK(glake_alloc(0, 1, NULL, &out));
+    return 0;
+}
+
+static int with_a_broken_file(void) {
+    void *out = NULL;
+    FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, ":2: unknown key pool.extend");
+    FAILS(glake_configure(NULL, "/no/such.toml", NULL), GLAKE_INVALID, "/no/such.toml: No such file");
+    unsetenv("GLAKE_CONFIG");
+    OK(glake_configure("training", NULL, "pool.limit = \"64MiB\""));
+    FAILS(glake_alloc(0, 65 * MIB, NULL, &out), GLAKE_OUT_OF_MEMORY, "64.00 MiB allowed; ");
+    OK(glake_alloc(0, 60 * MIB, NULL, &out));
+    return 0;
+}
+
+static int with_a_variable_that_is_wrong(void) {
+    FAILS(glake_start(), GLAKE_UNAVAILABLE, "reuseLimit = \"many\": allowed is");
+    return 0;
+}
+
+/* A child may look at nothing of its parent's: it frees into the void, and everything else fails. */
+static int in_a_forked_child(void) {
+    char *block = block_of(0, 20 * MIB, NULL);
+    block[0] = 'p';
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        void *out = NULL;
+        OK(glake_free(block));
+        gmlake_free(block, 20 * MIB, 0, NULL);
+        gmlake_record_stream(block, NULL);
+        FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, "was forked from one that uses the GPU");
+        CHECK(gmlake_malloc(1, 0, NULL) == NULL && !glake_started());
+        FAILS(glake_stats(0, &(glake_device_stats){0}), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_trim(0, 0, NULL), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_configure(NULL, NULL, NULL), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_pool_create(0, 0, 1), GLAKE_UNAVAILABLE, "spawn");
+        exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(block[0] == 'p' && stats_of(0).all.allocation.current == 1);
+    OK(glake_free(block));
+    return 0;
+}
+
+static int forked_before_the_start(void) {
+    CHECK(!glake_started());
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        OK(glake_free(block_of(0, 20 * MIB, NULL)));
+        exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(glake_free(block_of(0, 20 * MIB, NULL)));
+    return 0;
+}
+
+static void *held;
+
+/* Registered before the library's own handler, so it runs after it. */
+static void at_the_very_end(void) {
+    void *out = NULL;
+    OK(glake_free(held));
+    FAILS(glake_free(held), GLAKE_INVALID, "freed before");
+    FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, "the process is exiting");
+    CHECK(gmlake_malloc(1, 0, NULL) == NULL);
+    CHECK(stats_of(0).all.allocation.current == 100);
+    gmlake_free(NULL, 0, 0, NULL);
+    gmlake_record_stream(held, NULL);
+    puts("ended");
+    fflush(stdout);
+}
+
+static void *churn(void *unused) {
+    (void)unused;
+    for (;;) {
+        void *block = NULL;
+        if (glake_alloc(1, 3 * MIB, (void *)2, &block) == GLAKE_OK) glake_free(block);
+    }
+    return NULL;
+}
+
+static int ended_with_blocks_alive(void) {
+    atexit(at_the_very_end);
+    held = block_of(0, 20 * MIB, NULL);
+    for (int i = 0; i < 100; i++) {
+        OK(glake_free(block_of(0, 30 * MIB, (void *)2)));
+        CHECK(block_of(0, 5000 * (size_t)(i + 1), NULL) != NULL);
+    }
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, churn, NULL) == 0);
+    usleep(2000);
+    return 0;
+}
+
+/* The copy that started first serves, whichever it is; the other says both names. */
+static int with_a_second_copy(void) {
+    OK(glake_start());
+    void *second = dlopen(getenv("GLAKE_SECOND_COPY"), RTLD_NOW | RTLD_LOCAL);
+    CHECK(second != NULL);
+    int32_t (*start)(void) = (int32_t(*)(void))dlsym(second, "glake_start");
+    const char *(*last_error)(void) = (const char *(*)(void))dlsym(second, "glake_last_error");
+    void *(*alloc)(size_t, int, void *) = (void *(*)(size_t, int, void *))dlsym(second, "gmlake_malloc");
+    CHECK(start != NULL && start != glake_start && last_error != NULL && alloc != NULL);
+    CHECK(start() == GLAKE_UNAVAILABLE);
+    CHECK(strstr(last_error(), "two copies of GLake") != NULL);
+    CHECK(strstr(last_error(), getenv("GLAKE_SECOND_COPY")) != NULL);
+    CHECK(strstr(last_error(), "libgmlake.so has started already") != NULL);
+    CHECK(alloc(1, 0, NULL) == NULL);
+    CHECK(strcmp(glake_last_error(), "") == 0);
+    OK(glake_free(block_of(0, 1, NULL)));
+    dlclose(second);
+    return 0;
+}
+
+static int loaded_and_never_used(void) {
+    CHECK(!glake_started());
+    return 0;
+}
+
+/* ---- the program that calls them ---- */
+
+struct scenario {
+    const char *name;
+    int (*body)(void);
+    const char *variable, *value; /* set for it; a null value unsets */
+    const char *says;             /* on standard output */
+};
+
+static const struct scenario SCENARIOS[] = {
+    {"without-a-driver", without_a_driver, "GLAKE_DEVICE", NULL, ""},
+    {"broken-file", with_a_broken_file, "GLAKE_CONFIG", "/tmp/glake-test-broken.toml", ""},
+    {"wrong-variable", with_a_variable_that_is_wrong, "reuseLimit", "many", ""},
+    {"forked-child", in_a_forked_child, NULL, NULL, ""},
+    {"forked-before", forked_before_the_start, NULL, NULL, ""},
+    {"ended", ended_with_blocks_alive, NULL, NULL, "ended\n"},
+    {"second-copy", with_a_second_copy, NULL, NULL, ""},
+    {"never-used", loaded_and_never_used, NULL, NULL, ""},
+};
+
+enum { COUNT = sizeof SCENARIOS / sizeof *SCENARIOS };
+
+static void write_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* The library's own file, copied elsewhere. */
+static void copy_library(const char *to) {
+    Dl_info info;
+    CHECK(dladdr((void *)glake_start, &info) != 0);
+    FILE *from = fopen(info.dli_fname, "rb"), *into = fopen(to, "wb");
+    CHECK(from != NULL && into != NULL);
+    static char buffer[1 << 16];
+    for (size_t count; (count = fread(buffer, 1, sizeof buffer, from)) > 0;) CHECK(fwrite(buffer, 1, count, into) == count);
+    CHECK(fclose(into) == 0);
+    fclose(from);
+}
+
+static void run(const char *program, const struct scenario *scenario) {
+    int output[2];
+    CHECK(pipe(output) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        if (scenario->variable != NULL && scenario->value != NULL) setenv(scenario->variable, scenario->value, 1);
+        if (scenario->variable != NULL && scenario->value == NULL) unsetenv(scenario->variable);
+        alarm(60);
+        dup2(output[1], STDOUT_FILENO);
+        execl("/proc/self/exe", program, scenario->name, (char *)NULL);
+        _exit(127);
+    }
+    close(output[1]);
+    char said[100] = "";
+    size_t length = 0;
+    for (ssize_t count; (count = read(output[0], said + length, sizeof said - 1 - length)) > 0;) length += (size_t)count;
+    close(output[0]);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || strcmp(said, scenario->says) != 0) {
+        fprintf(stderr, "%s: status %#x, said \"%s\"\n", scenario->name, (unsigned)status, said);
+        exit(1);
+    }
+}
+
+int main(int count, char **arguments) {
+    for (int i = 0; count == 2 && i < COUNT; i++)
+        if (strcmp(arguments[1], SCENARIOS[i].name) == 0) return SCENARIOS[i].body();
+    char copy[100], broken[100];
+    snprintf(copy, sizeof copy, "/tmp/glake-test-%d-copy.so", (int)getpid());
+    snprintf(broken, sizeof broken, "/tmp/glake-test-broken.toml");
+    copy_library(copy);
+    write_file(broken, "[pool]\nextend = 1\n");
+    setenv("GLAKE_SECOND_COPY", copy, 1);
+    for (int i = 0; i < COUNT; i++) run(arguments[0], &SCENARIOS[i]);
+    unlink(copy);
+    unlink(broken);
+    return 0;
+}
