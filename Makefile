@@ -8,10 +8,12 @@ SHELL := bash
 CARGO ?= cargo
 PYTHON ?= python3
 CC ?= cc
+CXX ?= c++
 
 have = $(shell command -v $(1) 2>/dev/null)
 # Found by being there: a language without tests is passed over.
 C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c)
+CXX_TESTS := $(wildcard ffi/tests/*.cpp)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -44,6 +46,13 @@ ifneq ($(C_TESTS),)
 		$(CC) -std=c11 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
 			-L"$(TARGET)/release" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/release" -lpthread; \
 		GLAKE_DEVICE=sim "$(TARGET)/c-test"; \
+	done
+	@echo | $(CC) -shared -x c - -o "$(TARGET)/libc10.so" -Wl,-soname,libc10.so
+	@for test in $(CXX_TESTS); do \
+		echo "C test $$test"; \
+		$(CXX) -std=c++17 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
+			-L"$(TARGET)/release" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/release" -ldl; \
+		GLAKE_DEVICE=sim GLAKE_FAKE_C10="$(abspath $(TARGET))/libc10.so" "$(TARGET)/c-test"; \
 	done
 endif
 

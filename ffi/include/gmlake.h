@@ -1,9 +1,8 @@
-/* libgmlake.so: GPU memory that does not fragment, for C and for torch's pluggable allocator.
-   Written by cbindgen from the crate glake-ffi. What is promised stands in docs/SEMANTICS.md.
-
-   Every glake_* function that can fail returns a status; the text is glake_last_error()'s, of the calling thread.
-   All functions may be called from any thread. Nothing starts before the first call that needs a device. */
-
+// libgmlake.so: GPU memory that does not fragment, for C and for torch's pluggable allocator.
+// Written by cbindgen from the crate glake-ffi. What is promised stands in docs/SEMANTICS.md.
+//
+// Every glake_* function that can fail returns a status; the text is glake_last_error()'s, of the calling thread.
+// All functions may be called from any thread. Nothing starts before the first call that needs a device.
 
 #ifndef GLAKE_GMLAKE_H
 #define GLAKE_GMLAKE_H
@@ -463,16 +462,6 @@ const char *glake_last_error(void);
 // As `glake_last_error`.
 const char *gmlake_last_error(void);
 
-extern void gmlake_shim_malloc(void);
-
-extern void gmlake_shim_init(void);
-
-extern void gmlake_shim_reset(void);
-
-extern void gmlake_shim_memory_fraction(void);
-
-extern void gmlake_shim_begin_allocate_to_pool(void);
-
 // Hands out a block for work on a stream of the device; null for size 0. On failure it throws std::runtime_error where
 // torch is loaded, else returns null; gmlake_last_error says why.
 //
@@ -521,16 +510,18 @@ void *gmlake_base_alloc(void *ptr,
 // As `glake_record_stream`.
 void gmlake_record_stream(void *ptr, void *stream);
 
-#endif  /* GLAKE_GMLAKE_H */
-
 #ifdef __cplusplus
-/* Torch's signatures with C++ by value. Sends allocations on streams that the filter takes to a private pool; throws as
-   gmlake_malloc does. */
+// Torch's signatures with C++ by value. Sends allocations on streams that the filter takes to a private pool; throws as
+// gmlake_malloc does.
 void gmlake_begin_allocate_to_pool(int device, std::pair<unsigned long long, unsigned long long> id,
                                    std::function<bool(struct CUstream_st *)> filter);
-/* Ends that; a failure is logged. */
+
+// Ends that; a failure is logged.
 void gmlake_end_allocate_to_pool(int device, std::pair<unsigned long long, unsigned long long> id);
-/* One owner of a private pool less; a failure is logged. */
+
+// One owner of a private pool less; a failure is logged.
 void gmlake_release_pool(int device, std::pair<unsigned long long, unsigned long long> id);
-} /* extern "C" */
+} // extern "C"
 #endif
+
+#endif // GLAKE_GMLAKE_H
