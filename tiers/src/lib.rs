@@ -32,7 +32,7 @@ mod ticker;
 
 pub use import::Import;
 pub use pool::{
-    Block, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver, PoolError, PoolOptions,
-    PoolStream, SharedExtent,
+    Block, Checkpoint, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver, PoolError,
+    PoolOptions, PoolStream, Restored, SharedExtent,
 };
 pub use ticker::Ticker;

@@ -12,6 +12,7 @@
 //!
 //! Invariant: every extent of the core is a key of `held.extents` between two plans, mapped where the core says.
 
+mod checkpoint;
 mod clock;
 mod edge;
 mod error;
@@ -37,6 +38,7 @@ use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
+pub use checkpoint::{Checkpoint, Restored};
 use clock::EpochClock;
 use edge::Edges;
 pub use error::PoolError;

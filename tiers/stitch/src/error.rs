@@ -38,6 +38,16 @@ pub enum StitchError {
         /// Where.
         offset: Bytes,
     },
+    /// No block can be made live at that one place; nothing has changed.
+    #[error("no block of {wanted} can be made live at offset {offset:?}: {obstacle}")]
+    NotClaimable {
+        /// Where.
+        offset: Bytes,
+        /// How long it would be.
+        wanted: Bytes,
+        /// Why not.
+        obstacle: Obstacle,
+    },
     /// The domain does not exist any more.
     #[error("domain {} was released", domain.index())]
     UnknownDomain {
@@ -54,4 +64,28 @@ pub enum StitchError {
         /// What is allowed.
         allowed: &'static str,
     },
+}
+
+/// Why a block cannot be made live at one place.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// There is no memory of the domain, or not so much: it went back to the driver.
+    #[error("the domain has no memory there")]
+    OtherMemory,
+    /// Some of its bytes are in a block that is live.
+    #[error("some of its bytes are in use")]
+    InUse,
+    /// No block begins there: it is no multiple of 512, a small block outside of the slabs, or a large one inside.
+    #[error("no block of this size begins there")]
+    Misplaced,
+    /// It would cross the end of a slab, or the slab is another stream's.
+    #[error("the slab there is another one")]
+    OtherSlab,
+    /// Another stream may still use what would become a slab: once that has passed, it can be claimed.
+    #[error("another stream may still use it")]
+    Pending,
+    /// It is stitched: its address comes and goes.
+    #[error("it is stitched")]
+    Stitched,
 }

@@ -54,9 +54,11 @@ mod stats;
 mod tally;
 mod zone;
 
-pub use allocator::{Allocator, Backing, BlockInfo, Broken, LiveBlock, SMALL_LIMIT, Segment, SegmentKind};
+pub use allocator::{
+    Allocator, Backing, BlockInfo, Broken, Claim, LiveBlock, Restored, SMALL_LIMIT, Segment, SegmentKind,
+};
 pub use domain::DomainOptions;
-pub use error::StitchError;
+pub use error::{Obstacle, StitchError};
 pub use ids::{AliasId, DomainId, Epoch, ExtentId, PlanId, StreamKey};
 pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch};
 pub use settings::{Borrow, Settings, WaitRules};

@@ -11,8 +11,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
-    Allocator, Borrow, DomainId, DomainOptions, Epoch, ExtentId, Grant, Outcome, Plan, Request, Settings,
-    Step, StitchError, StreamKey, WaitRules,
+    Allocator, Borrow, Claim, DomainId, DomainOptions, Epoch, ExtentId, Grant, LiveBlock, Outcome, Plan,
+    Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, WaitRules,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -29,6 +29,9 @@ enum Op {
     Pass,
     Trim { keep: u64, abort: bool },
     TrimDomain { which: usize },
+    Claim { at: usize, cells: u64, stream: u64, again: bool },
+    Checkpoint { which: usize },
+    Restore,
     Collect,
     Limit { quarters: u64 },
     AddDomain { alias: bool, lend: bool, keep: bool },
@@ -46,6 +49,10 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::Pass),
         1 => (0..2000u64, prop::bool::weighted(0.3)).prop_map(|(keep, abort)| Op::Trim { keep, abort }),
         1 => any::<usize>().prop_map(|which| Op::TrimDomain { which }),
+        3 => (any::<usize>(), prop_oneof![1..=16u64, 17..=100u64], 0..STREAMS, any::<bool>())
+            .prop_map(|(at, cells, stream, again)| Op::Claim { at, cells, stream, again }),
+        1 => any::<usize>().prop_map(|which| Op::Checkpoint { which }),
+        1 => Just(Op::Restore),
         1 => Just(Op::Collect),
         1 => (1..=4u64).prop_map(|quarters| Op::Limit { quarters }),
         1 => any::<[bool; 3]>().prop_map(|[alias, lend, keep]| Op::AddDomain { alias, lend, keep }),
@@ -70,6 +77,15 @@ struct Last {
     at: usize,
 }
 
+/// The live blocks of a domain at one time.
+#[derive(Debug)]
+struct Checkpoint {
+    domain: DomainId,
+    claims: Vec<Claim>,
+    /// Its memory cannot have gone since.
+    owned: bool,
+}
+
 #[derive(Debug)]
 struct Block {
     grant: Grant,
@@ -85,6 +101,11 @@ struct Model {
     blocks: Vec<Block>,
     /// Domains that keep their free extents.
     kept: HashSet<DomainId>,
+    /// Of these, those that have no aliases and lend nothing.
+    private: HashSet<DomainId>,
+    checkpoint: Option<Checkpoint>,
+    /// Blocks that were freed: where, how many cells, the stream.
+    gone: Vec<(Bytes, Bytes, u64)>,
     /// When each stream last passed a completion edge.
     edges: [usize; STREAMS as usize],
     open: Epoch,
@@ -196,8 +217,36 @@ impl Model {
         blocks.any(|range| range.contains(&address))
     }
 
+    /// The cells of a range of home, where all of them are mapped, of one domain, and none is live.
+    fn claimable(&self, offset: Bytes, size: Bytes) -> Option<Vec<(ExtentId, u64)>> {
+        let addresses = (0..size.get().div_ceil(CELL)).map(|cell| offset.get() + cell * CELL);
+        let mapped: Option<Vec<_>> = addresses.map(|at| self.mapped.get(&at).copied()).collect();
+        let cells: Vec<(ExtentId, u64)> =
+            mapped?.into_iter().map(|(extent, index, _)| (extent, index)).collect();
+        let owner = |cell: &(ExtentId, u64)| self.extents[&cell.0].0;
+        let free = |cell: &(ExtentId, u64)| !self.extents[&cell.0].1[cell.1 as usize].live;
+        let claimable = cells.iter().all(|cell| owner(cell) == owner(&cells[0]) && free(cell));
+        claimable.then_some(cells)
+    }
+
+    /// Takes a block that was claimed: who else may still use its cells decides when they may be taken after it.
+    fn claim(&mut self, offset: Bytes, size: Bytes, stream: u64) {
+        let grant = Grant { offset, size, edge: false, waits: Default::default() };
+        let mut recorded = false;
+        for (extent, index, address) in self.cells(&grant) {
+            let cell = &mut self.extents.get_mut(&extent).expect("mapped extents exist").1[index as usize];
+            assert!(!cell.live, "two live blocks share a byte");
+            cell.live = true;
+            let pending = cell.last.filter(|last| last.epoch > self.passed);
+            recorded |=
+                pending.is_some_and(|last| last.recorded || last.stream != stream || last.address != address);
+        }
+        self.blocks.push(Block { grant, stream, recorded });
+    }
+
     fn free(&mut self, index: usize) -> Grant {
         let block = self.blocks.swap_remove(index);
+        self.gone.push((block.grant.offset, block.grant.size, block.stream));
         for (extent, index, address) in self.cells(&block.grant) {
             let cell = &mut self.extents.get_mut(&extent).expect("mapped extents exist").1[index as usize];
             cell.live = false;
@@ -290,10 +339,23 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             Op::TrimDomain { which } => {
                 let domain = domains[which % domains.len()];
                 let kept = model.kept.remove(&domain);
+                if let Some(checkpoint) = &mut model.checkpoint {
+                    checkpoint.owned &= checkpoint.domain != domain;
+                }
                 let plan = core.plan_trim_domain(domain).expect("it exists");
                 finish(&mut core, &mut model, plan, false);
                 model.kept.extend(kept.then_some(domain));
             }
+            Op::Claim { at, cells, stream, again } => claim(&mut core, &mut model, at, cells, stream, again),
+            Op::Checkpoint { which } => {
+                let domain = domains[which % domains.len()];
+                let owned = model.private.contains(&domain);
+                match core.checkpoint(domain) {
+                    Ok(claims) => model.checkpoint = Some(Checkpoint { domain, claims, owned }),
+                    Err(error) => assert!(!owned, "{error}"),
+                }
+            }
+            Op::Restore => restore(&mut core, &mut model),
             Op::Collect => {
                 let plan = core.plan_due_collection();
                 finish(&mut core, &mut model, plan, false);
@@ -304,11 +366,16 @@ fn run(borrow: Borrow, program: Vec<Op>) {
                 if keep {
                     model.kept.insert(domains[domains.len() - 1]);
                 }
+                if keep && !alias && !lend {
+                    model.private.insert(domains[domains.len() - 1]);
+                }
             }
             Op::ReleaseDomain { which } if domains.len() > 1 => {
                 let domain = domains.remove(1 + which % (domains.len() - 1));
                 core.release_domain(domain).expect("it exists");
                 model.kept.remove(&domain);
+                model.private.remove(&domain);
+                model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
                 assert!(core.release_domain(domain).is_err());
             }
             _ => {}
@@ -351,6 +418,62 @@ fn malloc(core: &mut Allocator, model: &mut Model, request: &Request, stream: u6
             }
             Err(StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. }) => return,
             Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Claims a block that was freed, or some cells that are mapped.
+fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream: u64, again: bool) {
+    let (offset, requested, stream) = if again && !model.gone.is_empty() {
+        model.gone[at % model.gone.len()]
+    } else if let Some(&address) = model.mapped.keys().nth(at % model.mapped.len().max(1)) {
+        (Bytes::new(address), Bytes::new(cells * CELL), stream)
+    } else {
+        return;
+    };
+    let cells = model.claimable(offset, requested);
+    let owner = cells.as_ref().and_then(|cells| model.extents.get(&cells[0].0)).map(|(domain, _)| *domain);
+    let domain = owner.unwrap_or(Allocator::default_domain());
+    let claim = Claim { offset, size: requested, requested, stream: StreamKey(stream), slab: None };
+    let before = (core.segments(), core.live_blocks());
+    match core.claim(domain, &claim) {
+        Ok(()) => {
+            assert!(cells.is_some(), "claimed what is not free");
+            model.claim(offset, requested, stream);
+        }
+        Err(StitchError::NotClaimable { obstacle, .. }) => {
+            assert_eq!((core.segments(), core.live_blocks()), before, "a refusal changes nothing");
+            let large = requested > SMALL_LIMIT && offset.get() < 2 * core.settings().memory.get();
+            assert!(cells.is_none() || !large, "{obstacle}, and yet all of it is free");
+        }
+        Err(StitchError::UnknownDomain { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn restore(core: &mut Allocator, model: &mut Model) {
+    let Some(Checkpoint { domain, claims, owned }) = model.checkpoint.take() else { return };
+    let before = core.blocks_of(domain);
+    match core.restore(domain, &claims) {
+        Ok(restored) => {
+            assert_eq!(restored.freed, before);
+            let stays = |claim: &Claim, block: &LiveBlock| {
+                (claim.offset, claim.requested, claim.stream) == (block.offset, block.requested, block.stream)
+            };
+            for block in before.iter().filter(|block| !claims.iter().any(|claim| stays(claim, block))) {
+                let index = model.blocks.iter().position(|known| known.grant.offset == block.offset);
+                model.free(index.expect("what was freed was live"));
+            }
+            for block in restored.claimed.iter().filter(|block| !before.contains(block)) {
+                model.claim(block.offset, block.size, block.stream.0);
+            }
+            let told: Vec<_> = restored.claimed.iter().map(|block| (block.offset, block.requested)).collect();
+            let then: Vec<_> = claims.iter().map(|claim| (claim.offset, claim.requested)).collect();
+            assert_eq!(told, then, "what was live then is live now");
+        }
+        Err(error) => {
+            assert!(!owned, "the domain still has its memory: {error}");
+            assert_eq!(core.blocks_of(domain), before, "a failure leaves what was live");
         }
     }
 }

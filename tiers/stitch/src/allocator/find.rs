@@ -67,7 +67,7 @@ impl Allocator {
     }
 
     /// Of the pieces from an edge to the next one.
-    fn piece_from(&self, edge: PieceId, offset: u64) -> Option<PieceId> {
+    pub(super) fn piece_from(&self, edge: PieceId, offset: u64) -> Option<PieceId> {
         let mut id = self.pieces[edge].next;
         while self.pieces[id].state != State::Edge {
             if offset < self.pieces[id].end() {

@@ -57,7 +57,7 @@ impl Allocator {
     }
 
     /// Makes a slab of a piece: a segment of its own with one free piece.
-    fn open_slab(&mut self, slab: PieceId, lanes: StreamLanes) {
+    pub(super) fn open_slab(&mut self, slab: PieceId, lanes: StreamLanes) {
         let outer = &mut self.pieces[slab];
         outer.state = State::Slab;
         outer.lane = lanes.slabs;

@@ -14,6 +14,7 @@
 
 mod audit;
 mod backing;
+mod claim;
 mod find;
 mod free;
 mod grow;
@@ -45,6 +46,7 @@ use crate::zone::Zone;
 
 pub use audit::Broken;
 pub use backing::Backing;
+pub use claim::{Claim, Restored};
 pub use find::LiveBlock;
 pub use report::{BlockInfo, Segment, SegmentKind};
 

@@ -94,7 +94,7 @@ impl Allocator {
     }
 
     /// Puts a carved range back as it was.
-    pub(super) fn restore(&mut self, carved: Carved) {
+    pub(super) fn put_back(&mut self, carved: Carved) {
         let mut id = carved.piece;
         let mut pieces = SmallVec::<[PieceId; 4]>::new();
         for former in &carved.former {
@@ -139,11 +139,11 @@ impl Allocator {
     pub fn abort(&mut self, plan: PlanId) {
         match self.plans.try_remove(plan.index()) {
             Some(Pending::Extended { carved, grown, .. }) => {
-                carved.into_iter().for_each(|carved| self.restore(carved));
+                carved.into_iter().for_each(|carved| self.put_back(carved));
                 self.depart(&grown);
             }
             Some(Pending::Stitched { alias, carved, grown, .. }) => {
-                carved.into_iter().for_each(|carved| self.restore(carved));
+                carved.into_iter().for_each(|carved| self.put_back(carved));
                 grown.iter().for_each(|(_, grown)| self.depart(grown));
                 self.elsewhere.give_back(alias.start, alias.size);
             }

@@ -42,7 +42,7 @@ impl Allocator {
     /// [`StitchError::UnknownDomain`].
     pub fn plan_trim_domain(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
         self.domain(domain)?;
-        self.dissolve_idle_slabs();
+        self.dissolve_idle_slabs(Some(domain));
         let free = self.releasable_of_domain(domain);
         Ok(self.plan_release_of(free, Bytes::MAX))
     }
@@ -91,7 +91,7 @@ impl Allocator {
     /// Releases at least `target` of free extents if there are so many: first what belongs to released domains, then
     /// slabs, then the rest, from the highest addresses down. What a domain keeps stays.
     pub(super) fn plan_release(&mut self, target: Bytes) -> Option<Plan> {
-        self.dissolve_idle_slabs();
+        self.dissolve_idle_slabs(None);
         let giving = self.domains.iter().filter(|(_, domain)| domain.released || !domain.options.keep);
         let giving: Vec<DomainId> = giving.map(|(index, _)| DomainId::at(index)).collect();
         let mut order: Vec<(u8, Free)> =
@@ -176,10 +176,11 @@ impl Allocator {
         aliases.into_iter().all(|alias| alias.is_idle() && alias.epoch <= self.passed)
     }
 
-    /// Gives slabs back that were kept open for their stream though all of them is free.
-    fn dissolve_idle_slabs(&mut self) {
+    /// Gives slabs back that were kept open for their stream though all of them is free: of one domain, or of all.
+    pub(super) fn dissolve_idle_slabs(&mut self, of: Option<DomainId>) {
         let small = self.lanes.iter().map(|(_, lane)| lane);
         let small = small.filter(|lane| lane.class == Class::Small && lane.taker != Taker::Nobody);
+        let small = small.filter(|lane| of.is_none_or(|domain| lane.domain == domain));
         let is_whole = |id: &PieceId| self.pieces[*id].size == self.pieces[self.pieces[*id].slab].size;
         let whole: Vec<PieceId> = small.flat_map(|lane| lane.bins.iter()).filter(is_whole).collect();
         for id in whole {
@@ -232,7 +233,7 @@ impl Allocator {
     }
 
     pub(super) fn abort_release(&mut self, release: Release) {
-        release.ranges.into_iter().for_each(|range| self.restore(range));
+        release.ranges.into_iter().for_each(|range| self.put_back(range));
         for alias in release.aliases {
             self.add_alias(alias);
         }

@@ -1,0 +1,80 @@
+//! Which blocks of a private pool are live, and the same blocks live again.
+//!
+//! Programs that record several CUDA graphs into one pool replay some of them and then record another one after those: the
+//! blocks that were live at the end of the last replay have to be live again first, at the addresses that the graphs hold.
+
+use glake_device::Address;
+use glake_stitch::{Claim, DomainId, Obstacle, StitchError};
+
+use super::report::LiveBlock;
+use super::{GpuPool, PoolError, Result};
+
+/// The blocks that were live in a domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    base: Address,
+    blocks: Vec<LiveBlock>,
+    claims: Vec<Claim>,
+}
+
+impl Checkpoint {
+    /// In the order of their addresses.
+    pub fn blocks(&self) -> &[LiveBlock] {
+        &self.blocks
+    }
+}
+
+/// What a restore has done. A block that was live then and is live now stays, and is in both lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Live before the restore.
+    pub freed: Vec<LiveBlock>,
+    /// Live after it.
+    pub claimed: Vec<LiveBlock>,
+}
+
+impl GpuPool {
+    /// The live blocks of a domain, for [`GpuPool::restore`].
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where there is no such domain, or where a block is stitched; in private pools none is.
+    pub fn checkpoint(&self, domain: DomainId) -> Result<Checkpoint> {
+        let core = self.core.lock();
+        let claims = core.checkpoint(domain).map_err(|source| self.refused(source))?;
+        let blocks = core.blocks_of(domain).into_iter().map(|block| self.live_block(block)).collect();
+        Ok(Checkpoint { base: self.base(), blocks, claims })
+    }
+
+    /// Makes exactly the blocks of a checkpoint live in a domain, at their addresses: what is live now is freed, what was
+    /// live then is claimed. No stream is made to wait and no byte is written: the program knows what is in them.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the domain was released, or where memory has gone since to the driver
+    /// ([`GpuPool::trim_domain`]); [`PoolError::UnknownAddress`] for the checkpoint of another pool. The same blocks as
+    /// before are live then.
+    pub fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
+        if checkpoint.base != self.base() {
+            return Err(PoolError::UnknownAddress { device: self.device, address: checkpoint.base });
+        }
+        match self.try_restore(domain, checkpoint) {
+            Err(PoolError::Refused {
+                source: StitchError::NotClaimable { obstacle: Obstacle::Pending, .. },
+                ..
+            }) => {
+                self.settle()?;
+                self.try_restore(domain, checkpoint)
+            }
+            answer => answer,
+        }
+    }
+
+    fn try_restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
+        // No plan holds memory of the domain meanwhile.
+        let _quiet = self.growth()?;
+        let restored = self.core.lock().restore(domain, &checkpoint.claims);
+        self.note_freed();
+        let restored = restored.map_err(|source| self.refused(source))?;
+        let told = |blocks: Vec<_>| blocks.into_iter().map(|block| self.live_block(block)).collect();
+        Ok(Restored { freed: told(restored.freed), claimed: told(restored.claimed) })
+    }
+}
