@@ -66,8 +66,8 @@ def captured(name, tensor, gathered):
 
 
 def main():
-    torch.cuda.set_device(RANK)
     bed.enable()
+    torch.cuda.set_device(RANK)
     dist.init_process_group("nccl", device_id=torch.device("cuda", RANK))
     shift = bed.new(5 * MIB + 512)  # so that what follows begins inside an extent
     plain = bed.new(200 * MIB)[3 * MIB : 171 * MIB].view(torch.float32)
