@@ -23,7 +23,8 @@ pub struct SegmentView {
     pub pool: PoolId,
     /// What it is.
     pub kind: SegmentKind,
-    /// What lies in it, in order; without gaps where it is at home.
+    /// What lies in it, in order and without gaps: torch's tools add sizes up to addresses. What nobody was handed
+    /// through an alias is shown as inactive.
     pub blocks: Vec<BlockView>,
 }
 
@@ -52,6 +53,7 @@ impl Process {
         let segments = started.pool.segments().into_iter().map(|segment| {
             let streams = segment.blocks.iter().filter_map(|block| block.stream);
             let stream = streams.filter_map(|key| self.streams.handle(key)).next();
+            let address = Address(base + segment.offset.get());
             let blocks = segment.blocks.iter().map(|block| BlockView {
                 address: Address(base + block.offset.get()),
                 size: block.size.get(),
@@ -62,12 +64,12 @@ impl Process {
             });
             SegmentView {
                 device: memory.id(),
-                address: Address(base + segment.offset.get()),
+                address,
                 size: segment.size.get(),
                 stream: stream.unwrap_or(Stream(0)),
                 pool: started.private.name(segment.domain).unwrap_or_default(),
                 kind: segment.kind,
-                blocks: blocks.collect(),
+                blocks: without_gaps(address, segment.size.get(), blocks),
             }
         });
         segments.collect()
@@ -126,7 +128,7 @@ impl SegmentView {
         let sum = |of: fn(&BlockView) -> u64| self.blocks.iter().map(of).sum::<u64>();
         let live = sum(|block| if block.live { block.size } else { 0 });
         let active = sum(|block| if block.live || block.pending { block.size } else { 0 });
-        let blocks: Vec<Value> = self.blocks_whole().iter().map(BlockView::json).collect();
+        let blocks: Vec<Value> = self.blocks.iter().map(BlockView::json).collect();
         let mut segment = json!({
             "device": self.device.0,
             "address": self.address.0,
@@ -154,32 +156,30 @@ impl SegmentView {
             SegmentKind::Stitched => "stitched",
         }
     }
+}
 
-    /// Torch's segments have no gaps: what nobody was handed through an alias is shown as inactive.
-    fn blocks_whole(&self) -> Vec<BlockView> {
-        let mut whole = Vec::with_capacity(self.blocks.len());
-        let mut at = self.address.0;
-        let gap = |at: u64, end: u64| BlockView {
+/// Blocks with inactive ones in the gaps between them.
+fn without_gaps(start: Address, size: u64, blocks: impl Iterator<Item = BlockView>) -> Vec<BlockView> {
+    let mut whole = Vec::new();
+    let mut at = start.0;
+    let gap = |at: u64, end: u64| {
+        let inactive = BlockView {
             address: Address(at),
             size: end - at,
             requested: 0,
             live: false,
-            pending: false,
             lent: false,
+            pending: false,
         };
-        for block in &self.blocks {
-            if block.address.0 > at {
-                whole.push(gap(at, block.address.0));
-            }
-            whole.push(*block);
-            at = block.address.0 + block.size;
-        }
-        let end = self.address.0 + self.size;
-        if at < end {
-            whole.push(gap(at, end));
-        }
-        whole
+        (at < end).then_some(inactive)
+    };
+    for block in blocks {
+        whole.extend(gap(at, block.address.0));
+        at = block.address.0 + block.size;
+        whole.push(block);
     }
+    whole.extend(gap(at, start.0 + size));
+    whole
 }
 
 impl BlockView {
