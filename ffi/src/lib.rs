@@ -14,6 +14,7 @@
 
 mod block;
 mod copies;
+mod cost;
 mod guard;
 mod library;
 mod observer;
@@ -22,9 +23,11 @@ mod share;
 mod snapshot;
 mod stats;
 mod status;
+mod stream;
 mod torch;
 
 pub use block::*;
+pub use cost::*;
 pub use library::*;
 pub use observer::*;
 pub use pool::*;
@@ -32,4 +35,5 @@ pub use share::*;
 pub use snapshot::*;
 pub use stats::*;
 pub use status::*;
+pub use stream::*;
 pub use torch::*;

@@ -8,10 +8,13 @@ use super::program::Program;
 /// Pairs between two pauses: about what a thread does in the 500 us between two epochs.
 const SLICE: usize = 4096;
 
-/// What a program is run on. Blocks are named by their addresses.
+/// What a program is run on.
 pub(super) trait Allocates {
-    fn malloc(&mut self, size: u64, stream: usize) -> Result<u64, BenchError>;
-    fn free(&mut self, at: u64) -> Result<(), BenchError>;
+    /// What names a block.
+    type Block: Copy;
+
+    fn malloc(&mut self, size: u64, stream: usize) -> Result<Self::Block, BenchError>;
+    fn free(&mut self, block: Self::Block) -> Result<(), BenchError>;
 
     /// What goes on beside the program, outside of the measurement.
     fn pause(&mut self) -> Result<(), BenchError> {
@@ -19,7 +22,12 @@ pub(super) trait Allocates {
     }
 
     /// Calls of the driver so far.
-    fn driver_calls(&self) -> u64 {
+    fn driver_calls(&self) -> Result<u64, BenchError> {
+        Ok(0)
+    }
+
+    /// Allocations on the heap so far.
+    fn heap_allocations(&self) -> u64 {
         0
     }
 }
@@ -34,10 +42,10 @@ pub(super) struct Round {
 
 /// An allocator in the middle of a program.
 #[derive(Debug)]
-pub(super) struct Run<'a, A> {
+pub(super) struct Run<'a, A: Allocates> {
     pub(super) allocator: A,
     program: &'a Program,
-    live: Vec<u64>,
+    live: Vec<A::Block>,
 }
 
 impl<'a, A: Allocates> Run<'a, A> {
@@ -53,21 +61,26 @@ impl<'a, A: Allocates> Run<'a, A> {
         Ok(Run { allocator, program, live })
     }
 
-    /// Runs all pairs once. `heap` tells how many allocations on the heap were made by now.
+    /// Runs all pairs once.
     #[allow(clippy::cast_precision_loss)] // a time for people
-    pub(super) fn round(&mut self, heap: fn() -> u64) -> Result<Round, BenchError> {
+    pub(super) fn round(&mut self) -> Result<Round, BenchError> {
         let (mut time, mut calls, mut allocations) = (Duration::ZERO, 0, 0);
         for slice in self.program.pairs.chunks(SLICE) {
-            let before = (self.allocator.driver_calls(), heap());
+            let before = (self.allocator.driver_calls()?, self.allocator.heap_allocations());
             let begin = Instant::now();
             self.run(slice)?;
             time += begin.elapsed();
-            allocations += heap() - before.1;
-            calls += self.allocator.driver_calls() - before.0;
+            allocations += self.allocator.heap_allocations() - before.1;
+            calls += self.allocator.driver_calls()? - before.0;
             self.allocator.pause()?;
         }
         let pair_ns = time.as_nanos() as f64 / self.program.pairs.len().max(1) as f64;
         Ok(Round { pair_ns, driver_calls: calls, heap_allocations: allocations })
+    }
+
+    /// Gives all blocks back.
+    pub(super) fn finish(mut self) -> Result<(), BenchError> {
+        self.live.into_iter().try_for_each(|block| self.allocator.free(block))
     }
 
     fn run(&mut self, pairs: &[(usize, u64)]) -> Result<(), BenchError> {

@@ -1,10 +1,12 @@
 //! Measurements: `glake bench`.
 //!
 //! ```text
-//! sizes (of a trace) ─► Program ─┬► Run on the pool         ─► ns a pair, driver calls, heap allocations
+//! sizes (of a trace) ─► Program ─┬► Run on libgmlake.so     ─► ns a pair, driver calls, heap allocations
+//!                                ├► Run on the pool itself  ─► ns a pair: what the C interface costs is the difference
 //!                                └► Run on the ordered set  ─► ns a pair
 //! ```
 
+mod library;
 mod measure;
 mod ordered_set;
 mod pool;
@@ -13,6 +15,7 @@ mod program;
 use std::path::PathBuf;
 
 use glake_device::DriverError;
+use glake_loader::LoadError;
 use glake_tiers::PoolError;
 use serde::Serialize;
 
@@ -20,6 +23,7 @@ use crate::backend::Backend;
 use crate::config::Config;
 use crate::machine::Machine;
 use crate::trace::TraceError;
+use library::Loaded;
 use measure::Run;
 use ordered_set::OrderedSet;
 use pool::PoolUnderTest;
@@ -45,8 +49,8 @@ pub struct AllocOptions {
     pub free_ranges: u32,
     /// With how many streams, one measurement each.
     pub streams: Vec<u32>,
-    /// How many allocations on the heap the process has made by now; of a counting global allocator.
-    pub heap_allocations: fn() -> u64,
+    /// The library's file; `None`: the one beside the program.
+    pub library: Option<PathBuf>,
 }
 
 /// One measurement of the hot path.
@@ -58,15 +62,17 @@ pub struct AllocReport {
     pub free_ranges: u32,
     /// Streams that allocated in turn.
     pub streams: u32,
-    /// Nanoseconds a malloc and a free together.
+    /// Nanoseconds a malloc and a free together, through the C interface.
     pub pair_ns: f64,
+    /// The same for the pool without the C interface, in the same run.
+    pub pool_pair_ns: f64,
     /// The same for a plain best fit on an ordered set, in the same run: no lock, no gauges, no streams.
     pub ordered_set_pair_ns: f64,
     /// The same for one with the pool's lock, gauges and streams.
     pub dutiful_set_pair_ns: f64,
-    /// Driver calls in the measured pairs: 0 where every malloc was a hit.
+    /// Driver calls of the library in the measured pairs: 0 where every malloc was a hit.
     pub driver_calls: u64,
-    /// Allocations on the heap in the measured pairs.
+    /// Allocations of the library on the heap in the measured pairs.
     pub heap_allocations: u64,
 }
 
@@ -83,6 +89,21 @@ pub enum BenchError {
     /// The pool refused.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// The library is not where it is looked for.
+    #[error(
+        "{} is not there: build it with make build (cargo build --release --package glake-ffi), or name it with GLAKE_LIBRARY",
+        looked_for.display()
+    )]
+    NoLibrary {
+        /// Where.
+        looked_for: PathBuf,
+    },
+    /// The library cannot be loaded, or refused.
+    #[error(transparent)]
+    Library(#[from] LoadError),
+    /// The configuration cannot be passed on.
+    #[error("the configuration cannot be written down for the library: {0}")]
+    Unwritable(toml::ser::Error),
     /// The ordered set refused.
     #[error("the ordered set has no room left for the program")]
     SetFull,
@@ -98,11 +119,14 @@ pub fn alloc(
     options: &AllocOptions,
 ) -> Result<Vec<AllocReport>, BenchError> {
     let sizes = Sizes::of(options.trace.as_deref())?;
+    let library = Loaded::start(&library::find(options.library.as_deref())?, &backend, config)?;
     let machine = Machine::open(backend)?;
-    options.streams.iter().map(|&streams| measure_one(&machine, config, &sizes, options, streams)).collect()
+    let measure = |&streams: &u32| measure_one(&library, &machine, config, &sizes, options, streams);
+    options.streams.iter().map(measure).collect()
 }
 
 fn measure_one(
+    library: &Loaded,
     machine: &Machine,
     config: &Config,
     sizes: &Sizes,
@@ -112,14 +136,15 @@ fn measure_one(
     let settings = machine.settings(&config.pool);
     let memory = settings.limit.min(settings.memory).get();
     let program = Program::new(sizes, options.live_blocks, options.free_ranges, PAIRS, streams, memory);
+    let mut product = Run::new(library.with_streams(streams)?, &program)?;
     let mut pool = Run::new(PoolUnderTest::new(machine, settings, streams)?, &program)?;
     let mut set = Run::new(OrderedSet::bare(memory), &program)?;
     let mut dutiful = Run::new(OrderedSet::new(memory, streams), &program)?;
-    let heap = options.heap_allocations;
     let mut quiet = 0;
     for _ in 0..WARM_UP {
-        set.round(heap)?;
-        let round = pool.round(heap)?;
+        set.round()?;
+        pool.round()?;
+        let round = product.round()?;
         quiet = if round.driver_calls == 0 && round.heap_allocations == 0 { quiet + 1 } else { 0 };
         if quiet == QUIET {
             break;
@@ -130,24 +155,27 @@ fn measure_one(
         free_ranges: 0,
         streams,
         pair_ns: f64::INFINITY,
+        pool_pair_ns: f64::INFINITY,
         ordered_set_pair_ns: f64::INFINITY,
         dutiful_set_pair_ns: f64::INFINITY,
         driver_calls: 0,
         heap_allocations: 0,
     };
     for done in 0..ROUNDS {
-        let round = pool.round(heap)?;
+        let round = product.round()?;
         report.driver_calls += round.driver_calls;
         report.heap_allocations += round.heap_allocations;
         // A round with a miss in it says nothing of hits, unless there is no other.
         if round.driver_calls == 0 || report.pair_ns.is_infinite() {
             report.pair_ns = report.pair_ns.min(round.pair_ns);
         }
-        report.ordered_set_pair_ns = report.ordered_set_pair_ns.min(set.round(heap)?.pair_ns);
-        report.dutiful_set_pair_ns = report.dutiful_set_pair_ns.min(dutiful.round(heap)?.pair_ns);
+        report.pool_pair_ns = report.pool_pair_ns.min(pool.round()?.pair_ns);
+        report.ordered_set_pair_ns = report.ordered_set_pair_ns.min(set.round()?.pair_ns);
+        report.dutiful_set_pair_ns = report.dutiful_set_pair_ns.min(dutiful.round()?.pair_ns);
         if done == ROUNDS / 2 {
-            report.free_ranges = pool.allocator.free_ranges();
+            report.free_ranges = product.allocator.free_ranges()?;
         }
     }
+    product.finish()?;
     Ok(report)
 }

@@ -188,6 +188,8 @@ impl State {
 }
 
 impl Allocates for OrderedSet {
+    type Block = u64;
+
     #[inline]
     fn malloc(&mut self, size: u64, stream: usize) -> Result<u64, BenchError> {
         if self.bare {

@@ -15,8 +15,8 @@ pub enum Bench {
     /// The hot path of malloc and free, beside a best fit on an ordered set
     ///
     /// Measures a malloc and free pair that needs no driver call, with locks and statistics on, on sizes drawn from a
-    /// trace; beside it, in the same run, a best fit on an ordered set. It goes through the pool; through the C ABI
-    /// once that exists.
+    /// trace, through the C interface of libgmlake.so; beside it, in the same run, the pool itself and a best fit on an
+    /// ordered set.
     Alloc(AllocArguments),
 }
 
@@ -24,7 +24,9 @@ pub enum Bench {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 JSON fields: live_blocks, free_ranges, streams, pair_ns, ordered_set_pair_ns, driver_calls, heap_allocations;
-and dutiful_set_pair_ns, of an ordered set with the pool's mutex, gauges and streams")]
+and pool_pair_ns, of the pool without the C interface, and dutiful_set_pair_ns, of an ordered set with the
+pool's mutex, gauges and streams. libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY
+names")]
 pub struct AllocArguments {
     /// Blocks alive while it measures
     #[arg(long, value_name = "N", default_value_t = 10_000)]
@@ -44,10 +46,10 @@ pub(super) fn run(
     bench: &Bench,
     config: &Config,
     output: &mut Output,
-    heap_allocations: fn() -> u64,
+    library: Option<PathBuf>,
 ) -> Result<(), Failure> {
     match bench {
-        Bench::Alloc(arguments) => alloc(arguments, config, output, heap_allocations),
+        Bench::Alloc(arguments) => alloc(arguments, config, output, library),
     }
 }
 
@@ -55,14 +57,14 @@ fn alloc(
     arguments: &AllocArguments,
     config: &Config,
     output: &mut Output,
-    heap_allocations: fn() -> u64,
+    library: Option<PathBuf>,
 ) -> Result<(), Failure> {
     let options = AllocOptions {
         trace: arguments.trace.clone(),
         live_blocks: arguments.live_blocks,
         free_ranges: arguments.free_ranges,
         streams: arguments.streams.clone(),
-        heap_allocations,
+        library,
     };
     let reports = bench::alloc(super::found(config)?, config, &options).map_err(|error| match error {
         BenchError::Trace(_) => Failure::usage(error),
@@ -79,6 +81,7 @@ fn alloc(
                 report.free_ranges.to_string(),
                 report.streams.to_string(),
                 format!("{:.1}", report.pair_ns),
+                format!("{:.1}", report.pool_pair_ns),
                 format!("{:.1}", report.ordered_set_pair_ns),
                 format!("{:.2}", report.pair_ns / report.ordered_set_pair_ns),
                 format!("{:.1}", report.dutiful_set_pair_ns),
@@ -93,6 +96,7 @@ fn alloc(
         "free ranges",
         "streams",
         "pair ns",
+        "pool alone ns",
         "ordered set ns",
         "ratio",
         "with duties ns",

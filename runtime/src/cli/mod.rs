@@ -20,6 +20,7 @@ mod topo;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -37,15 +38,10 @@ use crate::config::{Config, Environment};
 use crate::log;
 use output::Output;
 
-/// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage. `heap_allocations` tells how many
-/// allocations on the heap the process has made by now, for measurements.
-pub fn main(
-    arguments: impl IntoIterator<Item = OsString>,
-    environment: Environment,
-    heap_allocations: fn() -> u64,
-) -> ExitCode {
+/// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage.
+pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
     let outcome = match Arguments::try_parse_from(arguments) {
-        Ok(arguments) => run(&arguments, environment, heap_allocations),
+        Ok(arguments) => run(&arguments, environment),
         Err(error) => failure::from_clap(&error),
     };
     match outcome {
@@ -54,11 +50,8 @@ pub fn main(
     }
 }
 
-fn run(
-    arguments: &Arguments,
-    environment: Environment,
-    heap_allocations: fn() -> u64,
-) -> Result<(), Failure> {
+fn run(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
+    let library = environment.get("GLAKE_LIBRARY").map(PathBuf::from);
     let mut sources = arguments.global.sources(environment);
     sources.flags.extend(arguments.command.settings());
     let config = sources.load()?;
@@ -68,7 +61,7 @@ fn run(
         Command::Demo(_) => demo::run(&config, &mut output),
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
         Command::Topo(_) => topo::run(&config, &mut output),
-        Command::Bench(bench) => bench::run(bench, &config, &mut output, heap_allocations),
+        Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
     }
 }
 

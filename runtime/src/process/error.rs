@@ -1,7 +1,7 @@
 //! Why the memory of this process does not do what it is asked.
 
 use glake_device::topology::TopologyError;
-use glake_device::{Address, DeviceId, DriverError};
+use glake_device::{Address, DeviceId, DriverError, Stream};
 use glake_tiers::PoolError;
 
 use super::{PoolId, Shortage};
@@ -77,6 +77,14 @@ pub enum ProcessError {
     NotOpen {
         /// What was given.
         base: Address,
+    },
+    /// No such stream was made here.
+    #[error("{device} has no stream {:#x} that this library made", stream.0)]
+    UnknownStream {
+        /// Where.
+        device: DeviceId,
+        /// What was given.
+        stream: Stream,
     },
     /// A part of the memory that is none.
     #[error("a memory fraction of {fraction} is out of range: 0 to 1 is allowed")]

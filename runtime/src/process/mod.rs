@@ -29,6 +29,7 @@ mod device;
 mod error;
 mod history;
 mod imports;
+mod made;
 mod observers;
 mod private;
 mod shortage;
@@ -40,10 +41,11 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use glake_device::owned::Epochs;
 use glake_device::sim::{Clock, SimOptions, Simulator, mapping_budget};
-use glake_device::{Address, DeviceId, Driver, DriverError, Stream};
+use glake_device::{Address, DeviceId, Driver, DriverError, Recorder, Stream};
 use glake_stitch::StitchError;
 use glake_tiers::{GpuWaits, LiveBlock, PoolError};
 use glake_units::Bytes;
@@ -55,6 +57,7 @@ use device::{DeviceMemory, Started};
 pub use error::ProcessError;
 use history::Action;
 use imports::Imports;
+use made::MadeStreams;
 use observers::Observers;
 pub use observers::{OnMapping, OnShortage};
 pub use private::{Filter, PoolId};
@@ -82,6 +85,8 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Process {
     name: String,
+    /// Counts and times every call; a hit makes none.
+    recorder: Arc<Recorder>,
     driver: Arc<dyn Driver>,
     /// One clock for all pools: a capture on any device holds it.
     epochs: Arc<Epochs>,
@@ -90,6 +95,7 @@ pub struct Process {
     mappings: u64,
     config: config::Pool,
     streams: Streams,
+    made: MadeStreams,
     observers: Arc<Observers>,
     /// No thread of ours may call the driver any more, nor may what only keeps books.
     stopped: AtomicBool,
@@ -123,9 +129,12 @@ impl Process {
         let config = config.pool;
         let devices = driver.devices()?.into_iter().map(|info| DeviceMemory::new(info, &config));
         let devices: Vec<DeviceMemory> = devices.collect();
+        let recorder = Arc::new(Recorder::measured(driver));
+        let driver: Arc<dyn Driver> = recorder.clone();
         let epochs = Epochs::new(driver.clone());
         Ok(Process {
             name,
+            recorder,
             observers: Observers::new(devices.len()),
             stopped: AtomicBool::new(false),
             driver,
@@ -134,6 +143,7 @@ impl Process {
             mappings,
             config,
             streams: Streams::new(),
+            made: MadeStreams::default(),
             exporter: Exporter::new(),
             imports: Imports::default(),
         })
@@ -241,6 +251,35 @@ impl Process {
         Err(ProcessError::UnknownAddress { address })
     }
 
+    /// A stream of a device that does not synchronise with the legacy one, for programs without a CUDA runtime: those on
+    /// the simulated device have no other.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn create_stream(&self, device: i64) -> Result<Stream> {
+        Ok(self.made.create(&self.driver, self.device(device)?.id())?)
+    }
+
+    /// Destroys a stream of [`Process::create_stream`]; its work still runs to its end.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownStream`].
+    pub fn destroy_stream(&self, device: i64, raw: Stream) -> Result<()> {
+        let device = self.device(device)?.id();
+        if !self.made.destroy(device, raw) {
+            return Err(ProcessError::UnknownStream { device, stream: raw });
+        }
+        self.epochs.forget(device, raw);
+        self.streams.forget(device, raw);
+        Ok(())
+    }
+
+    /// How many calls of the driver were made so far, on all threads and devices, and how long they took on the host.
+    pub fn driver_calls(&self) -> (u64, Duration) {
+        let counters = self.recorder.counters();
+        (counters.calls(), counters.time())
+    }
+
     /// Waits for pending frees, then releases free memory until at most `keep` is reserved on the device, or on each if
     /// none is named; returns how much went. While a capture is open nothing is waited for.
     ///
@@ -253,7 +292,8 @@ impl Process {
         };
         let trimmed = devices.iter().filter_map(DeviceMemory::started).map(|started| {
             started.settle()?;
-            Ok(started.pool.trim(keep)?)
+            // A trim also closes slabs that their streams would use again.
+            if started.pool.reserved() <= keep { Ok(Bytes::ZERO) } else { Ok(started.pool.trim(keep)?) }
         });
         self.imports.settle();
         // All first: the first failure shall not keep the other devices from it.

@@ -91,6 +91,11 @@ impl Streams {
         Ok(stream)
     }
 
+    /// A stream is gone; threads that remember it still take its handle for it.
+    pub(super) fn forget(&self, device: DeviceId, raw: Stream) {
+        self.known.write().streams.remove(&(device.0, raw));
+    }
+
     /// The handle by which a stream was used first.
     pub(super) fn handle(&self, key: StreamKey) -> Option<Stream> {
         self.known.read().handles.get(&key).copied()

@@ -1,0 +1,230 @@
+//! `libgmlake.so` opened by a Rust program, which measures it as C programs use it: each call goes through the C interface.
+//!
+//! ```text
+//! glake bench ─► glake-runtime ─► glake-loader ─ ─ dlopen ─ ─► libgmlake.so (glake-ffi, which is built on glake-runtime)
+//! ```
+//!
+//! It stands apart because it must be unsafe and the runtime must not, and because the library is built on the runtime and
+//! so cannot be linked by it.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+/// The interface that these declarations are of.
+const ABI: u32 = 1;
+
+/// Why the library does not do what it is asked.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be loaded, or lacks a name.
+    #[error("{}: {source}", path.display())]
+    Load {
+        /// Which.
+        path: PathBuf,
+        /// The loader's answer.
+        #[source]
+        source: libloading::Error,
+    },
+    /// Another version.
+    #[error("{} has interface {found}, this is {ABI}: build both from one source", path.display())]
+    OtherVersion {
+        /// Which.
+        path: PathBuf,
+        /// Its number.
+        found: u32,
+    },
+    /// The library refused.
+    #[error("{text}")]
+    Refused {
+        /// Its number for that.
+        status: i32,
+        /// Its words.
+        text: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, LoadError>;
+
+/// A stream that the library made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(usize);
+
+/// A block that the library handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block(usize);
+
+/// `glake_segment_block`.
+#[repr(C)]
+struct SegmentBlock {
+    address: u64,
+    size: u64,
+    requested: u64,
+    live: bool,
+    pending: bool,
+}
+
+type BlockVisit = unsafe extern "C" fn(*mut c_void, *const SegmentBlock);
+
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*) -> $answer:ty;)*) => {
+        #[derive(Debug)]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument),*) -> $answer,)*
+        }
+
+        impl Functions {
+            fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
+                Ok(Functions {
+                    // SAFETY: these are the signatures of `gmlake.h`, whose number is compared before any is called.
+                    $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }?,)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    glake_abi() -> u32;
+    glake_last_error() -> *const c_char;
+    glake_configure(*const c_char, *const c_char, *const c_char) -> i32;
+    glake_start() -> i32;
+    glake_alloc(i32, usize, *mut c_void, *mut *mut c_void) -> i32;
+    glake_free(*mut c_void) -> i32;
+    glake_trim(i32, u64, *mut u64) -> i32;
+    glake_stream_create(i32, *mut *mut c_void) -> i32;
+    glake_segments(i32, Option<BlockVisit>, Option<BlockVisit>, *mut c_void) -> i32;
+    glake_driver_calls(*mut u64, *mut u64) -> i32;
+    glake_heap_allocations() -> u64;
+}
+
+/// The library, which is never unloaded.
+#[derive(Debug)]
+pub struct Gmlake {
+    functions: Functions,
+    _library: Library,
+}
+
+impl Gmlake {
+    /// Loads a file that is `libgmlake.so`.
+    ///
+    /// # Errors
+    /// [`LoadError::Load`], [`LoadError::OtherVersion`].
+    pub fn open(path: &Path) -> Result<Gmlake> {
+        let failed = |source| LoadError::Load { path: path.to_owned(), source };
+        // SAFETY: the library runs nothing when it is loaded.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(failed)?;
+        let functions = Functions::of(&library).map_err(failed)?;
+        // SAFETY: it takes nothing.
+        match unsafe { (functions.glake_abi)() } {
+            ABI => Ok(Gmlake { functions, _library: library }),
+            found => Err(LoadError::OtherVersion { path: path.to_owned(), found }),
+        }
+    }
+
+    /// Starts it with a configuration: TOML text, over file and environment.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`]: started already, no driver, or what is wrong in the text.
+    pub fn start(&self, configuration: &str) -> Result<()> {
+        let text = CString::new(configuration.replace('\0', " ")).unwrap_or_default();
+        // SAFETY: a text that lives until the call returns.
+        self.done(unsafe {
+            (self.functions.glake_configure)(std::ptr::null(), std::ptr::null(), text.as_ptr())
+        })?;
+        // SAFETY: it takes nothing.
+        self.done(unsafe { (self.functions.glake_start)() })
+    }
+
+    /// A stream of a device.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`].
+    pub fn stream(&self, device: i32) -> Result<Stream> {
+        let mut stream = null_mut();
+        // SAFETY: an out-parameter of this frame.
+        self.done(unsafe { (self.functions.glake_stream_create)(device, &mut stream) })?;
+        Ok(Stream(stream as usize))
+    }
+
+    /// A block for work on a stream.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`].
+    #[inline]
+    pub fn alloc(&self, device: i32, size: usize, stream: Stream) -> Result<Block> {
+        let mut block = null_mut();
+        // SAFETY: a stream that the library made and never destroys, and an out-parameter of this frame.
+        let status =
+            unsafe { (self.functions.glake_alloc)(device, size, stream.0 as *mut c_void, &mut block) };
+        self.done(status).map(|()| Block(block as usize))
+    }
+
+    /// Gives a block back.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`]: it was given back before.
+    #[inline]
+    pub fn free(&self, block: Block) -> Result<()> {
+        // SAFETY: the library looks addresses up and follows none.
+        self.done(unsafe { (self.functions.glake_free)(block.0 as *mut c_void) })
+    }
+
+    /// Waits for pending frees, and releases free memory until at most `keep` bytes are reserved.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`].
+    pub fn trim(&self, device: i32, keep: u64) -> Result<()> {
+        // SAFETY: null asks for no answer.
+        self.done(unsafe { (self.functions.glake_trim)(device, keep, null_mut()) })
+    }
+
+    /// How many ranges of a device's mapped memory are free.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`].
+    pub fn free_ranges(&self, device: i32) -> Result<u32> {
+        unsafe extern "C" fn count(ranges: *mut c_void, block: *const SegmentBlock) {
+            // SAFETY: the library calls it with the context and the part that are below and its own.
+            let (ranges, block) = unsafe { (&mut *ranges.cast::<u32>(), &*block) };
+            *ranges += u32::from(!block.live);
+        }
+        let mut ranges = 0_u32;
+        // SAFETY: the context lives until the call returns, and nothing else uses it.
+        let status = unsafe {
+            (self.functions.glake_segments)(device, None, Some(count), (&raw mut ranges).cast::<c_void>())
+        };
+        self.done(status).map(|()| ranges)
+    }
+
+    /// Calls of the driver so far.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`].
+    pub fn driver_calls(&self) -> Result<u64> {
+        let mut calls = 0;
+        // SAFETY: an out-parameter of this frame; null asks for no answer.
+        self.done(unsafe { (self.functions.glake_driver_calls)(&mut calls, null_mut()) }).map(|()| calls)
+    }
+
+    /// Allocations on the heap so far.
+    pub fn heap_allocations(&self) -> u64 {
+        // SAFETY: it takes nothing.
+        unsafe { (self.functions.glake_heap_allocations)() }
+    }
+
+    #[inline]
+    fn done(&self, status: i32) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(self.refusal(status)) }
+    }
+
+    #[cold]
+    fn refusal(&self, status: i32) -> LoadError {
+        // SAFETY: a text of this thread that ends with a zero and stays until its next failure.
+        let text = unsafe { CStr::from_ptr((self.functions.glake_last_error)()) };
+        LoadError::Refused { status, text: text.to_string_lossy().into_owned() }
+    }
+}

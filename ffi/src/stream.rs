@@ -1,0 +1,33 @@
+//! Streams for programs that have no CUDA runtime: on the simulated device nobody else makes them.
+
+use std::ffi::c_void;
+
+use crate::block::stream;
+use crate::status::{Failure, GLAKE_OK};
+use crate::{guard, library};
+
+/// Makes a stream of a device that does not synchronise with the legacy default one.
+///
+/// # Safety
+/// `out` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_stream_create(device: i32, out: *mut *mut c_void) -> i32 {
+    guard::answer(|| {
+        if out.is_null() {
+            return Err(Failure::invalid("out is null: it must point to where the answer goes"));
+        }
+        let made = library::process()?.create_stream(device.into())?;
+        // SAFETY: not null, and the caller's promise.
+        unsafe { out.write(made.0 as *mut c_void) };
+        Ok(())
+    })
+}
+
+/// Destroys a stream of `glake_stream_create`; its work still runs to its end. At the end of the process nothing is done.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_stream_destroy(device: i32, stream: *mut c_void) -> i32 {
+    if library::is_over() {
+        return GLAKE_OK;
+    }
+    guard::answer(|| Ok(library::process()?.destroy_stream(device.into(), self::stream(stream))?))
+}
