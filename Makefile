@@ -23,8 +23,8 @@ help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
 
-build: ## Build the glake command, optimized: target/release/glake
-	$(CARGO) build --locked --release
+build: ## Build target/release/glake and libgmlake.so, optimized
+	$(CARGO) build --locked --release --package glake-runtime --package glake-ffi
 
 test: test-rust test-doc test-c test-python ## Run every test there is (Rust, C, Python), building what it needs
 

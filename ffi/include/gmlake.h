@@ -260,6 +260,17 @@ int32_t glake_set_fraction(int32_t device,
 // `fraction` is null or may be written.
 int32_t glake_fraction(int32_t device, double *fraction);
 
+// How many calls of the driver the library has made, on all threads and devices, and the microseconds that they took on
+// the host. Either may be null.
+//
+// # Safety
+// Both are null or may be written.
+int32_t glake_driver_calls(uint64_t *calls,
+                           uint64_t *microseconds);
+
+// How many allocations on the heap the library has made.
+uint64_t glake_heap_allocations(void);
+
 // The version of this library.
 const char *glake_version(void);
 
@@ -361,21 +372,25 @@ int32_t glake_pool_blocks(int32_t device,
                           glake_block_visit visit,
                           void *context);
 
-// Remembers which blocks of a private pool are live, as torch's getCheckpointState does.
+// Remembers which blocks of a private pool are live, as torch's getCheckpointState does; to be given to
+// `glake_checkpoint_drop`.
 //
 // # Safety
 // `out` is null or may be written.
-int32_t glake_pool_checkpoint(int32_t _device, uint64_t _first, uint64_t _second, glake_checkpoint **_out);
+int32_t glake_pool_checkpoint(int32_t device, uint64_t first, uint64_t second, glake_checkpoint **out);
 
 // Brings a private pool back to a checkpoint, as torch's setCheckpointPoolState does: what is live now is freed, and what
-// was live then is live again at the same addresses. A block that was live then and is now is both freed and allocated.
+// was live then is live again at the same addresses. `freed` is called for each block that was live before, `allocated`
+// for each that is live now, both for one that stays. No byte is written and no stream waits. Either may be null.
+//
+// `GLAKE_INVALID`: the pool was released, or memory of those blocks went back to the driver since; nothing was changed.
 //
 // # Safety
-// The checkpoint is alive; the functions may be called with this context, and do not call back into the library.
-int32_t glake_pool_restore(const glake_checkpoint *_checkpoint,
-                           glake_block_freed _freed,
-                           glake_block_visit _allocated,
-                           void *_context);
+// The checkpoint is null or alive; the functions may be called with this context, and do not call back into the library.
+int32_t glake_pool_restore(const glake_checkpoint *checkpoint,
+                           glake_block_freed freed,
+                           glake_block_visit allocated,
+                           void *context);
 
 // Forgets a checkpoint; null is no error.
 //
@@ -461,6 +476,16 @@ const char *glake_last_error(void);
 
 // As `glake_last_error`.
 const char *gmlake_last_error(void);
+
+// Makes a stream of a device that does not synchronise with the legacy default one.
+//
+// # Safety
+// `out` is null or may be written.
+int32_t glake_stream_create(int32_t device, void **out);
+
+// Destroys a stream of `glake_stream_create`; its work still runs to its end. At the end of the process nothing is done.
+int32_t glake_stream_destroy(int32_t device,
+                             void *stream);
 
 // Hands out a block for work on a stream of the device; null for size 0. On failure it throws std::runtime_error where
 // torch is loaded, else returns null; gmlake_last_error says why.

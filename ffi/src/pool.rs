@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use glake_device::Stream;
-use glake_runtime::process::{Filter, PoolId};
+use glake_runtime::process::{Filter, PoolCheckpoint, PoolId};
 
 use crate::block::pointer;
-use crate::status::{Failure, GLAKE_UNSUPPORTED};
+use crate::status::Failure;
 use crate::{guard, library};
 
 /// Says whether allocations on a stream go to a pool; called on the thread that allocates.
@@ -21,9 +21,7 @@ pub type BlockFreed = Option<unsafe extern "C" fn(context: *mut c_void, pointer:
 
 /// Which blocks of a private pool were live at some time.
 #[derive(Debug)]
-pub struct Checkpoint {
-    _private: (),
-}
+pub struct Checkpoint(PoolCheckpoint);
 
 /// A filter of the program's, and what it looks at.
 struct Program {
@@ -153,33 +151,63 @@ pub unsafe extern "C" fn glake_pool_blocks(
     })
 }
 
-/// Remembers which blocks of a private pool are live, as torch's getCheckpointState does.
+/// Remembers which blocks of a private pool are live, as torch's getCheckpointState does; to be given to
+/// `glake_checkpoint_drop`.
 ///
 /// # Safety
 /// `out` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_pool_checkpoint(
-    _device: i32,
-    _first: u64,
-    _second: u64,
-    _out: *mut *mut Checkpoint,
+    device: i32,
+    first: u64,
+    second: u64,
+    out: *mut *mut Checkpoint,
 ) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "checkpoints of private pools are not there yet")))
+    guard::answer(|| {
+        if out.is_null() {
+            return Err(Failure::invalid("out is null: it must point to where the answer goes"));
+        }
+        let checkpoint = library::process()?.checkpoint(device.into(), PoolId(first, second))?;
+        // SAFETY: not null, and the caller's promise.
+        unsafe { out.write(Box::into_raw(Box::new(Checkpoint(checkpoint)))) };
+        Ok(())
+    })
 }
 
 /// Brings a private pool back to a checkpoint, as torch's setCheckpointPoolState does: what is live now is freed, and what
-/// was live then is live again at the same addresses. A block that was live then and is now is both freed and allocated.
+/// was live then is live again at the same addresses. `freed` is called for each block that was live before, `allocated`
+/// for each that is live now, both for one that stays. No byte is written and no stream waits. Either may be null.
+///
+/// `GLAKE_INVALID`: the pool was released, or memory of those blocks went back to the driver since; nothing was changed.
 ///
 /// # Safety
-/// The checkpoint is alive; the functions may be called with this context, and do not call back into the library.
+/// The checkpoint is null or alive; the functions may be called with this context, and do not call back into the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_pool_restore(
-    _checkpoint: *const Checkpoint,
-    _freed: BlockFreed,
-    _allocated: BlockVisit,
-    _context: *mut c_void,
+    checkpoint: *const Checkpoint,
+    freed: BlockFreed,
+    allocated: BlockVisit,
+    context: *mut c_void,
 ) -> i32 {
-    guard::answer(|| Err(Failure::new(GLAKE_UNSUPPORTED, "checkpoints of private pools are not there yet")))
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let checkpoint = unsafe { checkpoint.as_ref() };
+        let checkpoint = checkpoint.ok_or_else(|| Failure::invalid("checkpoint is null"))?;
+        let restored = library::process()?.restore(&checkpoint.0)?;
+        if let Some(freed) = freed {
+            for block in &restored.freed {
+                // SAFETY: the caller's promise.
+                unsafe { freed(context, pointer(block.address)) };
+            }
+        }
+        if let Some(allocated) = allocated {
+            for block in &restored.claimed {
+                // SAFETY: as above.
+                unsafe { allocated(context, pointer(block.address), block.size.get()) };
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Forgets a checkpoint; null is no error.

@@ -85,10 +85,55 @@ static void a_filter_is_dropped_where_nothing_begins(void) {
     OK(glake_pool_release(0, 0, 1));
 }
 
+struct restored {
+    void *freed[4], *allocated[4];
+    int frees, allocations;
+};
+
+static void note_freed(void *context, void *block) {
+    struct restored *restored = context;
+    restored->freed[restored->frees++ % 4] = block;
+}
+
+static void note_allocated(void *context, void *block, uint64_t size) {
+    struct restored *restored = context;
+    CHECK(size >= 300);
+    restored->allocated[restored->allocations++ % 4] = block;
+}
+
+static void what_was_live_is_live_again(void) {
+    OK(glake_pool_begin(0, 5, 0, NULL, NULL, NULL));
+    char *stays = block_of(0, 3 * MIB, NULL), *goes = block_of(0, 5 * MIB, NULL);
+    memset(goes, 'g', 5 * MIB);
+    glake_checkpoint *checkpoint = NULL;
+    OK(glake_pool_checkpoint(0, 5, 0, &checkpoint));
+    OK(glake_free(goes));
+    void *comes = block_of(0, 300, NULL);
+    struct restored restored = {0};
+    OK(glake_pool_restore(checkpoint, note_freed, note_allocated, &restored));
+    CHECK(restored.frees == 2 && restored.allocations == 2 && live_in(5, 0) == 2);
+    CHECK(restored.freed[0] == stays || restored.freed[1] == stays);
+    CHECK(restored.freed[0] == comes || restored.freed[1] == comes);
+    CHECK(restored.allocated[0] == goes || restored.allocated[1] == goes);
+    CHECK(goes[0] == 'g' && goes[5 * MIB - 1] == 'g');
+    FAILS(glake_free(comes), GLAKE_INVALID, "no block begins at");
+    OK(glake_free(goes));
+    OK(glake_free(stays));
+    OK(glake_pool_end(0, 5, 0));
+    OK(glake_pool_trim(0, 5, 0));
+    CHECK(glake_pool_restore(checkpoint, NULL, NULL, NULL) == GLAKE_INVALID && live_in(5, 0) == 0);
+    OK(glake_pool_release(0, 5, 0));
+    FAILS(glake_pool_restore(checkpoint, NULL, NULL, NULL), GLAKE_INVALID, "no private pool (5, 0)");
+    glake_checkpoint_drop(checkpoint);
+    FAILS(glake_pool_restore(NULL, NULL, NULL, NULL), GLAKE_INVALID, "checkpoint is null");
+    FAILS(glake_pool_checkpoint(0, 5, 0, &checkpoint), GLAKE_INVALID, "no private pool (5, 0)");
+}
+
 int main(void) {
     FAILS(glake_pool_release(0, 1, 1), GLAKE_INVALID, "no private pool (1, 1)");
     the_filter_says_what_goes_there();
     the_newest_pool_has_what_several_take();
     a_filter_is_dropped_where_nothing_begins();
+    what_was_live_is_live_again();
     return 0;
 }

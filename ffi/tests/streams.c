@@ -94,11 +94,51 @@ static void a_recorded_block_is_withheld(void) {
     CHECK(stats_of(0).all.active_bytes.current == 0 && stats_of(0).all.reserved_bytes.current == 0);
 }
 
+/* Pending bytes are another stream's once all work of the moment of the free is done. */
+static void streams_are_made_and_destroyed(void) {
+    void *one = NULL, *two = NULL;
+    OK(glake_stream_create(0, &one));
+    OK(glake_stream_create(0, &two));
+    CHECK(one != two && one != NULL);
+    OK(glake_trim(0, 0, NULL));
+    void *block = block_of(0, 40 * MIB, one);
+    OK(glake_free(block));
+    OK(glake_trim(0, UINT64_MAX, NULL));
+    int64_t reserved = stats_of(0).all.reserved_bytes.current;
+    void *other = block_of(0, 40 * MIB, two);
+    CHECK(stats_of(0).all.reserved_bytes.current == reserved);
+    OK(glake_free(other));
+    OK(glake_stream_destroy(0, one));
+    FAILS(glake_stream_destroy(0, one), GLAKE_INVALID, "GPU 0 has no stream 0x");
+    FAILS(glake_stream_destroy(1, two), GLAKE_INVALID, "GPU 1 has no stream 0x");
+    FAILS(glake_stream_create(0, NULL), GLAKE_INVALID, "out is null");
+    OK(glake_stream_destroy(0, two));
+}
+
+/* What the library costs: a hit makes no call of the driver and allocates nothing. */
+static void hits_cost_nothing(void) {
+    void *block = block_of(1, 9 * MIB, NULL);
+    OK(glake_free(block));
+    OK(glake_trim(1, UINT64_MAX, NULL));
+    uint64_t heap = glake_heap_allocations();
+    for (int i = 0; i < 1000; i++) {
+        OK(glake_alloc(1, 9 * MIB, NULL, &block));
+        OK(glake_free(block));
+    }
+    CHECK(heap > 0 && glake_heap_allocations() - heap < 500); /* the thread that ticks has some */
+    uint64_t calls = 0, microseconds = 0;
+    OK(glake_driver_calls(&calls, &microseconds));
+    OK(glake_driver_calls(NULL, NULL));
+    CHECK(calls > 10);
+}
+
 int main(void) {
     OK(glake_start());
     threads_share_the_pools();
     errors_are_of_the_thread_that_met_them();
     any_thread_may_free();
     a_recorded_block_is_withheld();
+    streams_are_made_and_destroyed();
+    hits_cost_nothing();
     return 0;
 }

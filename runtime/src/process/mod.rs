@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod checkpoint;
 mod device;
 mod error;
 mod history;
@@ -53,6 +54,7 @@ use glake_units::Bytes;
 use crate::backend::{Backend, BackendError};
 use crate::config::{self, Config, DeviceChoice};
 use crate::share::Exporter;
+pub use checkpoint::PoolCheckpoint;
 use device::{DeviceMemory, Started};
 pub use error::ProcessError;
 use history::Action;
