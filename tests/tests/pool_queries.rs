@@ -105,3 +105,26 @@ fn the_largest_request_is_served_and_a_larger_one_is_not() {
     drop(lane);
     bed.end();
 }
+
+#[test]
+fn a_domain_that_a_graph_was_captured_in_is_stitched_no_more() {
+    let bed = Bed::new(Shape::default());
+    let lane = bed.lane();
+    let domain = bed.pool.add_domain(DomainOptions::own_pool(), None);
+    let stitched = || {
+        let take = |size| bed.pool.malloc_in(domain, size, lane.pool).unwrap();
+        let blocks: Vec<Block> = (0..6).map(|_| take(Bytes::mib(4))).collect();
+        free(&bed, blocks.iter().step_by(2));
+        let whole = take(Bytes::mib(10));
+        free(&bed, blocks.iter().skip(1).step_by(2).chain([&whole]));
+        let counters = bed.pool.counters();
+        counters.stitches + counters.alias_reuses
+    };
+    let before = stitched();
+    assert_eq!(before, 1);
+    bed.pool.keep_addresses(domain);
+    assert_eq!(stitched(), before);
+    bed.pool.release_domain(domain).unwrap();
+    drop(lane);
+    bed.end();
+}

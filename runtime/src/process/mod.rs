@@ -175,7 +175,7 @@ impl Process {
         }
         let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
         let capture = || self.driver.capture_state(memory.id(), raw).ok();
-        let domain = started.private.domain_of(raw, capture);
+        let domain = started.private.domain_of(&started.pool, raw, capture);
         let block = match started.pool.malloc_in(domain, size, stream) {
             Ok(block) => block,
             Err(error) => return Err(self.refused(memory, size, raw, error)),

@@ -59,16 +59,21 @@ struct Route {
 impl PrivatePools {
     /// The domain that an allocation goes to.
     #[inline]
-    pub(super) fn domain_of(&self, raw: Stream, state: impl FnOnce() -> Option<CaptureState>) -> DomainId {
+    pub(super) fn domain_of(
+        &self,
+        pool: &GpuPool,
+        raw: Stream,
+        state: impl FnOnce() -> Option<CaptureState>,
+    ) -> DomainId {
         if self.open.load(Ordering::Acquire) == 0 {
             return Allocator::default_domain();
         }
-        self.routed(raw, state)
+        self.routed(pool, raw, state)
     }
 
     /// The newest route whose filter takes the stream. Filters call the driver and the program, so no lock is held.
     #[cold]
-    fn routed(&self, raw: Stream, state: impl FnOnce() -> Option<CaptureState>) -> DomainId {
+    fn routed(&self, pool: &GpuPool, raw: Stream, state: impl FnOnce() -> Option<CaptureState>) -> DomainId {
         let routes: Vec<_> = {
             let table = self.table.lock();
             table.routes.iter().rev().map(|route| (route.id, route.domain, route.filter.clone())).collect()
@@ -87,7 +92,10 @@ impl PrivatePools {
             if let Some(route) = table.routes.iter_mut().find(|route| route.id == id) {
                 match state {
                     Some(CaptureState::None) => drop(route.hold.take()),
-                    Some(CaptureState::Active(_)) => route.captures = true,
+                    Some(CaptureState::Active(_)) => {
+                        route.captures = true;
+                        pool.keep_addresses(domain);
+                    }
                     Some(CaptureState::Invalidated) | None => {}
                 }
             }
@@ -95,9 +103,10 @@ impl PrivatePools {
         domain
     }
 
-    /// One more owner of a pool, which is made if there is none.
+    /// One more owner of a pool, which is made if there is none: one for whatever the program puts there, until a graph is
+    /// captured in it.
     pub(super) fn create(&self, pool: &GpuPool, id: PoolId) {
-        self.table.lock().own(pool, id);
+        self.table.lock().own(pool, id, DomainOptions::own_pool());
     }
 
     /// Sends allocations to a pool from now on, and holds epochs back in case a capture begins. It adds an owner.
@@ -112,7 +121,7 @@ impl PrivatePools {
         if table.routes.iter().any(|route| route.id == id) {
             return Err(ProcessError::PoolOpen { device: pool.device(), id });
         }
-        let domain = table.own(pool, id);
+        let domain = table.own(pool, id, DomainOptions::private_pool());
         table.routes.push(Route { id, domain, filter, hold, captures: false });
         self.open.store(table.routes.len(), Ordering::Release);
         Ok(())
@@ -170,12 +179,12 @@ impl PrivatePools {
 }
 
 impl Table {
-    fn own(&mut self, pool: &GpuPool, id: PoolId) -> DomainId {
+    fn own(&mut self, pool: &GpuPool, id: PoolId, options: DomainOptions) -> DomainId {
         if let Some(entry) = self.pools.get_mut(&id) {
             entry.owners += 1;
             return entry.domain;
         }
-        let domain = pool.add_domain(DomainOptions::private_pool(), None);
+        let domain = pool.add_domain(options, None);
         self.pools.insert(id, PrivatePool { domain, owners: 1 });
         self.names.insert(domain, id);
         domain

@@ -276,6 +276,21 @@ fn a_private_pool_keeps_what_is_free_until_it_is_trimmed_by_name() {
 }
 
 #[test]
+fn a_pool_that_was_made_by_name_is_stitched() {
+    let process = started("");
+    let id = PoolId(0, 4);
+    process.create_pool(0, id).unwrap();
+    process.begin_pool(0, id, None).unwrap();
+    let blocks: Vec<_> = (0..8).map(|_| process.malloc(0, mib(64), STREAM).unwrap()).collect();
+    blocks.iter().step_by(2).for_each(|&block| process.free(block).unwrap());
+    let before = process.stats(0).unwrap();
+    process.malloc(0, mib(192), STREAM).unwrap();
+    let after = process.stats(0).unwrap();
+    assert_eq!(after.all.reserved_bytes.current, before.all.reserved_bytes.current);
+    process.end_pool(0, id).unwrap();
+}
+
+#[test]
 fn mappings_are_told_while_somebody_watches() {
     let process = started("");
     let mapped = Arc::new(AtomicU64::new(0));

@@ -253,6 +253,11 @@ impl GpuPool {
         domain
     }
 
+    /// A CUDA graph is captured in a domain: its memory keeps its addresses from now on, nothing of it is stitched or lent.
+    pub fn keep_addresses(&self, domain: DomainId) {
+        self.core.lock().keep_addresses(domain);
+    }
+
     /// Gives a domain up: its memory goes back once its blocks are freed and all work enqueued before is done.
     ///
     /// # Errors

@@ -27,6 +27,11 @@ impl Default for DomainOptions {
 }
 
 impl DomainOptions {
+    /// Memory for a part of a program: stitched and lent among its own streams, and kept until it is released.
+    pub fn own_pool() -> Self {
+        DomainOptions { keep: true, ..DomainOptions::default() }
+    }
+
     /// The private pool of a CUDA graph: addresses are baked into graphs, so that nothing is lent, and free memory stays,
     /// because a replay writes to it.
     pub fn private_pool() -> Self {

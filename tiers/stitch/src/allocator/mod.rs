@@ -160,6 +160,14 @@ impl Allocator {
         id
     }
 
+    /// A CUDA graph is captured in a domain: from now on it is a [`DomainOptions::private_pool`], so that the addresses in
+    /// the graph stay. What is stitched or lent already stays so until it is freed.
+    pub fn keep_addresses(&mut self, id: DomainId) {
+        if let Some(domain) = self.domains.get_mut(id.index()) {
+            domain.options = DomainOptions { extent: domain.options.extent, ..DomainOptions::private_pool() };
+        }
+    }
+
     /// Gives a domain up: its blocks live on until they are freed, its free extents go back to the driver once all
     /// work enqueued before this call has completed, and nothing new is taken from it.
     ///
