@@ -27,6 +27,18 @@ impl Count {
         self.current -= amount;
     }
 
+    /// A count that somebody else adds up: only its peak is kept here.
+    #[inline]
+    fn set(&mut self, current: u64) {
+        self.peak = self.peak.max(current);
+    }
+
+    /// The sum of two, with the peak that it had.
+    fn with(&self, other: &Count, peak: u64) -> Count {
+        let Count { current, added, base, .. } = *other;
+        Count { current: self.current + current, peak, added: self.added + added, base: self.base + base }
+    }
+
     pub(crate) fn gauge(&self) -> Gauge {
         let freed = self.base + self.added - self.current;
         Gauge { current: self.current, peak: self.peak, allocated: self.added, freed }
@@ -45,73 +57,50 @@ impl Count {
 /// Blocks that were freed and still count as active: other streams use them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Withheld {
-    current: u64,
-    /// The peak of handed out and withheld together.
-    active_peak: u64,
+    blocks: u64,
+    bytes: u64,
+    /// The peaks of handed out and withheld together, of the times when some were withheld.
+    peak_blocks: u64,
+    peak_bytes: u64,
 }
 
 /// One pool's counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     blocks: Count,
-    pub(crate) bytes: Count,
+    bytes: Count,
     requested: Count,
-    withheld_blocks: Withheld,
-    withheld_bytes: Withheld,
+    withheld: Withheld,
     pub(crate) extents: Count,
     pub(crate) reserved: Count,
 }
 
 impl Tally {
-    #[inline]
-    pub(crate) fn handed_out(&mut self, size: u64, requested: u64) {
-        self.blocks.add(1);
-        self.bytes.add(size);
-        self.requested.add(requested);
-        let blocks = &mut self.withheld_blocks;
-        blocks.active_peak = blocks.active_peak.max(self.blocks.current + blocks.current);
-        let bytes = &mut self.withheld_bytes;
-        bytes.active_peak = bytes.active_peak.max(self.bytes.current + bytes.current);
-    }
-
-    #[inline]
-    pub(crate) fn freed(&mut self, size: u64, requested: u64) {
-        self.blocks.sub(1);
-        self.bytes.sub(size);
-        self.requested.sub(requested);
-    }
-
-    /// A freed block stays active.
-    pub(crate) fn withheld(&mut self, size: u64) {
-        self.withheld_blocks.current += 1;
-        self.withheld_bytes.current += size;
-    }
-
-    /// Withheld bytes are free now; `blocks` are complete with them.
-    pub(crate) fn completed(&mut self, blocks: u64, size: u64) {
-        for (withheld, amount) in [(&mut self.withheld_blocks, blocks), (&mut self.withheld_bytes, size)] {
-            withheld.current -= amount;
-        }
+    fn peak_withheld(&mut self) {
+        let withheld = &mut self.withheld;
+        withheld.peak_blocks = withheld.peak_blocks.max(self.blocks.current + withheld.blocks);
+        withheld.peak_bytes = withheld.peak_bytes.max(self.bytes.current + withheld.bytes);
     }
 
     /// Bytes handed out, or freed and still in use.
     pub(crate) fn active_bytes(&self) -> u64 {
-        self.bytes.current + self.withheld_bytes.current
+        self.bytes.current + self.withheld.bytes
     }
 
     pub(crate) fn gauges(&self) -> PoolGauges {
-        let active = |count: &Count, withheld: &Withheld| {
+        let active = |count: &Count, withheld: u64, peak: u64| {
             let gauge = count.gauge();
-            let current = gauge.current + withheld.current;
-            let freed = gauge.freed.saturating_sub(withheld.current);
-            Gauge { current, peak: withheld.active_peak, allocated: gauge.allocated, freed }
+            let current = gauge.current + withheld;
+            let freed = gauge.freed.saturating_sub(withheld);
+            Gauge { current, peak: gauge.peak.max(peak), allocated: gauge.allocated, freed }
         };
+        let withheld = &self.withheld;
         PoolGauges {
             allocation: self.blocks.gauge(),
             allocated_bytes: self.bytes.gauge(),
             requested_bytes: self.requested.gauge(),
-            active: active(&self.blocks, &self.withheld_blocks),
-            active_bytes: active(&self.bytes, &self.withheld_bytes),
+            active: active(&self.blocks, withheld.blocks, withheld.peak_blocks),
+            active_bytes: active(&self.bytes, withheld.bytes, withheld.peak_bytes),
             extents: self.extents.gauge(),
             reserved_bytes: self.reserved.gauge(),
         }
@@ -121,13 +110,13 @@ impl Tally {
         [&mut self.blocks, &mut self.bytes, &mut self.requested, &mut self.extents, &mut self.reserved]
     }
 
-    pub(crate) fn reset_peaks(&mut self) {
-        self.withheld_blocks.active_peak = self.blocks.current + self.withheld_blocks.current;
-        self.withheld_bytes.active_peak = self.active_bytes();
+    fn reset_peaks(&mut self) {
         self.counts().into_iter().for_each(Count::reset_peak);
+        self.withheld.peak_blocks = self.blocks.current + self.withheld.blocks;
+        self.withheld.peak_bytes = self.active_bytes();
     }
 
-    pub(crate) fn reset_totals(&mut self) {
+    fn reset_totals(&mut self) {
         self.counts().into_iter().for_each(Count::reset_totals);
     }
 }
@@ -135,10 +124,11 @@ impl Tally {
 /// Everything that is counted while it happens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tallies {
-    /// Both pools.
-    pub(crate) all: Tally,
-    pub(crate) small: Tally,
-    pub(crate) large: Tally,
+    /// Of both pools together only what is not the sum of the two: the peaks of what was handed out, what is withheld, and
+    /// what is reserved.
+    both: Tally,
+    small: Tally,
+    large: Tally,
     pub(crate) counters: Counters,
     pub(crate) mappings: u64,
     pub(crate) alias_bytes: Bytes,
@@ -147,13 +137,90 @@ pub(crate) struct Tallies {
 
 impl Tallies {
     #[inline]
+    fn pool(&mut self, small: bool) -> &mut Tally {
+        if small { &mut self.small } else { &mut self.large }
+    }
+
+    /// Counts a block.
+    #[inline]
+    pub(crate) fn handed_out(&mut self, small: bool, size: u64, requested: u64) {
+        let pool = self.pool(small);
+        pool.blocks.add(1);
+        pool.bytes.add(size);
+        pool.requested.add(requested);
+        let (both, small, large) = (&mut self.both, &self.small, &self.large);
+        both.blocks.set(small.blocks.current + large.blocks.current);
+        both.bytes.set(small.bytes.current + large.bytes.current);
+        both.requested.set(small.requested.current + large.requested.current);
+        if both.withheld.bytes > 0 {
+            self.peak_withheld();
+        }
+    }
+
+    /// What other streams still use of the freed is active, too: looked at only where there is some.
+    #[cold]
+    fn peak_withheld(&mut self) {
+        self.both = self.all();
+        self.each(Tally::peak_withheld);
+    }
+
+    /// A block is free; where other streams still use it, it stays active.
+    #[inline]
+    pub(crate) fn freed(&mut self, small: bool, size: u64, requested: u64, withheld: bool) {
+        let pool = self.pool(small);
+        pool.blocks.sub(1);
+        pool.bytes.sub(size);
+        pool.requested.sub(requested);
+        if withheld {
+            for pool in self.pools(small) {
+                pool.withheld.blocks += 1;
+                pool.withheld.bytes += size;
+            }
+        }
+    }
+
+    /// Withheld bytes are free now; `blocks` are complete with them.
+    pub(crate) fn completed(&mut self, small: bool, blocks: u64, size: u64) {
+        for pool in self.pools(small) {
+            pool.withheld.blocks -= blocks;
+            pool.withheld.bytes -= size;
+        }
+    }
+
+    /// Both tallies in which memory of a pool is reserved.
     pub(crate) fn pools(&mut self, small: bool) -> [&mut Tally; 2] {
-        [&mut self.all, if small { &mut self.small } else { &mut self.large }]
+        [&mut self.both, if small { &mut self.small } else { &mut self.large }]
+    }
+
+    /// Physical bytes held.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.both.reserved.current
+    }
+
+    /// Bytes handed out.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        self.small.bytes.current + self.large.bytes.current
+    }
+
+    /// Bytes handed out, or freed and still in use.
+    pub(crate) fn active_bytes(&self) -> u64 {
+        self.small.active_bytes() + self.large.active_bytes()
+    }
+
+    /// The tally of both pools, whole.
+    fn all(&self) -> Tally {
+        let sum = |of: fn(&Tally) -> &Count| of(&self.small).with(of(&self.large), of(&self.both).peak);
+        Tally {
+            blocks: sum(|pool| &pool.blocks),
+            bytes: sum(|pool| &pool.bytes),
+            requested: sum(|pool| &pool.requested),
+            ..self.both
+        }
     }
 
     pub(crate) fn stats(&self, waste: Waste, [inactive_small, inactive_large]: [Inactive; 2]) -> Stats {
         Stats {
-            all: self.all.gauges(),
+            all: self.all().gauges(),
             small_pool: self.small.gauges(),
             large_pool: self.large.gauges(),
             counters: self.counters,
@@ -166,7 +233,93 @@ impl Tallies {
         }
     }
 
-    pub(crate) fn each(&mut self, change: fn(&mut Tally)) {
-        [&mut self.all, &mut self.small, &mut self.large].into_iter().for_each(change);
+    /// Starts the peaks from what is now.
+    pub(crate) fn reset_peaks(&mut self) {
+        self.both = self.all();
+        self.each(Tally::reset_peaks);
+    }
+
+    /// Starts the totals from zero.
+    pub(crate) fn reset_totals(&mut self) {
+        self.each(Tally::reset_totals);
+        self.counters = Counters::default();
+    }
+
+    fn each(&mut self, change: fn(&mut Tally)) {
+        [&mut self.both, &mut self.small, &mut self.large].into_iter().for_each(change);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Every gauge of both pools together and of each, added up the long way: blocks, bytes, requested, active, active bytes.
+    #[derive(Default)]
+    struct Model([[Gauge; 5]; 3]);
+
+    impl Model {
+        fn change(&mut self, small: bool, added: [u64; 5], taken: [u64; 5]) {
+            for pool in [0, if small { 1 } else { 2 }] {
+                for (gauge, (added, taken)) in self.0[pool].iter_mut().zip(added.into_iter().zip(taken)) {
+                    gauge.current = gauge.current + added - taken;
+                    gauge.peak = gauge.peak.max(gauge.current);
+                    gauge.allocated += added;
+                    gauge.freed += taken;
+                }
+            }
+        }
+
+        fn each(&mut self, change: fn(&mut Gauge)) {
+            self.0.iter_mut().flatten().for_each(change);
+        }
+    }
+
+    fn gauges(pool: PoolGauges) -> [Gauge; 5] {
+        [pool.allocation, pool.allocated_bytes, pool.requested_bytes, pool.active, pool.active_bytes]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_counted_can_be_told_from_it(program in prop::collection::vec((0..8, any::<prop::sample::Index>(), 1u64..5000), 1..200)) {
+            let (mut tallies, mut model) = (Tallies::default(), Model::default());
+            let (mut live, mut withheld) = (Vec::new(), Vec::new());
+            for (step, which, requested) in program {
+                let (small, size) = (requested < 2500, requested.next_multiple_of(512));
+                match step {
+                    0..4 => {
+                        tallies.handed_out(small, size, requested);
+                        model.change(small, [1, size, requested, 1, size], [0; 5]);
+                        live.push((small, size, requested));
+                    }
+                    4 | 5 if !live.is_empty() => {
+                        let (small, size, requested) = live.swap_remove(which.index(live.len()));
+                        let stays = step == 5;
+                        tallies.freed(small, size, requested, stays);
+                        let active = u64::from(!stays);
+                        model.change(small, [0; 5], [1, size, requested, active, active * size]);
+                        if stays {
+                            withheld.push((small, size));
+                        }
+                    }
+                    6 if !withheld.is_empty() => {
+                        let (small, size) = withheld.swap_remove(which.index(withheld.len()));
+                        tallies.completed(small, 1, size);
+                        model.change(small, [0; 5], [0, 0, 0, 1, size]);
+                    }
+                    7 if requested % 2 == 0 => {
+                        tallies.reset_peaks();
+                        model.each(|gauge| gauge.peak = gauge.current);
+                    }
+                    _ => {}
+                }
+            }
+            let stats = tallies.stats(Waste::default(), Default::default());
+            for (pool, model) in [stats.all, stats.small_pool, stats.large_pool].into_iter().zip(model.0) {
+                prop_assert_eq!(gauges(pool), model);
+            }
+        }
     }
 }

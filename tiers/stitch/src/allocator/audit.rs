@@ -48,7 +48,7 @@ impl Allocator {
         for first in self.segments.begins() {
             covered += self.check_segment(first, &mut free)?;
         }
-        let reserved = self.stats.all.reserved.current;
+        let reserved = self.stats.reserved();
         hold(covered == reserved, "pieces cover what is reserved", 0)?;
         hold(free == in_lanes.len(), "every free piece is in a lane", 0)?;
         hold(self.reserved() <= self.settings.limit.get().max(reserved), "the limit is kept", 0)?;
@@ -114,7 +114,7 @@ impl Allocator {
                 }
             }
         }
-        hold(bytes == self.stats.all.bytes.current, "live blocks are what is counted as allocated", 0)
+        hold(bytes == self.stats.allocated_bytes(), "live blocks are what is counted as allocated", 0)
     }
 
     fn check_extents(&self) -> Result<(), Broken> {

@@ -32,7 +32,7 @@ impl Allocator {
         let small = piece.slab != PieceId::NONE;
         piece.epoch = self.open;
         piece.moved = Move::default();
-        self.count_freed(small, size, requested, recorded);
+        self.stats.freed(small, size, requested, recorded);
         if recorded {
             self.withhold(id, 1);
         } else {
@@ -50,7 +50,7 @@ impl Allocator {
             let idle = &mut self.stats.idle_alias_bytes;
             *idle = idle.saturating_add(Bytes::new(alias.size));
         }
-        self.count_freed(false, block.size, block.requested, block.recorded);
+        self.stats.freed(false, block.size, block.requested, block.recorded);
         self.moves = self.moves.next();
         let mut blocks = 1;
         for part in block.parts {
@@ -183,9 +183,7 @@ impl Allocator {
                 withheld.lane = withheld.owner;
                 let (small, blocks, size) =
                     (withheld.slab != PieceId::NONE, withheld.requested, withheld.size);
-                for pool in self.stats.pools(small) {
-                    pool.completed(blocks, size);
-                }
+                self.stats.completed(small, blocks, size);
                 self.give(piece);
             }
         }
@@ -215,15 +213,6 @@ impl Allocator {
             self.lanes[lane.index()].remove(&self.pieces, id);
             self.pieces[id].epoch = self.open;
             self.lanes[lane.index()].insert(&self.pieces, id);
-        }
-    }
-
-    fn count_freed(&mut self, small: bool, size: u64, requested: u64, recorded: bool) {
-        for pool in self.stats.pools(small) {
-            pool.freed(size, requested);
-            if recorded {
-                pool.withheld(size);
-            }
         }
     }
 }

@@ -65,7 +65,7 @@ impl Allocator {
     }
 
     pub(super) fn reserved(&self) -> u64 {
-        self.stats.all.reserved.current + self.planned
+        self.stats.reserved() + self.planned
     }
 
     /// The sizes of new extents for so many bytes. Setting access costs the same for any extent, so a large growth takes

@@ -83,7 +83,7 @@ impl Allocator {
         let (start, size, small) = (piece.start, piece.size, piece.slab != PieceId::NONE);
         let edge = moved && self.needs_edge(id, lane);
         self.live.insert(start, Live::Piece(id));
-        self.count_handed_out(small, size, requested);
+        self.stats.handed_out(small, size, requested);
         self.stats.counters.edges += u64::from(edge);
         Grant { offset: Bytes::new(start), size: Bytes::new(size), edge, waits: SmallVec::new() }
     }
@@ -97,11 +97,5 @@ impl Allocator {
             lane.edge = self.moves;
         }
         needs
-    }
-
-    pub(super) fn count_handed_out(&mut self, small: bool, size: u64, requested: u64) {
-        for pool in self.stats.pools(small) {
-            pool.handed_out(size, requested);
-        }
     }
 }

@@ -241,7 +241,7 @@ impl Allocator {
         #[allow(clippy::cast_possible_truncation)]
         let index = self.stitched.insert(block) as u32;
         self.live.insert(start, Live::Stitched(index));
-        self.count_handed_out(false, want.size, want.requested);
+        self.stats.handed_out(false, want.size, want.requested);
         self.stats.counters.edges += u64::from(edge);
         Grant { offset: Bytes::new(start), size: Bytes::new(want.size), edge, waits }
     }

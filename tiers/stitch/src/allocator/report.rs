@@ -9,7 +9,6 @@ use crate::lane::{Class, Lane, Taker};
 use crate::live::Live;
 use crate::piece::{Piece, State};
 use crate::stats::{Counters, Inactive, Stats, Waste};
-use crate::tally::Tally;
 
 /// What a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -69,7 +68,7 @@ impl Allocator {
 
     /// Physical memory held: cheaper than [`Allocator::stats`], which walks the free pieces.
     pub fn reserved_bytes(&self) -> Bytes {
-        Bytes::new(self.stats.all.reserved.current)
+        Bytes::new(self.stats.reserved())
     }
 
     /// The counters alone: cheaper than [`Allocator::stats`].
@@ -79,13 +78,12 @@ impl Allocator {
 
     /// Starts the peaks from what is now.
     pub fn reset_peaks(&mut self) {
-        self.stats.each(Tally::reset_peaks);
+        self.stats.reset_peaks();
     }
 
     /// Starts the totals from zero.
     pub fn reset_totals(&mut self) {
-        self.stats.each(Tally::reset_totals);
-        self.stats.counters = Counters::default();
+        self.stats.reset_totals();
     }
 
     /// The block that begins at an offset: its size and what was asked for.
@@ -111,7 +109,7 @@ impl Allocator {
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
-        self.stats.all.reserved.current - self.stats.all.active_bytes()
+        self.stats.reserved() - self.stats.active_bytes()
     }
 
     pub(super) fn stitchable_bytes(&self) -> u64 {
