@@ -256,9 +256,7 @@ impl Allocator {
             let (small, blocks, size) = (piece.slab != PieceId::NONE, piece.requested, piece.size);
             let (end, next) = (piece.end(), piece.next);
             if withheld {
-                for pool in self.stats.pools(small) {
-                    pool.completed(blocks, size);
-                }
+                self.stats.completed(small, blocks, size);
             }
             if whole == PieceId::NONE {
                 whole = id;
