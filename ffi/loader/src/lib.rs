@@ -67,6 +67,27 @@ struct SegmentBlock {
     pending: bool,
 }
 
+/// `glake_segment`.
+#[repr(C)]
+struct Segment {
+    address: u64,
+    size: u64,
+    stream: *mut c_void,
+    pool: [u64; 2],
+    device: i32,
+    large: bool,
+    stitched: bool,
+}
+
+/// Free ranges, as they are counted.
+#[derive(Default)]
+struct Ranges {
+    /// Whether the segment at hand is a second view of memory that others count.
+    stitched: bool,
+    free: u32,
+}
+
+type SegmentVisit = unsafe extern "C" fn(*mut c_void, *const Segment);
 type BlockVisit = unsafe extern "C" fn(*mut c_void, *const SegmentBlock);
 
 macro_rules! functions {
@@ -96,7 +117,7 @@ functions! {
     glake_free(*mut c_void) -> i32;
     glake_trim(i32, u64, *mut u64) -> i32;
     glake_stream_create(i32, *mut *mut c_void) -> i32;
-    glake_segments(i32, Option<BlockVisit>, Option<BlockVisit>, *mut c_void) -> i32;
+    glake_segments(i32, Option<SegmentVisit>, Option<BlockVisit>, *mut c_void) -> i32;
     glake_driver_calls(*mut u64, *mut u64) -> i32;
     glake_heap_allocations() -> u64;
 }
@@ -187,17 +208,20 @@ impl Gmlake {
     /// # Errors
     /// [`LoadError::Refused`].
     pub fn free_ranges(&self, device: i32) -> Result<u32> {
-        unsafe extern "C" fn count(ranges: *mut c_void, block: *const SegmentBlock) {
-            // SAFETY: the library calls it with the context and the part that are below and its own.
-            let (ranges, block) = unsafe { (&mut *ranges.cast::<u32>(), &*block) };
-            *ranges += u32::from(!block.live);
+        unsafe extern "C" fn enter(ranges: *mut c_void, segment: *const Segment) {
+            // SAFETY: the library calls it with the context below, and with a segment of its own.
+            unsafe { (*ranges.cast::<Ranges>()).stitched = (*segment).stitched };
         }
-        let mut ranges = 0_u32;
+        unsafe extern "C" fn count(ranges: *mut c_void, block: *const SegmentBlock) {
+            // SAFETY: as above.
+            let (ranges, block) = unsafe { (&mut *ranges.cast::<Ranges>(), &*block) };
+            ranges.free += u32::from(!block.live && !ranges.stitched);
+        }
+        let mut ranges = Ranges::default();
+        let context = (&raw mut ranges).cast::<c_void>();
         // SAFETY: the context lives until the call returns, and nothing else uses it.
-        let status = unsafe {
-            (self.functions.glake_segments)(device, None, Some(count), (&raw mut ranges).cast::<c_void>())
-        };
-        self.done(status).map(|()| ranges)
+        let status = unsafe { (self.functions.glake_segments)(device, Some(enter), Some(count), context) };
+        self.done(status).map(|()| ranges.free)
     }
 
     /// Calls of the driver so far.

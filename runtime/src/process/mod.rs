@@ -32,7 +32,11 @@ mod history;
 mod imports;
 mod made;
 mod observers;
+mod peers;
+mod pools;
 mod private;
+mod refusal;
+mod report;
 mod shortage;
 mod snapshot;
 mod stats;
@@ -42,16 +46,14 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use glake_device::owned::Epochs;
 use glake_device::sim::{Clock, SimOptions, Simulator, mapping_budget};
-use glake_device::{Address, DeviceId, Driver, DriverError, Recorder, Stream};
-use glake_stitch::StitchError;
-use glake_tiers::{GpuWaits, LiveBlock, PoolError};
+use glake_device::{Address, DeviceId, Driver, Recorder, Stream};
+use glake_tiers::{LiveBlock, PoolError};
 use glake_units::Bytes;
 
-use crate::backend::{Backend, BackendError};
+use crate::backend::Backend;
 use crate::config::{self, Config, DeviceChoice};
 use crate::share::Exporter;
 pub use checkpoint::PoolCheckpoint;
@@ -116,7 +118,7 @@ impl Process {
             DeviceChoice::Auto => DeviceChoice::Cuda,
             choice => choice,
         };
-        let backend = Backend::find(&choice).map_err(not_there)?;
+        let backend = Backend::find(&choice).map_err(refusal::not_there)?;
         let name = backend.name();
         let (driver, mappings): (Arc<dyn Driver>, _) = match backend {
             Backend::Cuda(cuda) => (cuda, u64::MAX),
@@ -212,17 +214,15 @@ impl Process {
     #[cold]
     fn note_free(&self, address: Address) {
         for memory in &self.devices {
-            let Some((size, _)) = memory.started().and_then(|started| started.pool.block(address)) else {
+            let Some(started) = memory.started() else { continue };
+            let Some(block) = started.pool.find(address).filter(|block| block.address == address) else {
                 continue;
             };
+            let stream = self.streams.handle(block.stream).unwrap_or(Stream(0));
+            let pool = started.private.name(block.domain).unwrap_or_default();
             for action in [Action::FreeRequested, Action::FreeCompleted] {
-                self.observers.history.note(
-                    action,
-                    memory.id(),
-                    (address.0, size.get()),
-                    Stream(0),
-                    PoolId::default(),
-                );
+                let place = (address.0, block.size.get());
+                self.observers.history.note(action, memory.id(), place, stream, pool);
             }
         }
     }
@@ -276,12 +276,6 @@ impl Process {
         Ok(())
     }
 
-    /// How many calls of the driver were made so far, on all threads and devices, and how long they took on the host.
-    pub fn driver_calls(&self) -> (u64, Duration) {
-        let counters = self.recorder.counters();
-        (counters.calls(), counters.time())
-    }
-
     /// Waits for pending frees, then releases free memory until at most `keep` is reserved on the device, or on each if
     /// none is named; returns how much went. While a capture is open nothing is waited for.
     ///
@@ -303,14 +297,6 @@ impl Process {
         trimmed.into_iter().sum()
     }
 
-    /// The largest request that would be served now, with stitching and growing; starts the device's pool.
-    ///
-    /// # Errors
-    /// What the driver answers when asked for its free memory.
-    pub fn largest(&self, device: i64) -> Result<Bytes> {
-        Ok(self.started(self.device(device)?)?.pool.largest()?)
-    }
-
     /// Changes the part of a device's memory that may be reserved; its pool need not have started.
     ///
     /// # Errors
@@ -329,182 +315,6 @@ impl Process {
     /// [`ProcessError::NoSuchDevice`].
     pub fn fraction(&self, device: i64) -> Result<f64> {
         Ok(self.device(device)?.fraction())
-    }
-
-    /// Makes a private pool, or adds an owner to it.
-    ///
-    /// # Errors
-    /// What starting the device's pool meets.
-    pub fn create_pool(&self, device: i64, id: PoolId) -> Result<()> {
-        let started = self.started(self.device(device)?)?;
-        started.private.create(&started.pool, id);
-        Ok(())
-    }
-
-    /// Sends allocations on streams that the filter takes (`None`: on all) to a private pool from now on, the newest such
-    /// pool first. It adds an owner. Until it is known that no capture follows, no epoch is recorded on the device.
-    ///
-    /// # Errors
-    /// [`ProcessError::PoolOpen`] where they go there already.
-    pub fn begin_pool(&self, device: i64, id: PoolId, filter: Option<Filter>) -> Result<()> {
-        let started = self.started(self.device(device)?)?;
-        started.private.begin(&started.pool, id, filter)
-    }
-
-    /// Ends what [`Process::begin_pool`] began; the pool stays.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownPool`] where nothing was begun.
-    pub fn end_pool(&self, device: i64, id: PoolId) -> Result<()> {
-        let started = self.named(device, id)?;
-        started.private.end(&started.pool, id)
-    }
-
-    /// One owner of a private pool less. The last one gives it up: its memory goes back once its blocks are freed.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownPool`].
-    pub fn release_pool(&self, device: i64, id: PoolId) -> Result<()> {
-        let started = self.named(device, id)?;
-        started.private.release(&started.pool, id)
-    }
-
-    /// How many owners a private pool has; 0 where there is none.
-    ///
-    /// # Errors
-    /// [`ProcessError::NoSuchDevice`].
-    pub fn pool_owners(&self, device: i64, id: PoolId) -> Result<u32> {
-        Ok(self.device(device)?.started().map_or(0, |started| started.private.owners(id)))
-    }
-
-    /// Calls `visit` with the address and the size of every live block of a private pool.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownPool`].
-    pub fn pool_blocks(&self, device: i64, id: PoolId, mut visit: impl FnMut(Address, Bytes)) -> Result<()> {
-        let started = self.named(device, id)?;
-        let domain = started.private.domain(&started.pool, id)?;
-        started.pool.blocks_of(domain).into_iter().for_each(|block| visit(block.address, block.size));
-        Ok(())
-    }
-
-    /// Releases what is free in a private pool, after pending frees were waited for: not for the pool of a graph that may
-    /// be replayed. Returns how much went.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownPool`]; what the driver answers.
-    pub fn trim_pool(&self, device: i64, id: PoolId) -> Result<Bytes> {
-        let started = self.named(device, id)?;
-        let domain = started.private.domain(&started.pool, id)?;
-        started.settle()?;
-        Ok(started.pool.trim_domain(domain)?)
-    }
-
-    /// Lets work of a device touch another's pool memory, what there is and what comes; twice is no error.
-    ///
-    /// # Errors
-    /// [`ProcessError::NoSuchDevice`]; what the driver answers, above all where the two cannot reach each other.
-    pub fn enable_peer(&self, device: i64, peer: i64) -> Result<()> {
-        let (device, memory) = (self.device(device)?.id(), self.device(peer)?);
-        self.started(memory)?.pool.enable_peer(device)?;
-        self.imports.enable_peer(device, memory.id())
-    }
-
-    /// Makes the live block that an address lies in available to other processes of the same user, until it is freed: a
-    /// handle for [`Process::open_shared`] there, and where the address lies in what that opens.
-    ///
-    /// # Errors
-    /// [`ProcessError::InNoBlock`]; [`ProcessError::Share`], above all where `pool.exportable` is off.
-    pub fn share(&self, address: Address) -> Result<(Arc<[u8]>, Bytes)> {
-        let found = self.find(address).ok_or(ProcessError::InNoBlock { address })?;
-        let started = self.started(self.device(found.device.0.into())?)?;
-        let shared = self.exporter.share(found.address, || started.pool.export(found.address))?;
-        Ok((shared.handle, shared.offset.saturating_add(Bytes::new(address.0 - found.address.0))))
-    }
-
-    /// Maps what another process shared, for work of a device and of those that may touch its pool. The same handle opened
-    /// again gives the same address.
-    ///
-    /// # Errors
-    /// [`ProcessError::Share`]; what the driver answers.
-    pub fn open_shared(&self, handle: &[u8], device: i64) -> Result<Address> {
-        let memory = self.device(device)?;
-        let peers = self.started(memory)?.pool.peers();
-        self.imports.open(handle, &self.epochs, memory.id(), peers)
-    }
-
-    /// Ends one use of what [`Process::open_shared`] mapped. With the last it is unmapped, once all work that was enqueued
-    /// before is done, which is waited for; where a capture is open, at a later call.
-    ///
-    /// # Errors
-    /// [`ProcessError::NotOpen`].
-    pub fn close_shared(&self, base: Address) -> Result<()> {
-        self.imports.close(base)
-    }
-
-    /// Everything that is counted for a device; zeroes where its pool has not started.
-    ///
-    /// # Errors
-    /// [`ProcessError::NoSuchDevice`].
-    pub fn stats(&self, device: i64) -> Result<DeviceStats> {
-        let started = self.device(device)?.started();
-        Ok(started.map_or_else(DeviceStats::default, |started| {
-            let pool = &started.pool;
-            // Whether a wait is over is asked of the driver.
-            let waits =
-                if self.stopped.load(Ordering::Acquire) { GpuWaits::default() } else { pool.gpu_waits() };
-            DeviceStats::of(&pool.stats(), started.times_settled(), pool.epoch_lag(), waits)
-        }))
-    }
-
-    /// Starts the peaks of a device from what is now.
-    ///
-    /// # Errors
-    /// [`ProcessError::NoSuchDevice`].
-    pub fn reset_peaks(&self, device: i64) -> Result<()> {
-        if let Some(started) = self.device(device)?.started() {
-            started.pool.reset_peaks();
-        }
-        Ok(())
-    }
-
-    /// Starts the totals of a device, and what was done, from zero.
-    ///
-    /// # Errors
-    /// [`ProcessError::NoSuchDevice`].
-    pub fn reset_totals(&self, device: i64) -> Result<()> {
-        if let Some(started) = self.device(device)?.started() {
-            started.reset_totals();
-        }
-        Ok(())
-    }
-
-    /// Every mapped range of a device, and what lies in it.
-    ///
-    /// # Errors
-    /// [`ProcessError::NoSuchDevice`].
-    pub fn segments(&self, device: i64) -> Result<Vec<SegmentView>> {
-        Ok(self.segments_of(self.device(device)?))
-    }
-
-    /// Starts or stops to keep events, the last `most` of them.
-    pub fn keep_history(&self, on: bool, most: u64, clear: bool) {
-        self.observers.history.keep(on, most, clear);
-    }
-
-    /// Whether events are kept.
-    pub fn keeps_history(&self) -> bool {
-        self.observers.history.is_on()
-    }
-
-    /// Who is told of every request that is about to be refused for want of memory; replaces who was told before.
-    pub fn on_shortage(&self, observer: Option<OnShortage>) {
-        self.observers.watch_shortage(observer);
-    }
-
-    /// Who is told of every range that is mapped and unmapped; replaces who was told before.
-    pub fn on_mapping(&self, observer: Option<OnMapping>) {
-        self.observers.watch_mapping(observer);
     }
 
     /// Ends the threads that keep epochs going. From then on no thread of ours calls the driver: frees are bookkeeping,
@@ -530,67 +340,5 @@ impl Process {
                 memory.start(&self.epochs, &self.config, self.mappings, peers, &self.observers)
             }
         }
-    }
-
-    /// A device that has private pools.
-    fn named(&self, device: i64, id: PoolId) -> Result<&Started> {
-        let memory = self.device(device)?;
-        memory.started().ok_or(ProcessError::UnknownPool { device: memory.id(), id })
-    }
-
-    /// Out of memory, told in full; anything else as it is.
-    #[cold]
-    fn refused(&self, memory: &DeviceMemory, wanted: Bytes, raw: Stream, error: PoolError) -> ProcessError {
-        match memory.started().filter(|_| error.is_out_of_memory()) {
-            Some(started) => self.short(memory, started, wanted, raw, Some(&error)),
-            None => error.into(),
-        }
-    }
-
-    #[cold]
-    fn short(
-        &self,
-        memory: &DeviceMemory,
-        started: &Started,
-        wanted: Bytes,
-        raw: Stream,
-        error: Option<&PoolError>,
-    ) -> ProcessError {
-        let stats = started.pool.stats();
-        let total = memory.info.memory;
-        let reserved = Bytes::new(stats.all.reserved_bytes.current);
-        let free = self.driver.memory_info(memory.id()).map(|info| info.free);
-        let limit = match error {
-            Some(PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. }) => *limit,
-            _ => total,
-        };
-        let shortage = Shortage {
-            device: memory.id(),
-            wanted,
-            total,
-            free: free.unwrap_or_else(|_| total.saturating_sub(reserved)),
-            limit,
-            reserved,
-            allocated: Bytes::new(stats.all.allocated_bytes.current),
-            stitchable: stats.waste.soft,
-            pending: stats.waste.stream,
-        };
-        if self.observers.history.is_on() {
-            let place = (shortage.free.get(), wanted.get());
-            self.observers.history.note(Action::OutOfMemory, memory.id(), place, raw, PoolId::default());
-        }
-        self.observers.tell_shortage(&shortage);
-        ProcessError::OutOfMemory(Box::new(shortage))
-    }
-}
-
-/// Why there is no backend, said to a library's user.
-fn not_there(error: BackendError) -> ProcessError {
-    match error {
-        BackendError::Driver(DriverError::NoDriver { library, found }) => {
-            ProcessError::NoDriver { library, found }
-        }
-        BackendError::Driver(error) => ProcessError::Driver(error),
-        BackendError::Topology(error) => ProcessError::Topology(error),
     }
 }

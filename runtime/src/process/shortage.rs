@@ -59,7 +59,9 @@ impl fmt::Display for Shortage {
             Amount(self.pending)
         )?;
         let room = self.limit.saturating_sub(self.reserved);
-        f.write_str(if self.limit < self.total && room < self.wanted && self.free >= self.wanted {
+        f.write_str(if self.wanted > self.total {
+            "The whole GPU is smaller than that: allocate less."
+        } else if self.limit < self.total && room < self.wanted && self.free >= self.wanted {
             "The limit is what stops it: raise it with set_per_process_memory_fraction or pool.limit, or allocate less."
         } else if self.free < self.wanted && self.total.saturating_sub(self.free) > self.reserved.saturating_add(SLACK) {
             "Something else holds memory of this GPU too: end that, or allocate less."
@@ -132,6 +134,8 @@ mod tests {
         assert!(text.contains("is free. 138.00 GiB allowed; Of the") && text.contains("raise it"), "{text}");
         let crowded = Shortage { reserved: Bytes::gib(10), allocated: Bytes::gib(9), ..shortage() };
         assert!(crowded.to_string().contains("Something else holds memory"));
+        let huge = Shortage { wanted: Bytes::gib(141), ..shortage() };
+        assert!(huge.to_string().ends_with("The whole GPU is smaller than that: allocate less."));
     }
 
     #[test]

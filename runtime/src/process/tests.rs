@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use glake_device::DriverError;
+
 use super::*;
 use crate::config::{Environment, Sources};
 

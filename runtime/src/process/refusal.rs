@@ -1,0 +1,75 @@
+//! Refusals, said to the user of a library.
+
+use glake_device::{DriverError, Stream};
+use glake_stitch::StitchError;
+use glake_tiers::PoolError;
+use glake_units::Bytes;
+
+use super::device::{DeviceMemory, Started};
+use super::history::Action;
+use super::{PoolId, Process, ProcessError, Shortage};
+use crate::backend::BackendError;
+
+impl Process {
+    /// Out of memory, told in full; anything else as it is.
+    #[cold]
+    pub(super) fn refused(
+        &self,
+        memory: &DeviceMemory,
+        wanted: Bytes,
+        raw: Stream,
+        error: PoolError,
+    ) -> ProcessError {
+        match memory.started().filter(|_| error.is_out_of_memory()) {
+            Some(started) => self.short(memory, started, wanted, raw, Some(&error)),
+            None => error.into(),
+        }
+    }
+
+    #[cold]
+    pub(super) fn short(
+        &self,
+        memory: &DeviceMemory,
+        started: &Started,
+        wanted: Bytes,
+        raw: Stream,
+        error: Option<&PoolError>,
+    ) -> ProcessError {
+        let stats = started.pool.stats();
+        let total = memory.info.memory;
+        let reserved = Bytes::new(stats.all.reserved_bytes.current);
+        let free = self.driver.memory_info(memory.id()).map(|info| info.free);
+        let limit = match error {
+            Some(PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. }) => *limit,
+            _ => total,
+        };
+        let shortage = Shortage {
+            device: memory.id(),
+            wanted,
+            total,
+            free: free.unwrap_or_else(|_| total.saturating_sub(reserved)),
+            limit,
+            reserved,
+            allocated: Bytes::new(stats.all.allocated_bytes.current),
+            stitchable: stats.waste.soft,
+            pending: stats.waste.stream,
+        };
+        if self.observers.history.is_on() {
+            let place = (shortage.free.get(), wanted.get());
+            self.observers.history.note(Action::OutOfMemory, memory.id(), place, raw, PoolId::default());
+        }
+        self.observers.tell_shortage(&shortage);
+        ProcessError::OutOfMemory(Box::new(shortage))
+    }
+}
+
+/// Why there is no backend, said to a library's user.
+pub(super) fn not_there(error: BackendError) -> ProcessError {
+    match error {
+        BackendError::Driver(DriverError::NoDriver { library, found }) => {
+            ProcessError::NoDriver { library, found }
+        }
+        BackendError::Driver(error) => ProcessError::Driver(error),
+        BackendError::Topology(error) => ProcessError::Topology(error),
+    }
+}
