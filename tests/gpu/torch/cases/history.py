@@ -92,7 +92,8 @@ class History(unittest.TestCase):
         for address, size in addresses:
             actions = [e["action"] for e in trace if e["addr"] == address and e["action"] in ("alloc", "free_requested", "free_completed")]
             self.assertEqual(actions[:3], ["alloc", "free_requested", "free_completed"])
-            self.assertGreaterEqual(next(e["size"] for e in trace if e["addr"] == address and e["action"] == "alloc"), size)
+            # One address may be handed out again.
+            self.assertGreaterEqual(max(e["size"] for e in trace if e["addr"] == address and e["action"] == "alloc"), size)
 
     @bed.only("compiled", "a library in Rust has no frames of Python's to tell")
     def test_frames_name_who_asked(self):
