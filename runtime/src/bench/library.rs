@@ -61,9 +61,13 @@ impl Loaded {
         Ok(Loaded { library })
     }
 
-    /// The library with so many streams, and nothing reserved.
+    /// Gives all free memory back.
+    pub(super) fn release(&self) -> Result<(), BenchError> {
+        Ok(self.library.trim(DEVICE, 0)?)
+    }
+
+    /// The library with so many streams.
     pub(super) fn with_streams(&self, count: u32) -> Result<LibraryUnderTest<'_>, BenchError> {
-        self.library.trim(DEVICE, 0)?;
         let streams = (0..count).map(|_| self.library.stream(DEVICE)).collect::<Result<_, _>>()?;
         Ok(LibraryUnderTest { library: &self.library, streams })
     }
