@@ -9,7 +9,7 @@ Figures are torch's own counters, read through torch.cuda.memory_stats(), whatev
 they raise has failed. Weights are random: nothing is downloaded.
 
 Fields: active_peak, reserved_peak, requested_peak (torch's counters) and taken_peak (what mem_get_info shows taken since the
-context stood, sampled) in bytes; utilization = requested_peak / taken_peak; step_ms (median); steady_s (all steps after two);
+context stood, sampled) in bytes; utilization = requested_peak / taken_peak; step_ms (median); steady_s (all steps after two, of each job);
 losses (a checksum: equal between allocators on one GPU up to kernel non-determinism); oom if it ran out of memory;
 window_s and window_steps where jobs run side by side: the wall time in which all of them ran, and their steps in it.
 Under glake also: backend, epoch_lags and epoch_lag_ms_p50, _p95, _max (how far the GPU was behind the host when memory was
