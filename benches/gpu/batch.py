@@ -50,7 +50,7 @@ def arguments():
     p.add_argument("--allocs", default="native,expandable,glake")
     p.add_argument("--workload", default="opt13_LR")
     p.add_argument("--fraction", type=float, default=0.25)
-    p.add_argument("--guess", type=int, default=28, help="the batch that is tried first")
+    p.add_argument("--guess", type=int, default=32, help="the batch that is tried first")
     p.add_argument("--steps", type=int, default=8, help="steps a try; 0: the whole workload")
     p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=900)
@@ -69,7 +69,7 @@ def main():
     clock = launch.Clock(a.time_limit)
     log = launch.Log(a.out, "batch.jsonl", clock)
     extra = ["--fraction", str(a.fraction)] + (["--steps", str(a.steps)] if a.steps else [])
-    found, broken = {}, []
+    found, broken, known = {}, [], {alloc: {"fits": [], "out of memory": []} for alloc in a.allocs}
 
     def search(one, gpus):
         alloc, guess = one
@@ -82,6 +82,7 @@ def main():
             log.add({**row, "batch": batch, "answer": answer}, f"{alloc:12} batch {batch:3} on GPU {gpus[0]}: {answer} {row.get('error', '')} ({row['process_s']:.0f} s)")
             if row.get("error"):
                 raise RuntimeError(row["error"])
+            known[alloc][answer].append(batch)
             return answer == "fits"
 
         try:
@@ -90,13 +91,18 @@ def main():
             broken.append(alloc)
             log.say(f"{alloc}: given up: {error}")
 
+    def least_and_most(alloc):
+        """What is known of a search that did not end."""
+        fits, not_fits = known[alloc]["fits"], known[alloc]["out of memory"]
+        return f"unknown: {max(fits, default=0)} fits, {min(not_fits) if not_fits else 'nothing seen so far'} does not"
+
     side_by_side = max(1, int(0.9 / a.fraction)) if a.fraction > 0 else 1
     slots = [gpu for _ in range(side_by_side) for gpu in visible]
     launch.share_out([(alloc, a.guess) for alloc in a.allocs], slots, search)
 
     print(f"\nlargest batch of {a.workload} under a memory fraction of {a.fraction}", flush=True)
     for alloc in a.allocs:
-        print(f"  {alloc:16} {found.get(alloc, 'unknown')}")
+        print(f"  {alloc:16} {found.get(alloc) or least_and_most(alloc)}")
     missed = len(broken)
     for alloc in (one for one in found if one.startswith("glake")):
         for other, least in (("native", 1.12), ("expandable", 1.0)):
