@@ -9,7 +9,6 @@
 use std::os::fd::OwnedFd;
 
 use glake_device::Address;
-use glake_stitch::BlockInfo;
 use glake_units::Bytes;
 
 use super::execute::retry;
@@ -52,11 +51,7 @@ impl GpuPool {
         let offset = self.offset(address)?;
         let (base, size, backing) = {
             let core = self.core.lock();
-            let blocks = core.segments().into_iter().flat_map(|segment| segment.blocks);
-            let lies_in = |block: &BlockInfo| {
-                block.live && (block.offset..block.offset.saturating_add(block.size)).contains(&offset)
-            };
-            let block = blocks.into_iter().find(lies_in).ok_or_else(unknown)?;
+            let block = core.find(offset).ok_or_else(unknown)?;
             (block.offset, block.size, core.backing(block.offset).ok_or_else(unknown)?)
         };
         let mut extents = Vec::with_capacity(backing.extents.len());
