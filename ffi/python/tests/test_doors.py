@@ -39,7 +39,7 @@ class Doors(unittest.TestCase):
     def test_a_block(self):
         before = self.live()
         address = doors.alloc(0, 20 * MIB)
-        self.assertEqual(doors.find(address)[:3:2], (address, 20 * MIB))
+        self.assertEqual(doors.find(address + 5)[:3:2], (address, 20 * MIB))
         self.assertEqual(doors.find(address)[3], 0)
         self.assertEqual(self.live() - before, 20 * MIB)
         doors.record_stream(address, 0)
@@ -80,18 +80,18 @@ class Doors(unittest.TestCase):
             doors.on_out_of_memory(lambda *what: seen.append((what, glake.memory_stats(0)["num_ooms"])))
             doors.set_fraction(0, 0.01)
             assert doors.fraction(0) == 0.01
-            largest = 1 << 30
+            largest = doors.largest(0)
             try:
-                doors.alloc(0, 8 * largest)
+                doors.alloc(0, largest + (64 << 20))
             except glake.OutOfMemoryError as error:
                 assert str(error).startswith("CUDA out of memory. Tried to allocate"), error
             else:
                 raise AssertionError("served")
             (device, requested, total, free), _ = seen.pop()
-            assert (device, requested) == (0, 8 * largest) and 0 < free <= total, (requested, total, free)
+            assert (device, requested) == (0, largest + (64 << 20)) and 0 < free <= total, (requested, total, free)
             doors.on_out_of_memory(lambda *what: 1 / 0)
             try:
-                doors.alloc(0, 8 * largest)
+                doors.alloc(0, largest + (64 << 20))
             except glake.OutOfMemoryError:
                 pass
             doors.on_out_of_memory(None)
@@ -123,8 +123,10 @@ class Doors(unittest.TestCase):
         self.assertIn("GPU reserved memory", glake.memory_summary(0))
         doors.free(block)
         doors.reset_peaks(0)
+        doors.reset_totals(0)
         stats = glake.memory_stats(0)
         self.assertEqual(stats["allocated_bytes.all.peak"], stats["allocated_bytes.all.current"])
+        self.assertEqual(stats["allocation.all.freed"], 0)
 
     def test_snapshot_and_history(self):
         doors.record_history(True, 100, True)
@@ -144,6 +146,7 @@ class Doors(unittest.TestCase):
         doors.pool_create(0, pool)
         doors.pool_create(0, pool)
         self.assertEqual(doors.pool_use_count(0, pool), 2)
+        doors.pool_trim(0, pool)
         doors.pool_release(0, pool)
         doors.pool_release(0, pool)
         with self.assertRaises(glake.InvalidError):

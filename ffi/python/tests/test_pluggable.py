@@ -54,8 +54,11 @@ if has("_accelerator_getDeviceStats"):
 doors.free(block)
 C._cuda_resetPeakMemoryStats(0)
 assert C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 0
+C._cuda_resetAccumulatedMemoryStats(0)
+assert C._cuda_memoryStats(0)["allocated_bytes"]["all"]["allocated"] == 0
 if has("_accelerator_resetPeakStats"):
     C._accelerator_resetPeakStats(0)
+    C._accelerator_resetAccumulatedStats(0)
 """
         )
 
