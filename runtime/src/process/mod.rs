@@ -326,8 +326,11 @@ impl Process {
 
     #[inline]
     fn device(&self, device: i64) -> Result<&DeviceMemory> {
-        let found = usize::try_from(device).ok().and_then(|index| self.devices.get(index));
-        found.ok_or(ProcessError::NoSuchDevice { device, count: self.devices.len() })
+        // No error is made, and dropped, where there is such a device.
+        match usize::try_from(device).ok().and_then(|index| self.devices.get(index)) {
+            Some(found) => Ok(found),
+            None => Err(ProcessError::NoSuchDevice { device, count: self.devices.len() }),
+        }
     }
 
     #[inline]

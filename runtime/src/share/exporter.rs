@@ -120,6 +120,7 @@ impl Exporter {
     }
 
     /// As [`Exporter::forget`], for the block that begins at an address; cheap where nothing is shared.
+    #[inline]
     pub fn forget_block(&self, block: Address) -> bool {
         self.count.load(Ordering::Acquire) > 0 && self.forget_where(|address, _| *address == block)
     }

@@ -37,17 +37,24 @@ impl Edges {
     }
 
     /// Notes the edge of a grant, or that it needs one since another is owed. To be called under the core's lock.
+    #[inline]
     pub(super) fn owe(&self, mut grant: Grant, stream: StreamKey) -> Grant {
-        if !grant.edge && self.count.load(Ordering::Relaxed) == 0 {
-            return grant;
+        if grant.edge || self.count.load(Ordering::Relaxed) > 0 {
+            grant.edge = self.note(grant.edge, stream);
         }
+        grant
+    }
+
+    /// Notes an edge that a grant needs by itself, or because another is owed to its stream; tells whether it does.
+    #[cold]
+    fn note(&self, needs: bool, stream: StreamKey) -> bool {
         let mut owed = self.owed.lock();
-        grant.edge |= owed.contains_key(&stream);
-        if grant.edge {
+        let edge = needs || owed.contains_key(&stream);
+        if edge {
             *owed.entry(stream).or_default() += 1;
             self.count.fetch_add(1, Ordering::Relaxed);
         }
-        grant
+        edge
     }
 
     fn made(&self, stream: StreamKey) {

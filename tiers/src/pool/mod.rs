@@ -179,21 +179,39 @@ impl GpuPool {
     pub fn malloc_in(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
         self.usable()?;
         let request = Request { size, stream: stream.key, domain };
-        let grant = loop {
-            let hit = {
-                let mut core = self.core.lock();
-                core.take(&request).map(|grant| self.edges.owe(grant, stream.key))
-            };
+        match self.hit(&request) {
+            Some(grant) if !grant.edge && grant.waits.is_empty() => Ok(self.handed_out(&grant)),
+            hit => self.malloc_in_order(&request, stream, hit),
+        }
+    }
+
+    /// A free piece that fits. The core's part is compiled into it, and a hit's grant is not passed on: a copy reads as a
+    /// whole what was just written in parts, and has to wait for it.
+    #[inline]
+    fn hit(&self, request: &Request) -> Option<Grant> {
+        let mut core = self.core.lock();
+        let grant = core.take(request)?;
+        Some(self.edges.owe(grant, request.stream))
+    }
+
+    /// Hands out a block that is no hit, or one that its stream has to wait for.
+    #[inline(never)]
+    fn malloc_in_order(
+        &self,
+        request: &Request,
+        stream: PoolStream,
+        mut hit: Option<Grant>,
+    ) -> Result<Block> {
+        loop {
             let grant = match hit {
                 Some(grant) => grant,
-                None => self.malloc_slowly(&request, stream)?,
+                None => self.malloc_slowly(request, stream)?,
             };
-            let ordered = !grant.edge && grant.waits.is_empty();
-            if ordered || self.order(&grant, stream)? {
-                break grant;
+            if self.order(&grant, stream)? {
+                return Ok(self.handed_out(&grant));
             }
-        };
-        Ok(Block { address: self.address(grant.offset), size: grant.size })
+            hit = self.hit(request);
+        }
     }
 
     /// Takes a block back; returns its size. Its stream may have its bytes at once, others when its epoch has passed.
@@ -429,6 +447,10 @@ impl GpuPool {
                 sleeper.unpark();
             }
         }
+    }
+
+    fn handed_out(&self, grant: &Grant) -> Block {
+        Block { address: self.address(grant.offset), size: grant.size }
     }
 
     fn address(&self, offset: Bytes) -> Address {

@@ -12,6 +12,7 @@ use crate::plan::{Grant, Request};
 
 impl Allocator {
     /// Hands out a free piece that fits, or nothing: then [`Allocator::plan`] says what it takes.
+    #[inline]
     pub fn take(&mut self, request: &Request) -> Option<Grant> {
         let domain = self.domains.get(request.domain.index()).filter(|domain| !domain.released)?;
         let lanes = domain.lanes_of(request.stream)?;
@@ -38,6 +39,7 @@ impl Allocator {
         found.or_else(|| self.lanes[passed.index()].take_best(&mut self.pieces, size))
     }
 
+    #[inline]
     fn take_small(
         &mut self,
         lanes: StreamLanes,
@@ -73,6 +75,7 @@ impl Allocator {
     }
 
     /// Hands out a piece that is in no lane.
+    #[inline]
     pub(super) fn hand_out(&mut self, id: PieceId, state: State, lane: LaneId, requested: u64) -> Grant {
         let piece = &mut self.pieces[id];
         piece.state = state;
