@@ -21,7 +21,7 @@ const ABI: u32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be loaded, or lacks a name.
-    #[error("{}: {source}", path.display())]
+    #[error("{}", reason(path, source))]
     Load {
         /// Which.
         path: PathBuf,
@@ -48,6 +48,14 @@ pub enum LoadError {
 }
 
 type Result<T> = std::result::Result<T, LoadError>;
+
+/// The loader's own words, which name the file; where it has none, which of its calls failed.
+fn reason(path: &Path, error: &libloading::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(words) => words.to_string(),
+        None => format!("{}: {error}", path.display()),
+    }
+}
 
 /// A stream that the library made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
