@@ -77,19 +77,31 @@ class Tables(unittest.TestCase):
 
 
 class Search(unittest.TestCase):
+    def largest(self, edge, guess, width):
+        """What is found, and the tries, those that go side by side as one list."""
+        waves = []
+        found = batch.largest(lambda numbers: waves.append(numbers) or [n <= edge for n in numbers], guess, width)
+        return found, waves
+
     def test_finds_the_edge_from_any_guess(self):
-        for edge in range(0, 40):
-            for guess in range(1, 40, 3):
-                tries = []
-                found = batch.largest(lambda n: tries.append(n) or n <= edge, guess)
-                self.assertEqual(found, edge)
-                self.assertEqual(len(tries), len(set(tries)))
+        for width in (1, 2, 4):
+            for edge in range(0, 40):
+                for guess in range(1, 40, 3):
+                    found, waves = self.largest(edge, guess, width)
+                    tries = sum(waves, [])
+                    self.assertEqual(found, edge)
+                    self.assertEqual(len(tries), len(set(tries)))
+                    for numbers in waves:
+                        self.assertTrue(0 < len(numbers) <= width and numbers[0] > 0, numbers)
+                        self.assertEqual(numbers, sorted(numbers))
 
     def test_few_tries_where_the_guess_is_near(self):
         for edge in range(22, 29):
-            tries = []
-            batch.largest(lambda n: tries.append(n) or n <= edge, 25)
-            self.assertLessEqual(len(tries), 5)
+            self.assertLessEqual(len(self.largest(edge, 25, 1)[1]), 5)
+            self.assertLessEqual(len(self.largest(edge, 25, 4)[1]), 3)
+
+    def test_what_fits_above_one_that_does_not_counts_for_nothing(self):
+        self.assertEqual(batch.largest(lambda numbers: [n not in (9, 10) for n in numbers], 10, 4), 8)
 
 
 class Scripts(unittest.TestCase):
@@ -102,6 +114,11 @@ class Scripts(unittest.TestCase):
         done = subprocess.run([sys.executable, GPU / "compare.py", "w", "--allocs", "native,glacke"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 2)
         self.assertIn("glacke", done.stderr)
+
+    def test_a_guess_for_some_of_the_allocators_is_refused(self):
+        done = subprocess.run([sys.executable, GPU / "batch.py", "--guess", "30,34"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("2 batches for 3 allocators", done.stderr)
 
     def test_a_command_that_hangs_is_ended(self):
         rows, error = launch.call([sys.executable, "-c", "import time; print('{}', flush=True); time.sleep(60)"], [], 1)
