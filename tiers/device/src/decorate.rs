@@ -82,6 +82,7 @@ macro_rules! delegate {
         safe stream_create StreamCreate (device: $crate::DeviceId) -> $crate::Stream;
         unsafe stream_destroy StreamDestroy (device: $crate::DeviceId, stream: $crate::Stream) -> ();
         safe stream_id StreamId (device: $crate::DeviceId, stream: $crate::Stream) -> $crate::StreamId;
+        safe stream_device StreamDevice (stream: $crate::Stream) -> $crate::DeviceId;
         safe stream_wait_event StreamWaitEvent (device: $crate::DeviceId, stream: $crate::Stream,
             event: $crate::Event) -> ();
         unsafe stream_wait_value StreamWaitValue (device: $crate::DeviceId, stream: $crate::Stream,

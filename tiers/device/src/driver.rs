@@ -263,6 +263,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     unsafe fn stream_destroy(&self, device: DeviceId, stream: Stream) -> Result<()>;
     /// Which stream a handle means, for the calling thread.
     fn stream_id(&self, device: DeviceId, stream: Stream) -> Result<StreamId>;
+    /// The device whose stream a handle is; the default handles are the thread's current device's, or the first one's where
+    /// it has none.
+    fn stream_device(&self, stream: Stream) -> Result<DeviceId>;
     /// Waits on the host for a stream's work.
     fn stream_synchronize(&self, device: DeviceId, stream: Stream) -> Result<()>;
     /// Makes a stream wait on the device for an event.

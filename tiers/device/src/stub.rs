@@ -115,6 +115,9 @@ impl Driver for Stub {
     unsafe fn stream_destroy(&self, _: DeviceId, _: Stream) -> Result<()> {
         Ok(())
     }
+    fn stream_device(&self, _: Stream) -> Result<DeviceId> {
+        Ok(DeviceId(0))
+    }
     fn stream_id(&self, _: DeviceId, stream: Stream) -> Result<StreamId> {
         Ok(StreamId(stream.0))
     }

@@ -28,6 +28,7 @@ verbs! {
     Import = "import",
     Copy = "copy", CopyBatch = "copy_batch", Fill = "fill", ReadNow = "read_now", WriteNow = "write_now",
     StreamCreate = "stream_create", StreamDestroy = "stream_destroy", StreamId = "stream_id",
+    StreamDevice = "stream_device",
     StreamSynchronize = "stream_synchronize", StreamWaitEvent = "stream_wait_event",
     StreamWaitValue = "stream_wait_value", StreamWriteValue = "stream_write_value",
     CaptureState = "capture_state",

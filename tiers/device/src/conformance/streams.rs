@@ -17,6 +17,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check { name: "values hold streams back and let them go", run: values },
     Check { name: "timed events tell the time between them", run: timed },
     Check { name: "streams have ids of their own", run: ids },
+    Check { name: "a stream knows its device", run: devices },
     Check { name: "no stream captures unasked", run: no_capture },
     Check { name: "a destroyed stream's work still runs", run: destroyed },
 ];
@@ -172,6 +173,15 @@ fn ids(ground: &Ground) -> Outcome {
     ids.dedup();
     same("different streams", ids.len(), streams.len())?;
     same("no handle", ground.driver().stream_id(GPU, Stream(0)).is_ok(), true)?;
+    Ok(Verdict::Passed)
+}
+
+fn devices(ground: &Ground) -> Outcome {
+    for device in ground.driver().devices()? {
+        let stream = ground.stream(device.id)?;
+        same("the device of a stream", ground.driver().stream_device(stream)?, device.id)?;
+    }
+    same("of the legacy one", ground.driver().stream_device(Stream::LEGACY)?, GPU)?;
     Ok(Verdict::Passed)
 }
 

@@ -63,6 +63,8 @@ api! {
     cuCtxSynchronize();
     cuCtxRecordEvent(context: sys::CUcontext, event: sys::CUevent);
     cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: c_uint);
+    cuStreamGetCtx(stream: sys::CUstream, context: *mut sys::CUcontext);
+    cuCtxGetDevice(device: *mut sys::CUdevice);
     cuThreadExchangeStreamCaptureMode(mode: *mut sys::CUstreamCaptureMode);
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);

@@ -105,6 +105,27 @@ impl Cuda {
         Ok(handle)
     }
 
+    /// Whose context it is: mostly one of ours.
+    pub(super) fn device_of(&self, context: sys::CUcontext, verb: Verb) -> Result<DeviceId> {
+        let known = self.contexts.iter().position(|slot| slot.raw.get() == Some(&(context as usize)));
+        if let Some(index) = known.and_then(|index| u32::try_from(index).ok()) {
+            return Ok(DeviceId(index));
+        }
+        let mut device = 0;
+        // SAFETY: a context that a stream has.
+        unsafe { self.api.cuCtxPushCurrent_v2(context) }.of(verb)?;
+        // SAFETY: an out-parameter of this frame.
+        let asked = unsafe { self.api.cuCtxGetDevice(&mut device) }.of(verb);
+        let mut popped = null_mut();
+        // SAFETY: an out-parameter of this frame; what is popped was pushed above.
+        unsafe { self.api.cuCtxPopCurrent_v2(&mut popped) }.of(verb)?;
+        asked?;
+        let count = u32::try_from(self.contexts.len()).unwrap_or(u32::MAX);
+        let same = |id: &DeviceId| self.device(*id, verb).is_ok_and(|handle| handle == device);
+        let found = (0..count).map(DeviceId).find(same);
+        found.ok_or(DriverError::NoSuchDevice { device: DeviceId(count), count })
+    }
+
     fn slot(&self, device: DeviceId) -> Result<&Context> {
         let index = usize::try_from(device.0).ok();
         index.and_then(|i| self.contexts.get(i)).ok_or_else(|| self.no_such(device))

@@ -166,6 +166,9 @@ impl Driver for Cuda {
     fn stream_id(&self, device: DeviceId, stream: Stream) -> Result<StreamId> {
         stream::id(self, device, stream)
     }
+    fn stream_device(&self, stream: Stream) -> Result<DeviceId> {
+        stream::device(self, stream)
+    }
     fn stream_synchronize(&self, device: DeviceId, stream: Stream) -> Result<()> {
         stream::synchronize(self, device, stream)
     }

@@ -45,6 +45,16 @@ pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<Stream
     Ok(StreamId(id ^ u64::from(device.0) << 56))
 }
 
+/// The default handles have no context of their own: they are the current one's.
+pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
+    let verb = Verb::StreamDevice;
+    let _entered = cuda.enter_any(verb)?;
+    let mut context = null_mut();
+    // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
+    unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut context) }.of(verb)?;
+    cuda.device_of(context, verb)
+}
+
 pub(super) fn synchronize(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<()> {
     let _entered = cuda.enter(device, Verb::StreamSynchronize)?;
     // SAFETY: the stream is the caller's to name.

@@ -14,6 +14,7 @@
 //! through raw addresses (by a program, by an unsafe verb) is the duty of who handed the addresses out: it must
 //! have been enqueued before the [`Sequence`] that the mapping is retired with was marked.
 
+mod buffer;
 mod devices;
 mod epoch;
 mod event;
@@ -21,11 +22,13 @@ mod extent;
 mod pages;
 mod registration;
 mod reservation;
+mod span;
 mod stream;
 mod table;
 #[cfg(test)]
 mod tests;
 
+pub use buffer::Buffer;
 pub use devices::DeviceSet;
 pub use epoch::{CaptureHold, Epoch, Epochs, Passed, Sequence};
 pub use event::OwnedEvent;
@@ -33,5 +36,6 @@ pub use extent::Extent;
 pub use pages::Pages;
 pub use registration::Registration;
 pub use reservation::Reservation;
+pub use span::{Span, copy, copy_batch};
 pub use stream::OwnedStream;
 pub use table::Mapping;

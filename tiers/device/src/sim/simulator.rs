@@ -20,9 +20,10 @@ use super::stream::Streams;
 use super::timeline::{Point, Timeline};
 use super::topology::SimTopology;
 use super::world::World;
+use crate::owned::{DeviceSet, Span};
 use crate::{
-    Address, Compare, DeviceId, DeviceInfo, DriverError, KernelMemory, PointerKind, Result, Stream, Touch,
-    Verb,
+    Address, Compare, DeviceId, DeviceInfo, Driver, DriverError, KernelMemory, PointerKind, Result, Stream,
+    Touch, Verb,
 };
 
 /// What to simulate, and how.
@@ -200,6 +201,14 @@ impl Simulator {
             body: std::sync::Arc::new(body),
         };
         self.enqueue(Verb::Launch, device, stream, Request::Kernel(kernel))
+    }
+
+    /// Memory for asynchronous work: what would be undefined is refused when the work is enqueued. The devices of `reach` may
+    /// touch it; what it is, is asked of its first byte.
+    pub fn span(&self, start: Address, size: Bytes, reach: DeviceSet) -> Result<Span> {
+        let kind = self.pointer_attributes(start)?;
+        // SAFETY: the simulator refuses work on memory that is not there.
+        Ok(unsafe { Span::lent(start, size, kind, reach) })
     }
 
     /// As [`crate::Driver::stream_wait_value`] for equality: what would be undefined is refused here.

@@ -103,6 +103,17 @@ impl Streams {
         }
     }
 
+    /// Whose stream a handle is; the simulator has no current device, so the default ones are the first's.
+    pub(super) fn device(&self, stream: Stream) -> Checked<DeviceId> {
+        match stream {
+            Stream(0) | Stream::LEGACY | Stream::PER_THREAD => Ok(DeviceId(0)),
+            Stream(lane) => match self.table.get(&lane) {
+                Some(state) if !state.retired => Ok(state.device),
+                _ => refuse(Address(0), Refusal::UnknownHandle),
+            },
+        }
+    }
+
     /// Adds the calling thread's default stream; the lane is the caller's to open.
     pub(super) fn add_per_thread(&mut self, device: DeviceId) -> u64 {
         let lane = self.add(device, true);

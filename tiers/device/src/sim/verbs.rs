@@ -127,6 +127,10 @@ impl Driver for Simulator {
         self.ask(Verb::StreamId, |state| state.lane(device, stream).map(StreamId))
     }
 
+    fn stream_device(&self, stream: Stream) -> Result<DeviceId> {
+        self.ask(Verb::StreamDevice, |state| state.streams.device(stream))
+    }
+
     fn stream_synchronize(&self, device: DeviceId, stream: Stream) -> Result<()> {
         let verb = Verb::StreamSynchronize;
         let lane = self.ask(verb, |state| {

@@ -1,0 +1,110 @@
+//! Memory of a GPU for our own use, mapped once for a set of devices.
+
+use std::sync::Arc;
+
+use glake_units::Bytes;
+
+use super::{DeviceSet, Epochs, Extent, Reservation, Span};
+use crate::{
+    Access, Address, DeviceId, DriverError, ExtentProperties, Place, PointerKind, Protection, Result, Verb,
+};
+
+/// One extent at addresses of its own. Dropping it waits for all work of the devices that may touch it.
+#[derive(Debug)]
+pub struct Buffer {
+    device: DeviceId,
+    reach: DeviceSet,
+    size: Bytes,
+    /// Before the extent: what is dropped first unmaps it.
+    reservation: Reservation,
+    _extent: Extent,
+}
+
+impl Buffer {
+    /// At least `size` of a GPU's memory, which the work of `reach` may touch; the GPU itself may in any case.
+    ///
+    /// # Errors
+    /// What the driver answers, above all where there is no memory, or a device of `reach` cannot reach this one.
+    pub fn new(epochs: &Arc<Epochs>, device: DeviceId, size: Bytes, reach: DeviceSet) -> Result<Self> {
+        let driver = epochs.driver();
+        let properties = ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false };
+        let rounded = size.align_up(driver.granularity(properties)?);
+        let size = rounded.ok_or(DriverError::OutOfMemory { verb: Verb::Create, wanted: size })?;
+        let reach = reach.union(DeviceSet::of(device));
+        let extent = Extent::new(driver, size, properties)?;
+        let reservation = Reservation::new(epochs, device, size)?;
+        reservation.map(Bytes::ZERO, &extent)?;
+        let access = |device| Access { device, protection: Protection::ReadWrite };
+        let access: Vec<Access> = reach.iter().map(access).collect();
+        reservation.set_access(Bytes::ZERO, size, &access)?;
+        Ok(Buffer { device, reach, size, reservation, _extent: extent })
+    }
+
+    /// Whose memory it is.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Where it begins.
+    pub fn start(&self) -> Address {
+        self.reservation.start()
+    }
+
+    /// How long it is.
+    pub fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// A range of it, for asynchronous work; `None` past its end.
+    pub fn span(self: &Arc<Self>, offset: Bytes, size: Bytes) -> Option<Span> {
+        let kind = PointerKind::Device { device: self.device, mapped: true };
+        // SAFETY: mapped with access for `reach` while this lives, and its end waits for all work of those devices.
+        let whole = unsafe { Span::owned(self, (self.start(), self.size), kind, self.reach) };
+        whole.part(offset, size)
+    }
+
+    /// Copies its bytes to the host and returns when they are there. The caller orders it after the work that wrote them.
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
+        self.reservation.read(offset, into)
+    }
+
+    /// Copies bytes of the host to it and returns when they are there.
+    pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<()> {
+        self.reservation.write(offset, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owned::{self, OwnedStream, Pages, Registration};
+    use crate::sim::{Census, SimOptions, SimTopology, Simulator};
+    use crate::{Driver, Refusal};
+
+    #[test]
+    fn bytes_come_and_go_over_every_device_that_may_touch_it() {
+        let topology = SimTopology::uniform(3, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let epochs = Epochs::new(driver.clone());
+        let size = Bytes::mib(4);
+        let buffer = Arc::new(Buffer::new(&epochs, DeviceId(0), size, DeviceSet::of(DeviceId(1))).unwrap());
+        let mut pinned = Registration::new(&epochs, Pages::new(size, 1).unwrap()).unwrap();
+        pinned.as_mut_slice().fill(9);
+        let pinned = Arc::new(pinned);
+        let from = Span::pinned(&pinned, Bytes::ZERO, size).unwrap();
+        let to = buffer.span(Bytes::ZERO, size).unwrap();
+        assert!(buffer.span(size, Bytes::new(1)).is_none());
+        let stream = OwnedStream::new(&driver, DeviceId(1)).unwrap();
+        owned::copy(&*driver, DeviceId(1), stream.id(), &to, &from).unwrap();
+        stream.synchronize().unwrap();
+        let mut bytes = vec![0; 4 << 20];
+        buffer.read(Bytes::ZERO, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 9));
+        let third = OwnedStream::new(&driver, DeviceId(2)).unwrap();
+        let refused = owned::copy(&*driver, DeviceId(2), third.id(), &to, &from).unwrap_err();
+        assert!(matches!(refused, DriverError::Refused { reason: Refusal::NoPeerAccess, .. }), "{refused}");
+        drop((to, from, buffer, pinned, stream, third));
+        assert_eq!(sim.census(), Census::default());
+    }
+}

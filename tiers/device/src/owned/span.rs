@@ -1,0 +1,205 @@
+//! Memory that asynchronous work may be enqueued on, as a value.
+//!
+//! ```text
+//!  Registration ─┐                                   ┌─ part ─► Span ─► copy, copy_batch, copy_on_host
+//!  Buffer ───────┼─► Span { start, size, kind, reach }
+//!  a caller's promise (`lent`) ┘                     └─ its owner, kept alive
+//! ```
+//!
+//! Invariant: the memory of a span lives until everything has run that was enqueued on it while the span, or a part of it,
+//! was alive: by its owner, whose end waits for all work, or by the promise of who lent it.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use glake_units::Bytes;
+
+use super::{DeviceSet, Registration};
+use crate::{
+    Address, CopyRequest, DeviceId, Driver, DriverError, PointerKind, Refusal, Result, Stream, Verb,
+};
+
+/// A range of memory that outlives the work that is enqueued on it.
+#[derive(Clone, Debug)]
+pub struct Span {
+    start: Address,
+    size: Bytes,
+    kind: PointerKind,
+    reach: DeviceSet,
+    /// Who owns it; `None` where it was lent.
+    _owner: Option<Arc<dyn Owner>>,
+}
+
+/// What keeps a span's memory.
+trait Owner: Any + Send + Sync + std::fmt::Debug {}
+impl<T: Any + Send + Sync + std::fmt::Debug> Owner for T {}
+
+impl Span {
+    /// Memory that somebody else owns: what it is, and whose streams may touch it without a copy in between.
+    ///
+    /// # Safety
+    /// The range is memory of that kind, readable and writable by the work of every device of `reach`. It stays so until all
+    /// work has run that is enqueued while the span or a part of it is alive, and nothing touches it unordered with
+    /// that work.
+    pub unsafe fn lent(start: Address, size: Bytes, kind: PointerKind, reach: DeviceSet) -> Span {
+        Span { start, size, kind, reach, _owner: None }
+    }
+
+    /// A range of an owner's memory.
+    ///
+    /// # Safety
+    /// As [`Span::lent`], for as long as the owner lives, and what ends the owner waits for all work of `reach`.
+    pub(super) unsafe fn owned<T: Send + Sync + std::fmt::Debug + 'static>(
+        owner: &Arc<T>,
+        range: (Address, Bytes),
+        kind: PointerKind,
+        reach: DeviceSet,
+    ) -> Span {
+        Span { start: range.0, size: range.1, kind, reach, _owner: Some(owner.clone()) }
+    }
+
+    /// A range of pinned memory; `None` past its end.
+    pub fn pinned(memory: &Arc<Registration>, offset: Bytes, size: Bytes) -> Option<Span> {
+        let (kind, reach) = (PointerKind::Pinned, DeviceSet::ALL);
+        // SAFETY: the whole range is pinned for every device; its end waits for all work of all devices.
+        let whole = unsafe { Span::owned(memory, (memory.start(), memory.size()), kind, reach) };
+        whole.part(offset, size)
+    }
+
+    /// A part of it; `None` past its end.
+    pub fn part(&self, offset: Bytes, size: Bytes) -> Option<Span> {
+        let end = offset.checked_add(size)?;
+        let start = self.start.checked_add(offset.get())?;
+        (end <= self.size).then(|| Span { start, size, ..self.clone() })
+    }
+
+    /// Where it begins.
+    pub fn start(&self) -> Address {
+        self.start
+    }
+
+    /// How long it is.
+    pub fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> PointerKind {
+        self.kind
+    }
+
+    /// The devices whose streams may touch it without a copy in between.
+    pub fn reach(&self) -> DeviceSet {
+        self.reach
+    }
+
+    /// The GPU that it is memory of.
+    pub fn device(&self) -> Option<DeviceId> {
+        match self.kind {
+            PointerKind::Device { device, .. } => Some(device),
+            PointerKind::Pinned | PointerKind::Pageable => None,
+        }
+    }
+
+    /// Copies its bytes to other host memory, with the calling thread.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidValue`] where either is memory of a GPU, or the sizes differ.
+    pub fn copy_on_host(&self, to: &Span) -> Result<()> {
+        if self.device().is_some() || to.device().is_some() || self.size != to.size {
+            return Err(refused(Verb::Copy, to.start));
+        }
+        let length = usize::try_from(self.size.get()).map_err(|_| refused(Verb::Copy, to.start))?;
+        let (from, to) = (host(self.start) as *const u8, host(to.start));
+        // SAFETY: both are host memory that lives and that nothing else touches unordered: the spans' promise. They may
+        // overlap.
+        unsafe { std::ptr::copy(from, to, length) };
+        Ok(())
+    }
+}
+
+/// Enqueues a copy between two spans of one size on a stream of `device`.
+///
+/// # Errors
+/// [`Refusal::InvalidValue`] where the sizes differ; what the driver answers.
+pub fn copy(driver: &dyn Driver, device: DeviceId, stream: Stream, to: &Span, from: &Span) -> Result<()> {
+    let request = request(Verb::Copy, to, from)?;
+    // SAFETY: the spans' memory lives until the copy has run.
+    unsafe { driver.copy(device, request, stream) }
+}
+
+/// Enqueues copies between pairs of spans, to and from, in no order among themselves.
+///
+/// # Errors
+/// As [`copy`].
+pub fn copy_batch(
+    driver: &dyn Driver,
+    device: DeviceId,
+    stream: Stream,
+    pairs: &[(Span, Span)],
+) -> Result<()> {
+    let requests = pairs.iter().map(|(to, from)| request(Verb::CopyBatch, to, from));
+    let requests: Vec<CopyRequest> = requests.collect::<Result<_>>()?;
+    // SAFETY: the spans' memory lives until the copies have run.
+    unsafe { driver.copy_batch(device, &requests, stream) }
+}
+
+fn request(verb: Verb, to: &Span, from: &Span) -> Result<CopyRequest> {
+    if to.size != from.size {
+        return Err(refused(verb, to.start));
+    }
+    Ok(CopyRequest { to: to.start, from: from.start, size: to.size })
+}
+
+fn refused(verb: Verb, address: Address) -> DriverError {
+    DriverError::Refused { verb, address, reason: Refusal::InvalidValue }
+}
+
+fn host(address: Address) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address.0).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owned::{Epochs, Pages};
+    use crate::stub::Stub;
+    use crate::{Recorder, Verb};
+
+    fn pinned(recorder: &Arc<Recorder>) -> Arc<Registration> {
+        let epochs = Epochs::new(recorder.clone());
+        let mut memory = Registration::new(&epochs, Pages::new(Bytes::mib(2), 1).unwrap()).unwrap();
+        memory.as_mut_slice()[..1024].fill(7);
+        Arc::new(memory)
+    }
+
+    #[test]
+    fn a_part_lies_in_its_span_and_keeps_the_owner() {
+        let recorder = Arc::new(Recorder::measured(Stub::new()));
+        let memory = pinned(&recorder);
+        let whole = Span::pinned(&memory, Bytes::ZERO, Bytes::mib(2)).unwrap();
+        assert!(whole.part(Bytes::mib(1), Bytes::new((1 << 20) + 1)).is_none());
+        assert!(Span::pinned(&memory, Bytes::mib(2), Bytes::new(1)).is_none());
+        let part = whole.part(Bytes::kib(4), Bytes::kib(4)).unwrap();
+        assert_eq!((part.start().0 - whole.start().0, part.size()), (4096, Bytes::kib(4)));
+        drop((whole, memory));
+        assert_eq!(recorder.counters().of(Verb::HostUnregister).calls, 0);
+        drop(part);
+        assert_eq!(recorder.counters().of(Verb::HostUnregister).calls, 1);
+    }
+
+    #[test]
+    fn bytes_go_between_host_spans_of_one_size() {
+        let recorder = Arc::new(Recorder::measured(Stub::new()));
+        let memory = pinned(&recorder);
+        let span = |offset, size| Span::pinned(&memory, Bytes::new(offset), Bytes::new(size)).unwrap();
+        span(0, 1024).copy_on_host(&span(4096, 1024)).unwrap();
+        assert!(memory.as_slice()[4096..5120].iter().all(|byte| *byte == 7));
+        assert_eq!(memory.as_slice()[5120], 0);
+        assert!(span(0, 10).copy_on_host(&span(4096, 11)).is_err());
+        let kind = PointerKind::Device { device: DeviceId(0), mapped: true };
+        // SAFETY: nothing touches it.
+        let device = unsafe { Span::lent(Address(1 << 40), Bytes::new(10), kind, DeviceSet::EMPTY) };
+        assert!(span(0, 10).copy_on_host(&device).is_err());
+    }
+}
