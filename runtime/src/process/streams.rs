@@ -118,6 +118,7 @@ fn slot(device: DeviceId, raw: Stream) -> usize {
 mod tests {
     use std::sync::Arc;
 
+    use glake_device::Priority;
     use glake_device::sim::{SimOptions, SimTopology, Simulator};
     use glake_device::{Recorder, Verb};
     use glake_units::Bytes;
@@ -137,7 +138,8 @@ mod tests {
     #[test]
     fn a_handle_is_asked_for_once_however_many_there_are() {
         let (driver, streams) = two();
-        let handles: Vec<_> = (0..100).map(|_| driver.stream_create(DeviceId(0)).unwrap()).collect();
+        let handles: Vec<_> =
+            (0..100).map(|_| driver.stream_create(DeviceId(0), Priority::Normal).unwrap()).collect();
         for _ in 0..3 {
             for &raw in &handles {
                 let direct = PoolStream { raw, key: streams.of(&*driver, DeviceId(0), raw).unwrap().key };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use glake_device::owned::{OwnedEvent, OwnedStream};
 use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
-use glake_device::{DeviceId, Driver, Faults, Recorder};
+use glake_device::{DeviceId, Driver, EventKind, Faults, Recorder};
 use glake_stitch::{Borrow, Settings};
 use glake_tiers::{GpuPool, PoolOptions, PoolStream};
 use glake_units::Bytes;
@@ -94,7 +94,7 @@ impl Bed {
     pub fn lane(&self) -> Lane {
         let device: Arc<dyn Driver> = self.sim.clone();
         let stream = OwnedStream::new(&device, GPU).unwrap();
-        let event = OwnedEvent::new(&device, GPU, false).unwrap();
+        let event = OwnedEvent::new(&device, GPU, EventKind::Plain).unwrap();
         let pool = PoolStream::of(&*device, GPU, stream.id()).unwrap();
         Lane { sim: self.sim.clone(), stream, event, pool }
     }

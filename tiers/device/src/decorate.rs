@@ -79,7 +79,8 @@ macro_rules! delegate {
             at to, of glake_units::Bytes::new(bytes.len() as u64);
     ); };
     (streams) => { $crate::decorate::delegate!(@
-        safe stream_create StreamCreate (device: $crate::DeviceId) -> $crate::Stream;
+        safe stream_create StreamCreate (device: $crate::DeviceId, priority: $crate::Priority)
+            -> $crate::Stream;
         unsafe stream_destroy StreamDestroy (device: $crate::DeviceId, stream: $crate::Stream) -> ();
         safe stream_id StreamId (device: $crate::DeviceId, stream: $crate::Stream) -> $crate::StreamId;
         safe stream_device StreamDevice (stream: $crate::Stream) -> $crate::DeviceId;
@@ -91,7 +92,7 @@ macro_rules! delegate {
             address: $crate::Address, value: u32) -> (), at address;
         safe capture_state CaptureState (device: $crate::DeviceId, stream: $crate::Stream)
             -> $crate::CaptureState;
-        safe event_create EventCreate (device: $crate::DeviceId, timed: bool) -> $crate::Event;
+        safe event_create EventCreate (device: $crate::DeviceId, kind: $crate::EventKind) -> $crate::Event;
         safe event_elapsed EventElapsed (device: $crate::DeviceId, from: $crate::Event, to: $crate::Event)
             -> f64;
     ); };

@@ -99,6 +99,29 @@ pub enum PointerKind {
     Pageable,
 }
 
+/// How soon a stream's kernels run where several streams want a device. Copies between host and device take no
+/// notice of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// When their turn comes.
+    #[default]
+    Normal,
+    /// Before those of normal streams that have not begun.
+    High,
+}
+
+/// What an event is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// Order between streams. A wait on the host spins.
+    #[default]
+    Plain,
+    /// The time between two such events can be measured. A wait on the host spins.
+    Timed,
+    /// Order between streams. A wait on the host sleeps until the device wakes it: for threads that wait long.
+    Sleeping,
+}
+
 /// Whether a stream is recording a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureState {
@@ -255,7 +278,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     // Streams.
 
     /// A stream that does not synchronise with the legacy one.
-    fn stream_create(&self, device: DeviceId) -> Result<Stream>;
+    fn stream_create(&self, device: DeviceId, priority: Priority) -> Result<Stream>;
     /// Destroys a stream; its work still runs to its end.
     ///
     /// # Safety
@@ -298,8 +321,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // Events.
 
-    /// An event; `timed` ones can be measured between.
-    fn event_create(&self, device: DeviceId, timed: bool) -> Result<Event>;
+    /// An event.
+    fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event>;
     /// Destroys an event.
     ///
     /// # Safety

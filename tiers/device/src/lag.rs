@@ -138,6 +138,7 @@ impl Driver for Lag {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EventKind;
     use crate::stub::Stub;
 
     const GPU: DeviceId = DeviceId(0);
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn an_event_passes_when_the_clock_has_moved_on() {
         let lag = Lag::new(Stub::new(), MS(100));
-        let event = lag.event_create(GPU, false).unwrap();
+        let event = lag.event_create(GPU, EventKind::Plain).unwrap();
         assert!(lag.event_query(GPU, event).unwrap(), "never recorded");
         lag.set_now(MS(5));
         lag.event_record_context(GPU, event).unwrap();
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn a_wait_takes_its_time_and_delays_what_comes_after() {
         let lag = Lag::new(Stub::new(), MS(100));
-        let events: Vec<Event> = (0..3).map(|_| lag.event_create(GPU, false).unwrap()).collect();
+        let events: Vec<Event> = (0..3).map(|_| lag.event_create(GPU, EventKind::Plain).unwrap()).collect();
         lag.event_record(GPU, events[0], Stream(7)).unwrap();
         lag.set_now(MS(10));
         lag.event_record(GPU, events[1], Stream(8)).unwrap();
@@ -180,7 +181,7 @@ mod tests {
     #[test]
     fn no_lag_is_no_change() {
         let lag = Lag::new(Stub::new(), Duration::ZERO);
-        let event = lag.event_create(GPU, false).unwrap();
+        let event = lag.event_create(GPU, EventKind::Plain).unwrap();
         lag.event_record_context(GPU, event).unwrap();
         assert!(lag.event_query(GPU, event).unwrap());
     }

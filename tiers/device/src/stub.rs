@@ -109,7 +109,7 @@ impl Driver for Stub {
     unsafe fn write_now(&self, _: DeviceId, _: Address, _: &[u8]) -> Result<()> {
         Ok(())
     }
-    fn stream_create(&self, _: DeviceId) -> Result<Stream> {
+    fn stream_create(&self, _: DeviceId, _: Priority) -> Result<Stream> {
         Ok(Stream(self.fresh()))
     }
     unsafe fn stream_destroy(&self, _: DeviceId, _: Stream) -> Result<()> {
@@ -136,7 +136,7 @@ impl Driver for Stub {
     fn capture_state(&self, _: DeviceId, _: Stream) -> Result<CaptureState> {
         Ok(CaptureState::None)
     }
-    fn event_create(&self, _: DeviceId, _: bool) -> Result<Event> {
+    fn event_create(&self, _: DeviceId, _: EventKind) -> Result<Event> {
         self.events.fetch_add(1, Relaxed);
         Ok(Event(self.fresh()))
     }

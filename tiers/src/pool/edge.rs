@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use glake_device::owned::OwnedEvent;
-use glake_device::{CaptureState, DeviceId, Driver, DriverError, Stream};
+use glake_device::{CaptureState, DeviceId, Driver, DriverError, EventKind, Stream};
 use glake_stitch::{Grant, StreamKey};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -32,7 +32,7 @@ pub(super) struct Edges {
 
 impl Edges {
     pub(super) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> glake_device::Result<Self> {
-        let event = Mutex::new(OwnedEvent::new(driver, device, false)?);
+        let event = Mutex::new(OwnedEvent::new(driver, device, EventKind::Plain)?);
         Ok(Edges { event, owed: Mutex::default(), count: AtomicUsize::new(0) })
     }
 

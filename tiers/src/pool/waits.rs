@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use glake_device::Stream;
 use glake_device::owned::OwnedEvent;
+use glake_device::{EventKind, Stream};
 
 use super::GpuPool;
 use super::execute::retry;
@@ -94,7 +94,7 @@ impl GpuPool {
             }
             waits.idle.pop()
         };
-        let event = || OwnedEvent::new(&self.driver, self.device, true);
+        let event = || OwnedEvent::new(&self.driver, self.device, EventKind::Timed);
         let pair = match idle {
             Some(pair) => pair,
             None => Pair { before: event().ok()?, after: event().ok()? },

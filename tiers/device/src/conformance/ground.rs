@@ -4,14 +4,15 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
+use std::time::Duration;
 
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::outcome::Failure;
 use crate::{
-    Access, Address, Compare, CopyRequest, DeviceId, Driver, DriverError, Event, ExtentProperties, Handle,
-    Module, ModuleSource, Place, Protection, Refusal, Result, Stream, Touch, Verb,
+    Access, Address, Compare, CopyRequest, DeviceId, Driver, DriverError, Event, EventKind, ExtentProperties,
+    Handle, Module, ModuleSource, Place, Priority, Protection, Refusal, Result, Stream, Touch, Verb,
 };
 
 /// Something that a check made.
@@ -202,7 +203,11 @@ impl Ground {
     // Work.
 
     pub(super) fn stream(&self, device: DeviceId) -> Result<Stream> {
-        let stream = self.driver.stream_create(device)?;
+        self.stream_of(device, Priority::Normal)
+    }
+
+    pub(super) fn stream_of(&self, device: DeviceId, priority: Priority) -> Result<Stream> {
+        let stream = self.driver.stream_create(device, priority)?;
         self.made(Thing::Stream(device, stream));
         Ok(stream)
     }
@@ -214,8 +219,8 @@ impl Ground {
         Ok(())
     }
 
-    pub(super) fn event(&self, device: DeviceId, timed: bool) -> Result<Event> {
-        let event = self.driver.event_create(device, timed)?;
+    pub(super) fn event(&self, device: DeviceId, kind: EventKind) -> Result<Event> {
+        let event = self.driver.event_create(device, kind)?;
         self.made(Thing::Event(device, event));
         Ok(event)
     }
@@ -338,4 +343,12 @@ pub(super) fn touch(address: Address, size: Bytes) -> Touch {
 pub(super) fn after(start: Address, size: Bytes) -> Result<Address> {
     let wrong = DriverError::Refused { verb: Verb::Map, address: start, reason: Refusal::InvalidValue };
     start.checked_add(size.get()).ok_or(wrong)
+}
+
+/// How long the calling thread has kept a processor busy.
+pub(super) fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: an out-parameter of this frame; the clock is there on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -5,7 +5,7 @@ use glake_units::Bytes;
 use super::ground::{Ground, after};
 use super::outcome::{Outcome, Verdict, all, refused, same};
 use super::{Check, GPU};
-use crate::DeviceId;
+use crate::{DeviceId, EventKind};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "sizes are multiples of the granularity", run: granularity },
@@ -159,6 +159,6 @@ fn no_such_device(ground: &Ground) -> Outcome {
     refused("its memory", ground.driver().memory_info(none))?;
     refused("memory on it", ground.create(Bytes::mib(2), Ground::properties(none)))?;
     refused("a stream on it", ground.stream(none))?;
-    refused("an event on it", ground.event(none, false))?;
+    refused("an event on it", ground.event(none, EventKind::Plain))?;
     Ok(Verdict::Passed)
 }

@@ -8,7 +8,7 @@ use glake_units::Bytes;
 use super::ground::Ground;
 use super::outcome::{Failure, Outcome, Verdict, all, refused, same};
 use super::{Check, GPU};
-use crate::{Address, DeviceId, DriverError, ExtentProperties, Place, PointerKind};
+use crate::{Address, DeviceId, DriverError, EventKind, ExtentProperties, Place, PointerKind};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "an address knows what it belongs to", run: kinds },
@@ -128,7 +128,7 @@ fn peers(ground: &Ground) -> Outcome {
     ground.driver().stream_synchronize(peer, stream)?;
     all("copied by the peer", &ground.host_bytes(host, size), 0x5a)?;
     // An event of one device orders a stream of the other.
-    let event = ground.event(GPU, false)?;
+    let event = ground.event(GPU, EventKind::Plain)?;
     let here = ground.stream(GPU)?;
     ground.fill(start, size, 0x5b, here)?;
     ground.driver().event_record(GPU, event, here)?;

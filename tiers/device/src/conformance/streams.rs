@@ -1,11 +1,13 @@
 //! Checks of streams and events: what runs after what, and who can tell.
 
+use std::time::Duration;
+
 use glake_units::Bytes;
 
-use super::ground::{Ground, after};
-use super::outcome::{Outcome, Verdict, all, refused, same};
+use super::ground::{Ground, after, processor_time};
+use super::outcome::{Failure, Outcome, Verdict, all, refused, same};
 use super::{Check, GPU};
-use crate::{CaptureState, Compare, DriverError, Event, Stream};
+use crate::{CaptureState, Compare, DriverError, Event, EventKind, Priority, Stream};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "a stream keeps its order", run: in_order },
@@ -15,6 +17,9 @@ pub(super) const CHECKS: &[Check] = &[
     Check { name: "a context event waits for all earlier work", run: context_waits },
     Check { name: "a context event does not wait for later work", run: context_does_not_wait },
     Check { name: "values hold streams back and let them go", run: values },
+    Check { name: "events of every kind order and pass", run: kinds },
+    Check { name: "a wait for a sleeping event leaves the processor to others", run: sleeping },
+    Check { name: "streams of every priority keep their order", run: priorities },
     Check { name: "timed events tell the time between them", run: timed },
     Check { name: "streams have ids of their own", run: ids },
     Check { name: "a stream knows its device", run: devices },
@@ -40,7 +45,7 @@ fn events_order(ground: &Ground) -> Outcome {
     let unit = ground.unit()?;
     let (from, to) = (ground.memory(unit)?, ground.memory(unit)?);
     let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let event = ground.event(GPU, false)?;
+    let event = ground.event(GPU, EventKind::Plain)?;
     let flag = ground.flag()?;
     ground.hold(one, flag)?;
     ground.fill(from, SIZE, 0x33, one)?;
@@ -55,7 +60,7 @@ fn events_order(ground: &Ground) -> Outcome {
 
 fn event_of_a_stream(ground: &Ground) -> Outcome {
     let (held, free) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let (behind, beside) = (ground.event(GPU, false)?, ground.event(GPU, false)?);
+    let (behind, beside) = (ground.event(GPU, EventKind::Plain)?, ground.event(GPU, EventKind::Plain)?);
     let flag = ground.flag()?;
     ground.hold(held, flag)?;
     ground.driver().event_record(GPU, behind, held)?;
@@ -70,7 +75,7 @@ fn event_of_a_stream(ground: &Ground) -> Outcome {
 }
 
 fn never_recorded(ground: &Ground) -> Outcome {
-    let event = ground.event(GPU, false)?;
+    let event = ground.event(GPU, EventKind::Plain)?;
     same("queried", ground.driver().event_query(GPU, event)?, true)?;
     ground.driver().event_synchronize(GPU, event)?;
     ground.driver().stream_wait_event(GPU, ground.stream(GPU)?, event)?;
@@ -91,7 +96,7 @@ const TOO_OLD: Verdict = Verdict::Skipped("the driver has no context events");
 fn context_waits(ground: &Ground) -> Outcome {
     let start = ground.memory(ground.unit()?)?;
     let (held, free) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let event = ground.event(GPU, false)?;
+    let event = ground.event(GPU, EventKind::Plain)?;
     let flag = ground.flag()?;
     ground.hold(held, flag)?;
     ground.fill(start, SIZE, 1, held)?;
@@ -110,7 +115,7 @@ fn context_waits(ground: &Ground) -> Outcome {
 fn context_does_not_wait(ground: &Ground) -> Outcome {
     let start = ground.memory(ground.unit()?)?;
     let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let event = ground.event(GPU, false)?;
+    let event = ground.event(GPU, EventKind::Plain)?;
     let flag = ground.flag()?;
     ground.fill(start, SIZE, 1, one)?;
     if !record_context(ground, event)? {
@@ -143,17 +148,78 @@ fn values(ground: &Ground) -> Outcome {
     Ok(Verdict::Passed)
 }
 
+fn kinds(ground: &Ground) -> Outcome {
+    let unit = ground.unit()?;
+    let (from, to) = (ground.memory(unit)?, ground.memory(unit)?);
+    let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
+    for (kind, byte) in [(EventKind::Plain, 1), (EventKind::Timed, 2), (EventKind::Sleeping, 3)] {
+        let (before, behind) = (ground.event(GPU, kind)?, ground.event(GPU, kind)?);
+        let flag = ground.flag()?;
+        ground.hold(one, flag)?;
+        ground.fill(from, SIZE, byte, one)?;
+        ground.driver().event_record(GPU, before, one)?;
+        ground.driver().stream_wait_event(GPU, two, before)?;
+        ground.copy(GPU, to, from, SIZE, two)?;
+        ground.driver().event_record(GPU, behind, two)?;
+        same("behind held work", ground.driver().event_query(GPU, behind)?, false)?;
+        ground.raise(flag);
+        ground.driver().event_synchronize(GPU, behind)?;
+        same("let go", ground.driver().event_query(GPU, behind)?, true)?;
+        all("what the second stream copied", &ground.read(to, SIZE)?, byte)?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn sleeping(ground: &Ground) -> Outcome {
+    const HELD: Duration = Duration::from_millis(40);
+    let stream = ground.stream(GPU)?;
+    let event = ground.event(GPU, EventKind::Sleeping)?;
+    let flag = ground.flag()?;
+    ground.hold(stream, flag)?;
+    ground.driver().event_record(GPU, event, stream)?;
+    let (waited, busy) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(HELD);
+            ground.raise(flag);
+        });
+        let before = processor_time();
+        let waited = ground.driver().event_synchronize(GPU, event);
+        (waited, processor_time().saturating_sub(before))
+    });
+    match waited {
+        Err(DriverError::Deadlock { .. }) => return Ok(Verdict::Skipped("nobody waits in virtual time")),
+        waited => waited?,
+    }
+    match busy < HELD / 4 {
+        true => Ok(Verdict::Passed),
+        false => Err(Failure::wrong("the wait was busy for", busy)),
+    }
+}
+
+fn priorities(ground: &Ground) -> Outcome {
+    let start = ground.memory(ground.unit()?)?;
+    for priority in [Priority::Normal, Priority::High] {
+        let stream = ground.stream_of(GPU, priority)?;
+        for byte in 1..=20 {
+            ground.fill(start, SIZE, byte, stream)?;
+        }
+        ground.driver().stream_synchronize(GPU, stream)?;
+        all("the last of many fills", &ground.read(start, SIZE)?, 20)?;
+    }
+    Ok(Verdict::Passed)
+}
+
 fn timed(ground: &Ground) -> Outcome {
     let start = ground.memory(Bytes::mib(16))?;
     let stream = ground.stream(GPU)?;
-    let (from, to) = (ground.event(GPU, true)?, ground.event(GPU, true)?);
+    let (from, to) = (ground.event(GPU, EventKind::Timed)?, ground.event(GPU, EventKind::Timed)?);
     ground.driver().event_record(GPU, from, stream)?;
     ground.fill(start, Bytes::mib(16), 1, stream)?;
     ground.driver().event_record(GPU, to, stream)?;
     ground.driver().event_synchronize(GPU, to)?;
     let time = ground.driver().event_elapsed(GPU, from, to)?;
     same("16 MiB take between 1 us and 1 s", (1.0..1e6).contains(&time), true)?;
-    let untimed = ground.event(GPU, false)?;
+    let untimed = ground.event(GPU, EventKind::Plain)?;
     ground.driver().event_record(GPU, untimed, stream)?;
     ground.driver().event_synchronize(GPU, untimed)?;
     refused("time since an untimed event", ground.driver().event_elapsed(GPU, untimed, to))?;

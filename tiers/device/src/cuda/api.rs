@@ -61,6 +61,7 @@ api! {
     cuCtxPushCurrent_v2(context: sys::CUcontext);
     cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
     cuCtxSynchronize();
+    cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int);
     cuCtxRecordEvent(context: sys::CUcontext, event: sys::CUevent);
     cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: c_uint);
     cuStreamGetCtx(stream: sys::CUstream, context: *mut sys::CUcontext);
@@ -139,6 +140,7 @@ api! {
     cuMemsetD8Async(start: sys::CUdeviceptr, byte: c_uchar, size: usize, stream: sys::CUstream);
 
     cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
+    cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int);
     cuStreamDestroy_v2(stream: sys::CUstream);
     cuStreamGetId(stream: sys::CUstream, id: *mut c_ulonglong);
     cuStreamSynchronize(stream: sys::CUstream);

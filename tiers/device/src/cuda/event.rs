@@ -7,20 +7,25 @@ use cudarc::driver::sys;
 use super::Cuda;
 use super::code::Code;
 use super::stream::raw;
-use crate::{DeviceId, Event, Result, Stream, Verb};
+use crate::{DeviceId, Event, EventKind, Result, Stream, Verb};
 
 const DISABLE_TIMING: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+const BLOCKING_SYNC: u32 = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
 
 pub(super) fn raw_event(event: Event) -> sys::CUevent {
     event.0 as usize as sys::CUevent
 }
 
-pub(super) fn create(cuda: &Cuda, device: DeviceId, timed: bool) -> Result<Event> {
+pub(super) fn create(cuda: &Cuda, device: DeviceId, kind: EventKind) -> Result<Event> {
     let _entered = cuda.enter(device, Verb::EventCreate)?;
+    let flags = match kind {
+        EventKind::Plain => DISABLE_TIMING,
+        EventKind::Timed => 0,
+        EventKind::Sleeping => DISABLE_TIMING | BLOCKING_SYNC,
+    };
     let mut event = null_mut();
     // SAFETY: an out-parameter of this frame.
-    unsafe { cuda.api.cuEventCreate(&mut event, if timed { 0 } else { DISABLE_TIMING }) }
-        .of(Verb::EventCreate)?;
+    unsafe { cuda.api.cuEventCreate(&mut event, flags) }.of(Verb::EventCreate)?;
     Ok(Event(event as u64))
 }
 

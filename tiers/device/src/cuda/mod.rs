@@ -22,8 +22,8 @@ use glake_units::Bytes;
 
 use crate::{
     Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
-    ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource, PointerKind, Result,
-    Stream, StreamId, Verb,
+    EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
+    PointerKind, Priority, Result, Stream, StreamId, Verb,
 };
 use api::Api;
 use code::Code;
@@ -156,8 +156,8 @@ impl Driver for Cuda {
         unsafe { bytes::write_now(self, device, to, bytes) }
     }
 
-    fn stream_create(&self, device: DeviceId) -> Result<Stream> {
-        stream::create(self, device)
+    fn stream_create(&self, device: DeviceId, priority: Priority) -> Result<Stream> {
+        stream::create(self, device, priority)
     }
     unsafe fn stream_destroy(&self, device: DeviceId, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
@@ -200,8 +200,8 @@ impl Driver for Cuda {
         stream::capture_state(self, device, stream)
     }
 
-    fn event_create(&self, device: DeviceId, timed: bool) -> Result<Event> {
-        event::create(self, device, timed)
+    fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event> {
+        event::create(self, device, kind)
     }
     unsafe fn event_destroy(&self, device: DeviceId, event: Event) -> Result<()> {
         // SAFETY: the caller's promise is passed on.

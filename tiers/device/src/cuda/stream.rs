@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::Cuda;
 use super::code::Code;
 use super::event::raw_event;
-use crate::{Address, CaptureState, Compare, DeviceId, Event, Result, Stream, StreamId, Verb};
+use crate::{Address, CaptureState, Compare, DeviceId, Event, Priority, Result, Stream, StreamId, Verb};
 
 const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
 
@@ -15,12 +15,22 @@ pub(super) fn raw(stream: Stream) -> sys::CUstream {
     stream.0 as usize as sys::CUstream
 }
 
-pub(super) fn create(cuda: &Cuda, device: DeviceId) -> Result<Stream> {
-    let _entered = cuda.enter(device, Verb::StreamCreate)?;
-    create_here(cuda, Verb::StreamCreate)
+pub(super) fn create(cuda: &Cuda, device: DeviceId, priority: Priority) -> Result<Stream> {
+    let verb = Verb::StreamCreate;
+    let _entered = cuda.enter(device, verb)?;
+    if priority == Priority::Normal {
+        return create_here(cuda, verb);
+    }
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: out-parameters of this frame.
+    unsafe { cuda.api.cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.of(verb)?;
+    let mut stream = null_mut();
+    // SAFETY: an out-parameter of this frame.
+    unsafe { cuda.api.cuStreamCreateWithPriority(&mut stream, NON_BLOCKING, greatest) }.of(verb)?;
+    Ok(Stream(stream as u64))
 }
 
-/// A stream of the current context.
+/// A stream of the current context, of normal priority.
 pub(super) fn create_here(cuda: &Cuda, verb: Verb) -> Result<Stream> {
     let mut stream = null_mut();
     // SAFETY: an out-parameter of this frame.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 
 use super::{DeviceSet, OwnedEvent};
-use crate::{CaptureState, DeviceId, Driver, DriverError, Result, Stream, Verb};
+use crate::{CaptureState, DeviceId, Driver, DriverError, EventKind, Result, Stream, Verb};
 
 /// The order of epochs and marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -208,7 +208,7 @@ impl Epochs {
         let idle = self.idle.lock().get_mut(&device).and_then(Vec::pop);
         match idle {
             Some(event) => Ok(event),
-            None => OwnedEvent::new(&self.driver, device, false),
+            None => OwnedEvent::new(&self.driver, device, EventKind::Plain),
         }
     }
 

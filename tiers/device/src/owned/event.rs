@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DeviceId, Driver, Event, Result, Stream};
+use crate::{DeviceId, Driver, Event, EventKind, Result, Stream};
 
 /// An event of a device's context.
 #[derive(Debug)]
@@ -13,9 +13,9 @@ pub struct OwnedEvent {
 }
 
 impl OwnedEvent {
-    /// A new event; only `timed` ones can be measured between.
-    pub fn new(driver: &Arc<dyn Driver>, device: DeviceId, timed: bool) -> Result<Self> {
-        let event = driver.event_create(device, timed)?;
+    /// A new event.
+    pub fn new(driver: &Arc<dyn Driver>, device: DeviceId, kind: EventKind) -> Result<Self> {
+        let event = driver.event_create(device, kind)?;
         Ok(OwnedEvent { driver: driver.clone(), device, event })
     }
 
@@ -44,7 +44,7 @@ impl OwnedEvent {
         self.driver.event_query(self.device, self.event)
     }
 
-    /// Waits on the host for its point.
+    /// Waits on the host for its point, asleep if it is [`EventKind::Sleeping`].
     pub fn synchronize(&self) -> Result<()> {
         self.driver.event_synchronize(self.device, self.event)
     }

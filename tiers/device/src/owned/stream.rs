@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DeviceId, Driver, Event, Result, Stream};
+use crate::{DeviceId, Driver, Event, Priority, Result, Stream};
 
 /// A stream of a device's context that does not synchronise with the legacy one.
 #[derive(Debug)]
@@ -13,9 +13,14 @@ pub struct OwnedStream {
 }
 
 impl OwnedStream {
-    /// A new stream.
+    /// A new stream of normal priority.
     pub fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Self> {
-        let stream = driver.stream_create(device)?;
+        Self::with_priority(driver, device, Priority::Normal)
+    }
+
+    /// A new stream.
+    pub fn with_priority(driver: &Arc<dyn Driver>, device: DeviceId, priority: Priority) -> Result<Self> {
+        let stream = driver.stream_create(device, priority)?;
         Ok(OwnedStream { driver: driver.clone(), device, stream })
     }
 

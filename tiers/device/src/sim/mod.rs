@@ -28,12 +28,12 @@
 //!
 //! ```
 //! use glake_device::sim::{SimOptions, Simulator};
-//! use glake_device::{DeviceId, Driver};
+//! use glake_device::{DeviceId, Driver, EventKind, Priority};
 //!
 //! let sim = Simulator::new(SimOptions::default())?;
 //! let gpu = DeviceId(0);
-//! let stream = sim.stream_create(gpu)?;
-//! let event = sim.event_create(gpu, false)?;
+//! let stream = sim.stream_create(gpu, Priority::Normal)?;
+//! let event = sim.event_create(gpu, EventKind::Plain)?;
 //! sim.enqueue_kernel(gpu, stream, &[], &[], std::time::Duration::from_micros(5), |_| {})?;
 //! sim.event_record(gpu, event, stream)?;
 //! assert!(!sim.event_query(gpu, event)?);

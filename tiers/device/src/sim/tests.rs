@@ -84,8 +84,8 @@ fn first(sim: &Simulator, at: Address) -> u8 {
 fn time_stands_still_until_it_is_stepped() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
-    let stream = sim.stream_create(GPU).unwrap();
-    let event = sim.event_create(GPU, true).unwrap();
+    let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
+    let event = sim.event_create(GPU, EventKind::Timed).unwrap();
     writes(&sim, stream, at, 7).unwrap();
     sim.event_record_context(GPU, event).unwrap();
     assert!(!sim.event_query(GPU, event).unwrap());
@@ -106,8 +106,11 @@ fn time_stands_still_until_it_is_stepped() {
 fn what_no_event_orders_is_refused() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
-    let (one, two) = (sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap());
-    let event = sim.event_create(GPU, false).unwrap();
+    let (one, two) = (
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+    );
+    let event = sim.event_create(GPU, EventKind::Plain).unwrap();
     writes(&sim, one, at, 1).unwrap();
     assert_eq!(rule(writes(&sim, two, at, 2)), Refusal::Unordered);
     assert!(sim.step());
@@ -130,11 +133,14 @@ fn an_alias_is_the_same_memory_to_the_order() {
     let size = Bytes::mib(2);
     let handle = sim.create(size, properties()).unwrap();
     let [one, two] = [(); 2].map(|()| map(&sim, handle, size, &[GPU]));
-    let streams = [sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap()];
+    let streams = [
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+    ];
     writes(&sim, streams[0], one, 1).unwrap();
     assert_eq!(rule(writes(&sim, streams[1], two, 2)), Refusal::Unordered);
     assert_eq!(rule(writes(&sim, streams[0], two, 2)), Refusal::Aliased);
-    let event = sim.event_create(GPU, false).unwrap();
+    let event = sim.event_create(GPU, EventKind::Plain).unwrap();
     sim.event_record(GPU, event, streams[0]).unwrap();
     sim.stream_wait_event(GPU, streams[0], event).unwrap();
     writes(&sim, streams[0], two, 3).unwrap();
@@ -146,7 +152,7 @@ fn an_alias_is_the_same_memory_to_the_order() {
 fn memory_in_use_stays() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
-    let stream = sim.stream_create(GPU).unwrap();
+    let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
     writes(&sim, stream, at, 1).unwrap();
     // SAFETY: the simulator refuses what would be undefined.
     unsafe {
@@ -168,7 +174,7 @@ fn memory_in_use_stays() {
 fn peers_need_access_of_their_own() {
     let sim = server(2);
     let at = mapped(&sim, 2, &[GPU]);
-    let stream = sim.stream_create(PEER).unwrap();
+    let stream = sim.stream_create(PEER, Priority::Normal).unwrap();
     let read = |at| sim.enqueue_kernel(PEER, stream, &touch(at, 4), &[], US(1), |_| {});
     assert_eq!(rule(read(at)), Refusal::NoPeerAccess);
     let plain = sim.plain_alloc(GPU, Bytes::mib(1)).unwrap();
@@ -192,7 +198,7 @@ fn the_legacy_stream_waits_for_blocking_streams_only() {
     writes(&sim, Stream::PER_THREAD, at, 3).unwrap();
     sim.stream_synchronize(GPU, Stream::PER_THREAD).unwrap();
     assert_eq!((first(&sim, at), sim.now()), (3, US(30)));
-    let other = sim.stream_create(GPU).unwrap();
+    let other = sim.stream_create(GPU, Priority::Normal).unwrap();
     writes(&sim, other, at, 4).unwrap();
     assert_eq!(rule(writes(&sim, Stream::LEGACY, at, 5)), Refusal::Unordered);
     let here = sim.stream_id(GPU, Stream::PER_THREAD).unwrap();
@@ -207,7 +213,10 @@ fn the_legacy_stream_waits_for_blocking_streams_only() {
 fn values_order_streams() {
     let sim = server(1);
     let (at, flag) = (mapped(&sim, 2, &[GPU]), mapped(&sim, 2, &[GPU]));
-    let (one, two) = (sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap());
+    let (one, two) = (
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+    );
     // SAFETY: the simulator refuses what would be undefined.
     unsafe {
         sim.stream_wait_value(GPU, two, flag, 3, Compare::AtLeast).unwrap();
@@ -224,8 +233,11 @@ fn values_order_streams() {
 fn a_capture_records_and_is_broken_by_a_context_event() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
-    let (one, two) = (sim.stream_create(GPU).unwrap(), sim.stream_create(GPU).unwrap());
-    let event = sim.event_create(GPU, false).unwrap();
+    let (one, two) = (
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+        sim.stream_create(GPU, Priority::Normal).unwrap(),
+    );
+    let event = sim.event_create(GPU, EventKind::Plain).unwrap();
     sim.begin_capture(GPU, one).unwrap();
     assert!(matches!(sim.capture_state(GPU, one).unwrap(), CaptureState::Active(_)));
     writes(&sim, one, at, 9).unwrap();
@@ -250,7 +262,7 @@ fn a_capture_records_and_is_broken_by_a_context_event() {
 fn a_kernel_that_strays_is_told_of() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
-    let stream = sim.stream_create(GPU).unwrap();
+    let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
     sim.enqueue_kernel(GPU, stream, &touch(at, 4), &[], US(1), move |memory| {
         memory.read(at, &mut [0; 4]).unwrap();
         assert!(memory.write(at, &[0]).is_err());
@@ -275,7 +287,7 @@ fn relays_use_the_links_of_peers() {
     let host = mapped_at(&sim, Place::HostNuma(0), mib, &gpus);
     let slice = mib * MIB / 4;
     for (index, gpu) in gpus.iter().enumerate() {
-        let stream = sim.stream_create(*gpu).unwrap();
+        let stream = sim.stream_create(*gpu, Priority::Normal).unwrap();
         let offset = index as u64 * slice;
         let request = CopyRequest {
             to: Address(at.0 + offset),
@@ -296,8 +308,8 @@ fn relays_use_the_links_of_peers() {
 #[test]
 fn wall_time_passes_by_itself() {
     let sim = Simulator::new(SimOptions { clock: Clock::Wall, ..SimOptions::default() }).unwrap();
-    let stream = sim.stream_create(GPU).unwrap();
-    let event = sim.event_create(GPU, true).unwrap();
+    let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
+    let event = sim.event_create(GPU, EventKind::Timed).unwrap();
     let before = Instant::now();
     sim.enqueue_kernel(GPU, stream, &[], &[], Duration::from_millis(5), |_| {}).unwrap();
     sim.event_record(GPU, event, stream).unwrap();
@@ -386,8 +398,8 @@ fn verbs_cost() {
         time("unmap", &mut |i| sim.unmap(at(i), size).unwrap());
         time("release", &mut |i| sim.release(handles[i as usize]).unwrap());
     }
-    let stream = sim.stream_create(GPU).unwrap();
-    let event = sim.event_create(GPU, false).unwrap();
+    let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
+    let event = sim.event_create(GPU, EventKind::Plain).unwrap();
     time("kernel", &mut |_| sim.enqueue_kernel(GPU, stream, &[], &[], US(1), |_| {}).unwrap());
     time("context event", &mut |_| sim.event_record_context(GPU, event).unwrap());
     time("step", &mut |_| assert!(sim.step()));

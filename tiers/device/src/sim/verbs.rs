@@ -14,8 +14,8 @@ use super::state::State;
 use super::system;
 use crate::{
     Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
-    ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource, PointerKind, Refusal,
-    Result, Stream, StreamId, Verb,
+    EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
+    PointerKind, Priority, Refusal, Result, Stream, StreamId, Verb,
 };
 
 impl Driver for Simulator {
@@ -115,7 +115,7 @@ impl Driver for Simulator {
         })
     }
 
-    fn stream_create(&self, device: DeviceId) -> Result<Stream> {
+    fn stream_create(&self, device: DeviceId, _: Priority) -> Result<Stream> {
         self.ask(Verb::StreamCreate, |state| state.add_stream(device, false))
     }
 
@@ -176,10 +176,10 @@ impl Driver for Simulator {
         self.ask(Verb::CaptureState, |state| state.capture_state(device, stream))
     }
 
-    fn event_create(&self, device: DeviceId, timed: bool) -> Result<Event> {
+    fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event> {
         self.ask(Verb::EventCreate, |state| {
             state.world.memory.device(device)?;
-            Ok(state.world.events.create(device, timed))
+            Ok(state.world.events.create(device, kind == EventKind::Timed))
         })
     }
 
