@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use crate::bins::Bins;
 use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
-use crate::piece::{Pieces, State};
+use crate::piece::Pieces;
 
 /// Notes are made anew when there are so many times more of them than pieces, and so many more: seldom enough to cost a
 /// free next to nothing.
@@ -89,7 +89,8 @@ impl Lane {
     }
 
     /// Adds a free piece.
-    pub(crate) fn insert(&mut self, pieces: &Pieces, id: PieceId) {
+    pub(crate) fn insert(&mut self, pieces: &mut Pieces, id: PieceId) {
+        pieces.enter(id);
         let piece = &pieces[id];
         self.bins.insert(piece.size, piece.start, id);
         self.bytes += piece.size;
@@ -101,7 +102,8 @@ impl Lane {
     }
 
     /// Takes a free piece out.
-    pub(crate) fn remove(&mut self, pieces: &Pieces, id: PieceId) {
+    pub(crate) fn remove(&mut self, pieces: &mut Pieces, id: PieceId) {
+        pieces.leave(id);
         let piece = &pieces[id];
         self.bins.remove(piece.size, piece.start);
         self.bytes -= piece.size;
@@ -112,6 +114,7 @@ impl Lane {
         let (id, found) = self.bins.take_best(size)?;
         self.bytes -= size;
         if found == size {
+            pieces.leave(id);
             return Some(id);
         }
         let front = pieces.split_front(id, size);
@@ -124,8 +127,7 @@ impl Lane {
     pub(crate) fn next_passed(&mut self, this: LaneId, pieces: &Pieces, passed: Epoch) -> Option<PieceId> {
         let ages = self.ages.as_mut()?;
         while let Some(age) = ages.pop_front_if(|age| age.epoch <= passed) {
-            let here = pieces.get(age.piece).filter(|piece| piece.state == State::Free && piece.lane == this);
-            if here.is_some_and(|piece| piece.epoch <= passed) {
+            if pieces.is_in(age.piece, this) && pieces[age.piece].epoch <= passed {
                 return Some(age.piece);
             }
         }

@@ -81,13 +81,16 @@ impl Piece {
 #[derive(Debug)]
 pub(crate) struct Pieces {
     table: Vec<Piece>,
+    /// The lane that each is in, or none. Beside the pieces: whether a freed one merges with its neighbours is then asked of
+    /// two words in a small table, and not of two cache lines that are seldom at hand.
+    within: Vec<LaneId>,
     /// The name that was given back last.
     vacant: PieceId,
 }
 
 impl Default for Pieces {
     fn default() -> Self {
-        Pieces { table: Vec::new(), vacant: PieceId::NONE }
+        Pieces { table: Vec::new(), within: Vec::new(), vacant: PieceId::NONE }
     }
 }
 
@@ -163,12 +166,26 @@ impl Pieces {
             return id;
         }
         self.table.push(piece);
+        self.within.push(LaneId::NONE);
         PieceId::at(self.table.len() - 1)
     }
 
-    /// The piece of this name, if there is one.
-    pub(crate) fn get(&self, id: PieceId) -> Option<&Piece> {
-        self.table.get(id.index()).filter(|piece| piece.state != State::Vacant)
+    /// A piece comes into the lane that it names.
+    #[inline]
+    pub(crate) fn enter(&mut self, id: PieceId) {
+        self.within[id.index()] = self[id].lane;
+    }
+
+    /// A piece is in no lane any more.
+    #[inline]
+    pub(crate) fn leave(&mut self, id: PieceId) {
+        self.within[id.index()] = LaneId::NONE;
+    }
+
+    /// Whether a piece is free and in this lane.
+    #[inline]
+    pub(crate) fn is_in(&self, id: PieceId, lane: LaneId) -> bool {
+        self.within[id.index()] == lane
     }
 
     /// Makes `left` cover its right neighbour too, which is in no lane and goes.

@@ -36,6 +36,11 @@ impl Allocator {
                 let piece = &self.pieces[id];
                 hold(piece.state == State::Free, "a piece in a lane is free", piece.start)?;
                 hold(piece.lane.index() == index, "a free piece knows its lane", piece.start)?;
+                hold(
+                    self.pieces.is_in(id, piece.lane),
+                    "a free piece is known to be in its lane",
+                    piece.start,
+                )?;
                 hold(in_lanes.insert(id), "a free piece is in one lane", piece.start)?;
                 let passed = lane.taker != Taker::Anyone || released || piece.epoch <= self.passed;
                 hold(passed, "what anyone may take has passed", piece.start)?;

@@ -237,18 +237,18 @@ impl Allocator {
         let (mut id, mut whole) = (first, PieceId::NONE);
         loop {
             let lane = self.pieces[id].lane;
-            self.lanes[lane.index()].remove(&self.pieces, id);
+            self.lanes[lane.index()].remove(&mut self.pieces, id);
             // Of a withheld piece that is cut, the part that stays completes its blocks.
             let withheld = self.lanes[lane.index()].taker == Taker::Nobody;
             if self.pieces[id].start < from {
                 let front = id;
                 id = self.pieces.split(front, from - self.pieces[front].start);
-                self.lanes[lane.index()].insert(&self.pieces, front);
+                self.lanes[lane.index()].insert(&mut self.pieces, front);
                 self.pieces[id].requested = 0;
             }
             if self.pieces[id].end() > to {
                 let rest = self.pieces.split(id, to - self.pieces[id].start);
-                self.lanes[lane.index()].insert(&self.pieces, rest);
+                self.lanes[lane.index()].insert(&mut self.pieces, rest);
                 self.pieces[id].requested = 0;
             }
             let piece = &mut self.pieces[id];

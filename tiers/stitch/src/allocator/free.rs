@@ -74,7 +74,7 @@ impl Allocator {
         piece.state = State::Free;
         piece.requested = blocks;
         piece.owner = std::mem::replace(&mut piece.lane, limbo);
-        self.lanes[limbo.index()].insert(&self.pieces, id);
+        self.lanes[limbo.index()].insert(&mut self.pieces, id);
     }
 
     fn limbo_of(&self, lane: LaneId) -> LaneId {
@@ -107,14 +107,14 @@ impl Allocator {
         piece.state = State::Free;
         let (lane, prev, next) = (piece.lane, piece.prev, piece.next);
         // Both are read before the first branch on either: two cache misses at a time instead of one after the other.
-        let (behind, in_front) = (self.merges(next, lane), self.merges(prev, lane));
+        let (behind, in_front) = (self.pieces.is_in(next, lane), self.pieces.is_in(prev, lane));
         if behind {
-            self.lanes[lane.index()].remove(&self.pieces, next);
+            self.lanes[lane.index()].remove(&mut self.pieces, next);
             self.inherit(id, next);
             self.pieces.absorb_next(id);
         }
         let id = if in_front {
-            self.lanes[lane.index()].remove(&self.pieces, prev);
+            self.lanes[lane.index()].remove(&mut self.pieces, prev);
             self.inherit(prev, id);
             self.pieces.absorb_next(prev);
             prev
@@ -122,14 +122,8 @@ impl Allocator {
             id
         };
         if self.pieces[id].slab == PieceId::NONE || !self.close_slab(id) {
-            self.lanes[lane.index()].insert(&self.pieces, id);
+            self.lanes[lane.index()].insert(&mut self.pieces, id);
         }
-    }
-
-    #[inline]
-    fn merges(&self, neighbour: PieceId, lane: LaneId) -> bool {
-        let piece = &self.pieces[neighbour];
-        (piece.lane == lane) & (piece.state == State::Free)
     }
 
     pub(super) fn inherit(&mut self, into: PieceId, from: PieceId) {
@@ -178,7 +172,7 @@ impl Allocator {
         let streams = domain.streams.clone();
         for limbo in limbos {
             while let Some(piece) = self.lanes[limbo.index()].next_passed(limbo, &self.pieces, self.passed) {
-                self.lanes[limbo.index()].remove(&self.pieces, piece);
+                self.lanes[limbo.index()].remove(&mut self.pieces, piece);
                 let withheld = &mut self.pieces[piece];
                 withheld.lane = withheld.owner;
                 let (small, blocks, size) =
@@ -194,7 +188,7 @@ impl Allocator {
             for (from, to) in [(lanes.large, passed_large), (lanes.slabs, passed_slabs)] {
                 while let Some(piece) = self.lanes[from.index()].next_passed(from, &self.pieces, self.passed)
                 {
-                    self.lanes[from.index()].remove(&self.pieces, piece);
+                    self.lanes[from.index()].remove(&mut self.pieces, piece);
                     let passed = &mut self.pieces[piece];
                     passed.lane = to;
                     passed.epoch = Epoch(0);
@@ -210,9 +204,9 @@ impl Allocator {
         let mut ids = Vec::new();
         ids.extend(self.lanes[lane.index()].bins.iter());
         for id in ids {
-            self.lanes[lane.index()].remove(&self.pieces, id);
+            self.lanes[lane.index()].remove(&mut self.pieces, id);
             self.pieces[id].epoch = self.open;
-            self.lanes[lane.index()].insert(&self.pieces, id);
+            self.lanes[lane.index()].insert(&mut self.pieces, id);
         }
     }
 }

@@ -71,7 +71,7 @@ impl Allocator {
         piece.lane = lanes.small;
         piece.epoch = epoch;
         piece.moved = moved;
-        self.lanes[lanes.small.index()].insert(&self.pieces, inner);
+        self.lanes[lanes.small.index()].insert(&mut self.pieces, inner);
     }
 
     /// Hands out a piece that is in no lane.

@@ -66,15 +66,15 @@ impl Allocator {
         let mut whole = PieceId::NONE;
         loop {
             let lane = self.pieces[id].lane;
-            self.lanes[lane.index()].remove(&self.pieces, id);
+            self.lanes[lane.index()].remove(&mut self.pieces, id);
             if self.pieces[id].start < from {
                 let front = id;
                 id = self.pieces.split(front, from - self.pieces[front].start);
-                self.lanes[lane.index()].insert(&self.pieces, front);
+                self.lanes[lane.index()].insert(&mut self.pieces, front);
             }
             if self.pieces[id].end() > to {
                 let rest = self.pieces.split(id, to - self.pieces[id].start);
-                self.lanes[lane.index()].insert(&self.pieces, rest);
+                self.lanes[lane.index()].insert(&mut self.pieces, rest);
             }
             let piece = &mut self.pieces[id];
             piece.state = State::Part;

@@ -185,7 +185,7 @@ impl Allocator {
         let whole: Vec<PieceId> = small.flat_map(|lane| lane.bins.iter()).filter(is_whole).collect();
         for id in whole {
             let lane = self.pieces[id].lane;
-            self.lanes[lane.index()].remove(&self.pieces, id);
+            self.lanes[lane.index()].remove(&mut self.pieces, id);
             self.dissolve_slab(id);
         }
     }
