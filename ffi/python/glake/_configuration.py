@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Union
 
 from .errors import ConfigError
 
-Value = Union[str, int, float, bool, Mapping[str, "Value"]]
+Value = Union[str, int, float, bool, Sequence["Value"], Mapping[str, "Value"]]
 Config = Union[None, str, "os.PathLike[str]", Mapping[str, Value]]
 
 
@@ -76,7 +76,9 @@ def _value(name: tuple[str, ...], value: object) -> str:
         return repr(value)
     if isinstance(value, str):
         return _text(value)
-    raise ConfigError(f"{'.'.join(map(str, name))} is {value!r}: a value is text, a number, true or false, or a table")
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(name, item) for item in value) + "]"
+    raise ConfigError(f"{'.'.join(map(str, name))} is {value!r}: a value is text, a number, true or false, a list, or a table")
 
 
 def _text(text: str) -> str:

@@ -28,10 +28,15 @@ class Forms(unittest.TestCase):
                 configuration(missing)
 
     def test_tables(self):
-        tables = {"pool": {"wait": {"split": False}, "borrow": "wait", "reuse_limit": 2.5, "max_mappings": 10}, "log": {"filter": 'a"\\\n'}}
+        tables = {
+            "pool": {"wait": {"split": False}, "borrow": "wait", "reuse_limit": 2.5, "max_mappings": 10},
+            "log": {"filter": 'a"\\\n'},
+            "transfer": {"exclude": [2, "3b:00.0"]},
+        }
         self.assertEqual(
             configuration(tables).overrides,
-            '[log]\nfilter = "a\\"\\\\\\u000a"\n[pool]\nborrow = "wait"\nmax_mappings = 10\nreuse_limit = 2.5\n[pool.wait]\nsplit = false\n',
+            '[log]\nfilter = "a\\"\\\\\\u000a"\n[pool]\nborrow = "wait"\nmax_mappings = 10\nreuse_limit = 2.5\n[pool.wait]\nsplit = false\n'
+            '[transfer]\nexclude = [2, "3b:00.0"]\n',
         )
         self.assertEqual(configuration(tables), configuration(dict(reversed(tables.items()))))
 
@@ -56,6 +61,7 @@ class Library(unittest.TestCase):
                 file.write("[pool]\\nmemory_fraction = 0.5\\n")
                 file.flush()
                 doors.configure(*configuration("training"))
+                doors.configure(*configuration({"transfer": {"exclude": [2, "3b:00.0"]}}))
                 doors.configure(*configuration({"pool": {"memory_fraction": 0.25, "wait": {"split": False}}}))
                 for wrong in ({"pool": {"borrow": "maybe"}}, {"pool": {"nonsense": 1}}, "trainig"):
                     try:

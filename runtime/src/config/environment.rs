@@ -17,35 +17,35 @@ pub struct Environment {
 /// A setting that the environment can make: its spellings, its key, how its text reads.
 struct Variable {
     names: &'static [&'static str],
-    key: Option<&'static str>,
+    key: &'static str,
     allowed: &'static str,
     read: fn(&str) -> Option<Value>,
 }
 
 /// The tutorial's names, and ours.
 const VARIABLES: &[Variable] = &[
-    Variable { names: &["vmmDefragment"], key: Some("pool.alias"), allowed: "0 or 1", read: switch },
+    Variable { names: &["vmmDefragment"], key: "pool.alias", allowed: "0 or 1", read: switch },
     Variable {
         names: &["fragment_limit", "fragLimit"],
-        key: Some("pool.fragment_limit"),
+        key: "pool.fragment_limit",
         allowed: "bytes, or a size such as 512MiB",
         read: text,
     },
     Variable {
         names: &["reuseLimit"],
-        key: Some("pool.reuse_limit"),
+        key: "pool.reuse_limit",
         allowed: "a number from 0 on, or inf",
         read: |text| text.trim().parse().ok().map(Value::Float),
     },
     Variable {
         names: &["defragment_level", "defragLevel"],
-        key: Some("pool.defragment_level"),
+        key: "pool.defragment_level",
         allowed: "0 or 1",
         read: whole,
     },
     Variable {
         names: &["auto_gc_limits", "autoGC"],
-        key: Some("pool.auto_gc_limit"),
+        key: "pool.auto_gc_limit",
         allowed: "a whole number of GB (2^30 bytes), at most 8589934591",
         read: |text| {
             let bytes = text.trim().parse::<u64>().ok()?.checked_mul(1 << 30)?;
@@ -54,13 +54,22 @@ const VARIABLES: &[Variable] = &[
     },
     Variable {
         names: &["GLAKE_DEVICE"],
-        key: Some("device.choice"),
+        key: "device.choice",
         allowed: "auto, cuda, sim or sim:TOPOLOGY",
         read: text,
     },
-    Variable { names: &["GLAKE_LOG"], key: Some("log.filter"), allowed: "a tracing filter", read: text },
-    // The preload library's switch: no key here, but a wrong value is found here.
-    Variable { names: &["GLAKE_MULTI_PATH"], key: None, allowed: "0 or 1", read: switch },
+    Variable { names: &["GLAKE_LOG"], key: "log.filter", allowed: "a tracing filter", read: text },
+    Variable { names: &["GLAKE_MULTI_PATH"], key: "transfer.multi_path", allowed: "0 or 1", read: switch },
+];
+
+/// In which launchers say how many processes of a program run on a machine: torchrun, Open MPI, Intel MPI and MPICH, MVAPICH,
+/// Slurm. They are not ours: what cannot be read says nothing.
+const LOCAL_RANKS: [&str; 5] = [
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_NTASKS_PER_NODE",
 ];
 
 impl Environment {
@@ -94,12 +103,9 @@ impl Environment {
                     allowed: variable.allowed,
                 };
                 let value = raw.to_str().and_then(variable.read).ok_or_else(refused)?;
-                if let Some(key) = variable.key {
-                    let key = key.split('.').map(str::to_owned).collect();
-                    let setting = Setting::new(key, value.clone(), Origin::Variable(name));
-                    setting.check().map_err(|_| refused())?;
-                    settings.push(setting);
-                }
+                let setting = set(variable.key, value.clone(), name);
+                setting.check().map_err(|_| refused())?;
+                settings.push(setting);
                 match before {
                     Some((first, first_value, meant)) if !same(&meant, &value) => {
                         return Err(ConfigError::Conflict {
@@ -113,8 +119,20 @@ impl Environment {
                 }
             }
         }
+        settings.extend(self.local_ranks());
         Ok(settings)
     }
+
+    /// What the launcher says: the most, where one launcher runs under another.
+    fn local_ranks(&self) -> Option<Setting> {
+        let said = |name| self.get(name)?.to_str()?.trim().parse::<u32>().ok().map(|ranks| (ranks, name));
+        let (ranks, name) = LOCAL_RANKS.into_iter().filter_map(said).max_by_key(|(ranks, _)| *ranks)?;
+        Some(set("transfer.local_ranks", Value::Integer(ranks.into()), name))
+    }
+}
+
+fn set(key: &str, value: Value, name: &'static str) -> Setting {
+    Setting::new(key.split('.').map(str::to_owned).collect(), value, Origin::Variable(name))
 }
 
 impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
@@ -187,6 +205,18 @@ mod tests {
                 .unwrap();
         assert_eq!(config.device.choice, DeviceChoice::Sim { topology: Some("h20x8".to_owned()) });
         assert_eq!(config.log.filter, "debug");
+        assert!(config.transfer.multi_path && config.transfer.starts_relays());
+        assert!(!load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path);
+    }
+
+    #[test]
+    fn launchers_say_how_many_ranks_there_are() {
+        let ranks = |variables: &[(&str, &str)]| load(variables).unwrap().transfer.local_ranks;
+        assert_eq!(ranks(&[("LOCAL_WORLD_SIZE", "4"), ("SLURM_NTASKS_PER_NODE", "1")]), Some(4));
+        assert_eq!(ranks(&[("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]), Some(1));
+        assert_eq!(ranks(&[("SLURM_NTASKS_PER_NODE", "4(x2)"), ("LOCAL_WORLD_SIZE", "")]), None);
+        let transfer = load(&[("GLAKE_MULTI_PATH", "1"), ("LOCAL_WORLD_SIZE", "2")]).unwrap().transfer;
+        assert!(transfer.multi_path && !transfer.starts_relays());
     }
 
     #[test]

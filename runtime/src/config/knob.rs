@@ -2,10 +2,12 @@
 
 use glake_units::Bytes;
 
-use super::{Config, Pool};
+use super::{Config, Gpu, Pool};
 
 /// CUDA's granularity: what can be mapped is a multiple of it.
 const GRANULARITY: Bytes = Bytes::mib(2);
+/// What a relay gives of its memory at most.
+const MOST_SLOTS: Bytes = Bytes::mib(16);
 
 /// A key of the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +65,31 @@ pub const KNOBS: &[Knob] = &[
     Knob { key: "pool.wait.stitch", allowed: "true or false", holds: |_| true },
     Knob { key: "pool.wait.max_excess", allowed: SIZE, holds: |_| true },
     Knob { key: "pool.wait.epoch_interval_us", allowed: "a whole number of microseconds", holds: |_| true },
+    Knob { key: "transfer.relays", allowed: "\"auto\", true or false", holds: |_| true },
+    Knob { key: "transfer.multi_path", allowed: "true or false", holds: |_| true },
+    Knob { key: "transfer.local_ranks", allowed: "a whole number", holds: |_| true },
+    Knob {
+        key: "transfer.exclude",
+        allowed: "a list of GPUs, by index or PCI address: [2, \"0000:3b:00.0\"]",
+        holds: |c| c.transfer.exclude.iter().all(Gpu::is_valid),
+    },
+    Knob { key: "transfer.break_even", allowed: SIZE, holds: |_| true },
+    Knob {
+        key: "transfer.slots",
+        allowed: "a multiple of 2MiB, at most \"16MiB\"",
+        holds: |c| c.transfer.slots.is_aligned(GRANULARITY) && c.transfer.slots <= MOST_SLOTS,
+    },
+    Knob {
+        key: "transfer.streams",
+        allowed: "a whole number, at most 1024",
+        holds: |c| c.transfer.streams <= 1024,
+    },
+    Knob {
+        key: "transfer.pageable_threads",
+        allowed: "a whole number of threads, at most 256",
+        holds: |c| c.transfer.pageable_threads.is_none_or(|threads| threads <= 256),
+    },
+    Knob { key: "transfer.verify", allowed: "true or false", holds: |_| true },
     Knob {
         key: "device.choice",
         allowed: "\"auto\", \"cuda\", \"sim\" or \"sim:TOPOLOGY\"",

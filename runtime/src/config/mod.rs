@@ -30,6 +30,7 @@ mod preset;
 mod setting;
 mod sources;
 mod tables;
+mod transfer;
 
 pub use device::{Device, DeviceChoice, DeviceChoiceError};
 pub use environment::Environment;
@@ -41,3 +42,4 @@ pub use preset::{Preset, UnknownPreset};
 pub use setting::{Origin, Setting};
 pub use sources::Sources;
 pub use tables::Config;
+pub use transfer::{Gpu, Relays, Transfer};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Log, Pool};
+use super::{Device, Log, Pool, Transfer};
 
 /// Everything that can be set. `Config::default()` is what `configs/default.toml` says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -10,6 +10,8 @@ use super::{Device, Log, Pool};
 pub struct Config {
     /// The GPU pool: extents, stitching, borrowing, limits.
     pub pool: Pool,
+    /// Copies over every link: relays, slots, threads.
+    pub transfer: Transfer,
     /// Which device to run on.
     pub device: Device,
     /// What is logged.
