@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Which GPU, as the driver counts them (after `CUDA_VISIBLE_DEVICES`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct DeviceId(pub u32);
 
 /// A virtual address, of a device or of the host (one address space, as CUDA's unified addressing has it).

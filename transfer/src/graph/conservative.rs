@@ -1,0 +1,96 @@
+//! What is assumed of a server that was not calibrated.
+//!
+//! ```text
+//!   every GPU has a link of its own, all equal      but those behind one switch, as the system shows it, share one
+//!   where NVLink joins two, each relays the other   and not otherwise
+//!   the links of another socket                     give one target no more than one link does
+//! ```
+
+use glake_device::DeviceId;
+use glake_device::sim::{Bandwidth, Micros};
+use glake_units::Bytes;
+
+use super::paths::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
+use super::{Direction, PathGraph, Way};
+
+/// A link of which nothing is known: PCIe 4 with 16 lanes.
+const LINK: Bandwidth = Bandwidth(25.0);
+/// A native copy, besides its bytes; measured on an H200.
+const NATIVE: Micros = Micros(7.7);
+/// A copy over one relay, fork and join included; measured there too: 20.7 with three relays.
+const RELAYED: Micros = Micros(14.5);
+/// What each path after the second adds.
+const FORK: Micros = Micros(3.1);
+/// The same through a buffer: the first piece has to be there before it can go on.
+const STAGED: Micros = Micros(45.0);
+/// What of its link a staged relay gives: gaps between pieces.
+const STAGED_PART: f64 = 0.95;
+/// Smaller copies go over the own link.
+const BREAK_EVEN: Bytes = Bytes::mib(1);
+
+impl PathGraph {
+    /// What is assumed without calibration; [`super::Observations`] refine it.
+    pub fn conservative(gpus: &[GpuLinks]) -> PathGraph {
+        let rates = gpus.iter().filter_map(|gpu| gpu.link).map(|link| link.0);
+        let least = rates.filter(|rate| rate.is_finite() && *rate > 0.0).reduce(f64::min);
+        let rate = least.map_or(LINK, Bandwidth);
+        let mut paths = Paths {
+            calibrated: false,
+            fork: FORK,
+            gpus: gpus.to_vec(),
+            links: Vec::new(),
+            relays: Vec::new(),
+            ceilings: Vec::new(),
+        };
+        for direction in Direction::BOTH {
+            for gpu in gpus {
+                let device = gpu.device;
+                paths.links.push(LinkRate {
+                    device,
+                    direction,
+                    rate,
+                    latency: NATIVE,
+                    break_even: BREAK_EVEN,
+                });
+                let joined = |other: &&GpuLinks| {
+                    other.device != device
+                        && (gpu.peers.contains(&other.device) || other.peers.contains(&device))
+                };
+                for relay in gpus.iter().filter(joined) {
+                    let path = |way, rate, latency| RelayRate {
+                        target: device,
+                        relay: relay.device,
+                        direction,
+                        way,
+                        rate,
+                        latency,
+                    };
+                    paths.relays.push(path(Way::ZeroStaging, rate, RELAYED));
+                    paths.relays.push(path(Way::Staged, Bandwidth(rate.0 * STAGED_PART), STAGED));
+                }
+                let far =
+                    |other: &&GpuLinks| gpu.node.is_some() && other.node.is_some() && other.node != gpu.node;
+                let links: Vec<DeviceId> = gpus.iter().filter(far).map(|gpu| gpu.device).collect();
+                if !links.is_empty() {
+                    paths.ceilings.push(Ceiling {
+                        direction,
+                        links,
+                        target: Some(device),
+                        rate,
+                        reached_by: 1,
+                    });
+                }
+            }
+            let mut switches: Vec<u32> = gpus.iter().filter_map(|gpu| gpu.switch).collect();
+            switches.sort_unstable();
+            switches.dedup();
+            for switch in switches {
+                let behind = gpus.iter().filter(|gpu| gpu.switch == Some(switch)).map(|gpu| gpu.device);
+                let links = behind.collect();
+                paths.ceilings.push(Ceiling { direction, links, target: None, rate, reached_by: 1 });
+            }
+        }
+        // Every figure is one of the constants above, or was checked to be a number.
+        PathGraph::new(paths).unwrap_or_else(|_| PathGraph::empty())
+    }
+}

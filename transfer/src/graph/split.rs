@@ -1,0 +1,247 @@
+//! Which part of a copy goes over which path: pure, the same for the same question, without heap for eight paths.
+//!
+//! ```text
+//!   own link   ──latency──┤███████████████████████████┤
+//!   relay      ─────latency─────┤█████████████████████┤   all end together, at T:
+//!   relay      ─────latency─────┤█████████████████████┤   sum of rate * (T - latency) = size
+//!              fork                                   join
+//! ```
+//!
+//! Rates are those that the paths get beside each other and beside what is in flight ([`super::rates`]). Invariants:
+//! - The shares cover the copy once, in order, and begin at multiples of [`GRAIN`].
+//! - A relay is given [`SLICE`] at least, up to rounding; paths that would get less are left out.
+//! - By its own figures a split copy ends 2 % before the native one, or it is not split.
+
+use glake_device::sim::Micros;
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use super::path_graph::PathGraph;
+use super::shares::{Ask, Share, Shares};
+use super::target::{Busy, Lane, Lanes, Target};
+use super::{Way, float, whole};
+
+/// Offsets are multiples of this.
+pub const GRAIN: Bytes = Bytes::kib(4);
+/// The least that is worth a path of its own.
+pub const SLICE: Bytes = Bytes::kib(256);
+
+/// Less than this part of the native copy's time is a gain.
+const GAIN: f64 = 0.98;
+/// How often rates and time are made to agree under load: each follows from the other, and both settle fast.
+const ROUNDS: usize = 3;
+
+/// Splits a copy over the paths that may be used.
+pub fn split(graph: &PathGraph, ask: &Ask<'_>) -> Shares {
+    let Some(target) = graph.target(ask.target, ask.direction) else {
+        return Shares::native(ask, Micros(0.0));
+    };
+    let alone = target.own.latency + float(ask.size) / target.own.most;
+    let zero_staging = target.zero_staging_of(ask.zero_staging);
+    let staged = target.staged_of(ask.staged).without(zero_staging);
+    if ask.size < target.break_even || zero_staging.union(staged).is_empty() {
+        return Shares::native(ask, Micros(alone));
+    }
+    let busy = graph.busy(ask.target, ask.direction, ask.load);
+    let size = float(ask.size);
+    let mut native: Lanes = SmallVec::from_iter([target.own]);
+    let direct = if busy.is_empty() { alone } else { timed(target, &mut native, size, &busy) };
+    let lanes = if busy.is_empty() {
+        target
+            .table
+            .lanes(zero_staging, staged, || useful(target, target.lanes(zero_staging, staged), &busy, alone))
+    } else {
+        useful(target, target.lanes(zero_staging, staged), &busy, alone)
+    };
+    let (lanes, time) = chosen(target, lanes, size, &busy);
+    if lanes.iter().all(|lane| lane.way == Way::Direct) || time > GAIN * direct {
+        return Shares::native(ask, Micros(direct));
+    }
+    let shares = cut(target, &lanes, ask.size, time);
+    Shares { shares, predicted: Micros(time), direct: Micros(direct) }
+}
+
+/// Without the lanes that add nothing: those of links that share a ceiling which others reach, busy ones first.
+fn useful(target: &Target, mut lanes: Lanes, busy: &[Busy], time: f64) -> Lanes {
+    target.share(&mut lanes, busy, time);
+    let all: f64 = lanes.iter().map(|lane| lane.rate).sum();
+    let wait = |lane: &Lane| {
+        let of_link = busy.iter().find(|busy| busy.link == lane.relay);
+        of_link.map_or(0.0, |busy| busy.own + busy.other)
+    };
+    let mut kept: Lanes = SmallVec::from_iter([target.own]);
+    let mut rest: Lanes = lanes.iter().copied().filter(|lane| lane.way != Way::Direct).collect();
+    rest.sort_by(|a, b| wait(a).total_cmp(&wait(b)).then(a.relay.cmp(&b.relay)));
+    for lane in rest {
+        let reached = target.limits.iter().any(|limit| {
+            let members = kept.iter().filter(|lane| limit.links.contains(lane.relay)).count();
+            limit.links.contains(lane.relay) && members >= limit.reached_by
+        });
+        if !reached {
+            kept.push(lane);
+        }
+    }
+    if kept.len() == lanes.len() {
+        return lanes;
+    }
+    target.share(&mut kept, busy, time);
+    let most: f64 = kept.iter().map(|lane| lane.rate).sum();
+    if most >= 0.99 * all { kept } else { lanes }
+}
+
+/// The lanes that a copy of this size is worth, with their rates, and when it ends. Lanes come with the rates that they
+/// have beside each other while nothing else is in flight.
+fn chosen(target: &Target, mut lanes: Lanes, size: f64, busy: &[Busy]) -> (Lanes, f64) {
+    let least = float(SLICE);
+    let mut time =
+        if busy.is_empty() { end(target, &lanes, size) } else { timed(target, &mut lanes, size, busy) };
+    while lanes.len() > 1 {
+        let Some((worst, share)) = smallest(target, &lanes, time) else { break };
+        // Where a path's bytes take less than getting them under way, the copy may end sooner without it.
+        let short = share < lanes[worst].rate * delay(target, &lanes, worst);
+        if share >= least && !short {
+            break;
+        }
+        let mut fewer = lanes.clone();
+        fewer.remove(worst);
+        let sooner = timed(target, &mut fewer, size, busy);
+        if share >= least && sooner >= time {
+            break;
+        }
+        (lanes, time) = (fewer, sooner);
+    }
+    (lanes, time)
+}
+
+/// Gives the lanes their rates beside all that is in flight; when the copy ends.
+fn timed(target: &Target, lanes: &mut Lanes, size: f64, busy: &[Busy]) -> f64 {
+    target.share(lanes, &[], 1.0);
+    let mut time = end(target, lanes, size);
+    if !busy.is_empty() {
+        for _ in 0..ROUNDS {
+            target.share(lanes, busy, time);
+            time = end(target, lanes, size);
+        }
+    }
+    time
+}
+
+/// When all lanes end if they end together.
+fn end(target: &Target, lanes: &[Lane], size: f64) -> f64 {
+    let (mut rates, mut ahead) = (0.0, 0.0);
+    for (index, lane) in lanes.iter().enumerate() {
+        rates += lane.rate;
+        ahead += lane.rate * delay(target, lanes, index);
+    }
+    if rates > 0.0 { (size + ahead) / rates } else { f64::INFINITY }
+}
+
+/// What a lane takes besides its bytes, beside the others. The own link's part waits for the join, half of what a relay's
+/// takes more than a native copy.
+fn delay(target: &Target, lanes: &[Lane], index: usize) -> f64 {
+    let relays = lanes.iter().filter(|lane| lane.way != Way::Direct);
+    let (count, least) =
+        relays.fold((0_u32, f64::INFINITY), |(count, least), lane| (count + 1, least.min(lane.latency)));
+    let forks = target.fork * f64::from(count.saturating_sub(1));
+    let lane = &lanes[index];
+    match lane.way {
+        Way::Direct if count == 0 => lane.latency,
+        Way::Direct => lane.latency.max((lane.latency + least + forks) / 2.0),
+        Way::ZeroStaging | Way::Staged => lane.latency + forks,
+    }
+}
+
+/// The lane with the least to carry, and how much that is.
+fn smallest(target: &Target, lanes: &[Lane], time: f64) -> Option<(usize, f64)> {
+    let carried = |(index, lane): (usize, &Lane)| (index, lane.rate * (time - delay(target, lanes, index)));
+    // Of equals the last, so that those that are listed first stay.
+    lanes.iter().enumerate().map(carried).rev().min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// The shares of lanes that all end at `time`: the last takes what rounding leaves.
+fn cut(target: &Target, lanes: &[Lane], size: Bytes, time: f64) -> SmallVec<[Share; 8]> {
+    let mut shares = SmallVec::new();
+    let (mut sum, mut offset) = (0.0, Bytes::ZERO);
+    for (index, lane) in lanes.iter().enumerate() {
+        sum += lane.rate * (time - delay(target, lanes, index));
+        let end = if index + 1 == lanes.len() { size } else { grains(sum).min(size) };
+        let part = end.saturating_sub(offset);
+        if !part.is_zero() {
+            shares.push(Share { relay: lane.relay, way: lane.way, offset, size: part });
+        }
+        offset = offset.max(end);
+    }
+    shares
+}
+
+/// The multiple of [`GRAIN`] nearest to so many bytes.
+fn grains(bytes: f64) -> Bytes {
+    let grain = float(GRAIN);
+    Bytes::new(whole((bytes / grain).round()).saturating_mul(GRAIN.get()))
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::DeviceId;
+    use glake_device::owned::DeviceSet;
+    use glake_device::topology::{Topology, load};
+
+    use super::super::{Direction, GpuLinks, Load};
+    use super::*;
+
+    fn graph(name: &str) -> PathGraph {
+        PathGraph::conservative(&GpuLinks::of(&Topology::from(&load(name).unwrap())))
+    }
+
+    fn ask(size: Bytes, load: &Load) -> Ask<'_> {
+        Ask {
+            target: DeviceId(0),
+            direction: Direction::ToGpu,
+            size,
+            zero_staging: DeviceSet::ALL,
+            staged: DeviceSet::EMPTY,
+            load,
+        }
+    }
+
+    #[test]
+    fn a_large_copy_goes_over_every_link() {
+        let load = Load::new();
+        let shares = split(&graph("h200x4"), &ask(Bytes::gib(1), &load));
+        assert_eq!(shares.len(), 4);
+        assert_eq!((shares[0].relay, shares[0].way), (DeviceId(0), Way::Direct));
+        assert!(shares[1..].iter().all(|share| share.way == Way::ZeroStaging));
+        assert!(shares.predicted().0 < shares.direct().0 / 3.9);
+    }
+
+    #[test]
+    fn a_small_copy_goes_over_its_own_link() {
+        let load = Load::new();
+        let small = ask(Bytes::kib(1023), &load);
+        assert_eq!(split(&graph("h200x4"), &small)[..], Shares::native(&small, Micros(0.0))[..]);
+        let alone = Ask { zero_staging: DeviceSet::EMPTY, ..ask(Bytes::gib(1), &load) };
+        assert_eq!(split(&graph("h200x4"), &alone).len(), 1);
+    }
+
+    #[test]
+    fn times_are_those_measured_on_an_h200() {
+        let load = Load::new();
+        for (size, measured) in [(1, 25.3), (2, 30.7), (4, 40.9), (16, 99.3)] {
+            let shares = split(&graph("h200x4"), &ask(Bytes::mib(size), &load));
+            println!(
+                "{size} MiB: {} paths {:?} (even: {measured}), native {:?}",
+                shares.len(),
+                shares.predicted(),
+                shares.direct()
+            );
+            assert!(shares.predicted().0 < measured * 1.02, "{size} MiB: {:?}", shares.predicted());
+        }
+    }
+
+    #[test]
+    fn links_behind_one_switch_serve_once() {
+        let load = Load::new();
+        let shares = split(&graph("a100x8"), &ask(Bytes::gib(1), &load));
+        println!("{shares:#?}");
+    }
+}
