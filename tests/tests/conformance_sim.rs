@@ -5,9 +5,9 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use glake_device::conformance::{Slack, Verdict, checks, run, run_failing};
+use glake_device::conformance::{Failure, Slack, Verdict, checks, run, run_failing};
 use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
-use glake_device::{Driver, Fault, Faults, Injected, Verb, When};
+use glake_device::{Driver, DriverError, Fault, Faults, Injected, Verb, When};
 use glake_units::Bytes;
 
 /// Past the test harness, which keeps what passing tests print.
@@ -69,4 +69,33 @@ fn while_verbs_fail() {
     }
     assert!(injected > 300, "{injected} calls were made to fail");
     conforms(&sim);
+}
+
+/// Each piece of work of each check loses its device once, with none and with half of its bytes: nothing may be left, but
+/// where a stream waits for a value that the lost device was to write.
+#[test]
+fn while_devices_are_lost() {
+    let mut lost = 0;
+    for check in checks() {
+        for verb in [Verb::Copy, Verb::CopyBatch, Verb::Fill, Verb::Launch, Verb::StreamWriteValue] {
+            for error in [Injected::Lost(700), Injected::Damaged(700)] {
+                for n in 1.. {
+                    let sim = server(2, Clock::Virtual);
+                    let faults = Arc::new(Faults::new(Arc::clone(&sim) as Arc<dyn Driver>));
+                    match run_failing(
+                        &faults,
+                        &check,
+                        &[Fault { verb: Some(verb), when: When::Nth(n), error }],
+                    ) {
+                        Ok(true) => lost += 1,
+                        Ok(false) => break,
+                        Err(Failure::Driver(DriverError::Deadlock { .. })) => continue,
+                        Err(failure) => panic!("{}, {verb} lost the {n}. time: {failure}", check.name),
+                    }
+                    assert_eq!(sim.census(), Census::default(), "{}, {verb} lost the {n}. time", check.name);
+                }
+            }
+        }
+    }
+    assert!(lost > 100, "{lost} times a device was lost");
 }

@@ -128,7 +128,7 @@ mod tests {
 
     fn home(maps: &[Range]) -> Home {
         let logged = |verb, (start, size)| {
-            let call = Call { verb, start: Address(start), size: Bytes::new(size), gpus: 0 };
+            let call = Call { verb, device: None, start: Address(start), size: Bytes::new(size), gpus: 0 };
             Logged { call, done: true }
         };
         let mut home = Home::default();

@@ -5,13 +5,15 @@
 
 use glake_units::Bytes;
 
-use crate::{Address, Verb};
+use crate::{Address, DeviceId, Verb};
 
 /// One call of a verb, as a decorator sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// What was asked.
     pub verb: Verb,
+    /// The device in whose context it is made; none where the verb names none.
+    pub device: Option<DeviceId>,
     /// Where; zero if nowhere.
     pub start: Address,
     /// How much; zero where the verb names no size.
@@ -20,17 +22,17 @@ pub struct Call {
     pub gpus: u32,
 }
 
-/// One verb, delegated: its name, its arguments, and where, how much and for how many devices it is.
+/// One verb, delegated: its name, its arguments, and what its [`Call`] says besides.
 macro_rules! delegate_one {
-    (safe $name:ident $verb:ident ($($arg:ident: $ty:ty),*) -> $out:ty, $start:expr, $size:expr, $gpus:expr) => {
+    (safe $name:ident $verb:ident ($($arg:ident: $ty:ty),*) -> $out:ty, $($field:ident: $value:expr),*) => {
         fn $name(&self, $($arg: $ty),*) -> $crate::Result<$out> {
-            let call = $crate::Call { verb: $crate::Verb::$verb, start: $start, size: $size, gpus: $gpus };
+            let call = $crate::Call { verb: $crate::Verb::$verb, $($field: $value),* };
             self.around(call, |driver| driver.$name($($arg),*))
         }
     };
-    (unsafe $name:ident $verb:ident ($($arg:ident: $ty:ty),*) -> $out:ty, $start:expr, $size:expr, $gpus:expr) => {
+    (unsafe $name:ident $verb:ident ($($arg:ident: $ty:ty),*) -> $out:ty, $($field:ident: $value:expr),*) => {
         unsafe fn $name(&self, $($arg: $ty),*) -> $crate::Result<$out> {
-            let call = $crate::Call { verb: $crate::Verb::$verb, start: $start, size: $size, gpus: $gpus };
+            let call = $crate::Call { verb: $crate::Verb::$verb, $($field: $value),* };
             // SAFETY: the caller's promise is passed on as it is.
             self.around(call, |driver| unsafe { driver.$name($($arg),*) })
         }
@@ -40,15 +42,16 @@ macro_rules! delegate_one {
 /// Delegates one group of the verbs of [`crate::Driver`] through `self.around`.
 macro_rules! delegate {
     (@ $($kind:tt $name:ident $verb:ident ($($arg:ident: $ty:ty),*) -> $out:ty
-        $(, at $start:expr)? $(, of $size:expr)? $(, for $gpus:expr)?;)*) => {
+        $(, on $device:expr)? $(, at $start:expr)? $(, of $size:expr)? $(, for $gpus:expr)?;)*) => {
         $($crate::decorate::delegate_one!($kind $name $verb ($($arg: $ty),*) -> $out,
-            $crate::decorate::or!([$($start)?] $crate::Address(0)),
-            $crate::decorate::or!([$($size)?] glake_units::Bytes::ZERO),
-            $crate::decorate::or!([$($gpus)?] 0));)*
+            device: $crate::decorate::or!([$(Some($device))?] None),
+            start: $crate::decorate::or!([$($start)?] $crate::Address(0)),
+            size: $crate::decorate::or!([$($size)?] glake_units::Bytes::ZERO),
+            gpus: $crate::decorate::or!([$($gpus)?] 0));)*
     };
     (devices) => { $crate::decorate::delegate!(@
         safe devices Devices () -> Vec<$crate::DeviceInfo>;
-        safe memory_info MemoryInfo (device: $crate::DeviceId) -> $crate::MemoryInfo;
+        safe memory_info MemoryInfo (device: $crate::DeviceId) -> $crate::MemoryInfo, on device;
     ); };
     (memory) => { $crate::decorate::delegate!(@
         safe granularity Granularity (properties: $crate::ExtentProperties) -> glake_units::Bytes;
@@ -66,58 +69,70 @@ macro_rules! delegate {
         safe export Export (handle: $crate::Handle) -> std::os::fd::OwnedFd;
         safe import Import (shared: std::os::fd::BorrowedFd<'_>) -> $crate::Handle;
     ); };
-    (bytes) => { $crate::decorate::delegate!(@
+    // What a device does when its stream comes to it.
+    (work) => { $crate::decorate::delegate!(@
         unsafe copy Copy (device: $crate::DeviceId, request: $crate::CopyRequest, stream: $crate::Stream)
-            -> (), at request.to, of request.size;
+            -> (), on device, at request.to, of request.size;
         unsafe copy_batch CopyBatch (device: $crate::DeviceId, requests: &[$crate::CopyRequest],
-            stream: $crate::Stream) -> (), of requests.iter().map(|request| request.size).sum();
+            stream: $crate::Stream) -> (), on device, of requests.iter().map(|request| request.size).sum();
         unsafe fill Fill (device: $crate::DeviceId, start: $crate::Address, size: glake_units::Bytes,
-            byte: u8, stream: $crate::Stream) -> (), at start, of size;
-        safe read_now ReadNow (device: $crate::DeviceId, from: $crate::Address, into: &mut [u8]) -> (),
+            byte: u8, stream: $crate::Stream) -> (), on device, at start, of size;
+        unsafe launch Launch (device: $crate::DeviceId, request: &$crate::LaunchRequest<'_>,
+            stream: $crate::Stream) -> (), on device;
+        unsafe stream_write_value StreamWriteValue (device: $crate::DeviceId, stream: $crate::Stream,
+            address: $crate::Address, value: u32) -> (), on device, at address;
+    ); };
+    (bytes) => { $crate::decorate::delegate!(@
+        safe read_now ReadNow (device: $crate::DeviceId, from: $crate::Address, into: &mut [u8])
+            -> (), on device,
             at from, of glake_units::Bytes::new(into.len() as u64);
-        unsafe write_now WriteNow (device: $crate::DeviceId, to: $crate::Address, bytes: &[u8]) -> (),
+        unsafe write_now WriteNow (device: $crate::DeviceId, to: $crate::Address, bytes: &[u8])
+            -> (), on device,
             at to, of glake_units::Bytes::new(bytes.len() as u64);
     ); };
     (streams) => { $crate::decorate::delegate!(@
         safe stream_create StreamCreate (device: $crate::DeviceId, priority: $crate::Priority)
-            -> $crate::Stream;
-        unsafe stream_destroy StreamDestroy (device: $crate::DeviceId, stream: $crate::Stream) -> ();
-        safe stream_id StreamId (device: $crate::DeviceId, stream: $crate::Stream) -> $crate::StreamId;
+            -> $crate::Stream, on device;
+        unsafe stream_destroy StreamDestroy (device: $crate::DeviceId, stream: $crate::Stream)
+            -> (), on device;
+        safe stream_id StreamId (device: $crate::DeviceId, stream: $crate::Stream)
+            -> $crate::StreamId, on device;
         safe stream_device StreamDevice (stream: $crate::Stream) -> $crate::DeviceId;
         safe stream_wait_event StreamWaitEvent (device: $crate::DeviceId, stream: $crate::Stream,
-            event: $crate::Event) -> ();
+            event: $crate::Event) -> (), on device;
         unsafe stream_wait_value StreamWaitValue (device: $crate::DeviceId, stream: $crate::Stream,
-            address: $crate::Address, value: u32, compare: $crate::Compare) -> (), at address;
-        unsafe stream_write_value StreamWriteValue (device: $crate::DeviceId, stream: $crate::Stream,
-            address: $crate::Address, value: u32) -> (), at address;
+            address: $crate::Address, value: u32, compare: $crate::Compare) -> (), on device, at address;
         safe capture_state CaptureState (device: $crate::DeviceId, stream: $crate::Stream)
-            -> $crate::CaptureState;
-        safe event_create EventCreate (device: $crate::DeviceId, kind: $crate::EventKind) -> $crate::Event;
+            -> $crate::CaptureState, on device;
+        safe event_create EventCreate (device: $crate::DeviceId, kind: $crate::EventKind)
+            -> $crate::Event, on device;
         safe event_elapsed EventElapsed (device: $crate::DeviceId, from: $crate::Event, to: $crate::Event)
-            -> f64;
+            -> f64, on device;
     ); };
     // Everything that marks a point in time or waits for one.
     (completion) => { $crate::decorate::delegate!(@
-        safe stream_synchronize StreamSynchronize (device: $crate::DeviceId, stream: $crate::Stream) -> ();
-        unsafe event_destroy EventDestroy (device: $crate::DeviceId, event: $crate::Event) -> ();
+        safe stream_synchronize StreamSynchronize (device: $crate::DeviceId, stream: $crate::Stream)
+            -> (), on device;
+        unsafe event_destroy EventDestroy (device: $crate::DeviceId, event: $crate::Event) -> (), on device;
         safe event_record EventRecord (device: $crate::DeviceId, event: $crate::Event,
-            stream: $crate::Stream) -> ();
-        safe event_record_context EventRecordContext (device: $crate::DeviceId, event: $crate::Event) -> ();
-        safe event_query EventQuery (device: $crate::DeviceId, event: $crate::Event) -> bool;
-        safe event_synchronize EventSynchronize (device: $crate::DeviceId, event: $crate::Event) -> ();
-        safe context_synchronize ContextSynchronize (device: $crate::DeviceId) -> ();
+            stream: $crate::Stream) -> (), on device;
+        safe event_record_context EventRecordContext (device: $crate::DeviceId, event: $crate::Event)
+            -> (), on device;
+        safe event_query EventQuery (device: $crate::DeviceId, event: $crate::Event) -> bool, on device;
+        safe event_synchronize EventSynchronize (device: $crate::DeviceId, event: $crate::Event)
+            -> (), on device;
+        safe context_synchronize ContextSynchronize (device: $crate::DeviceId) -> (), on device;
     ); };
     (kernels) => { $crate::decorate::delegate!(@
         safe module_load ModuleLoad (device: $crate::DeviceId, source: &$crate::ModuleSource)
-            -> $crate::Module;
-        unsafe module_unload ModuleUnload (device: $crate::DeviceId, module: $crate::Module) -> ();
+            -> $crate::Module, on device;
+        unsafe module_unload ModuleUnload (device: $crate::DeviceId, module: $crate::Module) -> (), on device;
         safe kernel_find KernelFind (device: $crate::DeviceId, module: $crate::Module, name: &str)
-            -> $crate::Kernel;
-        unsafe launch Launch (device: $crate::DeviceId, request: &$crate::LaunchRequest<'_>,
-            stream: $crate::Stream) -> ();
+            -> $crate::Kernel, on device;
     ); };
     (reach) => { $crate::decorate::delegate!(@
-        safe enable_peer_access EnablePeerAccess (device: $crate::DeviceId, peer: $crate::DeviceId) -> ();
+        safe enable_peer_access EnablePeerAccess (device: $crate::DeviceId, peer: $crate::DeviceId)
+            -> (), on device;
         safe pointer_attributes PointerAttributes (address: $crate::Address) -> $crate::PointerKind,
             at address;
         unsafe host_register HostRegister (start: $crate::Address, size: glake_units::Bytes) -> (),

@@ -83,6 +83,7 @@ impl State {
 impl Driver for Lag {
     delegate!(devices);
     delegate!(memory);
+    delegate!(work);
     delegate!(bytes);
     delegate!(streams);
     delegate!(kernels);

@@ -103,6 +103,7 @@ impl Counters {
 impl Driver for Recorder {
     delegate!(devices);
     delegate!(memory);
+    delegate!(work);
     delegate!(bytes);
     delegate!(streams);
     delegate!(completion);

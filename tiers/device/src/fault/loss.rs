@@ -1,0 +1,106 @@
+//! Devices that are lost, or will be once a stream has come to the work that failed.
+//!
+//! Invariant: the event of a loss to come is the driver's below, and is destroyed once it has passed or is forgotten.
+
+use parking_lot::Mutex;
+
+use crate::{CaptureState, DeviceId, Driver, Event, EventKind, Stream};
+
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    table: Mutex<Vec<Loss>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    device: DeviceId,
+    code: u32,
+    /// Passes when the device is lost; none once it is.
+    at: Option<Event>,
+}
+
+impl Losses {
+    /// Loses a device once a stream of it has come to where it is now; the first of several losses stands.
+    pub(super) fn lose(&self, driver: &dyn Driver, device: DeviceId, stream: Stream, code: u32) {
+        self.add(Loss { device, code, at: mark(driver, device, stream) }, driver);
+    }
+
+    /// Loses a device now.
+    pub(super) fn lose_now(&self, driver: &dyn Driver, device: DeviceId, code: u32) {
+        self.add(Loss { device, code, at: None }, driver);
+    }
+
+    /// The error number of a device that is lost.
+    pub(super) fn lost(&self, device: DeviceId) -> Option<u32> {
+        self.find(device).filter(|loss| loss.at.is_none()).map(|loss| loss.code)
+    }
+
+    /// Whether work of a device runs no more, told yet or not.
+    pub(super) fn is_doomed(&self, device: DeviceId) -> bool {
+        self.find(device).is_some()
+    }
+
+    /// Looks which losses have come true: what a wait, or a question about the past, may tell of.
+    pub(super) fn look(&self, driver: &dyn Driver) {
+        let pending: Vec<Loss> = self.table.lock().iter().filter(|loss| loss.at.is_some()).copied().collect();
+        for loss in pending {
+            let Some(event) = loss.at else { continue };
+            if matches!(driver.event_query(loss.device, event), Ok(false)) {
+                continue;
+            }
+            let mut table = self.table.lock();
+            let found = table.iter_mut().find(|other| other.at == Some(event));
+            // Another thread may have looked first.
+            let Some(found) = found else { continue };
+            found.at = None;
+            drop(table);
+            destroy(driver, loss.device, event);
+        }
+    }
+
+    /// Every device is as new.
+    pub(super) fn forget(&self, driver: &dyn Driver) {
+        for loss in std::mem::take(&mut *self.table.lock()) {
+            if let Some(event) = loss.at {
+                destroy(driver, loss.device, event);
+            }
+        }
+    }
+
+    fn find(&self, device: DeviceId) -> Option<Loss> {
+        self.table.lock().iter().find(|loss| loss.device == device).copied()
+    }
+
+    fn add(&self, loss: Loss, driver: &dyn Driver) {
+        let mut table = self.table.lock();
+        match table.iter_mut().find(|other| other.device == loss.device) {
+            None => table.push(loss),
+            Some(earlier) => {
+                let event = if loss.at.is_none() { earlier.at.take() } else { loss.at };
+                drop(table);
+                if let Some(event) = event {
+                    destroy(driver, loss.device, event);
+                }
+            }
+        }
+    }
+}
+
+/// An event that passes when a stream has done what it was given so far; none where that cannot be told.
+fn mark(driver: &dyn Driver, device: DeviceId, stream: Stream) -> Option<Event> {
+    if !matches!(driver.capture_state(device, stream), Ok(CaptureState::None)) {
+        return None;
+    }
+    let event = driver.event_create(device, EventKind::Plain).ok()?;
+    if driver.event_record(device, event, stream).is_err() {
+        destroy(driver, device, event);
+        return None;
+    }
+    Some(event)
+}
+
+fn destroy(driver: &dyn Driver, device: DeviceId, event: Event) {
+    // SAFETY: made by `mark`, known to nobody else, and taken out of the table before. A failure leaves it to the
+    // driver.
+    let _ = unsafe { driver.event_destroy(device, event) };
+}

@@ -1,0 +1,250 @@
+//! A driver that fails when told to.
+//!
+//! ```text
+//!   call ──► rules ──► answered with an error        the driver below never sees it
+//!                 └──► accepted, and its device lost  ··· the stream comes to it ···►  every call on the device
+//!                      (bytes: none, or half)             other devices go on          answers the error
+//! ```
+//!
+//! Invariants: a call that answers an injected error was not made, but for what destroys: that is destroyed below too. A
+//! call that is accepted and fails later takes its place in its stream, so that events behind it pass, and waits for them
+//! on other devices too: a wait carries no error. From then on no work of its device reaches memory. The error is told
+//! once the host has waited, or asked, past the place of the failure; so it is with a real driver, whose errors
+//! stick to a context and leave other devices' contexts alone.
+
+mod loss;
+mod rule;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use crate::decorate::{Call, delegate};
+use crate::{
+    Address, CopyRequest, DeviceId, Driver, DriverError, LaunchRequest, PointerKind, Result, Stream, Verb,
+};
+use loss::Losses;
+use rule::{Judged, Part, Rule};
+
+pub use rule::{Fault, Injected, When};
+
+/// Makes calls fail by rule; the first rule that applies to a call decides.
+#[derive(Debug)]
+pub struct Faults {
+    inner: Arc<dyn Driver>,
+    state: Mutex<State>,
+    losses: Losses,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rules: Vec<Rule>,
+    injected: u64,
+}
+
+impl Faults {
+    /// Wraps a driver; nothing fails yet.
+    pub fn new(inner: Arc<dyn Driver>) -> Self {
+        Faults { inner, state: Mutex::default(), losses: Losses::default() }
+    }
+
+    /// Replaces the rules; all counts start again, and devices that were lost are as new, as for a process that has been
+    /// started again.
+    pub fn set(&self, faults: &[Fault]) {
+        self.state.lock().rules = faults.iter().map(Rule::new).collect();
+        self.losses.forget(&*self.inner);
+    }
+
+    /// How many calls were made to fail so far. Those that a lost device does not do are not counted.
+    pub fn injected(&self) -> u64 {
+        self.state.lock().injected
+    }
+
+    fn judge(&self, verb: Verb) -> Judged {
+        let mut state = self.state.lock();
+        let mut judged = Judged::Pass;
+        for rule in &mut state.rules {
+            let of_rule = rule.judge(verb);
+            if judged == Judged::Pass {
+                judged = of_rule;
+            }
+        }
+        state.injected += u64::from(judged != Judged::Pass);
+        judged
+    }
+
+    /// The error of a call on a device that is lost.
+    fn alive(&self, call: &Call) -> Result<()> {
+        match call.device.and_then(|device| self.losses.lost(device)) {
+            Some(code) => Err(DriverError::Sticky { verb: call.verb, code }),
+            None => Ok(()),
+        }
+    }
+
+    /// A verb that is no work of a stream.
+    fn around<T>(&self, call: Call, verb: impl FnOnce(&dyn Driver) -> Result<T>) -> Result<T> {
+        // No lock is held over the call: it may wait for what another thread's call does.
+        if tells(call.verb) {
+            self.losses.look(&*self.inner);
+        }
+        if let Err(lost) = self.alive(&call) {
+            if destroys(call.verb) {
+                verb(&*self.inner)?;
+            }
+            return Err(lost);
+        }
+        match self.judge(call.verb) {
+            Judged::Answer(error) => return Err(error.of(&call)),
+            Judged::Lose(_, code) => {
+                if let Some(device) = call.device {
+                    self.losses.lose_now(&*self.inner, device, code);
+                }
+                return Err(DriverError::Sticky { verb: call.verb, code });
+            }
+            Judged::Pass => {}
+        }
+        let answer = verb(&*self.inner);
+        if tells(call.verb) {
+            self.losses.look(&*self.inner);
+            self.alive(&call)?;
+        }
+        answer
+    }
+
+    /// Work of a stream; `targets` are the ranges that it writes, and `make` does part of it.
+    fn work(
+        &self,
+        call: Call,
+        stream: Stream,
+        mut targets: impl Iterator<Item = Address>,
+        make: impl FnOnce(&dyn Driver, Part) -> Result<()>,
+    ) -> Result<()> {
+        self.alive(&call)?;
+        let Some(device) = call.device else { return make(&*self.inner, Part::All) };
+        match self.judge(call.verb) {
+            Judged::Answer(error) => Err(error.of(&call)),
+            Judged::Pass if !self.losses.is_doomed(device) => make(&*self.inner, Part::All),
+            judged => {
+                if let Judged::Lose(part, code) = judged {
+                    if part != Part::Nothing {
+                        make(&*self.inner, part)?;
+                    }
+                    self.losses.lose(&*self.inner, device, stream, code);
+                }
+                // A copy to pageable memory returns when its bytes are there.
+                let pageable = |to| matches!(self.inner.pointer_attributes(to), Ok(PointerKind::Pageable));
+                if targets.any(pageable) {
+                    self.inner.stream_synchronize(device, stream)?;
+                    self.losses.look(&*self.inner);
+                    self.alive(&call)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether a verb waits on the host, or asks about the past, and so may find a failure.
+fn tells(verb: Verb) -> bool {
+    use Verb::{ContextSynchronize, EventQuery, EventSynchronize, ReadNow, StreamSynchronize, WriteNow};
+    matches!(
+        verb,
+        ContextSynchronize | EventQuery | EventSynchronize | ReadNow | StreamSynchronize | WriteNow
+    )
+}
+
+fn destroys(verb: Verb) -> bool {
+    matches!(verb, Verb::EventDestroy | Verb::ModuleUnload | Verb::StreamDestroy)
+}
+
+impl Part {
+    fn of(self, size: Bytes) -> Bytes {
+        match self {
+            Part::Nothing => Bytes::ZERO,
+            Part::Half => Bytes::new(size.get() / 2),
+            Part::All => size,
+        }
+    }
+
+    fn of_copy(self, request: &CopyRequest) -> CopyRequest {
+        CopyRequest { size: self.of(request.size), ..*request }
+    }
+}
+
+impl Driver for Faults {
+    delegate!(devices);
+    delegate!(memory);
+    delegate!(bytes);
+    delegate!(streams);
+    delegate!(completion);
+    delegate!(kernels);
+    delegate!(reach);
+
+    unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
+        let call = work(Verb::Copy, device, request.to, request.size);
+        self.work(call, stream, [request.to].into_iter(), |driver, part| {
+            // SAFETY: the caller's promise is passed on, for a part of the range.
+            unsafe { driver.copy(device, part.of_copy(&request), stream) }
+        })
+    }
+
+    unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
+        let size = requests.iter().map(|request| request.size).sum();
+        let call = work(Verb::CopyBatch, device, Address(0), size);
+        self.work(call, stream, requests.iter().map(|request| request.to), |driver, part| {
+            let parts: Vec<CopyRequest> = requests.iter().map(|request| part.of_copy(request)).collect();
+            // SAFETY: as above, for each.
+            unsafe { driver.copy_batch(device, &parts, stream) }
+        })
+    }
+
+    unsafe fn fill(
+        &self,
+        device: DeviceId,
+        start: Address,
+        size: Bytes,
+        byte: u8,
+        stream: Stream,
+    ) -> Result<()> {
+        let call = work(Verb::Fill, device, start, size);
+        self.work(call, stream, std::iter::empty(), |driver, part| {
+            // SAFETY: the caller's promise is passed on, for a part of the range.
+            unsafe { driver.fill(device, start, part.of(size), byte, stream) }
+        })
+    }
+
+    unsafe fn launch(&self, device: DeviceId, request: &LaunchRequest<'_>, stream: Stream) -> Result<()> {
+        let call = work(Verb::Launch, device, Address(0), Bytes::ZERO);
+        self.work(call, stream, std::iter::empty(), |driver, _| {
+            // SAFETY: the caller's promise is passed on as it is.
+            unsafe { driver.launch(device, request, stream) }
+        })
+    }
+
+    unsafe fn stream_write_value(
+        &self,
+        device: DeviceId,
+        stream: Stream,
+        address: Address,
+        value: u32,
+    ) -> Result<()> {
+        let call = work(Verb::StreamWriteValue, device, address, Bytes::ZERO);
+        self.work(call, stream, std::iter::empty(), |driver, _| {
+            // SAFETY: the caller's promise is passed on as it is.
+            unsafe { driver.stream_write_value(device, stream, address, value) }
+        })
+    }
+}
+
+fn work(verb: Verb, device: DeviceId, start: Address, size: Bytes) -> Call {
+    Call { verb, device: Some(device), start, size, gpus: 0 }
+}
+
+impl Drop for Faults {
+    fn drop(&mut self) {
+        self.losses.forget(&*self.inner);
+    }
+}
