@@ -1,10 +1,14 @@
 //! Why something about a copy was not done. A variant is what the caller can do about it.
 
-use glake_device::DeviceId;
+use glake_device::{DeviceId, DriverError};
+use glake_units::Bytes;
+
+/// The outcome of what this crate is asked.
+pub type Result<T> = std::result::Result<T, TransferError>;
 
 /// A refusal.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     /// What is known of the server's links speaks of a GPU that it does not list: calibrate again.
     #[error("the paths name {device}, which is not among their {count} GPUs: calibrate again")]
@@ -26,4 +30,39 @@ pub enum TransferError {
         /// What it may be.
         allowed: &'static str,
     },
+    /// The two ends of a copy are not of one size: a bug of the caller.
+    #[error("a copy of {from} to {to}: both ends must be of one size")]
+    SizesDiffer {
+        /// What it shall go to.
+        to: Bytes,
+        /// What it shall come from.
+        from: Bytes,
+    },
+    /// A relay was lost while it carried parts of earlier copies: their bytes may not have arrived. Copy them again; the
+    /// relay is out of use from now on, and this call has done nothing.
+    #[error(
+        "{relay} was lost while it relayed parts of {copies} earlier copies, whose bytes may not have arrived: copy them again"
+    )]
+    Lost {
+        /// Which.
+        relay: DeviceId,
+        /// How many copies had parts under way there that were not seen to arrive.
+        copies: u64,
+    },
+    /// The bytes that arrived are not those that were sent, after a second attempt too.
+    #[error(
+        "{bytes} of a copy of {size} differ from their source, after a second attempt too: check the links and the memory"
+    )]
+    Damaged {
+        /// How many bytes lie in damaged parts.
+        bytes: Bytes,
+        /// Of how many.
+        size: Bytes,
+    },
+    /// The operating system gives no thread.
+    #[error("no thread for the copy engine: {0}")]
+    NoThread(#[source] std::io::Error),
+    /// The driver's answer.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
 }

@@ -3,10 +3,16 @@
 //! ```text
 //! ffi ─► runtime ─► glake-transfer ─► tiers ─► tiers/device ─► libcuda | simulated device
 //!
+//!   engine  copies in full stream order: forked to the links, joined back, faults told
 //!   graph   pure: what the server's links give, and which part of a copy goes over which of them
 //! ```
 
+mod engine;
 mod error;
 pub mod graph;
 
-pub use error::TransferError;
+pub use engine::{
+    CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
+    UserStream,
+};
+pub use error::{Result, TransferError};

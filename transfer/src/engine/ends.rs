@@ -1,0 +1,44 @@
+//! Where a copy begins and ends, and what that allows.
+
+use glake_device::owned::Span;
+use glake_device::{DeviceId, PointerKind};
+
+use crate::graph::Direction;
+use crate::{Result, TransferError};
+
+/// What a copy is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// Host memory and a GPU's.
+    HostAndGpu {
+        target: DeviceId,
+        direction: Direction,
+        /// Whether the driver knows the host memory.
+        pinned: bool,
+    },
+    /// Anything else.
+    Other,
+}
+
+impl Ends {
+    /// # Errors
+    /// [`TransferError::SizesDiffer`].
+    pub(super) fn of(to: &Span, from: &Span) -> Result<Ends> {
+        if to.size() != from.size() {
+            return Err(TransferError::SizesDiffer { to: to.size(), from: from.size() });
+        }
+        Ok(match (to.kind(), from.kind()) {
+            (PointerKind::Device { device, .. }, host @ (PointerKind::Pinned | PointerKind::Pageable)) => {
+                Ends::between(device, Direction::ToGpu, host)
+            }
+            (host @ (PointerKind::Pinned | PointerKind::Pageable), PointerKind::Device { device, .. }) => {
+                Ends::between(device, Direction::FromGpu, host)
+            }
+            _ => Ends::Other,
+        })
+    }
+
+    fn between(target: DeviceId, direction: Direction, host: PointerKind) -> Ends {
+        Ends::HostAndGpu { target, direction, pinned: host == PointerKind::Pinned }
+    }
+}

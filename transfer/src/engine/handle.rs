@@ -1,0 +1,55 @@
+//! What a copy is known by after it was enqueued.
+
+use std::sync::Arc;
+
+use glake_device::Driver;
+
+use super::UserStream;
+use super::marks::Mark;
+use crate::Result;
+
+/// A copy that was enqueued. Dropping it costs nothing and leaves the copy as it is.
+#[derive(Debug)]
+pub struct CopyHandle {
+    end: End,
+}
+
+/// What tells that the copy is done.
+#[derive(Debug)]
+enum End {
+    Mark(Mark),
+    Stream(Arc<dyn Driver>, UserStream),
+}
+
+impl CopyHandle {
+    pub(super) fn marked(mark: Mark) -> CopyHandle {
+        CopyHandle { end: End::Mark(mark) }
+    }
+
+    pub(super) fn unmarked(driver: &Arc<dyn Driver>, on: UserStream) -> CopyHandle {
+        CopyHandle { end: End::Stream(driver.clone(), on) }
+    }
+
+    /// Waits on the host until the bytes are there.
+    ///
+    /// # Errors
+    /// [`crate::TransferError::Lost`] where a relay was lost before its part was seen to arrive; what the driver answers.
+    pub fn wait(self) -> Result<()> {
+        match &self.end {
+            End::Mark(mark) => mark.synchronize()?,
+            End::Stream(driver, on) => driver.stream_synchronize(on.device, on.raw)?,
+        }
+        Ok(())
+    }
+
+    /// Whether the bytes are there; never of a copy that was enqueued without [`super::CopyOptions::waited`].
+    ///
+    /// # Errors
+    /// As [`CopyHandle::wait`].
+    pub fn is_done(&self) -> Result<bool> {
+        match &self.end {
+            End::Mark(mark) => Ok(mark.is_passed()?),
+            End::Stream(..) => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Events that mark the ends of copies for those who wait: kept for the next copy, so that none is made in steady state.
+
+use std::sync::Arc;
+
+use glake_device::owned::OwnedEvent;
+use glake_device::{DeviceId, Driver, EventKind};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::UserStream;
+use crate::Result;
+
+/// Idle events, by the device whose streams they mark.
+#[derive(Debug)]
+pub(super) struct Marks {
+    driver: Arc<dyn Driver>,
+    idle: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
+}
+
+/// A marked point of a stream; dropping it keeps the event for the next one.
+#[derive(Debug)]
+pub(super) struct Mark {
+    marks: Arc<Marks>,
+    event: Option<OwnedEvent>,
+}
+
+impl Marks {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Arc<Marks> {
+        Arc::new(Marks { driver, idle: Mutex::default() })
+    }
+
+    /// Marks where a stream is now.
+    pub(super) fn mark(self: &Arc<Self>, on: UserStream) -> Result<Mark> {
+        let idle = self.idle.lock().get_mut(&on.device).and_then(Vec::pop);
+        let event = match idle {
+            Some(event) => event,
+            None => OwnedEvent::new(&self.driver, on.device, EventKind::Plain)?,
+        };
+        // On failure too the event is kept.
+        let recorded = event.record(on.raw);
+        let mark = Mark { marks: self.clone(), event: Some(event) };
+        recorded?;
+        Ok(mark)
+    }
+}
+
+impl Mark {
+    pub(super) fn synchronize(&self) -> Result<()> {
+        self.event.as_ref().map_or(Ok(()), |event| Ok(event.synchronize()?))
+    }
+
+    pub(super) fn is_passed(&self) -> Result<bool> {
+        self.event.as_ref().map_or(Ok(true), |event| Ok(event.is_passed()?))
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take() {
+            self.marks.idle.lock().entry(event.device()).or_default().push(event);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What an engine may use, and what a copy asks for.
+
+use glake_device::DeviceId;
+use glake_device::owned::DeviceSet;
+use glake_units::Bytes;
+
+/// How an engine is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// GPUs whose links may serve others' copies. A link of a GPU that is not among them serves its own copies only. None:
+    /// every copy is native.
+    pub relays: DeviceSet,
+    /// Smaller copies are native; `None`: what the graph says of the target.
+    pub break_even: Option<Bytes>,
+    /// Memory of each relay for staging, at most 16 MiB; 0: no staging.
+    pub slots: Bytes,
+    /// How many streams of the program can have copies over several links under way at a time; those of further ones are
+    /// native.
+    pub streams: usize,
+    /// Threads that fill and empty pinned slots for pageable memory; 0: the driver copies it.
+    pub pageable_threads: usize,
+}
+
+impl Default for EngineOptions {
+    /// No relays; 8 MiB of slots, 8 streams, 4 threads.
+    fn default() -> Self {
+        EngineOptions {
+            relays: DeviceSet::EMPTY,
+            break_even: None,
+            slots: Bytes::mib(8),
+            streams: 8,
+            pageable_threads: 4,
+        }
+    }
+}
+
+/// What comes first where copies want the same link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// Nothing special.
+    #[default]
+    Normal,
+    /// Background copies give way to it.
+    Critical,
+    /// Gives way: few bytes of it are in flight at a time.
+    Background,
+}
+
+/// What a copy asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyOptions {
+    /// Its turn on the links.
+    pub priority: Priority,
+    /// Whether the bytes are read back and compared: of copies that are waited for only.
+    pub verify: bool,
+    /// Whether somebody will wait for the handle. A handle of a copy without it waits for all work of the stream.
+    pub waited: bool,
+}
+
+impl Default for CopyOptions {
+    /// A normal copy that somebody may wait for.
+    fn default() -> Self {
+        CopyOptions { priority: Priority::Normal, verify: false, waited: true }
+    }
+}
+
+/// What being a relay costs a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayCost {
+    /// Which.
+    pub relay: DeviceId,
+    /// What its free memory fell by when the engine first used it: its context, if the program had none there. Other
+    /// programs' work at that moment counts too.
+    pub context: Bytes,
+    /// What its slots take.
+    pub slots: Bytes,
+}
