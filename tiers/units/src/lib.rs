@@ -1,4 +1,4 @@
-//! The units that every GLake crate shares: amounts of memory.
+//! The units that every GLake crate shares: amounts of memory, rates, times.
 //!
 //! Below everything else: it knows no device, no allocator, no operating system.
 //!
@@ -11,5 +11,7 @@
 //! ```
 
 mod bytes;
+mod rate;
 
 pub use bytes::{Bytes, ParseBytesError};
+pub use rate::{Bandwidth, Micros};

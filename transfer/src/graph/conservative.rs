@@ -7,8 +7,7 @@
 //! ```
 
 use glake_device::DeviceId;
-use glake_device::sim::{Bandwidth, Micros};
-use glake_units::Bytes;
+use glake_units::{Bandwidth, Bytes, Micros};
 
 use super::paths::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 use super::{Direction, PathGraph, Way};

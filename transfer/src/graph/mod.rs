@@ -22,8 +22,7 @@ mod split;
 mod target;
 mod way;
 
-use glake_device::sim::Bandwidth;
-use glake_units::Bytes;
+use glake_units::{Bandwidth, Bytes};
 
 pub use load::Load;
 pub use path_graph::PathGraph;

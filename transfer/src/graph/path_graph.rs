@@ -4,7 +4,7 @@
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_device::sim::{Bandwidth, Micros};
+use glake_units::{Bandwidth, Micros};
 use serde::{Deserialize, Serialize};
 
 use super::paths::{Ceiling, LinkRate, Paths, RelayRate};

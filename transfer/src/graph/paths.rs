@@ -2,8 +2,8 @@
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_device::sim::{Bandwidth, Micros};
 use glake_device::topology::Topology;
+use glake_units::{Bandwidth, Bytes, Micros};
 use serde::{Deserialize, Serialize};
 
 use super::{Direction, Way};
@@ -94,7 +94,7 @@ pub struct LinkRate {
     /// What a native copy over it takes besides its bytes.
     pub latency: Micros,
     /// Smaller copies go over the own link.
-    pub break_even: glake_units::Bytes,
+    pub break_even: Bytes,
 }
 
 /// What a relay gives a target.

@@ -4,8 +4,7 @@ use std::ops::Deref;
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_device::sim::Micros;
-use glake_units::Bytes;
+use glake_units::{Bytes, Micros};
 use smallvec::SmallVec;
 
 use super::{Direction, Load, Way};

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_units::Bytes;
+use glake_units::{Bytes, Micros};
 use smallvec::SmallVec;
 
 use super::rates::{Pipe, fill};
@@ -132,7 +132,7 @@ impl Target {
                 relay: lane.relay,
                 way: lane.way,
                 rate: super::gigabytes(lane.most),
-                latency: glake_device::sim::Micros(lane.latency),
+                latency: Micros(lane.latency),
             })
     }
 }

@@ -1,7 +1,7 @@
 //! Which way a part of a copy takes.
 
 use glake_device::DeviceId;
-use glake_device::sim::{Bandwidth, Micros};
+use glake_units::{Bandwidth, Micros};
 use serde::{Deserialize, Serialize};
 
 /// Between the host and a GPU, which way.
