@@ -1,0 +1,107 @@
+//! A word of pinned memory by which streams of every device and the host signal each other.
+//!
+//! What streams order by it, CUDA does not see. So no work may wait for a flag whose setting is enqueued later, unless the
+//! host sets it in the end whatever happens: a driver call that waits for the device keeps later work from being enqueued,
+//! and two streams may share a queue of the hardware.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use glake_units::Bytes;
+
+use super::{Epochs, Pages, Registration};
+use crate::{Address, Compare, DeviceId, Driver, Result, Stream};
+
+/// Flags lie so far apart: writing one does not disturb those who look at another.
+const LINE: u64 = 128;
+
+/// 32 bits. Its memory lives until all work of all devices is done, so nothing may still wait for it when its last clone is
+/// dropped.
+#[derive(Clone, Debug)]
+pub struct Flag {
+    driver: Arc<dyn Driver>,
+    /// Keeps the word.
+    _memory: Arc<Registration>,
+    address: Address,
+}
+
+impl Flag {
+    /// So many flags, all 0, in pinned memory of their own.
+    ///
+    /// # Errors
+    /// What pinning answers.
+    pub fn several(epochs: &Arc<Epochs>, count: u32) -> Result<Vec<Flag>> {
+        let size = Bytes::new(LINE * u64::from(count.max(1)));
+        let memory = Arc::new(Registration::new(epochs, Pages::new(size, 1)?)?);
+        let flag = |index| Flag {
+            driver: epochs.driver().clone(),
+            _memory: memory.clone(),
+            address: Address(memory.start().0 + LINE * u64::from(index)),
+        };
+        Ok((0..count).map(flag).collect())
+    }
+
+    /// What it holds now.
+    pub fn get(&self) -> u32 {
+        self.word().load(Ordering::Acquire)
+    }
+
+    /// Sets it from the host, with no call of the driver.
+    pub fn set(&self, value: u32) {
+        self.word().store(value, Ordering::Release);
+    }
+
+    /// Makes a stream wait until it compares true.
+    pub fn await_on(&self, device: DeviceId, stream: Stream, value: u32, compare: Compare) -> Result<()> {
+        // SAFETY: the word is pinned memory, which lives until all work of all devices is done.
+        unsafe { self.driver.stream_wait_value(device, stream, self.address, value, compare) }
+    }
+
+    /// Sets it once a stream has done its earlier work.
+    pub fn set_on(&self, device: DeviceId, stream: Stream, value: u32) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.driver.stream_write_value(device, stream, self.address, value) }
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        let word = std::ptr::with_exposed_provenance_mut(usize::try_from(self.address.0).unwrap_or(0));
+        // SAFETY: an aligned word of memory that `_memory` keeps, which nobody reaches but through flags and streams.
+        unsafe { AtomicU32::from_ptr(word) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EventKind;
+    use crate::owned::{OwnedEvent, OwnedStream};
+    use crate::sim::{Census, SimOptions, SimTopology, Simulator};
+
+    #[test]
+    fn the_host_and_streams_of_all_devices_set_it() {
+        let topology = SimTopology::uniform(2, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let epochs = Epochs::new(driver.clone());
+        let flags = Flag::several(&epochs, 3).unwrap();
+        let streams = [DeviceId(0), DeviceId(1)].map(|device| OwnedStream::new(&driver, device).unwrap());
+        let passed = OwnedEvent::new(&driver, DeviceId(0), EventKind::Plain).unwrap();
+        let await_flag = |flag: &Flag, value| {
+            flag.await_on(DeviceId(0), streams[0].id(), value, Compare::AtLeast).unwrap();
+            passed.record(streams[0].id()).unwrap();
+        };
+        await_flag(&flags[0], 7);
+        assert!(!passed.is_passed().unwrap());
+        flags[1].set(7);
+        flags[0].set(6);
+        assert!(!passed.is_passed().unwrap());
+        flags[0].set(8);
+        assert!(passed.is_passed().unwrap());
+        await_flag(&flags[2], 1);
+        flags[2].set_on(DeviceId(1), streams[1].id(), 5).unwrap();
+        passed.synchronize().unwrap();
+        assert_eq!([0, 1, 2].map(|at: usize| flags[at].get()), [8, 7, 5]);
+        drop((flags, streams, passed, epochs));
+        assert_eq!(sim.census(), Census::default());
+    }
+}
