@@ -23,8 +23,8 @@ help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
 
-build: ## Build target/release/glake and libgmlake.so, optimized
-	$(CARGO) build --locked --release --package glake-runtime --package glake-ffi
+build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, optimized
+	$(CARGO) build --locked --release --package glake-runtime --package glake-ffi --package glake-preload
 
 test: test-rust test-doc test-c test-python ## Run every test there is (Rust, C, Python), building what it needs
 

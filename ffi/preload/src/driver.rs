@@ -1,0 +1,35 @@
+//! The copies of CUDA's driver, for programs that are linked with it or that ask it for its functions.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use crate::copy::copies;
+use crate::engine::{NORMAL, NOW, PER_THREAD};
+use crate::real::{Home, Real, real};
+
+copies! {
+    Home::Driver;
+    cuMemcpy(): stream null_mut(), flags NOW, asked true;
+    cuMemcpy_ptds(): stream null_mut(), flags NOW | PER_THREAD, asked true;
+    cuMemcpyAsync(stream: *mut c_void): stream stream, flags NORMAL, asked true;
+    cuMemcpyAsync_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD, asked true;
+    cuMemcpyHtoD_v2(): stream null_mut(), flags NOW, asked true;
+    cuMemcpyHtoD_v2_ptds(): stream null_mut(), flags NOW | PER_THREAD, asked true;
+    cuMemcpyHtoDAsync_v2(stream: *mut c_void): stream stream, flags NORMAL, asked true;
+    cuMemcpyHtoDAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD, asked true;
+    cuMemcpyDtoH_v2(): stream null_mut(), flags NOW, asked true;
+    cuMemcpyDtoH_v2_ptds(): stream null_mut(), flags NOW | PER_THREAD, asked true;
+    cuMemcpyDtoHAsync_v2(stream: *mut c_void): stream stream, flags NORMAL, asked true;
+    cuMemcpyDtoHAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD, asked true;
+}
+
+/// Whether the calling thread has a context. Without a driver to ask there are none, and nothing to keep.
+pub(crate) fn has_context() -> bool {
+    type Current = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+    static REAL: Real<Current> = real!(Home::Driver, "cuCtxGetCurrent");
+    let Some(real) = REAL.get() else { return true };
+    let mut context = null_mut();
+    // SAFETY: an out-parameter of this frame.
+    let status = unsafe { real(&mut context) };
+    status == 0 && !context.is_null()
+}

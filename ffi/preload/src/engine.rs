@@ -1,0 +1,168 @@
+//! `libgmlake.so`, opened at the first copy that is large enough, and asked from then on.
+//!
+//! ```text
+//! unknown ── first large copy ──► opening ─┬─► open: asked for each large copy that no hook is in the middle of
+//!                                          └─► off: switched off, not to be had, a forked child
+//! ```
+//!
+//! While one thread opens it the others copy natively: nobody waits.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::fmt::Display;
+use std::io::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::copy::Copy;
+use crate::library::{Gmlake, Unusable};
+use crate::real::Home;
+use crate::{driver, runtime};
+
+// Flags of `gmlake.h`.
+pub(crate) const NORMAL: u32 = 0;
+pub(crate) const NOW: u32 = 0x10;
+pub(crate) const PER_THREAD: u32 = 0x40;
+// What `glake_copy_try` answers. Out of memory has the number of a copy that is not taken, and means the same here.
+const TAKEN: i32 = 0;
+const NOT_TAKEN: i32 = 1;
+const INVALID: i32 = 2;
+const UNAVAILABLE: i32 = 4;
+const UNSUPPORTED: i32 = 5;
+/// `CUDA_ERROR_UNKNOWN`, and the runtime's of the same number.
+const UNKNOWN: c_int = 999;
+
+/// The runtime makes a device's context current at `cudaSetDevice` from this version on; before, at some later call, so
+/// that the current context does not tell which device a copy is for.
+const EAGER_CONTEXTS: c_int = 12_000;
+
+/// Copies below this are made natively, unasked; all are once it is `usize::MAX`.
+static LEAST: AtomicUsize = AtomicUsize::new(1 << 20);
+/// Set by the one thread that opens the library.
+static OPENING: AtomicBool = AtomicBool::new(false);
+/// What was opened. Only ever set by that thread, never waited for.
+static LIBRARY: OnceLock<Gmlake> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread is in the engine, or in a real function that the engine was asked about.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What becomes of a copy.
+pub(crate) enum Answer {
+    /// It is made.
+    Taken,
+    /// Nothing was done: the real function makes it.
+    Native,
+    /// It failed, with a number of the driver's.
+    Failed(c_int),
+}
+
+/// The smallest copy that is worth asking for.
+#[inline]
+pub(crate) fn least() -> usize {
+    LEAST.load(Ordering::Relaxed)
+}
+
+/// Whether this process was asked to copy over several paths, and nothing is known against it.
+pub(crate) fn is_wanted() -> bool {
+    least() != usize::MAX && matches!(switched_on(), Ok(true))
+}
+
+/// Runs a real function; what it calls of the functions here goes to theirs.
+pub(crate) fn unasked<T>(native: impl FnOnce() -> T) -> T {
+    let before = INSIDE.replace(true);
+    let answer = native();
+    INSIDE.set(before);
+    answer
+}
+
+/// Hands a copy to the engine.
+pub(crate) fn ask(home: Home, copy: &Copy) -> Answer {
+    if INSIDE.get() {
+        return Answer::Native;
+    }
+    unasked(|| {
+        let Some(library) = LIBRARY.get().or_else(open) else { return Answer::Native };
+        // Before its first call on a thread the runtime has made no context, or none that tells the device.
+        let early = home == Home::Runtime && runtime::version() < EAGER_CONTEXTS;
+        if early || !driver::has_context() {
+            return Answer::Native;
+        }
+        match library.copy(copy) {
+            TAKEN => Answer::Taken,
+            NOT_TAKEN | INVALID | UNSUPPORTED => Answer::Native,
+            UNAVAILABLE => {
+                // At the end of the process there is nothing to say.
+                if !library.has_started() {
+                    switch_off(&library.last_error());
+                }
+                Answer::Native
+            }
+            // The driver's own number, negated.
+            error @ ..0 => Answer::Failed(error.saturating_neg()),
+            _ => {
+                tell_of_failure(copy.size, &library.last_error());
+                Answer::Failed(UNKNOWN)
+            }
+        }
+    })
+}
+
+#[cold]
+fn open() -> Option<&'static Gmlake> {
+    if OPENING.swap(true, Ordering::AcqRel) {
+        return None;
+    }
+    match opened() {
+        Ok(Some(library)) => {
+            let _ = LIBRARY.set(library);
+        }
+        Ok(None) => LEAST.store(usize::MAX, Ordering::Relaxed),
+        Err(why) => switch_off(&why),
+    }
+    LIBRARY.get()
+}
+
+fn opened() -> Result<Option<Gmlake>, Unusable> {
+    if !switched_on()? {
+        return Ok(None);
+    }
+    // SAFETY: the handler is a function of this library, which is never unloaded; it stores a number.
+    match unsafe { libc::pthread_atfork(None, None, Some(in_child)) } {
+        0 => Gmlake::open().map(Some),
+        code => Err(Unusable::Forks { source: std::io::Error::from_raw_os_error(code) }),
+    }
+}
+
+/// Nothing of the parent's is used.
+unsafe extern "C" fn in_child() {
+    LEAST.store(usize::MAX, Ordering::Relaxed);
+}
+
+fn switched_on() -> Result<bool, Unusable> {
+    match std::env::var_os("GLAKE_MULTI_PATH") {
+        None => Ok(false),
+        Some(value) if value.is_empty() || value == "0" => Ok(false),
+        Some(value) if value == "1" => Ok(true),
+        Some(value) => Err(Unusable::Switch { value }),
+    }
+}
+
+fn switch_off(why: &dyn Display) {
+    LEAST.store(usize::MAX, Ordering::Relaxed);
+    tell(format_args!("this program's copies take one path each: {why}"));
+}
+
+/// The first time: a program whose GPU is lost goes on to fail.
+fn tell_of_failure(size: usize, why: &dyn Display) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        tell(format_args!("a copy of {size} bytes failed: {why}"));
+    }
+}
+
+fn tell(what: std::fmt::Arguments<'_>) {
+    // Whoever closed standard error does not want to hear it.
+    let _ = std::io::stderr().write_all(format!("glake: {what}\n").as_bytes());
+}

@@ -1,0 +1,128 @@
+//! The file `libgmlake.so`, and those of its functions that copies need.
+
+use std::error::Error as _;
+use std::ffi::{CStr, OsString, c_char, c_void};
+use std::path::PathBuf;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::copy::Copy;
+use crate::real::object_of;
+
+/// The interface that these declarations are of.
+const ABI: u32 = 1;
+/// What the file is called, and what it calls itself.
+const FILE: &str = "libgmlake.so";
+
+type Try = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void, u32) -> i32;
+type Started = unsafe extern "C" fn() -> bool;
+type Text = unsafe extern "C" fn() -> *const c_char;
+
+/// Why the library is of no use here.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    /// The switch says neither.
+    #[error("GLAKE_MULTI_PATH = {value:?}: allowed is 0 or 1")]
+    Switch {
+        /// What it says.
+        value: OsString,
+    },
+    /// No such file, or it lacks a function.
+    #[error(
+        "{}; put {FILE} of the same build beside libglake_preload.so, or name it in GLAKE_LIBRARY",
+        reason(source)
+    )]
+    Load {
+        /// The loader's answer.
+        source: libloading::Error,
+    },
+    /// Another version.
+    #[error("{} has interface {found}, this is {ABI}: take both from one build", path.display())]
+    OtherVersion {
+        /// Which.
+        path: PathBuf,
+        /// Its number.
+        found: u32,
+    },
+    /// The C library refused.
+    #[error("forks cannot be watched: {source}")]
+    Forks {
+        /// Its answer.
+        source: std::io::Error,
+    },
+}
+
+/// The loader's own words, which name the file; where it has none, which of its calls failed.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// The functions of the library, which is never closed.
+pub(crate) struct Gmlake {
+    copy: Try,
+    started: Started,
+    last_error: Text,
+}
+
+impl Gmlake {
+    /// The library that the process has; where it has none, the one that `GLAKE_LIBRARY` names, or that lies beside this
+    /// one, or that the loader finds.
+    pub(crate) fn open() -> Result<Gmlake, Unusable> {
+        let flags = RTLD_NOW | RTLD_LOCAL;
+        // SAFETY: it is loaded already, so that no code of it runs.
+        let loaded = unsafe { Library::open(Some(FILE), flags | libc::RTLD_NOLOAD) };
+        let library = loaded.or_else(|_| {
+            // SAFETY: the library runs nothing when it is loaded.
+            unsafe { Library::open(Some(path()), flags) }
+        });
+        let library = library.map_err(|source| Unusable::Load { source })?;
+        Gmlake::of(&*Box::leak(Box::new(library)))
+    }
+
+    fn of(library: &'static Library) -> Result<Gmlake, Unusable> {
+        let failed = |source| Unusable::Load { source };
+        // SAFETY: the name has had this signature in every version.
+        let abi = *unsafe { library.get::<unsafe extern "C" fn() -> u32>(b"glake_abi\0") }.map_err(failed)?;
+        // SAFETY: it takes nothing and answers a constant.
+        let found = unsafe { abi() };
+        if found != ABI {
+            let path = object_of(abi as *const c_void).map(|(_, path)| path.to_owned()).unwrap_or_default();
+            return Err(Unusable::OtherVersion { path, found });
+        }
+        // SAFETY: these are the signatures of `gmlake.h` with this number.
+        unsafe {
+            Ok(Gmlake {
+                copy: *library.get::<Try>(b"glake_copy_try\0").map_err(failed)?,
+                started: *library.get::<Started>(b"glake_started\0").map_err(failed)?,
+                last_error: *library.get::<Text>(b"glake_last_error\0").map_err(failed)?,
+            })
+        }
+    }
+
+    /// `glake_copy_try`.
+    pub(crate) fn copy(&self, copy: &Copy) -> i32 {
+        // SAFETY: what the program promised of a copy of these, it promised for the real function.
+        unsafe { (self.copy)(copy.to, copy.from, copy.size, copy.stream, copy.flags) }
+    }
+
+    /// Whether it serves, or did until the process began to end.
+    pub(crate) fn has_started(&self) -> bool {
+        // SAFETY: it takes nothing.
+        unsafe { (self.started)() }
+    }
+
+    /// Why its last call on this thread failed.
+    pub(crate) fn last_error(&self) -> String {
+        // SAFETY: a text of this thread that ends with a zero and stays until its next failure.
+        unsafe { CStr::from_ptr((self.last_error)()) }.to_string_lossy().into_owned()
+    }
+}
+
+/// A path, or a name for the loader to find.
+fn path() -> PathBuf {
+    if let Some(named) = std::env::var_os("GLAKE_LIBRARY").filter(|named| !named.is_empty()) {
+        return PathBuf::from(named);
+    }
+    let ours = object_of(path as *const c_void).map(|(_, ours)| ours.with_file_name(FILE));
+    ours.filter(|beside| beside.is_file()).unwrap_or_else(|| PathBuf::from(FILE))
+}

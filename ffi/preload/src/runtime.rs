@@ -1,0 +1,38 @@
+//! The copies of CUDA's runtime, where it is a library of its own: a program that it is linked into calls no function of
+//! this name.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::copy::copies;
+use crate::engine::{NORMAL, NOW, PER_THREAD};
+use crate::real::{Home, Real, real};
+
+/// The kinds of `cudaMemcpyKind` that may cross a link: host to device, device to host, and the one that says neither.
+#[inline]
+fn crosses(kind: c_int) -> bool {
+    matches!(kind, 1 | 2 | 4)
+}
+
+copies! {
+    Home::Runtime;
+    cudaMemcpy(kind: c_int): stream null_mut(), flags NOW, asked crosses(kind);
+    cudaMemcpy_ptds(kind: c_int): stream null_mut(), flags NOW | PER_THREAD, asked crosses(kind);
+    cudaMemcpyAsync(kind: c_int, stream: *mut c_void): stream stream, flags NORMAL, asked crosses(kind);
+    cudaMemcpyAsync_ptsz(kind: c_int, stream: *mut c_void): stream stream, flags PER_THREAD, asked crosses(kind);
+}
+
+/// The version of the runtime at hand; 0 where none tells.
+pub(crate) fn version() -> c_int {
+    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+    static REAL: Real<Version> = real!(Home::Runtime, "cudaRuntimeGetVersion");
+    static KNOWN: AtomicI32 = AtomicI32::new(0);
+    let mut version = KNOWN.load(Ordering::Relaxed);
+    if let (0, Some(real)) = (version, REAL.get()) {
+        // SAFETY: an out-parameter of this frame.
+        unsafe { real(&mut version) };
+        KNOWN.store(version, Ordering::Relaxed);
+    }
+    version
+}
