@@ -13,13 +13,16 @@
 //! Pure: no driver, no clock, no threads of its own; time and what was measured are arguments.
 
 mod conservative;
+mod fluid;
 mod load;
+mod outcomes;
 mod path_graph;
 mod paths;
 mod rates;
 mod shares;
 mod split;
 mod target;
+pub mod trials;
 mod way;
 
 use glake_units::{Bandwidth, Bytes};
@@ -54,4 +57,10 @@ fn float(bytes: Bytes) -> f64 {
 #[allow(clippy::cast_possible_truncation)]
 fn whole(number: f64) -> u64 {
     number as u64
+}
+
+/// The multiple of [`GRAIN`] nearest to so many bytes.
+fn grains(bytes: f64) -> Bytes {
+    let grain = float(GRAIN);
+    Bytes::new(whole((bytes / grain).round()).saturating_mul(GRAIN.get()))
 }

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::path_graph::PathGraph;
 use super::shares::{Ask, Share, Shares};
 use super::target::{Busy, Lane, Lanes, Target};
-use super::{Way, float, whole};
+use super::{Way, float, grains};
 
 /// Offsets are multiples of this.
 pub const GRAIN: Bytes = Bytes::kib(4);
@@ -167,12 +167,6 @@ fn cut(target: &Target, lanes: &[Lane], size: Bytes, time: f64) -> SmallVec<[Sha
         offset = offset.max(end);
     }
     shares
-}
-
-/// The multiple of [`GRAIN`] nearest to so many bytes.
-fn grains(bytes: f64) -> Bytes {
-    let grain = float(GRAIN);
-    Bytes::new(whole((bytes / grain).round()).saturating_mul(GRAIN.get()))
 }
 
 #[cfg(test)]
