@@ -3,13 +3,14 @@
 use glake_units::Bytes;
 
 use super::ground::{Ground, after};
-use super::outcome::{Outcome, Verdict, all, same};
+use super::outcome::{Outcome, Verdict, all, refused, same};
 use super::{Check, GPU};
 use crate::{Address, CopyRequest};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "copies go every way through pinned memory", run: pinned },
     Check { name: "copies go every way through pageable memory", run: pageable },
+    Check { name: "copies cross the seams of registrations, not their ends", run: across_registrations },
     Check { name: "copies cross the seams of stitched memory", run: across_seams },
     Check { name: "a batch copies all of it", run: batch },
     Check { name: "a fill fills its range and no more", run: fill },
@@ -43,6 +44,24 @@ fn pinned(ground: &Ground) -> Outcome {
 
 fn pageable(ground: &Ground) -> Outcome {
     round_trip(ground, ground.pageable(SIZE)?, ground.pageable(SIZE)?)
+}
+
+fn across_registrations(ground: &Ground) -> Outcome {
+    let page = Bytes::kib(4);
+    let host = ground.pageable(Bytes::kib(16))?;
+    let (first, second) = (after(host, page)?, after(host, Bytes::kib(8))?);
+    ground.register(first, page)?;
+    ground.register(second, page)?;
+    let start = ground.memory(ground.unit()?)?;
+    let stream = ground.stream(GPU)?;
+    let expected = pattern(Bytes::kib(8));
+    ground.set_host_bytes(first, &expected);
+    ground.copy(GPU, start, first, Bytes::kib(8), stream)?;
+    ground.driver().stream_synchronize(GPU, stream)?;
+    same("two registrations side by side", ground.read(start, Bytes::kib(8))? == expected, true)?;
+    refused("half of the source is not registered", ground.copy(GPU, start, second, Bytes::kib(8), stream))?;
+    refused("half of the target is not registered", ground.copy(GPU, host, start, Bytes::kib(8), stream))?;
+    Ok(Verdict::Passed)
 }
 
 fn across_seams(ground: &Ground) -> Outcome {

@@ -4,7 +4,7 @@
 
 use super::denial::{Checked, Denial, refuse};
 use super::flow::Load;
-use super::kernel::Declared;
+use super::kernel::{Declared, merged};
 use super::order::Epoch;
 use super::request::{KernelRequest, Request};
 use super::resolve::{Piece, Use};
@@ -12,7 +12,7 @@ use super::route::End;
 use super::state::State;
 use super::timeline::{Cost, Point};
 use super::world::{Action, Awaited, Segment, Work};
-use crate::{Address, CopyRequest, DeviceId, Refusal, Stream, Touch};
+use crate::{Address, CopyRequest, DeviceId, Refusal, Stream};
 
 /// A request, checked: what it touches, what it costs, what it does.
 struct Resolved {
@@ -127,15 +127,16 @@ impl State {
     }
 
     fn resolve_kernel(&self, device: DeviceId, kernel: &KernelRequest) -> Checked<Resolved> {
-        let (mut pieces, mut declared, mut bytes) = (Vec::new(), Vec::new(), 0_u64);
-        let both = [(&kernel.reads, Use::Read), (&kernel.writes, Use::Write)];
-        for (touches, usage) in both {
-            for Touch { address, size } in touches {
-                let found = self.reachable(device, *address, size.get(), usage)?;
+        let (mut pieces, mut declared, mut bytes) = (Vec::new(), Declared::default(), 0_u64);
+        let Declared { reads, writes } = &mut declared;
+        for (touches, usage, ranges) in
+            [(&kernel.reads, Use::Read, reads), (&kernel.writes, Use::Write, writes)]
+        {
+            for (start, end) in merged(touches) {
+                let found = self.reachable(device, Address(start), end - start, usage)?;
                 pieces.extend(found.iter().map(|piece| (*piece, usage)));
-                bytes = bytes.saturating_add(size.get());
-                let writable = usage == Use::Write;
-                declared.push(Declared { start: address.0, size: size.get(), writable, pieces: found });
+                bytes = bytes.saturating_add(end - start);
+                ranges.push((start, found));
             }
         }
         let (latency, pace) = self.paces[device.0 as usize];

@@ -29,8 +29,7 @@ impl HostTable {
         let Some(end) = end.filter(|_| start.is_multiple_of(PAGE) && size.is_multiple_of(PAGE)) else {
             return refuse(at, Refusal::InvalidValue);
         };
-        let before = self.ranges.range(..end).next_back();
-        if before.is_some_and(|(from, range)| from + range.size > start) {
+        if self.overlaps(start, end) {
             return refuse(at, Refusal::AlreadyMapped);
         }
         self.ranges.insert(start, Registered { size, users: 0 });
@@ -48,10 +47,15 @@ impl HostTable {
         }
     }
 
-    /// The start of the registration that holds a whole range.
-    pub(super) fn find(&self, start: u64, size: u64) -> Option<u64> {
-        let (at, range) = self.ranges.range(..=start).next_back()?;
-        (start.checked_add(size)? <= at + range.size).then_some(*at)
+    /// The registration that holds a byte: where it starts and ends.
+    pub(super) fn find(&self, at: u64) -> Option<(u64, u64)> {
+        let (start, range) = self.ranges.range(..=at).next_back()?;
+        (at < start + range.size).then_some((*start, start + range.size))
+    }
+
+    /// Whether any byte of a range is registered.
+    pub(super) fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.ranges.range(..end).next_back().is_some_and(|(from, range)| from + range.size > start)
     }
 
     pub(super) fn hold(&mut self, start: u64) {

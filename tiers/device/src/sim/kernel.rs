@@ -6,7 +6,7 @@ use super::denial::{Checked, refuse};
 use super::resolve::Piece;
 use super::system;
 use crate::{
-    Address, DeviceId, DriverError, HostKernel, Kernel, KernelMemory, Module, Refusal, Result, Verb,
+    Address, DeviceId, DriverError, HostKernel, Kernel, KernelMemory, Module, Refusal, Result, Touch, Verb,
 };
 
 #[derive(Debug, Default)]
@@ -75,18 +75,34 @@ impl Modules {
     }
 }
 
-/// A range that a kernel declared, resolved when it was enqueued.
-#[derive(Clone, Debug)]
+/// What a kernel declared, resolved when it was enqueued.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Declared {
-    pub(super) start: u64,
-    pub(super) size: u64,
-    pub(super) writable: bool,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) reads: Ranges,
+    pub(super) writes: Ranges,
+}
+
+/// Resolved ranges by their start; they neither overlap nor touch ([`merged`]).
+pub(super) type Ranges = Vec<(u64, Vec<Piece>)>;
+
+/// The ranges, start and end, that touches make together, in order: each touch lies in one.
+pub(super) fn merged(touches: &[Touch]) -> Vec<(u64, u64)> {
+    let range = |touch: &Touch| (touch.address.0, touch.address.0.saturating_add(touch.size.get()));
+    let mut ranges: Vec<(u64, u64)> = touches.iter().map(range).filter(|(start, end)| start < end).collect();
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let joins = next.0 <= last.1;
+        if joins {
+            last.1 = last.1.max(next.1);
+        }
+        joins
+    });
+    ranges
 }
 
 /// The memory of a running kernel.
 pub(super) struct DeclaredMemory<'a> {
-    pub(super) declared: &'a [Declared],
+    pub(super) declared: &'a Declared,
     /// The first touch outside of it.
     pub(super) stray: Option<Address>,
 }
@@ -99,18 +115,17 @@ impl DeclaredMemory<'_> {
         write: bool,
         mut visit: impl FnMut(u64, std::ops::Range<usize>),
     ) -> Result<()> {
-        let end = at.0.checked_add(size as u64);
-        let inside = |range: &&Declared| {
-            (range.writable || !write)
-                && range.start <= at.0
-                && end.is_some_and(|end| end <= range.start + range.size)
-        };
-        let Some(range) = self.declared.iter().find(inside) else {
+        if size == 0 {
+            return Ok(());
+        }
+        let Declared { reads, writes } = self.declared;
+        let readable = if write { None } else { find(reads, at.0, size as u64) };
+        let Some((start, pieces)) = readable.or_else(|| find(writes, at.0, size as u64)) else {
             self.stray.get_or_insert(at);
             return Err(DriverError::Refused { verb: Verb::Launch, address: at, reason: Refusal::NoAccess });
         };
-        let (mut skip, mut done) = (at.0 - range.start, 0_usize);
-        for piece in &range.pieces {
+        let (mut skip, mut done) = (at.0 - start, 0_usize);
+        for piece in pieces {
             if skip >= piece.size {
                 skip -= piece.size;
                 continue;
@@ -125,6 +140,13 @@ impl DeclaredMemory<'_> {
         }
         Ok(())
     }
+}
+
+/// The range that holds all of these bytes.
+fn find(ranges: &Ranges, at: u64, size: u64) -> Option<&(u64, Vec<Piece>)> {
+    let range = &ranges[ranges.partition_point(|range| range.0 <= at).checked_sub(1)?];
+    let length: u64 = range.1.iter().map(|piece| piece.size).sum();
+    (at.checked_add(size)? <= range.0 + length).then_some(range)
 }
 
 impl KernelMemory for DeclaredMemory<'_> {

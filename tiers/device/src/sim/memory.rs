@@ -199,7 +199,7 @@ impl Memory {
                 PointerKind::Device { device: *device, mapped: !plain }
             }
             Some(_) => PointerKind::Pinned,
-            None if self.host_table.find(address.0, 1).is_some() => PointerKind::Pinned,
+            None if self.host_table.find(address.0).is_some() => PointerKind::Pinned,
             None => PointerKind::Pageable,
         }
     }

@@ -100,8 +100,13 @@ impl VectorClock {
 
     /// Becomes ordered after all that `other` is ordered after.
     pub(super) fn join(&mut self, other: &VectorClock) {
+        let mut at = 0;
         for &(lane, n) in &other.seen {
-            self.see(Epoch { lane, n });
+            at += self.seen[at..].partition_point(|entry| entry.0 < lane);
+            match self.seen.get_mut(at) {
+                Some(entry) if entry.0 == lane => entry.1 = entry.1.max(n),
+                _ => self.seen.insert(at, (lane, n)),
+            }
         }
         self.loose |= other.loose;
     }

@@ -92,7 +92,7 @@ impl Memory {
             return Ok(Vec::new());
         }
         if self.space.find(start.0).is_none() && !self.space.is_reserved(start.0) {
-            return Ok(vec![self.resolve_host(start.0, size)]);
+            return self.resolve_host(start.0, end);
         }
         let mut pieces = Vec::new();
         let mut at = start.0;
@@ -104,13 +104,24 @@ impl Memory {
         Ok(pieces)
     }
 
-    fn resolve_host(&self, start: u64, size: u64) -> Piece {
-        match self.host_table.find(start, size) {
-            Some(registration) => {
-                Piece { pointer: start, size, end: End::Pinned, home: Home::Pinned { registration } }
-            }
-            None => Piece { pointer: start, size, end: End::Pageable, home: Home::Pageable },
+    /// Host memory is registered all over, in one registration or several, or not at all: CUDA refuses copies of other
+    /// ranges too.
+    fn resolve_host(&self, start: u64, end: u64) -> Checked<Vec<Piece>> {
+        if !self.host_table.overlaps(start, end) {
+            let (size, end, home) = (end - start, End::Pageable, Home::Pageable);
+            return Ok(vec![Piece { pointer: start, size, end, home }]);
         }
+        let mut pieces = Vec::new();
+        let mut at = start;
+        while at < end {
+            let Some((registration, until)) = self.host_table.find(at) else {
+                return refuse(Address(at), Refusal::InvalidValue);
+            };
+            let (size, home) = (until.min(end) - at, Home::Pinned { registration });
+            pieces.push(Piece { pointer: at, size, end: End::Pinned, home });
+            at += size;
+        }
+        Ok(pieces)
     }
 
     fn resolve_mapped(&self, device: DeviceId, at: u64, end: u64, usage: Use) -> Checked<Piece> {

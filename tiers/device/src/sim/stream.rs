@@ -169,8 +169,11 @@ impl Streams {
         order
     }
 
-    /// Notes that work was enqueued: what comes next on the lane is after it.
+    /// Notes that work was enqueued: what comes next on the lane is after it. What the host has seen done goes without
+    /// saying, so that clocks stay as short as the work under way is wide.
     pub(super) fn enqueued(&mut self, epoch: Epoch, mut order: Order) {
+        order.clock.forget(&self.seen);
+        order.edges.forget(&self.seen);
         order.clock.see(epoch);
         if let Some(state) = self.table.get_mut(&epoch.lane) {
             state.clock = order.clock;

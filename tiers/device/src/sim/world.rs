@@ -28,7 +28,7 @@ pub(super) enum Action {
     },
     Kernel {
         device: DeviceId,
-        declared: Vec<Declared>,
+        declared: Declared,
         body: Body,
     },
     Record {

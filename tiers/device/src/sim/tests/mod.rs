@@ -1,5 +1,7 @@
 //! What only the simulator can be asked: time, refusals of the undefined, captures, costs.
 
+mod costs;
+
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::ExitStatusExt;
@@ -368,39 +370,4 @@ fn the_other_process() {
     // SAFETY: the parent waits for this process.
     unsafe { sim.write_now(GPU, at, b"from there") }.unwrap();
     std::process::abort();
-}
-
-/// Prints what the verbs cost: `cargo test --release -p glake-device verbs_cost -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn verbs_cost() {
-    let topology = crate::topology::load("h200x4").unwrap();
-    let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
-    let (count, size) = (20_000_u64, Bytes::mib(2));
-    let start = sim.reserve(Bytes::mib(2 * count)).unwrap();
-    let time = |what: &str, body: &mut dyn FnMut(u64)| {
-        let before = Instant::now();
-        (0..count).for_each(body);
-        println!("{what}: {:.2} us", before.elapsed().as_secs_f64() * 1e6 / count as f64);
-    };
-    let mut handles = Vec::new();
-    let at = |index: u64| Address(start.0 + index * 2 * MIB);
-    // Shuffled, so that neighbours in the address space are not neighbours in the file.
-    let shuffled = |index: u64| (index * 7919) % count;
-    time("create", &mut |_| handles.push(sim.create(size, properties()).unwrap()));
-    // SAFETY: the simulator refuses what would be undefined.
-    unsafe {
-        time("map in order", &mut |i| sim.map(at(i), size, handles[shuffled(i) as usize]).unwrap());
-        time("set access in order", &mut |i| sim.set_access(at(i), size, &[access(GPU)]).unwrap());
-        time("unmap in order", &mut |i| sim.unmap(at(i), size).unwrap());
-        time("map", &mut |i| sim.map(at(shuffled(i)), size, handles[i as usize]).unwrap());
-        time("set access", &mut |i| sim.set_access(at(i), size, &[access(GPU)]).unwrap());
-        time("unmap", &mut |i| sim.unmap(at(i), size).unwrap());
-        time("release", &mut |i| sim.release(handles[i as usize]).unwrap());
-    }
-    let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
-    let event = sim.event_create(GPU, EventKind::Plain).unwrap();
-    time("kernel", &mut |_| sim.enqueue_kernel(GPU, stream, &[], &[], US(1), |_| {}).unwrap());
-    time("context event", &mut |_| sim.event_record_context(GPU, event).unwrap());
-    time("step", &mut |_| assert!(sim.step()));
 }
