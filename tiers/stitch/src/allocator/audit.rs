@@ -91,7 +91,7 @@ impl Allocator {
 
     fn check_blocks(&self) -> Result<(), Broken> {
         let (mut bytes, mut parts) = (0, HashSet::new());
-        for (offset, live) in self.live.iter() {
+        for (offset, live) in self.live.iter(&self.pieces) {
             match live {
                 Live::Piece(id) => {
                     let piece = &self.pieces[id];

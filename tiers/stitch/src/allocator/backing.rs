@@ -19,7 +19,7 @@ impl Allocator {
     /// The extents behind the block that begins at an offset.
     pub fn backing(&self, offset: Bytes) -> Option<Backing> {
         let at = offset.get();
-        match self.live.get(at)? {
+        match self.live.get(at, &self.pieces)? {
             Live::Piece(id) => {
                 let piece = &self.pieces[id];
                 let extents: Vec<ExtentId> = self.extents.touching(piece.start, piece.end()).collect();

@@ -68,7 +68,7 @@ impl Allocator {
     /// The claim that brings a live block back.
     fn claim_of(&self, block: &LiveBlock) -> Result<Claim, StitchError> {
         let LiveBlock { offset, size, requested, stream, .. } = *block;
-        let Some(Live::Piece(id)) = self.live.get(offset.get()) else {
+        let Some(Live::Piece(id)) = self.live.get(offset.get(), &self.pieces) else {
             return Err(not_claimable(offset, size, Obstacle::Stitched));
         };
         let slab = self.pieces[id].slab;

@@ -34,7 +34,7 @@ impl Allocator {
     pub fn find(&self, offset: Bytes) -> Option<LiveBlock> {
         let at = offset.get();
         let live = if at < self.slab_zone {
-            Live::Piece(self.live.last_at_home(at)?)
+            Live::Piece(self.live.last_at_home(at, &self.pieces)?)
         } else if let Some((id, _)) =
             self.aliases.iter().find(|(_, alias)| (alias.start..alias.start + alias.size).contains(&at))
         {
@@ -51,7 +51,7 @@ impl Allocator {
 
     /// The live blocks of a domain, in the order of their offsets.
     pub fn blocks_of(&self, domain: DomainId) -> Vec<LiveBlock> {
-        let all = self.live.iter().map(|(_, live)| self.live_block(live));
+        let all = self.live.iter(&self.pieces).map(|(_, live)| self.live_block(live));
         let mut blocks: Vec<LiveBlock> = all.filter(|block| block.domain == domain).collect();
         blocks.sort_unstable_by_key(|block| block.offset);
         blocks

@@ -18,7 +18,8 @@ impl Allocator {
     /// # Errors
     /// [`StitchError::UnknownBlock`] where no live block begins; nothing changes then.
     pub fn free(&mut self, offset: Bytes) -> Result<Bytes, StitchError> {
-        let live = self.live.remove(offset.get()).ok_or(StitchError::UnknownBlock { offset })?;
+        let live =
+            self.live.remove(offset.get(), &self.pieces).ok_or(StitchError::UnknownBlock { offset })?;
         self.uncovered = true;
         match live {
             Live::Piece(id) => Ok(self.free_piece(id)),
@@ -87,7 +88,7 @@ impl Allocator {
     ///
     /// Returns whether there was such a block.
     pub fn record_stream(&mut self, offset: Bytes, stream: StreamKey) -> bool {
-        let Some(live) = self.live.get(offset.get()) else { return false };
+        let Some(live) = self.live.get(offset.get(), &self.pieces) else { return false };
         let lane = match live {
             Live::Piece(id) => self.pieces[id].lane,
             Live::Stitched(index) => self.stitched[index as usize].lane,

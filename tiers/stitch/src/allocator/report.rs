@@ -88,7 +88,7 @@ impl Allocator {
 
     /// The block that begins at an offset: its size and what was asked for.
     pub fn block(&self, offset: Bytes) -> Option<(Bytes, Bytes)> {
-        let (size, requested) = match self.live.get(offset.get())? {
+        let (size, requested) = match self.live.get(offset.get(), &self.pieces)? {
             Live::Piece(id) => (self.pieces[id].size, self.pieces[id].requested),
             Live::Stitched(index) => {
                 let block = &self.stitched[index as usize];
