@@ -3,7 +3,7 @@
 //! ```text
 //! malloc(device, size, stream handle)                          free(address)
 //!   └► devices[device] ── started at first use                    └► the pool that owns the address
-//!        └► streams: handle ─► PoolStream, remembered by the thread
+//!        └► streams: handle ─► PoolStream, remembered: no lock
 //!             └► private pools: does a filter take the stream?  ─► domain      one load while none is open
 //!                  └► GpuPool::malloc_in ─► address, or a Shortage in torch's words
 //! ```
