@@ -1,5 +1,8 @@
 //! Why something about a copy was not done. A variant is what the caller can do about it.
 
+use std::io;
+use std::path::PathBuf;
+
 use glake_device::{DeviceId, DriverError};
 use glake_units::Bytes;
 
@@ -30,6 +33,40 @@ pub enum TransferError {
         /// What it may be.
         allowed: &'static str,
     },
+    /// The calibration could not be kept: the next process calibrates again.
+    #[error("{}: {source}", path.display())]
+    CacheFile {
+        /// Its file.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A figure of the calibration cannot be written down.
+    #[error("the calibration cannot be written: {source}")]
+    CacheEncoding {
+        /// Why.
+        #[source]
+        source: Box<toml::ser::Error>,
+    },
+    /// The file of a calibration is not what one looks like: calibrate again.
+    #[error("this is no calibration: {}", source.message())]
+    CacheMalformed {
+        /// Why.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// The file is of another version of GLake: calibrate again.
+    #[error("the calibration is of version {found}, and {expected} is read: calibrate again")]
+    CacheVersion {
+        /// The file's.
+        found: u32,
+        /// What is read.
+        expected: u32,
+    },
+    /// The file is of other devices, another driver, boot or user: calibrate again.
+    #[error("the calibration is of other devices, another driver, boot or user: calibrate again")]
+    CacheOfOthers,
     /// The two ends of a copy are not of one size: a bug of the caller.
     #[error("a copy of {from} to {to}: both ends must be of one size")]
     SizesDiffer {

@@ -12,9 +12,12 @@
 //!
 //! Pure: no driver, no clock, no threads of its own; time and what was measured are arguments.
 
+pub mod cache;
+mod ceilings;
 mod conservative;
 mod fluid;
 mod load;
+mod observations;
 mod outcomes;
 mod path_graph;
 mod paths;
@@ -28,6 +31,7 @@ mod way;
 use glake_units::{Bandwidth, Bytes};
 
 pub use load::Load;
+pub use observations::Observations;
 pub use path_graph::PathGraph;
 pub use paths::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 pub use shares::{Ask, Share, Shares};

@@ -30,13 +30,7 @@ use crate::TransferError;
 /// A way is one if own link and relay together give so much more than the own link.
 const HELPS: f64 = 1.1;
 /// Two links share if together they take so much longer than apart.
-const SHARES: f64 = 1.1;
-/// All links share if together they take so much longer than what is known explains.
-const MORE: f64 = 1.02;
-/// One link reaches a ceiling if it gives so much of it alone.
-const REACHES: f64 = 0.93;
-/// Nothing adds more than this for one more path, in microseconds: what looks like more is something else.
-const MOST_FORK: f64 = 20.0;
+pub(super) const SHARES: f64 = 1.1;
 /// The sizes between which the break-even lies, and its steps.
 const EVEN: (Bytes, Bytes, Bytes) = (Bytes::kib(512), Bytes::mib(64), Bytes::kib(128));
 
@@ -60,8 +54,8 @@ impl PathGraph {
 /// What is known so far.
 #[derive(Debug)]
 pub(super) struct Findings<'a> {
-    paths: Paths,
-    outcomes: &'a [Outcome],
+    pub(super) paths: Paths,
+    pub(super) outcomes: &'a [Outcome],
 }
 
 impl<'a> Findings<'a> {
@@ -209,149 +203,16 @@ impl<'a> Findings<'a> {
         together >= HELPS * bytes_a_micro(own.rate)
     }
 
-    /// What each path after the second adds: how much later small copies end over all paths than over each alone.
-    fn find_fork(&mut self) {
-        let added = |outcome: &Outcome| {
-            let (stints, pipes, took) = self.measured(outcome)?;
-            let further = f64::from(u32::try_from(outcome.trial.legs.len()).ok()?) - 2.0;
-            let one_target = outcome.trial.legs.iter().all(|leg| leg.target == outcome.trial.legs[0].target);
-            let small = outcome.trial.legs.iter().all(|leg| leg.size <= SMALL);
-            (small && one_target && further > 0.0 && self.is_main(outcome))
-                .then(|| (took - ends(&stints, &pipes)) / further)
-        };
-        let mut all: Vec<f64> = self.outcomes.iter().filter_map(added).collect();
-        all.sort_unstable_by(f64::total_cmp);
-        let median = all.get(all.len() / 2).copied().unwrap_or(0.0);
-        self.paths.fork = Micros(median.clamp(0.0, MOST_FORK));
-    }
-
-    /// Pairs of links that share whoever the target is.
-    fn find_shared_links(&mut self) {
-        for direction in Direction::BOTH {
-            let mut edges = Vec::new();
-            for outcome in self.of(direction, 2) {
-                if let [a, b] = outcome.trial.legs[..]
-                    && (a.way, b.way) == (Way::Direct, Way::Direct)
-                    && a.target != b.target
-                    && let Some(rate) = self.together(outcome, SHARES)
-                {
-                    edges.push((a.relay, b.relay, rate));
-                }
-            }
-            self.add_groups(direction, None, &edges);
-        }
-    }
-
-    /// Pairs of paths that share for their target only.
-    fn find_shared_relays(&mut self) {
-        let targets: Vec<DeviceId> = self.paths.gpus.iter().map(|gpu| gpu.device).collect();
-        for direction in Direction::BOTH {
-            for &target in &targets {
-                let mut edges = Vec::new();
-                for outcome in self.of(direction, 2) {
-                    if let [a, b] = outcome.trial.legs[..]
-                        && (a.target, b.target) == (target, target)
-                        && self.is_main(outcome)
-                        && let Some(rate) = self.together(outcome, SHARES)
-                    {
-                        edges.push((a.relay, b.relay, rate));
-                    }
-                }
-                self.add_groups(direction, Some(target), &edges);
-            }
-        }
-    }
-
-    /// What all links give together.
-    fn find_host_ceiling(&mut self) {
-        for direction in Direction::BOTH {
-            let all = self.outcomes.iter().filter(|outcome| {
-                outcome.trial.direction == direction
-                    && outcome.trial.legs.len() > 2
-                    && outcome.trial.legs.iter().all(|leg| leg.way == Way::Direct)
-            });
-            let most = all.max_by_key(|outcome| outcome.trial.legs.len());
-            if let Some(outcome) = most
-                && let Some(rate) = self.together(outcome, MORE)
-            {
-                self.add_ceiling(direction, None, &outcome.trial.legs, rate);
-            }
-        }
-    }
-
-    /// What all zero-staging paths of a target give together.
-    fn find_target_ceilings(&mut self) {
-        let together: Vec<&Outcome> = self.all_paths(Way::ZeroStaging).collect();
-        for outcome in together {
-            let (direction, target) = (outcome.trial.direction, outcome.trial.legs[0].target);
-            let Some((stints, pipes, took)) = self.measured(outcome) else { continue };
-            if took * SHARES < ends(&stints, &pipes) {
-                // Pairs that share, each something of its own, were taken for one group: what all give is known better.
-                self.paths
-                    .ceilings
-                    .retain(|known| known.direction != direction || known.target != Some(target));
-            }
-            if let Some(rate) = self.together(outcome, MORE) {
-                self.add_ceiling(direction, Some(target), &outcome.trial.legs, rate);
-            }
-        }
-    }
-
-    /// Staged relays pass everything on through their own memory: what all lose together, each loses.
-    fn slow_staged_down(&mut self) {
-        let together: Vec<&Outcome> = self.all_paths(Way::Staged).collect();
-        for outcome in together {
-            let (direction, target) = (outcome.trial.direction, outcome.trial.legs[0].target);
-            let Some((stints, pipes, took)) = self.measured(outcome) else { continue };
-            let part = ends(&stints, &pipes) / took;
-            if part * MORE < 1.0 {
-                let of_target = |relay: &&mut RelayRate| {
-                    (relay.target, relay.direction, relay.way) == (target, direction, Way::Staged)
-                };
-                for relay in self.paths.relays.iter_mut().filter(of_target) {
-                    relay.rate = Bandwidth(relay.rate.0 * part);
-                }
-            }
-        }
-    }
-
-    /// Whether a trial takes the ways that most of its target's copies will: what else there is must not speak for them.
-    fn is_main(&self, outcome: &Outcome) -> bool {
-        let way = |leg: &Leg| self.main_way(leg.target, outcome.trial.direction);
-        outcome.trial.legs.iter().all(|leg| leg.way == Way::Direct || leg.way == way(leg))
-    }
-
-    fn of(&self, direction: Direction, legs: usize) -> impl Iterator<Item = &'a Outcome> + use<'a> {
-        let outcomes = self.outcomes;
-        outcomes
-            .iter()
-            .filter(move |outcome| outcome.trial.direction == direction && outcome.trial.legs.len() == legs)
-    }
-
-    /// Trials of all of a target's paths with large copies.
-    fn all_paths(&self, way: Way) -> impl Iterator<Item = &'a Outcome> + use<'a> {
-        let outcomes = self.outcomes;
-        outcomes.iter().filter(move |outcome| match &outcome.trial.legs[..] {
-            [own, relays @ ..] => {
-                own.way == Way::Direct
-                    && own.size > SMALL
-                    && relays.len() > 1
-                    && relays.iter().all(|leg| leg.target == own.target && leg.way == way)
-            }
-            [] => false,
-        })
-    }
-
     /// What the legs of a trial give together, where that is what held them up: they took `late` times longer than all
     /// that is known explains.
-    fn together(&self, outcome: &Outcome, late: f64) -> Option<f64> {
+    pub(super) fn together(&self, outcome: &Outcome, late: f64) -> Option<f64> {
         let (stints, pipes, took) = self.measured(outcome)?;
         let all = (1_u64 << stints.len()) - 1;
         (took > late * ends(&stints, &pipes)).then(|| ceiling(&stints, &pipes, all, took))
     }
 
     /// A trial as a fluid, and what it took; nothing where that is no time.
-    fn measured(&self, outcome: &Outcome) -> Option<(Vec<Stint>, Vec<Pipe>, f64)> {
+    pub(super) fn measured(&self, outcome: &Outcome) -> Option<(Vec<Stint>, Vec<Pipe>, f64)> {
         let took = Some(outcome.took.0).filter(|took| took.is_finite() && *took > 0.0)?;
         let (stints, pipes) = self.fluid(outcome.trial.direction, &outcome.trial.legs)?;
         Some((stints, pipes, took))
@@ -401,50 +262,6 @@ impl<'a> Findings<'a> {
                 self.paths.relays.iter().find(known).map(|relay| (relay.rate, relay.latency))
             }
         }
-    }
-
-    /// A ceiling for each group of links that pairs connect: what the pairs give, on the average.
-    fn add_groups(
-        &mut self,
-        direction: Direction,
-        target: Option<DeviceId>,
-        edges: &[(DeviceId, DeviceId, f64)],
-    ) {
-        let mut groups: Vec<(DeviceSet, f64, f64)> = Vec::new();
-        for &(a, b, rate) in edges {
-            let mut joined = (DeviceSet::of(a).union(DeviceSet::of(b)), rate, 1.0);
-            groups.retain(|&(links, sum, pairs)| {
-                let apart = !links.contains(a) && !links.contains(b);
-                if !apart {
-                    joined = (joined.0.union(links), joined.1 + sum, joined.2 + pairs);
-                }
-                apart
-            });
-            groups.push(joined);
-        }
-        for (links, sum, pairs) in groups {
-            let rate = sum / pairs;
-            let alone = |link: &&LinkRate| link.direction == direction && links.contains(link.device);
-            let least = self.paths.links.iter().filter(alone).map(|link| bytes_a_micro(link.rate));
-            let one = least.fold(f64::INFINITY, f64::min) >= REACHES * rate;
-            self.paths.ceilings.push(Ceiling {
-                direction,
-                links: links.iter().collect(),
-                target,
-                rate: gigabytes(rate),
-                reached_by: if one { 1 } else { 2 },
-            });
-        }
-    }
-
-    fn add_ceiling(&mut self, direction: Direction, target: Option<DeviceId>, legs: &[Leg], rate: f64) {
-        self.paths.ceilings.push(Ceiling {
-            direction,
-            links: legs.iter().map(|leg| leg.relay).collect(),
-            target,
-            rate: gigabytes(rate),
-            reached_by: u32::try_from(legs.len()).unwrap_or(u32::MAX),
-        });
     }
 }
 

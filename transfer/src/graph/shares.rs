@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_units::{Bytes, Micros};
+use glake_units::{Bandwidth, Bytes, Micros};
 use smallvec::SmallVec;
 
 use super::{Direction, Load, Way};
@@ -43,6 +43,8 @@ pub struct Share {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {
     pub(super) shares: SmallVec<[Share; 8]>,
+    /// In GB/s, beside each other.
+    pub(super) rates: SmallVec<[f64; 8]>,
     pub(super) predicted: Micros,
     pub(super) direct: Micros,
 }
@@ -58,10 +60,16 @@ impl Shares {
         self.direct
     }
 
+    /// What the path of a share should give beside the others, once its bytes flow; nothing where there is no such share.
+    pub fn rate(&self, share: usize) -> Bandwidth {
+        Bandwidth(self.rates.get(share).copied().unwrap_or(0.0))
+    }
+
     /// All of it over the target's own link.
-    pub(super) fn native(ask: &Ask<'_>, took: Micros) -> Shares {
+    pub(super) fn native(ask: &Ask<'_>, rate: Bandwidth, took: Micros) -> Shares {
         let share = Share { relay: ask.target, way: Way::Direct, offset: Bytes::ZERO, size: ask.size };
-        Shares { shares: SmallVec::from_iter([share]), predicted: took, direct: took }
+        let (shares, rates) = (SmallVec::from_iter([share]), SmallVec::from_iter([rate.0]));
+        Shares { shares, rates, predicted: took, direct: took }
     }
 }
 

@@ -12,13 +12,13 @@
 //! - A relay is given [`SLICE`] at least, up to rounding; paths that would get less are left out.
 //! - By its own figures a split copy ends 2 % before the native one, or it is not split.
 
-use glake_units::{Bytes, Micros};
+use glake_units::{Bandwidth, Bytes, Micros};
 use smallvec::SmallVec;
 
 use super::path_graph::PathGraph;
 use super::shares::{Ask, Share, Shares};
 use super::target::{Busy, Lane, Lanes, Target};
-use super::{Way, float, grains};
+use super::{Way, float, gigabytes, grains};
 
 /// Offsets are multiples of this.
 pub const GRAIN: Bytes = Bytes::kib(4);
@@ -33,13 +33,13 @@ const ROUNDS: usize = 3;
 /// Splits a copy over the paths that may be used.
 pub fn split(graph: &PathGraph, ask: &Ask<'_>) -> Shares {
     let Some(target) = graph.target(ask.target, ask.direction) else {
-        return Shares::native(ask, Micros(0.0));
+        return Shares::native(ask, Bandwidth(0.0), Micros(0.0));
     };
     let alone = target.own.latency + float(ask.size) / target.own.most;
     let zero_staging = target.zero_staging_of(ask.zero_staging);
     let staged = target.staged_of(ask.staged).without(zero_staging);
     if ask.size < target.break_even || zero_staging.union(staged).is_empty() {
-        return Shares::native(ask, Micros(alone));
+        return Shares::native(ask, gigabytes(target.own.most), Micros(alone));
     }
     let busy = graph.busy(ask.target, ask.direction, ask.load);
     let size = float(ask.size);
@@ -49,10 +49,10 @@ pub fn split(graph: &PathGraph, ask: &Ask<'_>) -> Shares {
     let lanes = if busy.is_empty() { target.table.lanes(zero_staging, staged, open) } else { open() };
     let (lanes, time) = chosen(target, lanes, size, &busy);
     if lanes.iter().all(|lane| lane.way == Way::Direct) || time > GAIN * direct {
-        return Shares::native(ask, Micros(direct));
+        return Shares::native(ask, gigabytes(native[0].rate), Micros(direct));
     }
-    let shares = cut(target, &lanes, ask.size, time);
-    Shares { shares, predicted: Micros(time), direct: Micros(direct) }
+    let (shares, rates) = cut(target, &lanes, ask.size, time);
+    Shares { shares, rates, predicted: Micros(time), direct: Micros(direct) }
 }
 
 /// Without the lanes that add nothing on an idle server: those of links that share a ceiling which others reach. Busy links
@@ -154,8 +154,13 @@ fn smallest(target: &Target, lanes: &[Lane], time: f64) -> Option<(usize, f64)> 
 }
 
 /// The shares of lanes that all end at `time`: the last takes what rounding leaves.
-fn cut(target: &Target, lanes: &[Lane], size: Bytes, time: f64) -> SmallVec<[Share; 8]> {
-    let mut shares = SmallVec::new();
+fn cut(
+    target: &Target,
+    lanes: &[Lane],
+    size: Bytes,
+    time: f64,
+) -> (SmallVec<[Share; 8]>, SmallVec<[f64; 8]>) {
+    let (mut shares, mut rates) = (SmallVec::new(), SmallVec::new());
     let (mut sum, mut offset) = (0.0, Bytes::ZERO);
     for (index, lane) in lanes.iter().enumerate() {
         sum += lane.rate * (time - delay(target, lanes, index));
@@ -163,10 +168,11 @@ fn cut(target: &Target, lanes: &[Lane], size: Bytes, time: f64) -> SmallVec<[Sha
         let part = end.saturating_sub(offset);
         if !part.is_zero() {
             shares.push(Share { relay: lane.relay, way: lane.way, offset, size: part });
+            rates.push(gigabytes(lane.rate).0);
         }
         offset = offset.max(end);
     }
-    shares
+    (shares, rates)
 }
 
 #[cfg(test)]
@@ -207,7 +213,10 @@ mod tests {
     fn a_small_copy_goes_over_its_own_link() {
         let load = Load::new();
         let small = ask(Bytes::kib(1023), &load);
-        assert_eq!(split(&graph("h200x4"), &small)[..], Shares::native(&small, Micros(0.0))[..]);
+        assert_eq!(
+            split(&graph("h200x4"), &small)[..],
+            Shares::native(&small, Bandwidth(0.0), Micros(0.0))[..]
+        );
         let alone = Ask { zero_staging: DeviceSet::EMPTY, ..ask(Bytes::gib(1), &load) };
         assert_eq!(split(&graph("h200x4"), &alone).len(), 1);
     }

@@ -1,0 +1,253 @@
+//! A calibration that is kept: one file for each set of devices, driver, boot and user.
+//!
+//! ```text
+//!   $XDG_CACHE_HOME/glake/paths/d1f0c2….toml      version, key, paths
+//!        └ else ~/.cache
+//! ```
+//!
+//! Invariants: a file is written whole or not at all, and is its user's alone; what is read back is of the key that was
+//! asked for, or nothing. A file that cannot be used is told of in a warning that names it, and is then as good as absent.
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::{GpuLinks, PathGraph, Paths};
+use crate::{Result, TransferError};
+
+/// Of the file's layout, and of what its figures mean: another one's are of no use.
+const VERSION: u32 = 1;
+
+/// What a calibration is good for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheKey {
+    driver: String,
+    boot: String,
+    user: u32,
+    devices: Vec<CachedDevice>,
+}
+
+/// A GPU, as far as a calibration depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CachedDevice {
+    name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pci: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CacheFile {
+    version: u32,
+    key: CacheKey,
+    paths: Paths,
+}
+
+/// The layout of any file of ours, whatever its version.
+#[derive(Deserialize)]
+struct Stamp {
+    version: u32,
+}
+
+impl CacheKey {
+    /// The key of these GPUs, in order of their ids, under a driver of that version since that boot (the text of
+    /// `/proc/sys/kernel/random/boot_id`), for the user of that number.
+    pub fn new(gpus: &[GpuLinks], driver: &str, boot: &str, user: u32) -> CacheKey {
+        let device = |gpu: &GpuLinks| CachedDevice { name: gpu.name.clone(), pci: gpu.pci.clone() };
+        CacheKey {
+            driver: driver.to_owned(),
+            boot: boot.trim().to_owned(),
+            user,
+            devices: gpus.iter().map(device).collect(),
+        }
+    }
+
+    /// What its file is called: the same in every process and build.
+    pub fn file_name(&self) -> String {
+        let mut text = format!("{VERSION}\n{}\n{}\n{}\n", self.driver, self.boot, self.user);
+        for device in &self.devices {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{}\t{}", device.name, device.pci.as_deref().unwrap_or_default());
+        }
+        format!("{:016x}.toml", fnv1a(text.as_bytes()))
+    }
+}
+
+/// The folder of calibrations, of the values of `XDG_CACHE_HOME` and `HOME`; none where both are missing or relative.
+pub fn folder(xdg_cache_home: Option<&Path>, home: Option<&Path>) -> Option<PathBuf> {
+    let caches = xdg_cache_home.filter(|path| path.is_absolute()).map(Path::to_owned);
+    let caches = caches.or_else(|| home.filter(|path| path.is_absolute()).map(|home| home.join(".cache")))?;
+    Some(caches.join("glake/paths"))
+}
+
+/// A graph as the text of a file.
+pub fn encode(key: &CacheKey, graph: &PathGraph) -> Result<String> {
+    let file = CacheFile { version: VERSION, key: key.clone(), paths: graph.paths().clone() };
+    toml::to_string(&file).map_err(|source| TransferError::CacheEncoding { source: Box::new(source) })
+}
+
+/// The graph in the text of a file, if it is of this key.
+pub fn decode(key: &CacheKey, text: &str) -> Result<PathGraph> {
+    let malformed = |source| TransferError::CacheMalformed { source: Box::new(source) };
+    let stamp: Stamp = toml::from_str(text).map_err(malformed)?;
+    if stamp.version != VERSION {
+        return Err(TransferError::CacheVersion { found: stamp.version, expected: VERSION });
+    }
+    let file: CacheFile = toml::from_str(text).map_err(malformed)?;
+    if file.key != *key {
+        return Err(TransferError::CacheOfOthers);
+    }
+    PathGraph::new(file.paths)
+}
+
+/// The graph that was kept in `folder` for this key; nothing where there is none, or none that can be used.
+pub fn load(folder: &Path, key: &CacheKey) -> Option<PathGraph> {
+    let path = folder.join(key.file_name());
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            warn!(path = %path.display(), %error, "the calibration cannot be read: going on without it");
+            return None;
+        }
+    };
+    decode(key, &text)
+        .inspect_err(
+            |error| warn!(path = %path.display(), %error, "the calibration is ignored: calibrate again"),
+        )
+        .ok()
+}
+
+/// Keeps a graph in `folder`, which is made where it is missing; the path of its file.
+pub fn store(folder: &Path, key: &CacheKey, graph: &PathGraph) -> Result<PathBuf> {
+    let text = encode(key, graph)?;
+    let path = folder.join(key.file_name());
+    // Keys of maps are random: no other process writes to the same draft, in another container either.
+    let draft = path.with_extension(format!("{:016x}.tmp", RandomState::new().hash_one(std::process::id())));
+    let written = || -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&draft, &path)
+    };
+    if let Err(source) = written() {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&draft);
+        return Err(TransferError::CacheFile { path, source });
+    }
+    Ok(path)
+}
+
+/// Fowler, Noll and Vo's hash (FNV-1a, 64 bits): stable, where the standard library's may change.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use glake_device::topology::{self, Topology};
+
+    use super::*;
+
+    fn gpus() -> Vec<GpuLinks> {
+        GpuLinks::of(&Topology::from(&topology::load("h20x8").unwrap()))
+    }
+
+    fn key() -> CacheKey {
+        CacheKey::new(&gpus(), "580.159.04", "8a7c\n", 1000)
+    }
+
+    /// An empty folder of this test's own.
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("glake-paths-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn what_is_kept_comes_back() {
+        let (folder, graph) = (scratch("kept"), PathGraph::conservative(&gpus()));
+        assert!(load(&folder, &key()).is_none());
+        let path = store(&folder, &key(), &graph).unwrap();
+        store(&folder, &key(), &graph).unwrap();
+        assert_eq!(load(&folder, &key()).unwrap().paths(), graph.paths());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(&folder)), (0o600, 0o700));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no draft is left");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn every_part_of_the_key_counts() {
+        let mut fewer = gpus();
+        fewer.pop();
+        let mut moved = gpus();
+        moved[0].pci = Some("0000:3b:00.0".to_owned());
+        let others = [
+            CacheKey::new(&fewer, "580.159.04", "8a7c", 1000),
+            CacheKey::new(&moved, "580.159.04", "8a7c", 1000),
+            CacheKey::new(&gpus(), "580.160.01", "8a7c", 1000),
+            CacheKey::new(&gpus(), "580.159.04", "8a7d", 1000),
+            CacheKey::new(&gpus(), "580.159.04", "8a7c", 1001),
+        ];
+        let text = encode(&key(), &PathGraph::conservative(&gpus())).unwrap();
+        for other in others {
+            assert_ne!(other.file_name(), key().file_name());
+            assert!(matches!(decode(&other, &text), Err(TransferError::CacheOfOthers)));
+        }
+        assert_eq!(key().file_name(), "76df15a646bf3ce8.toml", "stable over builds");
+    }
+
+    #[test]
+    fn what_is_broken_is_ignored() {
+        let folder = scratch("broken");
+        let path = store(&folder, &key(), &PathGraph::conservative(&gpus())).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let spoilt = [
+            String::new(),
+            "\0\0\0".to_owned(),
+            text[..text.len() / 2].to_owned(),
+            text.replacen("version = 1", "version = 2", 1),
+            text.replacen("rate = 53.0", "rate = -53.0", 1),
+            text.replacen("rate = 53.0", "rate = nan", 1),
+            text.replacen("device = 0", "device = 77", 1).replacen("target = 0", "target = 77", 1),
+            text.replacen("fork = ", "spoon = ", 1),
+        ];
+        for spoilt in spoilt {
+            assert_ne!(spoilt, text);
+            fs::write(&path, &spoilt).unwrap();
+            assert!(load(&folder, &key()).is_none(), "{spoilt}");
+        }
+        fs::write(&path, &text).unwrap();
+        assert!(load(&folder, &key()).is_some());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_folder_is_the_caches() {
+        let path = Path::new;
+        assert_eq!(folder(Some(path("/c")), Some(path("/h"))), Some(PathBuf::from("/c/glake/paths")));
+        assert_eq!(folder(Some(path("c")), Some(path("/h"))), Some(PathBuf::from("/h/.cache/glake/paths")));
+        assert_eq!(folder(None, None), None);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_told_of() {
+        let error = store(Path::new("/dev/null/glake"), &key(), &PathGraph::empty()).unwrap_err();
+        assert!(matches!(error, TransferError::CacheFile { .. }));
+        assert!(error.to_string().contains("/dev/null/glake/"), "{error}");
+    }
+}
