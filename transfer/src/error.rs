@@ -75,10 +75,10 @@ pub enum TransferError {
         /// What it shall come from.
         from: Bytes,
     },
-    /// A relay was lost while it carried parts of earlier copies: their bytes may not have arrived. Copy them again; the
-    /// relay is out of use from now on, and this call has done nothing.
+    /// A relay was lost while it carried parts of copies: their bytes may not have arrived. Copy them again, and that of the
+    /// call that says so; the relay is out of use from now on.
     #[error(
-        "{relay} was lost while it relayed parts of {copies} earlier copies, whose bytes may not have arrived: copy them again"
+        "{relay} was lost while it relayed parts of {copies} copies, whose bytes may not have arrived: copy them again"
     )]
     Lost {
         /// Which.

@@ -6,12 +6,15 @@ use glake_device::Driver;
 
 use super::UserStream;
 use super::marks::Mark;
+use super::parts::Parts;
 use crate::Result;
 
 /// A copy that was enqueued. Dropping it costs nothing and leaves the copy as it is.
 #[derive(Debug)]
 pub struct CopyHandle {
     end: End,
+    /// Of a copy that was split.
+    parts: Option<Parts>,
 }
 
 /// What tells that the copy is done.
@@ -22,12 +25,12 @@ enum End {
 }
 
 impl CopyHandle {
-    pub(super) fn marked(mark: Mark) -> CopyHandle {
-        CopyHandle { end: End::Mark(mark) }
+    pub(super) fn marked(mark: Mark, parts: Option<Parts>) -> CopyHandle {
+        CopyHandle { end: End::Mark(mark), parts }
     }
 
-    pub(super) fn unmarked(driver: &Arc<dyn Driver>, on: UserStream) -> CopyHandle {
-        CopyHandle { end: End::Stream(driver.clone(), on) }
+    pub(super) fn unmarked(driver: &Arc<dyn Driver>, on: UserStream, parts: Option<Parts>) -> CopyHandle {
+        CopyHandle { end: End::Stream(driver.clone(), on), parts }
     }
 
     /// Waits on the host until the bytes are there.
@@ -39,7 +42,7 @@ impl CopyHandle {
             End::Mark(mark) => mark.synchronize()?,
             End::Stream(driver, on) => driver.stream_synchronize(on.device, on.raw)?,
         }
-        Ok(())
+        self.parts.as_ref().map_or(Ok(()), Parts::check)
     }
 
     /// Whether the bytes are there; never of a copy that was enqueued without [`super::CopyOptions::waited`].
@@ -48,8 +51,11 @@ impl CopyHandle {
     /// As [`CopyHandle::wait`].
     pub fn is_done(&self) -> Result<bool> {
         match &self.end {
-            End::Mark(mark) => Ok(mark.is_passed()?),
-            End::Stream(..) => Ok(false),
+            End::Mark(mark) if mark.is_passed()? => {
+                self.parts.as_ref().map_or(Ok(()), Parts::check)?;
+                Ok(true)
+            }
+            End::Mark(_) | End::Stream(..) => Ok(false),
         }
     }
 }

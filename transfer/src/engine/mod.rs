@@ -5,6 +5,10 @@
 //!                          │ └─► lane of relay 1 ──share──┐│
 //!                          ├───► lane of relay 2 ──share──┤│       a lease: the lanes that one user's stream has
 //!                          └───► lane of relay 3 ──share──┘┘
+//!
+//!  copy, now                   what a caller asks          leases ─► lease ─► lane, slots   what a stream has
+//!    └─► fork, staged          how a copy is enqueued      relays                           who serves, who is lost
+//!          └─► parts, handle   how it is waited for        worker                           who makes all of these
 //! ```
 //!
 //! Invariants:
@@ -12,31 +16,52 @@
 //!   whatever part took whichever way.
 //! - No success is told of bytes that did not arrive.
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
+//! - A copy creates nothing and takes no lock but its lease's, and tables' for a moment; the driver is never called under a
+//!   table's.
 
+mod copy;
+mod counters;
 mod ends;
+mod fork;
 mod handle;
+mod lane;
+mod lease;
+mod leases;
 mod marks;
+mod now;
 mod options;
+mod parts;
+mod relays;
+mod slots;
+mod staged;
 mod statistics;
 mod stream;
+#[cfg(test)]
+mod tests;
+mod worker;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::owned::{self, DeviceSet, Epochs, Span};
+use glake_device::owned::{DeviceSet, Epochs, Span};
 use glake_device::{Driver, StreamId};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
+use counters::Counters;
 use ends::Ends;
 pub use handle::CopyHandle;
+use leases::Leases;
 use marks::Marks;
+use now::Scratch;
 pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
+use relays::Relays;
 pub use statistics::{PathStatistics, Statistics};
 pub use stream::UserStream;
+use worker::Worker;
 
 use crate::Result;
-use crate::graph::PathGraph;
+use crate::graph::{Load, PathGraph};
 
 /// Copies bytes between host and GPUs.
 #[derive(Debug)]
@@ -44,60 +69,67 @@ pub struct Engine {
     epochs: Arc<Epochs>,
     driver: Arc<dyn Driver>,
     options: EngineOptions,
+    /// How many the driver shows.
+    devices: usize,
     graph: RwLock<Arc<PathGraph>>,
+    /// Smaller copies are native, whatever their target.
+    floor: AtomicU64,
+    load: Load,
+    relays: Arc<Relays>,
+    leases: Leases,
     marks: Arc<Marks>,
-    native_copies: AtomicU64,
-    native_bytes: AtomicU64,
+    counters: Counters,
+    scratch: Scratch,
+    worker: Worker,
 }
 
 impl Engine {
     /// An engine that makes every copy native until its relays are started. Makes no context.
     pub fn new(epochs: Arc<Epochs>, graph: PathGraph, options: EngineOptions) -> Result<Arc<Engine>> {
         let driver = epochs.driver().clone();
-        Ok(Arc::new(Engine {
+        let devices = driver.devices()?.len();
+        let engine = Engine {
             marks: Marks::new(driver.clone()),
+            relays: Arc::new(Relays::new(devices, options.relays)),
+            counters: Counters::new(devices),
+            floor: AtomicU64::new(0),
+            graph: RwLock::new(Arc::new(PathGraph::empty())),
+            load: Load::new(),
+            leases: Leases::default(),
+            scratch: Scratch::default(),
+            worker: Worker::default(),
+            devices,
             epochs,
             driver,
             options,
-            graph: RwLock::new(Arc::new(graph)),
-            native_copies: AtomicU64::new(0),
-            native_bytes: AtomicU64::new(0),
-        }))
+        };
+        engine.replace_graph(graph);
+        Ok(Arc::new(engine))
     }
 
     /// Makes the relays ready in the background: contexts, streams, events, slots, peer access. `after` is called on that
     /// thread when they are, or cannot be.
+    ///
+    /// # Errors
+    /// [`crate::TransferError::NoThread`].
     pub fn start_relays(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
-        after(self);
-        Ok(())
+        self.worker.prepare(self, Box::new(after))
     }
 
-    /// Which GPUs may be relays from now on: of those that are ready.
-    pub fn set_relays(&self, _relays: DeviceSet) {}
+    /// Which GPUs may be relays from now on. Those that are not ready yet are made so, if relays were started.
+    pub fn set_relays(&self, relays: DeviceSet) {
+        self.relays.want(relays);
+        self.worker.again();
+    }
 
-    /// The relays that copies take now.
+    /// The relays that copies take now: wanted, ready and not lost.
     pub fn relays(&self) -> DeviceSet {
-        DeviceSet::EMPTY
+        self.relays.usable()
     }
 
     /// What the relays cost.
     pub fn relay_cost(&self) -> Vec<RelayCost> {
-        Vec::new()
-    }
-
-    /// Enqueues a copy on a stream of the program.
-    pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
-        Ends::of(to, from)?;
-        self.native(to, from, on)?;
-        match options.waited {
-            true => Ok(CopyHandle::marked(self.marks.mark(on)?)),
-            false => Ok(CopyHandle::unmarked(&self.driver, on)),
-        }
-    }
-
-    /// Copies, and returns when the bytes are there.
-    pub fn copy_now(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        self.copy(to, from, on, CopyOptions { waited: false, ..options })?.wait()
+        self.relays.costs()
     }
 
     /// Enqueues copies between pairs of spans, to and from, in no order among themselves.
@@ -113,10 +145,7 @@ impl Engine {
         for (to, from) in blocks {
             self.native(to, from, on)?;
         }
-        match options.waited {
-            true => Ok(CopyHandle::marked(self.marks.mark(on)?)),
-            false => Ok(CopyHandle::unmarked(&self.driver, on)),
-        }
+        self.handle(on, options, None)
     }
 
     /// Enqueues copies of one span to several.
@@ -133,7 +162,10 @@ impl Engine {
 
     /// Splits copies by another graph from now on.
     pub fn replace_graph(&self, graph: PathGraph) {
+        let least = graph.paths().links.iter().map(|link| link.break_even).min();
+        let floor = self.options.break_even.or(least).unwrap_or(Bytes::MAX);
         *self.graph.write() = Arc::new(graph);
+        self.floor.store(floor.get(), Ordering::Relaxed);
     }
 
     /// What copies are split by.
@@ -143,18 +175,19 @@ impl Engine {
 
     /// What was done so far.
     pub fn statistics(&self) -> Statistics {
-        Statistics {
-            native_copies: self.native_copies.load(Ordering::Relaxed),
-            native_bytes: Bytes::new(self.native_bytes.load(Ordering::Relaxed)),
-            ..Statistics::default()
-        }
+        self.counters.report(&self.relays)
     }
 
     /// A stream of the program is about to be destroyed: what was kept for it can serve another.
-    pub fn forget_stream(&self, _id: StreamId) {}
+    pub fn forget_stream(&self, id: StreamId) {
+        self.leases.forget(id);
+    }
 
     /// Ends the engine's threads. Copies are native from now on.
-    pub fn stop(&self) {}
+    pub fn stop(&self) {
+        self.relays.want(DeviceSet::EMPTY);
+        self.worker.stop();
+    }
 
     /// What it was made with.
     pub fn options(&self) -> &EngineOptions {
@@ -166,11 +199,13 @@ impl Engine {
         &self.epochs
     }
 
-    /// One copy of the driver's on the user's stream.
-    fn native(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        owned::copy(&*self.driver, on.device, on.raw, to, from)?;
-        self.native_copies.fetch_add(1, Ordering::Relaxed);
-        self.native_bytes.fetch_add(to.size().get(), Ordering::Relaxed);
-        Ok(())
+    fn floor(&self) -> Bytes {
+        Bytes::new(self.floor.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.worker.stop();
     }
 }

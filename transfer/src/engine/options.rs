@@ -22,14 +22,14 @@ pub struct EngineOptions {
 }
 
 impl Default for EngineOptions {
-    /// No relays; 8 MiB of slots, 8 streams, 4 threads.
+    /// No relays; 16 MiB of slots, 8 streams, 6 threads.
     fn default() -> Self {
         EngineOptions {
             relays: DeviceSet::EMPTY,
             break_even: None,
-            slots: Bytes::mib(8),
+            slots: Bytes::mib(16),
             streams: 8,
-            pageable_threads: 4,
+            pageable_threads: 6,
         }
     }
 }

@@ -22,6 +22,11 @@ impl DeviceSet {
         DeviceSet(self.0 | other.0)
     }
 
+    /// The devices of each of both.
+    pub const fn intersection(self, other: DeviceSet) -> DeviceSet {
+        DeviceSet(self.0 & other.0)
+    }
+
     /// The devices that are not of `other`.
     pub const fn without(self, other: DeviceSet) -> DeviceSet {
         DeviceSet(self.0 & !other.0)
@@ -42,9 +47,30 @@ impl DeviceSet {
         self.0 == 0
     }
 
+    /// One bit a device, for atomics.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The set of [`DeviceSet::bits`].
+    pub const fn from_bits(bits: u64) -> DeviceSet {
+        DeviceSet(bits)
+    }
+
+    /// How many devices.
+    pub const fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
     /// The devices, in order.
     pub fn iter(self) -> impl Iterator<Item = DeviceId> {
-        (0..64).map(DeviceId).filter(move |&device| self.contains(device))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let device = DeviceId(left.trailing_zeros());
+            // Without its lowest bit; of an empty set there is none.
+            left &= left.checked_sub(1)?;
+            Some(device)
+        })
     }
 }
 
@@ -65,5 +91,8 @@ mod tests {
         assert!(DeviceSet::of(DeviceId(3)).is_subset(set) && !set.is_subset(DeviceSet::of(DeviceId(3))));
         assert_eq!(set.without(DeviceSet::of(DeviceId(0))), DeviceSet::of(DeviceId(3)));
         assert!(!set.contains(DeviceId(99)) && DeviceSet::of(DeviceId(64)).is_empty());
+        assert_eq!((set.len(), DeviceSet::ALL.iter().count(), DeviceSet::EMPTY.iter().count()), (2, 64, 0));
+        assert_eq!(DeviceSet::from_bits(set.bits()), set);
+        assert_eq!(set.intersection(DeviceSet::of(DeviceId(3))), DeviceSet::of(DeviceId(3)));
     }
 }

@@ -1,0 +1,248 @@
+//! One copy between pinned memory and a GPU: native, or split over the links.
+//!
+//! Invariants:
+//! - Every byte is enqueued, on a lane or on the user's stream, before the call returns without an error.
+//! - A part that a lane did not take goes over the user's own stream instead, and so does one whose relay is found lost.
+//! - Where a call returns an error, all that it had enqueued is joined to the user's stream, or the error says that it
+//!   could not be.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use glake_device::CaptureState;
+use glake_device::owned::{self, DeviceSet, Span};
+use glake_device::{DeviceId, PointerKind};
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use super::counters::Path;
+use super::ends::Ends;
+use super::fork::Fork;
+use super::lease::{Lease, LeaseState};
+use super::parts::Parts;
+use super::staged::Staged;
+use super::{CopyHandle, CopyOptions, Engine, UserStream};
+use crate::Result;
+use crate::graph::{Ask, Direction, Share, Shares, Way, split};
+
+/// A copy from this size on takes longer than what the host does for it.
+const LONG: Bytes = Bytes::mib(4);
+
+/// A copy that may be split.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    to: &'a Span,
+    from: &'a Span,
+    on: UserStream,
+    target: DeviceId,
+    direction: Direction,
+}
+
+impl Engine {
+    /// Enqueues a copy on a stream of the program.
+    ///
+    /// # Errors
+    /// [`crate::TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
+    /// was not, or not wholly, enqueued.
+    pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
+        let parts = self.enqueue(to, from, on)?;
+        self.handle(on, options, parts)
+    }
+
+    /// What a copy that was enqueued on a stream just now is waited for by.
+    pub(super) fn handle(
+        &self,
+        on: UserStream,
+        options: CopyOptions,
+        parts: Option<Parts>,
+    ) -> Result<CopyHandle> {
+        Ok(match options.waited {
+            true => CopyHandle::marked(self.marks.mark(on)?, parts),
+            false => CopyHandle::unmarked(&self.driver, on, parts),
+        })
+    }
+
+    /// Enqueues a copy; its parts, if it was split.
+    pub(super) fn enqueue(&self, to: &Span, from: &Span, on: UserStream) -> Result<Option<Parts>> {
+        let ends = Ends::of(to, from)?;
+        self.relays.tell()?;
+        if let Ends::HostAndGpu { target, direction, pinned: true } = ends
+            && self.may_split(target, to.size())
+            // What a capture records is replayed without us, and an answer that says nothing is no permission.
+            && matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
+        {
+            let job = Job { to, from, on, target, direction };
+            let split = self.leases.with(self, on.id, |lease, state| self.split(lease, state, job));
+            match split {
+                Some(split) => {
+                    if let Some(parts) = split? {
+                        return Ok(Some(parts));
+                    }
+                }
+                None => self.worker.more_leases(),
+            }
+        }
+        self.native(to, from, on)?;
+        Ok(None)
+    }
+
+    /// One copy of the driver's on the user's stream.
+    pub(super) fn native(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+        owned::copy(&*self.driver, on.device, on.raw, to, from)?;
+        self.counters.native(to.size());
+        Ok(())
+    }
+
+    /// Whether a copy of this size can be worth more than one path. Takes no lock and asks no driver.
+    pub(super) fn may_split(&self, target: DeviceId, size: Bytes) -> bool {
+        size >= self.floor() && !self.relays.usable().without(DeviceSet::of(target)).is_empty()
+    }
+
+    /// Splits a copy over the lanes of its stream; `None`, and nothing done, where a native copy is better.
+    fn split(&self, lease: &Arc<Lease>, state: &mut LeaseState, job: Job<'_>) -> Result<Option<Parts>> {
+        state.withdraw(self);
+        if self.is_loaded(job.direction) {
+            self.leases.refresh(self, lease);
+        }
+        let (zero_staging, staged) = self.relays_of(lease, state, job);
+        let graph = self.graph();
+        let shares = split(
+            &graph,
+            &Ask {
+                target: job.target,
+                direction: job.direction,
+                size: job.to.size(),
+                zero_staging,
+                staged,
+                load: &self.load,
+            },
+        );
+        let own_lane = job.on.device != job.target;
+        let native = matches!(&shares[..], [share] if share.way == Way::Direct);
+        if native || (own_lane && (lease.lane(job.target).is_none() || self.relays.is_fenced(job.target))) {
+            state.give_rings(self, staged);
+            return Ok(None);
+        }
+        let event = match Fork::mark(lease, job.on) {
+            Ok(Some(event)) => event,
+            outcome => {
+                if outcome.is_ok() {
+                    self.worker.fork_event(job.on.device);
+                }
+                state.give_rings(self, staged);
+                return Ok(None);
+            }
+        };
+        let mut fork = Fork::begin(self, lease, state, job.on, event);
+        let mut left = self.spread(&mut fork, &shares, job);
+        // The links are busy meanwhile: of a copy that takes longer than to ask, this costs nothing.
+        if fork.state.is_due(Instant::now()) || job.to.size() >= LONG {
+            fork.poll();
+        }
+        let (entered, serial) = (fork.entered(), fork.state.serial);
+        let dead = fork.join()?;
+        left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());
+        for share in left {
+            self.redo(share, job)?;
+        }
+        state.give_rings(self, staged);
+        self.counters.split();
+        tracing::debug!(
+            target: "glake::transfer",
+            size = %job.to.size(), target = %job.target, direction = ?job.direction, paths = shares.len(),
+            "a copy over several links"
+        );
+        self.relays.tell()?;
+        let used = entered.without(dead);
+        Ok(Some(Parts { relays: self.relays.clone(), lease: lease.clone(), used, serial, shares }))
+    }
+
+    /// Enqueues the shares; those, or what is left of them, that must go over the user's stream after all.
+    fn spread(&self, fork: &mut Fork<'_>, shares: &Shares, job: Job<'_>) -> SmallVec<[Share; 8]> {
+        let mut left = SmallVec::new();
+        // A short copy ends with the relays' parts, which begin later: they are issued first.
+        let own_first = job.to.size() >= LONG;
+        let own = shares.iter().filter(|share| share.way == Way::Direct);
+        let relayed = shares.iter().filter(|share| share.way == Way::ZeroStaging);
+        if own_first {
+            left.extend(own.clone().filter(|share| !self.send(fork, share, job)).copied());
+        }
+        left.extend(relayed.filter(|share| !self.send(fork, share, job)).copied());
+        let mut staged: SmallVec<[Staged; 8]> = SmallVec::new();
+        for share in shares.iter().filter(|share| share.way == Way::Staged) {
+            let Some((to, from)) = job.part(share) else { continue };
+            staged.push(Staged { path: job.path(share), to, from, offset: share.offset, sent: Bytes::ZERO });
+        }
+        fork.stage(&mut staged);
+        left.extend(staged.iter().filter_map(Staged::rest));
+        if !own_first {
+            left.extend(own.filter(|share| !self.send(fork, share, job)).copied());
+        }
+        left
+    }
+
+    /// Enqueues a share in one copy.
+    fn send(&self, fork: &mut Fork<'_>, share: &Share, job: Job<'_>) -> bool {
+        let Some((to, from)) = job.part(share) else { return false };
+        match share.way {
+            Way::Direct if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
+            _ => fork.send(job.path(share), &to, &from),
+        }
+    }
+
+    /// A part that went no other way: over the user's stream, at the second attempt if need be.
+    fn redo(&self, share: Share, job: Job<'_>) -> Result<()> {
+        self.counters.retried(job.path(&share));
+        let Some((to, from)) = job.part(&share) else { return Ok(()) };
+        let again = || owned::copy(&*self.driver, job.on.device, job.on.raw, &to, &from);
+        match again() {
+            Err(error) if !error.is_sticky() => Ok(again()?),
+            outcome => Ok(outcome?),
+        }
+    }
+
+    /// Whether any link has bytes of other copies in flight.
+    fn is_loaded(&self, direction: Direction) -> bool {
+        (0_u32..).map(DeviceId).take(self.devices).any(|link| !self.load.link(link, direction).is_zero())
+    }
+
+    /// The relays that may touch the memory of a copy directly, and those that have slots for it.
+    fn relays_of(&self, lease: &Arc<Lease>, state: &mut LeaseState, job: Job<'_>) -> (DeviceSet, DeviceSet) {
+        let usable = self.relays.usable().without(state.broken()).without(DeviceSet::of(job.target));
+        let (device, host) = match job.direction {
+            Direction::ToGpu => (job.to, job.from),
+            Direction::FromGpu => (job.from, job.to),
+        };
+        let reach = usable.intersection(device.reach()).intersection(host.reach());
+        if matches!(device.kind(), PointerKind::Device { mapped: true, .. }) {
+            return (reach, DeviceSet::EMPTY);
+        }
+        let peers = |relay: &DeviceId| self.relays.peers(*relay).contains(job.target);
+        let candidates: DeviceSet = usable.intersection(host.reach()).iter().filter(peers).collect();
+        let mut with_slots = DeviceSet::EMPTY;
+        let mut refreshed = false;
+        for relay in candidates.iter() {
+            let mut has = state.take_ring(self, relay);
+            if !has && !refreshed {
+                // Slots come back when their work is seen done.
+                refreshed = true;
+                self.leases.refresh(self, lease);
+                has = state.take_ring(self, relay);
+            }
+            if has {
+                with_slots = with_slots.union(DeviceSet::of(relay));
+            }
+        }
+        (DeviceSet::EMPTY, with_slots)
+    }
+}
+
+impl Job<'_> {
+    fn part(&self, share: &Share) -> Option<(Span, Span)> {
+        Some((self.to.part(share.offset, share.size)?, self.from.part(share.offset, share.size)?))
+    }
+
+    fn path(&self, share: &Share) -> Path {
+        Path { target: self.target, relay: share.relay, direction: self.direction, way: share.way }
+    }
+}

@@ -1,0 +1,257 @@
+//! One copy's way over several lanes: forked from the user's stream, joined back to it.
+//!
+//! ```text
+//!   mark    the fork event is recorded on the user's stream
+//!   enter   a lane waits for it, once
+//!   send    a copy on a lane; false: nothing of it was enqueued, it must go another way
+//!   join    every lane that was entered is waited for by the user's stream
+//! ```
+//!
+//! Invariants:
+//! - A lane that was entered is joined, whatever failed in between: by an event, or else by a wait on the host. What cannot be
+//!   joined either way is an error, and its lane is never used again.
+//! - What was sent is counted with its relay before it is enqueued.
+
+use glake_device::owned::{self, DeviceSet, Span};
+use glake_device::{DeviceId, DriverError, Event, Stream};
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use super::counters::Path;
+use super::lane::Lane;
+use super::lease::{Carried, Lease, LeaseState, Part};
+use super::{Engine, UserStream};
+use crate::Result;
+
+/// A copy between its fork and its join.
+pub(super) struct Fork<'a> {
+    pub(super) engine: &'a Engine,
+    lease: &'a Lease,
+    pub(super) state: &'a mut LeaseState,
+    on: UserStream,
+    event: Event,
+    entered: DeviceSet,
+    /// Of these, lanes whose second stream has work too.
+    second: DeviceSet,
+    /// Relays that were found lost.
+    dead: DeviceSet,
+    parts: SmallVec<[(DeviceId, Part); 8]>,
+}
+
+impl<'a> Fork<'a> {
+    /// Marks where a stream forks; `None` where the lease has no event for the stream's device yet.
+    ///
+    /// # Errors
+    /// The driver's: nothing is enqueued.
+    pub(super) fn mark(lease: &Lease, on: UserStream) -> Result<Option<Event>> {
+        let Some(event) = lease.fork(on.device) else { return Ok(None) };
+        event.record(on.raw)?;
+        Ok(Some(event.id()))
+    }
+
+    /// Begins behind a mark.
+    pub(super) fn begin(
+        engine: &'a Engine,
+        lease: &'a Lease,
+        state: &'a mut LeaseState,
+        on: UserStream,
+        event: Event,
+    ) -> Fork<'a> {
+        state.serial += 1;
+        let none = DeviceSet::EMPTY;
+        Fork {
+            engine,
+            lease,
+            state,
+            on,
+            event,
+            entered: none,
+            second: none,
+            dead: none,
+            parts: SmallVec::new(),
+        }
+    }
+
+    /// Enqueues one copy on the lane of a path. False: it was not, and must go another way.
+    #[must_use]
+    pub(super) fn send(&mut self, path: Path, to: &Span, from: &Span) -> bool {
+        let Some(lane) = self.enter(path.relay) else { return false };
+        let (device, stream) = (path.relay, lane.stream.id());
+        // A part whose time is not taken is as good as one whose time is.
+        let timed = self.state.times(device) && lane.clock[0].record(stream).is_ok();
+        if let Err(error) = owned::copy(&*self.engine.driver, device, stream, to, from) {
+            self.blame(device, &error);
+            return false;
+        }
+        self.sent(path, to.size(), 1);
+        if timed && lane.clock[1].record(stream).is_ok() {
+            self.part(device).timed = Some((path, to.size()));
+        }
+        true
+    }
+
+    /// Enqueues one copy on the user's own stream. False: it was not.
+    #[must_use]
+    pub(super) fn send_own(&mut self, path: Path, to: &Span, from: &Span) -> bool {
+        let on = self.on;
+        if let Err(error) = owned::copy(&*self.engine.driver, on.device, on.raw, to, from) {
+            tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
+            return false;
+        }
+        self.engine.counters.sent(path, to.size(), 1);
+        let carried = Carried::begin(self.engine, path, to.size());
+        self.state.carry_own(self.engine, carried);
+        true
+    }
+
+    /// The lanes that wait for the fork.
+    pub(super) fn entered(&self) -> DeviceSet {
+        self.entered
+    }
+
+    /// The stream of a lane, to enqueue anything on that `join` shall wait for; `None` where it cannot be used.
+    pub(super) fn stream(&mut self, device: DeviceId) -> Option<Stream> {
+        self.enter(device).map(|lane| lane.stream.id())
+    }
+
+    /// Both streams of a lane.
+    pub(super) fn streams(&mut self, device: DeviceId) -> Option<[Stream; 2]> {
+        let lane = self.enter(device)?;
+        let second = lane.second.as_ref()?;
+        if !self.second.contains(device) {
+            if let Err(error) = second.stream.wait_for(self.event) {
+                self.blame(device, &error);
+                return None;
+            }
+            self.second = self.second.union(DeviceSet::of(device));
+        }
+        Some([lane.stream.id(), second.stream.id()])
+    }
+
+    /// So many bytes were enqueued on a lane, in so many copies of the driver's.
+    pub(super) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
+        self.engine.counters.sent(path, size, slices);
+        let carried = Carried::begin(self.engine, path, size);
+        let part = self.part(path.relay);
+        part.carried = Some(part.carried.map_or(carried, |earlier| earlier.and(carried)));
+    }
+
+    /// Looks what earlier copies' lanes have done, before their events are recorded anew.
+    pub(super) fn poll(&mut self) {
+        self.state.poll(self.engine, self.lease, self.entered);
+        let lost = self.entered.iter().filter(|device| self.engine.relays.is_fenced(*device));
+        self.dead = lost.fold(self.dead, |dead, device| dead.union(DeviceSet::of(device)));
+    }
+
+    /// A verb on a lane failed: a relay that is lost is fenced.
+    pub(super) fn blame(&mut self, device: DeviceId, error: &DriverError) {
+        tracing::debug!(target: "glake::transfer", relay = %device, %error, "a part of a copy goes another way");
+        if error.is_sticky() {
+            // The part of this copy goes another way: it is no loss.
+            if self.entered.contains(device) && !self.dead.contains(device) {
+                self.engine.relays.confirm(device, 1);
+            }
+            self.engine.relays.fence(device);
+            self.dead = self.dead.union(DeviceSet::of(device));
+        }
+    }
+
+    /// Makes the user's stream wait for all lanes. The relays that were found lost: their parts of this copy must be made
+    /// another way, whatever was enqueued.
+    ///
+    /// # Errors
+    /// A lane could be joined by no means; the others are.
+    pub(super) fn join(mut self) -> Result<DeviceSet> {
+        self.join_all()?;
+        Ok(self.dead)
+    }
+
+    fn join_all(&mut self) -> Result<()> {
+        let mut outcome = Ok(());
+        for device in self.entered.iter() {
+            let Some(lane) = self.lease.lane(device) else { continue };
+            if let Err(error) = self.join_lane(lane) {
+                self.state.break_lane(device);
+                outcome = Err(error);
+            }
+            let part = std::mem::take(self.part(device));
+            self.state.enter(self.engine, device, part);
+        }
+        self.entered = DeviceSet::EMPTY;
+        outcome
+    }
+
+    /// What this copy has on a lane.
+    fn part(&mut self, device: DeviceId) -> &mut Part {
+        let index = match self.parts.iter().position(|(of, _)| *of == device) {
+            Some(index) => index,
+            None => {
+                self.parts.push((device, Part::default()));
+                self.parts.len() - 1
+            }
+        };
+        &mut self.parts[index].1
+    }
+
+    fn join_lane(&mut self, lane: &Lane) -> Result<()> {
+        let device = lane.stream.device();
+        let chained = match lane.second.as_ref().filter(|_| self.second.contains(device)) {
+            Some(second) => {
+                let chained = twice(|| second.done.record(second.stream.id()))
+                    .and_then(|()| twice(|| lane.stream.wait_for(second.done.id())));
+                chained.or_else(|_| self.wait_on_host(device, second.stream.synchronize()))
+            }
+            None => Ok(()),
+        };
+        let on = self.on;
+        let joined = twice(|| lane.done.record(lane.stream.id()))
+            .and_then(|()| twice(|| self.engine.driver.stream_wait_event(on.device, on.raw, lane.done.id())));
+        // The error itself may be that of the user's device.
+        let joined = joined.or_else(|_| self.wait_on_host(device, lane.stream.synchronize()));
+        chained.and(joined)
+    }
+
+    /// Waited on the host instead: the work is done, or its relay lost, by which no more of it runs.
+    fn wait_on_host(&mut self, device: DeviceId, waited: glake_device::Result<()>) -> Result<()> {
+        match waited {
+            Err(error) if error.is_sticky() => {
+                self.blame(device, &error);
+                Ok(())
+            }
+            waited => Ok(waited?),
+        }
+    }
+
+    /// The lane of a GPU, behind the fork.
+    fn enter(&mut self, device: DeviceId) -> Option<&'a Lane> {
+        let lane = self.lease.lane(device)?;
+        if self.entered.contains(device) {
+            return (!self.dead.contains(device)).then_some(lane);
+        }
+        if self.state.broken().contains(device) || !self.engine.relays.begin(device) {
+            return None;
+        }
+        if let Err(error) = lane.stream.wait_for(self.event) {
+            self.engine.relays.confirm(device, 1);
+            self.blame(device, &error);
+            return None;
+        }
+        self.entered = self.entered.union(DeviceSet::of(device));
+        Some(lane)
+    }
+}
+
+impl Drop for Fork<'_> {
+    fn drop(&mut self) {
+        // Nothing is entered after a join. What cannot be joined here was told by nobody before, and its lane is not used again.
+        let _ = self.join_all();
+    }
+}
+
+/// Asks a second time if the first answer is an error that need not stay.
+fn twice(mut ask: impl FnMut() -> glake_device::Result<()>) -> glake_device::Result<()> {
+    match ask() {
+        Err(error) if !error.is_sticky() => ask(),
+        answer => answer,
+    }
+}

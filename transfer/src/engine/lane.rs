@@ -1,0 +1,43 @@
+//! A path's streams on one GPU, for one stream of the program at a time.
+
+use std::sync::Arc;
+
+use glake_device::owned::{OwnedEvent, OwnedStream};
+use glake_device::{DeviceId, Driver, EventKind};
+
+use crate::Result;
+
+/// What enqueues on one GPU.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) stream: OwnedStream,
+    /// Recorded on `stream` after each copy's part: once it has passed, the lane is idle.
+    pub(super) done: OwnedEvent,
+    /// For staged copies, which alternate between both streams.
+    pub(super) second: Option<Second>,
+    /// Before and after a part that is timed.
+    pub(super) clock: [OwnedEvent; 2],
+}
+
+/// The other stream of staged copies.
+#[derive(Debug)]
+pub(super) struct Second {
+    pub(super) stream: OwnedStream,
+    /// Recorded there, and waited for by the first stream.
+    pub(super) done: OwnedEvent,
+}
+
+impl Lane {
+    pub(super) fn new(driver: &Arc<dyn Driver>, device: DeviceId, staging: bool) -> Result<Lane> {
+        let event = |kind| OwnedEvent::new(driver, device, kind);
+        let second = || -> Result<Second> {
+            Ok(Second { stream: OwnedStream::new(driver, device)?, done: event(EventKind::Plain)? })
+        };
+        Ok(Lane {
+            stream: OwnedStream::new(driver, device)?,
+            done: event(EventKind::Plain)?,
+            second: staging.then(second).transpose()?,
+            clock: [event(EventKind::Timed)?, event(EventKind::Timed)?],
+        })
+    }
+}

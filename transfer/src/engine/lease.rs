@@ -1,0 +1,308 @@
+//! What one stream of the program has for its copies: a lane on every GPU that is ready, and what is under way there.
+//!
+//! Invariants:
+//! - Only the stream that owns a lease enqueues on its lanes, under the lease's lock, so that its copies keep its order.
+//! - A lease changes hands only when all its lanes were seen idle. So no copy waits for another stream's.
+//! - A lane whose work could not be joined is never used again.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use glake_device::owned::{DeviceSet, OwnedEvent};
+use glake_device::{DeviceId, StreamId};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::Engine;
+use super::counters::Path;
+use super::lane::Lane;
+use super::slots::Ring;
+use crate::graph::Direction;
+
+/// Lanes and fork events, by device; the thread that makes relays ready adds them.
+#[derive(Debug)]
+pub(super) struct Lease {
+    lanes: Box<[OnceLock<Lane>]>,
+    /// Events that are recorded on the owner's stream where a copy forks: of the stream's own device.
+    forks: Box<[OnceLock<OwnedEvent>]>,
+    pub(super) state: Mutex<LeaseState>,
+}
+
+/// What changes with each copy.
+#[derive(Debug)]
+pub(super) struct LeaseState {
+    /// Whose copies these are; nobody's at first.
+    pub(super) owner: Option<StreamId>,
+    /// Copies so far.
+    pub(super) serial: u64,
+    /// Lanes with work that was not seen done.
+    busy: DeviceSet,
+    broken: DeviceSet,
+    polled: Option<Instant>,
+    flights: Box<[Flight]>,
+    /// What goes over the target's link on the owner's own stream.
+    own: Option<Carried>,
+}
+
+/// What a copy has put on a lane.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Part {
+    pub(super) carried: Option<Carried>,
+    /// What stands between the events of the lane's clock.
+    pub(super) timed: Option<(Path, Bytes)>,
+}
+
+/// What is under way on a lane.
+#[derive(Debug, Default)]
+struct Flight {
+    /// Parts that relays count as not seen to arrive.
+    parts: u64,
+    /// The first of them.
+    since: u64,
+    /// What others should reckon with: the last copy's, for those of one stream run one after another.
+    carried: Option<Carried>,
+    ring: Option<Ring>,
+    timed: Option<(Path, Bytes)>,
+    turn: u64,
+}
+
+/// Bytes that others reckon with, until `end`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Carried {
+    target: DeviceId,
+    relay: DeviceId,
+    direction: Direction,
+    size: Bytes,
+}
+
+/// One part of so many on a lane is timed.
+const TIMED: u64 = 16;
+/// Small copies do not ask more often what has arrived.
+const PAUSE: Duration = Duration::from_millis(1);
+
+impl Lease {
+    pub(super) fn new(devices: usize) -> Lease {
+        Lease {
+            lanes: (0..devices).map(|_| OnceLock::new()).collect(),
+            forks: (0..devices).map(|_| OnceLock::new()).collect(),
+            state: Mutex::new(LeaseState {
+                owner: None,
+                serial: 0,
+                busy: DeviceSet::EMPTY,
+                broken: DeviceSet::EMPTY,
+                polled: None,
+                flights: (0..devices).map(|_| Flight::default()).collect(),
+                own: None,
+            }),
+        }
+    }
+
+    pub(super) fn lane(&self, device: DeviceId) -> Option<&Lane> {
+        self.lanes.get(index(device)?)?.get()
+    }
+
+    pub(super) fn fork(&self, device: DeviceId) -> Option<&OwnedEvent> {
+        self.forks.get(index(device)?)?.get()
+    }
+
+    /// Adds a lane; one that is there stays.
+    pub(super) fn add_lane(&self, device: DeviceId, lane: Lane) {
+        if let Some(place) = index(device).and_then(|index| self.lanes.get(index)) {
+            let _ = place.set(lane);
+        }
+    }
+
+    /// Adds a fork event; one that is there stays.
+    pub(super) fn add_fork(&self, device: DeviceId, event: OwnedEvent) {
+        if let Some(place) = index(device).and_then(|index| self.forks.get(index)) {
+            let _ = place.set(event);
+        }
+    }
+}
+
+impl LeaseState {
+    /// Looks which lanes are idle by now, and which relays are lost. Never waits. Lanes of `kept` have more work of the copy at
+    /// hand, and keep their slots.
+    pub(super) fn poll(&mut self, engine: &Engine, lease: &Lease, kept: DeviceSet) {
+        for device in self.busy.iter() {
+            let Some(lane) = lease.lane(device) else { continue };
+            if engine.relays.is_fenced(device) {
+                self.forget(engine, device);
+                continue;
+            }
+            match lane.done.is_passed() {
+                Ok(true) => self.arrived(engine, lane, kept.contains(device)),
+                Err(error) if error.is_sticky() => {
+                    engine.relays.fence(device);
+                    self.forget(engine, device);
+                }
+                // An answer that says nothing: asked again by the next copy.
+                Ok(false) | Err(_) => {}
+            }
+        }
+        if self.busy.is_empty()
+            && let Some(own) = self.own.take()
+        {
+            own.end(engine);
+        }
+    }
+
+    /// Whether no lane has work that was not seen done.
+    pub(super) fn is_idle(&self) -> bool {
+        self.busy.is_empty()
+    }
+
+    /// Lanes that must not be used.
+    pub(super) fn broken(&self) -> DeviceSet {
+        self.broken
+    }
+
+    /// Takes what this lease carries out of what copies reckon with: a copy does not run beside those before it on its own
+    /// stream.
+    pub(super) fn withdraw(&mut self, engine: &Engine) {
+        for device in self.busy.iter() {
+            if let Some(carried) = self.flight(device).and_then(|flight| flight.carried.take()) {
+                carried.end(engine);
+            }
+        }
+        if let Some(own) = self.own.take() {
+            own.end(engine);
+        }
+    }
+
+    /// A lane has a part of the copy at hand, which relays have counted; its done event stands behind it.
+    pub(super) fn enter(&mut self, engine: &Engine, device: DeviceId, part: Part) {
+        self.busy = self.busy.union(DeviceSet::of(device));
+        let serial = self.serial;
+        let Some(flight) = self.flight(device) else { return };
+        if flight.parts == 0 {
+            flight.since = serial;
+        }
+        flight.parts += 1;
+        flight.timed = flight.timed.take().or(part.timed);
+        if let Some(earlier) = std::mem::replace(&mut flight.carried, part.carried) {
+            earlier.end(engine);
+        }
+    }
+
+    /// The owner's own stream has a part of the copy at hand.
+    pub(super) fn carry_own(&mut self, engine: &Engine, carried: Carried) {
+        if let Some(earlier) = self.own.replace(carried) {
+            earlier.end(engine);
+        }
+    }
+
+    /// Whether the next part on a lane is to be timed.
+    pub(super) fn times(&mut self, device: DeviceId) -> bool {
+        self.flight(device).is_some_and(|flight| {
+            flight.turn += 1;
+            flight.timed.is_none() && flight.turn % TIMED == 1
+        })
+    }
+
+    /// Whether it is time to look again: asking for an event costs as much as issuing a copy.
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        let due = !self.busy.is_empty() && self.polled.is_none_or(|polled| now - polled >= PAUSE);
+        if due {
+            self.polled = Some(now);
+        }
+        due
+    }
+
+    /// Takes the slots that this lease's lane works with already, or free ones; true where it has some now.
+    pub(super) fn take_ring(&mut self, engine: &Engine, relay: DeviceId) -> bool {
+        let Some(flight) = self.flight(relay) else { return false };
+        if flight.ring.is_none() {
+            flight.ring = engine.relays.take_ring(relay);
+        }
+        flight.ring.is_some()
+    }
+
+    /// The slots of a lane.
+    pub(super) fn ring(&self, relay: DeviceId) -> Option<&Ring> {
+        self.flights.get(index(relay)?)?.ring.as_ref()
+    }
+
+    /// Gives back the slots that idle lanes do not need.
+    pub(super) fn give_rings(&mut self, engine: &Engine, relays: DeviceSet) {
+        for relay in relays.without(self.busy).iter() {
+            if let Some(ring) = self.flight(relay).and_then(|flight| flight.ring.take()) {
+                engine.relays.give_ring(relay, ring);
+            }
+        }
+    }
+
+    /// The lane's work cannot be joined: it is never used again, nor what it uses.
+    pub(super) fn break_lane(&mut self, device: DeviceId) {
+        self.broken = self.broken.union(DeviceSet::of(device));
+    }
+
+    /// A copy that was waited for makes good what its relay lost: it counts as arrived, unless it was told of already.
+    pub(super) fn make_good(&mut self, engine: &Engine, relay: DeviceId, owner: StreamId, serial: u64) {
+        if self.owner != Some(owner) {
+            return;
+        }
+        if let Some(flight) = self.flight(relay).filter(|flight| flight.parts > 0 && flight.since <= serial) {
+            flight.parts -= 1;
+            engine.relays.confirm(relay, 1);
+        }
+    }
+
+    /// All work of a lane is done.
+    fn arrived(&mut self, engine: &Engine, lane: &Lane, kept: bool) {
+        let device = lane.stream.device();
+        self.busy = self.busy.without(DeviceSet::of(device));
+        let kept = kept || self.broken.contains(device);
+        let Some(flight) = self.flight(device) else { return };
+        engine.relays.confirm(device, std::mem::take(&mut flight.parts));
+        if let Some(carried) = flight.carried.take() {
+            carried.end(engine);
+        }
+        if let Some(ring) = flight.ring.take_if(|_| !kept) {
+            engine.relays.give_ring(device, ring);
+        }
+        if let Some((path, size)) = flight.timed.take()
+            && let Ok(micros) = lane.clock[1].since(&lane.clock[0])
+        {
+            engine.counters.timed(path, size, micros);
+        }
+    }
+
+    /// A lane's relay is lost, and its parts are told of elsewhere. Its slots go with it.
+    fn forget(&mut self, engine: &Engine, device: DeviceId) {
+        self.busy = self.busy.without(DeviceSet::of(device));
+        if let Some(flight) = self.flight(device) {
+            (flight.parts, flight.timed) = (0, None);
+            if let Some(carried) = flight.carried.take() {
+                carried.end(engine);
+            }
+        }
+    }
+
+    fn flight(&mut self, device: DeviceId) -> Option<&mut Flight> {
+        self.flights.get_mut(index(device)?)
+    }
+}
+
+impl Carried {
+    /// From now on others reckon with so many bytes on a path.
+    pub(super) fn begin(engine: &Engine, path: Path, size: Bytes) -> Carried {
+        let Path { target, relay, direction, .. } = path;
+        engine.load.begin(target, relay, direction, size);
+        Carried { target, relay, direction, size }
+    }
+
+    /// And with so many more.
+    pub(super) fn and(self, more: Carried) -> Carried {
+        Carried { size: self.size.saturating_add(more.size), ..self }
+    }
+
+    /// No longer.
+    pub(super) fn end(self, engine: &Engine) {
+        engine.load.end(self.target, self.relay, self.direction, self.size);
+    }
+}
+
+fn index(device: DeviceId) -> Option<usize> {
+    usize::try_from(device.0).ok()
+}

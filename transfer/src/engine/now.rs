@@ -1,0 +1,113 @@
+//! Copies that are waited for: what a lost relay did not bring is copied again, and on demand the bytes are compared.
+
+use std::sync::Arc;
+
+use glake_device::owned::{self, Pages, Registration, Span};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::parts::Parts;
+use super::{CopyOptions, Engine, UserStream};
+use crate::{Result, TransferError};
+
+/// Pinned memory that two sides are compared in, made when first needed.
+#[derive(Debug, Default)]
+pub(super) struct Scratch(Mutex<Option<[Arc<Registration>; 2]>>);
+
+/// What is compared at a time.
+const PIECE: Bytes = Bytes::mib(4);
+
+impl Engine {
+    /// Copies, and returns when the bytes are there. With [`CopyOptions::verify`] both sides are compared; what differs is
+    /// copied again over the user's stream.
+    ///
+    /// # Errors
+    /// As [`Engine::copy`], but for this copy's own losses: those are made good. [`TransferError::Damaged`] where bytes differ
+    /// still.
+    pub fn copy_now(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
+        let parts = self.enqueue(to, from, on)?;
+        self.driver.stream_synchronize(on.device, on.raw)?;
+        if let Some(parts) = parts {
+            self.repair(&parts, to, from, on)?;
+        }
+        if options.verify {
+            self.verify(to, from, on)?;
+        }
+        Ok(())
+    }
+
+    /// Copies again what lost relays carried.
+    pub(super) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+        let lost = parts.lost()?;
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let mut state = parts.lease.state.lock();
+        for relay in lost.iter() {
+            state.make_good(self, relay, on.id, parts.serial);
+            self.relays.fence(relay);
+        }
+        drop(state);
+        for share in parts.shares.iter().filter(|share| lost.contains(share.relay)) {
+            let ends = (to.part(share.offset, share.size), from.part(share.offset, share.size));
+            if let (Some(to), Some(from)) = ends {
+                self.native(&to, &from, on)?;
+            }
+        }
+        Ok(self.driver.stream_synchronize(on.device, on.raw)?)
+    }
+
+    /// Compares both sides of a copy that has arrived.
+    pub(super) fn verify(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+        let mut scratch = self.scratch.0.lock();
+        let sides = match &mut *scratch {
+            Some(sides) => sides,
+            empty => {
+                let side = || -> Result<Arc<Registration>> {
+                    Ok(Arc::new(Registration::new(&self.epochs, Pages::new(PIECE, 1)?)?))
+                };
+                empty.insert([side()?, side()?])
+            }
+        };
+        let (mut offset, mut damaged) = (Bytes::ZERO, Bytes::ZERO);
+        while offset < to.size() {
+            let size = PIECE.min(to.size().saturating_sub(offset));
+            let (Some(to), Some(from)) = (to.part(offset, size), from.part(offset, size)) else { break };
+            if !self.is_equal(sides, &to, &from, on)? {
+                tracing::warn!(target: "glake::transfer", %offset, %size, "bytes of a copy differ: copied again");
+                self.native(&to, &from, on)?;
+                self.driver.stream_synchronize(on.device, on.raw)?;
+                if !self.is_equal(sides, &to, &from, on)? {
+                    damaged = damaged.saturating_add(size);
+                }
+            }
+            offset = offset.saturating_add(size);
+        }
+        match damaged {
+            Bytes::ZERO => Ok(()),
+            bytes => Err(TransferError::Damaged { bytes, size: to.size() }),
+        }
+    }
+
+    fn is_equal(
+        &self,
+        sides: &[Arc<Registration>; 2],
+        to: &Span,
+        from: &Span,
+        on: UserStream,
+    ) -> Result<bool> {
+        let mut read = [false; 2];
+        for (index, (side, span)) in sides.iter().zip([to, from]).enumerate() {
+            let Some(into) = Span::pinned(side, Bytes::ZERO, span.size()) else { return Ok(false) };
+            match span.device() {
+                Some(_) => owned::copy(&*self.driver, on.device, on.raw, &into, span)?,
+                None => span.copy_on_host(&into)?,
+            }
+            read[index] = true;
+        }
+        self.driver.stream_synchronize(on.device, on.raw)?;
+        let length = usize::try_from(to.size().get()).unwrap_or(usize::MAX);
+        let [a, b] = [&sides[0], &sides[1]].map(|side| side.as_slice().get(..length));
+        Ok(read == [true; 2] && a.is_some() && a == b)
+    }
+}

@@ -1,0 +1,59 @@
+//! What remains to be known of a split copy once it is enqueued: which relays carried what.
+
+use std::sync::Arc;
+
+use glake_device::DeviceId;
+use glake_device::owned::DeviceSet;
+
+use super::lease::Lease;
+use super::relays::Relays;
+use crate::graph::Shares;
+use crate::{Result, TransferError};
+
+/// A split copy.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) relays: Arc<Relays>,
+    pub(super) lease: Arc<Lease>,
+    /// The GPUs whose lanes have parts.
+    pub(super) used: DeviceSet,
+    /// Which copy of its lease it is.
+    pub(super) serial: u64,
+    pub(super) shares: Shares,
+}
+
+impl Parts {
+    /// Asks every relay whether it still works. To be asked once the copy's stream has come past the join: what a relay did
+    /// before, and without an error until now, has arrived.
+    ///
+    /// # Errors
+    /// The driver's, where a relay's answer says nothing.
+    pub(super) fn lost(&self) -> Result<DeviceSet> {
+        let mut lost = DeviceSet::EMPTY;
+        for relay in self.used.iter() {
+            let Some(lane) = self.lease.lane(relay) else { continue };
+            // Of a later copy's event too: what is asked is the context's error.
+            let asked = lane.done.is_passed().or_else(|error| match error.is_sticky() {
+                true => Err(error),
+                false => lane.done.is_passed(),
+            });
+            match asked {
+                Ok(_) => {}
+                Err(error) if error.is_sticky() => lost = lost.union(DeviceSet::of(relay)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Fails where a relay is lost.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`]; as [`Parts::lost`].
+    pub(super) fn check(&self) -> Result<()> {
+        let lost = self.lost()?;
+        lost.iter().for_each(|relay| self.relays.fence(relay));
+        let first: Option<DeviceId> = lost.iter().next();
+        first.map_or(Ok(()), |relay| Err(TransferError::Lost { relay, copies: 1 }))
+    }
+}

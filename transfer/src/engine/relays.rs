@@ -1,0 +1,180 @@
+//! Which GPUs serve copies of others, and what became of those that were lost.
+//!
+//! Invariants:
+//! - A relay that was lost is never used again: no set of usable relays holds it.
+//! - A copy's part is counted (`begin`) before it is enqueued and until it was seen to arrive (`confirm`). So whoever loses the
+//!   relay counts it, or whoever enqueues sees the loss: both look after they have written.
+//! - Every part that a loss counts is told of: by the copy's handle, and once by the next call.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use glake_device::DeviceId;
+use glake_device::owned::DeviceSet;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::RelayCost;
+use super::slots::Ring;
+use crate::{Result, TransferError};
+
+#[derive(Debug)]
+pub(super) struct Relays {
+    wanted: AtomicU64,
+    ready: AtomicU64,
+    fenced: AtomicU64,
+    each: Box<[Relay]>,
+    /// Whether `lost` holds something: what a copy looks at.
+    is_lost: AtomicBool,
+    lost: Mutex<SmallVec<[(DeviceId, u64); 4]>>,
+    lost_copies: AtomicU64,
+}
+
+/// One GPU.
+#[derive(Debug, Default)]
+struct Relay {
+    /// Parts of copies that were enqueued and not seen to arrive.
+    unconfirmed: AtomicU64,
+    /// The GPUs whose plain memory its work may touch.
+    peers: AtomicU64,
+    rings: Mutex<Vec<Ring>>,
+    cost: OnceLock<RelayCost>,
+}
+
+impl Relays {
+    pub(super) fn new(devices: usize, wanted: DeviceSet) -> Relays {
+        Relays {
+            wanted: AtomicU64::new(wanted.bits()),
+            ready: AtomicU64::new(0),
+            fenced: AtomicU64::new(0),
+            each: (0..devices).map(|_| Relay::default()).collect(),
+            is_lost: AtomicBool::new(false),
+            lost: Mutex::default(),
+            lost_copies: AtomicU64::new(0),
+        }
+    }
+
+    /// Those that a copy may take now.
+    pub(super) fn usable(&self) -> DeviceSet {
+        let bits = self.wanted.load(Ordering::Relaxed) & self.ready.load(Ordering::Acquire);
+        DeviceSet::from_bits(bits & !self.fenced.load(Ordering::Acquire))
+    }
+
+    pub(super) fn wanted(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.wanted.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn want(&self, relays: DeviceSet) {
+        self.wanted.store(relays.bits(), Ordering::Relaxed);
+    }
+
+    /// Those that have lanes, usable or not.
+    pub(super) fn ready(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.ready.load(Ordering::Acquire))
+    }
+
+    pub(super) fn add_ready(&self, relay: DeviceId) {
+        self.ready.fetch_or(DeviceSet::of(relay).bits(), Ordering::Release);
+    }
+
+    pub(super) fn is_fenced(&self, relay: DeviceId) -> bool {
+        DeviceSet::from_bits(self.fenced.load(Ordering::SeqCst)).contains(relay)
+    }
+
+    /// The GPUs whose plain memory the work of `relay` may touch.
+    pub(super) fn peers(&self, relay: DeviceId) -> DeviceSet {
+        self.of(relay).map_or(DeviceSet::EMPTY, |of| DeviceSet::from_bits(of.peers.load(Ordering::Acquire)))
+    }
+
+    pub(super) fn add_peer(&self, relay: DeviceId, peer: DeviceId) {
+        if let Some(of) = self.of(relay) {
+            of.peers.fetch_or(DeviceSet::of(peer).bits(), Ordering::Release);
+        }
+    }
+
+    /// A ring of slots that no work uses.
+    pub(super) fn take_ring(&self, relay: DeviceId) -> Option<Ring> {
+        self.of(relay)?.rings.lock().pop()
+    }
+
+    /// A ring whose work is done.
+    pub(super) fn give_ring(&self, relay: DeviceId, ring: Ring) {
+        if let Some(of) = self.of(relay) {
+            of.rings.lock().push(ring);
+        }
+    }
+
+    pub(super) fn set_cost(&self, cost: RelayCost) {
+        if let Some(of) = self.of(cost.relay) {
+            // Said once: a relay is made ready once.
+            let _ = of.cost.set(cost);
+        }
+    }
+
+    pub(super) fn costs(&self) -> Vec<RelayCost> {
+        self.each.iter().filter_map(|of| of.cost.get().copied()).collect()
+    }
+
+    /// Counts a part of a copy that is about to be enqueued; false, and nothing counted, where the relay is lost.
+    pub(super) fn begin(&self, relay: DeviceId) -> bool {
+        let Some(of) = self.of(relay) else { return false };
+        of.unconfirmed.fetch_add(1, Ordering::SeqCst);
+        if self.is_fenced(relay) {
+            self.confirm(relay, 1);
+            return false;
+        }
+        true
+    }
+
+    /// So many parts have arrived, or were not enqueued after all.
+    pub(super) fn confirm(&self, relay: DeviceId, parts: u64) {
+        if let Some(of) = self.of(relay) {
+            // A loss that counted them in the meantime has left nothing to take away. The closure always answers.
+            let less = |count: u64| Some(count.saturating_sub(parts));
+            let _ = of.unconfirmed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        }
+    }
+
+    /// Takes a relay out of use for ever; the first call tells of what was under way.
+    pub(super) fn fence(&self, relay: DeviceId) {
+        let bit = DeviceSet::of(relay).bits();
+        if self.fenced.fetch_or(bit, Ordering::SeqCst) & bit != 0 {
+            return;
+        }
+        let copies = self.of(relay).map_or(0, |of| of.unconfirmed.swap(0, Ordering::SeqCst));
+        tracing::warn!(
+            target: "glake::transfer", %relay, copies,
+            "a relay is lost: copies do without it for the rest of the process"
+        );
+        if copies > 0 {
+            self.lost_copies.fetch_add(copies, Ordering::Relaxed);
+            self.lost.lock().push((relay, copies));
+            self.is_lost.store(true, Ordering::Release);
+        }
+    }
+
+    /// Tells of a loss, each once.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`].
+    pub(super) fn tell(&self) -> Result<()> {
+        if !self.is_lost.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut lost = self.lost.lock();
+        let first = lost.pop();
+        self.is_lost.store(!lost.is_empty(), Ordering::Release);
+        match first {
+            Some((relay, copies)) => Err(TransferError::Lost { relay, copies }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn lost_copies(&self) -> u64 {
+        self.lost_copies.load(Ordering::Relaxed)
+    }
+
+    fn of(&self, relay: DeviceId) -> Option<&Relay> {
+        self.each.get(usize::try_from(relay.0).ok()?)
+    }
+}

@@ -1,0 +1,143 @@
+//! A server, an engine on it, and memory of all kinds.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
+use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_device::topology::Topology;
+use glake_device::{Address, DeviceId, Driver, Faults, Stream};
+use glake_units::Bytes;
+
+use crate::graph::{Direction, GpuLinks, PathGraph};
+use crate::{CopyOptions, Engine, EngineOptions, UserStream};
+
+pub(super) const GPU: DeviceId = DeviceId(0);
+
+pub(super) struct Bed {
+    pub(super) sim: Arc<Simulator>,
+    pub(super) faults: Arc<Faults>,
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) epochs: Arc<Epochs>,
+    pub(super) engine: Option<Arc<Engine>>,
+    pub(super) gpus: DeviceSet,
+}
+
+impl Bed {
+    /// A server by name, all of whose GPUs are relays.
+    pub(super) fn new(name: &str) -> Bed {
+        Bed::with(name, EngineOptions::default())
+    }
+
+    pub(super) fn with(name: &str, options: EngineOptions) -> Bed {
+        let topology = match name {
+            "uniform" => SimTopology::uniform(4, Bytes::gib(1)),
+            name => glake_device::topology::load(name).unwrap(),
+        };
+        let gpus: DeviceSet = (0..u32::try_from(topology.gpus.len()).unwrap()).map(DeviceId).collect();
+        let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let faults = Arc::new(Faults::new(sim.clone()));
+        let driver: Arc<dyn Driver> = faults.clone();
+        let epochs = Epochs::new(driver.clone());
+        let relays = if options.relays.is_empty() { gpus } else { options.relays };
+        let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
+        let (done, ready) = mpsc::channel();
+        engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
+        ready.recv().unwrap();
+        assert_eq!(engine.relays(), relays);
+        Bed { sim, faults, driver, epochs, engine: Some(engine), gpus }
+    }
+
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        self.engine.as_ref().unwrap()
+    }
+
+    pub(super) fn stream(&self, device: DeviceId) -> OwnedStream {
+        OwnedStream::new(&self.driver, device).unwrap()
+    }
+
+    pub(super) fn user(&self, device: DeviceId, raw: Stream) -> UserStream {
+        UserStream::of(&*self.driver, device, raw).unwrap()
+    }
+
+    /// Pinned memory that holds a pattern.
+    pub(super) fn pinned(&self, size: Bytes, seed: u64) -> Arc<Registration> {
+        let mut memory = Registration::new(&self.epochs, Pages::new(size, 1).unwrap()).unwrap();
+        fill(memory.as_mut_slice(), seed);
+        Arc::new(memory)
+    }
+
+    /// Pool memory that every GPU may touch.
+    pub(super) fn mapped(&self, device: DeviceId, size: Bytes) -> Arc<Buffer> {
+        Arc::new(Buffer::new(&self.epochs, device, size, self.gpus).unwrap())
+    }
+
+    /// Plain memory.
+    pub(super) fn plain(&self, device: DeviceId, size: Bytes) -> Plain {
+        let start = self.sim.plain_alloc(device, size).unwrap();
+        let span = self.sim.span(start, size, DeviceSet::of(device)).unwrap();
+        Plain { sim: self.sim.clone(), start, span }
+    }
+
+    pub(super) fn copy(&self, to: &Span, from: &Span, on: UserStream) {
+        self.engine().copy(to, from, on, CopyOptions::default()).unwrap();
+    }
+
+    pub(super) fn wait(&self, on: UserStream) {
+        self.driver.stream_synchronize(on.device, on.raw).unwrap();
+    }
+
+    /// The bytes of a span of a GPU, by the driver alone.
+    pub(super) fn read(&self, span: &Span) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(span.size().get()).unwrap()];
+        self.sim.read_now(span.device().unwrap(), span.start(), &mut bytes).unwrap();
+        bytes
+    }
+
+    /// What the engine carried on a way.
+    pub(super) fn carried(&self, way: crate::graph::Way) -> Bytes {
+        self.engine().statistics().paths.iter().filter(|path| path.way == way).map(|path| path.bytes).sum()
+    }
+
+    /// Drops the engine and looks for what is left.
+    pub(super) fn end(mut self) {
+        self.faults.set(&[]);
+        drop(self.engine.take());
+        let (sim, epochs) = (self.sim.clone(), self.epochs.clone());
+        drop(self);
+        drop(epochs);
+        assert_eq!(sim.census(), Census::default());
+    }
+}
+
+pub(super) struct Plain {
+    sim: Arc<Simulator>,
+    start: Address,
+    pub(super) span: Span,
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        self.sim.plain_free(self.start).unwrap();
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(super) fn fill(bytes: &mut [u8], seed: u64) {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for chunk in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// Both ends of a copy in a direction, of host and GPU.
+pub(super) fn ends<'a>(direction: Direction, host: &'a Span, gpu: &'a Span) -> (&'a Span, &'a Span) {
+    match direction {
+        Direction::ToGpu => (gpu, host),
+        Direction::FromGpu => (host, gpu),
+    }
+}

@@ -1,0 +1,172 @@
+//! Calls of the driver that fail while a copy is enqueued: the bytes are right all the same, or the call says so.
+
+use glake_device::owned::Span;
+use glake_device::{Driver, Fault, Injected, Refusal, Verb, When};
+use glake_units::Bytes;
+
+use super::bed::{Bed, GPU, ends, fill};
+use crate::CopyOptions;
+use crate::graph::{Direction, Way};
+
+const SIZE: Bytes = Bytes::mib(12);
+
+/// The verbs that a copy may call.
+const VERBS: [Verb; 7] = [
+    Verb::Copy,
+    Verb::EventRecord,
+    Verb::EventQuery,
+    Verb::StreamWaitEvent,
+    Verb::StreamSynchronize,
+    Verb::CaptureState,
+    Verb::EventCreate,
+];
+
+const ERRORS: [Injected; 4] = [
+    Injected::Failed(1),
+    Injected::OutOfMemory,
+    Injected::Refused(Refusal::InvalidValue),
+    Injected::NotReady,
+];
+
+/// Three copies with the fault in the second, on memory of a kind.
+fn trial(direction: Direction, memory: Way, fault: Fault) -> u64 {
+    let bed = Bed::new("h200x4");
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
+    let span = match memory {
+        Way::ZeroStaging => mapped.span(Bytes::ZERO, SIZE).unwrap(),
+        _ => plain.span.clone(),
+    };
+    let unwaited = CopyOptions { waited: false, ..CopyOptions::default() };
+    let mut injected = 0;
+    for round in 0..3 {
+        let source = bed.pinned(SIZE, round + 1);
+        let host = bed.pinned(SIZE, round + if direction == Direction::ToGpu { 1 } else { 50 });
+        let host_span = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+        if direction == Direction::FromGpu {
+            let source = Span::pinned(&source, Bytes::ZERO, SIZE).unwrap();
+            glake_device::owned::copy(&*bed.driver, GPU, on.raw, &span, &source).unwrap();
+            bed.wait(on);
+        }
+        if round == 1 {
+            bed.faults.set(&[fault]);
+        }
+        let before = bed.faults.injected();
+        let (to, from) = ends(direction, &host_span, &span);
+        let answer = bed.engine().copy(to, from, on, unwaited);
+        injected += bed.faults.injected() - before;
+        bed.faults.set(&[]);
+        bed.wait(on);
+        let arrived = match direction {
+            Direction::ToGpu => bed.read(&span) == source.as_slice(),
+            Direction::FromGpu => host.as_slice() == source.as_slice(),
+        };
+        match answer {
+            Ok(_) => assert!(arrived, "{fault:?}"),
+            // Only a fault that goes on and on leaves no way.
+            Err(error) => assert!(matches!(fault.when, When::From(_)), "{fault:?}: {error}"),
+        }
+    }
+    drop((stream, mapped, plain, span));
+    bed.end();
+    injected
+}
+
+#[test]
+fn every_call_may_fail_once() {
+    let mut error = ERRORS.iter().cycle();
+    for memory in [Way::ZeroStaging, Way::Staged] {
+        for direction in Direction::BOTH {
+            for verb in VERBS {
+                for n in 1.. {
+                    let fault = Fault { verb: Some(verb), when: When::Nth(n), error: *error.next().unwrap() };
+                    if trial(direction, memory, fault) == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_relay_may_answer_that_it_is_lost() {
+    for memory in [Way::ZeroStaging, Way::Staged] {
+        for verb in [Verb::Copy, Verb::EventRecord, Verb::StreamWaitEvent] {
+            for n in 1..=24 {
+                let bed = Bed::new("h200x4");
+                let stream = bed.stream(GPU);
+                let on = bed.user(GPU, stream.id());
+                let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
+                let span = match memory {
+                    Way::ZeroStaging => mapped.span(Bytes::ZERO, SIZE).unwrap(),
+                    _ => plain.span.clone(),
+                };
+                let host = bed.pinned(SIZE, n);
+                let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+                bed.faults.set(&[Fault {
+                    verb: Some(verb),
+                    when: When::Nth(n),
+                    error: Injected::Sticky(700),
+                }]);
+                let answer = bed.engine().copy(&span, &from, on, CopyOptions::default());
+                let answered = answer.and_then(crate::CopyHandle::wait);
+                bed.faults.set(&[]);
+                bed.wait(on);
+                // What the user's own device answers is the user's to know.
+                assert!(answered.is_err() || bed.read(&span) == host.as_slice(), "{verb} {n}");
+                if let Err(error) = &answered {
+                    assert!(
+                        matches!(error, crate::TransferError::Driver(error) if error.is_sticky()),
+                        "{error}"
+                    );
+                }
+                drop((stream, mapped, plain, span, from, host));
+                bed.end();
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_that_go_on_failing_leave_nothing_running() {
+    for verb in VERBS {
+        for n in [1, 2, 3, 5, 8] {
+            trial(
+                Direction::ToGpu,
+                Way::ZeroStaging,
+                Fault { verb: Some(verb), when: When::From(n), error: Injected::Failed(1) },
+            );
+        }
+    }
+}
+
+#[test]
+fn copies_under_faults_at_random_are_right_or_say_so() {
+    for seed in 0..40 {
+        let bed = Bed::new("h200x4");
+        let stream = bed.stream(GPU);
+        let on = bed.user(GPU, stream.id());
+        let mapped = bed.mapped(GPU, SIZE);
+        let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
+        let memory = bed.pinned(SIZE, 0);
+        let host = Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap();
+        for round in 0..8 {
+            let source = bed.pinned(SIZE, 100 * seed + round);
+            let from = Span::pinned(&source, Bytes::ZERO, SIZE).unwrap();
+            let chance = When::Chance { probability: 0.15, seed: 1000 * seed + round };
+            bed.faults.set(&[Fault { verb: None, when: chance, error: Injected::Failed(2) }]);
+            let there = bed.engine().copy_now(&span, &from, on, CopyOptions::default());
+            bed.faults.set(&[]);
+            bed.wait(on);
+            assert!(there.is_err() || bed.read(&span) == source.as_slice(), "{seed} {round}");
+            bed.engine().copy_now(&host, &span, on, CopyOptions::default()).unwrap();
+            assert!(bed.read(&span) == memory.as_slice(), "{seed} {round}");
+        }
+        let mut expected = vec![0; memory.as_slice().len()];
+        fill(&mut expected, 0);
+        drop((stream, mapped, span, host));
+        bed.end();
+    }
+}

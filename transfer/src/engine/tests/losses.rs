@@ -1,0 +1,128 @@
+//! Relays that are lost after they took their part: no success is told of bytes that did not arrive.
+
+use glake_device::owned::{DeviceSet, Span};
+use glake_device::{DeviceId, Driver, DriverError, Fault, Injected, Verb, When};
+use glake_units::Bytes;
+
+use super::bed::{Bed, GPU};
+use crate::{CopyHandle, CopyOptions, TransferError};
+
+const SIZE: Bytes = Bytes::mib(2);
+
+/// A copy of 2 MiB over four links: which calls of `copy` are relays'. The own share is issued last.
+fn lose(bed: &Bed, n: u64) {
+    bed.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(n), error: Injected::Damaged(700) }]);
+}
+
+/// The relay whose loss was told of.
+fn lost(answer: crate::Result<()>) -> (DeviceId, u64) {
+    match answer {
+        Err(TransferError::Lost { relay, copies }) => (relay, copies),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_handle_and_the_next_call_tell_of_a_loss() {
+    for n in 1..=3 {
+        let bed = Bed::new("h200x4");
+        let stream = bed.stream(GPU);
+        let on = bed.user(GPU, stream.id());
+        let mapped = bed.mapped(GPU, SIZE);
+        let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
+        let host = bed.pinned(SIZE, n);
+        let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+        let copy = || bed.engine().copy(&span, &from, on, CopyOptions::default());
+        lose(&bed, n);
+        let handle = copy().unwrap();
+        let (relay, copies) = lost(handle.wait());
+        assert_eq!(copies, 1);
+        assert!(bed.read(&span) != host.as_slice());
+        assert_eq!(bed.engine().relays(), bed.gpus.without(DeviceSet::of(relay)));
+        // Also a small copy is told, which takes no relay; once.
+        let word = |span: &Span| span.part(Bytes::ZERO, Bytes::new(4)).unwrap();
+        let small = || bed.engine().copy(&word(&span), &word(&from), on, CopyOptions::default()).map(drop);
+        assert_eq!(lost(small()), (relay, 1));
+        small().unwrap();
+        copy().unwrap().wait().unwrap();
+        assert!(bed.read(&span) == host.as_slice());
+        let statistics = bed.engine().statistics();
+        assert_eq!(statistics.lost_copies, 1);
+        assert!(statistics.paths.iter().all(|path| path.fenced == (path.relay == relay)));
+        drop((stream, mapped, span, from, host));
+        bed.end();
+    }
+}
+
+#[test]
+fn a_loss_that_nobody_waited_for_is_told_by_the_next_copy() {
+    let bed = Bed::new("h200x4");
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let mapped = bed.mapped(GPU, SIZE);
+    let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
+    let host = bed.pinned(SIZE, 8);
+    let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+    let unwaited = CopyOptions { waited: false, ..CopyOptions::default() };
+    let copy = || bed.engine().copy(&span, &from, on, unwaited).map(drop);
+    copy().unwrap();
+    lose(&bed, 2);
+    copy().unwrap();
+    copy().unwrap();
+    bed.wait(on);
+    let (_, copies) = lost(copy());
+    assert_eq!(copies, 3, "none of them was seen to arrive");
+    copy().unwrap();
+    bed.wait(on);
+    assert!(bed.read(&span) == host.as_slice());
+    drop((stream, mapped, span, from, host));
+    bed.end();
+}
+
+#[test]
+fn a_copy_that_is_waited_for_makes_its_own_losses_good() {
+    for (n, direction) in [(1, 0), (2, 0), (3, 0), (1, 1), (3, 1)] {
+        let bed = Bed::new("h200x4");
+        let stream = bed.stream(GPU);
+        let on = bed.user(GPU, stream.id());
+        let mapped = bed.mapped(GPU, SIZE);
+        let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
+        let [a, b] = [1, 2].map(|seed| bed.pinned(SIZE, seed));
+        let [from, back] = [&a, &b].map(|memory| Span::pinned(memory, Bytes::ZERO, SIZE).unwrap());
+        let options = CopyOptions { verify: true, ..CopyOptions::default() };
+        if direction == 0 {
+            lose(&bed, n);
+        }
+        bed.engine().copy_now(&span, &from, on, options).unwrap();
+        if direction == 1 {
+            lose(&bed, n);
+        }
+        bed.engine().copy_now(&back, &span, on, options).unwrap();
+        assert!(bed.read(&span) == a.as_slice() && a.as_slice() == b.as_slice());
+        assert_eq!(bed.engine().relays().len(), 3);
+        assert_eq!(bed.engine().statistics().lost_copies, 0);
+        drop((stream, mapped, span, from, back, a, b));
+        bed.end();
+    }
+}
+
+#[test]
+fn the_user_s_own_device_is_the_user_s_to_know_of() {
+    let bed = Bed::new("h200x4");
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let mapped = bed.mapped(GPU, SIZE);
+    let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
+    let host = bed.pinned(SIZE, 8);
+    let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+    lose(&bed, 4);
+    let waited = bed.engine().copy(&span, &from, on, CopyOptions::default()).and_then(CopyHandle::wait);
+    assert!(
+        matches!(waited, Err(TransferError::Driver(DriverError::Sticky { code: 700, .. }))),
+        "{waited:?}"
+    );
+    assert!(bed.driver.stream_synchronize(GPU, on.raw).is_err());
+    bed.faults.set(&[]);
+    drop((stream, mapped, span, from, host));
+    bed.end();
+}

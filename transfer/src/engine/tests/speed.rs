@@ -1,0 +1,72 @@
+//! Speed in virtual time, against what the model's links give together.
+
+use glake_device::owned::Span;
+use glake_units::Bytes;
+
+use super::bed::{Bed, GPU, ends};
+use crate::graph::{Direction, Way};
+
+/// GB/s of one copy between pinned memory and a GPU.
+fn speed(bed: &Bed, direction: Direction, memory: Way, size: Bytes) -> f64 {
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let host = bed.pinned(size, 1);
+    let host = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+    let (mapped, plain);
+    let span = match memory {
+        Way::ZeroStaging => {
+            mapped = bed.mapped(GPU, size);
+            mapped.span(Bytes::ZERO, size).unwrap()
+        }
+        _ => {
+            plain = bed.plain(GPU, size);
+            plain.span.clone()
+        }
+    };
+    let (to, from) = ends(direction, &host, &span);
+    let start = bed.sim.now();
+    bed.copy(to, from, on);
+    bed.wait(on);
+    let took = bed.sim.now() - start;
+    size.get() as f64 / took.as_secs_f64() / 1e9
+}
+
+#[test]
+fn large_copies_come_near_to_the_links_together() {
+    for (name, memory, least) in [
+        ("h200x4", Way::ZeroStaging, 0.95),
+        ("h20x8", Way::ZeroStaging, 0.95),
+        ("a100x8", Way::ZeroStaging, 0.95),
+        ("h200x4", Way::Staged, 0.88),
+    ] {
+        let bed = Bed::new(name);
+        for direction in Direction::BOTH {
+            let limit = bed.engine().graph().together(GPU, direction).0;
+            for size in [Bytes::mib(256), Bytes::mib(512)] {
+                let got = speed(&bed, direction, memory, size);
+                println!("{name} {memory:?} {direction:?} {size}: {got:.1} of {limit:.1} GB/s");
+                assert!(got >= least * limit, "{name} {memory:?} {direction:?} {size}: {got} of {limit}");
+            }
+        }
+        bed.end();
+    }
+}
+
+#[test]
+fn small_copies_are_never_slower_than_native() {
+    let bed = Bed::new("h200x4");
+    for direction in Direction::BOTH {
+        for memory in [Way::ZeroStaging, Way::Staged] {
+            for kib in [256, 1024, 1500, 2048, 4096, 8192, 16384] {
+                let size = Bytes::kib(kib);
+                let got = speed(&bed, direction, memory, size);
+                bed.engine().set_relays(glake_device::owned::DeviceSet::EMPTY);
+                let native = speed(&bed, direction, memory, size);
+                bed.engine().set_relays(bed.gpus);
+                println!("{memory:?} {direction:?} {size}: {got:.1}, native {native:.1} GB/s");
+                assert!(got >= 0.98 * native, "{memory:?} {direction:?} {size}: {got} of {native}");
+            }
+        }
+    }
+    bed.end();
+}

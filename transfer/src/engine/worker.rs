@@ -1,0 +1,245 @@
+//! The thread that makes what copies use: contexts, lanes, events, slots, peer access. A copy makes none of these.
+//!
+//! It sleeps while nothing is asked of it, and holds the engine weakly.
+
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+use glake_device::owned::{DeviceSet, OwnedEvent};
+use glake_device::{DeviceId, EventKind};
+use glake_units::Bytes;
+use parking_lot::{Condvar, Mutex};
+
+use super::lane::Lane;
+use super::lease::Lease;
+use super::slots::Ring;
+use super::{Engine, RelayCost};
+use crate::{Result, TransferError};
+
+/// What the thread is to do.
+#[derive(Debug, Default)]
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    orders: Mutex<Orders>,
+    woken: Condvar,
+}
+
+type After = Box<dyn FnOnce(&Engine) + Send>;
+
+#[derive(Default)]
+struct Orders {
+    prepare: bool,
+    after: Vec<After>,
+    /// Devices whose streams copies fork from.
+    forks: DeviceSet,
+    more_leases: bool,
+    stop: bool,
+}
+
+/// Leases that are made before one is missed.
+const FIRST: usize = 2;
+
+impl Worker {
+    /// Makes the wanted relays ready, then calls `after`; starts the thread if there is none.
+    pub(super) fn prepare(&self, engine: &Arc<Engine>, after: After) -> Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let (shared, engine) = (self.shared.clone(), Arc::downgrade(engine));
+            let spawned =
+                std::thread::Builder::new().name("glake-relays".into()).spawn(move || run(&shared, &engine));
+            *thread = Some(spawned.map_err(TransferError::NoThread)?);
+        }
+        self.order(|orders| {
+            orders.prepare = true;
+            orders.after.push(after);
+        });
+        Ok(())
+    }
+
+    /// The relays that are wanted have changed.
+    pub(super) fn again(&self) {
+        self.order(|orders| orders.prepare = true);
+    }
+
+    /// A stream found no lease.
+    pub(super) fn more_leases(&self) {
+        // Asked by every copy of such a stream.
+        if !self.shared.orders.lock().more_leases {
+            self.order(|orders| orders.more_leases = true);
+        }
+    }
+
+    /// Copies fork from a device that has no event for it.
+    pub(super) fn fork_event(&self, device: DeviceId) {
+        self.order(|orders| orders.forks = orders.forks.union(DeviceSet::of(device)));
+    }
+
+    /// Ends the thread; waits for its end, unless called by it.
+    pub(super) fn stop(&self) {
+        self.order(|orders| orders.stop = true);
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+
+    fn order(&self, change: impl FnOnce(&mut Orders)) {
+        change(&mut self.shared.orders.lock());
+        self.shared.woken.notify_all();
+    }
+}
+
+impl Shared {
+    /// Sleeps until something is asked.
+    fn next(&self) -> Orders {
+        let mut orders = self.orders.lock();
+        while !orders.is_some() {
+            self.woken.wait(&mut orders);
+        }
+        let stop = orders.stop;
+        let next = std::mem::take(&mut *orders);
+        // Kept: an ended thread does not come back.
+        orders.stop = stop;
+        next
+    }
+}
+
+impl Orders {
+    fn is_some(&self) -> bool {
+        self.prepare || self.stop || self.more_leases || !self.forks.is_empty()
+    }
+}
+
+impl std::fmt::Debug for Orders {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Orders").field("stop", &self.stop).finish_non_exhaustive()
+    }
+}
+
+fn run(shared: &Shared, engine: &Weak<Engine>) {
+    let mut forks = DeviceSet::EMPTY;
+    loop {
+        let orders = shared.next();
+        let Some(engine) = engine.upgrade() else { return };
+        if orders.stop {
+            return;
+        }
+        forks = forks.union(orders.forks);
+        engine.provide(&orders, forks);
+        for after in orders.after {
+            after(&engine);
+        }
+    }
+}
+
+impl Engine {
+    fn provide(&self, orders: &Orders, forks: DeviceSet) {
+        if orders.prepare {
+            for relay in self.relays.wanted().without(self.relays.ready()).iter() {
+                if let Err(error) = self.make_ready(relay, forks) {
+                    tracing::warn!(target: "glake::transfer", %relay, %error, "a GPU cannot be a relay");
+                }
+            }
+        }
+        let most = self.options().streams.max(1);
+        if orders.more_leases && self.leases.is_short() && self.leases.len() < most {
+            self.add_lease(forks);
+        }
+        for device in orders.forks.without(self.relays.ready()).iter() {
+            self.join_peers(device);
+            for lease in self.leases.snapshot() {
+                match OwnedEvent::new(&self.driver, device, EventKind::Plain) {
+                    Ok(event) => lease.add_fork(device, event),
+                    Err(error) => {
+                        tracing::warn!(target: "glake::transfer", %device, %error, "copies of its streams stay native");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a GPU a relay: its context first, which may take half a second.
+    fn make_ready(&self, relay: DeviceId, forks: DeviceSet) -> Result<()> {
+        let before = self.driver.memory_info(relay)?;
+        while self.leases.len() < FIRST.min(self.options().streams.max(1)) {
+            self.add_lease(forks);
+        }
+        for lease in self.leases.snapshot() {
+            self.furnish(&lease, relay)?;
+        }
+        let slots = self.add_slots(relay);
+        let after = self.driver.memory_info(relay)?;
+        let taken = before.free.saturating_sub(after.free);
+        self.relays.set_cost(RelayCost { relay, context: taken.saturating_sub(slots), slots });
+        self.relays.add_ready(relay);
+        Ok(())
+    }
+
+    /// A lease more, with a lane on every relay that is ready.
+    fn add_lease(&self, forks: DeviceSet) {
+        let lease = Arc::new(Lease::new(self.devices));
+        for relay in self.relays.ready().iter() {
+            if let Err(error) = self.furnish(&lease, relay) {
+                tracing::warn!(target: "glake::transfer", %relay, %error, "a stream's copies do without a relay");
+            }
+        }
+        for device in forks.without(self.relays.ready()).iter() {
+            if let Ok(event) = OwnedEvent::new(&self.driver, device, EventKind::Plain) {
+                lease.add_fork(device, event);
+            }
+        }
+        self.leases.add(lease);
+    }
+
+    fn furnish(&self, lease: &Lease, relay: DeviceId) -> Result<()> {
+        lease.add_lane(relay, Lane::new(&self.driver, relay, self.is_staging())?);
+        lease.add_fork(relay, OwnedEvent::new(&self.driver, relay, EventKind::Plain)?);
+        Ok(())
+    }
+
+    /// Slots on a relay, and access to the others' plain memory: without either it relays mapped memory only.
+    fn add_slots(&self, relay: DeviceId) -> Bytes {
+        if !self.is_staging() {
+            return Bytes::ZERO;
+        }
+        let rings = match Ring::all(&self.epochs, relay, self.options().slots) {
+            Ok(rings) => rings,
+            Err(error) => {
+                tracing::warn!(target: "glake::transfer", %relay, %error, "a relay has no memory for slots");
+                return Bytes::ZERO;
+            }
+        };
+        self.join_peers(relay);
+        let taken = rings.iter().map(|ring| Bytes::new(2 * ring.slot().get())).sum();
+        for ring in rings {
+            self.relays.give_ring(relay, ring);
+        }
+        taken
+    }
+
+    /// Lets the work of relays touch the plain memory of a device, and that of the device theirs.
+    fn join_peers(&self, device: DeviceId) {
+        if !self.is_staging() {
+            return;
+        }
+        for relay in self.relays.ready().without(DeviceSet::of(device)).iter() {
+            for (relay, peer) in [(relay, device), (device, relay)] {
+                match self.driver.enable_peer_access(relay, peer) {
+                    Ok(()) => self.relays.add_peer(relay, peer),
+                    Err(error) => {
+                        tracing::debug!(target: "glake::transfer", %relay, %peer, %error, "no peer access");
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_staging(&self) -> bool {
+        !self.options().slots.is_zero()
+    }
+}
