@@ -79,7 +79,7 @@ impl Engine {
                         return Ok(Some(parts));
                     }
                 }
-                None => self.worker.more_leases(),
+                None => self.want_lease(),
             }
         }
         self.native(to, from, on)?;
@@ -141,6 +141,7 @@ impl Engine {
         }
         let (entered, serial) = (fork.entered(), fork.state.serial);
         let dead = fork.join()?;
+        left.retain(|share| !dead.contains(share.relay));
         left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());
         for share in left {
             self.redo(share, job)?;

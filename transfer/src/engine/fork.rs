@@ -109,11 +109,6 @@ impl<'a> Fork<'a> {
         self.entered
     }
 
-    /// The stream of a lane, to enqueue anything on that `join` shall wait for; `None` where it cannot be used.
-    pub(super) fn stream(&mut self, device: DeviceId) -> Option<Stream> {
-        self.enter(device).map(|lane| lane.stream.id())
-    }
-
     /// Both streams of a lane.
     pub(super) fn streams(&mut self, device: DeviceId) -> Option<[Stream; 2]> {
         let lane = self.enter(device)?;
@@ -138,22 +133,25 @@ impl<'a> Fork<'a> {
 
     /// Looks what earlier copies' lanes have done, before their events are recorded anew.
     pub(super) fn poll(&mut self) {
-        self.state.poll(self.engine, self.lease, self.entered);
-        let lost = self.entered.iter().filter(|device| self.engine.relays.is_fenced(*device));
-        self.dead = lost.fold(self.dead, |dead, device| dead.union(DeviceSet::of(device)));
+        let lost = self.state.poll(self.engine, self.lease, self.entered);
+        lost.iter().for_each(|device| self.lose(device));
     }
 
     /// A verb on a lane failed: a relay that is lost is fenced.
     pub(super) fn blame(&mut self, device: DeviceId, error: &DriverError) {
         tracing::debug!(target: "glake::transfer", relay = %device, %error, "a part of a copy goes another way");
         if error.is_sticky() {
-            // The part of this copy goes another way: it is no loss.
-            if self.entered.contains(device) && !self.dead.contains(device) {
-                self.engine.relays.confirm(device, 1);
-            }
-            self.engine.relays.fence(device);
-            self.dead = self.dead.union(DeviceSet::of(device));
+            self.lose(device);
         }
+    }
+
+    fn lose(&mut self, device: DeviceId) {
+        // The part of this copy goes another way: it is no loss.
+        if self.entered.contains(device) && !self.dead.contains(device) {
+            self.engine.relays.confirm(device, 1);
+        }
+        self.engine.relays.fence(device);
+        self.dead = self.dead.union(DeviceSet::of(device));
     }
 
     /// Makes the user's stream wait for all lanes. The relays that were found lost: their parts of this copy must be made

@@ -121,9 +121,10 @@ impl Lease {
 }
 
 impl LeaseState {
-    /// Looks which lanes are idle by now, and which relays are lost. Never waits. Lanes of `kept` have more work of the copy at
-    /// hand, and keep their slots.
-    pub(super) fn poll(&mut self, engine: &Engine, lease: &Lease, kept: DeviceSet) {
+    /// Looks which lanes are idle by now; the relays that are found lost are the caller's to fence. Never waits. Lanes of `kept`
+    /// have more work of the copy at hand, and keep their slots.
+    pub(super) fn poll(&mut self, engine: &Engine, lease: &Lease, kept: DeviceSet) -> DeviceSet {
+        let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
             let Some(lane) = lease.lane(device) else { continue };
             if engine.relays.is_fenced(device) {
@@ -132,10 +133,7 @@ impl LeaseState {
             }
             match lane.done.is_passed() {
                 Ok(true) => self.arrived(engine, lane, kept.contains(device)),
-                Err(error) if error.is_sticky() => {
-                    engine.relays.fence(device);
-                    self.forget(engine, device);
-                }
+                Err(error) if error.is_sticky() => lost = lost.union(DeviceSet::of(device)),
                 // An answer that says nothing: asked again by the next copy.
                 Ok(false) | Err(_) => {}
             }
@@ -145,9 +143,15 @@ impl LeaseState {
         {
             own.end(engine);
         }
+        lost
     }
 
-    /// Whether no lane has work that was not seen done.
+    /// Lanes with work that was not seen done.
+    pub(super) fn busy(&self) -> DeviceSet {
+        self.busy
+    }
+
+    /// Whether there is none.
     pub(super) fn is_idle(&self) -> bool {
         self.busy.is_empty()
     }

@@ -45,7 +45,7 @@ impl Leases {
                 if state.owner.is_some() != owned {
                     continue;
                 }
-                state.poll(engine, &lease, DeviceSet::EMPTY);
+                look(engine, &lease, &mut state);
                 if !state.is_idle() {
                     continue;
                 }
@@ -68,7 +68,7 @@ impl Leases {
                 && let Some(mut state) = lease.state.try_lock()
                 && !state.is_idle()
             {
-                state.poll(engine, &lease, DeviceSet::EMPTY);
+                look(engine, &lease, &mut state);
             }
         }
     }
@@ -122,4 +122,10 @@ impl Leases {
         table.insert(stream, lease.clone());
         true
     }
+}
+
+/// Looks what another stream's lanes have done.
+fn look(engine: &Engine, lease: &Lease, state: &mut LeaseState) {
+    let lost = state.poll(engine, lease, DeviceSet::EMPTY);
+    lost.iter().for_each(|relay| engine.relays.fence(relay));
 }

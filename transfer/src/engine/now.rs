@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{self, Pages, Registration, Span};
+use glake_device::owned::{self, DeviceSet, Pages, Registration, Span};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -38,16 +38,23 @@ impl Engine {
 
     /// Copies again what lost relays carried.
     pub(super) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        let lost = parts.lost()?;
-        if lost.is_empty() {
-            return Ok(());
-        }
         let mut state = parts.lease.state.lock();
+        let mut lost = self.relays.fenced().intersection(parts.used);
+        let mut unknown = parts.used.without(lost);
+        if state.owner == Some(on.id) {
+            // Tells what else has arrived, too, so that the next copy need not ask.
+            lost = lost.union(state.poll(self, &parts.lease, DeviceSet::EMPTY).intersection(parts.used));
+            unknown = state.busy().intersection(parts.used).without(lost);
+        }
+        lost = lost.union(parts.lost(unknown)?);
         for relay in lost.iter() {
             state.make_good(self, relay, on.id, parts.serial);
             self.relays.fence(relay);
         }
         drop(state);
+        if lost.is_empty() {
+            return Ok(());
+        }
         for share in parts.shares.iter().filter(|share| lost.contains(share.relay)) {
             let ends = (to.part(share.offset, share.size), from.part(share.offset, share.size));
             if let (Some(to), Some(from)) = ends {

@@ -23,14 +23,14 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Asks every relay whether it still works. To be asked once the copy's stream has come past the join: what a relay did
+    /// Asks relays whether they still work. To be asked once the copy's stream has come past the join: what a relay did
     /// before, and without an error until now, has arrived.
     ///
     /// # Errors
     /// The driver's, where a relay's answer says nothing.
-    pub(super) fn lost(&self) -> Result<DeviceSet> {
+    pub(super) fn lost(&self, relays: DeviceSet) -> Result<DeviceSet> {
         let mut lost = DeviceSet::EMPTY;
-        for relay in self.used.iter() {
+        for relay in relays.iter() {
             let Some(lane) = self.lease.lane(relay) else { continue };
             // Of a later copy's event too: what is asked is the context's error.
             let asked = lane.done.is_passed().or_else(|error| match error.is_sticky() {
@@ -51,7 +51,7 @@ impl Parts {
     /// # Errors
     /// [`TransferError::Lost`]; as [`Parts::lost`].
     pub(super) fn check(&self) -> Result<()> {
-        let lost = self.lost()?;
+        let lost = self.lost(self.used)?;
         lost.iter().for_each(|relay| self.relays.fence(relay));
         let first: Option<DeviceId> = lost.iter().next();
         first.map_or(Ok(()), |relay| Err(TransferError::Lost { relay, copies: 1 }))

@@ -77,8 +77,13 @@ impl Relays {
         self.ready.fetch_or(DeviceSet::of(relay).bits(), Ordering::Release);
     }
 
+    /// Those that were lost.
+    pub(super) fn fenced(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.fenced.load(Ordering::SeqCst))
+    }
+
     pub(super) fn is_fenced(&self, relay: DeviceId) -> bool {
-        DeviceSet::from_bits(self.fenced.load(Ordering::SeqCst)).contains(relay)
+        self.fenced().contains(relay)
     }
 
     /// The GPUs whose plain memory the work of `relay` may touch.

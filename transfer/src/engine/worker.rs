@@ -66,8 +66,7 @@ impl Worker {
         self.order(|orders| orders.prepare = true);
     }
 
-    /// A stream found no lease.
-    pub(super) fn more_leases(&self) {
+    fn more_leases(&self) {
         // Asked by every copy of such a stream.
         if !self.shared.orders.lock().more_leases {
             self.order(|orders| orders.more_leases = true);
@@ -138,6 +137,13 @@ fn run(shared: &Shared, engine: &Weak<Engine>) {
 }
 
 impl Engine {
+    /// A stream found no lease: one more is made, up to the limit.
+    pub(super) fn want_lease(&self) {
+        if self.leases.len() < self.options().streams.max(1) {
+            self.worker.more_leases();
+        }
+    }
+
     fn provide(&self, orders: &Orders, forks: DeviceSet) {
         if orders.prepare {
             for relay in self.relays.wanted().without(self.relays.ready()).iter() {

@@ -103,7 +103,9 @@ impl Bed {
     /// Drops the engine and looks for what is left.
     pub(super) fn end(mut self) {
         self.faults.set(&[]);
-        drop(self.engine.take());
+        if let Some(engine) = self.engine.take() {
+            engine.stop();
+        }
         let (sim, epochs) = (self.sim.clone(), self.epochs.clone());
         drop(self);
         drop(epochs);

@@ -122,11 +122,7 @@ fn what_is_no_copy_between_host_and_gpu_is_native() {
     assert_eq!(bed.engine().statistics().native_copies, 1);
     let short = a.part(Bytes::ZERO, Bytes::mib(1)).unwrap();
     let refused = bed.engine().copy(&short, &host, on, CopyOptions::default()).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "a copy of 24.0 MiB to 1.00 MiB: both ends must be of one size",
-        "{refused:?}"
-    );
+    assert_eq!(refused.to_string(), "a copy of 24.00 MiB to 1.00 MiB: both ends must be of one size");
     drop((a, b, short, buffers, host, stream));
     bed.end();
 }

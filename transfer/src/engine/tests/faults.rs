@@ -1,14 +1,14 @@
 //! Calls of the driver that fail while a copy is enqueued: the bytes are right all the same, or the call says so.
 
 use glake_device::owned::Span;
-use glake_device::{Driver, Fault, Injected, Refusal, Verb, When};
+use glake_device::{Fault, Injected, Refusal, Verb, When};
 use glake_units::Bytes;
 
-use super::bed::{Bed, GPU, ends, fill};
+use super::bed::{Bed, GPU, ends};
 use crate::CopyOptions;
 use crate::graph::{Direction, Way};
 
-const SIZE: Bytes = Bytes::mib(12);
+const SIZE: Bytes = Bytes::mib(6);
 
 /// The verbs that a copy may call.
 const VERBS: [Verb; 7] = [
@@ -159,13 +159,12 @@ fn copies_under_faults_at_random_are_right_or_say_so() {
             bed.faults.set(&[Fault { verb: None, when: chance, error: Injected::Failed(2) }]);
             let there = bed.engine().copy_now(&span, &from, on, CopyOptions::default());
             bed.faults.set(&[]);
-            bed.wait(on);
+            // What an error says of may run still.
+            bed.epochs.synchronize(bed.gpus).unwrap();
             assert!(there.is_err() || bed.read(&span) == source.as_slice(), "{seed} {round}");
             bed.engine().copy_now(&host, &span, on, CopyOptions::default()).unwrap();
             assert!(bed.read(&span) == memory.as_slice(), "{seed} {round}");
         }
-        let mut expected = vec![0; memory.as_slice().len()];
-        fill(&mut expected, 0);
         drop((stream, mapped, span, host));
         bed.end();
     }

@@ -85,6 +85,8 @@ fn a_stream_that_is_held_back_holds_back_no_other() {
             let host = bed.pinned(SIZE, 3);
             let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
             bed.copy(&span, &from, bed.user(GPU, held.id()));
+            // What ends a memory's life waits for its devices, and so for the stream that is held back.
+            let mut kept = Vec::new();
             for round in 0..6 {
                 let other = bed.stream(GPU);
                 let on = bed.user(GPU, other.id());
@@ -96,11 +98,12 @@ fn a_stream_that_is_held_back_holds_back_no_other() {
                 bed.wait(on);
                 assert!(bed.read(&gpu.span) == memory.as_slice());
                 bed.engine().forget_stream(on.id);
+                kept.push((gpu, memory, source));
             }
             release();
             held.synchronize().unwrap();
             assert!(bed.read(&span) == host.as_slice());
-            drop((held, mapped, plain, span, host, from));
+            drop((held, mapped, plain, span, host, from, kept));
             bed.end();
         }
     }
