@@ -123,6 +123,17 @@ impl<'a> Fork<'a> {
         Some([lane.stream.id(), second.stream.id()])
     }
 
+    /// What comes on a lane's second stream begins after what is on its first by now.
+    pub(super) fn stagger(&self, device: DeviceId) -> glake_device::Result<()> {
+        let lane = self.lease.lane(device);
+        let Some((lane, second)) = lane.and_then(|lane| Some((lane, lane.second.as_ref()?))) else {
+            return Ok(());
+        };
+        // The join records it anew, on the second stream.
+        second.done.record(lane.stream.id())?;
+        second.stream.wait_for(second.done.id())
+    }
+
     /// So many bytes were enqueued on a lane, in so many copies of the driver's.
     pub(super) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
         self.engine.counters.sent(path, size, slices);

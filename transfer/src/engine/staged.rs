@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   first   ┤host ─► slot 0├┤slot 0 ─► target├┤host ─► slot 0├┤slot 0 ─► target├      one slot each: a stream's own
-//!   second  ┤½├┤►├ ┤host ─► slot 1├┤slot 1 ─► target├┤host ─► slot 1├ ...             order keeps it right
+//!   second                   ┤host ─► slot 1├┤slot 1 ─► target├┤host ─► slot 1├ ...        order keeps it right
 //! ```
 //!
-//! The second stream begins with half a chunk, so that the two are never both off the link. Chunks of several relays take
-//! turns, so that all links get under way at once.
+//! The second stream begins when the first has filled its slot, so that the two are never both off the link. Chunks of
+//! several relays take turns, so that all links get under way at once.
 
 use glake_device::Stream;
 use glake_device::owned::{self, Span};
@@ -64,8 +64,7 @@ impl Fork<'_> {
     /// Enqueues the next chunk of a part; false where there is none, or none more can be.
     fn chunk(&mut self, part: &mut Staged, going: &mut Going) -> bool {
         let left = part.to.size().saturating_sub(part.sent);
-        let half = Bytes::new(going.chunk.get() / 2).align_up(PAGE).unwrap_or(going.chunk);
-        let size = if going.turn == 1 { half } else { going.chunk }.min(left);
+        let size = going.chunk.min(left);
         if size.is_zero() {
             return false;
         }
@@ -74,10 +73,14 @@ impl Fork<'_> {
         let ends = (part.to.part(part.sent, size), part.from.part(part.sent, size));
         let (Some(slot), (Some(to), Some(from))) = (slot, ends) else { return false };
         let relay = part.path.relay;
-        let enqueue =
-            |to: &Span, from: &Span| owned::copy(&*self.engine.driver, relay, going.streams[side], to, from);
+        let stream = going.streams[side];
+        let enqueue = |to: &Span, from: &Span| owned::copy(&*self.engine.driver, relay, stream, to, from);
+        let filled = enqueue(&slot, &from).and_then(|()| match going.turn {
+            0 => self.stagger(relay),
+            _ => Ok(()),
+        });
         // A slot that was filled in vain is filled again by whoever is next.
-        if let Err(error) = enqueue(&slot, &from).and_then(|()| enqueue(&to, &slot)) {
+        if let Err(error) = filled.and_then(|()| enqueue(&to, &slot)) {
             self.blame(relay, &error);
             return false;
         }

@@ -38,7 +38,7 @@ fn large_copies_come_near_to_the_links_together() {
         ("h200x4", Way::ZeroStaging, 0.95, [213.0, 160.0]),
         ("a100x8", Way::ZeroStaging, 0.7, [97.2, 97.2]),
         ("h20x8", Way::ZeroStaging, 0.4, [272.0, 272.0]),
-        ("h200x4", Way::Staged, 0.88, [213.0, 160.0]),
+        ("h200x4", Way::Staged, 0.8, [213.0, 160.0]),
     ] {
         let bed = Bed::new(name);
         for (direction, limit) in Direction::BOTH.into_iter().zip(limits) {
