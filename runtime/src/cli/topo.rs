@@ -12,7 +12,7 @@ use crate::topo::{self, Rows};
 #[command(after_help = "\
 Examples:
   glake topo                          this machine, or the default model where no driver answers
-  glake topo --device sim:h20x8       a published server; models: h200x4, h20x8, a100x8
+  glake topo --device sim:h20x8       a model of a server: h200x4, h20x8, a100x8, h200x4-direct, pcie4x4
   glake topo --device sim:mine.toml   a server of your own; configs/topologies shows how
 
 Figures:     GB/s (10^9 bytes a second); ? where nothing tells. ≤ marks what the wires carry: copies

@@ -10,6 +10,7 @@ use crate::{Address, CopyRequest};
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "copies go every way through pinned memory", run: pinned },
     Check { name: "copies go every way through pageable memory", run: pageable },
+    Check { name: "copies return when pageable memory was read, or its bytes are there", run: returns },
     Check { name: "copies cross the seams of registrations, not their ends", run: across_registrations },
     Check { name: "copies cross the seams of stitched memory", run: across_seams },
     Check { name: "a batch copies all of it", run: batch },
@@ -44,6 +45,22 @@ fn pinned(ground: &Ground) -> Outcome {
 
 fn pageable(ground: &Ground) -> Outcome {
     round_trip(ground, ground.pageable(SIZE)?, ground.pageable(SIZE)?)
+}
+
+fn returns(ground: &Ground) -> Outcome {
+    let start = ground.memory(ground.unit()?)?;
+    let host = ground.pageable(SIZE)?;
+    let stream = ground.stream(GPU)?;
+    for size in [Bytes::kib(4), SIZE] {
+        let expected = pattern(size);
+        ground.fill(start, SIZE, 0, stream)?;
+        ground.set_host_bytes(host, &expected);
+        ground.copy(GPU, start, host, size, stream)?;
+        ground.set_host_bytes(host, &vec![0x99; size.get() as usize]);
+        ground.copy(GPU, host, start, size, stream)?;
+        same("what the host wrote later did not go", ground.host_bytes(host, size) == expected, true)?;
+    }
+    Ok(Verdict::Passed)
 }
 
 fn across_registrations(ground: &Ground) -> Outcome {

@@ -20,6 +20,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check { name: "events of every kind order and pass", run: kinds },
     Check { name: "a wait for a sleeping event leaves the processor to others", run: sleeping },
     Check { name: "streams of every priority keep their order", run: priorities },
+    Check { name: "the default streams wait for each other, and for events", run: defaults },
     Check { name: "timed events tell the time between them", run: timed },
     Check { name: "streams have ids of their own", run: ids },
     Check { name: "a stream knows its device", run: devices },
@@ -206,6 +207,31 @@ fn priorities(ground: &Ground) -> Outcome {
         ground.driver().stream_synchronize(GPU, stream)?;
         all("the last of many fills", &ground.read(start, SIZE)?, 20)?;
     }
+    Ok(Verdict::Passed)
+}
+
+fn defaults(ground: &Ground) -> Outcome {
+    let unit = ground.unit()?;
+    let (first, second, third) = (ground.memory(unit)?, ground.memory(unit)?, ground.memory(unit)?);
+    let (legacy, own, other) = (Stream::LEGACY, Stream::PER_THREAD, ground.stream(GPU)?);
+    let (there, back) = (ground.event(GPU, EventKind::Plain)?, ground.event(GPU, EventKind::Plain)?);
+    let flag = ground.flag()?;
+    ground.hold(legacy, flag)?;
+    ground.fill(first, SIZE, 1, legacy)?;
+    ground.copy(GPU, second, first, SIZE, own)?;
+    ground.driver().event_record(GPU, there, own)?;
+    ground.driver().stream_wait_event(GPU, other, there)?;
+    ground.fill(first, SIZE, 2, legacy)?;
+    ground.copy(GPU, third, second, SIZE, other)?;
+    ground.fill(third, SIZE, 3, other)?;
+    ground.driver().event_record(GPU, back, other)?;
+    ground.driver().stream_wait_event(GPU, legacy, back)?;
+    ground.copy(GPU, first, third, SIZE, own)?;
+    same("behind held work", ground.driver().event_query(GPU, back)?, false)?;
+    ground.raise(flag);
+    ground.driver().stream_synchronize(GPU, own)?;
+    all("behind the legacy stream, before its next work", &ground.read(second, SIZE)?, 1)?;
+    all("behind the event that the legacy stream waits for", &ground.read(first, SIZE)?, 3)?;
     Ok(Verdict::Passed)
 }
 

@@ -5,32 +5,46 @@
 use super::denial::{Checked, Denial, refuse};
 use super::flow::Load;
 use super::kernel::{Declared, merged};
-use super::order::Epoch;
+use super::order::{Epoch, VectorClock};
 use super::request::{KernelRequest, Request};
 use super::resolve::{Piece, Use};
 use super::route::End;
 use super::state::State;
 use super::timeline::{Cost, Point};
-use super::world::{Action, Awaited, Segment, Work};
-use crate::{Address, CopyRequest, DeviceId, Refusal, Stream};
+use super::world::{Action, Awaited, Work};
+use crate::{Address, DeviceId, Refusal, Stream};
 
 /// A request, checked: what it touches, what it costs, what it does.
-struct Resolved {
-    pieces: Vec<(Piece, Use)>,
-    cost: Cost<Awaited>,
-    action: Action,
-    /// Whether the caller must wait for it.
-    pageable: bool,
+pub(super) struct Resolved {
+    pub(super) pieces: Vec<(Piece, Use)>,
+    pub(super) cost: Cost<Awaited>,
+    pub(super) action: Action,
+    pub(super) returns: Returns,
+}
+
+/// When the call returns that enqueues work.
+pub(super) enum Returns {
+    AtOnce,
+    /// When its source has been read: what is left to do then, and how many nanoseconds that takes.
+    Read(Action, u64),
+    /// When it is done.
+    Done,
+}
+
+/// What a caller waits for, and what it has then seen done.
+pub(super) struct Awaiting {
+    pub(super) point: Point,
+    pub(super) clock: VectorClock,
 }
 
 impl State {
-    /// Enqueues a request; the point to wait for, where the caller must.
+    /// Enqueues a request; what to wait for, where the caller must.
     pub(super) fn enqueue(
         &mut self,
         device: DeviceId,
         stream: Stream,
         request: Request,
-    ) -> Checked<Option<Point>> {
+    ) -> Checked<Option<Awaiting>> {
         let lane = self.lane(device, stream)?;
         let resolved = self.resolve(device, &request)?;
         if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
@@ -45,11 +59,15 @@ impl State {
         if let Cost::Value(awaited) = &resolved.cost {
             order.completes(&self.streams.flag(awaited.pointer));
         }
-        let n = self.timeline.last(lane).n + 1;
-        let epoch = Epoch { lane, n };
+        let first = Epoch { lane, n: self.timeline.last(lane).n + 1 };
+        let last = match &resolved.returns {
+            Returns::Read(..) => Epoch { lane, n: first.n + 1 },
+            Returns::AtOnce | Returns::Done => first,
+        };
         let mut holds = Vec::new();
         for (piece, usage) in &resolved.pieces {
             if self.strict {
+                let epoch = if *usage == Use::Read { first } else { last };
                 self.world.memory.note_use(piece, *usage, epoch, &self.streams.seen);
             }
             if let Some(hold) = piece.hold() {
@@ -62,15 +80,32 @@ impl State {
             _ => None,
         };
         let after = self.implied_points(lane);
-        let work = Work { action: resolved.action, holds };
-        let point = self.timeline.issue(lane, after, resolved.cost, work);
-        self.streams.enqueued(epoch, order);
+        let mut clock = order.clock.clone();
+        clock.see(first);
+        let Resolved { cost, action, returns, .. } = resolved;
+        let awaiting = match returns {
+            Returns::Read(rest, time) => {
+                let work = Work { action, holds: Vec::new() };
+                let point = self.timeline.issue(lane, after, cost, work);
+                self.timeline.issue(lane, Vec::new(), Cost::Delay(time), Work { action: rest, holds });
+                Some(Awaiting { point, clock })
+            }
+            Returns::Done => {
+                let point = self.timeline.issue(lane, after, cost, Work { action, holds });
+                Some(Awaiting { point, clock })
+            }
+            Returns::AtOnce => {
+                self.timeline.issue(lane, after, cost, Work { action, holds });
+                None
+            }
+        };
+        self.streams.enqueued(last, order);
         if let (Some(pointer), Some(state)) = (flag, self.streams.get(lane)) {
             let clock = state.clock.clone();
             self.streams.raise(pointer, &clock);
         }
         self.timeline.settle(&mut self.world);
-        Ok(resolved.pageable.then_some(point))
+        Ok(awaiting)
     }
 
     fn resolve(&self, device: DeviceId, request: &Request) -> Checked<Resolved> {
@@ -85,7 +120,7 @@ impl State {
                     pieces: pieces.into_iter().map(|piece| (piece, Use::Write)).collect(),
                     cost: Cost::Flow(self.paces[index].0, vec![load]),
                     action: Action::Fill(places, *byte),
-                    pageable: false,
+                    returns: Returns::AtOnce,
                 })
             }
             Request::WaitValue { address, value, compare } => {
@@ -100,30 +135,6 @@ impl State {
             }
             Request::Kernel(kernel) => self.resolve_kernel(device, kernel),
         }
-    }
-
-    fn resolve_copies(&self, device: DeviceId, requests: &[CopyRequest]) -> Checked<Resolved> {
-        let by = device.0 as usize;
-        let (mut pieces, mut segments, mut loads) = (Vec::new(), Vec::new(), Vec::<Load>::new());
-        let mut pageable = false;
-        for request in requests {
-            let memory = &self.world.memory;
-            let sources = memory.resolve(device, request.from, request.size.get(), Use::Read)?;
-            let targets = memory.resolve(device, request.to, request.size.get(), Use::Write)?;
-            pairs(&sources, &targets, |from, to| {
-                let (route, cap) = self.plumbing.route(from.end, to.end, by);
-                match loads.iter_mut().find(|load| load.route == route && load.cap == cap) {
-                    Some(load) => load.bytes += from.size,
-                    None => loads.push(Load { route, bytes: from.size, cap }),
-                }
-                segments.push(Segment { to: to.pointer, from: from.pointer, size: from.size });
-            });
-            pageable |= sources.iter().chain(&targets).any(|piece| piece.end == End::Pageable);
-            pieces.extend(sources.into_iter().map(|piece| (piece, Use::Read)));
-            pieces.extend(targets.into_iter().map(|piece| (piece, Use::Write)));
-        }
-        let cost = Cost::Flow(self.paces[by].0, loads);
-        Ok(Resolved { pieces, cost, action: Action::Copy(segments), pageable })
     }
 
     fn resolve_kernel(&self, device: DeviceId, kernel: &KernelRequest) -> Checked<Resolved> {
@@ -145,7 +156,7 @@ impl State {
             None => latency + (bytes as f64 / pace) as u64,
         };
         let action = Action::Kernel { device, declared, body: kernel.body.clone() };
-        Ok(Resolved { pieces, cost: Cost::Delay(time), action, pageable: false })
+        Ok(Resolved { pieces, cost: Cost::Delay(time), action, returns: Returns::AtOnce })
     }
 
     /// A range that a device reaches by itself.
@@ -157,10 +168,15 @@ impl State {
         usage: Use,
     ) -> Checked<Vec<Piece>> {
         let pieces = self.world.memory.resolve(device, start, size, usage)?;
-        match pieces.iter().any(|piece| piece.end == End::Pageable) {
-            true => refuse(start, Refusal::NotRegistered),
-            false => Ok(pieces),
+        let mut at = start.0;
+        for piece in &pieces {
+            match piece.end {
+                End::Pageable => return refuse(Address(at), Refusal::NotRegistered),
+                End::Foreign { .. } => return refuse(Address(at), Refusal::NoPeerAccess),
+                End::Gpu { .. } | End::Pinned => at += piece.size,
+            }
         }
+        Ok(pieces)
     }
 
     /// A word that streams signal by.
@@ -176,20 +192,6 @@ impl State {
 impl Resolved {
     /// A word that is signalled by: not checked for order, since it makes order.
     fn signal(word: Piece, cost: Cost<Awaited>, action: Action) -> Self {
-        Resolved { pieces: vec![(word, Use::Signal)], cost, action, pageable: false }
-    }
-}
-
-/// Visits two lists of pieces of equal length in parts that lie in one piece at both ends.
-fn pairs(sources: &[Piece], targets: &[Piece], mut visit: impl FnMut(&Piece, &Piece)) {
-    let (mut sources, mut targets) = (sources.iter().copied(), targets.iter().copied());
-    let (mut from, mut to) = (sources.next(), targets.next());
-    while let (Some(source), Some(target)) = (from, to) {
-        let size = source.size.min(target.size);
-        let (head, rest) = source.split(size);
-        from = if rest.size > 0 { Some(rest) } else { sources.next() };
-        let (target_head, rest) = target.split(size);
-        to = if rest.size > 0 { Some(rest) } else { targets.next() };
-        visit(&head, &target_head);
+        Resolved { pieces: vec![(word, Use::Signal)], cost, action, returns: Returns::AtOnce }
     }
 }

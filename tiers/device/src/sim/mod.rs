@@ -46,6 +46,7 @@ mod arena;
 mod budget;
 mod capture;
 mod clock;
+mod copies;
 mod denial;
 mod enqueue;
 mod event;

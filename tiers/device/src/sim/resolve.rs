@@ -78,7 +78,7 @@ pub(super) enum Use {
 }
 
 impl Memory {
-    /// The pieces of a range that work of `device` may use so.
+    /// The pieces of a range that a copy of `device` may use so: plain memory of any GPU, mapped memory by its access.
     pub(super) fn resolve(
         &self,
         device: DeviceId,
@@ -132,7 +132,7 @@ impl Memory {
         };
         let route_end = match extent.place {
             Place::Gpu(owner) if extent.plain && !self.is_guest(device, owner) => {
-                return refuse(Address(at), Refusal::NoPeerAccess);
+                End::Foreign { index: owner.0 as usize }
             }
             Place::Gpu(owner) => End::Gpu { index: owner.0 as usize, mapped: !extent.plain },
             Place::HostNuma(_) => End::Pinned,

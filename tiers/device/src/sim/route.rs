@@ -1,9 +1,11 @@
 //! Which pipes a copy goes through.
 //!
 //! - Between pinned host memory and *mapped* memory of GPU *o*, enqueued on a stream of GPU *k*: over *k*'s own link
-//!   and then over NVLink, with no staging. This is the relay that makes a transfer use every link at once.
+//!   and then over NVLink, with no staging, unless the topology says that it does not. This is the relay that makes a
+//!   transfer use every link at once.
 //! - Plain memory, or *k* = *o*: over *o*'s link.
-//! - Between GPUs: over NVLink where both have it, else over both links.
+//! - Between GPUs: over NVLink where both have it; else over both links. Plain memory that *k* was given no access to:
+//!   through host memory, over both links.
 //! - Over a link of another socket than the owner's: shares what the owner can get from there.
 
 use super::flow::Route;
@@ -14,10 +16,22 @@ use super::topology::{Bandwidth, SimTopology};
 pub(super) enum End {
     /// Memory of a GPU; `mapped` unless it is plain.
     Gpu { index: usize, mapped: bool },
+    /// Plain memory of a GPU that the one which copies has no access to.
+    Foreign { index: usize },
     /// Host memory that a GPU reaches by itself.
     Pinned,
     /// Host memory that the driver copies from and to in pieces of its own.
     Pageable,
+}
+
+impl End {
+    /// The GPU that it is memory of.
+    pub(super) fn gpu(self) -> Option<usize> {
+        match self {
+            End::Gpu { index, .. } | End::Foreign { index } => Some(index),
+            End::Pinned | End::Pageable => None,
+        }
+    }
 }
 
 /// The pipes of a server, numbered.
@@ -29,6 +43,8 @@ pub(super) struct Plumbing {
     host: Duplex,
     pageable_to_gpu: f64,
     pageable_from_gpu: f64,
+    /// Whether a copy on a peer's stream uses the peer's link.
+    relay: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +118,7 @@ impl Plumbing {
             host,
             pageable_to_gpu: topology.host.pageable_to_gpu.0,
             pageable_from_gpu: topology.host.pageable_from_gpu.0,
+            relay: topology.relay,
         }
     }
 
@@ -114,29 +131,32 @@ impl Plumbing {
     pub(super) fn route(&self, from: End, to: End, by: usize) -> (Route, f64) {
         let mut pipes = Vec::with_capacity(6);
         let mut cap = f64::INFINITY;
-        match (from, to) {
-            (End::Gpu { index: a, .. }, End::Gpu { index: b, .. }) if a == b => {
-                pipes.push((self.gpus[a].local, 1.0));
-            }
-            (End::Gpu { index: a, .. }, End::Gpu { index: b, .. }) => {
-                if !self.over_nvlink(a, b, &mut pipes) {
+        match (from.gpu(), to.gpu()) {
+            (Some(a), Some(b)) if a == b => pipes.push((self.gpus[a].local, 1.0)),
+            (Some(a), Some(b)) => {
+                let staged = [from, to].iter().any(|end| matches!(end, End::Foreign { .. }));
+                if staged {
+                    through(self.host, Way::FromGpu, &mut pipes);
+                    through(self.host, Way::ToGpu, &mut pipes);
+                }
+                if staged || !self.over_nvlink(a, b, &mut pipes) {
                     self.over_link(a, Way::FromGpu, &mut pipes);
                     self.over_link(b, Way::ToGpu, &mut pipes);
                 }
             }
-            (End::Gpu { index, mapped }, host) => {
-                self.to_host(index, mapped && host == End::Pinned, by, Way::FromGpu, &mut pipes);
-                if host == End::Pageable {
+            (Some(owner), None) => {
+                self.to_host(owner, self.is_relayed(from, to), by, Way::FromGpu, &mut pipes);
+                if to == End::Pageable {
                     cap = self.pageable_from_gpu;
                 }
             }
-            (host, End::Gpu { index, mapped }) => {
-                self.to_host(index, mapped && host == End::Pinned, by, Way::ToGpu, &mut pipes);
-                if host == End::Pageable {
+            (None, Some(owner)) => {
+                self.to_host(owner, self.is_relayed(to, from), by, Way::ToGpu, &mut pipes);
+                if from == End::Pageable {
                     cap = self.pageable_to_gpu;
                 }
             }
-            (_, _) => {
+            (None, None) => {
                 through(self.host, Way::ToGpu, &mut pipes);
                 through(self.host, Way::FromGpu, &mut pipes);
             }
@@ -155,6 +175,10 @@ impl Plumbing {
     /// The route of a kernel's or fill's bytes inside GPU `by`.
     pub(super) fn local(&self, by: usize) -> Route {
         [(self.gpus[by].local, 1.0)].into()
+    }
+
+    fn is_relayed(&self, device: End, host: End) -> bool {
+        self.relay && matches!(device, End::Gpu { mapped: true, .. }) && host == End::Pinned
     }
 
     fn to_host(&self, owner: usize, relayed: bool, by: usize, way: Way, pipes: &mut Vec<(usize, f64)>) {

@@ -285,9 +285,9 @@ impl Simulator {
     ) -> Result<()> {
         let waited = self.ask(verb, |state| state.enqueue(device, stream, request))?;
         self.wake.notify_all();
-        if let Some(point) = waited {
-            self.wait_for(verb, |_| Ok(vec![point]))?;
-            self.locked().streams.observe_lane(point.lane);
+        if let Some(awaiting) = waited {
+            self.wait_for(verb, |_| Ok(vec![awaiting.point]))?;
+            self.locked().streams.observe_on(awaiting.point.lane, &awaiting.clock);
         }
         Ok(())
     }

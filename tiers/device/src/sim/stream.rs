@@ -208,7 +208,12 @@ impl Streams {
     /// Notes that the host has seen all work of a stream done.
     pub(super) fn observe_lane(&mut self, lane: u64) {
         let clock = self.order(lane).clock;
-        self.observe(&clock);
+        self.observe_on(lane, &clock);
+    }
+
+    /// Notes that the host has waited for a stream, and has seen this done.
+    pub(super) fn observe_on(&mut self, lane: u64, clock: &VectorClock) {
+        self.observe(clock);
         if let Some(state) = self.table.get_mut(&lane) {
             state.clock.loose = false;
             state.edges.loose = false;

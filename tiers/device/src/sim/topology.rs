@@ -20,6 +20,14 @@ pub struct SimTopology {
     pub switches: Vec<SimLink>,
     /// The GPUs, in order of their ids.
     pub gpus: Vec<SimGpu>,
+    /// Whether a copy between pinned host memory and a GPU's mapped memory, on a stream of another GPU, goes over that other
+    /// GPU's link and NVLink. Where it does not, it goes over the link of the GPU whose memory it is, as for plain memory.
+    #[serde(default = "yes")]
+    pub relay: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The host's side.
@@ -96,6 +104,7 @@ impl SimTopology {
             },
             switches: Vec::new(),
             gpus: (0..count).map(|_| h200(memory)).collect(),
+            relay: true,
         }
     }
 }

@@ -1,5 +1,9 @@
 //! What work does when its time has come: bytes move, values change, events pass, memory is let go of.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
 use super::event::Events;
 use super::kernel::{Declared, DeclaredMemory};
 use super::memory::Memory;
@@ -20,6 +24,17 @@ pub(super) struct Work {
 pub(super) enum Action {
     Nothing,
     Copy(Vec<Segment>),
+    /// A copy from pageable memory up to where its source has been read: the last segments wait in a buffer.
+    Stage {
+        first: Vec<Segment>,
+        last: Vec<Segment>,
+        into: Staging,
+    },
+    /// The rest of it.
+    Land {
+        last: Vec<Segment>,
+        from: Staging,
+    },
     /// Pointer and size of each piece.
     Fill(Vec<(u64, u64)>, u8),
     Store {
@@ -36,6 +51,9 @@ pub(super) enum Action {
         record: u64,
     },
 }
+
+/// Bytes between the two halves of a copy, of one segment after the other.
+pub(super) type Staging = Arc<Mutex<Vec<u8>>>;
 
 /// Bytes that lie in one piece at both ends.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +92,14 @@ pub(super) struct World {
     pub(super) strays: Vec<(DeviceId, Address)>,
 }
 
+fn move_all(segments: &[Segment]) {
+    for Segment { to, from, size } in segments {
+        // SAFETY: device memory and registered memory is held by the work, or by its second half; for pageable memory the
+        // caller of the unsafe verb promised that it lives until now.
+        unsafe { system::move_bytes(*to, *from, *size) };
+    }
+}
+
 impl Effects for World {
     type Work = Work;
     type Value = Awaited;
@@ -81,11 +107,25 @@ impl Effects for World {
     fn run(&mut self, work: Work, now: u64) {
         match work.action {
             Action::Nothing => {}
-            Action::Copy(segments) => {
-                for Segment { to, from, size } in segments {
-                    // SAFETY: device memory and registered memory is held by the work; for pageable memory the
-                    // caller of the unsafe verb promised that it lives until now.
-                    unsafe { system::move_bytes(to, from, size) };
+            Action::Copy(segments) => move_all(&segments),
+            Action::Stage { first, last, into } => {
+                move_all(&first);
+                let mut staged = into.lock();
+                for Segment { from, size, .. } in last {
+                    let at = staged.len();
+                    staged.resize(at + size as usize, 0);
+                    // SAFETY: as for `move_all`; the buffer is ours.
+                    unsafe { system::read_bytes(from, &mut staged[at..]) };
+                }
+            }
+            Action::Land { last, from } => {
+                let staged = from.lock();
+                let mut rest = staged.as_slice();
+                for Segment { to, size, .. } in last {
+                    let (bytes, next) = rest.split_at(size as usize);
+                    // SAFETY: as for `move_all`; the buffer is ours.
+                    unsafe { system::write_bytes(to, bytes) };
+                    rest = next;
                 }
             }
             Action::Fill(pieces, byte) => {

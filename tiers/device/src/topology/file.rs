@@ -11,6 +11,8 @@ pub const PRESETS: &[(&str, &str)] = &[
     ("h200x4", include_str!("../../../../configs/topologies/h200x4.toml")),
     ("h20x8", include_str!("../../../../configs/topologies/h20x8.toml")),
     ("a100x8", include_str!("../../../../configs/topologies/a100x8.toml")),
+    ("h200x4-direct", include_str!("../../../../configs/topologies/h200x4-direct.toml")),
+    ("pcie4x4", include_str!("../../../../configs/topologies/pcie4x4.toml")),
 ];
 
 /// More GPUs than a server has.
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn presets_are_the_published_servers() {
+    fn presets_are_what_they_say() {
         for (name, _) in PRESETS {
             assert_eq!(&load(name).unwrap().name, name);
         }
@@ -133,13 +135,17 @@ mod tests {
         assert_eq!((h20.host.far_socket, h20.gpus[0].link.to_gpu.0), (Some(Bandwidth(60.0)), 53.0));
         let a100 = load("a100x8").unwrap();
         assert_eq!((a100.switches.len(), a100.switches[0].to_gpu.0), (4, 24.3));
+        let direct = load("h200x4-direct").unwrap();
+        assert!(!direct.relay && h200.relay);
+        assert_eq!(SimTopology { name: h200.name.clone(), relay: true, ..direct }, h200);
+        assert!(load("pcie4x4").unwrap().gpus.iter().all(|gpu| gpu.nvlink.is_none()));
     }
 
     #[test]
     fn says_which_names_there_are() {
         assert_eq!(
             load("h300x4").unwrap_err().to_string(),
-            "topology \"h300x4\" does not exist: allowed is h200x4, h20x8, a100x8, or the path of a .toml file"
+            "topology \"h300x4\" does not exist: allowed is h200x4, h20x8, a100x8, h200x4-direct, pcie4x4, or the path of a .toml file"
         );
         let message = load("no/such/file.toml").unwrap_err().to_string();
         assert!(message.starts_with("no/such/file.toml: No such file"), "{message}");
