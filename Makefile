@@ -59,7 +59,7 @@ endif
 test-python: ## Python tests, against libgmlake.so: the package in place, then as the wheel that users install
 	@for folder in benches/tests tests/gpu/tests; do $(PYTHON) -m unittest discover --start-directory "$$folder"; done
 ifneq ($(PYTHON_TESTS),)
-	$(CARGO) build --locked --release --package glake-ffi --package glake-python
+	$(CARGO) build --locked --release --package glake-ffi --package glake-preload --package glake-python
 	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
 	@for folder in $(sort $(dir $(PYTHON_TESTS))); do \
 		echo "Python tests in $$folder"; \

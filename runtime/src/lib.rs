@@ -5,6 +5,7 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod demo;
+mod installed;
 pub mod log;
 pub mod machine;
 pub mod peers;

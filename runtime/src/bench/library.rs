@@ -1,6 +1,6 @@
 //! `libgmlake.so` as the program's allocator: the pool as C programs have it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use glake_loader::{Block, Gmlake, Stream};
 
@@ -11,26 +11,6 @@ use crate::config::{Config, DeviceChoice};
 
 /// The first device is measured.
 const DEVICE: i32 = 0;
-/// What the library's file is called.
-const FILE: &str = "libgmlake.so";
-
-/// Where the library is: the file that was named, or else the one beside the program or in `deps` there.
-///
-/// # Errors
-/// [`BenchError::NoLibrary`]
-pub(super) fn find(named: Option<&Path>) -> Result<PathBuf, BenchError> {
-    if let Some(named) = named {
-        return match named.is_file() {
-            true => Ok(named.to_owned()),
-            false => Err(BenchError::NoLibrary { looked_for: named.to_owned() }),
-        };
-    }
-    let program = std::env::current_exe().unwrap_or_default();
-    let beside = program.with_file_name(FILE);
-    let built = program.with_file_name("deps").join(FILE);
-    let found = [&beside, &built].into_iter().find(|path| path.is_file()).cloned();
-    found.ok_or(BenchError::NoLibrary { looked_for: beside })
-}
 
 /// The library, started once for all measurements of the process.
 #[derive(Debug)]

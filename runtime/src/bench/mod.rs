@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use crate::backend::Backend;
 use crate::config::Config;
+use crate::installed::LIBGMLAKE;
 use crate::machine::Machine;
 use crate::trace::TraceError;
 use library::Loaded;
@@ -119,7 +120,10 @@ pub fn alloc(
     options: &AllocOptions,
 ) -> Result<Vec<AllocReport>, BenchError> {
     let sizes = Sizes::of(options.trace.as_deref())?;
-    let library = Loaded::start(&library::find(options.library.as_deref())?, &backend, config)?;
+    let library = LIBGMLAKE
+        .find(options.library.as_deref())
+        .map_err(|looked_for| BenchError::NoLibrary { looked_for })?;
+    let library = Loaded::start(&library, &backend, config)?;
     let machine = Machine::open(backend)?;
     let measure = |&streams: &u32| measure_one(&library, &machine, config, &sizes, options, streams);
     options.streams.iter().map(measure).collect()

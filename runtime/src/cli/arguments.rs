@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, demo, replay, topo};
+use super::{bench, demo, replay, run, topo};
 use crate::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -14,6 +14,7 @@ Examples:
   glake replay --find-limit --policy glake,caching snapshot.pickle
   glake topo --device sim:h20x8                    a published server, drawn
   glake bench alloc --json                         the hot path of malloc and free
+  glake run --multi-path -- python train.py        a program whose copies use every link
 
 Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB, 32GiB
 Settings:    flags go over the environment, over the file, over the preset, over the defaults
@@ -73,6 +74,11 @@ pub enum Command {
     /// Measurements
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),
+    /// A program, unchanged, with its copies in GLake's hands
+    ///
+    /// CMD runs in this process's place, under the preload library: with --multi-path its large copies between host and GPU
+    /// use the links of every visible GPU. Which copies are taken stands in docs/SEMANTICS.md, Preload.
+    Run(run::RunArguments),
 }
 
 impl Global {
@@ -94,7 +100,7 @@ impl Command {
     pub fn settings(&self) -> Vec<Setting> {
         match self {
             Command::Replay(arguments) => arguments.settings(),
-            Command::Demo(_) | Command::Topo(_) | Command::Bench(_) => Vec::new(),
+            Command::Demo(_) | Command::Topo(_) | Command::Bench(_) | Command::Run(_) => Vec::new(),
         }
     }
 }

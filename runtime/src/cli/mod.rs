@@ -14,8 +14,10 @@ mod demo;
 mod failure;
 mod output;
 mod policy;
+mod program;
 mod progress;
 mod replay;
+mod run;
 mod topo;
 
 use std::ffi::OsString;
@@ -31,6 +33,7 @@ pub use demo::DemoArguments;
 pub use failure::Failure;
 pub use policy::Policy;
 pub use replay::ReplayArguments;
+pub use run::RunArguments;
 pub use topo::TopoArguments;
 
 use crate::backend::Backend;
@@ -41,7 +44,7 @@ use output::Output;
 /// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage.
 pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
     let outcome = match Arguments::try_parse_from(arguments) {
-        Ok(arguments) => run(&arguments, environment),
+        Ok(arguments) => execute(&arguments, environment),
         Err(error) => failure::from_clap(&error),
     };
     match outcome {
@@ -50,7 +53,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environm
     }
 }
 
-fn run(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
+fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
     let library = environment.get("GLAKE_LIBRARY").map(PathBuf::from);
     let mut sources = arguments.global.sources(environment);
     sources.flags.extend(arguments.command.settings());
@@ -62,6 +65,7 @@ fn run(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
         Command::Topo(_) => topo::run(&config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
+        Command::Run(run) => run::run(run, &arguments.global, &sources.environment),
     }
 }
 
