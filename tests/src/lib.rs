@@ -1,3 +1,4 @@
 //! Scenarios over the public API.
 
 pub mod pool;
+pub mod transfer;

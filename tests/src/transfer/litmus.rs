@@ -1,0 +1,334 @@
+//! Random programs of kernels, copies, events, gates and frees over all streams and GPUs of a server.
+//!
+//! A program orders by events what conflicts, and nothing else. So it has one meaning, that of its steps one after the other:
+//! the model. Every kernel that reads compares what it finds with what the model says was there when it was enqueued.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::owned::{Flag, Registration, Span};
+use glake_device::{Address, DeviceId, KernelMemory, PointerKind, Stream};
+use glake_transfer::{CopyOptions, Priority};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::Server;
+use super::lane::{Lane, Use};
+use super::place::{self, Place};
+
+/// What happened in a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Copies through the engine.
+    pub copies: u64,
+    /// Kernels.
+    pub kernels: u64,
+    /// Blocks freed and allocated again.
+    pub frees: u64,
+    /// Streams held back and let go.
+    pub gates: u64,
+}
+
+/// A random program under way.
+#[derive(Debug)]
+pub struct Litmus<'a> {
+    server: &'a Server,
+    lanes: Vec<Lane>,
+    hosts: Vec<Place>,
+    /// The memory of the hosts.
+    memory: Vec<Arc<Registration>>,
+    blocks: Vec<Place>,
+    random: u64,
+    seeds: u64,
+    wrong: Arc<Mutex<Vec<String>>>,
+    tally: Tally,
+}
+
+/// Where a step goes.
+#[derive(Clone, Copy)]
+enum Which {
+    Host(usize),
+    Block(usize),
+}
+
+const OWN_STREAMS: usize = 2;
+const HOSTS: usize = 24;
+const BLOCKS: usize = 24;
+const SIZES: [u64; 6] = [3 << 20, 1 << 20, (1 << 20) + 4097, 2 << 20, 64 << 10, (5 << 20) + 511];
+
+#[allow(clippy::unwrap_used)]
+impl<'a> Litmus<'a> {
+    /// A program of that number on a server.
+    pub fn new(server: &'a Server, number: u64) -> Self {
+        let devices: Vec<DeviceId> = server.devices().iter().collect();
+        let defaults = [Stream::LEGACY, Stream::PER_THREAD];
+        let own = devices.iter().flat_map(|device| [(*device, None); OWN_STREAMS]);
+        let defaults = defaults.into_iter().map(|stream| (devices[0], Some(stream)));
+        let streams: Vec<(DeviceId, Option<Stream>)> = own.chain(defaults).collect();
+        let count = streams.len();
+        let gates = Flag::several(&server.epochs, u32::try_from(count).unwrap()).unwrap();
+        let lane = |((device, stream), gate)| Lane::new(&server.driver, device, stream, count, gate);
+        let lanes = streams.into_iter().zip(gates).map(lane).collect();
+        let size = |index: usize| Bytes::new(SIZES[index % SIZES.len()]);
+        let memory: Vec<Arc<Registration>> = (0..HOSTS).map(|index| server.pinned(size(index))).collect();
+        let host = |(index, memory)| Place::new(Span::pinned(memory, Bytes::ZERO, size(index)).unwrap());
+        let hosts = memory.iter().enumerate().map(host).collect();
+        let random = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let (blocks, wrong, tally) = Default::default();
+        let mut litmus = Litmus { server, lanes, hosts, memory, blocks, random, seeds: 0, wrong, tally };
+        for index in 0..BLOCKS {
+            let lane = litmus.below(count as u64);
+            let block = litmus.allocate(lane, SIZES[index % SIZES.len()]);
+            litmus.blocks.push(block);
+        }
+        litmus
+    }
+
+    /// Takes so many steps.
+    ///
+    /// # Panics
+    /// A kernel found what was not there by the model, or the device refused a step.
+    pub fn run(&mut self, steps: u64) -> Tally {
+        for step in 0..steps {
+            match self.below(100) {
+                0..30 => self.copy(),
+                30..50 => self.write(),
+                50..70 => self.check(),
+                70..78 => self.follow(),
+                78..80 => self.hold(),
+                80..84 => self.let_go_of_one(),
+                84..90 => drop(self.server.sim.step()),
+                90..94 => self.free(),
+                94..96 => self.tick(),
+                96..97 => self.look(),
+                _ => (),
+            }
+            if step % 1000 == 999 {
+                self.drain();
+            }
+        }
+        self.drain();
+        self.tally
+    }
+
+    /// Ends the program and frees what it has.
+    pub fn end(mut self) {
+        self.drain();
+        for block in self.blocks.drain(..) {
+            self.server.pools[index_of(&block.span)].free(block.span.start()).unwrap();
+        }
+    }
+
+    fn copy(&mut self) {
+        let host = self.below(HOSTS as u64);
+        let size = self.hosts[host].span.size();
+        let alike: Vec<usize> = (0..BLOCKS).filter(|&block| self.blocks[block].span.size() == size).collect();
+        let block = alike[self.below(alike.len() as u64)];
+        let (to, from) = match self.below(2) {
+            0 => (Which::Block(block), Which::Host(host)),
+            _ => (Which::Host(host), Which::Block(block)),
+        };
+        let lane = self.below(self.lanes.len() as u64);
+        self.come_after(
+            lane,
+            &[self.place(from).wrote.into_iter().collect(), self.place(to).before_writing()],
+        );
+        let by = self.begin(lane, block);
+        let priority = match self.below(8) {
+            0 => Priority::Critical,
+            1 => Priority::Background,
+            _ => Priority::Normal,
+        };
+        let options = CopyOptions { priority, verify: false, waited: self.below(4) == 0 };
+        let (to_span, from_span) = (self.place(to).span.clone(), self.place(from).span.clone());
+        drop(self.server.engine.copy(&to_span, &from_span, self.lanes[lane].user, options).unwrap());
+        let seed = self.place(from).seed;
+        self.place_mut(from).read_by(by);
+        self.place_mut(to).written(by, seed);
+        self.tally.copies += 1;
+    }
+
+    fn write(&mut self) {
+        let (lane, which) = self.kernel_on();
+        self.come_after(lane, &[self.place(which).before_writing()]);
+        let by = self.begin_on(lane, which);
+        self.seeds += 1;
+        let (seed, touch) = (self.seeds, self.place(which).touch());
+        let time = Duration::from_micros(self.below(200) as u64);
+        let user = self.lanes[lane].user;
+        let body = move |memory: &mut dyn KernelMemory| place::mark(memory, touch, seed);
+        self.server.sim.enqueue_kernel(user.device, user.raw, &[], &[touch], time, body).unwrap();
+        self.place_mut(which).written(by, Some(seed));
+        self.tally.kernels += 1;
+    }
+
+    fn check(&mut self) {
+        let (lane, which) = self.kernel_on();
+        let Some(seed) = self.place(which).seed else { return };
+        self.come_after(lane, &[self.place(which).wrote.into_iter().collect()]);
+        let by = self.begin_on(lane, which);
+        let touch = self.place(which).touch();
+        let (wrong, number) = (self.wrong.clone(), self.tally.kernels);
+        let body = move |memory: &mut dyn KernelMemory| {
+            let mut read = |at: Address, into: &mut [u8]| memory.read(at, into).is_ok();
+            if !place::is_marked(&mut read, touch, seed) {
+                wrong.lock().push(format!("kernel {number} did not find pattern {seed} at {touch:?}"));
+            }
+        };
+        let time = Duration::from_micros(self.below(200) as u64);
+        let user = self.lanes[lane].user;
+        self.server.sim.enqueue_kernel(user.device, user.raw, &[touch], &[], time, body).unwrap();
+        self.place_mut(which).read_by(by);
+        self.tally.kernels += 1;
+    }
+
+    /// The host looks at pinned memory once the streams that wrote it are done.
+    fn look(&mut self) {
+        let which = self.below(HOSTS as u64);
+        let (Some(seed), Some(wrote)) = (self.hosts[which].seed, self.hosts[which].wrote) else { return };
+        self.let_go();
+        let user = self.lanes[wrote.lane].user;
+        self.server.driver.stream_synchronize(user.device, user.raw).unwrap();
+        let touch = self.hosts[which].touch();
+        let bytes = self.memory[which].as_slice();
+        let mut read = |at: Address, into: &mut [u8]| {
+            let found =
+                usize::try_from(at.0 - touch.address.0).ok().and_then(|at| bytes.get(at..at + into.len()));
+            found.map(|found| into.copy_from_slice(found)).is_some()
+        };
+        assert!(
+            place::is_marked(&mut read, touch, seed),
+            "the host did not find pattern {seed} at {touch:?}"
+        );
+    }
+
+    fn follow(&mut self) {
+        let (one, other) = (self.below(self.lanes.len() as u64), self.below(self.lanes.len() as u64));
+        self.order(one, other);
+    }
+
+    fn hold(&mut self) {
+        let lane = self.below(self.lanes.len() as u64);
+        self.lanes[lane].hold();
+        self.tally.gates += 1;
+    }
+
+    fn let_go_of_one(&mut self) {
+        let lane = self.below(self.lanes.len() as u64);
+        self.lanes[lane].let_go();
+    }
+
+    fn let_go(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::let_go);
+    }
+
+    /// Frees a block whose other users were told to the pool, and allocates one of the same size elsewhere.
+    fn free(&mut self) {
+        let which = self.below(BLOCKS as u64);
+        let (span, size) = (self.blocks[which].span.clone(), self.blocks[which].span.size().get());
+        let pool = &self.server.pools[index_of(&span)];
+        pool.free(span.start()).unwrap();
+        let lane = self.below(self.lanes.len() as u64);
+        self.blocks[which] = self.allocate(lane, size);
+        self.tally.frees += 1;
+    }
+
+    fn allocate(&mut self, lane: usize, size: u64) -> Place {
+        let user = self.lanes[lane].user;
+        let pool = &self.server.pools[user.device.0 as usize];
+        let key = self.lanes[lane].pool;
+        let block = pool.malloc(Bytes::new(size), key).unwrap_or_else(|_| {
+            // What was freed may wait behind a gate.
+            self.lanes.iter_mut().for_each(Lane::let_go);
+            pool.malloc(Bytes::new(size), key).unwrap()
+        });
+        let span = self.server.sim.span(block.address, Bytes::new(size), self.server.devices()).unwrap();
+        // Its stream may use it at once, others after it.
+        let by = self.lanes[lane].step(lane);
+        let mut place = Place::new(span);
+        place.written(by, None);
+        place
+    }
+
+    fn tick(&mut self) {
+        self.server.pools.iter().for_each(|pool| pool.tick().unwrap());
+    }
+
+    /// Everything that was enqueued is done.
+    fn drain(&mut self) {
+        self.let_go();
+        while self.server.sim.step() {}
+        for lane in &self.lanes {
+            self.server.driver.stream_synchronize(lane.user.device, lane.user.raw).unwrap();
+        }
+        let wrong = self.wrong.lock();
+        assert!(wrong.is_empty(), "{} mismatches, the first: {}", wrong.len(), wrong[0]);
+    }
+
+    /// A lane and a place that a kernel of it can reach.
+    fn kernel_on(&mut self) -> (usize, Which) {
+        let lane = self.below(self.lanes.len() as u64);
+        match self.below(2) {
+            0 => (lane, Which::Host(self.below(HOSTS as u64))),
+            _ => (lane, Which::Block(self.below(BLOCKS as u64))),
+        }
+    }
+
+    fn come_after(&mut self, lane: usize, uses: &[Vec<Use>]) {
+        for earlier in uses.iter().flatten() {
+            if !self.lanes[lane].is_after(*earlier) {
+                self.order(lane, earlier.lane);
+            }
+        }
+    }
+
+    fn order(&mut self, lane: usize, after: usize) {
+        if let Ok([lane, after]) = self.lanes.get_disjoint_mut([lane, after]) {
+            lane.follow(&*self.server.driver, after);
+        }
+    }
+
+    fn begin_on(&mut self, lane: usize, which: Which) -> Use {
+        match which {
+            Which::Block(block) => self.begin(lane, block),
+            Which::Host(_) => self.lanes[lane].step(lane),
+        }
+    }
+
+    /// A step that uses a block, of which the pool is told where the block was allocated for another stream.
+    fn begin(&mut self, lane: usize, block: usize) -> Use {
+        let span = &self.blocks[block].span;
+        self.server.pools[index_of(span)].record_stream(span.start(), self.lanes[lane].pool);
+        self.lanes[lane].step(lane)
+    }
+
+    fn place(&self, which: Which) -> &Place {
+        match which {
+            Which::Host(index) => &self.hosts[index],
+            Which::Block(index) => &self.blocks[index],
+        }
+    }
+
+    fn place_mut(&mut self, which: Which) -> &mut Place {
+        match which {
+            Which::Host(index) => &mut self.hosts[index],
+            Which::Block(index) => &mut self.blocks[index],
+        }
+    }
+
+    /// A random number below a bound.
+    #[allow(clippy::cast_possible_truncation)]
+    fn below(&mut self, bound: u64) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32).wrapping_mul(bound).wrapping_shr(32) as usize
+    }
+}
+
+fn index_of(span: &Span) -> usize {
+    match span.kind() {
+        PointerKind::Device { device, .. } => device.0 as usize,
+        PointerKind::Pinned | PointerKind::Pageable => usize::MAX,
+    }
+}

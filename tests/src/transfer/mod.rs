@@ -1,0 +1,9 @@
+//! Copies on simulated servers: what their tests have in common.
+
+mod lane;
+mod litmus;
+mod place;
+mod server;
+
+pub use litmus::{Litmus, Tally};
+pub use server::{Server, ServerShape};
