@@ -260,6 +260,38 @@ fn where_zero_staging_does_not_help_there_is_no_such_way() {
     assert!(rate > 0.95 * 213.0, "{rate}");
 }
 
+/// GB/s of copies of 1 GiB to these targets, split one after the other and then all under way at once; split or native.
+fn at_once(server: &Server, graph: &PathGraph, targets: &[u32]) -> (f64, f64) {
+    let (load, direction, size) = (Load::new(), Direction::ToGpu, Bytes::gib(1));
+    let (mut legs, mut native) = (Vec::new(), Vec::new());
+    for &target in targets {
+        let (target, zero_staging, staged) = (DeviceId(target), DeviceSet::ALL, DeviceSet::EMPTY);
+        for share in &split(graph, &Ask { target, direction, size, zero_staging, staged, load: &load }) {
+            load.begin(target, share.relay, direction, share.size);
+            legs.push(Leg { target, relay: share.relay, way: share.way, size: share.size });
+        }
+        native.push(Leg { target, relay: target, way: Way::Direct, size });
+    }
+    let all = size.get() as f64 * targets.len() as f64 / 1000.0;
+    let rate = |legs| all / server.took(&Trial { direction, memory: Memory::Pool, legs, repeats: 1 }).0;
+    (rate(legs), rate(native))
+}
+
+#[test]
+fn copies_at_once_share_the_links() {
+    for (name, least) in [("h200x4", 0.98), ("h20x8", 0.95)] {
+        let server = Server::new(name);
+        let graph = server.calibrated();
+        let all: Vec<u32> = (0..u32::try_from(server.model.gpus.len()).unwrap()).collect();
+        let (rate, native) = at_once(&server, &graph, &all);
+        println!("{name}, all at once: {rate:.1}, native {native:.1} GB/s");
+        assert!(rate >= least * native, "{name}, all at once: {rate}, native {native}");
+        let (rate, native) = at_once(&server, &graph, &[0, 1]);
+        println!("{name}, two at once: {rate:.1}, native {native:.1} GB/s");
+        assert!(rate >= 1.7 * native, "{name}, two of them: {rate}, native {native}");
+    }
+}
+
 #[test]
 fn ways_are_found_for_each_pair() {
     // Two islands; in the second, streams of relays take the target's link.

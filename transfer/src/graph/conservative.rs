@@ -3,7 +3,7 @@
 //! ```text
 //!   every GPU has a link of its own, all equal      but those behind one switch, as the system shows it, share one
 //!   where NVLink joins two, each relays the other   and not otherwise
-//!   the links of another socket                     give one target no more than one link does
+//!   the links of another socket                     give one target no more than one of the fastest links does
 //! ```
 
 use glake_device::DeviceId;
@@ -24,8 +24,13 @@ const FORK: Micros = Micros(4.4);
 const STAGED: Micros = Micros(35.0);
 /// What of its link a staged relay gives: gaps between pieces.
 const STAGED_PART: f64 = 0.95;
+/// What the links of another socket give one target, or one link where that is more. Between sockets lies no PCIe link, so it
+/// is not of their kind: eight H20 give 60 GB/s beside links of 53, eight A100 more than one of their links of 24.3.
+const FAR: Bandwidth = Bandwidth(50.0);
 /// Smaller copies go over the own link.
 const BREAK_EVEN: Bytes = Bytes::mib(1);
+/// Those from a GPU that has one relay: on an H200 two paths took 1.00 to 1.03 of a native copy's time at 1 MiB, 0.78 at 2 MiB.
+const BREAK_EVEN_OF_TWO: Bytes = Bytes::mib(2);
 
 impl PathGraph {
     /// What is assumed without calibration; [`super::Observations`] refine it.
@@ -33,6 +38,8 @@ impl PathGraph {
         let rates = gpus.iter().filter_map(|gpu| gpu.link).map(|link| link.0);
         let least = rates.filter(|rate| rate.is_finite() && *rate > 0.0).reduce(f64::min);
         let rate = least.map_or(LINK, Bandwidth);
+        let reaches = |(links, _): &(u32, _)| f64::from(*links) * rate.0 >= FAR.0;
+        let reached_by = (1..).zip(gpus).find(reaches).map_or(u32::MAX, |(links, _)| links);
         let mut paths = Paths {
             calibrated: false,
             fork: FORK,
@@ -44,17 +51,15 @@ impl PathGraph {
         for direction in Direction::BOTH {
             for gpu in gpus {
                 let device = gpu.device;
-                paths.links.push(LinkRate {
-                    device,
-                    direction,
-                    rate,
-                    latency: NATIVE,
-                    break_even: BREAK_EVEN,
-                });
                 let joined = |other: &&GpuLinks| {
                     other.device != device
                         && (gpu.peers.contains(&other.device) || other.peers.contains(&device))
                 };
+                let break_even = match (direction, gpus.iter().filter(joined).count()) {
+                    (Direction::FromGpu, 1) => BREAK_EVEN_OF_TWO,
+                    _ => BREAK_EVEN,
+                };
+                paths.links.push(LinkRate { device, direction, rate, latency: NATIVE, break_even });
                 for relay in gpus.iter().filter(joined) {
                     let path = |way, rate, latency| RelayRate {
                         target: device,
@@ -71,13 +76,8 @@ impl PathGraph {
                     |other: &&GpuLinks| gpu.node.is_some() && other.node.is_some() && other.node != gpu.node;
                 let links: Vec<DeviceId> = gpus.iter().filter(far).map(|gpu| gpu.device).collect();
                 if !links.is_empty() {
-                    paths.ceilings.push(Ceiling {
-                        direction,
-                        links,
-                        target: Some(device),
-                        rate,
-                        reached_by: 1,
-                    });
+                    let rate = Bandwidth(rate.0.max(FAR.0));
+                    paths.ceilings.push(Ceiling { direction, links, target: Some(device), rate, reached_by });
                 }
             }
             let mut switches: Vec<u32> = gpus.iter().filter_map(|gpu| gpu.switch).collect();

@@ -32,7 +32,9 @@ const HELPS: f64 = 1.1;
 /// Two links share if together they take so much longer than apart.
 pub(super) const SHARES: f64 = 1.1;
 /// The sizes between which the break-even lies, and its steps.
-const EVEN: (Bytes, Bytes, Bytes) = (Bytes::kib(512), Bytes::mib(64), Bytes::kib(128));
+const EVEN: (Bytes, Bytes, Bytes) = (Bytes::mib(1), Bytes::mib(64), Bytes::kib(256));
+/// There a split copy takes this part of a native one's time at most: latencies scatter more than rates.
+const CLEARLY: f64 = 0.95;
 
 impl PathGraph {
     /// The graph that the outcomes of [`super::trials`] show, of all steps together.
@@ -270,7 +272,7 @@ fn part(size: Bytes, part: f64) -> Bytes {
     grains(float(size) * part).min(size).max(SMALL)
 }
 
-/// The least size at which a copy is split, of a graph that splits wherever its figures say so.
+/// The least size at which a split copy is clearly faster, of a graph that splits wherever its figures say so.
 fn break_even(graph: &PathGraph, link: &LinkRate) -> Bytes {
     let (least, most, step) = EVEN;
     let load = Load::new();
@@ -284,7 +286,8 @@ fn break_even(graph: &PathGraph, link: &LinkRate) -> Bytes {
             staged: DeviceSet::ALL,
             load: &load,
         };
-        if split(graph, &ask).len() > 1 {
+        let shares = split(graph, &ask);
+        if shares.len() > 1 && shares.predicted().0 <= CLEARLY * shares.direct().0 {
             break;
         }
         size = size.saturating_add(step);

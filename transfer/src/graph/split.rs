@@ -179,13 +179,13 @@ fn cut(
 mod tests {
     use glake_device::DeviceId;
     use glake_device::owned::DeviceSet;
-    use glake_device::topology::{Topology, load};
+    use glake_device::topology::{self, Topology};
 
     use super::super::{Direction, GpuLinks, Load};
     use super::*;
 
     fn graph(name: &str) -> PathGraph {
-        PathGraph::conservative(&GpuLinks::of(&Topology::from(&load(name).unwrap())))
+        PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology::load(name).unwrap())))
     }
 
     fn ask(size: Bytes, load: &Load) -> Ask<'_> {
@@ -235,7 +235,18 @@ mod tests {
         let load = Load::new();
         let shares = split(&graph("a100x8"), &ask(Bytes::gib(1), &load));
         let relays: Vec<u32> = shares.iter().map(|share| share.relay.0).collect();
-        // One a switch of its own socket, and of the other socket what one link gives.
-        assert_eq!(relays, [0, 2, 4]);
+        assert_eq!(relays, [0, 2, 4, 6]);
+    }
+
+    #[test]
+    fn small_copies_from_one_of_two_gpus_are_not_split() {
+        let (load, gpus) = (Load::new(), GpuLinks::of(&Topology::from(&topology::load("h200x4").unwrap())));
+        let (two, four) = (PathGraph::conservative(&gpus[..2]), PathGraph::conservative(&gpus));
+        let paths = |graph, direction, size| split(graph, &Ask { direction, ..ask(size, &load) }).len();
+        assert_eq!(paths(&two, Direction::FromGpu, Bytes::kib(2047)), 1);
+        assert_eq!(paths(&two, Direction::FromGpu, Bytes::mib(2)), 2);
+        assert_eq!(paths(&two, Direction::ToGpu, Bytes::mib(1)), 2);
+        assert_eq!(paths(&four, Direction::ToGpu, Bytes::mib(1)), 2);
+        assert_eq!(paths(&four, Direction::FromGpu, Bytes::mib(1)), 2);
     }
 }
