@@ -1,11 +1,12 @@
 //! Captures: streams whose work is recorded instead of run.
 //!
-//! As on CUDA, in relaxed mode: a stream that waits for an event of a capture joins it; a call that is not allowed
-//! breaks every capture of its device, which is told when it ends.
+//! As on CUDA, in relaxed mode: a stream that waits for an event of a capture joins it, of whatever device; a call that is not
+//! allowed breaks every capture with streams of its device, which is told when it ends, as is work that was not joined.
 
 use std::collections::HashMap;
 
 use super::denial::{Checked, Denial, refuse};
+use super::graph::Graph;
 use super::request::Request;
 use super::state::State;
 use crate::{Address, CaptureState, DeviceId, Refusal, Stream};
@@ -16,28 +17,24 @@ pub(super) const INVALIDATED: u32 = 901;
 pub(super) const ISOLATION: u32 = 905;
 /// CUDA's number for ending what is not being captured.
 pub(super) const ILLEGAL_STATE: u32 = 401;
-
-/// Recorded work, to be launched as often as wanted.
-#[derive(Clone, Debug, Default)]
-pub struct Graph {
-    pub(super) requests: Vec<Request>,
-}
-
-impl Graph {
-    /// How many operations were recorded.
-    pub fn operations(&self) -> usize {
-        self.requests.len()
-    }
-}
+/// CUDA's number for a capture with work that its first stream was not made to wait for.
+pub(super) const UNJOINED: u32 = 904;
 
 #[derive(Debug)]
 pub(super) struct Capture {
-    pub(super) device: DeviceId,
     /// The lane that it began on.
-    pub(super) origin: u64,
-    pub(super) lanes: Vec<u64>,
-    pub(super) graph: Graph,
-    pub(super) broken: bool,
+    origin: u64,
+    lanes: HashMap<u64, Recorded>,
+    graph: Graph,
+    broken: bool,
+}
+
+/// A lane whose work is recorded.
+#[derive(Debug)]
+struct Recorded {
+    device: DeviceId,
+    /// What its next operation comes after.
+    tail: Vec<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -49,14 +46,10 @@ pub(super) struct Captures {
 impl Captures {
     pub(super) fn begin(&mut self, device: DeviceId, lane: u64) -> u64 {
         self.next += 1;
-        let graph = Graph::default();
-        self.open
-            .insert(self.next, Capture { device, origin: lane, lanes: vec![lane], graph, broken: false });
+        let lanes = HashMap::from([(lane, Recorded { device, tail: Vec::new() })]);
+        let capture = Capture { origin: lane, lanes, graph: Graph::default(), broken: false };
+        self.open.insert(self.next, capture);
         self.next
-    }
-
-    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Capture> {
-        self.open.get_mut(&id)
     }
 
     pub(super) fn get(&self, id: u64) -> Option<&Capture> {
@@ -67,14 +60,29 @@ impl Captures {
         self.open.remove(&id)
     }
 
-    /// Breaks every capture of a device; says whether there was one.
+    /// What the next operation of a lane comes after.
+    pub(super) fn tail(&self, id: u64, lane: u64) -> Vec<usize> {
+        let recorded = self.open.get(&id).and_then(|capture| capture.lanes.get(&lane));
+        recorded.map(|recorded| recorded.tail.clone()).unwrap_or_default()
+    }
+
+    /// Breaks every capture with streams of a device; says whether there was one.
     pub(super) fn invalidate(&mut self, device: DeviceId) -> bool {
         let mut any = false;
-        for capture in self.open.values_mut().filter(|capture| capture.device == device) {
+        let of_device = |capture: &&mut Capture| capture.lanes.values().any(|lane| lane.device == device);
+        for capture in self.open.values_mut().filter(of_device) {
             capture.broken = true;
             any = true;
         }
         any
+    }
+}
+
+impl Capture {
+    /// Whether all work comes before the end of the stream that it began on.
+    fn is_joined(&self) -> bool {
+        let Some(origin) = self.lanes.get(&self.origin) else { return false };
+        self.lanes.values().all(|lane| self.graph.leads_to(&origin.tail, &lane.tail))
     }
 }
 
@@ -96,12 +104,16 @@ impl State {
         let Some(capture) = id.filter(begun_here).and_then(|id| self.captures.end(id)) else {
             return Err(Denial::Failed(ILLEGAL_STATE));
         };
-        for lane in &capture.lanes {
+        for lane in capture.lanes.keys() {
             if let Some(state) = self.streams.get_mut(*lane) {
                 state.capture = None;
             }
         }
-        if capture.broken { Err(Denial::Failed(INVALIDATED)) } else { Ok(capture.graph) }
+        match capture.broken {
+            true => Err(Denial::Failed(INVALIDATED)),
+            false if !capture.is_joined() => Err(Denial::Failed(UNJOINED)),
+            false => Ok(capture.graph),
+        }
     }
 
     pub(super) fn capture_state(&mut self, device: DeviceId, stream: Stream) -> Checked<CaptureState> {
@@ -138,29 +150,34 @@ impl State {
         }
     }
 
-    pub(super) fn capture(&mut self, id: u64, request: Request) -> Checked<()> {
+    pub(super) fn capture(&mut self, id: u64, lane: u64, request: Request) -> Checked<()> {
         self.intact(id)?;
-        if let Some(capture) = self.captures.get_mut(id) {
-            capture.graph.requests.push(request);
+        if let Some(Capture { lanes, graph, .. }) = self.captures.open.get_mut(&id)
+            && let Some(recorded) = lanes.get_mut(&lane)
+        {
+            let after = std::mem::take(&mut recorded.tail);
+            recorded.tail = vec![graph.add(recorded.device, request, after)];
         }
         Ok(())
     }
 
-    pub(super) fn join_capture(&mut self, lane: u64, id: u64) -> Checked<()> {
+    /// A lane waits for a place in a capture: its work is recorded there from now on.
+    pub(super) fn join_capture(&mut self, lane: u64, id: u64, tail: Vec<usize>) -> Checked<()> {
         if self.captures.get(id).is_none() {
             return refuse(Address(0), Refusal::CapturedEvent);
         }
         self.intact(id)?;
         let Some(state) = self.streams.get_mut(lane) else { return Ok(()) };
-        match state.capture {
-            Some(other) if other == id => {}
-            Some(_) => return Err(Denial::Failed(ISOLATION)),
-            None => {
-                state.capture = Some(id);
-                if let Some(capture) = self.captures.get_mut(id) {
-                    capture.lanes.push(lane);
-                }
-            }
+        if state.capture.is_some_and(|other| other != id) {
+            return Err(Denial::Failed(ISOLATION));
+        }
+        state.capture = Some(id);
+        let device = state.device;
+        if let Some(capture) = self.captures.open.get_mut(&id) {
+            let recorded = capture.lanes.entry(lane).or_insert(Recorded { device, tail: Vec::new() });
+            recorded.tail.extend(tail);
+            recorded.tail.sort_unstable();
+            recorded.tail.dedup();
         }
         Ok(())
     }

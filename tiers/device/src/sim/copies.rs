@@ -46,7 +46,7 @@ impl State {
             pieces.extend(sources.into_iter().map(|piece| (piece, Use::Read)));
             pieces.extend(targets.into_iter().map(|piece| (piece, Use::Write)));
         }
-        let cost = Cost::Flow(self.paces[by].0, loads);
+        let cost = Cost::Flow(self.latencies[by], loads);
         let (action, returns) = match (waits, reads_pageable) {
             (true, _) => (Action::Copy(segments), Returns::Done),
             (false, true) => {

@@ -48,7 +48,7 @@ impl State {
         let lane = self.lane(device, stream)?;
         let resolved = self.resolve(device, &request)?;
         if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
-            return self.capture(id, request).map(|()| None);
+            return self.capture(id, lane, request).map(|()| None);
         }
         let mut order = self.streams.order(lane);
         if self.strict {
@@ -118,7 +118,7 @@ impl State {
                 let load = Load { route: self.plumbing.local(index), bytes: size.get(), cap: f64::INFINITY };
                 Ok(Resolved {
                     pieces: pieces.into_iter().map(|piece| (piece, Use::Write)).collect(),
-                    cost: Cost::Flow(self.paces[index].0, vec![load]),
+                    cost: Cost::Flow(self.latencies[index], vec![load]),
                     action: Action::Fill(places, *byte),
                     returns: Returns::AtOnce,
                 })
@@ -138,25 +138,38 @@ impl State {
     }
 
     fn resolve_kernel(&self, device: DeviceId, kernel: &KernelRequest) -> Checked<Resolved> {
-        let (mut pieces, mut declared, mut bytes) = (Vec::new(), Declared::default(), 0_u64);
+        let (mut pieces, mut declared, mut loads) = (Vec::new(), Declared::default(), Vec::<Load>::new());
+        // A kernel's loads and stores go over the links of the GPU that runs it, whosever the memory.
+        let by = device.0 as usize;
+        let own = End::Gpu { index: by, mapped: true };
         let Declared { reads, writes } = &mut declared;
         for (touches, usage, ranges) in
             [(&kernel.reads, Use::Read, reads), (&kernel.writes, Use::Write, writes)]
         {
+            let mut bytes = Vec::<(End, u64)>::new();
             for (start, end) in merged(touches) {
                 let found = self.reachable(device, Address(start), end - start, usage)?;
+                for piece in &found {
+                    match bytes.iter_mut().find(|(end, _)| *end == piece.end) {
+                        Some((_, sum)) => *sum += piece.size,
+                        None => bytes.push((piece.end, piece.size)),
+                    }
+                }
                 pieces.extend(found.iter().map(|piece| (*piece, usage)));
-                bytes = bytes.saturating_add(end - start);
                 ranges.push((start, found));
             }
+            loads.extend(bytes.into_iter().map(|(end, bytes)| {
+                let (from, to) = if usage == Use::Read { (end, own) } else { (own, end) };
+                let (route, cap) = self.plumbing.route(from, to, by);
+                Load { route, bytes, cap }
+            }));
         }
-        let (latency, pace) = self.paces[device.0 as usize];
-        let time = match kernel.duration {
-            Some(time) => u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
-            None => latency + (bytes as f64 / pace) as u64,
+        let cost = match kernel.duration {
+            Some(time) => Cost::Delay(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            None => Cost::Flow(self.latencies[by], loads),
         };
         let action = Action::Kernel { device, declared, body: kernel.body.clone() };
-        Ok(Resolved { pieces, cost: Cost::Delay(time), action, returns: Returns::AtOnce })
+        Ok(Resolved { pieces, cost, action, returns: Returns::AtOnce })
     }
 
     /// A range that a device reaches by itself.

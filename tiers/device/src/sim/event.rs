@@ -18,8 +18,8 @@ pub(super) enum Mark {
     Never,
     /// The end of all of these.
     At(Vec<Point>),
-    /// A place in a capture, of this id, where no time is.
-    Captured(u64),
+    /// A place in a capture, of this id, where no time is: behind these operations.
+    Captured(u64, Vec<usize>),
 }
 
 #[derive(Debug)]

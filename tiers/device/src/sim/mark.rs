@@ -19,7 +19,8 @@ impl State {
         let mut order = self.streams.order(lane);
         if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
             self.intact(id)?;
-            self.world.events.record(event, Mark::Captured(id), order.clock);
+            let tail = self.captures.tail(id, lane);
+            self.world.events.record(event, Mark::Captured(id, tail), order.clock);
             return Ok(());
         }
         let n = self.timeline.last(lane).n + 1;
@@ -56,7 +57,10 @@ impl State {
         let marked = self.world.events.get(event)?;
         let capture = self.streams.get(lane).and_then(|state| state.capture);
         let points = match (&marked.mark, capture) {
-            (Mark::Captured(id), _) => return self.join_capture(lane, *id),
+            (Mark::Captured(id, tail), _) => {
+                let (id, tail) = (*id, tail.clone());
+                return self.join_capture(lane, id, tail);
+            }
             (Mark::Never, _) => return Ok(()),
             (Mark::At(_), Some(_)) => {
                 self.captures.invalidate(device);
@@ -64,13 +68,8 @@ impl State {
             }
             (Mark::At(points), None) => points.clone(),
         };
-        let mut order = self.streams.order(lane);
-        order.completes(&marked.clock);
-        let mut after = self.implied_points(lane);
-        after.extend(points);
-        let point = self.timeline.issue(lane, after, Cost::None, Work::nothing());
-        self.streams.enqueued(Epoch { lane, n: point.n }, order);
-        self.timeline.settle(&mut self.world);
+        let clock = marked.clock.clone();
+        self.come_after(lane, points, &clock);
         Ok(())
     }
 
@@ -94,7 +93,7 @@ impl State {
         match &marked.mark {
             Mark::Never => Ok(Default::default()),
             Mark::At(points) => Ok((points.clone(), marked.clock.clone())),
-            Mark::Captured(_) => {
+            Mark::Captured(..) => {
                 self.captures.invalidate(device);
                 refuse(Address(0), Refusal::CapturedEvent)
             }

@@ -52,6 +52,7 @@ mod enqueue;
 mod event;
 mod extent;
 mod flow;
+mod graph;
 mod host;
 mod kernel;
 mod ledger;
@@ -75,7 +76,7 @@ mod verbs;
 mod world;
 
 pub use budget::mapping_budget;
-pub use capture::Graph;
 pub use clock::Clock;
+pub use graph::Graph;
 pub use simulator::{Census, SimOptions, Simulator};
 pub use topology::{Bandwidth, Micros, SimGpu, SimHost, SimLink, SimTopology};

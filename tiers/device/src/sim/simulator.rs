@@ -6,10 +6,11 @@ use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::arena::Arena;
-use super::capture::{Captures, Graph};
+use super::capture::Captures;
 use super::clock::{Clock, Ticking};
 use super::denial::{Checked, Denial};
 use super::event::Events;
+use super::graph::Graph;
 use super::kernel::Modules;
 use super::ledger::Account;
 use super::memory::Memory;
@@ -94,7 +95,7 @@ impl Simulator {
         if topology.gpus.len() > 64 {
             return Err(Denial::OutOfMemory(Bytes::ZERO));
         }
-        let (mut arenas, mut infos, mut paces) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut arenas, mut infos, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
         let mut streams = Streams::default();
         let plumbing = Plumbing::new(&topology);
         let mut timeline = Timeline::new(plumbing.capacity());
@@ -111,7 +112,7 @@ impl Simulator {
                 pci: None,
             });
             arenas.push(arena);
-            paces.push(((gpu.latency.0.max(0.0) * 1e3) as u64, gpu.local.0.max(1e-6)));
+            latencies.push((gpu.latency.0.max(0.0) * 1e3) as u64);
             timeline.open(streams.add_legacy());
         }
         let host = Arena::new("glake-arena-host", HOST_MEMORY, None)?;
@@ -129,7 +130,7 @@ impl Simulator {
             captures: Captures::default(),
             modules: Modules::default(),
             plumbing,
-            paces,
+            latencies,
             strict: strict_ordering,
         };
         Ok(Simulator { state: Mutex::new(state), wake: Condvar::new(), infos })
@@ -238,11 +239,10 @@ impl Simulator {
         self.ask(Verb::CaptureState, |state| state.end_capture(device, stream))
     }
 
-    /// Enqueues what a capture recorded, one operation after the other.
+    /// Enqueues what a capture recorded.
     pub fn launch_graph(&self, graph: &Graph, device: DeviceId, stream: Stream) -> Result<()> {
-        for request in &graph.requests {
-            self.enqueue(Verb::Launch, device, stream, request.clone())?;
-        }
+        self.ask(Verb::Launch, |state| state.launch_graph(graph, device, stream))?;
+        self.wake.notify_all();
         Ok(())
     }
 

@@ -19,8 +19,8 @@ pub(super) struct State {
     pub(super) captures: Captures,
     pub(super) modules: Modules,
     pub(super) plumbing: Plumbing,
-    /// What every operation of a device takes, in nanoseconds, and how many bytes a nanosecond it copies inside.
-    pub(super) paces: Vec<(u64, f64)>,
+    /// What every operation of a device takes besides its bytes, in nanoseconds.
+    pub(super) latencies: Vec<u64>,
     pub(super) strict: bool,
 }
 

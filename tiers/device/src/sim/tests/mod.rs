@@ -2,6 +2,7 @@
 
 mod copies;
 mod costs;
+mod graphs;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
