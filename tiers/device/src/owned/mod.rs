@@ -20,6 +20,7 @@ mod epoch;
 mod event;
 mod extent;
 mod flag;
+mod gather;
 mod pages;
 mod registration;
 mod reservation;
@@ -28,6 +29,7 @@ mod stream;
 mod table;
 #[cfg(test)]
 mod tests;
+mod uncached;
 
 pub use buffer::Buffer;
 pub use devices::DeviceSet;
@@ -35,6 +37,7 @@ pub use epoch::{CaptureHold, Epoch, Epochs, Passed, Sequence};
 pub use event::OwnedEvent;
 pub use extent::Extent;
 pub use flag::Flag;
+pub use gather::{BlockList, Gather};
 pub use pages::Pages;
 pub use registration::Registration;
 pub use reservation::Reservation;

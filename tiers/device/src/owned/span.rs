@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use super::{DeviceSet, Registration};
+use super::{DeviceSet, Registration, uncached};
 use crate::{
     Address, CopyRequest, DeviceId, Driver, DriverError, PointerKind, Refusal, Result, Stream, Verb,
 };
@@ -101,20 +101,46 @@ impl Span {
         }
     }
 
+    /// Whether a range lies in it.
+    pub fn holds(&self, start: Address, size: Bytes) -> bool {
+        let offset = start.0.checked_sub(self.start.0);
+        let end = offset.and_then(|offset| offset.checked_add(size.get()));
+        end.is_some_and(|end| end <= self.size.get())
+    }
+
     /// Copies its bytes to other host memory, with the calling thread.
     ///
     /// # Errors
     /// [`Refusal::InvalidValue`] where either is memory of a GPU, or the sizes differ.
     pub fn copy_on_host(&self, to: &Span) -> Result<()> {
-        if self.device().is_some() || to.device().is_some() || self.size != to.size {
-            return Err(refused(Verb::Copy, to.start));
-        }
-        let length = usize::try_from(self.size.get()).map_err(|_| refused(Verb::Copy, to.start))?;
-        let (from, to) = (host(self.start) as *const u8, host(to.start));
+        let (from, to, length) = self.on_host(to)?;
         // SAFETY: both are host memory that lives and that nothing else touches unordered: the spans' promise. They may
         // overlap.
         unsafe { std::ptr::copy(from, to, length) };
         Ok(())
+    }
+
+    /// As [`Span::copy_on_host`], past the caches: for much memory that nobody reads soon.
+    ///
+    /// # Errors
+    /// As [`Span::copy_on_host`]; also where the two overlap.
+    pub fn copy_on_host_uncached(&self, to: &Span) -> Result<()> {
+        let (source, target, length) = self.on_host(to)?;
+        if self.start.0.abs_diff(to.start.0) < self.size.get() {
+            return Err(refused(Verb::Copy, to.start));
+        }
+        // SAFETY: as above, and they do not overlap.
+        unsafe { uncached::copy(target, source, length) };
+        Ok(())
+    }
+
+    /// Where bytes of the host's go from here to there.
+    fn on_host(&self, to: &Span) -> Result<(*const u8, *mut u8, usize)> {
+        if self.device().is_some() || to.device().is_some() || self.size != to.size {
+            return Err(refused(Verb::Copy, to.start));
+        }
+        let length = usize::try_from(self.size.get()).map_err(|_| refused(Verb::Copy, to.start))?;
+        Ok((host(self.start).cast_const(), host(to.start), length))
     }
 }
 
@@ -196,6 +222,10 @@ mod tests {
         span(0, 1024).copy_on_host(&span(4096, 1024)).unwrap();
         assert!(memory.as_slice()[4096..5120].iter().all(|byte| *byte == 7));
         assert_eq!(memory.as_slice()[5120], 0);
+        span(4096, 1024).copy_on_host_uncached(&span(9001, 1024)).unwrap();
+        assert!(memory.as_slice()[9001..10025].iter().all(|byte| *byte == 7));
+        assert_eq!((memory.as_slice()[9000], memory.as_slice()[10025]), (0, 0));
+        assert!(span(0, 1024).copy_on_host_uncached(&span(1023, 1024)).is_err());
         assert!(span(0, 10).copy_on_host(&span(4096, 11)).is_err());
         let kind = PointerKind::Device { device: DeviceId(0), mapped: true };
         // SAFETY: nothing touches it.

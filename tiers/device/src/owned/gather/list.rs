@@ -1,0 +1,163 @@
+//! A list of blocks in pinned memory, which a kernel reads.
+
+use std::sync::Arc;
+
+use glake_units::Bytes;
+
+use super::super::{DeviceSet, Epochs, OwnedEvent, Pages, Registration, Span};
+use crate::{Address, CopyRequest, DeviceId, EventKind, PointerKind, Refusal, Result, Touch, Verb};
+
+/// An entry, as the kernel reads it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Block {
+    to: u64,
+    from: u64,
+    bytes: u64,
+}
+
+const ENTRY: u64 = size_of::<Block>() as u64;
+/// What one list takes: 2,730 entries.
+const LIST: u64 = 64 << 10;
+
+/// Which memory a GPU's kernels may touch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reach {
+    pub(super) device: DeviceId,
+    /// GPUs whose plain memory was opened to it.
+    pub(super) peers: DeviceSet,
+}
+
+impl Reach {
+    pub(super) fn holds(self, span: &Span) -> bool {
+        let opened = match span.kind() {
+            PointerKind::Device { device, mapped } => !mapped && self.peers.contains(device),
+            PointerKind::Pinned => false,
+            PointerKind::Pageable => return false,
+        };
+        opened || span.reach().contains(self.device)
+    }
+}
+
+/// Small blocks that one launch copies, in no order among themselves. It is its holder's alone until it is launched.
+#[derive(Debug)]
+pub struct BlockList {
+    /// Keeps the entries' memory.
+    _memory: Arc<Registration>,
+    entries: Address,
+    count: u64,
+    size: Bytes,
+    pub(super) reach: Reach,
+    /// Recorded after each launch: once it has passed, nothing reads the entries.
+    pub(super) done: OwnedEvent,
+}
+
+impl BlockList {
+    /// The lists that fit into so much pinned memory, made for it; at least one.
+    pub(super) fn several(epochs: &Arc<Epochs>, reach: Reach, memory: Bytes) -> Result<Vec<BlockList>> {
+        let memory = Arc::new(Registration::new(epochs, Pages::new(memory.max(Bytes::new(LIST)), 0)?)?);
+        (0..memory.size().get() / LIST)
+            .map(|index| {
+                Ok(BlockList {
+                    entries: Address(memory.start().0 + index * LIST),
+                    _memory: memory.clone(),
+                    count: 0,
+                    size: Bytes::ZERO,
+                    reach,
+                    done: OwnedEvent::new(epochs.driver(), reach.device, EventKind::Plain)?,
+                })
+            })
+            .collect()
+    }
+
+    /// How many blocks it holds.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Their bytes.
+    pub fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// Whether no further block fits.
+    pub fn is_full(&self) -> bool {
+        self.count == LIST / ENTRY
+    }
+
+    /// Adds a block that lies in two spans. One warp copies it: beyond 64 KiB it is better cut.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidValue`] where the list is full, or an end does not lie in its span; [`Refusal::NoPeerAccess`] where
+    /// the GPU does not reach one. Nothing is added then.
+    pub fn push(&mut self, block: CopyRequest, to: &Span, from: &Span) -> Result<()> {
+        if self.is_full() || !to.holds(block.to, block.size) || !from.holds(block.from, block.size) {
+            return Err(super::refused(block.to, Refusal::InvalidValue));
+        }
+        if !self.reach.holds(to) || !self.reach.holds(from) {
+            return Err(super::refused(block.to, Refusal::NoPeerAccess));
+        }
+        let entry = Block { to: block.to.0, from: block.from.0, bytes: block.size.get() };
+        // SAFETY: the entry lies in memory of this list, which no kernel reads and of which there is no reference.
+        unsafe { self.entry(self.count).write(entry) };
+        self.count += 1;
+        self.size = self.size.saturating_add(block.size);
+        Ok(())
+    }
+
+    pub(super) fn clear(&mut self) {
+        (self.count, self.size) = (0, Bytes::ZERO);
+    }
+
+    /// What the kernel is told: where the entries are, and how many.
+    pub(super) fn arguments(&self) -> [u64; 2] {
+        [self.entries.0, self.count]
+    }
+
+    /// What the kernel will read and write: the entries too.
+    pub(super) fn touches(&self, reads: &mut Vec<Touch>, writes: &mut Vec<Touch>) {
+        reads.push(Touch { address: self.entries, size: Bytes::new(self.count * ENTRY) });
+        for index in 0..self.count {
+            // SAFETY: an entry that was written, in memory that nobody writes.
+            let block = unsafe { self.entry(index).read() };
+            let size = Bytes::new(block.bytes);
+            reads.push(Touch { address: Address(block.from), size });
+            writes.push(Touch { address: Address(block.to), size });
+        }
+    }
+
+    fn entry(&self, index: u64) -> *mut Block {
+        let at = self.entries.0 + index * ENTRY;
+        std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap_or(0))
+    }
+}
+
+/// The kernels as host code, for the simulator.
+pub(super) mod host {
+    use super::ENTRY;
+    use crate::{Address, KernelMemory};
+
+    /// `glake_gather(list, count)`.
+    pub(in super::super) fn gather(memory: &mut dyn KernelMemory, arguments: &[u64]) {
+        let [list, count] = *arguments else { return };
+        let mut entries = vec![0; usize::try_from(count * ENTRY).unwrap_or(0)];
+        // A stray touch is told to whoever waits for the device.
+        let _ = memory.read(Address(list), &mut entries);
+        for words in entries.as_chunks::<8>().0.as_chunks::<3>().0 {
+            let [to, from, bytes] = words.map(u64::from_le_bytes);
+            copy(memory, &[to, from, bytes]);
+        }
+    }
+
+    /// `glake_copy(to, from, bytes)`.
+    pub(in super::super) fn copy(memory: &mut dyn KernelMemory, arguments: &[u64]) {
+        let [to, from, bytes] = *arguments else { return };
+        let mut held = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        if memory.read(Address(from), &mut held).is_ok() {
+            let _ = memory.write(Address(to), &held);
+        }
+    }
+}
+
+/// The verb that a list's refusals name.
+pub(super) const VERB: Verb = Verb::Launch;

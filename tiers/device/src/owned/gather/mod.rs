@@ -1,0 +1,244 @@
+//! Copies by a kernel: many small blocks in one launch, or one range between the host and another GPU's memory, over the link
+//! of the GPU that runs it.
+//!
+//! ```text
+//!  Gather ── list() ─► BlockList ── push() ... ─► gather(stream, list)     the list comes back once its launch has run
+//!         └─ copy(stream, to, from)
+//! ```
+//!
+//! Invariants:
+//! - A kernel touches nothing but memory of the spans that were given for it, all of which its GPU reaches.
+//! - A list is written only while no kernel reads it: its holder has it alone, and launching takes it.
+
+mod list;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::{DeviceSet, Epochs, Span};
+use crate::{
+    Address, CaptureState, DeviceId, DriverError, HostKernel, Kernel, LaunchRequest, Module, ModuleSource,
+    Refusal, Result, Stream, Touch,
+};
+pub use list::BlockList;
+use list::{Reach, VERB, host};
+
+const SOURCE: ModuleSource = ModuleSource {
+    ptx: include_str!("gather.ptx"),
+    host: &[
+        HostKernel { name: "glake_gather", body: host::gather },
+        HostKernel { name: "glake_copy", body: host::copy },
+    ],
+};
+
+/// Threads of a block. Blocks of a launch: more gain nothing on an H200, fewer lose.
+const THREADS: u32 = 512;
+const GATHER_BLOCKS: u32 = 16;
+const COPY_BLOCKS: u32 = 8;
+
+/// The copy kernels of one GPU.
+#[derive(Debug)]
+pub struct Gather {
+    epochs: Arc<Epochs>,
+    device: DeviceId,
+    module: Module,
+    gather: Kernel,
+    copy: Kernel,
+    /// The bits of a [`DeviceSet`].
+    peers: AtomicU64,
+    /// Whether a graph holds a launch: its code must stay.
+    captured: AtomicBool,
+    lists: Mutex<Lists>,
+    /// For the next launch of a list.
+    touches: Mutex<Touches>,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    idle: Vec<BlockList>,
+    /// The one launched first comes first.
+    launched: VecDeque<BlockList>,
+}
+
+#[derive(Debug, Default)]
+struct Touches {
+    reads: Vec<Touch>,
+    writes: Vec<Touch>,
+}
+
+impl Gather {
+    /// Loads the kernels and pins memory for lists. Takes long, the first time on a machine: the driver compiles them.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn new(epochs: &Arc<Epochs>, device: DeviceId, lists: Bytes) -> Result<Gather> {
+        let driver = epochs.driver();
+        let module = driver.module_load(device, &SOURCE)?;
+        // From here on dropping it unloads the module.
+        let mut gather = Gather {
+            epochs: epochs.clone(),
+            device,
+            module,
+            gather: Kernel(0),
+            copy: Kernel(0),
+            peers: AtomicU64::new(0),
+            captured: AtomicBool::new(false),
+            lists: Mutex::default(),
+            touches: Mutex::default(),
+        };
+        gather.gather = driver.kernel_find(device, module, "glake_gather")?;
+        gather.copy = driver.kernel_find(device, module, "glake_copy")?;
+        gather.lists.get_mut().idle = BlockList::several(epochs, gather.reach(), lists)?;
+        Ok(gather)
+    }
+
+    /// Whose kernels they are.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Opens the plain memory of another GPU to them.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn open_peer(&self, peer: DeviceId) -> Result<()> {
+        self.epochs.driver().enable_peer_access(self.device, peer)?;
+        self.peers.fetch_or(DeviceSet::of(peer).bits(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether they may touch this memory.
+    pub fn reaches(&self, span: &Span) -> bool {
+        self.reach().holds(span)
+    }
+
+    /// An empty list; `None` while all are under way, or with others.
+    ///
+    /// # Errors
+    /// What the driver answers to whether a list's launch has run.
+    pub fn list(&self) -> Result<Option<BlockList>> {
+        let (idle, count) = {
+            let mut lists = self.lists.lock();
+            (lists.idle.pop(), lists.launched.len())
+        };
+        if let Some(list) = idle {
+            return Ok(Some(self.emptied(list)));
+        }
+        for _ in 0..count {
+            let Some(list) = self.lists.lock().launched.pop_front() else { break };
+            match list.done.is_passed() {
+                Ok(true) => return Ok(Some(self.emptied(list))),
+                passed => {
+                    self.lists.lock().launched.push_back(list);
+                    passed?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Enqueues the copies of a list on a stream of this GPU. An empty list is only given back.
+    ///
+    /// # Errors
+    /// What the driver answers; [`DriverError::Capturing`] on a stream that records a graph, which would outlive the list.
+    /// Nothing is enqueued then.
+    pub fn gather(&self, stream: Stream, list: BlockList) -> Result<()> {
+        let launched = match self.epochs.driver().capture_state(self.device, stream) {
+            _ if list.count() == 0 => Ok(()),
+            Ok(CaptureState::None) => self.launch_list(stream, &list),
+            Ok(_) => Err(DriverError::Capturing { verb: VERB }),
+            Err(error) => Err(error),
+        };
+        if launched.is_err() || list.count() == 0 {
+            self.lists.lock().idle.push(list);
+            return launched;
+        }
+        // A list whose end cannot be marked is not used again: its memory stays until all work is done.
+        if list.done.record(stream).or_else(|_| list.done.record(stream)).is_ok() {
+            self.lists.lock().launched.push_back(list);
+        }
+        Ok(())
+    }
+
+    /// Enqueues a copy between two spans of one size on a stream of this GPU, which may record a graph.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidValue`] where the sizes differ, [`Refusal::NoPeerAccess`] where the GPU does not reach an end; what
+    /// the driver answers.
+    pub fn copy(&self, stream: Stream, to: &Span, from: &Span) -> Result<()> {
+        if to.size() != from.size() {
+            return Err(refused(to.start(), Refusal::InvalidValue));
+        }
+        let unreached = [to, from].into_iter().find(|end| !self.reaches(end));
+        if let Some(end) = unreached {
+            return Err(refused(end.start(), Refusal::NoPeerAccess));
+        }
+        let driver = self.epochs.driver();
+        let recorded = driver.capture_state(self.device, stream)? != CaptureState::None;
+        let touch = |span: &Span| [Touch { address: span.start(), size: span.size() }];
+        let request = LaunchRequest {
+            kernel: self.copy,
+            grid: [COPY_BLOCKS, 1, 1],
+            block: [THREADS, 1, 1],
+            arguments: &[to.start().0, from.start().0, to.size().get()],
+            reads: &touch(from),
+            writes: &touch(to),
+        };
+        // SAFETY: the kernel copies these bytes and touches nothing else; the spans' memory lives until it has run, and the
+        // GPU reaches it.
+        unsafe { driver.launch(self.device, &request, stream) }?;
+        self.captured.fetch_or(recorded, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn launch_list(&self, stream: Stream, list: &BlockList) -> Result<()> {
+        let mut touches = std::mem::take(&mut *self.touches.lock());
+        touches.reads.clear();
+        touches.writes.clear();
+        list.touches(&mut touches.reads, &mut touches.writes);
+        let request = LaunchRequest {
+            kernel: self.gather,
+            grid: [GATHER_BLOCKS, 1, 1],
+            block: [THREADS, 1, 1],
+            arguments: &list.arguments(),
+            reads: &touches.reads,
+            writes: &touches.writes,
+        };
+        // SAFETY: the kernel copies the list's blocks and touches nothing else. They were checked to lie in spans that the GPU
+        // reaches, whose memory lives until the kernel has run; the list is written again only after that.
+        let launched = unsafe { self.epochs.driver().launch(self.device, &request, stream) };
+        *self.touches.lock() = touches;
+        launched
+    }
+
+    fn emptied(&self, mut list: BlockList) -> BlockList {
+        list.clear();
+        list.reach = self.reach();
+        list
+    }
+
+    fn reach(&self) -> Reach {
+        Reach { device: self.device, peers: DeviceSet::from_bits(self.peers.load(Ordering::Acquire)) }
+    }
+}
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        let done = self.epochs.synchronize(DeviceSet::of(self.device));
+        if done.is_ok() && !self.captured.load(Ordering::Relaxed) {
+            // SAFETY: all work of the device is done, and no graph holds a launch. A failure leaves the module to the context.
+            let _ = unsafe { self.epochs.driver().module_unload(self.device, self.module) };
+        }
+    }
+}
+
+fn refused(address: Address, reason: Refusal) -> DriverError {
+    DriverError::Refused { verb: VERB, address, reason }
+}
+
+#[cfg(test)]
+mod tests;
