@@ -3,10 +3,12 @@
 //! ```text
 //! ffi ─► runtime ─► glake-transfer ─► tiers ─► tiers/device ─► libcuda | simulated device
 //!
+//!   calibrate  measures what the links give
 //!   engine  copies in full stream order: forked to the links, joined back, faults told
 //!   graph   pure: what the server's links give, and which part of a copy goes over which of them
 //! ```
 
+pub mod calibrate;
 mod engine;
 mod error;
 pub mod graph;

@@ -1,0 +1,353 @@
+//! What trials run on: streams and events of every GPU, memory of every GPU that the others may touch, pinned memory.
+//!
+//! ```text
+//!   source  ███ a pattern ███      a place a leg, moved on a little each trial; nothing writes it
+//!   sink    ░░░░░░░░░░░░░░░░░      the same places, for copies from GPUs
+//!   a GPU   ░░ inbox ░░░░░░░░ │ ███ outbox: the pattern ███ │ slots
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::owned::{
+    self, Buffer, DeviceSet, Epochs, OwnedEvent, OwnedStream, Pages, Registration, Span,
+};
+use glake_device::{DeviceId, Driver, DriverError, EventKind};
+use glake_units::Bytes;
+use tracing::warn;
+
+use super::measure::Fault;
+use super::{pattern, position};
+use crate::Result;
+use crate::graph::trials::{Leg, Trial};
+use crate::graph::{Direction, Way};
+
+/// Places lie a little further apart than a power of two: links that walk memory in step would hinder each other.
+const APART: Bytes = Bytes::kib(1084);
+/// How far a trial's places move on from the last one's, and over how many trials.
+const SHIFT: (Bytes, u64) = (Bytes::kib(4), 64);
+/// What is staged goes through so many slots of so much, in the relay's memory.
+pub(super) const SLOTS: usize = 4;
+pub(super) const SLOT: Bytes = Bytes::mib(2);
+/// What is compared of a large copy: so many parts of so much, from its beginning to its end.
+const PARTS: u64 = 16;
+const PART: Bytes = Bytes::kib(16);
+/// Threads that touch and fill pinned memory.
+const THREADS: usize = 16;
+/// How much is pinned to see how long that takes.
+const SAMPLE: Bytes = Bytes::mib(8);
+/// Legs are no smaller for want of time to pin.
+const LEAST: Bytes = Bytes::mib(4);
+
+/// Streams and events of one GPU.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) device: DeviceId,
+    /// Where its trials begin and end, and where it relays.
+    pub(super) stream: OwnedStream,
+    /// Where it passes on what it stages.
+    pub(super) second: OwnedStream,
+    pub(super) begun: OwnedEvent,
+    pub(super) ended: OwnedEvent,
+    pub(super) fork: OwnedEvent,
+    pub(super) done: OwnedEvent,
+    /// Of each slot: filled, drained.
+    pub(super) slots: Vec<(OwnedEvent, OwnedEvent)>,
+}
+
+/// The lanes of the GPUs, and those that have none.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    lanes: Vec<Lane>,
+    failed: DeviceSet,
+}
+
+/// What trials run on.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) driver: Arc<dyn Driver>,
+    lanes: Vec<Lane>,
+    devices: Vec<DeviceId>,
+    /// In the order of the lanes.
+    memory: Vec<Arc<Buffer>>,
+    source: Arc<Registration>,
+    sink: Arc<Registration>,
+    largest: Bytes,
+    /// Of one box.
+    size: Bytes,
+    failed: DeviceSet,
+}
+
+impl Lanes {
+    /// Makes the contexts, all at a time.
+    ///
+    /// # Errors
+    /// What the driver answered for the first GPU, where no GPU has a lane.
+    pub(super) fn new(epochs: &Arc<Epochs>, devices: impl Iterator<Item = DeviceId>) -> Result<Lanes> {
+        let driver = epochs.driver();
+        let made = at_once(devices, |device| Lane::new(driver, device))?;
+        let (lanes, failed) = parted(made, "has no streams")?;
+        Ok(Lanes { lanes, failed })
+    }
+
+    pub(super) fn failed(&self) -> DeviceSet {
+        self.failed
+    }
+}
+
+impl Lane {
+    fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> std::result::Result<Lane, DriverError> {
+        let event = |kind| OwnedEvent::new(driver, device, kind);
+        let slot = |_| Ok((event(EventKind::Plain)?, event(EventKind::Plain)?));
+        Ok(Lane {
+            device,
+            stream: OwnedStream::new(driver, device)?,
+            second: OwnedStream::new(driver, device)?,
+            begun: event(EventKind::Timed)?,
+            ended: event(EventKind::Timed)?,
+            fork: event(EventKind::Plain)?,
+            done: event(EventKind::Plain)?,
+            slots: (0..SLOTS).map(slot).collect::<std::result::Result<_, _>>()?,
+        })
+    }
+
+    /// Waits for all that it was given.
+    pub(super) fn synchronize(&self) -> std::result::Result<(), Fault> {
+        let waited = self.stream.synchronize().and_then(|()| self.second.synchronize());
+        waited.map_err(|error| Fault { device: self.device, error })
+    }
+}
+
+impl Ground {
+    /// Memory for trials with a leg a GPU, of `wanted` at most, or less where that would take longer than `time`.
+    ///
+    /// # Errors
+    /// What pinning answers; what the driver answered for the first GPU, where none has memory.
+    pub(super) fn new(
+        epochs: &Arc<Epochs>,
+        lanes: Lanes,
+        wanted: Bytes,
+        time: Duration,
+        clock: &dyn Fn() -> Duration,
+    ) -> Result<Ground> {
+        let driver = epochs.driver().clone();
+        let Lanes { lanes, failed } = lanes;
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(THREADS));
+        let places = lanes.len() as u64;
+        let since = clock();
+        pattern::fill(&mut Registration::new(epochs, Pages::new(SAMPLE, threads)?)?, threads);
+        let sample = clock().saturating_sub(since);
+        let largest = affordable(wanted, sample, time, 2 * places);
+        let shifts = SHIFT.0.get() * SHIFT.1;
+        let place = largest.get().saturating_add(APART.get());
+        let size = Bytes::new(place.saturating_mul(places).saturating_add(shifts));
+        let mut source = Registration::new(epochs, Pages::new(size, threads)?)?;
+        pattern::fill(&mut source, threads);
+        let source = Arc::new(source);
+        let sink = Arc::new(Registration::new(epochs, Pages::new(size, threads)?)?);
+        let all: DeviceSet = lanes.iter().map(|lane| lane.device).collect();
+        let made = at_once(lanes.iter().map(|lane| lane.device), |device| {
+            let whole = Bytes::new(2 * size.get() + SLOT.get() * SLOTS as u64);
+            let memory = Arc::new(reachable(epochs, device, whole, all)?);
+            let lane = lanes.iter().find(|lane| lane.device == device);
+            if let (Some(lane), Some(outbox), Some(from)) =
+                (lane, memory.span(size, size), Span::pinned(&source, Bytes::ZERO, size))
+            {
+                owned::copy(&*driver, device, lane.stream.id(), &outbox, &from)?;
+                lane.stream.synchronize()?;
+            }
+            Ok(memory)
+        })?;
+        let (memory, without) = parted(made, "has no memory for trials")?;
+        let lanes: Vec<Lane> = lanes.into_iter().filter(|lane| !without.contains(lane.device)).collect();
+        Ok(Ground {
+            driver,
+            devices: lanes.iter().map(|lane| lane.device).collect(),
+            lanes,
+            memory,
+            source,
+            sink,
+            largest,
+            size,
+            failed: failed.union(without),
+        })
+    }
+
+    pub(super) fn failed(&self) -> DeviceSet {
+        self.failed
+    }
+
+    /// The largest leg that there is memory for.
+    pub(super) fn largest(&self) -> Bytes {
+        self.largest
+    }
+
+    pub(super) fn lane(&self, device: DeviceId) -> Option<&Lane> {
+        self.lanes.get(position(&self.devices, device)?)
+    }
+
+    fn memory(&self, device: DeviceId) -> Option<&Arc<Buffer>> {
+        self.memory.get(position(&self.devices, device)?)
+    }
+
+    /// Whether a trial can be run here.
+    pub(super) fn holds(&self, trial: &Trial) -> bool {
+        let held = |leg: &Leg| {
+            let touched = self.end(leg.target, Bytes::ZERO, leg.size);
+            self.lane(leg.relay).is_some()
+                && touched.is_some_and(|span| span.reach().contains(leg.relay))
+                && leg.size <= self.largest
+        };
+        !trial.legs.is_empty() && trial.legs.len() <= self.lanes.len() && trial.legs.iter().all(held)
+    }
+
+    /// Where the leg of a trial goes and comes from. `index` is its place among the trial's, `turn` counts the trials.
+    pub(super) fn ends(
+        &self,
+        direction: Direction,
+        leg: &Leg,
+        index: usize,
+        turn: u64,
+    ) -> Option<(Span, Span)> {
+        let at = self.place(index, turn);
+        match direction {
+            Direction::ToGpu => {
+                Some((self.end(leg.target, at, leg.size)?, Span::pinned(&self.source, at, leg.size)?))
+            }
+            Direction::FromGpu => Some((
+                Span::pinned(&self.sink, at, leg.size)?,
+                self.end(leg.target, Bytes::new(self.size.get() + at.get()), leg.size)?,
+            )),
+        }
+    }
+
+    /// A slot of a relay, or the beginning of it.
+    pub(super) fn slot(&self, relay: DeviceId, slot: usize, size: Bytes) -> Option<Span> {
+        let at = Bytes::new(2 * self.size.get() + SLOT.get() * slot as u64);
+        self.end(relay, at, size.min(SLOT))
+    }
+
+    fn end(&self, device: DeviceId, at: Bytes, size: Bytes) -> Option<Span> {
+        self.memory(device)?.span(at, size)
+    }
+
+    fn place(&self, index: usize, turn: u64) -> Bytes {
+        let place = self.largest.get() + APART.get();
+        Bytes::new(place * index as u64 + SHIFT.0.get() * (turn % SHIFT.1))
+    }
+
+    /// Whether the bytes of a single relay that touched the target's memory itself are those of the pattern; true of other
+    /// trials. Small copies are compared whole.
+    pub(super) fn is_right(&self, trial: &Trial, turn: u64) -> std::result::Result<bool, Fault> {
+        let [leg] = &trial.legs[..] else { return Ok(true) };
+        if leg.way != Way::ZeroStaging {
+            return Ok(true);
+        }
+        let at = self.place(0, turn);
+        let mut found = vec![0_u8; bytes(PART)];
+        for offset in parts(leg.size) {
+            let size = PART.min(leg.size.saturating_sub(offset));
+            let from = bytes(at) + bytes(offset);
+            let Some(expected) = self.source.as_slice().get(from..from + bytes(size)) else {
+                return Ok(false);
+            };
+            let found = match trial.direction {
+                Direction::FromGpu => self.sink.as_slice().get(from..from + bytes(size)),
+                Direction::ToGpu => {
+                    let found = &mut found[..bytes(size)];
+                    let Some(memory) = self.memory(leg.target) else { return Ok(false) };
+                    let place = Bytes::new(at.get() + offset.get());
+                    memory.read(place, found).map_err(|error| Fault { device: leg.target, error })?;
+                    Some(&*found)
+                }
+            };
+            if found != Some(expected) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What a leg may be so that `legs` of them are pinned in the time, of which a sample took so long.
+fn affordable(wanted: Bytes, sample: Duration, time: Duration, legs: u64) -> Bytes {
+    if sample.is_zero() {
+        return wanted;
+    }
+    let samples = u64::try_from(time.as_nanos() / sample.as_nanos()).unwrap_or(u64::MAX);
+    let leg = Bytes::new(SAMPLE.get().saturating_mul(samples) / legs.max(1));
+    wanted.min(leg.max(LEAST))
+}
+
+/// Where the parts that are compared begin: all of a small copy, some of a large one.
+fn parts(size: Bytes) -> impl Iterator<Item = Bytes> {
+    let all = size.get().div_ceil(PART.get());
+    let count = all.min(PARTS);
+    let last = size.get().saturating_sub(PART.get());
+    (0..count).map(move |index| {
+        Bytes::new(if all <= PARTS { index * PART.get() } else { last * index / (count - 1) })
+    })
+}
+
+/// Memory that all others may touch; where they may not, those that can.
+fn reachable(
+    epochs: &Arc<Epochs>,
+    device: DeviceId,
+    size: Bytes,
+    all: DeviceSet,
+) -> std::result::Result<Buffer, DriverError> {
+    let denied = match Buffer::new(epochs, device, size, all) {
+        Ok(memory) => return Ok(memory),
+        Err(denied) => denied,
+    };
+    let reaches = |peer: &DeviceId| Buffer::new(epochs, device, Bytes::new(1), DeviceSet::of(*peer)).is_ok();
+    let others = all.without(DeviceSet::of(device));
+    let some: DeviceSet = others.iter().filter(reaches).collect();
+    if some == others { Err(denied) } else { Buffer::new(epochs, device, size, some) }
+}
+
+/// Makes one thing a device, each on a thread of its own: most of the time is the driver's.
+fn at_once<T: Send>(
+    devices: impl Iterator<Item = DeviceId>,
+    make: impl Fn(DeviceId) -> std::result::Result<T, DriverError> + Sync,
+) -> Result<Vec<(DeviceId, std::result::Result<T, DriverError>)>> {
+    let make = &make;
+    std::thread::scope(|scope| {
+        let spawn = |device| {
+            let thread = std::thread::Builder::new().name("glake-calibrate".to_owned());
+            let made = thread.spawn_scoped(scope, move || make(device));
+            made.map(|made| (device, made)).map_err(crate::TransferError::NoThread)
+        };
+        let threads = devices.map(spawn).collect::<Result<Vec<_>>>()?;
+        let end = |(device, thread): (DeviceId, std::thread::ScopedJoinHandle<'_, _>)| {
+            (device, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        };
+        Ok(threads.into_iter().map(end).collect())
+    })
+}
+
+/// What was made, and the devices where nothing was.
+fn parted<T>(
+    made: Vec<(DeviceId, std::result::Result<T, DriverError>)>,
+    what: &'static str,
+) -> Result<(Vec<T>, DeviceSet)> {
+    let (mut things, mut failed, mut first) = (Vec::new(), DeviceSet::EMPTY, None);
+    for (device, made) in made {
+        match made {
+            Ok(thing) => things.push(thing),
+            Err(error) => {
+                warn!(%device, %error, "{what}: it is left out of the calibration");
+                failed = failed.union(DeviceSet::of(device));
+                first = first.or(Some(error));
+            }
+        }
+    }
+    match first {
+        Some(error) if things.is_empty() => Err(error.into()),
+        _ => Ok((things, failed)),
+    }
+}
+
+fn bytes(size: Bytes) -> usize {
+    usize::try_from(size.get()).unwrap_or(usize::MAX)
+}
