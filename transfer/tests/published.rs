@@ -1,0 +1,142 @@
+//! Calibrated by its own simulator, each server of `configs/topologies` gives one GPU what its links can; where relays gain nothing,
+//! what a native copy does.
+
+#![allow(missing_docs)]
+// What goes wrong here fails the test.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
+use glake_device::sim::{Census, SimOptions, Simulator};
+use glake_device::topology::{Topology, load};
+use glake_device::{DeviceId, Driver};
+use glake_transfer::calibrate::Calibration;
+use glake_transfer::graph::{Direction, GpuLinks, PathGraph};
+use glake_transfer::{CopyOptions, Engine, EngineOptions, UserStream};
+use glake_units::Bytes;
+
+const BUDGET: Duration = Duration::from_secs(2);
+
+/// An engine on a calibrated server.
+struct Server {
+    name: &'static str,
+    sim: Arc<Simulator>,
+    driver: Arc<dyn Driver>,
+    epochs: Arc<Epochs>,
+    engine: Arc<Engine>,
+    gpus: DeviceSet,
+}
+
+impl Server {
+    fn calibrated(name: &'static str) -> Server {
+        let model = load(name).unwrap();
+        let links = GpuLinks::of(&Topology::from(&model));
+        let sim = Arc::new(Simulator::new(SimOptions { topology: model, ..SimOptions::default() }).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let epochs = Epochs::new(driver.clone());
+        let found = Calibration::run(&epochs, &links, BUDGET, &|| sim.now(), &mut |_| {}).unwrap();
+        println!("{name}: {} trials in {:?}, {} without time", found.trials, found.took, found.unfinished);
+        assert!(found.took <= BUDGET && found.excluded.is_empty(), "{name}: {found:?}");
+        let gpus: DeviceSet = links.iter().map(|gpu| gpu.device).collect();
+        let engine = engine(&epochs, found.graph, gpus);
+        Server { name, sim, driver, epochs, engine, gpus }
+    }
+
+    /// GB/s of one copy between pinned memory and a GPU; of a native one, where there are no relays.
+    fn rate(&self, gpu: DeviceId, direction: Direction, size: Bytes, relays: DeviceSet) -> f64 {
+        self.engine.set_relays(relays);
+        let memory = Arc::new(Buffer::new(&self.epochs, gpu, size, self.gpus).unwrap());
+        let memory = memory.span(Bytes::ZERO, size).unwrap();
+        let host = Arc::new(Registration::new(&self.epochs, Pages::new(size, 1).unwrap()).unwrap());
+        let host = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+        let (to, from) = match direction {
+            Direction::ToGpu => (&memory, &host),
+            Direction::FromGpu => (&host, &memory),
+        };
+        let stream = OwnedStream::new(&self.driver, gpu).unwrap();
+        let on = UserStream::of(&*self.driver, gpu, stream.id()).unwrap();
+        let begun = self.sim.now();
+        self.engine.copy(to, from, on, CopyOptions::default()).unwrap().wait().unwrap();
+        stream.synchronize().unwrap();
+        size.get() as f64 / (self.sim.now() - begun).as_secs_f64() / 1e9
+    }
+
+    fn end(self) {
+        let Server { sim, driver, epochs, engine, .. } = self;
+        engine.stop();
+        drop((engine, epochs, driver));
+        assert_eq!(sim.census(), Census::default());
+    }
+}
+
+fn engine(epochs: &Arc<Epochs>, graph: PathGraph, gpus: DeviceSet) -> Arc<Engine> {
+    let options = EngineOptions { relays: gpus, ..EngineOptions::default() };
+    let engine = Engine::new(epochs.clone(), graph, options).unwrap();
+    let (done, ready) = mpsc::channel();
+    engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
+    ready.recv().unwrap();
+    engine
+}
+
+/// Large copies of these GPUs, the first's up to 1 GiB, reach 0.95 of the limit, and more than `above` GB/s, by direction.
+fn reaches(name: &'static str, gpus: [u32; 2], limits: [f64; 2], above: [f64; 2]) {
+    let server = Server::calibrated(name);
+    for (gpu, most) in gpus.into_iter().map(DeviceId).zip([1024, 256]) {
+        for ((direction, limit), above) in Direction::BOTH.into_iter().zip(limits).zip(above) {
+            for size in
+                [256, 384, 512, 1024].map(Bytes::mib).into_iter().filter(|size| *size <= Bytes::mib(most))
+            {
+                let rate = server.rate(gpu, direction, size, server.gpus);
+                println!("{name} {gpu} {direction:?} {size}: {rate:.1} of {limit:.1} GB/s");
+                assert!(rate >= 0.95 * limit, "{name} {gpu} {direction:?} {size}: {rate} of {limit}");
+                assert!(rate > above, "{name} {gpu} {direction:?} {size}: {rate}, not above {above}");
+            }
+            is_never_worse(&server, gpu, direction, &[1, 2, 4, 16, 64]);
+        }
+    }
+    server.end();
+}
+
+/// Copies of so many MiB are no slower than native ones.
+fn is_never_worse(server: &Server, gpu: DeviceId, direction: Direction, sizes: &[u64]) {
+    for size in sizes.iter().copied().map(Bytes::mib) {
+        let native = server.rate(gpu, direction, size, DeviceSet::EMPTY);
+        let rate = server.rate(gpu, direction, size, server.gpus);
+        println!("{} {gpu} {direction:?} {size}: {rate:.1}, native {native:.1} GB/s", server.name);
+        let name = server.name;
+        assert!(rate >= 0.98 * native, "{name} {gpu} {direction:?} {size}: {rate}, native {native}");
+    }
+}
+
+#[test]
+fn h20x8() {
+    // MMA, on that server: 4.62 times a native copy of 53 GB/s.
+    let limit = 4.0 * 53.0 + 60.0;
+    reaches("h20x8", [0, 6], [limit; 2], [4.62 * 53.0; 2]);
+}
+
+#[test]
+fn a100x8() {
+    // GLake's own figures, on that server.
+    reaches("a100x8", [0, 5], [4.0 * 24.3; 2], [83.1, 71.2]);
+}
+
+#[test]
+fn h200x4() {
+    reaches("h200x4", [0, 3], [213.0, 160.0], [0.0; 2]);
+}
+
+#[test]
+fn no_relay_gains_anything() {
+    for name in ["h200x4-direct", "pcie4x4"] {
+        let server = Server::calibrated(name);
+        for gpu in [0, 3].map(DeviceId) {
+            for direction in Direction::BOTH {
+                is_never_worse(&server, gpu, direction, &[1, 2, 4, 16, 64, 256]);
+            }
+        }
+        server.end();
+    }
+}
