@@ -66,24 +66,43 @@ impl Engine {
     pub(super) fn enqueue(&self, to: &Span, from: &Span, on: UserStream) -> Result<Option<Parts>> {
         let ends = Ends::of(to, from)?;
         self.relays.tell()?;
+        if let Ends::HostAndGpu { target, direction, pinned: false } = ends
+            && self.copy_pageable(to, from, on, target, direction)?
+        {
+            return Ok(None);
+        }
         if let Ends::HostAndGpu { target, direction, pinned: true } = ends
             && self.may_split(target, to.size())
-            // What a capture records is replayed without us, and an answer that says nothing is no permission.
-            && matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
         {
-            let job = Job { to, from, on, target, direction };
-            let split = self.leases.with(self, on.id, |lease, state| self.split(lease, state, job));
-            match split {
-                Some(split) => {
-                    if let Some(parts) = split? {
+            // An answer that says nothing is no permission.
+            match self.driver.capture_state(on.device, on.raw) {
+                Ok(CaptureState::None) => {
+                    if let Some(parts) = self.leased(Job { to, from, on, target, direction })? {
                         return Ok(Some(parts));
                     }
                 }
-                None => self.want_lease(),
+                Ok(CaptureState::Active(capture)) => {
+                    let path = Path { target, relay: target, direction, way: Way::Direct };
+                    if self.copy_captured(to, from, on, path, capture)? {
+                        return Ok(None);
+                    }
+                }
+                Ok(CaptureState::Invalidated) | Err(_) => {}
             }
         }
         self.native(to, from, on)?;
         Ok(None)
+    }
+
+    /// Splits a copy over the lanes of its stream, if they can be had.
+    fn leased(&self, job: Job<'_>) -> Result<Option<Parts>> {
+        match self.leases.with(self, job.on.id, |lease, state| self.split(lease, state, job)) {
+            Some(split) => split,
+            None => {
+                self.want_lease();
+                Ok(None)
+            }
+        }
     }
 
     /// One copy of the driver's on the user's stream.
@@ -91,6 +110,15 @@ impl Engine {
         owned::copy(&*self.driver, on.device, on.raw, to, from)?;
         self.counters.native(to.size());
         Ok(())
+    }
+
+    /// One copy of the driver's, at the second attempt if need be.
+    pub(super) fn native_twice(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+        let enqueue = || owned::copy(&*self.driver, on.device, on.raw, to, from);
+        match enqueue() {
+            Err(error) if !error.is_sticky() => Ok(enqueue()?),
+            outcome => Ok(outcome?),
+        }
     }
 
     /// Whether a copy of this size can be worth more than one path. Takes no lock and asks no driver.
@@ -155,7 +183,13 @@ impl Engine {
         );
         self.relays.tell()?;
         let used = entered.without(dead);
-        Ok(Some(Parts { relays: self.relays.clone(), lease: lease.clone(), used, serial, shares }))
+        Ok(Some(Parts {
+            relays: self.relays.clone(),
+            lease: lease.clone(),
+            used,
+            serial,
+            shares: Some(shares),
+        }))
     }
 
     /// Enqueues the shares; those, or what is left of them, that must go over the user's stream after all.
@@ -195,11 +229,7 @@ impl Engine {
     fn redo(&self, share: Share, job: Job<'_>) -> Result<()> {
         self.counters.retried(job.path(&share));
         let Some((to, from)) = job.part(&share) else { return Ok(()) };
-        let again = || owned::copy(&*self.driver, job.on.device, job.on.raw, &to, &from);
-        match again() {
-            Err(error) if !error.is_sticky() => Ok(again()?),
-            outcome => Ok(outcome?),
-        }
+        self.native_twice(&to, &from, job.on)
     }
 
     /// Whether any link has bytes of other copies in flight.

@@ -109,10 +109,15 @@ impl<'a> Fork<'a> {
         self.entered
     }
 
+    /// The stream of a lane, to enqueue on it what [`Fork::sent`] is told of; `None` where it cannot be used.
+    pub(super) fn stream(&mut self, device: DeviceId) -> Option<Stream> {
+        self.enter(device).map(|lane| lane.stream.id())
+    }
+
     /// Both streams of a lane.
     pub(super) fn streams(&mut self, device: DeviceId) -> Option<[Stream; 2]> {
         let lane = self.enter(device)?;
-        let second = lane.second.as_ref()?;
+        let second = &lane.second;
         if !self.second.contains(device) {
             if let Err(error) = second.stream.wait_for(self.event) {
                 self.blame(device, &error);
@@ -125,10 +130,8 @@ impl<'a> Fork<'a> {
 
     /// What comes on a lane's second stream begins after what is on its first by now.
     pub(super) fn stagger(&self, device: DeviceId) -> glake_device::Result<()> {
-        let lane = self.lease.lane(device);
-        let Some((lane, second)) = lane.and_then(|lane| Some((lane, lane.second.as_ref()?))) else {
-            return Ok(());
-        };
+        let Some(lane) = self.lease.lane(device) else { return Ok(()) };
+        let second = &lane.second;
         // The join records it anew, on the second stream.
         second.done.record(lane.stream.id())?;
         second.stream.wait_for(second.done.id())
@@ -204,13 +207,14 @@ impl<'a> Fork<'a> {
 
     fn join_lane(&mut self, lane: &Lane) -> Result<()> {
         let device = lane.stream.device();
-        let chained = match lane.second.as_ref().filter(|_| self.second.contains(device)) {
-            Some(second) => {
+        let chained = match self.second.contains(device) {
+            true => {
+                let second = &lane.second;
                 let chained = twice(|| second.done.record(second.stream.id()))
                     .and_then(|()| twice(|| lane.stream.wait_for(second.done.id())));
                 chained.or_else(|_| self.wait_on_host(device, second.stream.synchronize()))
             }
-            None => Ok(()),
+            false => Ok(()),
         };
         let on = self.on;
         let joined = twice(|| lane.done.record(lane.stream.id()))

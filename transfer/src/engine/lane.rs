@@ -13,13 +13,13 @@ pub(super) struct Lane {
     pub(super) stream: OwnedStream,
     /// Recorded on `stream` after each copy's part: once it has passed, the lane is idle.
     pub(super) done: OwnedEvent,
-    /// For staged copies, which alternate between both streams.
-    pub(super) second: Option<Second>,
+    /// For staged copies, which alternate between both streams, and for what is passed on.
+    pub(super) second: Second,
     /// Before and after a part that is timed.
     pub(super) clock: [OwnedEvent; 2],
 }
 
-/// The other stream of staged copies.
+/// The other stream.
 #[derive(Debug)]
 pub(super) struct Second {
     pub(super) stream: OwnedStream,
@@ -28,15 +28,12 @@ pub(super) struct Second {
 }
 
 impl Lane {
-    pub(super) fn new(driver: &Arc<dyn Driver>, device: DeviceId, staging: bool) -> Result<Lane> {
+    pub(super) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
         let event = |kind| OwnedEvent::new(driver, device, kind);
-        let second = || -> Result<Second> {
-            Ok(Second { stream: OwnedStream::new(driver, device)?, done: event(EventKind::Plain)? })
-        };
         Ok(Lane {
             stream: OwnedStream::new(driver, device)?,
             done: event(EventKind::Plain)?,
-            second: staging.then(second).transpose()?,
+            second: Second { stream: OwnedStream::new(driver, device)?, done: event(EventKind::Plain)? },
             clock: [event(EventKind::Timed)?, event(EventKind::Timed)?],
         })
     }

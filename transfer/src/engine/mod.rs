@@ -19,19 +19,25 @@
 //! - A copy creates nothing and takes no lock but its lease's, and tables' for a moment; the driver is never called under a
 //!   table's.
 
+mod broadcast;
+mod capture;
 mod copy;
 mod counters;
 mod ends;
+mod equip;
 mod fork;
 mod handle;
+mod kernels;
 mod lane;
 mod lease;
 mod leases;
 mod marks;
 mod now;
 mod options;
+mod pageable;
 mod parts;
 mod relays;
+mod scatter;
 mod slots;
 mod staged;
 mod statistics;
@@ -43,18 +49,20 @@ mod worker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::owned::{DeviceSet, Epochs, Span};
+use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::{Driver, StreamId};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
+use capture::Captures;
 use counters::Counters;
-use ends::Ends;
 pub use handle::CopyHandle;
+use kernels::Kernels;
 use leases::Leases;
 use marks::Marks;
 use now::Scratch;
 pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
+use pageable::Pageable;
 use relays::Relays;
 pub use statistics::{PathStatistics, Statistics};
 pub use stream::UserStream;
@@ -80,6 +88,11 @@ pub struct Engine {
     marks: Arc<Marks>,
     counters: Counters,
     scratch: Scratch,
+    kernels: Kernels,
+    captures: Captures,
+    pageable: Pageable,
+    /// GPUs that kernels and slots were asked for.
+    equipped: AtomicU64,
     worker: Worker,
 }
 
@@ -97,6 +110,10 @@ impl Engine {
             load: Load::new(),
             leases: Leases::default(),
             scratch: Scratch::default(),
+            kernels: Kernels::new(devices),
+            captures: Captures::new(devices),
+            equipped: AtomicU64::new(0),
+            pageable: Pageable::new(options.pageable_threads),
             worker: Worker::default(),
             devices,
             epochs,
@@ -132,34 +149,6 @@ impl Engine {
         self.relays.costs()
     }
 
-    /// Enqueues copies between pairs of spans, to and from, in no order among themselves.
-    pub fn copy_list(
-        &self,
-        blocks: &[(Span, Span)],
-        on: UserStream,
-        options: CopyOptions,
-    ) -> Result<CopyHandle> {
-        for (to, from) in blocks {
-            Ends::of(to, from)?;
-        }
-        for (to, from) in blocks {
-            self.native(to, from, on)?;
-        }
-        self.handle(on, options, None)
-    }
-
-    /// Enqueues copies of one span to several.
-    pub fn copy_to_all(
-        &self,
-        to: &[Span],
-        from: &Span,
-        on: UserStream,
-        options: CopyOptions,
-    ) -> Result<CopyHandle> {
-        let blocks: Vec<(Span, Span)> = to.iter().map(|to| (to.clone(), from.clone())).collect();
-        self.copy_list(&blocks, on, options)
-    }
-
     /// Splits copies by another graph from now on.
     pub fn replace_graph(&self, graph: PathGraph) {
         let least = graph.paths().links.iter().map(|link| link.break_even).min();
@@ -187,6 +176,7 @@ impl Engine {
     pub fn stop(&self) {
         self.relays.want(DeviceSet::EMPTY);
         self.worker.stop();
+        self.pageable.stop();
     }
 
     /// What it was made with.

@@ -55,7 +55,9 @@ impl Engine {
         if lost.is_empty() {
             return Ok(());
         }
-        for share in parts.shares.iter().filter(|share| lost.contains(share.relay)) {
+        for share in
+            parts.shares.iter().flat_map(|shares| shares.iter()).filter(|share| lost.contains(share.relay))
+        {
             let ends = (to.part(share.offset, share.size), from.part(share.offset, share.size));
             if let (Some(to), Some(from)) = ends {
                 self.native(&to, &from, on)?;

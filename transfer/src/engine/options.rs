@@ -19,10 +19,15 @@ pub struct EngineOptions {
     pub streams: usize,
     /// Threads that fill and empty pinned slots for pageable memory; 0: the driver copies it.
     pub pageable_threads: usize,
+    /// Pinned memory for those slots, two a thread, of 2 MiB at most; 0: the driver copies pageable memory.
+    pub pageable_slots: Bytes,
+    /// Pinned memory, for each GPU, for the lists of scattered blocks that its kernels are copying: 24 bytes a block. Blocks past
+    /// that are copied one by one.
+    pub lists: Bytes,
 }
 
 impl Default for EngineOptions {
-    /// No relays; 16 MiB of slots, 8 streams, 6 threads.
+    /// No relays; 16 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks.
     fn default() -> Self {
         EngineOptions {
             relays: DeviceSet::EMPTY,
@@ -30,6 +35,8 @@ impl Default for EngineOptions {
             slots: Bytes::mib(16),
             streams: 8,
             pageable_threads: 6,
+            pageable_slots: Bytes::mib(24),
+            lists: Bytes::mib(4),
         }
     }
 }

@@ -19,7 +19,8 @@ pub(super) struct Parts {
     pub(super) used: DeviceSet,
     /// Which copy of its lease it is.
     pub(super) serial: u64,
-    pub(super) shares: Shares,
+    /// What each carried, of a copy between two spans.
+    pub(super) shares: Option<Shares>,
 }
 
 impl Parts {

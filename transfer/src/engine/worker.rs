@@ -38,6 +38,8 @@ struct Orders {
     /// Devices whose streams copies fork from.
     forks: DeviceSet,
     more_leases: bool,
+    /// GPUs whose memory is copied.
+    equip: DeviceSet,
     stop: bool,
 }
 
@@ -78,6 +80,11 @@ impl Worker {
         self.order(|orders| orders.forks = orders.forks.union(DeviceSet::of(device)));
     }
 
+    /// Copies of a GPU's memory could use what is not made yet.
+    pub(super) fn equip(&self, device: DeviceId) {
+        self.order(|orders| orders.equip = orders.equip.union(DeviceSet::of(device)));
+    }
+
     /// Ends the thread; waits for its end, unless called by it.
     pub(super) fn stop(&self) {
         self.order(|orders| orders.stop = true);
@@ -110,7 +117,7 @@ impl Shared {
 
 impl Orders {
     fn is_some(&self) -> bool {
-        self.prepare || self.stop || self.more_leases || !self.forks.is_empty()
+        self.prepare || self.stop || self.more_leases || !self.forks.is_empty() || !self.equip.is_empty()
     }
 }
 
@@ -152,6 +159,8 @@ impl Engine {
                 }
             }
         }
+        let relays = if orders.prepare { self.relays.ready() } else { DeviceSet::EMPTY };
+        relays.union(orders.equip).iter().for_each(|device| self.equip(device));
         let most = self.options().streams.max(1);
         if orders.more_leases && self.leases.is_short() && self.leases.len() < most {
             self.add_lease(forks);
@@ -203,7 +212,7 @@ impl Engine {
     }
 
     fn furnish(&self, lease: &Lease, relay: DeviceId) -> Result<()> {
-        lease.add_lane(relay, Lane::new(&self.driver, relay, self.is_staging())?);
+        lease.add_lane(relay, Lane::new(&self.driver, relay)?);
         lease.add_fork(relay, OwnedEvent::new(&self.driver, relay, EventKind::Plain)?);
         Ok(())
     }

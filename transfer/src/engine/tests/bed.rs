@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
-use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Faults, Stream};
 use glake_units::Bytes;
@@ -30,13 +30,17 @@ impl Bed {
     }
 
     pub(super) fn with(name: &str, options: EngineOptions) -> Bed {
+        Bed::timed(name, options, Clock::Virtual)
+    }
+
+    pub(super) fn timed(name: &str, options: EngineOptions, clock: Clock) -> Bed {
         let topology = match name {
             "uniform" => SimTopology::uniform(4, Bytes::gib(1)),
             name => glake_device::topology::load(name).unwrap(),
         };
         let gpus: DeviceSet = (0..u32::try_from(topology.gpus.len()).unwrap()).map(DeviceId).collect();
         let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));
-        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let sim = Arc::new(Simulator::new(SimOptions { topology, clock, ..SimOptions::default() }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
         let epochs = Epochs::new(driver.clone());
@@ -101,7 +105,12 @@ impl Bed {
     }
 
     /// Drops the engine and looks for what is left.
-    pub(super) fn end(mut self) {
+    pub(super) fn end(self) {
+        self.end_with(0);
+    }
+
+    /// The same, where graphs hold the kernels of so many GPUs.
+    pub(super) fn end_with(mut self, modules: usize) {
         self.faults.set(&[]);
         if let Some(engine) = self.engine.take() {
             engine.stop();
@@ -109,7 +118,7 @@ impl Bed {
         let (sim, epochs) = (self.sim.clone(), self.epochs.clone());
         drop(self);
         drop(epochs);
-        assert_eq!(sim.census(), Census::default());
+        assert_eq!(sim.census(), Census { modules, ..Census::default() });
     }
 }
 
@@ -134,6 +143,11 @@ pub(super) fn fill(bytes: &mut [u8], seed: u64) {
         state ^= state << 17;
         chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
     }
+}
+
+/// As Rust's slices count.
+pub(super) fn length(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap()
 }
 
 /// Both ends of a copy in a direction, of host and GPU.

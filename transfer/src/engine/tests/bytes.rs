@@ -143,27 +143,6 @@ fn without_relays_every_copy_is_native() {
 }
 
 #[test]
-fn a_capture_records_one_native_copy() {
-    let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let gpu = bed.mapped(GPU, ROOM);
-    let span = gpu.span(Bytes::ZERO, ROOM).unwrap();
-    let host = bed.pinned(ROOM, 9);
-    let from = Span::pinned(&host, Bytes::ZERO, ROOM).unwrap();
-    bed.sim.begin_capture(GPU, on.raw).unwrap();
-    let unwaited = CopyOptions { waited: false, ..CopyOptions::default() };
-    bed.engine().copy(&span, &from, on, unwaited).unwrap();
-    let graph = bed.sim.end_capture(GPU, on.raw).unwrap();
-    assert_eq!(graph.operations(), 1);
-    bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
-    bed.wait(on);
-    assert!(bed.read(&span) == host.as_slice());
-    drop((stream, gpu, span, host, from, graph));
-    bed.end();
-}
-
-#[test]
 fn synchronous_copies_are_there_when_they_return() {
     let bed = Bed::new("h200x4");
     let stream = bed.stream(GPU);

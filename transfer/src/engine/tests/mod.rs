@@ -1,8 +1,12 @@
 //! The engine over the simulated device: real bytes, real order, virtual time.
 
 mod bed;
+mod broadcast;
 mod bytes;
+mod capture;
 mod faults;
 mod losses;
 mod order;
+mod pageable;
+mod scatter;
 mod speed;

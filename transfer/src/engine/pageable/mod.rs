@@ -1,0 +1,177 @@
+//! Copies between a GPU and memory that the driver does not know: through pinned slots that a few threads fill or empty.
+//!
+//! ```text
+//!   user's stream ──work──┤mark├          the host waits for the mark: not before is a byte read or written
+//!   threads       ─────────────┤█████├    slots, and the links of the server
+//!   the call      ────────────────────┤   returns when every byte is there
+//! ```
+//!
+//! Invariants:
+//! - The call returns without an error only when all bytes are there; so the next work of the user's stream comes after them.
+//! - While the host waits for the user's stream, nothing is held that another call needs.
+
+mod job;
+mod station;
+mod threads;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use glake_device::owned::{DeviceSet, OwnedEvent, Span};
+use glake_device::{CaptureState, DeviceId, EventKind};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::counters::Path;
+use super::{Engine, UserStream};
+use crate::Result;
+use crate::graph::{Ask, Direction, Way, split};
+use job::{Job, Outcome};
+use station::{Station, Taken};
+use threads::{Threads, Work};
+
+/// Smaller copies are the driver's: waking threads takes as long.
+const LEAST: Bytes = Bytes::mib(2);
+/// How often the user's stream is asked before the host goes to sleep: some 50 us.
+const GLANCES: u32 = 40;
+
+/// What pageable copies use.
+#[derive(Debug)]
+pub(super) struct Pageable {
+    threads: Threads,
+    station: OnceLock<Arc<Station>>,
+    /// Events on which the host sleeps, by whose streams they mark.
+    marks: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
+    stopped: AtomicBool,
+}
+
+impl Pageable {
+    /// For so many threads, of which the caller is one.
+    pub(super) fn new(threads: usize) -> Pageable {
+        let threads = Threads::new(threads.saturating_sub(1));
+        let (station, marks) = (OnceLock::new(), Mutex::default());
+        Pageable { threads, station, marks, stopped: AtomicBool::new(false) }
+    }
+
+    /// Ends the threads; copies are the driver's from now on.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.threads.stop();
+    }
+}
+
+impl Engine {
+    /// Makes what pageable copies of a GPU need: slots, and a stream on it.
+    pub(super) fn open_pageable(&self, device: DeviceId) -> Result<()> {
+        let (threads, memory) = (self.options.pageable_threads, self.options.pageable_slots);
+        if threads == 0 {
+            return Ok(());
+        }
+        if self.pageable.station.get().is_none()
+            && let Some(station) = Station::new(&self.epochs, self.devices, threads, memory)?
+        {
+            let _ = self.pageable.station.set(station);
+        }
+        self.pageable.station.get().map_or(Ok(()), |station| station.open(&self.epochs, device))
+    }
+
+    /// Copies between pageable memory and a GPU; false, and nothing done, where that is better left to the driver.
+    pub(super) fn copy_pageable(
+        &self,
+        to: &Span,
+        from: &Span,
+        on: UserStream,
+        target: DeviceId,
+        direction: Direction,
+    ) -> Result<bool> {
+        let Pageable { station, stopped, .. } = &self.pageable;
+        let none = self.options.pageable_threads == 0 || stopped.load(Ordering::Relaxed);
+        if none || to.size() < LEAST {
+            return Ok(false);
+        }
+        let Some(station) = station.get().filter(|station| station.gate(target).is_some()) else {
+            self.want_equipment(target);
+            return Ok(false);
+        };
+        if !matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None)) {
+            return Ok(false);
+        }
+        if !self.reached(on)? {
+            return Ok(false);
+        }
+        let Some(taken) = station.take() else { return Ok(false) };
+        let paths = self.paths(&taken, to, from, target, direction);
+        let job = Arc::new(Job::new(&self.driver, &self.relays, station, (to, from), direction, paths));
+        let work: Arc<dyn Work> = job.clone();
+        self.pageable.threads.call(&work, job.width().saturating_sub(1));
+        work.help();
+        let Outcome { left, carried, unjoined, .. } = job.finish();
+        drop(taken);
+        let path = |relay| {
+            let way = if relay == target { Way::Direct } else { Way::ZeroStaging };
+            Path { target, relay, direction, way }
+        };
+        for (relay, bytes, copies) in carried {
+            self.counters.sent(path(relay), bytes, copies);
+        }
+        for chunk in left {
+            self.counters.retried(path(target));
+            if let (Some(to), Some(from)) =
+                (to.part(chunk.offset, chunk.size), from.part(chunk.offset, chunk.size))
+            {
+                self.native_twice(&to, &from, on)?;
+            }
+        }
+        self.counters.split();
+        // The bytes are there, but what a lane may still write comes after them.
+        unjoined.map_or(Ok(true), |error| Err(error.into()))
+    }
+
+    /// Waits on the host until a stream has come to where it is now; false where that cannot be asked.
+    fn reached(&self, on: UserStream) -> Result<bool> {
+        let idle = self.pageable.marks.lock().get_mut(&on.device).and_then(Vec::pop);
+        let mark = match idle {
+            Some(mark) => mark,
+            None => match OwnedEvent::new(&self.driver, on.device, EventKind::Sleeping) {
+                Ok(mark) => mark,
+                Err(_) => return Ok(false),
+            },
+        };
+        let reached = mark.record(on.raw).is_ok() && {
+            let soon = (0..GLANCES).any(|_| mark.is_passed().unwrap_or(false));
+            soon || mark.synchronize().is_ok()
+        };
+        self.pageable.marks.lock().entry(on.device).or_default().push(mark);
+        Ok(reached)
+    }
+
+    /// Whose links a copy goes over.
+    fn paths(
+        &self,
+        taken: &Taken,
+        to: &Span,
+        from: &Span,
+        target: DeviceId,
+        direction: Direction,
+    ) -> SmallVec<[DeviceId; 8]> {
+        let memory = if direction == Direction::ToGpu { to } else { from };
+        let open = |relay: &DeviceId| taken.station().gate(*relay).is_some();
+        let reach = self.relays.usable().intersection(memory.reach()).iter().filter(open).collect();
+        let ask = Ask {
+            target,
+            direction,
+            size: to.size(),
+            zero_staging: reach,
+            staged: DeviceSet::EMPTY,
+            load: &self.load,
+        };
+        let mut paths: SmallVec<[DeviceId; 8]> =
+            split(&self.graph(), &ask).iter().map(|share| share.relay).collect();
+        if paths.is_empty() {
+            paths.push(target);
+        }
+        paths
+    }
+}

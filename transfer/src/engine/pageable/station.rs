@@ -1,0 +1,129 @@
+//! What pageable copies go through: pinned slots for each thread, and a stream on each GPU.
+//!
+//! Invariant: one copy has the whole of it, or none of it: whoever finds it taken copies another way and waits for nobody.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use glake_device::owned::{Epochs, OwnedEvent, OwnedStream, Pages, Registration, Span};
+use glake_device::{DeviceId, EventKind};
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use crate::Result;
+
+/// Slots a thread: one is filled while the other is under way. Three gain nothing on an H200.
+pub(super) const SLOTS: usize = 2;
+/// The most that a slot holds.
+const MOST: Bytes = Bytes::mib(2);
+/// Slots of less are not worth their calls.
+const LEAST: Bytes = Bytes::kib(256);
+
+#[derive(Debug)]
+pub(super) struct Station {
+    slots: Vec<Slot>,
+    gates: Box<[OnceLock<Gate>]>,
+    taken: AtomicBool,
+}
+
+/// Pinned memory that one thread fills or empties.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) index: usize,
+    pub(super) memory: Span,
+    /// Whether work uses it of which nobody knows when it ends: it is never used again.
+    pub(super) lost: AtomicBool,
+}
+
+/// A GPU's stream between slots and GPU memory.
+#[derive(Debug)]
+pub(super) struct Gate {
+    pub(super) stream: OwnedStream,
+    /// By slot: recorded after its copy.
+    pub(super) done: Vec<OwnedEvent>,
+}
+
+/// Has the whole station.
+#[derive(Debug)]
+pub(super) struct Taken(Arc<Station>);
+
+impl Station {
+    /// Slots for so many threads in at most so much pinned memory, without streams yet; `None` where that is too little.
+    pub(super) fn new(
+        epochs: &Arc<Epochs>,
+        devices: usize,
+        threads: usize,
+        memory: Bytes,
+    ) -> Result<Option<Arc<Station>>> {
+        let count = threads.saturating_mul(SLOTS);
+        let Some(each) = u64::try_from(count).ok().and_then(|count| memory.get().checked_div(count)) else {
+            return Ok(None);
+        };
+        let slot = Bytes::new(each & !4095).min(MOST);
+        if slot < LEAST {
+            return Ok(None);
+        }
+        let all = Bytes::new(slot.get().saturating_mul(count as u64));
+        let memory = Arc::new(Registration::new(epochs, Pages::new(all, 0)?)?);
+        let part = |index: usize| Span::pinned(&memory, Bytes::new(slot.get() * index as u64), slot);
+        let slot = |index| part(index).map(|memory| Slot { index, memory, lost: AtomicBool::new(false) });
+        Ok(Some(Arc::new(Station {
+            slots: (0..count).map_while(slot).collect(),
+            gates: (0..devices).map(|_| OnceLock::new()).collect(),
+            taken: AtomicBool::new(false),
+        })))
+    }
+
+    /// Makes the stream and events of a GPU.
+    pub(super) fn open(&self, epochs: &Arc<Epochs>, device: DeviceId) -> Result<()> {
+        let Some(place) = self.place(device).filter(|place| place.get().is_none()) else { return Ok(()) };
+        let driver = epochs.driver();
+        let event = |_: &Slot| OwnedEvent::new(driver, device, EventKind::Plain);
+        let done = self.slots.iter().map(event).collect::<glake_device::Result<_>>()?;
+        let _ = place.set(Gate { stream: OwnedStream::new(driver, device)?, done });
+        Ok(())
+    }
+
+    pub(super) fn gate(&self, device: DeviceId) -> Option<&Gate> {
+        self.place(device)?.get()
+    }
+
+    /// The slots of a thread that may be used; none for threads past those that it was made for.
+    pub(super) fn slots_of(&self, thread: usize) -> SmallVec<[&Slot; SLOTS]> {
+        let slots = self.slots.chunks(SLOTS).nth(thread).unwrap_or(&[]);
+        slots.iter().filter(|slot| !slot.lost.load(Ordering::Relaxed)).collect()
+    }
+
+    /// What a slot holds.
+    pub(super) fn slot(&self) -> Bytes {
+        self.slots.first().map_or(Bytes::ZERO, |slot| slot.memory.size())
+    }
+
+    /// How many threads have slots.
+    pub(super) fn threads(&self) -> usize {
+        self.slots.len() / SLOTS
+    }
+
+    /// Takes all of it, if nobody has.
+    pub(super) fn take(self: &Arc<Self>) -> Option<Taken> {
+        let was_free = self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        was_free.then(|| Taken(self.clone()))
+    }
+
+    fn place(&self, device: DeviceId) -> Option<&OnceLock<Gate>> {
+        self.gates.get(usize::try_from(device.0).ok()?)
+    }
+}
+
+impl Taken {
+    pub(super) fn station(&self) -> &Arc<Station> {
+        &self.0
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.taken.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,404 @@
+//! Lists of many small blocks between pinned memory and GPUs: copied by kernels of every GPU that reaches both.
+//!
+//! ```text
+//!   list    ▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌...
+//!   user's stream ──┤mark├── own turns ──────────┤join├──
+//!                       ├─► lane of relay 1 ── its turns ──┤     a turn: one launch over a list in pinned memory
+//!                       └─► lane of relay 2 ── its turns ──┘
+//! ```
+//!
+//! A native copy takes 3.5 us a block however small; a kernel's warp takes it in passing. Blocks of a megabyte and more are left
+//! to the copy engines, dealt out over the lanes.
+//!
+//! Invariants:
+//! - Every piece is enqueued once without an error, or the call returns one.
+//! - Nothing waits for a list of blocks that is under way: where none is free, the rest is copied natively.
+
+mod list;
+mod within;
+
+use glake_device::owned::{self, DeviceSet, Gather, Span};
+use glake_device::{CaptureState, CopyRequest, DeviceId, PointerKind, Stream};
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use super::counters::Path;
+use super::fork::Fork;
+use super::lease::LeaseState;
+use super::parts::Parts;
+use super::{CopyHandle, CopyOptions, Engine, UserStream};
+use crate::graph::{Ask, Direction, Shares, Way, split};
+use crate::{Result, TransferError};
+use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
+use within::Within;
+
+/// Fewer blocks, or fewer bytes, are the driver's to copy.
+const FEW: u64 = 64;
+const SMALL: Bytes = Bytes::mib(1);
+/// Blocks of this size, taken evenly, keep a link busy by single copies.
+const LARGE: Bytes = Bytes::mib(1);
+/// How many blocks the driver is given at a time.
+const BATCH: usize = 256;
+
+/// A list on a stream of the program.
+#[derive(Clone, Copy)]
+struct List<'a> {
+    blocks: &'a [CopyRequest],
+    within: &'a Within<'a>,
+    on: UserStream,
+}
+
+/// A group that several GPUs, or kernels, copy.
+#[derive(Clone, Copy)]
+struct Spread {
+    group: Group,
+    target: DeviceId,
+    direction: Direction,
+    /// The least that is dealt out at a time.
+    most: Bytes,
+    /// Whether kernels copy it, or copy engines.
+    by_kernels: bool,
+}
+
+/// A GPU that takes turns.
+struct Taker<'a> {
+    path: Path,
+    size: Bytes,
+    /// Whether its part goes onto the user's own stream.
+    own: bool,
+    /// What its kernels are launched on, where kernels copy.
+    kernels: Option<(&'a Gather, Stream)>,
+    carried: Bytes,
+    launches: u64,
+}
+
+/// One turn of a taker: so many pieces from a place on.
+struct Turn {
+    relay: DeviceId,
+    place: Place,
+    pieces: usize,
+}
+
+/// What became of the turns.
+#[derive(Default)]
+struct Turns {
+    taken: Vec<Turn>,
+    /// Not enqueued.
+    left: Vec<Turn>,
+    /// From here on nobody took any.
+    rest: Option<Place>,
+}
+
+impl Engine {
+    /// Enqueues copies of blocks, in no order among themselves: no block may touch bytes that another one writes. Every end
+    /// lies in one of the spans of `within`.
+    ///
+    /// # Errors
+    /// [`TransferError::Outside`] where a block lies in none of the spans, and [`TransferError::Lost`] of earlier
+    /// copies: nothing was enqueued. The driver's answer where not all blocks were.
+    pub fn copy_list(
+        &self,
+        blocks: &[CopyRequest],
+        within: &[Span],
+        on: UserStream,
+        options: CopyOptions,
+    ) -> Result<CopyHandle> {
+        let within = Within::new(within);
+        let groups = groups(blocks, &within)?;
+        self.relays.tell()?;
+        let list = List { blocks, within: &within, on };
+        // A graph would outlive the lists that kernels read; and an answer that says nothing is no permission.
+        let plain = matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None));
+        let spread = |group: &Group| self.spread_of(group, list).filter(|_| plain);
+        let spreads: SmallVec<[Spread; 2]> = groups.iter().filter_map(spread).collect();
+        let parts = match spreads.is_empty() {
+            true => None,
+            false => self.scatter(list, &spreads)?,
+        };
+        let is_spread = |group: &&Group| spreads.iter().any(|spread| spread.group.kind == group.kind);
+        for group in groups.iter().filter(|group| !is_spread(group)) {
+            self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX)?;
+        }
+        self.handle(on, options, parts)
+    }
+
+    /// How a group is spread; `None` where the driver is better.
+    fn spread_of(&self, group: &Group, list: List<'_>) -> Option<Spread> {
+        let Kind::Pinned(target, direction) = group.kind else { return None };
+        let mean = Bytes::new(group.size.get() / group.blocks.max(1));
+        if group.size < SMALL || (group.blocks < FEW && mean < LARGE) {
+            return None;
+        }
+        let mapped = |span: &Span| {
+            matches!(span.kind(), PointerKind::Pinned | PointerKind::Device { mapped: true, .. })
+        };
+        if mean >= LARGE && list.within.of(target).all(mapped) {
+            // Small enough to be dealt out evenly.
+            let most = Bytes::new(group.size.get() / 64).max(LARGE);
+            return Some(Spread { group: *group, target, direction, most, by_kernels: false });
+        }
+        if self.kernels.get(target).is_none() {
+            self.want_equipment(target);
+            return None;
+        }
+        let reached = self.kernels.reaching(list.within.of(target)).contains(target);
+        reached.then_some(Spread { group: *group, target, direction, most: PIECE, by_kernels: true })
+    }
+
+    /// Copies groups over the lanes of their stream; no parts where all went over the user's own.
+    fn scatter(&self, list: List<'_>, spreads: &[Spread]) -> Result<Option<Parts>> {
+        let leased = self.leases.with(self, list.on.id, |lease, state| {
+            state.withdraw(self);
+            // One mark for all, so that they run side by side.
+            let Ok(Some(mark)) = Fork::mark(lease, list.on) else {
+                self.worker.fork_event(list.on.device);
+                return Ok::<_, TransferError>(None);
+            };
+            let mut parts: Option<Parts> = None;
+            for spread in spreads {
+                let shares = self.shares(*spread, list, state);
+                if shares.iter().all(|share| share.relay == list.on.device) {
+                    self.scatter_alone(list, *spread)?;
+                    continue;
+                }
+                let mut fork = Fork::begin(self, lease, state, list.on, mark);
+                fork.poll();
+                let (used, serial) = self.scatter_over(fork, list, *spread, &shares)?;
+                let used = parts.map_or(used, |parts| parts.used.union(used));
+                parts = Some(Parts {
+                    relays: self.relays.clone(),
+                    lease: lease.clone(),
+                    used,
+                    serial,
+                    shares: None,
+                });
+            }
+            Ok(Some(parts))
+        });
+        if leased.is_none() {
+            self.want_lease();
+        }
+        match leased.transpose()?.flatten() {
+            Some(parts) => {
+                self.relays.tell()?;
+                Ok(parts)
+            }
+            None => {
+                spreads.iter().try_for_each(|spread| self.scatter_alone(list, *spread))?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Which GPU takes how much.
+    fn shares(&self, spread: Spread, list: List<'_>, state: &LeaseState) -> Shares {
+        let Spread { group, target, direction, by_kernels, .. } = spread;
+        let reach = match by_kernels {
+            true => self.kernels.reaching(list.within.of(target)),
+            false => list.within.reach(target),
+        };
+        let reach = reach.intersection(self.relays.usable()).without(state.broken());
+        // Kernels need no buffer, whatever the memory.
+        let staged = if by_kernels { reach } else { DeviceSet::EMPTY };
+        let load = &self.load;
+        split(&self.graph(), &Ask { target, direction, size: group.size, zero_staging: reach, staged, load })
+    }
+
+    /// Copies a group behind its fork; the lanes that have work of it, and which copy of the lease it is.
+    fn scatter_over(
+        &self,
+        mut fork: Fork<'_>,
+        list: List<'_>,
+        spread: Spread,
+        shares: &Shares,
+    ) -> Result<(DeviceSet, u64)> {
+        let Spread { group, target, direction, .. } = spread;
+        let mut takers: SmallVec<[Taker<'_>; 8]> = SmallVec::new();
+        let mut refused = Bytes::ZERO;
+        for share in shares {
+            let path = Path { target, relay: share.relay, direction, way: share.way };
+            let own = share.way == Way::Direct && target == list.on.device;
+            let stream = if own { Some(list.on.raw) } else { fork.stream(share.relay) };
+            let kernels = self.kernels.get(share.relay).filter(|_| spread.by_kernels).zip(stream);
+            if stream.is_some() && kernels.is_some() == spread.by_kernels {
+                let (carried, launches) = (Bytes::ZERO, 0);
+                takers.push(Taker { path, size: share.size, own, kernels, carried, launches });
+            } else {
+                refused = refused.saturating_add(share.size);
+            }
+        }
+        if let Some(first) = takers.first_mut() {
+            first.size = first.size.saturating_add(refused);
+        }
+        let turns = self.deal(list, spread, &mut takers, Some(&mut fork));
+        for taker in takers.iter().filter(|taker| taker.launches > 0) {
+            match taker.own {
+                true => self.counters.sent(taker.path, taker.carried, taker.launches),
+                false => fork.sent(taker.path, taker.carried, taker.launches),
+            }
+        }
+        let (used, serial) = (fork.entered(), fork.state.serial);
+        let dead = fork.join()?;
+        let lost = turns.taken.iter().filter(|turn| dead.contains(turn.relay));
+        for turn in turns.left.iter().chain(lost) {
+            let way = if turn.relay == target { Way::Direct } else { Way::ZeroStaging };
+            self.counters.retried(Path { target, relay: turn.relay, direction, way });
+            self.native_list(list, group.kind, turn.place, turn.pieces, spread.most)?;
+        }
+        if let Some(place) = turns.rest {
+            self.native_list(list, group.kind, place, usize::MAX, spread.most)?;
+        }
+        self.counters.split();
+        tracing::debug!(
+            target: "glake::transfer",
+            size = %group.size, blocks = group.blocks, %target, ?direction, paths = takers.len(),
+            "a list of blocks over several links"
+        );
+        Ok((used.without(dead), serial))
+    }
+
+    /// Copies a group by its own GPU's kernels on the user's stream; by the driver where that stream is another GPU's.
+    fn scatter_alone(&self, list: List<'_>, spread: Spread) -> Result<()> {
+        let Spread { group, target, direction, .. } = spread;
+        let kernels = self.kernels.get(target).filter(|_| spread.by_kernels && list.on.device == target);
+        let Some(kernels) = kernels else {
+            return self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX);
+        };
+        let path = Path { target, relay: target, direction, way: Way::Direct };
+        let kernels = Some((kernels, list.on.raw));
+        let (size, carried, launches) = (group.size, Bytes::ZERO, 0);
+        let mut takers = [Taker { path, size, own: true, kernels, carried, launches }];
+        let turns = self.deal(list, spread, &mut takers, None);
+        self.counters.sent(path, takers[0].carried, takers[0].launches);
+        for turn in &turns.left {
+            self.counters.retried(path);
+            self.native_list(list, group.kind, turn.place, turn.pieces, PIECE)?;
+        }
+        turns.rest.map_or(Ok(()), |place| self.native_list(list, group.kind, place, usize::MAX, PIECE))
+    }
+
+    /// Enqueues a group in turns.
+    fn deal(
+        &self,
+        list: List<'_>,
+        spread: Spread,
+        takers: &mut [Taker<'_>],
+        mut fork: Option<&mut Fork<'_>>,
+    ) -> Turns {
+        let mut turns = Turns::default();
+        let mut dealer = Dealer::new(takers.iter().map(|taker| taker.size));
+        let kind = spread.group.kind;
+        let mut pieces = Pieces::new(list.blocks, list.within, kind, spread.most, Place::default());
+        while let Some(index) = dealer.turn() {
+            let (place, taker) = (pieces.place, &mut takers[index]);
+            let fork = fork.as_deref_mut();
+            let (pieces, taken) = match taker.kernels {
+                Some((gather, stream)) => launch(gather, stream, &mut pieces, &mut dealer, taker, fork),
+                None => send(&mut pieces, &mut dealer, taker, fork),
+            };
+            let turn = Turn { relay: taker.path.relay, place, pieces };
+            match taken {
+                true if pieces == 0 => return turns,
+                true => turns.taken.push(turn),
+                false => {
+                    // The others share the rest.
+                    turns.left.extend((pieces > 0).then_some(turn));
+                    dealer.give_up();
+                }
+            }
+            dealer.pass();
+        }
+        let place = pieces.place;
+        turns.rest = pieces.next().map(|_| place);
+        turns
+    }
+
+    /// So many pieces from a place on, by the driver on the user's stream.
+    fn native_list(
+        &self,
+        list: List<'_>,
+        kind: Kind,
+        place: Place,
+        pieces: usize,
+        most: Bytes,
+    ) -> Result<()> {
+        let mut pieces = Pieces::new(list.blocks, list.within, kind, most, place).take(pieces);
+        let mut batch: Vec<(Span, Span)> = Vec::new();
+        loop {
+            batch.clear();
+            batch.extend(pieces.by_ref().take(BATCH).filter_map(|piece| piece.ends()));
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let enqueue = || owned::copy_batch(&*self.driver, list.on.device, list.on.raw, &batch);
+            match enqueue() {
+                // Part of a batch may be enqueued: to do it twice does no harm.
+                Err(error) if !error.is_sticky() => enqueue()?,
+                outcome => outcome?,
+            }
+            batch.iter().for_each(|(to, _)| self.counters.native(to.size()));
+        }
+    }
+}
+
+/// A turn of kernels: as many pieces as a list holds, or as the taker still gets. How many, and whether they were enqueued.
+fn launch(
+    gather: &Gather,
+    stream: Stream,
+    pieces: &mut Pieces<'_>,
+    dealer: &mut Dealer,
+    taker: &mut Taker<'_>,
+    fork: Option<&mut Fork<'_>>,
+) -> (usize, bool) {
+    let blame = |error| {
+        if let Some(fork) = fork
+            && !taker.own
+        {
+            fork.blame(taker.path.relay, &error);
+        }
+    };
+    let mut blocks = match gather.list() {
+        Ok(Some(blocks)) => blocks,
+        Ok(None) => return (0, false),
+        Err(error) => {
+            blame(error);
+            return (0, false);
+        }
+    };
+    let mut count = 0;
+    for piece in pieces.by_ref() {
+        count += 1;
+        // The kernels reach all spans of the list: what is refused all the same goes another way.
+        if blocks.push(piece.request, piece.to, piece.from).is_err() {
+            return (count, false);
+        }
+        if !dealer.deal(piece.request.size) || blocks.is_full() {
+            break;
+        }
+    }
+    let size = blocks.size();
+    if let Err(error) = gather.gather(stream, blocks) {
+        blame(error);
+        return (count, false);
+    }
+    taker.carried = taker.carried.saturating_add(size);
+    taker.launches += u64::from(count > 0);
+    (count, true)
+}
+
+/// A turn of a copy engine: one piece.
+fn send(
+    pieces: &mut Pieces<'_>,
+    dealer: &mut Dealer,
+    taker: &Taker<'_>,
+    fork: Option<&mut Fork<'_>>,
+) -> (usize, bool) {
+    let Some(piece) = pieces.next() else { return (0, true) };
+    dealer.deal(piece.request.size);
+    let (Some((to, from)), Some(fork)) = (piece.ends(), fork) else { return (1, false) };
+    let sent = match taker.own {
+        true => fork.send_own(taker.path, &to, &from),
+        false => fork.send(taker.path, &to, &from),
+    };
+    (1, sent)
+}

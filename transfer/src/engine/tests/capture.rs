@@ -1,0 +1,197 @@
+//! Copies in graphs: replayed bytes, order, faults, speed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::owned::{OwnedStream, Registration, Span};
+use glake_device::{CaptureState, DriverError, Fault, Injected, Touch, Verb, When};
+use glake_units::Bytes;
+
+use super::bed::{Bed, GPU, ends};
+use crate::graph::Direction;
+use crate::{CopyOptions, UserStream};
+
+const UNWAITED: CopyOptions = CopyOptions { priority: crate::Priority::Normal, verify: false, waited: false };
+
+/// Puts other bytes into pinned memory.
+fn refill(bed: &Bed, host: &Arc<Registration>, seed: u64) -> Vec<u8> {
+    let size = host.size();
+    let other = bed.pinned(size, seed);
+    let span = |memory| Span::pinned(memory, Bytes::ZERO, size).unwrap();
+    span(&other).copy_on_host(&span(host)).unwrap();
+    other.as_slice().to_vec()
+}
+
+fn paint(bed: &Bed, on: &OwnedStream, span: &Span, byte: u8) {
+    let (start, length) = (span.start(), usize::try_from(span.size().get()).unwrap());
+    let touch = Touch { address: start, size: span.size() };
+    let body = move |memory: &mut dyn glake_device::KernelMemory| {
+        memory.write(start, &vec![byte; length]).unwrap();
+    };
+    bed.sim.enqueue_kernel(GPU, on.id(), &[], &[touch], Duration::from_micros(50), body).unwrap();
+}
+
+#[test]
+fn a_replay_copies_what_is_there_then() {
+    for mapped in [true, false] {
+        let bed = Bed::new("h200x4");
+        let stream = bed.stream(GPU);
+        let on = bed.user(GPU, stream.id());
+        let size = Bytes::new((16 << 20) + 12_345);
+        let (kept, plain) = (bed.mapped(GPU, size), bed.plain(GPU, size));
+        let whole = if mapped { kept.span(Bytes::ZERO, size).unwrap() } else { plain.span.clone() };
+        let (out, back) = (bed.pinned(size, 1), bed.pinned(size, 2));
+        let [out_span, back_span] = [&out, &back].map(|host| Span::pinned(host, Bytes::ZERO, size).unwrap());
+        bed.sim.begin_capture(GPU, on.raw).unwrap();
+        paint(&bed, &stream, &whole, 1);
+        bed.engine().copy(&whole, &out_span, on, UNWAITED).unwrap();
+        bed.engine().copy(&back_span, &whole, on, UNWAITED).unwrap();
+        paint(&bed, &stream, &whole, 2);
+        let graph = bed.sim.end_capture(GPU, on.raw).unwrap();
+        assert_eq!(graph.operations(), 2 + 2 * 4, "each link has a node");
+        assert_eq!(bed.engine().statistics().native_copies, 0);
+        for seed in 5..8 {
+            let sent = refill(&bed, &out, seed);
+            bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
+            bed.wait(on);
+            let length = usize::try_from(size.get()).unwrap();
+            assert!(back.as_slice()[..length] == sent[..length]);
+            assert!(bed.read(&whole).iter().all(|byte| *byte == 2));
+        }
+        // The engine copies as before beside it.
+        bed.copy(&whole, &out_span, on);
+        bed.wait(on);
+        drop((stream, kept, plain, whole, out_span, back_span, out, back));
+        bed.end_with(3);
+    }
+}
+
+/// A copy in a capture of its own.
+fn capture(
+    bed: &Bed,
+    to: &Span,
+    from: &Span,
+    on: UserStream,
+) -> glake_device::Result<glake_device::sim::Graph> {
+    bed.sim.begin_capture(on.device, on.raw)?;
+    bed.engine().copy(to, from, on, UNWAITED).unwrap();
+    bed.sim.end_capture(on.device, on.raw)
+}
+
+#[test]
+fn captures_come_one_after_another_and_beside_each_other() {
+    let bed = Bed::new("h200x4");
+    let size = Bytes::mib(4);
+    let kept = bed.mapped(GPU, size);
+    let gpu = kept.span(Bytes::ZERO, size).unwrap();
+    let host = bed.pinned(size, 1);
+    let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+    let streams: Vec<OwnedStream> = (0..3).map(|_| bed.stream(GPU)).collect();
+    for stream in streams.iter().cycle().take(7) {
+        let graph = capture(&bed, &gpu, &from, bed.user(GPU, stream.id())).unwrap();
+        assert!(graph.operations() > 1);
+    }
+    // The third finds no branches.
+    for stream in &streams {
+        bed.sim.begin_capture(GPU, stream.id()).unwrap();
+        for _ in 0..2 {
+            bed.engine().copy(&gpu, &from, bed.user(GPU, stream.id()), UNWAITED).unwrap();
+        }
+    }
+    let graphs: Vec<usize> =
+        streams.iter().map(|stream| bed.sim.end_capture(GPU, stream.id()).unwrap().operations()).collect();
+    assert!(graphs[0] > 2 && graphs[0] == graphs[1] && graphs[2] == 2, "{graphs:?}");
+    // A capture that was broken leaves nothing behind.
+    let on = bed.user(GPU, streams[0].id());
+    bed.sim.begin_capture(GPU, on.raw).unwrap();
+    bed.engine().copy(&gpu, &from, on, UNWAITED).unwrap();
+    assert!(bed.epochs.record(bed.gpus).is_err());
+    assert!(bed.engine().copy(&gpu, &from, on, UNWAITED).is_err());
+    assert!(matches!(bed.sim.end_capture(GPU, on.raw), Err(DriverError::Failed { code: 901, .. })));
+    assert!(capture(&bed, &gpu, &from, on).unwrap().operations() > 1);
+    assert_eq!(bed.driver.capture_state(GPU, on.raw).unwrap(), CaptureState::None);
+    drop((kept, gpu, from, host, streams));
+    bed.end_with(3);
+}
+
+#[test]
+fn a_stream_of_another_gpu_records_copies_too() {
+    let bed = Bed::new("h200x4");
+    let other = glake_device::DeviceId(2);
+    let stream = bed.stream(other);
+    let on = bed.user(other, stream.id());
+    let size = Bytes::mib(16);
+    let kept = bed.mapped(GPU, size);
+    let gpu = kept.span(Bytes::ZERO, size).unwrap();
+    let host = bed.pinned(size, 1);
+    let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+    let graph = capture(&bed, &gpu, &from, on).unwrap();
+    assert_eq!(graph.operations(), 4);
+    bed.sim.launch_graph(&graph, other, on.raw).unwrap();
+    bed.wait(on);
+    assert!(bed.read(&gpu) == host.as_slice());
+    drop((stream, kept, gpu, from, host));
+    bed.end_with(3);
+}
+
+#[test]
+fn a_replay_uses_every_link() {
+    let bed = Bed::new("h200x4");
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    for (size, least) in [(Bytes::mib(16), 2.0), (Bytes::mib(64), 2.5)] {
+        let kept = bed.mapped(GPU, size);
+        let gpu = kept.span(Bytes::ZERO, size).unwrap();
+        let host = bed.pinned(size, 1);
+        let host_span = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+        for direction in Direction::BOTH {
+            let (to, from) = ends(direction, &host_span, &gpu);
+            let graph = capture(&bed, to, from, on).unwrap();
+            let time = |work: &dyn Fn()| {
+                let start = bed.sim.now();
+                work();
+                bed.wait(on);
+                (bed.sim.now() - start).as_secs_f64()
+            };
+            let split = time(&|| bed.sim.launch_graph(&graph, GPU, on.raw).unwrap());
+            let native = time(&|| glake_device::owned::copy(&*bed.driver, GPU, on.raw, to, from).unwrap());
+            println!("{size} {direction:?}: {:.2}", native / split);
+            assert!(native / split > least, "{size} {direction:?}: {}", native / split);
+        }
+    }
+    drop(stream);
+    bed.end_with(3);
+}
+
+#[test]
+fn every_call_may_fail_once() {
+    for verb in [Verb::Launch, Verb::EventRecord, Verb::StreamWaitEvent, Verb::CaptureState, Verb::Copy] {
+        for n in 1.. {
+            let bed = Bed::new("h200x4");
+            let stream = bed.stream(GPU);
+            let on = bed.user(GPU, stream.id());
+            let size = Bytes::mib(6);
+            let kept = bed.mapped(GPU, size);
+            let gpu = kept.span(Bytes::ZERO, size).unwrap();
+            let host = bed.pinned(size, 1);
+            let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+            bed.sim.begin_capture(GPU, on.raw).unwrap();
+            let error = Injected::Failed(1);
+            bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error }]);
+            bed.engine().copy(&gpu, &from, on, UNWAITED).unwrap();
+            let injected = bed.faults.injected();
+            bed.faults.set(&[]);
+            let graph = bed.sim.end_capture(GPU, on.raw).unwrap();
+            bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
+            bed.wait(on);
+            assert!(bed.read(&gpu) == host.as_slice(), "{verb} {n}");
+            drop((stream, kept, gpu, from, host));
+            let paths = bed.engine().statistics().paths;
+            let modules = paths.iter().filter(|path| path.relay != GPU && !path.bytes.is_zero()).count();
+            bed.end_with(modules);
+            if injected == 0 {
+                break;
+            }
+        }
+    }
+}
