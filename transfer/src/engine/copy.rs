@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use glake_device::CaptureState;
-use glake_device::owned::{self, DeviceSet, Span};
+use glake_device::owned::{self, DeviceSet, Gather, Span};
 use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -22,8 +22,8 @@ use super::lease::{Lease, LeaseState};
 use super::parts::Parts;
 use super::staged::Staged;
 use super::{CopyHandle, CopyOptions, Engine, UserStream};
-use crate::Result;
 use crate::graph::{Ask, Direction, Share, Shares, Way, split};
+use crate::{Result, TransferError};
 
 /// A copy from this size on takes longer than what the host does for it.
 const LONG: Bytes = Bytes::mib(4);
@@ -42,7 +42,7 @@ impl Engine {
     /// Enqueues a copy on a stream of the program.
     ///
     /// # Errors
-    /// [`crate::TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
+    /// [`TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
     /// was not, or not wholly, enqueued.
     pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
         let parts = self.enqueue(to, from, on)?;
@@ -56,10 +56,16 @@ impl Engine {
         options: CopyOptions,
         parts: Option<Parts>,
     ) -> Result<CopyHandle> {
-        Ok(match options.waited {
-            true => CopyHandle::marked(self.marks.mark(on)?, parts),
-            false => CopyHandle::unmarked(&self.driver, on, parts),
-        })
+        if options.waited {
+            match self.marks.mark(on).or_else(|_| self.marks.mark(on)) {
+                Ok(mark) => return Ok(CopyHandle::marked(mark, parts)),
+                Err(TransferError::Driver(error)) if !error.is_sticky() => {
+                    tracing::debug!(target: "glake::transfer", %error, "a handle waits for its whole stream");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(CopyHandle::unmarked(&self.driver, on, parts))
     }
 
     /// Enqueues a copy; its parts, if it was split.
@@ -206,6 +212,12 @@ impl Engine {
         let mut staged: SmallVec<[Staged; 8]> = SmallVec::new();
         for share in shares.iter().filter(|share| share.way == Way::Staged) {
             let Some((to, from)) = job.part(share) else { continue };
+            if let Some(kernels) = self.kernels_for(share.relay, job) {
+                if !fork.launch(job.path(share), kernels, &to, &from) {
+                    left.push(*share);
+                }
+                continue;
+            }
             staged.push(Staged { path: job.path(share), to, from, offset: share.offset, sent: Bytes::ZERO });
         }
         fork.stage(&mut staged);
@@ -237,7 +249,7 @@ impl Engine {
         (0_u32..).map(DeviceId).take(self.devices).any(|link| !self.load.link(link, direction).is_zero())
     }
 
-    /// The relays that may touch the memory of a copy directly, and those that have slots for it.
+    /// The relays that may touch the memory of a copy directly, and those that have kernels or slots for it.
     fn relays_of(&self, lease: &Arc<Lease>, state: &mut LeaseState, job: Job<'_>) -> (DeviceSet, DeviceSet) {
         let usable = self.relays.usable().without(state.broken()).without(DeviceSet::of(job.target));
         let (device, host) = match job.direction {
@@ -248,9 +260,11 @@ impl Engine {
         if matches!(device.kind(), PointerKind::Device { mapped: true, .. }) {
             return (reach, DeviceSet::EMPTY);
         }
+        let readers = usable.intersection(host.reach());
+        let by_kernel = |relay: &DeviceId| self.kernels_for(*relay, job).is_some();
+        let mut staged: DeviceSet = readers.iter().filter(by_kernel).collect();
         let peers = |relay: &DeviceId| self.relays.peers(*relay).contains(job.target);
-        let candidates: DeviceSet = usable.intersection(host.reach()).iter().filter(peers).collect();
-        let mut with_slots = DeviceSet::EMPTY;
+        let candidates: DeviceSet = readers.without(staged).iter().filter(peers).collect();
         let mut refreshed = false;
         for relay in candidates.iter() {
             let mut has = state.take_ring(self, relay);
@@ -261,10 +275,17 @@ impl Engine {
                 has = state.take_ring(self, relay);
             }
             if has {
-                with_slots = with_slots.union(DeviceSet::of(relay));
+                staged = staged.union(DeviceSet::of(relay));
             }
         }
-        (DeviceSet::EMPTY, with_slots)
+        (DeviceSet::EMPTY, staged)
+    }
+
+    /// The kernels by which a relay copies what it cannot otherwise, where that is better than slots.
+    fn kernels_for(&self, relay: DeviceId, job: Job<'_>) -> Option<&Gather> {
+        let small = job.to.size() < self.options().kernels_below;
+        let kernels = self.kernels.get(relay).filter(|_| small)?;
+        (kernels.reaches(job.to) && kernels.reaches(job.from)).then_some(kernels)
     }
 }
 

@@ -12,7 +12,7 @@
 //!   joined either way is an error, and its lane is never used again.
 //! - What was sent is counted with its relay before it is enqueued.
 
-use glake_device::owned::{self, DeviceSet, Span};
+use glake_device::owned::{self, DeviceSet, Gather, Span};
 use glake_device::{DeviceId, DriverError, Event, Stream};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -75,17 +75,33 @@ impl<'a> Fork<'a> {
     /// Enqueues one copy on the lane of a path. False: it was not, and must go another way.
     #[must_use]
     pub(super) fn send(&mut self, path: Path, to: &Span, from: &Span) -> bool {
+        let driver = &*self.engine.driver;
+        self.carry(path, to.size(), |stream| owned::copy(driver, path.relay, stream, to, from))
+    }
+
+    /// The same, by a kernel of the relay.
+    #[must_use]
+    pub(super) fn launch(&mut self, path: Path, kernels: &Gather, to: &Span, from: &Span) -> bool {
+        self.carry(path, to.size(), |stream| kernels.copy(stream, to, from))
+    }
+
+    fn carry(
+        &mut self,
+        path: Path,
+        size: Bytes,
+        enqueue: impl FnOnce(Stream) -> glake_device::Result<()>,
+    ) -> bool {
         let Some(lane) = self.enter(path.relay) else { return false };
         let (device, stream) = (path.relay, lane.stream.id());
         // A part whose time is not taken is as good as one whose time is.
         let timed = self.state.times(device) && lane.clock[0].record(stream).is_ok();
-        if let Err(error) = owned::copy(&*self.engine.driver, device, stream, to, from) {
+        if let Err(error) = enqueue(stream) {
             self.blame(device, &error);
             return false;
         }
-        self.sent(path, to.size(), 1);
+        self.sent(path, size, 1);
         if timed && lane.clock[1].record(stream).is_ok() {
-            self.part(device).timed = Some((path, to.size()));
+            self.part(device).timed = Some((path, size));
         }
         true
     }

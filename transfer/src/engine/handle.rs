@@ -45,7 +45,8 @@ impl CopyHandle {
         self.parts.as_ref().map_or(Ok(()), Parts::check)
     }
 
-    /// Whether the bytes are there; never of a copy that was enqueued without [`super::CopyOptions::waited`].
+    /// Whether the bytes are there; never of a copy that was enqueued without [`super::CopyOptions::waited`], or whose end the
+    /// driver would not mark.
     ///
     /// # Errors
     /// As [`CopyHandle::wait`].

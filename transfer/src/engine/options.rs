@@ -14,6 +14,9 @@ pub struct EngineOptions {
     pub break_even: Option<Bytes>,
     /// Memory of each relay for staging, at most 16 MiB; 0: no staging.
     pub slots: Bytes,
+    /// Smaller copies of memory that relays cannot copy to and from themselves (that of `cudaMalloc`) are made by kernels of
+    /// theirs, larger ones through slots; 0: all of them through slots.
+    pub kernels_below: Bytes,
     /// How many streams of the program can have copies over several links under way at a time; those of further ones are
     /// native.
     pub streams: usize,
@@ -33,6 +36,7 @@ impl Default for EngineOptions {
             relays: DeviceSet::EMPTY,
             break_even: None,
             slots: Bytes::mib(16),
+            kernels_below: Bytes::mib(128),
             streams: 8,
             pageable_threads: 6,
             pageable_slots: Bytes::mib(24),

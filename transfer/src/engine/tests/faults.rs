@@ -5,14 +5,15 @@ use glake_device::{Fault, Injected, Refusal, Verb, When};
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
-use crate::CopyOptions;
 use crate::graph::{Direction, Way};
+use crate::{CopyOptions, EngineOptions};
 
 const SIZE: Bytes = Bytes::mib(6);
 
 /// The verbs that a copy may call.
-const VERBS: [Verb; 7] = [
+const VERBS: [Verb; 8] = [
     Verb::Copy,
+    Verb::Launch,
     Verb::EventRecord,
     Verb::EventQuery,
     Verb::StreamWaitEvent,
@@ -30,7 +31,8 @@ const ERRORS: [Injected; 4] = [
 
 /// Three copies with the fault in the second, on memory of a kind.
 fn trial(direction: Direction, memory: Way, fault: Fault) -> u64 {
-    let bed = Bed::new("h200x4");
+    let kernels_below = if fault.verb == Some(Verb::Launch) { Bytes::gib(1) } else { Bytes::ZERO };
+    let bed = Bed::with("h200x4", EngineOptions { kernels_below, ..EngineOptions::default() });
     let stream = bed.stream(GPU);
     let on = bed.user(GPU, stream.id());
     let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
@@ -95,7 +97,8 @@ fn a_relay_may_answer_that_it_is_lost() {
     for memory in [Way::ZeroStaging, Way::Staged] {
         for verb in [Verb::Copy, Verb::EventRecord, Verb::StreamWaitEvent] {
             for n in 1..=24 {
-                let bed = Bed::new("h200x4");
+                let options = EngineOptions { kernels_below: Bytes::ZERO, ..EngineOptions::default() };
+                let bed = Bed::with("h200x4", options);
                 let stream = bed.stream(GPU);
                 let on = bed.user(GPU, stream.id());
                 let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
