@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use glake_device::{Address, DeviceId, DriverError};
+use glake_device::{DeviceId, DriverError};
 use glake_units::Bytes;
 
 /// The outcome of what this crate is asked.
@@ -74,16 +74,6 @@ pub enum TransferError {
         to: Bytes,
         /// What it shall come from.
         from: Bytes,
-    },
-    /// A block of a list lies in none of the spans that were given with it: a bug of the caller.
-    #[error(
-        "{size} at {address} lie in none of the ranges given with the list: give the range that holds them too"
-    )]
-    Outside {
-        /// Where it begins.
-        address: Address,
-        /// How long it is.
-        size: Bytes,
     },
     /// A relay was lost while it carried parts of copies: their bytes may not have arrived. Copy them again, and that of the
     /// call that says so; the relay is out of use from now on.

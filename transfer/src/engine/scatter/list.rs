@@ -5,12 +5,12 @@
 //!   turns    │  GPU 0 │  GPU 1 │  GPU 2 │  GPU 0 │ ...     as many as one launch takes; each GPU until its share is full
 //! ```
 
-use glake_device::owned::Span;
-use glake_device::{CopyRequest, DeviceId, PointerKind};
+use glake_device::owned::{DeviceSet, Span};
+use glake_device::{Address, CopyRequest, DeviceId};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::within::{Block, Within};
+use super::super::ends::Ends;
 use crate::Result;
 use crate::graph::Direction;
 
@@ -23,15 +23,20 @@ pub(super) enum Kind {
     Other,
 }
 
+/// A copy of a list: to, from.
+pub(super) type Block = (Span, Span);
+
 /// The blocks of a list that are of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Group {
+#[derive(Clone, Debug)]
+pub(super) struct Group<'a> {
     pub(super) kind: Kind,
     /// How many.
     pub(super) blocks: u64,
     /// How many pieces.
     pub(super) pieces: u64,
     pub(super) size: Bytes,
+    /// Ends that stand for all: who may touch these may touch the others.
+    pub(super) ends: Vec<&'a Span>,
 }
 
 /// Where a list goes on.
@@ -47,46 +52,81 @@ pub(super) const PIECE: Bytes = Bytes::kib(64);
 /// Every kind that occurs, in the order of its first block.
 ///
 /// # Errors
-/// [`crate::TransferError::Outside`].
-pub(super) fn groups(blocks: &[CopyRequest], within: &Within<'_>) -> Result<SmallVec<[Group; 2]>> {
-    let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
-    let mut finder = within.finder();
+/// [`crate::TransferError::SizesDiffer`].
+pub(super) fn groups(blocks: &[Block]) -> Result<SmallVec<[Group<'_>; 2]>> {
+    let mut groups: SmallVec<[Group<'_>; 2]> = SmallVec::new();
     let mut last = 0;
-    for request in blocks.iter().filter(|request| !request.size.is_zero()) {
-        let block = finder.block(*request)?;
-        let kind = Kind::of(block.to, block.from);
+    for (to, from) in blocks {
+        let kind = Kind::of(Ends::of(to, from)?);
+        let size = to.size();
+        if size.is_zero() {
+            continue;
+        }
         if groups.get(last).is_none_or(|group| group.kind != kind) {
             last = groups.iter().position(|group| group.kind == kind).unwrap_or_else(|| {
-                groups.push(Group { kind, blocks: 0, pieces: 0, size: Bytes::ZERO });
+                let ends = Vec::new();
+                groups.push(Group { kind, blocks: 0, pieces: 0, size: Bytes::ZERO, ends });
                 groups.len() - 1
             });
         }
-        let group = &mut groups[last];
-        group.blocks += 1;
-        group.pieces += request.size.get().div_ceil(PIECE.get());
-        group.size = group.size.saturating_add(request.size);
+        groups[last].add(to, from);
     }
     Ok(groups)
 }
 
-impl Kind {
-    pub(super) fn of(to: &Span, from: &Span) -> Kind {
-        match (to.kind(), from.kind()) {
-            (PointerKind::Device { device, .. }, PointerKind::Pinned) => {
-                Kind::Pinned(device, Direction::ToGpu)
+impl<'a> Group<'a> {
+    fn add(&mut self, to: &'a Span, from: &'a Span) {
+        self.blocks += 1;
+        self.pieces += to.size().get().div_ceil(PIECE.get());
+        self.size = self.size.saturating_add(to.size());
+        for end in [to, from] {
+            let stands = |other: &&Span| other.kind() == end.kind() && other.reach() == end.reach();
+            if self.kind != Kind::Other && !self.ends.iter().any(stands) {
+                self.ends.push(end);
             }
-            (PointerKind::Pinned, PointerKind::Device { device, .. }) => {
-                Kind::Pinned(device, Direction::FromGpu)
-            }
-            _ => Kind::Other,
         }
+    }
+
+    /// The devices whose streams may touch all of it.
+    pub(super) fn reach(&self) -> DeviceSet {
+        self.ends.iter().fold(DeviceSet::ALL, |reach, span| reach.intersection(span.reach()))
+    }
+}
+
+impl Kind {
+    fn of(ends: Ends) -> Kind {
+        match ends {
+            Ends::HostAndGpu { target, direction, pinned: true } => Kind::Pinned(target, direction),
+            Ends::HostAndGpu { .. } | Ends::Other => Kind::Other,
+        }
+    }
+}
+
+/// A part of a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece<'a> {
+    pub(super) to: &'a Span,
+    pub(super) from: &'a Span,
+    offset: Bytes,
+    pub(super) size: Bytes,
+}
+
+impl Piece<'_> {
+    /// Where it begins and ends.
+    pub(super) fn request(&self) -> CopyRequest {
+        let at = |span: &Span| Address(span.start().0 + self.offset.get());
+        CopyRequest { to: at(self.to), from: at(self.from), size: self.size }
+    }
+
+    /// Its ends as spans of their own, to and from.
+    pub(super) fn ends(&self) -> Option<Block> {
+        Some((self.to.part(self.offset, self.size)?, self.from.part(self.offset, self.size)?))
     }
 }
 
 /// The pieces of one kind, from a place on.
 pub(super) struct Pieces<'a> {
-    blocks: &'a [CopyRequest],
-    finder: super::within::Finder<'a>,
+    blocks: &'a [Block],
     kind: Kind,
     /// What no piece is larger than.
     most: Bytes,
@@ -94,32 +134,24 @@ pub(super) struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    pub(super) fn new(
-        blocks: &'a [CopyRequest],
-        within: &'a Within<'a>,
-        kind: Kind,
-        most: Bytes,
-        place: Place,
-    ) -> Pieces<'a> {
-        Pieces { blocks, finder: within.finder(), kind, most, place }
+    pub(super) fn new(blocks: &'a [Block], kind: Kind, most: Bytes, place: Place) -> Pieces<'a> {
+        Pieces { blocks, kind, most, place }
     }
 }
 
 impl<'a> Iterator for Pieces<'a> {
-    type Item = Block<'a>;
+    type Item = Piece<'a>;
 
-    fn next(&mut self) -> Option<Block<'a>> {
+    fn next(&mut self) -> Option<Piece<'a>> {
         loop {
-            let request = self.blocks.get(self.place.block)?;
-            let offset = self.place.offset;
-            if offset < request.size {
-                // Every block was looked up when the list was grouped.
-                let block = self.finder.block(*request).ok()?;
-                if Kind::of(block.to, block.from) == self.kind {
-                    let piece = block.part(offset, self.most);
-                    self.place.offset = offset.saturating_add(piece.request.size);
-                    return Some(piece);
-                }
+            let (to, from) = self.blocks.get(self.place.block)?;
+            let left = to.size().saturating_sub(self.place.offset);
+            // Their sizes were compared when the list was grouped.
+            let kind = Ends::of(to, from).map(Kind::of);
+            if !left.is_zero() && kind.is_ok_and(|kind| kind == self.kind) {
+                let piece = Piece { to, from, offset: self.place.offset, size: left.min(self.most) };
+                self.place.offset = piece.offset.saturating_add(piece.size);
+                return Some(piece);
             }
             self.place = Place { block: self.place.block + 1, offset: Bytes::ZERO };
         }
@@ -178,8 +210,6 @@ impl Dealer {
 mod tests {
     use std::sync::Arc;
 
-    use glake_device::Address;
-    use glake_device::owned::DeviceSet;
     use glake_device::sim::{SimOptions, SimTopology, Simulator};
     use proptest::prelude::*;
 
@@ -201,21 +231,23 @@ mod tests {
     #[test]
     fn blocks_are_grouped_by_what_they_are_between() {
         let (_sim, [a, b, host]) = spans();
-        let block = |to: &Span, from: &Span, size| CopyRequest { to: to.start(), from: from.start(), size };
+        let block = |to: &Span, from: &Span, size: Bytes| {
+            (to.part(Bytes::ZERO, size).unwrap(), from.part(Bytes::ZERO, size).unwrap())
+        };
         let blocks = [
             block(&a, &host, Bytes::kib(16)),
             block(&a, &b, Bytes::kib(65)),
             block(&a, &host, Bytes::ZERO),
             block(&b, &host, Bytes::mib(1)),
         ];
-        let spans = [a, b, host];
-        let within = Within::new(&spans);
-        let found = groups(&blocks, &within).unwrap();
+        let found = groups(&blocks).unwrap();
         // Pageable memory is the driver's to copy, as another GPU's is.
-        let size = Bytes::new((16 + 65 + 1024) << 10);
-        assert_eq!(found[..], [Group { kind: Kind::Other, blocks: 3, pieces: 1 + 2 + 16, size }]);
-        let pieces = Pieces::new(&blocks, &within, Kind::Other, PIECE, Place::default());
-        let sizes: Vec<u64> = pieces.map(|piece| piece.request.size.get() >> 10).collect();
+        assert_eq!(found.len(), 1);
+        let Group { kind, blocks: count, pieces, size, .. } = found[0];
+        assert_eq!((kind, count, pieces), (Kind::Other, 3, 1 + 2 + 16));
+        assert_eq!(size, Bytes::new((16 + 65 + 1024) << 10));
+        let pieces = Pieces::new(&blocks, Kind::Other, PIECE, Place::default());
+        let sizes: Vec<u64> = pieces.map(|piece| piece.size.get() >> 10).collect();
         assert_eq!(sizes[..5], [16, 64, 1, 64, 64]);
         assert_eq!(sizes.len(), 19);
     }
@@ -247,34 +279,29 @@ mod tests {
         ) {
             let (_sim, [a, _, host]) = spans();
             let mut at = 0;
-            let blocks: Vec<CopyRequest> = sizes.iter().map(|size| {
-                let block = CopyRequest {
-                    to: Address(a.start().0 + at),
-                    from: Address(host.start().0 + at),
-                    size: Bytes::new(*size),
-                };
+            let blocks: Vec<Block> = sizes.iter().map(|size| {
+                let part = |span: &Span| span.part(Bytes::new(at), Bytes::new(*size)).unwrap();
+                let block = (part(&a), part(&host));
                 at += size;
                 block
             }).collect();
-            let spans = [a.clone(), host];
-            let within = Within::new(&spans);
             let all: u64 = sizes.iter().sum();
             let total: u64 = weights.iter().sum();
             let mut shares: Vec<Bytes> = weights.iter().map(|weight| Bytes::new(all * weight / total)).collect();
             shares[0] = Bytes::new(all - shares[1..].iter().map(|share| share.get()).sum::<u64>());
             let mut dealer = Dealer::new(shares.clone());
-            let mut pieces = Pieces::new(&blocks, &within, Kind::Other, PIECE, Place::default());
+            let mut pieces = Pieces::new(&blocks, Kind::Other, PIECE, Place::default());
             let mut got = vec![0; shares.len()];
             let mut expected = a.start().0;
             // In turns of at most `list` pieces, until every one has its share.
             'all: while let Some(turn) = dealer.turn() {
                 for _ in 0..list {
                     let Some(piece) = pieces.next() else { break 'all };
-                    prop_assert_eq!(piece.request.to.0, expected);
-                    prop_assert!(piece.request.size <= PIECE && !piece.request.size.is_zero());
-                    expected += piece.request.size.get();
-                    got[turn] += piece.request.size.get();
-                    if !dealer.deal(piece.request.size) { break }
+                    prop_assert_eq!(piece.request().to.0, expected);
+                    prop_assert!(piece.size <= PIECE && !piece.size.is_zero());
+                    expected += piece.size.get();
+                    got[turn] += piece.size.get();
+                    if !dealer.deal(piece.size) { break }
                 }
                 dealer.pass();
             }

@@ -15,10 +15,9 @@
 //! - Nothing waits for a list of blocks that is under way: where none is free, the rest is copied natively.
 
 mod list;
-mod within;
 
 use glake_device::owned::{self, DeviceSet, Gather, Span};
-use glake_device::{CaptureState, CopyRequest, DeviceId, PointerKind, Stream};
+use glake_device::{CaptureState, DeviceId, PointerKind, Stream};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
@@ -29,8 +28,7 @@ use super::parts::Parts;
 use super::{CopyHandle, CopyOptions, Engine, UserStream};
 use crate::graph::{Ask, Direction, Shares, Way, split};
 use crate::{Result, TransferError};
-use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
-use within::Within;
+use list::{Block, Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 
 /// Fewer blocks, or fewer bytes, are the driver's to copy.
 const FEW: u64 = 64;
@@ -43,15 +41,14 @@ const BATCH: usize = 256;
 /// A list on a stream of the program.
 #[derive(Clone, Copy)]
 struct List<'a> {
-    blocks: &'a [CopyRequest],
-    within: &'a Within<'a>,
+    blocks: &'a [Block],
     on: UserStream,
 }
 
 /// A group that several GPUs, or kernels, copy.
 #[derive(Clone, Copy)]
-struct Spread {
-    group: Group,
+struct Spread<'a> {
+    group: &'a Group<'a>,
     target: DeviceId,
     direction: Direction,
     /// The least that is dealt out at a time.
@@ -90,32 +87,30 @@ struct Turns {
 }
 
 impl Engine {
-    /// Enqueues copies of blocks, in no order among themselves: no block may touch bytes that another one writes. Every end
-    /// lies in one of the spans of `within`.
+    /// Enqueues copies between pairs of spans, to and from, in no order among themselves: no block may touch bytes that another
+    /// one writes.
     ///
     /// # Errors
-    /// [`TransferError::Outside`] where a block lies in none of the spans, and [`TransferError::Lost`] of earlier
-    /// copies: nothing was enqueued. The driver's answer where not all blocks were.
+    /// [`TransferError::SizesDiffer`], and [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer
+    /// where not all blocks were.
     pub fn copy_list(
         &self,
-        blocks: &[CopyRequest],
-        within: &[Span],
+        blocks: &[(Span, Span)],
         on: UserStream,
         options: CopyOptions,
     ) -> Result<CopyHandle> {
-        let within = Within::new(within);
-        let groups = groups(blocks, &within)?;
+        let groups = groups(blocks)?;
         self.relays.tell()?;
-        let list = List { blocks, within: &within, on };
+        let list = List { blocks, on };
         // A graph would outlive the lists that kernels read; and an answer that says nothing is no permission.
         let plain = matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None));
-        let spread = |group: &Group| self.spread_of(group, list).filter(|_| plain);
-        let spreads: SmallVec<[Spread; 2]> = groups.iter().filter_map(spread).collect();
+        let spreads: SmallVec<[Spread<'_>; 2]> =
+            groups.iter().filter_map(|group| self.spread_of(group).filter(|_| plain)).collect();
         let parts = match spreads.is_empty() {
             true => None,
             false => self.scatter(list, &spreads)?,
         };
-        let is_spread = |group: &&Group| spreads.iter().any(|spread| spread.group.kind == group.kind);
+        let is_spread = |group: &&Group<'_>| spreads.iter().any(|spread| spread.group.kind == group.kind);
         for group in groups.iter().filter(|group| !is_spread(group)) {
             self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX)?;
         }
@@ -123,30 +118,30 @@ impl Engine {
     }
 
     /// How a group is spread; `None` where the driver is better.
-    fn spread_of(&self, group: &Group, list: List<'_>) -> Option<Spread> {
+    fn spread_of<'a>(&self, group: &'a Group<'a>) -> Option<Spread<'a>> {
         let Kind::Pinned(target, direction) = group.kind else { return None };
         let mean = Bytes::new(group.size.get() / group.blocks.max(1));
         if group.size < SMALL || (group.blocks < FEW && mean < LARGE) {
             return None;
         }
-        let mapped = |span: &Span| {
+        let mapped = |span: &&Span| {
             matches!(span.kind(), PointerKind::Pinned | PointerKind::Device { mapped: true, .. })
         };
-        if mean >= LARGE && list.within.of(target).all(mapped) {
+        if mean >= LARGE && group.ends.iter().all(mapped) {
             // Small enough to be dealt out evenly.
             let most = Bytes::new(group.size.get() / 64).max(LARGE);
-            return Some(Spread { group: *group, target, direction, most, by_kernels: false });
+            return Some(Spread { group, target, direction, most, by_kernels: false });
         }
         if self.kernels.get(target).is_none() {
             self.want_equipment(target);
             return None;
         }
-        let reached = self.kernels.reaching(list.within.of(target)).contains(target);
-        reached.then_some(Spread { group: *group, target, direction, most: PIECE, by_kernels: true })
+        let reached = self.kernels.reaching(group.ends.iter().copied()).contains(target);
+        reached.then_some(Spread { group, target, direction, most: PIECE, by_kernels: true })
     }
 
     /// Copies groups over the lanes of their stream; no parts where all went over the user's own.
-    fn scatter(&self, list: List<'_>, spreads: &[Spread]) -> Result<Option<Parts>> {
+    fn scatter(&self, list: List<'_>, spreads: &[Spread<'_>]) -> Result<Option<Parts>> {
         let leased = self.leases.with(self, list.on.id, |lease, state| {
             state.withdraw(self);
             // One mark for all, so that they run side by side.
@@ -156,7 +151,7 @@ impl Engine {
             };
             let mut parts: Option<Parts> = None;
             for spread in spreads {
-                let shares = self.shares(*spread, list, state);
+                let shares = self.shares(*spread, state);
                 if shares.iter().all(|share| share.relay == list.on.device) {
                     self.scatter_alone(list, *spread)?;
                     continue;
@@ -191,11 +186,11 @@ impl Engine {
     }
 
     /// Which GPU takes how much.
-    fn shares(&self, spread: Spread, list: List<'_>, state: &LeaseState) -> Shares {
+    fn shares(&self, spread: Spread<'_>, state: &LeaseState) -> Shares {
         let Spread { group, target, direction, by_kernels, .. } = spread;
         let reach = match by_kernels {
-            true => self.kernels.reaching(list.within.of(target)),
-            false => list.within.reach(target),
+            true => self.kernels.reaching(group.ends.iter().copied()),
+            false => group.reach(),
         };
         let reach = reach.intersection(self.relays.usable()).without(state.broken());
         // Kernels need no buffer, whatever the memory.
@@ -209,7 +204,7 @@ impl Engine {
         &self,
         mut fork: Fork<'_>,
         list: List<'_>,
-        spread: Spread,
+        spread: Spread<'_>,
         shares: &Shares,
     ) -> Result<(DeviceSet, u64)> {
         let Spread { group, target, direction, .. } = spread;
@@ -258,7 +253,7 @@ impl Engine {
     }
 
     /// Copies a group by its own GPU's kernels on the user's stream; by the driver where that stream is another GPU's.
-    fn scatter_alone(&self, list: List<'_>, spread: Spread) -> Result<()> {
+    fn scatter_alone(&self, list: List<'_>, spread: Spread<'_>) -> Result<()> {
         let Spread { group, target, direction, .. } = spread;
         let kernels = self.kernels.get(target).filter(|_| spread.by_kernels && list.on.device == target);
         let Some(kernels) = kernels else {
@@ -281,14 +276,14 @@ impl Engine {
     fn deal(
         &self,
         list: List<'_>,
-        spread: Spread,
+        spread: Spread<'_>,
         takers: &mut [Taker<'_>],
         mut fork: Option<&mut Fork<'_>>,
     ) -> Turns {
         let mut turns = Turns::default();
         let mut dealer = Dealer::new(takers.iter().map(|taker| taker.size));
         let kind = spread.group.kind;
-        let mut pieces = Pieces::new(list.blocks, list.within, kind, spread.most, Place::default());
+        let mut pieces = Pieces::new(list.blocks, kind, spread.most, Place::default());
         while let Some(index) = dealer.turn() {
             let (place, taker) = (pieces.place, &mut takers[index]);
             let fork = fork.as_deref_mut();
@@ -322,7 +317,7 @@ impl Engine {
         pieces: usize,
         most: Bytes,
     ) -> Result<()> {
-        let mut pieces = Pieces::new(list.blocks, list.within, kind, most, place).take(pieces);
+        let mut pieces = Pieces::new(list.blocks, kind, most, place).take(pieces);
         let mut batch: Vec<(Span, Span)> = Vec::new();
         loop {
             batch.clear();
@@ -369,10 +364,10 @@ fn launch(
     for piece in pieces.by_ref() {
         count += 1;
         // The kernels reach all spans of the list: what is refused all the same goes another way.
-        if blocks.push(piece.request, piece.to, piece.from).is_err() {
+        if blocks.push(piece.request(), piece.to, piece.from).is_err() {
             return (count, false);
         }
-        if !dealer.deal(piece.request.size) || blocks.is_full() {
+        if !dealer.deal(piece.size) || blocks.is_full() {
             break;
         }
     }
@@ -394,7 +389,7 @@ fn send(
     fork: Option<&mut Fork<'_>>,
 ) -> (usize, bool) {
     let Some(piece) = pieces.next() else { return (0, true) };
-    dealer.deal(piece.request.size);
+    dealer.deal(piece.size);
     let (Some((to, from)), Some(fork)) = (piece.ends(), fork) else { return (1, false) };
     let sent = match taker.own {
         true => fork.send_own(taker.path, &to, &from),

@@ -48,12 +48,19 @@ impl Scene {
     }
 
     fn copy(&self, direction: Direction, blocks: &[CopyRequest]) -> crate::Result<CopyHandle> {
-        assert!(blocks.iter().all(|block| match direction {
-            Direction::ToGpu => self.gpu.holds(block.to, block.size),
-            Direction::FromGpu => self.gpu.holds(block.from, block.size),
-        }));
-        let within = [self.host_span(), self.gpu.clone()];
-        self.bed.engine().copy_list(blocks, &within, self.on(), CopyOptions::default())
+        self.copy_on(self.on(), direction, blocks)
+    }
+
+    fn copy_on(
+        &self,
+        on: UserStream,
+        direction: Direction,
+        blocks: &[CopyRequest],
+    ) -> crate::Result<CopyHandle> {
+        let host = self.host_span();
+        let (to, from) = ends(direction, &host, &self.gpu);
+        let blocks: Vec<_> = blocks.iter().map(|block| pair(block, to, from)).collect();
+        self.bed.engine().copy_list(&blocks, on, CopyOptions::default())
     }
 
     /// The bytes of the target before, with the blocks put into them.
@@ -101,6 +108,13 @@ impl Scene {
             })
             .collect()
     }
+}
+
+/// A block of two spans.
+fn pair(block: &CopyRequest, to: &Span, from: &Span) -> (Span, Span) {
+    let part =
+        |span: &Span, start: Address| span.part(Bytes::new(start.0 - span.start().0), block.size).unwrap();
+    (part(to, block.to), part(from, block.from))
 }
 
 #[test]
@@ -166,11 +180,9 @@ fn a_list_may_be_of_all_kinds() {
     fill(&mut loose, 3);
     let loose_span =
         bed.sim.span(Address(loose.as_ptr() as u64), Bytes::mib(1), glake_device::owned::DeviceSet::EMPTY);
-    let within = [a.clone(), b.clone(), out_span.clone(), back_span.clone(), loose_span.unwrap()];
-    let copy = |to: &Span, from: &Span, at: u64, size: u64| CopyRequest {
-        to: Address(to.start().0 + at),
-        from: Address(from.start().0 + at),
-        size: Bytes::new(size),
+    let copy = |to: &Span, from: &Span, at: u64, size: u64| {
+        let part = |span: &Span| span.part(Bytes::new(at), Bytes::new(size)).unwrap();
+        (part(to), part(from))
     };
     let mut first = Vec::new();
     for block in 0..400 {
@@ -178,17 +190,14 @@ fn a_list_may_be_of_all_kinds() {
         first.push(copy(&b, &out_span, block * 20_000, 16_384));
     }
     // Pageable memory, and one GPU's to another's.
-    first.push(copy(&a, &within[4], 15 << 20, 0));
-    first.push(CopyRequest {
-        to: Address(a.start().0 + (15 << 20)),
-        from: within[4].start(),
-        size: Bytes::mib(1),
-    });
+    let loose_span = loose_span.unwrap();
+    first.push(copy(&a, &loose_span, 0, 0));
+    first.push((a.part(Bytes::mib(15), Bytes::mib(1)).unwrap(), loose_span.clone()));
     let engine = bed.engine();
-    engine.copy_list(&first, &within, on, CopyOptions::default()).unwrap();
+    engine.copy_list(&first, on, CopyOptions::default()).unwrap();
     let mut second = vec![copy(&b, &a, 15 << 20, 1 << 20)];
     second.extend((0..400).map(|block| copy(&back_span, &a, block * 20_000, 16_384)));
-    engine.copy_list(&second, &within, on, CopyOptions::default()).unwrap().wait().unwrap();
+    engine.copy_list(&second, on, CopyOptions::default()).unwrap().wait().unwrap();
     let found = [bed.read(&a), bed.read(&b)];
     for block in (0..400).map(|block| block * 20_000..block * 20_000 + 16_384) {
         let expected = &out.as_slice()[block.clone()];
@@ -197,23 +206,25 @@ fn a_list_may_be_of_all_kinds() {
     }
     assert!(found.iter().all(|found| found[15 << 20..] == loose[..]));
     assert_eq!(engine.statistics().split_copies, 3);
-    drop((stream, buffers, a, b, out, back, out_span, back_span, within));
+    drop((first, second));
+    drop((stream, buffers, a, b, out, back, out_span, back_span, loose_span));
     bed.end();
 }
 
 #[test]
-fn a_block_outside_of_all_spans_is_refused_before_anything_is_done() {
+fn a_block_whose_ends_differ_in_size_is_refused_before_anything_is_done() {
     let scene = Scene::new(true, Bytes::mib(16));
-    let mut blocks = scene.blocks(Direction::ToGpu, 100, &[64 << 10]);
-    let stray = CopyRequest { from: Address(scene.host_span().start().0 - 1), ..blocks[50] };
-    blocks.push(stray);
+    let host = scene.host_span();
+    let part = |span: &Span, at: u64, size: u64| span.part(Bytes::kib(at), Bytes::kib(size)).unwrap();
+    let mut blocks: Vec<_> =
+        (0..100).map(|at| (part(&scene.gpu, at * 64, 64), part(&host, at * 64, 64))).collect();
+    blocks.push((part(&scene.gpu, 0, 64), part(&host, 0, 65)));
     let expected = scene.found(Direction::ToGpu);
-    let answer = scene.copy(Direction::ToGpu, &blocks);
-    assert!(
-        matches!(answer, Err(TransferError::Outside { address, size }) if (address, size) == (stray.from, stray.size)),
-    );
+    let answer = scene.bed.engine().copy_list(&blocks, scene.on(), CopyOptions::default());
+    assert!(matches!(answer, Err(TransferError::SizesDiffer { to, from }) if to < from));
     scene.bed.wait(scene.on());
     assert!(scene.found(Direction::ToGpu) == expected);
+    drop((host, blocks));
     scene.end();
 }
 
@@ -263,12 +274,10 @@ fn streams_of_any_device_and_kind_take_lists() {
         (GPU, glake_device::Stream::PER_THREAD),
     ] {
         let on = scene.bed.user(device, raw);
-        let within = [scene.host_span(), scene.gpu.clone()];
         for direction in Direction::BOTH {
             let blocks = scene.blocks(direction, 301, &[32 << 10]);
             let expected = scene.expected(direction, &blocks);
-            let options = CopyOptions::default();
-            scene.bed.engine().copy_list(&blocks, &within, on, options).unwrap().wait().unwrap();
+            scene.copy_on(on, direction, &blocks).unwrap().wait().unwrap();
             assert!(scene.found(direction) == expected, "{device} {raw:?} {direction:?}");
         }
     }
