@@ -21,7 +21,8 @@ use super::fork::Fork;
 use super::lease::{Lease, LeaseState};
 use super::parts::Parts;
 use super::staged::Staged;
-use super::{CopyHandle, CopyOptions, Engine, UserStream};
+use super::turn::Turn;
+use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::graph::{Ask, Direction, Share, Shares, Way, split};
 use crate::{Result, TransferError};
 
@@ -45,7 +46,7 @@ impl Engine {
     /// [`TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
     /// was not, or not wholly, enqueued.
     pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
-        let parts = self.enqueue(to, from, on)?;
+        let parts = self.enqueue(to, from, on, options.priority)?;
         self.handle(on, options, parts)
     }
 
@@ -69,7 +70,13 @@ impl Engine {
     }
 
     /// Enqueues a copy; its parts, if it was split.
-    pub(super) fn enqueue(&self, to: &Span, from: &Span, on: UserStream) -> Result<Option<Parts>> {
+    pub(super) fn enqueue(
+        &self,
+        to: &Span,
+        from: &Span,
+        on: UserStream,
+        priority: Priority,
+    ) -> Result<Option<Parts>> {
         let ends = Ends::of(to, from)?;
         self.relays.tell()?;
         if let Ends::HostAndGpu { target, direction, pinned: false } = ends
@@ -78,37 +85,84 @@ impl Engine {
             return Ok(None);
         }
         if let Ends::HostAndGpu { target, direction, pinned: true } = ends
-            && self.may_split(target, to.size())
+            && (self.may_split(target, to.size()) || self.takes_turns(priority))
         {
             // An answer that says nothing is no permission.
             match self.driver.capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
-                    if let Some(parts) = self.leased(Job { to, from, on, target, direction })? {
-                        return Ok(Some(parts));
-                    }
+                    return self.in_turn(Job { to, from, on, target, direction }, priority);
                 }
-                Ok(CaptureState::Active(capture)) => {
+                Ok(CaptureState::Active(capture)) if self.may_split(target, to.size()) => {
                     let path = Path { target, relay: target, direction, way: Way::Direct };
                     if self.copy_captured(to, from, on, path, capture)? {
                         return Ok(None);
                     }
                 }
-                Ok(CaptureState::Invalidated) | Err(_) => {}
+                Ok(CaptureState::Active(_) | CaptureState::Invalidated) | Err(_) => {}
             }
         }
         self.native(to, from, on)?;
         Ok(None)
     }
 
-    /// Splits a copy over the lanes of its stream, if they can be had.
-    fn leased(&self, job: Job<'_>) -> Result<Option<Parts>> {
-        match self.leases.with(self, job.on.id, |lease, state| self.split(lease, state, job)) {
+    /// Whether copies of a priority have to do with others' that may be under way.
+    fn takes_turns(&self, priority: Priority) -> bool {
+        let gates = self.gates.get();
+        gates.is_some_and(|gates| priority == Priority::Background || gates.is_needed())
+    }
+
+    /// A copy that may give way or be given way to: over the lanes of its stream, if they can be had.
+    fn in_turn(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
+        let mut turn = Some(Turn::of(self.gates.get(), priority, job.direction));
+        if self.may_split(job.target, job.to.size())
+            && let Some(parts) = self.leased(job, &mut turn)?
+        {
+            return Ok(Some(parts));
+        }
+        // Gates are of links, and their GPUs' streams wait for them.
+        match turn.filter(|turn| !turn.is_alone() && job.on.device == job.target) {
+            Some(turn) => self.native_in_turn(job, turn)?,
+            None => self.native(job.to, job.from, job.on)?,
+        }
+        Ok(None)
+    }
+
+    /// Splits a copy over the lanes of its stream, if they can be had; then its turn is taken too.
+    fn leased<'a>(&'a self, job: Job<'_>, turn: &mut Option<Turn<'a>>) -> Result<Option<Parts>> {
+        match self.leases.with(self, job.on.id, |lease, state| self.split(lease, state, job, turn)) {
             Some(split) => split,
             None => {
                 self.want_lease();
                 Ok(None)
             }
         }
+    }
+
+    /// A copy over the target's own link, on its own stream.
+    fn native_in_turn(&self, job: Job<'_>, mut turn: Turn<'_>) -> Result<()> {
+        let (mut sent, on) = (Bytes::ZERO, job.on);
+        while sent < job.to.size() {
+            let size = turn.slice().min(job.to.size().saturating_sub(sent));
+            let (Some(to), Some(from)) = (job.to.part(sent, size), job.from.part(sent, size)) else { break };
+            let enqueued = turn.before(on.device, on.raw).is_ok()
+                && owned::copy(&*self.driver, on.device, on.raw, &to, &from).is_ok();
+            if !enqueued {
+                break;
+            }
+            sent = sent.saturating_add(size);
+        }
+        turn.after(on.device, on.raw);
+        if !sent.is_zero() {
+            self.counters.native(sent);
+        }
+        let left = job.to.size().saturating_sub(sent);
+        if let (false, Some(to), Some(from)) =
+            (left.is_zero(), job.to.part(sent, left), job.from.part(sent, left))
+        {
+            self.native(&to, &from, on)?;
+        }
+        turn.end(on);
+        Ok(())
     }
 
     /// One copy of the driver's on the user's stream.
@@ -133,7 +187,13 @@ impl Engine {
     }
 
     /// Splits a copy over the lanes of its stream; `None`, and nothing done, where a native copy is better.
-    fn split(&self, lease: &Arc<Lease>, state: &mut LeaseState, job: Job<'_>) -> Result<Option<Parts>> {
+    fn split<'a>(
+        &'a self,
+        lease: &Arc<Lease>,
+        state: &mut LeaseState,
+        job: Job<'_>,
+        turn: &mut Option<Turn<'a>>,
+    ) -> Result<Option<Parts>> {
         state.withdraw(self);
         if self.is_loaded(job.direction) {
             self.leases.refresh(self, lease);
@@ -168,6 +228,9 @@ impl Engine {
             }
         };
         let mut fork = Fork::begin(self, lease, state, job.on, event);
+        if let Some(turn) = turn.take() {
+            fork.take(turn, shares.iter().map(|share| share.relay));
+        }
         let mut left = self.spread(&mut fork, &shares, job);
         // The links are busy meanwhile: of a copy that takes longer than to ask, this costs nothing.
         if fork.state.is_due(Instant::now()) || job.to.size() >= LONG {
@@ -200,39 +263,64 @@ impl Engine {
 
     /// Enqueues the shares; those, or what is left of them, that must go over the user's stream after all.
     fn spread(&self, fork: &mut Fork<'_>, shares: &Shares, job: Job<'_>) -> SmallVec<[Share; 8]> {
-        let mut left = SmallVec::new();
+        let mut left: SmallVec<[Share; 8]> = SmallVec::new();
+        let gives_way = fork.is_background();
         // A short copy ends with the relays' parts, which begin later: they are issued first.
         let own_first = job.to.size() >= LONG;
         let own = shares.iter().filter(|share| share.way == Way::Direct);
-        let relayed = shares.iter().filter(|share| share.way == Way::ZeroStaging);
-        if own_first {
-            left.extend(own.clone().filter(|share| !self.send(fork, share, job)).copied());
-        }
-        left.extend(relayed.filter(|share| !self.send(fork, share, job)).copied());
-        let mut staged: SmallVec<[Staged; 8]> = SmallVec::new();
-        for share in shares.iter().filter(|share| share.way == Way::Staged) {
-            let Some((to, from)) = job.part(share) else { continue };
-            if let Some(kernels) = self.kernels_for(share.relay, job) {
-                if !fork.launch(job.path(share), kernels, &to, &from) {
-                    left.push(*share);
-                }
-                continue;
+        let by_slots =
+            |share: &Share| share.way == Way::Staged && self.kernels_for(share.relay, job).is_none();
+        let relayed = shares.iter().filter(|share| share.way != Way::Direct && !by_slots(share));
+        if gives_way {
+            left.extend(self.send_slices(fork, own.clone().chain(relayed).copied().collect(), job));
+        } else {
+            if own_first {
+                left.extend(own.clone().filter(|share| !self.send(fork, share, job)).copied());
             }
+            left.extend(relayed.filter(|share| !self.send(fork, share, job)).copied());
+        }
+        let mut staged: SmallVec<[Staged; 8]> = SmallVec::new();
+        for share in shares.iter().filter(|share| by_slots(share)) {
+            let Some((to, from)) = job.part(share) else { continue };
             staged.push(Staged { path: job.path(share), to, from, offset: share.offset, sent: Bytes::ZERO });
         }
         fork.stage(&mut staged);
         left.extend(staged.iter().filter_map(Staged::rest));
-        if !own_first {
+        if !own_first && !gives_way {
             left.extend(own.filter(|share| !self.send(fork, share, job)).copied());
         }
         left
     }
 
-    /// Enqueues a share in one copy.
+    /// Enqueues shares slice by slice, in turns, so that all links get under way at once. What was not enqueued.
+    fn send_slices(
+        &self,
+        fork: &mut Fork<'_>,
+        mut shares: SmallVec<[Share; 8]>,
+        job: Job<'_>,
+    ) -> SmallVec<[Share; 8]> {
+        let (slice, mut left) = (fork.slice(), SmallVec::new());
+        while !shares.is_empty() {
+            shares.retain(|share| {
+                let size = slice.min(share.size);
+                if !self.send(fork, &Share { size, ..*share }, job) {
+                    left.push(*share);
+                    return false;
+                }
+                share.offset = share.offset.saturating_add(size);
+                share.size = share.size.saturating_sub(size);
+                !share.size.is_zero()
+            });
+        }
+        left
+    }
+
+    /// Enqueues a share in one copy, or by one kernel.
     fn send(&self, fork: &mut Fork<'_>, share: &Share, job: Job<'_>) -> bool {
         let Some((to, from)) = job.part(share) else { return false };
-        match share.way {
-            Way::Direct if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
+        match (share.way, self.kernels_for(share.relay, job)) {
+            (Way::Direct, _) if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
+            (Way::Staged, Some(kernels)) => fork.launch(job.path(share), kernels, &to, &from),
             _ => fork.send(job.path(share), &to, &from),
         }
     }

@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use super::counters::Path;
 use super::lane::Lane;
 use super::lease::{Carried, Lease, LeaseState, Part};
+use super::turn::Turn;
 use super::{Engine, UserStream};
 use crate::Result;
 
@@ -36,6 +37,7 @@ pub(super) struct Fork<'a> {
     /// Relays that were found lost.
     dead: DeviceSet,
     parts: SmallVec<[(DeviceId, Part); 8]>,
+    turn: Turn<'a>,
 }
 
 impl<'a> Fork<'a> {
@@ -69,7 +71,42 @@ impl<'a> Fork<'a> {
             second: none,
             dead: none,
             parts: SmallVec::new(),
+            turn: Turn::alone(),
         }
+    }
+
+    /// Gives way to others' copies on these links, or is given way to.
+    pub(super) fn take(&mut self, mut turn: Turn<'a>, links: impl Iterator<Item = DeviceId>) {
+        // What waits for nothing on its own stream waits for nothing at all, and may shut gates before its streams can.
+        if turn.is_foreground()
+            && let Some(event) = self.lease.fork(self.on.device)
+            && matches!(event.is_passed(), Ok(true))
+        {
+            turn.shut_now(links);
+        }
+        self.turn = turn;
+    }
+
+    /// What is enqueued at a time at most.
+    pub(super) fn slice(&self) -> Bytes {
+        self.turn.slice()
+    }
+
+    /// Before a part, or a slice of one, is enqueued on a lane; false where it must not be.
+    #[must_use]
+    pub(super) fn is_turn(&mut self, device: DeviceId, stream: Stream) -> bool {
+        match self.turn.before(device, stream) {
+            Ok(()) => true,
+            Err(error) => {
+                self.blame(device, &error);
+                false
+            }
+        }
+    }
+
+    /// Whether parts are enqueued slice by slice.
+    pub(super) fn is_background(&self) -> bool {
+        self.turn.is_background()
     }
 
     /// Enqueues one copy on the lane of a path. False: it was not, and must go another way.
@@ -94,7 +131,10 @@ impl<'a> Fork<'a> {
         let Some(lane) = self.enter(path.relay) else { return false };
         let (device, stream) = (path.relay, lane.stream.id());
         // A part whose time is not taken is as good as one whose time is.
-        let timed = self.state.times(device) && lane.clock[0].record(stream).is_ok();
+        let timed = !self.is_background() && self.state.times(device) && lane.clock[0].record(stream).is_ok();
+        if !self.is_turn(device, stream) {
+            return false;
+        }
         if let Err(error) = enqueue(stream) {
             self.blame(device, &error);
             return false;
@@ -110,13 +150,20 @@ impl<'a> Fork<'a> {
     #[must_use]
     pub(super) fn send_own(&mut self, path: Path, to: &Span, from: &Span) -> bool {
         let on = self.on;
-        if let Err(error) = owned::copy(&*self.engine.driver, on.device, on.raw, to, from) {
+        let enqueued = self
+            .turn
+            .before(on.device, on.raw)
+            .and_then(|()| owned::copy(&*self.engine.driver, on.device, on.raw, to, from));
+        self.turn.after(on.device, on.raw);
+        if let Err(error) = enqueued {
             tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
             return false;
         }
         self.engine.counters.sent(path, to.size(), 1);
-        let carried = Carried::begin(self.engine, path, to.size());
-        self.state.carry_own(self.engine, carried);
+        if !self.is_background() {
+            let carried = Carried::begin(self.engine, path, to.size());
+            self.state.carry_own(self.engine, carried);
+        }
         true
     }
 
@@ -156,6 +203,10 @@ impl<'a> Fork<'a> {
     /// So many bytes were enqueued on a lane, in so many copies of the driver's.
     pub(super) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
         self.engine.counters.sent(path, size, slices);
+        // Nobody reckons with what gives way.
+        if self.is_background() {
+            return;
+        }
         let carried = Carried::begin(self.engine, path, size);
         let part = self.part(path.relay);
         part.carried = Some(part.carried.map_or(carried, |earlier| earlier.and(carried)));
@@ -191,6 +242,7 @@ impl<'a> Fork<'a> {
     /// A lane could be joined by no means; the others are.
     pub(super) fn join(mut self) -> Result<DeviceSet> {
         self.join_all()?;
+        self.turn.end(self.on);
         Ok(self.dead)
     }
 
@@ -202,6 +254,8 @@ impl<'a> Fork<'a> {
                 self.state.break_lane(device);
                 outcome = Err(error);
             }
+            // Behind the join: nobody waits for it.
+            self.turn.after(device, lane.stream.id());
             let part = std::mem::take(self.part(device));
             self.state.enter(self.engine, device, part);
         }

@@ -7,8 +7,9 @@
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
 //!  copy, now                   what a caller asks          leases ─► lease ─► lane, slots   what a stream has
-//!    └─► fork, staged          how a copy is enqueued      relays                           who serves, who is lost
-//!          └─► parts, handle   how it is waited for        worker                           who makes all of these
+//!    └─► fork, staged          how a copy is enqueued      turn ─► gates                    who gives way to whom
+//!          └─► parts, handle   how it is waited for        relays                           who serves, who is lost
+//!                                                          worker                           who makes all of these
 //! ```
 //!
 //! Invariants:
@@ -16,8 +17,8 @@
 //!   whatever part took whichever way.
 //! - No success is told of bytes that did not arrive.
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
-//! - A copy creates nothing and takes no lock but its lease's, and tables' for a moment; the driver is never called under a
-//!   table's.
+//! - A copy creates nothing, but for the thread that the first background one starts, and takes no lock but its lease's, and
+//!   tables' for a moment; the driver is never called under a table's.
 
 mod broadcast;
 mod capture;
@@ -26,6 +27,7 @@ mod counters;
 mod ends;
 mod equip;
 mod fork;
+mod gates;
 mod handle;
 mod kernels;
 mod lane;
@@ -44,10 +46,11 @@ mod statistics;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod turn;
 mod worker;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::{Driver, StreamId};
@@ -56,6 +59,7 @@ use parking_lot::RwLock;
 
 use capture::Captures;
 use counters::Counters;
+use gates::Gates;
 pub use handle::CopyHandle;
 use kernels::Kernels;
 use leases::Leases;
@@ -93,6 +97,8 @@ pub struct Engine {
     pageable: Pageable,
     /// GPUs that kernels and slots were asked for.
     equipped: AtomicU64,
+    /// Made with the first relay.
+    gates: OnceLock<Gates>,
     worker: Worker,
 }
 
@@ -114,6 +120,7 @@ impl Engine {
             captures: Captures::new(devices),
             equipped: AtomicU64::new(0),
             pageable: Pageable::new(options.pageable_threads),
+            gates: OnceLock::new(),
             worker: Worker::default(),
             devices,
             epochs,
@@ -177,6 +184,9 @@ impl Engine {
         self.relays.want(DeviceSet::EMPTY);
         self.worker.stop();
         self.pageable.stop();
+        if let Some(gates) = self.gates.get() {
+            gates.stop();
+        }
     }
 
     /// What it was made with.

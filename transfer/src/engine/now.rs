@@ -25,7 +25,7 @@ impl Engine {
     /// As [`Engine::copy`], but for this copy's own losses: those are made good. [`TransferError::Damaged`] where bytes differ
     /// still.
     pub fn copy_now(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        let parts = self.enqueue(to, from, on)?;
+        let parts = self.enqueue(to, from, on, options.priority)?;
         self.driver.stream_synchronize(on.device, on.raw)?;
         if let Some(parts) = parts {
             self.repair(&parts, to, from, on)?;

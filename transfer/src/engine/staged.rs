@@ -54,6 +54,8 @@ impl Fork<'_> {
             let (slots, slot) = (ring.slots.clone(), ring.slot());
             let Some(streams) = self.streams(relay) else { continue };
             let chunk = Bytes::new(part.to.size().get() / CHUNKS).align_up(PAGE).unwrap_or(slot);
+            // Both streams have one under way.
+            let chunk = chunk.min(Bytes::new(self.slice().get() / 2));
             going.push(Going { index, streams, slots, chunk: chunk.max(LEAST).min(slot), turn: 0 });
         }
         while !going.is_empty() {
@@ -74,6 +76,9 @@ impl Fork<'_> {
         let (Some(slot), (Some(to), Some(from))) = (slot, ends) else { return false };
         let relay = part.path.relay;
         let stream = going.streams[side];
+        if !self.is_turn(relay, stream) {
+            return false;
+        }
         let enqueue = |to: &Span, from: &Span| owned::copy(&*self.engine.driver, relay, stream, to, from);
         let filled = enqueue(&slot, &from).and_then(|()| match going.turn {
             0 => self.stagger(relay),

@@ -10,6 +10,7 @@ use glake_device::{DeviceId, EventKind};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
+use super::gates::Gates;
 use super::lane::Lane;
 use super::lease::Lease;
 use super::slots::Ring;
@@ -181,6 +182,7 @@ impl Engine {
     /// Makes a GPU a relay: its context first, which may take half a second.
     fn make_ready(&self, relay: DeviceId, forks: DeviceSet) -> Result<()> {
         let before = self.driver.memory_info(relay)?;
+        self.make_gates();
         while self.leases.len() < FIRST.min(self.options().streams.max(1)) {
             self.add_lease(forks);
         }
@@ -193,6 +195,19 @@ impl Engine {
         self.relays.set_cost(RelayCost { relay, context: taken.saturating_sub(slots), slots });
         self.relays.add_ready(relay);
         Ok(())
+    }
+
+    /// Gates for the links, by which background copies give way: without them they do not.
+    fn make_gates(&self) {
+        if self.gates.get().is_none() {
+            match Gates::new(&self.epochs) {
+                // Only this thread makes them.
+                Ok(gates) => drop(self.gates.set(gates)),
+                Err(error) => {
+                    tracing::warn!(target: "glake::transfer", %error, "background copies do not give way");
+                }
+            }
+        }
     }
 
     /// A lease more, with a lane on every relay that is ready.

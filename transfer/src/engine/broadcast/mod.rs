@@ -78,7 +78,7 @@ impl Engine {
         }
         let mut parts: Option<Parts> = None;
         for to in to {
-            let more = self.enqueue(to, from, on)?;
+            let more = self.enqueue(to, from, on, options.priority)?;
             parts = match (parts, more) {
                 (Some(parts), Some(more)) => Some(Parts { used: parts.used.union(more.used), ..more }),
                 (parts, more) => more.or(parts),

@@ -1,5 +1,6 @@
 //! The engine over the simulated device: real bytes, real order, virtual time.
 
+mod background;
 mod bed;
 mod broadcast;
 mod bytes;

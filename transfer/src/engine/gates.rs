@@ -1,0 +1,382 @@
+//! What makes background copies give way: a gate before each of their slices, which other copies shut while they run.
+//!
+//! ```text
+//!   background  ──fork──┤gate│slice├┤gate│slice├┤gate ················· │slice├──join──
+//!   another                           ──fork──┤shut│ its share │open├──join──
+//! ```
+//!
+//! A gate is a word of pinned memory for a link and a direction, [`OPEN`] or not. Slices of a background copy are enqueued at the
+//! call, as everything is that the user's stream waits for: work that a thread enqueued later could be kept from it for ever,
+//! by a driver call that waits for the device with a lock held, or by a queue of the hardware that two streams share.
+//!
+//! Invariants:
+//! - A gate that was shut is opened by work that is enqueued with what shut it; where that work itself stands behind a slice
+//!   that waits, in a shared queue, by the watch.
+//! - The watch makes no driver call, so that nothing keeps it from opening. It sleeps while no background copy is under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use glake_device::owned::{Epochs, Flag};
+use glake_device::{Compare, DeviceId, Stream};
+use parking_lot::{Condvar, Mutex};
+use tracing::debug;
+
+use crate::Result;
+use crate::graph::{Direction, MOST_GPUS};
+
+/// The value of an open gate.
+const OPEN: u32 = 0;
+const SHUT: u32 = 1;
+/// How many background copies are counted at a time; others take no notice of further ones.
+const TICKETS: u32 = 32;
+/// For so long after the last background copy ended, the next one is expected.
+const LINGER: Duration = Duration::from_millis(100);
+/// How often the watch looks while background copies are under way.
+const LOOK: Duration = Duration::from_millis(10);
+/// A gate that is found shut by so many looks in a row is opened, whatever shut it.
+const PATIENCE: u32 = 20;
+
+/// The gates of all links.
+#[derive(Debug)]
+pub(super) struct Gates {
+    shared: Arc<Shared>,
+    watch: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A background copy that is counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket {
+    place: usize,
+    generation: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Two a device, by direction.
+    gates: Vec<Flag>,
+    /// The generation of the last copy of each place that has ended.
+    ends: Vec<Flag>,
+    /// Whether background copies are under way or expected, as last seen.
+    needed: AtomicBool,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The generation of the copy at each place, and whether it was last seen under way.
+    places: Vec<(u32, bool)>,
+    /// When the last background copy was seen ended.
+    last: Option<Instant>,
+    stopped: bool,
+}
+
+impl Gates {
+    /// Gates that are open. Pins memory.
+    pub(super) fn new(epochs: &Arc<Epochs>) -> Result<Gates> {
+        let count = u32::try_from(2 * MOST_GPUS).unwrap_or(u32::MAX);
+        let mut gates = Flag::several(epochs, count + TICKETS)?;
+        let ends = gates.split_off(2 * MOST_GPUS);
+        let places = ends.iter().map(|_| (0, false)).collect();
+        let state = Mutex::new(State { places, last: None, stopped: false });
+        let shared = Shared { gates, ends, needed: AtomicBool::new(false), state, wake: Condvar::new() };
+        Ok(Gates { shared: Arc::new(shared), watch: Mutex::default() })
+    }
+
+    /// A background copy is about to be enqueued. `None` where it is not counted: too many are under way, the system gives no
+    /// thread for the watch, or the engine has stopped.
+    pub(super) fn enter(&self) -> Option<Ticket> {
+        if !self.is_watched() {
+            return None;
+        }
+        let mut state = self.shared.state.lock();
+        if state.stopped {
+            return None;
+        }
+        self.shared.look(&mut state);
+        let place = state.places.iter().position(|(_, under_way)| !under_way)?;
+        let (generation, under_way) = &mut state.places[place];
+        *generation = generation.wrapping_add(1);
+        *under_way = true;
+        let ticket = Ticket { place, generation: *generation };
+        self.shared.needed.store(true, Ordering::Relaxed);
+        self.shared.wake.notify_one();
+        Some(ticket)
+    }
+
+    /// The background copy has ended where the stream is now. A copy whose end cannot be told counts as ended.
+    pub(super) fn leave_on(&self, ticket: Ticket, device: DeviceId, stream: Stream) {
+        let Some(end) = self.shared.ends.get(ticket.place) else { return };
+        if let Err(error) = end.set_on(device, stream, ticket.generation) {
+            debug!(target: "glake::transfer", %error, "a background copy is no longer counted");
+            end.set(ticket.generation);
+        }
+    }
+
+    /// The background copy was not enqueued, or its end is not told by a stream.
+    pub(super) fn leave(&self, ticket: Ticket) {
+        if let Some(end) = self.shared.ends.get(ticket.place) {
+            end.set(ticket.generation);
+        }
+    }
+
+    /// Makes a slice of a background copy wait until the gate of its link is open.
+    pub(super) fn await_on(
+        &self,
+        link: DeviceId,
+        direction: Direction,
+        stream: Stream,
+    ) -> glake_device::Result<()> {
+        match self.shared.gate(link, direction) {
+            Some(gate) => gate.await_on(link, stream, OPEN, Compare::Equal),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether background copies are under way or expected, so that others shut gates. Where none ever were, this is one load.
+    pub(super) fn is_needed(&self) -> bool {
+        if !self.shared.needed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut state = self.shared.state.lock();
+        self.shared.look(&mut state);
+        let expected = state.last.is_some_and(|last| last.elapsed() < LINGER);
+        let needed = !state.stopped && (expected || !state.is_idle());
+        self.shared.needed.store(needed, Ordering::Relaxed);
+        needed
+    }
+
+    /// Shuts the gate of a link, now: only for work that nothing keeps from running, and from opening it.
+    pub(super) fn shut(&self, link: DeviceId, direction: Direction) {
+        if let Some(gate) = self.shared.gate(link, direction) {
+            gate.set(SHUT);
+        }
+    }
+
+    /// Opens it, now.
+    pub(super) fn open(&self, link: DeviceId, direction: Direction) {
+        if let Some(gate) = self.shared.gate(link, direction) {
+            gate.set(OPEN);
+        }
+    }
+
+    /// Shuts the gate of a link once a stream has come to here; whoever shuts it opens it.
+    pub(super) fn shut_on(
+        &self,
+        link: DeviceId,
+        direction: Direction,
+        stream: Stream,
+    ) -> glake_device::Result<()> {
+        match self.shared.gate(link, direction) {
+            Some(gate) => gate.set_on(link, stream, SHUT),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens the gate of a link once a stream has come to here; now, where that cannot be enqueued. If it is shut after that,
+    /// the watch opens it.
+    pub(super) fn open_on(&self, link: DeviceId, direction: Direction, stream: Stream) {
+        if let Some(gate) = self.shared.gate(link, direction)
+            && gate.set_on(link, stream, OPEN).is_err()
+        {
+            gate.set(OPEN);
+        }
+    }
+
+    /// Ends the watch. Background copies that are under way go on, and the watch with them; no gate is shut by later copies.
+    pub(super) fn stop(&self) {
+        let idle = {
+            let mut state = self.shared.state.lock();
+            state.stopped = true;
+            self.shared.look(&mut state);
+            state.is_idle()
+        };
+        self.shared.wake.notify_one();
+        if let Some(watch) = self.watch.lock().take().filter(|_| idle) {
+            // Its end is all that is waited for: a thread that panicked has ended too.
+            let _ = watch.join();
+        }
+    }
+
+    /// Whether the watch runs; the first call starts it.
+    fn is_watched(&self) -> bool {
+        let mut watch = self.watch.lock();
+        if watch.is_none() && !self.shared.state.lock().stopped {
+            let shared = self.shared.clone();
+            let named = std::thread::Builder::new().name("glake-gates".to_owned());
+            *watch = named.spawn(move || shared.watch()).ok();
+        }
+        watch.is_some()
+    }
+}
+
+impl State {
+    /// Whether no background copy is under way.
+    fn is_idle(&self) -> bool {
+        !self.places.iter().any(|(_, under_way)| *under_way)
+    }
+}
+
+impl Drop for Gates {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn gate(&self, link: DeviceId, direction: Direction) -> Option<&Flag> {
+        self.gates.get(2 * usize::try_from(link.0).ok()? + direction.index())
+    }
+
+    /// Notes which copies have ended.
+    fn look(&self, state: &mut State) {
+        let mut ended = false;
+        for ((generation, under_way), end) in state.places.iter_mut().zip(&self.ends) {
+            if *under_way && end.get() == *generation {
+                *under_way = false;
+                ended = true;
+            }
+        }
+        if ended {
+            state.last = Some(Instant::now());
+        }
+    }
+
+    fn watch(&self) {
+        let mut looks = vec![0_u32; self.gates.len()];
+        let mut state = self.state.lock();
+        loop {
+            self.look(&mut state);
+            let shut = self.gates.iter().any(|gate| gate.get() != OPEN);
+            if state.is_idle() && !shut {
+                if state.stopped {
+                    return;
+                }
+                self.wake.wait(&mut state);
+                continue;
+            }
+            for (gate, looks) in self.gates.iter().zip(&mut looks) {
+                *looks = if gate.get() == OPEN { 0 } else { *looks + 1 };
+                if *looks > PATIENCE {
+                    gate.set(OPEN);
+                    *looks = 0;
+                }
+            }
+            // Whoever enters while it looks need not wake it.
+            self.wake.wait_for(&mut state, LOOK);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::Driver;
+    use glake_device::EventKind;
+    use glake_device::owned::{OwnedEvent, OwnedStream};
+    use glake_device::sim::{Census, SimOptions, Simulator};
+
+    use super::*;
+
+    const GPU: DeviceId = DeviceId(0);
+
+    struct Bed {
+        sim: Arc<Simulator>,
+        gates: Gates,
+        background: OwnedStream,
+        critical: OwnedStream,
+        passed: OwnedEvent,
+    }
+
+    fn bed() -> Bed {
+        let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let epochs = Epochs::new(driver.clone());
+        Bed {
+            gates: Gates::new(&epochs).unwrap(),
+            background: OwnedStream::new(&driver, GPU).unwrap(),
+            critical: OwnedStream::new(&driver, GPU).unwrap(),
+            passed: OwnedEvent::new(&driver, GPU, EventKind::Plain).unwrap(),
+            sim,
+        }
+    }
+
+    impl Bed {
+        fn work(&self, stream: &OwnedStream) {
+            self.sim.enqueue_kernel(GPU, stream.id(), &[], &[], Duration::from_micros(10), |_| {}).unwrap();
+        }
+
+        fn slice(&self) {
+            self.gates.await_on(GPU, Direction::ToGpu, self.background.id()).unwrap();
+            self.work(&self.background);
+        }
+    }
+
+    #[test]
+    fn slices_wait_while_a_critical_copy_runs() {
+        let bed = bed();
+        assert!(!bed.gates.is_needed());
+        let ticket = bed.gates.enter().unwrap();
+        assert!(bed.gates.is_needed());
+        for _ in 0..4 {
+            bed.slice();
+        }
+        bed.gates.leave_on(ticket, GPU, bed.background.id());
+        bed.passed.record(bed.background.id()).unwrap();
+        bed.gates.shut_on(GPU, Direction::ToGpu, bed.critical.id()).unwrap();
+        for _ in 0..3 {
+            bed.work(&bed.critical);
+        }
+        bed.gates.open_on(GPU, Direction::ToGpu, bed.critical.id());
+        bed.passed.synchronize().unwrap();
+        // One slice had begun; the others came after the critical copy.
+        assert_eq!(bed.sim.now(), Duration::from_micros(10 + 20 + 30));
+        assert!(bed.gates.is_needed(), "the next one is expected");
+        std::thread::sleep(LINGER);
+        assert!(!bed.gates.is_needed());
+        let Bed { sim, gates, .. } = bed;
+        drop(gates);
+        drop((bed.background, bed.critical, bed.passed));
+        assert_eq!(sim.census(), Census::default());
+    }
+
+    #[test]
+    fn a_gate_that_nobody_opens_is_opened_by_the_watch() {
+        let bed = bed();
+        let ticket = bed.gates.enter().unwrap();
+        bed.gates.shut_on(GPU, Direction::ToGpu, bed.critical.id()).unwrap();
+        bed.slice();
+        bed.gates.leave_on(ticket, GPU, bed.background.id());
+        bed.passed.record(bed.background.id()).unwrap();
+        let since = Instant::now();
+        while !bed.passed.is_passed().unwrap() {
+            assert!(since.elapsed() < Duration::from_secs(5));
+            bed.sim.step();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(since.elapsed() >= LOOK * (PATIENCE - 1));
+    }
+
+    #[test]
+    fn stopping_ends_the_watch_and_shuts_nothing_any_more() {
+        let bed = bed();
+        let ticket = bed.gates.enter().unwrap();
+        bed.gates.stop();
+        assert!(!bed.gates.is_needed() && bed.gates.enter().is_none());
+        bed.slice();
+        bed.gates.leave_on(ticket, GPU, bed.background.id());
+        bed.background.synchronize().unwrap();
+        bed.gates.stop();
+    }
+
+    #[test]
+    fn more_copies_than_are_counted_do_no_harm() {
+        let bed = bed();
+        let tickets: Vec<Ticket> = (0..TICKETS).map(|_| bed.gates.enter().unwrap()).collect();
+        assert!(bed.gates.enter().is_none());
+        bed.gates.leave_on(tickets[7], GPU, bed.critical.id());
+        assert!(bed.gates.enter().is_some_and(|ticket| ticket.place == 7));
+    }
+}

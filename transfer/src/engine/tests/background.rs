@@ -1,0 +1,290 @@
+//! Background copies: their bytes and their order, how they give way, what becomes of them when calls fail or the engine stops.
+
+use std::time::Duration;
+
+use glake_device::owned::{OwnedStream, Span};
+use glake_device::{Fault, Injected, Touch, Verb, When};
+use glake_units::Bytes;
+
+use super::bed::{Bed, GPU, ends};
+use crate::graph::{Direction, Way};
+use crate::{CopyOptions, Priority, UserStream};
+
+const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };
+const CRITICAL: CopyOptions = CopyOptions { priority: Priority::Critical, ..BACKGROUND };
+const UNWAITED: CopyOptions = CopyOptions { waited: false, ..BACKGROUND };
+
+/// A user's stream with pool memory and pinned memory for copies in a direction.
+struct User {
+    on: UserStream,
+    host: Span,
+    gpu: Span,
+    direction: Direction,
+    _stream: OwnedStream,
+}
+
+impl User {
+    fn new(bed: &Bed, direction: Direction, size: Bytes) -> User {
+        let stream = bed.stream(GPU);
+        User {
+            on: bed.user(GPU, stream.id()),
+            host: Span::pinned(&bed.pinned(size, 3), Bytes::ZERO, size).unwrap(),
+            gpu: bed.mapped(GPU, size).span(Bytes::ZERO, size).unwrap(),
+            direction,
+            _stream: stream,
+        }
+    }
+
+    fn copy(&self, bed: &Bed, options: CopyOptions) {
+        let (to, from) = ends(self.direction, &self.host, &self.gpu);
+        bed.engine().copy(to, from, self.on, options).unwrap();
+    }
+
+    fn copy_now(&self, bed: &Bed, options: CopyOptions) -> Duration {
+        let start = bed.sim.now();
+        self.copy(bed, options);
+        bed.wait(self.on);
+        bed.sim.now() - start
+    }
+}
+
+fn slices(bed: &Bed) -> u64 {
+    bed.engine().statistics().paths.iter().map(|path| path.slices).sum()
+}
+
+#[test]
+fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
+    for direction in Direction::BOTH {
+        let bed = Bed::new("h200x4");
+        let critical = User::new(&bed, direction, Bytes::mib(16));
+        let alone = critical.copy_now(&bed, CRITICAL);
+        let background = [(); 2].map(|()| User::new(&bed, direction, Bytes::mib(192)));
+        // Until there is a lease for every stream.
+        loop {
+            let before = bed.engine().statistics().native_copies;
+            background.iter().for_each(|user| user.copy(&bed, UNWAITED));
+            critical.copy_now(&bed, CRITICAL);
+            background.iter().for_each(|user| bed.wait(user.on));
+            if bed.engine().statistics().native_copies == before {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut took = Vec::new();
+        for round in 0..40_u64 {
+            let user = &background[usize::try_from(round % 2).unwrap()];
+            user.copy(&bed, UNWAITED);
+            for pause in [7, 61, 23] {
+                bed.sim.advance(Duration::from_micros(pause * (round % 5 + 1)));
+                took.push(critical.copy_now(&bed, CRITICAL));
+            }
+        }
+        took.sort();
+        let (half, most) = (took[took.len() / 2], took[took.len() * 99 / 100]);
+        println!("{direction:?}: alone {alone:?}, beside: median {half:?}, p99 {most:?}");
+        assert!(most <= alone * 3 / 2, "{direction:?}: {most:?} instead of {alone:?}");
+        drop((critical, background));
+        bed.end();
+    }
+}
+
+#[test]
+fn a_normal_copy_does_not_wait_for_a_background_copy() {
+    let bed = Bed::new("h200x4");
+    let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
+    let alone = normal.copy_now(&bed, CopyOptions::default());
+    let background = User::new(&bed, Direction::ToGpu, Bytes::mib(512));
+    background.copy(&bed, UNWAITED);
+    bed.sim.advance(Duration::from_micros(100));
+    let beside = normal.copy_now(&bed, CopyOptions::default());
+    assert!(beside <= alone * 5 / 4, "{beside:?} instead of {alone:?}");
+    drop((normal, background));
+    bed.end();
+}
+
+#[test]
+fn alone_a_background_copy_is_nearly_as_fast_as_any() {
+    let bed = Bed::new("h200x4");
+    for direction in Direction::BOTH {
+        let user = User::new(&bed, direction, Bytes::mib(256));
+        let normal = user.copy_now(&bed, CopyOptions::default());
+        let before = slices(&bed);
+        let background = user.copy_now(&bed, BACKGROUND);
+        assert!(slices(&bed) - before >= 256);
+        println!("{direction:?}: {background:?}, as a normal one {normal:?}");
+        // Each slice costs the model what a copy costs besides its bytes.
+        assert!(background <= normal * 7 / 4, "{background:?} instead of {normal:?}");
+        drop(user);
+    }
+    bed.end();
+}
+
+#[test]
+fn bytes_are_right_in_the_order_of_the_stream() {
+    let size = Bytes::mib(13);
+    for memory in [Way::ZeroStaging, Way::Staged] {
+        let bed = Bed::new("h200x4");
+        let stream = bed.stream(GPU);
+        let other = bed.stream(bed.gpus.iter().nth(2).unwrap());
+        let (mapped, plain) = (bed.mapped(GPU, size), bed.plain(GPU, size));
+        let span = match memory {
+            Way::ZeroStaging => mapped.span(Bytes::ZERO, size).unwrap(),
+            _ => plain.span.clone(),
+        };
+        let users = [
+            bed.user(GPU, stream.id()),
+            bed.user(GPU, glake_device::Stream::LEGACY),
+            bed.user(other.device(), other.id()),
+        ];
+        for (seed, on) in (1..).zip(users) {
+            let (source, sink) = (bed.pinned(size, seed), bed.pinned(size, 99));
+            let from = Span::pinned(&source, Bytes::ZERO, size).unwrap();
+            let to = Span::pinned(&sink, Bytes::ZERO, size).unwrap();
+            bed.engine().copy(&span, &from, on, BACKGROUND).unwrap();
+            if on.device == GPU {
+                // Adds one to every byte, between the two copies.
+                let touch = Touch { address: span.start(), size };
+                let length = usize::try_from(size.get()).unwrap();
+                let add = move |memory: &mut dyn glake_device::KernelMemory| {
+                    let mut bytes = vec![0; length];
+                    memory.read(touch.address, &mut bytes).unwrap();
+                    bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+                    memory.write(touch.address, &bytes).unwrap();
+                };
+                let time = Duration::from_micros(100);
+                bed.sim.enqueue_kernel(GPU, on.raw, &[touch], &[touch], time, add).unwrap();
+            }
+            bed.engine().copy(&to, &span, on, BACKGROUND).unwrap();
+            bed.wait(on);
+            let add = u8::from(on.device == GPU);
+            let same = |(from, to): (&u8, &u8)| from.wrapping_add(add) == *to;
+            let length = usize::try_from(size.get()).unwrap();
+            assert!(
+                source.as_slice().iter().zip(sink.as_slice()).take(length).all(same),
+                "{memory:?} {on:?}"
+            );
+        }
+        assert!(bed.carried(memory) > Bytes::ZERO);
+        drop((stream, other, mapped, plain, span));
+        bed.end();
+    }
+}
+
+#[test]
+fn two_at_once_and_a_critical_one_all_arrive() {
+    let bed = Bed::new("h200x4");
+    let size = Bytes::mib(48);
+    let streams = [(); 3].map(|()| bed.stream(GPU));
+    let mapped = [(); 3].map(|()| bed.mapped(GPU, size));
+    let hosts = [1, 2, 3].map(|seed| bed.pinned(size, seed));
+    let handles: Vec<_> = [BACKGROUND, BACKGROUND, CRITICAL]
+        .into_iter()
+        .enumerate()
+        .map(|(index, options)| {
+            let to = mapped[index].span(Bytes::ZERO, size).unwrap();
+            let from = Span::pinned(&hosts[index], Bytes::ZERO, size).unwrap();
+            bed.engine().copy(&to, &from, bed.user(GPU, streams[index].id()), options).unwrap()
+        })
+        .collect();
+    for handle in handles.into_iter().rev() {
+        handle.wait().unwrap();
+    }
+    for (mapped, host) in mapped.iter().zip(&hosts) {
+        assert!(bed.read(&mapped.span(Bytes::ZERO, size).unwrap()) == host.as_slice());
+    }
+    drop((streams, mapped));
+    bed.end();
+}
+
+#[test]
+fn stopping_in_the_middle_lets_them_arrive() {
+    let bed = Bed::new("h200x4");
+    let size = Bytes::mib(64);
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let (mapped, host) = (bed.mapped(GPU, size), bed.pinned(size, 5));
+    let to = mapped.span(Bytes::ZERO, size).unwrap();
+    let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+    let critical = User::new(&bed, Direction::ToGpu, Bytes::mib(16));
+    let handle = bed.engine().copy(&to, &from, on, BACKGROUND).unwrap();
+    bed.sim.advance(Duration::from_micros(50));
+    critical.copy(&bed, CRITICAL);
+    bed.engine().stop();
+    critical.copy(&bed, CRITICAL);
+    handle.wait().unwrap();
+    assert!(bed.read(&to) == host.as_slice());
+    bed.engine().copy(&to, &from, on, BACKGROUND).unwrap().wait().unwrap();
+    bed.wait(critical.on);
+    drop((stream, mapped, to, from, host, critical));
+    bed.end();
+}
+
+#[test]
+fn every_call_may_fail_once() {
+    let size = Bytes::mib(9);
+    let length = usize::try_from(size.get()).unwrap();
+    let verbs = [
+        Verb::Copy,
+        Verb::EventRecord,
+        Verb::EventQuery,
+        Verb::StreamWaitEvent,
+        Verb::StreamWaitValue,
+        Verb::StreamWriteValue,
+        Verb::StreamSynchronize,
+        Verb::CaptureState,
+    ];
+    for memory in [Way::ZeroStaging, Way::Staged] {
+        for verb in verbs {
+            for n in 1.. {
+                let bed = Bed::new("h200x4");
+                let streams = [(); 2].map(|()| bed.stream(GPU));
+                let (mapped, plain) = (bed.mapped(GPU, size), bed.plain(GPU, size));
+                let span = match memory {
+                    Way::ZeroStaging => mapped.span(Bytes::ZERO, size).unwrap(),
+                    _ => plain.span.clone(),
+                };
+                let critical = User::new(&bed, Direction::ToGpu, Bytes::mib(4));
+                let host = bed.pinned(size, n);
+                let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+                let on = bed.user(GPU, streams[0].id());
+                bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Failed(1) }]);
+                let background = bed.engine().copy(&span, &from, on, UNWAITED);
+                let (to, source) = ends(Direction::ToGpu, &critical.host, &critical.gpu);
+                let beside =
+                    bed.engine().copy(to, source, critical.on, CopyOptions { waited: false, ..CRITICAL });
+                let injected = bed.faults.injected();
+                bed.faults.set(&[]);
+                bed.wait(on);
+                bed.wait(critical.on);
+                assert!(background.is_ok() && beside.is_ok(), "{verb} {n}: {background:?} {beside:?}");
+                assert!(bed.read(&span) == host.as_slice()[..length], "{verb} {n}");
+                drop((background, beside, critical, streams, mapped, plain, span, from, host));
+                bed.end();
+                if injected == 0 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_relay_is_told_of_or_made_good() {
+    let size = Bytes::mib(16);
+    for n in [1, 3, 5, 6, 8] {
+        let bed = Bed::new("h200x4");
+        let stream = bed.stream(GPU);
+        let on = bed.user(GPU, stream.id());
+        let (mapped, host) = (bed.mapped(GPU, size), bed.pinned(size, n));
+        let to = mapped.span(Bytes::ZERO, size).unwrap();
+        let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+        let lose = Fault { verb: Some(Verb::Copy), when: When::Nth(n), error: Injected::Damaged(700) };
+        bed.faults.set(&[lose]);
+        let answer = bed.engine().copy(&to, &from, on, BACKGROUND).and_then(crate::CopyHandle::wait);
+        let arrived = answer.is_ok() && bed.read(&to) == host.as_slice();
+        assert!(answer.is_err() || arrived, "{n}");
+        bed.faults.set(&[]);
+        drop((stream, mapped, to, from, host));
+        bed.end();
+    }
+}
