@@ -135,6 +135,8 @@ macro_rules! delegate {
             -> (), on device;
         safe pointer_attributes PointerAttributes (address: $crate::Address) -> $crate::PointerKind,
             at address;
+        safe pointer_range PointerRange (address: $crate::Address)
+            -> Option<($crate::Address, glake_units::Bytes)>, at address;
         unsafe host_register HostRegister (start: $crate::Address, size: glake_units::Bytes) -> (),
             at start, of size;
         unsafe host_unregister HostUnregister (start: $crate::Address) -> (), at start;

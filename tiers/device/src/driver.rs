@@ -366,6 +366,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()>;
     /// What an address belongs to.
     fn pointer_attributes(&self, address: Address) -> Result<PointerKind>;
+    /// The allocation or registration that an address lies in: where it starts, and how long it is; `None` where the driver
+    /// tells of none. Of mapped memory it may be all addresses that were set aside.
+    fn pointer_range(&self, address: Address) -> Result<Option<(Address, Bytes)>>;
     /// Pins host memory so that every device can copy from and to it at full speed.
     ///
     /// # Safety

@@ -142,6 +142,14 @@ impl DriverError {
         matches!(self, DriverError::Sticky { .. })
     }
 
+    /// The driver's own number for it, where it is none of those that this enum has a name for.
+    pub fn code(&self) -> Option<u32> {
+        match self {
+            DriverError::Sticky { code, .. } | DriverError::Failed { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
     /// Whether giving memory back and asking again may help.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, DriverError::OutOfMemory { .. })

@@ -180,6 +180,9 @@ impl Driver for Stub {
     fn pointer_attributes(&self, _: Address) -> Result<PointerKind> {
         Ok(PointerKind::Pageable)
     }
+    fn pointer_range(&self, _: Address) -> Result<Option<(Address, Bytes)>> {
+        Ok(None)
+    }
     unsafe fn host_register(&self, _: Address, _: Bytes) -> Result<()> {
         Ok(())
     }

@@ -27,6 +27,12 @@ impl GpuPool {
         self.core.lock().block(self.offset(address).ok()?)
     }
 
+    /// The pool's addresses, at home and in aliases, mapped or not: where they begin, and how many they are.
+    #[inline]
+    pub fn range(&self) -> (Address, Bytes) {
+        (self.reservation.start(), self.reservation.size())
+    }
+
     /// The live block that an address lies in, at its start or anywhere else: large ones, small ones and stitched ones.
     /// Slower than [`GpuPool::block`], which knows starts alone.
     pub fn find(&self, address: Address) -> Option<LiveBlock> {

@@ -31,6 +31,10 @@ fn kinds(ground: &Ground) -> Outcome {
     same("pageable memory", kind(host)?, PointerKind::Pageable)?;
     ground.register(host, Bytes::kib(8))?;
     same("registered memory", kind(host)?, PointerKind::Pinned)?;
+    // A driver need not tell; what it tells holds the whole registration and no more.
+    if let Some(range) = ground.driver().pointer_range(Address(host.0 + 5000))? {
+        same("the range of registered memory", range, (host, Bytes::kib(8)))?;
+    }
     ground.unregister(host)?;
     same("unregistered memory", kind(host)?, PointerKind::Pageable)?;
     Ok(Verdict::Passed)

@@ -11,7 +11,7 @@ use crate::{Address, CaptureState, CopyRequest, DeviceId, DriverError, Result, S
 /// # Safety
 /// As [`crate::Driver::copy`].
 pub(super) unsafe fn copy(cuda: &Cuda, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::Copy)?;
+    let _entered = cuda.enter_as_is(device, Verb::Copy)?;
     // SAFETY: the caller's promise.
     unsafe { copy_here(cuda, request, stream, Verb::Copy) }
 }

@@ -23,17 +23,27 @@ pub(super) struct Context {
     making: Mutex<()>,
 }
 
-/// While it lives, the thread is in some context and under relaxed capture mode.
+/// While it lives, the thread is in some context, and under relaxed capture mode where that was asked for.
 pub(super) struct Entered<'a> {
     cuda: &'a Cuda,
     pushed: bool,
-    before: sys::CUstreamCaptureMode,
+    /// The capture mode before.
+    relaxed: Option<sys::CUstreamCaptureMode>,
 }
 
 impl Cuda {
     /// Enters a device's context.
     pub(super) fn enter(&self, device: DeviceId, verb: Verb) -> Result<Entered<'_>> {
-        let mut entered = self.relax(verb)?;
+        let entered = self.relax(verb)?;
+        self.switch(entered, device, verb)
+    }
+
+    /// Enters a device's context for what no capture mode forbids, which is cheaper.
+    pub(super) fn enter_as_is(&self, device: DeviceId, verb: Verb) -> Result<Entered<'_>> {
+        self.switch(Entered { cuda: self, pushed: false, relaxed: None }, device, verb)
+    }
+
+    fn switch<'a>(&'a self, mut entered: Entered<'a>, device: DeviceId, verb: Verb) -> Result<Entered<'a>> {
         let context = self.context(device, verb)?;
         if self.current(verb)? != context {
             // SAFETY: a retained context.
@@ -60,7 +70,7 @@ impl Cuda {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: an out-parameter of this frame.
         unsafe { self.api.cuThreadExchangeStreamCaptureMode(&mut mode) }.of(verb)?;
-        Ok(Entered { cuda: self, pushed: false, before: mode })
+        Ok(Entered { cuda: self, pushed: false, relaxed: Some(mode) })
     }
 
     /// A device's context, retained if it is not yet.
@@ -136,7 +146,7 @@ impl Cuda {
         DriverError::NoSuchDevice { device, count }
     }
 
-    fn current(&self, verb: Verb) -> Result<sys::CUcontext> {
+    pub(super) fn current(&self, verb: Verb) -> Result<sys::CUcontext> {
         let mut current = null_mut();
         // SAFETY: an out-parameter of this frame.
         unsafe { self.api.cuCtxGetCurrent(&mut current) }.of(verb)?;
@@ -152,8 +162,9 @@ impl Drop for Entered<'_> {
             // process is past using CUDA.
             let _ = unsafe { self.cuda.api.cuCtxPopCurrent_v2(&mut popped) };
         }
-        let mut mode = self.before;
-        // SAFETY: as above.
-        let _ = unsafe { self.cuda.api.cuThreadExchangeStreamCaptureMode(&mut mode) };
+        if let Some(mut mode) = self.relaxed {
+            // SAFETY: as above.
+            let _ = unsafe { self.cuda.api.cuThreadExchangeStreamCaptureMode(&mut mode) };
+        }
     }
 }

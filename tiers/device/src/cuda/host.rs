@@ -69,6 +69,25 @@ pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<Pointe
     }
 }
 
+/// Asked together, an address that is nobody's is no error: both are zero then.
+pub(super) fn pointer_range(cuda: &Cuda, address: Address) -> Result<Option<(Address, Bytes)>> {
+    let verb = Verb::PointerRange;
+    let _entered = cuda.enter_any(verb)?;
+    let (mut start, mut size) = (0_u64, 0_usize);
+    let mut names = [
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    ];
+    let mut values: [*mut c_void; 2] = [(&raw mut start).cast(), (&raw mut size).cast()];
+    // SAFETY: two names and two places of this frame for their values: an address and a size.
+    unsafe { cuda.api.cuPointerGetAttributes(2, names.as_mut_ptr(), values.as_mut_ptr(), address.0) }.at(
+        verb,
+        address,
+        Bytes::ZERO,
+    )?;
+    Ok((size > 0).then_some((Address(start), Bytes::new(size as u64))))
+}
+
 /// Whether the memory has a handle: only what `cuMemMap` mapped does.
 fn is_mapped(cuda: &Cuda, address: Address) -> Result<bool> {
     let verb = Verb::PointerAttributes;

@@ -247,6 +247,9 @@ impl Driver for Cuda {
     fn pointer_attributes(&self, address: Address) -> Result<PointerKind> {
         host::pointer_attributes(self, address)
     }
+    fn pointer_range(&self, address: Address) -> Result<Option<(Address, Bytes)>> {
+        host::pointer_range(self, address)
+    }
     unsafe fn host_register(&self, start: Address, size: Bytes) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
         unsafe { host::register(self, start, size) }

@@ -58,10 +58,14 @@ pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<Stream
 /// The default handles have no context of their own: they are the current one's.
 pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
     let verb = Verb::StreamDevice;
-    let _entered = cuda.enter_any(verb)?;
-    let mut context = null_mut();
-    // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
-    unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut context) }.of(verb)?;
+    let mut context = cuda.current(verb)?;
+    // No capture mode forbids the question.
+    let _entered = if context.is_null() { Some(cuda.enter_any(verb)?) } else { None };
+    let is_default = stream.0 == 0 || stream == Stream::LEGACY || stream == Stream::PER_THREAD;
+    if context.is_null() || !is_default {
+        // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
+        unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut context) }.of(verb)?;
+    }
     cuda.device_of(context, verb)
 }
 

@@ -204,6 +204,13 @@ impl Memory {
         }
     }
 
+    /// The mapping or the registration that an address lies in.
+    pub(super) fn range(&self, address: Address) -> Option<(Address, Bytes)> {
+        let mapped = self.space.find(address.0).map(|(start, mapping)| (start, start + mapping.size));
+        let (start, end) = mapped.or_else(|| self.host_table.find(address.0))?;
+        Some((Address(start), Bytes::new(end - start)))
+    }
+
     /// How many reservations, mappings and extents are alive.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         let (reservations, mappings) = self.space.counts();

@@ -262,6 +262,10 @@ impl Driver for Simulator {
         self.ask(Verb::PointerAttributes, |state| Ok(state.world.memory.kind(address)))
     }
 
+    fn pointer_range(&self, address: Address) -> Result<Option<(Address, Bytes)>> {
+        self.ask(Verb::PointerRange, |state| Ok(state.world.memory.range(address)))
+    }
+
     unsafe fn host_register(&self, start: Address, size: Bytes) -> Result<()> {
         self.ask(Verb::HostRegister, |state| state.world.memory.host_table.register(start.0, size.get()))
     }
