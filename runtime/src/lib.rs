@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod bench;
+pub mod calibrations;
 pub mod cli;
 pub mod config;
 pub mod demo;

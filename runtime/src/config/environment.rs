@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use toml::Value;
 
@@ -123,6 +123,18 @@ impl Environment {
         Ok(settings)
     }
 
+    /// Where the user's files are: below everything that anybody sets.
+    pub(super) fn places(&self) -> Option<Setting> {
+        let path = |name| self.get(name).map(Path::new);
+        let folder = glake_transfer::graph::cache::folder(path("XDG_CACHE_HOME"), path("HOME"))?;
+        let name = if path("XDG_CACHE_HOME").is_some_and(|cache| folder.starts_with(cache)) {
+            "XDG_CACHE_HOME"
+        } else {
+            "HOME"
+        };
+        Some(set("transfer.calibrations", Value::String(folder.to_str()?.to_owned()), name))
+    }
+
     /// What the launcher says: the most, where one launcher runs under another.
     fn local_ranks(&self) -> Option<Setting> {
         let said = |name| self.get(name)?.to_str()?.trim().parse::<u32>().ok().map(|ranks| (ranks, name));
@@ -207,6 +219,15 @@ mod tests {
         assert_eq!(config.log.filter, "debug");
         assert!(config.transfer.multi_path && config.transfer.starts_relays());
         assert!(!load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path);
+    }
+
+    #[test]
+    fn calibrations_are_in_the_users_cache() {
+        let folder = |variables: &[(&str, &str)]| load(variables).unwrap().transfer.calibrations;
+        let kept = |path: &str| Some(std::path::PathBuf::from(path));
+        assert_eq!(folder(&[("HOME", "/home/me")]), kept("/home/me/.cache/glake/paths"));
+        assert_eq!(folder(&[("HOME", "/home/me"), ("XDG_CACHE_HOME", "/c")]), kept("/c/glake/paths"));
+        assert_eq!(folder(&[("HOME", "here")]), None);
     }
 
     #[test]

@@ -110,7 +110,7 @@ mod tests {
             "transfer.exclude = [-1]",
             "transfer.slots = \"3MiB\"",
             "transfer.slots = \"32MiB\"",
-            "transfer.streams = 1025",
+            "transfer.streams = 0",
             "transfer.pageable_threads = \"all\"",
             "device.choice = \"tpu\"",
             "log.filter = \"loud=very\"",

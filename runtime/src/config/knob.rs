@@ -81,8 +81,8 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "transfer.streams",
-        allowed: "a whole number, at most 1024",
-        holds: |c| c.transfer.streams <= 1024,
+        allowed: "a whole number from 1 to 1024",
+        holds: |c| (1..=1024).contains(&c.transfer.streams),
     },
     Knob {
         key: "transfer.pageable_threads",
@@ -90,6 +90,7 @@ pub const KNOBS: &[Knob] = &[
         holds: |c| c.transfer.pageable_threads.is_none_or(|threads| threads <= 256),
     },
     Knob { key: "transfer.verify", allowed: "true or false", holds: |_| true },
+    Knob { key: "transfer.calibrations", allowed: "the path of a folder, or \"\"", holds: |_| true },
     Knob {
         key: "device.choice",
         allowed: "\"auto\", \"cuda\", \"sim\" or \"sim:TOPOLOGY\"",

@@ -1,6 +1,7 @@
 //! The knobs of copies over every link.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -37,8 +38,8 @@ pub struct Transfer {
     pub slots: Bytes,
     /// How many streams of the program can have copies over several links at a time.
     ///
-    /// Default 16. 0: none, so that every copy takes one link. Each has streams and events on each relay; infinity is
-    /// refused by the device. A further stream goes direct until another's copies are done.
+    /// Default 8. Each has streams and events on each relay, made when they are wanted. A further stream's copies take one
+    /// link until another's are done. 0 is refused, and so is what no device bears.
     pub streams: u32,
     /// Threads that move pageable memory to and from pinned slots.
     ///
@@ -50,6 +51,12 @@ pub struct Transfer {
     ///
     /// Default false; it takes as long as the copy itself, over one link, and more.
     pub verify: bool,
+    /// The folder that calibrations are kept in (`glake topo --calibrate`).
+    ///
+    /// Absent: `glake/paths` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), or none where there is none.
+    /// Empty: none, so that paths are assumed and refined by copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibrations: Option<PathBuf>,
 }
 
 /// Whether other GPUs are relays.
@@ -144,9 +151,10 @@ impl Default for Transfer {
             exclude: Vec::new(),
             break_even: None,
             slots: Bytes::mib(16),
-            streams: 16,
+            streams: 8,
             pageable_threads: None,
             verify: false,
+            calibrations: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use glake_device::owned::Epochs;
+use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::{DeviceId, DeviceInfo};
 use glake_tiers::{GpuPool, PoolOptions, Ticker};
 use glake_units::Bytes;
@@ -61,6 +61,7 @@ impl DeviceMemory {
         config: &config::Pool,
         mappings: u64,
         peers: Vec<DeviceId>,
+        relays: impl FnOnce() -> DeviceSet,
         observers: &Arc<Observers>,
     ) -> Result<&Started, ProcessError> {
         let _starting = self.starting.lock();
@@ -77,12 +78,22 @@ impl DeviceMemory {
             observer: Some(observers.clone()),
         };
         let pool = GpuPool::new(epochs.driver().clone(), self.info.id, options)?;
+        // What is wanted is asked under the lock: who wants them later finds a pool that has started.
+        open(&pool, relays());
         let pool = Arc::new(pool);
         let interval = Duration::from_micros(config.wait.epoch_interval_us);
         let ticker = Ticker::start(&pool, interval).map_err(|source| ProcessError::NoThread { source })?;
         let private = PrivatePools::default();
         let started = Started { pool, private, settled: AtomicU64::new(0), ticker: Mutex::new(Some(ticker)) };
         Ok(self.started.get_or_init(|| started))
+    }
+
+    /// Opens the pool to relays, what there is and what comes, if it has started or is about to.
+    pub(super) fn open_to(&self, relays: DeviceSet) {
+        let _starting = self.starting.lock();
+        if let Some(started) = self.started.get() {
+            open(&started.pool, relays);
+        }
     }
 
     /// The part of the memory that may be reserved.
@@ -97,6 +108,16 @@ impl DeviceMemory {
         if let Some(started) = self.started.get() {
             let most = limit.map_or(1.0, |limit| limit.fraction_of(self.info.memory));
             started.pool.set_memory_fraction(fraction.min(most));
+        }
+    }
+}
+
+/// A relay that cannot reach the memory relays none of its copies: no reason to be without a pool.
+fn open(pool: &GpuPool, relays: DeviceSet) {
+    for relay in relays.without(DeviceSet::of(pool.device())).iter() {
+        if let Err(error) = pool.enable_peer(relay) {
+            let device = pool.device();
+            tracing::warn!(target: "glake::copies", %relay, %device, %error, "no relay of copies to this memory");
         }
     }
 }

@@ -3,6 +3,7 @@
 use glake_device::topology::TopologyError;
 use glake_device::{Address, DeviceId, DriverError, Stream};
 use glake_tiers::PoolError;
+use glake_transfer::TransferError;
 
 use super::{PoolId, Shortage};
 use crate::share::ShareError;
@@ -85,6 +86,37 @@ pub enum ProcessError {
         device: DeviceId,
         /// What was given.
         stream: Stream,
+    },
+    /// The engine refuses, or an earlier copy failed.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// There is no such copy.
+    #[error("no copy has the handle {handle}: it was waited for before, or never given")]
+    UnknownCopy {
+        /// What was given.
+        handle: u64,
+    },
+    /// A stream is captured into a graph, and what is captured cannot be waited for.
+    #[error(
+        "stream {:#x} of {device} is captured into a graph, and a captured copy cannot be waited for: it runs when the graph does",
+        stream.0
+    )]
+    Captured {
+        /// Where.
+        device: DeviceId,
+        /// Which.
+        stream: Stream,
+    },
+    /// Relays are off by configuration.
+    #[error(
+        "copies cannot use other GPUs' links: transfer.relays is {configured}{}; set transfer.relays = true to use them all the same",
+        ranks.map_or(String::new(), |ranks| format!(", and {ranks} processes of this program run on the machine"))
+    )]
+    NoRelays {
+        /// What the configuration says.
+        configured: &'static str,
+        /// How many processes share the links, where that is why.
+        ranks: Option<u32>,
     },
     /// A part of the memory that is none.
     #[error("a memory fraction of {fraction} is out of range: 0 to 1 is allowed")]

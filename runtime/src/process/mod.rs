@@ -26,13 +26,17 @@
 //! ```
 
 mod checkpoint;
+mod copies;
 mod device;
+mod ends;
+mod engine;
 mod error;
 mod history;
 mod imports;
 mod made;
 mod observers;
 mod peers;
+mod pending;
 mod pools;
 mod private;
 mod refusal;
@@ -49,6 +53,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::owned::Epochs;
 use glake_device::sim::{Clock, SimOptions, Simulator, mapping_budget};
+use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Recorder, Stream};
 use glake_tiers::{LiveBlock, PoolError};
 use glake_units::Bytes;
@@ -57,13 +62,17 @@ use crate::backend::Backend;
 use crate::config::{self, Config, DeviceChoice};
 use crate::share::Exporter;
 pub use checkpoint::PoolCheckpoint;
+use copies::NativeCopies;
 use device::{DeviceMemory, Started};
+pub use ends::{End, EndsOfMany};
+use engine::ProcessEngine;
 pub use error::ProcessError;
 use history::Action;
 use imports::Imports;
 use made::MadeStreams;
 use observers::Observers;
 pub use observers::{OnMapping, OnShortage};
+use pending::PendingCopies;
 pub use private::{Filter, PoolId};
 pub use shortage::Shortage;
 pub use snapshot::{BlockView, SegmentView};
@@ -94,12 +103,16 @@ pub struct Process {
     driver: Arc<dyn Driver>,
     /// One clock for all pools: a capture on any device holds it.
     epochs: Arc<Epochs>,
-    devices: Vec<DeviceMemory>,
+    /// Shared with the engine's thread, which opens pools to relays.
+    devices: Arc<[DeviceMemory]>,
     /// How many mappings a device can have.
     mappings: u64,
     config: config::Pool,
     streams: Streams,
     made: MadeStreams,
+    engine: ProcessEngine,
+    pending: PendingCopies,
+    native: NativeCopies,
     observers: Arc<Observers>,
     /// No thread of ours may call the driver any more, nor may what only keeps books.
     stopped: AtomicBool,
@@ -120,19 +133,22 @@ impl Process {
         };
         let backend = Backend::find(&choice).map_err(refusal::not_there)?;
         let name = backend.name();
-        let (driver, mappings): (Arc<dyn Driver>, _) = match backend {
-            Backend::Cuda(cuda) => (cuda, u64::MAX),
+        let (driver, mappings, links): (Arc<dyn Driver>, _, _) = match backend {
+            Backend::Cuda(cuda) => (cuda, u64::MAX, None),
             Backend::Sim { model, .. } => {
                 // An alias cuts address space at its ends too.
                 let mappings = mapping_budget() / 5 * 4 / (model.gpus.len() as u64).max(1);
+                let links = Topology::from(&model);
                 let options =
                     SimOptions { topology: model, clock: Clock::Wall, strict_ordering: false, shared: None };
-                (Arc::new(Simulator::new(options)?), mappings)
+                (Arc::new(Simulator::new(options)?), mappings, Some(links))
             }
         };
+        let devices = driver.devices()?;
+        let engine = ProcessEngine::new(config.transfer, &devices, links);
         let config = config.pool;
-        let devices = driver.devices()?.into_iter().map(|info| DeviceMemory::new(info, &config));
-        let devices: Vec<DeviceMemory> = devices.collect();
+        let devices: Arc<[DeviceMemory]> =
+            devices.into_iter().map(|info| DeviceMemory::new(info, &config)).collect();
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
         let epochs = Epochs::new(driver.clone());
@@ -148,6 +164,9 @@ impl Process {
             config,
             streams: Streams::new(),
             made: MadeStreams::default(),
+            engine,
+            pending: PendingCopies::default(),
+            native: NativeCopies::default(),
             exporter: Exporter::new(),
             imports: Imports::default(),
         })
@@ -213,7 +232,7 @@ impl Process {
 
     #[cold]
     fn note_free(&self, address: Address) {
-        for memory in &self.devices {
+        for memory in self.devices.iter() {
             let Some(started) = memory.started() else { continue };
             let Some(block) = started.pool.find(address).filter(|block| block.address == address) else {
                 continue;
@@ -240,7 +259,7 @@ impl Process {
     /// # Errors
     /// [`ProcessError::UnknownAddress`]; what the driver answers of the stream.
     pub fn record_stream(&self, address: Address, raw: Stream) -> Result<()> {
-        for memory in &self.devices {
+        for memory in self.devices.iter() {
             let Some(started) = memory.started() else { continue };
             if started.pool.block(address).is_none() {
                 continue;
@@ -262,6 +281,18 @@ impl Process {
         Ok(self.made.create(&self.driver, self.device(device)?.id())?)
     }
 
+    /// Waits on the host until the work of a stream is done; `None`: of the device that it is of.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn synchronize(&self, device: Option<i64>, raw: Stream) -> Result<()> {
+        let device = match device {
+            Some(device) => self.device(device)?.id(),
+            None => self.driver.stream_device(raw)?,
+        };
+        Ok(self.driver.stream_synchronize(device, raw)?)
+    }
+
     /// Destroys a stream of [`Process::create_stream`]; its work still runs to its end.
     ///
     /// # Errors
@@ -272,7 +303,11 @@ impl Process {
             return Err(ProcessError::UnknownStream { device, stream: raw });
         }
         self.epochs.forget(device, raw);
-        self.streams.forget(device, raw);
+        if let Some(stream) = self.streams.forget(device, raw)
+            && let Some(engine) = self.engine.made()
+        {
+            engine.forget_stream(stream);
+        }
         Ok(())
     }
 
@@ -284,7 +319,7 @@ impl Process {
     pub fn trim(&self, device: Option<i64>, keep: Bytes) -> Result<Bytes> {
         let devices = match device {
             Some(device) => std::slice::from_ref(self.device(device)?),
-            None => &self.devices,
+            None => &*self.devices,
         };
         let trimmed = devices.iter().filter_map(DeviceMemory::started).map(|started| {
             started.settle()?;
@@ -321,6 +356,9 @@ impl Process {
     /// and a miss on a caller's thread does what ticks would have done.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
+        if let Some(engine) = self.engine.made() {
+            engine.stop();
+        }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
     }
 
@@ -340,7 +378,8 @@ impl Process {
             None => {
                 let others = self.devices.iter().map(DeviceMemory::id).filter(|id| *id != memory.id());
                 let peers = if self.config.peer_access { others.collect() } else { Vec::new() };
-                memory.start(&self.epochs, &self.config, self.mappings, peers, &self.observers)
+                let relays = || self.engine.relays_of(memory.id());
+                memory.start(&self.epochs, &self.config, self.mappings, peers, relays, &self.observers)
             }
         }
     }

@@ -1,10 +1,13 @@
 //! What a process tells about its memory, and who is told.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use glake_device::owned::DeviceSet;
 use glake_tiers::GpuWaits;
+use glake_transfer::{PathStatistics, RelayCost};
 use glake_units::Bytes;
+use serde_json::{Value, json};
 
 use super::{DeviceStats, OnMapping, OnShortage, Process, Result, SegmentView};
 
@@ -36,6 +39,42 @@ impl Process {
                 if self.stopped.load(Ordering::Acquire) { GpuWaits::default() } else { pool.gpu_waits() };
             DeviceStats::of(&pool.stats(), started.times_settled(), pool.epoch_lag(), waits)
         }))
+    }
+
+    /// What copies did, and what their relays cost; see `glake_copy_stats_json`.
+    pub fn copy_stats(&self) -> Value {
+        let engine = self.engine.made();
+        let done = engine.map(|engine| engine.statistics()).unwrap_or_default();
+        let native = |own: &AtomicU64, of_engine: u64| own.load(Ordering::Relaxed) + of_engine;
+        let path = |path: &PathStatistics| {
+            json!({
+                "relay": path.relay.0,
+                "target": path.target.0,
+                "direction": path.direction,
+                "way": path.way,
+                "bytes": path.bytes.get(),
+                "slices": path.slices,
+                "busy_us": u64::try_from(path.busy.as_micros()).unwrap_or(u64::MAX),
+                "retries": path.retries,
+                "fenced": path.fenced,
+            })
+        };
+        let cost = |cost: &RelayCost| json!({ "relay": cost.relay.0, "context_bytes": cost.context.get(), "slot_bytes": cost.slots.get() });
+        let costs = engine.map(|engine| engine.relay_cost()).unwrap_or_default();
+        let relays = engine.map_or(DeviceSet::EMPTY, |engine| engine.relays());
+        json!({
+            "multi_path": self.engine.is_on(),
+            "relays": relays.iter().map(|relay| relay.0).collect::<Vec<u32>>(),
+            "ready": !relays.is_empty() && engine.is_some_and(|engine| !engine.graph().paths().links.is_empty()),
+            "relay_costs": costs.iter().map(cost).collect::<Vec<Value>>(),
+            "calibrated": engine.is_some_and(|engine| engine.graph().is_calibrated()),
+            "break_even": self.engine.least().get(),
+            "native_copies": native(&self.native.copies, done.native_copies),
+            "native_bytes": native(&self.native.bytes, done.native_bytes.get()),
+            "split_copies": done.split_copies,
+            "lost_copies": done.lost_copies,
+            "paths": done.paths.iter().map(path).collect::<Vec<Value>>(),
+        })
     }
 
     /// Starts the peaks of a device from what is now.

@@ -11,7 +11,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use glake_device::{DeviceId, Driver, Stream};
+use glake_device::{DeviceId, Driver, Stream, StreamId};
 use glake_stitch::StreamKey;
 use glake_tiers::PoolStream;
 use parking_lot::RwLock;
@@ -120,13 +120,14 @@ impl Streams {
         Ok(stream)
     }
 
-    /// A stream is gone: its handle may come to mean another.
-    pub(super) fn forget(&self, device: DeviceId, raw: Stream) {
+    /// A stream is gone: its handle may come to mean another. Returns which it was, if it was ever used.
+    pub(super) fn forget(&self, device: DeviceId, raw: Stream) -> Option<StreamId> {
         let mut table = self.known.write();
-        table.streams.remove(&(device.0, raw));
+        let known = table.streams.remove(&(device.0, raw));
         if let Some(seat) = self.seats_of(device, raw).find(|seat| seat.key_of(device, raw).is_some()) {
             seat.key.store(UNKNOWN, Ordering::Release);
         }
+        known.map(|stream| StreamId(stream.key.0))
     }
 
     /// The handle by which a stream was used first.

@@ -312,3 +312,101 @@ fn mappings_are_told_while_somebody_watches() {
     assert_eq!(mapped.load(Ordering::Relaxed), 0);
     assert_eq!(process.stats(2).unwrap().own.epoch_lags, 2);
 }
+
+fn ready(process: &Process) {
+    let begin = std::time::Instant::now();
+    while process.copy_stats()["ready"] != true {
+        assert!(begin.elapsed().as_secs() < 60, "{}", process.copy_stats());
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+fn reach_of(process: &Process, address: Address) -> Vec<u32> {
+    let end = process.end_of(address, mib(2)).unwrap().unwrap();
+    assert!(matches!(end.kind, glake_device::PointerKind::Device { mapped: true, .. }));
+    end.reach.iter().map(|device| device.0).collect()
+}
+
+#[test]
+fn memory_is_what_its_ends_are() {
+    use glake_device::PointerKind;
+    use glake_device::owned::{DeviceSet, Pages, Registration};
+    let process = started("");
+    let block = process.malloc(1, mib(20), STREAM).unwrap();
+    let inside = Address(block.0 + 4096);
+    assert_eq!(reach_of(&process, inside), [1]);
+    process.enable_peer(3, 1).unwrap();
+    assert_eq!(reach_of(&process, inside), [1, 3]);
+    let pinned = Registration::new(&process.epochs, Pages::new(mib(2), 1).unwrap()).unwrap();
+    let whole = process.end_of(pinned.start(), mib(2)).unwrap().unwrap();
+    assert_eq!(whole, End { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false });
+    assert!(!whole.is_other_side_of(&whole));
+    let bytes = vec![0_u8; 4096];
+    let pageable = process.end_of(Address(bytes.as_ptr() as u64), Bytes::new(4096)).unwrap().unwrap();
+    assert_eq!(pageable, End { kind: PointerKind::Pageable, reach: DeviceSet::EMPTY, is_pool: false });
+    assert_eq!(process.end_of(pinned.start(), mib(3)).unwrap(), None, "half of it is not pinned");
+    assert_eq!(process.end_of(pinned.start(), Bytes::MAX).unwrap(), None);
+    let (mut many, mut asked) = (process.ends(), Vec::new());
+    for offset in [0, 5000, 1 << 20] {
+        assert_eq!(many.of(Address(pinned.start().0 + offset), Bytes::kib(16)).unwrap(), Some(whole));
+        assert!(many.of(Address(block.0 + offset), Bytes::kib(16)).unwrap().unwrap().is_pool);
+        asked.push(process.driver_calls().0);
+    }
+    assert_eq!(asked[0], asked[2], "what was found once is not asked for again");
+    assert_eq!(many.of(pinned.start(), mib(3)).unwrap(), None);
+    process.free(block).unwrap();
+}
+
+#[test]
+fn pools_are_opened_to_relays_whenever_they_start() {
+    let process = started("transfer.exclude = [2]");
+    let early = process.malloc(0, mib(4), STREAM).unwrap();
+    assert_eq!(reach_of(&process, early), [0]);
+    process.multi_path(true).unwrap();
+    ready(&process);
+    let late = process.malloc(1, mib(4), STREAM).unwrap();
+    assert_eq!(reach_of(&process, early), [0, 1, 3]);
+    assert_eq!(reach_of(&process, late), [0, 1, 3]);
+    let stats = process.copy_stats();
+    assert_eq!(stats["relays"], serde_json::json!([0, 1, 3]));
+    assert_eq!(stats["relay_costs"].as_array().unwrap().len(), 3);
+    process.multi_path(false).unwrap();
+    assert!(!process.has_relays().unwrap());
+    let without = process.malloc(2, mib(4), STREAM).unwrap();
+    assert_eq!(reach_of(&process, without), [2]);
+    process.multi_path(true).unwrap();
+    assert!(process.has_relays().unwrap());
+    for address in [early, late, without] {
+        process.free(address).unwrap();
+    }
+    process.stop();
+    assert!(!process.has_relays().unwrap());
+}
+
+#[test]
+fn relays_start_with_the_first_copy_where_they_are_on() {
+    let process = started("transfer.relays = true\ntransfer.local_ranks = 4");
+    let block = process.malloc(0, mib(4), STREAM).unwrap();
+    assert_eq!(reach_of(&process, block), [0, 1, 2, 3]);
+    assert_eq!(process.copy_stats()["ready"], false);
+    process.has_relays().unwrap();
+    ready(&process);
+    let off = started("transfer.relays = false");
+    let error = off.multi_path(true).unwrap_err().to_string();
+    assert!(error.contains("transfer.relays is false; set"), "{error}");
+    off.multi_path(false).unwrap();
+    assert!(!off.has_relays().unwrap());
+}
+
+#[test]
+fn handles_are_for_one_wait() {
+    let process = started("");
+    let handle = process.mark(STREAM).unwrap();
+    while !process.is_copy_done(handle).unwrap() {}
+    process.wait_for_copy(handle).unwrap();
+    assert!(matches!(process.wait_for_copy(handle), Err(ProcessError::UnknownCopy { .. })));
+    assert!(matches!(process.is_copy_done(handle), Err(ProcessError::UnknownCopy { .. })));
+    assert!(process.is_copy_done(0).unwrap());
+    process.wait_for_copy(0).unwrap();
+    assert!(process.mark(Stream(0x1234)).is_err());
+}

@@ -1,0 +1,86 @@
+//! What is known of this server's links: what a calibration measured since it was started, or what is assumed of it.
+//!
+//! A calibration is kept in the user's cache folder (`transfer.calibrations`), for these GPUs, this driver and this boot. A
+//! model's is kept apart from a machine's.
+
+use std::path::{Path, PathBuf};
+
+use glake_device::topology::Topology;
+use glake_transfer::graph::cache::{self, CacheKey};
+use glake_transfer::graph::{GpuLinks, PathGraph};
+
+/// The version of NVIDIA's kernel module, where it is loaded.
+const DRIVER: &str = "/sys/module/nvidia/version";
+/// Another one after each start of the system.
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Where the calibration of a server is kept.
+#[derive(Clone, Debug)]
+pub struct Calibrations {
+    gpus: Vec<GpuLinks>,
+    key: CacheKey,
+    folder: Option<PathBuf>,
+}
+
+impl Calibrations {
+    /// Of these links; an empty folder is none.
+    pub fn of(topology: &Topology, folder: Option<&Path>) -> Calibrations {
+        let gpus = GpuLinks::of(topology);
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let driver = match topology.simulated {
+            true => format!("sim:{}", topology.name),
+            false => read(DRIVER).trim().to_owned(),
+        };
+        let key = CacheKey::new(&gpus, &driver, &read(BOOT), rustix::process::getuid().as_raw());
+        let folder = folder.filter(|folder| !folder.as_os_str().is_empty()).map(Path::to_owned);
+        Calibrations { gpus, key, folder }
+    }
+
+    /// The GPUs.
+    pub fn gpus(&self) -> &[GpuLinks] {
+        &self.gpus
+    }
+
+    /// What was measured, if it is kept.
+    pub fn measured(&self) -> Option<PathGraph> {
+        cache::load(self.folder.as_deref()?, &self.key)
+    }
+
+    /// What was measured, or what is assumed.
+    pub fn graph(&self) -> PathGraph {
+        self.measured().unwrap_or_else(|| PathGraph::conservative(&self.gpus))
+    }
+
+    /// Keeps what was measured; the path of its file, or nothing where calibrations are not kept.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn keep(&self, graph: &PathGraph) -> glake_transfer::Result<Option<PathBuf>> {
+        self.folder.as_deref().map(|folder| cache::store(folder, &self.key, graph)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::topology::load;
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_found_by_the_same_server_alone() {
+        let folder = std::env::temp_dir().join(format!("glake-calibrations-{}", std::process::id()));
+        let of = |name, folder| Calibrations::of(&Topology::from(&load(name).unwrap()), folder);
+        let mine = of("h200x4", Some(folder.as_path()));
+        assert!(mine.measured().is_none() && !mine.graph().is_calibrated());
+        let mut paths = mine.graph().paths().clone();
+        paths.calibrated = true;
+        let kept = mine.keep(&PathGraph::new(paths).unwrap()).unwrap();
+        assert!(kept.is_some_and(|path| path.starts_with(&folder)));
+        assert!(mine.graph().is_calibrated());
+        assert!(of("h20x8", Some(folder.as_path())).measured().is_none());
+        assert!(of("h200x4", None).measured().is_none());
+        let nowhere = of("h200x4", Some(Path::new("")));
+        assert!(nowhere.keep(&mine.graph()).unwrap().is_none());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

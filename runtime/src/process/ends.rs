@@ -1,0 +1,144 @@
+//! What the memory at an address is, and who may touch it.
+//!
+//! ```text
+//! address ─► of a pool: by its range, without the driver; its device and its peers may touch it, nobody else
+//!         └► any other: as the driver knows it
+//! ```
+//!
+//! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on.
+
+use glake_device::owned::DeviceSet;
+use glake_device::{Address, CopyRequest, DeviceId, PointerKind};
+use glake_tiers::GpuPool;
+use glake_units::Bytes;
+
+use super::{Process, Result};
+
+/// What memory is, and whose streams may touch it without a copy in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// What it is.
+    pub kind: PointerKind,
+    /// Those devices.
+    pub reach: DeviceSet,
+    /// Whether it is pool memory: others than those devices cannot touch it at all.
+    pub is_pool: bool,
+}
+
+impl End {
+    /// Whether streams of a device can take part in a copy of it.
+    pub fn is_open_to(&self, device: DeviceId) -> bool {
+        !self.is_pool || self.reach.contains(device)
+    }
+
+    /// Whether a copy between these is one between host memory and a GPU's.
+    pub fn is_other_side_of(&self, other: &End) -> bool {
+        let on_gpu = |end: &End| matches!(end.kind, PointerKind::Device { .. });
+        on_gpu(self) != on_gpu(other)
+    }
+}
+
+/// The ends of the copies of one call: memory that was found once is not asked for again.
+#[derive(Debug)]
+pub struct EndsOfMany<'p> {
+    process: &'p Process,
+    /// The last is the one that was found last.
+    known: Vec<((Address, Bytes), End)>,
+}
+
+/// How much memory is remembered.
+const KNOWN: usize = 8;
+
+impl EndsOfMany<'_> {
+    /// As [`Process::end_of`].
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[inline]
+    pub fn of(&mut self, start: Address, size: Bytes) -> Result<Option<End>> {
+        match self.known.iter().rev().find(|(range, _)| holds(*range, start, size)) {
+            Some((_, end)) => Ok(Some(*end)),
+            None => self.learn(start, size),
+        }
+    }
+
+    fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<End>> {
+        let end = self.process.end_of(start, size)?;
+        let range = match end {
+            Some(End { is_pool: true, .. }) => self.process.pool_of(start, size).map(GpuPool::range),
+            // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
+            Some(End { kind: PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, .. }) => {
+                self.process.driver.pointer_range(start)?
+            }
+            _ => None,
+        };
+        if let (Some(end), Some(range)) = (end, range) {
+            if self.known.len() == KNOWN {
+                self.known.remove(0);
+            }
+            self.known.push((range, end));
+        }
+        Ok(end)
+    }
+}
+
+/// Whether a range lies in another.
+#[inline]
+fn holds((from, whole): (Address, Bytes), start: Address, size: Bytes) -> bool {
+    let offset = start.0.checked_sub(from.0);
+    let end = offset.and_then(|offset| offset.checked_add(size.get()));
+    end.is_some_and(|end| end <= whole.get())
+}
+
+impl Process {
+    /// What a range of memory is; `None` where its first and its last byte are not of one kind.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn end_of(&self, start: Address, size: Bytes) -> Result<Option<End>> {
+        if let Some(pool) = self.pool_of(start, size) {
+            let kind = PointerKind::Device { device: pool.device(), mapped: true };
+            let reach = pool.peers().union(DeviceSet::of(pool.device()));
+            return Ok(Some(End { kind, reach, is_pool: true }));
+        }
+        let kind = self.driver.pointer_attributes(start)?;
+        let last = start.checked_add(size.get().saturating_sub(1));
+        let ends_alike = match last {
+            Some(last) => self.driver.pointer_attributes(last)? == kind,
+            None => false,
+        };
+        let reach = match kind {
+            PointerKind::Device { device, .. } => DeviceSet::of(device),
+            PointerKind::Pinned => DeviceSet::ALL,
+            PointerKind::Pageable => DeviceSet::EMPTY,
+        };
+        Ok(ends_alike.then_some(End { kind, reach, is_pool: false }))
+    }
+
+    /// As [`Process::end_of`], for many.
+    pub fn ends(&self) -> EndsOfMany<'_> {
+        EndsOfMany { process: self, known: Vec::with_capacity(KNOWN) }
+    }
+
+    #[inline]
+    fn pool_of(&self, start: Address, size: Bytes) -> Option<&GpuPool> {
+        let mut pools = self.devices.iter().filter_map(|memory| Some(&*memory.started()?.pool));
+        pools.find(|pool| holds(pool.range(), start, size))
+    }
+
+    /// The device whose streams may make a copy that those of `device` may not, where that is so: it is between pool memory
+    /// that `device` was given no access to, and memory of which nothing is known. No driver call.
+    #[inline]
+    pub fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Option<DeviceId> {
+        let may = self.reach_of(request.to, device).intersection(self.reach_of(request.from, device));
+        if may.contains(device) { None } else { may.iter().next() }
+    }
+
+    /// Who may touch what lies at an address, as far as `device` may not.
+    fn reach_of(&self, at: Address, device: DeviceId) -> DeviceSet {
+        match self.pool_of(at, Bytes::new(1)) {
+            Some(pool) if pool.device() != device => pool.peers().union(DeviceSet::of(pool.device())),
+            _ => DeviceSet::ALL,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The copy engine of a process: made at first use, its relays started in the background where they are on.
+//!
+//! ```text
+//! first use ─► Engine (no context, no thread; every copy native)
+//! relays on ─► thread of the engine: contexts, streams, slots ─► pools opened to them ─► the server's paths
+//!                                          copies go over one link until all of that is there
+//! ```
+//!
+//! Invariants: a copy opens no memory to anybody: what relays may touch is decided when an extent is made, or on the
+//! engine's thread. A pool is opened to a relay by [`glake_tiers::GpuPool::enable_peer`], so its epochs cover the relay's
+//! work before the relay is given any of its memory, and what is freed under an unfinished copy stays until that is done.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::topology::Topology;
+use glake_device::{DeviceId, DeviceInfo};
+use glake_transfer::graph::PathGraph;
+use glake_transfer::{Engine, EngineOptions};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::device::DeviceMemory;
+use super::{Process, ProcessError, Result};
+use crate::calibrations::Calibrations;
+use crate::config::{Relays, Transfer};
+
+/// The least that goes over several links as long as no paths are known.
+const LEAST: Bytes = Bytes::mib(1);
+/// Threads for pageable memory at most, where nobody says: more of them no longer made copies faster.
+const THREADS: usize = 8;
+
+/// The engine, once it is made, and who may be its relays.
+#[derive(Debug)]
+pub(super) struct ProcessEngine {
+    config: Transfer,
+    /// Visible and not excluded.
+    candidates: DeviceSet,
+    /// The links; `None`: those of this machine, found when they are needed.
+    model: Option<Topology>,
+    engine: OnceLock<Arc<Engine>>,
+    /// Whether relays were ever started.
+    starting: Mutex<bool>,
+    /// Whether relays are wanted now.
+    on: AtomicBool,
+    least: Arc<AtomicU64>,
+}
+
+impl ProcessEngine {
+    pub(super) fn new(config: Transfer, devices: &[DeviceInfo], model: Option<Topology>) -> Self {
+        for named in &config.exclude {
+            if !devices.iter().any(|info| named.is(info.id.0, info.pci.as_deref())) {
+                tracing::warn!(target: "glake::copies", gpu = %named, "transfer.exclude names a GPU that is not visible");
+            }
+        }
+        if let (true, Some(ranks)) = (config.multi_path && !config.starts_relays(), config.local_ranks) {
+            tracing::info!(
+                target: "glake::copies",
+                ranks,
+                "copies take one link each, for this program's processes share them; transfer.relays = true overrules this"
+            );
+        }
+        let excluded =
+            |info: &&DeviceInfo| !config.exclude.iter().any(|named| named.is(info.id.0, info.pci.as_deref()));
+        ProcessEngine {
+            candidates: devices.iter().filter(excluded).map(|info| info.id).collect(),
+            model,
+            engine: OnceLock::new(),
+            starting: Mutex::new(false),
+            on: AtomicBool::new(config.starts_relays()),
+            least: Arc::new(AtomicU64::new(config.break_even.unwrap_or(LEAST).get())),
+            config,
+        }
+    }
+
+    /// Smaller copies are native, whatever they are between.
+    #[inline]
+    pub(super) fn least(&self) -> Bytes {
+        Bytes::new(self.least.load(Ordering::Relaxed))
+    }
+
+    /// What a pool of a device is opened to when it is made.
+    pub(super) fn relays_of(&self, device: DeviceId) -> DeviceSet {
+        match self.on.load(Ordering::Acquire) {
+            true => self.candidates.without(DeviceSet::of(device)),
+            false => DeviceSet::EMPTY,
+        }
+    }
+
+    /// The engine, if it was made.
+    #[inline]
+    pub(super) fn made(&self) -> Option<&Arc<Engine>> {
+        self.engine.get()
+    }
+
+    pub(super) fn config(&self) -> &Transfer {
+        &self.config
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
+    fn make(&self, epochs: &Arc<Epochs>) -> Result<&Arc<Engine>> {
+        let _starting = self.starting.lock();
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.config.pageable_threads.map(|threads| threads as usize);
+        let options = EngineOptions {
+            relays: self.candidates,
+            break_even: self.config.break_even,
+            slots: self.config.slots,
+            streams: self.config.streams as usize,
+            pageable_threads: threads.unwrap_or((cores / 2).clamp(1, THREADS)),
+        };
+        let engine = Engine::new(epochs.clone(), PathGraph::empty(), options)?;
+        Ok(self.engine.get_or_init(|| engine))
+    }
+
+    /// Starts the relays, or takes them up again.
+    fn start(&self, engine: &Arc<Engine>, devices: &Arc<[DeviceMemory]>) -> Result<()> {
+        let mut started = self.starting.lock();
+        engine.set_relays(self.candidates);
+        if *started {
+            return Ok(());
+        }
+        let (devices, candidates, model) = (devices.clone(), self.candidates, self.model.clone());
+        let (asked, least) = (self.config.break_even, self.least.clone());
+        let folder = self.config.calibrations.clone();
+        engine.start_relays(move |engine| {
+            for memory in devices.iter() {
+                memory.open_to(candidates);
+            }
+            let graph = graph_of(&devices, model, folder.as_deref());
+            if asked.is_none() {
+                least.store(least_of(&graph).get(), Ordering::Relaxed);
+            }
+            engine.replace_graph(graph);
+            tell(engine);
+        })?;
+        *started = true;
+        Ok(())
+    }
+}
+
+impl Process {
+    /// Lets copies use the links of other GPUs, or no longer. They are made ready in the background: a copy takes one link
+    /// until then, and no copy waits for it.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] where there is no thread.
+    pub fn multi_path(&self, on: bool) -> Result<()> {
+        let Transfer { relays, local_ranks, .. } = *self.engine.config();
+        if on && !self.engine.config().allows_relays() {
+            let (configured, ranks) = match relays {
+                Relays::Auto => ("\"auto\"", local_ranks),
+                _ => ("false", None),
+            };
+            return Err(ProcessError::NoRelays { configured, ranks });
+        }
+        self.engine.on.store(on, Ordering::Release);
+        if on {
+            let engine = self.engine.make(&self.epochs)?;
+            return self.engine.start(engine, &self.devices);
+        }
+        if let Some(engine) = self.engine.made() {
+            engine.set_relays(DeviceSet::EMPTY);
+        }
+        Ok(())
+    }
+
+    /// The engine, made now if it was not; its relays start with it where they are on.
+    #[inline]
+    pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
+        match self.engine.made() {
+            Some(engine) => Ok(engine),
+            None => self.make_engine(),
+        }
+    }
+
+    #[cold]
+    fn make_engine(&self) -> Result<&Arc<Engine>> {
+        let engine = self.engine.make(&self.epochs)?;
+        if self.engine.is_on() {
+            self.engine.start(engine, &self.devices)?;
+        }
+        Ok(engine)
+    }
+}
+
+/// The paths of the server, as far as they are known.
+fn graph_of(devices: &[DeviceMemory], model: Option<Topology>, folder: Option<&Path>) -> PathGraph {
+    let topology = model.unwrap_or_else(|| {
+        let devices: Vec<DeviceInfo> = devices.iter().map(|memory| memory.info.clone()).collect();
+        Topology::of_machine(&devices)
+    });
+    Calibrations::of(&topology, folder).graph()
+}
+
+fn least_of(graph: &PathGraph) -> Bytes {
+    graph.paths().links.iter().map(|link| link.break_even).min().unwrap_or(LEAST)
+}
+
+fn tell(engine: &Engine) {
+    let costs = engine.relay_cost();
+    let gpus: Vec<u32> = engine.relays().iter().map(|relay| relay.0).collect();
+    let contexts: Bytes = costs.iter().map(|cost| cost.context).sum();
+    let slots: Bytes = costs.iter().map(|cost| cost.slots).sum();
+    tracing::info!(
+        target: "glake::copies",
+        relays = ?gpus,
+        %contexts,
+        %slots,
+        "copies use the links of these GPUs, at the cost of this memory of theirs"
+    );
+}
