@@ -36,6 +36,27 @@ extern "C" {
 // Not possible here.
 #define GLAKE_UNSUPPORTED 5
 
+// A copy of the usual priority.
+#define GLAKE_COPY_NORMAL 0
+
+// A copy that background ones make way for.
+#define GLAKE_COPY_CRITICAL 1
+
+// A copy that makes way: few bytes of it are in flight at a time.
+#define GLAKE_COPY_BACKGROUND 2
+
+// The call returns when the bytes are there.
+#define GLAKE_COPY_NOW 16
+
+// With `GLAKE_COPY_NOW`: the bytes are read back and compared, and copied again where they differ.
+#define GLAKE_COPY_VERIFY 32
+
+// Stream 0 is the calling thread's own default stream, not the legacy one.
+#define GLAKE_COPY_PTDS 64
+
+// Over the GPU's own link alone, as the driver makes it.
+#define GLAKE_COPY_DIRECT 128
+
 // Which blocks of a private pool were live at some time.
 typedef struct glake_checkpoint glake_checkpoint;
 
@@ -203,6 +224,16 @@ typedef struct {
     uint64_t gpu_wait_us;
 } glake_device_stats;
 
+// One copy of a list.
+typedef struct {
+    // Where the bytes go.
+    void *to;
+    // Where they come from.
+    const void *from;
+    // How many.
+    size_t size;
+} glake_copy_block;
+
 // Hands out a block for work on a stream of the device; any thread, whatever its current device. Size 0 gives null.
 //
 // `GLAKE_OUT_OF_MEMORY`: everything that may be taken back was, and every pending free was waited for.
@@ -270,6 +301,20 @@ int32_t glake_driver_calls(uint64_t *calls,
 
 // How many allocations on the heap the library has made.
 uint64_t glake_heap_allocations(void);
+
+// Pins host memory, so that every GPU copies from and to it at full speed, for programs without a CUDA runtime. The range
+// begins and ends between pages.
+//
+// # Safety
+// The range is the caller's, and stays mapped until it is unpinned.
+int32_t glake_host_register(void *start,
+                            size_t size);
+
+// Unpins what `glake_host_register` pinned.
+//
+// # Safety
+// No copy from or to it is under way.
+int32_t glake_host_unregister(void *start);
 
 // The version of this library.
 const char *glake_version(void);
@@ -483,6 +528,14 @@ const char *gmlake_last_error(void);
 // `out` is null or may be written.
 int32_t glake_stream_create(int32_t device, void **out);
 
+// Waits on the host until the work of a stream is done. The device may be -1: that of the stream, or the current one of the
+// calling thread for a default stream.
+//
+// # Safety
+// `stream` is null or a stream of the device.
+int32_t glake_stream_synchronize(int32_t device,
+                                 void *stream);
+
 // Destroys a stream of `glake_stream_create`; its work still runs to its end. At the end of the process nothing is done.
 int32_t glake_stream_destroy(int32_t device,
                              void *stream);
@@ -534,6 +587,85 @@ void *gmlake_base_alloc(void *ptr,
 // # Safety
 // As `glake_record_stream`.
 void gmlake_record_stream(void *ptr, void *stream);
+
+// Enqueues a copy on a stream of any device (null and 1: the legacy default stream of the calling thread's current device, 2:
+// the thread's own). `handle`, where not null, gets what `glake_copy_wait` takes, or 0 where nothing is left to wait for.
+//
+// Where it is as large as the break-even, one end is host memory and the other a GPU's, and relays are on and ready, it goes
+// over several links; else it is the driver's own copy. Memory that is copied from stays as it is, and both stay allocated,
+// until the copy has run: as for `cuMemcpyAsync`.
+//
+// `GLAKE_DRIVER`: the driver refused, or a GPU was lost that carried parts of earlier copies, whose bytes may not have
+// arrived; this copy was not made then.
+//
+// # Safety
+// Both ranges are memory, the first of which nothing else touches unordered until the copy has run; `stream` is a stream;
+// `handle` is null or may be written.
+int32_t glake_copy_async(void *to,
+                         const void *from,
+                         size_t size,
+                         void *stream,
+                         uint32_t flags,
+                         uint64_t *handle);
+
+// Waits on the host until the bytes of a copy are there, and ends its handle. 0 is no error.
+//
+// `GLAKE_DRIVER`: they are not, or may not be. `GLAKE_INVALID`: the handle was waited for before, or never given.
+int32_t glake_copy_wait(uint64_t handle);
+
+// Whether the bytes of a copy are there; the handle stays. Errors are those of `glake_copy_wait`, which still ends the
+// handle then.
+//
+// # Safety
+// `done` is null or may be written.
+int32_t glake_copy_done(uint64_t handle,
+                        bool *done);
+
+// Enqueues copies, in no order among themselves: as one `glake_copy_async`, for many small blocks.
+//
+// # Safety
+// `blocks` may be read for `count` blocks; for each, and for the rest, as `glake_copy_async`.
+int32_t glake_copy_list(const glake_copy_block *blocks,
+                        size_t count,
+                        void *stream,
+                        uint32_t flags,
+                        uint64_t *handle);
+
+// Enqueues copies of one range of host memory to several GPUs: it is read once, and passed on between them.
+//
+// # Safety
+// `to` may be read for `count` pointers; for each, and for the rest, as `glake_copy_async`.
+int32_t glake_copy_to_all(void *const *to,
+                          size_t count,
+                          const void *from,
+                          size_t size,
+                          void *stream,
+                          uint32_t flags,
+                          uint64_t *handle);
+
+// For those who have a copy of their own to make where this one is none for the engine, as the preload library: 0 where it
+// was enqueued (with `GLAKE_COPY_NOW`: made), 1 where nothing was done, because it is too small, is not between host and
+// GPU, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
+// `glake_copy_async`; after `GLAKE_INVALID`, `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` too nothing was done.
+//
+// # Safety
+// As `glake_copy_async`.
+int32_t glake_copy_try(void *to,
+                       const void *from,
+                       size_t size,
+                       void *stream,
+                       uint32_t flags);
+
+// Lets copies use the links of the other visible GPUs (1), or no longer (0). They are made ready in the background, at the
+// cost of a context on each; copies take one link until then, and none waits for it. Twice is no error.
+//
+// `GLAKE_INVALID`: the configuration has `transfer.relays = false`, or several processes of the program run on this machine
+// and it does not say `true`.
+int32_t glake_multi_path(int32_t on);
+
+// What copies did as a JSON object: relays that are ready and what they cost, and for each path its bytes, slices, busy time
+// and retries. Null on failure; to be given to `glake_string_free`.
+char *glake_copy_stats_json(void);
 
 #ifdef __cplusplus
 // Torch's signatures with C++ by value. Sends allocations on streams that the filter takes to a private pool; throws as

@@ -90,7 +90,7 @@ fn over(phase: u8) -> Failure {
             "this process was forked from one that uses the GPU: its memory is the parent's; start workers with the spawn \
              or forkserver method instead"
         }
-        _ => "the process is exiting: no memory is handed out any more",
+        _ => "the process is exiting: no memory is handed out and no copy is made any more",
     })
 }
 

@@ -8,6 +8,7 @@ use glake_device::DriverError;
 use glake_runtime::process::ProcessError;
 use glake_runtime::share::ShareError;
 use glake_tiers::PoolError;
+use glake_transfer::TransferError;
 
 /// Done.
 pub const GLAKE_OK: i32 = 0;
@@ -27,6 +28,8 @@ pub const GLAKE_UNSUPPORTED: i32 = 5;
 pub(crate) struct Failure {
     pub(crate) status: i32,
     text: String,
+    /// The driver's number for it, where it has one.
+    code: Option<u32>,
 }
 
 thread_local! {
@@ -35,7 +38,7 @@ thread_local! {
 
 impl Failure {
     pub(crate) fn new(status: i32, text: impl ToString) -> Self {
-        Failure { status, text: text.to_string() }
+        Failure { status, text: text.to_string(), code: None }
     }
 
     pub(crate) fn invalid(text: impl ToString) -> Self {
@@ -44,6 +47,11 @@ impl Failure {
 
     pub(crate) fn unavailable(text: impl ToString) -> Self {
         Failure::new(GLAKE_UNAVAILABLE, text)
+    }
+
+    /// The driver's own error, negated.
+    pub(crate) fn driver_error(&self) -> Option<i32> {
+        self.code.and_then(|code| i32::try_from(code).ok()).map(|code| -code)
     }
 
     /// A panic, which is a mistake of ours.
@@ -77,13 +85,20 @@ impl From<ProcessError> for Failure {
             E::NoDriver { .. } | E::Topology(_) => GLAKE_UNAVAILABLE,
             E::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
             E::Driver(_) | E::NoThread { .. } => GLAKE_DRIVER,
+            E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
+            E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,
+            E::Transfer(_) => GLAKE_DRIVER,
             E::Share(ShareError::Pool(pool)) => return Failure::from_pool(pool),
             E::Share(
                 ShareError::NoDoor { .. } | ShareError::TooManyFiles { .. } | ShareError::Broken { .. },
             ) => GLAKE_DRIVER,
             _ => GLAKE_INVALID,
         };
-        Failure::new(status, error)
+        let code = match &error {
+            E::Driver(error) | E::Transfer(TransferError::Driver(error)) => error.code(),
+            _ => None,
+        };
+        Failure { code, ..Failure::new(status, error) }
     }
 }
 

@@ -23,6 +23,19 @@ pub unsafe extern "C" fn glake_stream_create(device: i32, out: *mut *mut c_void)
     })
 }
 
+/// Waits on the host until the work of a stream is done. The device may be -1: that of the stream, or the current one of the
+/// calling thread for a default stream.
+///
+/// # Safety
+/// `stream` is null or a stream of the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_stream_synchronize(device: i32, stream: *mut c_void) -> i32 {
+    guard::answer(|| {
+        let device = (device != -1).then_some(i64::from(device));
+        Ok(library::process()?.synchronize(device, self::stream(stream))?)
+    })
+}
+
 /// Destroys a stream of `glake_stream_create`; its work still runs to its end. At the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_stream_destroy(device: i32, stream: *mut c_void) -> i32 {

@@ -41,6 +41,27 @@ static int with_a_variable_that_is_wrong(void) {
     return 0;
 }
 
+/* Ranks of one program share the machine's links already. */
+static int beside_other_ranks(void) {
+    setenv("GLAKE_MULTI_PATH", "1", 1);
+    OK(glake_start());
+    char *stats = glake_copy_stats_json();
+    CHECK(stats != NULL && strstr(stats, "\"multi_path\":false") != NULL);
+    glake_string_free(stats);
+    FAILS(glake_multi_path(1), GLAKE_INVALID, "transfer.relays is \"auto\", and 2 processes of this program run");
+    OK(glake_multi_path(0));
+    return 0;
+}
+
+static int asked_for_by_the_environment(void) {
+    OK(glake_start());
+    OK(glake_free(block_of(0, 20 * MIB, NULL)));
+    char *stats = glake_copy_stats_json();
+    CHECK(stats != NULL && strstr(stats, "\"multi_path\":true") != NULL);
+    glake_string_free(stats);
+    return 0;
+}
+
 /* A child may look at nothing of its parent's: it frees into the void, and everything else fails. */
 static int in_a_forked_child(void) {
     char *block = block_of(0, 20 * MIB, NULL);
@@ -58,6 +79,9 @@ static int in_a_forked_child(void) {
         FAILS(glake_trim(0, 0, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_configure(NULL, NULL, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_pool_create(0, 0, 1), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_copy_async(block, block, 1, NULL, 0, NULL), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_multi_path(1), GLAKE_UNAVAILABLE, "spawn");
+        CHECK(glake_copy_try(block, block, 1, NULL, 0) == 1);
         exit(0);
     }
     int status = 0;
@@ -82,6 +106,7 @@ static int forked_before_the_start(void) {
 }
 
 static void *held;
+static uint64_t unwaited;
 
 /* Registered before the library's own handler, so it runs after it. */
 static void at_the_very_end(void) {
@@ -93,6 +118,8 @@ static void at_the_very_end(void) {
     CHECK(stats_of(0).all.allocation.current == 100);
     gmlake_free(NULL, 0, 0, NULL);
     gmlake_record_stream(held, NULL);
+    FAILS(glake_copy_wait(unwaited), GLAKE_UNAVAILABLE, "no copy is made any more");
+    CHECK(glake_copy_try(&out, &out, 8, NULL, 0) == 1);
     puts("ended");
     fflush(stdout);
 }
@@ -113,6 +140,8 @@ static int ended_with_blocks_alive(void) {
         OK(glake_free(block_of(0, 30 * MIB, (void *)2)));
         CHECK(block_of(0, 5000 * (size_t)(i + 1), NULL) != NULL);
     }
+    OK(glake_multi_path(1));
+    OK(glake_copy_async(held, held, 20 * MIB, NULL, 0, &unwaited));
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, churn, NULL) == 0);
     usleep(2000);
@@ -157,6 +186,8 @@ static const struct scenario SCENARIOS[] = {
     {"without-a-driver", without_a_driver, "GLAKE_DEVICE", NULL, ""},
     {"broken-file", with_a_broken_file, "GLAKE_CONFIG", "/tmp/glake-test-broken.toml", ""},
     {"wrong-variable", with_a_variable_that_is_wrong, "reuseLimit", "many", ""},
+    {"other-ranks", beside_other_ranks, "LOCAL_WORLD_SIZE", "2", ""},
+    {"multi-path", asked_for_by_the_environment, "GLAKE_MULTI_PATH", "1", ""},
     {"forked-child", in_a_forked_child, NULL, NULL, ""},
     {"forked-before", forked_before_the_start, NULL, NULL, ""},
     {"ended", ended_with_blocks_alive, NULL, NULL, "ended\n"},

@@ -1,0 +1,200 @@
+//! Which way a copy goes, and its enqueueing.
+
+use std::ffi::c_void;
+
+use glake_device::owned::Span;
+use glake_device::{Address, CopyRequest, DeviceId};
+use glake_runtime::process::{End, Process, ProcessError};
+use glake_units::Bytes;
+
+use super::flags::Asked;
+use crate::block::address;
+use crate::status::Failure;
+
+pub(super) fn request(to: *mut c_void, from: *const c_void, size: usize) -> Result<CopyRequest, Failure> {
+    let null = |pointer: Address| pointer.0 == 0 && size > 0;
+    let request = CopyRequest { to: address(to), from: address(from), size: Bytes::new(size as u64) };
+    match (null(request.to), null(request.from)) {
+        (true, _) => Err(Failure::invalid(format_args!("to is null, and {size} bytes shall go there"))),
+        (_, true) => {
+            Err(Failure::invalid(format_args!("from is null, and {size} bytes shall come from there")))
+        }
+        _ => Ok(request),
+    }
+}
+
+/// What both ends are, where it is a copy for the engine.
+pub(super) fn split(
+    process: &Process,
+    request: &CopyRequest,
+    asked: Asked,
+) -> Result<Option<(End, End)>, Failure> {
+    if asked.direct || request.size < process.least_split() && !verifies(process, asked) {
+        return Ok(None);
+    }
+    let (to, from) = (process.end_of(request.to, request.size)?, process.end_of(request.from, request.size)?);
+    Ok(sides(process.stream_device(asked.stream)?, to.zip(from)))
+}
+
+/// The ends, where one is host memory and the other a GPU's. Where the stream's device may not make the copy the engine has no
+/// way back to one link: then it is none for it.
+fn sides(device: DeviceId, ends: Option<(End, End)>) -> Option<(End, End)> {
+    ends.filter(|(to, from)| to.is_other_side_of(from) && to.is_open_to(device) && from.is_open_to(device))
+}
+
+/// Whether the engine has to compare the bytes, of whatever size.
+fn verifies(process: &Process, asked: Asked) -> bool {
+    asked.now && (asked.verify || process.verifies_copies())
+}
+
+/// Makes one copy, on whichever way; its handle.
+///
+/// # Safety
+/// As [`super::glake_copy_async`].
+pub(super) unsafe fn copy(
+    process: &Process,
+    request: CopyRequest,
+    asked: Asked,
+    waited: bool,
+) -> Result<u64, Failure> {
+    match split(process, &request, asked)? {
+        // SAFETY: the caller's promise.
+        Some(ends) => unsafe { enqueue(process, request, ends, asked, waited) },
+        // SAFETY: the caller's promise.
+        None => unsafe { native(process, &[request], asked, waited) },
+    }
+}
+
+/// Gives a copy to the engine; its handle.
+///
+/// # Safety
+/// As [`super::glake_copy_async`], and the ends are what was found.
+pub(super) unsafe fn enqueue(
+    process: &Process,
+    request: CopyRequest,
+    ends: (End, End),
+    asked: Asked,
+    waited: bool,
+) -> Result<u64, Failure> {
+    // SAFETY: the caller's promise.
+    let (to, from) = unsafe { spans(request, ends) };
+    if asked.now {
+        process.copy_now(&to, &from, asked.stream, asked.options(false))?;
+        return Ok(0);
+    }
+    Ok(process.copy(&to, &from, asked.stream, asked.options(waited))?.unwrap_or(0))
+}
+
+/// Makes the driver's own copies; their handle.
+///
+/// # Safety
+/// As [`super::glake_copy_async`], for each.
+unsafe fn native(
+    process: &Process,
+    requests: &[CopyRequest],
+    asked: Asked,
+    waited: bool,
+) -> Result<u64, Failure> {
+    if asked.now {
+        process.check_waitable(asked.stream)?;
+    }
+    let driver = process.driver();
+    let device = process.stream_device(asked.stream)?;
+    for request in requests.iter().filter(|request| !request.size.is_zero()) {
+        // SAFETY: the caller's promise.
+        let copy =
+            |device, stream| unsafe { driver.copy(device, *request, stream) }.map_err(ProcessError::from);
+        match process.device_for(device, request) {
+            None => copy(device, asked.stream)?,
+            Some(other) => process.beside(other, asked.stream, |stream| copy(other, stream))?,
+        }
+        process.count_native(request.size);
+    }
+    if asked.now {
+        driver.stream_synchronize(device, asked.stream).map_err(ProcessError::from)?;
+    }
+    if waited && !asked.now { Ok(process.mark(asked.stream)?) } else { Ok(0) }
+}
+
+/// # Safety
+/// As [`super::glake_copy_list`].
+pub(super) unsafe fn copy_list(
+    process: &Process,
+    requests: &[CopyRequest],
+    asked: Asked,
+    waited: bool,
+) -> Result<u64, Failure> {
+    let all = requests.iter().fold(Bytes::ZERO, |all, request| all.saturating_add(request.size));
+    if all < process.least_split() || asked.direct {
+        // SAFETY: the caller's promise.
+        return unsafe { native(process, requests, asked, waited) };
+    }
+    if asked.now {
+        process.check_waitable(asked.stream)?;
+    }
+    let device = process.stream_device(asked.stream)?;
+    let mut ends = process.ends();
+    let mut blocks = Vec::with_capacity(requests.len());
+    let mut rest = Vec::new();
+    for request in requests.iter().filter(|request| !request.size.is_zero()) {
+        let (to, from) = (ends.of(request.to, request.size)?, ends.of(request.from, request.size)?);
+        match sides(device, to.zip(from)) {
+            // SAFETY: the caller's promise.
+            Some(ends) => blocks.push(unsafe { spans(*request, ends) }),
+            None => rest.push(*request),
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { native(process, &rest, Asked { now: false, ..asked }, false) }?;
+    let handle = process.copy_list(&blocks, asked.stream, asked.options(waited || asked.now))?.unwrap_or(0);
+    waited_for(process, handle, asked)
+}
+
+/// # Safety
+/// As [`super::glake_copy_to_all`].
+pub(super) unsafe fn copy_to_all(
+    process: &Process,
+    requests: &[CopyRequest],
+    asked: Asked,
+    waited: bool,
+) -> Result<u64, Failure> {
+    let small = requests.first().is_none_or(|first| first.size < process.least_split());
+    let ends: Option<Vec<(End, End)>> = match small || asked.direct {
+        true => None,
+        false => requests.iter().map(|request| split(process, request, asked)).collect::<Result<_, _>>()?,
+    };
+    let Some(ends) = ends else {
+        // SAFETY: the caller's promise.
+        return unsafe { native(process, requests, asked, waited) };
+    };
+    // SAFETY: the caller's promise.
+    let pairs: Vec<(Span, Span)> =
+        requests.iter().zip(ends).map(|(request, ends)| unsafe { spans(*request, ends) }).collect();
+    if asked.now {
+        process.check_waitable(asked.stream)?;
+    }
+    let Some(from) = pairs.first().map(|(_, from)| from.clone()) else { return Ok(0) };
+    let to: Vec<Span> = pairs.into_iter().map(|(to, _)| to).collect();
+    let options = asked.options(waited || asked.now);
+    let handle = process.copy_to_all(&to, &from, asked.stream, options)?.unwrap_or(0);
+    waited_for(process, handle, asked)
+}
+
+fn waited_for(process: &Process, handle: u64, asked: Asked) -> Result<u64, Failure> {
+    if !asked.now {
+        return Ok(handle);
+    }
+    process.wait_for_copy(handle)?;
+    Ok(0)
+}
+
+/// # Safety
+/// Both ranges are memory that lives, and that nothing else touches unordered, until all work that is enqueued on it has
+/// run; the ends say what they are.
+unsafe fn spans(request: CopyRequest, ends: (End, End)) -> (Span, Span) {
+    let CopyRequest { to, from, size } = request;
+    // SAFETY: the caller's promise.
+    unsafe {
+        (Span::lent(to, size, ends.0.kind, ends.0.reach), Span::lent(from, size, ends.1.kind, ends.1.reach))
+    }
+}

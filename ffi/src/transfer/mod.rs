@@ -1,0 +1,238 @@
+//! Copies between the host and GPUs, over every link of the server.
+//!
+//! ```text
+//! glake_copy_* ─► ends looked up ─► Span::lent ─► Process ─► Engine
+//!                   └ too small, or not between host and GPU ─► one copy of the driver's
+//! ```
+//!
+//! Every copy runs in the order of its stream, as the driver's own does: after all work that was enqueued there before it,
+//! and before all that is enqueued later.
+
+mod flags;
+mod make;
+
+use std::ffi::{c_char, c_void};
+
+use glake_device::CopyRequest;
+use glake_units::Bytes;
+
+use flags::Asked;
+pub use flags::*;
+use make::request;
+
+use crate::stats::{self, string};
+use crate::status::{Failure, GLAKE_DRIVER, GLAKE_OK, GLAKE_OUT_OF_MEMORY};
+use crate::{guard, library};
+
+/// One copy of a list.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CopyBlock {
+    /// Where the bytes go.
+    pub to: *mut c_void,
+    /// Where they come from.
+    pub from: *const c_void,
+    /// How many.
+    pub size: usize,
+}
+
+/// Enqueues a copy on a stream of any device (null and 1: the legacy default stream of the calling thread's current device, 2:
+/// the thread's own). `handle`, where not null, gets what `glake_copy_wait` takes, or 0 where nothing is left to wait for.
+///
+/// Where it is as large as the break-even, one end is host memory and the other a GPU's, and relays are on and ready, it goes
+/// over several links; else it is the driver's own copy. Memory that is copied from stays as it is, and both stay allocated,
+/// until the copy has run: as for `cuMemcpyAsync`.
+///
+/// `GLAKE_DRIVER`: the driver refused, or a GPU was lost that carried parts of earlier copies, whose bytes may not have
+/// arrived; this copy was not made then.
+///
+/// # Safety
+/// Both ranges are memory, the first of which nothing else touches unordered until the copy has run; `stream` is a stream;
+/// `handle` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_copy_async(
+    to: *mut c_void,
+    from: *const c_void,
+    size: usize,
+    stream: *mut c_void,
+    flags: u32,
+    handle: *mut u64,
+) -> i32 {
+    guard::answer(|| {
+        let asked = Asked::of(stream, flags)?;
+        let request = request(to, from, size)?;
+        let process = library::process()?;
+        // SAFETY: the caller's promise.
+        let given = unsafe { make::copy(process, request, asked, !handle.is_null()) }?;
+        if !handle.is_null() {
+            // SAFETY: not null, and the caller's promise.
+            unsafe { handle.write(given) };
+        }
+        Ok(())
+    })
+}
+
+/// Waits on the host until the bytes of a copy are there, and ends its handle. 0 is no error.
+///
+/// `GLAKE_DRIVER`: they are not, or may not be. `GLAKE_INVALID`: the handle was waited for before, or never given.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_copy_wait(handle: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.wait_for_copy(handle)?))
+}
+
+/// Whether the bytes of a copy are there; the handle stays. Errors are those of `glake_copy_wait`, which still ends the
+/// handle then.
+///
+/// # Safety
+/// `done` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_copy_done(handle: u64, done: *mut bool) -> i32 {
+    guard::answer(|| {
+        let passed = library::process()?.is_copy_done(handle)?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(done, "done", passed) }
+    })
+}
+
+/// Enqueues copies, in no order among themselves: as one `glake_copy_async`, for many small blocks.
+///
+/// # Safety
+/// `blocks` may be read for `count` blocks; for each, and for the rest, as `glake_copy_async`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_copy_list(
+    blocks: *const CopyBlock,
+    count: usize,
+    stream: *mut c_void,
+    flags: u32,
+    handle: *mut u64,
+) -> i32 {
+    guard::answer(|| {
+        let asked = Asked::of(stream, flags)?;
+        if blocks.is_null() && count > 0 {
+            return Err(Failure::invalid("blocks is null: it must point to count blocks"));
+        }
+        // SAFETY: not null where there is any, and the caller's promise.
+        let blocks = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(blocks, count) } };
+        let requests = blocks.iter().map(|block| request(block.to, block.from, block.size));
+        let requests: Vec<CopyRequest> = requests.collect::<Result<_, _>>()?;
+        let process = library::process()?;
+        // SAFETY: the caller's promise.
+        let given = unsafe { make::copy_list(process, &requests, asked, !handle.is_null()) }?;
+        if !handle.is_null() {
+            // SAFETY: not null, and the caller's promise.
+            unsafe { handle.write(given) };
+        }
+        Ok(())
+    })
+}
+
+/// Enqueues copies of one range of host memory to several GPUs: it is read once, and passed on between them.
+///
+/// # Safety
+/// `to` may be read for `count` pointers; for each, and for the rest, as `glake_copy_async`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_copy_to_all(
+    to: *const *mut c_void,
+    count: usize,
+    from: *const c_void,
+    size: usize,
+    stream: *mut c_void,
+    flags: u32,
+    handle: *mut u64,
+) -> i32 {
+    guard::answer(|| {
+        let asked = Asked::of(stream, flags)?;
+        if to.is_null() && count > 0 {
+            return Err(Failure::invalid("to is null: it must point to count pointers"));
+        }
+        // SAFETY: not null where there is any, and the caller's promise.
+        let to = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(to, count) } };
+        let requests = to.iter().map(|to| request(*to, from, size));
+        let requests: Vec<CopyRequest> = requests.collect::<Result<_, _>>()?;
+        let process = library::process()?;
+        // SAFETY: the caller's promise.
+        let given = unsafe { make::copy_to_all(process, &requests, asked, !handle.is_null()) }?;
+        if !handle.is_null() {
+            // SAFETY: not null, and the caller's promise.
+            unsafe { handle.write(given) };
+        }
+        Ok(())
+    })
+}
+
+/// For those who have a copy of their own to make where this one is none for the engine, as the preload library: 0 where it
+/// was enqueued (with `GLAKE_COPY_NOW`: made), 1 where nothing was done, because it is too small, is not between host and
+/// GPU, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
+/// `glake_copy_async`; after `GLAKE_INVALID`, `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` too nothing was done.
+///
+/// # Safety
+/// As `glake_copy_async`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_copy_try(
+    to: *mut c_void,
+    from: *const c_void,
+    size: usize,
+    stream: *mut c_void,
+    flags: u32,
+) -> i32 {
+    const TAKEN: i32 = 0;
+    const NOT_TAKEN: i32 = 1;
+    let mut outcome = TAKEN;
+    let status = guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let taken = unsafe { tried(to, from, size, stream, flags) };
+        let taken = taken.inspect_err(|failure| outcome = failure.driver_error().unwrap_or(outcome))?;
+        outcome = if taken { TAKEN } else { NOT_TAKEN };
+        Ok(())
+    });
+    // A number of the driver's goes first; out of memory has the number of what is not taken.
+    match status {
+        _ if outcome < 0 || status == GLAKE_OK => outcome,
+        GLAKE_OUT_OF_MEMORY => GLAKE_DRIVER,
+        status => status,
+    }
+}
+
+/// Whether the engine took the copy.
+///
+/// # Safety
+/// As [`glake_copy_async`].
+unsafe fn tried(
+    to: *mut c_void,
+    from: *const c_void,
+    size: usize,
+    stream: *mut c_void,
+    flags: u32,
+) -> Result<bool, Failure> {
+    if library::is_over() {
+        return Ok(false);
+    }
+    let process = library::process()?;
+    if Bytes::new(size as u64) < process.least_split() || !process.has_relays()? {
+        return Ok(false);
+    }
+    let asked = Asked::of(stream, flags)?;
+    let request = request(to, from, size)?;
+    match make::split(process, &request, asked)? {
+        // SAFETY: the caller's promise.
+        Some(ends) => unsafe { make::enqueue(process, request, ends, asked, false) }.map(|_| true),
+        None => Ok(false),
+    }
+}
+
+/// Lets copies use the links of the other visible GPUs (1), or no longer (0). They are made ready in the background, at the
+/// cost of a context on each; copies take one link until then, and none waits for it. Twice is no error.
+///
+/// `GLAKE_INVALID`: the configuration has `transfer.relays = false`, or several processes of the program run on this machine
+/// and it does not say `true`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_multi_path(on: i32) -> i32 {
+    guard::answer(|| Ok(library::process()?.multi_path(on != 0)?))
+}
+
+/// What copies did as a JSON object: relays that are ready and what they cost, and for each path its bytes, slices, busy time
+/// and retries. Null on failure; to be given to `glake_string_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_copy_stats_json() -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || string(stats::process()?.copy_stats().to_string()))
+}
