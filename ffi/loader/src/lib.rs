@@ -7,11 +7,20 @@
 //! It stands apart because it must be unsafe and the runtime must not, and because the library is built on the runtime and
 //! so cannot be linked by it.
 
+mod copies;
+mod memory;
+mod native;
+
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use copies::CopyBlock;
+pub use copies::{Enqueued, On, Timed};
+pub use memory::{GpuMemory, HostMemory, Part};
+pub use native::Libcuda;
 
 /// The interface that these declarations are of.
 const ABI: u32 = 1;
@@ -36,6 +45,23 @@ pub enum LoadError {
         path: PathBuf,
         /// Its number.
         found: u32,
+    },
+    /// The driver refused a call that was made beside the library.
+    #[error("{call}: CUDA error {code}")]
+    Driver {
+        /// Which call.
+        call: &'static str,
+        /// The driver's number.
+        code: u32,
+    },
+    /// The system has no memory left.
+    #[error("no {size} bytes of host memory: {source}")]
+    NoMemory {
+        /// How much was asked for.
+        size: usize,
+        /// Its answer.
+        #[source]
+        source: std::io::Error,
     },
     /// The library refused.
     #[error("{text}")]
@@ -126,6 +152,16 @@ functions! {
     glake_trim(i32, u64, *mut u64) -> i32;
     glake_stream_create(i32, *mut *mut c_void) -> i32;
     glake_segments(i32, Option<SegmentVisit>, Option<BlockVisit>, *mut c_void) -> i32;
+    glake_stream_synchronize(i32, *mut c_void) -> i32;
+    glake_device_count(*mut i32) -> i32;
+    glake_host_register(*mut c_void, usize) -> i32;
+    glake_host_unregister(*mut c_void) -> i32;
+    glake_copy_async(*mut c_void, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
+    glake_copy_list(*const CopyBlock, usize, *mut c_void, u32, *mut u64) -> i32;
+    glake_copy_to_all(*const *mut c_void, usize, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
+    glake_multi_path(i32) -> i32;
+    glake_copy_stats_json() -> *mut c_char;
+    glake_string_free(*mut c_char) -> ();
     glake_driver_calls(*mut u64, *mut u64) -> i32;
     glake_heap_allocations() -> u64;
 }
@@ -166,6 +202,17 @@ impl Gmlake {
         })?;
         // SAFETY: it takes nothing.
         self.done(unsafe { (self.functions.glake_start)() })
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// [`LoadError::Refused`].
+    pub fn device_count(&self) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: an out-parameter of this frame.
+        self.done(unsafe { (self.functions.glake_device_count)(&mut count) })?;
+        Ok(u32::try_from(count).unwrap_or(0))
     }
 
     /// A stream of a device.

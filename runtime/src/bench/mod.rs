@@ -6,6 +6,7 @@
 //!                                └► Run on the ordered set  ─► ns a pair
 //! ```
 
+mod copy;
 mod library;
 mod measure;
 mod ordered_set;
@@ -19,11 +20,14 @@ use glake_loader::LoadError;
 use glake_tiers::PoolError;
 use serde::Serialize;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::config::Config;
 use crate::installed::LIBGMLAKE;
 use crate::machine::Machine;
 use crate::trace::TraceError;
+pub use copy::{
+    CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, OverheadReport, copy, overhead,
+};
 use library::Loaded;
 use measure::{Allocates, Run};
 use ordered_set::OrderedSet;
@@ -99,6 +103,31 @@ pub enum BenchError {
         /// Where.
         looked_for: PathBuf,
     },
+    /// There is no such GPU.
+    #[error("GPU {device} does not exist: {count} are here, counted from 0")]
+    NoSuchGpu {
+        /// What was asked for.
+        device: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// The backend is not there.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// Nobody has made foreign memory on the simulated device.
+    #[error(
+        "foreign memory is what cuMemAlloc makes, and the simulated device has none: choose --device cuda, or other memory"
+    )]
+    NoForeignMemory,
+    /// The engine is wrong, or the memory is.
+    #[error("{case}: the bytes that arrived are not those that were sent")]
+    Differs {
+        /// Which measurement.
+        case: String,
+    },
+    /// Whoever is told of the results has no use for more.
+    #[error("the results cannot be told")]
+    Untold,
     /// The library cannot be loaded, or refused.
     #[error(transparent)]
     Library(#[from] LoadError),

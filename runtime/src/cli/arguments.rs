@@ -14,6 +14,7 @@ Examples:
   glake replay --find-limit --policy glake,caching snapshot.pickle
   glake topo --device sim:h20x8                    a published server, drawn
   glake bench alloc --json                         the hot path of malloc and free
+  glake bench copy                                 copies over every link, beside one
   glake run --multi-path -- python train.py        a program whose copies use every link
 
 Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB, 32GiB

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::Failure;
+use super::copy_bench;
+use super::copy_bench::CopyArguments;
 use super::output::{Output, table};
 use crate::bench::{self, AllocOptions, BenchError};
 use crate::config::Config;
@@ -18,6 +20,12 @@ pub enum Bench {
     /// trace, through the C interface of libgmlake.so; beside it, in the same run, the pool itself and a best fit on an
     /// ordered set.
     Alloc(AllocArguments),
+    /// Copies between the host and GPUs over every link, beside one link and beside what all give at most
+    ///
+    /// Each size is copied by the driver (native), by the engine through the C interface of libgmlake.so, and as each
+    /// GPU's own share to its own memory (limit), in turns, in full stream order; medians are told, and the bytes are
+    /// compared. Calibrated paths are used where there are some (glake topo --calibrate).
+    Copy(CopyArguments),
 }
 
 /// What `glake bench alloc` can be asked.
@@ -50,6 +58,7 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     match bench {
         Bench::Alloc(arguments) => alloc(arguments, config, output, library),
+        Bench::Copy(arguments) => copy_bench::run(arguments, config, output, library),
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod arguments;
 mod bench;
+mod copy_bench;
 mod demo;
 mod failure;
 mod output;
@@ -29,6 +30,7 @@ use clap::Parser as _;
 
 pub use arguments::{Arguments, Command, Global};
 pub use bench::{AllocArguments, Bench};
+pub use copy_bench::CopyArguments;
 pub use demo::DemoArguments;
 pub use failure::Failure;
 pub use policy::Policy;

@@ -1,0 +1,252 @@
+//! What copies are measured on: GPUs, a stream of each, and the memory of one measurement.
+
+use glake_loader::{Enqueued, Gmlake, GpuMemory, HostMemory, Libcuda, On, Part};
+use glake_units::Bytes;
+
+use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
+use crate::random::SplitMix;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    pub(super) memory: CopyMemory,
+    pub(super) direction: CopyDirection,
+    pub(super) size: Bytes,
+    /// Of scattered ones.
+    pub(super) block: Bytes,
+}
+
+/// The GPUs that take part, the measured one first.
+pub(super) struct Ground<'a> {
+    pub(super) library: &'a Gmlake,
+    pub(super) cuda: Option<&'a Libcuda>,
+    on: Vec<On>,
+}
+
+/// The memory of one measurement.
+pub(super) struct Field<'a> {
+    case: Case,
+    ground: &'a Ground<'a>,
+    host: HostMemory<'a>,
+    /// Pinned, where the copies' own is not.
+    pinned: Option<HostMemory<'a>>,
+    /// Of each GPU: the first has all bytes, the others their shares, or all bytes too where each gets them.
+    gpus: Vec<GpuMemory<'a>>,
+    /// Offsets on the host and on the GPU, of scattered blocks.
+    blocks: Vec<(usize, usize, usize)>,
+}
+
+/// Work for streams.
+pub(super) type Work<'m> = Vec<(On, Enqueued<'m>)>;
+
+impl Case {
+    pub(super) fn name(&self) -> String {
+        let direction = match self.direction {
+            CopyDirection::H2d => "h2d",
+            CopyDirection::D2h => "d2h",
+        };
+        format!("{direction} {:?} {}", self.memory, self.size).to_lowercase()
+    }
+
+    fn bytes(&self) -> usize {
+        // Sizes of memory fit: programs are 64-bit.
+        usize::try_from(self.size.get()).unwrap_or(usize::MAX)
+    }
+}
+
+impl<'a> Ground<'a> {
+    pub(super) fn new(
+        library: &'a Gmlake,
+        cuda: Option<&'a Libcuda>,
+        options: &CopyOptions,
+    ) -> Result<Self, BenchError> {
+        let count = library.device_count()?;
+        if options.target >= count {
+            return Err(BenchError::NoSuchGpu { device: options.target, count });
+        }
+        let others = (0..count).filter(|device| *device != options.target);
+        let most = usize::try_from(options.paths.unwrap_or(u32::MAX).max(1)).unwrap_or(usize::MAX);
+        let devices = std::iter::once(options.target).chain(others).take(most);
+        let on = devices.map(|device| {
+            let stream = library.stream(i32::try_from(device).unwrap_or(i32::MAX))?;
+            Ok(On { device, stream })
+        });
+        Ok(Ground { library, cuda, on: on.collect::<Result<_, BenchError>>()? })
+    }
+
+    /// How many take part.
+    pub(super) fn gpus(&self) -> usize {
+        self.on.len()
+    }
+
+    /// Memory for a measurement.
+    pub(super) fn field(&'a self, case: Case) -> Result<Field<'a>, BenchError> {
+        let size = case.bytes();
+        let gpu = |on: &On, size: usize, memory: CopyMemory| match (memory, self.cuda) {
+            (CopyMemory::Foreign, Some(cuda)) => {
+                Ok(self.library.foreign_memory(cuda, on.device, size.max(1))?)
+            }
+            (CopyMemory::Foreign, None) => Err(BenchError::NoForeignMemory),
+            _ => {
+                let device = i32::try_from(on.device).unwrap_or(i32::MAX);
+                Ok(self.library.pool_memory(device, size.max(1), on.stream)?)
+            }
+        };
+        let share = size.div_ceil(self.on.len());
+        let gpus = self.on.iter().enumerate().map(|(number, on)| match (number, case.memory) {
+            (0, memory) => gpu(on, size, memory),
+            (_, CopyMemory::Broadcast) => gpu(on, size, CopyMemory::Pool),
+            _ => gpu(on, share, CopyMemory::Pool),
+        });
+        let gpus = gpus.collect::<Result<Vec<_>, BenchError>>()?;
+        let pageable = case.memory == CopyMemory::Pageable;
+        let pinned = if pageable { Some(self.library.host_memory(size, true)?) } else { None };
+        let host = self.library.host_memory(size, !pageable)?;
+        let blocks = if case.memory == CopyMemory::Scattered { scattered(&case) } else { Vec::new() };
+        Ok(Field { case, ground: self, host, pinned, gpus, blocks })
+    }
+}
+
+impl Field<'_> {
+    /// One copy of the driver's, or one for each block or GPU.
+    pub(super) fn native(&self) -> Work<'_> {
+        self.native_way(self.case.direction)
+    }
+
+    /// What the engine is asked for.
+    pub(super) fn engine(&self) -> Work<'_> {
+        let (size, direction) = (self.case.bytes(), self.case.direction);
+        let mut work = Vec::new();
+        for (on, gpu) in self.places().take(1) {
+            let host = self.host.part(0, size);
+            let enqueued = match self.case.memory {
+                CopyMemory::Scattered => Enqueued::List(self.pairs(gpu, direction)),
+                CopyMemory::Broadcast => {
+                    Enqueued::ToAll(self.gpus.iter().map(|gpu| gpu.part(0, size)).collect(), host)
+                }
+                _ => {
+                    let (to, from) = ordered(direction, host, gpu.part(0, size));
+                    Enqueued::Copy(to, from)
+                }
+            };
+            work.push((on, enqueued));
+        }
+        work
+    }
+
+    /// Each GPU's own share.
+    pub(super) fn limit(&self) -> Work<'_> {
+        let size = self.case.bytes();
+        let share = size.div_ceil(self.ground.on.len());
+        let host = self.pinned.as_ref().unwrap_or(&self.host);
+        let shares = self.ground.on.iter().zip(&self.gpus).enumerate().map(|(number, (on, gpu))| {
+            let offset = (share * number).min(size);
+            let length = share.min(size - offset);
+            let pair = ordered(self.case.direction, host.part(offset, length), gpu.part(0, length));
+            (*on, Enqueued::Native(vec![pair]))
+        });
+        shares.collect()
+    }
+
+    /// Copies other bytes as the engine does, and compares what arrived.
+    ///
+    /// # Errors
+    /// [`BenchError::Differs`].
+    pub(super) fn verify(&mut self, seed: u64) -> Result<(), BenchError> {
+        let compare = |host: &mut HostMemory<'_>, case: &Case| match is_filled(host.bytes(), seed) {
+            true => Ok(()),
+            false => Err(BenchError::Differs { case: case.name() }),
+        };
+        fill(self.host.bytes(), seed);
+        match self.case.direction {
+            CopyDirection::H2d => {
+                self.run(&self.engine())?;
+                let copies = if self.case.memory == CopyMemory::Broadcast { self.gpus.len() } else { 1 };
+                for gpu in 0..copies {
+                    self.host.bytes().fill(0);
+                    self.run(&self.back(gpu))?;
+                    compare(&mut self.host, &self.case)?;
+                }
+            }
+            CopyDirection::D2h => {
+                self.run(&self.native_way(CopyDirection::H2d))?;
+                self.host.bytes().fill(0);
+                self.run(&self.engine())?;
+                compare(&mut self.host, &self.case)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&self, work: &Work<'_>) -> Result<(), BenchError> {
+        self.ground.library.timed(self.ground.cuda, work, 0)?;
+        Ok(())
+    }
+
+    /// What lies on a GPU, to the host, by the driver.
+    fn back(&self, number: usize) -> Work<'_> {
+        let one = self.places().skip(number).take(1);
+        one.map(|(on, gpu)| (on, Enqueued::Native(self.pairs(gpu, CopyDirection::D2h)))).collect()
+    }
+
+    fn native_way(&self, direction: CopyDirection) -> Work<'_> {
+        let copies = if self.case.memory == CopyMemory::Broadcast { self.gpus.len() } else { 1 };
+        let some = self.places().take(copies);
+        some.map(|(on, gpu)| (on, Enqueued::Native(self.pairs(gpu, direction)))).collect()
+    }
+
+    fn places(&self) -> impl Iterator<Item = (On, &GpuMemory<'_>)> {
+        self.ground.on.iter().copied().zip(&self.gpus)
+    }
+
+    /// All bytes, in the blocks that they are in.
+    fn pairs<'m>(&'m self, gpu: &'m GpuMemory<'m>, direction: CopyDirection) -> Vec<(Part<'m>, Part<'m>)> {
+        let whole = [(0, 0, self.case.bytes())];
+        let blocks = if self.case.memory == CopyMemory::Scattered { &*self.blocks } else { &whole };
+        let pair = |&(here, there, size): &(usize, usize, usize)| {
+            ordered(direction, self.host.part(here, size), gpu.part(there, size))
+        };
+        blocks.iter().map(pair).collect()
+    }
+}
+
+/// To and from.
+fn ordered<'m>(direction: CopyDirection, host: Part<'m>, gpu: Part<'m>) -> (Part<'m>, Part<'m>) {
+    match direction {
+        CopyDirection::H2d => (gpu, host),
+        CopyDirection::D2h => (host, gpu),
+    }
+}
+
+/// Blocks of the host in order, on the GPU in any.
+fn scattered(case: &Case) -> Vec<(usize, usize, usize)> {
+    let (size, block) = (case.bytes(), usize::try_from(case.block.get()).unwrap_or(1).max(1));
+    let whole = size / block;
+    let mut places: Vec<usize> = (0..whole).collect();
+    let mut random = SplitMix::new(1);
+    for left in (1..whole).rev() {
+        places.swap(left, random.below(left + 1));
+    }
+    let mut blocks: Vec<_> =
+        places.into_iter().enumerate().map(|(here, there)| (here * block, there * block, block)).collect();
+    if !size.is_multiple_of(block) {
+        blocks.push((whole * block, whole * block, size % block));
+    }
+    blocks
+}
+
+/// A word that tells its place.
+fn word(place: usize, seed: u64) -> [u8; 8] {
+    (place as u64 ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+}
+
+fn fill(bytes: &mut [u8], seed: u64) {
+    for (place, chunk) in bytes.chunks_mut(8).enumerate() {
+        let length = chunk.len();
+        chunk.copy_from_slice(&word(place, seed)[..length]);
+    }
+}
+
+fn is_filled(bytes: &[u8], seed: u64) -> bool {
+    bytes.chunks(8).enumerate().all(|(place, chunk)| *chunk == word(place, seed)[..chunk.len()])
+}

@@ -1,0 +1,43 @@
+//! What a copy costs that is too small for several links: the driver's own and the library's in turns, one after the other.
+
+use super::ground::{Case, Ground};
+use super::rounds::{median, us};
+use super::{BenchError, CopyOptions, OverheadReport};
+
+/// Measures one size.
+///
+/// # Errors
+/// What the library answers; [`BenchError::Differs`].
+pub(super) fn measure<'a>(
+    ground: &'a Ground<'a>,
+    case: &Case,
+    options: &CopyOptions,
+    device: String,
+) -> Result<OverheadReport, BenchError> {
+    let mut field = ground.field(*case)?;
+    field.verify(1)?;
+    let (native, engine) = (field.native(), field.engine());
+    let (mut native_us, mut engine_us, mut differences) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut native_call_us, mut engine_call_us) = (Vec::new(), Vec::new());
+    for _ in 0..options.runs.max(1) {
+        let one = ground.library.timed(ground.cuda, &native, 0)?;
+        let other = ground.library.timed(ground.cuda, &engine, 0)?;
+        native_us.push(us(one.done));
+        engine_us.push(us(other.done));
+        differences.push(us(other.done) - us(one.done));
+        native_call_us.push(us(one.issued));
+        engine_call_us.push(us(other.issued));
+    }
+    Ok(OverheadReport {
+        device,
+        target: options.target,
+        direction: case.direction,
+        bytes: case.size.get(),
+        runs: options.runs,
+        native_us: median(native_us),
+        engine_us: median(engine_us),
+        overhead_us: median(differences),
+        native_call_us: median(native_call_us),
+        engine_call_us: median(engine_call_us),
+    })
+}

@@ -1,0 +1,159 @@
+//! Native, engine and limit in turns, and their medians.
+
+use std::time::{Duration, Instant};
+
+use glake_loader::Timed;
+
+use super::BenchError;
+use super::ground::{Case, Ground, Work};
+
+/// Medians of the rounds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// What arrives somewhere.
+    pub(super) bytes: f64,
+    pub(super) native_us: f64,
+    pub(super) limit_us: f64,
+    pub(super) engine_us: f64,
+    pub(super) host_us: f64,
+    pub(super) cpu_cores: f64,
+    pub(super) paths: u32,
+}
+
+/// Work that is watched for its processor time takes at least so long.
+const WATCHED: Duration = Duration::from_millis(50);
+/// And no more copies than this.
+const MOST: u32 = 500;
+/// A stream gets its paths in the background once it has asked for them; small copies may never ask.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Measures one case.
+///
+/// # Errors
+/// What the library answers; [`BenchError::Differs`].
+pub(super) fn measure<'a>(ground: &'a Ground<'a>, case: &Case, runs: u32) -> Result<Times, BenchError> {
+    let mut field = ground.field(*case)?;
+    field.verify(1)?;
+    let timed =
+        |work: Work<'_>| -> Result<Timed, BenchError> { Ok(ground.library.timed(ground.cuda, &work, 0)?) };
+    warm_up(ground, &field.engine())?;
+    let before = paths(ground)?;
+    let (mut native, mut engine, mut limit, mut host) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for run in 0..runs.max(1) {
+        for turn in 0..3 {
+            match (run + turn) % 3 {
+                0 => native.push(us(timed(field.native())?.done)),
+                1 => {
+                    let time = timed(field.engine())?;
+                    engine.push(us(time.done));
+                    host.push(us(time.issued));
+                }
+                _ => limit.push(us(timed(field.limit())?.done)),
+            }
+        }
+    }
+    let links = changed(&before, &paths(ground)?);
+    let engine_us = median(engine);
+    let cpu_cores = cores(ground, &field.engine(), engine_us)?;
+    field.verify(2)?;
+    Ok(Times {
+        bytes: case.size.get() as f64,
+        native_us: median(native),
+        limit_us: median(limit),
+        engine_us,
+        host_us: median(host),
+        cpu_cores,
+        paths: links,
+    })
+}
+
+/// Copies until more than one link takes part.
+fn warm_up(ground: &Ground<'_>, work: &Work<'_>) -> Result<(), BenchError> {
+    let (before, begin) = (paths(ground)?, Instant::now());
+    while ground.gpus() > 1 && begin.elapsed() < PATIENCE {
+        ground.library.timed(ground.cuda, work, 0)?;
+        if changed(&before, &paths(ground)?) > 1 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Processor time a time while the engine copies and nobody waits in a loop: copies in a row, enqueued and slept over.
+fn cores(ground: &Ground<'_>, work: &Work<'_>, engine_us: f64) -> Result<f64, BenchError> {
+    let wanted = (us(WATCHED) / engine_us.max(1.0)).ceil().clamp(1.0, f64::from(MOST));
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between 1 and 500
+    let times = wanted as u32;
+    let nap = Duration::from_secs_f64(engine_us * wanted * 0.95 / 1e6);
+    let before = processor_time();
+    let took = ground.library.repeated(ground.cuda, work, 0, times, nap)?;
+    let spent = processor_time().saturating_sub(before);
+    Ok(spent.as_secs_f64() / took.as_secs_f64())
+}
+
+/// Of all threads of this process, so far.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Bytes by target, relay, direction and way.
+fn paths(ground: &Ground<'_>) -> Result<Vec<(String, u64)>, BenchError> {
+    let stats: serde_json::Value = serde_json::from_str(&ground.library.copy_stats()?).unwrap_or_default();
+    let path = |path: &serde_json::Value| {
+        let name = format!("{} {} {}", path["target"], path["relay"], path["direction"]);
+        (name, path["bytes"].as_u64().unwrap_or(0))
+    };
+    Ok(stats["paths"].as_array().map_or_else(Vec::new, |paths| paths.iter().map(path).collect()))
+}
+
+/// How many links carried something in between; at least the target's own.
+fn changed(before: &[(String, u64)], after: &[(String, u64)]) -> u32 {
+    let total = |of: &[(String, u64)], name: &str| -> u64 {
+        of.iter().filter(|(other, _)| other == name).map(|(_, bytes)| bytes).sum()
+    };
+    let mut names: Vec<&str> = after.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let grown = names.into_iter().filter(|name| total(after, name) > total(before, name)).count();
+    u32::try_from(grown.max(1)).unwrap_or(u32::MAX)
+}
+
+pub(super) fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// The middle one, or between the two middle ones.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match (values.get(middle), values.len() % 2) {
+        (None, _) => 0.0,
+        (Some(value), 1) => *value,
+        (Some(value), _) => (value + values[middle - 1]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(Vec::new()).to_bits(), 0.0_f64.to_bits());
+        assert_eq!(median(vec![3.0, 1.0, 2.0]).to_bits(), 2.0_f64.to_bits());
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]).to_bits(), 2.5_f64.to_bits());
+    }
+
+    #[test]
+    fn links_that_carried_something() {
+        let named = |list: &[(&str, u64)]| -> Vec<(String, u64)> {
+            list.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect()
+        };
+        let before = named(&[("0 0 to_gpu", 5), ("0 1 to_gpu", 5)]);
+        assert_eq!(changed(&before, &before), 1);
+        // Two ways of one relay are one link.
+        let after = named(&[("0 0 to_gpu", 9), ("0 1 to_gpu", 5), ("0 2 to_gpu", 1), ("0 2 to_gpu", 1)]);
+        assert_eq!(changed(&before, &after), 2);
+    }
+}
