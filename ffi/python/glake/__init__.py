@@ -12,6 +12,7 @@ from __future__ import annotations
 import pathlib
 
 from . import _library
+from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
 from ._mem_pool import mem_pool
 from ._statistics import memory_stats, memory_summary, snapshot, trim
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
+    "Copy",
     "DriverError",
     "Error",
     "InvalidError",
@@ -40,11 +42,16 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "backend",
+    "copy_",
+    "copy_list",
+    "copy_stats",
+    "copy_to_all",
     "enable",
     "library_path",
     "mem_pool",
     "memory_stats",
     "memory_summary",
+    "multi_path",
     "snapshot",
     "trim",
 ]

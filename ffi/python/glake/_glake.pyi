@@ -67,6 +67,27 @@ def on_out_of_memory(observer: Callable[[int, int, int, int], object] | None) ->
     One at a time, and each stays alive for the life of the process.
     """
 
+def copy_async(to: int, from_: int, size: int, stream: int = 0, flags: int = 0) -> int:
+    """Enqueues a copy between addresses, which the caller keeps until it is done. A handle for ``copy_wait``; 0 where nothing is
+    left to wait for. ``flags`` are those of ``gmlake.h``."""
+
+def copy_list(blocks: list[tuple[int, int, int]], stream: int = 0, flags: int = 0) -> int:
+    """As ``copy_async``, for many blocks: to, from, size."""
+
+def copy_to_all(to: list[int], from_: int, size: int, stream: int = 0, flags: int = 0) -> int:
+    """As ``copy_async``, from one range of host memory to several GPUs."""
+
+def copy_wait(handle: int) -> None:
+    """Waits until the bytes are there, and ends the handle. InvalidError where it was ended before."""
+
+def copy_done(handle: int) -> bool: ...
+def multi_path(on: bool = True) -> None: ...
+def copy_stats_json() -> str: ...
+def stream_synchronize(device: int, stream: int) -> None: ...
+def host_register(address: int, size: int) -> None:
+    """Pins whole pages of host memory, which stay mapped until they are unpinned."""
+
+def host_unregister(address: int) -> None: ...
 def enable_peer(device: int, peer: int) -> None:
     """Work of ``device`` may touch the pool's memory on ``peer``, present and future."""
 

@@ -11,6 +11,7 @@
 //! checkpoints, mappings), has no door here. Types and descriptions for Python stand in `glake/_glake.pyi`.
 
 mod blocks;
+mod copies;
 mod error;
 mod history;
 mod library;
@@ -25,6 +26,11 @@ use pyo3::prelude::*;
 mod _glake {
     #[pymodule_export]
     use crate::blocks::{alloc, find, fraction, free, largest, record_stream, set_fraction, trim};
+    #[pymodule_export]
+    use crate::copies::{
+        copy_async, copy_done, copy_list, copy_stats_json, copy_to_all, copy_wait, host_register,
+        host_unregister, multi_path, stream_synchronize,
+    };
     #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]

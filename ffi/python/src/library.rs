@@ -21,6 +21,14 @@ pub(crate) struct Block {
     pub(crate) device: i32,
 }
 
+/// `glake_copy_block`.
+#[repr(C)]
+pub(crate) struct CopyBlock {
+    pub(crate) to: *mut c_void,
+    pub(crate) from: *const c_void,
+    pub(crate) size: usize,
+}
+
 /// Called when a request could not be served: context, device, requested, total and free bytes.
 pub(crate) type OutOfMemoryObserver = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
 
@@ -74,6 +82,16 @@ symbols! {
     glake_record_history(bool, u64, bool) -> i32;
     glake_history_enabled() -> bool;
     glake_on_out_of_memory(Option<OutOfMemoryObserver>, *mut c_void) -> i32;
+    glake_copy_async(*mut c_void, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
+    glake_copy_wait(u64) -> i32;
+    glake_copy_done(u64, *mut bool) -> i32;
+    glake_copy_list(*const CopyBlock, usize, *mut c_void, u32, *mut u64) -> i32;
+    glake_copy_to_all(*const *mut c_void, usize, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
+    glake_multi_path(i32) -> i32;
+    glake_copy_stats_json() -> *mut c_char;
+    glake_stream_synchronize(i32, *mut c_void) -> i32;
+    glake_host_register(*mut c_void, usize) -> i32;
+    glake_host_unregister(*mut c_void) -> i32;
     glake_enable_peer(i32, i32) -> i32;
     glake_share(*const c_void, *mut u8, usize, *mut usize, *mut u64) -> i32;
     glake_open_shared(*const u8, usize, i32, *mut *mut c_void) -> i32;

@@ -43,7 +43,7 @@ pub(crate) fn reset_totals(py: Python<'_>, device: i32) -> PyResult<()> {
 }
 
 /// Takes a text that the library wrote for us, and gives it back to it. The library's reason where it wrote none.
-fn written(
+pub(crate) fn written(
     py: Python<'_>,
     write: impl FnOnce(&Symbols) -> *mut c_char + Send,
 ) -> PyResult<Result<String, String>> {

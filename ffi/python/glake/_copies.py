@@ -1,0 +1,272 @@
+"""Copies between the host and GPUs, over every link of the server where ``multi_path`` is on.
+
+A copy keeps what it copies from and to until it is done: its handle does, and where the handle is dropped before, this module, up
+to the next call that finds the copy done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Union, overload
+
+from . import _library
+from ._memory import Range, range_of
+
+Priority = Literal["normal", "critical", "background"]
+Stream = Union[None, int, Any]
+
+_PRIORITIES = {"normal": 0, "critical": 1, "background": 2}
+_NOW, _VERIFY = 0x10, 0x20
+
+# Copies whose handles were dropped before they were done, and what they keep.
+_dropped: list[tuple[int, list[Range]]] = []
+_dropping = threading.Lock()
+
+
+class Copy:
+    """A copy under way. It keeps both ends."""
+
+    __slots__ = ("_handle", "_lock", "_ranges")
+
+    def __init__(self, handle: int, ranges: list[Range]) -> None:
+        self._handle = handle
+        self._ranges = ranges
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Returns when the bytes are there; other Python threads run meanwhile. A second time it returns at once.
+
+        Raises:
+            DriverError: they are not, or may not be.
+        """
+        with self._lock:
+            handle, self._handle = self._handle, 0
+            if handle:
+                try:
+                    _library.doors().copy_wait(handle)
+                finally:
+                    self._let_go()
+
+    def done(self) -> bool:
+        """Whether the bytes are there.
+
+        Raises:
+            DriverError: they are not, and never will be, or may not be.
+        """
+        # Another thread waits.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._handle and not _library.doors().copy_done(self._handle):
+                return False
+        finally:
+            self._lock.release()
+        self.wait()
+        return True
+
+    def _let_go(self) -> None:
+        ranges, self._ranges = self._ranges, []
+        for part in ranges:
+            part.release()
+
+    def __del__(self) -> None:
+        # A handle that was never made, or the end of the interpreter.
+        if getattr(self, "_handle", 0) and _dropping is not None:
+            with _dropping:
+                _dropped.append((self._handle, self._ranges))
+
+    def __repr__(self) -> str:
+        size = sum(part.size for part in self._ranges[1::2])
+        return f"<glake copy of {size} bytes under way>" if self._handle else "<glake copy that is done>"
+
+
+@overload
+def copy_(dst: Any, src: Any, stream: Stream = ..., priority: Priority = ..., *, wait: Literal[True], verify: bool = ...) -> None: ...
+@overload
+def copy_(dst: Any, src: Any, stream: Stream = ..., priority: Priority = ..., wait: Literal[False] = ..., verify: bool = ...) -> Copy: ...
+@overload
+def copy_(dst: Any, src: Any, stream: Stream = ..., priority: Priority = ..., wait: bool = ..., verify: bool = ...) -> Copy | None: ...
+
+
+def copy_(
+    dst: Any, src: Any, stream: Stream = None, priority: Priority = "normal", wait: bool = False, verify: bool = False
+) -> Copy | None:
+    """Copies the bytes of ``src`` to ``dst``, in the order of a stream.
+
+    Both are torch tensors, arrays with ``__cuda_array_interface__``, or anything with the buffer protocol (``numpy``, ``bytearray``,
+    ``memoryview``), contiguous and of one size in bytes; what the elements are does not matter. Do not change ``src`` or read ``dst``
+    before the copy is done. Where the host's end is not pinned the call may take as long as the copy.
+
+    Args:
+        dst: where the bytes go.
+        src: where they come from.
+        stream: what the copy runs behind, and what later work on it runs behind: a ``torch.cuda.Stream``, an object with
+            ``__cuda_stream__``, or a handle. None: torch's current stream of the GPU at hand, or the stream that an array
+            names, or the default one.
+        priority: "critical" goes first on the links, "background" makes way.
+        wait: return when the bytes are there, and return None.
+        verify: with ``wait``, read the bytes back and compare them.
+
+    Returns:
+        The copy, to ``wait`` for; None with ``wait``.
+
+    Raises:
+        TypeError: something that has no bytes to be reached.
+        ValueError: not contiguous, read-only, or of different sizes.
+        DriverError: the driver refused; or a GPU was lost that carried parts of earlier copies, and this one was not made.
+    """
+    to, from_ = _pair(dst, src, "dst", "src")
+    flags = _flags(priority, wait, verify)
+    with _current([to, from_], stream) as handle:
+        return _made(_library.doors().copy_async(to.address, from_.address, to.size, handle, flags), [to, from_], wait)
+
+
+def copy_list(
+    pairs: Iterable[tuple[Any, Any]], stream: Stream = None, priority: Priority = "normal", wait: bool = False
+) -> Copy | None:
+    """Copies many blocks, each a pair of destination and source, in no order among themselves: as one ``copy_``, and faster than
+    one for each where they are small.
+
+    Raises:
+        As ``copy_``.
+    """
+    ranges: list[Range] = []
+    for number, (dst, src) in enumerate(pairs):
+        ranges.extend(_pair(dst, src, f"dst of pair {number}", f"src of pair {number}"))
+    flags = _flags(priority, wait, False)
+    blocks = [(to.address, from_.address, to.size) for to, from_ in zip(ranges[::2], ranges[1::2])]
+    with _current(ranges, stream) as handle:
+        return _made(_library.doors().copy_list(blocks, handle, flags), ranges, wait)
+
+
+def copy_to_all(
+    dsts: Sequence[Any], src: Any, stream: Stream = None, priority: Priority = "normal", wait: bool = False
+) -> Copy | None:
+    """Copies host memory to several GPUs. It is read once, and passed on between them.
+
+    Raises:
+        As ``copy_``.
+    """
+    from_ = range_of(src, "src", written=False)
+    ranges: list[Range] = []
+    for number, dst in enumerate(dsts):
+        to = range_of(dst, f"dst {number}", written=True)
+        _same_size(to, from_, f"dst {number}", "src")
+        ranges.extend((to, from_))
+    flags = _flags(priority, wait, False)
+    with _current(ranges, stream) as handle:
+        started = _library.doors().copy_to_all([to.address for to in ranges[::2]], from_.address, from_.size, handle, flags)
+        return _made(started, ranges, wait)
+
+
+def multi_path(on: bool = True) -> None:
+    """Lets copies use the links of the other visible GPUs, or no longer. They are made ready in the background, at the cost of a
+    context on each; copies take one link until then.
+
+    Raises:
+        InvalidError: the configuration has ``transfer.relays = false``, or several processes of the program run on this machine.
+        UnavailableError: the library cannot start.
+    """
+    _library.doors().multi_path(on)
+
+
+def copy_stats() -> dict[str, Any]:
+    """What copies did: relays that are ready and what they cost, and for each path its bytes, slices, busy time and retries.
+
+    Raises:
+        UnavailableError: the library cannot start.
+    """
+    _sweep()
+    stats: dict[str, Any] = json.loads(_library.doors().copy_stats_json())
+    return stats
+
+
+def _pair(dst: Any, src: Any, to_name: str, from_name: str) -> tuple[Range, Range]:
+    to, from_ = range_of(dst, to_name, written=True), range_of(src, from_name, written=False)
+    _same_size(to, from_, to_name, from_name)
+    return to, from_
+
+
+def _same_size(to: Range, from_: Range, to_name: str, from_name: str) -> None:
+    if to.size != from_.size:
+        raise ValueError(f"{to_name} has {to.size} bytes and {from_name} {from_.size}: a copy is between ranges of one size")
+
+
+def _flags(priority: str, wait: bool, verify: bool) -> int:
+    if priority not in _PRIORITIES:
+        raise ValueError(f"priority is {priority!r}: 'normal', 'critical' and 'background' are there")
+    if verify and not wait:
+        raise ValueError("verify needs wait=True: bytes are compared once they are there")
+    return _PRIORITIES[priority] | (_NOW if wait else 0) | (_VERIFY if verify else 0)
+
+
+@contextlib.contextmanager
+def _current(ranges: list[Range], stream: Stream) -> Any:
+    """The handle of the stream, with the device current whose default stream it may be."""
+    _sweep()
+    device = next((part.device for part in ranges if part.device is not None), None)
+    # A default stream's handle is the same on every GPU: the current one decides.
+    device = getattr(stream, "device_index", device)
+    named = {part.stream for part in ranges if part.stream is not None}
+    torch = sys.modules.get("torch")
+    with torch.cuda.device(device) if torch is not None and device is not None else contextlib.nullcontext():
+        if stream is not None:
+            handle = _handle(stream)
+        elif torch is not None and device is not None:
+            handle = int(torch.cuda.current_stream(device).cuda_stream)
+        else:
+            handle = min(named, default=0)
+        # What was written on other streams is not ordered before the copy by anything else.
+        for other in named - {handle}:
+            _library.doors().stream_synchronize(-1 if device is None else device, other)
+        yield handle
+
+
+def _handle(stream: Any) -> int:
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        _version, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    raise TypeError(f"stream is a {type(stream).__name__}: give a torch.cuda.Stream, an object with __cuda_stream__, or a handle")
+
+
+def _made(handle: int, ranges: list[Range], wait: bool) -> Copy | None:
+    copy = Copy(handle, ranges)
+    if not handle:
+        copy._let_go()
+    return None if wait else copy
+
+
+def _sweep() -> None:
+    """Gives back what dropped copies keep that are done. What became of them nobody asked."""
+    if not _dropped:
+        return
+    with _dropping:
+        waiting, _dropped[:] = _dropped[:], []
+    doors = _library.doors()
+    kept = []
+    for handle, ranges in waiting:
+        try:
+            if not doors.copy_done(handle):
+                kept.append((handle, ranges))
+                continue
+            doors.copy_wait(handle)
+        except RuntimeError:
+            # The error of a copy that nobody waits for is told to the next one, by the library.
+            with contextlib.suppress(RuntimeError):
+                doors.copy_wait(handle)
+        for part in ranges:
+            part.release()
+    if kept:
+        with _dropping:
+            _dropped.extend(kept)

@@ -1,0 +1,151 @@
+"""What a copy may be between: torch's tensors, ``__cuda_array_interface__``, and the buffer protocol, all as ranges of bytes.
+
+A range keeps what it is a range of. A buffer's export is kept too, so that a ``bytearray`` cannot be resized under a copy; it
+is given back by ``release``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+
+class Range:
+    """Bytes somewhere.
+
+    Attributes:
+        address: where they begin.
+        size: how many they are.
+        device: the GPU that torch says they are on; None for the host, and where nobody says.
+        stream: the stream that they were last written on, where their owner says so.
+    """
+
+    __slots__ = ("address", "device", "size", "stream", "_export", "_owner")
+
+    def __init__(
+        self,
+        owner: object,
+        address: int,
+        size: int,
+        *,
+        device: int | None = None,
+        stream: int | None = None,
+        export: _Buffer | None = None,
+    ) -> None:
+        self._owner = owner
+        self._export = export
+        self.address = address
+        self.size = size
+        self.device = device
+        self.stream = stream
+
+    def release(self) -> None:
+        """Gives the memory back to its owner. A second time does nothing."""
+        export, self._export, self._owner = self._export, None, None
+        if export is not None:
+            _release(ctypes.byref(export))
+
+    def __del__(self) -> None:
+        # At the end of the interpreter there is nobody to give it back to.
+        if _release is not None:
+            self.release()
+
+
+def range_of(thing: Any, name: str, *, written: bool) -> Range:
+    """The bytes of ``thing``, which is called ``name`` in errors and will be ``written`` or read.
+
+    Raises:
+        TypeError: it has none that can be reached.
+        ValueError: they do not lie side by side, or may not be written.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.Tensor):
+        return _of_tensor(torch, thing, name)
+    interface = getattr(thing, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_interface(thing, interface, name, written)
+    return _of_buffer(thing, name, written)
+
+
+def _of_tensor(torch: ModuleType, tensor: Any, name: str) -> Range:
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda"):
+        raise TypeError(f"{name} is a tensor on {tensor.device}: a copy is between the host and CUDA devices")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} is a tensor of layout {tensor.layout}: copy its parts, which are strided")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} is a tensor whose elements do not lie side by side: copy {name}.contiguous(), or copy_list of its rows")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(f"{name} is a view that conjugates or negates: its bytes are another tensor's; copy {name}.resolve_conj().resolve_neg()")
+    size = tensor.numel() * tensor.element_size()
+    return Range(tensor, tensor.data_ptr(), size, device=tensor.device.index if kind == "cuda" else None)
+
+
+def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: bool) -> Range:
+    try:
+        address, read_only = interface["data"]
+        shape, item = interface["shape"], int(str(interface["typestr"])[2:])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TypeError(f"{name} has a __cuda_array_interface__ without data, shape or typestr: {error!r}") from error
+    if written and read_only:
+        raise ValueError(f"{name} may only be read: its __cuda_array_interface__ says so")
+    size = item
+    for length in shape:
+        size *= int(length)
+    strides = interface.get("strides")
+    if strides is not None and size > 0 and not _side_by_side(shape, strides, item):
+        raise ValueError(f"{name} is an array whose elements do not lie side by side: make it contiguous first")
+    stream = interface.get("stream")
+    return Range(thing, int(address or 0), size, stream=None if stream is None else int(stream))
+
+
+def _side_by_side(shape: Any, strides: Any, item: int) -> bool:
+    step = item
+    for length, stride in zip(reversed(shape), reversed(strides)):
+        if length > 1 and stride != step:
+            return False
+        step *= int(length)
+    return True
+
+
+class _Buffer(ctypes.Structure):
+    """``Py_buffer``."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_SIMPLE, _WRITABLE = 0, 1
+_get = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int)(("PyObject_GetBuffer", ctypes.pythonapi))
+_release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyBuffer_Release", ctypes.pythonapi))
+
+
+def _of_buffer(thing: Any, name: str, written: bool) -> Range:
+    try:
+        view = memoryview(thing)
+    except TypeError:
+        raise TypeError(
+            f"{name} is a {type(thing).__name__}: give a torch tensor, or something with __cuda_array_interface__ or the buffer protocol"
+        ) from None
+    if not view.c_contiguous:
+        raise ValueError(f"{name} is a buffer whose elements do not lie side by side: make it contiguous first (numpy.ascontiguousarray)")
+    if written and view.readonly:
+        raise ValueError(f"{name} may only be read: a copy writes to it")
+    export = _Buffer()
+    # A view of the view: its address is asked for by the plainest request, which every contiguous buffer answers.
+    _get(view.cast("B") if view.ndim and view.nbytes else view, ctypes.byref(export), _WRITABLE if written else _SIMPLE)
+    return Range(thing, export.buf or 0, export.len, export=export)
