@@ -1,0 +1,318 @@
+"""Copies over every link, beside native ones in the same run: what they do to each other, to kernels and to the processor.
+
+    python benches/gpu/copies.py [--only NAME,...] [--out DIR]
+
+Sizes and kinds of memory are `glake bench copy`'s. Here: the first copy to new memory, several GPUs at once, a critical copy beside a
+background one, processor time, a GEMM and an NCCL all-reduce beside a copy, and an unchanged program under the preload library.
+Each bar is a ratio of this run. Writes DIR/copies.jsonl. Ends with 1 if a bar was missed.
+"""
+import argparse, os, resource, statistics, subprocess, sys, threading, time
+
+import launch
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def scenario(name, gpus):
+    """Marks a scenario: its name, and how many GPUs it needs."""
+    def mark(function):
+        function.gpus = gpus
+        SCENARIOS[name] = function
+        return function
+    return mark
+
+
+SCENARIOS = {}
+
+
+def native(dst, src):
+    dst.copy_(src, non_blocking=True)
+
+
+def engine(dst, src, **options):
+    import glake
+    glake.copy_(dst, src, **options)
+
+
+def settle():
+    import torch
+    for gpu in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(gpu)
+
+
+def seconds(work):
+    """From the call to the end of all GPUs' work."""
+    settle()
+    begin = time.perf_counter()
+    work()
+    settle()
+    return time.perf_counter() - begin
+
+
+def pinned(size):
+    import torch
+    return torch.randint(0, 255, (size,), dtype=torch.uint8).pin_memory()
+
+
+def on(gpu, size):
+    import torch
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{gpu}")
+
+
+def alternate(repeat, **works):
+    """Medians of each work, the works in turn."""
+    times = {name: [] for name in works}
+    for work in works.values():
+        seconds(work)
+    for _ in range(repeat):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    return {name: statistics.median(measured) for name, measured in times.items()}
+
+
+@scenario("first", 1)
+def first(report):
+    """To memory that was just allocated."""
+    import glake, torch
+    for size in (16 * MIB, 256 * MIB):
+        src, times = pinned(size), {native: [], engine: []}
+        for _ in range(21):
+            for copy, measured in times.items():
+                settle()
+                glake.trim()
+                dst = on(0, size)
+                begin = time.perf_counter()
+                copy(dst, src)
+                torch.cuda.synchronize(0)
+                measured.append(time.perf_counter() - begin)
+                assert torch.equal(dst[-4096:].cpu(), src[-4096:])
+                del dst
+        plain, ours = (statistics.median(times[copy][1:]) for copy in (native, engine))
+        report(f"first copy, {size // MIB} MiB", plain / ours, 0.95, native_us=plain * 1e6, engine_us=ours * 1e6)
+
+
+@scenario("pulls", 4)
+def pulls(report):
+    """Four GPUs at once, then two with two idle ones."""
+    import torch
+    for count, least in ((4, 0.98), (2, 1.7)):
+        pairs = [(on(gpu, GIB), pinned(GIB)) for gpu in range(count)]
+
+        def all_at_once(copy, back=False):
+            for gpu, (device, host) in enumerate(pairs):
+                with torch.cuda.device(gpu):
+                    copy(*((host, device) if back else (device, host)))
+
+        for back, name in ((False, "h2d"), (True, "d2h")):
+            times = alternate(20, native=lambda: all_at_once(native, back), engine=lambda: all_at_once(engine, back))
+            rate = count * GIB / times["engine"] / 1e9
+            report(f"{count} GPUs pull 1 GiB each, {name}", times["native"] / times["engine"], least, engine_gbps=rate)
+
+
+@scenario("critical", 4)
+def critical(report):
+    """A critical copy of 16 MiB while a background copy keeps all links busy."""
+    import glake, torch
+    for back, name in ((False, "h2d"), (True, "d2h")):
+        big, small = (on(0, 8 * GIB), pinned(8 * GIB)), (on(0, 16 * MIB), pinned(16 * MIB))
+        order = (lambda pair: (pair[1], pair[0])) if back else (lambda pair: pair)
+        stream, behind = torch.cuda.Stream(0), torch.cuda.Stream(0)
+
+        def one():
+            begin = time.perf_counter()
+            glake.copy_(*order(small), stream=stream, priority="critical")
+            stream.synchronize()
+            return (time.perf_counter() - begin) * 1e6
+
+        settle()
+        alone = sorted(one() for _ in range(300))[50:]
+        beside, moved, begin = [], 0, time.perf_counter()
+        while len(beside) < 300:
+            under_way = glake.copy_(*order(big), stream=behind, priority="background")
+            moved += 8 * GIB
+            while not under_way.done() and len(beside) < 300:
+                beside.append(one())
+                time.sleep(0.0003)
+        under_way.wait()
+        rate = moved / (time.perf_counter() - begin) / 1e9
+        p99 = statistics.quantiles(beside, n=100)[98]
+        report(f"critical 16 MiB {name}, p99 beside a background copy of its median alone", p99 / statistics.median(alone), 1.5, most=True,
+               alone_us=statistics.median(alone), alone_p99_us=statistics.quantiles(alone, n=100)[98], p99_us=p99, background_gbps=rate)
+        del big, small
+
+
+@scenario("cores", 4)
+def cores(report):
+    """Processor time of the whole process while 4 paths are full, and while nothing is asked."""
+    import torch
+    dst, src = on(0, 4 * GIB), pinned(4 * GIB)
+
+    def used(work):
+        before, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        work()
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / (time.perf_counter() - begin)
+
+    def full():
+        done = torch.cuda.Event(blocking=True)
+        for _ in range(60):
+            engine(dst, src)
+            done.record()
+            done.synchronize()
+
+    engine(dst, src)
+    settle()
+    report("processor cores with 4 full paths", used(full), 0.3, most=True)
+    report("processor cores, idle", used(lambda: time.sleep(2)), 0.01, most=True)
+
+
+def beside(report, name, work, least):
+    """The time of some work alone, beside native copies to GPU 0 and beside the engine's of the same bytes."""
+    import torch
+    dst, src, stream = on(0, 2 * GIB), pinned(2 * GIB), torch.cuda.Stream(0)
+    work()
+    times = {}
+    for copy in (None, native, engine, native, engine):
+        going = threading.Event()
+
+        def keep_copying():
+            torch.cuda.set_device(0)
+            with torch.cuda.stream(stream):
+                while going.is_set():
+                    copy(dst, src)
+                    stream.synchronize()
+
+        going.set()
+        thread = threading.Thread(target=keep_copying) if copy else None
+        if thread:
+            thread.start()
+            time.sleep(0.2)
+        measured = statistics.median(work() for _ in range(5))
+        going.clear()
+        if thread:
+            thread.join()
+        times.setdefault(copy, []).append(measured)
+    plain, ours = min(times[native]), min(times[engine])
+    report(name, plain / ours, least, alone_ms=times[None][0] * 1e3, beside_native_ms=plain * 1e3, beside_engine_ms=ours * 1e3)
+
+
+@scenario("gemm", 2)
+def gemm(report):
+    """A matrix product on a relay."""
+    import torch
+    a, b = (torch.randn(8192, 8192, device="cuda:1") for _ in range(2))
+
+    def work():
+        torch.cuda.synchronize(1)
+        begin = time.perf_counter()
+        for _ in range(10):
+            a @ b
+        torch.cuda.synchronize(1)
+        return (time.perf_counter() - begin) / 10
+
+    beside(report, "GEMM 8192 on a relay, of its speed beside a native copy", work, 0.97)
+
+
+@scenario("nccl", 4)
+def nccl(report):
+    """An all-reduce over all GPUs, which cross the same NVLinks as the relays."""
+    import torch
+    tensors = [torch.ones(64 * MIB, device=f"cuda:{gpu}") for gpu in range(4)]
+
+    def work():
+        def reduce():
+            for _ in range(10):
+                torch.cuda.nccl.all_reduce(tensors, op=torch.cuda.nccl.SUM)
+        for tensor in tensors:
+            tensor.fill_(1)
+        return seconds(reduce) / 10
+
+    beside(report, "NCCL all-reduce of 256 MiB over 4, of its speed beside a native copy", work, 0.97)
+
+
+UNCHANGED = """
+import statistics, sys, time, torch
+host = torch.empty(4 << 30, dtype=torch.uint8).pin_memory()
+host.random_()
+torch.empty(1, device="cuda"); time.sleep(4)
+device = host.to("cuda"); torch.cuda.synchronize()
+def median(work, repeat=20):
+    times = []
+    for _ in range(repeat):
+        torch.cuda.synchronize(); begin = time.perf_counter(); work(); torch.cuda.synchronize(); times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+def to():
+    global device
+    device = host.to("cuda", non_blocking=True)
+print(median(to), median(lambda: host.copy_(device, non_blocking=True)), int(torch.equal(device[::4097].cpu(), host[::4097])))
+"""
+
+
+@scenario("preload", 4)
+def preload(report):
+    """tensor.to("cuda") of 4 GiB of pinned memory in a program that knows nothing of glake."""
+    command = [sys.executable, "-c", UNCHANGED]
+    times = []
+    for prefix in ([], [os.environ.get("GLAKE", "glake"), "run", "--multi-path", "--"]):
+        run = subprocess.run([*prefix, *command], capture_output=True, text=True, env=launch.environment(), timeout=180)
+        if run.returncode != 0:
+            raise RuntimeError(run.stderr[-800:])
+        *measured, right = map(float, run.stdout.split())
+        if not right:
+            raise RuntimeError("bytes differ")
+        times.append(measured)
+    for index, name in enumerate(('to("cuda") of 4 GiB, preload', "copy back to pinned memory, preload")):
+        report(name, times[0][index] / times[1][index], 3.0 if index == 0 else None, native_s=times[0][index], engine_s=times[1][index])
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
+    p.add_argument("--out", default="bench-results")
+    a = p.parse_args()
+    names = a.only.split(",")
+    for name in names:
+        if name not in SCENARIOS:
+            p.error(f"--only: {name!r} is none of {', '.join(SCENARIOS)}")
+    visible = launch.needs_gpus("copies.py")
+    clock = launch.Clock(float("inf"))
+    log, missed = launch.Log(a.out, "copies.jsonl", clock), []
+
+    def report(what, value, bar, most=False, **more):
+        good = bar is None or (value <= bar if most else value >= bar)
+        if not good:
+            missed.append(what)
+        said = "" if bar is None else f"{'at most' if most else 'at least'} {bar}"
+        extra = "  ".join(f"{name} {number:.4g}" for name, number in more.items())
+        log.add({"what": what, "value": value, "bar": bar, **more}, f"{'ok     ' if good else 'MISSED '} {what}: {value:.3f} ({said}) {extra}")
+
+    if "preload" in names and len(visible) >= SCENARIOS["preload"].gpus:  # before this process takes memory
+        attempt(log, missed, "preload", report)
+    import glake
+    glake.enable()
+    import torch
+    torch.cuda.init()
+    glake.multi_path(True)
+    time.sleep(4)  # contexts of the relays
+    for name in names:
+        if name == "preload":
+            continue
+        if len(visible) < SCENARIOS[name].gpus:
+            log.say(f"SKIPPED {name}: needs {SCENARIOS[name].gpus} GPUs")
+            continue
+        attempt(log, missed, name, report)
+        torch.cuda.empty_cache()
+    print(f"copies: {len(log.rows)} figures in {clock.spent():.0f} s, {len(missed)} bars missed", flush=True)
+    sys.exit(1 if missed else 0)
+
+
+def attempt(log, missed, name, report):
+    try:
+        SCENARIOS[name](report)
+    except Exception as error:  # the other scenarios still run
+        missed.append(name)
+        log.say(f"FAILED  {name}: {type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
