@@ -4,11 +4,21 @@
 //! model's is kept apart from a machine's.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use glake_device::Driver;
+use glake_device::owned::Epochs;
+use glake_device::sim::{Clock, SimOptions, Simulator};
 use glake_device::topology::Topology;
+use glake_transfer::calibrate::{Calibration, Progress};
 use glake_transfer::graph::cache::{self, CacheKey};
 use glake_transfer::graph::{GpuLinks, PathGraph};
 
+use crate::backend::Backend;
+
+/// How long a calibration may take.
+const BUDGET: Duration = Duration::from_secs(2);
 /// The version of NVIDIA's kernel module, where it is loaded.
 const DRIVER: &str = "/sys/module/nvidia/version";
 /// Another one after each start of the system.
@@ -49,6 +59,30 @@ impl Calibrations {
     /// What was measured, or what is assumed.
     pub fn graph(&self) -> PathGraph {
         self.measured().unwrap_or_else(|| PathGraph::conservative(&self.gpus))
+    }
+
+    /// Measures the links, for about two seconds.
+    ///
+    /// # Errors
+    /// What the driver answers where there is nothing to measure with.
+    pub fn measure(
+        &self,
+        backend: Backend,
+        progress: &mut dyn FnMut(Progress),
+    ) -> glake_transfer::Result<Calibration> {
+        let (driver, simulator): (Arc<dyn Driver>, _) = match backend {
+            Backend::Cuda(cuda) => (cuda, None),
+            Backend::Sim { model, .. } => {
+                let (clock, strict_ordering) = (Clock::Virtual, false);
+                let options = SimOptions { topology: model, clock, strict_ordering, shared: None };
+                let simulator = Arc::new(Simulator::new(options)?);
+                (simulator.clone(), Some(simulator))
+            }
+        };
+        let begin = Instant::now();
+        // A model's links take the time that they would, not that of this machine.
+        let clock = || simulator.as_ref().map_or_else(|| begin.elapsed(), |simulator| simulator.now());
+        Calibration::run(&Epochs::new(driver), &self.gpus, BUDGET, &clock, progress)
     }
 
     /// Keeps what was measured; the path of its file, or nothing where calibrations are not kept.

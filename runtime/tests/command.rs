@@ -212,6 +212,26 @@ fn topologies_are_drawn_and_checked() {
 }
 
 #[test]
+fn links_are_measured_once_they_are_asked_to_be() {
+    let scratch = Scratch::new("calibrations");
+    let cache = scratch.0.to_str().unwrap();
+    let topo = |flags: &[&str]| {
+        let arguments = [&["topo", "--json", "--device", "sim:h200x4"], flags].concat();
+        let output = glake(&arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (object, String::from_utf8(output.stderr).unwrap())
+    };
+    assert!(topo(&[]).0["calibrated"].is_null());
+    let (measured, told) = topo(&["--calibrate"]);
+    assert!(told.contains(" trials in ") && told.contains(cache), "{told}");
+    let gpu = &measured["calibrated"][0];
+    assert!(gpu["together_gbps"].as_f64().unwrap() > 2.0 * gpu["paths"][0]["gbps"].as_f64().unwrap());
+    let (kept, told) = topo(&[]);
+    assert_eq!((&kept["calibrated"], told.as_str()), (&measured["calibrated"], ""));
+}
+
+#[test]
 fn auto_says_what_it_took_and_cuda_is_an_error_without_a_driver() {
     let output = ran(&["topo", "--json"]);
     assert!(output.status.success());

@@ -50,6 +50,22 @@ fn variables(output: &Output) -> Vec<String> {
     lines
 }
 
+#[test]
+fn links_are_measured_before_a_program_and_once() {
+    let installed = Installed::with_libraries_in("calibrate", "bin");
+    let asked = ["run", "--calibrate", "--device", "sim:h200x4", "--", "true"];
+    let told = |cache: &str| {
+        let output = installed.glake(&asked).env("XDG_CACHE_HOME", cache).output().unwrap();
+        assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let cache = installed.path("cache");
+    assert!(told(&cache).contains(" trials in "));
+    assert!(!told(&cache).contains("trials"));
+    let (code, error) = refused(installed.glake(&asked));
+    assert!(code == 2 && error.contains("transfer.calibrations has to name a folder"), "{error}");
+}
+
 /// Exit code, and the one line on standard error.
 fn refused(mut command: Command) -> (i32, String) {
     let output = command.output().unwrap();

@@ -65,9 +65,9 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
     match &arguments.command {
         Command::Demo(_) => demo::run(&config, &mut output),
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
-        Command::Topo(_) => topo::run(&config, &mut output),
+        Command::Topo(arguments) => topo::run(arguments, &config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
-        Command::Run(run) => run::run(run, &arguments.global, &sources.environment),
+        Command::Run(run) => run::run(run, &arguments.global, &sources.environment, &config),
     }
 }
 

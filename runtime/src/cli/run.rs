@@ -5,13 +5,14 @@ use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use clap::Args;
 
 use super::arguments::Global;
 use super::{Failure, program};
-use crate::config::Environment;
+use crate::calibrations::Calibrations;
+use crate::config::{Config, Environment};
 use crate::installed::{LIBGMLAKE, Library, PRELOAD};
 
 /// What `glake run` can be asked.
@@ -21,6 +22,9 @@ pub struct RunArguments {
     /// Large copies use the links of every visible GPU (sets GLAKE_MULTI_PATH=1)
     #[arg(long)]
     multi_path: bool,
+    /// Measure the links first, in about two seconds, unless that was done since the machine was started
+    #[arg(long)]
+    calibrate: bool,
     /// The program and its arguments; -- before it is allowed and never needed
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
@@ -29,7 +33,7 @@ pub struct RunArguments {
 const EXAMPLES: &str = "\
 Examples:
   glake run --multi-path -- python train.py        .to(\"cuda\") and .cpu() use every link
-  glake run --multi-path --config my.toml -- ./a.out
+  glake run --multi-path --calibrate --config my.toml -- ./a.out
   glake run -- env | grep LD_PRELOAD               what a program is given
 
 CMD is given: LD_PRELOAD (libglake_preload.so before what was there), GLAKE_LIBRARY (libgmlake.so),
@@ -49,11 +53,15 @@ pub(super) fn run(
     arguments: &RunArguments,
     global: &Global,
     environment: &Environment,
+    config: &Config,
 ) -> Result<(), Failure> {
     let [name, rest @ ..] = arguments.command.as_slice() else {
         return Err(Failure::usage("run: which program? glake run [--multi-path] -- CMD ARGS"));
     };
     let variables = variables(arguments, global, environment)?;
+    if arguments.calibrate {
+        calibrate(config, &variables)?;
+    }
     if let Some(why) = program::found(name, environment).and_then(|path| program::refusal(&path)) {
         // Whoever closed standard error does not want to hear it.
         let _ = writeln!(io::stderr(), "glake: {why}");
@@ -66,6 +74,32 @@ pub(super) fn run(
         }
         _ => Failure::usage(format!("run: {name} cannot be executed: {error}")),
     })
+}
+
+/// Has the links measured where they were not: by a process of its own, for a program inherits no contexts.
+fn calibrate(config: &Config, variables: &Variables) -> Result<(), Failure> {
+    let folder = config.transfer.calibrations.as_deref();
+    if folder.is_none_or(|folder| folder.as_os_str().is_empty()) {
+        return Err(Failure::usage(
+            "run: --calibrate has no place for what it measures: transfer.calibrations has to name a folder",
+        ));
+    }
+    let backend = super::found(config)?;
+    if Calibrations::of(&backend.topology()?, folder).measured().is_some() {
+        return Ok(());
+    }
+    let handed_on =
+        |(name, _): &&(&str, OsString)| ["GLAKE_CONFIG", "GLAKE_DEVICE", "GLAKE_LOG"].contains(name);
+    let handed_on = variables.iter().filter(handed_on).map(|(name, value)| (*name, value));
+    let glake = std::env::current_exe().map_err(Failure::failed)?;
+    let mut measures = Command::new(glake);
+    let measures = measures.args(["topo", "--calibrate"]).envs(handed_on).stdout(Stdio::null());
+    match measures.status().map_err(Failure::failed)?.success() {
+        true => Ok(()),
+        false => {
+            Err(Failure::failed("run: the links cannot be measured, as said above: leave --calibrate out"))
+        }
+    }
 }
 
 fn variables(

@@ -1,10 +1,13 @@
 //! The topology as one JSON object. Bandwidths are GB/s, memory bytes; what is not known is null.
 
 use glake_device::topology::{HostLink, Topology};
+use glake_transfer::graph::PathGraph;
 use serde_json::{Value, json as object};
 
-/// The object: name, simulated, packages, nodes, host, devices, switches, links.
-pub fn json(topology: &Topology) -> Value {
+use super::paths::paths_json;
+
+/// The object: name, simulated, packages, nodes, host, devices, switches, links, calibrated (null, or the paths).
+pub fn json(topology: &Topology, calibrated: Option<&PathGraph>) -> Value {
     let node = |node: &glake_device::topology::NumaNode| {
         let cpus = if node.cpus.0.is_empty() { Value::Null } else { node.cpus.to_string().into() };
         object!({"node": node.id, "cpus": cpus, "memory": node.memory})
@@ -42,6 +45,7 @@ pub fn json(topology: &Topology) -> Value {
         },
         "devices": topology.devices.iter().map(device).collect::<Vec<_>>(),
         "switches": topology.switches.iter().map(|switch| switch.link.as_ref().map(link)).collect::<Vec<_>>(),
+        "calibrated": calibrated.map(paths_json),
         "links": topology.peers.iter().map(peer).collect::<Vec<_>>(),
     })
 }
@@ -62,7 +66,7 @@ mod tests {
 
     #[test]
     fn one_line_with_devices_and_links() {
-        let value = json(&Topology::from(&load("h20x8").unwrap()));
+        let value = json(&Topology::from(&load("h20x8").unwrap()), None);
         assert!(!value.to_string().contains('\n'));
         assert_eq!(value["devices"][7]["node"], 1);
         assert_eq!(value["devices"][7]["pcie"]["to_gpu_gbps"], 53.0);

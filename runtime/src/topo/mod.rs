@@ -10,11 +10,13 @@
 //! ```
 
 mod json;
+mod paths;
 mod picture;
 mod rows;
 mod tree;
 
 pub use json::json;
+pub use paths::paths;
 pub use picture::picture;
 pub use rows::{Rows, devices, peers};
 

@@ -1,12 +1,14 @@
 //! The machine as a tree: host memory, NUMA nodes, switches, GPUs; and NVLink in a sentence below.
 
 use glake_device::topology::{DeviceNode, HostLink, Topology};
+use glake_transfer::graph::PathGraph;
 
+use super::paths::together;
 use super::tree::Tree;
 use super::{both_ways, rate};
 
-/// The picture, in lines.
-pub fn picture(topology: &Topology) -> String {
+/// The picture, in lines; with what the paths of each GPU give together where that was measured.
+pub fn picture(topology: &Topology, calibrated: Option<&PathGraph>) -> String {
     let kind = if topology.simulated { " (simulated)" } else { "" };
     let known: Vec<u32> = topology.cpus.nodes.iter().map(|node| node.id).collect();
     let mut nodes: Vec<Tree> = (topology.cpus.nodes.iter())
@@ -18,10 +20,10 @@ pub fn picture(topology: &Topology) -> String {
             if let Some(memory) = node.memory {
                 label.push_str(&format!(", {memory}"));
             }
-            Tree::new(label, gpus(topology, |device| device.node == Some(node.id)))
+            Tree::new(label, gpus(topology, calibrated, |device| device.node == Some(node.id)))
         })
         .collect();
-    nodes.extend(gpus(topology, |device| device.node.is_none_or(|node| !known.contains(&node))));
+    nodes.extend(gpus(topology, calibrated, |device| device.node.is_none_or(|node| !known.contains(&node))));
     format!(
         "{}{kind}, bandwidths in GB/s\n{}{}\n",
         topology.name,
@@ -49,7 +51,12 @@ fn host(topology: &Topology) -> String {
 }
 
 /// The GPUs that `here` picks, those behind a switch under it.
-fn gpus(topology: &Topology, here: impl Fn(&DeviceNode) -> bool) -> Vec<Tree> {
+fn gpus(
+    topology: &Topology,
+    calibrated: Option<&PathGraph>,
+    here: impl Fn(&DeviceNode) -> bool,
+) -> Vec<Tree> {
+    let gpu = |device: &DeviceNode| gpu(device, calibrated);
     let mut trees = Vec::new();
     let mut drawn = Vec::new();
     for device in topology.devices.iter().filter(|device| here(device)) {
@@ -60,7 +67,7 @@ fn gpus(topology: &Topology, here: impl Fn(&DeviceNode) -> bool) -> Vec<Tree> {
                 let behind = topology.devices.iter().filter(|d| here(d) && d.switch == Some(switch));
                 let link = usize::try_from(switch).ok().and_then(|i| topology.switches.get(i)?.link);
                 let label = with_link(format!("switch {switch}"), link.as_ref(), "the GPUs", "them");
-                trees.push(Tree::new(label, behind.map(gpu).collect()));
+                trees.push(Tree::new(label, behind.map(&gpu).collect()));
             }
             Some(_) => {}
         }
@@ -68,12 +75,16 @@ fn gpus(topology: &Topology, here: impl Fn(&DeviceNode) -> bool) -> Vec<Tree> {
     trees
 }
 
-fn gpu(device: &DeviceNode) -> Tree {
+fn gpu(device: &DeviceNode, calibrated: Option<&PathGraph>) -> Tree {
     let mut label = format!("{}, {}, {}", device.id, device.name, device.memory);
     if let Some(pci) = &device.pci {
         label.push_str(&format!(", {pci}"));
     }
-    Tree::new(with_link(label, device.link.as_ref(), "it", "it"), Vec::new())
+    let mut label = with_link(label, device.link.as_ref(), "it", "it");
+    if let Some(all) = calibrated.and_then(|graph| together(graph, device.id)) {
+        label.push_str(&format!("; {all}"));
+    }
+    Tree::new(label, Vec::new())
 }
 
 fn with_link(label: String, link: Option<&HostLink>, to: &str, from: &str) -> String {
@@ -111,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_model_with_switches() {
-        let text = picture(&Topology::from(&load("a100x8").unwrap()));
+        let text = picture(&Topology::from(&load("a100x8").unwrap()), None);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "a100x8 (simulated), bandwidths in GB/s");
         assert_eq!(lines[2], "├─ NUMA node 0");
@@ -123,13 +134,22 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_stands_beside_each_gpu() {
+        use glake_transfer::graph::GpuLinks;
+        let topology = Topology::from(&load("h200x4").unwrap());
+        let graph = PathGraph::conservative(&GpuLinks::of(&topology));
+        let text = picture(&topology, Some(&graph));
+        assert_eq!(text.matches("over all links").count(), 4, "{text}");
+    }
+
+    #[test]
     fn ceilings_are_told() {
-        let text = picture(&Topology::from(&load("h200x4").unwrap()));
+        let text = picture(&Topology::from(&load("h200x4").unwrap()), None);
         assert!(
             text.contains("\nhost memory: read at most 213.0, written at most 160.0, 204.0 both ways\n"),
             "{text}"
         );
-        let text = picture(&Topology::from(&load("h20x8").unwrap()));
+        let text = picture(&Topology::from(&load("h20x8").unwrap()), None);
         assert!(text.contains("60.0 over another socket's links"), "{text}");
     }
 
@@ -154,12 +174,12 @@ mod tests {
             peers: Vec::new(),
         };
         assert_eq!(
-            picture(&bare).trim_end(),
+            picture(&bare, None).trim_end(),
             "box, bandwidths in GB/s\nhost memory\n└─ GPU 0, Some GPU, 8.00 GiB"
         );
         bare.devices.push(device(1));
-        assert!(picture(&bare).contains("NVLink: none known"));
+        assert!(picture(&bare, None).contains("NVLink: none known"));
         bare.peers.push(PeerLink { a: DeviceId(0), b: DeviceId(1), bandwidth: None, lanes: Some(4) });
-        assert!(picture(&bare).contains("NVLink: 1 pairs of 2 GPUs"));
+        assert!(picture(&bare, None).contains("NVLink: 1 pairs of 2 GPUs"));
     }
 }
