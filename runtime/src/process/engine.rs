@@ -30,7 +30,9 @@ use crate::config::{Relays, Transfer};
 /// The least that goes over several links as long as no paths are known.
 const LEAST: Bytes = Bytes::mib(1);
 /// Threads for pageable memory at most, where nobody says: more of them no longer made copies faster.
-const THREADS: usize = 8;
+const THREADS: u32 = 6;
+/// Pinned memory for each of them.
+const SLOTS: Bytes = Bytes::mib(4);
 
 /// The engine, once it is made, and who may be its relays.
 #[derive(Debug)]
@@ -109,13 +111,16 @@ impl ProcessEngine {
             return Ok(engine);
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.config.pageable_threads.map(|threads| threads as usize);
+        let cores = u32::try_from(cores).unwrap_or(u32::MAX);
+        let threads = self.config.pageable_threads.unwrap_or((cores / 2).clamp(1, THREADS));
         let options = EngineOptions {
             relays: self.candidates,
             break_even: self.config.break_even,
             slots: self.config.slots,
             streams: self.config.streams as usize,
-            pageable_threads: threads.unwrap_or((cores / 2).clamp(1, THREADS)),
+            pageable_threads: threads as usize,
+            pageable_slots: Bytes::new(SLOTS.get() * u64::from(threads)),
+            ..EngineOptions::default()
         };
         let engine = Engine::new(epochs.clone(), PathGraph::empty(), options)?;
         Ok(self.engine.get_or_init(|| engine))
