@@ -82,6 +82,7 @@ impl Engine {
         if let Ends::HostAndGpu { target, direction, pinned: false } = ends
             && self.copy_pageable(to, from, on, target, direction)?
         {
+            self.drift.begin();
             return Ok(None);
         }
         if let Ends::HostAndGpu { target, direction, pinned: true } = ends
@@ -119,6 +120,7 @@ impl Engine {
         {
             return Ok(Some(parts));
         }
+        self.drift.begin();
         // Gates are of links, and their GPUs' streams wait for them.
         match turn.filter(|turn| !turn.is_alone() && job.on.device == job.target) {
             Some(turn) => self.native_in_turn(job, turn)?,
@@ -217,6 +219,7 @@ impl Engine {
             state.give_rings(self, staged);
             return Ok(None);
         }
+        let others = self.time(lease, state, &graph, (job.on, job.target), job.to.size());
         let event = match Fork::mark(lease, job.on) {
             Ok(Some(event)) => event,
             outcome => {
@@ -238,6 +241,9 @@ impl Engine {
         }
         let (entered, serial) = (fork.entered(), fork.state.serial);
         let dead = fork.join()?;
+        if let Some(others) = others.filter(|_| dead.is_empty() && left.is_empty()) {
+            self.timed(lease, state, (job.on, job.direction), &shares, (graph, others));
+        }
         left.retain(|share| !dead.contains(share.relay));
         left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());
         for share in left {
@@ -333,7 +339,7 @@ impl Engine {
     }
 
     /// Whether any link has bytes of other copies in flight.
-    fn is_loaded(&self, direction: Direction) -> bool {
+    pub(super) fn is_loaded(&self, direction: Direction) -> bool {
         (0_u32..).map(DeviceId).take(self.devices).any(|link| !self.load.link(link, direction).is_zero())
     }
 

@@ -60,6 +60,7 @@ impl<'a> Fork<'a> {
         event: Event,
     ) -> Fork<'a> {
         state.serial += 1;
+        engine.drift.begin();
         let none = DeviceSet::EMPTY;
         Fork {
             engine,

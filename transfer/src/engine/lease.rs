@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::counters::Path;
+use super::drift::Sample;
 use super::lane::Lane;
 use super::slots::Ring;
 use crate::graph::Direction;
@@ -42,6 +43,8 @@ pub(super) struct LeaseState {
     flights: Box<[Flight]>,
     /// What goes over the target's link on the owner's own stream.
     own: Option<Carried>,
+    /// A copy that is timed.
+    pub(super) sample: Option<Sample>,
 }
 
 /// What a copy has put on a lane.
@@ -93,6 +96,7 @@ impl Lease {
                 polled: None,
                 flights: (0..devices).map(|_| Flight::default()).collect(),
                 own: None,
+                sample: None,
             }),
         }
     }
@@ -138,10 +142,11 @@ impl LeaseState {
                 Ok(false) | Err(_) => {}
             }
         }
-        if self.busy.is_empty()
-            && let Some(own) = self.own.take()
-        {
-            own.end(engine);
+        if self.busy.is_empty() {
+            if let Some(own) = self.own.take() {
+                own.end(engine);
+            }
+            engine.observe(lease, self);
         }
         lost
     }
@@ -198,10 +203,19 @@ impl LeaseState {
 
     /// Whether the next part on a lane is to be timed.
     pub(super) fn times(&mut self, device: DeviceId) -> bool {
+        if self.sample.as_ref().is_some_and(|sample| sample.clock() == device) {
+            return false;
+        }
         self.flight(device).is_some_and(|flight| {
             flight.turn += 1;
             flight.timed.is_none() && flight.turn % TIMED == 1
         })
+    }
+
+    /// Whether a lane's clock times nothing, nor any other for a copy as a whole.
+    pub(super) fn is_clock_free(&self, device: DeviceId) -> bool {
+        let flight = index(device).and_then(|index| self.flights.get(index));
+        self.sample.is_none() && flight.is_some_and(|flight| flight.timed.is_none())
     }
 
     /// Whether it is time to look again: asking for an event costs as much as issuing a copy.

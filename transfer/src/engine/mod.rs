@@ -8,7 +8,8 @@
 //!
 //!  copy, now                   what a caller asks          leases ─► lease ─► lane, slots   what a stream has
 //!    └─► fork, staged          how a copy is enqueued      turn ─► gates                    who gives way to whom
-//!          └─► parts, handle   how it is waited for        relays                           who serves, who is lost
+//!          └─► parts, handle   how it is waited for        drift                            whether the graph holds
+//!                                                          relays                           who serves, who is lost
 //!                                                          worker                           who makes all of these
 //! ```
 //!
@@ -24,6 +25,7 @@ mod broadcast;
 mod capture;
 mod copy;
 mod counters;
+mod drift;
 mod ends;
 mod equip;
 mod fork;
@@ -59,6 +61,7 @@ use parking_lot::RwLock;
 
 use capture::Captures;
 use counters::Counters;
+use drift::Drift;
 use gates::Gates;
 pub use handle::CopyHandle;
 use kernels::Kernels;
@@ -99,6 +102,7 @@ pub struct Engine {
     equipped: AtomicU64,
     /// Made with the first relay.
     gates: OnceLock<Gates>,
+    drift: Drift,
     worker: Worker,
 }
 
@@ -121,6 +125,7 @@ impl Engine {
             equipped: AtomicU64::new(0),
             pageable: Pageable::new(options.pageable_threads),
             gates: OnceLock::new(),
+            drift: Drift::default(),
             worker: Worker::default(),
             devices,
             epochs,
@@ -158,13 +163,24 @@ impl Engine {
 
     /// Splits copies by another graph from now on.
     pub fn replace_graph(&self, graph: PathGraph) {
+        self.drift.replace(graph, |graph| self.set_graph(graph));
+    }
+
+    fn set_graph(&self, graph: PathGraph) {
         let least = graph.paths().links.iter().map(|link| link.break_even).min();
         let floor = self.options.break_even.or(least).unwrap_or(Bytes::MAX);
         *self.graph.write() = Arc::new(graph);
         self.floor.store(floor.get(), Ordering::Relaxed);
     }
 
-    /// What copies are split by.
+    /// Whether the links were seen to give a fifth more or less than a calibrated graph says, until another calibrated one is
+    /// given: what is kept of it should be dropped, and the server calibrated again. Meanwhile copies go by it as if it were
+    /// assumed, refined by what they take.
+    pub fn is_stale(&self) -> bool {
+        self.drift.is_stale()
+    }
+
+    /// What copies are split by; one that was assumed is refined by what they take.
     pub fn graph(&self) -> Arc<PathGraph> {
         self.graph.read().clone()
     }

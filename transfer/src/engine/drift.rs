@@ -1,0 +1,161 @@
+//! Whether the links still give what copies are split by: some copies are timed, and what they took refines the graph, or says
+//! that its calibration is stale.
+//!
+//! ```text
+//!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lease's own lane on that GPU
+//!                                     ─► Observations ─► another graph, or stale
+//! ```
+//!
+//! Invariant: a copy says something only if no other copy of the engine was under way between its begin and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use glake_device::DeviceId;
+use glake_units::{Bytes, Micros};
+use parking_lot::Mutex;
+
+use super::gates::Gates;
+use super::lease::{Lease, LeaseState};
+use super::{Engine, UserStream};
+use crate::graph::{Direction, Observations, PathGraph, Shares};
+
+/// Smaller copies say more of latencies, and of the host, than of links: too much to give a calibration up, or to mend what
+/// was assumed.
+const LEAST: [Bytes; 2] = [Bytes::mib(64), Bytes::mib(16)];
+/// One copy of so many on a stream is timed.
+const EVERY: u64 = 4;
+
+/// What was seen of the copies of the engine's graph.
+#[derive(Debug, Default)]
+pub(super) struct Drift {
+    seen: Mutex<Observations>,
+    stale: AtomicBool,
+    /// How many copies were begun, on all streams.
+    begun: AtomicU64,
+}
+
+/// A copy that is timed.
+#[derive(Debug)]
+pub(super) struct Sample {
+    /// Whose stream it is on, and whose memory it is of.
+    on: DeviceId,
+    direction: Direction,
+    shares: Shares,
+    graph: Arc<PathGraph>,
+    /// How many copies were begun on other streams before.
+    others: u64,
+}
+
+impl Drift {
+    /// Whether a calibrated graph was seen not to hold.
+    pub(super) fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Relaxed)
+    }
+
+    /// Copies are split by another graph: what was seen of the last one is forgotten.
+    pub(super) fn replace(&self, graph: PathGraph, set: impl FnOnce(PathGraph)) {
+        let mut seen = self.seen.lock();
+        if graph.is_calibrated() {
+            self.stale.store(false, Ordering::Relaxed);
+        }
+        *seen = Observations::new();
+        set(graph);
+    }
+
+    /// One more copy begins.
+    pub(super) fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many were begun on streams other than that of a lease.
+    fn others(&self, state: &LeaseState) -> u64 {
+        self.begun.load(Ordering::Relaxed).wrapping_sub(state.serial)
+    }
+}
+
+impl Sample {
+    /// Whose lane's clock it is timed by.
+    pub(super) fn clock(&self) -> DeviceId {
+        self.on
+    }
+}
+
+impl Engine {
+    /// Begins to time a copy that is about to fork, if its turn has come and it is alone: how many were begun on other streams.
+    pub(super) fn time(
+        &self,
+        lease: &Lease,
+        state: &LeaseState,
+        graph: &PathGraph,
+        (on, target): (UserStream, DeviceId),
+        size: Bytes,
+    ) -> Option<u64> {
+        let least = LEAST[usize::from(!graph.is_calibrated())];
+        let due = size >= least && on.device == target && state.serial.is_multiple_of(EVERY);
+        let others = due.then(|| self.drift.others(state))?;
+        let begun = state.is_clock_free(target)
+            && Direction::BOTH.into_iter().all(|direction| !self.is_loaded(direction))
+            && !self.gates.get().is_some_and(Gates::is_needed)
+            && lease.lane(target).is_some_and(|lane| lane.clock[0].record(on.raw).is_ok());
+        begun.then_some(others)
+    }
+
+    /// The copy that is timed is joined.
+    pub(super) fn timed(
+        &self,
+        lease: &Lease,
+        state: &mut LeaseState,
+        (on, direction): (UserStream, Direction),
+        shares: &Shares,
+        (graph, others): (Arc<PathGraph>, u64),
+    ) {
+        if lease.lane(on.device).is_some_and(|lane| lane.clock[1].record(on.raw).is_ok()) {
+            let shares = shares.clone();
+            state.sample = Some(Sample { on: on.device, direction, shares, graph, others });
+        }
+    }
+
+    /// All lanes of a lease are idle: what a copy took, if one was timed and its join has passed.
+    pub(super) fn observe(&self, lease: &Lease, state: &mut LeaseState) {
+        let lane = state.sample.as_ref().and_then(|sample| lease.lane(sample.on));
+        let Some(lane) = lane else { return };
+        if matches!(lane.clock[1].is_passed(), Ok(false)) {
+            return;
+        }
+        let took = lane.clock[1].since(&lane.clock[0]);
+        if let (Some(sample), Ok(took)) = (state.sample.take(), took)
+            && sample.others == self.drift.others(state)
+            && !sample.shares.iter().any(|share| self.relays.is_fenced(share.relay))
+        {
+            self.note(&sample, Micros(took));
+        }
+    }
+
+    fn note(&self, sample: &Sample, took: Micros) {
+        let mut seen = self.drift.seen.lock();
+        let graph = self.graph();
+        if !Arc::ptr_eq(&graph, &sample.graph) {
+            return;
+        }
+        seen.note_copy(sample.on, sample.direction, &sample.shares, took);
+        if graph.is_calibrated() && seen.is_stale() {
+            if !self.drift.stale.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    target: "glake::transfer",
+                    "the links give a fifth more or less than when they were calibrated: calibrate again"
+                );
+            }
+            // From here on it is no more than assumed.
+            let mut paths = graph.paths().clone();
+            paths.calibrated = false;
+            if let Ok(assumed) = PathGraph::new(paths) {
+                *seen = Observations::new();
+                self.set_graph(assumed);
+            }
+        } else if let Some(refined) = seen.refine(&graph) {
+            tracing::debug!(target: "glake::transfer", "the paths are refined by what copies took");
+            self.set_graph(refined);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Copies tell whether the graph still holds: a calibration of another server goes stale, and what was assumed is mended.
+
+#![allow(missing_docs)]
+// What goes wrong here fails the test.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
+use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_device::topology::{Topology, load};
+use glake_device::{DeviceId, Driver};
+use glake_transfer::calibrate::Calibration;
+use glake_transfer::graph::{Direction, GpuLinks, PathGraph};
+use glake_transfer::{CopyHandle, CopyOptions, Engine, EngineOptions, UserStream};
+use glake_units::{Bandwidth, Bytes};
+
+const GPU: DeviceId = DeviceId(0);
+
+/// Two GPUs with links of so many GB/s each way, and nothing else that bounds them.
+fn two(rate: f64) -> SimTopology {
+    let mut topology = load("h200x4").unwrap();
+    topology.gpus.truncate(2);
+    for gpu in &mut topology.gpus {
+        (gpu.link.to_gpu, gpu.link.from_gpu) = (Bandwidth(rate), Bandwidth(rate));
+    }
+    topology
+}
+
+fn links(topology: &SimTopology) -> Vec<GpuLinks> {
+    GpuLinks::of(&Topology::from(topology))
+}
+
+fn simulator(topology: &SimTopology) -> Arc<Simulator> {
+    Arc::new(Simulator::new(SimOptions { topology: topology.clone(), ..SimOptions::default() }).unwrap())
+}
+
+fn calibrated(topology: &SimTopology) -> PathGraph {
+    let sim = simulator(topology);
+    let epochs = Epochs::new(sim.clone());
+    let budget = Duration::from_millis(200);
+    Calibration::run(&epochs, &links(topology), budget, &|| sim.now(), &mut |_| {}).unwrap().graph
+}
+
+/// An engine with a stream, and memory for copies to a GPU.
+struct Bed {
+    sim: Arc<Simulator>,
+    engine: Arc<Engine>,
+    streams: [(OwnedStream, UserStream); 2],
+    /// One a stream.
+    to: [Span; 2],
+    from: Span,
+}
+
+impl Bed {
+    fn new(topology: &SimTopology, graph: PathGraph) -> Bed {
+        let sim = simulator(topology);
+        let driver: Arc<dyn Driver> = sim.clone();
+        let epochs = Epochs::new(driver.clone());
+        let gpus: DeviceSet = links(topology).iter().map(|gpu| gpu.device).collect();
+        let options = EngineOptions { relays: gpus, ..EngineOptions::default() };
+        let engine = Engine::new(epochs.clone(), graph, options).unwrap();
+        let (done, ready) = mpsc::channel();
+        engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
+        ready.recv().unwrap();
+        let size = Bytes::mib(64);
+        let to = [(); 2].map(|()| {
+            let memory = Arc::new(Buffer::new(&epochs, GPU, size, gpus).unwrap());
+            memory.span(Bytes::ZERO, size).unwrap()
+        });
+        let from = Arc::new(Registration::new(&epochs, Pages::new(size, 1).unwrap()).unwrap());
+        let streams = [(); 2].map(|()| {
+            let stream = OwnedStream::new(&driver, GPU).unwrap();
+            let on = UserStream::of(&*driver, GPU, stream.id()).unwrap();
+            (stream, on)
+        });
+        let from = Span::pinned(&from, Bytes::ZERO, size).unwrap();
+        Bed { sim, engine, streams, to, from }
+    }
+
+    fn copy(&self, stream: usize) -> CopyHandle {
+        let (to, on) = (&self.to[stream], self.streams[stream].1);
+        self.engine.copy(to, &self.from, on, CopyOptions::default()).unwrap()
+    }
+
+    /// Copies of 64 MiB on a stream, one after another, waited for each.
+    fn copies(&self, count: usize) {
+        for _ in 0..count {
+            self.copy(0).wait().unwrap();
+        }
+    }
+
+    fn rate(&self) -> f64 {
+        let begun = self.sim.now();
+        self.copies(1);
+        self.from.size().get() as f64 / (self.sim.now() - begun).as_secs_f64() / 1e9
+    }
+
+    fn own(&self) -> f64 {
+        self.engine.graph().rates(GPU, Direction::ToGpu).next().unwrap().rate.0
+    }
+
+    fn end(self) {
+        self.engine.stop();
+        let sim = self.sim.clone();
+        drop(self);
+        assert_eq!(sim.census(), Census::default());
+    }
+}
+
+#[test]
+fn a_calibration_holds_until_links_give_a_fifth_less() {
+    let graph = calibrated(&two(50.0));
+    for (rate, stale) in [(50.0, false), (44.0, false), (35.0, true), (65.0, true)] {
+        let bed = Bed::new(&two(rate), graph.clone());
+        assert!(bed.engine.graph().is_calibrated());
+        bed.copies(16);
+        assert!(!bed.engine.is_stale(), "{rate}: after 1 GiB, of which some copies are timed");
+        bed.copies(160);
+        assert_eq!(bed.engine.is_stale(), stale, "{rate}");
+        assert_eq!(bed.engine.graph().is_calibrated(), !stale, "{rate}");
+        bed.engine.replace_graph(graph.clone());
+        assert!(!bed.engine.is_stale());
+        bed.end();
+    }
+}
+
+#[test]
+fn copies_beside_others_say_nothing() {
+    let bed = Bed::new(&two(50.0), calibrated(&two(50.0)));
+    for _ in 0..120 {
+        let handles = [0, 1].map(|stream| bed.copy(stream));
+        handles.into_iter().for_each(|handle| handle.wait().unwrap());
+    }
+    assert!(!bed.engine.is_stale() && bed.engine.graph().is_calibrated());
+    bed.end();
+}
+
+#[test]
+fn what_was_assumed_is_refined() {
+    // Links of which the system says 55 give 35.
+    let bed = Bed::new(&two(35.0), PathGraph::conservative(&links(&two(55.0))));
+    let before = bed.engine.graph().together(GPU, Direction::ToGpu).0;
+    bed.copies(120);
+    let after = bed.engine.graph().together(GPU, Direction::ToGpu).0;
+    assert!(before > 100.0 && (after / 70.0 - 1.0).abs() < 0.1, "{before}, {after}");
+    assert!(bed.own() > 0.0 && !bed.engine.is_stale() && !bed.engine.graph().is_calibrated());
+    assert!(bed.rate() > 60.0, "still over both");
+    bed.end();
+}
+
+#[test]
+fn relays_that_gain_nothing_are_given_up() {
+    let mut topology = load("h200x4-direct").unwrap();
+    topology.gpus.truncate(2);
+    let bed = Bed::new(&topology, PathGraph::conservative(&links(&topology)));
+    let native = {
+        bed.engine.set_relays(DeviceSet::EMPTY);
+        let native = bed.rate();
+        bed.engine.set_relays((0..2).map(DeviceId).collect());
+        native
+    };
+    let first = bed.rate();
+    assert!(first >= 0.98 * native, "{first}, native {native}");
+    bed.copies(200);
+    let splits = bed.engine.statistics().split_copies;
+    let rate = bed.rate();
+    assert!(rate >= 0.98 * native, "{rate}, native {native}");
+    assert_eq!(bed.engine.statistics().split_copies, splits, "it goes over its own link");
+    bed.end();
+}
