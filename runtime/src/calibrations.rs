@@ -92,6 +92,14 @@ impl Calibrations {
     pub fn keep(&self, graph: &PathGraph) -> glake_transfer::Result<Option<PathBuf>> {
         self.folder.as_deref().map(|folder| cache::store(folder, &self.key, graph)).transpose()
     }
+
+    /// Keeps it no longer: the links give something else by now.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn drop_kept(&self) -> glake_transfer::Result<()> {
+        self.folder.as_deref().map_or(Ok(()), |folder| cache::remove(folder, &self.key))
+    }
 }
 
 #[cfg(test)]
@@ -111,10 +119,14 @@ mod tests {
         let kept = mine.keep(&PathGraph::new(paths).unwrap()).unwrap();
         assert!(kept.is_some_and(|path| path.starts_with(&folder)));
         assert!(mine.graph().is_calibrated());
+        of("h20x8", Some(folder.as_path())).drop_kept().unwrap();
+        assert!(mine.measured().is_some());
         assert!(of("h20x8", Some(folder.as_path())).measured().is_none());
         assert!(of("h200x4", None).measured().is_none());
         let nowhere = of("h200x4", Some(Path::new("")));
         assert!(nowhere.keep(&mine.graph()).unwrap().is_none());
+        mine.drop_kept().and_then(|()| mine.drop_kept()).unwrap();
+        assert!(mine.measured().is_none());
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

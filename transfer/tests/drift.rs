@@ -115,11 +115,17 @@ fn a_calibration_holds_until_links_give_a_fifth_less() {
     for (rate, stale) in [(50.0, false), (44.0, false), (35.0, true), (65.0, true)] {
         let bed = Bed::new(&two(rate), graph.clone());
         assert!(bed.engine.graph().is_calibrated());
+        let (told, stale_now) = mpsc::channel();
+        bed.engine.when_stale(move |engine| told.send(engine.is_stale()).unwrap());
         bed.copies(16);
         assert!(!bed.engine.is_stale(), "{rate}: after 1 GiB, of which some copies are timed");
         bed.copies(160);
         assert_eq!(bed.engine.is_stale(), stale, "{rate}");
         assert_eq!(bed.engine.graph().is_calibrated(), !stale, "{rate}");
+        if stale {
+            assert!(stale_now.recv().unwrap());
+        }
+        assert!(stale_now.try_recv().is_err());
         bed.engine.replace_graph(graph.clone());
         assert!(!bed.engine.is_stale());
         bed.end();

@@ -140,11 +140,17 @@ impl ProcessEngine {
             for memory in devices.iter() {
                 memory.open_to(candidates);
             }
-            let graph = graph_of(&devices, model, folder.as_deref());
+            let calibrations = calibrations_of(&devices, model, folder.as_deref());
+            let graph = calibrations.graph();
             if asked.is_none() {
                 least.store(least_of(&graph).get(), Ordering::Relaxed);
             }
             engine.replace_graph(graph);
+            engine.when_stale(move |_| {
+                if let Err(error) = calibrations.drop_kept() {
+                    tracing::warn!(target: "glake::copies", %error, "a calibration that no longer holds is kept");
+                }
+            });
             tell(engine);
         })?;
         *started = true;
@@ -197,13 +203,13 @@ impl Process {
     }
 }
 
-/// The paths of the server, as far as they are known.
-fn graph_of(devices: &[DeviceMemory], model: Option<Topology>, folder: Option<&Path>) -> PathGraph {
+/// What is known of the server's paths.
+fn calibrations_of(devices: &[DeviceMemory], model: Option<Topology>, folder: Option<&Path>) -> Calibrations {
     let topology = model.unwrap_or_else(|| {
         let devices: Vec<DeviceInfo> = devices.iter().map(|memory| memory.info.clone()).collect();
         Topology::of_machine(&devices)
     });
-    Calibrations::of(&topology, folder).graph()
+    Calibrations::of(&topology, folder)
 }
 
 fn least_of(graph: &PathGraph) -> Bytes {

@@ -145,6 +145,7 @@ impl Engine {
                     target: "glake::transfer",
                     "the links give a fifth more or less than when they were calibrated: calibrate again"
                 );
+                self.worker.stale();
             }
             // From here on it is no more than assumed.
             let mut paths = graph.paths().clone();

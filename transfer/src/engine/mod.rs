@@ -180,6 +180,11 @@ impl Engine {
         self.drift.is_stale()
     }
 
+    /// Calls `call`, once, on the thread that makes relays ready, when [`Engine::is_stale`] becomes true: to drop what is kept.
+    pub fn when_stale(&self, call: impl FnOnce(&Engine) + Send + 'static) {
+        self.worker.when_stale(Box::new(call));
+    }
+
     /// What copies are split by; one that was assumed is refined by what they take.
     pub fn graph(&self) -> Arc<PathGraph> {
         self.graph.read().clone()

@@ -36,6 +36,10 @@ type After = Box<dyn FnOnce(&Engine) + Send>;
 struct Orders {
     prepare: bool,
     after: Vec<After>,
+    /// A calibrated graph was seen not to hold.
+    stale: bool,
+    /// What is called then.
+    when_stale: Vec<After>,
     /// Devices whose streams copies fork from.
     forks: DeviceSet,
     more_leases: bool,
@@ -86,6 +90,16 @@ impl Worker {
         self.order(|orders| orders.equip = orders.equip.union(DeviceSet::of(device)));
     }
 
+    /// Has `call` called when a calibrated graph is seen not to hold.
+    pub(super) fn when_stale(&self, call: After) {
+        self.order(|orders| orders.when_stale.push(call));
+    }
+
+    /// It was seen.
+    pub(super) fn stale(&self) {
+        self.order(|orders| orders.stale = true);
+    }
+
     /// Ends the thread; waits for its end, unless called by it.
     pub(super) fn stop(&self) {
         self.order(|orders| orders.stop = true);
@@ -108,17 +122,22 @@ impl Shared {
         while !orders.is_some() {
             self.woken.wait(&mut orders);
         }
-        let stop = orders.stop;
-        let next = std::mem::take(&mut *orders);
+        let (stop, mut when_stale) = (orders.stop, std::mem::take(&mut orders.when_stale));
+        let mut next = std::mem::take(&mut *orders);
         // Kept: an ended thread does not come back.
         orders.stop = stop;
+        match next.stale {
+            true => next.after.append(&mut when_stale),
+            false => orders.when_stale = when_stale,
+        }
         next
     }
 }
 
 impl Orders {
     fn is_some(&self) -> bool {
-        self.prepare || self.stop || self.more_leases || !self.forks.is_empty() || !self.equip.is_empty()
+        let asked = self.prepare || self.stop || self.stale || self.more_leases;
+        asked || !self.forks.is_empty() || !self.equip.is_empty()
     }
 }
 

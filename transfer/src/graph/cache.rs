@@ -147,6 +147,17 @@ pub fn store(folder: &Path, key: &CacheKey, graph: &PathGraph) -> Result<PathBuf
     Ok(path)
 }
 
+/// Drops the graph that was kept in `folder` for this key, if there is one.
+pub fn remove(folder: &Path, key: &CacheKey) -> Result<()> {
+    let path = folder.join(key.file_name());
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(TransferError::CacheFile { path, source })
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 /// Fowler, Noll and Vo's hash (FNV-1a, 64 bits): stable, where the standard library's may change.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
