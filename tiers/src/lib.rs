@@ -5,7 +5,11 @@
 //!                                    └──────► glake-stitch      who decides
 //! ```
 //!
-//! [`GpuPool`] executes the plans of the pure core: reserve, execute, commit or abort.
+//! | tier | | hands out |
+//! |---|---|---|
+//! | [`GpuPool`] | executes the plans of the pure core: reserve, execute, commit or abort | blocks at addresses |
+//!
+//! Which of them has an extent's bytes, and which copy counts, is data: [`Place`], [`Residency`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -27,10 +31,12 @@
 //! ```
 
 mod import;
+mod place;
 mod pool;
 mod ticker;
 
 pub use import::Import;
+pub use place::{NotNow, Place, Residency, Step};
 pub use pool::{
     Block, Checkpoint, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver, PoolError,
     PoolOptions, PoolStream, Restored, SharedExtent,

@@ -1,0 +1,219 @@
+//! Where an extent's bytes are, and which copy of them counts: pure, no driver, no clock.
+//!
+//! ```text
+//!  Resident ──Leave──► GoingOut ──Copied──► Releasing ──Released──► Out
+//!     ▲                   │                  ▲     │                 │
+//!     ├──────Failed───────┘            Leave │     │ Failed          │
+//!     │                                      │     ▼                 │
+//!     │                                    Halfway                   │
+//!     │                             Failed ▲     │ Enter             │ Enter
+//!     │                                    │     ▼                   │
+//!     └──────────────Arrived────────────── ComingIn ◄────────────────┘
+//!
+//!  Resident with a copy ──Leave──► Releasing: nothing is copied       DropCopy: resident without one
+//! ```
+//!
+//! | state | memory of the GPU | the copy | authority |
+//! |---|---|---|---|
+//! | resident | the bytes | none, or equal | the GPU |
+//! | going out | the bytes | being written | the GPU |
+//! | releasing | the bytes, then nothing | whole | the copy |
+//! | out | nothing | whole | the copy |
+//! | coming in | made, mapped, being filled | whole | the copy |
+//! | halfway | anything | whole | the copy |
+//!
+//! Invariant: every state names exactly one copy that counts ([`Residency::authority`]), and it is whole. Authority leaves the GPU
+//! when the copy is known to be whole, before anything of the GPU's is given up, and returns when all bytes have arrived.
+//! Nobody writes to the bytes but in *resident*, and then only without a copy: whoever lets a program write drops it first.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use glake_device::DeviceId;
+
+/// Where bytes can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// In the memory of the extent's own GPU, where programs use them.
+    Gpu,
+    /// In pinned memory of the host.
+    Host,
+    /// In the memory of another GPU.
+    Peer(DeviceId),
+    /// In a file.
+    File,
+}
+
+/// How it stands with the bytes of one extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residency {
+    /// On the GPU, for use.
+    Resident {
+        /// Where a copy is that is equal to them, kept for the next time.
+        copy: Option<Place>,
+    },
+    /// Being copied. What is there of the copy is worth nothing yet.
+    GoingOut {
+        /// Where to.
+        to: Place,
+    },
+    /// Copied; the GPU's memory is being unmapped and released.
+    Releasing {
+        /// Where the copy is.
+        at: Place,
+    },
+    /// The GPU has nothing of them.
+    Out {
+        /// Where they are.
+        at: Place,
+    },
+    /// Memory of the GPU is being made, mapped and filled.
+    ComingIn {
+        /// Where from.
+        from: Place,
+    },
+    /// Releasing or coming in failed. Memory of the GPU may be left, and what it holds is worth nothing.
+    Halfway {
+        /// Where they are.
+        at: Place,
+    },
+}
+
+/// What is begun, and what has come of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Begins to move the bytes out; without a copy where a whole one is there already.
+    Leave(Place),
+    /// All bytes are in the copy, and were checked where checks are on.
+    Copied,
+    /// The extent is unmapped at all its addresses, and its memory released.
+    Released,
+    /// Begins to bring them back, at the addresses that they had. What is left of the GPU's memory is used or released first.
+    Enter,
+    /// All bytes are on the GPU. The copy stays, until it is dropped.
+    Arrived,
+    /// What was begun failed, or was given up.
+    Failed,
+    /// The copy is given up: the bytes on the GPU may be written to, or the copy's memory is needed.
+    DropCopy,
+}
+
+/// A step that the state does not allow. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{step} was asked of an extent that is {residency}: {}", allowed(*residency))]
+pub struct NotNow {
+    /// How it stands.
+    pub residency: Residency,
+    /// What was asked.
+    pub step: Step,
+}
+
+impl Residency {
+    /// Of an extent that was never moved.
+    pub const NEW: Residency = Residency::Resident { copy: None };
+
+    /// Where the copy is that counts.
+    pub fn authority(self) -> Place {
+        match self {
+            Residency::Resident { .. } | Residency::GoingOut { .. } => Place::Gpu,
+            Residency::Releasing { at } | Residency::Out { at } | Residency::Halfway { at } => at,
+            Residency::ComingIn { from } => from,
+        }
+    }
+
+    /// Where, besides the GPU, all bytes are as well or instead.
+    pub fn copy(self) -> Option<Place> {
+        match self {
+            Residency::Resident { copy } => copy,
+            Residency::GoingOut { .. } => None,
+            other => Some(other.authority()),
+        }
+    }
+
+    /// Whether memory of the GPU is held for it, or may be.
+    pub fn holds_gpu(self) -> bool {
+        !matches!(self, Residency::Out { .. })
+    }
+
+    /// Whether something is under way that has to end before anything else begins.
+    pub fn is_moving(self) -> bool {
+        use Residency::{ComingIn, GoingOut, Releasing};
+        matches!(self, GoingOut { .. } | Releasing { .. } | ComingIn { .. })
+    }
+
+    /// What it is after a step.
+    ///
+    /// # Errors
+    /// [`NotNow`], which says what is allowed.
+    pub fn after(self, step: Step) -> Result<Residency, NotNow> {
+        use Residency::{ComingIn, GoingOut, Halfway, Out, Releasing, Resident};
+        match (self, step) {
+            (Resident { copy: None }, Step::Leave(to)) if to != Place::Gpu => Ok(GoingOut { to }),
+            (Resident { copy: Some(at) } | Halfway { at }, Step::Leave(to)) if to == at => {
+                Ok(Releasing { at })
+            }
+            (GoingOut { to }, Step::Copied) => Ok(Releasing { at: to }),
+            (GoingOut { .. }, Step::Failed) => Ok(Resident { copy: None }),
+            (Releasing { at }, Step::Released) => Ok(Out { at }),
+            (Out { at } | Halfway { at }, Step::Enter) => Ok(ComingIn { from: at }),
+            (ComingIn { from }, Step::Arrived) => Ok(Resident { copy: Some(from) }),
+            (Releasing { at } | ComingIn { from: at }, Step::Failed) => Ok(Halfway { at }),
+            (Resident { .. }, Step::DropCopy) => Ok(Resident { copy: None }),
+            (residency, step) => Err(NotNow { residency, step }),
+        }
+    }
+}
+
+/// What may be asked instead.
+fn allowed(residency: Residency) -> &'static str {
+    match residency {
+        Residency::Resident { copy: None } => "it can leave, for another place than its GPU",
+        Residency::Resident { copy: Some(_) } => "it can leave for where its copy is, or the copy be dropped",
+        Residency::GoingOut { .. } => "wait until it is copied or has failed",
+        Residency::Releasing { .. } => "wait until it is released or that has failed",
+        Residency::Out { .. } => "it can enter",
+        Residency::ComingIn { .. } => "wait until it has arrived or failed",
+        Residency::Halfway { .. } => "it can enter, or leave for where its copy is",
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Gpu => f.pad("gpu"),
+            Place::Host => f.pad("host"),
+            Place::Peer(device) => write!(f, "peer {device}"),
+            Place::File => f.pad("file"),
+        }
+    }
+}
+
+impl fmt::Display for Residency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Residency::Resident { copy: None } => f.pad("resident"),
+            Residency::Resident { copy: Some(at) } => write!(f, "resident with a copy ({at})"),
+            Residency::GoingOut { to } => write!(f, "going out ({to})"),
+            Residency::Releasing { at } => write!(f, "being released ({at})"),
+            Residency::Out { at } => write!(f, "out ({at})"),
+            Residency::ComingIn { from } => write!(f, "coming in ({from})"),
+            Residency::Halfway { at } => write!(f, "halfway ({at})"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Leave(to) => write!(f, "leave ({to})"),
+            Step::Copied => f.pad("copied"),
+            Step::Released => f.pad("released"),
+            Step::Enter => f.pad("enter"),
+            Step::Arrived => f.pad("arrived"),
+            Step::Failed => f.pad("failed"),
+            Step::DropCopy => f.pad("drop the copy"),
+        }
+    }
+}
