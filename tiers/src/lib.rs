@@ -1,4 +1,4 @@
-//! Where bytes live: the memory of GPUs as pools over the driver.
+//! Where bytes live: the memory of GPUs as pools over the driver, pinned memory of the host.
 //!
 //! ```text
 //! ffi ─► runtime ─► transfer ─► glake-tiers ─► glake-device     what a plan's steps are done with
@@ -8,6 +8,7 @@
 //! | tier | | hands out |
 //! |---|---|---|
 //! | [`GpuPool`] | executes the plans of the pure core: reserve, execute, commit or abort | blocks at addresses |
+//! | [`HostPool`] | pinned once, used again, under a budget | [`HostBlock`]; a [`Ring`] where there is not so much |
 //!
 //! Which of them has an extent's bytes, and which copy counts, is data: [`Place`], [`Residency`].
 //!
@@ -30,11 +31,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod host;
 mod import;
 mod place;
 mod pool;
 mod ticker;
 
+pub use host::{
+    HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging, nodes_of,
+};
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};
 pub use pool::{

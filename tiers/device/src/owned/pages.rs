@@ -10,6 +10,8 @@ use crate::{Address, DriverError, Result, Verb};
 const HUGE: usize = 2 << 20;
 /// The size of a small page, should there be no huge ones.
 const SMALL: usize = 4 << 10;
+/// More NUMA nodes than any machine has: the kernel is built for at most this many.
+const NODES: usize = 1 << 10;
 
 /// A range of zeroed host memory of its own, not inherited by a forked child.
 #[derive(Debug)]
@@ -61,6 +63,40 @@ impl Pages {
         let mut pages = Pages { start, size };
         pages.touch(threads);
         Ok(pages)
+    }
+
+    /// Spreads the memory over NUMA nodes, in turns. For memory that nobody has touched yet: pages that are there stay.
+    ///
+    /// # Errors
+    /// What the operating system answers where it has no such nodes or does not let this process choose. The memory is as
+    /// good as before then, and lies where it is touched from.
+    pub fn interleave(&mut self, nodes: &[u32]) -> std::io::Result<()> {
+        const BITS: usize = libc::c_ulong::BITS as usize;
+        let mut mask: Vec<libc::c_ulong> = Vec::new();
+        for &node in nodes {
+            let node = usize::try_from(node).unwrap_or(usize::MAX);
+            if node >= NODES {
+                return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
+            }
+            mask.resize(mask.len().max(node / BITS + 1), 0);
+            mask[node / BITS] |= 1 << (node % BITS);
+        }
+        // The kernel looks at one bit less than it is told of.
+        let bits = mask.len() * BITS + 1;
+        // SAFETY: the range is this value's own, and the mask holds the bits that are told. What changes is where pages that
+        // are not there yet will lie.
+        let answer = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.start.as_ptr(),
+                self.size,
+                libc::MPOL_INTERLEAVE,
+                mask.as_ptr(),
+                bits,
+                0,
+            )
+        };
+        if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
 
     /// Where it starts.
@@ -127,5 +163,43 @@ mod tests {
         assert!(Pages::new(Bytes::ZERO, 1).is_err());
         assert!(Pages::new(Bytes::MAX, 1).is_err());
         assert!(Pages::new(Bytes::new(1 << 62), 1).is_err());
+    }
+
+    /// The line of `/proc/self/smaps` about the mapping that begins at an address.
+    fn flags(start: Address) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = maps.lines().skip_while(|line| {
+            let range = line.split_once('-').and_then(|(from, to)| Some((from, to.split_once(' ')?.0)));
+            let number = |hex| u64::from_str_radix(hex, 16).ok();
+            !range.is_some_and(|(from, to)| {
+                number(from).zip(number(to)).is_some_and(|(from, to)| (from..to).contains(&start.0))
+            })
+        });
+        own.map(str::to_owned).find(|line| line.starts_with("VmFlags:")).unwrap()
+    }
+
+    #[test]
+    fn a_child_does_not_inherit_it_and_it_is_on_huge_pages() {
+        let pages = Pages::new(Bytes::mib(4), 1).unwrap();
+        let flags = flags(pages.start());
+        assert!(flags.contains(" dc"), "{flags}");
+        if std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            assert!(flags.contains(" hg"), "{flags}");
+        }
+    }
+
+    #[test]
+    fn pages_lie_on_nodes_that_exist_only() {
+        let mut pages = Pages::new(Bytes::mib(2), 0).unwrap();
+        let maps = || std::fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
+        if std::path::Path::new("/proc/self/numa_maps").exists() {
+            pages.interleave(&[0]).unwrap();
+            assert!(maps().lines().any(|line| line.contains("interleave:0")), "{}", maps());
+        } else {
+            eprintln!("skipped: this kernel knows no NUMA nodes");
+        }
+        assert!(pages.interleave(&[1023]).is_err());
+        assert!(pages.interleave(&[u32::MAX]).is_err());
+        pages.as_mut_slice().fill(7);
     }
 }

@@ -1,0 +1,70 @@
+//! More memory pinned, and free memory unpinned. All of it under the lock of `growth`.
+
+use glake_device::owned::{PinnedRange, Sequence};
+use glake_units::Bytes;
+
+use super::{HUGE, HostPool, Result, pin};
+
+impl HostPool {
+    pub(super) fn grow_or_wait(&self, size: Bytes) -> Result<PinnedRange> {
+        let refused = match self.grow(size) {
+            Err(error) if error.is_shortage() => error,
+            answer => return answer,
+        };
+        self.wait()?;
+        if let Some(range) = self.hit(size)? {
+            return Ok(range);
+        }
+        // Free memory in pieces that are too small makes room for one that is not. Unpinning waits for contexts.
+        if self.is_capturing() {
+            return Err(refused);
+        }
+        let (room, whole) = {
+            let core = self.core.lock();
+            (self.options.budget.saturating_sub(core.statistics.pinned), core.free.whole())
+        };
+        let needed = size.align_up(HUGE).ok_or_else(|| self.over_budget(size))?;
+        if whole.is_zero() || room.saturating_add(whole) < needed {
+            return Err(refused);
+        }
+        loop {
+            match self.grow(size) {
+                Err(error) if error.is_shortage() && self.unpin() => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Pins an arena and takes its first `size` bytes.
+    fn grow(&self, size: Bytes) -> Result<PinnedRange> {
+        let room = self.options.budget.saturating_sub(self.core.lock().statistics.pinned);
+        let needed = size.align_up(HUGE).filter(|needed| *needed <= room);
+        let needed = needed.ok_or_else(|| self.over_budget(size))?;
+        let arena = self.options.arena.align_up(HUGE).filter(|arena| *arena <= room).unwrap_or(needed);
+        self.pin(&[arena.max(needed)])?;
+        // Another thread may have taken of it meanwhile, as it may of all that is free.
+        let hit = self.hit(size)?;
+        hit.map_or_else(|| self.grow(size), Ok)
+    }
+
+    pub(super) fn pin(&self, sizes: &[Bytes]) -> Result<()> {
+        pin::pin(&self.epochs, &self.options, sizes, |range, time| {
+            let mut core = self.core.lock();
+            let statistics = &mut core.statistics;
+            statistics.pinned = statistics.pinned.saturating_add(range.size());
+            statistics.pins += 1;
+            statistics.pinning += time;
+            core.free.put(range, Sequence::START);
+        })
+    }
+
+    /// Unpins one arena that is free as a whole.
+    pub(super) fn unpin(&self) -> bool {
+        let Some(range) = self.core.lock().free.take_whole() else { return false };
+        let size = range.size();
+        drop(range);
+        let pinned = &mut self.core.lock().statistics.pinned;
+        *pinned = pinned.saturating_sub(size);
+        true
+    }
+}

@@ -1,0 +1,234 @@
+//! Pinned memory of the host, pinned once and used again.
+//!
+//! ```text
+//!  take ─► free range ─► HostBlock ─► Span, for copies        prepare: pins ahead
+//!    │        ▲              │
+//!    │        │ epoch passed └─ dropped, and no span lives
+//!    │      given back ◄─────┘
+//!    └─► nothing fits: pin more ─► wait for what was given back ─► unpin free memory for larger ─► HostError
+//!                                                                                 or a Ring (stage)
+//! ```
+//!
+//! Memory is pinned in arenas: on huge pages, spread over NUMA nodes, touched by several threads, registered for every
+//! context, not inherited by a forked child. A range lies in one arena, because a copy over two registrations is none.
+//!
+//! Invariants: what is pinned is at most the budget. A range that work may still touch is handed out to nobody. Memory is
+//! pinned and unpinned under `growth`, handed out and taken back under `core`, which is held for bookkeeping only.
+
+mod available;
+mod block;
+mod clock;
+mod error;
+mod free;
+mod grow;
+mod nodes;
+mod options;
+mod pin;
+mod ring;
+mod statistics;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use glake_device::owned::{DeviceSet, Epoch, Epochs, PinnedRange, Sequence};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+pub use block::HostBlock;
+pub use error::HostError;
+use free::FreeRanges;
+pub use nodes::nodes_of;
+pub use options::HostOptions;
+pub use ring::{Ring, RingSlot};
+pub use statistics::HostStatistics;
+
+type Result<T> = std::result::Result<T, HostError>;
+
+/// What sizes of blocks are rounded up to, and their addresses multiples of.
+const PAGE: Bytes = Bytes::kib(4);
+/// What arenas are made of.
+const HUGE: Bytes = Bytes::mib(2);
+
+/// The pinned host memory of a process.
+#[derive(Debug)]
+pub struct HostPool {
+    epochs: Arc<Epochs>,
+    options: HostOptions,
+    core: Mutex<Core>,
+    /// One thread pins or unpins; others go on.
+    growth: Mutex<()>,
+    /// An epoch that was recorded and has not passed.
+    clock: Mutex<Option<Epoch>>,
+}
+
+#[derive(Debug)]
+struct Core {
+    free: FreeRanges,
+    /// Given back, but for spans that live.
+    returned: Vec<Arc<PinnedRange>>,
+    /// What was marked by then is done.
+    passed: Sequence,
+    statistics: HostStatistics,
+}
+
+/// Memory for bytes that pass through the host.
+#[derive(Debug)]
+pub enum Staging {
+    /// For all of them at once.
+    Whole(HostBlock),
+    /// For a few at a time.
+    Ring(Ring),
+}
+
+impl HostPool {
+    /// A pool that has pinned nothing yet.
+    ///
+    /// # Errors
+    /// What the driver answers when it is asked for its devices.
+    pub fn new(epochs: &Arc<Epochs>, mut options: HostOptions) -> Result<Arc<Self>> {
+        let devices: DeviceSet = epochs.driver().devices()?.into_iter().map(|device| device.id).collect();
+        options.devices = options.devices.intersection(devices);
+        let statistics = HostStatistics { budget: options.budget, ..HostStatistics::default() };
+        let core =
+            Core { free: FreeRanges::default(), returned: Vec::new(), passed: Sequence::START, statistics };
+        let (core, growth, clock) = (Mutex::new(core), Mutex::new(()), Mutex::new(None));
+        Ok(Arc::new(HostPool { epochs: epochs.clone(), options, core, growth, clock }))
+    }
+
+    /// Hands out pinned memory; pins more where none is free.
+    ///
+    /// # Errors
+    /// [`HostError::OverBudget`], [`HostError::Exhausted`], [`HostError::PinRefused`], after what was given back was waited
+    /// for; what the driver answers.
+    pub fn take(self: &Arc<Self>, size: Bytes) -> Result<HostBlock> {
+        let rounded = size.max(PAGE).align_up(PAGE);
+        let rounded = rounded.ok_or_else(|| self.over_budget(size))?;
+        if let Some(range) = self.hit(rounded)? {
+            return Ok(HostBlock::new(self, range, size));
+        }
+        let _growing = self.growth.lock();
+        let range = match self.hit(rounded)? {
+            Some(range) => range,
+            None => self.grow_or_wait(rounded)?,
+        };
+        Ok(HostBlock::new(self, range, size))
+    }
+
+    /// Pins so much that `size` is free, in arenas, so that [`HostPool::take`] need not.
+    ///
+    /// # Errors
+    /// As [`HostPool::take`]; what was pinned by then stays.
+    pub fn prepare(&self, size: Bytes) -> Result<()> {
+        let _growing = self.growth.lock();
+        self.absorb();
+        let (free, pinned) = {
+            let core = self.core.lock();
+            (core.free.total(), core.statistics.pinned)
+        };
+        let missing = size.saturating_sub(free).align_up(HUGE).ok_or_else(|| self.over_budget(size))?;
+        if pinned.checked_add(missing).is_none_or(|total| total > self.options.budget) {
+            return Err(self.over_budget(size));
+        }
+        let (mut sizes, mut left) = (Vec::new(), missing);
+        let arena = self.options.arena.align_up(HUGE).filter(|arena| !arena.is_zero()).unwrap_or(missing);
+        while !left.is_zero() {
+            sizes.push(arena.min(left));
+            left = left.saturating_sub(arena);
+        }
+        self.pin(&sizes)
+    }
+
+    /// Slots for more bytes than may be pinned: `slots` of them, or as many as can be had, but two at least.
+    ///
+    /// # Errors
+    /// As [`HostPool::take`], for the second slot.
+    pub fn ring(self: &Arc<Self>, slot: Bytes, slots: usize) -> Result<Ring> {
+        let mut blocks = Vec::new();
+        while blocks.len() < slots.max(2) {
+            match self.take(slot) {
+                Ok(block) => blocks.push(block),
+                Err(error) if error.is_shortage() && blocks.len() >= 2 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Ring::new(blocks, slot))
+    }
+
+    /// Memory for `size` bytes at once; where there is not so much, a ring.
+    ///
+    /// # Errors
+    /// As [`HostPool::ring`].
+    pub fn stage(self: &Arc<Self>, size: Bytes, slot: Bytes, slots: usize) -> Result<Staging> {
+        match self.take(size) {
+            Ok(block) => Ok(Staging::Whole(block)),
+            Err(error) if error.is_shortage() && slot < size => self.ring(slot, slots).map(Staging::Ring),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Unpins arenas that are free as a whole until at most `keep` is pinned, or none is left; waits for all work of all
+    /// devices, and so does nothing while a capture is open. Returns how much went.
+    pub fn trim(&self, keep: Bytes) -> Bytes {
+        let _growing = self.growth.lock();
+        if self.is_capturing() {
+            return Bytes::ZERO;
+        }
+        self.absorb();
+        let before = self.statistics().pinned;
+        while self.statistics().pinned > keep && self.unpin() {}
+        before.saturating_sub(self.statistics().pinned)
+    }
+
+    /// How it stands.
+    pub fn statistics(&self) -> HostStatistics {
+        self.absorb();
+        let core = self.core.lock();
+        let HostStatistics { pinned, retained, .. } = core.statistics;
+        let in_use = pinned.saturating_sub(core.free.total()).saturating_sub(retained);
+        HostStatistics { in_use, ..core.statistics }
+    }
+
+    fn give_back(&self, range: Arc<PinnedRange>) {
+        self.core.lock().returned.push(range);
+    }
+
+    fn count_retained(&self, size: Bytes, retained: bool) {
+        let total = &mut self.core.lock().statistics.retained;
+        *total = if retained { total.saturating_add(size) } else { total.saturating_sub(size) };
+    }
+
+    /// A free range that nothing touches any more.
+    fn hit(&self, size: Bytes) -> Result<Option<PinnedRange>> {
+        self.absorb();
+        let hit = {
+            let mut core = self.core.lock();
+            let passed = core.passed;
+            core.free.take(size, passed)
+        };
+        if hit.is_some() || !self.poll()? {
+            return Ok(hit);
+        }
+        let mut core = self.core.lock();
+        let passed = core.passed;
+        Ok(core.free.take(size, passed))
+    }
+
+    /// What was given back and has no span any more is free, once work that was enqueued before is done.
+    fn absorb(&self) {
+        let mut core = self.core.lock();
+        let returned = std::mem::take(&mut core.returned);
+        for range in returned {
+            match Arc::try_unwrap(range) {
+                Ok(range) => core.free.put(range, self.epochs.mark()),
+                Err(range) => core.returned.push(range),
+            }
+        }
+    }
+
+    fn over_budget(&self, wanted: Bytes) -> HostError {
+        let HostStatistics { budget, in_use, retained, .. } = self.statistics();
+        let largest = self.core.lock().free.largest();
+        HostError::OverBudget { wanted, budget, in_use, retained, largest }
+    }
+}

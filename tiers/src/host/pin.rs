@@ -1,0 +1,94 @@
+//! Memory made, touched and pinned.
+//!
+//! ```text
+//!  touch  ├── 1 ──┼── 2 ──┼── 3 ──┤           by several threads: the pages are there when they are pinned
+//!  pin            ├─── 1 ───┼─── 2 ───┼─── 3 ───┤     by one: the driver has a lock
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use glake_device::owned::{Epochs, Pages, PinnedRange, Registration};
+use glake_device::{DriverError, Verb};
+use glake_units::Bytes;
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use rustix::process::{Resource, getrlimit};
+
+use super::available::available;
+use super::{HostError, HostOptions, Result};
+
+/// What one thread touches at a time: a huge page.
+const HUGE: usize = 2 << 20;
+/// The size of a page where there are no huge ones.
+const SMALL: usize = 4 << 10;
+
+/// Pins memory of these sizes; each is handed to `done`, with the time since the one before, as soon as it is pinned.
+pub(super) fn pin(
+    epochs: &Arc<Epochs>,
+    options: &HostOptions,
+    sizes: &[Bytes],
+    mut done: impl FnMut(PinnedRange, Duration),
+) -> Result<()> {
+    let Some((first, others)) = sizes.split_first() else { return Ok(()) };
+    // For this call only: pinning is rare, and idle threads would be in the way of a fork.
+    let threads = threads(options.threads)?;
+    let mut begun = Instant::now();
+    let mut touched = threads.install(|| touched(options, *first))?;
+    for next in others.iter().copied().map(Some).chain([None]) {
+        let (pinned, following) = threads.join(
+            || registered(epochs, touched),
+            || next.map(|size| self::touched(options, size)).transpose(),
+        );
+        done(PinnedRange::whole(pinned?), begun.elapsed());
+        begun = Instant::now();
+        match following? {
+            Some(pages) => touched = pages,
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+fn threads(wanted: usize) -> Result<ThreadPool> {
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(wanted);
+    let named = builder.thread_name(|index| format!("glake-touch-{index}"));
+    named.build().map_err(|source| HostError::NoThreads { wanted, source })
+}
+
+/// Memory whose pages are there, on the nodes that it shall lie on.
+fn touched(options: &HostOptions, size: Bytes) -> Result<Pages> {
+    let spare = options.spare;
+    let has = available(Path::new("/"));
+    let exhausted = |available| HostError::Exhausted { wanted: size, available, spare };
+    if let Some(has) = has.filter(|has| has.checked_sub(spare).is_none_or(|free| free < size)) {
+        return Err(exhausted(has));
+    }
+    let mut pages = Pages::new(size, 0).map_err(|_| exhausted(has.unwrap_or(Bytes::ZERO)))?;
+    if options.nodes.len() > 1
+        && let Err(error) = pages.interleave(&options.nodes)
+    {
+        let nodes = &options.nodes;
+        tracing::warn!(target: "glake::host", ?nodes, %error, "pinned memory is not spread over NUMA nodes");
+    }
+    pages.as_mut_slice().par_chunks_mut(HUGE).for_each(|huge| {
+        for page in huge.chunks_mut(SMALL) {
+            page[0] = 0;
+        }
+    });
+    Ok(pages)
+}
+
+fn registered(epochs: &Arc<Epochs>, pages: Pages) -> Result<Registration> {
+    let wanted = pages.size();
+    Registration::new(epochs, pages).map_err(|source| match source {
+        DriverError::OutOfMemory { verb: Verb::HostRegister, .. }
+        | DriverError::Failed { verb: Verb::HostRegister, .. }
+        | DriverError::Os { verb: Verb::HostRegister, .. } => {
+            let memlock = getrlimit(Resource::Memlock).current.map(Bytes::new);
+            HostError::PinRefused { wanted, memlock, source }
+        }
+        other => HostError::Driver(other),
+    })
+}

@@ -1,0 +1,377 @@
+//! The host pool over the simulated device: real bytes, real refusals, nothing left behind.
+
+use std::time::Duration;
+
+use glake_device::owned::{self, Buffer, OwnedStream};
+use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_device::{
+    DeviceId, Driver, DriverError, Fault, Faults, Injected, PointerKind, Recorder, Touch, Verb, When,
+};
+use proptest::prelude::*;
+
+use super::*;
+
+const GPU: DeviceId = DeviceId(0);
+const ARENA: Bytes = Bytes::mib(4);
+const ONE: Bytes = Bytes::mib(1);
+
+struct Bed {
+    sim: Arc<Simulator>,
+    faults: Arc<Faults>,
+    recorder: Arc<Recorder>,
+    epochs: Arc<Epochs>,
+    pool: Arc<HostPool>,
+}
+
+fn bed(budget: Bytes) -> Bed {
+    let topology = SimTopology::uniform(2, Bytes::mib(64));
+    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+    let faults = Arc::new(Faults::new(sim.clone()));
+    let recorder = Arc::new(Recorder::measured(faults.clone()));
+    let epochs = Epochs::new(recorder.clone());
+    let options =
+        HostOptions { budget, arena: ARENA, spare: Bytes::ZERO, threads: 2, ..HostOptions::default() };
+    let pool = HostPool::new(&epochs, options).unwrap();
+    Bed { sim, faults, recorder, epochs, pool }
+}
+
+impl Bed {
+    fn take(&self, size: Bytes) -> HostBlock {
+        self.pool.take(size).unwrap()
+    }
+
+    fn pins(&self) -> u64 {
+        self.recorder.counters().of(Verb::HostRegister).calls
+    }
+
+    /// A kernel that fills a block after a millisecond.
+    fn fill_slowly(&self, stream: &OwnedStream, block: &HostBlock, byte: u8) {
+        let span = block.span(Bytes::ZERO, block.size()).unwrap();
+        let bytes = vec![byte; usize::try_from(span.size().get()).unwrap()];
+        let writes = [Touch { address: span.start(), size: span.size() }];
+        let to = span.start();
+        let work = move |memory: &mut dyn glake_device::KernelMemory| memory.write(to, &bytes).unwrap();
+        let time = Duration::from_millis(1);
+        self.sim.enqueue_kernel(GPU, stream.id(), &[], &writes, time, work).unwrap();
+    }
+
+    /// Nothing is pinned, nothing is held.
+    fn end(self) {
+        let Bed { sim, recorder, epochs, pool, .. } = self;
+        let statistics = pool.statistics();
+        assert_eq!((statistics.in_use, statistics.retained), (Bytes::ZERO, Bytes::ZERO));
+        drop((pool, epochs));
+        assert_eq!(sim.census(), Census::default());
+        let (pinned, unpinned) = (Verb::HostRegister, Verb::HostUnregister);
+        let done = |verb| recorder.counters().of(verb).calls - recorder.counters().of(verb).failures;
+        assert_eq!(done(pinned), done(unpinned));
+    }
+}
+
+fn all(bytes: &[u8], byte: u8) -> bool {
+    bytes.iter().all(|found| *found == byte)
+}
+
+#[test]
+fn bytes_go_to_a_gpu_and_back_through_blocks() {
+    let bed = bed(Bytes::MAX);
+    let driver: Arc<dyn Driver> = bed.recorder.clone();
+    let buffer = Arc::new(Buffer::new(&bed.epochs, GPU, Bytes::mib(3), DeviceSet::EMPTY).unwrap());
+    let stream = OwnedStream::new(&driver, GPU).unwrap();
+    let (mut from, to) = (bed.take(Bytes::mib(3)), bed.take(Bytes::new((3 << 20) - 1)));
+    assert_eq!(driver.pointer_attributes(from.start()).unwrap(), PointerKind::Pinned);
+    for (at, byte) in (0_u32..).zip(from.as_mut_slice().unwrap()) {
+        *byte = at.wrapping_mul(2_654_435_761).to_be_bytes()[0];
+    }
+    let size = to.size();
+    let on_gpu = buffer.span(Bytes::ZERO, size).unwrap();
+    owned::copy(&*driver, GPU, stream.id(), &on_gpu, &from.span(Bytes::ZERO, size).unwrap()).unwrap();
+    owned::copy(&*driver, GPU, stream.id(), &to.span(Bytes::ZERO, size).unwrap(), &on_gpu).unwrap();
+    stream.synchronize().unwrap();
+    assert!(to.as_slice() == &from.as_slice()[..to.as_slice().len()] && !all(to.as_slice(), 0));
+    assert!(to.span(Bytes::ZERO, Bytes::mib(3)).is_none(), "past its end");
+    drop((from, to, on_gpu, buffer, stream));
+    bed.end();
+}
+
+#[test]
+fn memory_is_pinned_once() {
+    let bed = bed(Bytes::MAX);
+    for _ in 0..3 {
+        let blocks: Vec<HostBlock> = (0..8).map(|_| bed.take(ONE)).collect();
+        assert_eq!(bed.pool.statistics().in_use, Bytes::mib(8));
+        drop(blocks);
+    }
+    assert_eq!((bed.pins(), bed.pool.statistics().pins), (2, 2));
+    let larger = bed.take(Bytes::mib(6));
+    assert_eq!(bed.pool.statistics().pinned, Bytes::mib(14));
+    drop(larger);
+    let went = bed.pool.trim(Bytes::mib(10));
+    assert!([4, 6].map(Bytes::mib).contains(&went), "one arena is enough: {went}");
+    assert_eq!(bed.pool.trim(Bytes::ZERO), Bytes::mib(14).saturating_sub(went));
+    assert_eq!(bed.pool.statistics().pinned, Bytes::ZERO);
+    assert!(bed.pool.statistics().pinning > Duration::ZERO);
+    bed.end();
+}
+
+#[test]
+fn what_was_prepared_is_not_pinned_again() {
+    let bed = bed(Bytes::mib(32));
+    bed.pool.prepare(Bytes::mib(10)).unwrap();
+    assert_eq!((bed.pins(), bed.pool.statistics().pinned), (3, Bytes::mib(10)));
+    bed.pool.prepare(Bytes::mib(9)).unwrap();
+    let blocks = [4, 4, 2].map(|mib| bed.take(Bytes::mib(mib)));
+    assert_eq!(bed.pins(), 3);
+    let refused = bed.pool.prepare(Bytes::mib(23)).unwrap_err();
+    assert!(matches!(refused, HostError::OverBudget { .. }), "{refused}");
+    bed.pool.prepare(Bytes::mib(22)).unwrap();
+    assert_eq!(bed.pool.statistics().pinned, Bytes::mib(32));
+    drop(blocks);
+    bed.end();
+}
+
+#[test]
+fn memory_that_work_still_touches_is_not_handed_out() {
+    let bed = bed(Bytes::mib(8));
+    let driver: Arc<dyn Driver> = bed.recorder.clone();
+    let stream = OwnedStream::new(&driver, GPU).unwrap();
+    let block = bed.take(ARENA);
+    let (start, begin) = (block.start(), bed.sim.now());
+    bed.fill_slowly(&stream, &block, 7);
+    drop(block);
+    let other = bed.take(ARENA);
+    assert!(other.start() != start && bed.sim.now() == begin, "there is other memory: nothing is waited for");
+    let mut again = bed.take(ARENA);
+    assert!(again.start() == start && bed.sim.now() >= begin + Duration::from_millis(1));
+    assert!(all(again.as_slice(), 7));
+    again.as_mut_slice().unwrap().fill(8);
+    stream.synchronize().unwrap();
+    assert!(all(again.as_slice(), 8));
+    drop((other, again, stream));
+    bed.end();
+}
+
+#[test]
+fn spans_keep_memory_from_being_handed_out() {
+    let bed = bed(ARENA);
+    let mut block = bed.take(ARENA);
+    let span = block.span(ONE, ONE).unwrap();
+    assert!(block.as_mut_slice().is_none());
+    drop(block);
+    assert_eq!(bed.pool.statistics().in_use, ARENA);
+    assert!(bed.pool.take(ONE).unwrap_err().is_shortage());
+    drop(span);
+    drop(bed.take(ARENA));
+    assert_eq!(bed.pins(), 1);
+    bed.end();
+}
+
+#[test]
+fn a_capture_is_not_broken() {
+    let bed = bed(ARENA);
+    drop(bed.take(ARENA));
+    let hold = bed.epochs.hold();
+    assert!(matches!(bed.pool.take(ARENA), Err(HostError::OverBudget { .. })));
+    drop(hold);
+    drop(bed.take(ARENA));
+    bed.end();
+}
+
+#[test]
+fn small_pieces_make_room_for_a_large_one() {
+    let bed = bed(Bytes::mib(8));
+    let blocks = [bed.take(ARENA), bed.take(ARENA)];
+    let refused = bed.pool.take(Bytes::mib(8)).unwrap_err();
+    assert!(refused.is_shortage());
+    drop(blocks);
+    let large = bed.take(Bytes::mib(8));
+    assert_eq!((bed.pins(), bed.pool.statistics().pinned), (3, Bytes::mib(8)));
+    drop(large);
+    bed.end();
+}
+
+#[test]
+fn retained_copies_count_against_the_budget_and_are_told_apart() {
+    let bed = bed(Bytes::mib(8));
+    let mut copy = bed.take(Bytes::mib(5));
+    copy.set_retained(true);
+    copy.set_retained(true);
+    let block = bed.take(ONE);
+    let statistics = bed.pool.statistics();
+    assert_eq!((statistics.retained, statistics.in_use), (Bytes::mib(5), ONE));
+    match bed.pool.take(Bytes::mib(4)).unwrap_err() {
+        error @ HostError::OverBudget { wanted, budget, in_use, retained, .. } => {
+            assert_eq!([wanted, budget, in_use, retained], [4, 8, 1, 5].map(Bytes::mib));
+            let text = error.to_string();
+            assert!(text.contains("drop retained copies") && text.contains("5.00 MiB"), "{text}");
+        }
+        other => panic!("{other}"),
+    }
+    drop((copy, block));
+    drop(bed.take(Bytes::mib(8)));
+    bed.end();
+}
+
+#[test]
+fn a_host_that_has_not_so_much_is_asked_for_nothing() {
+    let bed = bed(Bytes::MAX);
+    let error = bed.pool.take(Bytes::gib(1 << 20)).unwrap_err();
+    assert!(matches!(error, HostError::Exhausted { wanted, .. } if wanted == Bytes::gib(1 << 20)), "{error}");
+    assert!(bed.pool.take(Bytes::MAX).unwrap_err().is_shortage());
+    assert_eq!(bed.pool.statistics().pinned, Bytes::ZERO);
+    drop(bed.take(ONE));
+    bed.end();
+}
+
+#[test]
+fn a_driver_that_does_not_pin_leaves_the_pool_as_it_was() {
+    let bed = bed(Bytes::mib(32));
+    let fail = |when, error| Fault { verb: Some(Verb::HostRegister), when, error };
+    bed.faults.set(&[fail(When::Nth(2), Injected::Failed(304))]);
+    let refused = bed.pool.prepare(Bytes::mib(12)).unwrap_err();
+    assert!(matches!(refused, HostError::PinRefused { .. }), "{refused}");
+    assert!(refused.to_string().contains("RLIMIT_MEMLOCK"), "{refused}");
+    assert_eq!(bed.pool.statistics().pinned, ARENA, "what was pinned before stays");
+    bed.faults.set(&[fail(When::From(1), Injected::OutOfMemory)]);
+    drop(bed.take(ARENA));
+    assert!(bed.pool.take(Bytes::mib(8)).unwrap_err().is_shortage());
+    bed.faults.set(&[fail(When::Nth(1), Injected::Sticky(700))]);
+    let lost = bed.pool.take(Bytes::mib(8)).unwrap_err();
+    assert!(matches!(lost, HostError::Driver(DriverError::Sticky { code: 700, .. })), "{lost}");
+    bed.faults.set(&[]);
+    drop(bed.take(Bytes::mib(8)));
+    bed.end();
+}
+
+/// More bytes than the budget go from GPU memory through the slots of a ring.
+#[test]
+fn a_ring_streams_what_is_larger_than_the_budget() {
+    let bed = bed(ARENA);
+    let driver: Arc<dyn Driver> = bed.recorder.clone();
+    let whole = bed.pool.stage(Bytes::mib(3), ONE, 2).unwrap();
+    assert!(matches!(whole, Staging::Whole(_)));
+    drop(whole);
+    let Staging::Ring(ring) = bed.pool.stage(Bytes::mib(12), ONE, 3).unwrap() else {
+        panic!("it fits nowhere")
+    };
+    assert_eq!((ring.slots(), ring.slot()), (3, ONE));
+    let buffer = Arc::new(Buffer::new(&bed.epochs, GPU, Bytes::mib(12), DeviceSet::EMPTY).unwrap());
+    let ours: Vec<u8> = (0..12_usize << 20).map(|at| (at / 4099 * 31 % 251).to_le_bytes()[0]).collect();
+    buffer.write(Bytes::ZERO, &ours).unwrap();
+    let stream = OwnedStream::new(&driver, GPU).unwrap();
+    let mut theirs = Vec::new();
+    for part in 0..12 {
+        let slot = ring.next();
+        let (to, from) = (slot.span(Bytes::ZERO, ONE), buffer.span(Bytes::mib(part), ONE));
+        owned::copy(&*driver, GPU, stream.id(), &to.unwrap(), &from.unwrap()).unwrap();
+        stream.synchronize().unwrap();
+        theirs.extend_from_slice(slot.as_slice());
+    }
+    assert!(ours == theirs);
+    let held = [ring.next(), ring.next(), ring.next()];
+    assert!(ring.try_next().is_none());
+    let waiting = std::thread::spawn({
+        let ring = ring.clone();
+        move || drop(ring.next())
+    });
+    drop(held);
+    waiting.join().unwrap();
+    let fewer = bed.pool.ring(Bytes::kib(512), 9).unwrap();
+    assert_eq!(fewer.slots(), 2, "the other ring has the rest");
+    assert!(bed.pool.ring(Bytes::kib(512), 2).unwrap_err().is_shortage(), "one slot is no ring");
+    drop((ring, fewer, buffer, stream));
+    bed.end();
+}
+
+#[test]
+fn threads_never_have_the_same_memory() {
+    let bed = bed(Bytes::mib(12));
+    std::thread::scope(|scope| {
+        for byte in 1..=6_u8 {
+            let pool = &bed.pool;
+            scope.spawn(move || {
+                for turn in 0..40_u64 {
+                    let size = Bytes::kib(256 * (1 + turn % 5));
+                    let Ok(mut block) = pool.take(size) else { continue };
+                    block.as_mut_slice().unwrap().fill(byte);
+                    std::thread::yield_now();
+                    assert!(all(block.as_slice(), byte));
+                }
+            });
+        }
+    });
+    assert!(bed.pool.statistics().pinned <= Bytes::mib(12));
+    bed.end();
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Take(u64),
+    Drop(usize),
+    Retain(usize, bool),
+    Prepare(u64),
+    Trim(u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        6 => (1..6000_u64).prop_map(Act::Take),
+        5 => (0..16_usize).prop_map(Act::Drop),
+        1 => (0..16_usize, any::<bool>()).prop_map(|(which, retained)| Act::Retain(which, retained)),
+        1 => (0..9000_u64).prop_map(Act::Prepare),
+        1 => (0..17_u64).prop_map(Act::Trim),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Against a model that is a list of blocks with a byte each.
+    #[test]
+    fn blocks_keep_their_bytes_and_the_budget_holds(acts in prop::collection::vec(act(), 1..60)) {
+        let budget = Bytes::mib(16);
+        let bed = bed(budget);
+        let mut model: Vec<(HostBlock, u8)> = Vec::new();
+        for (act, byte) in acts.into_iter().zip(1..) {
+            let taken: u64 = model.iter().map(|(block, _)| block.size().align_up(PAGE).unwrap().get()).sum();
+            match act {
+                Act::Take(kib) => match bed.pool.take(Bytes::kib(kib)) {
+                    Ok(mut block) => {
+                        prop_assert_eq!(block.size(), Bytes::kib(kib));
+                        block.as_mut_slice().unwrap().fill(byte);
+                        model.push((block, byte));
+                    }
+                    Err(error) => {
+                        prop_assert!(matches!(error, HostError::OverBudget { .. }), "{}", error);
+                        prop_assert!(!model.is_empty(), "{} of {} was refused", kib, budget);
+                    }
+                },
+                Act::Drop(which) if which < model.len() => {
+                    let (block, byte) = model.swap_remove(which);
+                    prop_assert!(all(block.as_slice(), byte));
+                }
+                Act::Retain(which, retained) if which < model.len() => model[which].0.set_retained(retained),
+                Act::Prepare(kib) => {
+                    let answer = bed.pool.prepare(Bytes::kib(kib));
+                    prop_assert!(answer.is_ok() || taken > 0);
+                }
+                Act::Trim(mib) => {
+                    bed.pool.trim(Bytes::mib(mib));
+                    let pinned = bed.pool.statistics().pinned;
+                    prop_assert!(!model.is_empty() || pinned <= Bytes::mib(mib));
+                }
+                _ => {}
+            }
+            let of = |retained| {
+                let blocks = model.iter().filter(|(block, _)| block.is_retained() == retained);
+                Bytes::new(blocks.map(|(block, _)| block.size().align_up(PAGE).unwrap().get()).sum())
+            };
+            let statistics = bed.pool.statistics();
+            prop_assert_eq!((statistics.in_use, statistics.retained), (of(false), of(true)));
+            prop_assert!(statistics.pinned <= budget);
+        }
+        prop_assert!(model.iter().all(|(block, byte)| all(block.as_slice(), *byte)));
+        drop(model);
+        bed.end();
+    }
+}
