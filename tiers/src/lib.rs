@@ -1,4 +1,4 @@
-//! Where bytes live: the memory of GPUs as pools over the driver, pinned memory of the host.
+//! Where bytes live: the memory of GPUs as pools over the driver, pinned memory of the host, files.
 //!
 //! ```text
 //! ffi ─► runtime ─► transfer ─► glake-tiers ─► glake-device     what a plan's steps are done with
@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`GpuPool`] | executes the plans of the pure core: reserve, execute, commit or abort | blocks at addresses |
 //! | [`HostPool`] | pinned once, used again, under a budget | [`HostBlock`]; a [`Ring`] where there is not so much |
+//! | [`FileTier`] | whole or not there, every page checked | [`SealedFile`] |
 //!
 //! Which of them has an extent's bytes, and which copy counts, is data: [`Place`], [`Residency`].
 //!
@@ -31,12 +32,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod file;
 mod host;
 mod import;
 mod place;
 mod pool;
 mod ticker;
 
+pub use file::{
+    Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile, SealedMap,
+};
 pub use host::{
     HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging, nodes_of,
 };

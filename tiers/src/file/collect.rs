@@ -1,0 +1,123 @@
+//! The directory, and what processes leave in it that are gone.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::owner::{Kind, Owner};
+use super::{FileError, FileStep, Result};
+
+/// What was removed of processes that are gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Files with bytes in them.
+    pub files: u64,
+    /// How long they were.
+    pub bytes: Bytes,
+}
+
+pub(super) fn failed(step: FileStep, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    move |source| FileError::Io { step, path: path.to_path_buf(), source }
+}
+
+/// A directory that nobody else may write to.
+pub(super) fn directory(path: &Path) -> Result<File> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(failed(FileStep::Open, path))?;
+    let file = File::open(path).map_err(failed(FileStep::Open, path))?;
+    let found = file.metadata().map_err(failed(FileStep::Open, path))?;
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    if owner != rustix::process::geteuid().as_raw() || mode & 0o022 != 0 {
+        return Err(FileError::OpenDirectory { path: path.to_path_buf(), owner, mode });
+    }
+    Ok(file)
+}
+
+/// How often a lock that is held is asked for again: a collector elsewhere holds it for a moment. About 100 ms.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Locks the file that says that a process lives.
+pub(super) fn lock(directory: &Path, owner: Owner) -> Result<File> {
+    let path = directory.join(owner.name(Kind::Lock));
+    for _ in 0..ATTEMPTS {
+        let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = options.map_err(failed(FileStep::Open, &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Err(TryLockError::Error(source)) => return Err(failed(FileStep::Lock, &path)(source)),
+        }
+        // A collector may have removed it before it was locked.
+        let ours = file.metadata().map_err(failed(FileStep::Lock, &path))?.ino();
+        if fs::metadata(&path).is_ok_and(|found| found.ino() == ours) {
+            return Ok(file);
+        }
+    }
+    Err(FileError::InUse { path: directory.to_path_buf() })
+}
+
+/// Removes what is left of other processes; and of this one, where all of it is from before.
+pub(super) fn collect(directory: &Path, this: Owner, leftovers: bool) -> Result<Collected> {
+    let mut owners: BTreeMap<Owner, Vec<PathBuf>> = BTreeMap::new();
+    for entry in fs::read_dir(directory).map_err(failed(FileStep::List, directory))? {
+        let name = entry.map_err(failed(FileStep::List, directory))?.file_name();
+        if let Some((owner, kind)) = name.to_str().and_then(Owner::parse) {
+            let files = owners.entry(owner).or_default();
+            if kind != Kind::Lock {
+                files.push(directory.join(&name));
+            }
+        }
+    }
+    let mut collected = Collected::default();
+    for (owner, files) in owners {
+        if owner == this {
+            let files = if leftovers { files } else { Vec::new() };
+            remove(&files, &mut collected)?;
+        } else if !owner.is_seen() {
+            let path = directory.join(owner.name(Kind::Lock));
+            // Held until the lock's own name is gone.
+            let Some(_lock) = try_lock(&path)? else { continue };
+            remove(&files, &mut collected)?;
+            remove(&[path], &mut Collected::default())?;
+        }
+    }
+    Ok(collected)
+}
+
+/// The lock of a process that may be gone; `None` where it lives. A lock that is not there is nobody's.
+fn try_lock(path: &Path) -> Result<Option<Option<File>>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(None)),
+        Err(source) => return Err(failed(FileStep::Lock, path)(source)),
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(Some(Some(file))),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(source)) => Err(failed(FileStep::Lock, path)(source)),
+    }
+}
+
+fn remove(files: &[PathBuf], collected: &mut Collected) -> Result<()> {
+    for path in files {
+        let size = fs::metadata(path).map_or(0, |found| found.len());
+        match fs::remove_file(path) {
+            Ok(()) => {
+                collected.files += 1;
+                collected.bytes = collected.bytes.saturating_add(Bytes::new(size));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(failed(FileStep::Remove, path)(source)),
+        }
+    }
+    Ok(())
+}

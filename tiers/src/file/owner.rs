@@ -1,0 +1,120 @@
+//! Whose a file is.
+//!
+//! ```text
+//!  glake-<pid>-<start>.owner               locked by the process while it lives
+//!  glake-<pid>-<start>-<number>.part       being written
+//!  glake-<pid>-<start>-<number>.extent     sealed
+//! ```
+//!
+//! Invariant: an owner is gone when no process has its number and start time *and* its lock can be had. The time tells a
+//! process from a later one of the same number; the lock tells of processes that this one cannot see, in another container
+//! with the same directory.
+
+use std::fs;
+use std::io;
+
+/// A process, and no later one of its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Owner {
+    pid: u32,
+    /// In ticks since the machine started.
+    start: u64,
+}
+
+/// What a file in the directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Lock,
+    Draft(u64),
+    Sealed(u64),
+}
+
+impl Owner {
+    /// This process.
+    pub(super) fn this() -> io::Result<Owner> {
+        let pid = std::process::id();
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let (_, start) = parse_stat(&stat).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Owner { pid, start })
+    }
+
+    /// Whether the process lives, as far as this one can see.
+    pub(super) fn is_seen(self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        stat.is_ok_and(|stat| parse_stat(&stat).is_some_and(|(ended, start)| !ended && start == self.start))
+    }
+
+    /// What a file of this process is called.
+    pub(super) fn name(self, kind: Kind) -> String {
+        let Owner { pid, start } = self;
+        match kind {
+            Kind::Lock => format!("glake-{pid}-{start}.owner"),
+            Kind::Draft(number) => format!("glake-{pid}-{start}-{number}.part"),
+            Kind::Sealed(number) => format!("glake-{pid}-{start}-{number}.extent"),
+        }
+    }
+
+    /// Whose file this is; `None` where it is not of a tier.
+    pub(super) fn parse(name: &str) -> Option<(Owner, Kind)> {
+        let (stem, extension) = name.strip_prefix("glake-")?.rsplit_once('.')?;
+        let mut fields = stem.split('-').map(|field| field.parse::<u64>().ok());
+        let (pid, start) = (u32::try_from(fields.next()??).ok()?, fields.next()??);
+        let kind = match (fields.next(), extension) {
+            (None, "owner") => Kind::Lock,
+            (Some(Some(number)), "part") => Kind::Draft(number),
+            (Some(Some(number)), "extent") => Kind::Sealed(number),
+            _ => return None,
+        };
+        let owner = Owner { pid, start };
+        (owner.name(kind) == name).then_some((owner, kind))
+    }
+}
+
+/// Whether a process has ended and waits for its parent, and when it started: fields 3 and 22 of proc_pid_stat(5), after a name
+/// that may hold anything.
+fn parse_stat(stat: &str) -> Option<(bool, u64)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    let start = fields.nth(18)?.parse().ok()?;
+    Some((matches!(state, "Z" | "X"), start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_and_nothing_else_does() {
+        let owner = Owner { pid: 7, start: 99 };
+        for kind in [Kind::Lock, Kind::Draft(0), Kind::Sealed(12)] {
+            assert_eq!(Owner::parse(&owner.name(kind)), Some((owner, kind)));
+        }
+        let others = [
+            "glake-7-99",
+            "glake-7-99.part",
+            "glake-7-99-1.owner",
+            "glake-7-99-1-2.part",
+            "glake-07-99.owner",
+            "glake-7--1.owner",
+            "glake-x-99.owner",
+            "glake-4294967296-1.owner",
+            "other-7-99.owner",
+            "glake-7-99-1.txt",
+        ];
+        for other in others {
+            assert_eq!(Owner::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_told_from_a_later_one_of_its_number() {
+        let this = Owner::this().unwrap();
+        assert!(this.is_seen());
+        assert!(!Owner { start: this.start + 1, ..this }.is_seen());
+        assert!(!Owner { pid: u32::MAX, ..this }.is_seen());
+        let stat = "9 (a) Z 7 (b)) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
+        assert_eq!(parse_stat(stat), Some((false, 4242)));
+        assert_eq!(parse_stat(&stat.replace(") S", ") Z")), Some((true, 4242)));
+        assert_eq!(parse_stat("9 (short) S 1"), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! A file that is whole.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use glake_device::owned::FileMap;
+use glake_units::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::entry::Entry;
+use super::layout::{self, FIELDS, HEADER, PAGE, PAGE_LENGTH};
+use super::{FileError, FileStep, Flaw, Result};
+
+/// Bytes in a file, every page with a checksum. Dropping it removes the file.
+#[derive(Debug)]
+pub struct SealedFile {
+    /// Before the name: it is of no use without.
+    contents: Contents,
+    _entry: Entry,
+}
+
+/// A sealed file's bytes, mapped. An error of the disk ends the process here; [`SealedFile::read`] reports it.
+#[derive(Debug)]
+pub struct SealedMap<'a> {
+    file: &'a SealedFile,
+    map: FileMap,
+}
+
+/// What is in a file that was sealed.
+#[derive(Debug)]
+pub(super) struct Contents {
+    path: PathBuf,
+    file: File,
+    length: Bytes,
+    /// A checksum a page.
+    table: Vec<u64>,
+}
+
+impl SealedFile {
+    pub(super) fn new(entry: Entry) -> Result<Self> {
+        Ok(SealedFile { contents: Contents::open(entry.path())?, _entry: entry })
+    }
+
+    /// How much was written.
+    pub fn length(&self) -> Bytes {
+        self.contents.length
+    }
+
+    /// Its name.
+    pub fn path(&self) -> &Path {
+        &self.contents.path
+    }
+
+    /// Reads bytes and checks them: whole pages from one on, the last of which may be the file's shorter one.
+    ///
+    /// # Errors
+    /// [`FileError::Damaged`] names the first page that is; [`FileError::NoSuchRange`]; [`FileError::Io`].
+    pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
+        self.contents.read(offset, into)
+    }
+
+    /// Maps it, for readers on the host.
+    ///
+    /// # Errors
+    /// [`FileError::Io`], also where the file system cannot say that nobody has it open for writing.
+    pub fn map(&self) -> Result<SealedMap<'_>> {
+        let map = FileMap::new(&self.contents.file);
+        let map = map.map_err(|source| self.contents.failed(FileStep::Map, source))?;
+        Ok(SealedMap { file: self, map })
+    }
+}
+
+impl SealedMap<'_> {
+    /// A page's bytes, checked.
+    ///
+    /// # Errors
+    /// [`FileError::Damaged`]; [`FileError::NoSuchRange`] past its end.
+    pub fn page(&self, page: u64) -> Result<&[u8]> {
+        let contents = &self.file.contents;
+        let offset = Bytes::new(page.saturating_mul(PAGE.get()));
+        let size = contents.length.saturating_sub(offset).min(PAGE);
+        let start = usize::try_from(HEADER.saturating_add(offset.get())).unwrap_or(usize::MAX);
+        let end = usize::try_from(size.get()).unwrap_or(usize::MAX).saturating_add(start);
+        let bytes = self.map.as_slice().get(start..end).filter(|bytes| !bytes.is_empty());
+        let bytes = bytes.ok_or_else(|| contents.no_such(offset, size))?;
+        contents.check(page, bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl Contents {
+    /// A file that is whole as far as its header and its table say.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let not_whole = |flaw| FileError::NotWhole { path: path.to_path_buf(), flaw };
+        let failed = |step| move |source| FileError::Io { step, path: path.to_path_buf(), source };
+        let file = File::open(path).map_err(failed(FileStep::Open))?;
+        let size = file.metadata().map_err(failed(FileStep::Open))?.len();
+        let mut header = [0; FIELDS];
+        read_exact(&file, &mut header, 0)
+            .map_err(failed(FileStep::Read))?
+            .ok_or_else(|| not_whole(Flaw::Header))?;
+        let (length, checksum) = layout::parse(&header).ok_or_else(|| not_whole(Flaw::Header))?;
+        if layout::file_size(length) != Some(size) {
+            return Err(not_whole(Flaw::Length));
+        }
+        // The file is longer than its table.
+        let mut table = vec![0; usize::try_from(layout::pages(length) * 8).unwrap_or(0)];
+        let read = read_exact(&file, &mut table, HEADER + length.get()).map_err(failed(FileStep::Read))?;
+        read.filter(|()| xxh3_64(&table) == checksum).ok_or_else(|| not_whole(Flaw::Table))?;
+        let numbers = table.chunks_exact(8).filter_map(|number| number.try_into().ok());
+        let table = numbers.map(u64::from_le_bytes).collect();
+        Ok(Contents { path: path.to_path_buf(), file, length, table })
+    }
+
+    pub(super) fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
+        let size = Bytes::new(into.len() as u64);
+        let end = offset.checked_add(size).filter(|end| *end <= self.length);
+        let whole =
+            offset.is_aligned(PAGE) && end.is_some_and(|end| end == self.length || end.is_aligned(PAGE));
+        if !whole {
+            return Err(self.no_such(offset, size));
+        }
+        for (page, bytes) in (offset.get() / PAGE.get()..).zip(into.chunks_mut(PAGE_LENGTH)) {
+            let read = read_exact(&self.file, bytes, HEADER + page * PAGE.get());
+            let read = read.map_err(|source| self.failed(FileStep::Read, source))?;
+            read.ok_or_else(|| FileError::NotWhole { path: self.path.clone(), flaw: Flaw::Length })?;
+            self.check(page, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, page: u64, bytes: &[u8]) -> Result<()> {
+        let written = usize::try_from(page).ok().and_then(|page| self.table.get(page));
+        if written == Some(&layout::checksum(page, bytes)) {
+            return Ok(());
+        }
+        let (path, pages, offset) = (self.path.clone(), self.table.len() as u64, page * PAGE.get());
+        Err(FileError::Damaged { path, page, pages, offset, end: offset + bytes.len() as u64 })
+    }
+
+    fn no_such(&self, offset: Bytes, size: Bytes) -> FileError {
+        FileError::NoSuchRange { offset: offset.get(), size, length: self.length }
+    }
+
+    fn failed(&self, step: FileStep, source: io::Error) -> FileError {
+        FileError::Io { step, path: self.path.clone(), source }
+    }
+}
+
+/// `None` where the file ends before.
+fn read_exact(file: &File, into: &mut [u8], offset: u64) -> io::Result<Option<()>> {
+    match file.read_exact_at(into, offset) {
+        Ok(()) => Ok(Some(())),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,235 @@
+//! The file tier over real files.
+
+mod full;
+mod kill;
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::layout::HEADER;
+use super::sealed::Contents;
+use super::*;
+
+fn tier() -> (TempDir, FileTier) {
+    let root = tempfile::tempdir().unwrap();
+    let tier = FileTier::open(&root.path().join("extents")).unwrap();
+    (root, tier)
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at / 3 * 31 % 251).to_le_bytes()[0]).collect()
+}
+
+fn sealed(tier: &FileTier, bytes: &[u8]) -> SealedFile {
+    let mut draft = tier.create(Bytes::new(bytes.len() as u64)).unwrap();
+    draft.write(bytes).unwrap();
+    draft.seal().unwrap()
+}
+
+fn names(tier: &FileTier) -> Vec<String> {
+    let entries = fs::read_dir(tier.path()).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Changes a byte behind the tier's back.
+fn flip(path: &Path, at: u64) {
+    fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o400)).unwrap();
+}
+
+#[test]
+fn what_is_dropped_is_gone() {
+    let (_root, tier) = tier();
+    let mut draft = tier.create(Bytes::mib(3)).unwrap();
+    draft.write(&bytes(5000)).unwrap();
+    let file = sealed(&tier, &bytes(100));
+    assert_eq!(tier.statistics(), FileStatistics { files: 2, bytes: Bytes::new((3 << 20) + 100) });
+    assert_eq!(names(&tier).len(), 3);
+    drop((draft, file));
+    assert_eq!(tier.statistics(), FileStatistics::default());
+    assert_eq!(names(&tier).len(), 1, "the lock");
+    let path = tier.path().to_path_buf();
+    drop(tier);
+    assert_eq!(fs::read_dir(path).unwrap().count(), 0);
+}
+
+#[test]
+fn space_is_there_before_the_first_byte() {
+    let (_root, tier) = tier();
+    let draft = tier.create(Bytes::mib(3)).unwrap();
+    let name = names(&tier).into_iter().find(|name| name.ends_with(".part")).unwrap();
+    let found = fs::metadata(tier.path().join(name)).unwrap();
+    assert!(std::os::unix::fs::MetadataExt::blocks(&found) * 512 >= 3 << 20);
+    assert_eq!((draft.written(), draft.length()), (Bytes::ZERO, Bytes::mib(3)));
+}
+
+#[test]
+fn only_whole_pages_are_read_and_only_whole_files_sealed() {
+    let (_root, tier) = tier();
+    let ours = bytes((2 << 20) + 7);
+    let mut draft = tier.create(Bytes::new(ours.len() as u64)).unwrap();
+    let refused =
+        |answer: Result<()>| assert!(matches!(answer, Err(FileError::NoSuchRange { .. })), "{answer:?}");
+    refused(draft.write(&vec![0; ours.len() + 1]));
+    draft.write(&ours[1..]).unwrap();
+    refused(draft.write(&[0; 2]));
+    refused(draft.seal().map(drop));
+    assert_eq!(tier.statistics(), FileStatistics::default());
+    let file = sealed(&tier, &ours);
+    let mut page = vec![0; 1 << 20];
+    refused(file.read(Bytes::new(1), &mut page));
+    refused(file.read(Bytes::ZERO, &mut page[1..]));
+    refused(file.read(Bytes::mib(2), &mut page));
+    refused(file.read(Bytes::MAX, &mut page));
+    file.read(Bytes::mib(1), &mut page).unwrap();
+    assert!(page == ours[1 << 20..2 << 20]);
+    file.read(Bytes::mib(2), &mut page[..7]).unwrap();
+    assert!(page[..7] == ours[2 << 20..]);
+    file.read(Bytes::mib(2), &mut []).unwrap();
+    let empty = sealed(&tier, &[]);
+    empty.read(Bytes::ZERO, &mut []).unwrap();
+}
+
+#[test]
+fn a_flipped_byte_is_found_with_its_page() {
+    let (_root, tier) = tier();
+    let ours = bytes((3 << 20) + 9);
+    for (at, page) in [(0, 0), ((1 << 20) - 1, 0), (1 << 20, 1), ((3 << 20) + 8, 3)] {
+        let file = sealed(&tier, &ours);
+        flip(file.path(), HEADER + at);
+        let mut theirs = vec![0; ours.len()];
+        match file.read(Bytes::ZERO, &mut theirs).unwrap_err() {
+            error @ FileError::Damaged { page: found, pages: 4, .. } => {
+                assert_eq!(found, page);
+                assert!(error.to_string().contains(&format!("page {page} of 4 is damaged")), "{error}");
+            }
+            other => panic!("{other}"),
+        }
+        let good = (page + 1) % 4;
+        let size = if good == 3 { 9 } else { 1 << 20 };
+        file.read(Bytes::mib(good), &mut theirs[..size]).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_is_not_whole_is_not_opened() {
+    let (_root, tier) = tier();
+    let ours = bytes((1 << 20) + 9);
+    let table = HEADER + ours.len() as u64;
+    let flaw = |path: &Path| match Contents::open(path) {
+        Err(FileError::NotWhole { flaw, .. }) => flaw,
+        other => panic!("{other:?}"),
+    };
+    for (at, expected) in
+        [(0, Flaw::Header), (9, Flaw::Header), (39, Flaw::Header), (table + 15, Flaw::Table)]
+    {
+        let file = sealed(&tier, &ours);
+        flip(file.path(), at);
+        assert_eq!(flaw(file.path()), expected, "{at}");
+    }
+    for (length, expected) in
+        [(0, Flaw::Header), (39, Flaw::Header), (4096, Flaw::Length), (table, Flaw::Length)]
+    {
+        let file = sealed(&tier, &ours);
+        fs::set_permissions(file.path(), Permissions::from_mode(0o600)).unwrap();
+        OpenOptions::new().write(true).open(file.path()).unwrap().set_len(length).unwrap();
+        assert_eq!(flaw(file.path()), expected, "{length}");
+        let read = file.read(Bytes::ZERO, &mut vec![0; ours.len()]);
+        assert_eq!(read.is_ok(), length == table, "who has the table needs it no more: {length}");
+    }
+}
+
+#[test]
+fn sealed_files_are_mapped() {
+    let (_root, tier) = tier();
+    let ours = bytes((1 << 20) + 9);
+    let file = sealed(&tier, &ours);
+    let map = match file.map() {
+        Ok(map) => map,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    assert!(map.page(0).unwrap() == &ours[..1 << 20] && map.page(1).unwrap() == &ours[1 << 20..]);
+    for page in [2, u64::MAX] {
+        assert!(matches!(map.page(page), Err(FileError::NoSuchRange { .. })));
+    }
+    flip(file.path(), HEADER + 5);
+    assert!(matches!(map.page(0), Err(FileError::Damaged { page: 0, .. })));
+    assert!(map.page(1).is_ok());
+}
+
+#[test]
+fn a_directory_that_others_may_write_to_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    fs::set_permissions(root.path(), Permissions::from_mode(0o777)).unwrap();
+    let error = FileTier::open(root.path()).unwrap_err();
+    assert!(matches!(error, FileError::OpenDirectory { mode: 0o777, .. }), "{error}");
+    fs::set_permissions(root.path(), Permissions::from_mode(0o700)).unwrap();
+    let tier = FileTier::open(root.path()).unwrap();
+    assert!(matches!(FileTier::open(root.path()), Err(FileError::InUse { .. })));
+    drop(tier);
+    FileTier::open(root.path()).unwrap();
+    assert!(matches!(
+        FileTier::open(Path::new("/dev/null")),
+        Err(FileError::Io { step: FileStep::Open, .. })
+    ));
+}
+
+#[test]
+fn only_what_is_left_of_the_dead_is_collected() {
+    let (_root, tier) = tier();
+    let this = Owner::this().unwrap();
+    let text = this.name(Kind::Lock);
+    let (pid, start) =
+        text.strip_prefix("glake-").unwrap().strip_suffix(".owner").unwrap().split_once('-').unwrap();
+    let later: u64 = start.parse::<u64>().unwrap() + 1;
+    let put = |name: &str| fs::write(tier.path().join(name), b"left").unwrap();
+    let reused = [format!("glake-{pid}-{later}-0.part"), format!("glake-{pid}-{later}-1.extent")];
+    let locked = [format!("glake-{}-1-0.extent", u32::MAX), format!("glake-{}-1.owner", u32::MAX)];
+    let others = ["glake-1.txt".to_owned(), "notes".to_owned()];
+    reused.iter().chain(&locked).chain(&others).for_each(|name| put(name));
+    let elsewhere = File::open(tier.path().join(&locked[1])).unwrap();
+    elsewhere.lock().unwrap();
+    let mine = sealed(&tier, &bytes(10));
+    assert_eq!(tier.collect().unwrap(), Collected { files: 2, bytes: Bytes::new(8) });
+    let left = names(&tier);
+    assert!(reused.iter().all(|name| !left.contains(name)), "a later process has this number: {left:?}");
+    assert!(
+        locked.iter().chain(&others).all(|name| left.contains(name)),
+        "not ours, or alive elsewhere: {left:?}"
+    );
+    mine.read(Bytes::ZERO, &mut [0; 10]).unwrap();
+    drop(elsewhere);
+    assert_eq!(tier.collect().unwrap().files, 1);
+    assert_eq!(names(&tier).len(), 4, "the lock, a file and what is not ours");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn bytes_read_back_however_they_were_written(
+        length in prop_oneof![0..3000_usize, ((1 << 20) - 2..(1 << 20) + 3_usize), ((2 << 20) - 2..(2 << 20) + 3_usize)],
+        steps in prop::collection::vec(1..900_000_usize, 1..8),
+    ) {
+        let (_root, tier) = tier();
+        let ours = bytes(length);
+        let mut draft = tier.create(Bytes::new(length as u64)).unwrap();
+        let (mut left, mut steps) = (&ours[..], steps.into_iter().cycle());
+        while !left.is_empty() {
+            let (part, rest) = left.split_at(steps.next().unwrap().min(left.len()));
+            draft.write(part).unwrap();
+            left = rest;
+        }
+        let file = draft.seal().unwrap();
+        let mut theirs = vec![0xEE; length];
+        file.read(Bytes::ZERO, &mut theirs).unwrap();
+        prop_assert!(ours == theirs);
+    }
+}
