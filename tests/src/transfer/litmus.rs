@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use glake_device::owned::{Flag, Registration, Span};
 use glake_device::{Address, DeviceId, KernelMemory, PointerKind, Stream};
-use glake_transfer::{CopyOptions, Priority};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::Server;
 use super::lane::{Lane, Use};
 use super::place::{self, Place};
+use super::plain::Plain;
 
 /// What happened in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,28 +32,31 @@ pub struct Tally {
 /// A random program under way.
 #[derive(Debug)]
 pub struct Litmus<'a> {
-    server: &'a Server,
-    lanes: Vec<Lane>,
-    hosts: Vec<Place>,
+    pub(super) server: &'a Server,
+    pub(super) lanes: Vec<Lane>,
+    pub(super) hosts: Vec<Place>,
     /// The memory of the hosts.
     memory: Vec<Arc<Registration>>,
-    blocks: Vec<Place>,
+    pub(super) blocks: Vec<Place>,
+    /// Memory of a GPU that no pool gave.
+    pub(super) plain: Vec<Plain>,
     random: u64,
-    seeds: u64,
+    pub(super) seeds: u64,
     wrong: Arc<Mutex<Vec<String>>>,
-    tally: Tally,
+    pub(super) tally: Tally,
 }
 
 /// Where a step goes.
 #[derive(Clone, Copy)]
-enum Which {
+pub(super) enum Which {
     Host(usize),
     Block(usize),
+    Plain(usize),
 }
 
 const OWN_STREAMS: usize = 2;
-const HOSTS: usize = 24;
-const BLOCKS: usize = 24;
+pub(super) const HOSTS: usize = 24;
+pub(super) const BLOCKS: usize = 24;
 const SIZES: [u64; 6] = [3 << 20, 1 << 20, (1 << 20) + 4097, 2 << 20, 64 << 10, (5 << 20) + 511];
 
 #[allow(clippy::unwrap_used)]
@@ -74,8 +77,10 @@ impl<'a> Litmus<'a> {
         let host = |(index, memory)| Place::new(Span::pinned(memory, Bytes::ZERO, size(index)).unwrap());
         let hosts = memory.iter().enumerate().map(host).collect();
         let random = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let plain = devices.iter().map(|device| Plain::new(&server.sim, *device, size(0))).collect();
         let (blocks, wrong, tally) = Default::default();
-        let mut litmus = Litmus { server, lanes, hosts, memory, blocks, random, seeds: 0, wrong, tally };
+        let mut litmus =
+            Litmus { server, lanes, hosts, memory, blocks, plain, random, seeds: 0, wrong, tally };
         for index in 0..BLOCKS {
             let lane = litmus.below(count as u64);
             let block = litmus.allocate(lane, SIZES[index % SIZES.len()]);
@@ -91,7 +96,10 @@ impl<'a> Litmus<'a> {
     pub fn run(&mut self, steps: u64) -> Tally {
         for step in 0..steps {
             match self.below(100) {
-                0..30 => self.copy(),
+                0..22 => self.copy(),
+                22..25 => self.copy_list(),
+                25..28 => self.copy_to_all(),
+                28..30 => self.copy_plain(),
                 30..50 => self.write(),
                 50..70 => self.check(),
                 70..78 => self.follow(),
@@ -101,6 +109,7 @@ impl<'a> Litmus<'a> {
                 90..94 => self.free(),
                 94..96 => self.tick(),
                 96..97 => self.look(),
+                97..98 => self.copy_pageable(),
                 _ => (),
             }
             if step % 1000 == 999 {
@@ -117,35 +126,6 @@ impl<'a> Litmus<'a> {
         for block in self.blocks.drain(..) {
             self.server.pools[index_of(&block.span)].free(block.span.start()).unwrap();
         }
-    }
-
-    fn copy(&mut self) {
-        let host = self.below(HOSTS as u64);
-        let size = self.hosts[host].span.size();
-        let alike: Vec<usize> = (0..BLOCKS).filter(|&block| self.blocks[block].span.size() == size).collect();
-        let block = alike[self.below(alike.len() as u64)];
-        let (to, from) = match self.below(2) {
-            0 => (Which::Block(block), Which::Host(host)),
-            _ => (Which::Host(host), Which::Block(block)),
-        };
-        let lane = self.below(self.lanes.len() as u64);
-        self.come_after(
-            lane,
-            &[self.place(from).wrote.into_iter().collect(), self.place(to).before_writing()],
-        );
-        let by = self.begin(lane, block);
-        let priority = match self.below(8) {
-            0 => Priority::Critical,
-            1 => Priority::Background,
-            _ => Priority::Normal,
-        };
-        let options = CopyOptions { priority, verify: false, waited: self.below(4) == 0 };
-        let (to_span, from_span) = (self.place(to).span.clone(), self.place(from).span.clone());
-        drop(self.server.engine.copy(&to_span, &from_span, self.lanes[lane].user, options).unwrap());
-        let seed = self.place(from).seed;
-        self.place_mut(from).read_by(by);
-        self.place_mut(to).written(by, seed);
-        self.tally.copies += 1;
     }
 
     fn write(&mut self) {
@@ -218,7 +198,7 @@ impl<'a> Litmus<'a> {
         self.lanes[lane].let_go();
     }
 
-    fn let_go(&mut self) {
+    pub(super) fn let_go(&mut self) {
         self.lanes.iter_mut().for_each(Lane::let_go);
     }
 
@@ -268,13 +248,14 @@ impl<'a> Litmus<'a> {
     /// A lane and a place that a kernel of it can reach.
     fn kernel_on(&mut self) -> (usize, Which) {
         let lane = self.below(self.lanes.len() as u64);
-        match self.below(2) {
-            0 => (lane, Which::Host(self.below(HOSTS as u64))),
-            _ => (lane, Which::Block(self.below(BLOCKS as u64))),
+        match self.below(9) {
+            0..4 => (lane, Which::Host(self.below(HOSTS as u64))),
+            4..8 => (lane, Which::Block(self.below(BLOCKS as u64))),
+            _ => (lane, Which::Plain(self.lanes[lane].user.device.0 as usize)),
         }
     }
 
-    fn come_after(&mut self, lane: usize, uses: &[Vec<Use>]) {
+    pub(super) fn come_after(&mut self, lane: usize, uses: &[Vec<Use>]) {
         for earlier in uses.iter().flatten() {
             if !self.lanes[lane].is_after(*earlier) {
                 self.order(lane, earlier.lane);
@@ -288,37 +269,39 @@ impl<'a> Litmus<'a> {
         }
     }
 
-    fn begin_on(&mut self, lane: usize, which: Which) -> Use {
+    pub(super) fn begin_on(&mut self, lane: usize, which: Which) -> Use {
         match which {
             Which::Block(block) => self.begin(lane, block),
-            Which::Host(_) => self.lanes[lane].step(lane),
+            Which::Host(_) | Which::Plain(_) => self.lanes[lane].step(lane),
         }
     }
 
     /// A step that uses a block, of which the pool is told where the block was allocated for another stream.
-    fn begin(&mut self, lane: usize, block: usize) -> Use {
+    pub(super) fn begin(&mut self, lane: usize, block: usize) -> Use {
         let span = &self.blocks[block].span;
         self.server.pools[index_of(span)].record_stream(span.start(), self.lanes[lane].pool);
         self.lanes[lane].step(lane)
     }
 
-    fn place(&self, which: Which) -> &Place {
+    pub(super) fn place(&self, which: Which) -> &Place {
         match which {
             Which::Host(index) => &self.hosts[index],
             Which::Block(index) => &self.blocks[index],
+            Which::Plain(index) => &self.plain[index].place,
         }
     }
 
-    fn place_mut(&mut self, which: Which) -> &mut Place {
+    pub(super) fn place_mut(&mut self, which: Which) -> &mut Place {
         match which {
             Which::Host(index) => &mut self.hosts[index],
             Which::Block(index) => &mut self.blocks[index],
+            Which::Plain(index) => &mut self.plain[index].place,
         }
     }
 
     /// A random number below a bound.
     #[allow(clippy::cast_possible_truncation)]
-    fn below(&mut self, bound: u64) -> usize {
+    pub(super) fn below(&mut self, bound: u64) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;

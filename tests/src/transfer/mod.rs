@@ -1,8 +1,10 @@
 //! Copies on simulated servers: what their tests have in common.
 
+mod copies;
 mod lane;
 mod litmus;
 mod place;
+mod plain;
 mod server;
 
 pub use litmus::{Litmus, Tally};

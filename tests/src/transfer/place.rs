@@ -59,6 +59,23 @@ pub(super) fn is_marked(read: &mut dyn FnMut(Address, &mut [u8]) -> bool, touch:
     offsets.all(|at| read(Address(touch.address.0 + at), &mut found) && found == pattern(seed, at))
 }
 
+/// Writes a pattern into memory of the host's.
+pub(super) fn mark_bytes(bytes: &mut [u8], seed: u64) {
+    for (at, part) in bytes.chunks_mut(STRIDE).enumerate() {
+        let length = part.len().min(LENGTH);
+        part[..length].copy_from_slice(&pattern(seed, (at * STRIDE) as u64)[..length]);
+    }
+}
+
+/// Whether a pattern is in memory of the host's.
+pub(super) fn are_marked(bytes: &[u8], seed: u64) -> bool {
+    let mut parts = bytes.chunks(STRIDE).enumerate();
+    parts.all(|(at, part)| {
+        let length = part.len().min(LENGTH);
+        part[..length] == pattern(seed, (at * STRIDE) as u64)[..length]
+    })
+}
+
 fn pattern(seed: u64, at: u64) -> [u8; LENGTH] {
     let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at;
     std::array::from_fn(|_| {
