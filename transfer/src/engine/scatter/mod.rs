@@ -102,10 +102,13 @@ impl Engine {
         let groups = groups(blocks)?;
         self.relays.tell()?;
         let list = List { blocks, on };
+        let mut spreads: SmallVec<[Spread<'_>; 2]> =
+            groups.iter().filter_map(|group| self.spread_of(group)).collect();
         // A graph would outlive the lists that kernels read; and an answer that says nothing is no permission.
-        let plain = matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None));
-        let spreads: SmallVec<[Spread<'_>; 2]> =
-            groups.iter().filter_map(|group| self.spread_of(group).filter(|_| plain)).collect();
+        let plain = || matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None));
+        if !spreads.is_empty() && !plain() {
+            spreads.clear();
+        }
         let parts = match spreads.is_empty() {
             true => None,
             false => self.scatter(list, &spreads)?,
