@@ -80,7 +80,13 @@ impl Engine {
         let ends = Ends::of(to, from)?;
         self.relays.tell()?;
         if let Ends::HostAndGpu { target, direction, pinned: false } = ends
-            && self.copy_pageable(to, from, on, target, direction)?
+            && self.copy_pageable(
+                to,
+                from,
+                on,
+                Path { target, relay: target, direction, way: Way::Direct },
+                priority,
+            )?
         {
             self.drift.begin();
             return Ok(None);

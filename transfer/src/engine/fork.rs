@@ -168,6 +168,19 @@ impl<'a> Fork<'a> {
         true
     }
 
+    /// Before parts are enqueued on the user's own stream, of whose device's link they are; false where they must not be.
+    #[must_use]
+    pub(super) fn is_own_turn(&mut self) -> bool {
+        let on = self.on;
+        self.turn.before(on.device, on.raw).is_ok()
+    }
+
+    /// They are enqueued. Only where there were some: the link may be that of a lane of the copy otherwise.
+    pub(super) fn end_own_turn(&mut self) {
+        let on = self.on;
+        self.turn.after(on.device, on.raw);
+    }
+
     /// The lanes that wait for the fork.
     pub(super) fn entered(&self) -> DeviceSet {
         self.entered

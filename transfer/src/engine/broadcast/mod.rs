@@ -22,7 +22,8 @@ use super::ends::Ends;
 use super::fork::Fork;
 use super::lease::{Lease, LeaseState};
 use super::parts::Parts;
-use super::{CopyHandle, CopyOptions, Engine, UserStream};
+use super::turn::Turn;
+use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::Result;
 use crate::graph::{Direction, PathGraph, Way};
 use slices::{Slice, Slices};
@@ -36,6 +37,7 @@ struct Cast<'a> {
     to: &'a [Span],
     from: &'a Span,
     on: UserStream,
+    priority: Priority,
 }
 
 /// A GPU that pulls, by the target that is its own.
@@ -60,7 +62,7 @@ impl Engine {
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Ends::of(to, from).map(drop))?;
         self.relays.tell()?;
-        let cast = Cast { to, from, on };
+        let cast = Cast { to, from, on, priority: options.priority };
         let sources = self.sources(cast);
         // An answer that says nothing is no permission.
         if sources.len() > 1 && matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
@@ -126,6 +128,8 @@ impl Engine {
         let rates: SmallVec<[f64; 8]> = sources.iter().map(|source| source.rate).collect();
         let slices = Slices::new(cast.from.size(), &rates);
         let mut fork = Fork::begin(self, lease, state, cast.on, mark);
+        let turn = Turn::of(self.gates.get(), cast.priority, Direction::ToGpu);
+        fork.take(turn, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.
         let mut left: Vec<(Slice, SmallVec<[usize; 8]>)> = Vec::new();

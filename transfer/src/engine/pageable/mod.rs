@@ -25,7 +25,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::counters::Path;
-use super::{Engine, UserStream};
+use super::turn::Turn;
+use super::{Engine, Priority, UserStream};
 use crate::Result;
 use crate::graph::{Ask, Direction, Way, split};
 use job::{Job, Outcome};
@@ -83,9 +84,10 @@ impl Engine {
         to: &Span,
         from: &Span,
         on: UserStream,
-        target: DeviceId,
-        direction: Direction,
+        own: Path,
+        priority: Priority,
     ) -> Result<bool> {
+        let Path { target, direction, .. } = own;
         let Pageable { station, stopped, .. } = &self.pageable;
         let none = self.options.pageable_threads == 0 || stopped.load(Ordering::Relaxed);
         if none || to.size() < LEAST {
@@ -103,21 +105,24 @@ impl Engine {
         }
         let Some(taken) = station.take() else { return Ok(false) };
         let paths = self.paths(&taken, to, from, target, direction);
+        // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
+        let mut turn = match priority {
+            Priority::Background => Turn::alone(),
+            priority => Turn::of(self.gates.get(), priority, direction),
+        };
+        turn.shut_now(paths.iter().copied());
         let job = Arc::new(Job::new(&self.driver, &self.relays, station, (to, from), direction, paths));
         let work: Arc<dyn Work> = job.clone();
         self.pageable.threads.call(&work, job.width().saturating_sub(1));
         work.help();
         let Outcome { left, carried, unjoined, .. } = job.finish();
-        drop(taken);
-        let path = |relay| {
-            let way = if relay == target { Way::Direct } else { Way::ZeroStaging };
-            Path { target, relay, direction, way }
-        };
+        drop((taken, turn));
+        let path = |relay| if relay == target { own } else { Path { relay, way: Way::ZeroStaging, ..own } };
         for (relay, bytes, copies) in carried {
             self.counters.sent(path(relay), bytes, copies);
         }
         for chunk in left {
-            self.counters.retried(path(target));
+            self.counters.retried(own);
             if let (Some(to), Some(from)) =
                 (to.part(chunk.offset, chunk.size), from.part(chunk.offset, chunk.size))
             {

@@ -17,7 +17,7 @@
 mod list;
 
 use glake_device::owned::{self, DeviceSet, Gather, Span};
-use glake_device::{CaptureState, DeviceId, PointerKind, Stream};
+use glake_device::{CaptureState, DeviceId, DriverError, PointerKind, Stream};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
@@ -25,7 +25,8 @@ use super::counters::Path;
 use super::fork::Fork;
 use super::lease::LeaseState;
 use super::parts::Parts;
-use super::{CopyHandle, CopyOptions, Engine, UserStream};
+use super::turn;
+use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::graph::{Ask, Direction, Shares, Way, split};
 use crate::{Result, TransferError};
 use list::{Block, Dealer, Group, Kind, PIECE, Pieces, Place, groups};
@@ -43,6 +44,7 @@ const BATCH: usize = 256;
 struct List<'a> {
     blocks: &'a [Block],
     on: UserStream,
+    priority: Priority,
 }
 
 /// A group that several GPUs, or kernels, copy.
@@ -101,7 +103,7 @@ impl Engine {
     ) -> Result<CopyHandle> {
         let groups = groups(blocks)?;
         self.relays.tell()?;
-        let list = List { blocks, on };
+        let list = List { blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
             groups.iter().filter_map(|group| self.spread_of(group)).collect();
         // A graph would outlive the lists that kernels read; and an answer that says nothing is no permission.
@@ -160,6 +162,8 @@ impl Engine {
                     continue;
                 }
                 let mut fork = Fork::begin(self, lease, state, list.on, mark);
+                let turn = turn::Turn::of(self.gates.get(), list.priority, spread.direction);
+                fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();
                 let (used, serial) = self.scatter_over(fork, list, *spread, &shares)?;
                 let used = parts.map_or(used, |parts| parts.used.union(used));
@@ -229,6 +233,10 @@ impl Engine {
             first.size = first.size.saturating_add(refused);
         }
         let turns = self.deal(list, spread, &mut takers, Some(&mut fork));
+        // Elsewhere the gate of the stream's own link is that of a lane, which opens it.
+        if takers.iter().any(|taker| taker.own) {
+            fork.end_own_turn();
+        }
         for taker in takers.iter().filter(|taker| taker.launches > 0) {
             match taker.own {
                 true => self.counters.sent(taker.path, taker.carried, taker.launches),
@@ -346,20 +354,20 @@ fn launch(
     pieces: &mut Pieces<'_>,
     dealer: &mut Dealer,
     taker: &mut Taker<'_>,
-    fork: Option<&mut Fork<'_>>,
+    mut fork: Option<&mut Fork<'_>>,
 ) -> (usize, bool) {
-    let blame = |error| {
-        if let Some(fork) = fork
-            && !taker.own
-        {
-            fork.blame(taker.path.relay, &error);
-        }
-    };
+    let is_turn = fork.as_deref_mut().is_none_or(|fork| match taker.own {
+        true => fork.is_own_turn(),
+        false => fork.is_turn(taker.path.relay, stream),
+    });
+    if !is_turn {
+        return (0, false);
+    }
     let mut blocks = match gather.list() {
         Ok(Some(blocks)) => blocks,
         Ok(None) => return (0, false),
         Err(error) => {
-            blame(error);
+            blame(fork, taker, &error);
             return (0, false);
         }
     };
@@ -376,12 +384,19 @@ fn launch(
     }
     let size = blocks.size();
     if let Err(error) = gather.gather(stream, blocks) {
-        blame(error);
+        blame(fork, taker, &error);
         return (count, false);
     }
     taker.carried = taker.carried.saturating_add(size);
     taker.launches += u64::from(count > 0);
     (count, true)
+}
+
+/// A verb on a taker's lane failed.
+fn blame(fork: Option<&mut Fork<'_>>, taker: &Taker<'_>, error: &DriverError) {
+    if let Some(fork) = fork.filter(|_| !taker.own) {
+        fork.blame(taker.path.relay, error);
+    }
 }
 
 /// A turn of a copy engine: one piece.

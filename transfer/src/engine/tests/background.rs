@@ -103,6 +103,41 @@ fn a_normal_copy_does_not_wait_for_a_background_copy() {
 }
 
 #[test]
+fn lists_and_broadcasts_do_not_wait_for_a_background_copy() {
+    let bed = Bed::new("h200x4");
+    let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
+    let buffers: Vec<_> = bed.gpus.iter().map(|gpu| bed.mapped(gpu, normal.host.size())).collect();
+    let all: Vec<Span> =
+        buffers.iter().map(|buffer| buffer.span(Bytes::ZERO, normal.host.size()).unwrap()).collect();
+    let block = |span: &Span, at: u64| span.part(Bytes::kib(16 * at), Bytes::kib(16)).unwrap();
+    let list: Vec<_> = (0..4096).map(|at| (block(&normal.gpu, at), block(&normal.host, 4095 - at))).collect();
+    let copies: [&dyn Fn(); 2] =
+        [&|| drop(bed.engine().copy_list(&list, normal.on, CopyOptions::default()).unwrap()), &|| {
+            drop(bed.engine().copy_to_all(&all, &normal.host, normal.on, CopyOptions::default()).unwrap())
+        }];
+    for copy in copies {
+        let time = || {
+            let start = bed.sim.now();
+            copy();
+            bed.wait(normal.on);
+            bed.sim.now() - start
+        };
+        let alone = time();
+        let background = User::new(&bed, Direction::ToGpu, Bytes::mib(512));
+        background.copy(&bed, UNWAITED);
+        bed.sim.advance(Duration::from_micros(100));
+        let beside = time();
+        println!("{beside:?} instead of {alone:?}");
+        assert!(beside <= alone * 5 / 4, "{beside:?} instead of {alone:?}");
+        bed.wait(background.on);
+        assert!(bed.read(&background.gpu) == bed.pinned(Bytes::mib(512), 3).as_slice());
+    }
+    assert!(all.iter().all(|span| bed.read(span) == bed.read(&all[0])));
+    drop((list, all, buffers, normal));
+    bed.end();
+}
+
+#[test]
 fn alone_a_background_copy_is_nearly_as_fast_as_any() {
     let bed = Bed::new("h200x4");
     for direction in Direction::BOTH {
