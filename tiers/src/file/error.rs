@@ -118,6 +118,7 @@ pub enum FileError {
 }
 
 /// What was being done when the operating system failed.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum FileStep {
@@ -136,6 +137,7 @@ pub enum FileStep {
 }
 
 /// What is wrong with a file.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Flaw {

@@ -74,7 +74,8 @@ impl FileTier {
     /// [`FileError::OpenDirectory`] where others may write to it; [`FileError::InUse`]; [`FileError::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         let directory = collect::directory(path)?;
-        let owner = Owner::this().map_err(collect::failed(FileStep::Open, Path::new("/proc/self/stat")))?;
+        let this = Owner::of(std::process::id());
+        let owner = this.map_err(collect::failed(FileStep::Open, Path::new("/proc/self/stat")))?;
         let lock = collect::lock(path, owner)?;
         // Whoever locks has made no file yet: those of its name are of a process before the machine was started again.
         let collected = collect::collect(path, owner, true)?;

@@ -30,9 +30,8 @@ pub(super) enum Kind {
 }
 
 impl Owner {
-    /// This process.
-    pub(super) fn this() -> io::Result<Owner> {
-        let pid = std::process::id();
+    /// A process that lives.
+    pub(super) fn of(pid: u32) -> io::Result<Owner> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let (_, start) = parse_stat(&stat).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Owner { pid, start })
@@ -108,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_process_is_told_from_a_later_one_of_its_number() {
-        let this = Owner::this().unwrap();
+        let this = Owner::of(std::process::id()).unwrap();
         assert!(this.is_seen());
         assert!(!Owner { start: this.start + 1, ..this }.is_seen());
         assert!(!Owner { pid: u32::MAX, ..this }.is_seen());

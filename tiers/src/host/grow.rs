@@ -1,11 +1,61 @@
-//! More memory pinned, and free memory unpinned. All of it under the lock of `growth`.
+//! More memory pinned, and free memory unpinned, by one thread at a time.
 
 use glake_device::owned::{PinnedRange, Sequence};
 use glake_units::Bytes;
 
 use super::{HUGE, HostPool, Result, pin};
 
+/// The right to pin and unpin, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn<'a>(&'a HostPool);
+
+/// What there is for who asks for memory.
+#[derive(Debug)]
+pub(super) enum Chance<'a> {
+    /// It.
+    Free(PinnedRange),
+    /// Nothing that fits, and nobody who pins.
+    Turn(Turn<'a>),
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.core.lock().growing = false;
+        self.0.arrived.notify_all();
+    }
+}
+
 impl HostPool {
+    /// Memory that is free, or becomes so while another thread pins; else the turn to pin more.
+    pub(super) fn hit_or_turn(&self, size: Bytes) -> Result<Chance<'_>> {
+        loop {
+            let arrivals = self.core.lock().arrivals;
+            if let Some(range) = self.hit(size)? {
+                return Ok(Chance::Free(range));
+            }
+            let mut core = self.core.lock();
+            if core.arrivals != arrivals {
+                continue;
+            }
+            if !core.growing {
+                core.growing = true;
+                return Ok(Chance::Turn(Turn(self)));
+            }
+            self.arrived.wait(&mut core);
+        }
+    }
+
+    /// The turn to pin and unpin; waits for it.
+    pub(super) fn turn(&self) -> Turn<'_> {
+        let mut core = self.core.lock();
+        while core.growing {
+            self.arrived.wait(&mut core);
+        }
+        core.growing = true;
+        Turn(self)
+    }
+
+    /// In one's turn, when nothing that is free fits: pins, or waits, or unpins.
     pub(super) fn grow_or_wait(&self, size: Bytes) -> Result<PinnedRange> {
         let refused = match self.grow(size) {
             Err(error) if error.is_shortage() => error,
@@ -55,6 +105,9 @@ impl HostPool {
             statistics.pins += 1;
             statistics.pinning += time;
             core.free.put(range, Sequence::START);
+            core.arrivals += 1;
+            drop(core);
+            self.arrived.notify_all();
         })
     }
 

@@ -12,8 +12,8 @@
 //! Memory is pinned in arenas: on huge pages, spread over NUMA nodes, touched by several threads, registered for every
 //! context, not inherited by a forked child. A range lies in one arena, because a copy over two registrations is none.
 //!
-//! Invariants: what is pinned is at most the budget. A range that work may still touch is handed out to nobody. Memory is
-//! pinned and unpinned under `growth`, handed out and taken back under `core`, which is held for bookkeeping only.
+//! Invariants: what is pinned is at most the budget. A range that work may still touch is handed out to nobody. One thread
+//! at a time pins and unpins (its [`Turn`](grow::Turn)); the lock of `core` is held for bookkeeping only.
 
 mod available;
 mod block;
@@ -33,11 +33,12 @@ use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, Epoch, Epochs, PinnedRange, Sequence};
 use glake_units::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 pub use block::HostBlock;
 pub use error::HostError;
 use free::FreeRanges;
+use grow::Chance;
 pub use nodes::nodes_of;
 pub use options::HostOptions;
 pub use ring::{Ring, RingSlot};
@@ -56,8 +57,8 @@ pub struct HostPool {
     epochs: Arc<Epochs>,
     options: HostOptions,
     core: Mutex<Core>,
-    /// One thread pins or unpins; others go on.
-    growth: Mutex<()>,
+    /// Memory has arrived, or the thread that pinned has ended.
+    arrived: Condvar,
     /// An epoch that was recorded and has not passed.
     clock: Mutex<Option<Epoch>>,
 }
@@ -65,6 +66,10 @@ pub struct HostPool {
 #[derive(Debug)]
 struct Core {
     free: FreeRanges,
+    /// One thread pins or unpins; others go on.
+    growing: bool,
+    /// How often memory was pinned: who saw one number less looks again.
+    arrivals: u64,
     /// Given back, but for spans that live.
     returned: Vec<Arc<PinnedRange>>,
     /// What was marked by then is done.
@@ -90,10 +95,16 @@ impl HostPool {
         let devices: DeviceSet = epochs.driver().devices()?.into_iter().map(|device| device.id).collect();
         options.devices = options.devices.intersection(devices);
         let statistics = HostStatistics { budget: options.budget, ..HostStatistics::default() };
-        let core =
-            Core { free: FreeRanges::default(), returned: Vec::new(), passed: Sequence::START, statistics };
-        let (core, growth, clock) = (Mutex::new(core), Mutex::new(()), Mutex::new(None));
-        Ok(Arc::new(HostPool { epochs: epochs.clone(), options, core, growth, clock }))
+        let core = Core {
+            free: FreeRanges::default(),
+            growing: false,
+            arrivals: 0,
+            returned: Vec::new(),
+            passed: Sequence::START,
+            statistics,
+        };
+        let (core, arrived, clock) = (Mutex::new(core), Condvar::new(), Mutex::new(None));
+        Ok(Arc::new(HostPool { epochs: epochs.clone(), options, core, arrived, clock }))
     }
 
     /// Hands out pinned memory; pins more where none is free.
@@ -104,23 +115,20 @@ impl HostPool {
     pub fn take(self: &Arc<Self>, size: Bytes) -> Result<HostBlock> {
         let rounded = size.max(PAGE).align_up(PAGE);
         let rounded = rounded.ok_or_else(|| self.over_budget(size))?;
-        if let Some(range) = self.hit(rounded)? {
-            return Ok(HostBlock::new(self, range, size));
-        }
-        let _growing = self.growth.lock();
-        let range = match self.hit(rounded)? {
-            Some(range) => range,
-            None => self.grow_or_wait(rounded)?,
+        let range = match self.hit_or_turn(rounded)? {
+            Chance::Free(range) => range,
+            Chance::Turn(_turn) => self.grow_or_wait(rounded)?,
         };
         Ok(HostBlock::new(self, range, size))
     }
 
-    /// Pins so much that `size` is free, in arenas, so that [`HostPool::take`] need not.
+    /// Pins so much that `size` is free, in arenas, so that [`HostPool::take`] need not. Another thread may take each arena as
+    /// soon as it is pinned.
     ///
     /// # Errors
     /// As [`HostPool::take`]; what was pinned by then stays.
     pub fn prepare(&self, size: Bytes) -> Result<()> {
-        let _growing = self.growth.lock();
+        let _turn = self.turn();
         self.absorb();
         let (free, pinned) = {
             let core = self.core.lock();
@@ -170,7 +178,7 @@ impl HostPool {
     /// Unpins arenas that are free as a whole until at most `keep` is pinned, or none is left; waits for all work of all
     /// devices, and so does nothing while a capture is open. Returns how much went.
     pub fn trim(&self, keep: Bytes) -> Bytes {
-        let _growing = self.growth.lock();
+        let _turn = self.turn();
         if self.is_capturing() {
             return Bytes::ZERO;
         }

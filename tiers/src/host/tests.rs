@@ -130,6 +130,24 @@ fn what_was_prepared_is_not_pinned_again() {
     bed.end();
 }
 
+/// Threads take what another pins, and pin nothing themselves.
+#[test]
+fn what_is_being_prepared_is_taken_as_it_arrives() {
+    let bed = bed(Bytes::mib(64));
+    std::thread::scope(|scope| {
+        scope.spawn(|| bed.pool.prepare(Bytes::mib(64)).unwrap());
+        while bed.pool.statistics().pinned.is_zero() {
+            std::thread::yield_now();
+        }
+        let takes: Vec<_> = (0..16).map(|_| scope.spawn(|| bed.take(ARENA))).collect();
+        let blocks: Vec<HostBlock> = takes.into_iter().map(|take| take.join().unwrap()).collect();
+        assert!(bed.pool.take(ONE).unwrap_err().is_shortage());
+        drop(blocks);
+    });
+    assert_eq!(bed.pins(), 16);
+    bed.end();
+}
+
 #[test]
 fn memory_that_work_still_touches_is_not_handed_out() {
     let bed = bed(Bytes::mib(8));
@@ -149,6 +167,28 @@ fn memory_that_work_still_touches_is_not_handed_out() {
     assert!(all(again.as_slice(), 8));
     drop((other, again, stream));
     bed.end();
+}
+
+/// Neighbours become one range, which waits for the work on either.
+#[test]
+fn joined_memory_waits_for_all_of_it() {
+    for busy in 0..2 {
+        let bed = bed(ARENA);
+        let driver: Arc<dyn Driver> = bed.recorder.clone();
+        let stream = OwnedStream::new(&driver, GPU).unwrap();
+        let mut halves = vec![bed.take(Bytes::mib(2)), bed.take(Bytes::mib(2))];
+        let begin = bed.sim.now();
+        let slow = halves.remove(busy);
+        drop(halves);
+        assert!(bed.pool.take(ARENA).is_err(), "the half that is free has passed now");
+        bed.fill_slowly(&stream, &slow, 7);
+        drop(slow);
+        let whole = bed.take(ARENA);
+        assert!(bed.sim.now() >= begin + Duration::from_millis(1) && bed.pins() == 1);
+        assert_eq!(whole.as_slice().iter().filter(|byte| **byte == 7).count(), 2 << 20);
+        drop((whole, stream));
+        bed.end();
+    }
 }
 
 #[test]

@@ -184,7 +184,7 @@ fn a_directory_that_others_may_write_to_is_refused() {
 #[test]
 fn only_what_is_left_of_the_dead_is_collected() {
     let (_root, tier) = tier();
-    let this = Owner::this().unwrap();
+    let this = Owner::of(std::process::id()).unwrap();
     let text = this.name(Kind::Lock);
     let (pid, start) =
         text.strip_prefix("glake-").unwrap().strip_suffix(".owner").unwrap().split_once('-').unwrap();
@@ -208,6 +208,19 @@ fn only_what_is_left_of_the_dead_is_collected() {
     drop(elsewhere);
     assert_eq!(tier.collect().unwrap().files, 1);
     assert_eq!(names(&tier).len(), 4, "the lock, a file and what is not ours");
+}
+
+/// Where locks do not tell, what is seen of the process does.
+#[test]
+fn a_living_process_keeps_its_files_without_a_lock_too() {
+    let (_root, tier) = tier();
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let owner = Owner::of(other.id()).unwrap();
+    fs::write(tier.path().join(owner.name(Kind::Sealed(0))), b"alive").unwrap();
+    assert_eq!(tier.collect().unwrap(), Collected::default());
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(tier.collect().unwrap(), Collected { files: 1, bytes: Bytes::new(5) });
 }
 
 proptest! {
