@@ -344,6 +344,19 @@ fn threads_never_have_the_same_memory() {
     bed.end();
 }
 
+#[test]
+#[ignore = "a measurement"]
+fn pinning_costs() {
+    for threads in [1, 2, 4] {
+        let bed = bed(ARENA);
+        let options = HostOptions { threads, ..HostOptions::default() };
+        let pool = HostPool::new(&bed.epochs, options).unwrap();
+        pool.prepare(Bytes::gib(2)).unwrap();
+        let HostStatistics { pinned, pinning, .. } = pool.statistics();
+        println!("{threads} threads: {:.2} GB/s", pinned.get() as f64 / pinning.as_secs_f64() / 1e9);
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Take(u64),

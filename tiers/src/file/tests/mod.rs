@@ -223,6 +223,28 @@ fn a_living_process_keeps_its_files_without_a_lock_too() {
     assert_eq!(tier.collect().unwrap(), Collected { files: 1, bytes: Bytes::new(5) });
 }
 
+#[test]
+#[ignore = "a measurement"]
+fn files_cost() {
+    let ours = bytes(256 << 20);
+    let rate = |what: &str, since: std::time::Instant| {
+        println!("{what}: {:.2} GB/s", ours.len() as f64 / since.elapsed().as_secs_f64() / 1e9);
+    };
+    let (_root, tier) = tier();
+    for _ in 0..3 {
+        let begun = std::time::Instant::now();
+        let mut draft = tier.create(Bytes::mib(256)).unwrap();
+        draft.write(&ours).unwrap();
+        rate("written", begun);
+        let file = draft.seal().unwrap();
+        rate("written and sealed", begun);
+        let mut theirs = vec![1; ours.len()];
+        let begun = std::time::Instant::now();
+        file.read(Bytes::ZERO, &mut theirs).unwrap();
+        rate("read and checked, from the page cache", begun);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
