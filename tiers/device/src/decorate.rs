@@ -83,6 +83,8 @@ macro_rules! delegate {
             address: $crate::Address, value: u32) -> (), on device, at address;
     ); };
     (bytes) => { $crate::decorate::delegate!(@
+        unsafe copy_on Copy (request: $crate::CopyRequest, stream: $crate::Stream)
+            -> (), at request.to, of request.size;
         safe read_now ReadNow (device: $crate::DeviceId, from: $crate::Address, into: &mut [u8])
             -> (), on device,
             at from, of glake_units::Bytes::new(into.len() as u64);
@@ -133,10 +135,8 @@ macro_rules! delegate {
     (reach) => { $crate::decorate::delegate!(@
         safe enable_peer_access EnablePeerAccess (device: $crate::DeviceId, peer: $crate::DeviceId)
             -> (), on device;
-        safe pointer_attributes PointerAttributes (address: $crate::Address) -> $crate::PointerKind,
+        safe pointer_attributes PointerAttributes (address: $crate::Address) -> $crate::PointerAttributes,
             at address;
-        safe pointer_range PointerRange (address: $crate::Address)
-            -> Option<($crate::Address, glake_units::Bytes)>, at address;
         unsafe host_register HostRegister (start: $crate::Address, size: glake_units::Bytes) -> (),
             at start, of size;
         unsafe host_unregister HostUnregister (start: $crate::Address) -> (), at start;

@@ -99,6 +99,16 @@ pub enum PointerKind {
     Pageable,
 }
 
+/// What the driver tells of a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerAttributes {
+    /// What it points to.
+    pub kind: PointerKind,
+    /// The allocation or registration that it lies in: where it starts, and how long it is; `None` where the driver tells of
+    /// none. Of mapped memory it may be all addresses that were set aside.
+    pub range: Option<(Address, Bytes)>,
+}
+
 /// How soon a stream's kernels run where several streams want a device. Copies between host and device take no
 /// notice of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -249,6 +259,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Safety
     /// Both ranges are alive until the copy has run, and nothing else touches them unordered.
     unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()>;
+    /// Enqueues a copy on a stream of any device, which may touch both ranges; a default stream is the calling thread's
+    /// current device's. In fewer calls than [`Driver::copy`].
+    ///
+    /// # Safety
+    /// As [`Driver::copy`].
+    unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()>;
     /// Enqueues several copies, in no order among themselves.
     ///
     /// # Safety
@@ -365,10 +381,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Lets `device`'s work touch plain (not mapped) memory of `peer`. Doing it twice is no error.
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()>;
     /// What an address belongs to.
-    fn pointer_attributes(&self, address: Address) -> Result<PointerKind>;
-    /// The allocation or registration that an address lies in: where it starts, and how long it is; `None` where the driver
-    /// tells of none. Of mapped memory it may be all addresses that were set aside.
-    fn pointer_range(&self, address: Address) -> Result<Option<(Address, Bytes)>>;
+    fn pointer_attributes(&self, address: Address) -> Result<PointerAttributes>;
     /// Pins host memory so that every device can copy from and to it at full speed.
     ///
     /// # Safety

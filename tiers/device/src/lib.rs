@@ -31,7 +31,8 @@ pub use cuda::Cuda;
 pub use decorate::Call;
 pub use driver::{
     Access, CaptureState, Compare, CopyRequest, DeviceInfo, Driver, EventKind, ExtentProperties, HostKernel,
-    KernelMemory, LaunchRequest, MemoryInfo, ModuleSource, Place, PointerKind, Priority, Protection, Touch,
+    KernelMemory, LaunchRequest, MemoryInfo, ModuleSource, Place, PointerAttributes, PointerKind, Priority,
+    Protection, Touch,
 };
 pub use error::{DriverError, Refusal, Result};
 pub use fault::{Fault, Faults, Injected, When};

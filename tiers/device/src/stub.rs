@@ -96,6 +96,9 @@ impl Driver for Stub {
     unsafe fn copy(&self, _: DeviceId, _: CopyRequest, _: Stream) -> Result<()> {
         Ok(())
     }
+    unsafe fn copy_on(&self, _: CopyRequest, _: Stream) -> Result<()> {
+        Ok(())
+    }
     unsafe fn copy_batch(&self, _: DeviceId, _: &[CopyRequest], _: Stream) -> Result<()> {
         Ok(())
     }
@@ -177,11 +180,8 @@ impl Driver for Stub {
     fn enable_peer_access(&self, _: DeviceId, _: DeviceId) -> Result<()> {
         Ok(())
     }
-    fn pointer_attributes(&self, _: Address) -> Result<PointerKind> {
-        Ok(PointerKind::Pageable)
-    }
-    fn pointer_range(&self, _: Address) -> Result<Option<(Address, Bytes)>> {
-        Ok(None)
+    fn pointer_attributes(&self, _: Address) -> Result<PointerAttributes> {
+        Ok(PointerAttributes { kind: PointerKind::Pageable, range: None })
     }
     unsafe fn host_register(&self, _: Address, _: Bytes) -> Result<()> {
         Ok(())

@@ -38,7 +38,6 @@ verbs! {
     ContextSynchronize = "context_synchronize",
     ModuleLoad = "module_load", ModuleUnload = "module_unload", KernelFind = "kernel_find", Launch = "launch",
     EnablePeerAccess = "enable_peer_access", PointerAttributes = "pointer_attributes",
-    PointerRange = "pointer_range",
     HostRegister = "host_register", HostUnregister = "host_unregister",
 }
 

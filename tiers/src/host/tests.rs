@@ -79,7 +79,7 @@ fn bytes_go_to_a_gpu_and_back_through_blocks() {
     let buffer = Arc::new(Buffer::new(&bed.epochs, GPU, Bytes::mib(3), DeviceSet::EMPTY).unwrap());
     let stream = OwnedStream::new(&driver, GPU).unwrap();
     let (mut from, to) = (bed.take(Bytes::mib(3)), bed.take(Bytes::new((3 << 20) - 1)));
-    assert_eq!(driver.pointer_attributes(from.start()).unwrap(), PointerKind::Pinned);
+    assert_eq!(driver.pointer_attributes(from.start()).unwrap().kind, PointerKind::Pinned);
     for (at, byte) in (0_u32..).zip(from.as_mut_slice().unwrap()) {
         *byte = at.wrapping_mul(2_654_435_761).to_be_bytes()[0];
     }

@@ -23,7 +23,7 @@ pub(super) const CHECKS: &[Check] = &[
 fn kinds(ground: &Ground) -> Outcome {
     let unit = ground.unit()?;
     let start = ground.memory(unit)?;
-    let kind = |address| ground.driver().pointer_attributes(address);
+    let kind = |address| Ok::<_, Failure>(ground.driver().pointer_attributes(address)?.kind);
     same("mapped memory", kind(start)?, PointerKind::Device { device: GPU, mapped: true })?;
     let last = Address(start.0 + unit.get() - 1);
     same("its last byte", kind(last)?, PointerKind::Device { device: GPU, mapped: true })?;
@@ -32,7 +32,7 @@ fn kinds(ground: &Ground) -> Outcome {
     ground.register(host, Bytes::kib(8))?;
     same("registered memory", kind(host)?, PointerKind::Pinned)?;
     // A driver need not tell; what it tells holds the whole registration and no more.
-    if let Some(range) = ground.driver().pointer_range(Address(host.0 + 5000))? {
+    if let Some(range) = ground.driver().pointer_attributes(Address(host.0 + 5000))?.range {
         same("the range of registered memory", range, (host, Bytes::kib(8)))?;
     }
     ground.unregister(host)?;

@@ -16,6 +16,20 @@ pub(super) unsafe fn copy(cuda: &Cuda, device: DeviceId, request: CopyRequest, s
     unsafe { copy_here(cuda, request, stream, Verb::Copy) }
 }
 
+/// In the context that is current, as a program's own call is; where there is none, in the stream's.
+///
+/// # Safety
+/// As [`crate::Driver::copy_on`].
+pub(super) unsafe fn copy_on(cuda: &Cuda, request: CopyRequest, stream: Stream) -> Result<()> {
+    if cuda.current(Verb::Copy)?.is_null() {
+        let device = stream::device(cuda, stream)?;
+        // SAFETY: the caller's promise.
+        return unsafe { copy(cuda, device, request, stream) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { copy_here(cuda, request, stream, Verb::Copy) }
+}
+
 /// One call where the driver has it and allows it: not for the legacy stream, not in a capture, and not before
 /// CUDA 13.
 ///

@@ -8,7 +8,7 @@ use glake_units::Bytes;
 use super::Cuda;
 use super::code::Code;
 use super::memory::length;
-use crate::{Address, DeviceId, PointerKind, Result, Verb};
+use crate::{Address, DeviceId, PointerAttributes, PointerKind, Result, Verb};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 const PORTABLE: u32 = 1;
@@ -43,49 +43,45 @@ pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) 
     }
 }
 
-pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<PointerKind> {
+/// In one call: of an address that is nobody's it tells zeroes, which is no error.
+pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<PointerAttributes> {
     let verb = Verb::PointerAttributes;
     let _entered = cuda.enter_any(verb)?;
     let (mut memory, mut ordinal) = (0_u32, -1_i32);
+    let (mut start, mut size, mut number) = (0_u64, 0_usize, 0_u64);
     let mut names = [
         sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
     ];
-    let mut values: [*mut c_void; 2] = [(&raw mut memory).cast(), (&raw mut ordinal).cast()];
-    // SAFETY: two names and two places of this frame for their values: an unsigned and an int.
-    unsafe { cuda.api.cuPointerGetAttributes(2, names.as_mut_ptr(), values.as_mut_ptr(), address.0) }.at(
+    let mut values: [*mut c_void; 5] = [
+        (&raw mut memory).cast(),
+        (&raw mut ordinal).cast(),
+        (&raw mut start).cast(),
+        (&raw mut size).cast(),
+        (&raw mut number).cast(),
+    ];
+    // SAFETY: five names and five places of this frame for their values: an unsigned, an int, an address, a size and a
+    // number of 64 bits.
+    unsafe { cuda.api.cuPointerGetAttributes(5, names.as_mut_ptr(), values.as_mut_ptr(), address.0) }.at(
         verb,
         address,
         Bytes::ZERO,
     )?;
     const HOST: u32 = sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
     const DEVICE: u32 = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
-    match (memory, u32::try_from(ordinal)) {
+    let kind = match (memory, u32::try_from(ordinal)) {
         (DEVICE, Ok(device)) => {
-            Ok(PointerKind::Device { device: DeviceId(device), mapped: is_mapped(cuda, address)? })
+            let mapped = cuda.mapped.known(number).map_or_else(|| is_mapped(cuda, address), Ok)?;
+            cuda.mapped.remember(number, mapped);
+            PointerKind::Device { device: DeviceId(device), mapped }
         }
-        (HOST, _) => Ok(PointerKind::Pinned),
-        _ => Ok(PointerKind::Pageable),
-    }
-}
-
-/// Asked together, an address that is nobody's is no error: both are zero then.
-pub(super) fn pointer_range(cuda: &Cuda, address: Address) -> Result<Option<(Address, Bytes)>> {
-    let verb = Verb::PointerRange;
-    let _entered = cuda.enter_any(verb)?;
-    let (mut start, mut size) = (0_u64, 0_usize);
-    let mut names = [
-        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-    ];
-    let mut values: [*mut c_void; 2] = [(&raw mut start).cast(), (&raw mut size).cast()];
-    // SAFETY: two names and two places of this frame for their values: an address and a size.
-    unsafe { cuda.api.cuPointerGetAttributes(2, names.as_mut_ptr(), values.as_mut_ptr(), address.0) }.at(
-        verb,
-        address,
-        Bytes::ZERO,
-    )?;
-    Ok((size > 0).then_some((Address(start), Bytes::new(size as u64))))
+        (HOST, _) => PointerKind::Pinned,
+        _ => PointerKind::Pageable,
+    };
+    Ok(PointerAttributes { kind, range: (size > 0).then_some((Address(start), Bytes::new(size as u64))) })
 }
 
 /// Whether the memory has a handle: only what `cuMemMap` mapped does.

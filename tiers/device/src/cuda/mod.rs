@@ -11,6 +11,7 @@ mod context;
 mod event;
 mod host;
 mod kernel;
+mod mapped;
 mod memory;
 mod stream;
 
@@ -23,16 +24,18 @@ use glake_units::Bytes;
 use crate::{
     Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
     EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
-    PointerKind, Priority, Result, Stream, StreamId, Verb,
+    PointerAttributes, Priority, Result, Stream, StreamId, Verb,
 };
 use api::Api;
 use code::Code;
 use context::Context;
+use mapped::Mapped;
 
 /// The GPUs of this machine. Contexts are made when first used: opening costs no device memory.
 pub struct Cuda {
     api: Api,
     contexts: Vec<Context>,
+    mapped: Mapped,
 }
 
 impl Cuda {
@@ -56,7 +59,8 @@ impl Cuda {
         if count < 1 {
             return Err(none("finds no GPU"));
         }
-        Ok(Cuda { api, contexts: (0..count).map(|_| Context::default()).collect() })
+        let contexts = (0..count).map(|_| Context::default()).collect();
+        Ok(Cuda { api, contexts, mapped: Mapped::new() })
     }
 
     fn describe(&self, id: DeviceId) -> Result<DeviceInfo> {
@@ -132,6 +136,10 @@ impl Driver for Cuda {
     unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
         unsafe { bytes::copy(self, device, request, stream) }
+    }
+    unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { bytes::copy_on(self, request, stream) }
     }
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
@@ -244,11 +252,8 @@ impl Driver for Cuda {
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         host::enable_peer_access(self, device, peer)
     }
-    fn pointer_attributes(&self, address: Address) -> Result<PointerKind> {
+    fn pointer_attributes(&self, address: Address) -> Result<PointerAttributes> {
         host::pointer_attributes(self, address)
-    }
-    fn pointer_range(&self, address: Address) -> Result<Option<(Address, Bytes)>> {
-        host::pointer_range(self, address)
     }
     unsafe fn host_register(&self, start: Address, size: Bytes) -> Result<()> {
         // SAFETY: the caller's promise is passed on.

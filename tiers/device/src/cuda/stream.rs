@@ -7,7 +7,12 @@ use cudarc::driver::sys;
 use super::Cuda;
 use super::code::Code;
 use super::event::raw_event;
-use crate::{Address, CaptureState, Compare, DeviceId, Event, Priority, Result, Stream, StreamId, Verb};
+use crate::{
+    Address, CaptureState, Compare, DeviceId, DriverError, Event, Priority, Result, Stream, StreamId, Verb,
+};
+
+/// Marks an id that is made of a stream's handle: CUDA's own ids are small numbers.
+const STAND_IN: u64 = 1 << 55;
 
 const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
 
@@ -49,10 +54,19 @@ pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, stream: Stream) -> R
 /// CUDA's ids are unique within a context for its default streams; the device on top makes them so in the process.
 pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<StreamId> {
     let _entered = cuda.enter(device, Verb::StreamId)?;
+    let own = u64::from(device.0) << 56;
+    let is_legacy = stream.0 == 0 || stream == Stream::LEGACY;
+    if !is_legacy && capture_here(cuda, stream, Verb::StreamId)? != CaptureState::None {
+        // The question would break the capture.
+        return match stream {
+            Stream::PER_THREAD => Err(DriverError::Capturing { verb: Verb::StreamId }),
+            Stream(handle) => Ok(StreamId(STAND_IN | handle & !(0xff << 56) ^ own)),
+        };
+    }
     let mut id = 0;
     // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
     unsafe { cuda.api.cuStreamGetId(raw(stream), &mut id) }.of(Verb::StreamId)?;
-    Ok(StreamId(id ^ u64::from(device.0) << 56))
+    Ok(StreamId(id ^ own))
 }
 
 /// The default handles have no context of their own: they are the current one's.

@@ -135,7 +135,9 @@ impl Faults {
                     self.losses.lose(&*self.inner, device, stream, code);
                 }
                 // A copy to pageable memory returns when its bytes are there.
-                let pageable = |to| matches!(self.inner.pointer_attributes(to), Ok(PointerKind::Pageable));
+                let pageable = |to| {
+                    self.inner.pointer_attributes(to).is_ok_and(|found| found.kind == PointerKind::Pageable)
+                };
                 if targets.any(pageable) {
                     self.inner.stream_synchronize(device, stream)?;
                     self.losses.look(&*self.inner);

@@ -101,10 +101,10 @@ fn dropping_waits_for_work_under_way() {
 fn pinned_memory_is_known_to_the_driver_while_it_lives() {
     let (sim, epochs) = bed();
     let pinned = Registration::new(&epochs, Pages::new(TWO, 1).unwrap()).unwrap();
-    assert_eq!(sim.pointer_attributes(pinned.start()).unwrap(), crate::PointerKind::Pinned);
+    assert_eq!(sim.pointer_attributes(pinned.start()).unwrap().kind, crate::PointerKind::Pinned);
     let start = pinned.start();
     drop(pinned);
-    assert_eq!(sim.pointer_attributes(start).unwrap(), crate::PointerKind::Pageable);
+    assert_eq!(sim.pointer_attributes(start).unwrap().kind, crate::PointerKind::Pageable);
 }
 
 /// What a program may do with slots of 2 MiB.

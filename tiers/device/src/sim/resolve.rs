@@ -104,24 +104,16 @@ impl Memory {
         Ok(pieces)
     }
 
-    /// Host memory is registered all over, in one registration or several, or not at all: CUDA refuses copies of other
-    /// ranges too.
+    /// Host memory is what its first byte is: CUDA refuses a range that leaves the registration it begins in, and takes one
+    /// that begins outside of any for pageable memory.
     fn resolve_host(&self, start: u64, end: u64) -> Checked<Vec<Piece>> {
-        if !self.host_table.overlaps(start, end) {
-            let (size, end, home) = (end - start, End::Pageable, Home::Pageable);
-            return Ok(vec![Piece { pointer: start, size, end, home }]);
+        let size = end - start;
+        let piece = |end, home| Ok(vec![Piece { pointer: start, size, end, home }]);
+        match self.host_table.find(start) {
+            None => piece(End::Pageable, Home::Pageable),
+            Some((registration, until)) if end <= until => piece(End::Pinned, Home::Pinned { registration }),
+            Some(_) => refuse(Address(start), Refusal::InvalidValue),
         }
-        let mut pieces = Vec::new();
-        let mut at = start;
-        while at < end {
-            let Some((registration, until)) = self.host_table.find(at) else {
-                return refuse(Address(at), Refusal::InvalidValue);
-            };
-            let (size, home) = (until.min(end) - at, Home::Pinned { registration });
-            pieces.push(Piece { pointer: at, size, end: End::Pinned, home });
-            at += size;
-        }
-        Ok(pieces)
     }
 
     fn resolve_mapped(&self, device: DeviceId, at: u64, end: u64, usage: Use) -> Checked<Piece> {

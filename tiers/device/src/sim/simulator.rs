@@ -207,7 +207,7 @@ impl Simulator {
     /// Memory for asynchronous work: what would be undefined is refused when the work is enqueued. The devices of `reach` may
     /// touch it; what it is, is asked of its first byte.
     pub fn span(&self, start: Address, size: Bytes, reach: DeviceSet) -> Result<Span> {
-        let kind = self.pointer_attributes(start)?;
+        let kind = self.pointer_attributes(start)?.kind;
         // SAFETY: the simulator refuses work on memory that is not there.
         Ok(unsafe { Span::lent(start, size, kind, reach) })
     }

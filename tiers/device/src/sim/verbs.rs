@@ -15,7 +15,7 @@ use super::system;
 use crate::{
     Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
     EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
-    PointerKind, Priority, Refusal, Result, Stream, StreamId, Verb,
+    PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Verb,
 };
 
 impl Driver for Simulator {
@@ -70,6 +70,12 @@ impl Driver for Simulator {
 
     unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
         self.enqueue(Verb::Copy, device, stream, Request::Copy(vec![request]))
+    }
+
+    unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()> {
+        let device = self.stream_device(stream)?;
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.copy(device, request, stream) }
     }
 
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
@@ -258,12 +264,11 @@ impl Driver for Simulator {
         self.ask(Verb::EnablePeerAccess, |state| state.world.memory.enable_peer_access(device, peer))
     }
 
-    fn pointer_attributes(&self, address: Address) -> Result<PointerKind> {
-        self.ask(Verb::PointerAttributes, |state| Ok(state.world.memory.kind(address)))
-    }
-
-    fn pointer_range(&self, address: Address) -> Result<Option<(Address, Bytes)>> {
-        self.ask(Verb::PointerRange, |state| Ok(state.world.memory.range(address)))
+    fn pointer_attributes(&self, address: Address) -> Result<PointerAttributes> {
+        self.ask(Verb::PointerAttributes, |state| {
+            let memory = &state.world.memory;
+            Ok(PointerAttributes { kind: memory.kind(address), range: memory.range(address) })
+        })
     }
 
     unsafe fn host_register(&self, start: Address, size: Bytes) -> Result<()> {
