@@ -15,6 +15,6 @@ pub mod graph;
 
 pub use engine::{
     CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
-    UserStream,
+    UserStream, Worth,
 };
 pub use error::{Result, TransferError};

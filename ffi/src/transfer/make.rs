@@ -29,11 +29,14 @@ pub(super) fn split(
     request: &CopyRequest,
     asked: Asked,
 ) -> Result<Option<(End, End)>, Failure> {
-    if asked.direct || request.size < process.least_split() && !verifies(process, asked) {
+    let verifies = verifies(process, asked);
+    if asked.direct || request.size < process.least_split() && !verifies {
         return Ok(None);
     }
-    let (to, from) = (process.end_of(request.to, request.size)?, process.end_of(request.from, request.size)?);
-    Ok(sides(process.stream_device(asked.stream)?, to.zip(from)))
+    match process.both_ends(request, verifies)? {
+        Some(ends) => Ok(sides(process.stream_device(asked.stream)?, Some(ends))),
+        None => Ok(None),
+    }
 }
 
 /// The ends, where one is host memory and the other a GPU's. Where the stream's device may not make the copy the engine has no
@@ -99,8 +102,17 @@ unsafe fn native(
         process.check_waitable(asked.stream)?;
     }
     let driver = process.driver();
-    let device = process.stream_device(asked.stream)?;
+    // The device of the stream, once it is asked for.
+    let mut known = None;
     for request in requests.iter().filter(|request| !request.size.is_zero()) {
+        process.count_native(request.size);
+        if process.is_open_to_all(request) {
+            // SAFETY: the caller's promise.
+            unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from)?;
+            continue;
+        }
+        let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
+        known = Some(device);
         // SAFETY: the caller's promise.
         let copy =
             |device, stream| unsafe { driver.copy(device, *request, stream) }.map_err(ProcessError::from);
@@ -108,9 +120,9 @@ unsafe fn native(
             None => copy(device, asked.stream)?,
             Some(other) => process.beside(other, asked.stream, |stream| copy(other, stream))?,
         }
-        process.count_native(request.size);
     }
     if asked.now {
+        let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
         driver.stream_synchronize(device, asked.stream).map_err(ProcessError::from)?;
     }
     if waited && !asked.now { Ok(process.mark(asked.stream)?) } else { Ok(0) }

@@ -8,8 +8,10 @@
 //! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on.
 
 use glake_device::owned::DeviceSet;
-use glake_device::{Address, CopyRequest, DeviceId, PointerKind};
+use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind};
 use glake_tiers::GpuPool;
+use glake_transfer::Worth;
+use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 
 use super::{Process, Result};
@@ -68,7 +70,7 @@ impl EndsOfMany<'_> {
             Some(End { is_pool: true, .. }) => self.process.pool_of(start, size).map(GpuPool::range),
             // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
             Some(End { kind: PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, .. }) => {
-                self.process.driver.pointer_range(start)?
+                self.process.driver.pointer_attributes(start)?.range
             }
             _ => None,
         };
@@ -96,15 +98,14 @@ impl Process {
     /// # Errors
     /// What the driver answers.
     pub fn end_of(&self, start: Address, size: Bytes) -> Result<Option<End>> {
-        if let Some(pool) = self.pool_of(start, size) {
-            let kind = PointerKind::Device { device: pool.device(), mapped: true };
-            let reach = pool.peers().union(DeviceSet::of(pool.device()));
-            return Ok(Some(End { kind, reach, is_pool: true }));
+        if let Some(end) = self.pool_end(start, size) {
+            return Ok(Some(end));
         }
-        let kind = self.driver.pointer_attributes(start)?;
+        let PointerAttributes { kind, range } = self.driver.pointer_attributes(start)?;
         let last = start.checked_add(size.get().saturating_sub(1));
         let ends_alike = match last {
-            Some(last) => self.driver.pointer_attributes(last)? == kind,
+            Some(_) if range.is_some_and(|range| holds(range, start, size)) => true,
+            Some(last) => self.driver.pointer_attributes(last)?.kind == kind,
             None => false,
         };
         let reach = match kind {
@@ -113,6 +114,44 @@ impl Process {
             PointerKind::Pageable => DeviceSet::EMPTY,
         };
         Ok(ends_alike.then_some(End { kind, reach, is_pool: false }))
+    }
+
+    /// What both ends of a copy are; `None` where it is one for the driver. That is asked only where the answer can matter,
+    /// or `anyway`: it takes as long as the smallest copies gain.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn both_ends(&self, request: &CopyRequest, anyway: bool) -> Result<Option<(End, End)>> {
+        let size = request.size;
+        let (to, from) = (self.pool_end(request.to, size), self.pool_end(request.from, size));
+        let worth = match (to, from) {
+            (Some(_), Some(_)) => return Ok(None),
+            _ if anyway => Worth::Anything,
+            (Some(to), None) => self.engine.worth(to.kind, Direction::ToGpu, size),
+            (None, Some(from)) => self.engine.worth(from.kind, Direction::FromGpu, size),
+            (None, None) => self.engine.worth_of_other(size),
+        };
+        if worth == Worth::Nothing {
+            return Ok(None);
+        }
+        let mut ends = [to, from];
+        for (end, start) in ends.iter_mut().zip([request.to, request.from]) {
+            if end.is_none() {
+                *end = self.end_of(start, size)?;
+            }
+            if worth == Worth::Pageable && end.is_none_or(|end| end.kind == PointerKind::Pinned) {
+                return Ok(None);
+            }
+        }
+        let [to, from] = ends;
+        Ok(to.zip(from))
+    }
+
+    fn pool_end(&self, start: Address, size: Bytes) -> Option<End> {
+        let pool = self.pool_of(start, size)?;
+        let kind = PointerKind::Device { device: pool.device(), mapped: true };
+        let reach = pool.peers().union(DeviceSet::of(pool.device()));
+        Some(End { kind, reach, is_pool: true })
     }
 
     /// As [`Process::end_of`], for many.
@@ -132,6 +171,19 @@ impl Process {
     pub fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Option<DeviceId> {
         let may = self.reach_of(request.to, device).intersection(self.reach_of(request.from, device));
         if may.contains(device) { None } else { may.iter().next() }
+    }
+
+    /// Whether streams of any device may make a copy, as far as pools are asked.
+    #[inline]
+    pub fn is_open_to_all(&self, request: &CopyRequest) -> bool {
+        let open = |start| match self.pool_of(start, Bytes::new(1)) {
+            Some(pool) => {
+                let reach = pool.peers().union(DeviceSet::of(pool.device()));
+                self.devices.iter().all(|memory| reach.contains(memory.info.id))
+            }
+            None => true,
+        };
+        open(request.to) && open(request.from)
     }
 
     /// Who may touch what lies at an address, as far as `device` may not.

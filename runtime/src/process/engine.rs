@@ -16,9 +16,9 @@ use std::sync::{Arc, OnceLock};
 
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::topology::Topology;
-use glake_device::{DeviceId, DeviceInfo};
-use glake_transfer::graph::PathGraph;
-use glake_transfer::{Engine, EngineOptions};
+use glake_device::{DeviceId, DeviceInfo, PointerKind};
+use glake_transfer::graph::{Direction, PathGraph};
+use glake_transfer::{Engine, EngineOptions, Worth};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -30,7 +30,7 @@ use crate::config::{Relays, Transfer};
 /// The least that goes over several links as long as no paths are known.
 const LEAST: Bytes = Bytes::mib(1);
 /// Threads for pageable memory at most, where nobody says: more of them no longer made copies faster.
-const THREADS: u32 = 6;
+const THREADS: u32 = 8;
 /// Pinned memory for each of them.
 const SLOTS: Bytes = Bytes::mib(4);
 
@@ -81,6 +81,21 @@ impl ProcessEngine {
     #[inline]
     pub(super) fn least(&self) -> Bytes {
         Bytes::new(self.least.load(Ordering::Relaxed))
+    }
+
+    /// What a copy between a pool and the host has to be for the engine, which is made for the first that is large enough.
+    #[inline]
+    pub(super) fn worth(&self, of_gpu: PointerKind, direction: Direction, size: Bytes) -> Worth {
+        match (self.made(), of_gpu) {
+            (Some(engine), PointerKind::Device { device, .. }) => engine.worth(device, direction, size),
+            _ => self.worth_of_other(size),
+        }
+    }
+
+    /// As above, of memory that is no pool's.
+    #[inline]
+    pub(super) fn worth_of_other(&self, size: Bytes) -> Worth {
+        self.made().map_or(Worth::Anything, |engine| engine.worth_of_other(size))
     }
 
     /// What a pool of a device is opened to when it is made.

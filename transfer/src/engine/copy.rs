@@ -206,7 +206,8 @@ impl Engine {
         if self.is_loaded(job.direction) {
             self.leases.refresh(self, lease);
         }
-        let (zero_staging, staged) = self.relays_of(lease, state, job);
+        let rivals = self.rivals.of(job.target, job.direction, &self.load, self.devices);
+        let (zero_staging, staged) = self.relays_of(lease, state, job, rivals);
         let graph = self.graph();
         let shares = split(
             &graph,
@@ -350,8 +351,15 @@ impl Engine {
     }
 
     /// The relays that may touch the memory of a copy directly, and those that have kernels or slots for it.
-    fn relays_of(&self, lease: &Arc<Lease>, state: &mut LeaseState, job: Job<'_>) -> (DeviceSet, DeviceSet) {
-        let usable = self.relays.usable().without(state.broken()).without(DeviceSet::of(job.target));
+    fn relays_of(
+        &self,
+        lease: &Arc<Lease>,
+        state: &mut LeaseState,
+        job: Job<'_>,
+        rivals: DeviceSet,
+    ) -> (DeviceSet, DeviceSet) {
+        let others = self.relays.usable().without(rivals).without(DeviceSet::of(job.target));
+        let usable = others.without(state.broken());
         let (device, host) = match job.direction {
             Direction::ToGpu => (job.to, job.from),
             Direction::FromGpu => (job.from, job.to),

@@ -41,6 +41,7 @@ mod options;
 mod pageable;
 mod parts;
 mod relays;
+mod rivals;
 mod scatter;
 mod slots;
 mod staged;
@@ -50,6 +51,7 @@ mod stream;
 mod tests;
 mod turn;
 mod worker;
+mod worth;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -71,9 +73,11 @@ use now::Scratch;
 pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
 use pageable::Pageable;
 use relays::Relays;
+use rivals::Rivals;
 pub use statistics::{PathStatistics, Statistics};
 pub use stream::UserStream;
 use worker::Worker;
+pub use worth::Worth;
 
 use crate::Result;
 use crate::graph::{Load, PathGraph};
@@ -90,6 +94,7 @@ pub struct Engine {
     /// Smaller copies are native, whatever their target.
     floor: AtomicU64,
     load: Load,
+    rivals: Rivals,
     relays: Arc<Relays>,
     leases: Leases,
     marks: Arc<Marks>,
@@ -118,6 +123,7 @@ impl Engine {
             floor: AtomicU64::new(0),
             graph: RwLock::new(Arc::new(PathGraph::empty())),
             load: Load::new(),
+            rivals: Rivals::new(),
             leases: Leases::default(),
             scratch: Scratch::default(),
             kernels: Kernels::new(devices),

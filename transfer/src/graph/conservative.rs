@@ -32,6 +32,14 @@ const BREAK_EVEN: Bytes = Bytes::mib(1);
 /// Those from a GPU that has one relay: on an H200 two paths took 1.00 to 1.03 of a native copy's time at 1 MiB, 0.78 at 2 MiB.
 const BREAK_EVEN_OF_TWO: Bytes = Bytes::mib(2);
 
+/// The least copy that is split, however well its links do: what the call takes on the host counts too.
+pub(super) fn least_split(direction: Direction, relays: usize) -> Bytes {
+    match (direction, relays) {
+        (Direction::FromGpu, 1) => BREAK_EVEN_OF_TWO,
+        _ => BREAK_EVEN,
+    }
+}
+
 impl PathGraph {
     /// What is assumed without calibration; [`super::Observations`] refine it.
     pub fn conservative(gpus: &[GpuLinks]) -> PathGraph {
@@ -55,10 +63,7 @@ impl PathGraph {
                     other.device != device
                         && (gpu.peers.contains(&other.device) || other.peers.contains(&device))
                 };
-                let break_even = match (direction, gpus.iter().filter(joined).count()) {
-                    (Direction::FromGpu, 1) => BREAK_EVEN_OF_TWO,
-                    _ => BREAK_EVEN,
-                };
+                let break_even = least_split(direction, gpus.iter().filter(joined).count());
                 paths.links.push(LinkRate { device, direction, rate, latency: NATIVE, break_even });
                 for relay in gpus.iter().filter(joined) {
                     let path = |way, rate, latency| RelayRate {

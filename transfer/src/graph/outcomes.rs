@@ -17,6 +17,7 @@ use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 use glake_units::{Bandwidth, Bytes, Micros};
 
+use super::conservative::least_split;
 use super::fluid::{Stint, ceiling, ends};
 use super::load::Load;
 use super::paths::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
@@ -34,7 +35,7 @@ pub(super) const SHARES: f64 = 1.1;
 /// The sizes between which the break-even lies, and its steps.
 const EVEN: (Bytes, Bytes, Bytes) = (Bytes::mib(1), Bytes::mib(64), Bytes::kib(256));
 /// There a split copy takes this part of a native one's time at most: latencies scatter more than rates.
-const CLEARLY: f64 = 0.95;
+const CLEARLY: f64 = 0.92;
 
 impl PathGraph {
     /// The graph that the outcomes of [`super::trials`] show, of all steps together.
@@ -47,7 +48,10 @@ impl PathGraph {
         let mut paths = found.paths;
         let graph = PathGraph::new(paths.clone())?;
         for link in &mut paths.links {
-            link.break_even = break_even(&graph, link);
+            let serves = |relay: &&RelayRate| relay.target == link.device && relay.way == Way::ZeroStaging;
+            let relays = graph.paths().relays.iter().filter(serves);
+            let relays = relays.filter(|relay| relay.direction == link.direction).count();
+            link.break_even = break_even(&graph, link).max(least_split(link.direction, relays));
         }
         PathGraph::new(paths)
     }

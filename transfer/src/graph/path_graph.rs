@@ -4,7 +4,7 @@
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_units::{Bandwidth, Micros};
+use glake_units::{Bandwidth, Bytes, Micros};
 use serde::{Deserialize, Serialize};
 
 use super::paths::{Ceiling, LinkRate, Paths, RelayRate};
@@ -75,6 +75,11 @@ impl PathGraph {
         let mut lanes = target.lanes(DeviceSet::ALL, DeviceSet::ALL);
         target.share(&mut lanes, &[], 1.0);
         super::gigabytes(lanes.iter().map(|lane| lane.rate).sum())
+    }
+
+    /// The least copy of a target's memory that is split; `None` where the target is not known.
+    pub fn break_even(&self, target: DeviceId, direction: Direction) -> Option<Bytes> {
+        self.target(target, direction).map(|target| target.break_even)
     }
 
     pub(super) fn target(&self, device: DeviceId, direction: Direction) -> Option<&Target> {

@@ -47,7 +47,7 @@ impl Slices {
             sum += rate;
             let end = if source + 1 == rates.len() { size } else { grains(size, sum / all) };
             let share = end.saturating_sub(offset);
-            let part = |parts| Bytes::new(share.get() / parts).align_up(GRAIN).unwrap_or(share);
+            let part = |parts| Bytes::new(share.get().div_ceil(parts)).align_up(GRAIN).unwrap_or(share);
             let slice = part(PARTS).max(LEAST).min(MANY).max(part(MOST));
             left.push((Slice { source, offset, size: share }, slice));
             offset = offset.max(end);

@@ -34,7 +34,7 @@ use station::{Station, Taken};
 use threads::{Threads, Work};
 
 /// Smaller copies are the driver's: waking threads takes as long.
-const LEAST: Bytes = Bytes::mib(2);
+pub(super) const LEAST: Bytes = Bytes::mib(2);
 /// How often the user's stream is asked before the host goes to sleep: some 50 us.
 const GLANCES: u32 = 40;
 

@@ -1,0 +1,46 @@
+//! Which copies are worth asking the driver what their memory is. Takes no lock that is held for long, and asks no driver.
+
+use glake_device::DeviceId;
+use glake_units::Bytes;
+
+use super::{Engine, pageable};
+use crate::graph::Direction;
+
+/// What a copy has to be for the engine to gain by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Worth {
+    /// Whatever the memory is, the driver's copy is as good.
+    Nothing,
+    /// It gains if the host's memory is pageable.
+    Pageable,
+    /// It may gain whatever the memory is.
+    Anything,
+}
+
+/// Of smaller copies of memory that is no pool's and only gains if it is pageable, asking takes too much.
+const ASKED: Bytes = Bytes::mib(4);
+
+impl Engine {
+    /// Of a copy between pool memory of a GPU and the host.
+    pub fn worth(&self, target: DeviceId, direction: Direction, size: Bytes) -> Worth {
+        let configured = || self.options.break_even.is_some();
+        let even = || self.graph.read().break_even(target, direction);
+        let splits =
+            self.may_split(target, size) && (configured() || even().is_some_and(|even| size >= even));
+        match splits {
+            true => Worth::Anything,
+            false if size >= pageable::LEAST => Worth::Pageable,
+            false => Worth::Nothing,
+        }
+    }
+
+    /// Of a copy of memory that is no pool's.
+    pub fn worth_of_other(&self, size: Bytes) -> Worth {
+        let alone = self.relays.usable().len() < 2;
+        match alone {
+            false if size >= pageable::LEAST => Worth::Anything,
+            true if size >= ASKED => Worth::Pageable,
+            _ => Worth::Nothing,
+        }
+    }
+}
