@@ -50,8 +50,11 @@ def seconds(work):
 
 
 def pinned(size):
+    """Of bytes that repeat after 16 MiB, which are what sizes are multiples of."""
     import torch
-    return torch.randint(0, 255, (size,), dtype=torch.uint8).pin_memory()
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    host.view(-1, 16 * MIB).copy_(torch.randint(0, 255, (16 * MIB,), dtype=torch.uint8))
+    return host
 
 
 def on(gpu, size):

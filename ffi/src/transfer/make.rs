@@ -149,8 +149,7 @@ pub(super) unsafe fn copy_list(
     let mut blocks = Vec::with_capacity(requests.len());
     let mut rest = Vec::new();
     for request in requests.iter().filter(|request| !request.size.is_zero()) {
-        let (to, from) = (ends.of(request.to, request.size)?, ends.of(request.from, request.size)?);
-        match sides(device, to.zip(from)) {
+        match sides(device, ends.of(request)?) {
             // SAFETY: the caller's promise.
             Some(ends) => blocks.push(unsafe { spans(*request, ends) }),
             None => rest.push(*request),

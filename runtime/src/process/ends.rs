@@ -46,20 +46,37 @@ pub struct EndsOfMany<'p> {
     process: &'p Process,
     /// The last is the one that was found last.
     known: Vec<((Address, Bytes), End)>,
+    /// Where the ends of the last copy lay.
+    last: [usize; 2],
 }
 
 /// How much memory is remembered.
 const KNOWN: usize = 8;
 
 impl EndsOfMany<'_> {
-    /// As [`Process::end_of`].
+    /// What both ends of a copy are, as [`Process::end_of`] tells.
     ///
     /// # Errors
     /// What the driver answers.
     #[inline]
-    pub fn of(&mut self, start: Address, size: Bytes) -> Result<Option<End>> {
-        match self.known.iter().rev().find(|(range, _)| holds(*range, start, size)) {
-            Some((_, end)) => Ok(Some(*end)),
+    pub fn of(&mut self, request: &CopyRequest) -> Result<Option<(End, End)>> {
+        let (to, from) = (self.end(0, request.to, request.size)?, self.end(1, request.from, request.size)?);
+        Ok(to.zip(from))
+    }
+
+    /// Most copies of a list are between the memory that the one before was between.
+    #[inline]
+    fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<End>> {
+        if let Some((range, end)) = self.known.get(self.last[side])
+            && holds(*range, start, size)
+        {
+            return Ok(Some(*end));
+        }
+        match self.known.iter().rposition(|(range, _)| holds(*range, start, size)) {
+            Some(place) => {
+                self.last[side] = place;
+                Ok(Some(self.known[place].1))
+            }
             None => self.learn(start, size),
         }
     }
@@ -156,7 +173,7 @@ impl Process {
 
     /// As [`Process::end_of`], for many.
     pub fn ends(&self) -> EndsOfMany<'_> {
-        EndsOfMany { process: self, known: Vec::with_capacity(KNOWN) }
+        EndsOfMany { process: self, known: Vec::with_capacity(KNOWN), last: [0; 2] }
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::DriverError;
+use glake_device::{CopyRequest, DriverError};
 
 use super::*;
 use crate::config::{Environment, Sources};
@@ -348,12 +348,13 @@ fn memory_is_what_its_ends_are() {
     assert_eq!(process.end_of(pinned.start(), Bytes::MAX).unwrap(), None);
     let (mut many, mut asked) = (process.ends(), Vec::new());
     for offset in [0, 5000, 1 << 20] {
-        assert_eq!(many.of(Address(pinned.start().0 + offset), Bytes::kib(16)).unwrap(), Some(whole));
-        assert!(many.of(Address(block.0 + offset), Bytes::kib(16)).unwrap().unwrap().is_pool);
+        let (to, from) = (Address(pinned.start().0 + offset), Address(block.0 + offset));
+        let (there, here) = many.of(&CopyRequest { to, from, size: Bytes::kib(16) }).unwrap().unwrap();
+        assert!(there == whole && here.is_pool);
         asked.push(process.driver_calls().0);
     }
     assert_eq!(asked[0], asked[2], "what was found once is not asked for again");
-    assert_eq!(many.of(pinned.start(), mib(3)).unwrap(), None);
+    assert_eq!(many.of(&CopyRequest { to: pinned.start(), from: block, size: mib(3) }).unwrap(), None);
     process.free(block).unwrap();
 }
 

@@ -1,6 +1,6 @@
 """The order of copies on GPUs: random programs of kernels, copies, delays, events and frees over streams and GPUs, against a model.
 
-    python tests/gpu/torch/order.py [--steps 10000] [--seed 1]
+    python tests/gpu/torch/order.py [--steps 10000] [--seed 1] [--memory-on 1]
     compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/torch/order.py --steps 300
 
 A program orders by events what conflicts, and nothing else, so it means the same as its steps one after the other: the model.
@@ -46,6 +46,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=10_000)
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--memory-on", type=int, help="so many GPUs have blocks, the others lend their links: GPUs that are copied at the same time do not; default all")
     a = p.parse_args()
     import torch
     if not torch.cuda.is_available():
@@ -76,7 +77,8 @@ def main():
         return place
 
     hosts = [Place(torch.zeros(SIZES[i % len(SIZES)] // 4, dtype=torch.int32).pin_memory(), None) for i in range(HOSTS)]
-    blocks = [allocate(rng.choice(lanes), SIZES[i % len(SIZES)]) for i in range(BLOCKS)]
+    owners = [lane for lane in lanes if lane.gpu < (a.memory_on or gpus)]
+    blocks = [allocate(rng.choice(owners), SIZES[i % len(SIZES)]) for i in range(BLOCKS)]
     seeds = copies = kernels = frees = 0
 
     def begin(lane, reads=(), writes=()):
@@ -134,7 +136,7 @@ def main():
             index = rng.randrange(BLOCKS)
             size = blocks[index].tensor.numel() * 4
             blocks[index] = None  # freed before another is asked for
-            blocks[index] = allocate(lane, size)
+            blocks[index] = allocate(lane if lane in owners else rng.choice(owners), size)
             frees += 1
         else:
             host = rng.choice(hosts)

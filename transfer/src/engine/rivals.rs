@@ -44,7 +44,8 @@ impl Rivals {
         devices: usize,
     ) -> DeviceSet {
         let others = || (0_u32..).map(DeviceId).take(devices).filter(|other| *other != target);
-        let copied = |other: &DeviceId| !load.target(*other, *other, direction).is_zero();
+        let links = || (0_u32..).map(DeviceId).take(devices);
+        let copied = |other: &DeviceId| links().any(|link| !load.target(*other, link, direction).is_zero());
         let met: DeviceSet = others().filter(copied).collect();
         let last = &self.last[direction.index()];
         if met.is_empty() && last.load(Ordering::Relaxed) == 0 {
@@ -88,10 +89,10 @@ mod tests {
         let [a, b, idle] = [0, 1, 2].map(DeviceId);
         let of = |gpu| rivals.of(gpu, Direction::ToGpu, &load, 3);
         assert!(of(a).is_empty());
-        load.begin(a, a, Direction::ToGpu, Bytes::mib(1));
+        load.begin(a, b, Direction::ToGpu, Bytes::mib(1));
         // Where they meet first, the first one's copy uses both links already.
         assert!(of(b).is_empty());
-        load.end(a, a, Direction::ToGpu, Bytes::mib(1));
+        load.end(a, b, Direction::ToGpu, Bytes::mib(1));
         assert_eq!(of(a), DeviceSet::of(b));
         assert_eq!(of(b), DeviceSet::of(a));
         assert_eq!(of(idle), DeviceSet::of(a).union(DeviceSet::of(b)));

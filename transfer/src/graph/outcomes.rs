@@ -51,7 +51,7 @@ impl PathGraph {
             let serves = |relay: &&RelayRate| relay.target == link.device && relay.way == Way::ZeroStaging;
             let relays = graph.paths().relays.iter().filter(serves);
             let relays = relays.filter(|relay| relay.direction == link.direction).count();
-            link.break_even = break_even(&graph, link).max(least_split(link.direction, relays));
+            link.break_even = break_even(&graph, link).max(least_split(relays));
         }
         PathGraph::new(paths)
     }

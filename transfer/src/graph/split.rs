@@ -239,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn small_copies_from_one_of_two_gpus_are_not_split() {
+    fn small_copies_of_one_of_two_gpus_are_not_split() {
         let (load, gpus) = (Load::new(), GpuLinks::of(&Topology::from(&topology::load("h200x4").unwrap())));
         let (two, four) = (PathGraph::conservative(&gpus[..2]), PathGraph::conservative(&gpus));
         let paths = |graph, direction, size| split(graph, &Ask { direction, ..ask(size, &load) }).len();
-        assert_eq!(paths(&two, Direction::FromGpu, Bytes::kib(2047)), 1);
-        assert_eq!(paths(&two, Direction::FromGpu, Bytes::mib(2)), 2);
-        assert_eq!(paths(&two, Direction::ToGpu, Bytes::mib(1)), 2);
-        assert_eq!(paths(&four, Direction::ToGpu, Bytes::mib(1)), 2);
-        assert_eq!(paths(&four, Direction::FromGpu, Bytes::mib(1)), 2);
+        for direction in [Direction::ToGpu, Direction::FromGpu] {
+            assert_eq!(paths(&two, direction, Bytes::kib(2047)), 1);
+            assert_eq!(paths(&two, direction, Bytes::mib(2)), 2);
+            assert_eq!(paths(&four, direction, Bytes::mib(1)), 2);
+        }
     }
 }
