@@ -37,6 +37,17 @@ impl DomainOptions {
     pub fn private_pool() -> Self {
         DomainOptions { alias: false, lend: false, extent: None, keep: true }
     }
+
+    /// Memory that leaves its GPU and comes back as a whole: like the default domain, in extents so large that mapping them
+    /// takes no time beside copying them.
+    pub fn region(extent: glake_units::Bytes) -> Self {
+        DomainOptions { extent: Some(extent), ..DomainOptions::default() }
+    }
+
+    /// Whether addresses and bytes are a captured graph's, those of free memory too.
+    pub fn is_private(&self) -> bool {
+        self.keep && !self.alias && !self.lend
+    }
 }
 
 /// The lanes of one stream.
@@ -58,9 +69,14 @@ pub(crate) struct Domain {
     /// Pieces that nobody may take yet.
     pub(crate) limbo_large: LaneId,
     pub(crate) limbo_small: LaneId,
+    /// Free pieces of extents that are not here.
+    pub(crate) away_large: LaneId,
+    pub(crate) away_small: LaneId,
     pub(crate) aliases: Vec<AliasId>,
     /// Its owner gave it up: what is free goes back to the driver.
     pub(crate) released: bool,
+    /// What is in it is not written to, so nothing new is handed out.
+    pub(crate) sealed: bool,
     pub(crate) extents: usize,
 }
 
@@ -74,8 +90,11 @@ impl Domain {
             passed_slabs: lane(Class::Slabs, Taker::Anyone),
             limbo_large: lane(Class::Large, Taker::Nobody),
             limbo_small: lane(Class::Small, Taker::Nobody),
+            away_large: lane(Class::Large, Taker::Away),
+            away_small: lane(Class::Small, Taker::Away),
             aliases: Vec::new(),
             released: false,
+            sealed: false,
             extents: 0,
         }
     }
@@ -112,7 +131,8 @@ impl Domain {
     /// Every lane.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
         let small = self.streams.iter().map(|lanes| lanes.small);
-        self.home_lanes().chain([self.limbo_large, self.limbo_small]).chain(small)
+        let apart = [self.limbo_large, self.limbo_small, self.away_large, self.away_small];
+        self.home_lanes().chain(apart).chain(small)
     }
 
     /// Every lane that holds whole pieces of home.

@@ -2,7 +2,8 @@
 
 use glake_units::Bytes;
 
-use crate::ids::DomainId;
+use crate::extent::Presence;
+use crate::ids::{DomainId, ExtentId};
 
 /// A refusal; a variant is what the caller can do about it.
 #[non_exhaustive]
@@ -53,6 +54,35 @@ pub enum StitchError {
     UnknownDomain {
         /// Which.
         domain: DomainId,
+    },
+    /// Some of the domain's memory is not on its GPU: bring it back first.
+    #[error("some of the memory of domain {} is not on its GPU: refill it first", domain.index())]
+    Away {
+        /// Which.
+        domain: DomainId,
+    },
+    /// What is in the domain is not to change, so nothing new is handed out: unseal it first.
+    #[error("domain {} is sealed: unseal it before asking for more of it", domain.index())]
+    Sealed {
+        /// Which.
+        domain: DomainId,
+    },
+    /// Blocks were freed in the extent that other streams may still use: wait for their epoch.
+    #[error("blocks of extent {} were freed while other streams used them: wait for their epoch", extent.index())]
+    Withheld {
+        /// Which.
+        extent: ExtentId,
+    },
+    /// The extent is not where it would have to be for what was asked.
+    #[error(
+        "extent {} is {}: it leaves when it is here, and enters when it is away",
+        extent.index(), presence.map_or("gone", Presence::name)
+    )]
+    WrongPresence {
+        /// Which.
+        extent: ExtentId,
+        /// Where it is; `None`: there is none.
+        presence: Option<Presence>,
     },
     /// A knob's value makes no sense.
     #[error("{knob} = {value:?} is out of range: {allowed}")]

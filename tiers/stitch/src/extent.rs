@@ -6,6 +6,28 @@ use smallvec::SmallVec;
 use crate::ids::{AliasId, DomainId, ExtentId};
 use crate::lane::Class;
 
+/// Whether the memory of an extent is there for its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// Mapped at all its addresses: what is free in it can be handed out.
+    #[default]
+    Here,
+    /// On its way out or back, or stopped halfway: memory is held for it, and nothing of it is handed out.
+    Moving,
+    /// No memory is held for it. Its addresses stay taken, its blocks live.
+    Away,
+}
+
+impl Presence {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Presence::Here => "here",
+            Presence::Moving => "moving",
+            Presence::Away => "away",
+        }
+    }
+}
+
 /// One extent: mapped whole, released whole.
 #[derive(Clone, Debug)]
 pub(crate) struct Extent {
@@ -16,6 +38,9 @@ pub(crate) struct Extent {
     pub(crate) class: Class,
     /// The aliases that it is mapped in.
     pub(crate) aliases: SmallVec<[AliasId; 4]>,
+    pub(crate) presence: Presence,
+    /// Of one that is not here: its bytes in live blocks.
+    pub(crate) live: u64,
 }
 
 impl Extent {
@@ -106,7 +131,11 @@ impl Extents {
         (first, last)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.extents.len()
+    pub(crate) fn get(&self, id: ExtentId) -> Option<&Extent> {
+        self.extents.get(id.index())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
+        self.extents.iter().map(|(index, extent)| (ExtentId::at(index), extent))
     }
 }

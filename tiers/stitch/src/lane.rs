@@ -25,6 +25,8 @@ pub(crate) enum Taker {
     Anyone,
     /// Nobody's before the epoch: other streams used them.
     Nobody,
+    /// Nobody's while their extents are not here.
+    Away,
 }
 
 /// What the pieces of a lane are cut for.
@@ -68,7 +70,7 @@ impl Lane {
     pub(crate) fn stream(&self) -> Option<StreamKey> {
         match self.taker {
             Taker::Stream(stream) => Some(stream),
-            Taker::Anyone | Taker::Nobody => None,
+            Taker::Anyone | Taker::Nobody | Taker::Away => None,
         }
     }
 

@@ -55,10 +55,12 @@ mod tally;
 mod zone;
 
 pub use allocator::{
-    Allocator, Backing, BlockInfo, Broken, Claim, LiveBlock, Restored, SMALL_LIMIT, Segment, SegmentKind,
+    Allocator, Backing, BlockInfo, Broken, Claim, ExtentView, HomeRange, LiveBlock, Restored, SMALL_LIMIT,
+    Segment, SegmentKind,
 };
 pub use domain::DomainOptions;
 pub use error::{Obstacle, StitchError};
+pub use extent::Presence;
 pub use ids::{AliasId, DomainId, Epoch, ExtentId, PlanId, StreamKey};
 pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch};
 pub use settings::{Borrow, Settings, WaitRules};

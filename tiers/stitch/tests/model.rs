@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
     Allocator, Borrow, Claim, DomainId, DomainOptions, Epoch, ExtentId, Grant, LiveBlock, Outcome, Plan,
-    Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, WaitRules,
+    Presence, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, WaitRules,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -36,6 +36,11 @@ enum Op {
     Limit { quarters: u64 },
     AddDomain { alias: bool, lend: bool, keep: bool },
     ReleaseDomain { which: usize },
+    Seal { which: usize, sealed: bool },
+    Leave { which: usize },
+    Left { which: usize },
+    Enter { which: usize, made: bool },
+    CameBack { which: usize },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -57,6 +62,11 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (1..=4u64).prop_map(|quarters| Op::Limit { quarters }),
         1 => any::<[bool; 3]>().prop_map(|[alias, lend, keep]| Op::AddDomain { alias, lend, keep }),
         1 => any::<usize>().prop_map(|which| Op::ReleaseDomain { which }),
+        1 => (any::<usize>(), prop::bool::weighted(0.2)).prop_map(|(which, sealed)| Op::Seal { which, sealed }),
+        3 => any::<usize>().prop_map(|which| Op::Leave { which }),
+        3 => any::<usize>().prop_map(|which| Op::Left { which }),
+        2 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, made)| Op::Enter { which, made }),
+        3 => any::<usize>().prop_map(|which| Op::CameBack { which }),
     ]
 }
 
@@ -91,6 +101,8 @@ struct Block {
     grant: Grant,
     stream: u64,
     recorded: bool,
+    /// What it was given.
+    cells: Vec<(ExtentId, u64, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +111,8 @@ struct Model {
     /// Address of a cell to the extent's cell that is mapped there; whether access is set.
     mapped: BTreeMap<u64, (ExtentId, u64, bool)>,
     blocks: Vec<Block>,
+    /// Extents that have begun to leave and are not back: whether their memory is there.
+    elsewhere: BTreeMap<ExtentId, bool>,
     /// Domains that keep their free extents.
     kept: HashSet<DomainId>,
     /// Of these, those that have no aliases and lend nothing.
@@ -134,6 +148,8 @@ impl Model {
                     assert_eq!(cells as u64, size.get() / CELL, "access to what is not mapped");
                 }
                 Step::Unmap { offset, size, extents } => {
+                    let elsewhere = |extent| self.elsewhere.contains_key(extent);
+                    assert!(!extents.iter().any(elsewhere), "unmapped on its way");
                     let mut seen = Vec::new();
                     for cell in 0..size.get() / CELL {
                         let (extent, _, _) =
@@ -161,11 +177,13 @@ impl Model {
                 }
                 Step::Release { extent, domain, .. } => {
                     assert!(!self.kept.contains(domain), "a domain keeps its extents");
+                    let away = self.elsewhere.remove(extent);
+                    assert!(away != Some(true), "released on its way");
                     let (_, cells) = self.extents.remove(extent).expect("released twice");
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
                     let pending =
                         cells.iter().filter_map(|cell| cell.last).any(|last| last.epoch > self.passed);
-                    assert!(!pending, "released under running work");
+                    assert!(!pending || away.is_some(), "released under running work");
                     assert!(self.mapped.values().all(|(other, ..)| other != extent), "released while mapped");
                 }
             }
@@ -188,7 +206,9 @@ impl Model {
         if grant.edge {
             self.edges[stream as usize] = self.now;
         }
-        for (extent, index, address) in self.cells(&grant) {
+        let given = self.cells(&grant);
+        for &(extent, index, address) in &given {
+            assert!(!self.elsewhere.contains_key(&extent), "memory that is not there is handed out");
             let edge = self.edges[stream as usize];
             let (owner, cells) = self.extents.get_mut(&extent).expect("mapped extents exist");
             assert_eq!(*owner, domain, "domains never share an extent");
@@ -205,7 +225,7 @@ impl Model {
                 assert!(covered, "bytes moved to another address without a completion edge");
             }
         }
-        self.blocks.push(Block { grant, stream, recorded: false });
+        self.blocks.push(Block { grant, stream, recorded: false, cells: given });
     }
 
     /// Whether a block was handed out at the cell of this address.
@@ -233,7 +253,9 @@ impl Model {
     fn claim(&mut self, offset: Bytes, size: Bytes, stream: u64) {
         let grant = Grant { offset, size, edge: false, waits: Default::default() };
         let mut recorded = false;
-        for (extent, index, address) in self.cells(&grant) {
+        let given = self.cells(&grant);
+        for &(extent, index, address) in &given {
+            assert!(!self.elsewhere.contains_key(&extent), "memory that is not there is claimed");
             let cell = &mut self.extents.get_mut(&extent).expect("mapped extents exist").1[index as usize];
             assert!(!cell.live, "two live blocks share a byte");
             cell.live = true;
@@ -241,19 +263,27 @@ impl Model {
             recorded |=
                 pending.is_some_and(|last| last.recorded || last.stream != stream || last.address != address);
         }
-        self.blocks.push(Block { grant, stream, recorded });
+        self.blocks.push(Block { grant, stream, recorded, cells: given });
+    }
+
+    /// An extent that is moving, or one that is away.
+    fn nth_elsewhere(&self, which: usize, moving: bool) -> Option<ExtentId> {
+        let extents = self.elsewhere.iter().filter(|(_, there)| **there == moving);
+        let extents: Vec<ExtentId> = extents.map(|(extent, _)| *extent).collect();
+        extents.get(which % extents.len().max(1)).copied()
     }
 
     fn free(&mut self, index: usize) -> Grant {
         let block = self.blocks.swap_remove(index);
         self.gone.push((block.grant.offset, block.grant.size, block.stream));
-        for (extent, index, address) in self.cells(&block.grant) {
+        let apart = block.cells.iter().any(|(extent, ..)| self.elsewhere.contains_key(extent));
+        for (extent, index, address) in block.cells {
             let cell = &mut self.extents.get_mut(&extent).expect("mapped extents exist").1[index as usize];
             cell.live = false;
             cell.last = Some(Last {
                 stream: block.stream,
                 epoch: self.open,
-                recorded: block.recorded,
+                recorded: block.recorded && !apart,
                 address,
                 at: self.now,
             });
@@ -378,10 +408,28 @@ fn run(borrow: Borrow, program: Vec<Op>) {
                 model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
                 assert!(core.release_domain(domain).is_err());
             }
+            Op::Seal { which, sealed } => {
+                core.seal_domain(domains[which % domains.len()], sealed).expect("it exists");
+            }
+            Op::Leave { which } => leave(&mut core, &mut model, domains[which % domains.len()], which),
+            Op::Left { which } => left(&mut core, &mut model, which),
+            Op::Enter { which, made } => enter(&mut core, &mut model, which, made),
+            Op::CameBack { which } => {
+                if let Some(extent) = model.nth_elsewhere(which, true) {
+                    core.came_back(extent).expect("it moves");
+                    model.elsewhere.remove(&extent);
+                }
+            }
             _ => {}
         }
+        for extent in core.take_emptied() {
+            let (domain, cells) = &model.extents[&extent];
+            assert!(cells.iter().all(|cell| !cell.live), "something in it is live");
+            assert!(!model.private.contains(domain), "a graph's bytes count, live or not");
+        }
         core.check().unwrap_or_else(|broken| panic!("{broken}"));
-        let held: u64 = model.extents.values().map(|(_, cells)| cells.len() as u64 * CELL).sum();
+        let here = model.extents.iter().filter(|(extent, _)| model.elsewhere.get(extent) != Some(&false));
+        let held: u64 = here.map(|(_, (_, cells))| cells.len() as u64 * CELL).sum();
         assert_eq!(core.reserved_bytes().get(), held, "reserved counts every physical byte");
         if model.now.is_multiple_of(8) {
             finds(&core, &model, &domains);
@@ -417,6 +465,7 @@ fn malloc(core: &mut Allocator, model: &mut Model, request: &Request, stream: u6
                 core.pass_epoch(epoch);
             }
             Err(StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. }) => return,
+            Err(StitchError::Sealed { .. }) => return,
             Err(error) => panic!("{error}"),
         }
     }
@@ -446,7 +495,7 @@ fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream:
             let large = requested > SMALL_LIMIT && offset.get() < 2 * core.settings().memory.get();
             assert!(cells.is_none() || !large, "{obstacle}, and yet all of it is free");
         }
-        Err(StitchError::UnknownDomain { .. }) => {}
+        Err(StitchError::UnknownDomain { .. } | StitchError::Away { .. }) => {}
         Err(error) => panic!("{error}"),
     }
 }
@@ -471,6 +520,7 @@ fn restore(core: &mut Allocator, model: &mut Model) {
             let then: Vec<_> = claims.iter().map(|claim| (claim.offset, claim.requested)).collect();
             assert_eq!(told, then, "what was live then is live now");
         }
+        Err(StitchError::Away { .. }) => assert_eq!(core.blocks_of(domain), before),
         Err(error) => {
             assert!(!owned, "the domain still has its memory: {error}");
             assert_eq!(core.blocks_of(domain), before, "a failure leaves what was live");
@@ -496,12 +546,88 @@ fn finds(core: &Allocator, model: &Model, domains: &[DomainId]) {
     assert!(free.all(|&at| core.find(Bytes::new(at)).is_none()), "a block where none is live");
     for &domain in domains {
         let told: Vec<Bytes> = core.blocks_of(domain).iter().map(|block| block.offset).collect();
-        let owner = |block: &&Block| model.extents[&model.mapped[&block.grant.offset.get()].0].0 == domain;
+        let owner = |block: &&Block| model.extents[&block.cells[0].0].0 == domain;
         let mut known: Vec<Bytes> =
             model.blocks.iter().filter(owner).map(|block| block.grant.offset).collect();
         known.sort();
         assert_eq!(told, known, "the blocks of a domain");
     }
+}
+
+/// An extent of a domain begins to leave.
+fn leave(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize) {
+    let extents = core.extents_of(domain).expect("it exists");
+    let Some(view) = extents.get(which % extents.len().max(1)) else { return };
+    let cells = &model.extents[&view.extent].1;
+    let before = picture(core);
+    match core.leave(view.extent) {
+        Ok(()) => {
+            assert_eq!(view.presence, Presence::Here);
+            let live = |cell: &u64| cells[(cell / CELL) as usize].live;
+            let (at, size) = (view.offset.get(), view.size.get());
+            let kept = core.kept_ranges(view.extent);
+            let is_kept = |cell: u64| {
+                kept.iter().any(|range| {
+                    (range.offset.get()..(range.offset.get() + range.size.get())).contains(&(at + cell))
+                })
+            };
+            let all = model.private.contains(&domain);
+            for cell in (0..size).step_by(CELL as usize) {
+                assert_eq!(is_kept(cell), all || live(&cell), "live bytes are kept, and no others");
+            }
+            model.elsewhere.insert(view.extent, true);
+        }
+        Err(StitchError::WrongPresence { .. }) => assert_ne!(view.presence, Presence::Here),
+        Err(StitchError::Withheld { .. }) => {
+            let mut used = cells.iter().filter_map(|cell| cell.last);
+            assert!(used.any(|last| last.epoch > model.passed), "nothing in it is used any more");
+            assert_eq!(picture(core), before, "a refusal changes nothing");
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A moving extent is unmapped everywhere and released: not before all work on it is done.
+fn left(core: &mut Allocator, model: &mut Model, which: usize) {
+    let Some(extent) = model.nth_elsewhere(which, true) else { return };
+    let mut told = core.addresses_of(extent);
+    let of_extent = |(address, found): (&u64, &(ExtentId, u64, bool))| {
+        (found.0 == extent && found.1 == 0).then_some(Bytes::new(*address))
+    };
+    let known: Vec<Bytes> = model.mapped.iter().filter_map(of_extent).collect();
+    told.sort();
+    assert_eq!(told, known, "all addresses of an extent");
+    core.left(extent).expect("it moves");
+    assert!(core.left(extent).is_err());
+    model.mapped.retain(|_, found| found.0 != extent);
+    for cell in &mut model.extents.get_mut(&extent).expect("it is known").1 {
+        cell.last = None;
+    }
+    model.elsewhere.insert(extent, false);
+}
+
+/// An extent that is away gets memory, if the limit and the driver allow it, and is mapped where it was.
+fn enter(core: &mut Allocator, model: &mut Model, which: usize, made: bool) {
+    let Some(extent) = model.nth_elsewhere(which, false) else { return };
+    let size = model.extents[&extent].1.len() as u64 * CELL;
+    match core.enter(extent) {
+        Ok(()) => core.entered(extent, made),
+        Err(StitchError::OutOfMemory { .. }) => {
+            let limit = core.settings().limit.get();
+            return assert!(core.reserved_bytes().get() + size > limit);
+        }
+        Err(error) => panic!("{error}"),
+    }
+    if !made {
+        return;
+    }
+    for address in core.addresses_of(extent) {
+        for cell in 0..size / CELL {
+            let before = model.mapped.insert(address.get() + cell * CELL, (extent, cell, true));
+            assert!(before.is_none(), "its addresses stayed its own");
+        }
+    }
+    model.elsewhere.insert(extent, true);
 }
 
 fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bool) {
@@ -523,6 +649,10 @@ fn end(mut core: Allocator, mut model: Model, domains: Vec<DomainId>) {
     for domain in &domains[1..] {
         core.release_domain(*domain).expect("it exists");
         model.kept.remove(domain);
+    }
+    while let Some(extent) = model.nth_elsewhere(0, true) {
+        core.came_back(extent).expect("it moves");
+        model.elsewhere.remove(&extent);
     }
     let last = core.close_epoch();
     model.passed = last;

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use super::Allocator;
-use crate::ids::PieceId;
+use crate::extent::{Extent, Presence};
+use crate::ids::{ExtentId, PieceId};
 use crate::lane::Taker;
 use crate::live::Live;
 use crate::piece::State;
@@ -54,7 +55,9 @@ impl Allocator {
             covered += self.check_segment(first, &mut free)?;
         }
         let reserved = self.stats.reserved();
-        hold(covered == reserved, "pieces cover what is reserved", 0)?;
+        let away = self.extents.iter().filter(|(_, extent)| extent.presence == Presence::Away);
+        let away: u64 = away.map(|(_, extent)| extent.size).sum();
+        hold(covered == reserved + away, "pieces cover what is reserved, or away", 0)?;
         hold(free == in_lanes.len(), "every free piece is in a lane", 0)?;
         hold(self.reserved() <= self.settings.limit.get().max(reserved), "the limit is kept", 0)?;
         self.check_blocks()?;
@@ -74,7 +77,7 @@ impl Allocator {
             let merged = piece.state != State::Free
                 || next.state != State::Free
                 || piece.lane != next.lane
-                || self.lanes[piece.lane.index()].taker == Taker::Nobody;
+                || matches!(self.lanes[piece.lane.index()].taker, Taker::Nobody | Taker::Away);
             hold(merged, "free neighbours of one lane are one piece", at)?;
             *free += usize::from(piece.state == State::Free);
             if piece.state == State::Slab {
@@ -122,10 +125,31 @@ impl Allocator {
         hold(bytes == self.stats.allocated_bytes(), "live blocks are what is counted as allocated", 0)
     }
 
+    fn check_presence(&self, id: ExtentId, extent: &Extent) -> Result<(), Broken> {
+        let here = extent.presence == Presence::Here;
+        let mut broken = Ok(());
+        self.each_in(extent.start, extent.end(), |id| {
+            let piece = &self.pieces[id];
+            if piece.state == State::Free && broken.is_ok() {
+                let away = self.lanes[piece.lane.index()].taker == Taker::Away;
+                let within = here || extent.start <= piece.start && piece.end() <= extent.end();
+                broken =
+                    hold(away != here && within, "what is free is away where its extent is", piece.start);
+            }
+        });
+        broken?;
+        let live = here || extent.live == self.live_in(id);
+        hold(live, "an extent that is not here knows its live bytes", extent.start)
+    }
+
     fn check_extents(&self) -> Result<(), Broken> {
-        let mut mappings = self.extents.len() as u64;
+        let mut mappings = 0;
+        for (id, extent) in self.extents.iter() {
+            mappings += u64::from(extent.presence != Presence::Away);
+            self.check_presence(id, extent)?;
+        }
         for (id, alias) in self.aliases.iter() {
-            mappings += alias.extents.len() as u64;
+            mappings += self.mapped_in(alias);
             for extent in &alias.extents {
                 let extent = &self.extents[*extent];
                 hold(extent.domain == alias.domain, "an alias maps its own domain", alias.start)?;

@@ -79,9 +79,10 @@ impl Allocator {
     /// Makes exactly the blocks of a checkpoint live in a domain: frees what is live now, claims what was live then.
     ///
     /// # Errors
-    /// [`StitchError::UnknownDomain`], or [`StitchError::NotClaimable`] for a block whose memory is not the domain's any
+    /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`] for a block whose memory is not the domain's any
     /// more; the same blocks as before are live then.
     pub fn restore(&mut self, domain: DomainId, checkpoint: &[Claim]) -> Result<Restored, StitchError> {
+        self.all_here(domain)?;
         let now = self.checkpoint(domain)?;
         let freed = self.blocks_of(domain);
         let by_offset = |claims: &[Claim]| -> FxHashMap<Bytes, Claim> {
@@ -119,9 +120,10 @@ impl Allocator {
     /// made to wait.
     ///
     /// # Errors
-    /// [`StitchError::UnknownDomain`], or [`StitchError::NotClaimable`], which says why; nothing has changed.
+    /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`], which says why; nothing has changed.
     pub fn claim(&mut self, domain: DomainId, claim: &Claim) -> Result<(), StitchError> {
         self.domain(domain)?;
+        self.all_here(domain)?;
         self.claim_at(domain, claim, Pending::Refused)
     }
 

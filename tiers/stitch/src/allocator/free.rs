@@ -33,8 +33,13 @@ impl Allocator {
         let small = piece.slab != PieceId::NONE;
         piece.epoch = self.open;
         piece.moved = Move::default();
+        let (start, end) = (piece.start, piece.end());
+        let apart = self.is_apart(start, end);
+        let recorded = recorded && !apart;
         self.stats.freed(small, size, requested, recorded);
-        if recorded {
+        if apart {
+            self.give_apart(id);
+        } else if recorded {
             self.withhold(id, 1);
         } else {
             self.give(id);
@@ -51,7 +56,13 @@ impl Allocator {
             let idle = &mut self.stats.idle_alias_bytes;
             *idle = idle.saturating_add(Bytes::new(alias.size));
         }
-        self.stats.freed(false, block.size, block.requested, block.recorded);
+        let apart = block.parts.iter().any(|&part| {
+            let piece = &self.pieces[part];
+            self.is_apart(piece.start, piece.end())
+        });
+        // Nothing can use a block of which a part is not there.
+        let recorded = block.recorded && !apart;
+        self.stats.freed(false, block.size, block.requested, recorded);
         self.moves = self.moves.next();
         let mut blocks = 1;
         for part in block.parts {
@@ -59,7 +70,9 @@ impl Allocator {
             piece.epoch = self.open;
             piece.moved = self.moves;
             piece.lane = if piece.start < self.slab_zone { block.lane } else { block.slabs };
-            if block.recorded {
+            if apart {
+                self.give_apart(part);
+            } else if recorded {
                 self.withhold(part, std::mem::take(&mut blocks));
             } else {
                 self.give(part);

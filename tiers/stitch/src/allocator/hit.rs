@@ -14,7 +14,8 @@ impl Allocator {
     /// Hands out a free piece that fits, or nothing: then [`Allocator::plan`] says what it takes.
     #[inline]
     pub fn take(&mut self, request: &Request) -> Option<Grant> {
-        let domain = self.domains.get(request.domain.index()).filter(|domain| !domain.released)?;
+        let domain =
+            self.domains.get(request.domain.index()).filter(|domain| !domain.released && !domain.sealed)?;
         let lanes = domain.lanes_of(request.stream)?;
         let size = packed(request.size);
         if size <= SMALL_LIMIT.get() {

@@ -9,7 +9,7 @@ use super::{Allocator, SMALL_LIMIT};
 use crate::domain::Domain;
 use crate::error::StitchError;
 use crate::ids::{DomainId, LaneId, PieceId};
-use crate::lane::Class;
+use crate::lane::{Class, Taker};
 use crate::piece::State;
 use crate::run::{self, Run};
 use crate::settings::Borrow;
@@ -34,8 +34,10 @@ impl Allocator {
 
     /// The longest free range of slabs, where there is no memory for a large block.
     fn largest_small(&self, domain: &Domain) -> u64 {
-        let lanes =
-            domain.lanes().map(|lane| &self.lanes[lane.index()]).filter(|lane| lane.class != Class::Large);
+        let lanes = domain
+            .lanes()
+            .map(|lane| &self.lanes[lane.index()])
+            .filter(|lane| lane.class != Class::Large && lane.taker != Taker::Away);
         let pieces = lanes.flat_map(|lane| lane.bins.iter()).map(|id| &self.pieces[id]);
         let slab = self.settings.slab.get();
         let usable = pieces.filter(|piece| piece.slab != PieceId::NONE || piece.size >= slab);

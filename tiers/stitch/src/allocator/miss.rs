@@ -56,7 +56,9 @@ impl Allocator {
             self.stats.counters.ooms += 1;
             return Err(StitchError::LargerThanDevice { wanted: request.size, memory });
         }
-        self.domain(request.domain)?;
+        if self.domain(request.domain)?.sealed {
+            return Err(StitchError::Sealed { domain: request.domain });
+        }
         let domain = &mut self.domains[request.domain.index()];
         let known = domain.lanes_of(request.stream);
         let lanes = known.unwrap_or_else(|| {

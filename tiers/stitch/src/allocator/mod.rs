@@ -13,6 +13,7 @@
 //! - an alias maps only extents of its own domain, and an extent is released only when no alias maps it.
 
 mod audit;
+mod away;
 mod backing;
 mod claim;
 mod find;
@@ -26,6 +27,7 @@ mod place;
 mod report;
 mod shortage;
 mod trim;
+mod view;
 
 use glake_units::Bytes;
 use slab::Slab;
@@ -36,7 +38,7 @@ use crate::bins::QUANTUM;
 use crate::domain::{Domain, DomainOptions};
 use crate::error::StitchError;
 use crate::extent::Extents;
-use crate::ids::{AliasId, DomainId, Epoch, LaneId, Move, PieceId};
+use crate::ids::{AliasId, DomainId, Epoch, ExtentId, LaneId, Move, PieceId};
 use crate::lane::Lane;
 use crate::live::LiveBlocks;
 use crate::piece::Pieces;
@@ -49,6 +51,7 @@ pub use backing::Backing;
 pub use claim::{Claim, Restored};
 pub use find::LiveBlock;
 pub use report::{BlockInfo, Segment, SegmentKind};
+pub use view::{ExtentView, HomeRange};
 
 /// Requests up to here are cut from slabs.
 pub const SMALL_LIMIT: Bytes = Bytes::mib(1);
@@ -97,6 +100,10 @@ pub struct Allocator {
     /// Whether anything was freed in it.
     uncovered: bool,
     passed: Epoch,
+    /// How many extents are not here: while there is none, a free asks no further.
+    not_here: usize,
+    /// Of them, those whose last live block was freed.
+    emptied: Vec<ExtentId>,
     /// Counts what changes its address: frees of stitched blocks.
     moves: Move,
     stats: Tallies,
@@ -128,6 +135,8 @@ impl Allocator {
             planned: 0,
             uncovered: false,
             passed: Epoch(0),
+            not_here: 0,
+            emptied: Vec::new(),
             moves: Move::default(),
             stats: Tallies::default(),
             settings,
@@ -185,6 +194,17 @@ impl Allocator {
         }
         self.uncovered = true;
         self.drop_if_done(id);
+        Ok(())
+    }
+
+    /// Says whether the bytes of a domain stay as they are: while it is sealed nothing new is handed out of it, so that no copy
+    /// of them becomes old.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub fn seal_domain(&mut self, id: DomainId, sealed: bool) -> Result<(), StitchError> {
+        self.domain(id)?;
+        self.domains[id.index()].sealed = sealed;
         Ok(())
     }
 

@@ -205,7 +205,7 @@ impl Allocator {
         self.stats.alias_bytes = self.stats.alias_bytes.saturating_add(size);
         let idle = &mut self.stats.idle_alias_bytes;
         *idle = idle.saturating_add(size);
-        self.stats.mappings += extents.len() as u64;
+        self.stats.mappings += self.mapped_in(&self.aliases[id]);
         id
     }
 

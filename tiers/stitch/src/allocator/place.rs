@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Allocator;
-use crate::extent::Extent;
+use crate::extent::{Extent, Presence};
 use crate::ids::{DomainId, ExtentId, PieceId};
 use crate::lane::Class;
 use crate::piece::State;
@@ -45,7 +45,15 @@ impl Allocator {
         sizes
             .iter()
             .map(|&size| {
-                let extent = Extent { start: at, size, domain, class, aliases: Default::default() };
+                let extent = Extent {
+                    start: at,
+                    size,
+                    domain,
+                    class,
+                    aliases: Default::default(),
+                    presence: Presence::Here,
+                    live: 0,
+                };
                 at += size;
                 self.extents.insert(extent)
             })

@@ -4,7 +4,8 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use super::Allocator;
-use crate::ids::{AliasId, DomainId, PieceId, StreamKey};
+use crate::extent::Presence;
+use crate::ids::{AliasId, DomainId, ExtentId, PieceId, StreamKey};
 use crate::lane::{Class, Lane, Taker};
 use crate::live::Live;
 use crate::piece::{Piece, State};
@@ -29,6 +30,8 @@ pub struct Segment {
     pub offset: Bytes,
     /// How long.
     pub size: Bytes,
+    /// Of it, addresses that have no memory because it is elsewhere.
+    pub away: Bytes,
     /// What it is.
     pub kind: SegmentKind,
     /// Whose.
@@ -109,7 +112,7 @@ impl Allocator {
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
-        self.stats.reserved() - self.stats.active_bytes()
+        self.stats.reserved() + self.live_away() - self.stats.active_bytes()
     }
 
     pub(super) fn stitchable_bytes(&self) -> u64 {
@@ -117,7 +120,8 @@ impl Allocator {
     }
 
     fn free_at_home(&self) -> impl Iterator<Item = PieceId> + '_ {
-        let is_free = |lane: &Lane| lane.class != Class::Small && lane.taker != Taker::Nobody;
+        let is_free =
+            |lane: &Lane| lane.class != Class::Small && !matches!(lane.taker, Taker::Nobody | Taker::Away);
         let lanes = self.lanes.iter().filter(move |(_, lane)| is_free(lane));
         lanes.flat_map(|(_, lane)| lane.bins.iter())
     }
@@ -147,7 +151,7 @@ impl Allocator {
 
     /// What is free of one pool and lies in extents that are not free as a whole.
     fn inactive(&self, small: bool) -> Inactive {
-        let of_pool = |lane: &Lane| (lane.class != Class::Large) == small;
+        let of_pool = |lane: &Lane| (lane.class != Class::Large) == small && lane.taker != Taker::Away;
         let free = self.lanes.iter().filter(|(_, lane)| of_pool(lane)).flat_map(|(_, lane)| lane.bins.iter());
         let mut inactive = Inactive::default();
         for id in free {
@@ -168,19 +172,26 @@ impl Allocator {
             let (offset, extent) =
                 (self.pieces[first].start, &self.extents[self.extents.at(self.pieces[first].start)]);
             let blocks = self.blocks_from(first);
-            let size = blocks.iter().map(|block| block.size).sum();
+            let size: Bytes = blocks.iter().map(|block| block.size).sum();
             let kind = if extent.class == Class::Slabs { SegmentKind::Slabs } else { SegmentKind::Home };
-            Segment { offset: Bytes::new(offset), size, kind, domain: extent.domain, blocks }
+            let away = self.away_in(self.extents.touching(offset, offset + size.get()));
+            Segment { offset: Bytes::new(offset), size, away, kind, domain: extent.domain, blocks }
         });
         let mut segments: Vec<Segment> = home.collect();
         segments.extend(self.aliases.iter().map(|(id, alias)| Segment {
             offset: Bytes::new(alias.start),
             size: Bytes::new(alias.size),
+            away: self.away_in(alias.extents.iter().copied()),
             kind: SegmentKind::Stitched,
             domain: alias.domain,
             blocks: self.blocks_in_alias(id),
         }));
         segments
+    }
+
+    fn away_in(&self, extents: impl Iterator<Item = ExtentId>) -> Bytes {
+        let away = extents.map(|id| &self.extents[id]).filter(|extent| extent.presence == Presence::Away);
+        Bytes::new(away.map(|extent| extent.size).sum())
     }
 
     fn blocks_from(&self, first: PieceId) -> Vec<BlockInfo> {
@@ -202,7 +213,8 @@ impl Allocator {
         let (live, free) = (piece.state == State::Live, piece.state == State::Free);
         let lane = self.lanes.get(piece.lane.index());
         let withheld = free && lane.is_some_and(|lane| lane.taker == Taker::Nobody);
-        let owner = if withheld { self.lanes.get(piece.owner.index()) } else { lane };
+        let apart = free && lane.is_some_and(|lane| lane.taker == Taker::Away);
+        let owner = if withheld || apart { self.lanes.get(piece.owner.index()) } else { lane };
         BlockInfo {
             offset: Bytes::new(piece.start),
             size: Bytes::new(piece.size),

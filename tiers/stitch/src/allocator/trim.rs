@@ -6,6 +6,7 @@ use super::Allocator;
 use super::outcome::{Carved, Pending};
 use crate::alias::Alias;
 use crate::error::StitchError;
+use crate::extent::Presence;
 use crate::ids::{AliasId, DomainId, ExtentId, PieceId};
 use crate::lane::{Class, Taker};
 use crate::plan::{Plan, Step};
@@ -19,6 +20,8 @@ const MOST_ALIASES: usize = 256;
 pub(super) struct Release {
     ranges: Vec<Carved>,
     aliases: Vec<Alias>,
+    /// Extents that are away and hold nothing live.
+    forgotten: Vec<ExtentId>,
 }
 
 /// Whole extents inside a free run.
@@ -44,7 +47,18 @@ impl Allocator {
         self.domain(domain)?;
         self.dissolve_idle_slabs(Some(domain));
         let free = self.releasable_of_domain(domain);
-        Ok(self.plan_release_of(free, Bytes::MAX))
+        Ok(self.plan_release_of(&[domain], free, Bytes::MAX))
+    }
+
+    /// Driver work that forgets the extents of a domain that are away and hold nothing live.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub fn plan_forget(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
+        if !self.domains.contains(domain.index()) {
+            return Err(StitchError::UnknownDomain { domain });
+        }
+        Ok(self.plan_release_of(&[domain], Vec::new(), Bytes::ZERO))
     }
 
     /// Driver work that unmaps idle aliases, the least recently used first, until at most `keep` of them is mapped.
@@ -52,7 +66,7 @@ impl Allocator {
         let mut idle: Vec<(u64, AliasId, u64)> = self
             .aliases
             .iter()
-            .filter(|(_, alias)| alias.is_idle() && alias.epoch <= self.passed)
+            .filter(|(_, alias)| self.is_done(alias))
             .map(|(id, alias)| (alias.used, id, alias.size))
             .collect();
         idle.sort_unstable();
@@ -97,13 +111,24 @@ impl Allocator {
         let mut order: Vec<(u8, Free)> =
             giving.iter().flat_map(|&id| self.releasable_of_domain(id)).collect();
         order.sort_by_key(|(rank, free)| (*rank, std::cmp::Reverse(free.from)));
-        self.plan_release_of(order, target)
+        self.plan_release_of(&giving, order, target)
     }
 
-    fn plan_release_of(&mut self, order: Vec<(u8, Free)>, target: Bytes) -> Option<Plan> {
+    fn plan_release_of(
+        &mut self,
+        domains: &[DomainId],
+        order: Vec<(u8, Free)>,
+        target: Bytes,
+    ) -> Option<Plan> {
         let mut release = Release::default();
         let mut steps = Vec::new();
         let mut releases = Vec::new();
+        for extent in self.forgettable_of(domains) {
+            self.withdraw_all(extent, &mut release, &mut steps);
+            let (size, domain) = (Bytes::new(self.extents[extent].size), self.extents[extent].domain);
+            releases.push(Step::Release { extent, size, domain });
+            release.forgotten.push(extent);
+        }
         let mut left = target.get();
         for (_, Free { run, from, to }) in order {
             let mut start = to;
@@ -119,9 +144,7 @@ impl Allocator {
             }
             let extents: Vec<ExtentId> = self.extents.touching(start, to).collect();
             for &extent in &extents {
-                while let Some(&alias) = self.extents[extent].aliases.first() {
-                    release.aliases.push(self.withdraw(alias, &mut steps));
-                }
+                self.withdraw_all(extent, &mut release, &mut steps);
                 let (size, domain) = (Bytes::new(self.extents[extent].size), self.extents[extent].domain);
                 releases.push(Step::Release { extent, size, domain });
             }
@@ -171,15 +194,42 @@ impl Allocator {
         ranges
     }
 
-    fn aliases_are_done(&self, extent: ExtentId) -> bool {
+    pub(super) fn aliases_are_done(&self, extent: ExtentId) -> bool {
         let aliases = self.extents[extent].aliases.iter().map(|&alias| &self.aliases[alias]);
-        aliases.into_iter().all(|alias| alias.is_idle() && alias.epoch <= self.passed)
+        aliases.into_iter().all(|alias| self.is_done(alias))
+    }
+
+    /// Whether an alias can be unmapped: nothing can use it, and none of its extents is on its way out or back.
+    fn is_done(&self, alias: &Alias) -> bool {
+        let is_moving = |&extent: &ExtentId| self.extents[extent].presence == Presence::Moving;
+        alias.is_idle() && alias.epoch <= self.passed && !alias.extents.iter().any(is_moving)
+    }
+
+    /// How many extents are mapped in an alias: those that are away are not.
+    pub(super) fn mapped_in(&self, alias: &Alias) -> u64 {
+        let mapped = alias.extents.iter().filter(|&&id| self.extents[id].presence != Presence::Away);
+        mapped.count() as u64
+    }
+
+    /// The steps that unmap an alias: one for each run of extents that are mapped.
+    fn unmap_alias(&self, alias: &Alias, steps: &mut Vec<Step>) {
+        let mut at = alias.start;
+        let is_away = |id: ExtentId| self.extents[id].presence == Presence::Away;
+        for run in alias.extents.chunk_by(|&one, &next| is_away(one) == is_away(next)) {
+            let size = run.iter().map(|&id| self.extents[id].size).sum();
+            if run.first().is_some_and(|&id| !is_away(id)) {
+                let (offset, size) = (Bytes::new(at), Bytes::new(size));
+                steps.push(Step::Unmap { offset, size, extents: run.to_vec() });
+            }
+            at += size;
+        }
     }
 
     /// Gives slabs back that were kept open for their stream though all of them is free: of one domain, or of all.
     pub(super) fn dissolve_idle_slabs(&mut self, of: Option<DomainId>) {
         let small = self.lanes.iter().map(|(_, lane)| lane);
-        let small = small.filter(|lane| lane.class == Class::Small && lane.taker != Taker::Nobody);
+        let small = small
+            .filter(|lane| lane.class == Class::Small && !matches!(lane.taker, Taker::Nobody | Taker::Away));
         let small = small.filter(|lane| of.is_none_or(|domain| lane.domain == domain));
         let is_whole = |id: &PieceId| self.pieces[*id].size == self.pieces[self.pieces[*id].slab].size;
         let whole: Vec<PieceId> = small.flat_map(|lane| lane.bins.iter()).filter(is_whole).collect();
@@ -187,6 +237,22 @@ impl Allocator {
             let lane = self.pieces[id].lane;
             self.lanes[lane.index()].remove(&mut self.pieces, id);
             self.dissolve_slab(id);
+        }
+    }
+
+    /// Extents of domains that are away, with nothing live in them.
+    fn forgettable_of(&self, domains: &[DomainId]) -> Vec<ExtentId> {
+        if self.not_here == 0 {
+            return Vec::new();
+        }
+        let own = self.extents.iter().filter(|(_, extent)| domains.contains(&extent.domain));
+        own.map(|(id, _)| id).filter(|&id| self.is_forgettable(id)).collect()
+    }
+
+    /// Takes all aliases of an extent out of use.
+    fn withdraw_all(&mut self, extent: ExtentId, release: &mut Release, steps: &mut Vec<Step>) {
+        while let Some(&alias) = self.extents[extent].aliases.first() {
+            release.aliases.push(self.withdraw(alias, steps));
         }
     }
 
@@ -200,8 +266,8 @@ impl Allocator {
         let size = Bytes::new(alias.size);
         self.stats.alias_bytes = self.stats.alias_bytes.saturating_sub(size);
         self.stats.idle_alias_bytes = self.stats.idle_alias_bytes.saturating_sub(size);
-        self.stats.mappings -= alias.extents.len() as u64;
-        steps.push(Step::Unmap { offset: Bytes::new(alias.start), size, extents: alias.extents.clone() });
+        self.stats.mappings -= self.mapped_in(&alias);
+        self.unmap_alias(&alias, steps);
         alias
     }
 
@@ -210,6 +276,7 @@ impl Allocator {
             self.elsewhere.give_back(alias.start, alias.size);
             self.stats.counters.aliases_collected += 1;
         }
+        release.forgotten.into_iter().for_each(|extent| self.forget_extent(extent));
         for range in release.ranges {
             let (start, end) = (self.pieces[range.piece].start, self.pieces[range.piece].end());
             self.remove_piece(range.piece);

@@ -1,0 +1,270 @@
+//! Extents whose memory goes elsewhere for a while: their addresses stay taken and their blocks live, and what is free in
+//! them is handed out to nobody.
+//!
+//! ```text
+//!  Here ──leave──► Moving ──left──► Away ──entered──► Moving ──came_back──► Here
+//!   ▲                │
+//!   └───came_back────┘  nothing was given up
+//! ```
+//!
+//! Invariants: a free piece lies in the lane of what is away exactly where its extent is not here, and then inside that one
+//! extent; what counts as reserved are the extents that are here or moving; an alias over a moving extent is not unmapped, so
+//! that an extent keeps its addresses while the driver works on them.
+
+use glake_units::Bytes;
+
+use super::Allocator;
+use crate::error::StitchError;
+use crate::extent::Presence;
+use crate::ids::{DomainId, ExtentId, LaneId, PieceId};
+use crate::lane::{Class, Taker};
+use crate::piece::State;
+
+impl Allocator {
+    /// An extent begins to leave: from now on nothing of it is handed out.
+    ///
+    /// # Errors
+    /// [`StitchError::WrongPresence`] where it is not here; [`StitchError::Withheld`] where blocks were freed in it that other
+    /// streams may still use. Nothing has changed then.
+    pub fn leave(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+        self.in_presence(extent, Presence::Here)?;
+        let (start, end, domain) =
+            (self.extents[extent].start, self.extents[extent].end(), self.extents[extent].domain);
+        self.dissolve_idle_slabs(Some(domain));
+        let free = self.free_in(start, end);
+        if free.iter().any(|&id| self.taker_of(id) == Taker::Nobody) {
+            return Err(StitchError::Withheld { extent });
+        }
+        for id in free {
+            self.put_free_away(id, start, end);
+        }
+        let live = self.live_in(extent);
+        let leaving = &mut self.extents[extent];
+        leaving.live = live;
+        leaving.presence = Presence::Moving;
+        self.not_here += 1;
+        Ok(())
+    }
+
+    /// All of a moving extent is mapped again, or still: its free bytes can be handed out.
+    ///
+    /// # Errors
+    /// [`StitchError::WrongPresence`].
+    pub fn came_back(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+        self.in_presence(extent, Presence::Moving)?;
+        let (start, end) = (self.extents[extent].start, self.extents[extent].end());
+        self.extents[extent].presence = Presence::Here;
+        self.not_here -= 1;
+        for id in self.free_in(start, end) {
+            let lane = self.pieces[id].lane;
+            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            let piece = &mut self.pieces[id];
+            piece.lane = std::mem::replace(&mut piece.owner, LaneId::NONE);
+            self.give(id);
+        }
+        Ok(())
+    }
+
+    /// A moving extent is mapped nowhere any more, and its memory released.
+    ///
+    /// # Errors
+    /// [`StitchError::WrongPresence`].
+    pub fn left(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+        self.in_presence(extent, Presence::Moving)?;
+        let (size, small, mappings) = self.account(extent);
+        self.extents[extent].presence = Presence::Away;
+        for pool in self.stats.pools(small) {
+            pool.reserved.sub(size);
+            pool.extents.sub(1);
+        }
+        self.stats.mappings -= mappings;
+        self.stats.counters.extents_released += 1;
+        Ok(())
+    }
+
+    /// Sets a part of the limit aside for an extent that is away, until [`Allocator::entered`].
+    ///
+    /// # Errors
+    /// [`StitchError::OutOfMemory`] where the limit does not allow it; [`StitchError::WrongPresence`].
+    pub fn enter(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+        self.in_presence(extent, Presence::Away)?;
+        let size = self.extents[extent].size;
+        if self.reserved() + size > self.settings.limit.get() {
+            return Err(StitchError::OutOfMemory {
+                wanted: Bytes::new(size),
+                reserved: Bytes::new(self.reserved()),
+                limit: self.settings.limit,
+                free: Bytes::new(self.free_bytes()),
+                stitchable: Bytes::new(self.stitchable_bytes()),
+            });
+        }
+        self.planned += size;
+        Ok(())
+    }
+
+    /// Ends [`Allocator::enter`]: the driver has made the memory, and the extent moves; or it has not.
+    pub fn entered(&mut self, extent: ExtentId, made: bool) {
+        let (size, small, mappings) = self.account(extent);
+        self.planned -= size;
+        if !made {
+            return;
+        }
+        self.extents[extent].presence = Presence::Moving;
+        for pool in self.stats.pools(small) {
+            pool.reserved.add(size);
+            pool.extents.add(1);
+        }
+        self.stats.mappings += mappings;
+        self.stats.counters.extents_created += 1;
+        self.stats.counters.extent_maps += mappings;
+    }
+
+    /// The extents in which the last live block was freed while they were not here, since the last call: what was kept of
+    /// them is worth nothing.
+    #[inline]
+    pub fn take_emptied(&mut self) -> Vec<ExtentId> {
+        if self.emptied.is_empty() { Vec::new() } else { std::mem::take(&mut self.emptied) }
+    }
+
+    /// Whether all extents of a domain are here.
+    pub(super) fn all_here(&self, domain: DomainId) -> Result<(), StitchError> {
+        let is_away =
+            |extent: &crate::extent::Extent| extent.domain == domain && extent.presence != Presence::Here;
+        if self.not_here > 0 && self.extents.iter().any(|(_, extent)| is_away(extent)) {
+            return Err(StitchError::Away { domain });
+        }
+        Ok(())
+    }
+
+    /// Whether a range of home touches an extent that is not here.
+    #[inline]
+    pub(super) fn is_apart(&self, start: u64, end: u64) -> bool {
+        self.not_here > 0 && self.touches_elsewhere(start, end)
+    }
+
+    #[cold]
+    fn touches_elsewhere(&self, start: u64, end: u64) -> bool {
+        self.extents.touching(start, end).any(|extent| self.extents[extent].presence != Presence::Here)
+    }
+
+    /// Frees a piece that is in no lane, part by part: what lies in extents that are here goes into the lane that it names, the
+    /// rest is kept for when they are back.
+    #[cold]
+    pub(super) fn give_apart(&mut self, id: PieceId) {
+        let mut next = Some(id);
+        while let Some(id) = next {
+            let (start, end) = (self.pieces[id].start, self.pieces[id].end());
+            let extent = self.extents.at(start);
+            let cut = self.extents[extent].end();
+            next = (cut < end).then(|| self.pieces.split(id, cut - start));
+            if self.extents[extent].presence == Presence::Here {
+                self.give(id);
+                continue;
+            }
+            self.put_away(id);
+            let emptied = &mut self.extents[extent];
+            emptied.live -= cut.min(end) - start;
+            let domain = &self.domains[emptied.domain.index()];
+            if emptied.live == 0 && (domain.released || !domain.options.is_private()) {
+                self.emptied.push(extent);
+            }
+        }
+    }
+
+    /// Bytes in live blocks of extents for which no memory is held.
+    pub(super) fn live_away(&self) -> u64 {
+        if self.not_here == 0 {
+            return 0;
+        }
+        let away = self.extents.iter().filter(|(_, extent)| extent.presence == Presence::Away);
+        away.map(|(_, extent)| extent.live).sum()
+    }
+
+    /// Whether an extent is away, and nothing at all is left of it to come back for.
+    pub(super) fn is_forgettable(&self, id: ExtentId) -> bool {
+        let extent = &self.extents[id];
+        let whole = |&piece: &PieceId| {
+            let piece = &self.pieces[piece];
+            extent.start <= piece.start && piece.end() <= extent.end()
+        };
+        extent.presence == Presence::Away
+            && extent.live == 0
+            && self.aliases_are_done(id)
+            && self.outer_in(extent.start, extent.end()).iter().all(whole)
+    }
+
+    /// Forgets an extent that is away and holds nothing live; its addresses can be taken again.
+    pub(super) fn forget_extent(&mut self, id: ExtentId) {
+        let (start, end) = (self.extents[id].start, self.extents[id].end());
+        let free = self.free_in(start, end);
+        for &piece in &free {
+            let lane = self.pieces[piece].lane;
+            self.lanes[lane.index()].remove(&mut self.pieces, piece);
+        }
+        let outer = self.outer_in(start, end);
+        for &piece in &outer {
+            if self.pieces[piece].state == State::Slab {
+                let mut inner = self.pieces[piece].inside;
+                while inner != PieceId::NONE {
+                    let next = self.pieces[inner].next;
+                    self.pieces.forget(inner);
+                    inner = next;
+                }
+            }
+            self.pieces[piece].state = State::Part;
+        }
+        let Some(&whole) = outer.first() else { return };
+        outer.iter().skip(1).for_each(|_| self.pieces.absorb_next(whole));
+        self.remove_piece(whole);
+        let extent = self.extents.remove(id);
+        self.not_here -= 1;
+        self.zone(extent.class).give_back(start, end - start);
+        self.domains[extent.domain.index()].extents -= 1;
+        self.drop_if_done(extent.domain);
+    }
+
+    /// Moves what a free piece has inside a range to the lane of what is away; the rest stays in its lane.
+    fn put_free_away(&mut self, mut id: PieceId, start: u64, end: u64) {
+        let lane = self.pieces[id].lane;
+        self.lanes[lane.index()].remove(&mut self.pieces, id);
+        if self.pieces[id].start < start {
+            let front = id;
+            id = self.pieces.split(front, start - self.pieces[front].start);
+            self.lanes[lane.index()].insert(&mut self.pieces, front);
+        }
+        if self.pieces[id].end() > end {
+            let rest = self.pieces.split(id, end - self.pieces[id].start);
+            self.lanes[lane.index()].insert(&mut self.pieces, rest);
+        }
+        self.put_away(id);
+    }
+
+    /// Puts a piece that is in no lane among what is away, for the lane that it names.
+    fn put_away(&mut self, id: PieceId) {
+        let lane = &self.lanes[self.pieces[id].lane.index()];
+        let domain = &self.domains[lane.domain.index()];
+        let away = if lane.class == Class::Small { domain.away_small } else { domain.away_large };
+        let piece = &mut self.pieces[id];
+        piece.state = State::Free;
+        piece.owner = std::mem::replace(&mut piece.lane, away);
+        self.lanes[away.index()].insert(&mut self.pieces, id);
+    }
+
+    fn taker_of(&self, id: PieceId) -> Taker {
+        self.lanes[self.pieces[id].lane.index()].taker
+    }
+
+    /// An extent's size, whether it is of slabs, and how many mappings it has when it is here.
+    fn account(&self, id: ExtentId) -> (u64, bool, u64) {
+        let extent = &self.extents[id];
+        (extent.size, extent.class == Class::Slabs, 1 + extent.aliases.len() as u64)
+    }
+
+    fn in_presence(&self, extent: ExtentId, wanted: Presence) -> Result<(), StitchError> {
+        let presence = self.presence(extent);
+        if presence == Some(wanted) {
+            return Ok(());
+        }
+        Err(StitchError::WrongPresence { extent, presence })
+    }
+}
