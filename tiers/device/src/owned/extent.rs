@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_units::Bytes;
 
@@ -19,13 +20,15 @@ pub struct Extent {
     handle: Handle,
     size: Bytes,
     properties: ExtentProperties,
+    exported: AtomicBool,
+    released: bool,
 }
 
 impl Extent {
     /// New memory, holding zeroes; `size` is a multiple of the granularity.
     pub fn new(driver: &Arc<dyn Driver>, size: Bytes, properties: ExtentProperties) -> Result<Self> {
         let handle = driver.create(size, properties)?;
-        Ok(Extent { driver: driver.clone(), handle, size, properties })
+        Ok(Extent::of(driver, handle, size, properties))
     }
 
     /// Memory that another process exported. Size and properties are what that process says: neither can be
@@ -37,12 +40,51 @@ impl Extent {
         properties: ExtentProperties,
     ) -> Result<Self> {
         let handle = driver.import(shared)?;
-        Ok(Extent { driver: driver.clone(), handle, size, properties })
+        Ok(Extent::of(driver, handle, size, properties))
+    }
+
+    fn of(driver: &Arc<dyn Driver>, handle: Handle, size: Bytes, properties: ExtentProperties) -> Self {
+        let exported = AtomicBool::new(false);
+        Extent { driver: driver.clone(), handle, size, properties, exported, released: false }
     }
 
     /// A file descriptor by which another process can import it; it was made exportable.
     pub fn export(&self) -> Result<OwnedFd> {
-        self.driver.export(self.handle)
+        let shared = self.driver.export(self.handle)?;
+        self.exported.store(true, Ordering::Relaxed);
+        Ok(shared)
+    }
+
+    /// Whether another process may have it: it was exported once, and who took it does not tell when they are done.
+    pub fn is_exported(&self) -> bool {
+        self.exported.load(Ordering::Relaxed)
+    }
+
+    /// Releases it, as dropping it does, and says where that fails.
+    ///
+    /// # Errors
+    /// What the driver answers, and the memory itself, still alive.
+    pub fn release(mut self) -> std::result::Result<(), (Extent, DriverError)> {
+        match self.try_release() {
+            Ok(()) => {
+                self.released = true;
+                Ok(())
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Asks again while the device is busy.
+    fn try_release(&self) -> Result<()> {
+        let mut attempts = 1;
+        loop {
+            // SAFETY: the handle is alive and this owner's, who forgets it then. Mappings keep the memory.
+            match unsafe { self.driver.release(self.handle) } {
+                Err(DriverError::NotReady { .. }) if attempts < ATTEMPTS => std::thread::sleep(PAUSE),
+                answer => return answer,
+            }
+            attempts += 1;
+        }
     }
 
     /// How large it is.
@@ -67,12 +109,9 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        for _ in 0..ATTEMPTS {
-            // SAFETY: the handle is alive and this owner's. Mappings keep the memory. A failure leaks it.
-            match unsafe { self.driver.release(self.handle) } {
-                Err(DriverError::NotReady { .. }) => std::thread::sleep(PAUSE),
-                _ => return,
-            }
+        if !self.released {
+            // A failure leaks it.
+            let _ = self.try_release();
         }
     }
 }

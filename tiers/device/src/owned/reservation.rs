@@ -10,8 +10,8 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::table::Table;
-use super::{DeviceSet, Epochs, Extent, Mapping, OwnedStream, Passed, Sequence};
-use crate::{Access, Address, DeviceId, Driver, DriverError, Refusal, Result, Verb};
+use super::{DeviceSet, Epochs, Extent, Mapping, OwnedStream, Passed, Sequence, Span};
+use crate::{Access, Address, DeviceId, Driver, DriverError, PointerKind, Refusal, Result, Verb};
 
 /// Addresses set aside. Dropping it waits for the contexts that may use it, unmaps what is left and gives the
 /// addresses back; if that fails (a lost context), it leaks them.
@@ -56,6 +56,31 @@ impl Reservation {
     pub fn mapped(&self) -> Vec<(Bytes, Bytes)> {
         let runs = self.table.lock().runs().into_iter();
         runs.map(|run| (Bytes::new(run.start), Bytes::new(run.end - run.start))).collect()
+    }
+
+    /// Whether a mapping is there: one that is not retired may be used, where access is set.
+    pub fn is_mapped(&self, mapping: Mapping) -> bool {
+        let range = self.range(Verb::Map, mapping.offset, mapping.size);
+        range.is_ok_and(|range| self.table.lock().is_mapped(&range))
+    }
+
+    /// Mapped memory for asynchronous work, for the devices that may load and store all of it. What is mapped there is not unmapped
+    /// while the span lives, nor before what was enqueued by then is done.
+    ///
+    /// # Errors
+    /// [`Refusal::NotMapped`] where not all of it is mapped.
+    pub fn span(self: &Arc<Self>, offset: Bytes, size: Bytes) -> Result<Span> {
+        let range = self.range(Verb::Copy, offset, size)?;
+        let reach = {
+            let mut table = self.table.lock();
+            table.begin_use(range.clone()).map_err(|r| self.refused(Verb::Copy, offset, r))?;
+            table.writers(&range)
+        };
+        let lease = Arc::new(Lease { reservation: self.clone(), range });
+        let kind = PointerKind::Device { device: self.device, mapped: true };
+        // SAFETY: the lease keeps the mappings; after it they are unmapped only with a proof that covers the mark which its
+        // end draws.
+        Ok(unsafe { Span::owned(&lease, (self.address(offset), size), kind, reach) })
     }
 
     /// Maps a whole extent. There is no access until [`Reservation::set_access`].
@@ -228,6 +253,20 @@ impl Reservation {
     }
 }
 
+/// Mapped memory that spans are of.
+#[derive(Debug)]
+struct Lease {
+    reservation: Arc<Reservation>,
+    range: Range<u64>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mark = self.reservation.epochs.mark();
+        self.reservation.table.lock().end_span(&self.range, mark);
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         let left: Vec<Mapping> = (self.table.get_mut().all().into_iter())
@@ -320,6 +359,36 @@ mod tests {
         let passed = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
         bed.home.retire(&mapped, idle_since).unwrap();
         bed.home.unmap(&mapped, &passed).unwrap();
+    }
+
+    #[test]
+    fn a_span_keeps_its_mappings_until_what_was_enqueued_is_done() {
+        let bed = bed();
+        let stub = bed.stub.clone();
+        let mapped = bed.map(&[0, 1]);
+        bed.home.set_access(Bytes::ZERO, TWO, &read_write(2)).unwrap();
+        bed.home.set_access(TWO, TWO, &read_write(1)).unwrap();
+        let home = Arc::new(bed.home);
+        assert!(home.is_mapped(mapped[0]) && !home.is_mapped(Mapping { offset: TWO, size: Bytes::mib(4) }));
+        assert_eq!(refusal(home.span(TWO, Bytes::mib(4)).map(|_| ())), Refusal::NotMapped);
+        let span = home.span(Bytes::mib(1), TWO).unwrap();
+        assert_eq!((span.start().0 - home.start().0, span.device()), (1 << 20, Some(GPU)));
+        assert_eq!(span.reach(), DeviceSet::of(GPU), "who may touch all of it");
+        let both: DeviceSet = [GPU, DeviceId(1)].into_iter().collect();
+        let idle_since = bed.epochs.mark();
+        let early = bed.epochs.synchronize(both).unwrap();
+        home.retire(&mapped, idle_since).unwrap();
+        assert_eq!(refusal(home.unmap(&mapped, &early)), Refusal::InUse, "a span lives");
+        let part = span.part(Bytes::ZERO, Bytes::kib(4)).unwrap();
+        drop(span);
+        let during = bed.epochs.synchronize(both).unwrap();
+        assert_eq!(refusal(home.unmap(&mapped, &during)), Refusal::InUse, "a part of it lives");
+        drop(part);
+        assert_eq!(refusal(home.unmap(&mapped, &during)), Refusal::InUse, "what was enqueued may run");
+        let after = bed.epochs.synchronize(both).unwrap();
+        home.unmap(&mapped, &after).unwrap();
+        drop(home);
+        assert_eq!(stub.reserved(), 0);
     }
 
     #[test]

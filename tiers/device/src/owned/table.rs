@@ -42,6 +42,8 @@ struct Entry {
     readers: DeviceSet,
     /// Before `Changing`, for an unmap that fails.
     before: State,
+    /// What was enqueued through spans was enqueued before this mark.
+    used: Sequence,
 }
 
 /// The mappings of one reservation.
@@ -68,6 +70,7 @@ impl Table {
             writers: DeviceSet::EMPTY,
             readers: DeviceSet::EMPTY,
             before: State::Changing,
+            used: Sequence::START,
         };
         self.entries.insert(range.start, entry);
         Ok(())
@@ -103,6 +106,20 @@ impl Table {
         if let Some(i) = self.busy.iter().position(|busy| busy == range) {
             self.busy.swap_remove(i);
         }
+    }
+
+    /// Ends a use by a span: work enqueued on it before `mark` may still run.
+    pub(super) fn end_span(&mut self, range: &Range<u64>, mark: Sequence) {
+        self.end_use(range);
+        let first = self.entries.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
+        for (_, entry) in self.entries.range_mut(first..range.end.max(first)) {
+            entry.used = entry.used.max(mark);
+        }
+    }
+
+    /// The devices that may load and store everywhere in a range.
+    pub(super) fn writers(&self, range: &Range<u64>) -> DeviceSet {
+        self.touching(range).fold(DeviceSet::ALL, |set, (_, entry)| set.intersection(entry.writers))
     }
 
     /// As [`Table::begin_use`], for whole entries whose access is to change. `true` if somebody loses access.
@@ -191,7 +208,10 @@ impl Table {
         for range in &sorted {
             let entry = self.entry(range)?;
             let covered = match entry.state {
-                State::Retired(mark) => passed.covers(mark, self.users(entry, mark).union(always)),
+                State::Retired(mark) => {
+                    let mark = mark.max(entry.used);
+                    passed.covers(mark, self.users(entry, mark).union(always))
+                }
                 State::Live | State::Changing => false,
             };
             let busy = self.busy.iter().any(|busy| busy.start < range.end && range.start < busy.end);
@@ -231,6 +251,11 @@ impl Table {
     /// The devices whose work may use any of the mappings.
     pub(super) fn devices(&self, mappings: &[Range<u64>]) -> Outcome<DeviceSet> {
         mappings.iter().try_fold(DeviceSet::EMPTY, |set, range| Ok(set.union(self.entry(range)?.readers)))
+    }
+
+    /// Whether exactly this mapping is there, retired or not.
+    pub(super) fn is_mapped(&self, range: &Range<u64>) -> bool {
+        self.entry(range).is_ok()
     }
 
     /// What is mapped, joined where it touches.
