@@ -11,7 +11,8 @@
 //! | [`HostPool`] | pinned once, used again, under a budget | [`HostBlock`]; a [`Ring`] where there is not so much |
 //! | [`FileTier`] | whole or not there, every page checked | [`SealedFile`] |
 //!
-//! Which of them has an extent's bytes, and which copy counts, is data: [`Place`], [`Residency`].
+//! Which of them has an extent's bytes, and which copy counts, is data: [`Place`], [`Residency`]. A [`Region`] is a domain of a pool
+//! whose extents go to the host and come back to their addresses.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -37,6 +38,7 @@ mod host;
 mod import;
 mod place;
 mod pool;
+mod region;
 mod ticker;
 
 pub use file::{
@@ -50,5 +52,9 @@ pub use place::{NotNow, Place, Residency, Step};
 pub use pool::{
     Block, Checkpoint, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver, PoolError,
     PoolOptions, PoolStream, Restored, SharedExtent,
+};
+pub use region::{
+    CopyPolicy, MoveError, Mover, Moving, Policy, Refilled, Region, RegionError, RegionOptions, Shrunk,
+    SkipReason, Skipped,
 };
 pub use ticker::Ticker;

@@ -3,6 +3,8 @@
 use glake_device::{Address, DeviceId, DriverError};
 use glake_stitch::StitchError;
 
+use crate::place::NotNow;
+
 /// A refusal of a pool; a variant is what the caller can do about it.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +45,23 @@ pub enum PoolError {
         device: DeviceId,
         /// What was given.
         address: Address,
+    },
+    /// Some of the block's memory is not on its GPU: refill its region first.
+    #[error("{device}: some of the memory at {address} is not on its GPU: refill its region first")]
+    Away {
+        /// Where.
+        device: DeviceId,
+        /// What was given.
+        address: Address,
+    },
+    /// An extent is not where it would have to be for what was asked: two threads move one region, which is a defect.
+    #[error("{device}: {source}")]
+    NotNow {
+        /// Where.
+        device: DeviceId,
+        /// What was asked, and what is allowed.
+        #[source]
+        source: NotNow,
     },
     /// The memory was not made for other processes.
     #[error(

@@ -22,6 +22,7 @@ impl GpuPool {
         for step in &plan.steps {
             if let Step::Release { extent, .. } = step {
                 held.extents.remove(extent);
+                self.kept.lock().remove(extent);
             }
         }
         Ok(())
@@ -54,7 +55,7 @@ impl GpuPool {
         }
     }
 
-    fn map(
+    pub(super) fn map(
         &self,
         held: &Held,
         extent: ExtentId,
@@ -63,20 +64,20 @@ impl GpuPool {
         held.extents.get(&extent).map(|extent| retry(|| self.reservation.map(offset, extent))).transpose()
     }
 
-    fn give_access(&self, offset: Bytes, size: Bytes) -> std::result::Result<(), DriverError> {
+    pub(super) fn give_access(&self, offset: Bytes, size: Bytes) -> std::result::Result<(), DriverError> {
         let access = self.reach.access();
         retry(|| self.reservation.set_access(offset, size, &access))?;
         self.tell_mapped(offset, size);
         Ok(())
     }
 
-    fn tell_mapped(&self, offset: Bytes, size: Bytes) {
+    pub(super) fn tell_mapped(&self, offset: Bytes, size: Bytes) {
         if let Some(observer) = &self.observer {
             observer.mapped(self.device, self.address(offset), size);
         }
     }
 
-    fn tell_unmapping(&self, offset: Bytes, size: Bytes) {
+    pub(super) fn tell_unmapping(&self, offset: Bytes, size: Bytes) {
         if let Some(observer) = &self.observer {
             observer.unmapping(self.device, self.address(offset), size);
         }

@@ -9,6 +9,7 @@
 use std::os::fd::OwnedFd;
 
 use glake_device::Address;
+use glake_stitch::Presence;
 use glake_units::Bytes;
 
 use super::execute::retry;
@@ -43,7 +44,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
-    /// ([`super::PoolOptions::exportable`]); what the driver answers.
+    /// ([`super::PoolOptions::exportable`]); [`PoolError::Away`] while some of it is elsewhere; what the driver answers.
     pub fn export(&self, address: Address) -> Result<Exported> {
         // What the block lies in stays while this is held.
         let held = self.growth()?;
@@ -52,7 +53,11 @@ impl GpuPool {
         let (base, size, backing) = {
             let core = self.core.lock();
             let block = core.find(offset).ok_or_else(unknown)?;
-            (block.offset, block.size, core.backing(block.offset).ok_or_else(unknown)?)
+            let backing = core.backing(block.offset).ok_or_else(unknown)?;
+            if backing.extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Here)) {
+                return Err(PoolError::Away { device: self.device, address });
+            }
+            (block.offset, block.size, backing)
         };
         let mut extents = Vec::with_capacity(backing.extents.len());
         for id in &backing.extents {

@@ -10,8 +10,10 @@
 //! The core's lock is held for pure work only; the driver is called under the growth lock alone, so that hits and frees
 //! of other threads go on meanwhile. One growing plan a device at a time: the driver serialises these calls anyhow.
 //!
-//! Invariant: every extent of the core is a key of `held.extents` between two plans, mapped where the core says.
+//! Invariant: every extent of the core that is here is a key of `held.extents` between two plans, mapped where the core says; one
+//! that is away is none, and mapped nowhere.
 
+mod away;
 mod checkpoint;
 mod clock;
 mod edge;
@@ -38,6 +40,8 @@ use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
+use away::Kept;
+pub(crate) use away::{Leave, Passage};
 pub use checkpoint::{Checkpoint, Restored};
 use clock::EpochClock;
 use edge::Edges;
@@ -94,9 +98,11 @@ pub struct GpuPool {
     driver: Arc<dyn Driver>,
     epochs: Arc<Epochs>,
     /// Before the extents: what is dropped first unmaps them.
-    reservation: Reservation,
+    reservation: Arc<Reservation>,
     core: Mutex<Allocator>,
     held: Mutex<Held>,
+    /// Of extents whose bytes are elsewhere, or somewhere else too. Taken before the core's lock.
+    kept: Mutex<FxHashMap<ExtentId, Kept>>,
     clock: Mutex<EpochClock>,
     /// Whether something was freed since the clock last looked.
     freed: AtomicBool,
@@ -130,7 +136,7 @@ impl GpuPool {
         if !Arc::ptr_eq(epochs.driver(), &driver) {
             return Err(PoolError::OtherDriver { device });
         }
-        let reservation = Reservation::new(&epochs, device, core.address_space())?;
+        let reservation = Arc::new(Reservation::new(&epochs, device, core.address_space())?);
         let edges = Edges::new(&driver, device)?;
         let held = Held {
             extents: FxHashMap::default(),
@@ -144,6 +150,7 @@ impl GpuPool {
             reservation,
             core: Mutex::new(core),
             held: Mutex::new(held),
+            kept: Mutex::default(),
             clock: Mutex::default(),
             freed: AtomicBool::new(false),
             sleeper: OnceLock::new(),
@@ -220,7 +227,13 @@ impl GpuPool {
     /// [`PoolError::UnknownAddress`]; nothing changes then.
     pub fn free(&self, address: Address) -> Result<Bytes> {
         let offset = self.offset(address)?;
-        let freed = self.core.lock().free(offset);
+        let (freed, emptied) = {
+            let mut core = self.core.lock();
+            (core.free(offset), core.take_emptied())
+        };
+        if !emptied.is_empty() {
+            self.drop_emptied(&emptied);
+        }
         let freed = freed.map_err(|_| PoolError::UnknownAddress { device: self.device, address })?;
         self.note_freed();
         Ok(freed)

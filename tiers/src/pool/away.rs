@@ -1,0 +1,343 @@
+//! The memory of single extents, given up and made again at the addresses that they keep.
+//!
+//! ```text
+//! region ─► begin_leave ─► (its bytes are copied) ─► copied ─► unmap_everywhere ─► released     memory is free
+//!        ─► begin_enter: made, mapped, access ─► (copied back) ─► arrived                       as before
+//! ```
+//!
+//! Invariants: how it stands with an extent is its [`Residency`] in `kept`, where there is no entry it is new; each step changes it
+//! before another can begin. Where the core has an extent as moving, its memory is in `held.extents` and what is mapped of it is
+//! asked of the reservation, so that a step which failed halfway is taken up where it stopped. One thread at a time moves the
+//! extents of a domain; the growth lock is held for the driver's calls of one extent, never while bytes are copied.
+
+use glake_device::Address;
+use glake_device::owned::{Epoch, Extent, Mapping, Passed, Sequence, Span};
+use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, Presence, StitchError, StreamKey};
+use glake_units::Bytes;
+
+use super::execute::retry;
+use super::{GpuPool, Held, PoolError, Result};
+use crate::place::{NotNow, Place, Residency, Step};
+use crate::region::HostCopy;
+
+/// Where an extent's bytes are, and the copy in host memory where there is one.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) residency: Residency,
+    /// None: there is nothing in it that counts.
+    pub(crate) copy: Option<HostCopy>,
+}
+
+/// A moment, and the completion that tells that all work from before it is done.
+#[derive(Debug)]
+pub(crate) struct Passage {
+    mark: Sequence,
+    epoch: Epoch,
+}
+
+/// What begins when an extent is asked to leave.
+#[derive(Debug)]
+pub(crate) enum Leave {
+    /// These bytes are to be copied first.
+    Copy(Vec<HomeRange>),
+    /// A whole copy is there already, or nothing has to be kept.
+    Release,
+    /// It stays: other processes have it.
+    Exported,
+    /// It stays: blocks in it were freed that other streams may still use.
+    Withheld,
+}
+
+impl GpuPool {
+    /// The extents of a domain with how it stands with each.
+    pub(crate) fn standing(&self, domain: DomainId) -> Result<Vec<(ExtentView, Residency)>> {
+        let kept = self.kept.lock();
+        let views = self.core.lock().extents_of(domain).map_err(|source| self.refused(source))?;
+        let residency =
+            |view: &ExtentView| kept.get(&view.extent).map_or(Residency::NEW, |kept| kept.residency);
+        Ok(views.into_iter().map(|view| (view, residency(&view))).collect())
+    }
+
+    /// Whether all bytes of a domain count, those of free memory too.
+    pub(crate) fn keeps_all(&self, domain: DomainId) -> bool {
+        self.core.lock().keeps_all(domain)
+    }
+
+    /// The address of an offset.
+    pub(crate) fn address_at(&self, offset: Bytes) -> Address {
+        self.address(offset)
+    }
+
+    pub(crate) fn unknown_offset(&self, offset: Bytes) -> PoolError {
+        PoolError::UnknownAddress { device: self.device, address: self.address(offset) }
+    }
+
+    /// Waits for all work that was enqueued before on every device that may touch the pool's memory.
+    pub(crate) fn drain(&self) -> Result<()> {
+        self.settle()?;
+        let mut passage = self.passage()?;
+        retry(|| passage.epoch.wait()).map(|_| ()).map_err(|error| self.failed(error))
+    }
+
+    fn passage(&self) -> Result<Passage> {
+        self.usable()?;
+        let mark = self.epochs.mark();
+        let epoch = retry(|| self.epochs.record(self.reach.watched())).map_err(|error| self.failed(error))?;
+        Ok(Passage { mark, epoch })
+    }
+
+    /// An extent begins to leave its GPU; with `discard` its bytes are given up.
+    pub(crate) fn begin_leave(&self, extent: ExtentId, discard: bool) -> Result<Leave> {
+        let held = self.growth()?;
+        let mut kept = self.kept.lock();
+        let residency = kept.get(&extent).map_or(Residency::NEW, |kept| kept.residency);
+        let next = self.after(residency, Step::Leave(Place::Host))?;
+        if matches!(residency, Residency::Resident { .. }) {
+            if held.extents.get(&extent).is_some_and(Extent::is_exported) {
+                return Ok(Leave::Exported);
+            }
+            match self.core.lock().leave(extent) {
+                Ok(()) => {}
+                Err(StitchError::Withheld { .. }) => return Ok(Leave::Withheld),
+                Err(source) => return Err(self.refused(source)),
+            }
+        }
+        let entry = kept.entry(extent).or_insert(Kept { residency, copy: None });
+        entry.residency = next;
+        if let Some(copy) = &mut entry.copy {
+            copy.set_needed();
+        }
+        if !matches!(next, Residency::GoingOut { .. }) {
+            return Ok(Leave::Release);
+        }
+        let ranges = if discard { Vec::new() } else { self.core.lock().kept_ranges(extent) };
+        if !ranges.is_empty() {
+            return Ok(Leave::Copy(ranges));
+        }
+        entry.residency = self.after(next, Step::Copied)?;
+        Ok(Leave::Release)
+    }
+
+    /// Memory of the pool for asynchronous work.
+    pub(crate) fn span(&self, range: HomeRange) -> Result<Span> {
+        self.reservation.span(range.offset, range.size).map_err(|error| self.failed(error))
+    }
+
+    /// All bytes of an extent are in its copy.
+    pub(crate) fn copied(&self, extent: ExtentId, copy: HostCopy) -> Result<()> {
+        let mut kept = self.kept.lock();
+        let needed = !self.core.lock().kept_ranges(extent).is_empty();
+        if let Some(entry) = kept.get_mut(&extent) {
+            entry.residency = self.after(entry.residency, Step::Copied)?;
+            entry.copy = needed.then_some(copy);
+        }
+        Ok(())
+    }
+
+    /// The copy out failed: the extent stays, as it was.
+    pub(crate) fn stays(&self, extent: ExtentId) -> Result<()> {
+        let mut kept = self.kept.lock();
+        if let Some(entry) = kept.get(&extent) {
+            self.after(entry.residency, Step::Failed)?;
+            kept.remove(&extent);
+        }
+        self.core.lock().came_back(extent).map_err(|source| self.refused(source))
+    }
+
+    /// Marks the moment from which on nothing uses an extent that has been copied.
+    ///
+    /// # Errors
+    /// What the driver answers; the extent is halfway then.
+    pub(crate) fn begin_release(&self, extent: ExtentId) -> Result<Passage> {
+        let passage = self.passage();
+        if passage.is_err() {
+            self.halfway(extent)?;
+        }
+        passage
+    }
+
+    /// Unmaps an extent at all its addresses and releases its memory, once all work from before the mark is done.
+    ///
+    /// # Errors
+    /// What the driver answers; the extent is halfway then.
+    pub(crate) fn release(&self, extent: ExtentId, passage: Passage) -> Result<()> {
+        let Passage { mark, mut epoch } = passage;
+        let passed = retry(|| epoch.wait()).map_err(|error| self.failed(error));
+        let released = passed.and_then(|passed| {
+            let mut held = self.growth()?;
+            if self.core.lock().presence(extent) == Some(Presence::Moving) {
+                self.unmap_everywhere(&held, extent, mark, &passed)?;
+                self.release_memory(&mut held, extent)?;
+                self.core.lock().left(extent).map_err(|source| self.refused(source))?;
+            }
+            Ok(())
+        });
+        match released {
+            Ok(()) => self.advance(extent, Step::Released),
+            Err(error) => self.halfway(extent).and(Err(error)),
+        }
+    }
+
+    fn unmap_everywhere(&self, held: &Held, extent: ExtentId, mark: Sequence, passed: &Passed) -> Result<()> {
+        for mapping in self.mappings_of(held, extent) {
+            if !self.reservation.is_mapped(mapping) {
+                continue;
+            }
+            let one = [mapping];
+            self.reservation.retire(&one, mark).map_err(|error| self.failed(error))?;
+            self.tell_unmapping(mapping.offset, mapping.size);
+            if let Err(error) = retry(|| self.reservation.unmap(&one, passed)) {
+                self.reservation.revive(&one).map_err(|error| self.failed(error))?;
+                self.tell_mapped(mapping.offset, mapping.size);
+                return Err(self.failed(error));
+            }
+        }
+        Ok(())
+    }
+
+    fn release_memory(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+        let Some(memory) = held.extents.remove(&extent) else { return Ok(()) };
+        memory.release().map_err(|(memory, error)| {
+            held.extents.insert(extent, memory);
+            self.failed(error)
+        })
+    }
+
+    fn mappings_of(&self, held: &Held, extent: ExtentId) -> Vec<Mapping> {
+        let Some(size) = held.extents.get(&extent).map(Extent::size) else { return Vec::new() };
+        let addresses = self.core.lock().addresses_of(extent);
+        addresses.into_iter().map(|offset| Mapping { offset, size }).collect()
+    }
+
+    /// Makes an extent's memory again and maps it at all its addresses; returns what has to be copied into it.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] or [`PoolError::DeviceFull`] where there is no memory for it, after what is free in other domains
+    /// was given back; what the driver answers. The extent is halfway then.
+    pub(crate) fn begin_enter(&self, extent: ExtentId) -> Result<Vec<(Span, Span)>> {
+        let mut held = self.growth()?;
+        {
+            let mut kept = self.kept.lock();
+            let Some(entry) = kept.get_mut(&extent) else { return Ok(Vec::new()) };
+            entry.residency = self.after(entry.residency, Step::Enter)?;
+        }
+        let entered = self.make_and_map(&mut held, extent).and_then(|()| {
+            let kept = self.kept.lock();
+            let copy = kept.get(&extent).and_then(|entry| entry.copy.as_ref());
+            copy.map_or(Ok(Vec::new()), |copy| copy.back(self))
+        });
+        if entered.is_err() {
+            self.halfway(extent)?;
+        }
+        entered
+    }
+
+    fn make_and_map(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+        let presence = self.core.lock().presence(extent);
+        if presence == Some(Presence::Away) {
+            self.make(held, extent)?;
+        }
+        for mapping in self.mappings_of(held, extent) {
+            if !self.reservation.is_mapped(mapping) {
+                self.map(held, extent, mapping.offset).map_err(|error| self.failed(error))?;
+            }
+            self.give_access(mapping.offset, mapping.size).map_err(|error| self.failed(error))?;
+        }
+        Ok(())
+    }
+
+    /// New memory for an extent; where there is none, what is free elsewhere goes first.
+    fn make(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+        match self.try_make(held, extent) {
+            Err(error) if error.is_out_of_memory() => {
+                let plan = self.core.lock().plan_trim(Bytes::ZERO);
+                let Some(plan) = plan else { return Err(error) };
+                self.carry_out(held, &plan, StreamKey::default())?;
+                self.try_make(held, extent)
+            }
+            made => made,
+        }
+    }
+
+    fn try_make(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+        let (size, domain) = {
+            let mut core = self.core.lock();
+            core.enter(extent).map_err(|source| self.refused(source))?;
+            core.size_and_domain(extent)
+        };
+        let properties = held.properties.get(&domain).copied().unwrap_or(self.properties);
+        let made = retry(|| Extent::new(&self.driver, size, properties));
+        self.core.lock().entered(extent, made.is_ok());
+        held.extents.insert(extent, made.map_err(|error| self.failed(error))?);
+        Ok(())
+    }
+
+    /// All bytes of an extent are on its GPU again; `retain` keeps the copy, because nobody writes to them.
+    pub(crate) fn arrived(&self, extent: ExtentId, retain: bool) -> Result<()> {
+        let mut kept = self.kept.lock();
+        let Some(entry) = kept.get_mut(&extent) else { return Ok(()) };
+        entry.residency = self.after(entry.residency, Step::Arrived)?;
+        match &mut entry.copy {
+            Some(copy) if retain => copy.set_retained(),
+            _ => {
+                self.after(entry.residency, Step::DropCopy)?;
+                kept.remove(&extent);
+            }
+        }
+        self.core.lock().came_back(extent).map_err(|source| self.refused(source))
+    }
+
+    /// What was begun with an extent that has a whole copy failed.
+    pub(crate) fn halfway(&self, extent: ExtentId) -> Result<()> {
+        self.advance(extent, Step::Failed)
+    }
+
+    fn advance(&self, extent: ExtentId, step: Step) -> Result<()> {
+        let mut kept = self.kept.lock();
+        if let Some(entry) = kept.get_mut(&extent) {
+            entry.residency = self.after(entry.residency, step)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the extents of a domain that are away and hold nothing live.
+    pub(crate) fn forget_emptied(&self, domain: DomainId) -> Result<()> {
+        self.tick()?;
+        let mut held = self.growth()?;
+        let plan = self.core.lock().plan_forget(domain).map_err(|source| self.refused(source))?;
+        plan.map_or(Ok(()), |plan| self.carry_out(&mut held, &plan, StreamKey::default()).map(|_| ()))
+    }
+
+    /// Says whether the bytes of a domain stay as they are. Unsealed, its copies are dropped.
+    pub(crate) fn seal_domain(&self, domain: DomainId, sealed: bool) -> Result<()> {
+        let mut kept = self.kept.lock();
+        let mut core = self.core.lock();
+        core.seal_domain(domain, sealed).map_err(|source| self.refused(source))?;
+        if !sealed {
+            let own = core.extents_of(domain).map_err(|source| self.refused(source))?;
+            for view in own.iter().filter(|view| view.presence == Presence::Here) {
+                kept.remove(&view.extent);
+            }
+        }
+        Ok(())
+    }
+
+    /// The last live block was freed in these extents while they were elsewhere: what was kept of them goes.
+    #[cold]
+    pub(super) fn drop_emptied(&self, emptied: &[ExtentId]) {
+        let mut kept = self.kept.lock();
+        let core = self.core.lock();
+        for extent in emptied {
+            if core.kept_ranges(*extent).is_empty()
+                && let Some(entry) = kept.get_mut(extent)
+            {
+                entry.copy = None;
+            }
+        }
+    }
+
+    fn after(&self, residency: Residency, step: Step) -> Result<Residency> {
+        let wrong = |source: NotNow| PoolError::NotNow { device: self.device, source };
+        residency.after(step).map_err(wrong)
+    }
+}

@@ -1,0 +1,104 @@
+//! A region's memory comes back to its GPU.
+
+use std::collections::VecDeque;
+
+use glake_stitch::ExtentView;
+use glake_units::Bytes;
+
+use super::{AT_ONCE, CopyPolicy, Mover, Moving, Refilled, Region, RegionError, Result, choose};
+
+/// An extent whose bytes are on their way back.
+#[derive(Debug)]
+struct Copying {
+    view: ExtentView,
+    size: Bytes,
+    moving: Option<Box<dyn Moving>>,
+}
+
+/// Extents on their way in, in the order in which they began.
+#[derive(Debug, Default)]
+struct Pipeline {
+    copying: VecDeque<Copying>,
+    report: Refilled,
+    /// The first failure: nothing new begins after it.
+    failed: Option<RegionError>,
+}
+
+impl Region {
+    /// Makes at least `amount` of memory for what is away of the region, for all of it with [`Bytes::MAX`], at the addresses that it
+    /// had, and copies the bytes back. They are there when it returns.
+    ///
+    /// # Errors
+    /// [`RegionError::Stopped`]: what came back by then is there, the rest is away or halfway; either direction goes on from
+    /// there.
+    pub fn refill(&self, amount: Bytes, mover: &dyn Mover) -> Result<Refilled> {
+        let _turn = self.turn.lock();
+        self.pool.forget_emptied(self.domain)?;
+        let chosen = choose::to_enter(&self.pool.standing(self.domain)?, amount);
+        let mut pipeline = Pipeline::default();
+        for view in chosen {
+            if pipeline.failed.is_some() {
+                break;
+            }
+            match self.begin_entering(view, mover) {
+                Ok(copying) => pipeline.copying.push_back(copying),
+                Err(error) => pipeline.fail(error),
+            }
+            while pipeline.copying.len() >= AT_ONCE {
+                self.finish_entering(&mut pipeline);
+            }
+        }
+        while !pipeline.copying.is_empty() {
+            self.finish_entering(&mut pipeline);
+        }
+        let Pipeline { mut report, failed, .. } = pipeline;
+        match failed {
+            Some(source) => Err(self.stopped(report.mapped, source)),
+            None => {
+                report.away = self.sizes()?.1;
+                Ok(report)
+            }
+        }
+    }
+
+    fn begin_entering(&self, view: ExtentView, mover: &dyn Mover) -> Result<Copying> {
+        let pairs = self.pool.begin_enter(view.extent)?;
+        let size = pairs.iter().map(|(to, _)| to.size()).sum();
+        if pairs.is_empty() {
+            return Ok(Copying { view, size, moving: None });
+        }
+        match mover.enqueue(&pairs) {
+            Ok(moving) => Ok(Copying { view, size, moving: Some(moving) }),
+            Err(source) => {
+                self.pool.halfway(view.extent)?;
+                Err(self.unmoved(size, source))
+            }
+        }
+    }
+
+    fn finish_entering(&self, pipeline: &mut Pipeline) {
+        let Some(Copying { view, size, moving }) = pipeline.copying.pop_front() else { return };
+        if let Err(source) = moving.map_or(Ok(()), |moving| moving.wait()) {
+            pipeline.fail(self.unmoved(size, source));
+            if let Err(error) = self.pool.halfway(view.extent) {
+                pipeline.fail(error.into());
+            }
+            return;
+        }
+        let retain = self.is_sealed() && self.options.host_copy == CopyPolicy::Retain;
+        match self.pool.arrived(view.extent, retain) {
+            Ok(()) => {
+                let report = &mut pipeline.report;
+                report.mapped = report.mapped.saturating_add(view.size);
+                report.copied = report.copied.saturating_add(size);
+            }
+            Err(error) => pipeline.fail(error.into()),
+        }
+    }
+}
+
+impl Pipeline {
+    fn fail(&mut self, error: RegionError) {
+        self.failed.get_or_insert(error);
+    }
+}

@@ -1,0 +1,156 @@
+//! A region's memory leaves its GPU.
+//!
+//! ```text
+//! extents   [ copying | copying | copying ]  [ copied, waits for its epoch ]  released
+//! ```
+
+use std::collections::VecDeque;
+
+use glake_stitch::{ExtentId, ExtentView, Presence};
+use glake_units::Bytes;
+
+use super::{
+    AT_ONCE, HostCopy, Mover, Moving, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped,
+    choose,
+};
+use crate::pool::{Leave, Passage};
+
+/// An extent whose bytes are on their way.
+#[derive(Debug)]
+struct Copying {
+    view: ExtentView,
+    copy: HostCopy,
+    moving: Box<dyn Moving>,
+}
+
+/// Extents on their way out, in the order in which they began.
+#[derive(Debug, Default)]
+struct Pipeline {
+    copying: VecDeque<Copying>,
+    copied: VecDeque<(ExtentView, Passage)>,
+    report: Shrunk,
+    /// The first failure: nothing new begins after it.
+    failed: Option<RegionError>,
+}
+
+impl Region {
+    /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
+    /// others, their live bytes copied to the host first (of a graph's pool, all). Blocks keep their addresses. Waits for all
+    /// work that was enqueued on every device that may touch the pool's memory.
+    ///
+    /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.
+    ///
+    /// # Errors
+    /// While a capture is open that is refused, with nothing changed. [`RegionError::Stopped`]: what went by then is gone, the
+    /// rest is where it was or halfway; either direction goes on from there.
+    pub fn shrink(&self, amount: Bytes, mover: &dyn Mover) -> Result<Shrunk> {
+        let _turn = self.turn.lock();
+        self.pool.drain()?;
+        let free = if self.pool.keeps_all(self.domain) {
+            Bytes::ZERO
+        } else {
+            self.pool.trim_domain(self.domain)?
+        };
+        let chosen = choose::to_leave(&self.pool.standing(self.domain)?, amount.saturating_sub(free));
+        let mut pipeline =
+            Pipeline { report: Shrunk { freed: free, ..Shrunk::default() }, ..Pipeline::default() };
+        for view in chosen {
+            if pipeline.failed.is_some() {
+                break;
+            }
+            self.begin(view, mover, &mut pipeline);
+            while pipeline.copying.len() >= AT_ONCE {
+                self.finish_copy(&mut pipeline);
+            }
+            while pipeline.copied.len() > AT_ONCE {
+                self.release_next(&mut pipeline);
+            }
+        }
+        while !pipeline.copying.is_empty() {
+            self.finish_copy(&mut pipeline);
+        }
+        while !pipeline.copied.is_empty() {
+            self.release_next(&mut pipeline);
+        }
+        let Pipeline { mut report, failed, .. } = pipeline;
+        match failed {
+            Some(source) => Err(self.stopped(report.freed, source)),
+            None => {
+                report.left = self.sizes()?.0;
+                Ok(report)
+            }
+        }
+    }
+
+    fn begin(&self, view: ExtentView, mover: &dyn Mover, pipeline: &mut Pipeline) {
+        let begun = self.pool.begin_leave(view.extent, self.options.policy == Policy::Discard);
+        let skip = |reason| Skipped { address: self.pool.address_at(view.offset), size: view.size, reason };
+        match begun {
+            Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
+            Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
+            Ok(Leave::Release) => self.release_later(view, pipeline),
+            Ok(Leave::Copy(ranges)) => {
+                let enqueued =
+                    HostCopy::take(&self.host, ranges).map_err(RegionError::from).and_then(|copy| {
+                        let pairs = copy.out(&self.pool)?;
+                        let moving =
+                            mover.enqueue(&pairs).map_err(|source| self.unmoved(copy.size(), source))?;
+                        Ok(Copying { view, copy, moving })
+                    });
+                match enqueued {
+                    Ok(copying) => pipeline.copying.push_back(copying),
+                    Err(error) => self.gave_up(view.extent, error, pipeline),
+                }
+            }
+            Err(error) => pipeline.fail(error.into()),
+        }
+    }
+
+    fn finish_copy(&self, pipeline: &mut Pipeline) {
+        let Some(Copying { view, copy, moving }) = pipeline.copying.pop_front() else { return };
+        let size = copy.size();
+        match moving.wait() {
+            Ok(()) => match self.pool.copied(view.extent, copy) {
+                Ok(()) => {
+                    pipeline.report.copied = pipeline.report.copied.saturating_add(size);
+                    self.release_later(view, pipeline);
+                }
+                Err(error) => pipeline.fail(error.into()),
+            },
+            Err(source) => {
+                let error = self.unmoved(size, source);
+                self.gave_up(view.extent, error, pipeline);
+            }
+        }
+    }
+
+    /// The bytes were not copied: the extent stays.
+    fn gave_up(&self, extent: ExtentId, error: RegionError, pipeline: &mut Pipeline) {
+        pipeline.fail(error);
+        if let Err(error) = self.pool.stays(extent) {
+            pipeline.fail(error.into());
+        }
+    }
+
+    fn release_later(&self, view: ExtentView, pipeline: &mut Pipeline) {
+        match self.pool.begin_release(view.extent) {
+            Ok(passage) => pipeline.copied.push_back((view, passage)),
+            Err(error) => pipeline.fail(error.into()),
+        }
+    }
+
+    fn release_next(&self, pipeline: &mut Pipeline) {
+        let Some((view, passage)) = pipeline.copied.pop_front() else { return };
+        match self.pool.release(view.extent, passage) {
+            Ok(()) if view.presence == Presence::Away => {}
+            Ok(()) => pipeline.report.freed = pipeline.report.freed.saturating_add(view.size),
+            Err(error) => pipeline.fail(error.into()),
+        }
+    }
+}
+
+impl Pipeline {
+    fn fail(&mut self, error: RegionError) {
+        self.failed.get_or_insert(error);
+    }
+}

@@ -1,0 +1,164 @@
+//! Memory of a GPU that leaves it when it is not needed and comes back to the same addresses.
+//!
+//! ```text
+//! shrink:  drain ─► per extent:  leave ─► copy out ─► epoch ─► unmap everywhere, release      several at a time
+//! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► here
+//! ```
+//!
+//! A region is a domain of a [`GpuPool`]. While some of it is away its blocks stay live and its addresses its own; what is free in
+//! extents that are away is handed out to nobody; a block can be freed, and with the last one of an extent its copy goes.
+//!
+//! Invariant: every extent has one copy that counts ([`crate::Residency`]), whatever fails; one thread at a time moves a region's
+//! extents, and both directions go on from where a failure stopped them.
+//!
+//! Nothing here keeps a program from using what is away: that its work is done, and that none is enqueued until the refill is
+//! over, is the promise of who calls [`Region::shrink`].
+
+mod choose;
+mod copy;
+mod enter;
+mod error;
+mod leave;
+mod mover;
+mod options;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use glake_stitch::{DomainId, DomainOptions, Presence};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+pub(crate) use copy::HostCopy;
+pub use error::RegionError;
+pub use mover::{MoveError, Mover, Moving};
+pub use options::{CopyPolicy, Policy, RegionOptions};
+pub use report::{Refilled, Shrunk, SkipReason, Skipped};
+
+use crate::{Block, GpuPool, HostPool, PoolStream};
+
+type Result<T> = std::result::Result<T, RegionError>;
+
+/// How many extents are copied at a time: while one is waited for, the others keep the links busy.
+const AT_ONCE: usize = 3;
+
+/// A part of a GPU's memory that can be shrunk and refilled. Dropping it gives its domain up: its memory goes back once its blocks
+/// are freed, and what is away by then stays away.
+#[derive(Debug)]
+pub struct Region {
+    pool: Arc<GpuPool>,
+    host: Arc<HostPool>,
+    domain: DomainId,
+    options: RegionOptions,
+    sealed: AtomicBool,
+    /// Who moves its extents.
+    turn: Mutex<()>,
+}
+
+impl Region {
+    /// A region with no memory yet. Its copies go to `host`.
+    pub fn new(pool: &Arc<GpuPool>, host: &Arc<HostPool>, options: RegionOptions) -> Region {
+        let domain = pool.add_domain(DomainOptions::region(options.extent), None);
+        let (sealed, turn) = (AtomicBool::new(false), Mutex::new(()));
+        Region { pool: pool.clone(), host: host.clone(), domain, options, sealed, turn }
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &RegionOptions {
+        &self.options
+    }
+
+    /// The domain of its pool that it is.
+    pub fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    /// The pool that it is of.
+    pub fn pool(&self) -> &Arc<GpuPool> {
+        &self.pool
+    }
+
+    /// Hands out a block of it: of what is on the GPU, or new memory. [`GpuPool::free`] takes it back.
+    ///
+    /// # Errors
+    /// As [`GpuPool::malloc`]; while it is sealed that is refused.
+    pub fn malloc(&self, size: Bytes, stream: PoolStream) -> Result<Block> {
+        Ok(self.pool.malloc_in(self.domain, size, stream)?)
+    }
+
+    /// Pins host memory for all its live bytes ahead, where its policy says so.
+    ///
+    /// # Errors
+    /// As [`HostPool::prepare`].
+    pub fn prepare(&self) -> Result<()> {
+        if self.options.host_copy != CopyPolicy::Prepare || self.options.policy == Policy::Discard {
+            return Ok(());
+        }
+        let live = self.pool.standing(self.domain)?.iter().map(|(view, _)| view.live).sum();
+        Ok(self.host.prepare(live)?)
+    }
+
+    /// The caller promises that nobody writes to its bytes from now on, until it is unsealed. Nothing new is handed out meanwhile.
+    ///
+    /// # Errors
+    /// [`RegionError::NotSealable`] where its policy is another one.
+    pub fn seal(&self) -> Result<()> {
+        if self.options.policy != Policy::Sealed {
+            return Err(RegionError::NotSealable { tag: self.options.tag.clone() });
+        }
+        self.set_sealed(true)
+    }
+
+    /// Its bytes may change again: copies that were retained are dropped.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn unseal(&self) -> Result<()> {
+        self.set_sealed(false)
+    }
+
+    fn set_sealed(&self, sealed: bool) -> Result<()> {
+        let _turn = self.turn.lock();
+        self.pool.seal_domain(self.domain, sealed)?;
+        self.sealed.store(sealed, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether it is sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::Acquire)
+    }
+
+    /// Its memory on the GPU, and what is away.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn sizes(&self) -> Result<(Bytes, Bytes)> {
+        let standing = self.pool.standing(self.domain)?;
+        let of = |away: bool| {
+            let views = standing.iter().filter(|(view, _)| (view.presence == Presence::Away) == away);
+            views.map(|(view, _)| view.size).sum()
+        };
+        Ok((of(false), of(true)))
+    }
+
+    fn unmoved(&self, size: Bytes, source: MoveError) -> RegionError {
+        RegionError::Move { device: self.pool.device(), tag: self.options.tag.clone(), size, source }
+    }
+
+    /// The error of a shrink or a refill that has begun.
+    fn stopped(&self, moved: Bytes, source: RegionError) -> RegionError {
+        let left = self.sizes().map_or(Bytes::ZERO, |(left, _)| left);
+        RegionError::Stopped { tag: self.options.tag.clone(), moved, left, source: Box::new(source) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let released = self.pool.release_domain(self.domain);
+        debug_assert!(released.is_ok(), "its domain is its own");
+    }
+}

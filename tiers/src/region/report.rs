@@ -1,0 +1,49 @@
+//! What a shrink and a refill have done.
+
+use glake_device::Address;
+use glake_units::Bytes;
+
+/// What a shrink has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shrunk {
+    /// Memory of the GPU that went back to the driver.
+    pub freed: Bytes,
+    /// Bytes that were copied to the host.
+    pub copied: Bytes,
+    /// Memory of the region that is on the GPU still.
+    pub left: Bytes,
+    /// What had to stay of it.
+    pub skipped: Vec<Skipped>,
+}
+
+/// An extent that had to stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Where it lies at home.
+    pub address: Address,
+    /// How large it is.
+    pub size: Bytes,
+    /// Why.
+    pub reason: SkipReason,
+}
+
+/// Why an extent has to stay on its GPU.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// Other processes may have it: they would not see new memory at the same addresses.
+    Exported,
+    /// Blocks in it were freed while other streams used them, after the shrink had begun. The next one takes it.
+    Withheld,
+}
+
+/// What a refill has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refilled {
+    /// Memory of the GPU that was made and mapped.
+    pub mapped: Bytes,
+    /// Bytes that were copied to the GPU.
+    pub copied: Bytes,
+    /// Memory of the region that is not on the GPU still.
+    pub away: Bytes,
+}

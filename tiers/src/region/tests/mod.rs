@@ -1,0 +1,409 @@
+//! Regions over the simulated device: real bytes at the same addresses, one good copy whatever fails, nothing left behind.
+
+mod faults;
+mod random;
+
+use std::time::Duration;
+
+use glake_device::owned::{self, Epochs, OwnedStream, Span};
+use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_device::{Address, DeviceId, Driver, DriverError, Faults, Recorder, Stream, Touch};
+use glake_stitch::{Settings, StitchError};
+
+use super::*;
+use crate::{HostError, HostOptions, PoolError, PoolOptions};
+
+const GPU: DeviceId = DeviceId(0);
+const PEER: DeviceId = DeviceId(1);
+const EXTENT: Bytes = Bytes::mib(2);
+
+/// The driver's own copies, on one stream.
+#[derive(Debug)]
+struct Native {
+    driver: Arc<dyn Driver>,
+    stream: Arc<OwnedStream>,
+}
+
+impl Mover for Native {
+    fn enqueue(&self, copies: &[(Span, Span)]) -> std::result::Result<Box<dyn Moving>, MoveError> {
+        for (to, from) in copies {
+            owned::copy(&*self.driver, GPU, self.stream.id(), to, from)?;
+        }
+        Ok(Box::new(Waiting(self.stream.clone())))
+    }
+}
+
+#[derive(Debug)]
+struct Waiting(Arc<OwnedStream>);
+
+impl Moving for Waiting {
+    fn wait(self: Box<Self>) -> std::result::Result<(), MoveError> {
+        Ok(self.0.synchronize()?)
+    }
+}
+
+struct Bed {
+    sim: Arc<Simulator>,
+    faults: Arc<Faults>,
+    recorder: Arc<Recorder>,
+    mover: Native,
+    host: Arc<HostPool>,
+    pool: Arc<GpuPool>,
+    region: Region,
+    here: PoolStream,
+    /// Live blocks of the region and the seeds of their bytes.
+    live: Vec<(Block, u8)>,
+}
+
+fn bed_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Bed {
+    let topology = SimTopology::uniform(2, Bytes::mib(64));
+    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+    let faults = Arc::new(Faults::new(sim.clone()));
+    let recorder = Arc::new(Recorder::measured(faults.clone()).with_log());
+    let driver: Arc<dyn Driver> = recorder.clone();
+    let epochs = Epochs::new(driver.clone());
+    let settings = Settings { extent: EXTENT, limit: Bytes::mib(48), ..Settings::for_memory(Bytes::mib(64)) };
+    let settings = Settings { near_limit: 1.0, ..settings };
+    let options = PoolOptions {
+        settings: Some(settings),
+        epochs: Some(epochs.clone()),
+        peers: vec![PEER],
+        exportable: true,
+        ..PoolOptions::default()
+    };
+    let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
+    let options = HostOptions {
+        budget,
+        arena: Bytes::mib(4),
+        spare: Bytes::ZERO,
+        threads: 1,
+        ..HostOptions::default()
+    };
+    let host = HostPool::new(&epochs, options).unwrap();
+    let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
+    let region = Region::new(&pool, &host, options);
+    let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
+    let mover = Native { stream: Arc::new(OwnedStream::new(&driver, GPU).unwrap()), driver };
+    Bed { sim, faults, recorder, mover, host, pool, region, here, live: Vec::new() }
+}
+
+fn bed() -> Bed {
+    bed_of(Policy::Keep, CopyPolicy::Drop, Bytes::MAX)
+}
+
+fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
+    let mut state = u64::from(seed) + 1;
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    // Every 4 KiB differ from each other; what is between repeats.
+    let pages = size.get().div_ceil(4096);
+    let bytes: Vec<u8> = (0..pages)
+        .flat_map(|_| {
+            let byte = next();
+            std::iter::repeat_n(byte, 4096)
+        })
+        .collect();
+    bytes[..usize::try_from(size.get()).unwrap()].to_vec()
+}
+
+impl Bed {
+    fn add(&mut self, size: Bytes) -> Block {
+        let block = self.region.malloc(size, self.here).unwrap();
+        let seed = u8::try_from(self.live.len() * 7 % 251).unwrap();
+        self.pool.write(block.address, &pattern(seed, block.size)).unwrap();
+        self.live.push((block, seed));
+        block
+    }
+
+    fn free(&mut self, index: usize) {
+        let (block, _) = self.live.remove(index);
+        self.pool.free(block.address).unwrap();
+    }
+
+    /// Large, small and stitched blocks, and every extent with something live.
+    fn furnish(&mut self) {
+        for _ in 0..8 {
+            self.add(EXTENT);
+        }
+        for index in 0..4 {
+            self.free(index);
+        }
+        let pool = self.pool.clone();
+        pool.settle().unwrap();
+        pool.set_memory_fraction(0.25);
+        self.add(Bytes::mib(7));
+        pool.set_memory_fraction(0.75);
+        assert_eq!(pool.counters().stitches, 1);
+        self.add(Bytes::kib(3));
+        self.add(Bytes::kib(700));
+        self.add(Bytes::mib(2));
+    }
+
+    fn assert_bytes(&self) {
+        for (block, seed) in &self.live {
+            let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
+            self.pool.read(block.address, &mut bytes).unwrap();
+            assert!(bytes == pattern(*seed, block.size), "{block:?}");
+        }
+    }
+
+    fn shrink(&self) -> Result<Shrunk> {
+        self.region.shrink(Bytes::MAX, &self.mover)
+    }
+
+    fn refill(&self) -> Result<Refilled> {
+        self.region.refill(Bytes::MAX, &self.mover)
+    }
+
+    fn used(&self) -> Bytes {
+        let info = self.sim.memory_info(GPU).unwrap();
+        info.total.saturating_sub(info.free)
+    }
+
+    fn live_bytes(&self) -> Bytes {
+        self.live.iter().map(|(block, _)| block.size).sum()
+    }
+
+    /// One good copy of every extent, and books that agree.
+    fn assert_sound(&self) {
+        self.pool.check().unwrap();
+        for (view, residency) in self.pool.standing(self.region.domain).unwrap() {
+            assert!(!residency.is_moving(), "{residency}");
+            let here = residency.authority() == crate::Place::Gpu;
+            assert_eq!(here, view.presence == Presence::Here, "{residency}");
+            assert!(residency.holds_gpu() || view.presence == Presence::Away, "{residency}");
+        }
+    }
+
+    fn end(mut self) {
+        self.faults.set(&[]);
+        while !self.live.is_empty() {
+            self.free(0);
+        }
+        let Bed { sim, mover, host, pool, region, .. } = self;
+        drop(region);
+        pool.settle().unwrap();
+        pool.trim(Bytes::ZERO).unwrap();
+        pool.check().unwrap();
+        assert_eq!((pool.reserved(), pool.segments().len()), (Bytes::ZERO, 0));
+        let statistics = host.statistics();
+        assert_eq!((statistics.in_use, statistics.retained), (Bytes::ZERO, Bytes::ZERO));
+        drop((mover, pool, host));
+        assert_eq!(sim.census(), Census::default());
+    }
+}
+
+#[test]
+fn bytes_come_back_to_their_addresses() {
+    let mut bed = bed();
+    bed.furnish();
+    let before = (bed.pool.reserved(), bed.pool.stats());
+    assert!(bed.used() >= before.0);
+    let report = bed.shrink().unwrap();
+    assert_eq!((report.freed, report.left, report.skipped.len()), (before.0, Bytes::ZERO, 0));
+    assert_eq!(report.copied, bed.live_bytes(), "live bytes and no others");
+    assert_eq!((bed.used(), bed.pool.reserved()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!(bed.sim.census().mappings, 0, "unmapped at all addresses");
+    let stats = bed.pool.stats();
+    assert_eq!(stats.all.allocated_bytes.current, before.1.all.allocated_bytes.current, "blocks stay live");
+    assert!(bed.pool.read(bed.live[0].0.address, &mut [0]).is_err());
+    bed.assert_sound();
+    assert_eq!(bed.shrink().unwrap(), Shrunk::default(), "nothing is left to do");
+
+    let report = bed.refill().unwrap();
+    assert_eq!(report, Refilled { mapped: before.0, copied: bed.live_bytes(), away: Bytes::ZERO });
+    assert_eq!(bed.pool.reserved(), before.0);
+    bed.assert_bytes();
+    bed.assert_sound();
+    let stats = bed.pool.stats();
+    assert_eq!((stats.mappings, stats.alias_bytes), (before.1.mappings, before.1.alias_bytes));
+    assert_eq!(bed.host.statistics().in_use, Bytes::ZERO, "copies are dropped");
+
+    // The stitched block is one memory at two addresses again, and the peer has its access.
+    let (block, _) = bed.live[4];
+    let stream = OwnedStream::new(&bed.mover.driver, PEER).unwrap();
+    let (address, size) = (block.address, block.size);
+    let bytes = pattern(99, size);
+    let work = move |memory: &mut dyn glake_device::KernelMemory| memory.write(address, &bytes).unwrap();
+    let writes = [Touch { address, size }];
+    bed.sim.enqueue_kernel(PEER, stream.id(), &[], &writes, Duration::from_micros(1), work).unwrap();
+    stream.synchronize().unwrap();
+    drop(stream);
+    bed.live[4].1 = 99;
+    bed.shrink().unwrap();
+    bed.refill().unwrap();
+    bed.assert_bytes();
+    bed.end();
+}
+
+#[test]
+fn a_shrink_waits_for_work_of_every_device() {
+    let mut bed = bed();
+    let block = bed.add(EXTENT);
+    let stream = OwnedStream::new(&bed.mover.driver, PEER).unwrap();
+    let bytes = pattern(77, block.size);
+    let writes = [Touch { address: block.address, size: block.size }];
+    let to = block.address;
+    let work = move |memory: &mut dyn glake_device::KernelMemory| memory.write(to, &bytes).unwrap();
+    bed.sim.enqueue_kernel(PEER, stream.id(), &[], &writes, Duration::from_millis(5), work).unwrap();
+    bed.live[0].1 = 77;
+    bed.shrink().unwrap();
+    assert!(bed.sim.now() >= Duration::from_millis(5));
+    bed.refill().unwrap();
+    bed.assert_bytes();
+    drop(stream);
+    bed.end();
+}
+
+#[test]
+fn a_capture_refuses_a_shrink_and_changes_nothing() {
+    let mut bed = bed();
+    bed.furnish();
+    let hold = bed.pool.hold_epochs();
+    let refused = bed.shrink().unwrap_err();
+    assert!(
+        matches!(refused, RegionError::Pool(PoolError::Driver(DriverError::Capturing { .. }))),
+        "{refused}"
+    );
+    bed.assert_bytes();
+    drop(hold);
+    bed.end();
+}
+
+#[test]
+fn what_is_sealed_is_copied_once() {
+    let mut bed = bed_of(Policy::Sealed, CopyPolicy::Retain, Bytes::MAX);
+    bed.furnish();
+    bed.region.seal().unwrap();
+    let refused = bed.region.malloc(EXTENT, bed.here).unwrap_err();
+    let sealed =
+        matches!(refused, RegionError::Pool(PoolError::Refused { source: StitchError::Sealed { .. }, .. }));
+    assert!(sealed, "{refused}");
+    assert_eq!(bed.shrink().unwrap().copied, bed.live_bytes());
+    let copies = bed.host.statistics().in_use;
+    assert!(copies >= bed.live_bytes());
+    bed.refill().unwrap();
+    assert_eq!(bed.host.statistics().retained, copies);
+    bed.assert_bytes();
+    for _ in 0..2 {
+        let again = bed.shrink().unwrap();
+        assert_eq!((again.copied, again.left), (Bytes::ZERO, Bytes::ZERO));
+        assert_eq!(bed.host.statistics().retained, Bytes::ZERO, "it is needed now");
+        bed.refill().unwrap();
+        bed.assert_bytes();
+    }
+    bed.region.unseal().unwrap();
+    assert_eq!(bed.host.statistics().retained, Bytes::ZERO);
+    let (block, _) = bed.live[0];
+    bed.pool.write(block.address, &pattern(200, block.size)).unwrap();
+    bed.live[0].1 = 200;
+    assert_eq!(bed.shrink().unwrap().copied, bed.live_bytes());
+    bed.refill().unwrap();
+    bed.assert_bytes();
+    bed.end();
+}
+
+#[test]
+fn what_is_discarded_is_not_copied() {
+    let mut bed = bed_of(Policy::Discard, CopyPolicy::Drop, Bytes::ZERO);
+    bed.furnish();
+    let reserved = bed.pool.reserved();
+    let report = bed.shrink().unwrap();
+    assert_eq!((report.freed, report.copied), (reserved, Bytes::ZERO));
+    assert_eq!(bed.refill().unwrap().copied, Bytes::ZERO);
+    assert_eq!(bed.pool.reserved(), reserved);
+    for (block, _) in &bed.live {
+        bed.pool.write(block.address, &[1; 512]).unwrap();
+    }
+    assert!(bed.region.seal().is_err());
+    bed.end();
+}
+
+#[test]
+fn freed_while_away() {
+    let mut bed = bed();
+    bed.furnish();
+    bed.shrink().unwrap();
+    let pinned = bed.host.statistics().in_use;
+    assert!(!pinned.is_zero());
+    // While nothing of it is here, what is free in it is not handed out: new memory is.
+    let (home, _) = bed.live[0];
+    let fresh = bed.add(EXTENT);
+    assert_eq!(bed.pool.reserved(), EXTENT);
+    bed.free(0);
+    let after = bed.host.statistics().in_use;
+    assert!(after < pinned, "the copy of an extent with nothing live goes: {after} of {pinned}");
+    let again = bed.add(EXTENT);
+    assert!(again.address != home.address && fresh.address != home.address);
+    // The stitched block goes too: the next refill has less to bring back.
+    bed.free(3);
+    let report = bed.refill().unwrap();
+    assert_eq!(report.away, Bytes::ZERO);
+    bed.assert_bytes();
+    bed.assert_sound();
+    bed.shrink().unwrap();
+    while !bed.live.is_empty() {
+        bed.free(0);
+    }
+    assert_eq!(bed.host.statistics().in_use, Bytes::ZERO);
+    bed.pool.check().unwrap();
+    bed.end();
+}
+
+#[test]
+fn what_others_have_stays() {
+    let mut bed = bed();
+    let (kept, goes) = (bed.add(EXTENT), bed.add(EXTENT));
+    let shared = bed.pool.export(kept.address).unwrap();
+    let report = bed.shrink().unwrap();
+    let skipped = Skipped { address: kept.address, size: EXTENT, reason: SkipReason::Exported };
+    assert_eq!((report.freed, report.left, report.skipped), (EXTENT, EXTENT, vec![skipped]));
+    assert!(matches!(bed.pool.export(goes.address), Err(PoolError::Away { .. })));
+    bed.refill().unwrap();
+    bed.assert_bytes();
+    drop(shared);
+    bed.end();
+}
+
+#[test]
+fn all_of_a_graphs_pool_is_copied() {
+    let mut bed = bed();
+    let block = bed.add(Bytes::kib(1536));
+    bed.pool.keep_addresses(bed.region.domain);
+    let behind = Address(block.address.0 + (3 << 19));
+    bed.pool.write(behind, &[42; 4096]).unwrap();
+    let report = bed.shrink().unwrap();
+    assert_eq!((report.freed, report.copied), (EXTENT, EXTENT));
+    bed.refill().unwrap();
+    let mut found = [0; 4096];
+    bed.pool.read(behind, &mut found).unwrap();
+    assert_eq!(found, [42; 4096]);
+    bed.assert_bytes();
+    bed.end();
+}
+
+#[test]
+fn without_host_memory_or_room_it_stops_and_goes_on() {
+    let mut bed = bed_of(Policy::Keep, CopyPolicy::Drop, Bytes::mib(4));
+    for _ in 0..6 {
+        bed.add(EXTENT);
+    }
+    let stopped = bed.shrink().unwrap_err();
+    let RegionError::Stopped { moved, left, source, .. } = stopped else { panic!("{stopped}") };
+    assert!(matches!(*source, RegionError::Host(HostError::OverBudget { .. })), "{source}");
+    assert_eq!((moved, left), (Bytes::mib(4), Bytes::mib(8)));
+    bed.assert_sound();
+    // Somebody takes the space meanwhile.
+    bed.pool.set_memory_fraction(10.0 / 64.0);
+    let stopped = bed.refill().unwrap_err();
+    let RegionError::Stopped { moved, source, .. } = stopped else { panic!("{stopped}") };
+    assert!(matches!(*source, RegionError::Pool(ref error) if error.is_out_of_memory()), "{source}");
+    assert_eq!(moved, EXTENT);
+    bed.assert_sound();
+    bed.pool.set_memory_fraction(1.0);
+    bed.refill().unwrap();
+    bed.assert_bytes();
+    bed.end();
+}

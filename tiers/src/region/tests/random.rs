@@ -1,0 +1,110 @@
+//! Random programs of mallocs, frees, partial shrinks and refills, with failures, beside what the bytes must be.
+
+use glake_device::{Fault, Injected, Verb, When};
+use proptest::prelude::*;
+
+use super::*;
+use crate::Residency;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Malloc { kib: u64, elsewhere: bool },
+    Free { which: usize },
+    Shrink { mib: u64, fault: Option<u64> },
+    Refill { mib: u64, fault: Option<u64> },
+    Settle,
+    Trim,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let fault = || prop::option::weighted(0.3, 1..40u64);
+    prop_oneof![
+        6 => (prop_oneof![1..1024u64, 1025..3000u64, 2000..7000u64], prop::bool::weighted(0.2))
+            .prop_map(|(kib, elsewhere)| Op::Malloc { kib, elsewhere }),
+        4 => any::<usize>().prop_map(|which| Op::Free { which }),
+        3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Shrink { mib, fault }),
+        3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Refill { mib, fault }),
+        1 => Just(Op::Settle),
+        1 => Just(Op::Trim),
+    ]
+}
+
+fn run(program: Vec<Op>) {
+    let mut bed = bed();
+    let mut elsewhere: Vec<(Block, u8)> = Vec::new();
+    for (step, op) in program.into_iter().enumerate() {
+        let seed = u8::try_from(step % 250).unwrap();
+        match op {
+            Op::Malloc { kib, elsewhere: other } => {
+                let asked = if other {
+                    bed.pool.malloc(Bytes::kib(kib), bed.here)
+                } else {
+                    bed.pool.malloc_in(bed.region.domain, Bytes::kib(kib), bed.here)
+                };
+                match asked {
+                    Ok(block) => {
+                        bed.pool.write(block.address, &pattern(seed, block.size)).unwrap();
+                        if other { &mut elsewhere } else { &mut bed.live }.push((block, seed));
+                    }
+                    Err(error) => assert!(error.is_out_of_memory(), "{error}"),
+                }
+            }
+            Op::Free { which } if !bed.live.is_empty() => bed.free(which % bed.live.len()),
+            Op::Shrink { mib, fault } => {
+                set(&bed, fault);
+                let shrunk = bed.region.shrink(Bytes::mib(mib), &bed.mover);
+                bed.faults.set(&[]);
+                assert!(shrunk.is_ok() || fault.is_some(), "{shrunk:?}");
+            }
+            Op::Refill { mib, fault } => {
+                set(&bed, fault);
+                let refilled = bed.region.refill(Bytes::mib(mib), &bed.mover);
+                bed.faults.set(&[]);
+                if let Err(RegionError::Stopped { source, .. }) = &refilled {
+                    let full = matches!(**source, RegionError::Pool(ref error) if error.is_out_of_memory());
+                    assert!(full || fault.is_some(), "{source}");
+                }
+            }
+            Op::Settle => bed.pool.settle().unwrap(),
+            Op::Trim => _ = bed.pool.trim(Bytes::ZERO).unwrap(),
+            Op::Free { .. } => {}
+        }
+        bed.assert_sound();
+        assert_eq!(bed.pool.reserved(), bed.used(), "reserved counts every physical byte");
+        let here: Vec<_> = bed.pool.standing(bed.region.domain).unwrap();
+        if here.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. })) {
+            bed.assert_bytes();
+        }
+    }
+    for (block, seed) in elsewhere {
+        let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
+        bed.pool.read(block.address, &mut bytes).unwrap();
+        assert!(bytes == pattern(seed, block.size), "{block:?} of another domain");
+        bed.pool.free(block.address).unwrap();
+    }
+    bed.pool.settle().unwrap();
+    // Once more all the way out and back, with all the room that there is.
+    bed.shrink().unwrap();
+    bed.pool.set_memory_fraction(1.0);
+    bed.refill().unwrap();
+    bed.assert_bytes();
+    bed.end();
+}
+
+/// Releases that fail in a trim leak their memory, so the driver fails elsewhere.
+fn set(bed: &Bed, fault: Option<u64>) {
+    let verbs = [Verb::Map, Verb::Create, Verb::SetAccess, Verb::Unmap, Verb::Copy, Verb::EventRecordContext];
+    let Some(nth) = fault else { return };
+    let verb = verbs[usize::try_from(nth).unwrap() % verbs.len()];
+    let when = When::Nth(nth / 4 + 1);
+    bed.faults.set(&[Fault { verb: Some(verb), when, error: Injected::Failed(1) }]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_programs_keep_every_byte(program in prop::collection::vec(op(), 1..40)) {
+        run(program);
+    }
+}
