@@ -238,6 +238,34 @@ def nccl(report):
     beside(report, f"NCCL all-reduce of 256 MiB over {len(tensors)}, of its speed beside a native copy", work, 0.97)
 
 
+@scenario("graphs", 2)
+def graphs(report):
+    """A captured copy, replayed with bytes that came later."""
+    import torch
+    for size in (4 * MIB, 16 * MIB, 64 * MIB, GIB):
+        for back, name in ((False, "h2d"), (True, "d2h")):
+            dst, src = (lambda pair: pair[::-1] if back else pair)((on(0, size), torch.empty(size, dtype=torch.uint8, pin_memory=True)))
+            for _ in range(20):  # the stream's paths are made in the background
+                engine(dst, src)
+            settle()
+
+            def captured(copy):
+                graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+                with torch.cuda.graph(graph, stream=stream):
+                    copy(dst, src)
+                return graph
+
+            plain, ours = captured(native), captured(engine)
+            fresh = torch.randint(0, 255, (size,), dtype=torch.uint8)
+            src.copy_(fresh)
+            dst.zero_()
+            seconds(ours.replay)
+            if not torch.equal(dst.cpu(), fresh):
+                raise RuntimeError(f"a replay of {size} bytes {name} brought others")
+            times = alternate(20, native=plain.replay, engine=ours.replay)
+            report(f"replay of a captured copy of {size // MIB} MiB {name}", times["native"] / times["engine"], None, native_gbps=size / times["native"] / 1e9, engine_gbps=size / times["engine"] / 1e9)
+
+
 UNCHANGED = """
 import statistics, sys, time, torch
 host = torch.empty(4 << 30, dtype=torch.uint8).pin_memory()

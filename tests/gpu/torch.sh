@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything with torch that needs a GPU: the suite over both backends, then a short program under compute-sanitizer.
+# Everything with torch that needs a GPU: the suite over both backends, copies in the order of their streams, then short programs
+# under compute-sanitizer.
 #
 #   tests/gpu/torch.sh [DIR [ARGUMENT OF run.py ...]]
 #
@@ -20,7 +21,20 @@ fi
 
 failed=0
 "$python" "$here/torch/run.py" "$@" || failed=1
+for memory in "" "--memory-on 1"; do
+    # shellcheck disable=SC2086 # an option and its value
+    output=$(timeout 150 "$python" "$here/torch/order.py" $memory 2>&1) && word="ok     " || { failed=1 && word="FAILED "; }
+    echo "$word $(echo "$output" | grep -E "mismatches|SKIPPED|not find" || echo "$output" | tail -n 5)"
+done
 if command -v compute-sanitizer >/dev/null && "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    if output=$(timeout 200 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$python" "$here/torch/shapes.py" 2>&1) ||
+        echo "$output" | grep -q "Device not supported"; then
+        echo "ok      compute-sanitizer, copies: $(echo "$output" | grep -E "ERROR SUMMARY|not supported" | head -n 1)"
+    else
+        failed=1
+        echo "FAILED  compute-sanitizer, copies"
+        echo "$output" | tail -n 30
+    fi
     for backend in compiled pluggable; do
         # API errors are left out: torch probes for functions that a driver may lack.
         output=$(timeout 150 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$python" "$here/torch/sanitize.py" "$backend" 2>&1)
