@@ -15,7 +15,7 @@ pub struct HostOptions {
     pub spare: Bytes,
     /// How many threads touch it; 0: one a core.
     pub threads: usize,
-    /// The NUMA nodes that it is spread over ([`nodes_of`]); fewer than two: it lies where it is touched from.
+    /// The NUMA nodes that it is spread over ([`nodes_of`](super::nodes_of)); fewer than two: it lies where it is touched from.
     pub nodes: Vec<u32>,
     /// The devices whose work touches it: memory that is given back waits for theirs. Those that copies do not use are better
     /// left out, for asking a device makes a context there.
