@@ -5,6 +5,7 @@
 //!
 //!   calibrate  measures what the links give
 //!   engine  copies in full stream order: forked to the links, joined back, faults told
+//!   mover   regions' bytes, on their way out and back
 //!   graph   pure: what the server's links give, and which part of a copy goes over which of them
 //! ```
 
@@ -12,9 +13,11 @@ pub mod calibrate;
 mod engine;
 mod error;
 pub mod graph;
+mod mover;
 
 pub use engine::{
     CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
     UserStream, Worth,
 };
 pub use error::{Result, TransferError};
+pub use mover::LinkMover;
