@@ -29,7 +29,7 @@ const STAGED_PART: f64 = 0.95;
 const FAR: Bandwidth = Bandwidth(50.0);
 /// Smaller copies go over the own link.
 const BREAK_EVEN: Bytes = Bytes::mib(1);
-/// Those of a GPU that has one relay: on an H200 two paths took 0.97 to 1.07 of a native copy's time at 1 MiB, 0.76 to 0.85 at 2 MiB.
+/// Those of a GPU that has one relay: on an H200 two paths took 0.99 to 1.09 of a native copy's time at 1 MiB, 0.76 to 0.85 at 2 MiB.
 const BREAK_EVEN_OF_TWO: Bytes = Bytes::mib(2);
 
 /// The least copy that is split, however well its links do: what the call takes on the host counts too.
