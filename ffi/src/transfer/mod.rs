@@ -64,12 +64,21 @@ pub unsafe extern "C" fn glake_copy_async(
         let process = library::process()?;
         // SAFETY: the caller's promise.
         let given = unsafe { make::copy(process, request, asked, !handle.is_null()) }?;
-        if !handle.is_null() {
-            // SAFETY: not null, and the caller's promise.
-            unsafe { handle.write(given) };
-        }
+        // SAFETY: the caller's promise.
+        unsafe { hand_over(handle, given) };
         Ok(())
     })
+}
+
+/// Writes a handle where one is wanted.
+///
+/// # Safety
+/// `to` is null or may be written.
+unsafe fn hand_over(to: *mut u64, handle: u64) {
+    if !to.is_null() {
+        // SAFETY: not null, and the caller's promise.
+        unsafe { to.write(handle) };
+    }
 }
 
 /// Waits on the host until the bytes of a copy are there, and ends its handle. 0 is no error.
@@ -118,10 +127,8 @@ pub unsafe extern "C" fn glake_copy_list(
         let process = library::process()?;
         // SAFETY: the caller's promise.
         let given = unsafe { make::copy_list(process, &requests, asked, !handle.is_null()) }?;
-        if !handle.is_null() {
-            // SAFETY: not null, and the caller's promise.
-            unsafe { handle.write(given) };
-        }
+        // SAFETY: the caller's promise.
+        unsafe { hand_over(handle, given) };
         Ok(())
     })
 }
@@ -152,10 +159,8 @@ pub unsafe extern "C" fn glake_copy_to_all(
         let process = library::process()?;
         // SAFETY: the caller's promise.
         let given = unsafe { make::copy_to_all(process, &requests, asked, !handle.is_null()) }?;
-        if !handle.is_null() {
-            // SAFETY: not null, and the caller's promise.
-            unsafe { handle.write(given) };
-        }
+        // SAFETY: the caller's promise.
+        unsafe { hand_over(handle, given) };
         Ok(())
     })
 }

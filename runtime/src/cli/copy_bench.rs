@@ -122,6 +122,11 @@ pub(super) fn run(
     output: &mut Output,
     library: Option<PathBuf>,
 ) -> Result<(), Failure> {
+    if arguments.sizes.iter().chain([&arguments.block]).any(|size| size.is_zero()) {
+        return Err(Failure::usage(
+            "bench copy: --sizes and --block take sizes from 1 byte up, and one is 0",
+        ));
+    }
     let options = arguments.options(library);
     let backend = super::found(config)?;
     let steps = options.directions.len() * options.memory.len() * options.sizes.len().max(4);
