@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use glake_device::{Address, DeviceId, Fault, Injected, Stream, Verb, When};
 use glake_tests::transfer::{Server, ServerShape};
-use glake_tiers::{Block, CopyPolicy, GpuPool, HostOptions, HostPool, PoolStream, Region, RegionOptions};
+use glake_tiers::{
+    Block, CopyPolicy, GpuPool, HostOptions, HostPool, Impatient, PoolStream, Refilled, Region, RegionError,
+    RegionOptions, Shrunk, Store, Transit,
+};
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
 
@@ -16,6 +19,7 @@ const SIZE: Bytes = Bytes::mib(24);
 struct Bed {
     server: Server,
     pool: Arc<GpuPool>,
+    host: Arc<HostPool>,
     region: Region,
     mover: LinkMover,
     blocks: Vec<Block>,
@@ -28,14 +32,14 @@ fn bed() -> Bed {
     let host = HostOptions { arena: Bytes::mib(32), threads: 1, ..HostOptions::default() };
     let host = HostPool::new(&server.epochs, host).unwrap();
     let options = RegionOptions { host_copy: CopyPolicy::Drop, ..RegionOptions::of("weights") };
-    let region = Region::new(&pool, &host, options);
+    let region = Region::new(&pool, options);
     let stream = PoolStream::of(&*server.driver, GPU, Stream::LEGACY).unwrap();
     let blocks: Vec<Block> = (0..3).map(|_| region.malloc(SIZE, stream).unwrap()).collect();
     for (block, seed) in blocks.iter().zip(0..) {
         pool.write(block.address, &bytes(seed)).unwrap();
     }
     let mover = LinkMover::new(&server.engine, GPU, Priority::Normal).unwrap();
-    Bed { server, pool, region, mover, blocks }
+    Bed { server, pool, host, region, mover, blocks }
 }
 
 fn bytes(seed: u64) -> Vec<u8> {
@@ -44,6 +48,14 @@ fn bytes(seed: u64) -> Vec<u8> {
 }
 
 impl Bed {
+    fn shrink(&self) -> Result<Shrunk, RegionError> {
+        self.region.shrink(Bytes::MAX, &Store::Host(self.host.clone()), Transit { mover: &self.mover })
+    }
+
+    fn refill(&self) -> Result<Refilled, RegionError> {
+        self.region.refill(Bytes::MAX, Transit { mover: &self.mover }, &Impatient)
+    }
+
     fn assert_bytes(&self) {
         for (block, seed) in self.blocks.iter().zip(0..) {
             let mut found = vec![0; usize::try_from(SIZE.get()).unwrap()];
@@ -57,11 +69,11 @@ impl Bed {
     }
 
     fn end(self) {
-        let Bed { server, pool, region, mover, blocks } = self;
+        let Bed { server, pool, host, region, mover, blocks } = self;
         for block in blocks {
             pool.free(block.address).unwrap();
         }
-        drop((region, mover, pool));
+        drop((region, mover, pool, host));
         server.end();
     }
 }
@@ -70,10 +82,10 @@ impl Bed {
 fn bytes_leave_and_come_back_over_other_gpus_links() {
     let bed = bed();
     let before = bed.addresses();
-    let gone = bed.region.shrink(Bytes::MAX, &bed.mover).unwrap();
+    let gone = bed.shrink().unwrap();
     assert_eq!((gone.left, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
     assert_eq!(bed.region.sizes().unwrap().0, Bytes::ZERO);
-    let back = bed.region.refill(Bytes::MAX, &bed.mover).unwrap();
+    let back = bed.refill().unwrap();
     assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(72)));
     assert_eq!(bed.addresses(), before);
     bed.assert_bytes();
@@ -92,18 +104,18 @@ fn a_copy_that_is_refused_anywhere_loses_nothing() {
         for nth in 1..12 {
             let bed = bed();
             bed.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
-            let gone = bed.region.shrink(Bytes::MAX, &bed.mover);
+            let gone = bed.shrink();
             bed.server.faults.set(&[]);
             if gone.is_err() {
-                bed.region.shrink(Bytes::MAX, &bed.mover).unwrap();
+                bed.shrink().unwrap();
             }
             assert_eq!(bed.region.sizes().unwrap().0, Bytes::ZERO);
             bed.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
-            let back = bed.region.refill(Bytes::MAX, &bed.mover);
+            let back = bed.refill();
             bed.server.faults.set(&[]);
             assert!(nth > 4 || bed.server.faults.injected() == 2, "fewer copies than that");
             if back.is_err() {
-                bed.region.refill(Bytes::MAX, &bed.mover).unwrap();
+                bed.refill().unwrap();
             }
             bed.assert_bytes();
             bed.end();

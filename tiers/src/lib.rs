@@ -39,6 +39,7 @@ mod import;
 mod place;
 mod pool;
 mod region;
+mod store;
 mod ticker;
 
 pub use file::{
@@ -54,7 +55,8 @@ pub use pool::{
     PoolOptions, PoolStream, Restored, SharedExtent,
 };
 pub use region::{
-    CopyPolicy, MoveError, Mover, Moving, Policy, Refilled, Region, RegionError, RegionOptions, Shrunk,
-    SkipReason, Skipped,
+    CopyPolicy, Impatient, MoveError, Mover, Moving, Patience, Policy, Refilled, Region, RegionError,
+    RegionOptions, Shrunk, SkipReason, Skipped,
 };
+pub use store::{Store, Transit};
 pub use ticker::Ticker;

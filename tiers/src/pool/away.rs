@@ -86,12 +86,12 @@ impl GpuPool {
         Ok(Passage { mark, epoch })
     }
 
-    /// An extent begins to leave its GPU; with `discard` its bytes are given up.
-    pub(crate) fn begin_leave(&self, extent: ExtentId, discard: bool) -> Result<Leave> {
+    /// An extent begins to leave its GPU for `to`, or for where its copy is; with `discard` its bytes are given up.
+    pub(crate) fn begin_leave(&self, extent: ExtentId, to: Place, discard: bool) -> Result<Leave> {
         let held = self.growth()?;
         let mut kept = self.kept.lock();
         let residency = kept.get(&extent).map_or(Residency::NEW, |kept| kept.residency);
-        let next = self.after(residency, Step::Leave(Place::Host))?;
+        let next = self.after(residency, Step::Leave(residency.copy().unwrap_or(to)))?;
         if matches!(residency, Residency::Resident { .. }) {
             if held.extents.get(&extent).is_some_and(Extent::is_exported) {
                 return Ok(Leave::Exported);

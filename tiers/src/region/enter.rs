@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
+use glake_device::owned::Span;
 use glake_stitch::ExtentView;
 use glake_units::Bytes;
 
-use super::{AT_ONCE, CopyPolicy, Mover, Moving, Refilled, Region, RegionError, Result, choose};
+use super::{AT_ONCE, CopyPolicy, Moving, Patience, Refilled, Region, RegionError, Result, choose};
+use crate::Transit;
 
 /// An extent whose bytes are on their way back.
 #[derive(Debug)]
@@ -26,12 +28,13 @@ struct Pipeline {
 
 impl Region {
     /// Makes at least `amount` of memory for what is away of the region, for all of it with [`Bytes::MAX`], at the addresses that it
-    /// had, and copies the bytes back. They are there when it returns.
+    /// had, and copies the bytes back. They are there when it returns. Where there is no memory, what is free elsewhere goes back to the
+    /// driver, and `patience` is asked whether more will.
     ///
     /// # Errors
     /// [`RegionError::Stopped`]: what came back by then is there, the rest is away or halfway; either direction goes on from
     /// there.
-    pub fn refill(&self, amount: Bytes, mover: &dyn Mover) -> Result<Refilled> {
+    pub fn refill(&self, amount: Bytes, transit: Transit<'_>, patience: &dyn Patience) -> Result<Refilled> {
         let _turn = self.turn.lock();
         self.pool.forget_emptied(self.domain)?;
         let chosen = choose::to_enter(&self.pool.standing(self.domain)?, amount);
@@ -40,7 +43,7 @@ impl Region {
             if pipeline.failed.is_some() {
                 break;
             }
-            match self.begin_entering(view, mover) {
+            match self.begin_entering(view, transit, patience) {
                 Ok(copying) => pipeline.copying.push_back(copying),
                 Err(error) => pipeline.fail(error),
             }
@@ -61,17 +64,32 @@ impl Region {
         }
     }
 
-    fn begin_entering(&self, view: ExtentView, mover: &dyn Mover) -> Result<Copying> {
-        let pairs = self.pool.begin_enter(view.extent)?;
+    fn begin_entering(
+        &self,
+        view: ExtentView,
+        transit: Transit<'_>,
+        patience: &dyn Patience,
+    ) -> Result<Copying> {
+        let pairs = self.enter(view, patience)?;
         let size = pairs.iter().map(|(to, _)| to.size()).sum();
         if pairs.is_empty() {
             return Ok(Copying { view, size, moving: None });
         }
-        match mover.enqueue(&pairs) {
+        match transit.mover.enqueue(&pairs) {
             Ok(moving) => Ok(Copying { view, size, moving: Some(moving) }),
             Err(source) => {
                 self.pool.halfway(view.extent)?;
                 Err(self.unmoved(size, source))
+            }
+        }
+    }
+
+    /// Makes and maps an extent's memory, asked again as long as more may be given back.
+    fn enter(&self, view: ExtentView, patience: &dyn Patience) -> Result<Vec<(Span, Span)>> {
+        loop {
+            match self.pool.begin_enter(view.extent) {
+                Err(error) if error.is_out_of_memory() && patience.wait() => {}
+                entered => return Ok(entered?),
             }
         }
     }

@@ -10,10 +10,10 @@ use glake_stitch::{ExtentId, ExtentView, Presence};
 use glake_units::Bytes;
 
 use super::{
-    AT_ONCE, HostCopy, Mover, Moving, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped,
-    choose,
+    AT_ONCE, HostCopy, Moving, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose,
 };
 use crate::pool::{Leave, Passage};
+use crate::{Store, Transit};
 
 /// An extent whose bytes are on their way.
 #[derive(Debug)]
@@ -35,7 +35,8 @@ struct Pipeline {
 
 impl Region {
     /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
-    /// others, their live bytes copied to the host first (of a graph's pool, all). Blocks keep their addresses. Waits for all
+    /// others, their live bytes copied to `to` first (of a graph's pool, all); what
+    /// has a whole copy elsewhere already goes without one. Blocks keep their addresses. Waits for all
     /// work that was enqueued on every device that may touch the pool's memory.
     ///
     /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.
@@ -43,7 +44,7 @@ impl Region {
     /// # Errors
     /// While a capture is open that is refused, with nothing changed. [`RegionError::Stopped`]: what went by then is gone, the
     /// rest is where it was or halfway; either direction goes on from there.
-    pub fn shrink(&self, amount: Bytes, mover: &dyn Mover) -> Result<Shrunk> {
+    pub fn shrink(&self, amount: Bytes, to: &Store, transit: Transit<'_>) -> Result<Shrunk> {
         let _turn = self.turn.lock();
         self.pool.drain()?;
         let free = if self.pool.keeps_all(self.domain) {
@@ -58,7 +59,7 @@ impl Region {
             if pipeline.failed.is_some() {
                 break;
             }
-            self.begin(view, mover, &mut pipeline);
+            self.begin(view, to, transit, &mut pipeline);
             while pipeline.copying.len() >= AT_ONCE {
                 self.finish_copy(&mut pipeline);
             }
@@ -82,21 +83,21 @@ impl Region {
         }
     }
 
-    fn begin(&self, view: ExtentView, mover: &dyn Mover, pipeline: &mut Pipeline) {
-        let begun = self.pool.begin_leave(view.extent, self.options.policy == Policy::Discard);
+    fn begin(&self, view: ExtentView, to: &Store, transit: Transit<'_>, pipeline: &mut Pipeline) {
+        let begun = self.pool.begin_leave(view.extent, to.place(), self.options.policy == Policy::Discard);
         let skip = |reason| Skipped { address: self.pool.address_at(view.offset), size: view.size, reason };
         match begun {
             Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             Ok(Leave::Release) => self.release_later(view, pipeline),
             Ok(Leave::Copy(ranges)) => {
-                let enqueued =
-                    HostCopy::take(&self.host, ranges).map_err(RegionError::from).and_then(|copy| {
-                        let pairs = copy.out(&self.pool)?;
-                        let moving =
-                            mover.enqueue(&pairs).map_err(|source| self.unmoved(copy.size(), source))?;
-                        Ok(Copying { view, copy, moving })
-                    });
+                let Store::Host(host) = to;
+                let enqueued = HostCopy::take(host, ranges).map_err(RegionError::from).and_then(|copy| {
+                    let pairs = copy.out(&self.pool)?;
+                    let moving = transit.mover.enqueue(&pairs);
+                    let moving = moving.map_err(|source| self.unmoved(copy.size(), source))?;
+                    Ok(Copying { view, copy, moving })
+                });
                 match enqueued {
                     Ok(copying) => pipeline.copying.push_back(copying),
                     Err(error) => self.gave_up(view.extent, error, pipeline),

@@ -21,6 +21,7 @@ mod error;
 mod leave;
 mod mover;
 mod options;
+mod patience;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub(crate) use copy::HostCopy;
 pub use error::RegionError;
 pub use mover::{MoveError, Mover, Moving};
 pub use options::{CopyPolicy, Policy, RegionOptions};
+pub use patience::{Impatient, Patience};
 pub use report::{Refilled, Shrunk, SkipReason, Skipped};
 
 use crate::{Block, GpuPool, HostPool, PoolStream};
@@ -45,13 +47,14 @@ type Result<T> = std::result::Result<T, RegionError>;
 /// How many extents are copied at a time: while one is waited for, the others keep the links busy.
 const AT_ONCE: usize = 3;
 
-/// A part of a GPU's memory that can be shrunk and refilled. Dropping it gives its domain up: its memory goes back once its blocks
-/// are freed, and what is away by then stays away.
+/// A part of a GPU's memory that can be shrunk and refilled. Dropping one with a domain of its own gives that up: its memory goes
+/// back once its blocks are freed, and what is away by then stays away.
 #[derive(Debug)]
 pub struct Region {
     pool: Arc<GpuPool>,
-    host: Arc<HostPool>,
     domain: DomainId,
+    /// Whether the domain goes with it.
+    owned: bool,
     options: RegionOptions,
     sealed: AtomicBool,
     /// Who moves its extents.
@@ -59,11 +62,21 @@ pub struct Region {
 }
 
 impl Region {
-    /// A region with no memory yet. Its copies go to `host`.
-    pub fn new(pool: &Arc<GpuPool>, host: &Arc<HostPool>, options: RegionOptions) -> Region {
+    /// A region with no memory yet, and a domain of its own.
+    pub fn new(pool: &Arc<GpuPool>, options: RegionOptions) -> Region {
         let domain = pool.add_domain(DomainOptions::region(options.extent), None);
+        Self::of(pool, domain, true, options)
+    }
+
+    /// A domain that exists as a region: the default one, a graph's pool. Its extents stay as large as its domain makes them, and
+    /// dropping the region releases nothing. A domain has one region at most.
+    pub fn over(pool: &Arc<GpuPool>, domain: DomainId, options: RegionOptions) -> Region {
+        Self::of(pool, domain, false, options)
+    }
+
+    fn of(pool: &Arc<GpuPool>, domain: DomainId, owned: bool, options: RegionOptions) -> Region {
         let (sealed, turn) = (AtomicBool::new(false), Mutex::new(()));
-        Region { pool: pool.clone(), host: host.clone(), domain, options, sealed, turn }
+        Region { pool: pool.clone(), domain, owned, options, sealed, turn }
     }
 
     /// What it was made with.
@@ -89,16 +102,16 @@ impl Region {
         Ok(self.pool.malloc_in(self.domain, size, stream)?)
     }
 
-    /// Pins host memory for all its live bytes ahead, where its policy says so.
+    /// Pins memory of `host` for all its live bytes ahead, where its policy says so.
     ///
     /// # Errors
     /// As [`HostPool::prepare`].
-    pub fn prepare(&self) -> Result<()> {
+    pub fn prepare(&self, host: &Arc<HostPool>) -> Result<()> {
         if self.options.host_copy != CopyPolicy::Prepare || self.options.policy == Policy::Discard {
             return Ok(());
         }
         let live = self.pool.standing(self.domain)?.iter().map(|(view, _)| view.live).sum();
-        Ok(self.host.prepare(live)?)
+        Ok(host.prepare(live)?)
     }
 
     /// The caller promises that nobody writes to its bytes from now on, until it is unsealed. Nothing new is handed out meanwhile.
@@ -158,7 +171,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let released = self.pool.release_domain(self.domain);
-        debug_assert!(released.is_ok(), "its domain is its own");
+        if self.owned {
+            let released = self.pool.release_domain(self.domain);
+            debug_assert!(released.is_ok(), "its domain is its own");
+        }
     }
 }

@@ -11,7 +11,7 @@ use glake_device::{Address, DeviceId, Driver, DriverError, Faults, Recorder, Str
 use glake_stitch::{Settings, StitchError};
 
 use super::*;
-use crate::{HostError, HostOptions, PoolError, PoolOptions};
+use crate::{HostError, HostOptions, PoolError, PoolOptions, Store, Transit};
 
 const GPU: DeviceId = DeviceId(0);
 const PEER: DeviceId = DeviceId(1);
@@ -81,7 +81,7 @@ fn bed_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Bed {
     };
     let host = HostPool::new(&epochs, options).unwrap();
     let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
-    let region = Region::new(&pool, &host, options);
+    let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let mover = Native { stream: Arc::new(OwnedStream::new(&driver, GPU).unwrap()), driver };
     Bed { sim, faults, recorder, mover, host, pool, region, here, live: Vec::new() }
@@ -150,11 +150,19 @@ impl Bed {
     }
 
     fn shrink(&self) -> Result<Shrunk> {
-        self.region.shrink(Bytes::MAX, &self.mover)
+        self.shrink_by(Bytes::MAX)
     }
 
     fn refill(&self) -> Result<Refilled> {
-        self.region.refill(Bytes::MAX, &self.mover)
+        self.refill_by(Bytes::MAX)
+    }
+
+    fn shrink_by(&self, amount: Bytes) -> Result<Shrunk> {
+        self.region.shrink(amount, &Store::Host(self.host.clone()), Transit { mover: &self.mover })
+    }
+
+    fn refill_by(&self, amount: Bytes) -> Result<Refilled> {
+        self.region.refill(amount, Transit { mover: &self.mover }, &Impatient)
     }
 
     fn used(&self) -> Bytes {

@@ -52,13 +52,13 @@ fn run(program: Vec<Op>) {
             Op::Free { which } if !bed.live.is_empty() => bed.free(which % bed.live.len()),
             Op::Shrink { mib, fault } => {
                 set(&bed, fault);
-                let shrunk = bed.region.shrink(Bytes::mib(mib), &bed.mover);
+                let shrunk = bed.shrink_by(Bytes::mib(mib));
                 bed.faults.set(&[]);
                 assert!(shrunk.is_ok() || fault.is_some(), "{shrunk:?}");
             }
             Op::Refill { mib, fault } => {
                 set(&bed, fault);
-                let refilled = bed.region.refill(Bytes::mib(mib), &bed.mover);
+                let refilled = bed.refill_by(Bytes::mib(mib));
                 bed.faults.set(&[]);
                 if let Err(RegionError::Stopped { source, .. }) = &refilled {
                     let full = matches!(**source, RegionError::Pool(ref error) if error.is_out_of_memory());

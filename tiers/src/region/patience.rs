@@ -1,0 +1,20 @@
+//! Whether it is worth waiting for memory: who stands above knows who is giving some back.
+
+use std::fmt;
+
+/// Asked by a refill when there is no memory, after what is free elsewhere was given back.
+pub trait Patience: fmt::Debug + Sync {
+    /// Waits until there may be more memory than when it was last asked, and says whether there may: then the refill tries again.
+    /// The refill holds its region's turn meanwhile, and no lock of the pool.
+    fn wait(&self) -> bool;
+}
+
+/// Waits for nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Impatient;
+
+impl Patience for Impatient {
+    fn wait(&self) -> bool {
+        false
+    }
+}
