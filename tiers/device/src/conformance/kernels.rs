@@ -5,11 +5,13 @@ use glake_units::Bytes;
 use super::ground::{Ground, touch};
 use super::outcome::{Outcome, Verdict, refused, same};
 use super::{Check, GPU};
+use crate::owned::digest;
 use crate::{Address, HostKernel, KernelMemory, LaunchRequest, ModuleSource, Stream};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "kernels compute on mapped memory", run: compute },
     Check { name: "a kernel that is not there is not found", run: not_found },
+    Check { name: "a GPU's digest is the host's, whatever the launch is like", run: digest },
 ];
 
 const SOURCE: ModuleSource = ModuleSource {
@@ -71,5 +73,41 @@ fn compute(ground: &Ground) -> Outcome {
 fn not_found(ground: &Ground) -> Outcome {
     let module = ground.module(GPU, &SOURCE)?;
     refused("found", ground.driver().kernel_find(GPU, module, "glake_nothing"))?;
+    Ok(Verdict::Passed)
+}
+
+/// Odd at its end, and more than one piece a warp in the smallest launch.
+const DIGESTED: Bytes = Bytes::new((1 << 20) + 77);
+
+fn digest(ground: &Ground) -> Outcome {
+    let stream = ground.stream(GPU)?;
+    let module = ground.module(GPU, &digest::SOURCE)?;
+    let kernel = ground.driver().kernel_find(GPU, module, digest::KERNEL)?;
+    let (memory, work) = (ground.memory(Bytes::mib(2))?, ground.memory(Bytes::mib(2))?);
+    let words = (0..Bytes::mib(2).get() / 8).map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    ground.write(memory, &bytes)?;
+    let digested = &bytes[..DIGESTED.get() as usize];
+    let expected = digest::sum(digested, 0);
+    for (piece, grid, block) in [(32 << 10, 512, 512), (4096, 3, 64), (1 << 20, 1, 32), (48, 132, 1024)] {
+        let starts = (0..DIGESTED.get()).step_by(piece);
+        let entry = |at: u64| [memory.0 + at, (piece as u64).min(DIGESTED.get() - at), at / 8];
+        let list: Vec<u8> = starts.flat_map(entry).flat_map(u64::to_le_bytes).collect();
+        let (count, sums) = (list.len() as u64 / 24, Address(work.0 + (1 << 20)));
+        ground.write(work, &list)?;
+        let request = LaunchRequest {
+            kernel,
+            grid: [grid, 1, 1],
+            block: [block, 1, 1],
+            arguments: &[work.0, count, sums.0, u64::from(grid)],
+            reads: &[touch(memory, DIGESTED), touch(work, Bytes::new(list.len() as u64))],
+            writes: &[touch(sums, Bytes::new(u64::from(grid) * 8))],
+        };
+        ground.launch(stream, &request)?;
+        ground.driver().stream_synchronize(GPU, stream)?;
+        let found = ground.read(sums, Bytes::new(u64::from(grid) * 8))?;
+        let sums = found.as_chunks::<8>().0.iter().map(|sum| u64::from_le_bytes(*sum));
+        same("the sum of a digest", sums.fold(0, u64::wrapping_add), expected)?;
+    }
     Ok(Verdict::Passed)
 }

@@ -16,6 +16,7 @@
 
 mod buffer;
 mod devices;
+pub(crate) mod digest;
 mod epoch;
 mod event;
 mod extent;
@@ -35,6 +36,7 @@ mod uncached;
 
 pub use buffer::Buffer;
 pub use devices::DeviceSet;
+pub use digest::{Digest, Digesting, Digests};
 pub use epoch::{CaptureHold, Epoch, Epochs, Passed, Sequence};
 pub use event::OwnedEvent;
 pub use extent::Extent;

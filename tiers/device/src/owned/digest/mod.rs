@@ -1,0 +1,265 @@
+//! Digests of a GPU's memory, taken by the GPU: whether bytes that left it have come back as they were.
+//!
+//! ```text
+//!  spans  [ a ][ b ]      [ c ]       ─► Digests::enqueue(stream, ..) ─► Digesting ─► wait ─► Digest
+//!  digest of  [ a ][ b ][ c ]            of their bytes side by side, as a packed copy holds them
+//! ```
+//!
+//! Invariants:
+//! - The kernel reads nothing but memory of the spans that were given for it, which its GPU reaches and which the work holds.
+//! - A slot is one launch's alone: its list is written, and its sums are read, only while no kernel runs on it.
+
+mod function;
+
+use std::sync::Arc;
+
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::{DeviceSet, Epochs, OwnedEvent, OwnedStream, Pages, PinnedRange, Registration, Span};
+use crate::{
+    Address, DeviceId, DriverError, EventKind, HostKernel, Kernel, KernelMemory, LaunchRequest, Module,
+    ModuleSource, PointerKind, Refusal, Result, Stream, Touch, Verb,
+};
+pub use function::Digest;
+#[cfg(feature = "conformance")]
+pub(crate) use function::sum;
+
+pub(crate) const SOURCE: ModuleSource =
+    ModuleSource { ptx: include_str!("digest.ptx"), host: &[HostKernel { name: KERNEL, body: host }] };
+pub(crate) const KERNEL: &str = "glake_digest";
+
+/// Threads of a block, and blocks of a launch.
+const THREADS: u32 = 512;
+const BLOCKS: u32 = 512;
+/// What a warp takes at a time.
+const PIECE: u64 = 32 << 10;
+/// What starts and sizes are multiples of.
+const WORD: u64 = 16;
+
+/// An entry of a list, as the kernel reads it: where it begins, how long it is, the position of its first word.
+type Entry = [u64; 3];
+const ENTRY: usize = size_of::<Entry>();
+/// What one slot takes, and what the sums take of that. The rest is its list: 5,290 pieces, which are 165 MiB.
+const SLOT: Bytes = Bytes::kib(128);
+const SUMS: usize = BLOCKS as usize * 8;
+
+/// The digest kernel of one GPU.
+#[derive(Debug)]
+pub struct Digests {
+    epochs: Arc<Epochs>,
+    device: DeviceId,
+    stream: OwnedStream,
+    module: Module,
+    kernel: Kernel,
+    slots: Mutex<Vec<Slot>>,
+}
+
+/// Pinned memory for one launch: its sums, then its list.
+#[derive(Debug)]
+struct Slot {
+    memory: PinnedRange,
+    /// Recorded after a launch; `None` while there has been none.
+    launched: Option<OwnedEvent>,
+    pieces: u64,
+}
+
+/// A digest that is being taken. Memory of its spans is kept until it is waited for or dropped.
+#[derive(Debug)]
+pub struct Digesting<'a> {
+    digests: &'a Digests,
+    slots: Vec<Slot>,
+    length: u64,
+    _spans: Vec<Span>,
+}
+
+impl Digests {
+    /// Loads the kernel and makes a stream. Takes long, the first time on a machine: the driver compiles it.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn new(epochs: &Arc<Epochs>, device: DeviceId) -> Result<Digests> {
+        let driver = epochs.driver();
+        let stream = OwnedStream::new(driver, device)?;
+        let module = driver.module_load(device, &SOURCE)?;
+        let (epochs, kernel, slots) = (epochs.clone(), Kernel(0), Mutex::default());
+        // From here on dropping it unloads the module.
+        let mut digests = Digests { epochs, device, stream, module, kernel, slots };
+        digests.kernel = digests.epochs.driver().kernel_find(device, module, KERNEL)?;
+        Ok(digests)
+    }
+
+    /// Whose memory it digests.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// A stream of its own, for digests of memory that no work writes to.
+    pub fn stream(&self) -> Stream {
+        self.stream.id()
+    }
+
+    /// Enqueues on a stream of this GPU the digest of what spans hold side by side. Several may be under way.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidValue`] where a span does not begin at a multiple of 16 bytes, or one before the last is not so long;
+    /// [`Refusal::NoPeerAccess`] where the GPU does not reach one; what the driver answers, also to pinning 2 MiB where all
+    /// slots are under way.
+    pub fn enqueue(&self, stream: Stream, spans: &[Span]) -> Result<Digesting<'_>> {
+        self.check(spans)?;
+        let (entries, length) = entries(spans);
+        let mut digesting = Digesting { digests: self, slots: Vec::new(), length, _spans: spans.to_vec() };
+        let reads: Vec<Touch> =
+            spans.iter().map(|span| Touch { address: span.start(), size: span.size() }).collect();
+        for list in entries.chunks(Slot::PIECES) {
+            let mut slot = self.slot()?;
+            slot.fill(list);
+            // Of a launch whose end cannot be marked the slot is not used again: its memory stays until all work is done.
+            self.launch(stream, &slot, &reads)?;
+            let marked = slot.launched.take().map_or_else(
+                || OwnedEvent::new(self.epochs.driver(), self.device, EventKind::Sleeping),
+                Ok,
+            )?;
+            marked.record(stream)?;
+            slot.launched = Some(marked);
+            digesting.slots.push(slot);
+        }
+        Ok(digesting)
+    }
+
+    fn check(&self, spans: &[Span]) -> Result<()> {
+        for (at, span) in (1..).zip(spans) {
+            let reached = span.kind() != PointerKind::Pageable && span.reach().contains(self.device);
+            let whole = at == spans.len() || span.size().get().is_multiple_of(WORD);
+            let reason = match whole && span.start().0.is_multiple_of(WORD) {
+                true if reached => continue,
+                true => Refusal::NoPeerAccess,
+                false => Refusal::InvalidValue,
+            };
+            return Err(DriverError::Refused { verb: Verb::Launch, address: span.start(), reason });
+        }
+        Ok(())
+    }
+
+    fn launch(&self, stream: Stream, slot: &Slot, reads: &[Touch]) -> Result<()> {
+        let sums = slot.memory.start();
+        let list = Touch {
+            address: Address(sums.0 + SUMS as u64),
+            size: Bytes::new(slot.pieces.saturating_mul(ENTRY as u64)),
+        };
+        let request = LaunchRequest {
+            kernel: self.kernel,
+            grid: [BLOCKS, 1, 1],
+            block: [THREADS, 1, 1],
+            arguments: &[list.address.0, slot.pieces, sums.0, u64::from(BLOCKS)],
+            reads: &[&[list], reads].concat(),
+            writes: &[Touch { address: sums, size: Bytes::new(SUMS as u64) }],
+        };
+        // SAFETY: the kernel reads the list and its pieces, which lie in spans that the GPU reaches and that live until it has run,
+        // and writes its sums; the slot is used again only after that.
+        unsafe { self.epochs.driver().launch(self.device, &request, stream) }
+    }
+
+    /// A slot that no kernel uses; makes more where there is none.
+    fn slot(&self) -> Result<Slot> {
+        let mut slots = self.slots.lock();
+        for at in 0..slots.len() {
+            let passed = slots[at].launched.as_ref().map_or(Ok(true), OwnedEvent::is_passed);
+            if passed? {
+                return Ok(slots.swap_remove(at));
+            }
+        }
+        let mut rest = PinnedRange::whole(Registration::new(&self.epochs, Pages::new(SLOT, 1)?)?);
+        loop {
+            let (memory, others) = match rest.split(SLOT) {
+                Ok((memory, others)) => (memory, Some(others)),
+                Err(memory) => (memory, None),
+            };
+            let slot = Slot { memory, launched: None, pieces: 0 };
+            let Some(others) = others else { return Ok(slot) };
+            slots.push(slot);
+            rest = others;
+        }
+    }
+}
+
+impl Drop for Digests {
+    fn drop(&mut self) {
+        if self.epochs.synchronize(DeviceSet::of(self.device)).is_ok() {
+            // SAFETY: all work of the device is done. A failure leaves the module to the context.
+            let _ = unsafe { self.epochs.driver().module_unload(self.device, self.module) };
+        }
+    }
+}
+
+impl Digesting<'_> {
+    /// Waits for it on the host, asleep.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn wait(self) -> Result<Digest> {
+        let mut sum = 0_u64;
+        for slot in &self.slots {
+            slot.launched.as_ref().map_or(Ok(()), OwnedEvent::synchronize)?;
+            let sums = slot.memory.as_slice().as_chunks::<8>().0.iter().take(BLOCKS as usize);
+            sum = sums.fold(sum, |sum, found| sum.wrapping_add(u64::from_le_bytes(*found)));
+        }
+        Ok(Digest::finished(sum, self.length))
+    }
+}
+
+impl Drop for Digesting<'_> {
+    fn drop(&mut self) {
+        self.digests.slots.lock().append(&mut self.slots);
+    }
+}
+
+impl Slot {
+    /// How many pieces a list has.
+    const PIECES: usize = ((128 << 10) - SUMS) / ENTRY;
+
+    fn fill(&mut self, list: &[Entry]) {
+        self.pieces = list.len() as u64;
+        let (places, _) = self.memory.as_mut_slice()[SUMS..].as_chunks_mut::<8>();
+        for (place, number) in places.iter_mut().zip(list.as_flattened()) {
+            *place = number.to_le_bytes();
+        }
+    }
+}
+
+/// The pieces of spans, in the order of their bytes, and how many bytes they are.
+fn entries(spans: &[Span]) -> (Vec<Entry>, u64) {
+    let mut length = 0;
+    let mut entries = Vec::new();
+    for span in spans {
+        let size = span.size().get();
+        let pieces = (0..size).step_by(PIECE as usize);
+        entries.extend(pieces.map(|at| [span.start().0 + at, PIECE.min(size - at), (length + at) / 8]));
+        length += size;
+    }
+    (entries, length)
+}
+
+/// `glake_digest(list, count, sums, blocks)` as host code, for the simulator.
+fn host(memory: &mut dyn KernelMemory, arguments: &[u64]) {
+    let [list, count, sums, blocks] = *arguments else { return };
+    let length = |size: u64| usize::try_from(size).unwrap_or(0);
+    let mut entries = vec![0; length(count.saturating_mul(ENTRY as u64))];
+    // A stray touch is told to whoever waits for the device.
+    let _ = memory.read(Address(list), &mut entries);
+    let mut found = vec![0_u8; length(blocks.saturating_mul(8))];
+    let mut sum = 0_u64;
+    for entry in entries.as_chunks::<8>().0.as_chunks::<3>().0 {
+        let [start, bytes, position] = entry.map(u64::from_le_bytes);
+        let mut held = vec![0; length(bytes)];
+        let _ = memory.read(Address(start), &mut held);
+        sum = sum.wrapping_add(function::sum(&held, position));
+    }
+    if let Some(first) = found.first_chunk_mut::<8>() {
+        *first = sum.to_le_bytes();
+    }
+    let _ = memory.write(Address(sums), &found);
+}
+
+#[cfg(test)]
+mod tests;
