@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
+use glake_device::DriverError;
 use glake_device::owned::Span;
 use glake_stitch::ExtentView;
 use glake_units::Bytes;
 
 use super::{AT_ONCE, CopyPolicy, Moving, Patience, Refilled, Region, RegionError, Result, choose};
-use crate::Transit;
+use crate::{PoolError, Transit};
 
 /// An extent whose bytes are on their way back.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl Region {
             if pipeline.failed.is_some() {
                 break;
             }
-            match self.begin_entering(view, transit, patience) {
+            match self.begin_entering(view, transit, patience, &mut pipeline) {
                 Ok(copying) => pipeline.copying.push_back(copying),
                 Err(error) => pipeline.fail(error),
             }
@@ -69,8 +70,9 @@ impl Region {
         view: ExtentView,
         transit: Transit<'_>,
         patience: &dyn Patience,
+        pipeline: &mut Pipeline,
     ) -> Result<Copying> {
-        let pairs = self.enter(view, patience)?;
+        let pairs = self.enter(view, patience, pipeline)?;
         let size = pairs.iter().map(|(to, _)| to.size()).sum();
         if pairs.is_empty() {
             return Ok(Copying { view, size, moving: None });
@@ -84,12 +86,35 @@ impl Region {
         }
     }
 
-    /// Makes and maps an extent's memory, asked again as long as more may be given back.
-    fn enter(&self, view: ExtentView, patience: &dyn Patience) -> Result<Vec<(Span, Span)>> {
+    /// Makes and maps an extent's memory. Where there is none, frees that are pending are waited for first, then others who give
+    /// memory back: these may need what the copies under way hold of the host's, so the copies end before.
+    fn enter(
+        &self,
+        view: ExtentView,
+        patience: &dyn Patience,
+        pipeline: &mut Pipeline,
+    ) -> Result<Vec<(Span, Span)>> {
+        let mut settled = false;
         loop {
-            match self.pool.begin_enter(view.extent) {
-                Err(error) if error.is_out_of_memory() && patience.wait() => {}
+            let error = match self.pool.begin_enter(view.extent) {
+                Err(error) if error.is_out_of_memory() => error,
                 entered => return Ok(entered?),
+            };
+            while !pipeline.copying.is_empty() {
+                self.finish_entering(pipeline);
+            }
+            if pipeline.failed.is_some() {
+                return Err(error.into());
+            }
+            if !settled {
+                settled = true;
+                match self.pool.settle() {
+                    // Who captures frees nothing; who gives memory back may.
+                    Ok(()) | Err(PoolError::Driver(DriverError::Capturing { .. })) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            } else if !patience.wait() {
+                return Err(error.into());
             }
         }
     }

@@ -13,7 +13,10 @@ use super::{
     AT_ONCE, HostCopy, Moving, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose,
 };
 use crate::pool::{Leave, Passage};
-use crate::{Store, Transit};
+use crate::{Place, Store, Transit};
+
+/// How often an extent's pending frees are waited for, where other threads go on freeing.
+const DRAINS: usize = 8;
 
 /// An extent whose bytes are on their way.
 #[derive(Debug)]
@@ -35,9 +38,8 @@ struct Pipeline {
 
 impl Region {
     /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
-    /// others, their live bytes copied to `to` first (of a graph's pool, all); what
-    /// has a whole copy elsewhere already goes without one. Blocks keep their addresses. Waits for all
-    /// work that was enqueued on every device that may touch the pool's memory.
+    /// others, their live bytes copied to `to` first (of a graph's pool, all); what has a whole copy elsewhere goes without one. Blocks
+    /// keep their addresses. Waits for all work that was enqueued on every device that may touch the pool's memory.
     ///
     /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.
     ///
@@ -84,7 +86,7 @@ impl Region {
     }
 
     fn begin(&self, view: ExtentView, to: &Store, transit: Transit<'_>, pipeline: &mut Pipeline) {
-        let begun = self.pool.begin_leave(view.extent, to.place(), self.options.policy == Policy::Discard);
+        let begun = self.begin_leaving(view.extent, to.place());
         let skip = |reason| Skipped { address: self.pool.address_at(view.offset), size: view.size, reason };
         match begun {
             Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
@@ -103,8 +105,19 @@ impl Region {
                     Err(error) => self.gave_up(view.extent, error, pipeline),
                 }
             }
-            Err(error) => pipeline.fail(error.into()),
+            Err(error) => pipeline.fail(error),
         }
+    }
+
+    /// Where blocks were freed meanwhile that other streams used, their work is waited for.
+    fn begin_leaving(&self, extent: ExtentId, to: Place) -> Result<Leave> {
+        for _ in 0..DRAINS {
+            match self.pool.begin_leave(extent, to, self.options.policy == Policy::Discard)? {
+                Leave::Withheld => self.pool.drain()?,
+                begun => return Ok(begun),
+            }
+        }
+        Ok(Leave::Withheld)
     }
 
     fn finish_copy(&self, pipeline: &mut Pipeline) {

@@ -33,7 +33,8 @@ pub struct Skipped {
 pub enum SkipReason {
     /// Other processes may have it: they would not see new memory at the same addresses.
     Exported,
-    /// Blocks in it were freed while other streams used them, after the shrink had begun. The next one takes it.
+    /// Other threads went on freeing blocks in it that more than one stream had used, however often they were waited for. The next
+    /// shrink takes it.
     Withheld,
 }
 

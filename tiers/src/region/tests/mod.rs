@@ -1,7 +1,10 @@
 //! Regions over the simulated device: real bytes at the same addresses, one good copy whatever fails, nothing left behind.
 
 mod faults;
+mod over;
+mod patience;
 mod random;
+mod withheld;
 
 use std::time::Duration;
 

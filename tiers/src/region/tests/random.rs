@@ -92,7 +92,7 @@ fn run(program: Vec<Op>) {
 }
 
 /// Releases that fail in a trim leak their memory, so the driver fails elsewhere.
-fn set(bed: &Bed, fault: Option<u64>) {
+pub(super) fn set(bed: &Bed, fault: Option<u64>) {
     let verbs = [Verb::Map, Verb::Create, Verb::SetAccess, Verb::Unmap, Verb::Copy, Verb::EventRecordContext];
     let Some(nth) = fault else { return };
     let verb = verbs[usize::try_from(nth).unwrap() % verbs.len()];

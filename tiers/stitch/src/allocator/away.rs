@@ -28,9 +28,10 @@ impl Allocator {
     /// streams may still use. Nothing has changed then.
     pub fn leave(&mut self, extent: ExtentId) -> Result<(), StitchError> {
         self.in_presence(extent, Presence::Here)?;
-        let (start, end, domain) =
-            (self.extents[extent].start, self.extents[extent].end(), self.extents[extent].domain);
-        self.dissolve_idle_slabs(Some(domain));
+        let (start, end) = (self.extents[extent].start, self.extents[extent].end());
+        let idle: Vec<PieceId> =
+            self.free_in(start, end).into_iter().filter(|&id| self.is_idle_slab(id)).collect();
+        self.dissolve_slabs(&idle);
         let free = self.free_in(start, end);
         if free.iter().any(|&id| self.taker_of(id) == Taker::Nobody) {
             return Err(StitchError::Withheld { extent });

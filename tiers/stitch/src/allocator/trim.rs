@@ -50,13 +50,18 @@ impl Allocator {
         Ok(self.plan_release_of(&[domain], free, Bytes::MAX))
     }
 
-    /// Driver work that forgets the extents of a domain that are away and hold nothing live.
+    /// Driver work that forgets the extents of a domain that are away and hold nothing live; none where a captured graph knows
+    /// their addresses.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`].
     pub fn plan_forget(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
         if !self.domains.contains(domain.index()) {
             return Err(StitchError::UnknownDomain { domain });
+        }
+        let known = &self.domains[domain.index()];
+        if known.options.is_private() && !known.released {
+            return Ok(None);
         }
         Ok(self.plan_release_of(&[domain], Vec::new(), Bytes::ZERO))
     }
@@ -227,13 +232,23 @@ impl Allocator {
 
     /// Gives slabs back that were kept open for their stream though all of them is free: of one domain, or of all.
     pub(super) fn dissolve_idle_slabs(&mut self, of: Option<DomainId>) {
-        let small = self.lanes.iter().map(|(_, lane)| lane);
-        let small = small
-            .filter(|lane| lane.class == Class::Small && !matches!(lane.taker, Taker::Nobody | Taker::Away));
+        let small = self.lanes.iter().map(|(_, lane)| lane).filter(|lane| lane.class == Class::Small);
         let small = small.filter(|lane| of.is_none_or(|domain| lane.domain == domain));
-        let is_whole = |id: &PieceId| self.pieces[*id].size == self.pieces[self.pieces[*id].slab].size;
-        let whole: Vec<PieceId> = small.flat_map(|lane| lane.bins.iter()).filter(is_whole).collect();
-        for id in whole {
+        let free = small.flat_map(|lane| lane.bins.iter());
+        let idle: Vec<PieceId> = free.filter(|&id| self.is_idle_slab(id)).collect();
+        self.dissolve_slabs(&idle);
+    }
+
+    /// Whether a free piece is all of a slab, and somebody may take it.
+    pub(super) fn is_idle_slab(&self, id: PieceId) -> bool {
+        let piece = &self.pieces[id];
+        let takes = !matches!(self.lanes[piece.lane.index()].taker, Taker::Nobody | Taker::Away);
+        takes && piece.slab != PieceId::NONE && piece.size == self.pieces[piece.slab].size
+    }
+
+    /// Gives slabs back whose one piece is free, and in a lane.
+    pub(super) fn dissolve_slabs(&mut self, idle: &[PieceId]) {
+        for &id in idle {
             let lane = self.pieces[id].lane;
             self.lanes[lane.index()].remove(&mut self.pieces, id);
             self.dissolve_slab(id);

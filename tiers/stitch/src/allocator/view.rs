@@ -148,7 +148,12 @@ impl Allocator {
     }
 
     pub(super) fn outer_in(&self, start: u64, end: u64) -> Vec<PieceId> {
-        let first = self.segments.last_at(start).and_then(|edge| self.piece_from(edge, start));
+        let first = self.segments.last_at(start).and_then(|edge| {
+            // A segment has as many pieces as a program has blocks: the walk begins at the last large block before.
+            let block = self.live.last_at_home(start, &self.pieces);
+            let near = block.filter(|&block| self.pieces[block].start >= self.pieces[edge].start);
+            self.piece_from(near.map_or(edge, |block| self.pieces[block].prev), start)
+        });
         let next = |id: &PieceId| Some(self.pieces[*id].next);
         let within = |id: &PieceId| {
             let piece = &self.pieces[*id];
