@@ -55,7 +55,7 @@ pub use pool::{
     PoolOptions, PoolStream, Restored, SharedExtent,
 };
 pub use region::{
-    CopyPolicy, Impatient, MoveError, Mover, Moving, Patience, Policy, Refilled, Region, RegionError,
+    CopyPolicy, Impatient, Mark, MoveError, Mover, Moving, Patience, Policy, Refilled, Region, RegionError,
     RegionOptions, Shrunk, SkipReason, Skipped,
 };
 pub use store::{Store, Transit};

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use glake_device::DeviceId;
-use glake_device::owned::{OwnedStream, Span};
-use glake_tiers::{MoveError, Mover, Moving};
+use glake_device::owned::{OwnedEvent, OwnedStream, Span};
+use glake_device::{DeviceId, Driver, EventKind, Stream};
+use glake_tiers::{Mark, MoveError, Mover, Moving};
 
 use crate::{CopyHandle, CopyOptions, Engine, Priority, Result, UserStream};
 
@@ -38,6 +38,27 @@ impl LinkMover {
 impl Mover for LinkMover {
     fn enqueue(&self, copies: &[(Span, Span)]) -> std::result::Result<Box<dyn Moving>, MoveError> {
         Ok(Box::new(Copied(self.engine.copy_list(copies, self.on, self.options)?)))
+    }
+
+    /// All shares of a copy are joined on the mover's stream.
+    fn mark(&self) -> std::result::Result<Arc<dyn Mark>, MoveError> {
+        let driver = self.engine.epochs().driver().clone();
+        let event = OwnedEvent::new(&driver, self.on.device, EventKind::Plain)?;
+        event.record(self.on.raw)?;
+        Ok(Arc::new(Behind { driver, event }))
+    }
+}
+
+/// A point of a mover's stream.
+#[derive(Debug)]
+struct Behind {
+    driver: Arc<dyn Driver>,
+    event: OwnedEvent,
+}
+
+impl Mark for Behind {
+    fn follow(&self, device: DeviceId, stream: Stream) -> std::result::Result<(), MoveError> {
+        Ok(self.driver.stream_wait_event(device, stream, self.event.id())?)
     }
 }
 

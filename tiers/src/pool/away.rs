@@ -58,6 +58,14 @@ impl GpuPool {
         Ok(views.into_iter().map(|view| (view, residency(&view))).collect())
     }
 
+    /// Whether it stands so with any extent of a domain: asked of those only that were moved.
+    pub(crate) fn has_any(&self, domain: DomainId, so: impl Fn(Residency) -> bool) -> bool {
+        let kept = self.kept.lock();
+        let core = self.core.lock();
+        let mut moved = kept.iter().filter(|(extent, _)| core.size_and_domain(**extent).1 == domain);
+        moved.any(|(_, kept)| so(kept.residency))
+    }
+
     /// Whether all bytes of a domain count, those of free memory too.
     pub(crate) fn keeps_all(&self, domain: DomainId) -> bool {
         self.core.lock().keeps_all(domain)

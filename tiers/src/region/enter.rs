@@ -7,7 +7,7 @@ use glake_device::owned::Span;
 use glake_stitch::ExtentView;
 use glake_units::Bytes;
 
-use super::{AT_ONCE, CopyPolicy, Moving, Patience, Refilled, Region, RegionError, Result, choose};
+use super::{AHEAD, CopyPolicy, Moving, Patience, Refilled, Region, RegionError, Result, choose};
 use crate::{PoolError, Transit};
 
 /// An extent whose bytes are on their way back.
@@ -36,6 +36,7 @@ impl Region {
     /// [`RegionError::Stopped`]: what came back by then is there, the rest is away or halfway; either direction goes on from
     /// there.
     pub fn refill(&self, amount: Bytes, transit: Transit<'_>, patience: &dyn Patience) -> Result<Refilled> {
+        let entering = self.progress.begin();
         let _turn = self.turn.lock();
         self.pool.forget_emptied(self.domain)?;
         let chosen = choose::to_enter(&self.pool.standing(self.domain)?, amount);
@@ -48,9 +49,13 @@ impl Region {
                 Ok(copying) => pipeline.copying.push_back(copying),
                 Err(error) => pipeline.fail(error),
             }
-            while pipeline.copying.len() >= AT_ONCE {
+            while pipeline.copying.len() >= AHEAD {
                 self.finish_entering(&mut pipeline);
             }
+        }
+        // Without a mark those who wait do so until the copies are done.
+        if let Ok(mark) = transit.mover.mark() {
+            entering.enqueued(mark);
         }
         while !pipeline.copying.is_empty() {
             self.finish_entering(&mut pipeline);

@@ -29,6 +29,25 @@ pub enum RegionError {
         #[source]
         source: MoveError,
     },
+    /// Some of it is away, and nobody brings it back.
+    #[error("{device}: some of region '{tag}' is away, and nobody brings all of it back: refill it first")]
+    Away {
+        /// From which device.
+        device: DeviceId,
+        /// Of which region.
+        tag: String,
+    },
+    /// A stream could not be made to wait for the copies of a refill.
+    #[error("{device}: its stream could not be made to wait for region '{tag}': {source}")]
+    Unordered {
+        /// Whose stream.
+        device: DeviceId,
+        /// For which region.
+        tag: String,
+        /// Why not.
+        #[source]
+        source: MoveError,
+    },
     /// It was made for bytes that change: make it with the policy sealed.
     #[error("region '{tag}' was not made to be sealed: make it with the policy sealed")]
     NotSealable {

@@ -25,6 +25,7 @@ mod patience;
 mod report;
 #[cfg(test)]
 mod tests;
+mod wait;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,17 +36,22 @@ use parking_lot::Mutex;
 
 pub(crate) use copy::HostCopy;
 pub use error::RegionError;
-pub use mover::{MoveError, Mover, Moving};
+pub use mover::{Mark, MoveError, Mover, Moving};
 pub use options::{CopyPolicy, Policy, RegionOptions};
 pub use patience::{Impatient, Patience};
 pub use report::{Refilled, Shrunk, SkipReason, Skipped};
 
 use crate::{Block, GpuPool, HostPool, PoolStream};
+use wait::Progress;
 
 type Result<T> = std::result::Result<T, RegionError>;
 
 /// How many extents are copied at a time: while one is waited for, the others keep the links busy.
 const AT_ONCE: usize = 3;
+
+/// How many extents may be on their way in. So many copies are enqueued before the oldest is waited for: 8 GiB of the usual ones, 40 ms
+/// of eight links, and few enough to fit into the driver's queues.
+const AHEAD: usize = 64;
 
 /// A part of a GPU's memory that can be shrunk and refilled. Dropping one with a domain of its own gives that up: its memory goes
 /// back once its blocks are freed, and what is away by then stays away.
@@ -59,6 +65,8 @@ pub struct Region {
     sealed: AtomicBool,
     /// Who moves its extents.
     turn: Mutex<()>,
+    /// Who brings them back.
+    progress: Progress,
 }
 
 impl Region {
@@ -75,8 +83,8 @@ impl Region {
     }
 
     fn of(pool: &Arc<GpuPool>, domain: DomainId, owned: bool, options: RegionOptions) -> Region {
-        let (sealed, turn) = (AtomicBool::new(false), Mutex::new(()));
-        Region { pool: pool.clone(), domain, owned, options, sealed, turn }
+        let (sealed, turn, progress) = Default::default();
+        Region { pool: pool.clone(), domain, owned, options, sealed, turn, progress }
     }
 
     /// What it was made with.

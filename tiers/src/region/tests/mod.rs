@@ -4,13 +4,14 @@ mod faults;
 mod over;
 mod patience;
 mod random;
+mod wait;
 mod withheld;
 
 use std::time::Duration;
 
-use glake_device::owned::{self, Epochs, OwnedStream, Span};
+use glake_device::owned::{self, Epochs, OwnedEvent, OwnedStream, Span};
 use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
-use glake_device::{Address, DeviceId, Driver, DriverError, Faults, Recorder, Stream, Touch};
+use glake_device::{Address, DeviceId, Driver, DriverError, EventKind, Faults, Recorder, Stream, Touch};
 use glake_stitch::{Settings, StitchError};
 
 use super::*;
@@ -33,6 +34,21 @@ impl Mover for Native {
             owned::copy(&*self.driver, GPU, self.stream.id(), to, from)?;
         }
         Ok(Box::new(Waiting(self.stream.clone())))
+    }
+
+    fn mark(&self) -> std::result::Result<Arc<dyn Mark>, MoveError> {
+        let event = OwnedEvent::new(&self.driver, GPU, EventKind::Plain)?;
+        event.record(self.stream.id())?;
+        Ok(Arc::new(Behind(self.driver.clone(), event)))
+    }
+}
+
+#[derive(Debug)]
+struct Behind(Arc<dyn Driver>, OwnedEvent);
+
+impl Mark for Behind {
+    fn follow(&self, device: DeviceId, stream: Stream) -> std::result::Result<(), MoveError> {
+        Ok(self.0.stream_wait_event(device, stream, self.1.id())?)
     }
 }
 

@@ -19,6 +19,10 @@ impl Mover for Freeing<'_> {
         }
         self.native.enqueue(copies)
     }
+
+    fn mark(&self) -> std::result::Result<Arc<dyn Mark>, MoveError> {
+        self.native.mark()
+    }
 }
 
 #[test]

@@ -1,0 +1,93 @@
+//! Streams that wait for a refill.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use super::*;
+
+/// Tells of its first copy, and enqueues slow work before each.
+#[derive(Debug)]
+struct Slow<'a> {
+    native: &'a Native,
+    sim: &'a Simulator,
+    begun: mpsc::SyncSender<()>,
+    marks: bool,
+}
+
+impl Mover for Slow<'_> {
+    fn enqueue(&self, copies: &[(Span, Span)]) -> std::result::Result<Box<dyn Moving>, MoveError> {
+        let _ = self.begun.try_send(());
+        let time = Duration::from_millis(1);
+        self.sim.enqueue_kernel(GPU, self.native.stream.id(), &[], &[], time, |_| {})?;
+        self.native.enqueue(copies)
+    }
+
+    fn mark(&self) -> std::result::Result<Arc<dyn Mark>, MoveError> {
+        if self.marks { self.native.mark() } else { Err("no marks".into()) }
+    }
+}
+
+fn is_away(outcome: Result<()>) -> bool {
+    matches!(outcome, Err(RegionError::Away { .. }))
+}
+
+#[test]
+fn a_stream_finds_the_bytes_behind_it() {
+    for marks in [true, false] {
+        let mut bed = bed();
+        bed.furnish();
+        let stream = OwnedStream::new(&bed.mover.driver, PEER).unwrap();
+        bed.recorder.take_log();
+        bed.region.wait(PEER, stream.id()).unwrap();
+        assert!(bed.recorder.take_log().is_empty(), "nothing is away");
+        bed.shrink().unwrap();
+        assert!(is_away(bed.region.wait(PEER, stream.id())));
+        let (begun, begins) = mpsc::sync_channel(1);
+        let slow = Slow { native: &bed.mover, sim: &bed.sim, begun, marks };
+        let found = Arc::new(AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| bed.region.refill(Bytes::MAX, Transit { mover: &slow }, &Impatient).unwrap());
+            begins.recv().unwrap();
+            bed.region.wait(PEER, stream.id()).unwrap();
+            for (block, seed) in bed.live.clone() {
+                let reads = [Touch { address: block.address, size: block.size }];
+                let found = found.clone();
+                let work = move |memory: &mut dyn glake_device::KernelMemory| {
+                    let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
+                    memory.read(block.address, &mut bytes).unwrap();
+                    found.fetch_add(usize::from(bytes == pattern(seed, block.size)), Ordering::Relaxed);
+                };
+                bed.sim
+                    .enqueue_kernel(PEER, stream.id(), &reads, &[], Duration::from_micros(1), work)
+                    .unwrap();
+            }
+            stream.synchronize().unwrap();
+        });
+        assert_eq!(found.load(Ordering::Relaxed), bed.live.len());
+        bed.region.wait(PEER, stream.id()).unwrap();
+        drop(stream);
+        bed.end();
+    }
+}
+
+#[test]
+fn a_part_is_not_all() {
+    let mut bed = bed();
+    for _ in 0..4 {
+        bed.add(EXTENT);
+    }
+    bed.shrink().unwrap();
+    bed.refill_by(EXTENT).unwrap();
+    assert!(is_away(bed.region.wait(GPU, Stream::LEGACY)));
+    let (begun, begins) = mpsc::sync_channel(1);
+    let slow = Slow { native: &bed.mover, sim: &bed.sim, begun, marks: true };
+    std::thread::scope(|scope| {
+        scope.spawn(|| bed.region.refill(EXTENT, Transit { mover: &slow }, &Impatient).unwrap());
+        begins.recv().unwrap();
+        assert!(is_away(bed.region.wait(GPU, Stream::LEGACY)));
+    });
+    bed.refill().unwrap();
+    bed.region.wait(GPU, Stream::LEGACY).unwrap();
+    bed.assert_bytes();
+    bed.end();
+}
