@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use glake_device::owned::Span;
+use glake_device::owned::{Blocks, Span};
 use glake_device::{Address, CopyRequest, DeviceId};
 use glake_runtime::process::{End, Process, ProcessError};
 use glake_units::Bytes;
@@ -146,13 +146,15 @@ pub(super) unsafe fn copy_list(
     }
     let device = process.stream_device(asked.stream)?;
     let mut ends = process.ends();
-    let mut blocks = Vec::with_capacity(requests.len());
-    let mut rest = Vec::new();
-    for request in requests.iter().filter(|request| !request.size.is_zero()) {
-        match sides(device, ends.of(request)?) {
-            // SAFETY: the caller's promise.
-            Some(ends) => blocks.push(unsafe { spans(*request, ends) }),
-            None => rest.push(*request),
+    let (mut blocks, mut rest, mut left) = (Vec::new(), Vec::new(), requests);
+    while !left.is_empty() {
+        let (ends, count) = ends.alike(left)?;
+        let (alike, others) = left.split_at(count);
+        left = others;
+        match sides(device, ends) {
+            // SAFETY: the caller's promise; all ends are what was found of the first.
+            Some((to, from)) => blocks.push(unsafe { Blocks::lent(to.side(), from.side(), alike) }),
+            None => rest.extend_from_slice(alike),
         }
     }
     // SAFETY: the caller's promise.

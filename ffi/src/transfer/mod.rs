@@ -122,8 +122,10 @@ pub unsafe extern "C" fn glake_copy_list(
         }
         // SAFETY: not null where there is any, and the caller's promise.
         let blocks = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(blocks, count) } };
-        let requests = blocks.iter().map(|block| request(block.to, block.from, block.size));
-        let requests: Vec<CopyRequest> = requests.collect::<Result<_, _>>()?;
+        let mut requests = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            requests.push(request(block.to, block.from, block.size)?);
+        }
         let process = library::process()?;
         // SAFETY: the caller's promise.
         let given = unsafe { make::copy_list(process, &requests, asked, !handle.is_null()) }?;

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::owned::{OwnedEvent, OwnedStream, Span};
+use glake_device::owned::{Blocks, OwnedEvent, OwnedStream, Span};
 use glake_device::{CaptureState, DeviceId, Driver, EventKind, Stream, StreamId};
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
 use glake_units::Bytes;
@@ -109,17 +109,12 @@ impl Process {
         Ok(self.engine()?.copy_now(to, from, on, CopyOptions { verify, ..options })?)
     }
 
-    /// Enqueues copies between pairs of ranges, to and from, in no order among themselves.
+    /// Enqueues copies of blocks, in no order among themselves.
     ///
     /// # Errors
     /// As [`Process::copy`].
-    pub fn copy_list(
-        &self,
-        blocks: &[(Span, Span)],
-        raw: Stream,
-        options: CopyOptions,
-    ) -> Result<Option<u64>> {
-        self.enqueue(raw, options, |engine, on, options| engine.copy_list(blocks, on, options))
+    pub fn copy_list(&self, blocks: &[Blocks<'_>], raw: Stream, options: CopyOptions) -> Result<Option<u64>> {
+        self.enqueue(raw, options, |engine, on, options| engine.copy_blocks(blocks, on, options))
     }
 
     /// Enqueues copies of one range of host memory to several GPUs.

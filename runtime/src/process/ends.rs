@@ -7,7 +7,7 @@
 //!
 //! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on.
 
-use glake_device::owned::DeviceSet;
+use glake_device::owned::{DeviceSet, Side};
 use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind};
 use glake_tiers::GpuPool;
 use glake_transfer::Worth;
@@ -33,6 +33,11 @@ impl End {
         !self.is_pool || self.reach.contains(device)
     }
 
+    /// What ranges like this one have in common.
+    pub fn side(&self) -> Side {
+        Side { kind: self.kind, reach: self.reach }
+    }
+
     /// Whether a copy between these is one between host memory and a GPU's.
     pub fn is_other_side_of(&self, other: &End) -> bool {
         let on_gpu = |end: &End| matches!(end.kind, PointerKind::Device { .. });
@@ -46,8 +51,8 @@ pub struct EndsOfMany<'p> {
     process: &'p Process,
     /// The last is the one that was found last.
     known: Vec<((Address, Bytes), End)>,
-    /// Where the ends of the last copy lay.
-    last: [usize; 2],
+    /// Where the ends of the last copy lay, where that is known.
+    last: [Option<usize>; 2],
 }
 
 /// How much memory is remembered.
@@ -58,25 +63,44 @@ impl EndsOfMany<'_> {
     ///
     /// # Errors
     /// What the driver answers.
-    #[inline]
     pub fn of(&mut self, request: &CopyRequest) -> Result<Option<(End, End)>> {
         let (to, from) = (self.end(0, request.to, request.size)?, self.end(1, request.from, request.size)?);
         Ok(to.zip(from))
     }
 
-    /// Most copies of a list are between the memory that the one before was between.
-    #[inline]
-    fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<End>> {
-        if let Some((range, end)) = self.known.get(self.last[side])
-            && holds(*range, start, size)
-        {
-            return Ok(Some(*end));
-        }
-        match self.known.iter().rposition(|(range, _)| holds(*range, start, size)) {
-            Some(place) => {
-                self.last[side] = place;
-                Ok(Some(self.known[place].1))
+    /// What the ends of the first copy are, and how many of the copies, from the first on, have alike ends. Those of no
+    /// bytes have any.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn alike(&mut self, requests: &[CopyRequest]) -> Result<(Option<(End, End)>, usize)> {
+        let Some(first) = requests.iter().position(|request| !request.size.is_zero()) else {
+            return Ok((None, requests.len()));
+        };
+        let ends = self.of(&requests[first])?;
+        let mut count = first + 1;
+        for request in &requests[count..] {
+            // Most lie where the one before does.
+            let is_alike = request.size.is_zero() || self.is_where_last(request) || self.of(request)? == ends;
+            if !is_alike {
+                break;
             }
+            count += 1;
+        }
+        Ok((ends, count))
+    }
+
+    /// Whether both ends lie in the memory where those of the last copy were found.
+    #[inline]
+    fn is_where_last(&self, request: &CopyRequest) -> bool {
+        let [Some(to), Some(from)] = self.last.map(|place| self.known.get(place?)) else { return false };
+        holds(to.0, request.to, request.size) && holds(from.0, request.from, request.size)
+    }
+
+    fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<End>> {
+        self.last[side] = self.known.iter().rposition(|(range, _)| holds(*range, start, size));
+        match self.last[side] {
+            Some(place) => Ok(Some(self.known[place].1)),
             None => self.learn(start, size),
         }
     }
@@ -94,6 +118,7 @@ impl EndsOfMany<'_> {
         if let (Some(end), Some(range)) = (end, range) {
             if self.known.len() == KNOWN {
                 self.known.remove(0);
+                self.last = self.last.map(|place| place?.checked_sub(1));
             }
             self.known.push((range, end));
         }
@@ -173,7 +198,7 @@ impl Process {
 
     /// As [`Process::end_of`], for many.
     pub fn ends(&self) -> EndsOfMany<'_> {
-        EndsOfMany { process: self, known: Vec::with_capacity(KNOWN), last: [0; 2] }
+        EndsOfMany { process: self, known: Vec::with_capacity(KNOWN), last: [None; 2] }
     }
 
     #[inline]

@@ -359,6 +359,55 @@ fn memory_is_what_its_ends_are() {
 }
 
 #[test]
+fn copies_that_are_told_alike_are() {
+    use glake_device::owned::{Pages, Registration};
+    let process = started("");
+    let blocks = [0, 1].map(|device| process.malloc(device, mib(2), STREAM).unwrap());
+    // More than are remembered.
+    let pinned: Vec<Registration> = (0..12)
+        .map(|_| Registration::new(&process.epochs, Pages::new(Bytes::kib(64), 1).unwrap()).unwrap())
+        .collect();
+    let pageable = vec![0_u8; 64 << 10];
+    let mut places: Vec<Address> = pinned.iter().map(Registration::start).collect();
+    places.extend(blocks.iter().chain(&blocks).copied());
+    places.push(Address(pageable.as_ptr() as u64));
+    let mut state = 7_u64;
+    let mut below = |bound: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as usize % bound
+    };
+    for _ in 0..200 {
+        let (mut to, mut from) = (places[0], places[0]);
+        let requests: Vec<CopyRequest> = (0..40)
+            .map(|_| {
+                if below(4) == 0 {
+                    (to, from) = (places[below(places.len())], places[below(places.len())]);
+                }
+                let at = |start: Address, offset: usize| Address(start.0 + (offset << 10) as u64);
+                match below(9) {
+                    0 => CopyRequest { to: Address(0), from: Address(0), size: Bytes::ZERO },
+                    // Beyond the end, too.
+                    _ => {
+                        CopyRequest { to: at(to, below(64)), from: at(from, below(64)), size: Bytes::kib(2) }
+                    }
+                }
+            })
+            .collect();
+        let (mut many, mut left) = (process.ends(), &requests[..]);
+        while !left.is_empty() {
+            let (ends, count) = many.alike(left).unwrap();
+            let (alike, others) = left.split_at(count);
+            for request in alike.iter().filter(|request| !request.size.is_zero()) {
+                let end = |start| process.end_of(start, request.size).unwrap();
+                assert_eq!(end(request.to).zip(end(request.from)), ends, "{request:?}");
+            }
+            left = others;
+        }
+    }
+    blocks.into_iter().for_each(|block| process.free(block).unwrap());
+}
+
+#[test]
 fn pools_are_opened_to_relays_whenever_they_start() {
     let process = started("transfer.exclude = [2]");
     let early = process.malloc(0, mib(4), STREAM).unwrap();

@@ -187,6 +187,37 @@ pub trait KernelMemory {
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()>;
 }
 
+/// What a kernel touches, told range by range to who asks: a device that checks it, or keeps its time.
+pub trait Touches: fmt::Debug + Sync {
+    /// Calls `see` with each range that is read, and each that is written.
+    fn each(&self, see: &mut dyn FnMut(Usage, Touch));
+}
+
+/// What is done to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// It is read.
+    Read,
+    /// It is written, or both.
+    Write,
+}
+
+/// Few ranges.
+#[derive(Clone, Copy, Debug)]
+pub struct Touched<'a> {
+    /// What is read.
+    pub reads: &'a [Touch],
+    /// What is written.
+    pub writes: &'a [Touch],
+}
+
+impl Touches for Touched<'_> {
+    fn each(&self, see: &mut dyn FnMut(Usage, Touch)) {
+        self.reads.iter().for_each(|touch| see(Usage::Read, *touch));
+        self.writes.iter().for_each(|touch| see(Usage::Write, *touch));
+    }
+}
+
 /// A kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchRequest<'a> {
@@ -198,10 +229,8 @@ pub struct LaunchRequest<'a> {
     pub block: [u32; 3],
     /// Its arguments: 64-bit each.
     pub arguments: &'a [u64],
-    /// What it reads.
-    pub reads: &'a [Touch],
-    /// What it writes.
-    pub writes: &'a [Touch],
+    /// What it touches. CUDA does not ask.
+    pub touches: &'a dyn Touches,
 }
 
 /// Everything that GLake asks of GPUs.

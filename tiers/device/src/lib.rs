@@ -32,7 +32,7 @@ pub use decorate::Call;
 pub use driver::{
     Access, CaptureState, Compare, CopyRequest, DeviceInfo, Driver, EventKind, ExtentProperties, HostKernel,
     KernelMemory, LaunchRequest, MemoryInfo, ModuleSource, Place, PointerAttributes, PointerKind, Priority,
-    Protection, Touch,
+    Protection, Touch, Touched, Touches, Usage,
 };
 pub use error::{DriverError, Refusal, Result};
 pub use fault::{Fault, Faults, Injected, When};

@@ -118,7 +118,8 @@ impl Engine {
         capture: u64,
     ) -> Result<bool> {
         let Path { target, direction, .. } = path;
-        let reach = self.kernels.reaching([to, from].into_iter()).intersection(self.relays.usable());
+        let reach =
+            self.kernels.reaching([to.side(), from.side()].into_iter()).intersection(self.relays.usable());
         let reach = reach.without(DeviceSet::of(target));
         let (size, load) = (to.size(), &self.captures.idle);
         let shares =

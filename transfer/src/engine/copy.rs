@@ -393,7 +393,7 @@ impl Engine {
     fn kernels_for(&self, relay: DeviceId, job: Job<'_>) -> Option<&Gather> {
         let small = job.to.size() < self.options().kernels_below;
         let kernels = self.kernels.get(relay).filter(|_| small)?;
-        (kernels.reaches(job.to) && kernels.reaches(job.from)).then_some(kernels)
+        (kernels.reaches(job.to.side()) && kernels.reaches(job.from.side())).then_some(kernels)
     }
 }
 

@@ -12,7 +12,7 @@
 //!   joined either way is an error, and its lane is never used again.
 //! - What was sent is counted with its relay before it is enqueued.
 
-use glake_device::owned::{self, DeviceSet, Gather, Span};
+use glake_device::owned::{self, DeviceSet, Gather, Piece, Span};
 use glake_device::{DeviceId, DriverError, Event, Stream};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -117,6 +117,13 @@ impl<'a> Fork<'a> {
         self.carry(path, to.size(), |stream| owned::copy(driver, path.relay, stream, to, from))
     }
 
+    /// The same, of a piece of a block.
+    #[must_use]
+    pub(super) fn send_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
+        let driver = &*self.engine.driver;
+        self.carry(path, piece.size(), |stream| owned::copy_piece(driver, path.relay, stream, piece))
+    }
+
     /// The same, by a kernel of the relay.
     #[must_use]
     pub(super) fn launch(&mut self, path: Path, kernels: &Gather, to: &Span, from: &Span) -> bool {
@@ -150,19 +157,33 @@ impl<'a> Fork<'a> {
     /// Enqueues one copy on the user's own stream. False: it was not.
     #[must_use]
     pub(super) fn send_own(&mut self, path: Path, to: &Span, from: &Span) -> bool {
+        let (driver, on) = (&*self.engine.driver, self.on);
+        self.carry_own(path, to.size(), || owned::copy(driver, on.device, on.raw, to, from))
+    }
+
+    /// The same, of a piece of a block.
+    #[must_use]
+    pub(super) fn send_own_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
+        let (driver, on) = (&*self.engine.driver, self.on);
+        self.carry_own(path, piece.size(), || owned::copy_piece(driver, on.device, on.raw, piece))
+    }
+
+    fn carry_own(
+        &mut self,
+        path: Path,
+        size: Bytes,
+        enqueue: impl FnOnce() -> glake_device::Result<()>,
+    ) -> bool {
         let on = self.on;
-        let enqueued = self
-            .turn
-            .before(on.device, on.raw)
-            .and_then(|()| owned::copy(&*self.engine.driver, on.device, on.raw, to, from));
+        let enqueued = self.turn.before(on.device, on.raw).and_then(|()| enqueue());
         self.turn.after(on.device, on.raw);
         if let Err(error) = enqueued {
             tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
             return false;
         }
-        self.engine.counters.sent(path, to.size(), 1);
+        self.engine.counters.sent(path, size, 1);
         if !self.is_background() {
-            let carried = Carried::begin(self.engine, path, to.size());
+            let carried = Carried::begin(self.engine, path, size);
             self.state.carry_own(self.engine, carried);
         }
         true

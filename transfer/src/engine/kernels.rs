@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use glake_device::DeviceId;
-use glake_device::owned::{DeviceSet, Epochs, Gather, Span};
+use glake_device::owned::{DeviceSet, Epochs, Gather, Side};
 use glake_units::Bytes;
 
 use crate::Result;
@@ -41,8 +41,8 @@ impl Kernels {
     }
 
     /// The GPUs whose kernels may touch all of these.
-    pub(super) fn reaching<'a>(&self, spans: impl Iterator<Item = &'a Span> + Clone) -> DeviceSet {
-        let reaching = |gather: &&Gather| spans.clone().all(|span| gather.reaches(span));
+    pub(super) fn reaching(&self, sides: impl Iterator<Item = Side> + Clone) -> DeviceSet {
+        let reaching = |gather: &&Gather| sides.clone().all(|side| gather.reaches(side));
         self.each.iter().filter_map(OnceLock::get).filter(reaching).map(Gather::device).collect()
     }
 

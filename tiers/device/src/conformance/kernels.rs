@@ -6,7 +6,7 @@ use super::ground::{Ground, touch};
 use super::outcome::{Outcome, Verdict, refused, same};
 use super::{Check, GPU};
 use crate::owned::digest;
-use crate::{Address, HostKernel, KernelMemory, LaunchRequest, ModuleSource, Stream};
+use crate::{Address, HostKernel, KernelMemory, LaunchRequest, ModuleSource, Stream, Touched};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "kernels compute on mapped memory", run: compute },
@@ -56,7 +56,10 @@ fn compute(ground: &Ground) -> Outcome {
     let grid = u32::try_from(WORDS.div_ceil(block)).unwrap_or(u32::MAX);
     let launch = |kernel, arguments: &[u64], reads: &[_], writes: &[_], stream: Stream| {
         let (grid, block) = ([grid, 1, 1], [block as u32, 1, 1]);
-        ground.launch(stream, &LaunchRequest { kernel, grid, block, arguments, reads, writes })
+        ground.launch(
+            stream,
+            &LaunchRequest { kernel, grid, block, arguments, touches: &Touched { reads, writes } },
+        )
     };
     launch(fill, &[a.0, WORDS, 30], &[], &[touch(a, BYTES)], stream)?;
     launch(fill, &[b.0, WORDS, 12], &[], &[touch(b, BYTES)], stream)?;
@@ -100,8 +103,10 @@ fn digest(ground: &Ground) -> Outcome {
             grid: [grid, 1, 1],
             block: [block, 1, 1],
             arguments: &[work.0, count, sums.0, u64::from(grid)],
-            reads: &[touch(memory, DIGESTED), touch(work, Bytes::new(list.len() as u64))],
-            writes: &[touch(sums, Bytes::new(u64::from(grid) * 8))],
+            touches: &Touched {
+                reads: &[touch(memory, DIGESTED), touch(work, Bytes::new(list.len() as u64))],
+                writes: &[touch(sums, Bytes::new(u64::from(grid) * 8))],
+            },
         };
         ground.launch(stream, &request)?;
         ground.driver().stream_synchronize(GPU, stream)?;

@@ -14,6 +14,7 @@
 //! through raw addresses (by a program, by an unsafe verb) is the duty of who handed the addresses out: it must
 //! have been enqueued before the [`Sequence`] that the mapping is retired with was marked.
 
+mod blocks;
 mod buffer;
 mod devices;
 pub(crate) mod digest;
@@ -34,6 +35,7 @@ mod table;
 mod tests;
 mod uncached;
 
+pub use blocks::{Blocks, Piece, Side, copy_piece, copy_pieces};
 pub use buffer::Buffer;
 pub use devices::DeviceSet;
 pub use digest::{Digest, Digesting, Digests};
@@ -47,6 +49,6 @@ pub use pages::Pages;
 pub use range::PinnedRange;
 pub use registration::Registration;
 pub use reservation::Reservation;
-pub use span::{Span, copy, copy_batch};
+pub use span::{Span, copy};
 pub use stream::OwnedStream;
 pub use table::Mapping;

@@ -1,7 +1,7 @@
 //! Memory that asynchronous work may be enqueued on, as a value.
 //!
 //! ```text
-//!  Registration ─┐                                   ┌─ part ─► Span ─► copy, copy_batch, copy_on_host
+//!  Registration ─┐                                   ┌─ part ─► Span ─► copy, copy_on_host
 //!  Buffer ───────┼─► Span { start, size, kind, reach }
 //!  a caller's promise (`lent`) ┘                     └─ its owner, kept alive
 //! ```
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use super::{DeviceSet, Registration, uncached};
+use super::{DeviceSet, Registration, Side, uncached};
 use crate::{
     Address, CopyRequest, DeviceId, Driver, DriverError, PointerKind, Refusal, Result, Stream, Verb,
 };
@@ -93,6 +93,11 @@ impl Span {
         self.reach
     }
 
+    /// What it is and who may touch it, in one.
+    pub fn side(&self) -> Side {
+        Side { kind: self.kind, reach: self.reach }
+    }
+
     /// The GPU that it is memory of.
     pub fn device(&self) -> Option<DeviceId> {
         match self.kind {
@@ -102,6 +107,7 @@ impl Span {
     }
 
     /// Whether a range lies in it.
+    #[inline]
     pub fn holds(&self, start: Address, size: Bytes) -> bool {
         let offset = start.0.checked_sub(self.start.0);
         let end = offset.and_then(|offset| offset.checked_add(size.get()));
@@ -149,32 +155,12 @@ impl Span {
 /// # Errors
 /// [`Refusal::InvalidValue`] where the sizes differ; what the driver answers.
 pub fn copy(driver: &dyn Driver, device: DeviceId, stream: Stream, to: &Span, from: &Span) -> Result<()> {
-    let request = request(Verb::Copy, to, from)?;
+    if to.size != from.size {
+        return Err(refused(Verb::Copy, to.start));
+    }
+    let request = CopyRequest { to: to.start, from: from.start, size: to.size };
     // SAFETY: the spans' memory lives until the copy has run.
     unsafe { driver.copy(device, request, stream) }
-}
-
-/// Enqueues copies between pairs of spans, to and from, in no order among themselves.
-///
-/// # Errors
-/// As [`copy`].
-pub fn copy_batch(
-    driver: &dyn Driver,
-    device: DeviceId,
-    stream: Stream,
-    pairs: &[(Span, Span)],
-) -> Result<()> {
-    let requests = pairs.iter().map(|(to, from)| request(Verb::CopyBatch, to, from));
-    let requests: Vec<CopyRequest> = requests.collect::<Result<_>>()?;
-    // SAFETY: the spans' memory lives until the copies have run.
-    unsafe { driver.copy_batch(device, &requests, stream) }
-}
-
-fn request(verb: Verb, to: &Span, from: &Span) -> Result<CopyRequest> {
-    if to.size != from.size {
-        return Err(refused(verb, to.start));
-    }
-    Ok(CopyRequest { to: to.start, from: from.start, size: to.size })
 }
 
 fn refused(verb: Verb, address: Address) -> DriverError {

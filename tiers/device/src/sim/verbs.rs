@@ -15,7 +15,7 @@ use super::system;
 use crate::{
     Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
     EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
-    PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Verb,
+    PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Usage, Verb,
 };
 
 impl Driver for Simulator {
@@ -251,9 +251,14 @@ impl Driver for Simulator {
             return Err(DriverError::Refused { verb: Verb::Launch, address: Address(0), reason });
         }
         let arguments = request.arguments.to_vec();
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        request.touches.each(&mut |usage, touch| match usage {
+            Usage::Read => reads.push(touch),
+            Usage::Write => writes.push(touch),
+        });
         let kernel = KernelRequest {
-            reads: request.reads.to_vec(),
-            writes: request.writes.to_vec(),
+            reads,
+            writes,
             duration: None,
             body: Arc::new(move |memory| (kernel.body)(memory, &arguments)),
         };

@@ -5,13 +5,11 @@
 //!   turns    │  GPU 0 │  GPU 1 │  GPU 2 │  GPU 0 │ ...     as many as one launch takes; each GPU until its share is full
 //! ```
 
-use glake_device::owned::{DeviceSet, Span};
-use glake_device::{Address, CopyRequest, DeviceId};
+use glake_device::owned::{Blocks, DeviceSet, Piece, Side};
+use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::super::ends::Ends;
-use crate::Result;
 use crate::graph::Direction;
 
 /// What a block is a copy between.
@@ -23,25 +21,23 @@ pub(super) enum Kind {
     Other,
 }
 
-/// A copy of a list: to, from.
-pub(super) type Block = (Span, Span);
-
-/// The blocks of a list that are of one kind.
+/// The blocks of all lists that are of one kind.
 #[derive(Clone, Debug)]
-pub(super) struct Group<'a> {
+pub(super) struct Group {
     pub(super) kind: Kind,
     /// How many.
     pub(super) blocks: u64,
     /// How many pieces.
     pub(super) pieces: u64,
     pub(super) size: Bytes,
-    /// Ends that stand for all: who may touch these may touch the others.
-    pub(super) ends: Vec<&'a Span>,
+    /// Every kind of end that occurs.
+    pub(super) ends: SmallVec<[Side; 2]>,
 }
 
-/// Where a list goes on.
+/// Where the lists go on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
+    list: usize,
     block: usize,
     offset: Bytes,
 }
@@ -50,110 +46,98 @@ pub(super) struct Place {
 pub(super) const PIECE: Bytes = Bytes::kib(64);
 
 /// Every kind that occurs, in the order of its first block.
-///
-/// # Errors
-/// [`crate::TransferError::SizesDiffer`].
-pub(super) fn groups(blocks: &[Block]) -> Result<SmallVec<[Group<'_>; 2]>> {
-    let mut groups: SmallVec<[Group<'_>; 2]> = SmallVec::new();
-    let mut last = 0;
-    for (to, from) in blocks {
-        let kind = Kind::of(Ends::of(to, from)?);
-        let size = to.size();
-        if size.is_zero() {
+pub(super) fn groups(lists: &[Blocks<'_>]) -> SmallVec<[Group; 2]> {
+    let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
+    for list in lists {
+        let (mut blocks, mut pieces, mut size) = (0, 0, Bytes::ZERO);
+        for request in list.requests() {
+            blocks += u64::from(!request.size.is_zero());
+            pieces += request.size.get().div_ceil(PIECE.get());
+            size = size.saturating_add(request.size);
+        }
+        if blocks == 0 {
             continue;
         }
-        if groups.get(last).is_none_or(|group| group.kind != kind) {
-            last = groups.iter().position(|group| group.kind == kind).unwrap_or_else(|| {
-                let ends = Vec::new();
-                groups.push(Group { kind, blocks: 0, pieces: 0, size: Bytes::ZERO, ends });
-                groups.len() - 1
-            });
-        }
-        groups[last].add(to, from);
-    }
-    Ok(groups)
-}
-
-impl<'a> Group<'a> {
-    fn add(&mut self, to: &'a Span, from: &'a Span) {
-        self.blocks += 1;
-        self.pieces += to.size().get().div_ceil(PIECE.get());
-        self.size = self.size.saturating_add(to.size());
-        for end in [to, from] {
-            let stands = |other: &&Span| other.kind() == end.kind() && other.reach() == end.reach();
-            if self.kind != Kind::Other && !self.ends.iter().any(stands) {
-                self.ends.push(end);
+        let kind = Kind::of(list);
+        let index = groups.iter().position(|group| group.kind == kind).unwrap_or_else(|| {
+            let ends = SmallVec::new();
+            groups.push(Group { kind, blocks: 0, pieces: 0, size: Bytes::ZERO, ends });
+            groups.len() - 1
+        });
+        let group = &mut groups[index];
+        group.blocks += blocks;
+        group.pieces += pieces;
+        group.size = group.size.saturating_add(size);
+        for end in [list.to(), list.from()] {
+            if !group.ends.contains(&end) {
+                group.ends.push(end);
             }
         }
     }
+    groups
+}
 
+impl Group {
     /// The devices whose streams may touch all of it.
     pub(super) fn reach(&self) -> DeviceSet {
-        self.ends.iter().fold(DeviceSet::ALL, |reach, span| reach.intersection(span.reach()))
+        self.ends.iter().fold(DeviceSet::ALL, |reach, end| reach.intersection(end.reach))
     }
 }
 
 impl Kind {
-    fn of(ends: Ends) -> Kind {
-        match ends {
-            Ends::HostAndGpu { target, direction, pinned: true } => Kind::Pinned(target, direction),
-            Ends::HostAndGpu { .. } | Ends::Other => Kind::Other,
+    fn of(list: &Blocks<'_>) -> Kind {
+        match (list.to().kind, list.from().kind) {
+            (PointerKind::Device { device, .. }, PointerKind::Pinned) => {
+                Kind::Pinned(device, Direction::ToGpu)
+            }
+            (PointerKind::Pinned, PointerKind::Device { device, .. }) => {
+                Kind::Pinned(device, Direction::FromGpu)
+            }
+            _ => Kind::Other,
         }
-    }
-}
-
-/// A part of a block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Piece<'a> {
-    pub(super) to: &'a Span,
-    pub(super) from: &'a Span,
-    offset: Bytes,
-    pub(super) size: Bytes,
-}
-
-impl Piece<'_> {
-    /// Where it begins and ends.
-    pub(super) fn request(&self) -> CopyRequest {
-        let at = |span: &Span| Address(span.start().0 + self.offset.get());
-        CopyRequest { to: at(self.to), from: at(self.from), size: self.size }
-    }
-
-    /// Its ends as spans of their own, to and from.
-    pub(super) fn ends(&self) -> Option<Block> {
-        Some((self.to.part(self.offset, self.size)?, self.from.part(self.offset, self.size)?))
     }
 }
 
 /// The pieces of one kind, from a place on.
 pub(super) struct Pieces<'a> {
-    blocks: &'a [Block],
+    lists: &'a [Blocks<'a>],
     kind: Kind,
     /// What no piece is larger than.
     most: Bytes,
     pub(super) place: Place,
+    /// The list at the place, if it is of the kind.
+    list: Option<&'a Blocks<'a>>,
 }
 
 impl<'a> Pieces<'a> {
-    pub(super) fn new(blocks: &'a [Block], kind: Kind, most: Bytes, place: Place) -> Pieces<'a> {
-        Pieces { blocks, kind, most, place }
+    pub(super) fn new(lists: &'a [Blocks<'a>], kind: Kind, most: Bytes, place: Place) -> Pieces<'a> {
+        let mut pieces = Pieces { lists, kind, most, place, list: None };
+        pieces.open();
+        pieces
+    }
+
+    fn open(&mut self) {
+        self.list = self.lists.get(self.place.list).filter(|list| Kind::of(list) == self.kind);
     }
 }
 
 impl<'a> Iterator for Pieces<'a> {
     type Item = Piece<'a>;
 
+    #[inline]
     fn next(&mut self) -> Option<Piece<'a>> {
         loop {
-            let (to, from) = self.blocks.get(self.place.block)?;
-            let left = to.size().saturating_sub(self.place.offset);
-            // Their sizes were compared when the list was grouped.
-            let kind = Ends::of(to, from).map(Kind::of);
-            if !left.is_zero() && kind.is_ok_and(|kind| kind == self.kind) {
-                let piece = Piece { to, from, offset: self.place.offset, size: left.min(self.most) };
-                self.place.offset = piece.offset.saturating_add(piece.size);
-                return Some(piece);
+            let count = self.list.map_or(0, |list| list.requests().len());
+            while let Some(list) = self.list.filter(|_| self.place.block < count) {
+                if let Some(piece) = list.piece(self.place.block, self.place.offset, self.most) {
+                    self.place.offset = self.place.offset.saturating_add(piece.size());
+                    return Some(piece);
+                }
+                (self.place.block, self.place.offset) = (self.place.block + 1, Bytes::ZERO);
             }
-            self.place = Place { block: self.place.block + 1, offset: Bytes::ZERO };
+            self.lists.get(self.place.list)?;
+            self.place = Place { list: self.place.list + 1, ..Place::default() };
+            self.open();
         }
     }
 }
@@ -210,7 +194,9 @@ impl Dealer {
 mod tests {
     use std::sync::Arc;
 
+    use glake_device::owned::Span;
     use glake_device::sim::{SimOptions, SimTopology, Simulator};
+    use glake_device::{Address, CopyRequest};
     use proptest::prelude::*;
 
     use super::*;
@@ -234,20 +220,21 @@ mod tests {
         let block = |to: &Span, from: &Span, size: Bytes| {
             (to.part(Bytes::ZERO, size).unwrap(), from.part(Bytes::ZERO, size).unwrap())
         };
-        let blocks = [
+        let spans = [
             block(&a, &host, Bytes::kib(16)),
             block(&a, &b, Bytes::kib(65)),
             block(&a, &host, Bytes::ZERO),
             block(&b, &host, Bytes::mib(1)),
         ];
-        let found = groups(&blocks).unwrap();
+        let blocks = spans.each_ref().map(|(to, from)| Blocks::pair(to, from).unwrap());
+        let found = groups(&blocks);
         // Pageable memory is the driver's to copy, as another GPU's is.
         assert_eq!(found.len(), 1);
         let Group { kind, blocks: count, pieces, size, .. } = found[0];
         assert_eq!((kind, count, pieces), (Kind::Other, 3, 1 + 2 + 16));
         assert_eq!(size, Bytes::new((16 + 65 + 1024) << 10));
         let pieces = Pieces::new(&blocks, Kind::Other, PIECE, Place::default());
-        let sizes: Vec<u64> = pieces.map(|piece| piece.size.get() >> 10).collect();
+        let sizes: Vec<u64> = pieces.map(|piece| piece.size().get() >> 10).collect();
         assert_eq!(sizes[..5], [16, 64, 1, 64, 64]);
         assert_eq!(sizes.len(), 19);
     }
@@ -279,12 +266,15 @@ mod tests {
         ) {
             let (_sim, [a, _, host]) = spans();
             let mut at = 0;
-            let blocks: Vec<Block> = sizes.iter().map(|size| {
-                let part = |span: &Span| span.part(Bytes::new(at), Bytes::new(*size)).unwrap();
-                let block = (part(&a), part(&host));
+            let requests: Vec<CopyRequest> = sizes.iter().map(|size| {
+                let place = |span: &Span| Address(span.start().0 + at);
+                let request = CopyRequest { to: place(&a), from: place(&host), size: Bytes::new(*size) };
                 at += size;
-                block
+                request
             }).collect();
+            // Cut somewhere: a list goes on in the next one.
+            let (first, second) = requests.split_at(requests.len() / 3);
+            let blocks = [first, second].map(|list| Blocks::between(&a, &host, list).unwrap());
             let all: u64 = sizes.iter().sum();
             let total: u64 = weights.iter().sum();
             let mut shares: Vec<Bytes> = weights.iter().map(|weight| Bytes::new(all * weight / total)).collect();
@@ -298,10 +288,10 @@ mod tests {
                 for _ in 0..list {
                     let Some(piece) = pieces.next() else { break 'all };
                     prop_assert_eq!(piece.request().to.0, expected);
-                    prop_assert!(piece.size <= PIECE && !piece.size.is_zero());
-                    expected += piece.size.get();
-                    got[turn] += piece.size.get();
-                    if !dealer.deal(piece.size) { break }
+                    prop_assert!(piece.size() <= PIECE && !piece.size().is_zero());
+                    expected += piece.size().get();
+                    got[turn] += piece.size().get();
+                    if !dealer.deal(piece.size()) { break }
                 }
                 dealer.pass();
             }

@@ -16,7 +16,7 @@
 
 mod list;
 
-use glake_device::owned::{self, DeviceSet, Gather, Span};
+use glake_device::owned::{self, Blocks, DeviceSet, Gather, Piece, Side, Span};
 use glake_device::{CaptureState, DeviceId, DriverError, PointerKind, Stream};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -29,7 +29,7 @@ use super::turn;
 use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::graph::{Ask, Direction, Shares, Way, split};
 use crate::{Result, TransferError};
-use list::{Block, Dealer, Group, Kind, PIECE, Pieces, Place, groups};
+use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 
 /// Fewer blocks, or fewer bytes, are the driver's to copy.
 const FEW: u64 = 64;
@@ -39,10 +39,10 @@ const LARGE: Bytes = Bytes::mib(1);
 /// How many blocks the driver is given at a time.
 const BATCH: usize = 256;
 
-/// A list on a stream of the program.
+/// Lists on a stream of the program.
 #[derive(Clone, Copy)]
 struct List<'a> {
-    blocks: &'a [Block],
+    blocks: &'a [Blocks<'a>],
     on: UserStream,
     priority: Priority,
 }
@@ -50,7 +50,7 @@ struct List<'a> {
 /// A group that several GPUs, or kernels, copy.
 #[derive(Clone, Copy)]
 struct Spread<'a> {
-    group: &'a Group<'a>,
+    group: &'a Group,
     target: DeviceId,
     direction: Direction,
     /// The least that is dealt out at a time.
@@ -101,7 +101,25 @@ impl Engine {
         on: UserStream,
         options: CopyOptions,
     ) -> Result<CopyHandle> {
-        let groups = groups(blocks)?;
+        let pair = |(to, from): &'_ (Span, Span)| (to.size(), from.size());
+        if let Some((to, from)) = blocks.iter().map(pair).find(|(to, from)| to != from) {
+            return Err(TransferError::SizesDiffer { to, from });
+        }
+        let lists: Vec<Blocks<'_>> = blocks.iter().filter_map(|(to, from)| Blocks::pair(to, from)).collect();
+        self.copy_blocks(&lists, on, options)
+    }
+
+    /// As [`Engine::copy_list`], for many small blocks: what they have in common is said once. All lists are one.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer where not all blocks were.
+    pub fn copy_blocks(
+        &self,
+        blocks: &[Blocks<'_>],
+        on: UserStream,
+        options: CopyOptions,
+    ) -> Result<CopyHandle> {
+        let groups = groups(blocks);
         self.relays.tell()?;
         let list = List { blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
@@ -115,7 +133,7 @@ impl Engine {
             true => None,
             false => self.scatter(list, &spreads)?,
         };
-        let is_spread = |group: &&Group<'_>| spreads.iter().any(|spread| spread.group.kind == group.kind);
+        let is_spread = |group: &&Group| spreads.iter().any(|spread| spread.group.kind == group.kind);
         for group in groups.iter().filter(|group| !is_spread(group)) {
             self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX)?;
         }
@@ -123,15 +141,14 @@ impl Engine {
     }
 
     /// How a group is spread; `None` where the driver is better.
-    fn spread_of<'a>(&self, group: &'a Group<'a>) -> Option<Spread<'a>> {
+    fn spread_of<'a>(&self, group: &'a Group) -> Option<Spread<'a>> {
         let Kind::Pinned(target, direction) = group.kind else { return None };
         let mean = Bytes::new(group.size.get() / group.blocks.max(1));
         if group.size < SMALL || (group.blocks < FEW && mean < LARGE) {
             return None;
         }
-        let mapped = |span: &&Span| {
-            matches!(span.kind(), PointerKind::Pinned | PointerKind::Device { mapped: true, .. })
-        };
+        let mapped =
+            |end: &Side| matches!(end.kind, PointerKind::Pinned | PointerKind::Device { mapped: true, .. });
         if mean >= LARGE && group.ends.iter().all(mapped) {
             // Small enough to be dealt out evenly.
             let most = Bytes::new(group.size.get() / 64).max(LARGE);
@@ -329,20 +346,20 @@ impl Engine {
         most: Bytes,
     ) -> Result<()> {
         let mut pieces = Pieces::new(list.blocks, kind, most, place).take(pieces);
-        let mut batch: Vec<(Span, Span)> = Vec::new();
+        let mut batch: Vec<Piece<'_>> = Vec::new();
         loop {
             batch.clear();
-            batch.extend(pieces.by_ref().take(BATCH).filter_map(|piece| piece.ends()));
+            batch.extend(pieces.by_ref().take(BATCH));
             if batch.is_empty() {
                 return Ok(());
             }
-            let enqueue = || owned::copy_batch(&*self.driver, list.on.device, list.on.raw, &batch);
+            let enqueue = || owned::copy_pieces(&*self.driver, list.on.device, list.on.raw, &batch);
             match enqueue() {
                 // Part of a batch may be enqueued: to do it twice does no harm.
                 Err(error) if !error.is_sticky() => enqueue()?,
                 outcome => outcome?,
             }
-            batch.iter().for_each(|(to, _)| self.counters.native(to.size()));
+            batch.iter().for_each(|piece| self.counters.native(piece.size()));
         }
     }
 }
@@ -375,10 +392,10 @@ fn launch(
     for piece in pieces.by_ref() {
         count += 1;
         // The kernels reach all spans of the list: what is refused all the same goes another way.
-        if blocks.push(piece.request(), piece.to, piece.from).is_err() {
+        if blocks.push(&piece).is_err() {
             return (count, false);
         }
-        if !dealer.deal(piece.size) || blocks.is_full() {
+        if !dealer.deal(piece.size()) || blocks.is_full() {
             break;
         }
     }
@@ -407,11 +424,11 @@ fn send(
     fork: Option<&mut Fork<'_>>,
 ) -> (usize, bool) {
     let Some(piece) = pieces.next() else { return (0, true) };
-    dealer.deal(piece.size);
-    let (Some((to, from)), Some(fork)) = (piece.ends(), fork) else { return (1, false) };
+    dealer.deal(piece.size());
+    let Some(fork) = fork else { return (1, false) };
     let sent = match taker.own {
-        true => fork.send_own(taker.path, &to, &from),
-        false => fork.send(taker.path, &to, &from),
+        true => fork.send_own_piece(taker.path, &piece),
+        false => fork.send_piece(taker.path, &piece),
     };
     (1, sent)
 }

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::{DeviceSet, Epochs, OwnedEvent, OwnedStream, Pages, PinnedRange, Registration, Span};
 use crate::{
     Address, DeviceId, DriverError, EventKind, HostKernel, Kernel, KernelMemory, LaunchRequest, Module,
-    ModuleSource, PointerKind, Refusal, Result, Stream, Touch, Verb,
+    ModuleSource, PointerKind, Refusal, Result, Stream, Touch, Touched, Verb,
 };
 pub use function::Digest;
 #[cfg(feature = "conformance")]
@@ -152,8 +152,10 @@ impl Digests {
             grid: [BLOCKS, 1, 1],
             block: [THREADS, 1, 1],
             arguments: &[list.address.0, slot.pieces, sums.0, u64::from(BLOCKS)],
-            reads: &[&[list], reads].concat(),
-            writes: &[Touch { address: sums, size: Bytes::new(SUMS as u64) }],
+            touches: &Touched {
+                reads: &[&[list], reads].concat(),
+                writes: &[Touch { address: sums, size: Bytes::new(SUMS as u64) }],
+            },
         };
         // SAFETY: the kernel reads the list and its pieces, which lie in spans that the GPU reaches and that live until it has run,
         // and writes its sums; the slot is used again only after that.

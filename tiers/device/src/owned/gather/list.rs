@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use super::super::{DeviceSet, Epochs, OwnedEvent, Pages, Registration, Span};
-use crate::{Address, CopyRequest, DeviceId, EventKind, PointerKind, Refusal, Result, Touch, Verb};
+use super::super::{DeviceSet, Epochs, OwnedEvent, Pages, Piece, Registration, Side};
+use crate::{
+    Address, CopyRequest, DeviceId, EventKind, PointerKind, Refusal, Result, Touch, Touches, Usage, Verb,
+};
 
 /// An entry, as the kernel reads it.
 #[repr(C)]
@@ -29,13 +31,14 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    pub(super) fn holds(self, span: &Span) -> bool {
-        let opened = match span.kind() {
+    #[inline]
+    pub(super) fn holds(self, side: Side) -> bool {
+        let opened = match side.kind {
             PointerKind::Device { device, mapped } => !mapped && self.peers.contains(device),
             PointerKind::Pinned => false,
             PointerKind::Pageable => return false,
         };
-        opened || span.reach().contains(self.device)
+        opened || side.reach.contains(self.device)
     }
 }
 
@@ -85,23 +88,25 @@ impl BlockList {
         self.count == LIST / ENTRY
     }
 
-    /// Adds a block that lies in two spans. One warp copies it: beyond 64 KiB it is better cut.
+    /// Adds a piece. One warp copies it: beyond 64 KiB it is better cut.
     ///
     /// # Errors
-    /// [`Refusal::InvalidValue`] where the list is full, or an end does not lie in its span; [`Refusal::NoPeerAccess`] where
-    /// the GPU does not reach one. Nothing is added then.
-    pub fn push(&mut self, block: CopyRequest, to: &Span, from: &Span) -> Result<()> {
-        if self.is_full() || !to.holds(block.to, block.size) || !from.holds(block.from, block.size) {
-            return Err(super::refused(block.to, Refusal::InvalidValue));
+    /// [`Refusal::InvalidValue`] where the list is full, [`Refusal::NoPeerAccess`] where the GPU does not reach an end.
+    /// Nothing is added then.
+    #[inline]
+    pub fn push(&mut self, piece: &Piece<'_>) -> Result<()> {
+        let CopyRequest { to, from, size } = piece.request();
+        if self.is_full() {
+            return Err(super::refused(to, Refusal::InvalidValue));
         }
-        if !self.reach.holds(to) || !self.reach.holds(from) {
-            return Err(super::refused(block.to, Refusal::NoPeerAccess));
+        if !self.reach.holds(piece.to()) || !self.reach.holds(piece.from()) {
+            return Err(super::refused(to, Refusal::NoPeerAccess));
         }
-        let entry = Block { to: block.to.0, from: block.from.0, bytes: block.size.get() };
+        let entry = Block { to: to.0, from: from.0, bytes: size.get() };
         // SAFETY: the entry lies in memory of this list, which no kernel reads and of which there is no reference.
         unsafe { self.entry(self.count).write(entry) };
         self.count += 1;
-        self.size = self.size.saturating_add(block.size);
+        self.size = self.size.saturating_add(size);
         Ok(())
     }
 
@@ -114,21 +119,23 @@ impl BlockList {
         [self.entries.0, self.count]
     }
 
-    /// What the kernel will read and write: the entries too.
-    pub(super) fn touches(&self, reads: &mut Vec<Touch>, writes: &mut Vec<Touch>) {
-        reads.push(Touch { address: self.entries, size: Bytes::new(self.count * ENTRY) });
+    fn entry(&self, index: u64) -> *mut Block {
+        let at = self.entries.0 + index * ENTRY;
+        std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap_or(0))
+    }
+}
+
+/// What the kernel will read and write: the entries too.
+impl Touches for BlockList {
+    fn each(&self, see: &mut dyn FnMut(Usage, Touch)) {
+        see(Usage::Read, Touch { address: self.entries, size: Bytes::new(self.count * ENTRY) });
         for index in 0..self.count {
             // SAFETY: an entry that was written, in memory that nobody writes.
             let block = unsafe { self.entry(index).read() };
             let size = Bytes::new(block.bytes);
-            reads.push(Touch { address: Address(block.from), size });
-            writes.push(Touch { address: Address(block.to), size });
+            see(Usage::Read, Touch { address: Address(block.from), size });
+            see(Usage::Write, Touch { address: Address(block.to), size });
         }
-    }
-
-    fn entry(&self, index: u64) -> *mut Block {
-        let at = self.entries.0 + index * ENTRY;
-        std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap_or(0))
     }
 }
 

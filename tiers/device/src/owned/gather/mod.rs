@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::{DeviceSet, Epochs, Span};
+use super::{DeviceSet, Epochs, Side, Span};
 use crate::{
     Address, CaptureState, DeviceId, DriverError, HostKernel, Kernel, LaunchRequest, Module, ModuleSource,
-    Refusal, Result, Stream, Touch,
+    Refusal, Result, Stream, Touch, Touched,
 };
 pub use list::BlockList;
 use list::{Reach, VERB, host};
@@ -53,8 +53,6 @@ pub struct Gather {
     /// Whether a graph holds a launch: its code must stay.
     captured: AtomicBool,
     lists: Mutex<Lists>,
-    /// For the next launch of a list.
-    touches: Mutex<Touches>,
 }
 
 #[derive(Debug, Default)]
@@ -62,12 +60,6 @@ struct Lists {
     idle: Vec<BlockList>,
     /// The one launched first comes first.
     launched: VecDeque<BlockList>,
-}
-
-#[derive(Debug, Default)]
-struct Touches {
-    reads: Vec<Touch>,
-    writes: Vec<Touch>,
 }
 
 impl Gather {
@@ -88,7 +80,6 @@ impl Gather {
             peers: AtomicU64::new(0),
             captured: AtomicBool::new(false),
             lists: Mutex::default(),
-            touches: Mutex::default(),
         };
         gather.gather = driver.kernel_find(device, module, "glake_gather")?;
         gather.copy = driver.kernel_find(device, module, "glake_copy")?;
@@ -112,8 +103,8 @@ impl Gather {
     }
 
     /// Whether they may touch this memory.
-    pub fn reaches(&self, span: &Span) -> bool {
-        self.reach().holds(span)
+    pub fn reaches(&self, side: Side) -> bool {
+        self.reach().holds(side)
     }
 
     /// An empty list; `None` while all are under way, or with others.
@@ -173,7 +164,7 @@ impl Gather {
         if to.size() != from.size() {
             return Err(refused(to.start(), Refusal::InvalidValue));
         }
-        let unreached = [to, from].into_iter().find(|end| !self.reaches(end));
+        let unreached = [to, from].into_iter().find(|end| !self.reaches(end.side()));
         if let Some(end) = unreached {
             return Err(refused(end.start(), Refusal::NoPeerAccess));
         }
@@ -185,8 +176,7 @@ impl Gather {
             grid: [COPY_BLOCKS, 1, 1],
             block: [THREADS, 1, 1],
             arguments: &[to.start().0, from.start().0, to.size().get()],
-            reads: &touch(from),
-            writes: &touch(to),
+            touches: &Touched { reads: &touch(from), writes: &touch(to) },
         };
         // SAFETY: the kernel copies these bytes and touches nothing else; the spans' memory lives until it has run, and the
         // GPU reaches it.
@@ -196,23 +186,16 @@ impl Gather {
     }
 
     fn launch_list(&self, stream: Stream, list: &BlockList) -> Result<()> {
-        let mut touches = std::mem::take(&mut *self.touches.lock());
-        touches.reads.clear();
-        touches.writes.clear();
-        list.touches(&mut touches.reads, &mut touches.writes);
         let request = LaunchRequest {
             kernel: self.gather,
             grid: [GATHER_BLOCKS, 1, 1],
             block: [THREADS, 1, 1],
             arguments: &list.arguments(),
-            reads: &touches.reads,
-            writes: &touches.writes,
+            touches: list,
         };
-        // SAFETY: the kernel copies the list's blocks and touches nothing else. They were checked to lie in spans that the GPU
-        // reaches, whose memory lives until the kernel has run; the list is written again only after that.
-        let launched = unsafe { self.epochs.driver().launch(self.device, &request, stream) };
-        *self.touches.lock() = touches;
-        launched
+        // SAFETY: the kernel copies the list's blocks and touches nothing else. They are pieces that the GPU reaches, whose
+        // memory lives until the kernel has run; the list is written again only after that.
+        unsafe { self.epochs.driver().launch(self.device, &request, stream) }
     }
 
     fn emptied(&self, mut list: BlockList) -> BlockList {
