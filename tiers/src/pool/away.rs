@@ -44,6 +44,8 @@ pub(crate) enum Leave {
     Release,
     /// It stays: other processes have it.
     Exported,
+    /// It stays: a block in it is pinned.
+    Pinned,
     /// It stays: blocks in it were freed that other streams may still use.
     Withheld,
 }
@@ -97,12 +99,20 @@ impl GpuPool {
     /// An extent begins to leave its GPU for `to`, or for where its copy is; with `discard` its bytes are given up.
     pub(crate) fn begin_leave(&self, extent: ExtentId, to: Place, discard: bool) -> Result<Leave> {
         let held = self.growth()?;
+        let pins = self.pins.lock();
         let mut kept = self.kept.lock();
         let residency = kept.get(&extent).map_or(Residency::NEW, |kept| kept.residency);
         let next = self.after(residency, Step::Leave(residency.copy().unwrap_or(to)))?;
         if matches!(residency, Residency::Resident { .. }) {
             if held.extents.get(&extent).is_some_and(Extent::is_exported) {
                 return Ok(Leave::Exported);
+            }
+            let domain = self.core.lock().size_and_domain(extent).1;
+            if !pins.is_empty() && self.extents_of_pins(&pins, domain).contains(&extent) {
+                return Ok(Leave::Pinned);
+            }
+            if !discard && matches!(next, Residency::GoingOut { .. }) {
+                self.open_home(&held, extent)?;
             }
             match self.core.lock().leave(extent) {
                 Ok(()) => {}
@@ -211,7 +221,7 @@ impl GpuPool {
         })
     }
 
-    fn mappings_of(&self, held: &Held, extent: ExtentId) -> Vec<Mapping> {
+    pub(super) fn mappings_of(&self, held: &Held, extent: ExtentId) -> Vec<Mapping> {
         let Some(size) = held.extents.get(&extent).map(Extent::size) else { return Vec::new() };
         let addresses = self.core.lock().addresses_of(extent);
         addresses.into_iter().map(|offset| Mapping { offset, size }).collect()

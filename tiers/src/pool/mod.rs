@@ -23,6 +23,8 @@ mod export;
 mod lag;
 mod observer;
 mod peer;
+mod pin;
+mod protect;
 mod report;
 mod stream;
 mod waits;
@@ -103,6 +105,8 @@ pub struct GpuPool {
     held: Mutex<Held>,
     /// Of extents whose bytes are elsewhere, or somewhere else too. Taken before the core's lock.
     kept: Mutex<FxHashMap<ExtentId, Kept>>,
+    /// Taken before the core's lock.
+    pins: Mutex<pin::Pins>,
     clock: Mutex<EpochClock>,
     /// Whether something was freed since the clock last looked.
     freed: AtomicBool,
@@ -151,6 +155,7 @@ impl GpuPool {
             core: Mutex::new(core),
             held: Mutex::new(held),
             kept: Mutex::default(),
+            pins: Mutex::default(),
             clock: Mutex::default(),
             freed: AtomicBool::new(false),
             sleeper: OnceLock::new(),

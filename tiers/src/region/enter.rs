@@ -60,6 +60,9 @@ impl Region {
         while !pipeline.copying.is_empty() {
             self.finish_entering(&mut pipeline);
         }
+        if let Err(error) = self.protect() {
+            pipeline.fail(error);
+        }
         let Pipeline { mut report, failed, .. } = pipeline;
         match failed {
             Some(source) => Err(self.stopped(report.mapped, source)),

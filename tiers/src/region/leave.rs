@@ -54,9 +54,13 @@ impl Region {
         } else {
             self.pool.trim_domain(self.domain)?
         };
-        let chosen = choose::to_leave(&self.pool.standing(self.domain)?, amount.saturating_sub(free));
         let mut pipeline =
             Pipeline { report: Shrunk { freed: free, ..Shrunk::default() }, ..Pipeline::default() };
+        let pinned = self.pool.pinned(self.domain);
+        let mut standing = self.pool.standing(self.domain)?;
+        let stay = standing.extract_if(.., |(view, _)| pinned.contains(&view.extent));
+        pipeline.report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Pinned)));
+        let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
         for view in chosen {
             if pipeline.failed.is_some() {
                 break;
@@ -75,6 +79,10 @@ impl Region {
         while !pipeline.copied.is_empty() {
             self.release_next(&mut pipeline);
         }
+        // What a copy was opened for and stayed.
+        if let Err(error) = self.protect() {
+            pipeline.fail(error);
+        }
         let Pipeline { mut report, failed, .. } = pipeline;
         match failed {
             Some(source) => Err(self.stopped(report.freed, source)),
@@ -87,8 +95,9 @@ impl Region {
 
     fn begin(&self, view: ExtentView, to: &Store, transit: Transit<'_>, pipeline: &mut Pipeline) {
         let begun = self.begin_leaving(view.extent, to.place());
-        let skip = |reason| Skipped { address: self.pool.address_at(view.offset), size: view.size, reason };
+        let skip = |reason| self.skip(&view, reason);
         match begun {
+            Ok(Leave::Pinned) => pipeline.report.skipped.push(skip(SkipReason::Pinned)),
             Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             Ok(Leave::Release) => self.release_later(view, pipeline),
@@ -107,6 +116,10 @@ impl Region {
             }
             Err(error) => pipeline.fail(error),
         }
+    }
+
+    fn skip(&self, view: &ExtentView, reason: SkipReason) -> Skipped {
+        Skipped { address: self.pool.address_at(view.offset), size: view.size, reason }
     }
 
     /// Where blocks were freed meanwhile that other streams used, their work is waited for.

@@ -23,12 +23,13 @@ mod mover;
 mod options;
 mod patience;
 mod report;
+mod seal;
 #[cfg(test)]
 mod tests;
 mod wait;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use glake_stitch::{DomainId, DomainOptions, Presence};
 use glake_units::Bytes;
@@ -63,6 +64,8 @@ pub struct Region {
     owned: bool,
     options: RegionOptions,
     sealed: AtomicBool,
+    /// Whether a write to what is sealed faults.
+    strict: AtomicBool,
     /// Who moves its extents.
     turn: Mutex<()>,
     /// Who brings them back.
@@ -83,8 +86,8 @@ impl Region {
     }
 
     fn of(pool: &Arc<GpuPool>, domain: DomainId, owned: bool, options: RegionOptions) -> Region {
-        let (sealed, turn, progress) = Default::default();
-        Region { pool: pool.clone(), domain, owned, options, sealed, turn, progress }
+        let (sealed, strict, turn, progress) = Default::default();
+        Region { pool: pool.clone(), domain, owned, options, sealed, strict, turn, progress }
     }
 
     /// What it was made with.
@@ -120,37 +123,6 @@ impl Region {
         }
         let live = self.pool.standing(self.domain)?.iter().map(|(view, _)| view.live).sum();
         Ok(host.prepare(live)?)
-    }
-
-    /// The caller promises that nobody writes to its bytes from now on, until it is unsealed. Nothing new is handed out meanwhile.
-    ///
-    /// # Errors
-    /// [`RegionError::NotSealable`] where its policy is another one.
-    pub fn seal(&self) -> Result<()> {
-        if self.options.policy != Policy::Sealed {
-            return Err(RegionError::NotSealable { tag: self.options.tag.clone() });
-        }
-        self.set_sealed(true)
-    }
-
-    /// Its bytes may change again: copies that were retained are dropped.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn unseal(&self) -> Result<()> {
-        self.set_sealed(false)
-    }
-
-    fn set_sealed(&self, sealed: bool) -> Result<()> {
-        let _turn = self.turn.lock();
-        self.pool.seal_domain(self.domain, sealed)?;
-        self.sealed.store(sealed, Ordering::Release);
-        Ok(())
-    }
-
-    /// Whether it is sealed.
-    pub fn is_sealed(&self) -> bool {
-        self.sealed.load(Ordering::Acquire)
     }
 
     /// Its memory on the GPU, and what is away.

@@ -31,6 +31,8 @@ pub struct Skipped {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
+    /// A block in it is pinned.
+    Pinned,
     /// Other processes may have it: they would not see new memory at the same addresses.
     Exported,
     /// Other threads went on freeing blocks in it that more than one stream had used, however often they were waited for. The next

@@ -183,6 +183,8 @@ impl Model {
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
                     let pending =
                         cells.iter().filter_map(|cell| cell.last).any(|last| last.epoch > self.passed);
+                    // What is away has no memory to use: all work on it was done when it left, none was enqueued since, and a
+                    // free there is pending in name only. Its aliases, whose other extents may be here, go when theirs have passed.
                     assert!(!pending || away.is_some(), "released under running work");
                     assert!(self.mapped.values().all(|(other, ..)| other != extent), "released while mapped");
                 }

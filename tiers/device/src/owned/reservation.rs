@@ -64,6 +64,15 @@ impl Reservation {
         range.is_ok_and(|range| self.table.lock().is_mapped(&range))
     }
 
+    /// The devices that may load and store everywhere in a mapping; none where it is not.
+    pub fn writers(&self, mapping: Mapping) -> DeviceSet {
+        let range = self.range(Verb::SetAccess, mapping.offset, mapping.size);
+        range.map_or(DeviceSet::EMPTY, |range| {
+            let table = self.table.lock();
+            if table.is_mapped(&range) { table.writers(&range) } else { DeviceSet::EMPTY }
+        })
+    }
+
     /// Mapped memory for asynchronous work, for the devices that may load and store all of it. What is mapped there is not unmapped
     /// while the span lives, nor before what was enqueued by then is done.
     ///

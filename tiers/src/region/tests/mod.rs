@@ -4,6 +4,7 @@ mod faults;
 mod over;
 mod patience;
 mod random;
+mod seal;
 mod wait;
 mod withheld;
 
@@ -303,7 +304,7 @@ fn a_capture_refuses_a_shrink_and_changes_nothing() {
 fn what_is_sealed_is_copied_once() {
     let mut bed = bed_of(Policy::Sealed, CopyPolicy::Retain, Bytes::MAX);
     bed.furnish();
-    bed.region.seal().unwrap();
+    bed.region.seal(false).unwrap();
     let refused = bed.region.malloc(EXTENT, bed.here).unwrap_err();
     let sealed =
         matches!(refused, RegionError::Pool(PoolError::Refused { source: StitchError::Sealed { .. }, .. }));
@@ -344,7 +345,7 @@ fn what_is_discarded_is_not_copied() {
     for (block, _) in &bed.live {
         bed.pool.write(block.address, &[1; 512]).unwrap();
     }
-    assert!(bed.region.seal().is_err());
+    assert!(bed.region.seal(false).is_err());
     bed.end();
 }
 
