@@ -384,7 +384,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn event_synchronize(&self, device: DeviceId, event: Event) -> Result<()>;
     /// Microseconds from one passed event to another.
     fn event_elapsed(&self, device: DeviceId, from: Event, to: Event) -> Result<f64>;
-    /// Waits on the host for all work of a context.
+    /// Waits on the host for all work of a context. Where the device has none yet there is no work to wait for, and none is made.
     fn context_synchronize(&self, device: DeviceId) -> Result<()>;
 
     // Kernels.

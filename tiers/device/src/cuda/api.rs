@@ -56,6 +56,7 @@ api! {
     cuDeviceGetName(name: *mut c_char, len: c_int, device: sys::CUdevice);
     cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
     cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: sys::CUdevice);
+    cuDevicePrimaryCtxGetState(device: sys::CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
     cuCtxGetCurrent(context: *mut sys::CUcontext);
     cuCtxPushCurrent_v2(context: sys::CUcontext);

@@ -90,6 +90,18 @@ impl Cuda {
         Ok(*slot.raw.get_or_init(|| context as usize) as sys::CUcontext)
     }
 
+    /// Whether a device has its context, by whomever it was made. Makes none.
+    pub(super) fn has_context(&self, device: DeviceId, verb: Verb) -> Result<bool> {
+        if self.slot(device)?.raw.get().is_some() {
+            return Ok(true);
+        }
+        let handle = self.device(device, verb)?;
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: out-parameters of this frame and a device that exists.
+        unsafe { self.api.cuDevicePrimaryCtxGetState(handle, &mut flags, &mut active) }.of(verb)?;
+        Ok(active != 0)
+    }
+
     /// The stream for copies that the host waits for: it neither waits for nor delays the caller's streams. To be
     /// called inside the device's context.
     pub(super) fn own_stream(&self, device: DeviceId, verb: Verb) -> Result<Stream> {

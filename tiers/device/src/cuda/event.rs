@@ -75,6 +75,10 @@ pub(super) fn elapsed(cuda: &Cuda, device: DeviceId, from: Event, to: Event) -> 
 }
 
 pub(super) fn context_synchronize(cuda: &Cuda, device: DeviceId) -> Result<()> {
+    // Making one would take memory of a device that nobody uses.
+    if !cuda.has_context(device, Verb::ContextSynchronize)? {
+        return Ok(());
+    }
     let _entered = cuda.enter(device, Verb::ContextSynchronize)?;
     // SAFETY: a call without parameters, in the context that was entered.
     unsafe { cuda.api.cuCtxSynchronize() }.of(Verb::ContextSynchronize)

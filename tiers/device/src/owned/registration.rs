@@ -10,7 +10,7 @@ use crate::{Address, Result};
 
 /// Host memory of its own that every device can copy from and to at full speed.
 ///
-/// Dropping it waits for all work of all devices, then unpins and frees; if that fails (a lost context), it leaks
+/// Dropping it waits for all work of all devices that have a context, then unpins and frees; if that fails (a lost context), it leaks
 /// the memory: a device may still write to it.
 #[derive(Debug)]
 pub struct Registration {

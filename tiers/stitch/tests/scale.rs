@@ -1,0 +1,64 @@
+//! Many blocks: what is done for one extent takes as long as what lies in it, and not as what lies beside it.
+
+#![allow(clippy::expect_used, clippy::panic)]
+
+use std::time::{Duration, Instant};
+
+use glake_stitch::{Allocator, Grant, Outcome, Presence, Request, Settings, StreamKey};
+use glake_units::Bytes;
+
+const BLOCKS: u64 = 10_000;
+
+fn take(core: &mut Allocator, size: Bytes) -> Grant {
+    let request = Request { size, stream: StreamKey(0), domain: Allocator::default_domain() };
+    loop {
+        if let Some(grant) = core.take(&request) {
+            return grant;
+        }
+        match core.plan(&request, true).expect("there is room") {
+            Outcome::Ready(grant) => return grant,
+            Outcome::Work(plan) => {
+                if let Some(grant) = core.commit(plan.id) {
+                    return grant;
+                }
+            }
+            Outcome::Wait(epoch) => panic!("{epoch:?} of nothing"),
+        }
+    }
+}
+
+/// Every extent of a device leaves and comes back, large blocks and small ones in them, every third freed.
+#[test]
+fn ten_thousand_blocks_leave_and_come_back() {
+    let settings = Settings { extent: Bytes::mib(16), ..Settings::for_memory(Bytes::gib(80)) };
+    let mut core = Allocator::new(settings).expect("the settings make sense");
+    let large: Vec<Grant> = (0..BLOCKS).map(|n| take(&mut core, Bytes::kib(1025 + n * 37 % 9000))).collect();
+    let small: Vec<Grant> = (0..BLOCKS).map(|n| take(&mut core, Bytes::kib(1 + n * 37 % 400))).collect();
+    for grant in large.iter().chain(&small).step_by(3) {
+        core.free(grant.offset).expect("it is live");
+    }
+    let epoch = core.close_epoch();
+    core.pass_epoch(epoch);
+    let live = core.stats().all.allocated_bytes.current;
+    let begin = Instant::now();
+    let extents = core.extents_of(Allocator::default_domain()).expect("it exists");
+    assert!(extents.len() > 500, "{}", extents.len());
+    let mut kept = Bytes::ZERO;
+    for view in &extents {
+        core.leave(view.extent).expect("nothing is withheld");
+        kept = kept.saturating_add(core.kept_ranges(view.extent).iter().map(|range| range.size).sum());
+        core.left(view.extent).expect("it moves");
+    }
+    assert_eq!(kept.get(), live);
+    assert_eq!(core.reserved_bytes(), Bytes::ZERO);
+    for view in &extents {
+        core.enter(view.extent).expect("there is room");
+        core.entered(view.extent, true);
+        core.came_back(view.extent).expect("it moves");
+    }
+    let after = core.extents_of(Allocator::default_domain()).expect("it exists");
+    assert!(after.iter().all(|view| view.presence == Presence::Here));
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?} for {} extents", extents.len());
+    core.check().unwrap_or_else(|broken| panic!("{broken}"));
+}
