@@ -49,11 +49,15 @@ fn bytes(seed: u64) -> Vec<u8> {
 
 impl Bed {
     fn shrink(&self) -> Result<Shrunk, RegionError> {
-        self.region.shrink(Bytes::MAX, &Store::Host(self.host.clone()), Transit { mover: &self.mover })
+        self.region.shrink(
+            Bytes::MAX,
+            &Store::Host(self.host.clone()),
+            Transit { mover: &self.mover, checks: None },
+        )
     }
 
     fn refill(&self) -> Result<Refilled, RegionError> {
-        self.region.refill(Bytes::MAX, Transit { mover: &self.mover }, &Impatient)
+        self.region.refill(Bytes::MAX, Transit { mover: &self.mover, checks: None }, &Impatient)
     }
 
     fn assert_bytes(&self) {

@@ -56,6 +56,14 @@ pub enum HostError {
     /// The driver failed otherwise.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// Copies through all slots of a ring failed before.
+    #[error(
+        "copies through all slots of {slot} failed, and none is left to copy through; go on once the cause is gone"
+    )]
+    Spent {
+        /// How long a slot was.
+        slot: Bytes,
+    },
     /// The operating system gives no threads to touch memory with.
     #[error(
         "{wanted} threads were to touch host memory before it is pinned: {source}; raise the limit of tasks, or ask for fewer"

@@ -19,17 +19,23 @@ use super::HostBlock;
 pub struct Ring {
     turns: Arc<Turns>,
     slot: Bytes,
-    slots: usize,
 }
 
 #[derive(Debug)]
 struct Turns {
-    free: Mutex<Vec<HostBlock>>,
+    slots: Mutex<Slots>,
     returned: Condvar,
 }
 
+#[derive(Debug)]
+struct Slots {
+    free: Vec<HostBlock>,
+    /// Free or in somebody's hands.
+    left: usize,
+}
+
 /// A slot in somebody's hands; dropping it lets the next one have it. Work on it is to be done by then: unlike a block's, a
-/// slot's bytes are somebody else's at once.
+/// slot's bytes are somebody else's at once. Where that is not sure, [`RingSlot::give_up`] takes it out of the ring.
 #[derive(Debug)]
 pub struct RingSlot {
     turns: Arc<Turns>,
@@ -39,8 +45,8 @@ pub struct RingSlot {
 
 impl Ring {
     pub(super) fn new(blocks: Vec<HostBlock>, slot: Bytes) -> Self {
-        let slots = blocks.len();
-        Ring { turns: Arc::new(Turns { free: Mutex::new(blocks), returned: Condvar::new() }), slot, slots }
+        let slots = Mutex::new(Slots { left: blocks.len(), free: blocks });
+        Ring { turns: Arc::new(Turns { slots, returned: Condvar::new() }), slot }
     }
 
     /// How long a slot is.
@@ -50,23 +56,26 @@ impl Ring {
 
     /// How many there are.
     pub fn slots(&self) -> usize {
-        self.slots
+        self.turns.slots.lock().left
     }
 
-    /// The next slot that is free; waits for one. Who holds all of them waits for ever.
-    pub fn next(&self) -> RingSlot {
-        let mut free = self.turns.free.lock();
+    /// The next slot that is free; waits for one. Who holds all of them waits for ever. `None`: all were given up.
+    pub fn next(&self) -> Option<RingSlot> {
+        let mut slots = self.turns.slots.lock();
         loop {
-            if let Some(block) = free.pop() {
-                return RingSlot { turns: self.turns.clone(), block: Some(block) };
+            if let Some(block) = slots.free.pop() {
+                return Some(RingSlot { turns: self.turns.clone(), block: Some(block) });
             }
-            self.turns.returned.wait(&mut free);
+            if slots.left == 0 {
+                return None;
+            }
+            self.turns.returned.wait(&mut slots);
         }
     }
 
     /// The next slot, if one is free.
     pub fn try_next(&self) -> Option<RingSlot> {
-        let block = self.turns.free.lock().pop()?;
+        let block = self.turns.slots.lock().free.pop()?;
         Some(RingSlot { turns: self.turns.clone(), block: Some(block) })
     }
 }
@@ -86,12 +95,19 @@ impl RingSlot {
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         self.block.as_mut()?.as_mut_slice()
     }
+
+    /// Takes it out of the ring: its memory goes back to the pool, which waits for the work on it.
+    pub fn give_up(mut self) {
+        self.block = None;
+        self.turns.slots.lock().left -= 1;
+        self.turns.returned.notify_all();
+    }
 }
 
 impl Drop for RingSlot {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
-        self.turns.free.lock().push(block);
+        self.turns.slots.lock().free.push(block);
         self.turns.returned.notify_one();
     }
 }

@@ -301,14 +301,14 @@ fn a_ring_streams_what_is_larger_than_the_budget() {
     let stream = OwnedStream::new(&driver, GPU).unwrap();
     let mut theirs = Vec::new();
     for part in 0..12 {
-        let slot = ring.next();
+        let slot = ring.next().unwrap();
         let (to, from) = (slot.span(Bytes::ZERO, ONE), buffer.span(Bytes::mib(part), ONE));
         owned::copy(&*driver, GPU, stream.id(), &to.unwrap(), &from.unwrap()).unwrap();
         stream.synchronize().unwrap();
         theirs.extend_from_slice(slot.as_slice());
     }
     assert!(ours == theirs);
-    let held = [ring.next(), ring.next(), ring.next()];
+    let held = [(); 3].map(|()| ring.next().unwrap());
     assert!(ring.try_next().is_none());
     let waiting = std::thread::spawn({
         let ring = ring.clone();
@@ -316,6 +316,15 @@ fn a_ring_streams_what_is_larger_than_the_budget() {
     });
     drop(held);
     waiting.join().unwrap();
+    // What is given up is nobody's next, and who waits for it is told.
+    let spent = bed.pool.ring(Bytes::kib(256), 2).unwrap();
+    let held = [(); 2].map(|()| spent.next().unwrap());
+    let waiting = std::thread::spawn({
+        let spent = spent.clone();
+        move || spent.next().is_none()
+    });
+    held.into_iter().for_each(RingSlot::give_up);
+    assert!(waiting.join().unwrap() && spent.slots() == 0);
     let fewer = bed.pool.ring(Bytes::kib(512), 9).unwrap();
     assert_eq!(fewer.slots(), 2, "the other ring has the rest");
     assert!(bed.pool.ring(Bytes::kib(512), 2).unwrap_err().is_shortage(), "one slot is no ring");

@@ -18,14 +18,14 @@ use glake_units::Bytes;
 use super::execute::retry;
 use super::{GpuPool, Held, PoolError, Result};
 use crate::place::{NotNow, Place, Residency, Step};
-use crate::region::HostCopy;
+use crate::store::{Return, StoredCopy};
 
-/// Where an extent's bytes are, and the copy in host memory where there is one.
+/// Where an extent's bytes are, and their copy where there is one.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) residency: Residency,
     /// None: there is nothing in it that counts.
-    pub(crate) copy: Option<HostCopy>,
+    pub(crate) copy: Option<StoredCopy>,
 }
 
 /// A moment, and the completion that tells that all work from before it is done.
@@ -142,7 +142,7 @@ impl GpuPool {
     }
 
     /// All bytes of an extent are in its copy.
-    pub(crate) fn copied(&self, extent: ExtentId, copy: HostCopy) -> Result<()> {
+    pub(crate) fn copied(&self, extent: ExtentId, copy: StoredCopy) -> Result<()> {
         let mut kept = self.kept.lock();
         let needed = !self.core.lock().kept_ranges(extent).is_empty();
         if let Some(entry) = kept.get_mut(&extent) {
@@ -227,22 +227,23 @@ impl GpuPool {
         addresses.into_iter().map(|offset| Mapping { offset, size }).collect()
     }
 
-    /// Makes an extent's memory again and maps it at all its addresses; returns what has to be copied into it.
+    /// Makes an extent's memory again and maps it at all its addresses; returns what brings its bytes back; `None`: nothing
+    /// has to be copied into it.
     ///
     /// # Errors
     /// [`PoolError::Refused`] or [`PoolError::DeviceFull`] where there is no memory for it, after what is free in other domains
     /// was given back; what the driver answers. The extent is halfway then.
-    pub(crate) fn begin_enter(&self, extent: ExtentId) -> Result<Vec<(Span, Span)>> {
+    pub(crate) fn begin_enter(&self, extent: ExtentId) -> Result<Option<Return>> {
         let mut held = self.growth()?;
         {
             let mut kept = self.kept.lock();
-            let Some(entry) = kept.get_mut(&extent) else { return Ok(Vec::new()) };
+            let Some(entry) = kept.get_mut(&extent) else { return Ok(None) };
             entry.residency = self.after(entry.residency, Step::Enter)?;
         }
         let entered = self.make_and_map(&mut held, extent).and_then(|()| {
             let kept = self.kept.lock();
             let copy = kept.get(&extent).and_then(|entry| entry.copy.as_ref());
-            copy.map_or(Ok(Vec::new()), |copy| copy.back(self))
+            copy.map(|copy| copy.back(self)).transpose()
         });
         if entered.is_err() {
             self.halfway(extent)?;

@@ -20,6 +20,7 @@ mod edge;
 mod error;
 mod execute;
 mod export;
+mod guests;
 mod lag;
 mod observer;
 mod peer;
@@ -118,6 +119,8 @@ pub struct GpuPool {
     reach: Reach,
     /// What extents are like where their domain does not say.
     properties: ExtentProperties,
+    /// Whose blocks are copies of what other GPUs gave up; made for the first.
+    guests: OnceLock<DomainId>,
     poison: OnceLock<String>,
 }
 
@@ -164,6 +167,7 @@ impl GpuPool {
             observer: options.observer,
             reach: Reach::of(device),
             properties,
+            guests: OnceLock::new(),
             poison: OnceLock::new(),
         };
         options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;

@@ -1,30 +1,33 @@
 //! A region's memory comes back to its GPU.
 
 use std::collections::VecDeque;
+use std::thread::Scope;
 
 use glake_device::DriverError;
-use glake_device::owned::Span;
 use glake_stitch::ExtentView;
 use glake_units::Bytes;
 
-use super::{AHEAD, CopyPolicy, Moving, Patience, Refilled, Region, RegionError, Result, choose};
+use super::{AHEAD, AT_ONCE, CopyPolicy, Patience, Refilled, Region, RegionError, Result, choose};
+use crate::store::{Crossing, Entering, Return};
 use crate::{PoolError, Transit};
 
 /// An extent whose bytes are on their way back.
 #[derive(Debug)]
-struct Copying {
+struct Copying<'s> {
     view: ExtentView,
-    size: Bytes,
-    moving: Option<Box<dyn Moving>>,
+    /// `None`: there is nothing to copy.
+    entering: Option<Entering<'s>>,
 }
 
 /// Extents on their way in, in the order in which they began.
 #[derive(Debug, Default)]
-struct Pipeline {
-    copying: VecDeque<Copying>,
+struct Pipeline<'s> {
+    copying: VecDeque<Copying<'s>>,
     report: Refilled,
     /// The first failure: nothing new begins after it.
     failed: Option<RegionError>,
+    /// The first extent whose copy is not what left: the others go on.
+    damaged: Option<RegionError>,
 }
 
 impl Region {
@@ -34,62 +37,70 @@ impl Region {
     ///
     /// # Errors
     /// [`RegionError::Stopped`]: what came back by then is there, the rest is away or halfway; either direction goes on from
-    /// there.
+    /// there. [`RegionError::Damaged`]: all others came back, and this one is halfway.
     pub fn refill(&self, amount: Bytes, transit: Transit<'_>, patience: &dyn Patience) -> Result<Refilled> {
         let entering = self.progress.begin();
         let _turn = self.turn.lock();
         self.pool.forget_emptied(self.domain)?;
         let chosen = choose::to_enter(&self.pool.standing(self.domain)?, amount);
-        let mut pipeline = Pipeline::default();
-        for view in chosen {
-            if pipeline.failed.is_some() {
-                break;
+        let crossing = Crossing::new(&self.pool, &self.options.tag, transit);
+        let pipeline = std::thread::scope(|scope| {
+            let mut pipeline = Pipeline::default();
+            for view in chosen {
+                if pipeline.failed.is_some() {
+                    break;
+                }
+                match self.begin_entering(scope, view, &crossing, patience, &mut pipeline) {
+                    Ok(copying) => pipeline.copying.push_back(copying),
+                    Err(error) => pipeline.fail(error),
+                }
+                let ahead = if crossing.is_enqueued() { AHEAD } else { AT_ONCE };
+                while pipeline.copying.len() >= ahead {
+                    self.finish_entering(&crossing, &mut pipeline);
+                }
             }
-            match self.begin_entering(view, transit, patience, &mut pipeline) {
-                Ok(copying) => pipeline.copying.push_back(copying),
-                Err(error) => pipeline.fail(error),
+            // Without a mark those who wait do so until the copies are done, and compared.
+            if crossing.is_enqueued()
+                && transit.checks.is_none()
+                && let Ok(mark) = transit.mover.mark()
+            {
+                entering.enqueued(mark);
             }
-            while pipeline.copying.len() >= AHEAD {
-                self.finish_entering(&mut pipeline);
+            while !pipeline.copying.is_empty() {
+                self.finish_entering(&crossing, &mut pipeline);
             }
-        }
-        // Without a mark those who wait do so until the copies are done.
-        if let Ok(mark) = transit.mover.mark() {
-            entering.enqueued(mark);
-        }
-        while !pipeline.copying.is_empty() {
-            self.finish_entering(&mut pipeline);
-        }
-        if let Err(error) = self.protect() {
-            pipeline.fail(error);
-        }
-        let Pipeline { mut report, failed, .. } = pipeline;
-        match failed {
-            Some(source) => Err(self.stopped(report.mapped, source)),
-            None => {
+            if let Err(error) = self.protect() {
+                pipeline.fail(error);
+            }
+            Pipeline { copying: VecDeque::new(), ..pipeline }
+        });
+        let Pipeline { mut report, failed, damaged, .. } = pipeline;
+        match (failed, damaged) {
+            (Some(source), _) => Err(self.stopped(report.mapped, source)),
+            (None, Some(damaged)) => Err(damaged),
+            (None, None) => {
                 report.away = self.sizes()?.1;
                 Ok(report)
             }
         }
     }
 
-    fn begin_entering(
+    fn begin_entering<'s>(
         &self,
+        scope: &'s Scope<'s, '_>,
         view: ExtentView,
-        transit: Transit<'_>,
+        crossing: &'s Crossing<'_>,
         patience: &dyn Patience,
-        pipeline: &mut Pipeline,
-    ) -> Result<Copying> {
-        let pairs = self.enter(view, patience, pipeline)?;
-        let size = pairs.iter().map(|(to, _)| to.size()).sum();
-        if pairs.is_empty() {
-            return Ok(Copying { view, size, moving: None });
-        }
-        match transit.mover.enqueue(&pairs) {
-            Ok(moving) => Ok(Copying { view, size, moving: Some(moving) }),
-            Err(source) => {
+        pipeline: &mut Pipeline<'s>,
+    ) -> Result<Copying<'s>> {
+        let Some(back) = self.enter(view, crossing, patience, pipeline)? else {
+            return Ok(Copying { view, entering: None });
+        };
+        match crossing.enter(scope, view, back) {
+            Ok(entering) => Ok(Copying { view, entering: Some(entering) }),
+            Err(error) => {
                 self.pool.halfway(view.extent)?;
-                Err(self.unmoved(size, source))
+                Err(error)
             }
         }
     }
@@ -99,9 +110,10 @@ impl Region {
     fn enter(
         &self,
         view: ExtentView,
+        crossing: &Crossing<'_>,
         patience: &dyn Patience,
-        pipeline: &mut Pipeline,
-    ) -> Result<Vec<(Span, Span)>> {
+        pipeline: &mut Pipeline<'_>,
+    ) -> Result<Option<Return>> {
         let mut settled = false;
         loop {
             let error = match self.pool.begin_enter(view.extent) {
@@ -109,7 +121,7 @@ impl Region {
                 entered => return Ok(entered?),
             };
             while !pipeline.copying.is_empty() {
-                self.finish_entering(pipeline);
+                self.finish_entering(crossing, pipeline);
             }
             if pipeline.failed.is_some() {
                 return Err(error.into());
@@ -127,10 +139,14 @@ impl Region {
         }
     }
 
-    fn finish_entering(&self, pipeline: &mut Pipeline) {
-        let Some(Copying { view, size, moving }) = pipeline.copying.pop_front() else { return };
-        if let Err(source) = moving.map_or(Ok(()), |moving| moving.wait()) {
-            pipeline.fail(self.unmoved(size, source));
+    fn finish_entering(&self, crossing: &Crossing<'_>, pipeline: &mut Pipeline<'_>) {
+        let Some(Copying { view, entering }) = pipeline.copying.pop_front() else { return };
+        let size = entering.as_ref().map_or(Bytes::ZERO, Entering::size);
+        if let Err(error) = entering.map_or(Ok(()), |entering| crossing.entered(entering)) {
+            match error {
+                RegionError::Damaged { .. } => _ = pipeline.damaged.get_or_insert(error),
+                error => pipeline.fail(error),
+            }
             if let Err(error) = self.pool.halfway(view.extent) {
                 pipeline.fail(error.into());
             }
@@ -142,13 +158,14 @@ impl Region {
                 let report = &mut pipeline.report;
                 report.mapped = report.mapped.saturating_add(view.size);
                 report.copied = report.copied.saturating_add(size);
+                crossing.sweep();
             }
             Err(error) => pipeline.fail(error.into()),
         }
     }
 }
 
-impl Pipeline {
+impl Pipeline<'_> {
     fn fail(&mut self, error: RegionError) {
         self.failed.get_or_insert(error);
     }

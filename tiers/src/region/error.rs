@@ -1,10 +1,12 @@
 //! Why a region does not do what it is asked.
 
-use glake_device::DeviceId;
+use std::io;
+
+use glake_device::{Address, DeviceId};
 use glake_units::Bytes;
 
 use super::MoveError;
-use crate::{HostError, PoolError};
+use crate::{FileError, HostError, Place, PoolError};
 
 /// A refusal of a region; a variant is what the caller can do about it.
 #[non_exhaustive]
@@ -16,6 +18,65 @@ pub enum RegionError {
     /// There is no host memory for the bytes.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// A file could not be written or read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Another GPU has no memory for the bytes: free some there, shrink less, or shrink to the host or to files.
+    #[error(
+        "{device}: {size} of region '{tag}' were to go to {peer}, which has no memory for them: {source}; free memory there, shrink \
+         less, or shrink to the host or to files"
+    )]
+    Peer {
+        /// Of whose memory.
+        device: DeviceId,
+        /// Of which region.
+        tag: String,
+        /// Who was to take it.
+        peer: DeviceId,
+        /// How much.
+        size: Bytes,
+        /// Its pool's answer.
+        #[source]
+        source: PoolError,
+    },
+    /// Its own GPU is no place for copies.
+    #[error("{device}: region '{tag}' was to be shrunk to the memory of its own GPU: name another one")]
+    OwnMemory {
+        /// Which.
+        device: DeviceId,
+        /// Of which region.
+        tag: String,
+    },
+    /// What came back is not what left. The extent stays halfway, with its copy; all others go on.
+    #[error(
+        "{device}: {size} of region '{tag}' at {address} came back from {place} damaged{}; load these bytes from their source again{}",
+        because(.source),
+        what_else(.place)
+    )]
+    Damaged {
+        /// Of whose memory.
+        device: DeviceId,
+        /// Of which region.
+        tag: String,
+        /// Where the extent begins.
+        address: Address,
+        /// How long it is.
+        size: Bytes,
+        /// Where the copy is.
+        place: Place,
+        /// What was found of a file; `None`: its digest is another.
+        #[source]
+        source: Option<FileError>,
+    },
+    /// The operating system gives no thread to write or read files with.
+    #[error("region '{tag}': no thread could be started for its files: {source}; raise the limit of tasks")]
+    NoThread {
+        /// Of which region.
+        tag: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
     /// The bytes could not be copied.
     #[error("{device}: {size} of region '{tag}' could not be copied: {source}")]
     Move {
@@ -70,4 +131,16 @@ pub enum RegionError {
         #[source]
         source: Box<RegionError>,
     },
+}
+
+fn because(source: &Option<FileError>) -> String {
+    source.as_ref().map_or_else(String::new, |source| format!(" ({source})"))
+}
+
+/// A file's pages are checked whatever a caller asks for.
+fn what_else(place: &Place) -> &'static str {
+    match place {
+        Place::File => "",
+        _ => ", or refill without checks to have them as they are",
+    }
 }

@@ -5,14 +5,14 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::thread::Scope;
 
 use glake_stitch::{ExtentId, ExtentView, Presence};
 use glake_units::Bytes;
 
-use super::{
-    AT_ONCE, HostCopy, Moving, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose,
-};
+use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
 use crate::pool::{Leave, Passage};
+use crate::store::{Crossing, Leaving};
 use crate::{Place, Store, Transit};
 
 /// How often an extent's pending frees are waited for, where other threads go on freeing.
@@ -20,16 +20,15 @@ const DRAINS: usize = 8;
 
 /// An extent whose bytes are on their way.
 #[derive(Debug)]
-struct Copying {
+struct Copying<'s> {
     view: ExtentView,
-    copy: HostCopy,
-    moving: Box<dyn Moving>,
+    leaving: Leaving<'s>,
 }
 
 /// Extents on their way out, in the order in which they began.
 #[derive(Debug, Default)]
-struct Pipeline {
-    copying: VecDeque<Copying>,
+struct Pipeline<'s> {
+    copying: VecDeque<Copying<'s>>,
     copied: VecDeque<(ExtentView, Passage)>,
     report: Shrunk,
     /// The first failure: nothing new begins after it.
@@ -38,7 +37,8 @@ struct Pipeline {
 
 impl Region {
     /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
-    /// others, their live bytes copied to `to` first (of a graph's pool, all); what has a whole copy elsewhere goes without one. Blocks
+    /// others, their live bytes copied to `to` first (of a graph's pool, all). What has a whole copy already goes without one and counts on that,
+    /// wherever it is; what is away already stays where it is. Blocks
     /// keep their addresses. Waits for all work that was enqueued on every device that may touch the pool's memory.
     ///
     /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.
@@ -54,36 +54,19 @@ impl Region {
         } else {
             self.pool.trim_domain(self.domain)?
         };
-        let mut pipeline =
-            Pipeline { report: Shrunk { freed: free, ..Shrunk::default() }, ..Pipeline::default() };
+        let mut report = Shrunk { freed: free, ..Shrunk::default() };
         let pinned = self.pool.pinned(self.domain);
         let mut standing = self.pool.standing(self.domain)?;
         let stay = standing.extract_if(.., |(view, _)| pinned.contains(&view.extent));
-        pipeline.report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Pinned)));
+        report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Pinned)));
         let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
-        for view in chosen {
-            if pipeline.failed.is_some() {
-                break;
-            }
-            self.begin(view, to, transit, &mut pipeline);
-            while pipeline.copying.len() >= AT_ONCE {
-                self.finish_copy(&mut pipeline);
-            }
-            while pipeline.copied.len() > AT_ONCE {
-                self.release_next(&mut pipeline);
-            }
-        }
-        while !pipeline.copying.is_empty() {
-            self.finish_copy(&mut pipeline);
-        }
-        while !pipeline.copied.is_empty() {
-            self.release_next(&mut pipeline);
-        }
+        let crossing = Crossing::new(&self.pool, &self.options.tag, transit);
+        let (mut report, mut failed) =
+            std::thread::scope(|scope| self.leave(scope, &crossing, to, chosen, report));
         // What a copy was opened for and stayed.
         if let Err(error) = self.protect() {
-            pipeline.fail(error);
+            failed.get_or_insert(error);
         }
-        let Pipeline { mut report, failed, .. } = pipeline;
         match failed {
             Some(source) => Err(self.stopped(report.freed, source)),
             None => {
@@ -93,7 +76,44 @@ impl Region {
         }
     }
 
-    fn begin(&self, view: ExtentView, to: &Store, transit: Transit<'_>, pipeline: &mut Pipeline) {
+    fn leave<'s>(
+        &self,
+        scope: &'s Scope<'s, '_>,
+        crossing: &'s Crossing<'_>,
+        to: &Store,
+        chosen: Vec<ExtentView>,
+        report: Shrunk,
+    ) -> (Shrunk, Option<RegionError>) {
+        let mut pipeline = Pipeline { report, ..Pipeline::default() };
+        for view in chosen {
+            if pipeline.failed.is_some() {
+                break;
+            }
+            self.begin(scope, view, to, crossing, &mut pipeline);
+            while pipeline.copying.len() >= AT_ONCE {
+                self.finish_copy(crossing, &mut pipeline);
+            }
+            while pipeline.copied.len() > AT_ONCE {
+                self.release_next(&mut pipeline);
+            }
+        }
+        while !pipeline.copying.is_empty() {
+            self.finish_copy(crossing, &mut pipeline);
+        }
+        while !pipeline.copied.is_empty() {
+            self.release_next(&mut pipeline);
+        }
+        (pipeline.report, pipeline.failed)
+    }
+
+    fn begin<'s>(
+        &self,
+        scope: &'s Scope<'s, '_>,
+        view: ExtentView,
+        to: &Store,
+        crossing: &'s Crossing<'_>,
+        pipeline: &mut Pipeline<'s>,
+    ) {
         let begun = self.begin_leaving(view.extent, to.place());
         let skip = |reason| self.skip(&view, reason);
         match begun {
@@ -101,19 +121,10 @@ impl Region {
             Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             Ok(Leave::Release) => self.release_later(view, pipeline),
-            Ok(Leave::Copy(ranges)) => {
-                let Store::Host(host) = to;
-                let enqueued = HostCopy::take(host, ranges).map_err(RegionError::from).and_then(|copy| {
-                    let pairs = copy.out(&self.pool)?;
-                    let moving = transit.mover.enqueue(&pairs);
-                    let moving = moving.map_err(|source| self.unmoved(copy.size(), source))?;
-                    Ok(Copying { view, copy, moving })
-                });
-                match enqueued {
-                    Ok(copying) => pipeline.copying.push_back(copying),
-                    Err(error) => self.gave_up(view.extent, error, pipeline),
-                }
-            }
+            Ok(Leave::Copy(ranges)) => match crossing.leave(scope, to, ranges) {
+                Ok(leaving) => pipeline.copying.push_back(Copying { view, leaving }),
+                Err(error) => self.gave_up(view.extent, error, pipeline),
+            },
             Err(error) => pipeline.fail(error),
         }
     }
@@ -133,40 +144,37 @@ impl Region {
         Ok(Leave::Withheld)
     }
 
-    fn finish_copy(&self, pipeline: &mut Pipeline) {
-        let Some(Copying { view, copy, moving }) = pipeline.copying.pop_front() else { return };
-        let size = copy.size();
-        match moving.wait() {
-            Ok(()) => match self.pool.copied(view.extent, copy) {
+    fn finish_copy(&self, crossing: &Crossing<'_>, pipeline: &mut Pipeline<'_>) {
+        let Some(Copying { view, leaving }) = pipeline.copying.pop_front() else { return };
+        let size = leaving.size();
+        match crossing.left(leaving) {
+            Ok(copy) => match self.pool.copied(view.extent, copy) {
                 Ok(()) => {
                     pipeline.report.copied = pipeline.report.copied.saturating_add(size);
                     self.release_later(view, pipeline);
                 }
                 Err(error) => pipeline.fail(error.into()),
             },
-            Err(source) => {
-                let error = self.unmoved(size, source);
-                self.gave_up(view.extent, error, pipeline);
-            }
+            Err(error) => self.gave_up(view.extent, error, pipeline),
         }
     }
 
     /// The bytes were not copied: the extent stays.
-    fn gave_up(&self, extent: ExtentId, error: RegionError, pipeline: &mut Pipeline) {
+    fn gave_up(&self, extent: ExtentId, error: RegionError, pipeline: &mut Pipeline<'_>) {
         pipeline.fail(error);
         if let Err(error) = self.pool.stays(extent) {
             pipeline.fail(error.into());
         }
     }
 
-    fn release_later(&self, view: ExtentView, pipeline: &mut Pipeline) {
+    fn release_later(&self, view: ExtentView, pipeline: &mut Pipeline<'_>) {
         match self.pool.begin_release(view.extent) {
             Ok(passage) => pipeline.copied.push_back((view, passage)),
             Err(error) => pipeline.fail(error.into()),
         }
     }
 
-    fn release_next(&self, pipeline: &mut Pipeline) {
+    fn release_next(&self, pipeline: &mut Pipeline<'_>) {
         let Some((view, passage)) = pipeline.copied.pop_front() else { return };
         match self.pool.release(view.extent, passage) {
             Ok(()) if view.presence == Presence::Away => {}
@@ -176,7 +184,7 @@ impl Region {
     }
 }
 
-impl Pipeline {
+impl Pipeline<'_> {
     fn fail(&mut self, error: RegionError) {
         self.failed.get_or_insert(error);
     }

@@ -15,7 +15,6 @@
 //! over, is the promise of who calls [`Region::shrink`].
 
 mod choose;
-mod copy;
 mod enter;
 mod error;
 mod leave;
@@ -35,7 +34,6 @@ use glake_stitch::{DomainId, DomainOptions, Presence};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-pub(crate) use copy::HostCopy;
 pub use error::RegionError;
 pub use mover::{Mark, MoveError, Mover, Moving};
 pub use options::{CopyPolicy, Policy, RegionOptions};
@@ -136,10 +134,6 @@ impl Region {
             views.map(|(view, _)| view.size).sum()
         };
         Ok((of(false), of(true)))
-    }
-
-    fn unmoved(&self, size: Bytes, source: MoveError) -> RegionError {
-        RegionError::Move { device: self.pool.device(), tag: self.options.tag.clone(), size, source }
     }
 
     /// The error of a shrink or a refill that has begun.

@@ -14,7 +14,7 @@ pub enum Policy {
     Discard,
 }
 
-/// What becomes of the copy in host memory.
+/// What becomes of the copy, wherever it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CopyPolicy {
     /// It goes when the bytes are back.

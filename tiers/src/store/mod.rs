@@ -1,8 +1,32 @@
 //! Where copies of a GPU's bytes go, and how they get there: places as data.
+//!
+//! ```text
+//!  shrink   extent ──copies──► HostBlock | block of a peer's pool                       StoredCopy: place, ranges, digest
+//!                  ──copies──► slot ──written──► Draft ──seal──► SealedFile             a thread an extent
+//!  refill   the same way back: from wherever its copy is, pages of files checked
+//! ```
+//!
+//! Invariants:
+//! - A copy that was not completed is nobody's: its block, its draft and its slots go back, once what was enqueued on them is done.
+//! - A digest is taken of an extent's own memory: before anything of it is given up, and after all of it has come back.
+
+mod copy;
+mod crossing;
+mod peer;
+mod read;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod write;
 
 use std::sync::Arc;
 
-use crate::{HostPool, Mover, Place};
+use glake_device::owned::Digests;
+
+pub(crate) use copy::{Return, StoredCopy};
+pub(crate) use crossing::{Crossing, Entering, Leaving};
+
+use crate::{FileTier, GpuPool, HostPool, Mover, Place};
 
 /// Where copies go.
 #[non_exhaustive]
@@ -10,6 +34,16 @@ use crate::{HostPool, Mover, Place};
 pub enum Store {
     /// Pinned memory of the host.
     Host(Arc<HostPool>),
+    /// Memory of another GPU, of a domain of its own in that GPU's pool. When a copy goes, its memory is free there: it goes back to
+    /// the driver when the pool needs it for others or is trimmed.
+    Peer(Arc<GpuPool>),
+    /// Files, one an extent, each brought to the disk before its extent is given up.
+    File {
+        /// The files' directory.
+        files: Arc<FileTier>,
+        /// What bytes pass through: 2 MiB at least, better 96.
+        host: Arc<HostPool>,
+    },
 }
 
 impl Store {
@@ -17,13 +51,18 @@ impl Store {
     pub fn place(&self) -> Place {
         match self {
             Store::Host(_) => Place::Host,
+            Store::Peer(pool) => Place::Peer(pool.device()),
+            Store::File { .. } => Place::File,
         }
     }
 }
 
-/// How bytes are moved.
+/// How bytes are moved, and whether they are checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Transit<'a> {
     /// By whom.
     pub mover: &'a dyn Mover,
+    /// Digests on the region's own GPU. On the way out one is taken of each extent's bytes and kept with the copy; on the way back
+    /// the bytes are compared with it. A copy that was made without has none, and is not compared.
+    pub checks: Option<&'a Digests>,
 }

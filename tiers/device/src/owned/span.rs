@@ -10,6 +10,7 @@
 //! was alive: by its owner, whose end waits for all work, or by the promise of who lent it.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use glake_units::Bytes;
@@ -31,8 +32,8 @@ pub struct Span {
 }
 
 /// What keeps a span's memory.
-trait Owner: Any + Send + Sync + std::fmt::Debug {}
-impl<T: Any + Send + Sync + std::fmt::Debug> Owner for T {}
+trait Owner: Any + Send + Sync + fmt::Debug {}
+impl<T: Any + Send + Sync + fmt::Debug> Owner for T {}
 
 impl Span {
     /// Memory that somebody else owns: what it is, and whose streams may touch it without a copy in between.
@@ -49,7 +50,7 @@ impl Span {
     ///
     /// # Safety
     /// As [`Span::lent`], for as long as the owner lives, and what ends the owner waits for all work of `reach`.
-    pub(super) unsafe fn owned<T: Send + Sync + std::fmt::Debug + 'static>(
+    pub(super) unsafe fn owned<T: Send + Sync + fmt::Debug + 'static>(
         owner: &Arc<T>,
         range: (Address, Bytes),
         kind: PointerKind,
@@ -71,6 +72,13 @@ impl Span {
         let end = offset.checked_add(size)?;
         let start = self.start.checked_add(offset.get())?;
         (end <= self.size).then(|| Span { start, size, ..self.clone() })
+    }
+
+    /// The same memory; something else lives as long as it and its parts, too.
+    #[must_use]
+    pub fn keeping<T: Send + Sync + fmt::Debug + 'static>(self, also: &Arc<T>) -> Span {
+        let owners = Arc::new((self._owner.clone(), also.clone()));
+        Span { _owner: Some(owners), ..self }
     }
 
     /// Where it begins.
@@ -198,6 +206,18 @@ mod tests {
         assert_eq!(recorder.counters().of(Verb::HostUnregister).calls, 0);
         drop(part);
         assert_eq!(recorder.counters().of(Verb::HostUnregister).calls, 1);
+    }
+
+    #[test]
+    fn what_it_keeps_lives_as_long_as_its_parts() {
+        let memory = pinned(&Arc::new(Recorder::measured(Stub::new())));
+        let also = Arc::new(7);
+        let span = Span::pinned(&memory, Bytes::ZERO, Bytes::mib(2)).unwrap().keeping(&also);
+        let part = span.part(Bytes::kib(4), Bytes::kib(4)).unwrap();
+        drop((span, memory));
+        assert_eq!(Arc::strong_count(&also), 2);
+        drop(part);
+        assert_eq!(Arc::strong_count(&also), 1);
     }
 
     #[test]

@@ -213,7 +213,7 @@ fn a_failure_while_memory_is_waited_for() {
     };
     let refill = |bed: &Bed| {
         let patience = Giving(bed.pool.clone());
-        bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover }, &patience).map(|_| ())
+        bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &patience).map(|_| ())
     };
     each_call(bed, &[Verb::Create, Verb::Map, Verb::Copy], ready, refill, |bed, verb, _| {
         bed.pool.set_memory_fraction(1.0);

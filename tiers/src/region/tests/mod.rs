@@ -178,11 +178,15 @@ impl Bed {
     }
 
     fn shrink_by(&self, amount: Bytes) -> Result<Shrunk> {
-        self.region.shrink(amount, &Store::Host(self.host.clone()), Transit { mover: &self.mover })
+        self.region.shrink(
+            amount,
+            &Store::Host(self.host.clone()),
+            Transit { mover: &self.mover, checks: None },
+        )
     }
 
     fn refill_by(&self, amount: Bytes) -> Result<Refilled> {
-        self.region.refill(amount, Transit { mover: &self.mover }, &Impatient)
+        self.region.refill(amount, Transit { mover: &self.mover, checks: None }, &Impatient)
     }
 
     fn used(&self) -> Bytes {

@@ -55,17 +55,22 @@ fn one_goes_while_another_comes() {
         let mover = Native { driver: bed.mover.driver.clone(), stream };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let out = other.shrink(Bytes::MAX, &Store::Host(bed.host.clone()), Transit { mover: &mover });
+                let out = other.shrink(
+                    Bytes::MAX,
+                    &Store::Host(bed.host.clone()),
+                    Transit { mover: &mover, checks: None },
+                );
                 until.over.store(true, Ordering::Release);
                 assert_eq!(out.unwrap().left, Bytes::ZERO);
             });
-            let back = bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover }, &until).unwrap();
+            let back =
+                bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &until).unwrap();
             assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(16)), "{round}");
         });
         bed.assert_bytes();
         bed.assert_sound();
         bed.shrink().unwrap();
-        other.refill(Bytes::MAX, Transit { mover: &bed.mover }, &Impatient).unwrap();
+        other.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &Impatient).unwrap();
         for (block, seed) in blocks {
             let mut bytes = vec![0; 2 << 20];
             bed.pool.read(block.address, &mut bytes).unwrap();
@@ -90,7 +95,8 @@ fn without_anybody_who_gives_it_ends() {
     bed.limit(2);
     let until = Until::default();
     until.over.store(true, Ordering::Release);
-    let stopped = bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover }, &until).unwrap_err();
+    let stopped =
+        bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &until).unwrap_err();
     let RegionError::Stopped { moved, source, .. } = stopped else { panic!("{stopped}") };
     assert!(matches!(*source, RegionError::Pool(ref error) if error.is_out_of_memory()), "{source}");
     assert_eq!((moved, until.asked.load(Ordering::Relaxed)), (Bytes::mib(4), 2));

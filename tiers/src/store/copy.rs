@@ -1,0 +1,123 @@
+//! A copy of what has to be kept of one extent.
+//!
+//! ```text
+//! extent   [ live ]      [ live ][ live ]     [live]
+//! copy     [ live ][ live ][ live ][live]              packed, in the order of addresses
+//! ```
+
+use std::sync::Arc;
+
+use glake_device::owned::{Digest, Span};
+use glake_stitch::HomeRange;
+use glake_units::Bytes;
+
+use super::peer::PeerBlock;
+use crate::{GpuPool, HostBlock, HostPool, Place, PoolError, SealedFile};
+
+/// A whole copy.
+#[derive(Debug)]
+pub(crate) struct StoredCopy {
+    pub(super) stored: Stored,
+    /// In the order of their addresses, and of their bytes in the copy.
+    pub(super) ranges: Vec<HomeRange>,
+    /// Of all its bytes, where it was taken.
+    pub(super) digest: Option<Digest>,
+}
+
+/// Where its bytes are.
+#[derive(Debug)]
+pub(super) enum Stored {
+    Host(HostBlock),
+    Peer(Arc<PeerBlock>),
+    /// And what they pass through on their way back.
+    File(Arc<SealedFile>, Arc<HostPool>),
+}
+
+/// What a way back needs of a copy. The copy may go meanwhile: where nothing of its extent is live any more.
+#[derive(Debug)]
+pub(crate) struct Return {
+    /// Where the bytes belong.
+    pub(super) home: Vec<Span>,
+    pub(super) origin: Origin,
+    pub(super) digest: Option<Digest>,
+    pub(super) place: Place,
+    /// Whose memory it is.
+    pub(super) peer: Option<Arc<GpuPool>>,
+}
+
+/// Where the bytes come from.
+#[derive(Debug)]
+pub(super) enum Origin {
+    Memory(Vec<Span>),
+    File(Arc<SealedFile>, Arc<HostPool>),
+}
+
+impl StoredCopy {
+    /// It is kept though the bytes are on their GPU too.
+    pub(crate) fn set_retained(&mut self) {
+        self.count_retained(true);
+    }
+
+    /// The bytes are here only.
+    pub(crate) fn set_needed(&mut self) {
+        self.count_retained(false);
+    }
+
+    fn count_retained(&mut self, retained: bool) {
+        if let Stored::Host(block) = &mut self.stored {
+            block.set_retained(retained);
+        }
+    }
+
+    /// What brings the bytes back to a pool in which their extent is mapped.
+    pub(crate) fn back(&self, pool: &GpuPool) -> Result<Return, PoolError> {
+        let (origin, place, peer) = match &self.stored {
+            Stored::Host(block) => {
+                let copies = packed(pool, &self.ranges, |at, size| block.span(at, size))?;
+                (Origin::Memory(copies), Place::Host, None)
+            }
+            Stored::Peer(block) => {
+                let whole = block.span()?;
+                let copies = packed(pool, &self.ranges, |at, size| whole.part(at, size))?;
+                (Origin::Memory(copies), Place::Peer(block.pool().device()), Some(block.pool().clone()))
+            }
+            Stored::File(file, host) => (Origin::File(file.clone(), host.clone()), Place::File, None),
+        };
+        Ok(Return { home: home(pool, &self.ranges)?, origin, digest: self.digest, place, peer })
+    }
+}
+
+impl Return {
+    /// How many bytes come back.
+    pub(crate) fn size(&self) -> Bytes {
+        self.home.iter().map(Span::size).sum()
+    }
+}
+
+/// Each range in the packed copy.
+pub(super) fn packed(
+    pool: &GpuPool,
+    ranges: &[HomeRange],
+    span: impl Fn(Bytes, Bytes) -> Option<Span>,
+) -> Result<Vec<Span>, PoolError> {
+    let mut at = Bytes::ZERO;
+    let each = |range: &HomeRange| {
+        let found = span(at, range.size);
+        at = at.saturating_add(range.size);
+        found.ok_or_else(|| pool.unknown_offset(range.offset))
+    };
+    ranges.iter().map(each).collect()
+}
+
+/// Each range, at home.
+pub(super) fn home(pool: &GpuPool, ranges: &[HomeRange]) -> Result<Vec<Span>, PoolError> {
+    let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
+    let end = last.offset.saturating_add(last.size);
+    let hull = HomeRange { offset: first.offset, size: end.saturating_sub(first.offset) };
+    let home = pool.span(hull)?;
+    let part = |range: &HomeRange| {
+        let found = home.part(range.offset.saturating_sub(hull.offset), range.size);
+        found.ok_or_else(|| pool.unknown_offset(range.offset))
+    };
+    ranges.iter().map(part).collect()
+}

@@ -1,0 +1,278 @@
+//! The bytes of extents on their way to a store, and back.
+//!
+//! ```text
+//! leave   digest of home begun ─► copy out ─► both waited for ─► StoredCopy with its digest
+//! enter   copy in ─► digest of home ─► compared: the same, or Damaged
+//! ```
+
+use std::sync::Arc;
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+
+use glake_device::Address;
+use glake_device::owned::{Digest, Digesting, Span};
+use glake_stitch::{ExtentView, HomeRange};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::copy::{Origin, Return, Stored, StoredCopy, home, packed};
+use super::peer::PeerBlock;
+use super::slots::{self, Halt};
+use super::write::{Unwritten, write};
+use super::{Store, Transit, read};
+use crate::{
+    FileError, FileTier, GpuPool, HostPool, MoveError, Moving, Place, PoolError, RegionError, Ring,
+    SealedFile,
+};
+
+type Result<T> = std::result::Result<T, RegionError>;
+
+/// What the extents of one shrink or one refill have in common.
+#[derive(Debug)]
+pub(crate) struct Crossing<'a> {
+    pool: &'a GpuPool,
+    tag: &'a str,
+    transit: Transit<'a>,
+    /// Made for the first that needs it.
+    ring: Mutex<Option<Ring>>,
+    /// Who had copies that came back.
+    peers: Mutex<Vec<Arc<GpuPool>>>,
+}
+
+/// An extent on its way out.
+#[derive(Debug)]
+pub(crate) struct Leaving<'s> {
+    size: Bytes,
+    ranges: Vec<HomeRange>,
+    digesting: Option<Digesting<'s>>,
+    way: Out<'s>,
+}
+
+#[derive(Debug)]
+enum Out<'s> {
+    Copying(Stored, Box<dyn Moving>),
+    Writing(ScopedJoinHandle<'s, std::result::Result<SealedFile, Unwritten>>, Arc<HostPool>),
+}
+
+/// An extent on its way in.
+#[derive(Debug)]
+pub(crate) struct Entering<'s> {
+    view: ExtentView,
+    size: Bytes,
+    home: Vec<Span>,
+    digest: Option<Digest>,
+    place: Place,
+    way: In<'s>,
+}
+
+#[derive(Debug)]
+enum In<'s> {
+    Copying(Box<dyn Moving>),
+    Reading(ScopedJoinHandle<'s, std::result::Result<(), Unwritten>>),
+}
+
+impl<'a> Crossing<'a> {
+    pub(crate) fn new(pool: &'a GpuPool, tag: &'a str, transit: Transit<'a>) -> Self {
+        Crossing { pool, tag, transit, ring: Mutex::default(), peers: Mutex::default() }
+    }
+
+    /// Begins to copy these ranges, which are not empty and lie in one extent.
+    pub(crate) fn leave<'s, 'e>(
+        &'s self,
+        scope: &'s Scope<'s, 'e>,
+        to: &Store,
+        ranges: Vec<HomeRange>,
+    ) -> Result<Leaving<'s>> {
+        let size: Bytes = ranges.iter().map(|range| range.size).sum();
+        let home = home(self.pool, &ranges)?;
+        // What it needs comes first: a digest is begun only for what goes.
+        let (way, digesting) = match to {
+            Store::Host(host) => {
+                let block = host.take(size)?;
+                let copies = packed(self.pool, &ranges, |at, size| block.span(at, size))?;
+                let digesting = self.begin_digest(&home)?;
+                (Out::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting)
+            }
+            Store::Peer(peer) => {
+                let block = self.peer_block(peer, size)?;
+                let whole = block.span()?;
+                let copies = packed(self.pool, &ranges, |at, size| whole.part(at, size))?;
+                let digesting = self.begin_digest(&home)?;
+                (Out::Copying(Stored::Peer(block), self.enqueue(copies, home)?), digesting)
+            }
+            Store::File { files, host } => {
+                let digesting = self.begin_digest(&home)?;
+                (self.begin_writing(scope, files, host, home)?, digesting)
+            }
+        };
+        Ok(Leaving { size, ranges, digesting, way })
+    }
+
+    fn begin_writing<'s, 'e>(
+        &'s self,
+        scope: &'s Scope<'s, 'e>,
+        files: &Arc<FileTier>,
+        host: &Arc<HostPool>,
+        home: Vec<Span>,
+    ) -> Result<Out<'s>> {
+        let (ring, files, mover) = (self.ring(host)?, files.clone(), self.transit.mover);
+        let work = move || write(&files, &ring, mover, &home);
+        let thread = Builder::new().name("glake-write".to_owned()).spawn_scoped(scope, work);
+        Ok(Out::Writing(thread.map_err(|source| self.no_thread(source))?, host.clone()))
+    }
+
+    /// Waits until all bytes are in the copy.
+    pub(crate) fn left(&self, leaving: Leaving<'_>) -> Result<StoredCopy> {
+        let Leaving { size, ranges, digesting, way } = leaving;
+        let stored = match way {
+            Out::Copying(stored, moving) => {
+                moving.wait().map_err(|source| self.unmoved(size, source))?;
+                stored
+            }
+            Out::Writing(thread, host) => {
+                let file = joined(thread).map_err(|error| self.unwritten(size, error))?;
+                Stored::File(Arc::new(file), host)
+            }
+        };
+        let digest = digesting.map(Digesting::wait).transpose().map_err(PoolError::from)?;
+        Ok(StoredCopy { stored, ranges, digest })
+    }
+
+    /// Begins to copy an extent's bytes back.
+    pub(crate) fn enter<'s, 'e>(
+        &'s self,
+        scope: &'s Scope<'s, 'e>,
+        view: ExtentView,
+        back: Return,
+    ) -> Result<Entering<'s>> {
+        let size = back.size();
+        let Return { home, origin, digest, place, peer } = back;
+        if let Some(peer) = peer {
+            let mut peers = self.peers.lock();
+            if !peers.iter().any(|known| Arc::ptr_eq(known, &peer)) {
+                peers.push(peer);
+            }
+        }
+        let way = match origin {
+            Origin::Memory(copies) => {
+                let pairs: Vec<(Span, Span)> = home.iter().cloned().zip(copies).collect();
+                In::Copying(self.transit.mover.enqueue(&pairs).map_err(|source| self.unmoved(size, source))?)
+            }
+            Origin::File(file, host) => {
+                let (ring, mover, home) = (self.ring(&host)?, self.transit.mover, home.clone());
+                let work = move || read::read(&file, &ring, mover, &home);
+                let thread = Builder::new().name("glake-read".to_owned()).spawn_scoped(scope, work);
+                In::Reading(thread.map_err(|source| self.no_thread(source))?)
+            }
+        };
+        Ok(Entering { view, size, home, digest, place, way })
+    }
+
+    /// Waits until all bytes are there, and compares them.
+    ///
+    /// # Errors
+    /// [`RegionError::Damaged`] where they are not those that left.
+    pub(crate) fn entered(&self, entering: Entering<'_>) -> Result<()> {
+        let Entering { view, size, home, digest, place, way } = entering;
+        match way {
+            In::Copying(moving) => moving.wait().map_err(|source| self.unmoved(size, source))?,
+            In::Reading(thread) => match joined(thread) {
+                Err(Unwritten::File(source @ (FileError::Damaged { .. } | FileError::NotWhole { .. }))) => {
+                    return Err(self.damaged(view, place, Some(source)));
+                }
+                answer => answer.map_err(|error| self.unwritten(size, error))?,
+            },
+        }
+        let Some(expected) = digest else { return Ok(()) };
+        let Some(digesting) = self.begin_digest(&home)? else { return Ok(()) };
+        let found = digesting.wait().map_err(PoolError::from)?;
+        if found == expected { Ok(()) } else { Err(self.damaged(view, place, None)) }
+    }
+
+    /// Whether all copies of a refill are enqueued by who began them, and none by a thread that reads a file.
+    pub(crate) fn is_enqueued(&self) -> bool {
+        self.ring.lock().is_none()
+    }
+
+    /// Gives the memory of copies that are gone back to the drivers of their GPUs, as far as nothing has to be waited for.
+    pub(crate) fn sweep(&self) {
+        for peer in self.peers.lock().iter() {
+            if let Err(error) = peer.sweep_guests() {
+                tracing::debug!(target: "glake::region", peer = %peer.device(), %error, "copies' memory stays for now");
+            }
+        }
+    }
+
+    fn enqueue(&self, copies: Vec<Span>, home: Vec<Span>) -> Result<Box<dyn Moving>> {
+        let size = home.iter().map(Span::size).sum();
+        let pairs: Vec<(Span, Span)> = copies.into_iter().zip(home).collect();
+        self.transit.mover.enqueue(&pairs).map_err(|source| self.unmoved(size, source))
+    }
+
+    /// All work on the spans is done, and nothing writes to them: the digest needs no order with the copies.
+    fn begin_digest(&self, home: &[Span]) -> Result<Option<Digesting<'a>>> {
+        let Some(digests) = self.transit.checks else { return Ok(None) };
+        let begun = digests.enqueue(digests.stream(), home).map_err(PoolError::from)?;
+        Ok(Some(begun))
+    }
+
+    fn peer_block(&self, peer: &Arc<GpuPool>, size: Bytes) -> Result<Arc<PeerBlock>> {
+        let device = self.pool.device();
+        let refused = |source: PoolError| match source.is_out_of_memory() {
+            true => RegionError::Peer { device, tag: self.tag.to_owned(), peer: peer.device(), size, source },
+            false => source.into(),
+        };
+        if peer.device() == device {
+            return Err(RegionError::OwnMemory { device, tag: self.tag.to_owned() });
+        }
+        PeerBlock::take(peer, device, size).map_err(refused)
+    }
+
+    fn ring(&self, host: &Arc<HostPool>) -> Result<Ring> {
+        let mut made = self.ring.lock();
+        let ring = match made.take() {
+            Some(ring) => ring,
+            None => slots::ring(host)?,
+        };
+        Ok(made.insert(ring).clone())
+    }
+
+    fn unmoved(&self, size: Bytes, source: MoveError) -> RegionError {
+        RegionError::Move { device: self.pool.device(), tag: self.tag.to_owned(), size, source }
+    }
+
+    fn unwritten(&self, size: Bytes, error: Unwritten) -> RegionError {
+        match error {
+            Unwritten::Halt(Halt::Host(source)) => source.into(),
+            Unwritten::Halt(Halt::Move(source)) => self.unmoved(size, source),
+            Unwritten::File(source) => source.into(),
+        }
+    }
+
+    fn damaged(&self, view: ExtentView, place: Place, source: Option<FileError>) -> RegionError {
+        let address: Address = self.pool.address_at(view.offset);
+        let (device, tag) = (self.pool.device(), self.tag.to_owned());
+        RegionError::Damaged { device, tag, address, size: view.size, place, source }
+    }
+
+    fn no_thread(&self, source: std::io::Error) -> RegionError {
+        RegionError::NoThread { tag: self.tag.to_owned(), source }
+    }
+}
+
+impl Leaving<'_> {
+    /// How many bytes are copied.
+    pub(crate) fn size(&self) -> Bytes {
+        self.size
+    }
+}
+
+impl Entering<'_> {
+    /// How many bytes are copied.
+    pub(crate) fn size(&self) -> Bytes {
+        self.size
+    }
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+}

@@ -1,0 +1,370 @@
+//! Regions whose copies go to the host, to another GPU and to files: real bytes, real files, nothing left behind.
+
+mod damage;
+mod faults;
+mod kill;
+
+use std::path::Path;
+
+use glake_device::owned::{self, Epochs, OwnedEvent, OwnedStream, Span};
+use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_device::{DeviceId, Driver, EventKind, Faults, Stream};
+use glake_stitch::Settings;
+use glake_units::Bytes;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    Block, CopyPolicy, FileStatistics, HostOptions, HostStatistics, Impatient, Mark, MoveError, Moving,
+    Policy, PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions, Residency, Shrunk,
+};
+
+const GPU: DeviceId = DeviceId(0);
+const PEER: DeviceId = DeviceId(1);
+const EXTENT: Bytes = Bytes::mib(4);
+
+/// What is done to a copy before it is enqueued: to and from.
+type Meddle = Box<dyn FnMut(&[(Span, Span)]) -> Result<(), MoveError> + Send>;
+
+/// The driver's own copies, on one stream.
+struct Native {
+    driver: Arc<dyn Driver>,
+    stream: Arc<OwnedStream>,
+    meddle: Mutex<Option<Meddle>>,
+}
+
+impl std::fmt::Debug for Native {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Native")
+    }
+}
+
+impl Mover for Native {
+    fn enqueue(&self, copies: &[(Span, Span)]) -> Result<Box<dyn Moving>, MoveError> {
+        if let Some(meddle) = &mut *self.meddle.lock() {
+            meddle(copies)?;
+        }
+        for (to, from) in copies {
+            owned::copy(&*self.driver, GPU, self.stream.id(), to, from)?;
+        }
+        Ok(Box::new(Waiting(self.stream.clone())))
+    }
+
+    fn mark(&self) -> Result<Arc<dyn Mark>, MoveError> {
+        let event = OwnedEvent::new(&self.driver, GPU, EventKind::Plain)?;
+        event.record(self.stream.id())?;
+        Ok(Arc::new(Behind(self.driver.clone(), event)))
+    }
+}
+
+#[derive(Debug)]
+struct Behind(Arc<dyn Driver>, OwnedEvent);
+
+impl Mark for Behind {
+    fn follow(&self, device: DeviceId, stream: Stream) -> Result<(), MoveError> {
+        Ok(self.0.stream_wait_event(device, stream, self.1.id())?)
+    }
+}
+
+#[derive(Debug)]
+struct Waiting(Arc<OwnedStream>);
+
+impl Moving for Waiting {
+    fn wait(self: Box<Self>) -> Result<(), MoveError> {
+        Ok(self.0.synchronize()?)
+    }
+}
+
+/// Which store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Host,
+    Peer,
+    File,
+}
+
+const ALL: [To; 3] = [To::Host, To::Peer, To::File];
+
+struct Bed {
+    root: TempDir,
+    sim: Arc<Simulator>,
+    faults: Arc<Faults>,
+    epochs: Arc<Epochs>,
+    mover: Native,
+    host: Arc<HostPool>,
+    files: Arc<FileTier>,
+    digests: Digests,
+    pool: Arc<GpuPool>,
+    peer: Arc<GpuPool>,
+    region: Region,
+    here: PoolStream,
+    live: Vec<(Block, u8)>,
+}
+
+#[derive(Clone, Copy)]
+struct Ground<'a> {
+    policy: Policy,
+    host_copy: CopyPolicy,
+    budget: Bytes,
+    /// `None`: a directory of its own.
+    directory: Option<&'a Path>,
+}
+
+impl Default for Ground<'_> {
+    fn default() -> Self {
+        let (policy, host_copy) = (Policy::Keep, CopyPolicy::Drop);
+        Ground { policy, host_copy, budget: Bytes::MAX, directory: None }
+    }
+}
+
+fn pool(driver: &Arc<dyn Driver>, epochs: &Arc<Epochs>, device: DeviceId) -> Arc<GpuPool> {
+    let settings = Settings { extent: EXTENT, limit: Bytes::mib(64), ..Settings::for_memory(Bytes::mib(64)) };
+    let settings = Settings { near_limit: 1.0, ..settings };
+    let options =
+        PoolOptions { settings: Some(settings), epochs: Some(epochs.clone()), ..PoolOptions::default() };
+    Arc::new(GpuPool::new(driver.clone(), device, options).unwrap())
+}
+
+fn bed() -> Bed {
+    bed_of(Ground::default())
+}
+
+fn bed_of(ground: Ground<'_>) -> Bed {
+    let Ground { policy, host_copy, budget, directory } = ground;
+    let topology = SimTopology::uniform(2, Bytes::mib(64));
+    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+    let faults = Arc::new(Faults::new(sim.clone()));
+    let driver: Arc<dyn Driver> = faults.clone();
+    let epochs = Epochs::new(driver.clone());
+    let (spare, arena) = (Bytes::ZERO, Bytes::mib(4));
+    let options = HostOptions { budget, arena, spare, threads: 1, ..HostOptions::default() };
+    let host = HostPool::new(&epochs, options).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let own = root.path().join("extents");
+    let files = Arc::new(FileTier::open(directory.unwrap_or(&own)).unwrap());
+    let digests = Digests::new(&epochs, GPU).unwrap();
+    let (peer, pool) = (pool(&driver, &epochs, PEER), pool(&driver, &epochs, GPU));
+    let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
+    let region = Region::new(&pool, options);
+    let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
+    let stream = Arc::new(OwnedStream::new(&driver, GPU).unwrap());
+    let mover = Native { driver, stream, meddle: Mutex::default() };
+    let live = Vec::new();
+    Bed { root, sim, faults, epochs, mover, host, files, digests, pool, peer, region, here, live }
+}
+
+/// Every 512 bytes differ from their neighbours.
+fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
+    let mut state = u64::from(seed) + 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_le_bytes()[7]
+    };
+    (0..size.get() / 512).flat_map(|_| [next(); 512]).collect()
+}
+
+impl Bed {
+    fn add(&mut self, size: Bytes) -> Block {
+        let block = self.region.malloc(size, self.here).unwrap();
+        let seed = u8::try_from(self.live.len() * 7 % 251).unwrap();
+        self.pool.write(block.address, &pattern(seed, block.size)).unwrap();
+        self.live.push((block, seed));
+        block
+    }
+
+    fn free(&mut self, index: usize) {
+        let (block, _) = self.live.remove(index);
+        self.pool.free(block.address).unwrap();
+    }
+
+    /// Five extents: whole ones, one with holes, one of small blocks.
+    fn furnish(&mut self) {
+        for kib in [4096, 4096, 1536, 1000, 1024, 3, 700, 3000] {
+            self.add(Bytes::kib(kib));
+        }
+        self.free(3);
+        self.pool.settle().unwrap();
+    }
+
+    fn store(&self, to: To) -> Store {
+        match to {
+            To::Host => Store::Host(self.host.clone()),
+            To::Peer => Store::Peer(self.peer.clone()),
+            To::File => Store::File { files: self.files.clone(), host: self.host.clone() },
+        }
+    }
+
+    fn transit(&self, checked: bool) -> Transit<'_> {
+        Transit { mover: &self.mover, checks: checked.then_some(&self.digests) }
+    }
+
+    fn shrink(&self, to: To, checked: bool) -> Result<Shrunk, RegionError> {
+        self.region.shrink(Bytes::MAX, &self.store(to), self.transit(checked))
+    }
+
+    fn refill(&self, checked: bool) -> Result<Refilled, RegionError> {
+        self.region.refill(Bytes::MAX, self.transit(checked), &Impatient)
+    }
+
+    fn meddle(&self, meddle: impl FnMut(&[(Span, Span)]) -> Result<(), MoveError> + Send + 'static) {
+        *self.mover.meddle.lock() = Some(Box::new(meddle));
+    }
+
+    fn residencies(&self) -> Vec<Residency> {
+        let standing = self.pool.standing(self.region.domain()).unwrap();
+        standing.into_iter().map(|(_, residency)| residency).collect()
+    }
+
+    fn live_bytes(&self) -> Bytes {
+        self.live.iter().map(|(block, _)| block.size).sum()
+    }
+
+    /// How many live bytes are not what they were.
+    fn wrong_bytes(&self) -> usize {
+        let wrong = |(block, seed): &(Block, u8)| {
+            let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
+            self.pool.read(block.address, &mut bytes).unwrap();
+            bytes.iter().zip(pattern(*seed, block.size)).filter(|(found, byte)| **found != *byte).count()
+        };
+        self.live.iter().map(wrong).sum()
+    }
+
+    fn used(&self, device: DeviceId) -> Bytes {
+        let info = self.sim.memory_info(device).unwrap();
+        info.total.saturating_sub(info.free)
+    }
+
+    /// No copy is anywhere; what a copy's memory waits for is done.
+    fn assert_no_copies(&self) {
+        let HostStatistics { in_use, retained, .. } = self.host.statistics();
+        assert_eq!((in_use, retained), (Bytes::ZERO, Bytes::ZERO));
+        assert_eq!(self.files.statistics(), FileStatistics::default());
+        assert_eq!(std::fs::read_dir(self.files.path()).unwrap().count(), 1, "the lock");
+        self.peer.settle().unwrap();
+        self.peer.trim(Bytes::ZERO).unwrap();
+        assert_eq!((self.peer.reserved(), self.used(PEER)), (Bytes::ZERO, Bytes::ZERO));
+        self.peer.check().unwrap();
+    }
+
+    fn end(mut self) {
+        self.faults.set(&[]);
+        *self.mover.meddle.lock() = None;
+        while !self.live.is_empty() {
+            self.free(0);
+        }
+        // What is halfway with nothing live in it comes back empty.
+        self.refill(false).unwrap();
+        self.assert_no_copies();
+        let Bed { root, sim, epochs, mover, host, files, digests, pool, peer, region, .. } = self;
+        drop(region);
+        pool.settle().unwrap();
+        pool.trim(Bytes::ZERO).unwrap();
+        pool.check().unwrap();
+        assert_eq!(pool.reserved(), Bytes::ZERO);
+        drop((mover, host, files, digests, pool, peer, epochs));
+        assert_eq!(sim.census(), Census::default());
+        drop(root);
+    }
+}
+
+#[test]
+fn bytes_come_back_from_every_store() {
+    for (to, checked) in ALL.into_iter().flat_map(|to| [(to, false), (to, true)]) {
+        let mut bed = bed();
+        bed.furnish();
+        let before = bed.pool.reserved();
+        for _ in 0..2 {
+            let report = bed.shrink(to, checked).unwrap();
+            let expected = (before, bed.live_bytes(), Bytes::ZERO);
+            assert_eq!((report.freed, report.copied, report.left), expected, "{to:?}");
+            assert_eq!(bed.used(GPU), Bytes::ZERO);
+            let at = bed.store(to).place();
+            assert!(bed.residencies().iter().all(|found| *found == Residency::Out { at }));
+            let on_peer = bed.used(PEER);
+            assert_eq!(on_peer >= bed.live_bytes(), to == To::Peer, "{to:?}: {on_peer}");
+            let extents = bed.residencies().len() as u64;
+            let files = if to == To::File { extents } else { 0 };
+            assert_eq!(bed.files.statistics().files, files);
+            let pinned = bed.host.statistics().in_use;
+            assert_eq!(pinned >= bed.live_bytes(), to == To::Host, "{to:?}: {pinned}");
+            let report = bed.refill(checked).unwrap();
+            assert_eq!((report.copied, report.away), (bed.live_bytes(), Bytes::ZERO));
+            assert_eq!(bed.wrong_bytes(), 0, "{to:?}");
+            bed.assert_no_copies();
+        }
+        bed.end();
+    }
+}
+
+#[test]
+fn each_extent_comes_back_from_where_it_is() {
+    let mut bed = bed();
+    bed.furnish();
+    let by = |to, amount| bed.region.shrink(amount, &bed.store(to), bed.transit(true)).unwrap();
+    by(To::Peer, EXTENT);
+    by(To::File, EXTENT);
+    by(To::Host, Bytes::MAX);
+    // What is out stays where it is.
+    assert_eq!(bed.shrink(To::File, true).unwrap(), Shrunk::default());
+    let places: Vec<Place> = bed.residencies().into_iter().map(Residency::authority).collect();
+    assert!([Place::Peer(PEER), Place::File, Place::Host].iter().all(|place| places.contains(place)));
+    bed.refill(true).unwrap();
+    assert_eq!(bed.wrong_bytes(), 0);
+    bed.end();
+}
+
+#[test]
+fn a_retained_copy_serves_wherever_it_is() {
+    for to in ALL {
+        let (policy, host_copy) = (Policy::Sealed, CopyPolicy::Retain);
+        let mut bed = bed_of(Ground { policy, host_copy, ..Ground::default() });
+        bed.furnish();
+        bed.region.seal(false).unwrap();
+        assert_eq!(bed.shrink(to, true).unwrap().copied, bed.live_bytes());
+        bed.refill(true).unwrap();
+        let at = bed.store(to).place();
+        assert!(bed.residencies().iter().all(|found| *found == Residency::Resident { copy: Some(at) }));
+        // Another store is asked for, and nothing is copied to it.
+        for other in ALL {
+            let again = bed.shrink(other, true).unwrap();
+            assert_eq!((again.copied, again.left), (Bytes::ZERO, Bytes::ZERO), "{to:?}, {other:?}");
+            assert!(bed.residencies().iter().all(|found| *found == Residency::Out { at }));
+            bed.refill(true).unwrap();
+            assert_eq!(bed.wrong_bytes(), 0);
+        }
+        bed.region.unseal().unwrap();
+        bed.assert_no_copies();
+        bed.end();
+    }
+}
+
+#[test]
+fn copies_go_with_the_last_block_of_their_extent() {
+    for to in ALL {
+        let mut bed = bed();
+        bed.furnish();
+        bed.shrink(to, true).unwrap();
+        while bed.live.len() > 1 {
+            bed.free(0);
+        }
+        let kept = bed.residencies().iter().filter(|found| found.copy().is_some()).count();
+        assert!(kept >= 1, "{to:?}");
+        bed.free(0);
+        bed.assert_no_copies();
+        bed.end();
+    }
+}
+
+#[test]
+fn its_own_gpu_is_no_store() {
+    let mut bed = bed();
+    bed.furnish();
+    let own = Store::Peer(bed.pool.clone());
+    let refused = bed.region.shrink(Bytes::MAX, &own, bed.transit(false)).unwrap_err();
+    drop(own);
+    let RegionError::Stopped { source, .. } = refused else { panic!("{refused}") };
+    assert!(matches!(*source, RegionError::OwnMemory { .. }), "{source}");
+    assert_eq!(bed.wrong_bytes(), 0);
+    bed.end();
+}

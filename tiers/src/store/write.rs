@@ -1,0 +1,56 @@
+//! An extent's bytes into a file.
+//!
+//! ```text
+//! GPU      [ part 0 ][ part 1 ][ part 2 ]
+//! file               [ part 0 ][ part 1 ][ part 2 ][ seal: header, fsync, rename ]
+//! ```
+
+use glake_device::owned::Span;
+use glake_units::Bytes;
+
+use super::slots::{Halt, Parts, between};
+use crate::{FileError, FileTier, Mover, Ring, SealedFile};
+
+/// Why there is no file. Nothing is left of it.
+#[derive(Debug)]
+pub(super) enum Unwritten {
+    Halt(Halt),
+    File(FileError),
+}
+
+impl From<Halt> for Unwritten {
+    fn from(halt: Halt) -> Self {
+        Unwritten::Halt(halt)
+    }
+}
+
+impl From<FileError> for Unwritten {
+    fn from(error: FileError) -> Self {
+        Unwritten::File(error)
+    }
+}
+
+/// Copies what these spans hold, side by side, to a file of their own.
+pub(super) fn write(
+    files: &FileTier,
+    ring: &Ring,
+    mover: &dyn Mover,
+    home: &[Span],
+) -> Result<SealedFile, Unwritten> {
+    let size = home.iter().map(Span::size).sum();
+    let mut draft = files.create(size)?;
+    let (mut parts, mut at) = (Parts::new(ring, mover), Bytes::ZERO);
+    loop {
+        while at < size
+            && let Some(slot) = parts.slot()?
+        {
+            let end = at.saturating_add(ring.slot()).min(size);
+            parts.begin(slot, between(home, at, end), |staged, home| (staged, home))?;
+            at = end;
+        }
+        let Some((slot, size)) = parts.finish()? else { break };
+        let length = usize::try_from(size.get()).unwrap_or(usize::MAX);
+        draft.write(slot.as_slice().get(..length).unwrap_or(&[]))?;
+    }
+    Ok(draft.seal()?)
+}
