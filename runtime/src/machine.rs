@@ -30,11 +30,12 @@ impl Machine {
     ///
     /// # Errors
     /// What the driver answers, or the operating system where it has no memory for a simulator.
-    pub fn open(backend: Backend) -> Result<Machine, DriverError> {
+    pub fn open(backend: &Backend) -> Result<Machine, DriverError> {
         let name = backend.name();
         let (driver, simulator): (Arc<dyn Driver>, _) = match backend {
-            Backend::Cuda(cuda) => (cuda, None),
-            Backend::Sim { mut model, .. } => {
+            Backend::Cuda(cuda) => (cuda.clone(), None),
+            Backend::Sim { model, .. } => {
+                let mut model = model.clone();
                 model.gpus.truncate(1);
                 let simulator = Arc::new(Simulator::new(SimOptions {
                     topology: model,

@@ -24,11 +24,25 @@ fn objects(arguments: &[&str]) -> Vec<Value> {
 fn the_demo_tells_every_stage_and_all_is_well() {
     let stages = objects(&["demo"]);
     let names: Vec<&str> = stages.iter().map(|stage| stage["stage"].as_str().unwrap()).collect();
-    assert_eq!(names, ["device", "churn", "stitch", "streams", "compare", "replay", "trim"]);
+    assert_eq!(
+        names,
+        ["device", "churn", "stitch", "streams", "compare", "replay", "trim", "copy", "shrink"]
+    );
     assert!(stages.iter().all(|stage| stage["ok"] == true), "{stages:?}");
     let stitch = &stages[2]["figures"];
     assert!(stitch["wanted_bytes"].as_u64() > stitch["longest_free_bytes"].as_u64(), "{stitch}");
     assert_eq!(stitch["matched_at_home_bytes"], stitch["written_bytes"]);
+    let copy = &stages[7]["figures"];
+    assert_eq!((&copy["links"], &copy["virtual_time"]), (&4.into(), &true.into()), "{copy}");
+    assert_eq!([&copy["matched_on_gpu_bytes"], &copy["matched_on_host_bytes"]], [&copy["bytes"]; 2]);
+    assert!(copy["gbps"].as_f64() > copy["link_gbps"].as_f64().map(|one| 2.5 * one), "{copy}");
+    let shrink = &stages[8]["figures"];
+    assert_eq!((&shrink["left_bytes"], &shrink["refused_before"]), (&0.into(), &true.into()), "{shrink}");
+    assert_eq!(
+        (&shrink["copied_bytes"], &shrink["sealed_again_copied_bytes"]),
+        (&shrink["live_bytes"], &0.into())
+    );
+    assert!(shrink["lent_bytes"].as_u64() > shrink["live_bytes"].as_u64(), "{shrink}");
 }
 
 #[test]
@@ -38,6 +52,8 @@ fn the_demo_fits_a_terminal() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().all(|line| line.chars().count() <= 110), "{text}");
     assert!(text.contains("lent to the stitched block"), "{text}");
+    let table = text.split("stage    figures").nth(1).unwrap();
+    assert_eq!(table.lines().skip(1).filter(|line| line.ends_with(" ok")).count(), 9, "{text}");
 }
 
 #[test]

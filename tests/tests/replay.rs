@@ -33,7 +33,7 @@ fn trace(name: &'static str) -> &'static Trace {
 
 fn glake(borrow: Borrow) -> Glake {
     let backend = Backend::find(&"sim".parse().unwrap()).unwrap();
-    Glake::on(Machine::open(backend).unwrap(), Pool { borrow, ..Pool::default() })
+    Glake::on(Machine::open(&backend).unwrap(), Pool { borrow, ..Pool::default() })
 }
 
 fn lag(gpu_lag_ms: u64) -> Options {

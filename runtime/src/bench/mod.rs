@@ -153,7 +153,7 @@ pub fn alloc(
         .find(options.library.as_deref())
         .map_err(|looked_for| BenchError::NoLibrary { looked_for })?;
     let library = Loaded::start(&library, &backend, config)?;
-    let machine = Machine::open(backend)?;
+    let machine = Machine::open(&backend)?;
     let measure = |&streams: &u32| measure_one(&library, &machine, config, &sizes, options, streams);
     options.streams.iter().map(measure).collect()
 }

@@ -62,7 +62,8 @@ pub enum Command {
     /// The whole story on real bytes, under a minute without a GPU
     ///
     /// Fragments are stitched into one range, what was written through one address is read back through another,
-    /// memory passes between streams, goes back to the device and grows again. Every byte is checked.
+    /// memory passes between streams, goes back to the device and grows again. A copy takes every link; an idle region
+    /// leaves its GPU and comes back while others work. Every byte is checked.
     Demo(demo::DemoArguments),
     /// How much memory recorded programs need, under GLake and under PyTorch's allocators
     ///

@@ -118,6 +118,12 @@ pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
         ranges.len(),
         Bytes::new(longest),
     );
+    let short = format!(
+        "{} of {} free, the longest range {}",
+        Bytes::new(free),
+        pool.reserved(),
+        Bytes::new(longest)
+    );
     let figures = figures! {
         "allocations": STEPS,
         "live_blocks": churn.live.len(),
@@ -128,5 +134,5 @@ pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
         "longest_free_bytes": longest,
     };
     let ok = free > longest;
-    Ok(Stage { stage: "churn", says, picture: None, figures, ok })
+    Ok(Stage { stage: "churn", says, short, picture: None, figures, ok })
 }

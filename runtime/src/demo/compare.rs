@@ -25,16 +25,18 @@ pub(super) fn stage(story: &Story<'_>, config: &Config) -> Result<Stage, DemoErr
         ("caching", &|limit| Ok(Box::new(Caching::new(limit)))),
         ("expandable", &|limit| Ok(Box::new(Expandable::new(limit)))),
     ];
-    let (mut told, mut figures, mut ok) = (Vec::new(), Map::new(), true);
+    let (mut told, mut fits, mut figures, mut ok) = (Vec::new(), Vec::new(), Map::new(), true);
     for (policy, make) in makers {
         let (report, fit) = needs(&trace, make)?;
         let share = report.utilization.unwrap_or(0.0);
         told.push(format!("{policy} {} ({:.0} % used; fits in {fit})", report.reserved_peak, share * 100.0));
+        fits.push(format!("{policy} {fit}"));
         figures.insert(policy.to_owned(), Value::Object(one(&report, fit)));
         ok &= report.ooms == 0;
     }
     let says = format!("the same program without a limit reserves under {}", told.join(", "));
-    Ok(Stage { stage: "compare", says, picture: None, figures, ok })
+    let short = format!("fits in: {}", fits.join(", "));
+    Ok(Stage { stage: "compare", says, short, picture: None, figures, ok })
 }
 
 fn needs(trace: &Trace, make: Make<'_>) -> Result<(Report, Bytes), DemoError> {

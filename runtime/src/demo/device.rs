@@ -19,6 +19,7 @@ pub(super) fn stage(machine: &Machine, topology: &Topology) -> Stage {
         gpu.memory,
         link.map_or(String::new(), |link| format!(", {:.1} GB/s from the host", link.to_gpu.0)),
     );
+    let short = format!("{}, {} GPUs", machine.name(), topology.devices.len());
     let figures = figures! {
         "device": machine.name(),
         "simulated": machine.is_simulated(),
@@ -26,5 +27,5 @@ pub(super) fn stage(machine: &Machine, topology: &Topology) -> Stage {
         "memory_bytes": gpu.memory.get(),
         "link_gbps": link.map(|link| link.to_gpu.0),
     };
-    Stage { stage: "device", says, picture: None, figures, ok: true }
+    Stage { stage: "device", says, short, picture: None, figures, ok: true }
 }

@@ -1,15 +1,18 @@
 //! The whole story on real bytes: `glake demo`.
 //!
 //! ```text
-//! device ─► churn ─► stitch ─► streams ─► compare ─► replay ─► trim      a stage each, told when it is over
-//!           └──── one pool of 2 GiB, its blocks stamped ─────────┘
+//! device ─► churn ─► stitch ─► streams ─► compare ─► replay ─► trim ─► copy ─► shrink     a stage each, told when it is over
+//!           └──── one pool of 2 GiB, its blocks stamped ─────────┘     └ all GPUs ┘
 //! ```
 
 mod churn;
 mod compare;
+mod copy;
 mod device;
 mod home;
+mod neighbour;
 mod replayed;
+mod shrink;
 mod stitch;
 mod streams;
 mod trim;
@@ -17,7 +20,8 @@ mod trim;
 use std::sync::Arc;
 
 use glake_device::{DriverError, Recorder, Stream};
-use glake_tiers::{GpuPool, PoolError, PoolOptions, PoolStream};
+use glake_tiers::{GpuPool, HostError, PoolError, PoolOptions, PoolStream, RegionError};
+use glake_transfer::TransferError;
 use glake_units::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -26,6 +30,7 @@ use crate::backend::{Backend, BackendError};
 use crate::config::{self, Config};
 use crate::machine::Machine;
 use crate::replay::{FitError, Refusal};
+use crate::server::ServerError;
 use crate::stamps::StampError;
 use crate::trace::TraceError;
 use churn::Churn;
@@ -42,6 +47,9 @@ pub struct Stage {
     /// What happened, in a sentence for people.
     #[serde(skip)]
     pub says: String,
+    /// The same in a few words, for a table.
+    #[serde(skip)]
+    pub short: String,
     /// A drawing of it, if there is one: lines.
     #[serde(skip)]
     pub picture: Option<String>,
@@ -73,6 +81,18 @@ pub enum DemoError {
     /// A trace that is part of the program cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The server cannot be opened.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// A copy was refused.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// There is no pinned host memory.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A region could not be shrunk or refilled.
+    #[error(transparent)]
+    Region(#[from] RegionError),
     /// Bytes are not what was written.
     #[error("{0}")]
     Bytes(String),
@@ -109,7 +129,7 @@ pub fn run(backend: Backend, config: &Config, tell: &mut dyn FnMut(Stage)) -> Re
         tell(stage);
     };
     let topology = backend.topology()?;
-    let machine = Machine::open(backend)?;
+    let machine = Machine::open(&backend)?;
     tell(device::stage(&machine, &topology));
     let before = trim::Footprint::of(&machine)?;
     let mut story = Story::new(&machine, config)?;
@@ -119,6 +139,9 @@ pub fn run(backend: Backend, config: &Config, tell: &mut dyn FnMut(Stage)) -> Re
     tell(compare::stage(&story, config)?);
     tell(replayed::stage(&machine, config)?);
     tell(trim::stage(story, before)?);
+    drop(machine);
+    tell(copy::stage(&backend, config)?);
+    tell(shrink::stage(&backend, config)?);
     Ok(ok)
 }
 

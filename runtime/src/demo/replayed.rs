@@ -29,6 +29,7 @@ pub(super) fn stage(machine: &Machine, config: &Config) -> Result<Stage, DemoErr
         report.driver_calls,
         report.driver_us / 1e3,
     );
+    let short = format!("{} reserved for {} live", report.reserved_peak, report.active_peak);
     let figures = figures! {
         "trace": trace.name(),
         "events": report.events,
@@ -41,5 +42,5 @@ pub(super) fn stage(machine: &Machine, config: &Config) -> Result<Stage, DemoErr
         "driver_us": report.driver_us,
     };
     let ok = report.ooms == 0;
-    Ok(Stage { stage: "replay", says, picture: None, figures, ok })
+    Ok(Stage { stage: "replay", says, short, picture: None, figures, ok })
 }

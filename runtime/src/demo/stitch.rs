@@ -53,6 +53,8 @@ pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
         Bytes::new(at_home),
     );
     let after = story.home.picture(64, 4, &story.churn.live, &lent);
+    let short =
+        format!("{wanted} from {} ranges, {grown} grown, {} matched", runs(&lent), Bytes::new(at_home));
     let figures = figures! {
         "wanted_bytes": wanted.get(),
         "longest_free_bytes": longest,
@@ -70,7 +72,7 @@ pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
     let ok = stitches == 1
         && longest < wanted.get()
         && [through, at_home].iter().all(|matched| *matched == block.size.get());
-    Ok(Stage { stage: "stitch", says, picture: Some(drawn(&before, &after)), figures, ok })
+    Ok(Stage { stage: "stitch", says, short, picture: Some(drawn(&before, &after)), figures, ok })
 }
 
 fn drawn(before: &str, after: &str) -> String {

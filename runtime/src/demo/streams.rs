@@ -41,6 +41,8 @@ pub(super) fn stage(machine: &Machine, config: &Config) -> Result<Stage, DemoErr
         pool.reserved(),
         Bytes::new(3 * SIZE.get()),
     );
+    let short =
+        format!("{} reserved for {} asked, {waits} waits", pool.reserved(), Bytes::new(3 * SIZE.get()));
     let figures = figures! {
         "lag_ms": LAG.as_secs_f64() * 1e3,
         "block_bytes": SIZE.get(),
@@ -50,5 +52,5 @@ pub(super) fn stage(machine: &Machine, config: &Config) -> Result<Stage, DemoErr
         "same_after": late.address == lent.address,
     };
     let ok = early.address != lent.address && late.address == lent.address && waits == 0;
-    Ok(Stage { stage: "streams", says, picture: None, figures, ok })
+    Ok(Stage { stage: "streams", says, short, picture: None, figures, ok })
 }

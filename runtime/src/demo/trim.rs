@@ -43,6 +43,7 @@ pub(super) fn stage(mut story: Story<'_>, before: Footprint) -> Result<Stage, De
         "everything freed and trimmed: {reserved} went back, every gauge is at zero and the device has {free} free as \
          before; {again} more came and went; nothing is left mapped",
     );
+    let short = format!("{reserved} given back, nothing left");
     let figures = figures! {
         "released_bytes": reserved.get(),
         "grown_bytes": grown.get(),
@@ -52,7 +53,7 @@ pub(super) fn stage(mut story: Story<'_>, before: Footprint) -> Result<Stage, De
         "leaked": before.census != after.census,
     };
     let ok = empty && back && grown >= again && before.census == after.census;
-    Ok(Stage { stage: "trim", says, picture: None, figures, ok })
+    Ok(Stage { stage: "trim", says, short, picture: None, figures, ok })
 }
 
 /// Compares and frees every block, and gives the memory back.

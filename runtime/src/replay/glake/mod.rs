@@ -47,7 +47,7 @@ impl Glake {
     /// # Errors
     /// [`Refusal::Failed`]: the device refused.
     pub fn open(backend: Backend, config: &Config) -> Result<Glake, Refusal> {
-        Ok(Glake::on(Machine::open(backend).map_err(failed)?, config.pool.clone()))
+        Ok(Glake::on(Machine::open(&backend).map_err(failed)?, config.pool.clone()))
     }
 
     /// On a device that is open.
