@@ -98,3 +98,63 @@ fn a_request_larger_than_the_device_is_out_of_memory() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("under glake ran out of memory 1 times, first at line 1"), "{error}");
 }
+
+/// What a measurement tells; it says on standard error that its GPUs are simulated.
+fn shrinks(arguments: &[&str]) -> Vec<Value> {
+    let output = ran(&[&["bench", "shrink", "--json", "--runs", "2"], arguments].concat());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && error.contains("simulated"), "{arguments:?}: {error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_shrink_and_a_refill_are_measured_first_and_warm() {
+    let reports = shrinks(&["--bytes", "24MiB", "--tensors", "7"]);
+    let told: Vec<_> =
+        reports.iter().map(|report| (report["phase"].as_str().unwrap(), &report["warm"])).collect();
+    let (cold, warm) = (Value::from(false), Value::from(true));
+    assert_eq!(told, [("shrink", &cold), ("refill", &cold), ("shrink", &warm), ("refill", &warm)]);
+    for report in &reports {
+        let fixed =
+            ["device", "tier", "bytes", "tensors", "copied_bytes", "leaked_bytes", "verified", "paths"];
+        let fixed = fixed.map(|name| report[name].clone());
+        let bytes = Value::from(24 << 20);
+        let expected = [
+            "sim:h200x4".into(),
+            "host".into(),
+            bytes.clone(),
+            7.into(),
+            bytes,
+            0.into(),
+            true.into(),
+            4.into(),
+        ];
+        assert_eq!(fixed, expected, "{report}");
+        assert!(report["gbps"].as_f64() > Some(0.0) && report["link_gbps"].as_f64() > Some(0.0), "{report}");
+    }
+}
+
+#[test]
+fn what_is_sealed_leaves_again_without_a_copy() {
+    let reports = shrinks(&["--bytes", "9MiB", "--tensors", "3", "--sealed", "--prepare", "--paths", "1"]);
+    let copied: Vec<_> = reports.iter().map(|report| report["copied_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(copied, [9 << 20, 9 << 20, 0, 9 << 20]);
+    assert!(reports.iter().all(|report| report["paths"] == 1 && report["prepared"] == true), "{reports:?}");
+}
+
+#[test]
+fn a_shrink_that_cannot_be_measured_is_refused() {
+    for (arguments, code, says) in [
+        (&["--target", "9"][..], 2, "GPU 9 does not exist: 4 are here, counted from 0"),
+        (&["--bytes", "63"][..], 2, "--bytes must be 1 byte a tensor or more, and 64 were asked for"),
+        (&["--tensors", "0"][..], 2, "invalid value '0' for '--tensors <N>'"),
+        (&["--tier", "tape"][..], 2, "invalid value 'tape' for '--tier <TIER>'"),
+        (&["--bytes", "1TiB", "--tensors", "1"][..], 1, "out of memory"),
+    ] {
+        let output = ran(&[&["bench", "shrink"], arguments].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(code) && error.contains(says), "{arguments:?}: {error}");
+        assert!(output.stdout.is_empty());
+    }
+}

@@ -8,22 +8,28 @@
 
 mod copy;
 mod library;
+mod links;
 mod measure;
 mod ordered_set;
 mod pool;
 mod program;
+mod shrink;
+mod times;
 
 use std::path::PathBuf;
 
 use glake_device::DriverError;
 use glake_loader::LoadError;
-use glake_tiers::PoolError;
+use glake_tiers::{HostError, MoveError, PoolError, RegionError};
+use glake_transfer::TransferError;
+use glake_units::Bytes;
 use serde::Serialize;
 
 use crate::backend::{Backend, BackendError};
 use crate::config::Config;
 use crate::installed::LIBGMLAKE;
 use crate::machine::Machine;
+use crate::server::ServerError;
 use crate::trace::TraceError;
 pub use copy::{
     CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, OverheadReport, copy, overhead,
@@ -33,6 +39,7 @@ use measure::{Allocates, Run};
 use ordered_set::OrderedSet;
 use pool::PoolUnderTest;
 use program::{Program, Sizes};
+pub use shrink::{ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier, shrink, shrink_steps};
 
 /// Pairs a round.
 const PAIRS: usize = 100_000;
@@ -124,6 +131,29 @@ pub enum BenchError {
     Differs {
         /// Which measurement.
         case: String,
+    },
+    /// The server cannot be opened.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The engine refused.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// There is no pinned host memory.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A region could not be shrunk or refilled.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// A copy that regions' copies are like failed.
+    #[error("the links could not be tried: {0}")]
+    Unmoved(MoveError),
+    /// A shrink left something behind, so its time says nothing.
+    #[error("{size} of the region stayed on the GPU, in {extents} extents that could not leave")]
+    Stayed {
+        /// How much.
+        size: Bytes,
+        /// In how many extents.
+        extents: usize,
     },
     /// Whoever is told of the results has no use for more.
     #[error("the results cannot be told")]

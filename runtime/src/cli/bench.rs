@@ -8,6 +8,8 @@ use super::Failure;
 use super::copy_bench;
 use super::copy_bench::CopyArguments;
 use super::output::{Output, table};
+use super::shrink_bench;
+use super::shrink_bench::ShrinkArguments;
 use crate::bench::{self, AllocOptions, BenchError};
 use crate::config::Config;
 
@@ -26,6 +28,11 @@ pub enum Bench {
     /// GPU's own share to its own memory (limit), in turns, in full stream order; medians are told, and the bytes are
     /// compared. Calibrated paths are used where there are some (glake topo --calibrate).
     Copy(CopyArguments),
+    /// A region that leaves its GPU and comes back to its addresses, beside one link's own copies
+    ///
+    /// The first shrink and refill of the process, then medians of others, each timed from the call until it returns;
+    /// every byte is compared after each refill. Calibrated paths are used where there are some (glake topo --calibrate).
+    Shrink(ShrinkArguments),
 }
 
 /// What `glake bench alloc` can be asked.
@@ -59,6 +66,7 @@ pub(super) fn run(
     match bench {
         Bench::Alloc(arguments) => alloc(arguments, config, output, library),
         Bench::Copy(arguments) => copy_bench::run(arguments, config, output, library),
+        Bench::Shrink(arguments) => shrink_bench::run(arguments, config, output),
     }
 }
 

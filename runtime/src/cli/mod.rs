@@ -19,6 +19,7 @@ mod program;
 mod progress;
 mod replay;
 mod run;
+mod shrink_bench;
 mod topo;
 
 use std::ffi::OsString;
@@ -36,6 +37,7 @@ pub use failure::Failure;
 pub use policy::Policy;
 pub use replay::ReplayArguments;
 pub use run::RunArguments;
+pub use shrink_bench::ShrinkArguments;
 pub use topo::TopoArguments;
 
 use crate::backend::Backend;

@@ -169,7 +169,7 @@ impl Bed {
             blocks,
         };
         bed.write()?;
-        bed.region.seal()?;
+        bed.region.seal(false)?;
         Ok(bed)
     }
 

@@ -4,6 +4,7 @@ use glake_loader::{Enqueued, Gmlake, GpuMemory, HostMemory, Libcuda, On, Part};
 use glake_units::Bytes;
 
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
+use crate::pattern::{fill, matching};
 use crate::random::SplitMix;
 
 /// What is measured.
@@ -153,11 +154,11 @@ impl Field<'_> {
     /// # Errors
     /// [`BenchError::Differs`].
     pub(super) fn verify(&mut self, seed: u64) -> Result<(), BenchError> {
-        let compare = |host: &mut HostMemory<'_>, case: &Case| match is_filled(host.bytes(), seed) {
-            true => Ok(()),
-            false => Err(BenchError::Differs { case: case.name() }),
+        let compare = |host: &mut HostMemory<'_>, case: &Case| match matching(host.bytes(), 0, seed) {
+            all if all == host.bytes().len() as u64 => Ok(()),
+            _ => Err(BenchError::Differs { case: case.name() }),
         };
-        fill(self.host.bytes(), seed);
+        fill(self.host.bytes(), 0, seed);
         match self.case.direction {
             CopyDirection::H2d => {
                 self.run(&self.engine())?;
@@ -233,20 +234,4 @@ fn scattered(case: &Case) -> Vec<(usize, usize, usize)> {
         blocks.push((whole * block, whole * block, size % block));
     }
     blocks
-}
-
-/// A word that tells its place.
-fn word(place: usize, seed: u64) -> [u8; 8] {
-    (place as u64 ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
-}
-
-fn fill(bytes: &mut [u8], seed: u64) {
-    for (place, chunk) in bytes.chunks_mut(8).enumerate() {
-        let length = chunk.len();
-        chunk.copy_from_slice(&word(place, seed)[..length]);
-    }
-}
-
-fn is_filled(bytes: &[u8], seed: u64) -> bool {
-    bytes.chunks(8).enumerate().all(|(place, chunk)| *chunk == word(place, seed)[..chunk.len()])
 }

@@ -1,7 +1,7 @@
 //! What a copy costs that is too small for several links: the driver's own and the library's in turns, one after the other.
 
+use super::super::times::{median, us};
 use super::ground::{Case, Ground};
-use super::rounds::{median, us};
 use super::{BenchError, CopyOptions, OverheadReport};
 
 /// Measures one size.

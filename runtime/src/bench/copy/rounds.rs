@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use glake_loader::Timed;
 
+use super::super::links::changed;
+use super::super::times::{median, us};
 use super::BenchError;
 use super::ground::{Case, Ground, Work};
 
@@ -105,55 +107,4 @@ fn paths(ground: &Ground<'_>) -> Result<Vec<(String, u64)>, BenchError> {
         (name, path["bytes"].as_u64().unwrap_or(0))
     };
     Ok(stats["paths"].as_array().map_or_else(Vec::new, |paths| paths.iter().map(path).collect()))
-}
-
-/// How many links carried something in between; at least the target's own.
-fn changed(before: &[(String, u64)], after: &[(String, u64)]) -> u32 {
-    let total = |of: &[(String, u64)], name: &str| -> u64 {
-        of.iter().filter(|(other, _)| other == name).map(|(_, bytes)| bytes).sum()
-    };
-    let mut names: Vec<&str> = after.iter().map(|(name, _)| name.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    let grown = names.into_iter().filter(|name| total(after, name) > total(before, name)).count();
-    u32::try_from(grown.max(1)).unwrap_or(u32::MAX)
-}
-
-pub(super) fn us(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
-}
-
-/// The middle one, or between the two middle ones.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match (values.get(middle), values.len() % 2) {
-        (None, _) => 0.0,
-        (Some(value), 1) => *value,
-        (Some(value), _) => (value + values[middle - 1]) / 2.0,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(Vec::new()).to_bits(), 0.0_f64.to_bits());
-        assert_eq!(median(vec![3.0, 1.0, 2.0]).to_bits(), 2.0_f64.to_bits());
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]).to_bits(), 2.5_f64.to_bits());
-    }
-
-    #[test]
-    fn links_that_carried_something() {
-        let named = |list: &[(&str, u64)]| -> Vec<(String, u64)> {
-            list.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect()
-        };
-        let before = named(&[("0 to_gpu", 5), ("1 to_gpu", 5)]);
-        assert_eq!(changed(&before, &before), 1);
-        // Two ways of one relay are one link.
-        let after = named(&[("0 to_gpu", 9), ("1 to_gpu", 5), ("2 to_gpu", 1), ("2 to_gpu", 1)]);
-        assert_eq!(changed(&before, &after), 2);
-    }
 }

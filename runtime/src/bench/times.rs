@@ -1,0 +1,37 @@
+//! Times of runs, and what is told of them.
+
+use std::time::Duration;
+
+/// In microseconds.
+pub(super) fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// The middle one, or between the two middle ones.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match (values.get(middle), values.len() % 2) {
+        (None, _) => 0.0,
+        (Some(value), 1) => *value,
+        (Some(value), _) => (value + values[middle - 1]) / 2.0,
+    }
+}
+
+/// 10^9 bytes a second.
+#[allow(clippy::cast_precision_loss)] // a rate for people
+pub(super) fn gbps(bytes: u64, us: f64) -> f64 {
+    bytes as f64 / us / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(Vec::new()).to_bits(), 0.0_f64.to_bits());
+        assert_eq!(median(vec![3.0, 1.0, 2.0]).to_bits(), 2.0_f64.to_bits());
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]).to_bits(), 2.5_f64.to_bits());
+    }
+}
