@@ -16,8 +16,14 @@ impl GpuPool {
     /// # Errors
     /// What the driver answers; some may be protected then.
     pub(crate) fn protect_domain(&self, domain: DomainId) -> Result<()> {
+        let is_open = |writers: DeviceSet| !writers.is_empty();
+        if self.runs_of(&*self.growth()?, domain, is_open)?.is_empty() {
+            return Ok(());
+        }
+        // What is waited for may need memory of another thread first.
+        self.drain()?;
         let held = self.growth()?;
-        for (run, writers) in self.runs_of(&held, domain, |writers| !writers.is_empty())? {
+        for (run, writers) in self.runs_of(&held, domain, is_open)? {
             let access: Vec<Access> =
                 writers.iter().map(|device| Access { device, protection: Protection::Read }).collect();
             retry(|| self.reservation.protect(run.offset, run.size, &access))
