@@ -35,6 +35,13 @@ pub(crate) struct Passage {
     epoch: Epoch,
 }
 
+/// A moment from before which all work is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Done {
+    mark: Sequence,
+    passed: Passed,
+}
+
 /// What begins when an extent is asked to leave.
 #[derive(Debug)]
 pub(crate) enum Leave {
@@ -85,34 +92,42 @@ impl GpuPool {
     /// Waits for all work that was enqueued before on every device that may touch the pool's memory.
     pub(crate) fn drain(&self) -> Result<()> {
         self.settle()?;
-        let mut passage = self.passage()?;
-        retry(|| passage.epoch.wait()).map(|_| ()).map_err(|error| self.failed(error))
+        self.passed(self.passage()?).map(|_| ())
     }
 
-    fn passage(&self) -> Result<Passage> {
+    /// Marks now: nothing uses what was copied by now.
+    pub(crate) fn passage(&self) -> Result<Passage> {
         self.usable()?;
         let mark = self.epochs.mark();
         let epoch = retry(|| self.epochs.record(self.reach.watched())).map_err(|error| self.failed(error))?;
         Ok(Passage { mark, epoch })
     }
 
+    /// Waits until all work from before a mark is done.
+    pub(crate) fn passed(&self, passage: Passage) -> Result<Done> {
+        let Passage { mark, mut epoch } = passage;
+        let passed = retry(|| epoch.wait()).map_err(|error| self.failed(error))?;
+        Ok(Done { mark, passed })
+    }
+
     /// An extent begins to leave its GPU for `to`, or for where its copy is; with `discard` its bytes are given up.
     pub(crate) fn begin_leave(&self, extent: ExtentId, to: Place, discard: bool) -> Result<Leave> {
         let held = self.growth()?;
+        let residency = self.kept.lock().get(&extent).map_or(Residency::NEW, |kept| kept.residency);
+        let next = self.after(residency, Step::Leave(residency.copy().unwrap_or(to)))?;
+        let is_resident = matches!(residency, Residency::Resident { .. });
+        if is_resident && held.extents.get(&extent).is_some_and(Extent::is_exported) {
+            return Ok(Leave::Exported);
+        }
+        if !discard && matches!(next, Residency::GoingOut { .. }) {
+            self.open_home(&held, extent)?;
+        }
         let pins = self.pins.lock();
         let mut kept = self.kept.lock();
-        let residency = kept.get(&extent).map_or(Residency::NEW, |kept| kept.residency);
-        let next = self.after(residency, Step::Leave(residency.copy().unwrap_or(to)))?;
-        if matches!(residency, Residency::Resident { .. }) {
-            if held.extents.get(&extent).is_some_and(Extent::is_exported) {
-                return Ok(Leave::Exported);
-            }
+        if is_resident {
             let domain = self.core.lock().size_and_domain(extent).1;
             if !pins.is_empty() && self.extents_of_pins(&pins, domain).contains(&extent) {
                 return Ok(Leave::Pinned);
-            }
-            if !discard && matches!(next, Residency::GoingOut { .. }) {
-                self.open_home(&held, extent)?;
             }
             match self.core.lock().leave(extent) {
                 Ok(()) => {}
@@ -162,29 +177,14 @@ impl GpuPool {
         self.core.lock().came_back(extent).map_err(|source| self.refused(source))
     }
 
-    /// Marks the moment from which on nothing uses an extent that has been copied.
+    /// Unmaps an extent at all its addresses and releases its memory: what used it was done when it was marked.
     ///
     /// # Errors
     /// What the driver answers; the extent is halfway then.
-    pub(crate) fn begin_release(&self, extent: ExtentId) -> Result<Passage> {
-        let passage = self.passage();
-        if passage.is_err() {
-            self.halfway(extent)?;
-        }
-        passage
-    }
-
-    /// Unmaps an extent at all its addresses and releases its memory, once all work from before the mark is done.
-    ///
-    /// # Errors
-    /// What the driver answers; the extent is halfway then.
-    pub(crate) fn release(&self, extent: ExtentId, passage: Passage) -> Result<()> {
-        let Passage { mark, mut epoch } = passage;
-        let passed = retry(|| epoch.wait()).map_err(|error| self.failed(error));
-        let released = passed.and_then(|passed| {
-            let mut held = self.growth()?;
+    pub(crate) fn release(&self, extent: ExtentId, done: &Done) -> Result<()> {
+        let released = self.growth().and_then(|mut held| {
             if self.core.lock().presence(extent) == Some(Presence::Moving) {
-                self.unmap_everywhere(&held, extent, mark, &passed)?;
+                self.unmap_everywhere(&held, extent, done)?;
                 self.release_memory(&mut held, extent)?;
                 self.core.lock().left(extent).map_err(|source| self.refused(source))?;
             }
@@ -196,15 +196,15 @@ impl GpuPool {
         }
     }
 
-    fn unmap_everywhere(&self, held: &Held, extent: ExtentId, mark: Sequence, passed: &Passed) -> Result<()> {
+    fn unmap_everywhere(&self, held: &Held, extent: ExtentId, done: &Done) -> Result<()> {
         for mapping in self.mappings_of(held, extent) {
             if !self.reservation.is_mapped(mapping) {
                 continue;
             }
             let one = [mapping];
-            self.reservation.retire(&one, mark).map_err(|error| self.failed(error))?;
+            self.reservation.retire(&one, done.mark).map_err(|error| self.failed(error))?;
             self.tell_unmapping(mapping.offset, mapping.size);
-            if let Err(error) = retry(|| self.reservation.unmap(&one, passed)) {
+            if let Err(error) = retry(|| self.reservation.unmap(&one, &done.passed)) {
                 self.reservation.revive(&one).map_err(|error| self.failed(error))?;
                 self.tell_mapped(mapping.offset, mapping.size);
                 return Err(self.failed(error));

@@ -1,7 +1,7 @@
 //! A region's memory leaves its GPU.
 //!
 //! ```text
-//! extents   [ copying | copying | copying ]  [ copied, waits for its epoch ]  released
+//! extents   [ copying | copying | copying ]  [ copied | copied ]  [ wait for one epoch ]  released
 //! ```
 
 use std::collections::VecDeque;
@@ -13,10 +13,13 @@ use glake_units::Bytes;
 use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
 use crate::pool::{Leave, Passage};
 use crate::store::{Crossing, Leaving};
-use crate::{Place, Store, Transit};
+use crate::{Place, PoolError, Store, Transit};
 
 /// How often an extent's pending frees are waited for, where other threads go on freeing.
 const DRAINS: usize = 8;
+
+/// How many extents share an epoch: recorded on each device, waited for once.
+const BATCH: usize = 2;
 
 /// An extent whose bytes are on their way.
 #[derive(Debug)]
@@ -29,7 +32,10 @@ struct Copying<'s> {
 #[derive(Debug, Default)]
 struct Pipeline<'s> {
     copying: VecDeque<Copying<'s>>,
-    copied: VecDeque<(ExtentView, Passage)>,
+    /// Nothing uses them any more; the next epoch is theirs.
+    unused: Vec<ExtentView>,
+    /// Those of one epoch at a time.
+    marked: VecDeque<(Vec<ExtentView>, Passage)>,
     report: Shrunk,
     /// The first failure: nothing new begins after it.
     failed: Option<RegionError>,
@@ -37,9 +43,9 @@ struct Pipeline<'s> {
 
 impl Region {
     /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
-    /// others, their live bytes copied to `to` first (of a graph's pool, all). What has a whole copy already goes without one and counts on that,
-    /// wherever it is; what is away already stays where it is. Blocks
-    /// keep their addresses. Waits for all work that was enqueued on every device that may touch the pool's memory.
+    /// others, their live bytes copied to `to` first (of a graph's pool, all). What has a whole copy already goes without one and counts
+    /// on that, wherever it is; what is away already stays where it is. Blocks keep their addresses. Waits for all work that was
+    /// enqueued on every device that may touch the pool's memory.
     ///
     /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.
     ///
@@ -93,14 +99,18 @@ impl Region {
             while pipeline.copying.len() >= AT_ONCE {
                 self.finish_copy(crossing, &mut pipeline);
             }
-            while pipeline.copied.len() > AT_ONCE {
+            if pipeline.unused.len() >= BATCH {
+                self.mark(&mut pipeline);
+            }
+            while pipeline.marked.len() > 1 {
                 self.release_next(&mut pipeline);
             }
         }
         while !pipeline.copying.is_empty() {
             self.finish_copy(crossing, &mut pipeline);
         }
-        while !pipeline.copied.is_empty() {
+        self.mark(&mut pipeline);
+        while !pipeline.marked.is_empty() {
             self.release_next(&mut pipeline);
         }
         (pipeline.report, pipeline.failed)
@@ -120,7 +130,7 @@ impl Region {
             Ok(Leave::Pinned) => pipeline.report.skipped.push(skip(SkipReason::Pinned)),
             Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
-            Ok(Leave::Release) => self.release_later(view, pipeline),
+            Ok(Leave::Release) => pipeline.unused.push(view),
             Ok(Leave::Copy(ranges)) => match crossing.leave(scope, to, ranges) {
                 Ok(leaving) => pipeline.copying.push_back(Copying { view, leaving }),
                 Err(error) => self.gave_up(view.extent, error, pipeline),
@@ -151,7 +161,7 @@ impl Region {
             Ok(copy) => match self.pool.copied(view.extent, copy) {
                 Ok(()) => {
                     pipeline.report.copied = pipeline.report.copied.saturating_add(size);
-                    self.release_later(view, pipeline);
+                    pipeline.unused.push(view);
                 }
                 Err(error) => pipeline.fail(error.into()),
             },
@@ -167,19 +177,40 @@ impl Region {
         }
     }
 
-    fn release_later(&self, view: ExtentView, pipeline: &mut Pipeline<'_>) {
-        match self.pool.begin_release(view.extent) {
-            Ok(passage) => pipeline.copied.push_back((view, passage)),
-            Err(error) => pipeline.fail(error.into()),
+    /// Marks the moment from which on nothing uses what was copied by now.
+    fn mark(&self, pipeline: &mut Pipeline<'_>) {
+        let views = std::mem::take(&mut pipeline.unused);
+        if views.is_empty() {
+            return;
+        }
+        match self.pool.passage() {
+            Ok(passage) => pipeline.marked.push_back((views, passage)),
+            Err(error) => self.left_halfway(&views, error, pipeline),
         }
     }
 
     fn release_next(&self, pipeline: &mut Pipeline<'_>) {
-        let Some((view, passage)) = pipeline.copied.pop_front() else { return };
-        match self.pool.release(view.extent, passage) {
-            Ok(()) if view.presence == Presence::Away => {}
-            Ok(()) => pipeline.report.freed = pipeline.report.freed.saturating_add(view.size),
-            Err(error) => pipeline.fail(error.into()),
+        let Some((views, passage)) = pipeline.marked.pop_front() else { return };
+        let done = match self.pool.passed(passage) {
+            Ok(done) => done,
+            Err(error) => return self.left_halfway(&views, error, pipeline),
+        };
+        for view in views {
+            match self.pool.release(view.extent, &done) {
+                Ok(()) if view.presence == Presence::Away => {}
+                Ok(()) => pipeline.report.freed = pipeline.report.freed.saturating_add(view.size),
+                Err(error) => pipeline.fail(error.into()),
+            }
+        }
+    }
+
+    /// Extents have whole copies, and memory that cannot be given back now.
+    fn left_halfway(&self, views: &[ExtentView], error: PoolError, pipeline: &mut Pipeline<'_>) {
+        pipeline.fail(error.into());
+        for view in views {
+            if let Err(error) = self.pool.halfway(view.extent) {
+                pipeline.fail(error.into());
+            }
         }
     }
 }
