@@ -30,7 +30,7 @@ mod wait;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use glake_stitch::{DomainId, DomainOptions, Presence};
+use glake_stitch::{DomainId, DomainOptions, ExtentView, Presence};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -78,7 +78,8 @@ impl Region {
     }
 
     /// A domain that exists as a region: the default one, a graph's pool. Its extents stay as large as its domain makes them, and
-    /// dropping the region releases nothing. A domain has one region at most.
+    /// dropping the region releases nothing. A domain has one region at most, and it goes before the domain does: once a released
+    /// domain holds nothing any more, its number may become another's.
     pub fn over(pool: &Arc<GpuPool>, domain: DomainId, options: RegionOptions) -> Region {
         Self::of(pool, domain, false, options)
     }
@@ -111,7 +112,7 @@ impl Region {
         Ok(self.pool.malloc_in(self.domain, size, stream)?)
     }
 
-    /// Pins memory of `host` for all its live bytes ahead, where its policy says so.
+    /// Pins memory of `host` for all bytes of it that are kept ahead, where its policy says so.
     ///
     /// # Errors
     /// As [`HostPool::prepare`].
@@ -119,8 +120,10 @@ impl Region {
         if self.options.host_copy != CopyPolicy::Prepare || self.options.policy == Policy::Discard {
             return Ok(());
         }
-        let live = self.pool.standing(self.domain)?.iter().map(|(view, _)| view.live).sum();
-        Ok(host.prepare(live)?)
+        let all = self.pool.keeps_all(self.domain);
+        let kept = |view: &ExtentView| if all { view.size } else { view.live };
+        let kept = self.pool.standing(self.domain)?.iter().map(|(view, _)| kept(view)).sum();
+        Ok(host.prepare(kept)?)
     }
 
     /// Its memory on the GPU, and what is away.

@@ -262,3 +262,41 @@ fn everything_goes_and_comes_back() {
     }
     world.end();
 }
+
+/// A graph is gone, and a block of its pool lives on.
+#[test]
+fn what_is_left_of_a_released_pool_goes_too() {
+    let mut world = World::new();
+    world.malloc(Of::Graph, Bytes::kib(300), world.bed.here, 1);
+    world.malloc(Of::Graph, Bytes::mib(3), world.bed.here, 2);
+    let domain = world.graph.domain();
+    world.bed.pool.release_domain(domain).unwrap();
+    let (_, gone, _) = world.live.remove(0);
+    world.bed.pool.free(gone.address).unwrap();
+    world.all(true);
+    assert_eq!((world.bed.pool.reserved(), world.bed.used()), (Bytes::ZERO, Bytes::ZERO));
+    world.all(false);
+    let (_, block, seed) = world.live[0];
+    let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
+    world.bed.pool.read(block.address, &mut bytes).unwrap();
+    assert!(bytes == pattern(seed, block.size));
+    world.all(true);
+    let World { bed, default, graph, stream, .. } = world;
+    // The last block is freed while it is away: with it goes its copy.
+    bed.pool.free(block.address).unwrap();
+    assert_eq!(bed.host.statistics().in_use, Bytes::ZERO);
+    drop((default, graph, stream));
+    bed.end();
+}
+
+#[test]
+fn all_bytes_that_are_kept_are_prepared() {
+    let mut world = World::new();
+    let of = |tag| RegionOptions { host_copy: CopyPolicy::Prepare, ..RegionOptions::of(tag) };
+    let domain = world.graph.domain();
+    world.graph = Region::over(&world.bed.pool, domain, of("graph"));
+    world.malloc(Of::Graph, Bytes::kib(1100), world.bed.here, 1);
+    world.graph.prepare(&world.bed.host).unwrap();
+    assert!(world.bed.host.statistics().pinned >= EXTENT);
+    world.end();
+}

@@ -85,11 +85,12 @@ impl Allocator {
     }
 
     /// The bytes of an extent that have to be kept: those in live blocks, joined where they touch; all of it where a captured
-    /// graph knows the addresses.
+    /// graph knows the addresses, until its pool is released.
     pub fn kept_ranges(&self, extent: ExtentId) -> Vec<HomeRange> {
         let Some(found) = self.extents.get(extent) else { return Vec::new() };
         let (start, end) = (found.start, found.end());
-        if self.domains[found.domain.index()].options.is_private() {
+        let domain = &self.domains[found.domain.index()];
+        if domain.options.is_private() && !domain.released {
             return vec![HomeRange { offset: Bytes::new(start), size: Bytes::new(end - start) }];
         }
         let mut ranges: Vec<(u64, u64)> = Vec::new();
