@@ -12,7 +12,7 @@
 //! | [`FileTier`] | whole or not there, every page checked | [`SealedFile`] |
 //!
 //! Which of them has an extent's bytes, and which copy counts, is data: [`Place`], [`Residency`]. A [`Region`] is a domain of a pool
-//! whose extents go to the host and come back to their addresses.
+//! whose extents go to a [`Store`] and come back to their addresses.
 //!
 //! ```
 //! use std::sync::Arc;

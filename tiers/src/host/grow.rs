@@ -18,6 +18,12 @@ pub(super) enum Chance<'a> {
     Turn(Turn<'a>),
 }
 
+impl Turn<'_> {
+    pub(super) fn pool(&self) -> &HostPool {
+        self.0
+    }
+}
+
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.core.lock().growing = false;
@@ -53,6 +59,12 @@ impl HostPool {
         }
         core.growing = true;
         Turn(self)
+    }
+
+    /// The turn to pin and unpin, if it is nobody's.
+    pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
+        let taken = std::mem::replace(&mut self.core.lock().growing, true);
+        if taken { None } else { Some(Turn(self)) }
     }
 
     /// In one's turn, when nothing that is free fits: pins, or waits, or unpins.
@@ -91,14 +103,15 @@ impl HostPool {
         let needed = size.align_up(HUGE).filter(|needed| *needed <= room);
         let needed = needed.ok_or_else(|| self.over_budget(size))?;
         let arena = self.options.arena.align_up(HUGE).filter(|arena| *arena <= room).unwrap_or(needed);
-        self.pin(&[arena.max(needed)])?;
+        self.pin(&[arena.max(needed)], || true)?;
         // Another thread may have taken of it meanwhile, as it may of all that is free.
         let hit = self.hit(size)?;
         hit.map_or_else(|| self.grow(size), Ok)
     }
 
-    pub(super) fn pin(&self, sizes: &[Bytes]) -> Result<()> {
-        pin::pin(&self.epochs, &self.options, sizes, |range, time| {
+    /// In one's turn: pins arenas of these sizes while they are wanted.
+    pub(super) fn pin(&self, sizes: &[Bytes], wanted: impl Fn() -> bool + Sync) -> Result<()> {
+        pin::pin(&self.epochs, &self.options, sizes, wanted, |range, time| {
             let mut core = self.core.lock();
             let statistics = &mut core.statistics;
             statistics.pinned = statistics.pinned.saturating_add(range.size());

@@ -9,6 +9,8 @@
 //!                                                                                 or a Ring (stage)
 //! ```
 //!
+//! Who knows what will be taken has it pinned by a thread of its own, arena by arena, while the first blocks are in use already.
+//!
 //! Memory is pinned in arenas: on huge pages, spread over NUMA nodes, touched by several threads, registered for every
 //! context, not inherited by a forked child. A range lies in one arena, because a copy over two registrations is none.
 //!
@@ -19,6 +21,7 @@ mod available;
 mod block;
 mod clock;
 mod error;
+mod expect;
 mod free;
 mod grow;
 mod nodes;
@@ -144,7 +147,7 @@ impl HostPool {
             sizes.push(arena.min(left));
             left = left.saturating_sub(arena);
         }
-        self.pin(&sizes)
+        self.pin(&sizes, || true)
     }
 
     /// Slots for more bytes than may be pinned: `slots` of them, or as many as can be had, but two at least.

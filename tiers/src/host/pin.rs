@@ -21,22 +21,23 @@ use super::{HostError, HostOptions, Result};
 
 /// What one thread touches at a time: a huge page.
 const HUGE: usize = 2 << 20;
-/// The size of a page where there are no huge ones.
-const SMALL: usize = 4 << 10;
 
-/// Pins memory of these sizes; each is handed to `done`, with the time since the one before, as soon as it is pinned.
+/// Pins memory of these sizes, the next one while `wanted` says so; each is handed to `done`, with the time since the one before, as
+/// soon as it is pinned.
 pub(super) fn pin(
     epochs: &Arc<Epochs>,
     options: &HostOptions,
     sizes: &[Bytes],
+    wanted: impl Fn() -> bool + Sync,
     mut done: impl FnMut(PinnedRange, Duration),
 ) -> Result<()> {
-    let Some((first, others)) = sizes.split_first() else { return Ok(()) };
+    let Some((first, others)) = sizes.split_first().filter(|_| wanted()) else { return Ok(()) };
     // For this call only: pinning is rare, and idle threads would be in the way of a fork.
     let threads = threads(options.threads)?;
     let mut begun = Instant::now();
     let mut touched = threads.install(|| touched(options, *first))?;
     for next in others.iter().copied().map(Some).chain([None]) {
+        let next = next.filter(|_| wanted());
         let (pinned, following) = threads.join(
             || registered(epochs, touched),
             || next.map(|size| self::touched(options, size)).transpose(),
@@ -72,11 +73,7 @@ fn touched(options: &HostOptions, size: Bytes) -> Result<Pages> {
         let nodes = &options.nodes;
         tracing::warn!(target: "glake::host", ?nodes, %error, "pinned memory is not spread over NUMA nodes");
     }
-    pages.as_mut_slice().par_chunks_mut(HUGE).for_each(|huge| {
-        for page in huge.chunks_mut(SMALL) {
-            page[0] = 0;
-        }
-    });
+    pages.as_mut_slice().par_chunks_mut(HUGE).for_each(Pages::touch);
     Ok(pages)
 }
 

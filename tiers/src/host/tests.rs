@@ -149,6 +149,29 @@ fn what_is_being_prepared_is_taken_as_it_arrives() {
 }
 
 #[test]
+fn what_is_expected_is_pinned_while_it_is_wanted() {
+    let bed = bed(Bytes::mib(32));
+    let expect = |mib, count| bed.pool.expect(&vec![Bytes::mib(mib); count]);
+    expect(3, 5).unwrap().pin(|| false);
+    assert_eq!(bed.pins(), 0);
+    expect(3, 5).unwrap().pin(|| bed.pins() < 2);
+    assert_eq!(bed.pins(), 3, "the third was under way");
+    let expected = expect(3, 5).unwrap();
+    assert!(expect(3, 5).is_none(), "one thread pins at a time");
+    expected.pin(|| true);
+    let blocks: Vec<HostBlock> = (0..4).map(|_| bed.take(Bytes::mib(3))).collect();
+    assert_eq!(bed.pins(), 4, "what is free in pieces counts as one: the rest is pinned when it is taken");
+    // Nobody is told here: who takes memory is.
+    let fault = Fault { verb: Some(Verb::HostRegister), when: When::Nth(1), error: Injected::Failed(304) };
+    bed.faults.set(&[fault]);
+    expect(8, 1).unwrap().pin(|| true);
+    bed.faults.set(&[]);
+    assert!(expect(1000, 1).is_none(), "the budget does not allow it");
+    drop(blocks);
+    bed.end();
+}
+
+#[test]
 fn memory_that_work_still_touches_is_not_handed_out() {
     let bed = bed(Bytes::mib(8));
     let driver: Arc<dyn Driver> = bed.recorder.clone();

@@ -5,15 +5,17 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
 
 use glake_stitch::{ExtentId, ExtentView, Presence};
 use glake_units::Bytes;
+use rustc_hash::FxHashSet;
 
 use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
 use crate::pool::{Leave, Passage};
 use crate::store::{Crossing, Leaving};
-use crate::{Place, PoolError, Store, Transit};
+use crate::{Place, PoolError, Residency, Store, Transit};
 
 /// How often an extent's pending frees are waited for, where other threads go on freeing.
 const DRAINS: usize = 8;
@@ -67,8 +69,14 @@ impl Region {
         report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Pinned)));
         let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
         let crossing = Crossing::new(&self.pool, &self.options.tag, transit);
-        let (mut report, mut failed) =
-            std::thread::scope(|scope| self.leave(scope, &crossing, to, chosen, report));
+        let sizes = self.copied_sizes(&standing, &chosen);
+        let over = AtomicBool::new(false);
+        let (mut report, mut failed) = std::thread::scope(|scope| {
+            to.pin_ahead(scope, &sizes, &over);
+            let left = self.leave(scope, &crossing, to, chosen, report);
+            over.store(true, Ordering::Relaxed);
+            left
+        });
         // What a copy was opened for and stayed.
         if let Err(error) = self.protect() {
             failed.get_or_insert(error);
@@ -80,6 +88,19 @@ impl Region {
                 Ok(report)
             }
         }
+    }
+
+    /// How large the copies will be that are to be made, in their order.
+    fn copied_sizes(&self, standing: &[(ExtentView, Residency)], chosen: &[ExtentView]) -> Vec<Bytes> {
+        if self.options.policy == Policy::Discard {
+            return Vec::new();
+        }
+        let new = standing.iter().filter(|(_, residency)| *residency == Residency::NEW);
+        let new: FxHashSet<ExtentId> = new.map(|(view, _)| view.extent).collect();
+        let whole = self.pool.keeps_all(self.domain);
+        let copied = chosen.iter().filter(|view| new.contains(&view.extent));
+        let sizes = copied.map(|view| if whole { view.size } else { view.live });
+        sizes.filter(|size| !size.is_zero()).collect()
     }
 
     fn leave<'s>(

@@ -10,6 +10,7 @@
 //! - A copy that was not completed is nobody's: its block, its draft and its slots go back, once what was enqueued on them is done.
 //! - A digest is taken of an extent's own memory: before anything of it is given up, and after all of it has come back.
 
+mod ahead;
 mod copy;
 mod crossing;
 mod peer;

@@ -61,7 +61,7 @@ impl Pages {
         };
         let start = NonNull::new(start).ok_or_else(too_large)?;
         let mut pages = Pages { start, size };
-        pages.touch(threads);
+        pages.touch_all(threads);
         Ok(pages)
     }
 
@@ -121,20 +121,30 @@ impl Pages {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size) }
     }
 
-    fn touch(&mut self, threads: usize) {
+    /// Has the operating system put pages under a part of such memory, as they are first written to: at once where it can, else page by
+    /// page. Bytes stay what they are.
+    pub fn touch(part: &mut [u8]) {
+        let (start, length) = (part.as_mut_ptr(), part.len());
+        // SAFETY: it changes no byte of the part, of which this is the only reference. Where the part is not of whole pages, or the
+        // system does not know the wish, it is refused.
+        if unsafe { libc::madvise(start.cast(), length, libc::MADV_POPULATE_WRITE) } == 0 {
+            return;
+        }
+        for page in part.chunks_mut(SMALL) {
+            let first = page.as_mut_ptr();
+            // SAFETY: the first byte of a slice that is not empty, with the value that it has; volatile, so that it is written.
+            unsafe { first.write_volatile(first.read()) };
+        }
+    }
+
+    fn touch_all(&mut self, threads: usize) {
         if threads == 0 {
             return;
         }
         let share = self.size.div_ceil(threads).next_multiple_of(HUGE);
         std::thread::scope(|scope| {
             for part in self.as_mut_slice().chunks_mut(share) {
-                scope.spawn(move || {
-                    for page in part.chunks_mut(SMALL) {
-                        // SAFETY: a write to the first byte of a slice that is not empty; volatile, for the value
-                        // that is written is the one that is there.
-                        unsafe { page.as_mut_ptr().write_volatile(0) };
-                    }
-                });
+                scope.spawn(move || Self::touch(part));
             }
         });
     }
@@ -186,6 +196,16 @@ mod tests {
         if std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
             assert!(flags.contains(" hg"), "{flags}");
         }
+    }
+
+    #[test]
+    fn touching_changes_nothing() {
+        let mut pages = Pages::new(Bytes::mib(4), 0).unwrap();
+        pages.as_mut_slice()[7] = 9;
+        Pages::touch(pages.as_mut_slice());
+        Pages::touch(&mut pages.as_mut_slice()[1..10_000]);
+        Pages::touch(&mut []);
+        assert!(pages.as_slice().iter().enumerate().all(|(at, byte)| *byte == if at == 7 { 9 } else { 0 }));
     }
 
     #[test]

@@ -85,6 +85,30 @@ fn a_budget_that_ends_in_the_middle() {
 }
 
 #[test]
+fn host_memory_that_cannot_be_pinned() {
+    for when in [When::Nth(1), When::Nth(2), When::From(1), When::From(3)] {
+        let mut bed = bed();
+        bed.furnish();
+        bed.faults.set(&[Fault { verb: Some(Verb::HostRegister), when, error: Injected::Failed(304) }]);
+        let outcome = bed.shrink(To::Host, false);
+        bed.faults.set(&[]);
+        match outcome {
+            // Pinned ahead, it was not; who took it pinned it.
+            Ok(_) => assert!(matches!(when, When::Nth(_))),
+            Err(error) => {
+                let source = stopped(error);
+                assert!(matches!(source, RegionError::Host(HostError::PinRefused { .. })), "{source}");
+            }
+        }
+        assert_sound(&bed);
+        bed.shrink(To::Host, false).unwrap();
+        bed.refill(false).unwrap();
+        assert_eq!(bed.wrong_bytes(), 0);
+        bed.end();
+    }
+}
+
+#[test]
 fn two_pages_of_host_memory_are_enough_for_files() {
     let mut bed = bed_of(Ground { budget: Bytes::mib(2), ..Ground::default() });
     bed.furnish();

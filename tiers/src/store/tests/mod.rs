@@ -368,3 +368,27 @@ fn its_own_gpu_is_no_store() {
     assert_eq!(bed.wrong_bytes(), 0);
     bed.end();
 }
+
+#[test]
+fn host_memory_is_pinned_while_copies_are_made() {
+    let mut bed = bed();
+    bed.furnish();
+    let host = bed.host.clone();
+    // No copy ends before all is pinned.
+    bed.meddle(move |_| {
+        let begun = std::time::Instant::now();
+        while host.statistics().pinned < Bytes::mib(16) {
+            assert!(begun.elapsed().as_secs() < 60, "nobody pins meanwhile");
+            std::thread::yield_now();
+        }
+        Ok(())
+    });
+    bed.shrink(To::Host, false).unwrap();
+    assert_eq!(bed.host.statistics().pins, 4);
+    bed.refill(false).unwrap();
+    // It is there for the next time.
+    bed.shrink(To::Host, false).unwrap();
+    assert_eq!(bed.host.statistics().pins, 4);
+    bed.refill(false).unwrap();
+    bed.end();
+}

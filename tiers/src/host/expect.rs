@@ -1,0 +1,91 @@
+//! Memory pinned ahead of those who will take it, by a thread beside theirs.
+//!
+//! ```text
+//!  expect   ├ arena 1 ┼ arena 2 ┼ arena 3 ┤
+//!  take               │ 1 │ 1 │ 2 │ 2 │ 3 │ 3 │       each as soon as it is there
+//! ```
+
+use glake_units::Bytes;
+
+use super::grow::Turn;
+use super::{HUGE, HostPool, PAGE};
+
+/// Arenas that will be pinned: until then nobody else pins, and who takes memory waits for the next.
+#[derive(Debug)]
+pub(crate) struct Expected<'a> {
+    turn: Turn<'a>,
+    arenas: Vec<Bytes>,
+}
+
+impl HostPool {
+    /// What has to be pinned so that blocks of these sizes can be had, as far as the budget goes. `None`: nothing, or another thread pins.
+    pub(crate) fn expect(&self, blocks: &[Bytes]) -> Option<Expected<'_>> {
+        let turn = self.try_turn()?;
+        self.absorb();
+        let (free, room) = {
+            let core = self.core.lock();
+            (core.free.total(), self.options.budget.saturating_sub(core.statistics.pinned))
+        };
+        let arenas = arenas(blocks, free, self.options.arena, room);
+        (!arenas.is_empty()).then_some(Expected { turn, arenas })
+    }
+}
+
+impl Expected<'_> {
+    /// Pins the arenas, while somebody wants them. Where one cannot be pinned it ends: who takes memory is told why.
+    pub(crate) fn pin(self, wanted: impl Fn() -> bool + Sync) {
+        if let Err(error) = self.turn.pool().pin(&self.arenas, wanted) {
+            tracing::debug!(target: "glake::host", %error, "no memory is pinned ahead");
+        }
+    }
+}
+
+/// The arenas that hold blocks which are taken in this order, beside what is free. A block lies in one arena.
+fn arenas(blocks: &[Bytes], free: Bytes, arena: Bytes, room: Bytes) -> Vec<Bytes> {
+    let (mut free, mut room, mut left) = (free, room, Bytes::ZERO);
+    let mut found = Vec::new();
+    for block in blocks {
+        let Some(block) = (*block).max(PAGE).align_up(PAGE) else { break };
+        if let Some(rest) = free.checked_sub(block) {
+            free = rest;
+        } else if let Some(rest) = left.checked_sub(block) {
+            left = rest;
+        } else {
+            let size = arena.max(block).align_up(HUGE).filter(|size| *size <= room);
+            let Some(size) = size.or(block.align_up(HUGE)).filter(|size| *size <= room) else { break };
+            found.push(size);
+            room = room.saturating_sub(size);
+            left = size.saturating_sub(block);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(blocks: &[u64], free: u64, room: u64) -> Vec<u64> {
+        let blocks: Vec<Bytes> = blocks.iter().copied().map(Bytes::mib).collect();
+        let found = arenas(&blocks, Bytes::mib(free), Bytes::mib(256), Bytes::mib(room));
+        found.into_iter().map(|size| size.get() >> 20).collect()
+    }
+
+    #[test]
+    fn blocks_lie_in_one_arena_each() {
+        assert_eq!(of(&[], 0, 4096), []);
+        assert_eq!(of(&[128; 4], 0, 4096), [256, 256]);
+        assert_eq!(of(&[100; 4], 0, 4096), [256, 256]);
+        assert_eq!(of(&[200; 3], 0, 4096), [256; 3]);
+        assert_eq!(of(&[300, 20], 0, 4096), [300, 256]);
+    }
+
+    #[test]
+    fn what_is_free_and_the_budget_count() {
+        assert_eq!(of(&[128; 4], 256, 4096), [256]);
+        assert_eq!(of(&[128; 4], 512, 4096), []);
+        assert_eq!(of(&[128; 4], 0, 300), [256]);
+        assert_eq!(of(&[128; 4], 0, 130), [128]);
+        assert_eq!(of(&[128; 4], 0, 100), []);
+    }
+}
