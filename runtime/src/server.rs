@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{Buffer, DeviceSet, Epochs};
 use glake_device::sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, DeviceInfo, Driver, DriverError};
@@ -167,6 +167,19 @@ impl Server {
             }
         }
         Ok(Arc::new(pool))
+    }
+
+    /// Memory of the target that the relays may touch, or it alone where one of them cannot reach it.
+    ///
+    /// # Errors
+    /// As [`Buffer::new`].
+    pub(crate) fn buffer(&self, size: Bytes) -> Result<Arc<Buffer>, DriverError> {
+        let of = |reach| Buffer::new(self.epochs(), self.target.id, size, reach);
+        let buffer = match of(self.relays()) {
+            Err(error) if !error.is_out_of_memory() && !error.is_sticky() => of(DeviceSet::EMPTY),
+            made => made,
+        };
+        Ok(Arc::new(buffer?))
     }
 
     /// Host memory for the paths' copies, nothing of it pinned yet.

@@ -144,13 +144,32 @@ fn what_is_sealed_leaves_again_without_a_copy() {
 }
 
 #[test]
+fn every_tier_has_its_own_measurements() {
+    let folder = std::env::temp_dir().join(format!("glake-product-{}-files", std::process::id()));
+    let path = folder.to_str().unwrap();
+    let some = ["--bytes", "10MiB", "--tensors", "5", "--verify", "--tier", "peer,file", "--folder", path];
+    let reports = shrinks(&some);
+    let tiers: Vec<_> = reports.iter().map(|report| report["tier"].as_str().unwrap()).collect();
+    assert_eq!(tiers, [["peer"; 4], ["file"; 4]].concat());
+    for report in &reports {
+        assert!(report["checked"] == true && report["verified"] == true, "{report}");
+        assert!(report["copied_bytes"] == 10 << 20 && report["leaked_bytes"] == 0, "{report}");
+    }
+    // The folder is whose it was named by; the files are gone.
+    std::fs::remove_dir(folder).unwrap();
+}
+
+#[test]
 fn a_shrink_that_cannot_be_measured_is_refused() {
     for (arguments, code, says) in [
         (&["--target", "9"][..], 2, "GPU 9 does not exist: 4 are here, counted from 0"),
         (&["--bytes", "63"][..], 2, "--bytes must be 1 byte a tensor or more, and 64 were asked for"),
+        (&["--tier", "peer", "--peer", "0"][..], 2, "GPU 0 has no peer to lend it memory"),
+        (&["--tier", "peer", "--peer", "4"][..], 2, "GPU 4 does not exist: 4 are here, counted from 0"),
+        (&["--tier", "file", "--folder", "/proc/none"][..], 1, "/proc/none: open:"),
         (&["--tensors", "0"][..], 2, "invalid value '0' for '--tensors <N>'"),
         (&["--tier", "tape"][..], 2, "invalid value 'tape' for '--tier <TIER>'"),
-        (&["--bytes", "1TiB", "--tensors", "1"][..], 1, "out of memory"),
+        (&["--bytes", "1TiB", "--tensors", "1"][..], 1, "1024.00 GiB wanted of a device with 140.40 GiB"),
     ] {
         let output = ran(&[&["bench", "shrink"], arguments].concat());
         let error = String::from_utf8(output.stderr).unwrap();

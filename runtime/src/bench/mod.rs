@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use glake_device::DriverError;
 use glake_loader::LoadError;
-use glake_tiers::{HostError, MoveError, PoolError, RegionError};
+use glake_tiers::{FileError, HostError, MoveError, PoolError, RegionError};
 use glake_transfer::TransferError;
 use glake_units::Bytes;
 use serde::Serialize;
@@ -141,6 +141,17 @@ pub enum BenchError {
     /// There is no pinned host memory.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// There is no folder for files.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// No other GPU lends its memory.
+    #[error(
+        "GPU {target} has no peer to lend it memory: name another GPU with --peer, or choose --tier host or file"
+    )]
+    NoPeer {
+        /// Whose memory was to go there.
+        target: u32,
+    },
     /// A region could not be shrunk or refilled.
     #[error(transparent)]
     Region(#[from] RegionError),

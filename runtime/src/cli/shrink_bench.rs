@@ -1,6 +1,7 @@
 //! `glake bench shrink`.
 
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use glake_units::Bytes;
@@ -22,7 +23,7 @@ pub struct ShrinkArguments {
     /// In how many blocks
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     tensors: u32,
-    /// Where its bytes go: host (pinned memory). Several with commas
+    /// Where its bytes go: host (pinned memory), peer (another GPU's), file. Several with commas
     #[arg(long, value_name = "TIER", value_delimiter = ',', default_value = "host")]
     tier: Vec<Tier>,
     /// How many GPUs' links serve the copies, the region's own among them; 1: no relays [default: all]
@@ -37,9 +38,18 @@ pub struct ShrinkArguments {
     /// Pin the host memory before the first shrink
     #[arg(long)]
     prepare: bool,
-    /// Seal the region: once its copy is in host memory it leaves without another one
+    /// Seal the region: once there is a copy of it, it leaves without another one
     #[arg(long)]
     sealed: bool,
+    /// Take digests before bytes leave and compare them when they are back, timed with the rest
+    #[arg(long)]
+    verify: bool,
+    /// The GPU that lends its memory [default: the first other one]
+    #[arg(long, value_name = "GPU")]
+    peer: Option<u32>,
+    /// Where files lie: the disk below it is what is measured [default: the system's temporary files]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -48,28 +58,34 @@ Examples:
   glake bench shrink --paths 1                         over its own link alone
   glake bench shrink --prepare                         the first shrink as fast as the others
   glake bench shrink --bytes 32GiB --sealed            a clean region, shrunk again
-  glake bench shrink --paths 2 --json
+  glake bench shrink --tier host,peer --verify --json
+  glake bench shrink --tier file --folder /nvme/glake --bytes 4GiB
 
 Figures:
   GB/s are 10^9 bytes a second: all of the region's, by the time until the call returned, mappings
   included; the first time, and the median of the others. The link's are one copy of cuMemcpyAsync
   over the GPU's own link, in turns with these. Every byte is compared after each refill, untimed.
-  Leaked is what the GPU has less than before, after everything was freed. The first time nothing
-  of the region's host memory is pinned, unless --prepare does; relays are ready.
+  Leaked is what the GPU (and a peer) has less than before, after everything was freed. The first
+  time nothing of the region's host memory is pinned, unless --prepare does; relays are ready.
 
-JSON fields: device, phase (shrink, refill), tier (host), bytes, tensors, paths, warm, link_gbps, gbps,
-copied_bytes, leaked_bytes, verified; and target, runs, us, prepared, sealed, calibrated";
+JSON fields: device, phase (shrink, refill), tier (host, peer, file), bytes, tensors, paths, warm, link_gbps, gbps,
+copied_bytes, leaked_bytes, verified; and target, runs, us, prepared, sealed,
+checked (by digests), calibrated";
 
 /// Where bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Tier {
     Host,
+    Peer,
+    File,
 }
 
 impl ShrinkArguments {
     fn options(&self) -> ShrinkOptions {
         let tier = |tier: &Tier| match tier {
             Tier::Host => ShrinkTier::Host,
+            Tier::Peer => ShrinkTier::Peer,
+            Tier::File => ShrinkTier::File,
         };
         ShrinkOptions {
             bytes: self.bytes,
@@ -80,6 +96,9 @@ impl ShrinkArguments {
             runs: self.runs,
             prepare: self.prepare,
             sealed: self.sealed,
+            verify: self.verify,
+            peer: self.peer,
+            folder: self.folder.clone(),
         }
     }
 }
@@ -125,7 +144,10 @@ pub(super) fn run(arguments: &ShrinkArguments, config: &Config, output: &mut Out
     }
     match (measured, untold) {
         (_, Some(failure)) => Err(failure),
-        (Err(error @ BenchError::Server(ServerError::NoSuchGpu { .. })), None) => Err(Failure::usage(error)),
+        (
+            Err(error @ (BenchError::NoPeer { .. } | BenchError::Server(ServerError::NoSuchGpu { .. }))),
+            None,
+        ) => Err(Failure::usage(error)),
         (measured, None) => measured.map_err(Failure::failed),
     }
 }

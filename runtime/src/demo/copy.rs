@@ -113,7 +113,7 @@ impl Field {
         Ok(Field {
             source,
             sink,
-            gpu: Arc::new(Buffer::new(server.epochs(), device, size, server.relays())?),
+            gpu: server.buffer(size)?,
             on: UserStream::of(&**driver, device, stream.id())?,
             begun: OwnedEvent::new(driver, device, EventKind::Timed)?,
             ended: OwnedEvent::new(driver, device, EventKind::Timed)?,

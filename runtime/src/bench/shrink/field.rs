@@ -1,12 +1,13 @@
 //! The region of one measurement: its blocks, what they hold, and where it goes.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use glake_device::{Address, Stream};
 use glake_tiers::{
-    Block, CopyPolicy, GpuPool, HostPool, Impatient, Policy, PoolStream, Refilled, Region, RegionOptions,
+    Block, CopyPolicy, FileTier, GpuPool, Impatient, Policy, PoolStream, Refilled, Region, RegionOptions,
     Shrunk, Store, Transit,
 };
 use glake_units::Bytes;
@@ -20,15 +21,22 @@ use crate::pattern::{CHUNK, fill, matching};
 const THREADS: usize = 8;
 /// Extents of a simulated GPU's region, which is small.
 const SMALL: Bytes = Bytes::mib(8);
+/// What bytes pass through on their way to files.
+const STAGED: Bytes = Bytes::mib(96);
 
 /// A region, and its store.
 pub(super) struct Field<'a> {
     ground: &'a Ground,
-    store: Store,
     region: Region,
     pool: Arc<GpuPool>,
     blocks: Vec<Block>,
+    store: Store,
+    /// After all that has files in it.
+    _folder: Option<OwnFolder>,
 }
+
+/// A folder that is removed at the end.
+struct OwnFolder(PathBuf);
 
 /// A part of a block: where it is, where it lies in its block, which block, how long.
 type Part = (Address, u64, u64, usize);
@@ -54,11 +62,8 @@ impl<'a> Field<'a> {
         let stream = PoolStream::of(&**server.driver(), server.target().id, Stream::LEGACY)?;
         let blocks = sizes(ground.bytes(), options.tensors).map(|size| region.malloc(size, stream));
         let blocks = blocks.collect::<Result<_, _>>()?;
-        let host = server.host()?;
-        if options.prepare {
-            host.prepare(ground.bytes())?;
-        }
-        let field = Field { ground, store: store(tier, &host), region, pool, blocks };
+        let (store, folder) = store(ground, config, options, tier)?;
+        let field = Field { ground, store, _folder: folder, region, pool, blocks };
         field.write()?;
         if options.sealed {
             field.region.seal(false)?;
@@ -77,7 +82,7 @@ impl<'a> Field<'a> {
     }
 
     fn transit(&self) -> Transit<'_> {
-        Transit { mover: self.ground.mover(), checks: None }
+        Transit { mover: self.ground.mover(), checks: self.ground.digests() }
     }
 
     fn write(&self) -> Result<(), BenchError> {
@@ -155,9 +160,38 @@ fn parts(seed: u64, block: Block) -> impl Iterator<Item = Part> {
     })
 }
 
-fn store(tier: ShrinkTier, host: &Arc<HostPool>) -> Store {
+/// Where the region goes; nothing of it is made ahead but what is asked for.
+fn store(
+    ground: &Ground,
+    config: &Config,
+    options: &ShrinkOptions,
+    tier: ShrinkTier,
+) -> Result<(Store, Option<OwnFolder>), BenchError> {
+    let server = ground.server();
+    let pinned = |size: Bytes| {
+        let host = server.host()?;
+        if options.prepare {
+            host.prepare(size)?;
+        }
+        Ok::<_, BenchError>(host)
+    };
     match tier {
-        ShrinkTier::Host => Store::Host(host.clone()),
+        ShrinkTier::Host => Ok((Store::Host(pinned(ground.bytes())?), None)),
+        ShrinkTier::Peer => Ok((Store::Peer(server.pool(ground.peer()?, &config.pool)?), None)),
+        ShrinkTier::File => {
+            let own = std::env::temp_dir().join(format!("glake-bench-{}", std::process::id()));
+            let folder = options.folder.as_deref().unwrap_or(&own);
+            let files = Arc::new(FileTier::open(folder)?);
+            let host = pinned(STAGED.min(ground.bytes()))?;
+            Ok((Store::File { files, host }, options.folder.is_none().then_some(OwnFolder(own))))
+        }
+    }
+}
+
+impl Drop for OwnFolder {
+    fn drop(&mut self) {
+        // What is not empty is not all ours.
+        let _ = std::fs::remove_dir(&self.0);
     }
 }
 

@@ -3,25 +3,28 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{self, Buffer, OwnedStream, Span};
+use glake_device::DeviceId;
+use glake_device::owned::{self, Buffer, Digests, OwnedStream, Span};
 use glake_tiers::{HostBlock, Mover as _};
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
 
 use super::super::times::us;
-use super::{BenchError, ShrinkOptions, ShrinkPhase};
+use super::{BenchError, ShrinkOptions, ShrinkPhase, ShrinkTier};
 use crate::backend::Backend;
 use crate::config::Config;
-use crate::server::{Server, ServerOptions};
+use crate::server::{Server, ServerError, ServerOptions};
 
-/// What the native copy of one link copies at most: more shows no other rate.
-const LINK: Bytes = Bytes::gib(1);
+/// What the native copy of one link copies at most, on the simulator and on a GPU: more shows no other rate.
+const LINKS: [Bytes; 2] = [Bytes::mib(64), Bytes::gib(1)];
 /// A stream gets its paths in the background once it has asked for them.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A server, and memory for copies over one link.
 pub(super) struct Ground {
     bytes: Bytes,
+    peer: Option<DeviceId>,
+    digests: Option<Digests>,
     mover: LinkMover,
     stream: OwnedStream,
     host: HostBlock,
@@ -40,14 +43,17 @@ impl Ground {
         let server = Server::open(backend, config, part)?;
         let default = if server.is_simulated() { Bytes::mib(64) } else { Bytes::gib(16) };
         let bytes = options.bytes.unwrap_or(default);
-        let (target, size) = (server.target().id, bytes.min(LINK));
+        let (target, size) = (server.target().id, bytes.min(LINKS[usize::from(!server.is_simulated())]));
+        let digests = options.verify.then(|| Digests::new(server.epochs(), target)).transpose()?;
         let ground = Ground {
             bytes,
+            peer: peer(&server, options)?,
+            digests,
             mover: LinkMover::new(server.engine(), target, Priority::Normal)?,
             stream: OwnedStream::new(server.driver(), target)?,
             // A pool of its own: what regions use is pinned by them.
             host: server.host()?.take(size)?,
-            gpu: Arc::new(Buffer::new(server.epochs(), target, size, server.relays())?),
+            gpu: server.buffer(size)?,
             server,
         };
         ground.warm_up()?;
@@ -61,6 +67,19 @@ impl Ground {
     /// Moves regions' bytes, over all links from its first copy on.
     pub(super) fn mover(&self) -> &LinkMover {
         &self.mover
+    }
+
+    /// What takes digests of regions' bytes, where they are wanted.
+    pub(super) fn digests(&self) -> Option<&Digests> {
+        self.digests.as_ref()
+    }
+
+    /// The GPU that lends its memory.
+    ///
+    /// # Errors
+    /// [`BenchError::NoPeer`].
+    pub(super) fn peer(&self) -> Result<DeviceId, BenchError> {
+        self.peer.ok_or(BenchError::NoPeer { target: self.server.target().id.0 })
     }
 
     /// The region's.
@@ -95,9 +114,13 @@ impl Ground {
         notes
     }
 
-    /// What the GPU has that nobody holds.
-    pub(super) fn free_memory(&self) -> Result<Bytes, BenchError> {
-        Ok(self.server.free_memory(self.server.target().id)?)
+    /// What the GPUs that a tier uses have that nobody holds.
+    pub(super) fn free_memory(&self, tier: ShrinkTier) -> Result<Bytes, BenchError> {
+        let own = self.server.free_memory(self.server.target().id)?;
+        Ok(match tier {
+            ShrinkTier::Peer => own.saturating_add(self.server.free_memory(self.peer()?)?),
+            ShrinkTier::Host | ShrinkTier::File => own,
+        })
     }
 
     /// Microseconds of one copy of the driver's over the target's own link.
@@ -141,5 +164,24 @@ impl Ground {
             }
         }
         Ok(())
+    }
+}
+
+/// The GPU that lends its memory: the one asked for, or the first other one; `None` where nobody has to.
+fn peer(server: &Server, options: &ShrinkOptions) -> Result<Option<DeviceId>, BenchError> {
+    if !options.tiers.contains(&ShrinkTier::Peer) {
+        return Ok(None);
+    }
+    let target = options.target;
+    let devices = server.driver().devices()?;
+    let mut others = devices.iter().map(|info| info.id).filter(|id| id.0 != target);
+    match options.peer {
+        None => Ok(Some(others.next().ok_or(BenchError::NoPeer { target })?)),
+        Some(asked) if asked == target => Err(BenchError::NoPeer { target }),
+        Some(asked) => {
+            let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+            let found = others.find(|id| id.0 == asked);
+            Ok(Some(found.ok_or(ServerError::NoSuchGpu { device: asked, count })?))
+        }
     }
 }

@@ -13,6 +13,8 @@ mod field;
 mod ground;
 mod rounds;
 
+use std::path::PathBuf;
+
 use glake_units::Bytes;
 use serde::Serialize;
 
@@ -39,6 +41,10 @@ pub enum ShrinkPhase {
 pub enum ShrinkTier {
     /// To pinned memory of the host.
     Host,
+    /// To another GPU's memory.
+    Peer,
+    /// To files.
+    File,
 }
 
 /// What `glake bench shrink` measures.
@@ -58,8 +64,14 @@ pub struct ShrinkOptions {
     pub runs: u32,
     /// Whether host memory is pinned before the first shrink.
     pub prepare: bool,
-    /// Whether the region is sealed, so that it goes without copies once its host copy is there.
+    /// Whether the region is sealed, so that it goes without copies once one is there.
     pub sealed: bool,
+    /// Whether digests of the bytes are taken before they leave and compared when they are back, as the product does on demand.
+    pub verify: bool,
+    /// The GPU that lends its memory; `None`: the first other one.
+    pub peer: Option<u32>,
+    /// Where files lie; `None`: a folder of its own among the system's temporary files.
+    pub folder: Option<PathBuf>,
 }
 
 /// One direction of one tier, the first time or the median of the others.
@@ -77,7 +89,7 @@ pub struct ShrinkReport {
     pub bytes: u64,
     /// In how many blocks.
     pub tensors: u32,
-    /// How many links carried something, the target's own too.
+    /// How many links between the host and GPUs carried something, the target's own too; 1 where none had to.
     pub paths: u32,
     /// Whether it was not the first time.
     pub warm: bool,
@@ -91,12 +103,14 @@ pub struct ShrinkReport {
     pub us: f64,
     /// What was copied, of the last time.
     pub copied_bytes: u64,
-    /// What the GPU has less than before the tier was measured, after everything was freed.
+    /// What the GPU, and the one that lent its memory, have less than before the tier was measured, after everything was freed.
     pub leaked_bytes: u64,
     /// Whether host memory was pinned before the first time.
     pub prepared: bool,
     /// Whether it was sealed.
     pub sealed: bool,
+    /// Whether digests were taken and compared, timed with the rest.
+    pub checked: bool,
     /// Whether the paths were calibrated, and not assumed.
     pub calibrated: bool,
     /// Whether every byte was compared after each refill: always, or there is no report.
@@ -144,9 +158,9 @@ pub fn shrink(
             step += 1;
             Ok(())
         };
-        let before = ground.free_memory()?;
+        let before = ground.free_memory(tier)?;
         let measured = rounds::measure(&ground, config, options, tier, &mut say)?;
-        let leaked = before.saturating_sub(ground.free_memory()?);
+        let leaked = before.saturating_sub(ground.free_memory(tier)?);
         for Phased { phase, warm, runs, us, link_us, copied, paths } in measured {
             news(ShrinkNews::Shrink(ShrinkReport {
                 device: backend.name(),
@@ -163,8 +177,9 @@ pub fn shrink(
                 us,
                 copied_bytes: copied.get(),
                 leaked_bytes: leaked.get(),
-                prepared: options.prepare,
+                prepared: options.prepare && tier != ShrinkTier::Peer,
                 sealed: options.sealed,
+                checked: options.verify,
                 calibrated: ground.is_calibrated(),
                 verified: true,
             }))?;
