@@ -202,13 +202,20 @@ impl<'a> Litmus<'a> {
         self.lanes.iter_mut().for_each(Lane::let_go);
     }
 
-    /// Frees a block whose other users were told to the pool, and allocates one of the same size elsewhere.
+    /// Frees a block whose other users were told to the pool, and allocates one of the same size: elsewhere, or for another
+    /// stream of its GPU once the pool has looked what is done. It gets the same bytes then, if they may be lent.
     fn free(&mut self) {
         let which = self.below(BLOCKS as u64);
         let (span, size) = (self.blocks[which].span.clone(), self.blocks[which].span.size().get());
         let pool = &self.server.pools[index_of(&span)];
         pool.free(span.start()).unwrap();
-        let lane = self.below(self.lanes.len() as u64);
+        let mut lane = self.below(self.lanes.len() as u64);
+        if self.below(2) == 0 {
+            pool.tick().unwrap();
+            let turn = |step: usize| (lane + step) % self.lanes.len();
+            let near = |lane: &usize| self.lanes[*lane].user.device.0 as usize == index_of(&span);
+            lane = (0..self.lanes.len()).map(turn).find(near).unwrap_or(lane);
+        }
         self.blocks[which] = self.allocate(lane, size);
         self.tally.frees += 1;
     }

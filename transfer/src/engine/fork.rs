@@ -12,7 +12,7 @@
 //!   joined either way is an error, and its lane is never used again.
 //! - What was sent is counted with its relay before it is enqueued.
 
-use glake_device::owned::{self, DeviceSet, Gather, Piece, Span};
+use glake_device::owned::{self, DeviceSet, Gather, OwnedEvent, Piece, Span};
 use glake_device::{DeviceId, DriverError, Event, Stream};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -210,6 +210,13 @@ impl<'a> Fork<'a> {
     /// The stream of a lane, to enqueue on it what [`Fork::sent`] is told of; `None` where it cannot be used.
     pub(super) fn stream(&mut self, device: DeviceId) -> Option<Stream> {
         self.enter(device).map(|lane| lane.stream.id())
+    }
+
+    /// Records an event on a stream of a lane; false where it could not be.
+    #[must_use]
+    pub(super) fn marks(&mut self, device: DeviceId, stream: Stream, event: &OwnedEvent) -> bool {
+        let recorded = twice(|| event.record(stream));
+        recorded.inspect_err(|error| self.blame(device, error)).is_ok()
     }
 
     /// Both streams of a lane.

@@ -6,7 +6,7 @@
 //!                          ├───► lane of relay 2 ──share──┤│       a lease: the lanes that one user's stream has
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  copy, now                   what a caller asks          leases ─► lease ─► lane, slots   what a stream has
+//!  copy, now, late             what a caller asks          leases ─► lease ─► lane, slots   what a stream has
 //!    └─► fork, staged          how a copy is enqueued      turn ─► gates                    who gives way to whom
 //!          └─► parts, handle   how it is waited for        drift                            whether the graph holds
 //!                                                          relays                           who serves, who is lost
@@ -18,8 +18,8 @@
 //!   whatever part took whichever way.
 //! - No success is told of bytes that did not arrive.
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
-//! - A copy creates nothing, but for the thread that the first background one starts, and takes no lock but its lease's, and
-//!   tables' for a moment; the driver is never called under a table's.
+//! - A copy creates nothing, but for the thread that the first background one starts and the events of `late`. It takes no lock
+//!   but its lease's, and tables' for a moment; the driver is never called under a table's.
 
 mod broadcast;
 mod capture;
@@ -33,6 +33,7 @@ mod gates;
 mod handle;
 mod kernels;
 mod lane;
+mod late;
 mod lease;
 mod leases;
 mod marks;
@@ -105,6 +106,8 @@ pub struct Engine {
     pageable: Pageable,
     /// GPUs that kernels and slots were asked for.
     equipped: AtomicU64,
+    /// How many copies were bound late.
+    late: AtomicU64,
     /// Made with the first relay.
     gates: OnceLock<Gates>,
     drift: Drift,
@@ -130,6 +133,7 @@ impl Engine {
             captures: Captures::new(devices),
             equipped: AtomicU64::new(0),
             pageable: Pageable::new(options.pageable_threads),
+            late: AtomicU64::new(0),
             gates: OnceLock::new(),
             drift: Drift::default(),
             worker: Worker::default(),

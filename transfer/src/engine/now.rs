@@ -7,7 +7,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::parts::Parts;
-use super::{CopyOptions, Engine, UserStream};
+use super::{CopyOptions, Engine, Priority, UserStream};
 use crate::{Result, TransferError};
 
 /// Pinned memory that two sides are compared in, made when first needed.
@@ -25,7 +25,8 @@ impl Engine {
     /// As [`Engine::copy`], but for this copy's own losses: those are made good. [`TransferError::Damaged`] where bytes differ
     /// still.
     pub fn copy_now(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        let parts = self.enqueue(to, from, on, options.priority)?;
+        let late = options.priority == Priority::Background && self.copy_late(to, from, on)?;
+        let parts = if late { None } else { self.enqueue(to, from, on, options.priority)? };
         self.driver.stream_synchronize(on.device, on.raw)?;
         if let Some(parts) = parts {
             self.repair(&parts, to, from, on)?;

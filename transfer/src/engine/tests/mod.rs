@@ -6,6 +6,7 @@ mod broadcast;
 mod bytes;
 mod capture;
 mod faults;
+mod late;
 mod losses;
 mod order;
 mod pageable;

@@ -1,0 +1,203 @@
+//! Background copies that are waited for: bytes, order, who gets how much, failures.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use glake_device::owned::{self, OwnedStream, Span};
+use glake_device::{DeviceId, Fault, Injected, Touch, Verb, When};
+use glake_units::Bytes;
+
+use super::bed::{Bed, GPU, ends};
+use crate::graph::Direction;
+use crate::{CopyOptions, Priority, UserStream};
+
+const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };
+
+/// A stream with pool memory and pinned memory.
+struct User {
+    on: UserStream,
+    host: Span,
+    gpu: Span,
+    stream: OwnedStream,
+}
+
+impl User {
+    fn new(bed: &Bed, size: Bytes, seeds: [u64; 2]) -> User {
+        let stream = bed.stream(GPU);
+        let user = User {
+            on: bed.user(GPU, stream.id()),
+            host: Span::pinned(&bed.pinned(size, seeds[0]), Bytes::ZERO, size).unwrap(),
+            gpu: bed.mapped(GPU, size).span(Bytes::ZERO, size).unwrap(),
+            stream,
+        };
+        let first = Span::pinned(&bed.pinned(size, seeds[1]), Bytes::ZERO, size).unwrap();
+        owned::copy(&*bed.driver, GPU, user.stream.id(), &user.gpu, &first).unwrap();
+        user.stream.synchronize().unwrap();
+        user
+    }
+
+    /// How long it took.
+    fn late(&self, bed: &Bed, direction: Direction) -> Duration {
+        let (to, from) = ends(direction, &self.host, &self.gpu);
+        let start = bed.sim.now();
+        bed.engine().copy_now(to, from, self.on, BACKGROUND).unwrap();
+        bed.sim.now() - start
+    }
+
+    fn split_at_once(&self, bed: &Bed, direction: Direction) -> Duration {
+        let (to, from) = ends(direction, &self.host, &self.gpu);
+        let start = bed.sim.now();
+        bed.engine().copy(to, from, self.on, BACKGROUND).unwrap();
+        bed.wait(self.on);
+        bed.sim.now() - start
+    }
+}
+
+fn bound_late(bed: &Bed) -> u64 {
+    bed.engine().late.load(Ordering::Relaxed)
+}
+
+/// What each link carried, in the order of the GPUs.
+fn carried(bed: &Bed) -> Vec<u64> {
+    let paths = bed.engine().statistics().paths;
+    let of = |relay| paths.iter().filter(|path| path.relay == relay).map(|path| path.bytes.get()).sum();
+    bed.gpus.iter().map(of).collect()
+}
+
+#[test]
+fn bytes_are_right_in_the_order_of_the_stream() {
+    let bed = Bed::new("h200x4");
+    for size in [Bytes::mib(64), Bytes::new((150 << 20) + 4097)] {
+        let user = User::new(&bed, size, [1, 2]);
+        let before = bound_late(&bed);
+        // Takes longer than the call would without it.
+        let touch = Touch { address: user.gpu.start(), size: Bytes::kib(4) };
+        let paint = move |memory: &mut dyn glake_device::KernelMemory| {
+            memory.write(touch.address, &[7; 4096]).unwrap();
+        };
+        let time = Duration::from_millis(30);
+        bed.sim.enqueue_kernel(GPU, user.on.raw, &[], &[touch], time, paint).unwrap();
+        user.late(&bed, Direction::FromGpu);
+        assert_eq!(bound_late(&bed) - before, 1);
+        let mut expected = bed.pinned(size, 2).as_slice().to_vec();
+        expected[..4096].fill(7);
+        let back = User::new(&bed, size, [3, 3]);
+        // What came to the host goes to other memory.
+        bed.engine().copy_now(&back.gpu, &user.host, user.on, BACKGROUND).unwrap();
+        assert_eq!(bound_late(&bed) - before, 2);
+        assert!(bed.read(&back.gpu)[..] == expected[..super::bed::length(size.get())]);
+    }
+    assert_eq!(bed.engine().statistics().native_copies, 0);
+    bed.end();
+}
+
+#[test]
+fn small_copies_and_those_of_other_priorities_are_split_at_once() {
+    let bed = Bed::new("h200x4");
+    let user = User::new(&bed, Bytes::mib(65), [1, 2]);
+    let part = |span: &Span| span.part(Bytes::ZERO, Bytes::mib(63)).unwrap();
+    bed.engine().copy_now(&part(&user.gpu), &part(&user.host), user.on, BACKGROUND).unwrap();
+    bed.engine().copy_now(&user.gpu, &user.host, user.on, CopyOptions::default()).unwrap();
+    assert_eq!(bound_late(&bed), 0);
+    drop(user);
+    bed.end();
+}
+
+#[test]
+fn a_busy_link_gets_less_and_none_is_slower_than_at_once() {
+    const BUSY: DeviceId = DeviceId(2);
+    let size = Bytes::mib(384);
+    for direction in Direction::BOTH {
+        let bed = Bed::new("h200x4");
+        let user = User::new(&bed, size, [1, 2]);
+        let (at_once, late) = (user.split_at_once(&bed, direction), user.late(&bed, direction));
+        println!("{direction:?}: at once {at_once:?}, late {late:?}");
+        assert!(late <= at_once * 100 / 95, "{late:?}, at once {at_once:?}");
+        // The program's own copies, of which the engine knows nothing.
+        let (stream, large) = (bed.stream(BUSY), Bytes::mib(128));
+        let own = bed.mapped(BUSY, large).span(Bytes::ZERO, large).unwrap();
+        let host = Span::pinned(&bed.pinned(large, 3), Bytes::ZERO, large).unwrap();
+        let keep_busy = || {
+            for _ in 0..3 {
+                let (to, from) = ends(direction, &host, &own);
+                owned::copy(&*bed.driver, BUSY, stream.id(), to, from).unwrap();
+            }
+        };
+        keep_busy();
+        let at_once = user.split_at_once(&bed, direction);
+        stream.synchronize().unwrap();
+        let before = carried(&bed);
+        keep_busy();
+        let late = user.late(&bed, direction);
+        let got: Vec<u64> = carried(&bed).iter().zip(&before).map(|(after, before)| after - before).collect();
+        println!(
+            "{direction:?}, one link busy: at once {at_once:?}, late {late:?}, MiB {:?}",
+            got.iter().map(|b| b >> 20).collect::<Vec<_>>()
+        );
+        assert_eq!(got.iter().sum::<u64>(), size.get());
+        assert!(got[2] * 10 < (size.get() - got[2]) * 3, "{got:?}");
+        assert!(late <= at_once * 100 / 95, "{late:?}, at once {at_once:?}");
+        stream.synchronize().unwrap();
+        drop((user, stream, own, host));
+        bed.end();
+    }
+}
+
+#[test]
+fn every_call_may_fail_once() {
+    let size = Bytes::mib(64);
+    let verbs = [
+        Verb::Copy,
+        Verb::EventCreate,
+        Verb::EventRecord,
+        Verb::EventQuery,
+        Verb::EventSynchronize,
+        Verb::StreamWaitEvent,
+        Verb::StreamWaitValue,
+        Verb::StreamWriteValue,
+        Verb::CaptureState,
+    ];
+    for verb in verbs {
+        for n in (1..5).chain((7..).step_by(37)) {
+            let bed = Bed::new("h200x4");
+            let user = User::new(&bed, size, [n, 1000]);
+            bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Failed(1) }]);
+            let answer = bed.engine().copy_now(&user.gpu, &user.host, user.on, BACKGROUND);
+            let injected = bed.faults.injected();
+            bed.faults.set(&[]);
+            assert!(answer.is_ok(), "{verb} {n}: {answer:?}");
+            assert!(bed.read(&user.gpu) == bed.pinned(size, n).as_slice(), "{verb} {n}");
+            drop(user);
+            bed.end();
+            if injected == 0 {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_lost_relay_did_not_bring_is_copied_again() {
+    let size = Bytes::mib(80);
+    let mut made_good = 0;
+    for verb in [Verb::Copy, Verb::EventSynchronize, Verb::EventQuery, Verb::EventRecord] {
+        for n in [1, 2, 3, 4, 7, 11, 20, 33, 50] {
+            let bed = Bed::new("h200x4");
+            let user = User::new(&bed, size, [n, 1000]);
+            bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Damaged(700) }]);
+            let answer = bed.engine().copy_now(&user.gpu, &user.host, user.on, BACKGROUND);
+            bed.faults.set(&[]);
+            let own = bed.engine().relays.is_fenced(GPU);
+            assert!(answer.is_ok() || own || n == 1 && verb == Verb::EventRecord, "{verb} {n}: {answer:?}");
+            if answer.is_ok() {
+                assert!(bed.read(&user.gpu) == bed.pinned(size, n).as_slice(), "{verb} {n}");
+                made_good += u64::from(!bed.engine().relays.fenced().is_empty());
+                // Nothing more is told of it.
+                bed.engine().copy(&user.gpu, &user.host, user.on, BACKGROUND).unwrap().wait().unwrap();
+            }
+            drop(user);
+            bed.end();
+        }
+    }
+    assert!(made_good > 4, "{made_good}");
+}
