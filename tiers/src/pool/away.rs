@@ -162,7 +162,9 @@ impl GpuPool {
         let needed = !self.core.lock().kept_ranges(extent).is_empty();
         if let Some(entry) = kept.get_mut(&extent) {
             entry.residency = self.after(entry.residency, Step::Copied)?;
-            entry.copy = needed.then_some(copy);
+            if needed {
+                entry.copy = Some(copy);
+            }
         }
         Ok(())
     }
@@ -293,6 +295,7 @@ impl GpuPool {
 
     /// All bytes of an extent are on its GPU again; `retain` keeps the copy, because nobody writes to them.
     pub(crate) fn arrived(&self, extent: ExtentId, retain: bool) -> Result<()> {
+        let _gone;
         let mut kept = self.kept.lock();
         let Some(entry) = kept.get_mut(&extent) else { return Ok(()) };
         entry.residency = self.after(entry.residency, Step::Arrived)?;
@@ -300,7 +303,7 @@ impl GpuPool {
             Some(copy) if retain => copy.set_retained(),
             _ => {
                 self.after(entry.residency, Step::DropCopy)?;
-                kept.remove(&extent);
+                _gone = kept.remove(&extent);
             }
         }
         self.core.lock().came_back(extent).map_err(|source| self.refused(source))
@@ -329,13 +332,14 @@ impl GpuPool {
 
     /// Says whether the bytes of a domain stay as they are. Unsealed, its copies are dropped.
     pub(crate) fn seal_domain(&self, domain: DomainId, sealed: bool) -> Result<()> {
+        let mut gone = Vec::new();
         let mut kept = self.kept.lock();
         let mut core = self.core.lock();
         core.seal_domain(domain, sealed).map_err(|source| self.refused(source))?;
         if !sealed {
             let own = core.extents_of(domain).map_err(|source| self.refused(source))?;
             for view in own.iter().filter(|view| view.presence == Presence::Here) {
-                kept.remove(&view.extent);
+                gone.push(kept.remove(&view.extent));
             }
         }
         Ok(())
@@ -344,13 +348,15 @@ impl GpuPool {
     /// The last live block was freed in these extents while they were elsewhere: what was kept of them goes.
     #[cold]
     pub(super) fn drop_emptied(&self, emptied: &[ExtentId]) {
+        // Dropped behind the locks: a copy may be a file, or a block of another pool.
+        let mut gone = Vec::new();
         let mut kept = self.kept.lock();
         let core = self.core.lock();
         for extent in emptied {
             if core.kept_ranges(*extent).is_empty()
                 && let Some(entry) = kept.get_mut(extent)
             {
-                entry.copy = None;
+                gone.push(entry.copy.take());
             }
         }
     }

@@ -22,7 +22,8 @@ impl GpuPool {
         for step in &plan.steps {
             if let Step::Release { extent, .. } = step {
                 held.extents.remove(extent);
-                self.kept.lock().remove(extent);
+                let gone = self.kept.lock().remove(extent);
+                drop(gone);
             }
         }
         Ok(())
