@@ -29,6 +29,8 @@ const RUNS: usize = 3;
 /// A stream gets its paths in the background once it has asked for them.
 const PATIENCE: Duration = Duration::from_secs(1);
 const SEED: u64 = 7;
+/// What other links bring at least where they bring anything.
+const GAIN: f64 = 1.1;
 
 /// Memory on both sides, and a stream.
 struct Field {
@@ -67,9 +69,10 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         ),
         (_, 0 | 1) => format!("it took its own link alone, {all:.1} GB/s, {clock}"),
         _ => format!(
-            "it took {} links: {}; {all:.1} GB/s beside {one:.1} GB/s over one link, {clock}",
+            "it was given to {} links: {}; {all:.1} GB/s beside {one:.1} GB/s over one link{}, {clock}",
             paths.len(),
             told(&paths),
+            if all < one * GAIN { ", so the others gained nothing here" } else { "" },
         ),
     };
     let says = format!(
@@ -78,11 +81,11 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         Bytes::new(arrived),
         Bytes::new(returned),
     );
-    let short = format!(
-        "{size} over {} links, {all:.1} GB/s beside {one:.1}{}",
-        paths.len().max(1),
-        virtually(simulated)
-    );
+    let rate = match paths.len() {
+        0 | 1 => format!("its own link, {all:.1} GB/s"),
+        links => format!("{links} links, {all:.1} GB/s beside {one:.1}"),
+    };
+    let short = format!("{size} over {rate}{}", virtually(simulated));
     let shares = paths.iter().map(|(relay, bytes)| (format!("gpu{}", relay.0), Value::from(bytes.get())));
     let figures = figures! {
         "bytes": size.get(),
