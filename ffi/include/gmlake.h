@@ -18,6 +18,33 @@ struct CUstream_st;
 extern "C" {
 #endif
 
+// A use that begins while its memory is away brings it back, and waits for that.
+#define GLAKE_WHEN_CLOSED_REFILL 0
+
+// It waits until somebody brings it back.
+#define GLAKE_WHEN_CLOSED_HOLD 1
+
+// It is refused: `GLAKE_CLOSED`.
+#define GLAKE_WHEN_CLOSED_REFUSE 2
+
+// A region's bytes are copied when it leaves, and copied back.
+#define GLAKE_POLICY_KEEP 0
+
+// As `GLAKE_POLICY_KEEP`, and the region can be sealed: nobody writes to its bytes then.
+#define GLAKE_POLICY_SEALED 1
+
+// Its bytes are given up: after a refill its blocks have their addresses, and any bytes.
+#define GLAKE_POLICY_DISCARD 2
+
+// The copy goes when the bytes are back.
+#define GLAKE_HOST_COPY_DROP 0
+
+// The copy of a sealed region stays: it leaves without copying the next time.
+#define GLAKE_HOST_COPY_RETAIN 1
+
+// As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
+#define GLAKE_HOST_COPY_PREPARE 2
+
 // Done.
 #define GLAKE_OK 0
 
@@ -35,6 +62,9 @@ extern "C" {
 
 // Not possible here.
 #define GLAKE_UNSUPPORTED 5
+
+// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused; nothing was moved.
+#define GLAKE_CLOSED 6
 
 // A copy of the usual priority.
 #define GLAKE_COPY_NORMAL 0
@@ -97,6 +127,9 @@ typedef void (*glake_block_visit)(void *context, void *pointer, uint64_t size);
 
 // Called for each block that is freed.
 typedef void (*glake_block_freed)(void *context, void *pointer);
+
+// Called before memory leaves or comes back, and after, with the event as JSON; answers 0 where all is well.
+typedef int32_t (*glake_hook)(void *context, const char *event_json);
 
 // A mapped range of addresses.
 typedef struct {
@@ -302,6 +335,29 @@ int32_t glake_driver_calls(uint64_t *calls,
 // How many allocations on the heap the library has made.
 uint64_t glake_heap_allocations(void);
 
+// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_gate_leave`
+// nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink
+// waits for the other, waits for that shrink.
+//
+// `GLAKE_CLOSED`: it is away, and `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over.
+//
+// # Safety
+// `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
+int32_t glake_gate_enter(const char *const *tags,
+                         size_t count,
+                         uint32_t when_closed,
+                         int64_t timeout_ms,
+                         uint64_t *use);
+
+// Ends a use.
+//
+// `GLAKE_INVALID`: it was ended before, or never begun.
+int32_t glake_gate_leave(uint64_t use);
+
+// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,
+// null for everything), "closed" (tags that are away). Null on failure; to be given to `glake_string_free`.
+char *glake_gate_json(void);
+
 // Pins host memory, so that every GPU copies from and to it at full speed, for programs without a CUDA runtime. The range
 // begins and ends between pages.
 //
@@ -443,6 +499,73 @@ int32_t glake_pool_restore(const glake_checkpoint *checkpoint,
 // It is null or alive, and not used again.
 void glake_checkpoint_drop(glake_checkpoint *checkpoint);
 
+// Makes a region of this tag, on every device where something is allocated in it. The same again is no error.
+//
+// `GLAKE_INVALID`: there is one of this tag with another policy; the tag is "default" or begins with "graph ".
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
+int32_t glake_region_define(const char *tag,
+                            uint32_t policy,
+                            uint32_t host_copy);
+
+// The calling thread's allocations go to this region from now on, but for those that a private pool takes. Entries nest.
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
+int32_t glake_region_enter(const char *tag);
+
+// The calling thread leaves the region that it entered last.
+int32_t glake_region_leave(void);
+
+// The program promises not to write to a region's bytes until it is unsealed; nothing new is handed out of it. With `strict` its
+// memory is mapped read-only, which waits until no use of it runs.
+//
+// `GLAKE_INVALID`: its policy is not `GLAKE_POLICY_SEALED`.
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
+int32_t glake_region_seal(const char *tag,
+                          bool strict);
+
+// A region's bytes may change again; copies of them that were kept go.
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
+int32_t glake_region_unseal(const char *tag);
+
+// Pins host memory for a region's live bytes ahead, where it was made with `GLAKE_HOST_COPY_PREPARE`.
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
+int32_t glake_region_prepare(const char *tag);
+
+// Keeps the memory of the block that an address lies in on its GPU, or no longer.
+int32_t glake_region_pin(const void *pointer, bool pinned);
+
+// Work that is enqueued later on a stream of the device finds the region there: what is away comes back first.
+//
+// # Safety
+// `tag` is null or a text that ends with a zero; `stream` is null or a stream of the device.
+int32_t glake_region_wait(const char *tag,
+                          int32_t device,
+                          void *stream);
+
+// Which regions come back first. The others come after them, in the order of their first allocations.
+//
+// # Safety
+// `tags` may be read for `count` texts that end with zeros.
+int32_t glake_region_order(const char *const *tags, size_t count);
+
+// The tag of the region that a block lies in, to be given to `glake_string_free`; null where it lies in none, or is no block:
+// `glake_last_error` is left as it is then.
+char *glake_region_of(const void *pointer);
+
+// Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
+// "resident", "away" and "live" in bytes, "place", "predicted_refill_seconds". Memory of no region is "default", that of private
+// pools "graph (a, b)". Null on failure; to be given to `glake_string_free`.
+char *glake_regions_json(void);
+
 // Lets work of `device` touch pool memory of `peer`, what there is and what comes.
 int32_t glake_enable_peer(int32_t device, int32_t peer);
 
@@ -472,6 +595,49 @@ int32_t glake_open_shared(const uint8_t *handle,
 // Ends one use of what `glake_open_shared` opened. With the last it is unmapped, after all work that was enqueued before;
 // that is waited for, or put off while a capture is open. In a forked child and at the end of the process nothing is done.
 int32_t glake_close_shared(void *base);
+
+// Gives memory of GPUs back; blocks keep their addresses and, but for regions made with `GLAKE_POLICY_DISCARD`, their bytes.
+// `request` is null (everything, to the host) or a JSON object: "tags" (an array; absent: all, the memory of no region and private
+// pools too), "bytes" (at least so much, what costs least first; absent: all), "tier" ("host", "peer", "peer:1", "file"), "verify",
+// "timeout_ms" (for uses that run to end).
+//
+// Uses of what leaves (`glake_gate_enter`) are waited for, and new ones held until it is back. A program that enters no gate must
+// enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
+//
+// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "left", "regions" ("tag", "device", "freed",
+// "copied", "left", "skipped" with "address", "size", "reason"), "gpu" ("device", null for the host; "holder", "bytes"), "seconds",
+// "predicted_refill_seconds". Null on failure (`glake_last_status` says which): no bytes are lost, and the same call goes on from
+// there.
+//
+// # Safety
+// `request` is null or a text that ends with a zero.
+char *glake_shrink(const char *request);
+
+// Brings memory back to the addresses that it had. `request` is null (everything) or a JSON object: "tags", "bytes", "verify" as
+// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty).
+//
+// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "away", "regions" ("tag", "device", "mapped",
+// "copied", "away"), "seconds". Null on failure, as `glake_shrink`.
+//
+// # Safety
+// `request` is null or a text that ends with a zero.
+char *glake_refill(const char *request);
+
+// What is on each GPU and who holds it, as a JSON array of "device", "holder" and "bytes", as "gpu" of a shrink's report. Null on
+// failure; to be given to `glake_string_free`.
+char *glake_left_json(void);
+
+// Calls `before` and `after` around every shrink and refill that is asked for; null: none. The event is a JSON object: "event"
+// ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
+// their own and are waited for up to `timeout_ms` (-1: for ever). Where `before` answers anything but 0, or takes longer, nothing
+// is moved. Replaces those that were there.
+//
+// # Safety
+// They may be called on any thread with this context for as long as the process lives.
+int32_t glake_hooks_set(glake_hook before,
+                        glake_hook after,
+                        void *context,
+                        int64_t timeout_ms);
 
 // The state of all pools as torch's `_cuda_memorySnapshot` tells it, as JSON. Null on failure; to be given to
 // `glake_string_free`.
@@ -518,6 +684,9 @@ void glake_string_free(char *text);
 
 // Why the calling thread's last call that failed did so; empty before. It stays until the thread's next call that fails.
 const char *glake_last_error(void);
+
+// The status of the calling thread's last call that failed, for those that return no status; `GLAKE_OK` before.
+int32_t glake_last_status(void);
 
 // As `glake_last_error`.
 const char *gmlake_last_error(void);

@@ -1,13 +1,13 @@
 //! How a call ends: a number for the caller, and a text that the thread keeps.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
 
 use glake_device::DriverError;
 use glake_runtime::process::ProcessError;
 use glake_runtime::share::ShareError;
-use glake_tiers::PoolError;
+use glake_tiers::{PoolError, RegionError};
 use glake_transfer::TransferError;
 
 /// Done.
@@ -23,6 +23,9 @@ pub const GLAKE_UNAVAILABLE: i32 = 4;
 /// Not possible here.
 pub const GLAKE_UNSUPPORTED: i32 = 5;
 
+/// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused; nothing was moved.
+pub const GLAKE_CLOSED: i32 = 6;
+
 /// Why a call did not do what was asked.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -34,6 +37,7 @@ pub(crate) struct Failure {
 
 thread_local! {
     static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+    static STATUS: Cell<i32> = const { Cell::new(GLAKE_OK) };
 }
 
 impl Failure {
@@ -66,6 +70,7 @@ impl Failure {
     pub(crate) fn keep(self) -> i32 {
         let text = CString::new(self.text.replace('\0', " ")).unwrap_or_default();
         let _ = LAST.try_with(|last| last.replace(Some(text)));
+        let _ = STATUS.try_with(|last| last.set(self.status));
         self.status
     }
 
@@ -84,7 +89,16 @@ impl From<ProcessError> for Failure {
             E::Pool(pool) => return Failure::from_pool(pool),
             E::NoDriver { .. } | E::Topology(_) => GLAKE_UNAVAILABLE,
             E::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
-            E::Driver(_) | E::NoThread { .. } => GLAKE_DRIVER,
+            E::Region(region) => Failure::status_of_region(region),
+            E::Host(host) if host.is_shortage() => GLAKE_OUT_OF_MEMORY,
+            E::NoRoom { .. } => GLAKE_OUT_OF_MEMORY,
+            E::Closed { .. }
+            | E::HeldTooLong { .. }
+            | E::StillUsed { .. }
+            | E::HookRefused { .. }
+            | E::HookTimedOut { .. } => GLAKE_CLOSED,
+            E::NoFiles | E::NoPeer { .. } => GLAKE_UNSUPPORTED,
+            E::Driver(_) | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,
             E::Transfer(_) => GLAKE_DRIVER,
@@ -104,15 +118,29 @@ impl From<ProcessError> for Failure {
 
 impl Failure {
     fn from_pool(error: &PoolError) -> Failure {
-        let status = match error {
+        Failure::new(Failure::status_of_pool(error), error)
+    }
+
+    fn status_of_region(error: &RegionError) -> i32 {
+        match error {
+            RegionError::Pool(pool) => Failure::status_of_pool(pool),
+            RegionError::Host(host) if host.is_shortage() => GLAKE_OUT_OF_MEMORY,
+            RegionError::Stopped { source, .. } => Failure::status_of_region(source),
+            RegionError::Peer { .. } => GLAKE_OUT_OF_MEMORY,
+            RegionError::NotSealable { .. } | RegionError::OwnMemory { .. } => GLAKE_INVALID,
+            _ => GLAKE_DRIVER,
+        }
+    }
+
+    fn status_of_pool(error: &PoolError) -> i32 {
+        match error {
             PoolError::Driver(DriverError::Unsupported { .. }) | PoolError::NotExportable { .. } => {
                 GLAKE_UNSUPPORTED
             }
             PoolError::Driver(_) | PoolError::Poisoned { .. } => GLAKE_DRIVER,
             _ if error.is_out_of_memory() => GLAKE_OUT_OF_MEMORY,
             _ => GLAKE_INVALID,
-        };
-        Failure::new(status, error)
+        }
     }
 }
 
@@ -121,6 +149,12 @@ impl Failure {
 pub extern "C" fn glake_last_error() -> *const c_char {
     let last = LAST.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
     last.ok().flatten().unwrap_or(c"".as_ptr())
+}
+
+/// The status of the calling thread's last call that failed, for those that return no status; `GLAKE_OK` before.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_last_status() -> i32 {
+    STATUS.try_with(Cell::get).unwrap_or(GLAKE_OK)
 }
 
 /// As `glake_last_error`.

@@ -23,6 +23,16 @@ pub(super) fn request(to: *mut c_void, from: *const c_void, size: usize) -> Resu
     }
 }
 
+/// Memory that is away comes back before a copy touches it.
+#[inline]
+pub(super) fn bring_back(process: &Process, requests: &[CopyRequest]) -> Result<(), Failure> {
+    for request in requests {
+        process.bring_back(request.to)?;
+        process.bring_back(request.from)?;
+    }
+    Ok(())
+}
+
 /// What both ends are, where it is a copy for the engine.
 pub(super) fn split(
     process: &Process,
@@ -60,6 +70,7 @@ pub(super) unsafe fn copy(
     asked: Asked,
     waited: bool,
 ) -> Result<u64, Failure> {
+    bring_back(process, &[request])?;
     match split(process, &request, asked)? {
         // SAFETY: the caller's promise.
         Some(ends) => unsafe { enqueue(process, request, ends, asked, waited) },
@@ -136,6 +147,7 @@ pub(super) unsafe fn copy_list(
     asked: Asked,
     waited: bool,
 ) -> Result<u64, Failure> {
+    bring_back(process, requests)?;
     let all = requests.iter().fold(Bytes::ZERO, |all, request| all.saturating_add(request.size));
     if all < process.least_split() || asked.direct {
         // SAFETY: the caller's promise.
@@ -171,6 +183,7 @@ pub(super) unsafe fn copy_to_all(
     asked: Asked,
     waited: bool,
 ) -> Result<u64, Failure> {
+    bring_back(process, requests)?;
     let small = requests.first().is_none_or(|first| first.size < process.least_split());
     let ends: Option<Vec<(End, End)>> = match small || asked.direct {
         true => None,

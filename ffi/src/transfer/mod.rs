@@ -20,6 +20,7 @@ use flags::Asked;
 pub use flags::*;
 use make::request;
 
+use crate::block::address;
 use crate::stats::{self, string};
 use crate::status::{Failure, GLAKE_DRIVER, GLAKE_OK, GLAKE_OUT_OF_MEMORY};
 use crate::{guard, library};
@@ -215,6 +216,8 @@ unsafe fn tried(
         return Ok(false);
     }
     let process = library::process()?;
+    process.bring_back(address(to))?;
+    process.bring_back(address(from))?;
     if Bytes::new(size as u64) < process.least_split() || !process.has_relays()? {
         return Ok(false);
     }

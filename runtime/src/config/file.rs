@@ -112,6 +112,8 @@ mod tests {
             "transfer.slots = \"32MiB\"",
             "transfer.streams = 0",
             "transfer.pageable_threads = \"all\"",
+            "tiers.extent = \"3MiB\"",
+            "tiers.drain_timeout_ms = -1",
             "device.choice = \"tpu\"",
             "log.filter = \"loud=very\"",
             "pool = 3",

@@ -91,6 +91,18 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob { key: "transfer.verify", allowed: "true or false", holds: |_| true },
     Knob { key: "transfer.calibrations", allowed: "the path of a folder, or \"\"", holds: |_| true },
+    Knob { key: "tiers.host_budget", allowed: SIZE, holds: |_| true },
+    Knob { key: "tiers.host_prepare", allowed: SIZE, holds: |_| true },
+    Knob { key: "tiers.host_arena", allowed: SIZE, holds: |_| true },
+    Knob { key: "tiers.host_spare", allowed: SIZE, holds: |_| true },
+    Knob { key: "tiers.files", allowed: "the path of a folder", holds: |_| true },
+    Knob { key: "tiers.verify", allowed: "true or false", holds: |_| true },
+    Knob {
+        key: "tiers.extent",
+        allowed: "a multiple of 2MiB above 0, such as \"128MiB\"",
+        holds: |c| is_mappable(c.tiers.extent),
+    },
+    Knob { key: "tiers.drain_timeout_ms", allowed: "a whole number of milliseconds", holds: |_| true },
     Knob {
         key: "device.choice",
         allowed: "\"auto\", \"cuda\", \"sim\" or \"sim:TOPOLOGY\"",

@@ -30,6 +30,7 @@ mod preset;
 mod setting;
 mod sources;
 mod tables;
+mod tiers;
 mod transfer;
 
 pub use device::{Device, DeviceChoice, DeviceChoiceError};
@@ -42,4 +43,5 @@ pub use preset::{Preset, UnknownPreset};
 pub use setting::{Origin, Setting};
 pub use sources::Sources;
 pub use tables::Config;
+pub use tiers::Tiers;
 pub use transfer::{Gpu, Relays, Transfer};

@@ -91,7 +91,7 @@ impl Setting {
 }
 
 /// The tables that hold the knobs.
-const KNOB_TABLES: [&str; 5] = ["pool", "pool.wait", "transfer", "device", "log"];
+const KNOB_TABLES: [&str; 6] = ["pool", "pool.wait", "transfer", "tiers", "device", "log"];
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

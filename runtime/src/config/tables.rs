@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Log, Pool, Transfer};
+use super::{Device, Log, Pool, Tiers, Transfer};
 
 /// Everything that can be set. `Config::default()` is what `configs/default.toml` says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -12,6 +12,8 @@ pub struct Config {
     pub pool: Pool,
     /// Copies over every link: relays, slots, threads.
     pub transfer: Transfer,
+    /// Regions, and where their bytes go.
+    pub tiers: Tiers,
     /// Which device to run on.
     pub device: Device,
     /// What is logged.

@@ -26,7 +26,7 @@ impl Process {
     /// Smaller copies are the driver's own: nothing is asked about their ends.
     #[inline]
     pub fn least_split(&self) -> Bytes {
-        self.engine.least()
+        self.starter.engine.least()
     }
 
     /// Whether any GPU's link is lent to others' copies now; starts the relays where they are on and were not started.
@@ -35,7 +35,7 @@ impl Process {
     /// [`ProcessError::Transfer`].
     #[inline]
     pub fn has_relays(&self) -> Result<bool> {
-        Ok(self.engine.is_on() && !self.engine()?.relays().is_empty())
+        Ok(self.starter.engine.is_on() && !self.engine()?.relays().is_empty())
     }
 
     /// Enqueues work of one device in the order of another device's stream: behind what is there, before what comes.
@@ -80,7 +80,7 @@ impl Process {
 
     /// Whether every copy that is waited for at once is read back.
     pub fn verifies_copies(&self) -> bool {
-        self.engine.config().verify
+        self.starter.engine.config().verify
     }
 
     /// Counts a copy that the caller makes with the driver.

@@ -30,6 +30,8 @@ pub(super) struct DeviceMemory {
 pub(super) struct Started {
     pub(super) pool: Arc<GpuPool>,
     pub(super) private: PrivatePools,
+    /// What the device had given out before.
+    pub(super) before: Bytes,
     /// Times that everything freed was waited for.
     settled: AtomicU64,
     ticker: Mutex<Option<Ticker>>,
@@ -77,6 +79,8 @@ impl DeviceMemory {
             exportable: config.exportable,
             observer: Some(observers.clone()),
         };
+        let info = epochs.driver().memory_info(self.info.id)?;
+        let before = info.total.saturating_sub(info.free);
         let pool = GpuPool::new(epochs.driver().clone(), self.info.id, options)?;
         // What is wanted is asked under the lock: who wants them later finds a pool that has started.
         open(&pool, relays());
@@ -84,7 +88,8 @@ impl DeviceMemory {
         let interval = Duration::from_micros(config.wait.epoch_interval_us);
         let ticker = Ticker::start(&pool, interval).map_err(|source| ProcessError::NoThread { source })?;
         let private = PrivatePools::default();
-        let started = Started { pool, private, settled: AtomicU64::new(0), ticker: Mutex::new(Some(ticker)) };
+        let settled = AtomicU64::new(0);
+        let started = Started { pool, private, before, settled, ticker: Mutex::new(Some(ticker)) };
         Ok(self.started.get_or_init(|| started))
     }
 

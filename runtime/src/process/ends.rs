@@ -169,9 +169,9 @@ impl Process {
         let worth = match (to, from) {
             (Some(_), Some(_)) => return Ok(None),
             _ if anyway => Worth::Anything,
-            (Some(to), None) => self.engine.worth(to.kind, Direction::ToGpu, size),
-            (None, Some(from)) => self.engine.worth(from.kind, Direction::FromGpu, size),
-            (None, None) => self.engine.worth_of_other(size),
+            (Some(to), None) => self.starter.engine.worth(to.kind, Direction::ToGpu, size),
+            (None, Some(from)) => self.starter.engine.worth(from.kind, Direction::FromGpu, size),
+            (None, None) => self.starter.engine.worth_of_other(size),
         };
         if worth == Worth::Nothing {
             return Ok(None);

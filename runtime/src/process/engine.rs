@@ -23,6 +23,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::device::DeviceMemory;
+use super::starter::Starter;
 use super::{Process, ProcessError, Result};
 use crate::calibrations::Calibrations;
 use crate::config::{Relays, Transfer};
@@ -180,25 +181,33 @@ impl Process {
     /// # Errors
     /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] where there is no thread.
     pub fn multi_path(&self, on: bool) -> Result<()> {
-        let Transfer { relays, local_ranks, .. } = *self.engine.config();
-        if on && !self.engine.config().allows_relays() {
+        let Transfer { relays, local_ranks, .. } = *self.starter.engine.config();
+        if on && !self.starter.engine.config().allows_relays() {
             let (configured, ranks) = match relays {
                 Relays::Auto => ("\"auto\"", local_ranks),
                 _ => ("false", None),
             };
             return Err(ProcessError::NoRelays { configured, ranks });
         }
-        self.engine.on.store(on, Ordering::Release);
+        self.starter.engine.on.store(on, Ordering::Release);
         if on {
-            let engine = self.engine.make(&self.epochs)?;
-            return self.engine.start(engine, &self.devices);
+            let engine = self.starter.engine.make(&self.epochs)?;
+            return self.starter.engine.start(engine, &self.devices);
         }
-        if let Some(engine) = self.engine.made() {
+        if let Some(engine) = self.starter.engine.made() {
             engine.set_relays(DeviceSet::EMPTY);
         }
         Ok(())
     }
 
+    /// The engine, made now if it was not; its relays start with it where they are on.
+    #[inline]
+    pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
+        self.starter.engine()
+    }
+}
+
+impl Starter {
     /// The engine, made now if it was not; its relays start with it where they are on.
     #[inline]
     pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
@@ -216,15 +225,26 @@ impl Process {
         }
         Ok(engine)
     }
+
+    /// The links of this server.
+    pub(super) fn topology(&self) -> Topology {
+        self.engine.model.clone().unwrap_or_else(|| topology_of(&self.devices))
+    }
+
+    /// What the links are known or assumed to give, where no engine has learned it.
+    pub(super) fn assumed_paths(&self) -> PathGraph {
+        Calibrations::of(&self.topology(), self.engine.config.calibrations.as_deref()).graph()
+    }
 }
 
 /// What is known of the server's paths.
 fn calibrations_of(devices: &[DeviceMemory], model: Option<Topology>, folder: Option<&Path>) -> Calibrations {
-    let topology = model.unwrap_or_else(|| {
-        let devices: Vec<DeviceInfo> = devices.iter().map(|memory| memory.info.clone()).collect();
-        Topology::of_machine(&devices)
-    });
-    Calibrations::of(&topology, folder)
+    Calibrations::of(&model.unwrap_or_else(|| topology_of(devices)), folder)
+}
+
+fn topology_of(devices: &[DeviceMemory]) -> Topology {
+    let devices: Vec<DeviceInfo> = devices.iter().map(|memory| memory.info.clone()).collect();
+    Topology::of_machine(&devices)
 }
 
 fn least_of(graph: &PathGraph) -> Bytes {

@@ -1,11 +1,15 @@
 //! Why the memory of this process does not do what it is asked.
 
+use std::time::Duration;
+
 use glake_device::topology::TopologyError;
 use glake_device::{Address, DeviceId, DriverError, Stream};
-use glake_tiers::PoolError;
+use glake_tiers::{HostError, PoolError, RegionError, RegionOptions};
 use glake_transfer::TransferError;
+use glake_units::Bytes;
 
-use super::{PoolId, Shortage};
+use super::regions::{copy_name, policy_name};
+use super::{PoolId, Shortage, Tags};
 use crate::share::ShareError;
 
 /// A refusal; a variant is what the caller can do about it.
@@ -131,4 +135,156 @@ pub enum ProcessError {
         #[source]
         source: std::io::Error,
     },
+    /// A region refuses, or could not be moved; it is as the text says, and nothing is lost.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// There is no host memory.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Somebody took the memory that was given back.
+    #[error(
+        "{device}: there is no memory for '{tag}': {away} of it is away, {free} of the GPU is free. End what took the memory, or shrink \
+         other regions, then refill again: {source}"
+    )]
+    NoRoom {
+        /// Where.
+        device: DeviceId,
+        /// Of which region.
+        tag: String,
+        /// How much of it is on the GPU.
+        resident: Bytes,
+        /// How much is not.
+        away: Bytes,
+        /// What nobody holds of the GPU's memory.
+        free: Bytes,
+        /// What was met.
+        #[source]
+        source: Box<RegionError>,
+    },
+    /// There is no such region.
+    #[error("there is no region '{tag}': {} are there; define it first", named(known))]
+    UnknownTag {
+        /// What was given.
+        tag: String,
+        /// What is there.
+        known: Vec<String>,
+    },
+    /// The name is taken for memory that is in no region.
+    #[error(
+        "a region cannot be called '{tag}': that is memory outside of regions; take another name, of one letter or more"
+    )]
+    ReservedTag {
+        /// What was given.
+        tag: String,
+    },
+    /// The region was defined with other options.
+    #[error(
+        "region '{tag}' is there as {}, and was asked for as {}: take another tag, or the same options",
+        described(defined),
+        described(asked)
+    )]
+    OtherOptions {
+        /// Which.
+        tag: String,
+        /// What it was defined with.
+        defined: Box<RegionOptions>,
+        /// What was asked for.
+        asked: Box<RegionOptions>,
+    },
+    /// The thread has left every region.
+    #[error("this thread is in no region: it left as often as it entered")]
+    InNoRegion,
+    /// Uses did not end in time; the gate is open again, and nothing was moved.
+    #[error(
+        "{uses} {} of {tags} {} still running after {waited:.1?}: the gate is open again and nothing was moved; wait for them, or allow \
+         more time",
+        if *uses == 1 { "use" } else { "uses" },
+        if *uses == 1 { "was" } else { "were" }
+    )]
+    StillUsed {
+        /// What was to leave.
+        tags: Tags,
+        /// How many uses of it run.
+        uses: usize,
+        /// For how long they were waited for.
+        waited: Duration,
+    },
+    /// What a use needs is away, or about to be.
+    #[error("the gate is closed: {tags} is not on its GPU, or about to leave it; refill it, or wait for it")]
+    Closed {
+        /// What.
+        tags: Tags,
+    },
+    /// Nobody opened the gate in time.
+    #[error(
+        "a use of {tags} was held for {waited:.1?}, and the gate is still closed: refill it, or allow more time"
+    )]
+    HeldTooLong {
+        /// What was asked for.
+        tags: Tags,
+        /// For how long.
+        waited: Duration,
+    },
+    /// There is no such use.
+    #[error("no use has the number {id}: it was ended before, or never begun")]
+    UnknownUse {
+        /// What was given.
+        id: u64,
+    },
+    /// The program's hook said no: nothing was moved.
+    #[error(
+        "the hook {when} refused{}: nothing was moved where it comes before; see what it said, or set another",
+        answer.map_or_else(|| " without an answer".to_owned(), |answer| format!(" with {answer}"))
+    )]
+    HookRefused {
+        /// Before or after.
+        when: &'static str,
+        /// What it answered.
+        answer: Option<i32>,
+    },
+    /// The program's hook takes too long: nothing was moved.
+    #[error(
+        "the hook {when} took longer than {timeout:.1?}: nothing was moved where it comes before; allow it more time, or mend it"
+    )]
+    HookTimedOut {
+        /// Before or after.
+        when: &'static str,
+        /// What it was allowed.
+        timeout: Duration,
+    },
+    /// The request cannot be read.
+    #[error("the request to {what} is wrong: {source}")]
+    BadAsk {
+        /// Which.
+        what: &'static str,
+        /// Why not.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// No folder for files is configured.
+    #[error(
+        "nothing can go to files here: set tiers.files to a folder on a local disk, or take \"host\" or \"peer\""
+    )]
+    NoFiles,
+    /// There is no other GPU.
+    #[error(
+        "bytes{} cannot go to another GPU here: name another one that is visible, or take \"host\" or \"file\"",
+        device.map_or_else(String::new, |device| format!(" of {device}"))
+    )]
+    NoPeer {
+        /// Whose bytes.
+        device: Option<DeviceId>,
+    },
+}
+
+/// Names, quoted; a word where there is none.
+fn named(tags: &[String]) -> String {
+    match tags {
+        [] => "none".to_owned(),
+        tags => tags.iter().map(|tag| format!("'{tag}'")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn described(options: &RegionOptions) -> String {
+    format!("{} with host_copy {}", policy_name(options.policy), copy_name(options.host_copy))
 }

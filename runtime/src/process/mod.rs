@@ -31,6 +31,7 @@ mod device;
 mod ends;
 mod engine;
 mod error;
+mod gate;
 mod history;
 mod imports;
 mod made;
@@ -40,9 +41,11 @@ mod pending;
 mod pools;
 mod private;
 mod refusal;
+mod regions;
 mod report;
 mod shortage;
 mod snapshot;
+mod starter;
 mod stats;
 mod streams;
 #[cfg(test)]
@@ -59,7 +62,7 @@ use glake_tiers::{LiveBlock, PoolError};
 use glake_units::Bytes;
 
 use crate::backend::Backend;
-use crate::config::{self, Config, DeviceChoice};
+use crate::config::{Config, DeviceChoice};
 use crate::share::Exporter;
 pub use checkpoint::PoolCheckpoint;
 use copies::NativeCopies;
@@ -67,6 +70,7 @@ use device::{DeviceMemory, Started};
 pub use ends::{End, EndsOfMany};
 use engine::ProcessEngine;
 pub use error::ProcessError;
+pub use gate::{Gate, GateView, Tags, UseId, WhenClosed};
 use history::Action;
 use imports::Imports;
 use made::MadeStreams;
@@ -74,8 +78,13 @@ use observers::Observers;
 pub use observers::{OnMapping, OnShortage};
 use pending::PendingCopies;
 pub use private::{Filter, PoolId};
+use regions::{Background, Marks, Regions};
+pub use regions::{
+    Hook, Left, Moved, Refill, RefillReport, RegionView, Shrink, ShrinkReport, SkippedExtent, Tier,
+};
 pub use shortage::Shortage;
 pub use snapshot::{BlockView, SegmentView};
+use starter::Starter;
 pub use stats::{DeviceStats, OwnStats, PoolStats, Stat};
 use streams::Streams;
 
@@ -105,12 +114,13 @@ pub struct Process {
     epochs: Arc<Epochs>,
     /// Shared with the engine's thread, which opens pools to relays.
     devices: Arc<[DeviceMemory]>,
-    /// How many mappings a device can have.
-    mappings: u64,
-    config: config::Pool,
+    starter: Arc<Starter>,
+    /// Before `regions`: what it is still doing there ends with it.
+    background: Background,
+    regions: Arc<Regions>,
+    marks: Arc<Marks>,
     streams: Streams,
     made: MadeStreams,
-    engine: ProcessEngine,
     pending: PendingCopies,
     native: NativeCopies,
     observers: Arc<Observers>,
@@ -146,25 +156,35 @@ impl Process {
         };
         let devices = driver.devices()?;
         let engine = ProcessEngine::new(config.transfer, &devices, links);
-        let config = config.pool;
         let devices: Arc<[DeviceMemory]> =
-            devices.into_iter().map(|info| DeviceMemory::new(info, &config)).collect();
+            devices.into_iter().map(|info| DeviceMemory::new(info, &config.pool)).collect();
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
         let epochs = Epochs::new(driver.clone());
+        let observers = Observers::new(devices.len());
+        let starter = Arc::new(Starter {
+            devices: devices.clone(),
+            epochs: epochs.clone(),
+            engine,
+            config: config.pool,
+            mappings,
+            observers: observers.clone(),
+        });
+        let regions = Arc::new(Regions::new(&starter, config.tiers));
         Ok(Process {
             name,
             recorder,
-            observers: Observers::new(devices.len()),
+            observers,
             stopped: AtomicBool::new(false),
             driver,
             epochs,
             devices,
-            mappings,
-            config,
+            background: Background::default(),
+            marks: regions.marks().clone(),
+            regions,
+            starter,
             streams: Streams::new(),
             made: MadeStreams::default(),
-            engine,
             pending: PendingCopies::default(),
             native: NativeCopies::default(),
             exporter: Exporter::new(),
@@ -196,7 +216,8 @@ impl Process {
         }
         let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
         let capture = || self.driver.capture_state(memory.id(), raw).ok();
-        let domain = started.private.domain_of(&started.pool, raw, capture);
+        let routed = started.private.domain_of(&started.pool, raw, capture);
+        let domain = if self.marks.is_plain() { routed } else { self.regions.domain_of(started, routed)? };
         let block = match started.pool.malloc_in(domain, size, stream) {
             Ok(block) => block,
             Err(error) => return Err(self.refused(memory, size, raw, error)),
@@ -304,7 +325,7 @@ impl Process {
         }
         self.epochs.forget(device, raw);
         if let Some(stream) = self.streams.forget(device, raw)
-            && let Some(engine) = self.engine.made()
+            && let Some(engine) = self.starter.engine.made()
         {
             engine.forget_stream(stream);
         }
@@ -340,7 +361,7 @@ impl Process {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(ProcessError::BadFraction { fraction });
         }
-        self.device(device)?.set_fraction(fraction, self.config.limit);
+        self.device(device)?.set_fraction(fraction, self.starter.config.limit);
         Ok(())
     }
 
@@ -356,7 +377,8 @@ impl Process {
     /// and a miss on a caller's thread does what ticks would have done.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        if let Some(engine) = self.engine.made() {
+        self.background.stop();
+        if let Some(engine) = self.starter.engine.made() {
             engine.stop();
         }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
@@ -364,23 +386,11 @@ impl Process {
 
     #[inline]
     fn device(&self, device: i64) -> Result<&DeviceMemory> {
-        // No error is made, and dropped, where there is such a device.
-        match usize::try_from(device).ok().and_then(|index| self.devices.get(index)) {
-            Some(found) => Ok(found),
-            None => Err(ProcessError::NoSuchDevice { device, count: self.devices.len() }),
-        }
+        self.starter.device(device)
     }
 
     #[inline]
     fn started<'a>(&self, memory: &'a DeviceMemory) -> Result<&'a Started> {
-        match memory.started() {
-            Some(started) => Ok(started),
-            None => {
-                let others = self.devices.iter().map(DeviceMemory::id).filter(|id| *id != memory.id());
-                let peers = if self.config.peer_access { others.collect() } else { Vec::new() };
-                let relays = || self.engine.relays_of(memory.id());
-                memory.start(&self.epochs, &self.config, self.mappings, peers, relays, &self.observers)
-            }
-        }
+        self.starter.started(memory)
     }
 }

@@ -172,6 +172,13 @@ impl PrivatePools {
         domain.ok_or(ProcessError::UnknownPool { device: pool.device(), id })
     }
 
+    /// All domains that are private pools, or were: with whose they are.
+    pub(super) fn domains(&self) -> Vec<(DomainId, PoolId)> {
+        let mut domains: Vec<_> = self.table.lock().names.iter().map(|(domain, id)| (*domain, *id)).collect();
+        domains.sort_unstable();
+        domains
+    }
+
     /// Whose a domain is, or was.
     pub(super) fn name(&self, domain: DomainId) -> Option<PoolId> {
         self.table.lock().names.get(&domain).copied()

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::device::DeviceMemory;
 use super::history::{Action, Entry};
-use super::{PoolId, Process};
+use super::{PoolId, Process, RegionView};
 
 /// A mapped range of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +103,7 @@ impl Process {
             "device_traces": traces,
             "allocator_settings": self.settings_json(),
             "external_annotations": [],
+            "glake_regions": self.regions().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
         })
     }
 
@@ -118,7 +119,7 @@ impl Process {
             "pinned_use_cuda_host_register": false,
             "graph_capture_record_stream_reuse": false,
             "roundup_power2_divisions": {},
-            "glake": serde_json::to_value(&self.config).unwrap_or_default(),
+            "glake": serde_json::to_value(&self.starter.config).unwrap_or_default(),
         })
     }
 }

@@ -139,6 +139,15 @@ impl Region {
         Ok((of(false), of(true)))
     }
 
+    /// Whether all of its memory is on the GPU, with its bytes: nothing is away, and nothing stands halfway.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn is_whole(&self) -> Result<bool> {
+        let standing = self.pool.standing(self.domain)?;
+        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Here))
+    }
+
     /// The error of a shrink or a refill that has begun.
     fn stopped(&self, moved: Bytes, source: RegionError) -> RegionError {
         let left = self.sizes().map_or(Bytes::ZERO, |(left, _)| left);

@@ -1,0 +1,72 @@
+//! The gate: a program's uses of memory, and what is away, kept apart.
+
+use std::ffi::c_char;
+
+use glake_runtime::process::{Tags, UseId, WhenClosed};
+
+use crate::region::texts;
+use crate::shrink::duration;
+use crate::stats::string;
+use crate::status::Failure;
+use crate::{guard, library};
+
+/// A use that begins while its memory is away brings it back, and waits for that.
+pub const GLAKE_WHEN_CLOSED_REFILL: u32 = 0;
+/// It waits until somebody brings it back.
+pub const GLAKE_WHEN_CLOSED_HOLD: u32 = 1;
+/// It is refused: `GLAKE_CLOSED`.
+pub const GLAKE_WHEN_CLOSED_REFUSE: u32 = 2;
+
+/// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_gate_leave`
+/// nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink
+/// waits for the other, waits for that shrink.
+///
+/// `GLAKE_CLOSED`: it is away, and `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over.
+///
+/// # Safety
+/// `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_gate_enter(
+    tags: *const *const c_char,
+    count: usize,
+    when_closed: u32,
+    timeout_ms: i64,
+    r#use: *mut u64,
+) -> i32 {
+    guard::answer(|| {
+        if r#use.is_null() {
+            return Err(Failure::invalid("use is null: it must point to where the use's number goes"));
+        }
+        // SAFETY: the caller's promise.
+        let tags = Tags::of(&unsafe { texts(tags, count) }?);
+        let when = match when_closed {
+            GLAKE_WHEN_CLOSED_REFILL => WhenClosed::Refill,
+            GLAKE_WHEN_CLOSED_HOLD => WhenClosed::Hold,
+            GLAKE_WHEN_CLOSED_REFUSE => WhenClosed::Refuse,
+            other => {
+                return Err(Failure::invalid(format_args!(
+                    "when_closed {other}: 0 (refill), 1 (hold) and 2 (refuse) are there"
+                )));
+            }
+        };
+        let id = library::process()?.enter_gate(&tags, when, duration(timeout_ms))?;
+        // SAFETY: not null, and the caller's promise.
+        unsafe { r#use.write(id.0) };
+        Ok(())
+    })
+}
+
+/// Ends a use.
+///
+/// `GLAKE_INVALID`: it was ended before, or never begun.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_gate_leave(r#use: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.gate().leave(UseId(r#use))?))
+}
+
+/// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,
+/// null for everything), "closed" (tags that are away). Null on failure; to be given to `glake_string_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_gate_json() -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || string(library::process()?.gate().view().json().to_string()))
+}

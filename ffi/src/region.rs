@@ -1,0 +1,201 @@
+//! Regions: memory that leaves its GPU when it is not needed, and comes back to the same addresses.
+
+use std::ffi::{c_char, c_void};
+
+use glake_tiers::{CopyPolicy, Policy, RegionOptions};
+
+use crate::block::{address, stream};
+use crate::stats::string;
+use crate::status::Failure;
+use crate::{guard, library};
+
+/// A region's bytes are copied when it leaves, and copied back.
+pub const GLAKE_POLICY_KEEP: u32 = 0;
+/// As `GLAKE_POLICY_KEEP`, and the region can be sealed: nobody writes to its bytes then.
+pub const GLAKE_POLICY_SEALED: u32 = 1;
+/// Its bytes are given up: after a refill its blocks have their addresses, and any bytes.
+pub const GLAKE_POLICY_DISCARD: u32 = 2;
+/// The copy goes when the bytes are back.
+pub const GLAKE_HOST_COPY_DROP: u32 = 0;
+/// The copy of a sealed region stays: it leaves without copying the next time.
+pub const GLAKE_HOST_COPY_RETAIN: u32 = 1;
+/// As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
+pub const GLAKE_HOST_COPY_PREPARE: u32 = 2;
+
+/// Makes a region of this tag, on every device where something is allocated in it. The same again is no error.
+///
+/// `GLAKE_INVALID`: there is one of this tag with another policy; the tag is "default" or begins with "graph ".
+///
+/// # Safety
+/// `tag` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, host_copy: u32) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tag = unsafe { required(tag, "tag") }?;
+        let policy = match policy {
+            GLAKE_POLICY_KEEP => Policy::Keep,
+            GLAKE_POLICY_SEALED => Policy::Sealed,
+            GLAKE_POLICY_DISCARD => Policy::Discard,
+            other => {
+                return Err(Failure::invalid(format_args!(
+                    "policy {other}: 0 (keep), 1 (sealed) and 2 (discard) are there"
+                )));
+            }
+        };
+        let host_copy = match host_copy {
+            GLAKE_HOST_COPY_DROP => CopyPolicy::Drop,
+            GLAKE_HOST_COPY_RETAIN => CopyPolicy::Retain,
+            GLAKE_HOST_COPY_PREPARE => CopyPolicy::Prepare,
+            other => {
+                return Err(Failure::invalid(format_args!(
+                    "host_copy {other}: 0 (drop), 1 (retain) and 2 (prepare) are there"
+                )));
+            }
+        };
+        let options = RegionOptions { policy, host_copy, ..RegionOptions::of(tag) };
+        Ok(library::process()?.define_region(options)?)
+    })
+}
+
+/// The calling thread's allocations go to this region from now on, but for those that a private pool takes. Entries nest.
+///
+/// # Safety
+/// `tag` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_enter(tag: *const c_char) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tag = unsafe { required(tag, "tag") }?;
+        Ok(library::process()?.enter_region(tag)?)
+    })
+}
+
+/// The calling thread leaves the region that it entered last.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_region_leave() -> i32 {
+    guard::answer(|| Ok(library::process()?.leave_region()?))
+}
+
+/// The program promises not to write to a region's bytes until it is unsealed; nothing new is handed out of it. With `strict` its
+/// memory is mapped read-only, which waits until no use of it runs.
+///
+/// `GLAKE_INVALID`: its policy is not `GLAKE_POLICY_SEALED`.
+///
+/// # Safety
+/// `tag` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_seal(tag: *const c_char, strict: bool) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tag = unsafe { required(tag, "tag") }?;
+        Ok(library::process()?.seal_region(tag, strict)?)
+    })
+}
+
+/// A region's bytes may change again; copies of them that were kept go.
+///
+/// # Safety
+/// `tag` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_unseal(tag: *const c_char) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tag = unsafe { required(tag, "tag") }?;
+        Ok(library::process()?.unseal_region(tag)?)
+    })
+}
+
+/// Pins host memory for a region's live bytes ahead, where it was made with `GLAKE_HOST_COPY_PREPARE`.
+///
+/// # Safety
+/// `tag` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_prepare(tag: *const c_char) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tag = unsafe { required(tag, "tag") }?;
+        Ok(library::process()?.prepare_region(tag)?)
+    })
+}
+
+/// Keeps the memory of the block that an address lies in on its GPU, or no longer.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_region_pin(pointer: *const c_void, pinned: bool) -> i32 {
+    guard::answer(|| Ok(library::process()?.pin(address(pointer), pinned)?))
+}
+
+/// Work that is enqueued later on a stream of the device finds the region there: what is away comes back first.
+///
+/// # Safety
+/// `tag` is null or a text that ends with a zero; `stream` is null or a stream of the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_wait(tag: *const c_char, device: i32, stream: *mut c_void) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tag = unsafe { required(tag, "tag") }?;
+        Ok(library::process()?.wait_region(tag, device.into(), self::stream(stream))?)
+    })
+}
+
+/// Which regions come back first. The others come after them, in the order of their first allocations.
+///
+/// # Safety
+/// `tags` may be read for `count` texts that end with zeros.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_region_order(tags: *const *const c_char, count: usize) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tags = unsafe { texts(tags, count) }?;
+        Ok(library::process()?.order_regions(&tags)?)
+    })
+}
+
+/// The tag of the region that a block lies in, to be given to `glake_string_free`; null where it lies in none, or is no block:
+/// `glake_last_error` is left as it is then.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || {
+        let tag = library::books()?.and_then(|process| process.region_of(address(pointer)));
+        tag.map_or(Ok(std::ptr::null_mut()), string)
+    })
+}
+
+/// Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
+/// "resident", "away" and "live" in bytes, "place", "predicted_refill_seconds". Memory of no region is "default", that of private
+/// pools "graph (a, b)". Null on failure; to be given to `glake_string_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_regions_json() -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || {
+        let views = library::process()?.regions()?;
+        string(format!(
+            "[{}]",
+            views.iter().map(|view| view.json().to_string()).collect::<Vec<_>>().join(",")
+        ))
+    })
+}
+
+/// A text that has to be there.
+///
+/// # Safety
+/// As [`guard::text`].
+pub(crate) unsafe fn required<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
+    // SAFETY: the caller's promise.
+    let text = unsafe { guard::text(text, name) }?;
+    text.ok_or_else(|| Failure::invalid(format_args!("{name} is null: it must be a text")))
+}
+
+/// Texts of the caller's.
+///
+/// # Safety
+/// `texts` may be read for `count` texts that end with zeros.
+pub(crate) unsafe fn texts(texts: *const *const c_char, count: usize) -> Result<Vec<String>, Failure> {
+    if texts.is_null() && count > 0 {
+        return Err(Failure::invalid("tags is null: it must point to count texts"));
+    }
+    // SAFETY: not null where there is any, and the caller's promise.
+    let texts = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(texts, count) } };
+    // SAFETY: the caller's promise.
+    let owned = |text: &*const c_char| unsafe { required(*text, "a tag") }.map(str::to_owned);
+    texts.iter().map(owned).collect()
+}

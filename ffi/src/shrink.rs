@@ -1,0 +1,116 @@
+//! Memory leaves its GPUs, and comes back.
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_runtime::process::{Hook, Refill, Shrink};
+
+use crate::stats::string;
+use crate::{guard, library};
+
+/// Called before memory leaves or comes back, and after, with the event as JSON; answers 0 where all is well.
+pub type RegionHook = Option<unsafe extern "C" fn(context: *mut c_void, event_json: *const c_char) -> i32>;
+
+/// A context that hooks may be called with on any thread.
+#[derive(Clone, Copy)]
+struct Context(*mut c_void);
+
+// SAFETY: who gives a hook promises that it may be called on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above, and on several at once.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Gives memory of GPUs back; blocks keep their addresses and, but for regions made with `GLAKE_POLICY_DISCARD`, their bytes.
+/// `request` is null (everything, to the host) or a JSON object: "tags" (an array; absent: all, the memory of no region and private
+/// pools too), "bytes" (at least so much, what costs least first; absent: all), "tier" ("host", "peer", "peer:1", "file"), "verify",
+/// "timeout_ms" (for uses that run to end).
+///
+/// Uses of what leaves (`glake_gate_enter`) are waited for, and new ones held until it is back. A program that enters no gate must
+/// enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
+///
+/// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "left", "regions" ("tag", "device", "freed",
+/// "copied", "left", "skipped" with "address", "size", "reason"), "gpu" ("device", null for the host; "holder", "bytes"), "seconds",
+/// "predicted_refill_seconds". Null on failure (`glake_last_status` says which): no bytes are lost, and the same call goes on from
+/// there.
+///
+/// # Safety
+/// `request` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_shrink(request: *const c_char) -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let request = unsafe { guard::text(request, "request") }?;
+        let ask = request.map_or_else(|| Ok(Shrink::default()), Shrink::from_json)?;
+        string(library::process()?.shrink(&ask)?.json().to_string())
+    })
+}
+
+/// Brings memory back to the addresses that it had. `request` is null (everything) or a JSON object: "tags", "bytes", "verify" as
+/// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty).
+///
+/// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "away", "regions" ("tag", "device", "mapped",
+/// "copied", "away"), "seconds". Null on failure, as `glake_shrink`.
+///
+/// # Safety
+/// `request` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_refill(request: *const c_char) -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let request = unsafe { guard::text(request, "request") }?;
+        let ask = request.map_or_else(|| Ok(Refill::default()), Refill::from_json)?;
+        string(library::process()?.refill(&ask)?.json().to_string())
+    })
+}
+
+/// What is on each GPU and who holds it, as a JSON array of "device", "holder" and "bytes", as "gpu" of a shrink's report. Null on
+/// failure; to be given to `glake_string_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_left_json() -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || {
+        let left = library::process()?.left()?;
+        string(format!("[{}]", left.iter().map(|left| left.json().to_string()).collect::<Vec<_>>().join(",")))
+    })
+}
+
+/// Calls `before` and `after` around every shrink and refill that is asked for; null: none. The event is a JSON object: "event"
+/// ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
+/// their own and are waited for up to `timeout_ms` (-1: for ever). Where `before` answers anything but 0, or takes longer, nothing
+/// is moved. Replaces those that were there.
+///
+/// # Safety
+/// They may be called on any thread with this context for as long as the process lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_hooks_set(
+    before: RegionHook,
+    after: RegionHook,
+    context: *mut c_void,
+    timeout_ms: i64,
+) -> i32 {
+    guard::answer(|| {
+        let context = Context(context);
+        let hook = |hook: RegionHook| {
+            hook.map(|hook| -> Hook {
+                Arc::new(move |event: &str| {
+                    let event = CString::new(event).unwrap_or_default();
+                    // SAFETY: the promise of who gave it; the text lives until it returns.
+                    unsafe { hook(context.get(), event.as_ptr()) }
+                })
+            })
+        };
+        library::process()?.set_hooks(hook(before), hook(after), duration(timeout_ms));
+        Ok(())
+    })
+}
+
+/// A time that the caller gives; below 0: for ever.
+pub(crate) fn duration(milliseconds: i64) -> Option<Duration> {
+    u64::try_from(milliseconds).ok().map(Duration::from_millis)
+}

@@ -1,0 +1,185 @@
+/* Regions: memory that leaves its GPU and comes back, uses of it, and what is said about both. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static void fill(void *block, size_t size, unsigned seed) {
+    unsigned char *host = malloc(size);
+    for (size_t i = 0; i < size; i++) host[i] = (unsigned char)((i * 2654435761u >> 13) + seed);
+    OK(glake_copy_async(block, host, size, NULL, GLAKE_COPY_NOW, NULL));
+    free(host);
+}
+
+static void compare(const void *block, size_t size, unsigned seed) {
+    unsigned char *host = malloc(size);
+    OK(glake_copy_async(host, block, size, NULL, GLAKE_COPY_NOW, NULL));
+    for (size_t i = 0; i < size; i++) CHECK(host[i] == (unsigned char)((i * 2654435761u >> 13) + seed));
+    free(host);
+}
+
+static bool says(char *text, const char *part) {
+    CHECK(text != NULL);
+    bool found = strstr(text, part) != NULL;
+    if (!found) fprintf(stderr, "%s\nhas no %s\n", text, part);
+    glake_string_free(text);
+    return found;
+}
+
+static void *region_block(const char *tag, int device, size_t size) {
+    OK(glake_region_enter(tag));
+    void *block = block_of(device, size, NULL);
+    OK(glake_region_leave());
+    return block;
+}
+
+static void leaves_and_comes_back(void) {
+    OK(glake_region_define("weights", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
+    OK(glake_region_define("weights", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
+    char *block = region_block("weights", 0, 20 * MIB), *other = block_of(0, 3 * MIB, NULL);
+    CHECK(says(glake_region_of(block + MIB), "weights") && glake_region_of(other) == NULL);
+    fill(block, 20 * MIB, 1);
+    fill(other, 3 * MIB, 2);
+    int64_t before = stats_of(0).all.reserved_bytes.current;
+
+    char *report = glake_shrink("{\"tags\":[\"weights\"]}");
+    CHECK(report != NULL && strstr(report, "\"copied\":20971520") != NULL && strstr(report, "\"left\":0") != NULL);
+    CHECK(strstr(report, "\"predicted_refill_seconds\":0.") != NULL && strstr(report, "\"holder\":") != NULL);
+    glake_string_free(report);
+    CHECK(stats_of(0).all.reserved_bytes.current <= before - (int64_t)(20 * MIB));
+    CHECK(stats_of(0).all.allocated_bytes.current == (int64_t)(23 * MIB));
+    CHECK(says(glake_regions_json(), "\"place\":\"host\"") && says(glake_snapshot_json(), "\"glake_regions\":[{"));
+    CHECK(says(glake_gate_json(), "\"closed\":[\"weights\"]"));
+    compare(other, 3 * MIB, 2);
+
+    CHECK(says(glake_refill(NULL), "\"copied\":20971520"));
+    CHECK(says(glake_gate_json(), "\"open\":true"));
+    compare(block, 20 * MIB, 1);
+    OK(glake_free(block));
+    OK(glake_free(other));
+}
+
+static void what_is_touched_comes_back(void) {
+    char *block = region_block("weights", 1, 9 * MIB), *other = block_of(1, 3 * MIB, NULL);
+    fill(block, 9 * MIB, 3);
+    fill(other, 3 * MIB, 4);
+    glake_string_free(glake_shrink(NULL));
+    compare(block, 9 * MIB, 3);
+    CHECK(says(glake_gate_json(), "\"closed\":[\"default\"]"));
+    void *more = block_of(1, MIB, NULL);
+    CHECK(says(glake_gate_json(), "\"open\":true"));
+    compare(other, 3 * MIB, 4);
+    OK(glake_free(more));
+    OK(glake_free(block));
+    OK(glake_free(other));
+}
+
+static int answer;
+static int events;
+
+static int32_t hook(void *context, const char *event) {
+    CHECK(context == &answer && strstr(event, "\"event\":") != NULL);
+    __atomic_fetch_add(&events, 1, __ATOMIC_SEQ_CST);
+    return *(int *)context;
+}
+
+static void hooks(void) {
+    void *block = block_of(0, 3 * MIB, NULL);
+    fill(block, 3 * MIB, 5);
+    OK(glake_hooks_set(hook, hook, &answer, 10000));
+    answer = 7;
+    CHECK(glake_shrink(NULL) == NULL && glake_last_status() == GLAKE_CLOSED);
+    CHECK(strstr(glake_last_error(), "the hook before refused with 7") != NULL);
+    answer = 0;
+    glake_string_free(glake_shrink(NULL));
+    CHECK(events == 3);
+    glake_string_free(glake_refill(NULL));
+    CHECK(events == 5);
+    OK(glake_hooks_set(NULL, NULL, NULL, -1));
+    compare(block, 3 * MIB, 5);
+    OK(glake_free(block));
+}
+
+static void *shrinks(void *report) {
+    *(char **)report = glake_shrink("{\"tags\":[\"weights\"]}");
+    return NULL;
+}
+
+static void the_gate(void) {
+    const char *tags[] = {"weights"};
+    void *block = region_block("weights", 0, 5 * MIB);
+    fill(block, 5 * MIB, 6);
+    uint64_t use = 0;
+    OK(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use));
+    CHECK(glake_shrink("{\"tags\":[\"weights\"],\"timeout_ms\":20}") == NULL && glake_last_status() == GLAKE_CLOSED);
+    CHECK(strstr(glake_last_error(), "1 use of 'weights' was still running") != NULL);
+    pthread_t thread;
+    char *report = NULL;
+    CHECK(pthread_create(&thread, NULL, shrinks, &report) == 0);
+    char *gate;
+    while (strstr(gate = glake_gate_json(), "\"closing\":[[\"weights\"]]") == NULL) glake_string_free(gate), usleep(1000);
+    glake_string_free(gate);
+    compare(block, 5 * MIB, 6);
+    OK(glake_gate_leave(use));
+    CHECK(pthread_join(thread, NULL) == 0 && says(report, "\"left\":0"));
+    FAILS(glake_gate_leave(use), GLAKE_INVALID, "it was ended before");
+    FAILS(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use), GLAKE_CLOSED, "the gate is closed: 'weights'");
+    FAILS(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20, &use), GLAKE_CLOSED, "was held for");
+    OK(glake_gate_enter(NULL, 0, GLAKE_WHEN_CLOSED_REFILL, -1, &use));
+    compare(block, 5 * MIB, 6);
+    OK(glake_gate_leave(use));
+    OK(glake_free(block));
+}
+
+static void sealed(void) {
+    OK(glake_region_define("sealed", GLAKE_POLICY_SEALED, GLAKE_HOST_COPY_RETAIN));
+    void *block = region_block("sealed", 0, 6 * MIB);
+    fill(block, 6 * MIB, 7);
+    OK(glake_region_prepare("sealed"));
+    OK(glake_region_seal("sealed", false));
+    for (int round = 0; round < 3; round++) {
+        CHECK(says(glake_shrink("{\"tags\":[\"sealed\"]}"), round == 0 ? "\"copied\":6291456" : "\"copied\":0"));
+        OK(glake_region_wait("sealed", 0, NULL));
+        compare(block, 6 * MIB, 7);
+    }
+    OK(glake_region_unseal("sealed"));
+    FAILS(glake_region_seal("weights", false), GLAKE_INVALID, "was not made to be sealed");
+    OK(glake_free(block));
+}
+
+static void mistakes(void) {
+    const char *tags[] = {"sealed", "nothing"};
+    uint64_t use = 0;
+    FAILS(glake_region_define(NULL, 0, 0), GLAKE_INVALID, "tag is null");
+    FAILS(glake_region_define("x", 3, 0), GLAKE_INVALID, "policy 3: 0 (keep)");
+    FAILS(glake_region_define("x", 0, 3), GLAKE_INVALID, "host_copy 3: 0 (drop)");
+    FAILS(glake_region_define("default", 0, 0), GLAKE_INVALID, "cannot be called 'default'");
+    FAILS(glake_region_define("weights", 2, 0), GLAKE_INVALID, "is there as keep");
+    FAILS(glake_region_enter("nothing"), GLAKE_INVALID, "no region 'nothing'");
+    FAILS(glake_region_leave(), GLAKE_INVALID, "in no region");
+    FAILS(glake_region_order(tags, 2), GLAKE_INVALID, "no region 'nothing'");
+    OK(glake_region_order(tags, 1));
+    FAILS(glake_region_order(NULL, 1), GLAKE_INVALID, "tags is null");
+    FAILS(glake_region_wait("sealed", 77, NULL), GLAKE_INVALID, "device 77");
+    FAILS(glake_gate_enter(NULL, 0, 3, -1, &use), GLAKE_INVALID, "when_closed 3");
+    FAILS(glake_gate_enter(NULL, 0, 0, -1, NULL), GLAKE_INVALID, "use is null");
+    CHECK(glake_shrink("{\"tier\":\"tape\"}") == NULL && glake_last_status() == GLAKE_INVALID);
+    CHECK(strstr(glake_last_error(), "tier \"tape\": \"host\"") != NULL);
+    CHECK(glake_refill("{\"tags\":[\"nothing\"]}") == NULL && glake_last_status() == GLAKE_INVALID);
+}
+
+int main(void) {
+    OK(glake_configure(NULL, NULL, "tiers = { extent = \"4MiB\", host_arena = \"16MiB\", host_spare = 0 }"));
+    leaves_and_comes_back();
+    what_is_touched_comes_back();
+    hooks();
+    the_gate();
+    sealed();
+    mistakes();
+    glake_string_free(glake_refill(NULL));
+    OK(glake_trim(-1, 0, NULL));
+    for (int i = 0; i < 2; i++) CHECK(stats_of(i).all.reserved_bytes.current == 0);
+    CHECK(says(glake_left_json(), "\"holder\":\"pinned host memory: free\""));
+    return 0;
+}

@@ -1,0 +1,309 @@
+//! Keeps the program's work and what is away apart.
+//!
+//! ```text
+//! active(tags) ─► admit ─► the work ─► leave
+//!                   ▲ waits, asks for a refill, or is refused             state: pure; here: one lock and one condition
+//! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is away
+//! ```
+//!
+//! Invariants: what can let somebody go on is said under the lock, and everybody who waits is woken. The lock is held for
+//! bookkeeping only.
+
+mod state;
+mod tags;
+
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use serde_json::{Value, json};
+
+pub use state::UseId;
+use state::{ClosingId, Entry, GateState};
+pub use tags::Tags;
+pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
+
+use super::{ProcessError, Result};
+
+/// What a use does that begins while its tags are closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenClosed {
+    /// It asks for the refill itself, and waits for it.
+    #[default]
+    Refill,
+    /// It waits until somebody refills.
+    Hold,
+    /// It is refused.
+    Refuse,
+}
+
+/// How it stands with the gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateView {
+    /// Uses that run.
+    pub uses: usize,
+    /// What is being closed.
+    pub closing: Vec<Tags>,
+    /// Tags of which some memory is away.
+    pub closed: Vec<String>,
+}
+
+impl GateView {
+    /// As the C interface gives it.
+    pub fn json(&self) -> Value {
+        let tags = |tags: &Tags| match tags {
+            Tags::All => Value::Null,
+            Tags::These(tags) => json!(tags),
+        };
+        json!({
+            "open": self.closing.is_empty() && self.closed.is_empty(),
+            "uses": self.uses,
+            "closing": self.closing.iter().map(tags).collect::<Vec<Value>>(),
+            "closed": self.closed,
+        })
+    }
+}
+
+/// The gate of a process.
+#[derive(Debug, Default)]
+pub struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+/// What has come of a use that began.
+#[derive(Debug)]
+pub(super) enum Admission {
+    Admitted(UseId),
+    /// These are away, and whoever began it shall bring them back.
+    Away(Vec<String>),
+}
+
+/// Tags that are closed while this lives: no use of them runs.
+#[derive(Debug)]
+pub(super) struct Closing<'g> {
+    gate: &'g Gate,
+    id: ClosingId,
+}
+
+impl Gate {
+    /// How it stands.
+    pub fn view(&self) -> GateView {
+        let state = self.state.lock();
+        let (closing, closed) =
+            (state.closings().cloned().collect(), state.closed().iter().cloned().collect());
+        GateView { uses: state.uses(), closing, closed }
+    }
+
+    /// Begins a use. It waits while its tags are being closed, and as `when` says where they are closed.
+    ///
+    /// # Errors
+    /// [`ProcessError::Closed`]; [`ProcessError::HeldTooLong`].
+    pub(super) fn admit(
+        &self,
+        tags: &Tags,
+        when: WhenClosed,
+        timeout: Option<Duration>,
+    ) -> Result<Admission> {
+        let wait = Wait::of(timeout);
+        let mut state = self.state.lock();
+        loop {
+            let closed = match state.enter(tags) {
+                Entry::Admitted(id) => return Ok(Admission::Admitted(id)),
+                Entry::Closing => None,
+                Entry::Closed(closed) => Some(closed),
+            };
+            match (when, closed) {
+                (WhenClosed::Refuse, closed) => {
+                    let tags = closed.map_or_else(|| tags.clone(), |closed| Tags::of(&closed));
+                    return Err(ProcessError::Closed { tags });
+                }
+                (WhenClosed::Refill, Some(closed)) => return Ok(Admission::Away(closed)),
+                (WhenClosed::Refill, None) | (WhenClosed::Hold, _) => {}
+            }
+            if !wait.on(&self.changed, &mut state) {
+                return Err(ProcessError::HeldTooLong { tags: tags.clone(), waited: wait.begin.elapsed() });
+            }
+        }
+    }
+
+    /// Ends a use.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownUse`].
+    pub fn leave(&self, id: UseId) -> Result<()> {
+        let left = self.state.lock().leave(id);
+        self.changed.notify_all();
+        if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
+    }
+
+    /// Lets no use of these tags begin, and waits until those that run have ended.
+    ///
+    /// # Errors
+    /// [`ProcessError::StillUsed`]: the gate is open again.
+    pub(super) fn close(&self, tags: &Tags, timeout: Option<Duration>) -> Result<Closing<'_>> {
+        let wait = Wait::of(timeout);
+        let mut state = self.state.lock();
+        let closing = Closing { gate: self, id: state.close(tags.clone()) };
+        loop {
+            let uses = state.uses_before(closing.id);
+            if uses == 0 {
+                drop(state);
+                return Ok(closing);
+            }
+            if !wait.on(&self.changed, &mut state) {
+                drop(state);
+                drop(closing);
+                return Err(ProcessError::StillUsed {
+                    tags: tags.clone(),
+                    uses,
+                    waited: wait.begin.elapsed(),
+                });
+            }
+        }
+    }
+
+    /// Says whether some memory of a tag is away.
+    pub(super) fn set(&self, tag: &str, closed: bool) {
+        self.state.lock().set(tag, closed);
+        self.changed.notify_all();
+    }
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.gate.state.lock().end(self.id);
+        self.gate.changed.notify_all();
+    }
+}
+
+/// A wait for something that may never come.
+struct Wait {
+    begin: Instant,
+    /// None: for ever.
+    end: Option<Instant>,
+}
+
+impl Wait {
+    fn of(timeout: Option<Duration>) -> Wait {
+        let begin = Instant::now();
+        Wait { begin, end: timeout.and_then(|timeout| begin.checked_add(timeout)) }
+    }
+
+    /// Waits for a change; false once the time is over.
+    fn on<T>(&self, changed: &Condvar, guard: &mut parking_lot::MutexGuard<'_, T>) -> bool {
+        match self.end {
+            None => changed.wait(guard),
+            Some(end) if end <= Instant::now() => return false,
+            // What has changed by the end is looked at once more.
+            Some(end) => drop(changed.wait_until(guard, end)),
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+
+    const SOON: Option<Duration> = Some(Duration::from_millis(20));
+    const NEVER: Option<Duration> = None;
+
+    fn admitted(gate: &Gate, tags: &Tags) -> UseId {
+        match gate.admit(tags, WhenClosed::Refuse, NEVER).unwrap() {
+            Admission::Admitted(id) => id,
+            Admission::Away(tags) => panic!("{tags:?} are away"),
+        }
+    }
+
+    #[test]
+    fn a_timeout_opens_the_gate_again() {
+        let gate = Gate::default();
+        let (weights, cache) = (Tags::of(&["weights"]), Tags::of(&["cache"]));
+        let running = admitted(&gate, &weights);
+        let error = gate.close(&weights, SOON).unwrap_err();
+        assert!(matches!(error, ProcessError::StillUsed { uses: 1, .. }), "{error}");
+        assert!(error.to_string().contains("1 use of 'weights' was still running after"), "{error}");
+        gate.leave(admitted(&gate, &weights)).unwrap();
+        drop(gate.close(&cache, SOON).unwrap());
+        assert!(gate.close(&Tags::of(&[DEFAULT]), SOON).is_err(), "every use touches what is in no region");
+        gate.leave(running).unwrap();
+        assert!(matches!(gate.leave(running), Err(ProcessError::UnknownUse { .. })));
+        assert_eq!(gate.view(), GateView { uses: 0, closing: vec![], closed: vec![] });
+    }
+
+    #[test]
+    fn what_is_closed_is_refused_held_or_to_be_refilled() {
+        let gate = Gate::default();
+        let weights = Tags::of(&["weights"]);
+        {
+            let closing = gate.close(&Tags::All, SOON).unwrap();
+            assert_eq!(gate.view().closing, [Tags::All]);
+            assert!(matches!(
+                gate.admit(&weights, WhenClosed::Refuse, NEVER),
+                Err(ProcessError::Closed { .. })
+            ));
+            assert!(matches!(
+                gate.admit(&weights, WhenClosed::Refill, SOON),
+                Err(ProcessError::HeldTooLong { .. })
+            ));
+            gate.set("weights", true);
+            drop(closing);
+        }
+        assert!(matches!(gate.admit(&weights, WhenClosed::Refuse, NEVER), Err(ProcessError::Closed { .. })));
+        assert!(matches!(
+            gate.admit(&weights, WhenClosed::Hold, SOON),
+            Err(ProcessError::HeldTooLong { .. })
+        ));
+        let away = gate.admit(&Tags::All, WhenClosed::Refill, NEVER).unwrap();
+        assert!(matches!(away, Admission::Away(tags) if tags == ["weights"]));
+        gate.leave(admitted(&gate, &Tags::of(&["cache"]))).unwrap();
+        std::thread::scope(|scope| {
+            let held = scope.spawn(|| gate.admit(&weights, WhenClosed::Hold, NEVER));
+            gate.set("weights", false);
+            assert!(matches!(held.join().unwrap().unwrap(), Admission::Admitted(_)));
+        });
+    }
+
+    /// Nobody sleeps through a change, and no use meets a move.
+    #[test]
+    fn uses_and_moves_of_many_threads_never_meet() {
+        let gate = Gate::default();
+        let moving = [const { AtomicBool::new(false) }; 2];
+        let using = [const { AtomicUsize::new(0) }; 2];
+        let tags = [Tags::of(&["0"]), Tags::of(&["1"])];
+        std::thread::scope(|scope| {
+            for worker in 0..4_usize {
+                let (gate, moving, using, tags) = (&gate, &moving, &using, &tags);
+                scope.spawn(move || {
+                    for round in 0..300 {
+                        let which = (worker + round) % 2;
+                        match gate.admit(&tags[which], WhenClosed::Refill, NEVER).unwrap() {
+                            Admission::Admitted(id) => {
+                                using[which].fetch_add(1, Ordering::SeqCst);
+                                assert!(!moving[which].load(Ordering::SeqCst));
+                                using[which].fetch_sub(1, Ordering::SeqCst);
+                                gate.leave(id).unwrap();
+                            }
+                            Admission::Away(away) => away.iter().for_each(|tag| gate.set(tag, false)),
+                        }
+                    }
+                });
+            }
+            for which in 0..2_usize {
+                let (gate, moving, using, tags) = (&gate, &moving, &using, &tags);
+                scope.spawn(move || {
+                    for round in 0..100 {
+                        let _closing = gate.close(&tags[which], NEVER).unwrap();
+                        moving[which].store(true, Ordering::SeqCst);
+                        assert_eq!(using[which].load(Ordering::SeqCst), 0);
+                        gate.set(&which.to_string(), round % 3 != 0);
+                        moving[which].store(false, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(gate.view().uses, 0);
+    }
+}

@@ -1,0 +1,95 @@
+//! What goes on without a caller: one thread with a runtime of its own, started when there is something to do.
+//!
+//! Invariant: nothing of a job runs once [`Background::stop`] has returned.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use tokio::runtime;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use super::super::{ProcessError, Result};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// At most so many jobs run at a time: each waits for copies most of the time.
+const AT_ONCE: usize = 4;
+
+/// The thread, once it is started.
+#[derive(Debug, Default)]
+pub(in super::super) struct Background {
+    running: Mutex<Option<Running>>,
+    stopped: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Running {
+    jobs: UnboundedSender<Job>,
+    thread: JoinHandle<()>,
+}
+
+impl Background {
+    /// Does something soon. Nothing is done after a stop.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoThread`].
+    pub(super) fn spawn(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
+        let mut running = self.running.lock();
+        if self.stopped.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let jobs = match &*running {
+            Some(running) => &running.jobs,
+            None => &running.insert(start()?).jobs,
+        };
+        let stopped = self.stopped.clone();
+        let job = move || {
+            if !stopped.load(Ordering::Acquire) {
+                job();
+            }
+        };
+        jobs.send(Box::new(job))
+            .map_err(|_| ProcessError::NoThread { source: std::io::ErrorKind::BrokenPipe.into() })
+    }
+
+    /// Waits for what runs; what has not begun is not done.
+    pub(in super::super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        let running = self.running.lock().take();
+        if let Some(Running { jobs, thread }) = running {
+            drop(jobs);
+            // A job's panic is its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn start() -> Result<Running> {
+    let no_thread = |source| ProcessError::NoThread { source };
+    let runtime = runtime::Builder::new_current_thread()
+        .thread_name("glake-worker")
+        .max_blocking_threads(AT_ONCE)
+        .build()
+        .map_err(no_thread)?;
+    let (jobs, mut asked) = unbounded_channel::<Job>();
+    let run = move || {
+        runtime.block_on(async {
+            while let Some(job) = asked.recv().await {
+                // Driver calls and copies are waited for: no work for the runtime's own thread.
+                runtime.spawn_blocking(job);
+            }
+        });
+        // Waits for the jobs that run.
+        drop(runtime);
+    };
+    let named = std::thread::Builder::new().name("glake-runtime".to_owned());
+    Ok(Running { jobs, thread: named.spawn(run).map_err(no_thread)? })
+}

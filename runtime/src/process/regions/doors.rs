@@ -1,0 +1,272 @@
+//! Regions, as a program asks for them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::{Address, DeviceId, Stream};
+use glake_tiers::{LiveBlock, RegionError, RegionOptions};
+use glake_units::Bytes;
+
+use super::super::device::DeviceMemory;
+use super::super::gate::{Admission, Gate, Tags, UseId, WhenClosed};
+use super::super::{Process, ProcessError, Result};
+use super::slot::{Slot, sizes};
+use super::{Hook, Left, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, entered};
+
+impl Process {
+    /// Makes a region. The same tag with the same options again is no error. Its extents are of `tiers.extent`.
+    ///
+    /// # Errors
+    /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`].
+    pub fn define_region(&self, options: RegionOptions) -> Result<()> {
+        let extent = self.regions.config.extent;
+        self.regions.table.define(RegionOptions { extent, ..options })?;
+        self.prepare_once()
+    }
+
+    /// The calling thread's allocations go to this region from now on, until it leaves it; private pools go before.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownTag`].
+    pub fn enter_region(&self, tag: &str) -> Result<()> {
+        let slot = self.regions.table.get(tag)?;
+        entered::push(&self.marks, slot);
+        Ok(())
+    }
+
+    /// The calling thread leaves the region that it entered last.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoRegion`].
+    pub fn leave_region(&self) -> Result<()> {
+        if entered::pop(&self.marks) { Ok(()) } else { Err(ProcessError::InNoRegion) }
+    }
+
+    /// The program promises not to write to a region's bytes until it is unsealed, on every device where it has any. With `strict` they
+    /// are mapped read-only, while no use of the region runs.
+    ///
+    /// # Errors
+    /// [`ProcessError::Region`] where its policy is another one; [`ProcessError::StillUsed`].
+    pub fn seal_region(&self, tag: &str, strict: bool) -> Result<()> {
+        let slot = self.regions.table.get(tag)?;
+        let timeout = Duration::from_millis(self.regions.config.drain_timeout_ms);
+        let _closing = match strict {
+            true => Some(self.regions.gate.close(&Tags::of(&[tag]), Some(timeout))?),
+            false => None,
+        };
+        slot.regions().iter().try_for_each(|region| Ok(region.seal(strict)?))
+    }
+
+    /// Its bytes may change again.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownTag`]; what the pool answers.
+    pub fn unseal_region(&self, tag: &str) -> Result<()> {
+        let regions = self.regions.table.get(tag)?.regions();
+        regions.iter().try_for_each(|region| Ok(region.unseal()?))
+    }
+
+    /// Pins host memory for a region ahead, where it was made so.
+    ///
+    /// # Errors
+    /// [`ProcessError::Region`].
+    pub fn prepare_region(&self, tag: &str) -> Result<()> {
+        for region in self.regions.table.get(tag)?.regions() {
+            region.prepare(&self.regions.stores.host(region.pool().device())?)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the memory of the block that an address lies in on its GPU, or, asked as often, no longer.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is away, or was not pinned.
+    pub fn pin(&self, address: Address, pinned: bool) -> Result<()> {
+        self.regions.table.cover(&self.devices);
+        let found = self.devices.iter().find_map(|memory| {
+            let LiveBlock { domain, .. } = memory.started()?.pool.find(address)?;
+            self.regions.table.of_domain(memory.id(), domain)
+        });
+        let (_, region) = found.ok_or(ProcessError::InNoBlock { address })?;
+        Ok(if pinned { region.pin(address) } else { region.unpin(address) }?)
+    }
+
+    /// Gives memory of GPUs back, with the gate closed for what leaves; it is closed until that is back. All regions of a device go
+    /// one after the other, devices at once. Without a gate, the caller promises that no work on what leaves is enqueued from now
+    /// on until the refill is over.
+    ///
+    /// # Errors
+    /// [`ProcessError::StillUsed`], [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing was moved, the gate is
+    /// open. [`ProcessError::Region`]: no bytes are lost, the same call goes on from there.
+    pub fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
+        self.regions.shrink(ask)
+    }
+
+    /// Brings memory back to the addresses that it had. Where `wait` is false that goes on in the background: what it meets is
+    /// logged, and met again by whoever needs the memory.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoRoom`]: others took the memory. [`ProcessError::Region`]. No bytes are lost, the same call goes on.
+    pub fn refill(&self, ask: &Refill) -> Result<RefillReport> {
+        if ask.wait {
+            return self.regions.refill(ask);
+        }
+        self.regions.table.named(ask.tags.as_deref())?;
+        let (regions, ask) = (self.regions.clone(), ask.clone());
+        self.background.spawn(move || {
+            if let Err(error) = regions.refill(&ask) {
+                tracing::warn!(target: "glake::regions", %error, "a refill in the background failed");
+            }
+        })?;
+        Ok(RefillReport::default())
+    }
+
+    /// A stream's later work finds a region of a device there: it waits for a refill that is under way; where there is none, what is
+    /// away comes back before this returns.
+    ///
+    /// # Errors
+    /// As [`Process::refill`].
+    pub fn wait_region(&self, tag: &str, device: i64, stream: Stream) -> Result<()> {
+        let device = self.device(device)?.id();
+        let slot = self.regions.table.get(tag)?;
+        for region in slot.regions().iter().filter(|region| region.pool().device() == device) {
+            match region.wait(device, stream) {
+                Err(RegionError::Away { .. }) => self.regions.bring_back(&slot, region)?,
+                waited => waited?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What comes back first; what is not named comes after it, in the order of first allocations.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownTag`]: the order is as it was.
+    pub fn order_regions(&self, tags: &[String]) -> Result<()> {
+        self.regions.table.set_order(tags)
+    }
+
+    /// Every region on every device, what lies in none and graphs' pools too.
+    ///
+    /// # Errors
+    /// What the pools answer.
+    pub fn regions(&self) -> Result<Vec<RegionView>> {
+        self.regions.views()
+    }
+
+    /// The region that a block lies in; `None`: it lies in none, or there is no such block.
+    pub fn region_of(&self, address: Address) -> Option<String> {
+        self.devices.iter().find_map(|memory| {
+            let started = memory.started()?;
+            let LiveBlock { domain, .. } = started.pool.find(address)?;
+            let (slot, _) = self.regions.table.of_domain(memory.id(), domain)?;
+            (slot.tag() != super::super::gate::DEFAULT).then(|| slot.tag().to_owned())
+        })
+    }
+
+    /// What is on each GPU, and who holds it.
+    ///
+    /// # Errors
+    /// What the driver answers when asked for its free memory.
+    pub fn left(&self) -> Result<Vec<Left>> {
+        self.regions.left()
+    }
+
+    /// The gate.
+    pub fn gate(&self) -> &Gate {
+        &self.regions.gate
+    }
+
+    /// Begins a use of memory: of these regions and of what lies in none, or of everything. While it lasts nothing of that leaves.
+    /// Uses do not nest: one that begins under another while a shrink waits for the other waits for that shrink.
+    ///
+    /// # Errors
+    /// [`ProcessError::Closed`] where it is to be refused; [`ProcessError::HeldTooLong`]; what its refill meets.
+    pub fn enter_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
+        let begin = std::time::Instant::now();
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
+            match self.regions.gate.admit(tags, when, left)? {
+                Admission::Admitted(id) => return Ok(id),
+                Admission::Away(tags) => {
+                    self.regions.refill(&Refill { tags: Some(tags), ..Refill::default() })?;
+                }
+            }
+        }
+    }
+
+    /// Who is told before memory leaves or comes back, and after; replaces who was told before. A hook is given the event as JSON on
+    /// a thread of its own and answers 0. One before that answers otherwise, or takes longer than `timeout`, keeps what was asked
+    /// for from being done. Neither is called for memory that comes back because it is touched.
+    pub fn set_hooks(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
+        self.regions.hooks.set(before, after, timeout);
+    }
+
+    /// Brings back what a copy is about to touch at an address; one load where nothing is away.
+    ///
+    /// # Errors
+    /// As [`Process::refill`].
+    #[inline]
+    pub fn bring_back(&self, address: Address) -> Result<()> {
+        if self.marks.is_any_away() { self.regions.touch_address(address) } else { Ok(()) }
+    }
+
+    /// Pins what is configured, with the first region.
+    fn prepare_once(&self) -> Result<()> {
+        let wanted = self.regions.config.host_prepare;
+        if wanted.is_zero() || !self.regions.take_preparation() {
+            return Ok(());
+        }
+        let regions = self.regions.clone();
+        self.background.spawn(move || {
+            let device = regions.starter.devices.iter().find(|memory| memory.started().is_some());
+            let device = device.map_or(DeviceId(0), DeviceMemory::id);
+            let prepared = regions.stores.host(device).and_then(|host| Ok(host.prepare(wanted)?));
+            if let Err(error) = prepared {
+                tracing::warn!(target: "glake::regions", %error, "host memory was not pinned ahead");
+            }
+        })
+    }
+}
+
+impl Regions {
+    fn views(&self) -> Result<Vec<RegionView>> {
+        self.table.cover(&self.starter.devices);
+        let mut slots = self.table.named(None)?;
+        self.table.sort(&mut slots);
+        Ok(slots.iter().flat_map(|slot| self.views_of(slot)).collect())
+    }
+
+    fn views_of(&self, slot: &Arc<Slot>) -> Vec<RegionView> {
+        let regions = slot.regions();
+        let none = RegionView {
+            tag: slot.tag().to_owned(),
+            policy: slot.options.policy,
+            host_copy: slot.options.host_copy,
+            sealed: false,
+            device: None,
+            resident: Bytes::ZERO,
+            away: Bytes::ZERO,
+            live: Bytes::ZERO,
+            place: None,
+            predicted_refill: Duration::ZERO,
+        };
+        if regions.is_empty() {
+            return vec![none];
+        }
+        let of = |region: &Arc<glake_tiers::Region>| {
+            let (resident, away) = sizes(region);
+            RegionView {
+                sealed: region.is_sealed(),
+                device: Some(region.pool().device()),
+                resident,
+                away,
+                live: region.pool().blocks_of(region.domain()).iter().map(|block| block.size).sum(),
+                place: slot.place().filter(|_| !away.is_zero()),
+                predicted_refill: self.prediction.refill(region),
+                ..none.clone()
+            }
+        };
+        regions.iter().map(of).collect()
+    }
+}

@@ -1,0 +1,93 @@
+//! What a program does before its memory leaves or comes back, and after.
+//!
+//! A hook runs on a thread of its own, with no lock held here, and is waited for no longer than was said. One that takes longer is
+//! left running; what it does then counts for nothing.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use serde_json::Value;
+
+use super::super::{ProcessError, Result};
+
+/// A hook: is given an event as JSON, answers 0 where all is well.
+pub type Hook = Arc<dyn Fn(&str) -> i32 + Send + Sync>;
+
+/// The hooks of a process.
+#[derive(Default)]
+pub(super) struct Hooks {
+    both: RwLock<Both>,
+}
+
+#[derive(Clone, Default)]
+struct Both {
+    before: Option<Hook>,
+    after: Option<Hook>,
+    /// None: for ever.
+    timeout: Option<Duration>,
+}
+
+impl Hooks {
+    /// Replaces them.
+    pub(super) fn set(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
+        let others = std::mem::replace(&mut *self.both.write(), Both { before, after, timeout });
+        // Their end is the program's code.
+        drop(others);
+    }
+
+    /// Calls the one that comes before.
+    ///
+    /// # Errors
+    /// [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing is to be done then.
+    pub(super) fn before(&self, event: &Value) -> Result<()> {
+        let Both { before, timeout, .. } = self.both.read().clone();
+        before.map_or(Ok(()), |hook| call(hook, "before", event, timeout))
+    }
+
+    /// Calls the one that comes after. What it answers is logged, for all is done by then.
+    pub(super) fn after(&self, event: &Value) {
+        let Both { after, timeout, .. } = self.both.read().clone();
+        if let Some(hook) = after
+            && let Err(error) = call(hook, "after", event, timeout)
+        {
+            tracing::warn!(target: "glake::regions", %error, "a hook failed after memory was moved");
+        }
+    }
+}
+
+fn call(hook: Hook, when: &'static str, event: &Value, timeout: Option<Duration>) -> Result<()> {
+    let (sender, receiver) = sync_channel(1);
+    let mut event = event.clone();
+    event["when"] = when.into();
+    let text = event.to_string();
+    let run = move || {
+        let answer = hook(&text);
+        // Dropped here: its end is the program's code too.
+        drop(hook);
+        // Nobody listens where it took too long.
+        let _ = sender.send(answer);
+    };
+    let named = std::thread::Builder::new().name("glake-hook".to_owned());
+    named.spawn(run).map_err(|source| ProcessError::NoThread { source })?;
+    let answer = match timeout {
+        Some(timeout) => receiver.recv_timeout(timeout),
+        None => receiver.recv().map_err(RecvTimeoutError::from),
+    };
+    match (answer, timeout) {
+        (Ok(0), _) => Ok(()),
+        (Ok(answer), _) => Err(ProcessError::HookRefused { when, answer: Some(answer) }),
+        (Err(RecvTimeoutError::Timeout), Some(timeout)) => Err(ProcessError::HookTimedOut { when, timeout }),
+        (Err(_), _) => Err(ProcessError::HookRefused { when, answer: None }),
+    }
+}
+
+impl std::fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Both { before, after, timeout } = self.both.read().clone();
+        let mut shown = f.debug_struct("Hooks");
+        shown.field("before", &before.is_some()).field("after", &after.is_some());
+        shown.field("timeout", &timeout).finish()
+    }
+}

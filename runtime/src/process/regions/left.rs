@@ -1,0 +1,110 @@
+//! What is on each GPU, and who holds it.
+
+use glake_device::DeviceId;
+use glake_units::Bytes;
+use serde_json::{Value, json};
+
+use super::super::Result;
+use super::super::device::DeviceMemory;
+use super::Regions;
+use super::slot::{Slot, sizes};
+use crate::process::gate::DEFAULT;
+
+/// Memory that somebody holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// On which GPU; none: on the host.
+    pub device: Option<DeviceId>,
+    /// Who, in words.
+    pub holder: String,
+    /// How much.
+    pub bytes: Bytes,
+}
+
+impl Left {
+    /// As the C interface gives it.
+    pub fn json(&self) -> Value {
+        json!({ "device": self.device.map(|device| device.0), "holder": self.holder, "bytes": self.bytes.get() })
+    }
+}
+
+impl Regions {
+    /// As [`super::super::Process::left`].
+    pub(super) fn left(&self) -> Result<Vec<Left>> {
+        self.table.cover(&self.starter.devices);
+        let slots = self.table.named(None)?;
+        let costs = self.starter.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
+        let mut left = Vec::new();
+        for memory in self.starter.devices.iter() {
+            let device = memory.id();
+            let mut holders: Vec<(String, Bytes)> = Vec::new();
+            for slot in &slots {
+                holders.push((holder(slot), resident(slot, device)));
+            }
+            if let Some(started) = memory.started() {
+                let named: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
+                let given_up = started.pool.reserved().saturating_sub(named);
+                holders.push((
+                    "pool: copies of other GPUs' memory, and private pools that were given up".to_owned(),
+                    given_up,
+                ));
+            }
+            for cost in costs.iter().filter(|cost| cost.relay == device) {
+                holders.push(("context for copies of other GPUs".to_owned(), cost.context));
+                holders.push(("slots for copies of other GPUs".to_owned(), cost.slots));
+            }
+            if memory.started().is_some() || holders.iter().any(|(_, bytes)| !bytes.is_zero()) {
+                self.rest(memory, &mut holders)?;
+            }
+            left.extend(holders.into_iter().map(|(holder, bytes)| Left {
+                device: Some(device),
+                holder,
+                bytes,
+            }));
+        }
+        for host in self.stores.host_statistics() {
+            for (holder, bytes) in [
+                ("pinned host memory: bytes that are away", host.in_use),
+                ("pinned host memory: retained copies", host.retained),
+                (
+                    "pinned host memory: free",
+                    host.pinned.saturating_sub(host.in_use).saturating_sub(host.retained),
+                ),
+            ] {
+                left.push(Left { device: None, holder: holder.to_owned(), bytes });
+            }
+        }
+        left.retain(|left| !left.bytes.is_zero());
+        Ok(left)
+    }
+
+    /// What the device has given out besides.
+    fn rest(&self, memory: &DeviceMemory, holders: &mut Vec<(String, Bytes)>) -> Result<()> {
+        let info = self.starter.epochs.driver().memory_info(memory.id())?;
+        let ours: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
+        let others = info.total.saturating_sub(info.free).saturating_sub(ours);
+        let before = memory.started().map_or(Bytes::ZERO, |started| started.before).min(others);
+        holders.push((
+            "taken before the pool started: contexts, modules and other libraries of this process, and other processes"
+                .to_owned(),
+            before,
+        ));
+        holders.push((
+            "taken since by others: contexts, modules and other libraries of this process, and other processes".to_owned(),
+            others.saturating_sub(before),
+        ));
+        Ok(())
+    }
+}
+
+fn holder(slot: &Slot) -> String {
+    match slot.tag() {
+        DEFAULT => "pool: outside of regions".to_owned(),
+        tag => format!("pool: '{tag}'"),
+    }
+}
+
+fn resident(slot: &Slot, device: DeviceId) -> Bytes {
+    let regions = slot.regions();
+    regions.iter().filter(|region| region.pool().device() == device).map(|region| sizes(region).0).sum()
+}

@@ -1,0 +1,41 @@
+//! What an allocation and a copy look at first: whether any thread is in a region, and whether anything is away.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Two counts in one word: threads' entries below, tags that are away above.
+#[derive(Debug, Default)]
+pub(in super::super) struct Marks(AtomicU64);
+
+/// One tag that is away.
+const AWAY: u64 = 1 << 32;
+
+impl Marks {
+    /// Whether nothing has to be asked: no thread is in a region, and nothing is away. One relaxed load: who enters a region sees
+    /// it on its own thread, and who uses what another thread is shrinking breaks that one's promise anyway.
+    #[inline]
+    pub(in super::super) fn is_plain(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether anything is away, or about to be.
+    #[inline]
+    pub(in super::super) fn is_any_away(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= AWAY
+    }
+
+    pub(super) fn enter(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_away(&self) {
+        self.0.fetch_add(AWAY, Ordering::Release);
+    }
+
+    pub(super) fn sub_away(&self) {
+        self.0.fetch_sub(AWAY, Ordering::Release);
+    }
+}

@@ -1,0 +1,268 @@
+//! Memory leaves and comes back: which regions in which order, on all devices at once.
+//!
+//! ```text
+//! shrink   hook ─► choose ─► gate closed, uses waited for ─► devices at once, each region by region ─► gate open, hook
+//!                    ▲                                            │ less than was asked for, and others are left
+//!                    └────────────────────────────────────────────┘
+//! refill   hook ─► in order, devices at once ─► hook           a tag's uses go on as soon as all of it is back
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use glake_device::DeviceId;
+use glake_tiers::{PoolError, Region, RegionError, Skipped, Transit};
+use glake_transfer::graph::Direction;
+use glake_units::Bytes;
+use serde_json::{Value, json};
+
+use super::super::gate::Tags;
+use super::super::{ProcessError, Result};
+use super::Regions;
+use super::ask::{Refill, Shrink};
+use super::choose::in_order;
+use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
+use super::slot::{Slot, sizes, wanting};
+
+/// A region, and how much of it is to be moved.
+type Job = (Arc<Slot>, Arc<Region>, Bytes);
+
+impl Regions {
+    /// As [`super::super::Process::shrink`].
+    pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
+        let begin = Instant::now();
+        self.table.cover(&self.starter.devices);
+        let slots = self.table.named(ask.tags.as_deref())?;
+        self.stores.check(ask.tier)?;
+        let mut event = json!({
+            "event": "shrink", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get), "tier": ask.tier.to_string(),
+        });
+        self.hooks.before(&event)?;
+        let moved = self.move_out(slots, ask);
+        let report = moved.and_then(|moved| self.shrink_report(moved, begin));
+        self.tell_after(&mut event, report.as_ref().map(ShrinkReport::json));
+        report
+    }
+
+    /// As [`super::super::Process::refill`], now.
+    pub(super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
+        let begin = Instant::now();
+        let mut slots = self.table.named(ask.tags.as_deref())?;
+        self.table.sort(&mut slots);
+        let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
+        self.hooks.before(&event)?;
+        let moved = self.move_in(&slots, ask);
+        let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
+        self.tell_after(&mut event, report.as_ref().map(RefillReport::json));
+        report
+    }
+
+    /// Brings one region back whose memory somebody is about to use. No hook is called: whoever waits may hold what one needs.
+    pub(super) fn bring_back(&self, slot: &Arc<Slot>, region: &Arc<Region>) -> Result<()> {
+        if !wanting(region).is_zero() {
+            self.refill_one(&(slot.clone(), region.clone(), Bytes::MAX), self.config.verify)?;
+        }
+        Ok(())
+    }
+
+    fn verifies(&self, asked: Option<bool>) -> bool {
+        asked.unwrap_or(self.config.verify)
+    }
+
+    fn tell_after(&self, event: &mut Value, report: std::result::Result<Value, &ProcessError>) {
+        match report {
+            Ok(report) => event["report"] = report,
+            Err(error) => event["error"] = error.to_string().into(),
+        }
+        self.hooks.after(event);
+    }
+
+    fn shrink_report(&self, moved: Vec<Moved>, begin: Instant) -> Result<ShrinkReport> {
+        let took = begin.elapsed();
+        let regions = self.table.named(None)?;
+        let away = regions.iter().flat_map(|slot| slot.regions());
+        // Devices come back at the same time, regions of one after one another.
+        let mut predicted = vec![Duration::ZERO; self.starter.devices.len()];
+        for region in away {
+            let place = usize::try_from(region.pool().device().0).unwrap_or(usize::MAX);
+            if let Some(total) = predicted.get_mut(place) {
+                *total = total.saturating_add(self.prediction.refill(&region));
+            }
+        }
+        let predicted_refill = predicted.into_iter().max().unwrap_or_default();
+        Ok(ShrinkReport { took, predicted_refill, gpu: self.left()?, ..ShrinkReport::of(moved) })
+    }
+
+    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink) -> Result<Vec<Moved>> {
+        self.table.sort(&mut slots);
+        let mut candidates: Vec<(Arc<Slot>, Arc<Region>)> = slots
+            .iter()
+            .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
+            .collect();
+        candidates.sort_by_key(|(slot, region)| slot.rank(region));
+        let mut moved: Vec<Moved> = Vec::new();
+        loop {
+            let freed: Bytes = moved.iter().map(|moved| moved.memory).sum();
+            let wanted = ask.bytes.unwrap_or(Bytes::MAX).saturating_sub(freed);
+            let resident: Vec<(usize, Bytes)> =
+                candidates.iter().enumerate().map(|(at, (_, region))| (at, sizes(region).0)).collect();
+            let chosen = in_order(&resident, wanted);
+            if chosen.is_empty() {
+                return Ok(moved);
+            }
+            let amount = |amount| if ask.bytes.is_some() { amount } else { Bytes::MAX };
+            let job = |(at, size): &(usize, Bytes)| {
+                let (slot, region) = &candidates[*at];
+                (slot.clone(), region.clone(), amount(*size))
+            };
+            let jobs: Vec<Job> = chosen.iter().map(job).collect();
+            moved.extend(self.close_and_move(&jobs, ask)?);
+            if ask.bytes.is_none() {
+                return Ok(moved);
+            }
+            // What had to stay of these is made good by others.
+            let mut at = 0..candidates.len();
+            candidates.retain(|_| at.next().is_some_and(|at| chosen.iter().all(|(taken, _)| *taken != at)));
+        }
+    }
+
+    fn close_and_move(&self, jobs: &[Job], ask: &Shrink) -> Result<Vec<Moved>> {
+        let tags = match (&ask.tags, ask.bytes) {
+            (None, None) => Tags::All,
+            _ => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
+        };
+        let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
+        let _closing = self.gate.close(&tags, Some(timeout))?;
+        for (slot, ..) in jobs {
+            slot.begin_out(&self.marks);
+        }
+        let moved = on_each_device(jobs, |job| self.shrink_one(job, ask));
+        for (slot, ..) in jobs {
+            slot.end_out(&self.marks, &self.gate);
+        }
+        moved
+    }
+
+    fn shrink_one(&self, (slot, region, amount): &Job, ask: &Shrink) -> Result<Moved> {
+        let device = region.pool().device();
+        let _under_way = self.freeing_of(device).map(super::freeing::Freeing::begin);
+        let mover = self.stores.mover(device, Direction::FromGpu)?;
+        let store = self.stores.store(ask.tier, device)?;
+        let checks = self.stores.digests(self.verifies(ask.verify), device)?;
+        let transit = Transit { mover: &*mover, checks: checks.as_deref() };
+        let shrunk = region.shrink(*amount, &store, transit)?;
+        slot.set_place(store.place());
+        let skipped = |skipped: &Skipped| {
+            let Skipped { address, size, reason } = *skipped;
+            SkippedExtent { address, size, reason }
+        };
+        Ok(Moved {
+            tag: slot.tag().to_owned(),
+            device,
+            memory: shrunk.freed,
+            copied: shrunk.copied,
+            left: shrunk.left,
+            skipped: shrunk.skipped.iter().map(skipped).collect(),
+        })
+    }
+
+    fn move_in(&self, slots: &[Arc<Slot>], ask: &Refill) -> Result<Vec<Moved>> {
+        let bytes = ask.bytes;
+        let away: Vec<(Arc<Slot>, Arc<Region>)> = slots
+            .iter()
+            .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
+            .collect();
+        let wanted: Vec<(usize, Bytes)> =
+            away.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
+        let jobs: Vec<Job> = in_order(&wanted, bytes.unwrap_or(Bytes::MAX))
+            .into_iter()
+            .map(|(at, amount)| {
+                let (slot, region) = &away[at];
+                (slot.clone(), region.clone(), if bytes.is_some() { amount } else { Bytes::MAX })
+            })
+            .collect();
+        let verify = self.verifies(ask.verify);
+        on_each_device(&jobs, |job| self.refill_one(job, verify))
+    }
+
+    fn refill_one(&self, (slot, region, amount): &Job, verify: bool) -> Result<Moved> {
+        let device = region.pool().device();
+        let refilled = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
+            let no_device =
+                ProcessError::NoSuchDevice { device: device.0.into(), count: self.starter.devices.len() };
+            let freeing = self.freeing_of(device).ok_or(no_device)?;
+            let checks = self.stores.digests(verify, device)?;
+            let transit = Transit { mover: &*mover, checks: checks.as_deref() };
+            region.refill(*amount, transit, &freeing.waiting()).map_err(|error| self.no_room(region, error))
+        });
+        slot.settle(&self.marks, &self.gate);
+        let refilled = refilled?;
+        Ok(Moved {
+            tag: slot.tag().to_owned(),
+            device,
+            memory: refilled.mapped,
+            copied: refilled.copied,
+            left: refilled.away,
+            skipped: Vec::new(),
+        })
+    }
+
+    /// Says what to do where there is no memory for what is away.
+    fn no_room(&self, region: &Region, error: RegionError) -> ProcessError {
+        if !is_out_of_memory(&error) {
+            return error.into();
+        }
+        let device = region.pool().device();
+        let free = self.starter.epochs.driver().memory_info(device).map(|info| info.free).unwrap_or_default();
+        let (resident, away) = sizes(region);
+        let tag = region.options().tag.clone();
+        ProcessError::NoRoom { device, tag, resident, away, free, source: Box::new(error) }
+    }
+}
+
+fn is_out_of_memory(error: &RegionError) -> bool {
+    match error {
+        RegionError::Stopped { source, .. } => is_out_of_memory(source),
+        RegionError::Pool(PoolError::Driver(error)) => error.is_out_of_memory(),
+        RegionError::Pool(error) => error.is_out_of_memory(),
+        _ => false,
+    }
+}
+
+/// Does the jobs of each device in their order, those of several devices at once. All devices are tried; the first failure is told.
+fn on_each_device(jobs: &[Job], work: impl Fn(&Job) -> Result<Moved> + Sync) -> Result<Vec<Moved>> {
+    let mut devices: Vec<DeviceId> = jobs.iter().map(|(_, region, _)| region.pool().device()).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let of = |device: DeviceId| -> Result<Vec<Moved>> {
+        jobs.iter().filter(|(_, region, _)| region.pool().device() == device).map(&work).collect()
+    };
+    let [first, others @ ..] = &*devices else { return Ok(Vec::new()) };
+    let outcomes: Vec<Result<Vec<Moved>>> = std::thread::scope(|scope| {
+        let begun: Vec<_> = others
+            .iter()
+            .map(|&device| {
+                let named = std::thread::Builder::new().name(format!("glake-move-{}", device.0));
+                (device, named.spawn_scoped(scope, move || of(device)))
+            })
+            .collect();
+        let mut outcomes = vec![of(*first)];
+        for (device, thread) in begun {
+            outcomes.push(match thread {
+                // A panic of the thread's is this one's.
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // One after the other, then.
+                Err(_) => of(device),
+            });
+        }
+        outcomes
+    });
+    let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+    if failed > 1 {
+        for error in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+            tracing::warn!(target: "glake::regions", %error, "memory of several devices could not be moved");
+        }
+    }
+    let moved: Result<Vec<Vec<Moved>>> = outcomes.into_iter().collect();
+    Ok(moved?.into_iter().flatten().collect())
+}

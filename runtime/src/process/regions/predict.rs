@@ -1,0 +1,62 @@
+//! How long a refill should take: its bytes over what the links give, and what mapping costs beside that.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use glake_device::DeviceId;
+use glake_tiers::Region;
+use glake_transfer::graph::{Direction, PathGraph};
+use glake_units::Bytes;
+
+use super::super::starter::Starter;
+use super::slot::sizes;
+
+/// Making, mapping and opening an extent, on an H200, for its own GPU.
+const EXTENT: Duration = Duration::from_micros(40);
+/// Opening it to one more GPU.
+const PEER: Duration = Duration::from_micros(15);
+
+/// Knows what the links give.
+#[derive(Debug)]
+pub(super) struct Prediction {
+    starter: Arc<Starter>,
+    /// What is assumed while the engine has learned nothing.
+    assumed: OnceLock<PathGraph>,
+}
+
+impl Prediction {
+    pub(super) fn new(starter: &Arc<Starter>) -> Prediction {
+        Prediction { starter: starter.clone(), assumed: OnceLock::new() }
+    }
+
+    /// The time for what is away of a region.
+    pub(super) fn refill(&self, region: &Region) -> Duration {
+        let (_, away) = sizes(region);
+        if away.is_zero() {
+            return Duration::ZERO;
+        }
+        let pool = region.pool();
+        let extents = away.get().div_ceil(region.options().extent.get().max(1));
+        let extents = u32::try_from(extents).unwrap_or(u32::MAX);
+        let each = EXTENT + PEER * pool.peers().len();
+        each * extents + self.copying(pool.device(), away)
+    }
+
+    fn copying(&self, device: DeviceId, bytes: Bytes) -> Duration {
+        let rate = self.rate(device);
+        #[allow(clippy::cast_precision_loss)] // a prediction
+        let seconds = if rate > 0.0 { bytes.get() as f64 / (rate * 1e9) } else { 0.0 };
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+
+    /// What the paths of a device that are in use give, in GB/s.
+    fn rate(&self, device: DeviceId) -> f64 {
+        let known = self.starter.engine.made().map(|engine| engine.graph());
+        let graph = match &known {
+            Some(graph) if !graph.paths().links.is_empty() => graph,
+            _ => self.assumed.get_or_init(|| self.starter.assumed_paths()),
+        };
+        let own = graph.rates(device, Direction::ToGpu).next().map_or(0.0, |path| path.rate.0);
+        if self.starter.engine.is_on() { graph.together(device, Direction::ToGpu).0.max(own) } else { own }
+    }
+}

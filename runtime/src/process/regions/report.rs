@@ -1,0 +1,148 @@
+//! What a shrink and a refill have done.
+
+use std::time::Duration;
+
+use glake_device::{Address, DeviceId};
+use glake_tiers::SkipReason;
+use glake_units::Bytes;
+use serde_json::{Value, json};
+
+use super::left::Left;
+
+/// What was moved of one region on one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Which region.
+    pub tag: String,
+    /// Of which device.
+    pub device: DeviceId,
+    /// Memory of the GPU that was given back, or made.
+    pub memory: Bytes,
+    /// Bytes that were copied.
+    pub copied: Bytes,
+    /// After a shrink: memory that is on the GPU still. After a refill: memory that is away still.
+    pub left: Bytes,
+    /// What had to stay.
+    pub skipped: Vec<SkippedExtent>,
+}
+
+/// An extent that had to stay on its GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SkippedExtent {
+    /// Where it begins.
+    pub address: Address,
+    /// How large it is.
+    pub size: Bytes,
+    /// Why.
+    pub reason: SkipReason,
+}
+
+/// What a shrink has done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShrinkReport {
+    /// Memory that went back to the driver.
+    pub freed: Bytes,
+    /// Bytes that were copied.
+    pub copied: Bytes,
+    /// Memory of these regions that is on GPUs still.
+    pub left: Bytes,
+    /// By region and device.
+    pub regions: Vec<Moved>,
+    /// What is on each GPU now.
+    pub gpu: Vec<Left>,
+    /// How long it took.
+    pub took: Duration,
+    /// How long a refill of what is away now should take.
+    pub predicted_refill: Duration,
+}
+
+/// What a refill has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RefillReport {
+    /// Memory that was made and mapped.
+    pub mapped: Bytes,
+    /// Bytes that were copied.
+    pub copied: Bytes,
+    /// Memory of these regions that is away still.
+    pub away: Bytes,
+    /// By region and device.
+    pub regions: Vec<Moved>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl ShrinkReport {
+    pub(super) fn of(regions: Vec<Moved>) -> ShrinkReport {
+        ShrinkReport {
+            freed: regions.iter().map(|moved| moved.memory).sum(),
+            copied: regions.iter().map(|moved| moved.copied).sum(),
+            left: regions.iter().map(|moved| moved.left).sum(),
+            regions,
+            ..ShrinkReport::default()
+        }
+    }
+
+    /// As the C interface gives it.
+    pub fn json(&self) -> Value {
+        json!({
+            "freed": self.freed.get(),
+            "copied": self.copied.get(),
+            "left": self.left.get(),
+            "regions": self.regions.iter().map(|moved| moved.json("freed", "left")).collect::<Vec<Value>>(),
+            "gpu": self.gpu.iter().map(Left::json).collect::<Vec<Value>>(),
+            "seconds": self.took.as_secs_f64(),
+            "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
+        })
+    }
+}
+
+impl RefillReport {
+    pub(super) fn of(regions: Vec<Moved>, took: Duration) -> RefillReport {
+        RefillReport {
+            mapped: regions.iter().map(|moved| moved.memory).sum(),
+            copied: regions.iter().map(|moved| moved.copied).sum(),
+            away: regions.iter().map(|moved| moved.left).sum(),
+            regions,
+            took,
+        }
+    }
+
+    /// As the C interface gives it.
+    pub fn json(&self) -> Value {
+        json!({
+            "mapped": self.mapped.get(),
+            "copied": self.copied.get(),
+            "away": self.away.get(),
+            "regions": self.regions.iter().map(|moved| moved.json("mapped", "away")).collect::<Vec<Value>>(),
+            "seconds": self.took.as_secs_f64(),
+        })
+    }
+}
+
+impl Moved {
+    fn json(&self, memory: &str, left: &str) -> Value {
+        let mut shown = json!({ "tag": self.tag, "device": self.device.0, "copied": self.copied.get() });
+        shown[memory] = self.memory.get().into();
+        shown[left] = self.left.get().into();
+        if !self.skipped.is_empty() || memory == "freed" {
+            shown["skipped"] = self.skipped.iter().map(SkippedExtent::json).collect();
+        }
+        shown
+    }
+}
+
+impl SkippedExtent {
+    fn json(&self) -> Value {
+        json!({ "address": self.address.0, "size": self.size.get(), "reason": reason_name(self.reason) })
+    }
+}
+
+/// What keeps an extent on its GPU, in a word.
+fn reason_name(reason: SkipReason) -> &'static str {
+    match reason {
+        SkipReason::Exported => "exported",
+        SkipReason::Withheld => "withheld",
+        // Whatever else keeps it there.
+        _ => "pinned",
+    }
+}

@@ -1,0 +1,183 @@
+//! One tag: what its regions are made with, and its region on each device.
+//!
+//! Invariants: `is_away` is true from before a shrink begins until all memory of the tag is known to be back, and the gate is told
+//! the same; whoever ends a move looks last ([`Slot::settle`]).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use glake_device::DeviceId;
+use glake_stitch::DomainId;
+use glake_tiers::{GpuPool, Place, Region, RegionOptions};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::super::gate::Gate;
+use super::choose::Rank;
+use super::marks::Marks;
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A region that the program defined.
+    Defined,
+    /// Private pools of a number.
+    Graph,
+    /// The default domain.
+    Default,
+}
+
+/// A tag.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) options: RegionOptions,
+    pub(super) kind: Kind,
+    /// The domains of a defined region, by device, where something was allocated.
+    domains: Box<[OnceLock<DomainId>]>,
+    /// In the order in which they were made. Of a defined region one a device.
+    regions: Mutex<Vec<Arc<Region>>>,
+    /// When it was first allocated in, among all; `u64::MAX`: never.
+    first: AtomicU64,
+    moves: Mutex<Moves>,
+    is_away: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Moves {
+    /// Shrinks that are under way.
+    out: u32,
+    /// Where the last one put bytes.
+    place: Option<Place>,
+}
+
+impl Slot {
+    pub(super) fn new(options: RegionOptions, kind: Kind, devices: usize) -> Slot {
+        Slot {
+            options,
+            kind,
+            domains: (0..devices).map(|_| OnceLock::new()).collect(),
+            regions: Mutex::default(),
+            first: AtomicU64::new(u64::MAX),
+            moves: Mutex::default(),
+            is_away: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn tag(&self) -> &str {
+        &self.options.tag
+    }
+
+    /// The domain for allocations on a device, made now if there is none.
+    #[inline]
+    pub(super) fn domain(&self, pool: &Arc<GpuPool>, clock: &AtomicU64) -> Option<DomainId> {
+        let place = self.domains.get(usize::try_from(pool.device().0).ok()?)?;
+        Some(*place.get_or_init(|| {
+            let region = Arc::new(Region::new(pool, self.options.clone()));
+            let domain = region.domain();
+            self.regions.lock().push(region);
+            self.note_first(clock);
+            domain
+        }))
+    }
+
+    fn note_first(&self, clock: &AtomicU64) {
+        let now = clock.fetch_add(1, Ordering::Relaxed);
+        self.first.fetch_min(now, Ordering::Relaxed);
+    }
+
+    /// The region of a domain that exists, made now if there is none.
+    pub(super) fn cover(&self, pool: &Arc<GpuPool>, domain: DomainId, clock: &AtomicU64) {
+        let mut regions = self.regions.lock();
+        let known =
+            |region: &Arc<Region>| region.domain() == domain && region.pool().device() == pool.device();
+        if !regions.iter().any(known) {
+            regions.push(Arc::new(Region::over(pool, domain, self.options.clone())));
+            self.note_first(clock);
+        }
+    }
+
+    /// Forgets the regions of a device whose domains are others' now: their own were given up, and nothing was left of them.
+    pub(super) fn forget(&self, device: DeviceId, is_own: impl Fn(DomainId) -> bool) {
+        self.regions.lock().retain(|region| region.pool().device() != device || is_own(region.domain()));
+    }
+
+    pub(super) fn regions(&self) -> Vec<Arc<Region>> {
+        self.regions.lock().clone()
+    }
+
+    /// The region of a domain of a device.
+    pub(super) fn region_of(&self, device: DeviceId, domain: DomainId) -> Option<Arc<Region>> {
+        let regions = self.regions.lock();
+        regions.iter().find(|region| region.domain() == domain && region.pool().device() == device).cloned()
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.first.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn rank(&self, region: &Region) -> Rank {
+        match self.kind {
+            Kind::Defined => Rank::of(self.options.policy, self.options.host_copy, region.is_sealed()),
+            Kind::Graph => Rank::Graph,
+            Kind::Default => Rank::Default,
+        }
+    }
+
+    /// Whether some of it is away, or is about to be.
+    #[inline]
+    pub(super) fn is_away(&self) -> bool {
+        self.is_away.load(Ordering::Acquire)
+    }
+
+    /// A shrink begins: whoever touches it from now on asks for it back.
+    pub(super) fn begin_out(&self, marks: &Marks) {
+        let mut moves = self.moves.lock();
+        moves.out += 1;
+        if !self.is_away.swap(true, Ordering::AcqRel) {
+            marks.add_away();
+        }
+    }
+
+    /// It has ended.
+    pub(super) fn end_out(&self, marks: &Marks, gate: &Gate) {
+        self.moves.lock().out -= 1;
+        self.settle(marks, gate);
+    }
+
+    /// Looks at what is away, after something was moved.
+    pub(super) fn settle(&self, marks: &Marks, gate: &Gate) {
+        let moves = self.moves.lock();
+        let gone = self.regions().iter().any(|region| !wanting(region).is_zero());
+        gate.set(self.tag(), gone);
+        let is_away = gone || moves.out > 0;
+        match (self.is_away.swap(is_away, Ordering::AcqRel), is_away) {
+            (false, true) => marks.add_away(),
+            (true, false) => marks.sub_away(),
+            _ => {}
+        }
+    }
+
+    /// Says where bytes of it went.
+    pub(super) fn set_place(&self, place: Place) {
+        self.moves.lock().place = Some(place);
+    }
+
+    /// Where what is away of it went last.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.moves.lock().place
+    }
+}
+
+/// How much a refill of a region has to do: at least one byte where something of it stands halfway.
+pub(super) fn wanting(region: &Region) -> Bytes {
+    match region.is_whole() {
+        Ok(false) => sizes(region).1.max(Bytes::new(1)),
+        // Whole, or its domain is gone.
+        Ok(true) | Err(_) => Bytes::ZERO,
+    }
+}
+
+/// A region's memory on the GPU and what is away; nothing of one whose domain is gone.
+pub(super) fn sizes(region: &Region) -> (Bytes, Bytes) {
+    region.sizes().unwrap_or_default()
+}

@@ -1,0 +1,162 @@
+//! Where bytes go, and by what they travel: made when they are first needed, and kept.
+
+use std::sync::Arc;
+
+use glake_device::DeviceId;
+use glake_device::owned::{DeviceSet, Digests};
+use glake_tiers::{FileTier, GpuPool, HostOptions, HostPool, HostStatistics, RegionError, Store, nodes_of};
+use glake_transfer::graph::Direction;
+use glake_transfer::{LinkMover, Priority};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::super::device::DeviceMemory;
+use super::super::starter::Starter;
+use super::super::{ProcessError, Result};
+use super::ask::Tier;
+use crate::config;
+
+/// What moves the bytes of a process's regions, and where they go.
+#[derive(Debug)]
+pub(super) struct Stores {
+    starter: Arc<Starter>,
+    config: config::Tiers,
+    /// One a direction, because what goes out and what comes in shall not wait for each other's stream.
+    movers: Mutex<FxHashMap<(DeviceId, Direction), Arc<LinkMover>>>,
+    /// Each with the devices whose work may touch it.
+    hosts: Mutex<Vec<(DeviceSet, Arc<HostPool>)>>,
+    files: Mutex<Option<Arc<FileTier>>>,
+    digests: Mutex<FxHashMap<DeviceId, Arc<Digests>>>,
+}
+
+impl Stores {
+    pub(super) fn new(starter: &Arc<Starter>, config: config::Tiers) -> Stores {
+        Stores {
+            starter: starter.clone(),
+            config,
+            movers: Mutex::default(),
+            hosts: Mutex::default(),
+            files: Mutex::default(),
+            digests: Mutex::default(),
+        }
+    }
+
+    /// What moves bytes of a device.
+    ///
+    /// # Errors
+    /// What making the engine or a stream meets.
+    pub(super) fn mover(&self, device: DeviceId, direction: Direction) -> Result<Arc<LinkMover>> {
+        let engine = self.starter.engine()?;
+        let mut movers = self.movers.lock();
+        if let Some(mover) = movers.get(&(device, direction)) {
+            return Ok(mover.clone());
+        }
+        let mover = Arc::new(LinkMover::new(engine, device, Priority::Normal)?);
+        movers.insert((device, direction), mover.clone());
+        Ok(mover)
+    }
+
+    /// Whether there is such a place at all; asked before anything is done.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoFiles`], [`ProcessError::NoPeer`], [`ProcessError::NoSuchDevice`].
+    pub(super) fn check(&self, tier: Tier) -> Result<()> {
+        match tier {
+            Tier::File if self.config.files.is_none() => Err(ProcessError::NoFiles),
+            Tier::Peer(_) if self.starter.devices.len() < 2 => Err(ProcessError::NoPeer { device: None }),
+            Tier::Peer(Some(device)) => self.starter.device(device.0.into()).map(|_| ()),
+            Tier::Host | Tier::Peer(None) | Tier::File => Ok(()),
+        }
+    }
+
+    /// Where bytes of a device go.
+    ///
+    /// # Errors
+    /// As [`Stores::check`]; what making it meets.
+    pub(super) fn store(&self, tier: Tier, device: DeviceId) -> Result<Store> {
+        match tier {
+            Tier::Host => Ok(Store::Host(self.host(device)?)),
+            Tier::Peer(peer) => Ok(Store::Peer(self.peer(peer, device)?)),
+            Tier::File => Ok(Store::File { files: self.files()?, host: self.host(device)? }),
+        }
+    }
+
+    /// The pool of another GPU.
+    fn peer(&self, peer: Option<DeviceId>, device: DeviceId) -> Result<Arc<GpuPool>> {
+        let peer = match peer {
+            Some(peer) => peer,
+            None => self.roomiest_but(device)?,
+        };
+        let memory = self.starter.device(peer.0.into())?;
+        if peer == device {
+            return Err(ProcessError::NoPeer { device: Some(device) });
+        }
+        Ok(self.starter.started(memory)?.pool.clone())
+    }
+
+    /// The other GPU that has the most free memory.
+    fn roomiest_but(&self, device: DeviceId) -> Result<DeviceId> {
+        let driver = self.starter.epochs.driver();
+        let others = self.starter.devices.iter().map(DeviceMemory::id).filter(|other| *other != device);
+        let free = |other| driver.memory_info(other).ok().map(|info| (info.free, other));
+        let roomiest = others.filter_map(free).max_by_key(|(free, other)| (*free, std::cmp::Reverse(*other)));
+        roomiest.map(|(_, other)| other).ok_or(ProcessError::NoPeer { device: Some(device) })
+    }
+
+    /// The files of this process.
+    fn files(&self) -> Result<Arc<FileTier>> {
+        let folder = self.config.files.as_ref().ok_or(ProcessError::NoFiles)?;
+        let mut files = self.files.lock();
+        match &*files {
+            Some(files) => Ok(files.clone()),
+            None => Ok(files.insert(Arc::new(FileTier::open(folder).map_err(RegionError::from)?)).clone()),
+        }
+    }
+
+    /// What compares bytes of a device with what they were, where that is wanted.
+    pub(super) fn digests(&self, verify: bool, device: DeviceId) -> Result<Option<Arc<Digests>>> {
+        if !verify {
+            return Ok(None);
+        }
+        let mut digests = self.digests.lock();
+        if let Some(digests) = digests.get(&device) {
+            return Ok(Some(digests.clone()));
+        }
+        let made = Arc::new(Digests::new(&self.starter.epochs, device)?);
+        digests.insert(device, made.clone());
+        Ok(Some(made))
+    }
+
+    /// Pinned memory that work of a device may touch. Asking a device when that work is done makes a context there, so it is for
+    /// the devices that are used by then; for one that is used later another is made, under what is left of the budget.
+    ///
+    /// # Errors
+    /// [`ProcessError::Host`].
+    pub(super) fn host(&self, device: DeviceId) -> Result<Arc<HostPool>> {
+        let mut hosts = self.hosts.lock();
+        if let Some((_, pool)) = hosts.iter().find(|(devices, _)| devices.contains(device)) {
+            return Ok(pool.clone());
+        }
+        let started = self.starter.devices.iter().filter(|memory| memory.started().is_some());
+        let started: DeviceSet = started.map(DeviceMemory::id).collect();
+        let devices = started.union(DeviceSet::of(device)).union(self.starter.engine.relays_of(device));
+        let pinned: Bytes = hosts.iter().map(|(_, pool)| pool.statistics().pinned).sum();
+        let options = HostOptions {
+            budget: self.config.host_budget.unwrap_or(Bytes::MAX).saturating_sub(pinned),
+            arena: self.config.host_arena,
+            spare: self.config.host_spare,
+            nodes: nodes_of(&self.starter.topology(), devices),
+            devices,
+            ..HostOptions::default()
+        };
+        let pool = HostPool::new(&self.starter.epochs, options)?;
+        hosts.push((devices, pool.clone()));
+        Ok(pool)
+    }
+
+    /// What is pinned.
+    pub(super) fn host_statistics(&self) -> Vec<HostStatistics> {
+        self.hosts.lock().iter().map(|(_, pool)| pool.statistics()).collect()
+    }
+}

@@ -1,0 +1,145 @@
+//! The tags of a process.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use glake_device::DeviceId;
+use glake_stitch::{Allocator, DomainId};
+use glake_tiers::{Region, RegionOptions};
+use glake_units::Bytes;
+use parking_lot::RwLock;
+
+use super::super::device::DeviceMemory;
+use super::super::gate::{DEFAULT, GRAPH, is_reserved};
+use super::super::{ProcessError, Result};
+use super::slot::{Kind, Slot};
+
+/// All tags, by name.
+#[derive(Debug)]
+pub(super) struct Table {
+    devices: usize,
+    extent: Bytes,
+    /// Counts first allocations.
+    pub(super) clock: AtomicU64,
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    slots: BTreeMap<String, Arc<Slot>>,
+    /// What comes back first, as the program said.
+    order: Vec<String>,
+}
+
+impl Table {
+    pub(super) fn new(devices: usize, extent: Bytes) -> Table {
+        Table { devices, extent, clock: AtomicU64::new(0), inner: RwLock::default() }
+    }
+
+    /// A new tag, or the same once more.
+    pub(super) fn define(&self, options: RegionOptions) -> Result<()> {
+        if options.tag.is_empty() || is_reserved(&options.tag) {
+            return Err(ProcessError::ReservedTag { tag: options.tag });
+        }
+        let mut inner = self.inner.write();
+        match inner.slots.get(&options.tag) {
+            Some(slot) if slot.options == options => Ok(()),
+            Some(slot) => Err(ProcessError::OtherOptions {
+                tag: options.tag.clone(),
+                defined: Box::new(slot.options.clone()),
+                asked: Box::new(options),
+            }),
+            None => {
+                let slot = Slot::new(options.clone(), Kind::Defined, self.devices);
+                inner.slots.insert(options.tag, Arc::new(slot));
+                Ok(())
+            }
+        }
+    }
+
+    /// A tag that there is.
+    pub(super) fn get(&self, tag: &str) -> Result<Arc<Slot>> {
+        let inner = self.inner.read();
+        inner.slots.get(tag).cloned().ok_or_else(|| ProcessError::UnknownTag {
+            tag: tag.to_owned(),
+            known: inner.slots.keys().cloned().collect(),
+        })
+    }
+
+    /// These, or all, in the order of their tags.
+    pub(super) fn named(&self, tags: Option<&[String]>) -> Result<Vec<Arc<Slot>>> {
+        match tags {
+            None => Ok(self.inner.read().slots.values().cloned().collect()),
+            Some(tags) => {
+                let mut found: Vec<Arc<Slot>> = Vec::new();
+                for tag in tags {
+                    let slot = self.get(tag)?;
+                    if !found.iter().any(|other| Arc::ptr_eq(other, &slot)) {
+                        found.push(slot);
+                    }
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    /// Makes tags for what lies in no region: the default domain and the private pools of each pool that has started.
+    pub(super) fn cover(&self, devices: &[DeviceMemory]) {
+        for started in devices.iter().filter_map(DeviceMemory::started) {
+            let default = self.reserved(DEFAULT.to_owned(), Kind::Default);
+            default.cover(&started.pool, Allocator::default_domain(), &self.clock);
+            let device = started.pool.device();
+            let domains: Vec<(DomainId, String)> = started
+                .private
+                .domains()
+                .into_iter()
+                .map(|(domain, id)| (domain, format!("{GRAPH}{id}")))
+                .collect();
+            for slot in self.inner.read().slots.values().filter(|slot| slot.kind == Kind::Graph) {
+                let is_own = |own| domains.iter().any(|(domain, tag)| *domain == own && tag == slot.tag());
+                slot.forget(device, is_own);
+            }
+            for (domain, tag) in domains {
+                self.reserved(tag, Kind::Graph).cover(&started.pool, domain, &self.clock);
+            }
+        }
+    }
+
+    fn reserved(&self, tag: String, kind: Kind) -> Arc<Slot> {
+        if let Some(slot) = self.inner.read().slots.get(&tag) {
+            return slot.clone();
+        }
+        let options = RegionOptions { extent: self.extent, ..RegionOptions::of(tag.clone()) };
+        let mut inner = self.inner.write();
+        inner.slots.entry(tag).or_insert_with(|| Arc::new(Slot::new(options, kind, self.devices))).clone()
+    }
+
+    /// Whose a domain of a device is.
+    pub(super) fn of_domain(&self, device: DeviceId, domain: DomainId) -> Option<(Arc<Slot>, Arc<Region>)> {
+        let inner = self.inner.read();
+        inner.slots.values().find_map(|slot| Some((slot.clone(), slot.region_of(device, domain)?)))
+    }
+
+    /// What comes back first; what is not named comes after it.
+    pub(super) fn set_order(&self, tags: &[String]) -> Result<()> {
+        tags.iter().try_for_each(|tag| self.get(tag).map(|_| ()))?;
+        self.inner.write().order = tags.to_vec();
+        Ok(())
+    }
+
+    /// Sorts by what comes back first: as the program said, then regions in the order of their first allocation, then graphs' pools,
+    /// then what lies in no region.
+    pub(super) fn sort(&self, slots: &mut [Arc<Slot>]) {
+        let inner = self.inner.read();
+        let said = |slot: &Arc<Slot>| inner.order.iter().position(|tag| tag == slot.tag());
+        slots.sort_by_key(|slot| {
+            let kind = match slot.kind {
+                Kind::Defined => 0,
+                Kind::Graph => 1,
+                Kind::Default => 2,
+            };
+            (said(slot).unwrap_or(usize::MAX), kind, slot.first())
+        });
+    }
+}
