@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import pathlib
 
-from . import _library
+from . import _library, asgi
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
+from ._gate import active, gate
 from ._mem_pool import mem_pool
+from ._modules import Following, follow
+from ._regions import Region, hooks, left, order, pin, prepare, refill, region, region_of, regions, seal, shrink, unpin, unseal, wait
 from ._statistics import memory_stats, memory_summary, snapshot, trim
 from .errors import (
+    ClosedError,
     ConfigError,
     DriverError,
     Error,
@@ -31,29 +35,50 @@ from .errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClosedError",
     "ConfigError",
     "Copy",
     "DriverError",
     "Error",
+    "Following",
     "InvalidError",
     "OutOfMemoryError",
+    "Region",
     "StateError",
     "TorchError",
     "UnavailableError",
     "UnsupportedError",
+    "active",
+    "asgi",
     "backend",
     "copy_",
     "copy_list",
     "copy_stats",
     "copy_to_all",
     "enable",
+    "follow",
+    "gate",
+    "hooks",
+    "left",
     "library_path",
     "mem_pool",
     "memory_stats",
     "memory_summary",
     "multi_path",
+    "order",
+    "pin",
+    "prepare",
+    "refill",
+    "region",
+    "region_of",
+    "regions",
+    "seal",
+    "shrink",
     "snapshot",
     "trim",
+    "unpin",
+    "unseal",
+    "wait",
 ]
 
 

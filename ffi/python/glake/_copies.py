@@ -215,7 +215,7 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
     torch = sys.modules.get("torch")
     with torch.cuda.device(device) if torch is not None and device is not None else contextlib.nullcontext():
         if stream is not None:
-            handle = _handle(stream)
+            handle = handle_of(stream)
         elif torch is not None and device is not None:
             handle = int(torch.cuda.current_stream(device).cuda_stream)
         else:
@@ -226,7 +226,12 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
         yield handle
 
 
-def _handle(stream: Any) -> int:
+def handle_of(stream: Any) -> int:
+    """The handle of a stream.
+
+    Raises:
+        TypeError: it is none.
+    """
     if isinstance(stream, int):
         return stream
     for name in ("cuda_stream", "ptr"):

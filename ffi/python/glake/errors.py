@@ -25,6 +25,10 @@ class UnsupportedError(Error):
     """The device, the driver or the library does not have what was asked for."""
 
 
+class ClosedError(Error):
+    """Memory is away or leaving, and it was not back in time; or those who use it did not end in time for a shrink."""
+
+
 class ConfigError(Error, ValueError):
     """A configuration does not parse. The text names the key or variable, its value, and what is allowed."""
 

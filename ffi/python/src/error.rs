@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 use crate::library::{Symbols, symbols};
 
+pyo3::import_exception!(glake.errors, ClosedError);
 pyo3::import_exception!(glake.errors, Error);
 pyo3::import_exception!(glake.errors, OutOfMemoryError);
 pyo3::import_exception!(glake.errors, InvalidError);
@@ -23,7 +24,7 @@ pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Symbols) -> i32 + Send)
 }
 
 /// The exception for a status, with the text of this thread's last failed call.
-fn raised(symbols: &Symbols, status: i32) -> PyErr {
+pub(crate) fn raised(symbols: &Symbols, status: i32) -> PyErr {
     let text = last_error(symbols);
     match status {
         1 => OutOfMemoryError::new_err(text),
@@ -31,12 +32,13 @@ fn raised(symbols: &Symbols, status: i32) -> PyErr {
         3 => DriverError::new_err(text),
         4 => UnavailableError::new_err(text),
         5 => UnsupportedError::new_err(text),
+        6 => ClosedError::new_err(text),
         other => Error::new_err(format!("status {other}: {text}")),
     }
 }
 
 /// The text of this thread's last failed call.
-pub(crate) fn last_error(symbols: &Symbols) -> String {
+fn last_error(symbols: &Symbols) -> String {
     // SAFETY: the answer is valid until this thread's next call that fails, and is copied at once.
     unsafe { text((symbols.gmlake_last_error)()) }.unwrap_or_else(|| "the library gave no reason".to_owned())
 }

@@ -13,9 +13,11 @@
 mod blocks;
 mod copies;
 mod error;
+mod gate;
 mod history;
 mod library;
 mod pools;
+mod regions;
 mod share;
 mod start;
 mod statistics;
@@ -32,11 +34,18 @@ mod _glake {
         host_unregister, multi_path, stream_synchronize,
     };
     #[pymodule_export]
+    use crate::gate::{gate_enter, gate_json, gate_leave};
+    #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]
     use crate::library::{open, path};
     #[pymodule_export]
     use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
+    #[pymodule_export]
+    use crate::regions::{
+        hooks_set, left_json, refill, region_define, region_enter, region_leave, region_of, region_order, region_pin,
+        region_prepare, region_seal, region_unseal, region_wait, regions_json, shrink,
+    };
     #[pymodule_export]
     use crate::share::{close_shared, enable_peer, open_shared, share};
     #[pymodule_export]

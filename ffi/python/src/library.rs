@@ -29,6 +29,9 @@ pub(crate) struct CopyBlock {
     pub(crate) size: usize,
 }
 
+/// Called with an event as JSON before and after a shrink and a refill; anything but 0 stops it.
+pub(crate) type Hook = unsafe extern "C" fn(*mut c_void, *const c_char) -> i32;
+
 /// Called when a request could not be served: context, device, requested, total and free bytes.
 pub(crate) type OutOfMemoryObserver = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
 
@@ -55,6 +58,7 @@ macro_rules! symbols {
 
 symbols! {
     gmlake_last_error() -> *const c_char;
+    glake_last_status() -> i32;
     glake_version() -> *const c_char;
     glake_abi() -> u32;
     glake_configure(*const c_char, *const c_char, *const c_char) -> i32;
@@ -92,6 +96,24 @@ symbols! {
     glake_stream_synchronize(i32, *mut c_void) -> i32;
     glake_host_register(*mut c_void, usize) -> i32;
     glake_host_unregister(*mut c_void) -> i32;
+    glake_region_define(*const c_char, u32, u32) -> i32;
+    glake_region_enter(*const c_char) -> i32;
+    glake_region_leave() -> i32;
+    glake_region_seal(*const c_char, bool) -> i32;
+    glake_region_unseal(*const c_char) -> i32;
+    glake_region_prepare(*const c_char) -> i32;
+    glake_region_pin(*const c_void, bool) -> i32;
+    glake_region_wait(*const c_char, i32, *mut c_void) -> i32;
+    glake_region_order(*const *const c_char, usize) -> i32;
+    glake_region_of(*const c_void) -> *mut c_char;
+    glake_regions_json() -> *mut c_char;
+    glake_shrink(*const c_char) -> *mut c_char;
+    glake_refill(*const c_char) -> *mut c_char;
+    glake_left_json() -> *mut c_char;
+    glake_gate_enter(*const *const c_char, usize, u32, i64, *mut u64) -> i32;
+    glake_gate_leave(u64) -> i32;
+    glake_gate_json() -> *mut c_char;
+    glake_hooks_set(Option<Hook>, Option<Hook>, *mut c_void, i64) -> i32;
     glake_enable_peer(i32, i32) -> i32;
     glake_share(*const c_void, *mut u8, usize, *mut usize, *mut u64) -> i32;
     glake_open_shared(*const u8, usize, i32, *mut *mut c_void) -> i32;

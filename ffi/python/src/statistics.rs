@@ -4,30 +4,19 @@ use std::ffi::c_char;
 
 use pyo3::prelude::*;
 
-use crate::blocks::fraction;
-use crate::error::{Error, checked, last_error, text};
+use crate::error::{checked, raised, text};
 use crate::library::{Symbols, symbols};
-use crate::start::device_count;
 
 #[pyfunction]
 pub(crate) fn stats_json(py: Python<'_>, device: i32) -> PyResult<String> {
     // SAFETY: it takes a number; its answer is a text of ours to free, or null.
-    let written = written(py, |symbols| unsafe { (symbols.glake_stats_json)(device) })?;
-    written.or_else(|why| {
-        // A null has no status: another question about the device does.
-        fraction(py, device)?;
-        Err(Error::new_err(why))
-    })
+    written(py, |symbols| unsafe { (symbols.glake_stats_json)(device) })
 }
 
 #[pyfunction]
 pub(crate) fn snapshot_json(py: Python<'_>) -> PyResult<String> {
     // SAFETY: it takes nothing; its answer is a text of ours to free, or null.
-    let written = written(py, |symbols| unsafe { (symbols.glake_snapshot_json)() })?;
-    written.or_else(|why| {
-        device_count(py)?;
-        Err(Error::new_err(why))
-    })
+    written(py, |symbols| unsafe { (symbols.glake_snapshot_json)() })
 }
 
 #[pyfunction]
@@ -42,20 +31,24 @@ pub(crate) fn reset_totals(py: Python<'_>, device: i32) -> PyResult<()> {
     checked(py, |symbols| unsafe { (symbols.glake_reset_totals)(device) })
 }
 
-/// Takes a text that the library wrote for us, and gives it back to it. The library's reason where it wrote none.
+/// Takes a text that the library writes for us, and gives it back to it; raises where it writes none.
 pub(crate) fn written(
     py: Python<'_>,
     write: impl FnOnce(&Symbols) -> *mut c_char + Send,
-) -> PyResult<Result<String, String>> {
+) -> PyResult<String> {
     let symbols = symbols()?;
-    Ok(py.detach(|| {
-        let pointer = write(symbols);
-        // SAFETY: null or a text that the library wrote and gave to us.
-        let copy = unsafe { text(pointer) }.ok_or_else(|| last_error(symbols));
-        if !pointer.is_null() {
-            // SAFETY: ours, copied, and not used again.
-            unsafe { (symbols.glake_string_free)(pointer) };
-        }
-        copy
-    }))
+    py.detach(|| {
+        let given = taken(symbols, write(symbols));
+        // SAFETY: it takes nothing and answers of this thread's last call that failed.
+        given.ok_or_else(|| raised(symbols, unsafe { (symbols.glake_last_status)() }))
+    })
+}
+
+/// A copy of a text that the library wrote for us, which goes back to it; nothing for null.
+pub(crate) fn taken(symbols: &Symbols, given: *mut c_char) -> Option<String> {
+    // SAFETY: null or a text that the library wrote and gave to us.
+    let copy = unsafe { text(given) }?;
+    // SAFETY: ours, copied, and not used again.
+    unsafe { (symbols.glake_string_free)(given) };
+    Some(copy)
 }

@@ -18,7 +18,7 @@ class Examples(unittest.TestCase):
         return done.stderr
 
     def test_without_torch(self):
-        for name in ("tutorial.py", "deepspeed_style.py"):
+        for name in ("tutorial.py", "deepspeed_style.py", "server.py"):
             self.assertIn("needs torch", self.told(name, "sys.modules['torch'] = None"))
 
     def test_without_a_gpu(self):

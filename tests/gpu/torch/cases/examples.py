@@ -22,3 +22,8 @@ class Examples(unittest.TestCase):
     @bed.only("compiled", "one run is enough: the example calls enable() as users do")
     def test_deepspeeds_four_places(self):
         self.check("deepspeed_style.py")
+
+    @bed.limit(100)
+    @bed.only("compiled", "one run is enough: the example calls enable() as users do")
+    def test_the_server_that_sleeps(self):
+        self.check("server.py")

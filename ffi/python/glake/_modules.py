@@ -1,0 +1,55 @@
+"""A torch module whose parts wait for their regions, and whose first pass says in which order these come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _regions
+
+
+class Following:
+    """What ``follow`` put on a module; ``remove`` takes it off."""
+
+    def __init__(self, module: Any) -> None:
+        self._tags: dict[int, tuple[str, ...]] = {}
+        self._seen: list[str] | None = []
+        self._handles = [part.register_forward_pre_hook(self._before, prepend=True) for part in module.modules()]
+        self._handles.append(module.register_forward_hook(self._after))
+
+    def remove(self) -> None:
+        """Takes the hooks off. The order stays. A second time does nothing."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def _before(self, part: Any, _inputs: Any) -> None:
+        tags = self._tags.get(id(part))
+        if tags is None:
+            tags = self._tags[id(part)] = _tags_of(part)
+        for tag in tags:
+            if self._seen is not None and tag not in self._seen:
+                self._seen.append(tag)
+            _regions.wait(tag)
+
+    def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if self._seen:
+            _regions.order(self._seen)
+        self._seen = None
+
+
+def follow(module: Any) -> Following:
+    """Lets each part of a torch module wait for the regions of its own parameters and buffers before its forward, and takes the order of
+    the first pass as that of refills: after ``glake.refill(wait=False)`` the first layers compute while later ones come back.
+
+    A pass runs inside ``glake.active`` only where it shall wait for the whole.
+
+    Returns:
+        What takes the hooks off again.
+    """
+    return Following(module)
+
+
+def _tags_of(part: Any) -> tuple[str, ...]:
+    own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    tags = (_regions.region_of(tensor) for tensor in own if tensor.is_cuda)
+    return tuple(dict.fromkeys(tag for tag in tags if tag is not None and tag != "default"))

@@ -1,0 +1,85 @@
+"""ASGI middleware: requests of a server that shrinks while it is idle.
+
+::
+
+    app = glake.asgi.Gate(app)                          # each request is active; one that finds the memory gone brings it back
+    app = glake.asgi.Gate(app, when_closed="refuse")    # 503 with Retry-After instead
+
+It works with every ASGI server and framework (Starlette and FastAPI: ``app.add_middleware(glake.asgi.Gate)``), and needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from ._gate import WhenClosed, active
+from .errors import ClosedError, OutOfMemoryError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+ADMINISTRATION = ("/health", "/metrics", "/sleep", "/wake_up", "/is_sleeping")
+
+
+class Gate:
+    """Puts ``glake.active`` around each request and each websocket.
+
+    Args:
+        app: what answers.
+        tags: the regions that it uses; none: all memory.
+        when_closed: as of ``glake.active``.
+        timeout: seconds to wait for the memory; None: as long as it takes.
+        retry_after: seconds, told to those who are refused with status 503.
+        exempt: paths that use no GPU memory and pass always.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        tags: Iterable[str] = (),
+        when_closed: WhenClosed = "refill",
+        timeout: float | None = None,
+        retry_after: int = 1,
+        exempt: Iterable[str] = ADMINISTRATION,
+    ) -> None:
+        self._app = app
+        self._tags = tuple(tags)
+        self._when_closed: WhenClosed = when_closed
+        self._timeout = timeout
+        self._retry_after = retry_after
+        self._exempt = frozenset(exempt)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or scope.get("path") in self._exempt:
+            await self._app(scope, receive, send)
+            return
+        using = active(*self._tags, when_closed=self._when_closed, timeout=self._timeout)
+        try:
+            await using.__aenter__()
+        except (ClosedError, OutOfMemoryError) as error:
+            await self._refuse(scope, send, str(error))
+            return
+        # Whatever the app raises goes through.
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            await using.__aexit__(None, None, None)
+
+    async def _refuse(self, scope: Scope, send: Send, why: str) -> None:
+        if scope["type"] == "websocket":
+            # 1013: try again later.
+            await send({"type": "websocket.close", "code": 1013, "reason": "the model is asleep"})
+            return
+        body = f"{why}\n".encode()
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(body)).encode()),
+            (b"retry-after", str(self._retry_after).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,51 @@
+//! The gate: who uses regions says so. What is inside of what is the business of `glake._gate`.
+
+use std::ffi::{CString, c_char};
+
+use pyo3::prelude::*;
+
+use crate::error::{c_text, checked};
+use crate::statistics::written;
+
+#[pyfunction]
+pub(crate) fn gate_enter(
+    py: Python<'_>,
+    tags: Vec<String>,
+    when_closed: u32,
+    timeout_ms: i64,
+) -> PyResult<u64> {
+    let tags = texts(tags)?;
+    let mut entered = 0;
+    checked(py, |symbols| {
+        let tags = pointers(&tags);
+        // SAFETY: the list and its texts live to the end of the call; it writes one number to a place that is ours.
+        unsafe {
+            (symbols.glake_gate_enter)(tags.as_ptr(), tags.len(), when_closed, timeout_ms, &raw mut entered)
+        }
+    })?;
+    Ok(entered)
+}
+
+#[pyfunction]
+pub(crate) fn gate_leave(py: Python<'_>, entered: u64) -> PyResult<()> {
+    // SAFETY: it takes a number.
+    checked(py, |symbols| unsafe { (symbols.glake_gate_leave)(entered) })
+}
+
+#[pyfunction]
+pub(crate) fn gate_json(py: Python<'_>) -> PyResult<String> {
+    // SAFETY: it takes nothing; its answer is a text of ours to free, or null.
+    written(py, |symbols| unsafe { (symbols.glake_gate_json)() })
+}
+
+/// Texts for C.
+pub(crate) fn texts(texts: Vec<String>) -> PyResult<Vec<CString>> {
+    texts.into_iter().map(c_text).collect()
+}
+
+/// Where they begin; an empty list still has a place.
+pub(crate) fn pointers(texts: &[CString]) -> Vec<*const c_char> {
+    let mut pointers = Vec::with_capacity(texts.len().max(1));
+    pointers.extend(texts.iter().map(|text| text.as_ptr()));
+    pointers
+}

@@ -1,0 +1,339 @@
+"""Regions of simulated GPUs: bytes leave and come back, the gate holds what uses them, requests wait for them."""
+
+import asyncio
+import ctypes
+import os
+import threading
+import time
+import unittest
+
+os.environ["GLAKE_DEVICE"] = "sim"
+
+import glake  # noqa: E402
+from glake import _library  # noqa: E402
+
+import child  # noqa: E402
+
+doors = _library.doors()
+MIB = 1 << 20
+tags = (f"region {number}" for number in range(1000))
+
+
+class Array:
+    """Memory of the pool, in the region that the thread is inside of."""
+
+    def __init__(self, size, seed=0):
+        self.size = size
+        self.address = doors.alloc(0, size)
+        self.sent = bytes((seed + place * 7) % 251 for place in range(4096)) * (size // 4096)
+        self.__cuda_array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+        glake.copy_(self, self.sent, wait=True)
+
+    def is_right(self):
+        return ctypes.string_at(self.address, self.size) == self.sent
+
+    def __del__(self):
+        doors.free(self.address)
+
+
+def view(tag):
+    return next(region for region in glake.regions() if region["tag"] == tag)
+
+
+def made(size=8 * MIB, count=2, **options):
+    """A new region with arrays in it, and its tag."""
+    tag = next(tags)
+    with glake.region(tag, **options):
+        return tag, [Array(size, seed) for seed in range(count)]
+
+
+class Life(unittest.TestCase):
+    def test_out_and_back(self):
+        tag, arrays = made()
+        other = Array(4 * MIB, 9)
+        self.assertEqual((glake.region_of(arrays[0]), glake.region_of(other), glake.region_of(bytes(8))), (tag, "default", None))
+        report = glake.shrink(tag)
+        self.assertEqual((report["copied"], report["left"]), (16 * MIB, 0))
+        self.assertGreaterEqual(report["freed"], 16 * MIB)
+        self.assertGreater(view(tag)["away"], 0)
+        self.assertTrue(other.is_right())
+        back = glake.refill(tag)
+        self.assertEqual((back["copied"], back["away"]), (16 * MIB, 0))
+        self.assertTrue(all(array.is_right() for array in arrays))
+
+    def test_everything(self):
+        tag, arrays = made()
+        loose = Array(4 * MIB, 3)
+        report = glake.shrink()
+        self.assertEqual(report["left"], 0)
+        self.assertTrue({tag, "default"} <= {region["tag"] for region in report["regions"]})
+        self.assertTrue(all({"device", "holder", "bytes"} <= set(holder) for holder in report["gpu"]))
+        glake.refill()
+        self.assertTrue(all(array.is_right() for array in [*arrays, loose]))
+
+    def test_by_bytes(self):
+        _tag, arrays = made(64 * MIB, 3)
+        freed = glake.shrink(bytes=MIB)["freed"]
+        self.assertGreaterEqual(freed, MIB)
+        glake.refill()
+        self.assertTrue(all(array.is_right() for array in arrays))
+
+    def test_sealed(self):
+        tag, arrays = made(policy="sealed", host_copy="retain")
+        glake.seal(tag)
+        with glake.region(tag, policy="sealed", host_copy="retain"), self.assertRaises(glake.Error):
+            doors.alloc(0, MIB)
+        self.assertEqual(glake.shrink(tag)["copied"], 16 * MIB)
+        glake.refill(tag)
+        self.assertEqual(glake.shrink(tag)["copied"], 0)
+        glake.refill(tag)
+        glake.unseal(tag)
+        self.assertEqual(glake.shrink(tag)["copied"], 16 * MIB)
+        glake.refill(tag)
+        self.assertTrue(all(array.is_right() for array in arrays))
+
+    def test_discarded(self):
+        tag, arrays = made(policy="discard")
+        self.assertEqual(glake.shrink(tag)["copied"], 0)
+        glake.refill(tag)
+        glake.copy_(arrays[0], arrays[0].sent, wait=True)
+        self.assertTrue(arrays[0].is_right())
+
+    def test_a_prepared_region_pins_when_its_block_ends(self):
+        tag, arrays = made(host_copy="prepare")
+        glake.shrink(tag)
+        glake.refill(tag, verify=True)
+        self.assertTrue(arrays[1].is_right())
+
+    def test_a_copy_brings_it_back(self):
+        tag, arrays = made()
+        glake.shrink(tag)
+        back = bytearray(arrays[0].size)
+        glake.copy_(back, arrays[0], wait=True)
+        self.assertEqual((bytes(back), view(tag)["away"]), (arrays[0].sent, 0))
+
+    def test_freed_while_away(self):
+        tag, arrays = made()
+        glake.shrink(tag)
+        arrays.clear()
+        self.assertEqual(glake.refill(tag)["copied"], 0)
+
+    def test_in_the_background(self):
+        groups = [made() for _ in range(3)]
+        glake.order([tag for tag, _ in reversed(groups)])
+        names = [tag for tag, _ in groups]
+        glake.shrink(names)
+        glake.refill(names, wait=False)
+        for tag, arrays in groups:
+            glake.wait(tag)
+            doors.stream_synchronize(0, 0)
+            self.assertTrue(all(array.is_right() for array in arrays))
+
+    def test_as_a_decorator(self):
+        tag = next(tags)
+
+        @glake.region(tag)
+        def load():
+            return Array(2 * MIB)
+
+        self.assertEqual(glake.region_of(load()), tag)
+        self.assertEqual(glake.region_of(Array(2 * MIB)), "default")
+
+    def test_hooks(self):
+        told = []
+        tag, arrays = made()
+        glake.hooks(lambda event: told.append(("before", event["event"])), lambda event: told.append(("after", event["event"])))
+        glake.shrink(tag)
+        glake.refill(tag)
+        self.assertEqual(told, [("before", "shrink"), ("after", "shrink"), ("before", "refill"), ("after", "refill")])
+        glake.hooks(before=lambda event: time.sleep(2), timeout=0.05)
+        with self.assertRaises(glake.Error):
+            glake.shrink(tag)
+        glake.hooks()
+        self.assertTrue(all(array.is_right() for array in arrays))
+
+
+class Refusals(unittest.TestCase):
+    def test_what_is_wrong_is_said(self):
+        for call, error, text in [
+            (lambda: glake.region(""), glake.InvalidError, "tag"),
+            (lambda: glake.region("x", policy="kept"), ValueError, "'keep', 'sealed' and 'discard'"),
+            (lambda: glake.region("x", host_copy="no"), ValueError, "'drop', 'retain' and 'prepare'"),
+            (lambda: glake.shrink("nobody's"), glake.InvalidError, "nobody's"),
+            (lambda: glake.shrink(tier="moon"), glake.InvalidError, "moon"),
+            (lambda: glake.refill("nobody's"), glake.InvalidError, "nobody's"),
+            (lambda: glake.seal("nobody's"), glake.InvalidError, "nobody's"),
+            (lambda: glake.wait("nobody's"), glake.InvalidError, "nobody's"),
+            (lambda: glake.order(["nobody's"]), glake.InvalidError, "nobody's"),
+            (lambda: glake.active(when_closed="open"), ValueError, "'refill', 'hold' and 'refuse'"),
+            (lambda: glake.active(timeout=-1), glake.InvalidError, "-1"),
+            (lambda: glake.pin(bytes(8)), glake.InvalidError, ""),
+        ]:
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                call()
+
+    def test_a_tag_has_one_policy(self):
+        tag, _arrays = made()
+        with self.assertRaisesRegex(glake.InvalidError, tag):
+            glake.region(tag, policy="discard")
+
+    def test_shrink_inside_active(self):
+        tag, _arrays = made()
+        with glake.active(tag), self.assertRaises(glake.StateError):
+            glake.shrink(tag)
+
+    def test_a_forked_child(self):
+        out = child.check(
+            self,
+            """
+            import os, glake
+            from glake import _library
+            doors = _library.doors()
+            with glake.region("r"):
+                place = doors.alloc(0, 1 << 20)
+            glake.shrink("r")
+            if not (pid := os.fork()):
+                try:
+                    glake.refill("r")
+                except glake.UnavailableError:
+                    os._exit(0)
+                os._exit(1)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            """,
+        )
+        self.assertEqual(out.strip(), "0")
+
+    def test_the_end_of_a_process_that_is_shrunk(self):
+        child.check(self, "import glake\nfrom glake import _library\nwith glake.region('r'):\n    _library.doors().alloc(0, 1 << 24)\nglake.shrink()")
+
+
+class Gate(unittest.TestCase):
+    def test_a_use_holds_a_shrink_and_a_shrink_a_use(self):
+        tag, arrays = made()
+        entered, end, done = threading.Event(), threading.Event(), []
+
+        def works():
+            with glake.active(tag):
+                entered.set()
+                end.wait()
+                done.append(all(array.is_right() for array in arrays))
+
+        worker = threading.Thread(target=works)
+        worker.start()
+        entered.wait()
+        self.assertGreaterEqual(glake.gate()["uses"], 1)
+        with self.assertRaises(glake.ClosedError):
+            glake.shrink(tag, timeout=0.05)
+        shrinking = threading.Thread(target=glake.shrink, args=(tag,))
+        shrinking.start()
+        time.sleep(0.05)
+        self.assertEqual(view(tag)["away"], 0)
+        end.set()
+        worker.join()
+        shrinking.join()
+        self.assertEqual(done, [True])
+        self.assertGreater(view(tag)["away"], 0)
+        with self.assertRaises(glake.ClosedError):
+            glake.active(tag, when_closed="refuse").__enter__()
+        with self.assertRaises(glake.ClosedError):
+            glake.active(tag, when_closed="hold", timeout=0.05).__enter__()
+        with glake.active(tag):
+            self.assertTrue(all(array.is_right() for array in arrays))
+
+    def test_blocks_inside_blocks(self):
+        tag, _arrays = made()
+        with glake.active():
+            before = glake.gate()["uses"]
+            with glake.active(tag), glake.active():
+                self.assertEqual(glake.gate()["uses"], before)
+        self.assertEqual(glake.gate()["uses"], before - 1)
+
+    def test_functions(self):
+        tag, arrays = made()
+
+        @glake.active(tag)
+        def now():
+            return all(array.is_right() for array in arrays)
+
+        @glake.active(tag)
+        async def later():
+            await asyncio.sleep(0)
+            return now()
+
+        glake.shrink(tag)
+        self.assertTrue(now())
+        glake.shrink(tag)
+        self.assertTrue(asyncio.run(later()))
+        with self.assertRaises(TypeError):
+
+            @glake.active(tag)
+            def numbers():
+                yield 1
+
+    def test_a_task_that_is_cancelled_while_it_waits(self):
+        tag, _arrays = made()
+        glake.shrink(tag)
+
+        async def story():
+            async def use():
+                async with glake.active(tag, when_closed="hold"):
+                    self.fail("the gate is shut")
+
+            task = asyncio.create_task(use())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(glake.refill, tag)
+
+        asyncio.run(story())
+        self.assertEqual(glake.gate()["uses"], 0)
+        glake.shrink(tag, timeout=1)
+        glake.refill(tag)
+
+
+class Requests(unittest.TestCase):
+    def ask(self, app, path="/", kind="http"):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        asyncio.run(app({"type": kind, "path": path, "method": "GET"}, None, send))
+        return sent
+
+    def test_a_request_brings_the_memory_back(self):
+        tag, arrays = made()
+
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200 if all(array.is_right() for array in arrays) else 500, "headers": []})
+
+        glake.shrink(tag)
+        refusing, holding = glake.asgi.Gate(app, tags=[tag], when_closed="refuse", retry_after=7), glake.asgi.Gate(app, tags=[tag])
+        start, text = self.ask(refusing)
+        self.assertEqual(start["status"], 503)
+        self.assertIn((b"retry-after", b"7"), start["headers"])
+        self.assertIn(tag.encode(), text["body"])
+        self.assertEqual(self.ask(refusing, kind="websocket")[0]["code"], 1013)
+        self.assertEqual(self.ask(holding)[0]["status"], 200)
+        self.assertEqual(glake.gate()["uses"], 0)
+
+    def test_what_passes(self):
+        async def app(scope, receive, send):
+            await send({"active": glake.gate()["uses"]})
+
+        gated = glake.asgi.Gate(app)
+        for path, kind, active in [("/", "http", 1), ("/health", "http", 0), ("/", "lifespan", 0)]:
+            self.assertEqual(self.ask(gated, path, kind), [{"active": active}])
+
+    def test_an_app_that_raises(self):
+        async def app(scope, receive, send):
+            raise glake.ClosedError("its own")
+
+        with self.assertRaisesRegex(glake.ClosedError, "its own"):
+            self.ask(glake.asgi.Gate(app))
+        self.assertEqual(glake.gate()["uses"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
