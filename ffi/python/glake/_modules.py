@@ -52,4 +52,4 @@ def follow(module: Any) -> Following:
 def _tags_of(part: Any) -> tuple[str, ...]:
     own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
     tags = (_regions.region_of(tensor) for tensor in own if tensor.is_cuda)
-    return tuple(dict.fromkeys(tag for tag in tags if tag is not None and tag != "default"))
+    return tuple(dict.fromkeys(tag for tag in tags if tag is not None))

@@ -158,7 +158,6 @@ def refill(
     bytes: int | None = None,
     wait: bool = True,
     verify: bool | None = None,
-    timeout: float | None = None,
 ) -> Report:
     """Brings regions back to the addresses that they had, in the order that ``order`` or ``follow`` gave, else that of allocation.
 
@@ -167,14 +166,13 @@ def refill(
         bytes: at least so much of them.
         wait: return when all is there. Else at once: ``glake.wait`` or ``glake.active`` then wait for a region.
         verify: compare digests; None: as configured.
-        timeout: seconds to wait for other shrinks and refills under way.
 
     Raises:
         InvalidError: there is no such region.
         OutOfMemoryError: others have the GPU's memory. What came back by then is there; free some, and call it again.
         DriverError: as that, where the driver or the disk refused, or a digest does not match.
     """
-    return _asked(_library.doors().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=_milliseconds(timeout))
+    return _asked(_library.doors().refill, tags, bytes=bytes, wait=wait, verify=verify)
 
 
 def wait(tag: str, stream: Stream = None) -> None:
@@ -245,7 +243,7 @@ def left() -> list[dict[str, Any]]:
 
 
 def region_of(array: Any) -> str | None:
-    """The tag of the region that a tensor's or array's memory lies in; None where it is not GLake's.
+    """The tag of the region that a tensor's or array's memory lies in; None where it lies in none.
 
     Raises:
         TypeError: it has no bytes that can be reached.

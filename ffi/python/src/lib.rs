@@ -43,8 +43,8 @@ mod _glake {
     use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
     #[pymodule_export]
     use crate::regions::{
-        hooks_set, left_json, refill, region_define, region_enter, region_leave, region_of, region_order, region_pin,
-        region_prepare, region_seal, region_unseal, region_wait, regions_json, shrink,
+        hooks_set, left_json, refill, region_define, region_enter, region_leave, region_of, region_order,
+        region_pin, region_prepare, region_seal, region_unseal, region_wait, regions_json, shrink,
     };
     #[pymodule_export]
     use crate::share::{close_shared, enable_peer, open_shared, share};

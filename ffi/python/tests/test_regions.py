@@ -51,7 +51,7 @@ class Life(unittest.TestCase):
     def test_out_and_back(self):
         tag, arrays = made()
         other = Array(4 * MIB, 9)
-        self.assertEqual((glake.region_of(arrays[0]), glake.region_of(other), glake.region_of(bytes(8))), (tag, "default", None))
+        self.assertEqual((glake.region_of(arrays[0]), glake.region_of(other), glake.region_of(bytes(8))), (tag, None, None))
         report = glake.shrink(tag)
         self.assertEqual((report["copied"], report["left"]), (16 * MIB, 0))
         self.assertGreaterEqual(report["freed"], 16 * MIB)
@@ -137,7 +137,7 @@ class Life(unittest.TestCase):
             return Array(2 * MIB)
 
         self.assertEqual(glake.region_of(load()), tag)
-        self.assertEqual(glake.region_of(Array(2 * MIB)), "default")
+        self.assertEqual(glake.region_of(Array(2 * MIB)), None)
 
     def test_hooks(self):
         told = []
@@ -156,7 +156,7 @@ class Life(unittest.TestCase):
 class Refusals(unittest.TestCase):
     def test_what_is_wrong_is_said(self):
         for call, error, text in [
-            (lambda: glake.region(""), glake.InvalidError, "tag"),
+            (lambda: glake.region(""), glake.InvalidError, "cannot be called ''"),
             (lambda: glake.region("x", policy="kept"), ValueError, "'keep', 'sealed' and 'discard'"),
             (lambda: glake.region("x", host_copy="no"), ValueError, "'drop', 'retain' and 'prepare'"),
             (lambda: glake.shrink("nobody's"), glake.InvalidError, "nobody's"),
