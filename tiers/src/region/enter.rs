@@ -105,8 +105,8 @@ impl Region {
         }
     }
 
-    /// Makes and maps an extent's memory. Where there is none, frees that are pending are waited for first, then others who give
-    /// memory back: these may need what the copies under way hold of the host's, so the copies end before.
+    /// Makes and maps an extent's memory. Where there is none, it tries again whenever one of the copies under way has ended. Then frees
+    /// that are pending are waited for, and at last others who give memory back: these may need what copies hold of the host's.
     fn enter(
         &self,
         view: ExtentView,
@@ -120,13 +120,12 @@ impl Region {
                 Err(error) if error.is_out_of_memory() => error,
                 entered => return Ok(entered?),
             };
-            while !pipeline.copying.is_empty() {
-                self.finish_entering(crossing, pipeline);
-            }
             if pipeline.failed.is_some() {
                 return Err(error.into());
             }
-            if !settled {
+            if !pipeline.copying.is_empty() {
+                self.finish_entering(crossing, pipeline);
+            } else if !settled {
                 settled = true;
                 match self.pool.settle() {
                     // Who captures frees nothing; who gives memory back may.

@@ -14,7 +14,7 @@ use rustc_hash::FxHashSet;
 
 use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
 use crate::pool::{Leave, Passage};
-use crate::store::{Crossing, Leaving};
+use crate::store::{Ahead, Crossing, Leaving};
 use crate::{Place, PoolError, Residency, Store, Transit};
 
 /// How often an extent's pending frees are waited for, where other threads go on freeing.
@@ -72,8 +72,8 @@ impl Region {
         let sizes = self.copied_sizes(&standing, &chosen);
         let over = AtomicBool::new(false);
         let (mut report, mut failed) = std::thread::scope(|scope| {
-            to.pin_ahead(scope, &sizes, &over);
-            let left = self.leave(scope, &crossing, to, chosen, report);
+            let ahead = to.had_ahead(scope, self.pool.device(), &sizes, &over);
+            let left = self.leave(scope, &crossing, (to, &ahead), chosen, report);
             over.store(true, Ordering::Relaxed);
             left
         });
@@ -107,7 +107,7 @@ impl Region {
         &self,
         scope: &'s Scope<'s, '_>,
         crossing: &'s Crossing<'_>,
-        to: &Store,
+        to: (&Store, &Ahead),
         chosen: Vec<ExtentView>,
         report: Shrunk,
     ) -> (Shrunk, Option<RegionError>) {
@@ -141,7 +141,7 @@ impl Region {
         &self,
         scope: &'s Scope<'s, '_>,
         view: ExtentView,
-        to: &Store,
+        (to, ahead): (&Store, &Ahead),
         crossing: &'s Crossing<'_>,
         pipeline: &mut Pipeline<'s>,
     ) {
@@ -152,7 +152,7 @@ impl Region {
             Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             Ok(Leave::Release) => pipeline.unused.push(view),
-            Ok(Leave::Copy(ranges)) => match crossing.leave(scope, to, ranges) {
+            Ok(Leave::Copy(ranges)) => match crossing.leave(scope, to, ahead, ranges) {
                 Ok(leaving) => pipeline.copying.push_back(Copying { view, leaving }),
                 Err(error) => self.gave_up(view.extent, error, pipeline),
             },

@@ -69,10 +69,13 @@ impl Allocator {
     }
 
     /// The sizes of new extents for so many bytes. Setting access costs the same for any extent, so a large growth takes
-    /// few large ones; near the limit they are small, so that little of them stays unused.
+    /// few large ones; near the limit they are small, so that little of them stays unused. A domain that has a size of its own has a
+    /// reason for it: there they are small only where others do not fit.
     fn extent_sizes(&self, missing: u64, domain: DomainId) -> Vec<u64> {
         let (full, small) = (self.extent_size(domain).get(), self.settings.extent_near_limit.get());
-        if self.reserved() + missing.next_multiple_of(full) > self.near_limit() {
+        let own = self.domains[domain.index()].options.extent.is_some();
+        let near = if own { self.settings.limit.get() } else { self.near_limit() };
+        if self.reserved() + missing.next_multiple_of(full) > near {
             return side_by_side(missing, small.min(full));
         }
         let large =
