@@ -103,7 +103,6 @@ impl Process {
             "device_traces": traces,
             "allocator_settings": self.settings_json(),
             "external_annotations": [],
-            "glake_regions": self.regions().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
         })
     }
 
@@ -120,6 +119,8 @@ impl Process {
             "graph_capture_record_stream_reuse": false,
             "roundup_power2_divisions": {},
             "glake": serde_json::to_value(&self.starter.config).unwrap_or_default(),
+            // Here, because torch's snapshots have no other place for what they do not know.
+            "glake_regions": self.regions().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
         })
     }
 }

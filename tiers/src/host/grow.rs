@@ -1,9 +1,16 @@
 //! More memory pinned, and free memory unpinned, by one thread at a time.
 
+use std::time::{Duration, Instant};
+
 use glake_device::owned::{PinnedRange, Sequence};
 use glake_units::Bytes;
 
 use super::{HUGE, HostPool, Result, pin};
+
+/// About how fast memory is pinned, bytes a second.
+const PINNING: f64 = 10e9;
+/// How soon it is looked again whether work is done.
+const STEP: Duration = Duration::from_micros(50);
 
 /// The right to pin and unpin, until it is dropped.
 #[derive(Debug)]
@@ -67,8 +74,11 @@ impl HostPool {
         if taken { None } else { Some(Turn(self)) }
     }
 
-    /// In one's turn, when nothing that is free fits: pins, or waits, or unpins.
+    /// In one's turn, when nothing that is free fits: waits a little, pins, or waits, or unpins.
     pub(super) fn grow_or_wait(&self, size: Bytes) -> Result<PinnedRange> {
+        if let Some(range) = self.hit_soon(size)? {
+            return Ok(range);
+        }
         let refused = match self.grow(size) {
             Err(error) if error.is_shortage() => error,
             answer => return answer,
@@ -95,6 +105,19 @@ impl HostPool {
                 answer => return answer,
             }
         }
+    }
+
+    /// What was given back and will fit once its work is done, if that takes no longer than pinning as much.
+    fn hit_soon(&self, size: Bytes) -> Result<Option<PinnedRange>> {
+        let begun = Instant::now();
+        let patience = Duration::from_secs_f64(size.get() as f64 / PINNING);
+        while self.core.lock().free.largest() >= size && begun.elapsed() < patience {
+            if let Some(range) = self.hit(size)? {
+                return Ok(Some(range));
+            }
+            std::thread::sleep(STEP);
+        }
+        Ok(None)
     }
 
     /// Pins an arena and takes its first `size` bytes.

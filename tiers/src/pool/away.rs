@@ -35,6 +35,13 @@ pub(crate) struct Passage {
     epoch: Epoch,
 }
 
+impl Passage {
+    /// Whether that work is done. Never waits.
+    pub(crate) fn is_over(&mut self) -> glake_device::Result<bool> {
+        Ok(self.epoch.poll()?.is_some())
+    }
+}
+
 /// A moment from before which all work is done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {

@@ -14,7 +14,7 @@ use rustc_hash::FxHashSet;
 
 use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
 use crate::pool::{Leave, Passage};
-use crate::store::{Ahead, Crossing, Leaving};
+use crate::store::{Crossing, Leaving};
 use crate::{Place, PoolError, Residency, Store, Transit};
 
 /// How often an extent's pending frees are waited for, where other threads go on freeing.
@@ -22,6 +22,9 @@ const DRAINS: usize = 8;
 
 /// How many extents share an epoch: recorded on each device, waited for once.
 const BATCH: usize = 2;
+
+/// How many epochs may be waited for while copies go on: they cover other work too, such as a refill's that was enqueued ahead.
+const EPOCHS: usize = 16;
 
 /// An extent whose bytes are on their way.
 #[derive(Debug)]
@@ -72,8 +75,8 @@ impl Region {
         let sizes = self.copied_sizes(&standing, &chosen);
         let over = AtomicBool::new(false);
         let (mut report, mut failed) = std::thread::scope(|scope| {
-            let ahead = to.had_ahead(scope, self.pool.device(), &sizes, &over);
-            let left = self.leave(scope, &crossing, (to, &ahead), chosen, report);
+            to.pin_ahead(scope, &sizes, &over);
+            let left = self.leave(scope, &crossing, to, chosen, report);
             over.store(true, Ordering::Relaxed);
             left
         });
@@ -107,7 +110,7 @@ impl Region {
         &self,
         scope: &'s Scope<'s, '_>,
         crossing: &'s Crossing<'_>,
-        to: (&Store, &Ahead),
+        to: &Store,
         chosen: Vec<ExtentView>,
         report: Shrunk,
     ) -> (Shrunk, Option<RegionError>) {
@@ -123,7 +126,7 @@ impl Region {
             if pipeline.unused.len() >= BATCH {
                 self.mark(&mut pipeline);
             }
-            while pipeline.marked.len() > 1 {
+            while pipeline.is_release_due() {
                 self.release_next(&mut pipeline);
             }
         }
@@ -141,7 +144,7 @@ impl Region {
         &self,
         scope: &'s Scope<'s, '_>,
         view: ExtentView,
-        (to, ahead): (&Store, &Ahead),
+        to: &Store,
         crossing: &'s Crossing<'_>,
         pipeline: &mut Pipeline<'s>,
     ) {
@@ -152,7 +155,7 @@ impl Region {
             Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             Ok(Leave::Release) => pipeline.unused.push(view),
-            Ok(Leave::Copy(ranges)) => match crossing.leave(scope, to, ahead, ranges) {
+            Ok(Leave::Copy(ranges)) => match crossing.leave(scope, to, ranges) {
                 Ok(leaving) => pipeline.copying.push_back(Copying { view, leaving }),
                 Err(error) => self.gave_up(view.extent, error, pipeline),
             },
@@ -237,6 +240,12 @@ impl Region {
 }
 
 impl Pipeline<'_> {
+    /// Whether extents can be released without waiting, or have to be. An error of the driver's is told by the wait.
+    fn is_release_due(&mut self) -> bool {
+        self.marked.len() > EPOCHS
+            || self.marked.front_mut().is_some_and(|(_, passage)| passage.is_over().unwrap_or(true))
+    }
+
     fn fail(&mut self, error: RegionError) {
         self.failed.get_or_insert(error);
     }

@@ -18,7 +18,7 @@ use super::copy::{Origin, Return, Stored, StoredCopy, home, packed};
 use super::peer::PeerBlock;
 use super::slots::{self, Halt};
 use super::write::{Unwritten, write};
-use super::{Ahead, Store, Transit, read};
+use super::{Store, Transit, read};
 use crate::{
     FileError, FileTier, GpuPool, HostPool, MoveError, Moving, Place, PoolError, RegionError, Ring,
     SealedFile,
@@ -80,7 +80,6 @@ impl<'a> Crossing<'a> {
         &'s self,
         scope: &'s Scope<'s, 'e>,
         to: &Store,
-        ahead: &Ahead,
         ranges: Vec<HomeRange>,
     ) -> Result<Leaving<'s>> {
         let size: Bytes = ranges.iter().map(|range| range.size).sum();
@@ -94,7 +93,7 @@ impl<'a> Crossing<'a> {
                 (Out::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting)
             }
             Store::Peer(peer) => {
-                let block = self.peer_block(peer, ahead, size)?;
+                let block = self.peer_block(peer, size)?;
                 let whole = block.span()?;
                 let copies = packed(self.pool, &ranges, |at, size| whole.part(at, size))?;
                 let digesting = self.begin_digest(&home)?;
@@ -216,11 +215,8 @@ impl<'a> Crossing<'a> {
         Ok(Some(begun))
     }
 
-    fn peer_block(&self, peer: &Arc<GpuPool>, ahead: &Ahead, size: Bytes) -> Result<Arc<PeerBlock>> {
+    fn peer_block(&self, peer: &Arc<GpuPool>, size: Bytes) -> Result<Arc<PeerBlock>> {
         let device = self.pool.device();
-        if let Some(block) = ahead.next().filter(|block| block.size() == size) {
-            return Ok(block);
-        }
         let refused = |source: PoolError| match source.is_out_of_memory() {
             true => RegionError::Peer { device, tag: self.tag.to_owned(), peer: peer.device(), size, source },
             false => source.into(),

@@ -24,7 +24,6 @@ use std::sync::Arc;
 
 use glake_device::owned::Digests;
 
-pub(crate) use ahead::Ahead;
 pub(crate) use copy::{Return, StoredCopy};
 pub(crate) use crossing::{Crossing, Entering, Leaving};
 

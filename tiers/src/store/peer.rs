@@ -29,10 +29,6 @@ impl PeerBlock {
         &self.pool
     }
 
-    pub(super) fn size(&self) -> Bytes {
-        self.size
-    }
-
     /// All of it, for asynchronous work.
     pub(super) fn span(self: &Arc<Self>) -> Result<Span, PoolError> {
         let offset = Bytes::new(self.address.0.saturating_sub(self.pool.base().0));

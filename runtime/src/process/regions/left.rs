@@ -10,6 +10,9 @@ use super::Regions;
 use super::slot::{Slot, sizes};
 use crate::process::gate::DEFAULT;
 
+/// What the driver takes of a GPU for pinned host memory that it can reach: an entry of 8 bytes for each page of 4 KiB.
+const PAGES_AN_ENTRY: u64 = 512;
+
 /// Memory that somebody holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
@@ -89,9 +92,13 @@ impl Regions {
                 .to_owned(),
             before,
         ));
+        let since = others.saturating_sub(before);
+        let pinned: Bytes = self.stores.host_statistics().iter().map(|host| host.pinned).sum();
+        let tables = Bytes::new(pinned.get() / PAGES_AN_ENTRY).min(since);
+        holders.push(("the driver's page tables for pinned host memory, as reckoned".to_owned(), tables));
         holders.push((
             "taken since by others: contexts, modules and other libraries of this process, and other processes".to_owned(),
-            others.saturating_sub(before),
+            since.saturating_sub(tables),
         ));
         Ok(())
     }

@@ -133,7 +133,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
     process.check(&other);
     let snapshot = process.snapshot();
     let away = |tag: &str| {
-        let regions = snapshot["glake_regions"].as_array().unwrap();
+        let regions = snapshot["allocator_settings"]["glake_regions"].as_array().unwrap();
         regions
             .iter()
             .filter(|region| region["tag"] == tag)
