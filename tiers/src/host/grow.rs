@@ -7,8 +7,9 @@ use glake_units::Bytes;
 
 use super::{HUGE, HostPool, Result, pin};
 
-/// About how fast memory is pinned, bytes a second.
-const PINNING: f64 = 10e9;
+/// How long work on memory that was given back is waited for before more is pinned: many times what pinning an arena takes, because
+/// pinned memory stays, and one wait is for all that was given back.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// How soon it is looked again whether work is done.
 const STEP: Duration = Duration::from_micros(50);
 
@@ -107,11 +108,10 @@ impl HostPool {
         }
     }
 
-    /// What was given back and will fit once its work is done, if that takes no longer than pinning as much.
+    /// What was given back and fits once its work is done, if that is soon.
     fn hit_soon(&self, size: Bytes) -> Result<Option<PinnedRange>> {
         let begun = Instant::now();
-        let patience = Duration::from_secs_f64(size.get() as f64 / PINNING);
-        while self.core.lock().free.largest() >= size && begun.elapsed() < patience {
+        while self.core.lock().free.largest() >= size && begun.elapsed() < PATIENCE {
             if let Some(range) = self.hit(size)? {
                 return Ok(Some(range));
             }
