@@ -132,10 +132,10 @@ def shrink(
 
     Args:
         tags: one region, several, or None for all memory, that outside of regions and of captured graphs too.
-        tier: "host" (pinned memory), "peer" or "peer:N" (another GPU's memory), "file".
+        tier: "host" (pinned memory), "peer" or "peer:N" (another GPU's memory), "file" (where ``tiers.files`` names a folder).
         bytes: at least so much of them, where there is so much; what is cheapest goes first.
         verify: compare digests after the copy and after the refill; None: as configured.
-        timeout: seconds to wait for those who are active; None: as long as it takes.
+        timeout: seconds to wait for those who are active; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
 
     Returns:
         What was freed, copied and left, by region; what had to stay and why; what is left on each GPU and who holds it; and how many
