@@ -29,7 +29,7 @@ fn run(programs: u64, steps: u64) {
 
 #[test]
 fn every_kernel_finds_what_the_model_says() {
-    run(2, 4_000);
+    run(4, 4_000);
 }
 
 #[test]

@@ -26,13 +26,15 @@ impl Litmus<'_> {
         self.copy_between(Which::Host(host), Which::Block(block), true);
     }
 
-    /// To and from memory that no pool gave.
+    /// To and from memory that no pool gave: of several GPUs, whose copies want the slots of the same relays.
     pub(super) fn copy_plain(&mut self) {
-        let plain = self.below(self.plain.len() as u64);
-        let size = self.plain[plain].place.span.size();
-        let hosts: Vec<usize> = (0..HOSTS).filter(|host| self.hosts[*host].span.size() == size).collect();
-        let (host, list) = (hosts[self.below(hosts.len() as u64)], self.below(2) == 0);
-        self.copy_between(Which::Host(host), Which::Plain(plain), list);
+        for _ in 0..=self.below(3) {
+            let plain = self.below(self.plain.len() as u64);
+            let size = self.plain[plain].place.span.size();
+            let hosts: Vec<usize> = (0..HOSTS).filter(|host| self.hosts[*host].span.size() == size).collect();
+            let (host, list) = (hosts[self.below(hosts.len() as u64)], self.below(4) == 0);
+            self.copy_between(Which::Host(host), Which::Plain(plain), list);
+        }
     }
 
     fn copy_between(&mut self, host: Which, gpu: Which, list: bool) {

@@ -77,7 +77,7 @@ impl<'a> Litmus<'a> {
         let host = |(index, memory)| Place::new(Span::pinned(memory, Bytes::ZERO, size(index)).unwrap());
         let hosts = memory.iter().enumerate().map(host).collect();
         let random = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let plain = devices.iter().map(|device| Plain::new(&server.sim, *device, size(0))).collect();
+        let plain = devices.iter().map(|device| Plain::new(&server.sim, *device, size(5))).collect();
         let (blocks, wrong, tally) = Default::default();
         let mut litmus =
             Litmus { server, lanes, hosts, memory, blocks, plain, random, seeds: 0, wrong, tally };
