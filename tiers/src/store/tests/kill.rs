@@ -4,30 +4,55 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use glake_device::Address;
+
 use super::*;
 
 const DIRECTORY: &str = "GLAKE_TEST_STORE_DIRECTORY";
-/// How many copies are begun before the process waits to be killed.
-const COPIES: &str = "GLAKE_TEST_STORE_COPIES";
+/// How many steps are taken before the process waits to be killed: copies begun, extents mapped, extents about to be unmapped.
+const STEPS: &str = "GLAKE_TEST_STORE_STEPS";
+
+/// Steps that are left. None are counted before the first shrink.
+#[derive(Debug, Default)]
+struct Steps(Mutex<Option<u32>>);
+
+impl Steps {
+    fn take(&self, at: &str) {
+        let Some(left) = &mut *self.0.lock() else { return };
+        if *left == 0 {
+            println!("\nat {at}");
+            loop {
+                std::thread::park();
+            }
+        }
+        *left -= 1;
+    }
+}
+
+impl MappingObserver for Steps {
+    fn mapped(&self, _: DeviceId, _: Address, _: Bytes) {
+        self.take("a mapping");
+    }
+
+    fn unmapping(&self, _: DeviceId, _: Address, _: Bytes) {
+        self.take("a release");
+    }
+}
 
 /// Not a test: what the one below starts.
 #[test]
 #[ignore = "the process that the test beside it starts"]
 fn shrinker() {
-    let (Some(directory), Ok(copies)) = (std::env::var_os(DIRECTORY), std::env::var(COPIES)) else { return };
-    let (directory, mut copies) = (Path::new(&directory), copies.parse::<u32>().unwrap());
+    let (Some(directory), Ok(count)) = (std::env::var_os(DIRECTORY), std::env::var(STEPS)) else { return };
+    let directory = Some(Path::new(&directory));
     let (policy, host_copy, budget) = (Policy::Sealed, CopyPolicy::Retain, Bytes::mib(4));
-    let mut bed = bed_of(Ground { policy, host_copy, budget, directory: Some(directory) });
+    let steps = Arc::new(Steps::default());
+    let mut bed = bed_of(Ground { policy, host_copy, budget, directory, observer: Some(steps.clone()) });
     bed.furnish();
     bed.region.seal(false).unwrap();
+    *steps.0.lock() = Some(count.parse().unwrap());
     bed.meddle(move |copied| {
-        if copies == 0 {
-            println!("\nat {}", if copied[0].0.device().is_some() { "a copy in" } else { "a copy out" });
-            loop {
-                std::thread::park();
-            }
-        }
-        copies -= 1;
+        steps.take(if copied[0].0.device().is_some() { "a copy in" } else { "a copy out" });
         Ok(())
     });
     bed.shrink(To::File, true).unwrap();
@@ -38,10 +63,10 @@ fn shrinker() {
     }
 }
 
-fn start(directory: &Path, copies: u32) -> (Child, std::io::Lines<BufReader<ChildStdout>>) {
+fn start(directory: &Path, steps: u32) -> (Child, std::io::Lines<BufReader<ChildStdout>>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "store::tests::kill::shrinker", "--ignored", "--nocapture"]);
-    command.env(DIRECTORY, directory).env(COPIES, copies.to_string()).stdout(Stdio::piped());
+    command.env(DIRECTORY, directory).env(STEPS, steps.to_string()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     (child, lines)
@@ -50,10 +75,10 @@ fn start(directory: &Path, copies: u32) -> (Child, std::io::Lines<BufReader<Chil
 #[test]
 fn what_a_killed_process_leaves_is_collected_and_never_used() {
     let mut seen = Vec::new();
-    for copies in 0..100 {
+    for steps in 0..200 {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("extents");
-        let (mut child, mut lines) = start(&directory, copies);
+        let (mut child, mut lines) = start(&directory, steps);
         let at = lines.find_map(|line| line.unwrap().strip_prefix("at ").map(str::to_owned)).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -70,8 +95,7 @@ fn what_a_killed_process_leaves_is_collected_and_never_used() {
     }
     let most = seen.iter().map(|(_, files)| *files).max();
     assert!(most >= Some(4), "{seen:?}");
-    assert!(
-        ["a copy out", "a copy in", "the end"].iter().all(|at| seen.iter().any(|(found, _)| found == at))
-    );
+    let all = ["a copy out", "a release", "a mapping", "a copy in", "the end"];
+    assert!(all.iter().all(|at| seen.iter().any(|(found, _)| found == at)), "{seen:?}");
     eprintln!("killed at {seen:?}");
 }

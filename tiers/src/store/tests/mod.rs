@@ -16,8 +16,9 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    Block, CopyPolicy, FileStatistics, HostOptions, HostStatistics, Impatient, Mark, MoveError, Moving,
-    Policy, PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions, Residency, Shrunk,
+    Block, CopyPolicy, FileStatistics, HostOptions, HostStatistics, Impatient, MappingObserver, Mark,
+    MoveError, Moving, Policy, PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions,
+    Residency, Shrunk,
 };
 
 const GPU: DeviceId = DeviceId(0);
@@ -102,27 +103,33 @@ struct Bed {
     live: Vec<(Block, u8)>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Ground<'a> {
     policy: Policy,
     host_copy: CopyPolicy,
     budget: Bytes,
     /// `None`: a directory of its own.
     directory: Option<&'a Path>,
+    observer: Option<Arc<dyn MappingObserver>>,
 }
 
 impl Default for Ground<'_> {
     fn default() -> Self {
         let (policy, host_copy) = (Policy::Keep, CopyPolicy::Drop);
-        Ground { policy, host_copy, budget: Bytes::MAX, directory: None }
+        Ground { policy, host_copy, budget: Bytes::MAX, directory: None, observer: None }
     }
 }
 
-fn pool(driver: &Arc<dyn Driver>, epochs: &Arc<Epochs>, device: DeviceId) -> Arc<GpuPool> {
+fn pool(
+    driver: &Arc<dyn Driver>,
+    epochs: &Arc<Epochs>,
+    device: DeviceId,
+    observer: Option<Arc<dyn MappingObserver>>,
+) -> Arc<GpuPool> {
     let settings = Settings { extent: EXTENT, limit: Bytes::mib(64), ..Settings::for_memory(Bytes::mib(64)) };
     let settings = Settings { near_limit: 1.0, ..settings };
-    let options =
-        PoolOptions { settings: Some(settings), epochs: Some(epochs.clone()), ..PoolOptions::default() };
+    let (settings, epochs) = (Some(settings), Some(epochs.clone()));
+    let options = PoolOptions { settings, epochs, observer, ..PoolOptions::default() };
     Arc::new(GpuPool::new(driver.clone(), device, options).unwrap())
 }
 
@@ -131,7 +138,7 @@ fn bed() -> Bed {
 }
 
 fn bed_of(ground: Ground<'_>) -> Bed {
-    let Ground { policy, host_copy, budget, directory } = ground;
+    let Ground { policy, host_copy, budget, directory, observer } = ground;
     let topology = SimTopology::uniform(2, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let faults = Arc::new(Faults::new(sim.clone()));
@@ -144,7 +151,7 @@ fn bed_of(ground: Ground<'_>) -> Bed {
     let own = root.path().join("extents");
     let files = Arc::new(FileTier::open(directory.unwrap_or(&own)).unwrap());
     let digests = Digests::new(&epochs, GPU).unwrap();
-    let (peer, pool) = (pool(&driver, &epochs, PEER), pool(&driver, &epochs, GPU));
+    let (peer, pool) = (pool(&driver, &epochs, PEER, None), pool(&driver, &epochs, GPU, observer));
     let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
