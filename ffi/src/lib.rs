@@ -13,6 +13,7 @@
 //! The header is `include/gmlake.h`, written by cbindgen from this crate.
 
 mod block;
+mod context;
 mod copies;
 mod cost;
 mod gate;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use glake_runtime::process::{OnMapping, OnShortage, Shortage};
 
+use crate::context::Context;
 use crate::{guard, library};
 
 /// Told of a request that is about to be refused: the device's memory, and what nobody holds of it.
@@ -13,21 +14,6 @@ pub type ShortageObserver =
 /// Told of memory that was mapped for blocks, or is about to be unmapped.
 pub type MappingObserver =
     Option<unsafe extern "C" fn(context: *mut c_void, device: i32, mapped: bool, address: u64, size: u64)>;
-
-/// A context that observers may be called with on any thread.
-#[derive(Clone, Copy)]
-struct Context(*mut c_void);
-
-// SAFETY: who gives an observer promises that it may be called on any thread.
-unsafe impl Send for Context {}
-// SAFETY: as above, and on several at once.
-unsafe impl Sync for Context {}
-
-impl Context {
-    fn get(&self) -> *mut c_void {
-        self.0
-    }
-}
 
 /// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that. There is one.
 ///

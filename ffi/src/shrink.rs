@@ -6,26 +6,12 @@ use std::time::Duration;
 
 use glake_runtime::process::{Hook, Refill, Shrink};
 
+use crate::context::Context;
 use crate::stats::string;
 use crate::{guard, library};
 
 /// Called before memory leaves or comes back, and after, with the event as JSON; answers 0 where all is well.
 pub type RegionHook = Option<unsafe extern "C" fn(context: *mut c_void, event_json: *const c_char) -> i32>;
-
-/// A context that hooks may be called with on any thread.
-#[derive(Clone, Copy)]
-struct Context(*mut c_void);
-
-// SAFETY: who gives a hook promises that it may be called on any thread.
-unsafe impl Send for Context {}
-// SAFETY: as above, and on several at once.
-unsafe impl Sync for Context {}
-
-impl Context {
-    fn get(&self) -> *mut c_void {
-        self.0
-    }
-}
 
 /// Gives memory of GPUs back; blocks keep their addresses and, but for regions made with `GLAKE_POLICY_DISCARD`, their bytes.
 /// `request` is null (everything, to the host) or a JSON object: "tags" (an array; absent: all, the memory of no region and private

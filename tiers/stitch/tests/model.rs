@@ -125,8 +125,8 @@ struct Model {
     open: Epoch,
     passed: Epoch,
     now: usize,
-    /// What was open when a checkpoint was restored last.
-    restored: Option<Epoch>,
+    /// What was open when a restore gave up last.
+    given_up: Option<Epoch>,
 }
 
 impl Model {
@@ -507,7 +507,6 @@ fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream:
 fn restore(core: &mut Allocator, model: &mut Model) {
     let Some(Checkpoint { domain, claims, owned }) = model.checkpoint.take() else { return };
     let before = core.blocks_of(domain);
-    model.restored = Some(model.open);
     match core.restore(domain, &claims) {
         Ok(restored) => {
             assert_eq!(restored.freed, before);
@@ -529,6 +528,7 @@ fn restore(core: &mut Allocator, model: &mut Model) {
         Err(error) => {
             assert!(!owned, "the domain still has its memory: {error}");
             assert_eq!(core.blocks_of(domain), before, "a failure leaves what was live");
+            model.given_up = Some(model.open);
         }
     }
 }
@@ -586,9 +586,9 @@ fn leave(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize
         Err(StitchError::Withheld { .. }) => {
             let mut used = cells.iter().filter_map(|cell| cell.last);
             // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for an epoch more.
-            let restored = model.restored.is_some_and(|epoch| epoch > model.passed);
+            let given_up = model.given_up.is_some_and(|epoch| epoch > model.passed);
             let is_used = used.any(|last| last.epoch > model.passed);
-            assert!(is_used || restored, "nothing in it is used any more");
+            assert!(is_used || given_up, "nothing in it is used any more");
             assert_eq!(picture(core), before, "a refusal changes nothing");
         }
         Err(error) => panic!("{error}"),
