@@ -42,9 +42,7 @@ mod region;
 mod store;
 mod ticker;
 
-pub use file::{
-    Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile, SealedMap,
-};
+pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
 pub use host::{
     HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging, nodes_of,
 };

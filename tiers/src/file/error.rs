@@ -45,14 +45,32 @@ pub enum FileError {
         /// The file that was to be.
         path: PathBuf,
     },
-    /// The operating system failed.
-    #[error("{}: {step}: {source}", path.display())]
+    /// The operating system failed. Nothing was given up for what was to be done: it can be done again.
+    #[error("{}: {step}: {source}; {}", path.display(), step.advice())]
     Io {
         /// What was done.
         step: FileStep,
         /// With what.
         path: PathBuf,
         /// Its answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The disk could not read some of a file. The file stays as it is: try again; if the disk stays broken, load these bytes from
+    /// their source.
+    #[error(
+        "{}: {size} at {offset} could not be read: {source}; the file stays: refill again, and if the disk stays broken load these \
+         bytes from their source",
+        path.display()
+    )]
+    Unread {
+        /// The file.
+        path: PathBuf,
+        /// Where it begins in what was written.
+        offset: u64,
+        /// How much of it is read at once.
+        size: Bytes,
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
@@ -132,7 +150,6 @@ pub enum FileStep {
     Rename,
     SyncDirectory,
     Read,
-    Map,
     Remove,
 }
 
@@ -141,12 +158,26 @@ pub enum FileStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Flaw {
+    #[error("it is no file that only its own user may write to")]
+    Open,
     #[error("it has no header of this version")]
     Header,
     #[error("it is not as long as its header says")]
     Length,
     #[error("its table of checksums is damaged")]
     Table,
+}
+
+impl FileStep {
+    /// What to do when it failed.
+    fn advice(self) -> &'static str {
+        match self {
+            FileStep::Open | FileStep::List | FileStep::Lock | FileStep::Remove => {
+                "look what is wrong with this directory, or choose another one"
+            }
+            _ => "what was to go there stays where it is: try again, or choose a directory on another disk",
+        }
+    }
 }
 
 impl fmt::Display for FileStep {
@@ -162,7 +193,6 @@ impl fmt::Display for FileStep {
             FileStep::Rename => "rename",
             FileStep::SyncDirectory => "bring its name to the disk",
             FileStep::Read => "read",
-            FileStep::Map => "map",
             FileStep::Remove => "remove",
         })
     }

@@ -1,7 +1,7 @@
 //! Bytes in files, for when the host's memory is short.
 //!
 //! ```text
-//!  create ─► Draft ── write, write … ─► seal ─► SealedFile ─► read, map      dropped: the file is removed
+//!  create ─► Draft ── write, write … ─► seal ─► SealedFile ─► read      dropped: the file is removed
 //!    │         │                         └ header, fsync, rename, fsync of the directory
 //!    │         └ dropped: removed
 //!    └ all its space is set aside: a full disk is an error before a byte is written
@@ -9,7 +9,8 @@
 //!
 //! The files are a process's own and die with it: what a killed one leaves is removed by the next ([`FileTier::open`],
 //! [`FileTier::collect`]). A reader takes no file for whole that is not: it has its last name only when all its bytes are on
-//! the disk, and every page is checked when it is read.
+//! the disk, and every page is checked where it was read to. No file is mapped: a disk that cannot read one is an error then, not
+//! the end of the process.
 
 mod collect;
 mod draft;
@@ -34,7 +35,7 @@ pub use draft::Draft;
 pub use error::{FileError, FileStep, Flaw};
 pub use layout::PAGE;
 use owner::{Kind, Owner};
-pub use sealed::{SealedFile, SealedMap};
+pub use sealed::SealedFile;
 
 type Result<T> = std::result::Result<T, FileError>;
 

@@ -2,10 +2,9 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use glake_device::owned::FileMap;
 use glake_units::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -19,13 +18,6 @@ pub struct SealedFile {
     /// Before the name: it is of no use without.
     contents: Contents,
     _entry: Entry,
-}
-
-/// A sealed file's bytes, mapped. An error of the disk ends the process here; [`SealedFile::read`] reports it.
-#[derive(Debug)]
-pub struct SealedMap<'a> {
-    file: &'a SealedFile,
-    map: FileMap,
 }
 
 /// What is in a file that was sealed.
@@ -56,53 +48,30 @@ impl SealedFile {
     /// Reads bytes and checks them: whole pages from one on, the last of which may be the file's shorter one.
     ///
     /// # Errors
-    /// [`FileError::Damaged`] names the first page that is; [`FileError::NoSuchRange`]; [`FileError::Io`].
+    /// [`FileError::Unread`] and [`FileError::Damaged`] name the first page that is; [`FileError::NotWhole`] where the file ends
+    /// before; [`FileError::NoSuchRange`].
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
         self.contents.read(offset, into)
-    }
-
-    /// Maps it, for readers on the host.
-    ///
-    /// # Errors
-    /// [`FileError::Io`], also where the file system cannot say that nobody has it open for writing.
-    pub fn map(&self) -> Result<SealedMap<'_>> {
-        let map = FileMap::new(&self.contents.file);
-        let map = map.map_err(|source| self.contents.failed(FileStep::Map, source))?;
-        Ok(SealedMap { file: self, map })
-    }
-}
-
-impl SealedMap<'_> {
-    /// A page's bytes, checked.
-    ///
-    /// # Errors
-    /// [`FileError::Damaged`]; [`FileError::NoSuchRange`] past its end.
-    pub fn page(&self, page: u64) -> Result<&[u8]> {
-        let contents = &self.file.contents;
-        let offset = Bytes::new(page.saturating_mul(PAGE.get()));
-        let size = contents.length.saturating_sub(offset).min(PAGE);
-        let start = usize::try_from(HEADER.saturating_add(offset.get())).unwrap_or(usize::MAX);
-        let end = usize::try_from(size.get()).unwrap_or(usize::MAX).saturating_add(start);
-        let bytes = self.map.as_slice().get(start..end).filter(|bytes| !bytes.is_empty());
-        let bytes = bytes.ok_or_else(|| contents.no_such(offset, size))?;
-        contents.check(page, bytes)?;
-        Ok(bytes)
     }
 }
 
 impl Contents {
-    /// A file that is whole as far as its header and its table say.
+    /// A file that nobody else may write to, and that is whole as far as its header and its table say.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let not_whole = |flaw| FileError::NotWhole { path: path.to_path_buf(), flaw };
         let failed = |step| move |source| FileError::Io { step, path: path.to_path_buf(), source };
         let file = File::open(path).map_err(failed(FileStep::Open))?;
-        let size = file.metadata().map_err(failed(FileStep::Open))?.len();
+        let found = file.metadata().map_err(failed(FileStep::Open))?;
+        if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0
+        {
+            return Err(not_whole(Flaw::Open));
+        }
         let mut header = [0; FIELDS];
         read_exact(&file, &mut header, 0)
             .map_err(failed(FileStep::Read))?
             .ok_or_else(|| not_whole(Flaw::Header))?;
         let (length, checksum) = layout::parse(&header).ok_or_else(|| not_whole(Flaw::Header))?;
-        if layout::file_size(length) != Some(size) {
+        if layout::file_size(length) != Some(found.len()) {
             return Err(not_whole(Flaw::Length));
         }
         // The file is longer than its table.
@@ -123,8 +92,11 @@ impl Contents {
             return Err(self.no_such(offset, size));
         }
         for (page, bytes) in (offset.get() / PAGE.get()..).zip(into.chunks_mut(PAGE_LENGTH)) {
-            let read = read_exact(&self.file, bytes, HEADER + page * PAGE.get());
-            let read = read.map_err(|source| self.failed(FileStep::Read, source))?;
+            let offset = page * PAGE.get();
+            let read = read_exact(&self.file, bytes, HEADER + offset);
+            let size = Bytes::new(bytes.len() as u64);
+            let unread = |source| FileError::Unread { path: self.path.clone(), offset, size, source };
+            let read = read.map_err(unread)?;
             read.ok_or_else(|| FileError::NotWhole { path: self.path.clone(), flaw: Flaw::Length })?;
             self.check(page, bytes)?;
         }
@@ -142,10 +114,6 @@ impl Contents {
 
     fn no_such(&self, offset: Bytes, size: Bytes) -> FileError {
         FileError::NoSuchRange { offset: offset.get(), size, length: self.length }
-    }
-
-    fn failed(&self, step: FileStep, source: io::Error) -> FileError {
-        FileError::Io { step, path: self.path.clone(), source }
     }
 }
 

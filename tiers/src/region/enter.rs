@@ -26,8 +26,8 @@ struct Pipeline<'s> {
     report: Refilled,
     /// The first failure: nothing new begins after it.
     failed: Option<RegionError>,
-    /// The first extent whose copy is not what left: the others go on.
-    damaged: Option<RegionError>,
+    /// The first extent whose copy could not be read, or is not what left: the others go on.
+    unusable: Option<RegionError>,
 }
 
 impl Region {
@@ -37,7 +37,7 @@ impl Region {
     ///
     /// # Errors
     /// [`RegionError::Stopped`]: what came back by then is there, the rest is away or halfway; either direction goes on from
-    /// there. [`RegionError::Damaged`]: all others came back, and this one is halfway.
+    /// there. [`RegionError::Damaged`], [`RegionError::Unread`]: all others came back, and this one is halfway.
     pub fn refill(&self, amount: Bytes, transit: Transit<'_>, patience: &dyn Patience) -> Result<Refilled> {
         let entering = self.progress.begin();
         let _turn = self.turn.lock();
@@ -74,10 +74,10 @@ impl Region {
             }
             Pipeline { copying: VecDeque::new(), ..pipeline }
         });
-        let Pipeline { mut report, failed, damaged, .. } = pipeline;
-        match (failed, damaged) {
+        let Pipeline { mut report, failed, unusable, .. } = pipeline;
+        match (failed, unusable) {
             (Some(source), _) => Err(self.stopped(report.mapped, source)),
-            (None, Some(damaged)) => Err(damaged),
+            (None, Some(unusable)) => Err(unusable),
             (None, None) => {
                 report.away = self.sizes()?.1;
                 Ok(report)
@@ -143,7 +143,9 @@ impl Region {
         let size = entering.as_ref().map_or(Bytes::ZERO, Entering::size);
         if let Err(error) = entering.map_or(Ok(()), |entering| crossing.entered(entering)) {
             match error {
-                RegionError::Damaged { .. } => _ = pipeline.damaged.get_or_insert(error),
+                RegionError::Damaged { .. } | RegionError::Unread { .. } => {
+                    pipeline.unusable.get_or_insert(error);
+                }
                 error => pipeline.fail(error),
             }
             if let Err(error) = self.pool.halfway(view.extent) {

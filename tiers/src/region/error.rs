@@ -68,6 +68,21 @@ pub enum RegionError {
         #[source]
         source: Option<FileError>,
     },
+    /// The disk could not read a copy back. Its file stays, and the extent halfway; all others go on.
+    #[error("{device}: {size} of region '{tag}' at {address} did not come back: {source}")]
+    Unread {
+        /// Of whose memory.
+        device: DeviceId,
+        /// Of which region.
+        tag: String,
+        /// Where the extent begins.
+        address: Address,
+        /// How long it is.
+        size: Bytes,
+        /// What could not be read.
+        #[source]
+        source: FileError,
+    },
     /// The operating system gives no thread to write or read files with.
     #[error("region '{tag}': no thread could be started for its files: {source}; raise the limit of tasks")]
     NoThread {

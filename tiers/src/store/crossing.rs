@@ -170,7 +170,7 @@ impl<'a> Crossing<'a> {
     /// Waits until all bytes are there, and compares them.
     ///
     /// # Errors
-    /// [`RegionError::Damaged`] where they are not those that left.
+    /// [`RegionError::Damaged`] where they are not those that left; [`RegionError::Unread`] where a disk could not read them.
     pub(crate) fn entered(&self, entering: Entering<'_>) -> Result<()> {
         let Entering { view, size, home, digest, place, way } = entering;
         match way {
@@ -179,6 +179,7 @@ impl<'a> Crossing<'a> {
                 Err(Unwritten::File(source @ (FileError::Damaged { .. } | FileError::NotWhole { .. }))) => {
                     return Err(self.damaged(view, place, Some(source)));
                 }
+                Err(Unwritten::File(source)) => return Err(self.unread(view, source)),
                 answer => answer.map_err(|error| self.unwritten(size, error))?,
             },
         }
@@ -252,6 +253,12 @@ impl<'a> Crossing<'a> {
         let address: Address = self.pool.address_at(view.offset);
         let (device, tag) = (self.pool.device(), self.tag.to_owned());
         RegionError::Damaged { device, tag, address, size: view.size, place, source }
+    }
+
+    fn unread(&self, view: ExtentView, source: FileError) -> RegionError {
+        let address = self.pool.address_at(view.offset);
+        let (device, tag) = (self.pool.device(), self.tag.to_owned());
+        RegionError::Unread { device, tag, address, size: view.size, source }
     }
 
     fn no_thread(&self, source: std::io::Error) -> RegionError {

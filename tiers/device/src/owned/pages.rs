@@ -1,8 +1,7 @@
 //! Host memory straight from the operating system, on huge pages where it has them.
 
-use std::ptr::{NonNull, null_mut};
-
 use glake_units::Bytes;
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use crate::{Address, DriverError, Result, Verb};
 
@@ -14,16 +13,17 @@ const SMALL: usize = 4 << 10;
 const NODES: usize = 1 << 10;
 
 /// A range of zeroed host memory of its own, not inherited by a forked child.
+///
+/// ```text
+/// mapped  ├ head ┼──────── size ────────┼ rest ┤     one huge page longer than it is: the head and the rest are never touched
+/// ```
 #[derive(Debug)]
 pub struct Pages {
-    start: NonNull<u8>,
+    map: MmapRaw,
+    /// How much lies before the first huge page.
+    head: usize,
     size: usize,
 }
-
-// SAFETY: the memory is plain bytes, owned by this value; writing needs `&mut`.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
 
 impl Pages {
     /// At least `size` of memory, rounded up to huge pages. `threads` threads touch it, so that the pages are
@@ -35,32 +35,13 @@ impl Pages {
         let too_large = || refused(std::io::Error::from_raw_os_error(libc::ENOMEM));
         let size = rounded.filter(|&size| size > 0).ok_or_else(too_large)?;
         let whole = size.checked_add(HUGE).ok_or_else(too_large)?;
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping at an address of the system's choice.
-        let raw = unsafe { libc::mmap(null_mut(), whole, protection, flags, -1, 0) };
-        if raw == libc::MAP_FAILED {
-            return Err(refused(std::io::Error::last_os_error()));
+        let map = MmapRaw::from(MmapOptions::new().len(whole).map_anon().map_err(refused)?);
+        let head = map.as_ptr().align_offset(HUGE);
+        for wish in [Advice::HugePage, Advice::DontFork] {
+            // Without them the memory is the same, only slower, or copied on a fork.
+            let _ = map.advise_range(wish, head, size);
         }
-        let base = raw.cast::<u8>();
-        let head = base.align_offset(HUGE);
-        // SAFETY: `head` is below HUGE and `whole` is `size` more than that: all three parts lie in the mapping;
-        // the first and the last are given back, the middle is kept.
-        let start = unsafe {
-            if head > 0 {
-                libc::munmap(raw, head);
-            }
-            let start = base.add(head);
-            if HUGE > head {
-                libc::munmap(start.add(size).cast(), HUGE - head);
-            }
-            // Both are wishes: without them the memory is the same, only slower, or copied on a fork.
-            libc::madvise(start.cast(), size, libc::MADV_HUGEPAGE);
-            libc::madvise(start.cast(), size, libc::MADV_DONTFORK);
-            start
-        };
-        let start = NonNull::new(start).ok_or_else(too_large)?;
-        let mut pages = Pages { start, size };
+        let mut pages = Pages { map, head, size };
         pages.touch_all(threads);
         Ok(pages)
     }
@@ -88,7 +69,7 @@ impl Pages {
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
-                self.start.as_ptr(),
+                self.first(),
                 self.size,
                 libc::MPOL_INTERLEAVE,
                 mask.as_ptr(),
@@ -101,7 +82,7 @@ impl Pages {
 
     /// Where it starts.
     pub fn start(&self) -> Address {
-        Address(self.start.as_ptr() as u64)
+        Address(self.first() as u64)
     }
 
     /// How long it is.
@@ -112,13 +93,17 @@ impl Pages {
     /// Its bytes. Work that a device still does on them is the caller's to wait for.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory is mapped for as long as this value lives, and initialised by the system.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.size) }
+        unsafe { std::slice::from_raw_parts(self.first(), self.size) }
     }
 
     /// Its bytes, to change.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and nobody else has a reference.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size) }
+        unsafe { std::slice::from_raw_parts_mut(self.first(), self.size) }
+    }
+
+    fn first(&self) -> *mut u8 {
+        self.map.as_mut_ptr().wrapping_add(self.head)
     }
 
     /// Has the operating system put pages under a part of such memory, as they are first written to: at once where it can, else page by
@@ -147,13 +132,6 @@ impl Pages {
                 scope.spawn(move || Self::touch(part));
             }
         });
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and nothing refers to it any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.size) };
     }
 }
 

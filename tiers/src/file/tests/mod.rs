@@ -147,21 +147,14 @@ fn a_file_that_is_not_whole_is_not_opened() {
 }
 
 #[test]
-fn sealed_files_are_mapped() {
+fn a_file_that_others_may_write_to_is_not_opened() {
     let (_root, tier) = tier();
-    let ours = bytes((1 << 20) + 9);
-    let file = sealed(&tier, &ours);
-    let map = match file.map() {
-        Ok(map) => map,
-        Err(error) => return eprintln!("skipped: {error}"),
-    };
-    assert!(map.page(0).unwrap() == &ours[..1 << 20] && map.page(1).unwrap() == &ours[1 << 20..]);
-    for page in [2, u64::MAX] {
-        assert!(matches!(map.page(page), Err(FileError::NoSuchRange { .. })));
-    }
-    flip(file.path(), HEADER + 5);
-    assert!(matches!(map.page(0), Err(FileError::Damaged { page: 0, .. })));
-    assert!(map.page(1).is_ok());
+    let file = sealed(&tier, &bytes(100));
+    fs::set_permissions(file.path(), Permissions::from_mode(0o660)).unwrap();
+    let refused = Contents::open(file.path()).unwrap_err();
+    assert!(matches!(refused, FileError::NotWhole { flaw: Flaw::Open, .. }), "{refused}");
+    let refused = Contents::open(Path::new("/dev/null")).unwrap_err();
+    assert!(matches!(refused, FileError::NotWhole { flaw: Flaw::Open, .. }), "{refused}");
 }
 
 #[test]
