@@ -121,14 +121,18 @@ def critical(report):
         order = (lambda pair: (pair[1], pair[0])) if back else (lambda pair: pair)
         small, stream = (on(0, 16 * MIB), pinned(16 * MIB)), torch.cuda.Stream(0)
 
-        def one():
-            begin = time.perf_counter()
+        def critical_copy():
             glake.copy_(*order(small), stream=stream, priority="critical")
-            stream.synchronize()
-            return (time.perf_counter() - begin) * 1e6
 
-        def one_and_rest():
-            taken = one()
+        def native_on_stream():
+            with torch.cuda.stream(stream):
+                native(*order(small))
+
+        def one_and_rest(copy=critical_copy):
+            begin = time.perf_counter()
+            copy()
+            stream.synchronize()
+            taken = (time.perf_counter() - begin) * 1e6
             time.sleep(0.0003)  # a processor that wakes is slower: alone and beside
             return taken
 
@@ -137,6 +141,7 @@ def critical(report):
             bigs = [(on(0, size), pinned(size)) for _ in streams]
             settle()
             alone = sorted([one_and_rest() for _ in range(300)][50:])
+            plain = sorted([one_and_rest(native_on_stream) for _ in range(300)][50:])
             beside, moved, begin, under_way = [], 0, time.perf_counter(), [None] * at_once
             while len(beside) < 300:
                 for place, (stream_of, big) in enumerate(zip(streams, bigs)):
@@ -147,11 +152,56 @@ def critical(report):
             for copy in under_way:
                 copy.wait()
             rate = moved / (time.perf_counter() - begin) / 1e9
-            p99 = statistics.quantiles(beside, n=100)[98]
+            p99, alone_p99, plain_p99 = (statistics.quantiles(times, n=100)[98] for times in (beside, alone, plain))
             report(f"critical 16 MiB {name}, p99 beside {at_once} background copies of {size // MIB} MiB, of its median alone", p99 / statistics.median(alone),
-                   1.5, most=True, alone_us=statistics.median(alone), alone_p99_us=statistics.quantiles(alone, n=100)[98],
-                   median_us=statistics.median(beside), p99_us=p99, background_gbps=rate)
+                   1.5, most=True, alone_us=statistics.median(alone), alone_p99_us=alone_p99, p99_of_p99=p99 / alone_p99,
+                   native_us=statistics.median(plain), native_p99_us=plain_p99, median_us=statistics.median(beside), p99_us=p99, background_gbps=rate)
             del bigs
+
+
+@scenario("late", 2)
+def late(report):
+    """A background copy that is waited for, whose parts are given to links as these have room, beside one whose shares are fixed when it
+    is enqueued: while every link is idle, and while a program keeps a relay's own one busy."""
+    import glake, torch
+    size = GIB
+    ours, others = (on(0, size), pinned(size)), (on(1, 256 * MIB), pinned(256 * MIB))
+    stream = torch.cuda.Stream(1)
+    for back, name in ((False, "h2d"), (True, "d2h")):
+        dst, src = ours[::-1] if back else ours
+        busy = others[::-1] if back else others
+        src.random_(0, 255)
+
+        def keep_busy():
+            with torch.cuda.stream(stream):
+                for _ in range(8):
+                    native(*busy)
+
+        def waited(copy, before):
+            settle()
+            dst.zero_()
+            settle()
+            before()
+            begin = time.perf_counter()
+            copy()
+            took = time.perf_counter() - begin
+            settle()
+            assert torch.equal(dst[-16 * MIB:].cpu(), src[-16 * MIB:].cpu())
+            return took
+
+        copies = {
+            "native": lambda: (native(dst, src), torch.cuda.current_stream(0).synchronize()),
+            "fixed": lambda: glake.copy_(dst, src, priority="background").wait(),
+            "late": lambda: glake.copy_(dst, src, priority="background", wait=True),
+        }
+        for before, state, least in ((lambda: None, "every link idle", 0.95), (keep_busy, "a relay's link busy", 1.0)):
+            times = {which: [] for which in copies}
+            for _ in range(21):
+                for which, copy in copies.items():
+                    times[which].append(waited(copy, before))
+            took = {which: statistics.median(measured[1:]) for which, measured in times.items()}
+            report(f"waited background copy of 1 GiB {name}, {state}, of one with fixed shares", took["fixed"] / took["late"], least,
+                   **{f"{which}_gbps": size / seconds / 1e9 for which, seconds in took.items()})
 
 
 @scenario("cores", 2)

@@ -43,7 +43,7 @@ impl Region {
         let _turn = self.turn.lock();
         self.pool.forget_emptied(self.domain)?;
         let chosen = choose::to_enter(&self.pool.standing(self.domain)?, amount);
-        let crossing = Crossing::new(&self.pool, &self.options.tag, transit);
+        let crossing = Crossing::new(&self.pool, &self.options.tag, transit, Bytes::ZERO);
         let pipeline = std::thread::scope(|scope| {
             let mut pipeline = Pipeline::default();
             for view in chosen {

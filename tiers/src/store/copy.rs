@@ -11,7 +11,7 @@ use glake_device::owned::{Digest, Span};
 use glake_stitch::HomeRange;
 use glake_units::Bytes;
 
-use super::peer::PeerBlock;
+use super::peer::PeerPart;
 use crate::{GpuPool, HostBlock, HostPool, Place, PoolError, SealedFile};
 
 /// A whole copy.
@@ -28,7 +28,7 @@ pub(crate) struct StoredCopy {
 #[derive(Debug)]
 pub(super) enum Stored {
     Host(HostBlock),
-    Peer(Arc<PeerBlock>),
+    Peer(PeerPart),
     /// And what they pass through on their way back.
     File(Arc<SealedFile>, Arc<HostPool>),
 }
@@ -76,10 +76,10 @@ impl StoredCopy {
                 let copies = packed(pool, &self.ranges, |at, size| block.span(at, size))?;
                 (Origin::Memory(copies), Place::Host, None)
             }
-            Stored::Peer(block) => {
-                let whole = block.span()?;
+            Stored::Peer(part) => {
+                let whole = part.span()?;
                 let copies = packed(pool, &self.ranges, |at, size| whole.part(at, size))?;
-                (Origin::Memory(copies), Place::Peer(block.pool().device()), Some(block.pool().clone()))
+                (Origin::Memory(copies), Place::Peer(part.pool().device()), Some(part.pool().clone()))
             }
             Stored::File(file, host) => (Origin::File(file.clone(), host.clone()), Place::File, None),
         };

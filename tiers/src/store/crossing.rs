@@ -15,7 +15,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::copy::{Origin, Return, Stored, StoredCopy, home, packed};
-use super::peer::PeerBlock;
+use super::peer::{PeerPart, PeerRoom};
 use super::slots::{self, Halt};
 use super::write::{Unwritten, write};
 use super::{Store, Transit, read};
@@ -34,6 +34,7 @@ pub(crate) struct Crossing<'a> {
     transit: Transit<'a>,
     /// Made for the first that needs it.
     ring: Mutex<Option<Ring>>,
+    room: Mutex<PeerRoom>,
     /// Who had copies that came back.
     peers: Mutex<Vec<Arc<GpuPool>>>,
 }
@@ -71,8 +72,10 @@ enum In<'s> {
 }
 
 impl<'a> Crossing<'a> {
-    pub(crate) fn new(pool: &'a GpuPool, tag: &'a str, transit: Transit<'a>) -> Self {
-        Crossing { pool, tag, transit, ring: Mutex::default(), peers: Mutex::default() }
+    /// `expected` are the bytes that are to leave.
+    pub(crate) fn new(pool: &'a GpuPool, tag: &'a str, transit: Transit<'a>, expected: Bytes) -> Self {
+        let room = Mutex::new(PeerRoom::new(expected));
+        Crossing { pool, tag, transit, ring: Mutex::default(), room, peers: Mutex::default() }
     }
 
     /// Begins to copy these ranges, which are not empty and lie in one extent.
@@ -93,11 +96,11 @@ impl<'a> Crossing<'a> {
                 (Out::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting)
             }
             Store::Peer(peer) => {
-                let block = self.peer_block(peer, size)?;
-                let whole = block.span()?;
+                let part = self.peer_part(peer, size)?;
+                let whole = part.span()?;
                 let copies = packed(self.pool, &ranges, |at, size| whole.part(at, size))?;
                 let digesting = self.begin_digest(&home)?;
-                (Out::Copying(Stored::Peer(block), self.enqueue(copies, home)?), digesting)
+                (Out::Copying(Stored::Peer(part), self.enqueue(copies, home)?), digesting)
             }
             Store::File { files, host } => {
                 let digesting = self.begin_digest(&home)?;
@@ -216,7 +219,7 @@ impl<'a> Crossing<'a> {
         Ok(Some(begun))
     }
 
-    fn peer_block(&self, peer: &Arc<GpuPool>, size: Bytes) -> Result<Arc<PeerBlock>> {
+    fn peer_part(&self, peer: &Arc<GpuPool>, size: Bytes) -> Result<PeerPart> {
         let device = self.pool.device();
         let refused = |source: PoolError| match source.is_out_of_memory() {
             true => RegionError::Peer { device, tag: self.tag.to_owned(), peer: peer.device(), size, source },
@@ -225,7 +228,7 @@ impl<'a> Crossing<'a> {
         if peer.device() == device {
             return Err(RegionError::OwnMemory { device, tag: self.tag.to_owned() });
         }
-        PeerBlock::take(peer, device, size).map_err(refused)
+        self.room.lock().take(peer, device, size).map_err(refused)
     }
 
     fn ring(&self, host: &Arc<HostPool>) -> Result<Ring> {

@@ -3,6 +3,7 @@
 mod damage;
 mod faults;
 mod kill;
+mod peer;
 
 use std::path::Path;
 
