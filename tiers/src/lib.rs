@@ -41,6 +41,9 @@ mod pool;
 mod region;
 mod store;
 mod ticker;
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod traced;
 
 pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
 pub use host::{

@@ -1,11 +1,10 @@
 //! The directory, and what processes leave in it that are gone.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use glake_units::Bytes;
 
@@ -36,33 +35,6 @@ pub(super) fn directory(path: &Path) -> Result<File> {
         return Err(FileError::OpenDirectory { path: path.to_path_buf(), owner, mode });
     }
     Ok(file)
-}
-
-/// How often a lock that is held is asked for again: a collector elsewhere holds it for a moment. About 100 ms.
-const ATTEMPTS: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(2);
-
-/// Locks the file that says that a process lives.
-pub(super) fn lock(directory: &Path, owner: Owner) -> Result<File> {
-    let path = directory.join(owner.name(Kind::Lock));
-    for _ in 0..ATTEMPTS {
-        let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = options.map_err(failed(FileStep::Open, &path))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            Err(TryLockError::Error(source)) => return Err(failed(FileStep::Lock, &path)(source)),
-        }
-        // A collector may have removed it before it was locked.
-        let ours = file.metadata().map_err(failed(FileStep::Lock, &path))?.ino();
-        if fs::metadata(&path).is_ok_and(|found| found.ino() == ours) {
-            return Ok(file);
-        }
-    }
-    Err(FileError::InUse { path: directory.to_path_buf() })
 }
 
 /// Removes what is left of other processes; and of this one, where all of it is from before.

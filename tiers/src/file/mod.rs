@@ -17,6 +17,7 @@ mod draft;
 mod entry;
 mod error;
 mod layout;
+mod lock;
 mod owner;
 mod sealed;
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub use collect::Collected;
 pub use draft::Draft;
 pub use error::{FileError, FileStep, Flaw};
 pub use layout::PAGE;
+use lock::Lock;
 use owner::{Kind, Owner};
 pub use sealed::SealedFile;
 
@@ -64,7 +66,7 @@ struct Shared {
     directory: File,
     owner: Owner,
     /// Locked while the tier or a file of it lives.
-    _lock: File,
+    _lock: Lock,
     statistics: Arc<Mutex<FileStatistics>>,
 }
 
@@ -77,7 +79,7 @@ impl FileTier {
         let directory = collect::directory(path)?;
         let this = Owner::of(std::process::id());
         let owner = this.map_err(collect::failed(FileStep::Open, Path::new("/proc/self/stat")))?;
-        let lock = collect::lock(path, owner)?;
+        let lock = Lock::take(path, owner)?;
         // Whoever locks has made no file yet: those of its name are of a process before the machine was started again.
         let collected = collect::collect(path, owner, true)?;
         let statistics = Arc::default();
@@ -122,14 +124,5 @@ impl FileTier {
 impl Shared {
     fn sync_directory(&self) -> Result<()> {
         self.directory.sync_all().map_err(collect::failed(FileStep::SyncDirectory, &self.path))
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // Still locked: whoever opens it meanwhile sees that the name is gone.
-        if let Err(error) = std::fs::remove_file(self.path.join(self.owner.name(Kind::Lock))) {
-            tracing::warn!(target: "glake::file", path = %self.path.display(), %error, "the lock could not be removed");
-        }
     }
 }

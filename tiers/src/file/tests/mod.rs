@@ -1,6 +1,9 @@
 //! The file tier over real files.
 
+#[cfg(target_arch = "x86_64")]
+mod broken;
 mod full;
+#[cfg(target_arch = "x86_64")]
 mod kill;
 
 use std::fs::{self, OpenOptions, Permissions};

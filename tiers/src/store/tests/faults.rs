@@ -9,13 +9,13 @@ use super::*;
 use crate::{FileError, FileStep, HostError};
 
 /// Every extent has one good copy.
-fn assert_sound(bed: &Bed) {
+pub(super) fn assert_sound(bed: &Bed) {
     bed.pool.check().unwrap();
     bed.peer.check().unwrap();
     assert!(bed.residencies().iter().all(|residency| !residency.is_moving()), "{:?}", bed.residencies());
 }
 
-fn stopped(error: RegionError) -> RegionError {
+pub(super) fn stopped(error: RegionError) -> RegionError {
     match error {
         RegionError::Stopped { source, .. } => *source,
         other => panic!("{other}"),

@@ -1,5 +1,7 @@
 //! Regions whose copies go to the host, to another GPU and to files: real bytes, real files, nothing left behind.
 
+#[cfg(target_arch = "x86_64")]
+mod broken;
 mod damage;
 mod faults;
 mod kill;

@@ -1,0 +1,79 @@
+//! The file that says that a process lives.
+//!
+//! Invariant: while a [`Lock`] lives the directory holds its name, and this process the lock.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::collect::failed;
+use super::owner::{Kind, Owner};
+use super::{FileError, FileStep, Result};
+
+/// A file that this process has locked. Dropping it removes it.
+#[derive(Debug)]
+pub(super) struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+/// How often a lock that is held is asked for again: a collector elsewhere holds it for a moment. About 100 ms.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(2);
+
+impl Lock {
+    /// # Errors
+    /// [`FileError::InUse`]; [`FileError::Io`]: the file is gone then, if nobody had it before.
+    pub(super) fn take(directory: &Path, owner: Owner) -> Result<Lock> {
+        let path = directory.join(owner.name(Kind::Lock));
+        for _ in 0..ATTEMPTS {
+            let (file, made) = open(&path).map_err(failed(FileStep::Open, &path))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                Err(TryLockError::Error(source)) => {
+                    if made {
+                        remove(&path);
+                    }
+                    return Err(failed(FileStep::Lock, &path)(source));
+                }
+            }
+            // A collector may have removed it before it was locked.
+            let ours = file.metadata().map_err(failed(FileStep::Lock, &path))?.ino();
+            if fs::metadata(&path).is_ok_and(|found| found.ino() == ours) {
+                return Ok(Lock { path, _file: file });
+            }
+        }
+        Err(FileError::InUse { path: directory.to_path_buf() })
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Still locked: whoever opens it meanwhile sees that the name is gone.
+        remove(&self.path);
+    }
+}
+
+/// The file, and whether it was not there before.
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Ok((options.create(true).truncate(false).open(path)?, false))
+        }
+        made => Ok((made?, true)),
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!(target: "glake::file", path = %path.display(), %error, "the lock could not be removed");
+    }
+}
