@@ -13,7 +13,7 @@ use std::time::Duration;
 use glake_device::owned::{Buffer, DeviceSet, Epochs};
 use glake_device::sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_device::topology::Topology;
-use glake_device::{DeviceId, DeviceInfo, Driver, DriverError};
+use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder};
 use glake_tiers::{GpuPool, HostError, HostOptions, HostPool, PoolError, PoolOptions, nodes_of};
 use glake_transfer::{Engine, EngineOptions, TransferError};
 use glake_units::Bytes;
@@ -68,6 +68,7 @@ pub(crate) struct Server {
     engine: Arc<Engine>,
     calibrated: bool,
     driver: Arc<dyn Driver>,
+    recorder: Arc<Recorder>,
     simulator: Option<Arc<Simulator>>,
 }
 
@@ -82,6 +83,8 @@ impl Server {
         options: ServerOptions,
     ) -> Result<Server, ServerError> {
         let (driver, simulator) = driver(backend, options.memory)?;
+        let recorder = Arc::new(Recorder::measured(driver));
+        let driver: Arc<dyn Driver> = recorder.clone();
         let infos = driver.devices()?;
         let count = u32::try_from(infos.len()).unwrap_or(u32::MAX);
         let target = infos.iter().find(|info| info.id.0 == options.target).cloned();
@@ -108,7 +111,12 @@ impl Server {
             // Those that are not ready by then are no relays, and copies take the links that there are.
             let _ = is_ready.recv_timeout(PATIENCE);
         }
-        Ok(Server { target, topology, engine, calibrated, driver, simulator })
+        Ok(Server { target, topology, engine, calibrated, driver, recorder, simulator })
+    }
+
+    /// The driver's calls so far.
+    pub(crate) fn calls(&self) -> Counters {
+        self.recorder.counters()
     }
 
     /// The GPU whose memory it is about.

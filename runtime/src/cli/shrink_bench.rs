@@ -70,7 +70,7 @@ Figures:
 
 JSON fields: device, phase (shrink, refill), tier (host, peer, file), bytes, tensors, paths, warm, link_gbps, gbps,
 copied_bytes, leaked_bytes, verified; and target, runs, us, prepared, sealed,
-checked (by digests), calibrated";
+checked (by digests), calibrated, driver (calls and us of each kind, the last time)";
 
 /// Where bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

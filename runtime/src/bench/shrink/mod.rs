@@ -13,13 +13,15 @@ mod field;
 mod ground;
 mod rounds;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use glake_device::{Count, Counters};
 use glake_units::Bytes;
 use serde::Serialize;
 
 use super::BenchError;
-use super::times::gbps;
+use super::times::{gbps, us};
 use crate::backend::Backend;
 use crate::config::Config;
 use ground::Ground;
@@ -103,6 +105,8 @@ pub struct ShrinkReport {
     pub us: f64,
     /// What was copied, of the last time.
     pub copied_bytes: u64,
+    /// The driver's calls of the last time, by their names.
+    pub driver: BTreeMap<&'static str, DriverCalls>,
     /// What the GPU, and the one that lent its memory, have less than before the tier was measured, after everything was freed.
     pub leaked_bytes: u64,
     /// Whether host memory was pinned before the first time.
@@ -115,6 +119,15 @@ pub struct ShrinkReport {
     pub calibrated: bool,
     /// Whether every byte was compared after each refill: always, or there is no report.
     pub verified: bool,
+}
+
+/// Calls of one kind.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DriverCalls {
+    /// How many.
+    pub calls: u64,
+    /// How long they took on the host, in microseconds, waits included.
+    pub us: f64,
 }
 
 /// What is told while it measures.
@@ -161,7 +174,7 @@ pub fn shrink(
         let before = ground.free_memory(tier)?;
         let measured = rounds::measure(&ground, config, options, tier, &mut say)?;
         let leaked = before.saturating_sub(ground.free_memory(tier)?);
-        for Phased { phase, warm, runs, us, link_us, copied, paths } in measured {
+        for Phased { phase, warm, runs, us, link_us, copied, paths, calls } in measured {
             news(ShrinkNews::Shrink(ShrinkReport {
                 device: backend.name(),
                 target: options.target,
@@ -176,6 +189,7 @@ pub fn shrink(
                 gbps: gbps(ground.bytes().get(), us),
                 us,
                 copied_bytes: copied.get(),
+                driver: driver_calls(&calls),
                 leaked_bytes: leaked.get(),
                 prepared: options.prepare && tier != ShrinkTier::Peer,
                 sealed: options.sealed,
@@ -186,4 +200,9 @@ pub fn shrink(
         }
     }
     Ok(())
+}
+
+fn driver_calls(counters: &Counters) -> BTreeMap<&'static str, DriverCalls> {
+    let of = |count: Count| DriverCalls { calls: count.calls, us: us(count.time) };
+    counters.iter().map(|(verb, count)| (verb.name(), of(count))).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use glake_device::Counters;
 use glake_units::Bytes;
 
 use super::super::links::changed;
@@ -21,6 +22,8 @@ pub(super) struct Phased {
     pub(super) link_us: f64,
     pub(super) copied: Bytes,
     pub(super) paths: u32,
+    /// The driver's calls of the last time.
+    pub(super) calls: Counters,
 }
 
 /// One direction once.
@@ -29,6 +32,7 @@ struct Once {
     us: f64,
     copied: Bytes,
     paths: u32,
+    calls: Counters,
 }
 
 /// Measures one tier; everything is freed when it returns.
@@ -69,6 +73,7 @@ pub(super) fn measure(
         link_us,
         copied: once.copied,
         paths: once.paths,
+        calls: once.calls,
     };
     let mut measured = Vec::new();
     for ((phase, once), link) in phases.into_iter().zip(first).zip(links) {
@@ -94,10 +99,11 @@ fn out_and_in(ground: &Ground, field: &Field<'_>, name: &str) -> Result<[Once; 2
 
 /// Once, with its time and the links that it took; what it copied is told by the result.
 fn once<T>(ground: &Ground, work: impl FnOnce() -> Result<T, BenchError>) -> Result<(T, Once), BenchError> {
-    let before = ground.carried();
+    let (before, called) = (ground.carried(), ground.server().calls());
     let (result, time) = timed(work)?;
     let paths = changed(&before, &ground.carried());
-    Ok((result, Once { us: us(time), copied: Bytes::ZERO, paths }))
+    let calls = ground.server().calls().since(&called);
+    Ok((result, Once { us: us(time), copied: Bytes::ZERO, paths, calls }))
 }
 
 fn timed<T>(work: impl FnOnce() -> Result<T, BenchError>) -> Result<(T, Duration), BenchError> {
