@@ -63,7 +63,8 @@ extern "C" {
 // Not possible here.
 #define GLAKE_UNSUPPORTED 5
 
-// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused; nothing was moved.
+// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused: the call moved nothing. Or time was
+// over: what was to come back goes on coming.
 #define GLAKE_CLOSED 6
 
 // A copy of the usual priority.
@@ -339,7 +340,8 @@ uint64_t glake_heap_allocations(void);
 // nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink
 // waits for the other, waits for that shrink.
 //
-// `GLAKE_CLOSED`: it is away, and `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over.
+// `GLAKE_CLOSED`: it is away, and `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over. A refill that it began goes on
+// then, and the next use finds it done.
 //
 // # Safety
 // `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
@@ -562,8 +564,9 @@ int32_t glake_region_order(const char *const *tags, size_t count);
 char *glake_region_of(const void *pointer);
 
 // Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
-// "resident", "away" and "live" in bytes, "place", "predicted_refill_seconds". Memory of no region is "default", that of private
-// pools "graph (a, b)". Null on failure; to be given to `glake_string_free`.
+// "resident", "away" and "live" in bytes, "place" (where most of what is away is), "places" (bytes by place),
+// "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
+// to `glake_string_free`.
 char *glake_regions_json(void);
 
 // Lets work of `device` touch pool memory of `peer`, what there is and what comes.
@@ -605,19 +608,22 @@ int32_t glake_close_shared(void *base);
 // enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
 //
 // The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "left", "regions" ("tag", "device", "freed",
-// "copied", "left", "skipped" with "address", "size", "reason"), "gpu" ("device", null for the host; "holder", "bytes"), "seconds",
-// "predicted_refill_seconds". Null on failure (`glake_last_status` says which): no bytes are lost, and the same call goes on from
-// there.
+// "copied", "left", "place", "skipped": an array of "device", "address", "size", "reason", one of "pinned", "exported", "withheld"),
+// "skipped" (where everything was to leave: what lies in no region and had to stay, with the reason "imported"), "gpu" ("device",
+// null for the host; "holder", "bytes"), "seconds", "predicted_refill_seconds". Null on failure (`glake_last_status` says which,
+// `glake_last_error` what had left by then): no bytes are lost, and the same call goes on from there.
 //
 // # Safety
 // `request` is null or a text that ends with a zero.
 char *glake_shrink(const char *request);
 
 // Brings memory back to the addresses that it had. `request` is null (everything) or a JSON object: "tags", "bytes", "verify" as
-// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty).
+// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty); "timeout_ms" (how long it is waited for;
+// absent: until it is over).
 //
 // The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "away", "regions" ("tag", "device", "mapped",
-// "copied", "away"), "seconds". Null on failure, as `glake_shrink`.
+// "copied", "away"), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
+// background.
 //
 // # Safety
 // `request` is null or a text that ends with a zero.
@@ -630,7 +636,8 @@ char *glake_left_json(void);
 // Calls `before` and `after` around every shrink and refill that is asked for; null: none. The event is a JSON object: "event"
 // ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
 // their own and are waited for up to `timeout_ms` (-1: for ever). Where `before` answers anything but 0, or takes longer, nothing
-// is moved. Replaces those that were there.
+// is moved. Of memory that comes back because it is touched they are told too ("touched": true, "device"), and nothing waits for
+// them. Replaces those that were there.
 //
 // # Safety
 // They may be called on any thread with this context for as long as the process lives.

@@ -162,8 +162,9 @@ pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
 }
 
 /// Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
-/// "resident", "away" and "live" in bytes, "place", "predicted_refill_seconds". Memory of no region is "default", that of private
-/// pools "graph (a, b)". Null on failure; to be given to `glake_string_free`.
+/// "resident", "away" and "live" in bytes, "place" (where most of what is away is), "places" (bytes by place),
+/// "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
+/// to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_regions_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {

@@ -22,9 +22,10 @@ pub type RegionHook = Option<unsafe extern "C" fn(context: *mut c_void, event_js
 /// enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
 ///
 /// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "left", "regions" ("tag", "device", "freed",
-/// "copied", "left", "skipped" with "address", "size", "reason"), "gpu" ("device", null for the host; "holder", "bytes"), "seconds",
-/// "predicted_refill_seconds". Null on failure (`glake_last_status` says which): no bytes are lost, and the same call goes on from
-/// there.
+/// "copied", "left", "place", "skipped": an array of "device", "address", "size", "reason", one of "pinned", "exported", "withheld"),
+/// "skipped" (where everything was to leave: what lies in no region and had to stay, with the reason "imported"), "gpu" ("device",
+/// null for the host; "holder", "bytes"), "seconds", "predicted_refill_seconds". Null on failure (`glake_last_status` says which,
+/// `glake_last_error` what had left by then): no bytes are lost, and the same call goes on from there.
 ///
 /// # Safety
 /// `request` is null or a text that ends with a zero.
@@ -39,10 +40,12 @@ pub unsafe extern "C" fn glake_shrink(request: *const c_char) -> *mut c_char {
 }
 
 /// Brings memory back to the addresses that it had. `request` is null (everything) or a JSON object: "tags", "bytes", "verify" as
-/// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty).
+/// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty); "timeout_ms" (how long it is waited for;
+/// absent: until it is over).
 ///
 /// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "away", "regions" ("tag", "device", "mapped",
-/// "copied", "away"), "seconds". Null on failure, as `glake_shrink`.
+/// "copied", "away"), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
+/// background.
 ///
 /// # Safety
 /// `request` is null or a text that ends with a zero.
@@ -69,7 +72,8 @@ pub extern "C" fn glake_left_json() -> *mut c_char {
 /// Calls `before` and `after` around every shrink and refill that is asked for; null: none. The event is a JSON object: "event"
 /// ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
 /// their own and are waited for up to `timeout_ms` (-1: for ever). Where `before` answers anything but 0, or takes longer, nothing
-/// is moved. Replaces those that were there.
+/// is moved. Of memory that comes back because it is touched they are told too ("touched": true, "device"), and nothing waits for
+/// them. Replaces those that were there.
 ///
 /// # Safety
 /// They may be called on any thread with this context for as long as the process lives.

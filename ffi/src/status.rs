@@ -23,7 +23,8 @@ pub const GLAKE_UNAVAILABLE: i32 = 4;
 /// Not possible here.
 pub const GLAKE_UNSUPPORTED: i32 = 5;
 
-/// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused; nothing was moved.
+/// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused: the call moved nothing. Or time was
+/// over: what was to come back goes on coming.
 pub const GLAKE_CLOSED: i32 = 6;
 
 /// Why a call did not do what was asked.
@@ -83,10 +84,24 @@ impl Failure {
 impl From<ProcessError> for Failure {
     #[cold]
     fn from(error: ProcessError) -> Failure {
+        let status = Failure::status_of(&error);
+        let code = match &error {
+            ProcessError::Driver(error) | ProcessError::Transfer(TransferError::Driver(error)) => {
+                error.code()
+            }
+            _ => None,
+        };
+        Failure { code, ..Failure::new(status, error) }
+    }
+}
+
+impl Failure {
+    fn status_of(error: &ProcessError) -> i32 {
         use ProcessError as E;
-        let status = match &error {
+        match error {
             E::OutOfMemory(_) => GLAKE_OUT_OF_MEMORY,
-            E::Pool(pool) => return Failure::from_pool(pool),
+            E::Pool(pool) | E::Share(ShareError::Pool(pool)) => Failure::status_of_pool(pool),
+            E::Partly { source, .. } => Failure::status_of(source),
             E::NoDriver { .. } | E::Topology(_) => GLAKE_UNAVAILABLE,
             E::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
             E::Region(region) => Failure::status_of_region(region),
@@ -95,6 +110,7 @@ impl From<ProcessError> for Failure {
             E::Closed { .. }
             | E::HeldTooLong { .. }
             | E::StillUsed { .. }
+            | E::StillComing { .. }
             | E::HookRefused { .. }
             | E::HookTimedOut { .. } => GLAKE_CLOSED,
             E::NoFiles | E::NoPeer { .. } => GLAKE_UNSUPPORTED,
@@ -102,23 +118,11 @@ impl From<ProcessError> for Failure {
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,
             E::Transfer(_) => GLAKE_DRIVER,
-            E::Share(ShareError::Pool(pool)) => return Failure::from_pool(pool),
             E::Share(
                 ShareError::NoDoor { .. } | ShareError::TooManyFiles { .. } | ShareError::Broken { .. },
             ) => GLAKE_DRIVER,
             _ => GLAKE_INVALID,
-        };
-        let code = match &error {
-            E::Driver(error) | E::Transfer(TransferError::Driver(error)) => error.code(),
-            _ => None,
-        };
-        Failure { code, ..Failure::new(status, error) }
-    }
-}
-
-impl Failure {
-    fn from_pool(error: &PoolError) -> Failure {
-        Failure::new(Failure::status_of_pool(error), error)
+        }
     }
 
     fn status_of_region(error: &RegionError) -> i32 {

@@ -70,6 +70,11 @@ impl Import {
         self.reservation.size()
     }
 
+    /// Whose memory it is.
+    pub fn device(&self) -> DeviceId {
+        self.reservation.device()
+    }
+
     /// Lets work of one more device touch it. Twice is no error.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ class active:
         tags: the regions that are used; none: all memory.
         when_closed: what happens while they are out or leaving. "refill": they are brought back, and the block begins then; "hold":
             it begins when somebody else has brought them back; "refuse": ``ClosedError``.
-        timeout: seconds to wait; None: as long as it takes.
+        timeout: seconds to wait; None: as long as it takes. A refill that is not over by then goes on in the background.
 
     A block inside another of the same task or thread, or of a thread that it was handed to with its context (``asyncio.to_thread``), is
     part of that one where the outer has its tags.

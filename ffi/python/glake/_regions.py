@@ -138,14 +138,16 @@ def shrink(
         timeout: seconds to wait for those who are active; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
 
     Returns:
-        What was freed, copied and left, by region; what had to stay and why; what is left on each GPU and who holds it; and how many
+        What was freed, copied and left, by region; what had to stay and why (imported memory too, under "skipped", where everything
+        was to leave); what is left on each GPU and who holds it; and how many
         seconds a refill is predicted to take.
 
     Raises:
         InvalidError: there is no such region or tier.
-        ClosedError: those who are active did not end in time; nothing was moved.
+        ClosedError: those who are active did not end in time; nothing of what they use was moved.
         StateError: called from inside ``glake.active``.
-        OutOfMemoryError: the tier has no room. What was moved by then is out; nothing is lost, and ``shrink`` or ``refill`` go on from there.
+        OutOfMemoryError: the tier has no room. What was moved by then is out, and the text says how much; nothing is lost, and ``shrink``
+            or ``refill`` go on from there.
         DriverError: as that, where the driver or the disk refused.
     """
     _gate.refuse_inside("shrink")
@@ -158,6 +160,7 @@ def refill(
     bytes: int | None = None,
     wait: bool = True,
     verify: bool | None = None,
+    timeout: float | None = None,
 ) -> Report:
     """Brings regions back to the addresses that they had, in the order that ``order`` or ``follow`` gave, else that of allocation.
 
@@ -166,13 +169,15 @@ def refill(
         bytes: at least so much of them.
         wait: return when all is there. Else at once: ``glake.wait`` or ``glake.active`` then wait for a region.
         verify: compare digests; None: as configured.
+        timeout: seconds to wait for it; None: until all is there. What is not there by then comes in the background.
 
     Raises:
         InvalidError: there is no such region.
+        ClosedError: the time is over; the refill goes on.
         OutOfMemoryError: others have the GPU's memory. What came back by then is there; free some, and call it again.
         DriverError: as that, where the driver or the disk refused, or a digest does not match.
     """
-    return _asked(_library.doors().refill, tags, bytes=bytes, wait=wait, verify=verify)
+    return _asked(_library.doors().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=_milliseconds(timeout))
 
 
 def wait(tag: str, stream: Stream = None) -> None:
@@ -223,7 +228,8 @@ def unpin(array: Any) -> None:
 
 
 def regions() -> list[dict[str, Any]]:
-    """Every region: tag, device, policy, bytes that are live, resident and away, and where the copy is.
+    """Every region: tag, device, policy, bytes that are live, resident and away, and where the copies are: "places" has the bytes of each,
+    "place" is where most are.
 
     Raises:
         UnavailableError: the library cannot start.
@@ -259,7 +265,8 @@ def region_of(array: Any) -> str | None:
 def hooks(before: Hook | None = None, after: Hook | None = None, timeout: float = 30.0) -> None:
     """Functions that are called with what happens (``{"event": "shrink", "when": "before", "tags": […], …}``) before and after each shrink and
     refill, on a thread of their own and with no lock held. A ``before`` that raises, or takes longer than the timeout, stops it before
-    anything is moved. None removes one.
+    anything is moved. Of memory that comes back because it is touched they are told too (``"touched": True``), and nothing waits for them:
+    the thread that touches it may hold Python's lock. None removes one.
     """
     _library.doors().hooks_set(_hook(before), _hook(after), int(timeout * 1000))
 

@@ -167,6 +167,7 @@ class Refusals(unittest.TestCase):
             (lambda: glake.order(["nobody's"]), glake.InvalidError, "nobody's"),
             (lambda: glake.active(when_closed="open"), ValueError, "'refill', 'hold' and 'refuse'"),
             (lambda: glake.active(timeout=-1), glake.InvalidError, "-1"),
+            (lambda: glake.refill(timeout=-1), glake.InvalidError, "-1"),
             (lambda: glake.pin(bytes(8)), glake.InvalidError, ""),
         ]:
             with self.subTest(text), self.assertRaisesRegex(error, text):
@@ -238,6 +239,29 @@ class Gate(unittest.TestCase):
         with self.assertRaises(glake.ClosedError):
             glake.active(tag, when_closed="hold", timeout=0.05).__enter__()
         with glake.active(tag):
+            self.assertTrue(all(array.is_right() for array in arrays))
+
+    def test_a_refill_outlasts_those_who_do_not_wait_for_it(self):
+        tag, arrays = made()
+        for call in (lambda: glake.active(tag, timeout=0.05).__enter__(), lambda: glake.refill(tag, timeout=0.05)):
+            glake.shrink(tag)
+            begun, go_on = threading.Event(), threading.Event()
+
+            def before(event, begun=begun, go_on=go_on):
+                begun.set()
+                go_on.wait()
+
+            glake.hooks(before)
+            with self.assertRaises(glake.ClosedError):
+                call()
+            begun.wait()
+            self.assertGreater(view(tag)["away"], 0)
+            go_on.set()
+            with glake.active(tag, when_closed="hold"):
+                self.assertTrue(all(array.is_right() for array in arrays))
+            glake.hooks()
+        glake.shrink(tag)
+        with glake.active(tag, timeout=60):
             self.assertTrue(all(array.is_right() for array in arrays))
 
     def test_blocks_inside_blocks(self):

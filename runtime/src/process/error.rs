@@ -9,7 +9,7 @@ use glake_transfer::TransferError;
 use glake_units::Bytes;
 
 use super::regions::{copy_name, policy_name};
-use super::{PoolId, Shortage, Tags};
+use super::{Moved, PoolId, Shortage, Tags};
 use crate::share::ShareError;
 
 /// A refusal; a variant is what the caller can do about it.
@@ -138,6 +138,19 @@ pub enum ProcessError {
     /// A region refuses, or could not be moved; it is as the text says, and nothing is lost.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// A shrink stopped after something had left: that is away, the rest is where it was.
+    #[error("{freed} went back to the driver and {copied} were copied, then the shrink stopped: {source}")]
+    Partly {
+        /// Memory that went back to the driver.
+        freed: Bytes,
+        /// Bytes that were copied.
+        copied: Bytes,
+        /// By region and device.
+        regions: Vec<Moved>,
+        /// Why it stopped.
+        #[source]
+        source: Box<ProcessError>,
+    },
     /// There is no host memory.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -194,9 +207,9 @@ pub enum ProcessError {
     /// The thread has left every region.
     #[error("this thread is in no region: it left as often as it entered")]
     InNoRegion,
-    /// Uses did not end in time; the gate is open again, and nothing was moved.
+    /// Uses did not end in time; the gate is open again, and nothing of that was moved.
     #[error(
-        "{uses} {} of {tags} {} still running after {waited:.1?}: the gate is open again and nothing was moved; wait for them, or allow \
+        "{uses} {} of {tags} {} still running after {waited:.1?}: the gate is open again and nothing of that was moved; wait for them, or allow \
          more time",
         if *uses == 1 { "use" } else { "uses" },
         if *uses == 1 { "was" } else { "were" }
@@ -223,6 +236,16 @@ pub enum ProcessError {
         /// What was asked for.
         tags: Tags,
         /// For how long.
+        waited: Duration,
+    },
+    /// A refill takes longer than it was to be waited for: it goes on.
+    #[error(
+        "the refill of {tags} is not over after {waited:.1?}: it goes on in the background; wait for it, or allow more time"
+    )]
+    StillComing {
+        /// What was asked for.
+        tags: Tags,
+        /// For how long it was waited for.
         waited: Duration,
     },
     /// There is no such use.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::{Address, DeviceId, DriverError};
 use glake_tiers::Import;
+use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::ProcessError;
@@ -23,6 +24,14 @@ pub(super) struct Imports {
 struct State {
     open: HashMap<Address, Opened>,
     closing: Vec<Import>,
+}
+
+/// Memory of another process, where it is mapped here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Imported {
+    pub(super) device: DeviceId,
+    pub(super) address: Address,
+    pub(super) size: Bytes,
 }
 
 #[derive(Debug)]
@@ -68,6 +77,20 @@ impl Imports {
         }
         state.close_due();
         Ok(())
+    }
+
+    /// All that is mapped, in the order of devices and addresses.
+    pub(super) fn mapped(&self) -> Vec<Imported> {
+        let state = self.state.lock();
+        let imports = state.open.values().map(|opened| &opened.import).chain(&state.closing);
+        let imported = |import: &Import| Imported {
+            device: import.device(),
+            address: import.base(),
+            size: import.size(),
+        };
+        let mut mapped: Vec<Imported> = imports.map(imported).collect();
+        mapped.sort_unstable_by_key(|imported| (imported.device, imported.address));
+        mapped
     }
 
     /// Closes what was closed while it could not be.

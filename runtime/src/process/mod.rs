@@ -127,7 +127,7 @@ pub struct Process {
     /// No thread of ours may call the driver any more, nor may what only keeps books.
     stopped: AtomicBool,
     exporter: Exporter,
-    imports: Imports,
+    imports: Arc<Imports>,
 }
 
 impl Process {
@@ -170,7 +170,8 @@ impl Process {
             mappings,
             observers: observers.clone(),
         });
-        let regions = Arc::new(Regions::new(&starter, config.tiers));
+        let imports = Arc::<Imports>::default();
+        let regions = Arc::new(Regions::new(&starter, config.tiers, &imports));
         Ok(Process {
             name,
             recorder,
@@ -188,7 +189,7 @@ impl Process {
             pending: PendingCopies::default(),
             native: NativeCopies::default(),
             exporter: Exporter::new(),
-            imports: Imports::default(),
+            imports,
         })
     }
 

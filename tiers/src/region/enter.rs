@@ -76,7 +76,7 @@ impl Region {
         });
         let Pipeline { mut report, failed, unusable, .. } = pipeline;
         match (failed, unusable) {
-            (Some(source), _) => Err(self.stopped(report.mapped, source)),
+            (Some(source), _) => Err(self.stopped(report.mapped, report.copied, source)),
             (None, Some(unusable)) => Err(unusable),
             (None, None) => {
                 report.away = self.sizes()?.1;

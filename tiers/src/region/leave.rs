@@ -101,7 +101,7 @@ impl Region {
             failed.get_or_insert(error);
         }
         match failed {
-            Some(source) => Err(self.stopped(report.freed, source)),
+            Some(source) => Err(self.stopped(report.freed, report.copied, source)),
             None => {
                 report.left = self.sizes()?.0;
                 Ok(report)

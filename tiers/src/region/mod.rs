@@ -40,7 +40,7 @@ pub use options::{CopyPolicy, Policy, RegionOptions};
 pub use patience::{Impatient, Patience};
 pub use report::{Refilled, Shrunk, SkipReason, Skipped};
 
-use crate::{Block, GpuPool, HostPool, PoolStream};
+use crate::{Block, GpuPool, HostPool, Place, PoolStream};
 use wait::Progress;
 
 type Result<T> = std::result::Result<T, RegionError>;
@@ -139,6 +139,24 @@ impl Region {
         Ok((of(false), of(true)))
     }
 
+    /// Where the bytes of what is away are, and how much of its memory that stands for; where most is comes first.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn places(&self) -> Result<Vec<(Place, Bytes)>> {
+        let mut places: Vec<(Place, Bytes)> = Vec::new();
+        let standing = self.pool.standing(self.domain)?;
+        for (view, residency) in standing.iter().filter(|(view, _)| view.presence == Presence::Away) {
+            let place = residency.authority();
+            match places.iter_mut().find(|(known, _)| *known == place) {
+                Some((_, size)) => *size = size.saturating_add(view.size),
+                None => places.push((place, view.size)),
+            }
+        }
+        places.sort_by_key(|(place, size)| (std::cmp::Reverse(*size), *place));
+        Ok(places)
+    }
+
     /// Whether all of its memory is on the GPU, with its bytes: nothing is away, and nothing stands halfway.
     ///
     /// # Errors
@@ -149,9 +167,9 @@ impl Region {
     }
 
     /// The error of a shrink or a refill that has begun.
-    fn stopped(&self, moved: Bytes, source: RegionError) -> RegionError {
+    fn stopped(&self, moved: Bytes, copied: Bytes, source: RegionError) -> RegionError {
         let left = self.sizes().map_or(Bytes::ZERO, |(left, _)| left);
-        RegionError::Stopped { tag: self.options.tag.clone(), moved, left, source: Box::new(source) }
+        RegionError::Stopped { tag: self.options.tag.clone(), moved, copied, left, source: Box::new(source) }
     }
 }
 

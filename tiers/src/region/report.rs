@@ -35,6 +35,8 @@ pub enum SkipReason {
     Pinned,
     /// Other processes may have it: they would not see new memory at the same addresses.
     Exported,
+    /// Another process made it, and only that one can give it back. It lies in no region: whoever knows what was imported lists it.
+    Imported,
     /// Other threads went on freeing blocks in it that more than one stream had used, however often they were waited for. The next
     /// shrink takes it.
     Withheld,

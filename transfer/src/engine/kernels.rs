@@ -40,6 +40,11 @@ impl Kernels {
         self.place(device)?.get()
     }
 
+    /// Host memory that is pinned for lists of blocks.
+    pub(super) fn pinned(&self) -> Bytes {
+        self.each.iter().filter_map(OnceLock::get).map(Gather::pinned).sum()
+    }
+
     /// The GPUs whose kernels may touch all of these.
     pub(super) fn reaching(&self, sides: impl Iterator<Item = Side> + Clone) -> DeviceSet {
         let reaching = |gather: &&Gather| sides.clone().all(|side| gather.reaches(side));

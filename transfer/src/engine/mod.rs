@@ -41,6 +41,7 @@ mod now;
 mod options;
 mod pageable;
 mod parts;
+mod pinned;
 mod relays;
 mod rivals;
 mod scatter;

@@ -53,11 +53,14 @@ pub struct Refill {
     pub verify: Option<bool>,
     /// Whether the call waits for it; false: it goes on in the background.
     pub wait: bool,
+    /// How long it is waited for; what is not back by then comes in the background. Absent: until it is over.
+    #[serde(rename = "timeout_ms", deserialize_with = "milliseconds")]
+    pub timeout: Option<Duration>,
 }
 
 impl Default for Refill {
     fn default() -> Self {
-        Refill { tags: None, bytes: None, verify: None, wait: true }
+        Refill { tags: None, bytes: None, verify: None, wait: true, timeout: None }
     }
 }
 
@@ -68,6 +71,11 @@ impl Shrink {
     /// [`ProcessError::BadAsk`].
     pub fn from_json(text: &str) -> Result<Shrink> {
         read("shrink", text)
+    }
+
+    /// Whether nothing that can leave is to stay.
+    pub(super) fn is_everything(&self) -> bool {
+        self.tags.is_none() && self.bytes.is_none()
     }
 }
 
@@ -143,7 +151,10 @@ mod tests {
         assert_eq!((ask.tier, ask.bytes), (Tier::Peer(Some(DeviceId(1))), Some(Bytes::gib(40))));
         assert_eq!((ask.timeout, ask.verify), (Some(Duration::from_millis(20)), Some(true)));
         assert_eq!(Refill::from_json(r#"{"bytes":5}"#).unwrap().bytes, Some(Bytes::new(5)));
-        assert!(Refill::from_json("{}").unwrap().wait);
+        assert_eq!(Refill::from_json("{}").unwrap(), Refill::default());
+        assert!(Refill::default().wait);
+        let bounded = Refill::from_json(r#"{"timeout_ms":7}"#).unwrap();
+        assert_eq!(bounded.timeout, Some(Duration::from_millis(7)));
         for (text, says) in [
             (r#"{"tier":"tape"}"#, "tier \"tape\": \"host\", \"peer\""),
             (r#"{"tag":"a"}"#, "unknown field `tag`, expected one of `tags`"),

@@ -103,13 +103,16 @@ impl Process {
     }
 
     /// Brings memory back to the addresses that it had. Where `wait` is false that goes on in the background: what it meets is
-    /// logged, and met again by whoever needs the memory.
+    /// logged, and met again by whoever needs the memory. Where it is waited for longer than its timeout it goes on so too.
     ///
     /// # Errors
-    /// [`ProcessError::NoRoom`]: others took the memory. [`ProcessError::Region`]. No bytes are lost, the same call goes on.
+    /// [`ProcessError::StillComing`]. [`ProcessError::NoRoom`]: others took the memory. [`ProcessError::Region`]. No bytes are lost, the same call goes on.
     pub fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         if ask.wait {
-            return self.regions.refill(ask);
+            return match ask.timeout {
+                Some(timeout) => self.refill_within(ask, timeout),
+                None => self.regions.refill(ask),
+            };
         }
         self.regions.table.named(ask.tags.as_deref())?;
         let (regions, ask) = (self.regions.clone(), ask.clone());
@@ -178,7 +181,8 @@ impl Process {
     }
 
     /// Begins a use of memory: of these regions and of what lies in none, or of everything. While it lasts nothing of that leaves.
-    /// Uses do not nest: one that begins under another while a shrink waits for the other waits for that shrink.
+    /// Uses do not nest: one that begins under another while a shrink waits for the other waits for that shrink. Where its time ends
+    /// while it brings memory back, that goes on in the background, and the next use finds it done.
     ///
     /// # Errors
     /// [`ProcessError::Closed`] where it is to be refused; [`ProcessError::HeldTooLong`]; what its refill meets.
@@ -188,16 +192,14 @@ impl Process {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
             match self.regions.gate.admit(tags, when, left)? {
                 Admission::Admitted(id) => return Ok(id),
-                Admission::Away(tags) => {
-                    self.regions.refill(&Refill { tags: Some(tags), ..Refill::default() })?;
-                }
+                Admission::Away(away) => self.refill_for_use(tags, away, begin, timeout)?,
             }
         }
     }
 
     /// Who is told before memory leaves or comes back, and after; replaces who was told before. A hook is given the event as JSON on
     /// a thread of its own and answers 0. One before that answers otherwise, or takes longer than `timeout`, keeps what was asked
-    /// for from being done. Neither is called for memory that comes back because it is touched.
+    /// for from being done. Of memory that comes back because it is touched they are told ("touched"), and not waited for.
     pub fn set_hooks(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
         self.regions.hooks.set(before, after, timeout);
     }
@@ -248,7 +250,7 @@ impl Regions {
             resident: Bytes::ZERO,
             away: Bytes::ZERO,
             live: Bytes::ZERO,
-            place: None,
+            places: Vec::new(),
             predicted_refill: Duration::ZERO,
         };
         if regions.is_empty() {
@@ -262,7 +264,8 @@ impl Regions {
                 resident,
                 away,
                 live: region.pool().blocks_of(region.domain()).iter().map(|block| block.size).sum(),
-                place: slot.place().filter(|_| !away.is_zero()),
+                // Its domain may be gone: then nothing is away.
+                places: region.places().unwrap_or_default(),
                 predicted_refill: self.prediction.refill(region),
                 ..none.clone()
             }

@@ -1,10 +1,11 @@
 //! What a program does before its memory leaves or comes back, and after.
 //!
 //! A hook runs on a thread of its own, with no lock held here, and is waited for no longer than was said. One that takes longer is
-//! left running; what it does then counts for nothing.
+//! left running; what it does then counts for nothing. Where memory comes back because it is touched hooks are told and not waited
+//! for: whoever touches it may hold what they need, an interpreter's lock or an allocator's.
 
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -29,6 +30,20 @@ struct Both {
     timeout: Option<Duration>,
 }
 
+/// Tells of something that waits for no hook.
+#[derive(Debug)]
+pub(super) struct Beside(Option<SyncSender<Value>>);
+
+impl Beside {
+    /// It is over: the one after is told, once the one before has answered.
+    pub(super) fn over(self, event: Value) {
+        if let Some(sender) = self.0 {
+            // Nobody listens where no thread was given.
+            let _ = sender.try_send(event);
+        }
+    }
+}
+
 impl Hooks {
     /// Replaces them.
     pub(super) fn set(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
@@ -46,6 +61,28 @@ impl Hooks {
         before.map_or(Ok(()), |hook| call(hook, "before", event, timeout))
     }
 
+    /// Calls both, one after the other, for something that begins now and waits for neither. What they answer is logged.
+    pub(super) fn beside(&self, event: &Value) -> Beside {
+        let Both { before, after, .. } = self.both.read().clone();
+        if before.is_none() && after.is_none() {
+            return Beside(None);
+        }
+        let (sender, receiver) = sync_channel(1);
+        let event = event.clone();
+        let run = move || {
+            tell(before, "before", event);
+            // None comes where what it is told of did not end by itself.
+            if let Ok(event) = receiver.recv() {
+                tell(after, "after", event);
+            }
+        };
+        let named = std::thread::Builder::new().name("glake-hook".to_owned());
+        if let Err(error) = named.spawn(run) {
+            tracing::warn!(target: "glake::regions", %error, "no thread to call hooks on");
+        }
+        Beside(Some(sender))
+    }
+
     /// Calls the one that comes after. What it answers is logged, for all is done by then.
     pub(super) fn after(&self, event: &Value) {
         let Both { after, timeout, .. } = self.both.read().clone();
@@ -54,6 +91,14 @@ impl Hooks {
         {
             tracing::warn!(target: "glake::regions", %error, "a hook failed after memory was moved");
         }
+    }
+}
+
+fn tell(hook: Option<Hook>, when: &'static str, mut event: Value) {
+    event["when"] = when.into();
+    let answer = hook.map_or(0, |hook| hook(&event.to_string()));
+    if answer != 0 {
+        tracing::warn!(target: "glake::regions", answer, when, "a hook refused what does not wait for it");
     }
 }
 

@@ -7,11 +7,9 @@ use serde_json::{Value, json};
 use super::super::Result;
 use super::super::device::DeviceMemory;
 use super::Regions;
+use super::others::{self, Known};
 use super::slot::{Slot, sizes};
 use crate::process::gate::DEFAULT;
-
-/// What the driver takes of a GPU for pinned host memory that it can reach: an entry of 8 bytes for each page of 4 KiB.
-const PAGES_AN_ENTRY: u64 = 512;
 
 /// Memory that somebody holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +75,11 @@ impl Regions {
                 left.push(Left { device: None, holder: holder.to_owned(), bytes });
             }
         }
+        left.push(Left {
+            device: None,
+            holder: "pinned host memory: slots and lists of copies".to_owned(),
+            bytes: self.pinned_by_engine(),
+        });
         left.retain(|left| !left.bytes.is_zero());
         Ok(left)
     }
@@ -86,21 +89,29 @@ impl Regions {
         let info = self.starter.epochs.driver().memory_info(memory.id())?;
         let ours: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
         let others = info.total.saturating_sub(info.free).saturating_sub(ours);
-        let before = memory.started().map_or(Bytes::ZERO, |started| started.before).min(others);
-        holders.push((
-            "taken before the pool started: contexts, modules and other libraries of this process, and other processes"
-                .to_owned(),
-            before,
-        ));
-        let since = others.saturating_sub(before);
-        let pinned: Bytes = self.stores.host_statistics().iter().map(|host| host.pinned).sum();
-        let tables = Bytes::new(pinned.get() / PAGES_AN_ENTRY).min(since);
-        holders.push(("the driver's page tables for pinned host memory, as reckoned".to_owned(), tables));
-        holders.push((
-            "taken since by others: contexts, modules and other libraries of this process, and other processes".to_owned(),
-            since.saturating_sub(tables),
-        ));
+        let known = Known {
+            imported: self
+                .imports
+                .mapped()
+                .iter()
+                .filter(|of| of.device == memory.id())
+                .map(|of| of.size)
+                .sum(),
+            before: memory.started().map_or(Bytes::ZERO, |started| started.before),
+            pinned: self.pinned(),
+        };
+        holders.extend(others::holders(others, known).map(|(holder, bytes)| (holder.to_owned(), bytes)));
         Ok(())
+    }
+
+    /// Host memory that this library has pinned: contexts on all GPUs have tables of it.
+    fn pinned(&self) -> Bytes {
+        let stores: Bytes = self.stores.host_statistics().iter().map(|host| host.pinned).sum();
+        stores.saturating_add(self.pinned_by_engine())
+    }
+
+    fn pinned_by_engine(&self) -> Bytes {
+        self.starter.engine.made().map_or(Bytes::ZERO, |engine| engine.pinned())
     }
 }
 

@@ -18,6 +18,7 @@
 mod ask;
 mod background;
 mod choose;
+mod coming;
 mod doors;
 mod entered;
 mod freeing;
@@ -25,6 +26,7 @@ mod hooks;
 mod left;
 mod marks;
 mod moves;
+mod others;
 mod predict;
 mod report;
 mod slot;
@@ -41,10 +43,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use glake_device::DeviceId;
 
 use super::gate::Gate;
+use super::imports::Imports;
 use super::starter::Starter;
 use crate::config;
 pub use ask::{Refill, Shrink, Tier};
 pub(super) use background::Background;
+use coming::Comings;
 use freeing::Freeing;
 pub use hooks::Hook;
 use hooks::Hooks;
@@ -68,6 +72,8 @@ pub(super) struct Regions {
     stores: Stores,
     prediction: Prediction,
     hooks: Hooks,
+    imports: Arc<Imports>,
+    comings: Comings,
     /// By device.
     freeing: Box<[Freeing]>,
     /// Whether host memory was pinned ahead, or is about to be.
@@ -75,7 +81,7 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub(super) fn new(starter: &Arc<Starter>, config: config::Tiers) -> Regions {
+    pub(super) fn new(starter: &Arc<Starter>, config: config::Tiers, imports: &Arc<Imports>) -> Regions {
         let devices = starter.devices.len();
         Regions {
             starter: starter.clone(),
@@ -85,6 +91,8 @@ impl Regions {
             stores: Stores::new(starter, config.clone()),
             prediction: Prediction::new(starter),
             hooks: Hooks::default(),
+            imports: imports.clone(),
+            comings: Comings::default(),
             freeing: (0..devices).map(|_| Freeing::default()).collect(),
             prepared: AtomicBool::new(false),
             config,

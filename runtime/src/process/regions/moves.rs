@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
-use glake_tiers::{PoolError, Region, RegionError, Skipped, Transit};
+use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, Transit};
 use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
 use super::super::gate::Tags;
+use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::Regions;
 use super::ask::{Refill, Shrink};
@@ -26,6 +27,19 @@ use super::slot::{Slot, sizes, wanting};
 
 /// A region, and how much of it is to be moved.
 type Job = (Arc<Slot>, Arc<Region>, Bytes);
+
+/// What was moved, and the first of what kept the rest from it.
+#[derive(Debug, Default)]
+struct Batch {
+    moved: Vec<Moved>,
+    failed: Option<ProcessError>,
+}
+
+impl Batch {
+    fn whole(self) -> Result<Vec<Moved>> {
+        self.failed.map_or(Ok(self.moved), Err)
+    }
+}
 
 impl Regions {
     /// As [`super::super::Process::shrink`].
@@ -38,8 +52,10 @@ impl Regions {
             "event": "shrink", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get), "tier": ask.tier.to_string(),
         });
         self.hooks.before(&event)?;
-        let moved = self.move_out(slots, ask);
-        let report = moved.and_then(|moved| self.shrink_report(moved, begin));
+        let report = match self.move_out(slots, ask) {
+            Batch { moved, failed: None } => self.shrink_report(moved, ask, begin),
+            Batch { moved, failed: Some(error) } => Err(after_all(moved, error)),
+        };
         self.tell_after(&mut event, report.as_ref().map(ShrinkReport::json));
         report
     }
@@ -57,12 +73,26 @@ impl Regions {
         report
     }
 
-    /// Brings one region back whose memory somebody is about to use. No hook is called: whoever waits may hold what one needs.
+    /// Brings one region back whose memory somebody is about to use. Whoever that is may hold what a hook needs: hooks are told of it
+    /// and not waited for.
     pub(super) fn bring_back(&self, slot: &Arc<Slot>, region: &Arc<Region>) -> Result<()> {
-        if !wanting(region).is_zero() {
-            self.refill_one(&(slot.clone(), region.clone(), Bytes::MAX), self.config.verify)?;
+        if wanting(region).is_zero() {
+            return Ok(());
         }
-        Ok(())
+        let begin = Instant::now();
+        let device = region.pool().device();
+        let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
+        let first = slot.touch_first(device);
+        let beside = first.as_ref().map(|_| self.hooks.beside(&event));
+        let moved = self.refill_one(&(slot.clone(), region.clone(), Bytes::MAX), self.config.verify);
+        if let Some(beside) = beside {
+            match &moved {
+                Ok(moved) => event["report"] = RefillReport::of(vec![moved.clone()], begin.elapsed()).json(),
+                Err(error) => event["error"] = error.to_string().into(),
+            }
+            beside.over(event);
+        }
+        moved.map(|_| ())
     }
 
     fn verifies(&self, asked: Option<bool>) -> bool {
@@ -77,7 +107,7 @@ impl Regions {
         self.hooks.after(event);
     }
 
-    fn shrink_report(&self, moved: Vec<Moved>, begin: Instant) -> Result<ShrinkReport> {
+    fn shrink_report(&self, moved: Vec<Moved>, ask: &Shrink, begin: Instant) -> Result<ShrinkReport> {
         let took = begin.elapsed();
         let regions = self.table.named(None)?;
         let away = regions.iter().flat_map(|slot| slot.regions());
@@ -90,25 +120,37 @@ impl Regions {
             }
         }
         let predicted_refill = predicted.into_iter().max().unwrap_or_default();
-        Ok(ShrinkReport { took, predicted_refill, gpu: self.left()?, ..ShrinkReport::of(moved) })
+        let skipped = if ask.is_everything() { self.imported() } else { Vec::new() };
+        Ok(ShrinkReport { took, predicted_refill, skipped, gpu: self.left()?, ..ShrinkReport::of(moved) })
     }
 
-    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink) -> Result<Vec<Moved>> {
+    /// Memory of other processes: only they can give it back.
+    fn imported(&self) -> Vec<SkippedExtent> {
+        let skipped = |Imported { device, address, size }| SkippedExtent {
+            device,
+            address,
+            size,
+            reason: SkipReason::Imported,
+        };
+        self.imports.mapped().into_iter().map(skipped).collect()
+    }
+
+    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink) -> Batch {
         self.table.sort(&mut slots);
         let mut candidates: Vec<(Arc<Slot>, Arc<Region>)> = slots
             .iter()
             .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
             .collect();
         candidates.sort_by_key(|(slot, region)| slot.rank(region));
-        let mut moved: Vec<Moved> = Vec::new();
+        let mut batch = Batch::default();
         loop {
-            let freed: Bytes = moved.iter().map(|moved| moved.memory).sum();
+            let freed: Bytes = batch.moved.iter().map(|moved| moved.memory).sum();
             let wanted = ask.bytes.unwrap_or(Bytes::MAX).saturating_sub(freed);
             let resident: Vec<(usize, Bytes)> =
                 candidates.iter().enumerate().map(|(at, (_, region))| (at, sizes(region).0)).collect();
             let chosen = in_order(&resident, wanted);
             if chosen.is_empty() {
-                return Ok(moved);
+                return batch;
             }
             let amount = |amount| if ask.bytes.is_some() { amount } else { Bytes::MAX };
             let job = |(at, size): &(usize, Bytes)| {
@@ -116,9 +158,11 @@ impl Regions {
                 (slot.clone(), region.clone(), amount(*size))
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
-            moved.extend(self.close_and_move(&jobs, ask)?);
-            if ask.bytes.is_none() {
-                return Ok(moved);
+            let Batch { moved, failed } = self.close_and_move(&jobs, ask);
+            batch.moved.extend(moved);
+            batch.failed = failed;
+            if ask.bytes.is_none() || batch.failed.is_some() {
+                return batch;
             }
             // What had to stay of these is made good by others.
             let mut at = 0..candidates.len();
@@ -126,44 +170,56 @@ impl Regions {
         }
     }
 
-    fn close_and_move(&self, jobs: &[Job], ask: &Shrink) -> Result<Vec<Moved>> {
-        let tags = match (&ask.tags, ask.bytes) {
-            (None, None) => Tags::All,
-            _ => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
+    fn close_and_move(&self, jobs: &[Job], ask: &Shrink) -> Batch {
+        let tags = match ask.is_everything() {
+            true => Tags::All,
+            false => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
         };
         let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
-        let _closing = self.gate.close(&tags, Some(timeout))?;
+        let _closing = match self.gate.close(&tags, Some(timeout)) {
+            Ok(closing) => closing,
+            Err(error) => return Batch { moved: Vec::new(), failed: Some(error) },
+        };
         for (slot, ..) in jobs {
             slot.begin_out(&self.marks);
         }
-        let moved = on_each_device(jobs, |job| self.shrink_one(job, ask));
+        let moved = on_each_device(jobs, |job, moved| self.shrink_one(job, ask, moved));
         for (slot, ..) in jobs {
             slot.end_out(&self.marks, &self.gate);
         }
         moved
     }
 
-    fn shrink_one(&self, (slot, region, amount): &Job, ask: &Shrink) -> Result<Moved> {
+    /// Says what was moved, where it stopped in between too.
+    fn shrink_one(&self, (slot, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
         let device = region.pool().device();
         let _under_way = self.freeing_of(device).map(super::freeing::Freeing::begin);
         let mover = self.stores.mover(device, Direction::FromGpu)?;
         let store = self.stores.store(ask.tier, device)?;
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
         let transit = Transit { mover: &*mover, checks: checks.as_deref() };
-        let shrunk = region.shrink(*amount, &store, transit)?;
-        slot.set_place(store.place());
-        let skipped = |skipped: &Skipped| {
-            let Skipped { address, size, reason } = *skipped;
-            SkippedExtent { address, size, reason }
+        let shrunk = region.shrink(*amount, &store, transit);
+        let (memory, copied, left, skipped) = match &shrunk {
+            Ok(Shrunk { freed, copied, left, skipped }) => (*freed, *copied, *left, &**skipped),
+            Err(RegionError::Stopped { moved, copied, left, .. }) => (*moved, *copied, *left, &[][..]),
+            Err(_) => return Ok(shrunk.map(|_| ())?),
         };
-        Ok(Moved {
+        let skipped = skipped.iter().map(|&Skipped { address, size, reason }| SkippedExtent {
+            device,
+            address,
+            size,
+            reason,
+        });
+        moved.push(Moved {
             tag: slot.tag().to_owned(),
             device,
-            memory: shrunk.freed,
-            copied: shrunk.copied,
-            left: shrunk.left,
-            skipped: shrunk.skipped.iter().map(skipped).collect(),
-        })
+            memory,
+            copied,
+            left,
+            place: Some(store.place()),
+            skipped: skipped.collect(),
+        });
+        Ok(shrunk.map(|_| ())?)
     }
 
     fn move_in(&self, slots: &[Arc<Slot>], ask: &Refill) -> Result<Vec<Moved>> {
@@ -182,7 +238,7 @@ impl Regions {
             })
             .collect();
         let verify = self.verifies(ask.verify);
-        on_each_device(&jobs, |job| self.refill_one(job, verify))
+        on_each_device(&jobs, |job, moved| self.refill_one(job, verify).map(|one| moved.push(one))).whole()
     }
 
     fn refill_one(&self, (slot, region, amount): &Job, verify: bool) -> Result<Moved> {
@@ -203,6 +259,7 @@ impl Regions {
             memory: refilled.mapped,
             copied: refilled.copied,
             left: refilled.away,
+            place: None,
             skipped: Vec::new(),
         })
     }
@@ -229,16 +286,29 @@ fn is_out_of_memory(error: &RegionError) -> bool {
     }
 }
 
-/// Does the jobs of each device in their order, those of several devices at once. All devices are tried; the first failure is told.
-fn on_each_device(jobs: &[Job], work: impl Fn(&Job) -> Result<Moved> + Sync) -> Result<Vec<Moved>> {
+/// What a shrink tells that failed after something had left.
+fn after_all(moved: Vec<Moved>, error: ProcessError) -> ProcessError {
+    let ShrinkReport { freed, copied, regions, .. } = ShrinkReport::of(moved);
+    match freed.is_zero() && copied.is_zero() {
+        true => error,
+        false => ProcessError::Partly { freed, copied, regions, source: Box::new(error) },
+    }
+}
+
+/// Does the jobs of each device in their order, those of several devices at once. All devices are tried; each stops at its first
+/// failure.
+fn on_each_device(jobs: &[Job], work: impl Fn(&Job, &mut Vec<Moved>) -> Result<()> + Sync) -> Batch {
     let mut devices: Vec<DeviceId> = jobs.iter().map(|(_, region, _)| region.pool().device()).collect();
     devices.sort_unstable();
     devices.dedup();
-    let of = |device: DeviceId| -> Result<Vec<Moved>> {
-        jobs.iter().filter(|(_, region, _)| region.pool().device() == device).map(&work).collect()
+    let of = |device: DeviceId| -> Batch {
+        let mut moved = Vec::new();
+        let mut own = jobs.iter().filter(|(_, region, _)| region.pool().device() == device);
+        let done = own.try_for_each(|job| work(job, &mut moved));
+        Batch { moved, failed: done.err() }
     };
-    let [first, others @ ..] = &*devices else { return Ok(Vec::new()) };
-    let outcomes: Vec<Result<Vec<Moved>>> = std::thread::scope(|scope| {
+    let [first, others @ ..] = &*devices else { return Batch::default() };
+    let batches: Vec<Batch> = std::thread::scope(|scope| {
         let begun: Vec<_> = others
             .iter()
             .map(|&device| {
@@ -246,23 +316,27 @@ fn on_each_device(jobs: &[Job], work: impl Fn(&Job) -> Result<Moved> + Sync) -> 
                 (device, named.spawn_scoped(scope, move || of(device)))
             })
             .collect();
-        let mut outcomes = vec![of(*first)];
+        let mut batches = vec![of(*first)];
         for (device, thread) in begun {
-            outcomes.push(match thread {
+            batches.push(match thread {
                 // A panic of the thread's is this one's.
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 // One after the other, then.
                 Err(_) => of(device),
             });
         }
-        outcomes
+        batches
     });
-    let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
-    if failed > 1 {
-        for error in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
-            tracing::warn!(target: "glake::regions", %error, "memory of several devices could not be moved");
+    let mut all = Batch::default();
+    for Batch { moved, failed } in batches {
+        all.moved.extend(moved);
+        match (&all.failed, failed) {
+            (None, failed) => all.failed = failed,
+            (Some(_), Some(error)) => {
+                tracing::warn!(target: "glake::regions", %error, "memory of one more device could not be moved");
+            }
+            (Some(_), None) => {}
         }
     }
-    let moved: Result<Vec<Vec<Moved>>> = outcomes.into_iter().collect();
-    Ok(moved?.into_iter().flatten().collect())
+    all
 }

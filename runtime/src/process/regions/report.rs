@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId};
-use glake_tiers::SkipReason;
+use glake_tiers::{Place, SkipReason};
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
+use super::ask::place_name;
 use super::left::Left;
 
 /// What was moved of one region on one device.
@@ -22,13 +23,17 @@ pub struct Moved {
     pub copied: Bytes,
     /// After a shrink: memory that is on the GPU still. After a refill: memory that is away still.
     pub left: Bytes,
+    /// Where a shrink put copies; none: nowhere, it was a refill.
+    pub place: Option<Place>,
     /// What had to stay.
     pub skipped: Vec<SkippedExtent>,
 }
 
-/// An extent that had to stay on its GPU.
+/// Memory that had to stay on its GPU: an extent, or what was imported at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SkippedExtent {
+    /// On which.
+    pub device: DeviceId,
     /// Where it begins.
     pub address: Address,
     /// How large it is.
@@ -48,6 +53,8 @@ pub struct ShrinkReport {
     pub left: Bytes,
     /// By region and device.
     pub regions: Vec<Moved>,
+    /// What lies in no region and had to stay, where everything was to leave.
+    pub skipped: Vec<SkippedExtent>,
     /// What is on each GPU now.
     pub gpu: Vec<Left>,
     /// How long it took.
@@ -89,6 +96,7 @@ impl ShrinkReport {
             "copied": self.copied.get(),
             "left": self.left.get(),
             "regions": self.regions.iter().map(|moved| moved.json("freed", "left")).collect::<Vec<Value>>(),
+            "skipped": self.skipped.iter().map(SkippedExtent::json).collect::<Vec<Value>>(),
             "gpu": self.gpu.iter().map(Left::json).collect::<Vec<Value>>(),
             "seconds": self.took.as_secs_f64(),
             "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
@@ -124,6 +132,9 @@ impl Moved {
         let mut shown = json!({ "tag": self.tag, "device": self.device.0, "copied": self.copied.get() });
         shown[memory] = self.memory.get().into();
         shown[left] = self.left.get().into();
+        if let Some(place) = self.place {
+            shown["place"] = place_name(place).into();
+        }
         if !self.skipped.is_empty() || memory == "freed" {
             shown["skipped"] = self.skipped.iter().map(SkippedExtent::json).collect();
         }
@@ -133,7 +144,12 @@ impl Moved {
 
 impl SkippedExtent {
     fn json(&self) -> Value {
-        json!({ "address": self.address.0, "size": self.size.get(), "reason": reason_name(self.reason) })
+        json!({
+            "device": self.device.0,
+            "address": self.address.0,
+            "size": self.size.get(),
+            "reason": reason_name(self.reason),
+        })
     }
 }
 
@@ -141,6 +157,7 @@ impl SkippedExtent {
 fn reason_name(reason: SkipReason) -> &'static str {
     match reason {
         SkipReason::Exported => "exported",
+        SkipReason::Imported => "imported",
         SkipReason::Withheld => "withheld",
         // Whatever else keeps it there.
         _ => "pinned",

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use glake_device::DeviceId;
+use glake_device::owned::DeviceSet;
 use glake_stitch::DomainId;
-use glake_tiers::{GpuPool, Place, Region, RegionOptions};
+use glake_tiers::{GpuPool, Region, RegionOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -38,16 +39,18 @@ pub(super) struct Slot {
     regions: Mutex<Vec<Arc<Region>>>,
     /// When it was first allocated in, among all; `u64::MAX`: never.
     first: AtomicU64,
-    moves: Mutex<Moves>,
+    /// Shrinks that are under way.
+    out: Mutex<u32>,
     is_away: AtomicBool,
+    /// Devices where somebody who touched it brings it back, and hooks are told: the bits of a [`DeviceSet`].
+    touched: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-struct Moves {
-    /// Shrinks that are under way.
-    out: u32,
-    /// Where the last one put bytes.
-    place: Option<Place>,
+/// Is the first to touch a region that is away.
+#[derive(Debug)]
+pub(super) struct FirstTouch<'s> {
+    slot: &'s Slot,
+    device: DeviceSet,
 }
 
 impl Slot {
@@ -58,8 +61,9 @@ impl Slot {
             domains: (0..devices).map(|_| OnceLock::new()).collect(),
             regions: Mutex::default(),
             first: AtomicU64::new(u64::MAX),
-            moves: Mutex::default(),
+            out: Mutex::default(),
             is_away: AtomicBool::new(false),
+            touched: AtomicU64::new(0),
         }
     }
 
@@ -131,8 +135,8 @@ impl Slot {
 
     /// A shrink begins: whoever touches it from now on asks for it back.
     pub(super) fn begin_out(&self, marks: &Marks) {
-        let mut moves = self.moves.lock();
-        moves.out += 1;
+        let mut out = self.out.lock();
+        *out += 1;
         if !self.is_away.swap(true, Ordering::AcqRel) {
             marks.add_away();
         }
@@ -140,16 +144,16 @@ impl Slot {
 
     /// It has ended.
     pub(super) fn end_out(&self, marks: &Marks, gate: &Gate) {
-        self.moves.lock().out -= 1;
+        *self.out.lock() -= 1;
         self.settle(marks, gate);
     }
 
     /// Looks at what is away, after something was moved.
     pub(super) fn settle(&self, marks: &Marks, gate: &Gate) {
-        let moves = self.moves.lock();
+        let out = self.out.lock();
         let gone = self.regions().iter().any(|region| !wanting(region).is_zero());
         gate.set(self.tag(), gone);
-        let is_away = gone || moves.out > 0;
+        let is_away = gone || *out > 0;
         match (self.is_away.swap(is_away, Ordering::AcqRel), is_away) {
             (false, true) => marks.add_away(),
             (true, false) => marks.sub_away(),
@@ -157,14 +161,20 @@ impl Slot {
         }
     }
 
-    /// Says where bytes of it went.
-    pub(super) fn set_place(&self, place: Place) {
-        self.moves.lock().place = Some(place);
+    /// Whether nobody else who touched its region of a device brings that back.
+    pub(super) fn touch_first(&self, device: DeviceId) -> Option<FirstTouch<'_>> {
+        let device = DeviceSet::of(device);
+        let touched = self.touched.fetch_or(device.bits(), Ordering::Relaxed);
+        device
+            .intersection(DeviceSet::from_bits(touched))
+            .is_empty()
+            .then_some(FirstTouch { slot: self, device })
     }
+}
 
-    /// Where what is away of it went last.
-    pub(super) fn place(&self) -> Option<Place> {
-        self.moves.lock().place
+impl Drop for FirstTouch<'_> {
+    fn drop(&mut self) {
+        self.slot.touched.fetch_and(!self.device.bits(), Ordering::Relaxed);
     }
 }
 

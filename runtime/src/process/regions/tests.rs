@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId, Stream};
-use glake_tiers::{CopyPolicy, Place, Policy, RegionOptions};
+use glake_tiers::{CopyPolicy, Place, Policy, RegionOptions, SkipReason};
 use glake_units::Bytes;
 
 use super::super::{PoolId, Process, ProcessError, Tags, WhenClosed};
@@ -128,7 +128,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
     );
     assert_eq!(process.gate().view().closed, ["weights"]);
     let view = process.view("weights", 1);
-    assert_eq!((view.resident, view.live, view.place), (Bytes::ZERO, mib(15), Some(Place::Host)));
+    assert_eq!((view.resident, view.live, view.place()), (Bytes::ZERO, mib(15), Some(Place::Host)));
     assert!(view.away >= mib(15) && view.predicted_refill > Duration::ZERO);
     process.check(&other);
     let snapshot = process.snapshot();
@@ -297,6 +297,90 @@ fn hooks_come_before_and_after() {
     process.end([block]);
 }
 
+/// A hook that waits until it is let go on, and how often it was called.
+fn held(process: &Process) -> (Arc<parking_lot::Mutex<()>>, Arc<AtomicU32>) {
+    let (gate, calls) = (Arc::new(parking_lot::Mutex::new(())), Arc::new(AtomicU32::new(0)));
+    let hook: Hook = Arc::new({
+        let (gate, calls) = (gate.clone(), calls.clone());
+        move |_: &str| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            drop(gate.lock());
+            0
+        }
+    });
+    process.set_hooks(Some(hook), None, None);
+    (gate, calls)
+}
+
+#[test]
+fn a_timeout_bounds_a_refill_and_the_refill_goes_on() {
+    let soon = Duration::from_millis(20);
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(9), 1);
+    let a = Tags::of(&["a"]);
+    for explicit in [false, true] {
+        process.shrink(&shrink_of(&["a"])).unwrap();
+        let (gate, calls) = held(&process);
+        let shut = gate.lock();
+        if explicit {
+            let refill = Refill { timeout: Some(soon), ..refill_of(&["a"]) };
+            let error = process.refill(&refill).unwrap_err();
+            assert!(matches!(error, ProcessError::StillComing { .. }), "{error}");
+            assert!(error.to_string().contains("goes on in the background"), "{error}");
+        } else {
+            for _ in 0..3 {
+                let entered = process.enter_gate(&a, WhenClosed::Refill, Some(soon));
+                assert!(matches!(entered, Err(ProcessError::HeldTooLong { .. })), "{entered:?}");
+            }
+        }
+        drop(shut);
+        let entered = process.enter_gate(&a, WhenClosed::Hold, None).unwrap();
+        assert_eq!(calls.load(Ordering::SeqCst), 1, "all wait for one refill");
+        process.check(&block);
+        process.gate().leave(entered).unwrap();
+        process.set_hooks(None, None, None);
+    }
+    process.shrink(&shrink_of(&["a"])).unwrap();
+    let enough = Some(Duration::from_secs(60));
+    let entered = process.enter_gate(&a, WhenClosed::Refill, enough).unwrap();
+    process.check(&block);
+    process.gate().leave(entered).unwrap();
+    process.shrink(&shrink_of(&["a"])).unwrap();
+    assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["a"]) }).unwrap().copied >= mib(9));
+    assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["x"]) }).is_err());
+    process.end([block]);
+}
+
+#[test]
+fn no_refill_outlasts_its_process() {
+    let process = started("");
+    let block = process.written(0, mib(9), 1);
+    process.shrink(&Shrink::default()).unwrap();
+    let (gate, calls) = held(&process);
+    let shut = gate.lock();
+    let soon = Some(Duration::from_millis(20));
+    for tags in [Tags::All, Tags::of(&["a"])] {
+        assert!(process.enter_gate(&tags, WhenClosed::Refill, soon).is_err());
+    }
+    while calls.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    let regions = Arc::downgrade(&process.regions);
+    std::thread::scope(|scope| {
+        let stopped = scope.spawn(|| process.stop());
+        drop(shut);
+        stopped.join().unwrap();
+    });
+    process.check(&block);
+    assert!(matches!(
+        process.enter_gate(&Tags::of(&["b"]), WhenClosed::Refill, soon).map(|id| process.gate().leave(id)),
+        Ok(Ok(()))
+    ));
+    drop(process);
+    assert!(regions.upgrade().is_none());
+}
+
 #[test]
 fn somebody_took_the_space() {
     let process = started("pool.limit = \"64MiB\"");
@@ -313,7 +397,10 @@ fn somebody_took_the_space() {
         error.to_string().contains("End what took the memory, or shrink other regions, then refill again"),
         "{error}"
     );
-    assert!(process.enter_gate(&Tags::All, WhenClosed::Refill, None).is_err());
+    for timeout in [None, Some(Duration::from_secs(60))] {
+        let entered = process.enter_gate(&Tags::All, WhenClosed::Refill, timeout);
+        assert!(matches!(entered, Err(ProcessError::NoRoom { .. })), "{entered:?}");
+    }
     assert_eq!(process.gate().view().closed, ["a"]);
     process.check(&taken);
     process.free(taken.address).unwrap();
@@ -353,14 +440,106 @@ fn a_full_host_leaves_the_rest_where_it_is() {
     let mut blocks: Vec<Written> = (0..8).map(|seed| process.written_in("a", 0, mib(4), seed)).collect();
     let error = process.shrink(&Shrink::default()).unwrap_err();
     assert!(
-        matches!(error, ProcessError::Region(_)) && error.to_string().contains("raise the budget"),
+        matches!(&error, ProcessError::Partly { freed, copied, regions, source }
+            if *freed == mib(16) && freed == copied && regions[0].memory == *freed && matches!(**source, ProcessError::Region(_))),
         "{error}"
     );
+    let text = error.to_string();
+    assert!(text.starts_with("16.00 MiB went back") && text.contains("raise the budget"), "{text}");
     assert_eq!(process.gate().view().closed, ["a"]);
     for block in blocks.drain(..5) {
         process.free(block.address).unwrap();
     }
     assert_eq!(process.shrink(&Shrink::default()).unwrap().left, Bytes::ZERO);
+    process.refill(&Refill::default()).unwrap();
+    blocks.iter().for_each(|block| process.check(block));
+    process.end(blocks);
+}
+
+#[test]
+fn a_shrink_by_bytes_that_fails_tells_what_went_before() {
+    let process = started("");
+    for tag in ["a", "b"] {
+        process.define_region(RegionOptions::of(tag)).unwrap();
+    }
+    let blocks =
+        [("a", 1), ("a", 2), ("b", 3), ("b", 4)].map(|(tag, seed)| process.written_in(tag, 0, mib(4), seed));
+    process.pin(blocks[0].address, true).unwrap();
+    let used = process.enter_gate(&Tags::of(&["b"]), WhenClosed::Refuse, None).unwrap();
+    let ask = Shrink { bytes: Some(mib(8)), timeout: Some(Duration::from_millis(20)), ..Shrink::default() };
+    let error = process.shrink(&ask).unwrap_err();
+    let ProcessError::Partly { freed, copied, regions, source } = &error else { panic!("{error}") };
+    assert_eq!((*freed, *copied), (mib(4), mib(4)));
+    assert!(regions.len() == 1 && regions[0].skipped[0].reason == SkipReason::Pinned, "{regions:?}");
+    assert!(matches!(**source, ProcessError::StillUsed { uses: 1, .. }), "{error}");
+    process.gate().leave(used).unwrap();
+    process.pin(blocks[0].address, false).unwrap();
+    assert!(process.shrink(&ask).unwrap().freed >= mib(8));
+    process.refill(&Refill::default()).unwrap();
+    blocks.iter().for_each(|block| process.check(block));
+    process.end(blocks);
+}
+
+/// Whoever touches a region may hold what a hook waits for.
+#[test]
+fn hooks_are_told_of_what_is_touched_and_not_waited_for() {
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let mut blocks = vec![process.written_in("a", 1, mib(9), 1)];
+    process.shrink(&Shrink::default()).unwrap();
+    let (sender, told) = mpsc::channel();
+    let held = Arc::new(parking_lot::Mutex::new(()));
+    let hook: Hook = Arc::new({
+        let held = held.clone();
+        move |event: &str| {
+            drop(held.lock());
+            sender.send(serde_json::from_str::<serde_json::Value>(event).unwrap()).unwrap();
+            7
+        }
+    });
+    process.set_hooks(Some(hook.clone()), Some(hook), None);
+    let lock = held.lock();
+    blocks.push(process.written_in("a", 1, mib(2), 2));
+    blocks.iter().for_each(|block| process.check(block));
+    drop(lock);
+    for when in ["before", "after"] {
+        let event = told.recv().unwrap();
+        assert_eq!((&event["event"], &event["when"]), (&"refill".into(), &when.into()), "{event}");
+        assert_eq!((&event["touched"], &event["device"]), (&true.into(), &1.into()), "{event}");
+        assert_eq!(event["tags"], serde_json::json!(["a"]));
+        assert_eq!(
+            event["report"]["copied"].as_u64().is_some_and(|copied| copied >= 9 << 20),
+            when == "after"
+        );
+    }
+    process.set_hooks(None, None, None);
+    process.shrink(&shrink_of(&["a"])).unwrap();
+    process.bring_back(blocks[0].address).unwrap();
+    assert!(told.try_recv().is_err());
+    process.end(blocks);
+}
+
+#[test]
+fn a_region_of_two_devices_is_in_two_places() {
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let blocks = [0, 1].map(|device| process.written_in("a", device, mib(8), device as u64));
+    let some = Shrink { bytes: Some(mib(8)), ..shrink_of(&["a"]) };
+    let first = process.shrink(&some).unwrap();
+    assert_eq!((first.regions.len(), first.regions[0].place), (1, Some(Place::Host)));
+    let peer = Place::Peer(DeviceId(3));
+    let rest = process.shrink(&Shrink { tier: "peer:3".parse().unwrap(), ..shrink_of(&["a"]) }).unwrap();
+    let moved = rest.regions.iter().find(|moved| moved.device == DeviceId(1)).unwrap();
+    assert_eq!((moved.place, moved.copied), (Some(peer), mib(8)));
+    assert_eq!(rest.json()["regions"][0]["place"], "peer:3");
+    for (device, place) in [(0, Place::Host), (1, peer)] {
+        let view = process.view("a", device);
+        assert_eq!((view.place(), view.places.len()), (Some(place), 1), "{view:?}");
+        assert_eq!(view.places[0].1, view.away);
+    }
+    assert_eq!(process.view("a", 1).json()["places"]["peer:3"], process.view("a", 1).away.get());
+    process.bring_back(blocks[0].address).unwrap();
+    assert_eq!((process.view("a", 0).place(), process.view("a", 1).place()), (None, Some(peer)));
     process.refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
@@ -512,6 +691,28 @@ fn everybody_who_holds_memory_is_named() {
 }
 
 #[test]
+fn what_was_imported_stays_and_is_named() {
+    let (process, other) = (started(""), started(""));
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 1, mib(9), 1);
+    let shared = other.written(1, mib(5), 2);
+    let (handle, _) = other.share(shared.address).unwrap();
+    let base = process.open_shared(&handle, 1).unwrap();
+    assert_eq!(process.shrink(&shrink_of(&["a"])).unwrap().skipped, []);
+    let report = process.shrink(&Shrink::default()).unwrap();
+    let [imported] = &*report.skipped else { panic!("{report:?}") };
+    assert_eq!((imported.device, imported.address), (DeviceId(1), base));
+    assert_eq!(imported.reason, SkipReason::Imported);
+    assert!(imported.size >= mib(5) && report.json()["skipped"][0]["reason"] == "imported");
+    process.close_shared(base).unwrap();
+    assert_eq!(process.shrink(&Shrink::default()).unwrap().skipped, []);
+    process.refill(&Refill::default()).unwrap();
+    process.check(&block);
+    process.end([block]);
+    other.end([shared]);
+}
+
+#[test]
 fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
     let folder = std::env::temp_dir().join(format!("glake-regions-{}", std::process::id()));
     let process = started(&format!("tiers.files = {folder:?}\ntiers.verify = true"));
@@ -524,7 +725,7 @@ fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
         let report = process.shrink(&ask).unwrap();
         assert_eq!((report.copied, report.left), (mib(14), Bytes::ZERO), "{tier}");
         let view = process.view("a", 0);
-        assert!(view.resident.is_zero() && place.is_none_or(|place| view.place == Some(place)), "{view:?}");
+        assert!(view.resident.is_zero() && place.is_none_or(|place| view.place() == Some(place)), "{view:?}");
         process.refill(&Refill::default()).unwrap();
         blocks.iter().for_each(|block| process.check(block));
     }

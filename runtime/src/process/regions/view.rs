@@ -28,13 +28,20 @@ pub struct RegionView {
     pub away: Bytes,
     /// Bytes in live blocks, wherever they are.
     pub live: Bytes,
-    /// Where what is away went last.
-    pub place: Option<Place>,
+    /// Where what is away is, and how much: where most is comes first.
+    pub places: Vec<(Place, Bytes)>,
     /// How long a refill of it should take.
     pub predicted_refill: Duration,
 }
 
+type Places = serde_json::Map<String, Value>;
+
 impl RegionView {
+    /// Where most of what is away is.
+    pub fn place(&self) -> Option<Place> {
+        self.places.first().map(|(place, _)| *place)
+    }
+
     /// As the C interface gives it.
     pub fn json(&self) -> Value {
         json!({
@@ -46,7 +53,8 @@ impl RegionView {
             "resident": self.resident.get(),
             "away": self.away.get(),
             "live": self.live.get(),
-            "place": self.place.map(place_name),
+            "place": self.place().map(place_name),
+            "places": self.places.iter().map(|(place, size)| (place_name(*place), size.get().into())).collect::<Places>(),
             "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
         })
     }

@@ -423,9 +423,9 @@ fn without_host_memory_or_room_it_stops_and_goes_on() {
         bed.add(EXTENT);
     }
     let stopped = bed.shrink().unwrap_err();
-    let RegionError::Stopped { moved, left, source, .. } = stopped else { panic!("{stopped}") };
+    let RegionError::Stopped { moved, copied, left, source, .. } = stopped else { panic!("{stopped}") };
     assert!(matches!(*source, RegionError::Host(HostError::OverBudget { .. })), "{source}");
-    assert_eq!((moved, left), (Bytes::mib(4), Bytes::mib(8)));
+    assert_eq!((moved, copied, left), (Bytes::mib(4), Bytes::mib(4), Bytes::mib(8)));
     bed.assert_sound();
     // Somebody takes the space meanwhile.
     bed.pool.set_memory_fraction(10.0 / 64.0);

@@ -56,6 +56,11 @@ impl Pageable {
         Pageable { threads, station, marks, stopped: AtomicBool::new(false) }
     }
 
+    /// Host memory that is pinned for it.
+    pub(super) fn pinned(&self) -> Bytes {
+        self.station.get().map_or(Bytes::ZERO, |station| station.pinned())
+    }
+
     /// Ends the threads; copies are the driver's from now on.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);

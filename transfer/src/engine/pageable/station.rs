@@ -95,6 +95,11 @@ impl Station {
         slots.iter().filter(|slot| !slot.lost.load(Ordering::Relaxed)).collect()
     }
 
+    /// What its slots take of the host's memory.
+    pub(super) fn pinned(&self) -> Bytes {
+        self.slots.iter().map(|slot| slot.memory.size()).sum()
+    }
+
     /// What a slot holds.
     pub(super) fn slot(&self) -> Bytes {
         self.slots.first().map_or(Bytes::ZERO, |slot| slot.memory.size())

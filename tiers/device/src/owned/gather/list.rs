@@ -45,8 +45,8 @@ impl Reach {
 /// Small blocks that one launch copies, in no order among themselves. It is its holder's alone until it is launched.
 #[derive(Debug)]
 pub struct BlockList {
-    /// Keeps the entries' memory.
-    _memory: Arc<Registration>,
+    /// Where the entries of all lists lie.
+    memory: Arc<Registration>,
     entries: Address,
     count: u64,
     size: Bytes,
@@ -63,7 +63,7 @@ impl BlockList {
             .map(|index| {
                 Ok(BlockList {
                     entries: Address(memory.start().0 + index * LIST),
-                    _memory: memory.clone(),
+                    memory: memory.clone(),
                     count: 0,
                     size: Bytes::ZERO,
                     reach,
@@ -71,6 +71,11 @@ impl BlockList {
                 })
             })
             .collect()
+    }
+
+    /// The pinned memory that it is a part of.
+    pub(super) fn memory(&self) -> Bytes {
+        self.memory.size()
     }
 
     /// How many blocks it holds.

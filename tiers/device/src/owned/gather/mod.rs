@@ -53,6 +53,8 @@ pub struct Gather {
     /// Whether a graph holds a launch: its code must stay.
     captured: AtomicBool,
     lists: Mutex<Lists>,
+    /// What all lists take of the host's memory.
+    pinned: Bytes,
 }
 
 #[derive(Debug, Default)]
@@ -80,16 +82,24 @@ impl Gather {
             peers: AtomicU64::new(0),
             captured: AtomicBool::new(false),
             lists: Mutex::default(),
+            pinned: Bytes::ZERO,
         };
         gather.gather = driver.kernel_find(device, module, "glake_gather")?;
         gather.copy = driver.kernel_find(device, module, "glake_copy")?;
-        gather.lists.get_mut().idle = BlockList::several(epochs, gather.reach(), lists)?;
+        let lists = BlockList::several(epochs, gather.reach(), lists)?;
+        gather.pinned = lists.first().map_or(Bytes::ZERO, BlockList::memory);
+        gather.lists.get_mut().idle = lists;
         Ok(gather)
     }
 
     /// Whose kernels they are.
     pub fn device(&self) -> DeviceId {
         self.device
+    }
+
+    /// Host memory that is pinned for its lists.
+    pub fn pinned(&self) -> Bytes {
+        self.pinned
     }
 
     /// Opens the plain memory of another GPU to them.

@@ -1,0 +1,160 @@
+//! Refills that go on whoever waits for them.
+//!
+//! ```text
+//! gate, refill with a timeout ─► Coming ─ job in the background ─► over: told to the first who waits
+//!                      └─ waits ─► told, or its time is over: the job goes on
+//! ```
+//!
+//! Invariants: uses of the same tags wait for one job, as long as it runs. A job is over however it ends, without having begun too;
+//! it leaves the list before that is told, so that nobody joins one that is over.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::super::gate::Tags;
+use super::super::{Process, ProcessError, Result};
+use super::{Refill, RefillReport, Regions};
+
+/// The refills that uses have begun and that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Comings(Mutex<Vec<(Vec<String>, Arc<Coming>)>>);
+
+/// A refill that goes on in the background.
+#[derive(Debug, Default)]
+struct Coming {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    UnderWay,
+    Over(Result<RefillReport>),
+    /// Somebody was told how it ended.
+    Told,
+    /// It never began, or did not end by itself.
+    GivenUp,
+}
+
+/// How a wait for a refill ended.
+#[derive(Debug)]
+enum Waited {
+    /// The refill is over.
+    Over(Result<RefillReport>),
+    /// It is over, and somebody else was told how.
+    OthersTold,
+    /// It goes on, or was given up because the process ends.
+    InVain,
+}
+
+/// Says that a refill is over, whatever becomes of its job.
+#[derive(Debug)]
+struct Ending {
+    regions: Arc<Regions>,
+    coming: Arc<Coming>,
+}
+
+impl Comings {
+    /// The refill of these tags that is under way, or a new one, which the caller begins.
+    fn join(&self, tags: Vec<String>) -> (Arc<Coming>, bool) {
+        let mut under_way = self.0.lock();
+        if let Some((_, coming)) = under_way.iter().find(|(of, _)| *of == tags) {
+            return (coming.clone(), false);
+        }
+        let coming = Arc::<Coming>::default();
+        under_way.push((tags, coming.clone()));
+        (coming, true)
+    }
+}
+
+impl Coming {
+    fn wait(&self, until: Option<Instant>) -> Waited {
+        let mut state = self.state.lock();
+        loop {
+            match std::mem::replace(&mut *state, State::Told) {
+                State::Over(outcome) => return Waited::Over(outcome),
+                State::Told => return Waited::OthersTold,
+                State::GivenUp => {
+                    *state = State::GivenUp;
+                    return Waited::InVain;
+                }
+                State::UnderWay => *state = State::UnderWay,
+            }
+            match until {
+                None => self.changed.wait(&mut state),
+                Some(until) if until <= Instant::now() => return Waited::InVain,
+                // What has changed by then is looked at once more.
+                Some(until) => _ = self.changed.wait_until(&mut state, until),
+            }
+        }
+    }
+}
+
+impl Ending {
+    fn end(&self, outcome: State) {
+        self.regions.comings.0.lock().retain(|(_, coming)| !Arc::ptr_eq(coming, &self.coming));
+        let mut state = self.coming.state.lock();
+        if matches!(*state, State::UnderWay) {
+            *state = outcome;
+        }
+        drop(state);
+        self.coming.changed.notify_all();
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.end(State::GivenUp);
+    }
+}
+
+impl Process {
+    /// Brings back what a use of `tags` found away; `begin` and `timeout` are the use's. Where its time ends the refill goes on.
+    ///
+    /// # Errors
+    /// What the refill meets; [`ProcessError::HeldTooLong`].
+    pub(super) fn refill_for_use(
+        &self,
+        tags: &Tags,
+        away: Vec<String>,
+        begin: Instant,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        let ask = Refill { tags: Some(away.clone()), ..Refill::default() };
+        let Some(timeout) = timeout else { return self.regions.refill(&ask).map(|_| ()) };
+        let (coming, is_new) = self.regions.comings.join(away);
+        if is_new {
+            self.begin_refill(ask, &coming)?;
+        }
+        match coming.wait(begin.checked_add(timeout)) {
+            Waited::Over(outcome) => outcome.map(|_| ()),
+            Waited::OthersTold => Ok(()),
+            Waited::InVain => Err(ProcessError::HeldTooLong { tags: tags.clone(), waited: begin.elapsed() }),
+        }
+    }
+
+    /// A refill that is waited for so long, and goes on after that.
+    ///
+    /// # Errors
+    /// What the refill meets; [`ProcessError::StillComing`].
+    pub(super) fn refill_within(&self, ask: &Refill, timeout: Duration) -> Result<RefillReport> {
+        let begin = Instant::now();
+        let coming = Arc::<Coming>::default();
+        self.begin_refill(ask.clone(), &coming)?;
+        match coming.wait(begin.checked_add(timeout)) {
+            Waited::Over(outcome) => outcome,
+            Waited::OthersTold | Waited::InVain => {
+                let tags = ask.tags.as_deref().map_or(Tags::All, Tags::of);
+                Err(ProcessError::StillComing { tags, waited: begin.elapsed() })
+            }
+        }
+    }
+
+    fn begin_refill(&self, ask: Refill, coming: &Arc<Coming>) -> Result<()> {
+        let ending = Ending { regions: self.regions.clone(), coming: coming.clone() };
+        self.background.spawn(move || ending.end(State::Over(ending.regions.refill(&ask))))
+    }
+}

@@ -1,0 +1,12 @@
+//! Host memory that the engine has pinned for copies.
+
+use glake_units::Bytes;
+
+use super::Engine;
+
+impl Engine {
+    /// Pinned host memory of its own: slots for pageable memory, and lists of blocks. Waits for nothing.
+    pub fn pinned(&self) -> Bytes {
+        self.pageable.pinned().saturating_add(self.kernels.pinned())
+    }
+}
