@@ -10,57 +10,16 @@ mod withheld;
 
 use std::time::Duration;
 
-use glake_device::owned::{self, Epochs, OwnedEvent, OwnedStream, Span};
-use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
-use glake_device::{Address, DeviceId, Driver, DriverError, EventKind, Faults, Recorder, Stream, Touch};
-use glake_stitch::{Settings, StitchError};
+use glake_device::owned::{Epochs, OwnedStream, Span};
+use glake_device::sim::{Census, Simulator};
+use glake_device::{Address, DeviceId, Driver, DriverError, Faults, Recorder, Stream, Touch};
+use glake_stitch::StitchError;
 
 use super::*;
-use crate::{HostError, HostOptions, PoolError, PoolOptions, Store, Transit};
+use crate::bed::{self, GPU, Native, PEER, pattern};
+use crate::{HostError, PoolError, PoolOptions, Store, Transit};
 
-const GPU: DeviceId = DeviceId(0);
-const PEER: DeviceId = DeviceId(1);
 const EXTENT: Bytes = Bytes::mib(2);
-
-/// The driver's own copies, on one stream.
-#[derive(Debug)]
-struct Native {
-    driver: Arc<dyn Driver>,
-    stream: Arc<OwnedStream>,
-}
-
-impl Mover for Native {
-    fn enqueue(&self, copies: &[(Span, Span)]) -> std::result::Result<Box<dyn Moving>, MoveError> {
-        for (to, from) in copies {
-            owned::copy(&*self.driver, GPU, self.stream.id(), to, from)?;
-        }
-        Ok(Box::new(Waiting(self.stream.clone())))
-    }
-
-    fn mark(&self) -> std::result::Result<Arc<dyn Mark>, MoveError> {
-        let event = OwnedEvent::new(&self.driver, GPU, EventKind::Plain)?;
-        event.record(self.stream.id())?;
-        Ok(Arc::new(Behind(self.driver.clone(), event)))
-    }
-}
-
-#[derive(Debug)]
-struct Behind(Arc<dyn Driver>, OwnedEvent);
-
-impl Mark for Behind {
-    fn follow(&self, device: DeviceId, stream: Stream) -> std::result::Result<(), MoveError> {
-        Ok(self.0.stream_wait_event(device, stream, self.1.id())?)
-    }
-}
-
-#[derive(Debug)]
-struct Waiting(Arc<OwnedStream>);
-
-impl Moving for Waiting {
-    fn wait(self: Box<Self>) -> std::result::Result<(), MoveError> {
-        Ok(self.0.synchronize()?)
-    }
-}
 
 struct Bed {
     sim: Arc<Simulator>,
@@ -76,56 +35,28 @@ struct Bed {
 }
 
 fn bed_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Bed {
-    let topology = SimTopology::uniform(2, Bytes::mib(64));
-    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
-    let faults = Arc::new(Faults::new(sim.clone()));
+    let (sim, faults) = bed::machine();
     let recorder = Arc::new(Recorder::measured(faults.clone()).with_log());
     let driver: Arc<dyn Driver> = recorder.clone();
     let epochs = Epochs::new(driver.clone());
-    let settings = Settings { extent: EXTENT, limit: Bytes::mib(48), ..Settings::for_memory(Bytes::mib(64)) };
-    let settings = Settings { near_limit: 1.0, ..settings };
     let options = PoolOptions {
-        settings: Some(settings),
+        settings: Some(bed::settings(EXTENT, Bytes::mib(48))),
         epochs: Some(epochs.clone()),
         peers: vec![PEER],
         exportable: true,
         ..PoolOptions::default()
     };
     let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
-    let options = HostOptions {
-        budget,
-        arena: Bytes::mib(4),
-        spare: Bytes::ZERO,
-        threads: 1,
-        ..HostOptions::default()
-    };
-    let host = HostPool::new(&epochs, options).unwrap();
+    let host = bed::host(&epochs, budget);
     let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
-    let mover = Native { stream: Arc::new(OwnedStream::new(&driver, GPU).unwrap()), driver };
+    let mover = Native::new(&driver);
     Bed { sim, faults, recorder, mover, host, pool, region, here, live: Vec::new() }
 }
 
 fn bed() -> Bed {
     bed_of(Policy::Keep, CopyPolicy::Drop, Bytes::MAX)
-}
-
-fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
-    let mut state = u64::from(seed) + 1;
-    let mut next = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    // Every 4 KiB differ from each other; what is between repeats.
-    let pages = size.get().div_ceil(4096);
-    let bytes: Vec<u8> = (0..pages)
-        .flat_map(|_| {
-            let byte = next();
-            std::iter::repeat_n(byte, 4096)
-        })
-        .collect();
-    bytes[..usize::try_from(size.get()).unwrap()].to_vec()
 }
 
 impl Bed {
@@ -162,11 +93,7 @@ impl Bed {
     }
 
     fn assert_bytes(&self) {
-        for (block, seed) in &self.live {
-            let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
-            self.pool.read(block.address, &mut bytes).unwrap();
-            assert!(bytes == pattern(*seed, block.size), "{block:?}");
-        }
+        assert_eq!(bed::wrong_bytes(&self.pool, &self.live), 0);
     }
 
     fn shrink(&self) -> Result<Shrunk> {
@@ -190,8 +117,7 @@ impl Bed {
     }
 
     fn used(&self) -> Bytes {
-        let info = self.sim.memory_info(GPU).unwrap();
-        info.total.saturating_sub(info.free)
+        bed::used(&self.sim, GPU)
     }
 
     fn live_bytes(&self) -> Bytes {

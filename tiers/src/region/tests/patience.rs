@@ -51,8 +51,7 @@ fn one_goes_while_another_comes() {
         // All of the one, and one extent of the other.
         bed.limit(9);
         let until = Until::default();
-        let stream = Arc::new(OwnedStream::new(&bed.mover.driver, GPU).unwrap());
-        let mover = Native { driver: bed.mover.driver.clone(), stream };
+        let mover = Native::new(&bed.mover.driver);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let out = other.shrink(

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use glake_device::Address;
+use parking_lot::Mutex;
 
 use super::*;
 

@@ -9,76 +9,20 @@ mod peer;
 
 use std::path::Path;
 
-use glake_device::owned::{self, Epochs, OwnedEvent, OwnedStream, Span};
-use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
-use glake_device::{DeviceId, Driver, EventKind, Faults, Stream};
-use glake_stitch::Settings;
+use glake_device::owned::{Epochs, Span};
+use glake_device::sim::{Census, Simulator};
+use glake_device::{DeviceId, Driver, Faults, Stream};
 use glake_units::Bytes;
-use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::*;
+use crate::bed::{self, GPU, Native, PEER, pattern};
 use crate::{
-    Block, CopyPolicy, FileStatistics, HostOptions, HostStatistics, Impatient, MappingObserver, Mark,
-    MoveError, Moving, Policy, PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions,
-    Residency, Shrunk,
+    Block, CopyPolicy, FileStatistics, HostStatistics, Impatient, MappingObserver, MoveError, Policy,
+    PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions, Residency, Shrunk,
 };
 
-const GPU: DeviceId = DeviceId(0);
-const PEER: DeviceId = DeviceId(1);
 const EXTENT: Bytes = Bytes::mib(4);
-
-/// What is done to a copy before it is enqueued: to and from.
-type Meddle = Box<dyn FnMut(&[(Span, Span)]) -> Result<(), MoveError> + Send>;
-
-/// The driver's own copies, on one stream.
-struct Native {
-    driver: Arc<dyn Driver>,
-    stream: Arc<OwnedStream>,
-    meddle: Mutex<Option<Meddle>>,
-}
-
-impl std::fmt::Debug for Native {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Native")
-    }
-}
-
-impl Mover for Native {
-    fn enqueue(&self, copies: &[(Span, Span)]) -> Result<Box<dyn Moving>, MoveError> {
-        if let Some(meddle) = &mut *self.meddle.lock() {
-            meddle(copies)?;
-        }
-        for (to, from) in copies {
-            owned::copy(&*self.driver, GPU, self.stream.id(), to, from)?;
-        }
-        Ok(Box::new(Waiting(self.stream.clone())))
-    }
-
-    fn mark(&self) -> Result<Arc<dyn Mark>, MoveError> {
-        let event = OwnedEvent::new(&self.driver, GPU, EventKind::Plain)?;
-        event.record(self.stream.id())?;
-        Ok(Arc::new(Behind(self.driver.clone(), event)))
-    }
-}
-
-#[derive(Debug)]
-struct Behind(Arc<dyn Driver>, OwnedEvent);
-
-impl Mark for Behind {
-    fn follow(&self, device: DeviceId, stream: Stream) -> Result<(), MoveError> {
-        Ok(self.0.stream_wait_event(device, stream, self.1.id())?)
-    }
-}
-
-#[derive(Debug)]
-struct Waiting(Arc<OwnedStream>);
-
-impl Moving for Waiting {
-    fn wait(self: Box<Self>) -> Result<(), MoveError> {
-        Ok(self.0.synchronize()?)
-    }
-}
 
 /// Which store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,9 +73,7 @@ fn pool(
     device: DeviceId,
     observer: Option<Arc<dyn MappingObserver>>,
 ) -> Arc<GpuPool> {
-    let settings = Settings { extent: EXTENT, limit: Bytes::mib(64), ..Settings::for_memory(Bytes::mib(64)) };
-    let settings = Settings { near_limit: 1.0, ..settings };
-    let (settings, epochs) = (Some(settings), Some(epochs.clone()));
+    let (settings, epochs) = (Some(bed::settings(EXTENT, Bytes::mib(64))), Some(epochs.clone()));
     let options = PoolOptions { settings, epochs, observer, ..PoolOptions::default() };
     Arc::new(GpuPool::new(driver.clone(), device, options).unwrap())
 }
@@ -142,14 +84,10 @@ fn bed() -> Bed {
 
 fn bed_of(ground: Ground<'_>) -> Bed {
     let Ground { policy, host_copy, budget, directory, observer } = ground;
-    let topology = SimTopology::uniform(2, Bytes::mib(64));
-    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
-    let faults = Arc::new(Faults::new(sim.clone()));
+    let (sim, faults) = bed::machine();
     let driver: Arc<dyn Driver> = faults.clone();
     let epochs = Epochs::new(driver.clone());
-    let (spare, arena) = (Bytes::ZERO, Bytes::mib(4));
-    let options = HostOptions { budget, arena, spare, threads: 1, ..HostOptions::default() };
-    let host = HostPool::new(&epochs, options).unwrap();
+    let host = bed::host(&epochs, budget);
     let root = tempfile::tempdir().unwrap();
     let own = root.path().join("extents");
     let files = Arc::new(FileTier::open(directory.unwrap_or(&own)).unwrap());
@@ -158,20 +96,9 @@ fn bed_of(ground: Ground<'_>) -> Bed {
     let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
-    let stream = Arc::new(OwnedStream::new(&driver, GPU).unwrap());
-    let mover = Native { driver, stream, meddle: Mutex::default() };
+    let mover = Native::new(&driver);
     let live = Vec::new();
     Bed { root, sim, faults, epochs, mover, host, files, digests, pool, peer, region, here, live }
-}
-
-/// Every 512 bytes differ from their neighbours.
-fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
-    let mut state = u64::from(seed) + 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state.to_le_bytes()[7]
-    };
-    (0..size.get() / 512).flat_map(|_| [next(); 512]).collect()
 }
 
 impl Bed {
@@ -232,17 +159,11 @@ impl Bed {
 
     /// How many live bytes are not what they were.
     fn wrong_bytes(&self) -> usize {
-        let wrong = |(block, seed): &(Block, u8)| {
-            let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
-            self.pool.read(block.address, &mut bytes).unwrap();
-            bytes.iter().zip(pattern(*seed, block.size)).filter(|(found, byte)| **found != *byte).count()
-        };
-        self.live.iter().map(wrong).sum()
+        bed::wrong_bytes(&self.pool, &self.live)
     }
 
     fn used(&self, device: DeviceId) -> Bytes {
-        let info = self.sim.memory_info(device).unwrap();
-        info.total.saturating_sub(info.free)
+        bed::used(&self.sim, device)
     }
 
     /// No copy is anywhere; what a copy's memory waits for is done.

@@ -1,0 +1,123 @@
+//! What the tests of regions and of their stores stand on: two simulated GPUs, the driver's own copies, blocks whose bytes are known.
+
+use std::sync::Arc;
+
+use glake_device::owned::{self, Epochs, OwnedEvent, OwnedStream, Span};
+use glake_device::sim::{SimOptions, SimTopology, Simulator};
+use glake_device::{DeviceId, Driver, EventKind, Faults, Stream};
+use glake_stitch::Settings;
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use crate::{Block, GpuPool, HostOptions, HostPool, Mark, MoveError, Mover, Moving};
+
+pub(crate) const GPU: DeviceId = DeviceId(0);
+pub(crate) const PEER: DeviceId = DeviceId(1);
+/// What each has.
+const MEMORY: Bytes = Bytes::mib(64);
+
+/// What is done to copies before they are enqueued: to and from.
+pub(crate) type Meddle = Box<dyn FnMut(&[(Span, Span)]) -> Result<(), MoveError> + Send>;
+
+/// The driver's own copies, on one stream.
+pub(crate) struct Native {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) stream: Arc<OwnedStream>,
+    pub(crate) meddle: Mutex<Option<Meddle>>,
+}
+
+/// Two GPUs, and what makes their calls fail.
+pub(crate) fn machine() -> (Arc<Simulator>, Arc<Faults>) {
+    let topology = SimTopology::uniform(2, MEMORY);
+    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+    (sim.clone(), Arc::new(Faults::new(sim)))
+}
+
+/// A pool's settings: one size of extents up to the limit.
+pub(crate) fn settings(extent: Bytes, limit: Bytes) -> Settings {
+    Settings { extent, limit, near_limit: 1.0, ..Settings::for_memory(MEMORY) }
+}
+
+/// Pinned memory in small pieces.
+pub(crate) fn host(epochs: &Arc<Epochs>, budget: Bytes) -> Arc<HostPool> {
+    let (spare, arena) = (Bytes::ZERO, Bytes::mib(4));
+    let options = HostOptions { budget, arena, spare, threads: 1, ..HostOptions::default() };
+    HostPool::new(epochs, options).unwrap()
+}
+
+/// How much of a GPU's memory is taken.
+pub(crate) fn used(sim: &Simulator, device: DeviceId) -> Bytes {
+    let info = sim.memory_info(device).unwrap();
+    info.total.saturating_sub(info.free)
+}
+
+/// Bytes of which every 512 differ from their neighbours.
+pub(crate) fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
+    let mut state = u64::from(seed) + 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_le_bytes()[7]
+    };
+    let mut bytes: Vec<u8> = (0..size.get().div_ceil(512)).flat_map(|_| [next(); 512]).collect();
+    bytes.truncate(usize::try_from(size.get()).unwrap());
+    bytes
+}
+
+/// How many bytes of blocks are not those of their seeds.
+pub(crate) fn wrong_bytes(pool: &GpuPool, live: &[(Block, u8)]) -> usize {
+    let wrong = |(block, seed): &(Block, u8)| {
+        let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
+        pool.read(block.address, &mut bytes).unwrap();
+        bytes.iter().zip(pattern(*seed, block.size)).filter(|(found, byte)| **found != *byte).count()
+    };
+    live.iter().map(wrong).sum()
+}
+
+impl Native {
+    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Native {
+        let stream = Arc::new(OwnedStream::new(driver, GPU).unwrap());
+        Native { driver: driver.clone(), stream, meddle: Mutex::default() }
+    }
+}
+
+impl std::fmt::Debug for Native {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Native")
+    }
+}
+
+impl Mover for Native {
+    fn enqueue(&self, copies: &[(Span, Span)]) -> Result<Box<dyn Moving>, MoveError> {
+        if let Some(meddle) = &mut *self.meddle.lock() {
+            meddle(copies)?;
+        }
+        for (to, from) in copies {
+            owned::copy(&*self.driver, GPU, self.stream.id(), to, from)?;
+        }
+        Ok(Box::new(Waiting(self.stream.clone())))
+    }
+
+    fn mark(&self) -> Result<Arc<dyn Mark>, MoveError> {
+        let event = OwnedEvent::new(&self.driver, GPU, EventKind::Plain)?;
+        event.record(self.stream.id())?;
+        Ok(Arc::new(Behind(self.driver.clone(), event)))
+    }
+}
+
+#[derive(Debug)]
+struct Behind(Arc<dyn Driver>, OwnedEvent);
+
+impl Mark for Behind {
+    fn follow(&self, device: DeviceId, stream: Stream) -> Result<(), MoveError> {
+        Ok(self.0.stream_wait_event(device, stream, self.1.id())?)
+    }
+}
+
+#[derive(Debug)]
+struct Waiting(Arc<OwnedStream>);
+
+impl Moving for Waiting {
+    fn wait(self: Box<Self>) -> Result<(), MoveError> {
+        Ok(self.0.synchronize()?)
+    }
+}
