@@ -125,6 +125,10 @@ macro_rules! delegate {
             -> (), on device;
         safe context_synchronize ContextSynchronize (device: $crate::DeviceId) -> (), on device;
     ); };
+    (contexts) => { $crate::decorate::delegate!(@
+        safe has_context HasContext (device: $crate::DeviceId) -> bool, on device;
+        safe release_context ReleaseContext (device: $crate::DeviceId) -> (), on device;
+    ); };
     (kernels) => { $crate::decorate::delegate!(@
         safe module_load ModuleLoad (device: $crate::DeviceId, source: &$crate::ModuleSource)
             -> $crate::Module, on device;

@@ -1,5 +1,7 @@
 //! What a driver answers when it does not do what was asked. A variant is what the caller can do about it.
 
+use std::fmt;
+
 use crate::{Address, DeviceId, Verb};
 use glake_units::Bytes;
 
@@ -63,6 +65,14 @@ pub enum DriverError {
         address: Address,
         /// Which rule it breaks.
         reason: Refusal,
+    },
+    /// What was made in a context lives, and goes with it: destroy that first.
+    #[error("the context of {device} is not given back: it holds {living} of ours; destroy them first")]
+    ContextInUse {
+        /// Whose context.
+        device: DeviceId,
+        /// What lives.
+        living: Living,
     },
     /// Nothing can ever complete what is being waited for (only the simulator can tell).
     #[error("{verb}: waits for work that nothing enqueued will complete")]
@@ -134,6 +144,43 @@ pub enum Refusal {
     ReleasedTwice,
     #[error("an event recorded in a capture was queried")]
     CapturedEvent,
+}
+
+/// How much lives of what a driver made in a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Living {
+    /// Streams.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// Modules.
+    pub modules: u64,
+    /// Allocations of the device's memory.
+    pub extents: u64,
+}
+
+impl Living {
+    /// Whether nothing does.
+    pub fn is_none(self) -> bool {
+        self == Living::default()
+    }
+}
+
+impl fmt::Display for Living {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each = [
+            (self.streams, "streams"),
+            (self.events, "events"),
+            (self.modules, "modules"),
+            (self.extents, "extents"),
+        ];
+        let mut shown = 0;
+        for (count, what) in each.into_iter().filter(|(count, _)| *count > 0) {
+            write!(f, "{}{count} {what}", if shown > 0 { ", " } else { "" })?;
+            shown += 1;
+        }
+        if shown == 0 { f.write_str("nothing") } else { Ok(()) }
+    }
 }
 
 impl DriverError {

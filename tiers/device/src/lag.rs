@@ -86,6 +86,7 @@ impl Driver for Lag {
     delegate!(work);
     delegate!(bytes);
     delegate!(streams);
+    delegate!(contexts);
     delegate!(kernels);
     delegate!(reach);
 

@@ -34,7 +34,7 @@ pub use driver::{
     KernelMemory, LaunchRequest, MemoryInfo, ModuleSource, Place, PointerAttributes, PointerKind, Priority,
     Protection, Touch, Touched, Touches, Usage,
 };
-pub use error::{DriverError, Refusal, Result};
+pub use error::{DriverError, Living, Refusal, Result};
 pub use fault::{Fault, Faults, Injected, When};
 pub use ids::{Address, DeviceId, Event, Handle, Kernel, Module, Stream, StreamId};
 pub use lag::Lag;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
+use crate::owned::DeviceSet;
 use crate::*;
 
 /// Answers every verb with success.
@@ -18,6 +19,8 @@ pub(crate) struct Stub {
     pub(crate) mapped: Mutex<std::collections::BTreeMap<u64, u64>>,
     pub(crate) pending: std::sync::atomic::AtomicBool,
     pub(crate) events: AtomicU64,
+    /// Devices that have no context: none at first.
+    pub(crate) without_context: AtomicU64,
 }
 
 pub(crate) fn extent_properties() -> ExtentProperties {
@@ -163,6 +166,18 @@ impl Driver for Stub {
         Ok(0.0)
     }
     fn context_synchronize(&self, _: DeviceId) -> Result<()> {
+        Ok(())
+    }
+    fn has_context(&self, device: DeviceId) -> Result<bool> {
+        Ok(!DeviceSet::from_bits(self.without_context.load(Relaxed)).contains(device))
+    }
+    fn release_context(&self, device: DeviceId) -> Result<()> {
+        let events = self.events.load(Relaxed);
+        if events > 0 {
+            let living = Living { events, ..Living::default() };
+            return Err(DriverError::ContextInUse { device, living });
+        }
+        self.without_context.fetch_or(DeviceSet::of(device).bits(), Relaxed);
         Ok(())
     }
     fn module_load(&self, _: DeviceId, _: &ModuleSource) -> Result<Module> {

@@ -225,6 +225,13 @@ impl Ground {
         Ok(event)
     }
 
+    pub(super) fn destroy_event(&self, device: DeviceId, event: Event) -> Result<()> {
+        // SAFETY: a check does not use it again.
+        unsafe { self.driver.event_destroy(device, event) }?;
+        self.unmade(Thing::Event(device, event));
+        Ok(())
+    }
+
     pub(super) fn module(&self, device: DeviceId, source: &ModuleSource) -> Result<Module> {
         let module = self.driver.module_load(device, source)?;
         self.made(Thing::Module(device, module));

@@ -9,6 +9,7 @@
 //! back is given back for it. The checks call the raw verbs, some of which are unsafe; that is why they live here.
 
 mod bytes;
+mod contexts;
 mod ground;
 mod kernels;
 mod memory;
@@ -38,7 +39,8 @@ pub const GPU: DeviceId = DeviceId(0);
 
 /// Every check.
 pub fn checks() -> Vec<Check> {
-    [memory::CHECKS, bytes::CHECKS, streams::CHECKS, reach::CHECKS, kernels::CHECKS].concat()
+    [memory::CHECKS, bytes::CHECKS, streams::CHECKS, reach::CHECKS, kernels::CHECKS, contexts::CHECKS]
+        .concat()
 }
 
 /// How much free memory may have changed on the way: a driver keeps some for itself when it first does a thing.

@@ -58,6 +58,7 @@ api! {
     cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: sys::CUdevice);
     cuDevicePrimaryCtxGetState(device: sys::CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
+    cuDevicePrimaryCtxRelease_v2(device: sys::CUdevice);
     cuCtxGetCurrent(context: *mut sys::CUcontext);
     cuCtxPushCurrent_v2(context: sys::CUcontext);
     cuCtxPopCurrent_v2(context: *mut sys::CUcontext);

@@ -109,7 +109,8 @@ pub(super) fn read_now(cuda: &Cuda, device: DeviceId, from: Address, into: &mut 
     if into.is_empty() {
         return Ok(());
     }
-    let stream = raw(cuda.own_stream(device, verb)?);
+    let (own, _kept) = cuda.own_stream(device, verb)?;
+    let stream = raw(own);
     let size = Bytes::new(into.len() as u64);
     // SAFETY: the slice is writable and outlives the wait below; the call takes no address of the host for one of
     // a device, so that memory which is not mapped is an error.
@@ -127,7 +128,8 @@ pub(super) unsafe fn write_now(cuda: &Cuda, device: DeviceId, to: Address, bytes
     if bytes.is_empty() {
         return Ok(());
     }
-    let stream = raw(cuda.own_stream(device, verb)?);
+    let (own, _kept) = cuda.own_stream(device, verb)?;
+    let stream = raw(own);
     let size = Bytes::new(bytes.len() as u64);
     // SAFETY: the caller's promise; the slice outlives the wait below.
     unsafe { cuda.api.cuMemcpyHtoDAsync_v2(to.0, bytes.as_ptr().cast(), bytes.len(), stream) }

@@ -1,26 +1,35 @@
 //! Which context a call runs in.
 //!
-//! Invariant: a call leaves the thread's current context and its capture mode as it found them. Contexts are the
-//! primary ones, retained when first used and never given back: a process may end with work under way.
+//! Invariants:
+//! - A call leaves the thread's current context and its capture mode as it found them.
+//! - Contexts are the primary ones, retained when first used. One is given back only on request, while nothing that was made in it
+//!   here lives: a process may end with work under way.
+//! - No call loses its context. One that found it current needs nothing: the program holds it. One that pushed it holds `calls` for
+//!   reading until it has popped it, and giving back takes `calls` for writing, without waiting for it.
 
 use std::ptr::null_mut;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cudarc::driver::sys;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::Cuda;
+use super::alive::Alive;
+use super::stream;
 use crate::{DeviceId, DriverError, Result, Stream, Verb};
 
 /// One device's primary context.
 #[derive(Debug, Default)]
 pub(super) struct Context {
-    /// The `CUcontext`, once retained.
-    raw: OnceLock<usize>,
-    /// A stream of ours for copies that the host waits for.
-    own: OnceLock<Stream>,
+    /// The `CUcontext` while it is retained; 0: it is not.
+    raw: AtomicUsize,
+    /// A stream of ours for copies that the host waits for; 0: none.
+    own: AtomicU64,
     /// Taken while either is being made.
     making: Mutex<()>,
+    calls: RwLock<()>,
+    /// What was made in it.
+    pub(super) alive: Alive,
 }
 
 /// While it lives, the thread is in some context, and under relaxed capture mode where that was asked for.
@@ -29,7 +38,12 @@ pub(super) struct Entered<'a> {
     pushed: bool,
     /// The capture mode before.
     relaxed: Option<sys::CUstreamCaptureMode>,
+    /// Keeps the context from being given back.
+    _kept: Option<Kept<'a>>,
 }
+
+/// Keeps a context that is retained from being given back.
+pub(super) type Kept<'a> = RwLockReadGuard<'a, ()>;
 
 impl Cuda {
     /// Enters a device's context.
@@ -40,16 +54,29 @@ impl Cuda {
 
     /// Enters a device's context for what no capture mode forbids, which is cheaper.
     pub(super) fn enter_as_is(&self, device: DeviceId, verb: Verb) -> Result<Entered<'_>> {
-        self.switch(Entered { cuda: self, pushed: false, relaxed: None }, device, verb)
+        self.switch(Entered { cuda: self, pushed: false, relaxed: None, _kept: None }, device, verb)
+    }
+
+    /// Enters a device's context if it has one, by whomever it was made. Makes none.
+    pub(super) fn enter_made(&self, device: DeviceId, verb: Verb) -> Result<Option<Entered<'_>>> {
+        // It is not given back between the question and the entry, which takes it once more.
+        let _kept = self.slot(device)?.calls.read_recursive();
+        if self.has_context(device, verb)? { self.enter(device, verb).map(Some) } else { Ok(None) }
     }
 
     fn switch<'a>(&'a self, mut entered: Entered<'a>, device: DeviceId, verb: Verb) -> Result<Entered<'a>> {
-        let context = self.context(device, verb)?;
-        if self.current(verb)? != context {
-            // SAFETY: a retained context.
+        let current = self.current(verb)?;
+        let retained = self.slot(device)?.raw.load(Ordering::Acquire);
+        if retained != 0 && current as usize == retained {
+            return Ok(entered);
+        }
+        let (context, kept) = self.keep(device, verb)?;
+        if current != context {
+            // SAFETY: a retained context, which is kept.
             unsafe { self.api.cuCtxPushCurrent_v2(context) }.of(verb)?;
             entered.pushed = true;
         }
+        entered._kept = Some(kept);
         Ok(entered)
     }
 
@@ -60,9 +87,14 @@ impl Cuda {
         if !self.current(verb)?.is_null() {
             return Ok(entered);
         }
-        let used = self.contexts.iter().position(|context| context.raw.get().is_some());
-        let device = used.and_then(|i| u32::try_from(i).ok()).unwrap_or(0);
-        self.enter(DeviceId(device), verb)
+        for (device, slot) in (0_u32..).map(DeviceId).zip(&self.contexts) {
+            if slot.raw.load(Ordering::Acquire) != 0
+                && let Some(inside) = self.enter_made(device, verb)?
+            {
+                return Ok(inside);
+            }
+        }
+        self.enter(DeviceId(0), verb)
     }
 
     /// For calls that need no context.
@@ -70,29 +102,69 @@ impl Cuda {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: an out-parameter of this frame.
         unsafe { self.api.cuThreadExchangeStreamCaptureMode(&mut mode) }.of(verb)?;
-        Ok(Entered { cuda: self, pushed: false, relaxed: Some(mode) })
+        Ok(Entered { cuda: self, pushed: false, relaxed: Some(mode), _kept: None })
     }
 
-    /// A device's context, retained if it is not yet.
-    pub(super) fn context(&self, device: DeviceId, verb: Verb) -> Result<sys::CUcontext> {
+    /// A device's context, retained if it is not yet, which stays while the second value lives.
+    pub(super) fn keep(&self, device: DeviceId, verb: Verb) -> Result<(sys::CUcontext, Kept<'_>)> {
         let slot = self.slot(device)?;
-        if let Some(raw) = slot.raw.get() {
-            return Ok(*raw as sys::CUcontext);
+        // A thread that has it already, in a call around this one, gets it again.
+        let kept = slot.calls.read_recursive();
+        let retained = || match slot.raw.load(Ordering::Acquire) {
+            0 => None,
+            raw => Some(raw as sys::CUcontext),
+        };
+        if let Some(context) = retained() {
+            return Ok((context, kept));
         }
         let _making = slot.making.lock();
-        if let Some(raw) = slot.raw.get() {
-            return Ok(*raw as sys::CUcontext);
+        if let Some(context) = retained() {
+            return Ok((context, kept));
         }
         let handle = self.device(device, verb)?;
         let mut context = null_mut();
         // SAFETY: an out-parameter of this frame and a device that exists.
         unsafe { self.api.cuDevicePrimaryCtxRetain(&mut context, handle) }.of(verb)?;
-        Ok(*slot.raw.get_or_init(|| context as usize) as sys::CUcontext)
+        slot.raw.store(context as usize, Ordering::Release);
+        Ok((context, kept))
+    }
+
+    /// Gives a device's context back, where nothing of ours lives in it and no call runs in it.
+    pub(super) fn give_back(&self, device: DeviceId) -> Result<()> {
+        let verb = Verb::ReleaseContext;
+        let slot = self.slot(device)?;
+        slot.alive.none(device)?;
+        let Some(_alone) = slot.calls.try_write() else { return Err(DriverError::NotReady { verb }) };
+        // What was made since is seen by now: its call has ended.
+        slot.alive.none(device)?;
+        let retained = slot.raw.load(Ordering::Acquire);
+        if retained == 0 {
+            return Ok(());
+        }
+        let handle = self.device(device, verb)?;
+        {
+            let mut inside = self.relax(verb)?;
+            // SAFETY: a retained context, which nobody but this call can give back now.
+            unsafe { self.api.cuCtxPushCurrent_v2(retained as sys::CUcontext) }.of(verb)?;
+            inside.pushed = true;
+            // SAFETY: a call without parameters, in the context that was pushed.
+            unsafe { self.api.cuCtxSynchronize() }.of(verb)?;
+            let own = Stream(slot.own.load(Ordering::Acquire));
+            if own.0 != 0 {
+                // SAFETY: a stream of ours: whoever uses it keeps the context, and nobody does.
+                unsafe { self.api.cuStreamDestroy_v2(stream::raw(own)) }.of(verb)?;
+                slot.own.store(0, Ordering::Release);
+            }
+        }
+        // SAFETY: it was retained once, and not given back since.
+        unsafe { self.api.cuDevicePrimaryCtxRelease_v2(handle) }.of(verb)?;
+        slot.raw.store(0, Ordering::Release);
+        Ok(())
     }
 
     /// Whether a device has its context, by whomever it was made. Makes none.
     pub(super) fn has_context(&self, device: DeviceId, verb: Verb) -> Result<bool> {
-        if self.slot(device)?.raw.get().is_some() {
+        if self.slot(device)?.raw.load(Ordering::Acquire) != 0 {
             return Ok(true);
         }
         let handle = self.device(device, verb)?;
@@ -102,19 +174,25 @@ impl Cuda {
         Ok(active != 0)
     }
 
-    /// The stream for copies that the host waits for: it neither waits for nor delays the caller's streams. To be
-    /// called inside the device's context.
-    pub(super) fn own_stream(&self, device: DeviceId, verb: Verb) -> Result<Stream> {
+    /// The stream for copies that the host waits for, which lives as long as the second value: it neither waits for nor delays
+    /// the caller's streams. To be called inside the device's context.
+    pub(super) fn own_stream(&self, device: DeviceId, verb: Verb) -> Result<(Stream, Kept<'_>)> {
         let slot = self.slot(device)?;
-        if let Some(stream) = slot.own.get() {
-            return Ok(*stream);
+        let kept = slot.calls.read_recursive();
+        let made = || match slot.own.load(Ordering::Acquire) {
+            0 => None,
+            own => Some(Stream(own)),
+        };
+        if let Some(own) = made() {
+            return Ok((own, kept));
         }
         let _making = slot.making.lock();
-        if let Some(stream) = slot.own.get() {
-            return Ok(*stream);
+        if let Some(own) = made() {
+            return Ok((own, kept));
         }
-        let stream = super::stream::create_here(self, verb)?;
-        Ok(*slot.own.get_or_init(|| stream))
+        let own = stream::create_here(self, verb)?;
+        slot.own.store(own.0, Ordering::Release);
+        Ok((own, kept))
     }
 
     /// CUDA's name for a device.
@@ -129,7 +207,8 @@ impl Cuda {
 
     /// Whose context it is: mostly one of ours.
     pub(super) fn device_of(&self, context: sys::CUcontext, verb: Verb) -> Result<DeviceId> {
-        let known = self.contexts.iter().position(|slot| slot.raw.get() == Some(&(context as usize)));
+        let is = |slot: &Context| slot.raw.load(Ordering::Acquire) == context as usize;
+        let known = self.contexts.iter().position(is);
         if let Some(index) = known.and_then(|index| u32::try_from(index).ok()) {
             return Ok(DeviceId(index));
         }
@@ -148,7 +227,7 @@ impl Cuda {
         found.ok_or(DriverError::NoSuchDevice { device: DeviceId(count), count })
     }
 
-    fn slot(&self, device: DeviceId) -> Result<&Context> {
+    pub(super) fn slot(&self, device: DeviceId) -> Result<&Context> {
         let index = usize::try_from(device.0).ok();
         index.and_then(|i| self.contexts.get(i)).ok_or_else(|| self.no_such(device))
     }

@@ -26,6 +26,7 @@ pub(super) fn create(cuda: &Cuda, device: DeviceId, kind: EventKind) -> Result<E
     let mut event = null_mut();
     // SAFETY: an out-parameter of this frame.
     unsafe { cuda.api.cuEventCreate(&mut event, flags) }.of(Verb::EventCreate)?;
+    cuda.slot(device)?.alive.events.more();
     Ok(Event(event as u64))
 }
 
@@ -34,7 +35,9 @@ pub(super) fn create(cuda: &Cuda, device: DeviceId, kind: EventKind) -> Result<E
 pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
     let _entered = cuda.enter(device, Verb::EventDestroy)?;
     // SAFETY: the caller's promise.
-    unsafe { cuda.api.cuEventDestroy_v2(raw_event(event)) }.of(Verb::EventDestroy)
+    unsafe { cuda.api.cuEventDestroy_v2(raw_event(event)) }.of(Verb::EventDestroy)?;
+    cuda.slot(device)?.alive.events.less();
+    Ok(())
 }
 
 pub(super) fn record(cuda: &Cuda, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
@@ -46,8 +49,9 @@ pub(super) fn record(cuda: &Cuda, device: DeviceId, event: Event, stream: Stream
 pub(super) fn record_context(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
     let verb = Verb::EventRecordContext;
     let _entered = cuda.enter(device, verb)?;
-    // SAFETY: a retained context; the event is the caller's to name.
-    unsafe { cuda.api.cuCtxRecordEvent(cuda.context(device, verb)?, raw_event(event)) }.of(verb)
+    let (context, _kept) = cuda.keep(device, verb)?;
+    // SAFETY: a retained context, which is kept; the event is the caller's to name.
+    unsafe { cuda.api.cuCtxRecordEvent(context, raw_event(event)) }.of(verb)
 }
 
 pub(super) fn query(cuda: &Cuda, device: DeviceId, event: Event) -> Result<bool> {
@@ -76,10 +80,7 @@ pub(super) fn elapsed(cuda: &Cuda, device: DeviceId, from: Event, to: Event) -> 
 
 pub(super) fn context_synchronize(cuda: &Cuda, device: DeviceId) -> Result<()> {
     // Making one would take memory of a device that nobody uses.
-    if !cuda.has_context(device, Verb::ContextSynchronize)? {
-        return Ok(());
-    }
-    let _entered = cuda.enter(device, Verb::ContextSynchronize)?;
+    let Some(_entered) = cuda.enter_made(device, Verb::ContextSynchronize)? else { return Ok(()) };
     // SAFETY: a call without parameters, in the context that was entered.
     unsafe { cuda.api.cuCtxSynchronize() }.of(Verb::ContextSynchronize)
 }

@@ -36,8 +36,9 @@ pub(super) unsafe fn unregister(cuda: &Cuda, start: Address) -> Result<()> {
 pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) -> Result<()> {
     let verb = Verb::EnablePeerAccess;
     let _entered = cuda.enter(device, verb)?;
-    // SAFETY: a retained context.
-    match unsafe { cuda.api.cuCtxEnablePeerAccess(cuda.context(peer, verb)?, 0) } {
+    let (context, _kept) = cuda.keep(peer, verb)?;
+    // SAFETY: a retained context, which is kept.
+    match unsafe { cuda.api.cuCtxEnablePeerAccess(context, 0) } {
         Code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
         code => code.of(verb),
     }

@@ -20,6 +20,7 @@ pub(super) fn load(cuda: &Cuda, device: DeviceId, source: &ModuleSource) -> Resu
     let mut module = null_mut();
     // SAFETY: an out-parameter of this frame; PTX that ends with a zero.
     unsafe { cuda.api.cuModuleLoadData(&mut module, ptx.as_ptr().cast()) }.of(Verb::ModuleLoad)?;
+    cuda.slot(device)?.alive.modules.more();
     Ok(Module(module as u64))
 }
 
@@ -28,7 +29,9 @@ pub(super) fn load(cuda: &Cuda, device: DeviceId, source: &ModuleSource) -> Resu
 pub(super) unsafe fn unload(cuda: &Cuda, device: DeviceId, module: Module) -> Result<()> {
     let _entered = cuda.enter(device, Verb::ModuleUnload)?;
     // SAFETY: the caller's promise.
-    unsafe { cuda.api.cuModuleUnload(raw_module(module)) }.of(Verb::ModuleUnload)
+    unsafe { cuda.api.cuModuleUnload(raw_module(module)) }.of(Verb::ModuleUnload)?;
+    cuda.slot(device)?.alive.modules.less();
+    Ok(())
 }
 
 pub(super) fn find(cuda: &Cuda, device: DeviceId, module: Module, name: &str) -> Result<Kernel> {

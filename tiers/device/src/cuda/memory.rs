@@ -62,15 +62,29 @@ pub(super) fn create(cuda: &Cuda, size: Bytes, properties: ExtentProperties) -> 
         Address(0),
         size,
     )?;
-    Ok(Handle(handle))
+    let handle = Handle(handle);
+    if let Place::Gpu(device) = properties.place {
+        cuda.slot(device)?.alive.extents.more();
+        cuda.extents.made(handle, device);
+    }
+    Ok(handle)
 }
 
 /// # Safety
 /// As [`crate::Driver::release`].
 pub(super) unsafe fn release(cuda: &Cuda, handle: Handle) -> Result<()> {
     let _relaxed = cuda.relax(Verb::Release)?;
+    // Before the driver may give the same number to another.
+    let of = cuda.extents.released(handle);
     // SAFETY: the caller's promise.
-    unsafe { cuda.api.cuMemRelease(handle.0) }.of(Verb::Release)
+    let released = unsafe { cuda.api.cuMemRelease(handle.0) }.of(Verb::Release);
+    if let Some(device) = of {
+        match &released {
+            Ok(()) => cuda.slot(device)?.alive.extents.less(),
+            Err(_) => cuda.extents.made(handle, device),
+        }
+    }
+    released
 }
 
 /// # Safety
@@ -92,8 +106,15 @@ pub(super) unsafe fn unmap(cuda: &Cuda, start: Address, size: Bytes) -> Result<(
 /// # Safety
 /// As [`crate::Driver::set_access`].
 pub(super) unsafe fn set_access(cuda: &Cuda, start: Address, size: Bytes, access: &[Access]) -> Result<()> {
-    let Some(first) = access.first() else { return Ok(()) };
-    let _entered = cuda.enter(first.device, Verb::SetAccess)?;
+    if access.is_empty() {
+        return Ok(());
+    }
+    let made = access.iter().find_map(|of| cuda.enter_made(of.device, Verb::SetAccess).transpose());
+    let _entered = match made {
+        Some(made) => made?,
+        // A device needs no context of its own to be given access.
+        None => cuda.enter_any(Verb::SetAccess)?,
+    };
     let described: Vec<sys::CUmemAccessDesc> = access
         .iter()
         .map(|access| {

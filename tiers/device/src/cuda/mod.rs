@@ -4,6 +4,7 @@
 //! both put back afterwards; every answer is looked at. Nothing here panics: a machine without a driver, or with
 //! one that lacks a call, gets an error.
 
+mod alive;
 mod api;
 mod bytes;
 mod code;
@@ -26,6 +27,7 @@ use crate::{
     EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
     PointerAttributes, Priority, Result, Stream, StreamId, Verb,
 };
+use alive::Extents;
 use api::Api;
 use code::Code;
 use context::Context;
@@ -35,6 +37,7 @@ use mapped::Mapped;
 pub struct Cuda {
     api: Api,
     contexts: Vec<Context>,
+    extents: Extents,
     mapped: Mapped,
 }
 
@@ -60,7 +63,7 @@ impl Cuda {
             return Err(none("finds no GPU"));
         }
         let contexts = (0..count).map(|_| Context::default()).collect();
-        Ok(Cuda { api, contexts, mapped: Mapped::new() })
+        Ok(Cuda { api, contexts, extents: Extents::default(), mapped: Mapped::new() })
     }
 
     fn describe(&self, id: DeviceId) -> Result<DeviceInfo> {
@@ -232,6 +235,13 @@ impl Driver for Cuda {
     }
     fn context_synchronize(&self, device: DeviceId) -> Result<()> {
         event::context_synchronize(self, device)
+    }
+
+    fn has_context(&self, device: DeviceId) -> Result<bool> {
+        Cuda::has_context(self, device, Verb::HasContext)
+    }
+    fn release_context(&self, device: DeviceId) -> Result<()> {
+        self.give_back(device)
     }
 
     fn module_load(&self, device: DeviceId, source: &ModuleSource) -> Result<Module> {

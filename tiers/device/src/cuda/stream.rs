@@ -23,9 +23,16 @@ pub(super) fn raw(stream: Stream) -> sys::CUstream {
 pub(super) fn create(cuda: &Cuda, device: DeviceId, priority: Priority) -> Result<Stream> {
     let verb = Verb::StreamCreate;
     let _entered = cuda.enter(device, verb)?;
-    if priority == Priority::Normal {
-        return create_here(cuda, verb);
-    }
+    let stream = match priority {
+        Priority::Normal => create_here(cuda, verb)?,
+        Priority::High => create_first(cuda, verb)?,
+    };
+    cuda.slot(device)?.alive.streams.more();
+    Ok(stream)
+}
+
+/// A stream of the current context, of high priority.
+fn create_first(cuda: &Cuda, verb: Verb) -> Result<Stream> {
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: out-parameters of this frame.
     unsafe { cuda.api.cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.of(verb)?;
@@ -48,7 +55,9 @@ pub(super) fn create_here(cuda: &Cuda, verb: Verb) -> Result<Stream> {
 pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<()> {
     let _entered = cuda.enter(device, Verb::StreamDestroy)?;
     // SAFETY: the caller's promise.
-    unsafe { cuda.api.cuStreamDestroy_v2(raw(stream)) }.of(Verb::StreamDestroy)
+    unsafe { cuda.api.cuStreamDestroy_v2(raw(stream)) }.of(Verb::StreamDestroy)?;
+    cuda.slot(device)?.alive.streams.less();
+    Ok(())
 }
 
 /// CUDA's ids are unique within a context for its default streams; the device on top makes them so in the process.

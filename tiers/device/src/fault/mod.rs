@@ -182,6 +182,7 @@ impl Driver for Faults {
     delegate!(bytes);
     delegate!(streams);
     delegate!(completion);
+    delegate!(contexts);
     delegate!(kernels);
     delegate!(reach);
 

@@ -107,6 +107,7 @@ impl Driver for Recorder {
     delegate!(bytes);
     delegate!(streams);
     delegate!(completion);
+    delegate!(contexts);
     delegate!(kernels);
     delegate!(reach);
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use glake_units::Bytes;
 
-use crate::{Address, DeviceId, DriverError, Refusal, Verb};
+use crate::{Address, DeviceId, DriverError, Living, Refusal, Verb};
 
 /// The outcome of a step inside the simulator.
 pub(super) type Checked<T> = std::result::Result<T, Denial>;
@@ -18,6 +18,7 @@ pub(super) enum Denial {
         device: DeviceId,
         count: u32,
     },
+    ContextInUse(DeviceId, Living),
     NotReady,
     Capturing,
     /// An error number of CUDA, for what only CUDA's number describes.
@@ -37,6 +38,7 @@ impl Denial {
             Denial::Refused(address, reason) => DriverError::Refused { verb, address, reason },
             Denial::OutOfMemory(wanted) => DriverError::OutOfMemory { verb, wanted },
             Denial::NoSuchDevice { device, count } => DriverError::NoSuchDevice { device, count },
+            Denial::ContextInUse(device, living) => DriverError::ContextInUse { device, living },
             Denial::NotReady => DriverError::NotReady { verb },
             Denial::Capturing => DriverError::Capturing { verb },
             Denial::Failed(code) => DriverError::Failed { verb, code },

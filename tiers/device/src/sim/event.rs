@@ -55,6 +55,11 @@ impl Events {
         Ok(())
     }
 
+    /// How many a device has.
+    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
+        self.table.values().filter(|marked| marked.device == device).count() as u64
+    }
+
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }

@@ -63,6 +63,11 @@ impl Modules {
         }
     }
 
+    /// How many modules a device has.
+    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
+        self.modules.values().filter(|loaded| loaded.device == device).count() as u64
+    }
+
     pub(super) fn len(&self) -> usize {
         self.modules.len()
     }

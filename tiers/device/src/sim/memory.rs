@@ -193,6 +193,27 @@ impl Memory {
         Ok(())
     }
 
+    /// The context of a device has gone: it may touch no peer's plain memory any more, nor they its own.
+    pub(super) fn forget_peers(&mut self, device: DeviceId) {
+        for (owner, guests) in (0_u32..).zip(&mut self.guests) {
+            *guests &= if owner == device.0 { 0 } else { !(1 << (device.0 % 64)) };
+        }
+    }
+
+    /// How many extents of a device the driver made.
+    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
+        self.of(device).filter(|extent| !extent.plain).count() as u64
+    }
+
+    /// Whether a device has memory that a program allocated as `cuMemAlloc` does.
+    pub(super) fn has_plain(&self, device: DeviceId) -> bool {
+        self.of(device).any(|extent| extent.plain)
+    }
+
+    fn of(&self, device: DeviceId) -> impl Iterator<Item = &Extent> {
+        self.extents.values().filter(move |extent| extent.place == Place::Gpu(device))
+    }
+
     pub(super) fn kind(&self, address: Address) -> PointerKind {
         match self.space.find(address.0).and_then(|(_, mapping)| self.extents.get(&mapping.extent)) {
             Some(Extent { place: Place::Gpu(device), plain, .. }) => {

@@ -46,6 +46,7 @@ mod arena;
 mod budget;
 mod capture;
 mod clock;
+mod context;
 mod copies;
 mod denial;
 mod enqueue;

@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::arena::Arena;
 use super::capture::Captures;
 use super::clock::{Clock, Ticking};
+use super::context::Contexts;
 use super::denial::{Checked, Denial};
 use super::event::Events;
 use super::graph::Graph;
@@ -128,6 +129,7 @@ impl Simulator {
             world,
             streams,
             captures: Captures::default(),
+            contexts: Contexts::default(),
             modules: Modules::default(),
             plumbing,
             latencies,
@@ -227,6 +229,11 @@ impl Simulator {
         value: u32,
     ) -> Result<()> {
         self.enqueue(Verb::StreamWriteValue, device, stream, Request::WriteValue { address, value })
+    }
+
+    /// The program holds a device's context besides: it stays, whatever the driver gives up.
+    pub fn hold_context(&self, device: DeviceId) {
+        self.locked().contexts.hold(device);
     }
 
     /// Begins to record a stream's work instead of running it, in relaxed mode.

@@ -2,6 +2,7 @@
 
 use super::capture::Captures;
 use super::clock::Ticking;
+use super::context::Contexts;
 use super::denial::{Checked, refuse};
 use super::kernel::Modules;
 use super::route::Plumbing;
@@ -17,6 +18,7 @@ pub(super) struct State {
     pub(super) world: World,
     pub(super) streams: Streams,
     pub(super) captures: Captures,
+    pub(super) contexts: Contexts,
     pub(super) modules: Modules,
     pub(super) plumbing: Plumbing,
     /// What every operation of a device takes besides its bytes, in nanoseconds.
@@ -35,7 +37,7 @@ impl State {
 
     /// The lane of a stream.
     pub(super) fn lane(&mut self, device: DeviceId, stream: Stream) -> Checked<u64> {
-        self.world.memory.device(device)?;
+        self.enter(device)?;
         if let Some(lane) = self.streams.lane(device, stream)? {
             return Ok(lane);
         }
@@ -45,7 +47,7 @@ impl State {
     }
 
     pub(super) fn add_stream(&mut self, device: DeviceId, blocking: bool) -> Checked<Stream> {
-        self.world.memory.device(device)?;
+        self.enter(device)?;
         let lane = self.streams.add(device, blocking);
         self.timeline.open(lane);
         Ok(Stream(lane))

@@ -139,6 +139,11 @@ impl Streams {
         self.table.iter().filter(move |(_, state)| state.device == device).map(|(lane, state)| (*lane, state))
     }
 
+    /// How many streams of a device were made and not destroyed.
+    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
+        self.of(device).filter(|(lane, state)| !state.retired && !self.is_default(*lane)).count() as u64
+    }
+
     pub(super) fn len(&self) -> usize {
         let alive = self.table.values().filter(|state| !state.retired).count();
         alive - self.legacy.len() - self.per_thread.len()

@@ -14,7 +14,7 @@ use super::state::State;
 use super::system;
 use crate::{
     Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
-    EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
+    EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource, Place,
     PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Usage, Verb,
 };
 
@@ -24,7 +24,10 @@ impl Driver for Simulator {
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
-        let (free, total) = self.ask(Verb::MemoryInfo, |state| state.world.memory.info(device))?;
+        let (free, total) = self.ask(Verb::MemoryInfo, |state| {
+            state.enter(device)?;
+            state.world.memory.info(device)
+        })?;
         Ok(MemoryInfo { free, total })
     }
 
@@ -41,7 +44,13 @@ impl Driver for Simulator {
     }
 
     fn create(&self, size: Bytes, properties: ExtentProperties) -> Result<Handle> {
-        self.ask(Verb::Create, |state| state.world.memory.create(size.get(), properties))
+        self.ask(Verb::Create, |state| {
+            let handle = state.world.memory.create(size.get(), properties)?;
+            match properties.place {
+                Place::Gpu(device) => state.enter(device).map(|()| handle),
+                Place::HostNuma(_) => Ok(handle),
+            }
+        })
     }
 
     unsafe fn release(&self, handle: Handle) -> Result<()> {
@@ -95,6 +104,7 @@ impl Driver for Simulator {
 
     fn read_now(&self, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
         self.ask(Verb::ReadNow, |state| {
+            state.enter(device)?;
             let pieces = state.touch_now(device, from, into.len() as u64, Use::Read)?;
             let mut rest = into;
             for piece in pieces {
@@ -109,6 +119,7 @@ impl Driver for Simulator {
 
     unsafe fn write_now(&self, device: DeviceId, to: Address, bytes: &[u8]) -> Result<()> {
         self.ask(Verb::WriteNow, |state| {
+            state.enter(device)?;
             let pieces = state.touch_now(device, to, bytes.len() as u64, Use::Write)?;
             let mut rest = bytes;
             for piece in pieces {
@@ -184,7 +195,7 @@ impl Driver for Simulator {
 
     fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event> {
         self.ask(Verb::EventCreate, |state| {
-            state.world.memory.device(device)?;
+            state.enter(device)?;
             Ok(state.world.events.create(device, kind == EventKind::Timed))
         })
     }
@@ -229,9 +240,23 @@ impl Driver for Simulator {
         self.stray(verb, device)
     }
 
+    fn has_context(&self, device: DeviceId) -> Result<bool> {
+        self.ask(Verb::HasContext, |state| state.has_context(device))
+    }
+
+    fn release_context(&self, device: DeviceId) -> Result<()> {
+        let verb = Verb::ReleaseContext;
+        let points = self.ask(verb, |state| {
+            state.may_leave(device)?;
+            Ok(state.points_of(device))
+        })?;
+        self.wait_for(verb, |_| Ok(points))?;
+        self.ask(verb, |state| state.leave(device))
+    }
+
     fn module_load(&self, device: DeviceId, source: &ModuleSource) -> Result<Module> {
         self.ask(Verb::ModuleLoad, |state| {
-            state.world.memory.device(device)?;
+            state.enter(device)?;
             Ok(state.modules.load(device, source.host))
         })
     }
@@ -266,7 +291,11 @@ impl Driver for Simulator {
     }
 
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
-        self.ask(Verb::EnablePeerAccess, |state| state.world.memory.enable_peer_access(device, peer))
+        self.ask(Verb::EnablePeerAccess, |state| {
+            state.world.memory.enable_peer_access(device, peer)?;
+            state.enter(device)?;
+            state.enter(peer)
+        })
     }
 
     fn pointer_attributes(&self, address: Address) -> Result<PointerAttributes> {

@@ -3,6 +3,13 @@
 //! Every epoch has a sequence number, drawn before its events are recorded. Whoever marks a moment draws the
 //! number that the next epoch will get: an epoch of at least that number covers all work enqueued before the mark.
 //! Both draws are read-modify-writes of one atomic, so that a mark not covered is never taken for covered.
+//!
+//! A device without a context has no work: an epoch that is recorded covers it without an event. A context is given back by
+//! [`Epochs::release_context`], for events are made in it: when all work there is done they have passed, and go too.
+
+mod cell;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,6 +19,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{DeviceSet, OwnedEvent};
 use crate::{CaptureState, DeviceId, Driver, DriverError, EventKind, Result, Stream, Verb};
+use cell::{Cell, Events, Quiet};
 
 /// The order of epochs and marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,8 +39,10 @@ pub struct Epochs {
     driver: Arc<dyn Driver>,
     source: u64,
     sequence: AtomicU64,
-    /// Events for the next epochs: none is made or destroyed in steady state.
-    idle: Mutex<HashMap<DeviceId, Vec<OwnedEvent>>>,
+    /// None is made or destroyed in steady state.
+    events: Mutex<HashMap<DeviceId, Events>>,
+    /// Devices whose contexts are being given back: nothing is recorded there. The bits of a [`DeviceSet`].
+    quiet: AtomicU64,
     /// How many captures are open. Held for reading while events are recorded: a capture that began in between
     /// would be invalidated by them.
     captures: RwLock<u32>,
@@ -47,7 +57,7 @@ pub struct Epoch {
     epochs: Arc<Epochs>,
     sequence: Sequence,
     devices: DeviceSet,
-    pending: Vec<OwnedEvent>,
+    pending: Vec<Arc<Cell>>,
 }
 
 /// While it lives, no epoch is recorded: an event for a whole context invalidates any capture in it.
@@ -91,7 +101,8 @@ impl Epochs {
             driver,
             source: SOURCES.fetch_add(1, Ordering::Relaxed),
             sequence: AtomicU64::new(0),
-            idle: Mutex::default(),
+            events: Mutex::default(),
+            quiet: AtomicU64::new(0),
             captures: RwLock::default(),
             whole: AtomicBool::new(true),
             known: Mutex::default(),
@@ -109,7 +120,8 @@ impl Epochs {
         Sequence(self.sequence.fetch_add(0, Ordering::AcqRel) + 1)
     }
 
-    /// Records an epoch on every one of `devices`: 0.14 us each on an H200.
+    /// Records an epoch on every one of `devices`: 0.14 us each on an H200. One without a context has no work to wait for, and is
+    /// given none.
     ///
     /// # Errors
     /// [`DriverError::Capturing`] while a [`CaptureHold`] lives, with no call of the driver.
@@ -121,9 +133,35 @@ impl Epochs {
         let sequence = self.advance();
         let mut epoch = Epoch { epochs: self.clone(), sequence, devices, pending: Vec::new() };
         for device in devices.iter() {
-            self.record_on(device, &mut epoch.pending)?;
+            if self.is_quiet(device) {
+                // Its events are about to go.
+                self.driver.context_synchronize(device)?;
+            } else if self.driver.has_context(device)? {
+                self.record_on(device, &mut epoch.pending)?;
+            }
         }
         Ok(epoch)
+    }
+
+    /// Gives up the driver's hold on a device's context, with all events of this clock there, when its work is done.
+    ///
+    /// # Errors
+    /// [`DriverError::Capturing`] while a [`CaptureHold`] lives. [`DriverError::ContextInUse`] while others' streams, events,
+    /// modules or memory live there; [`DriverError::NotReady`] while calls run in it. The context stays, as it does where this
+    /// fails in another way.
+    pub fn release_context(&self, device: DeviceId) -> Result<()> {
+        let quiet = Quiet::begin(self, device)?;
+        // What was recorded there before has passed after this, and nothing is recorded there meanwhile.
+        self.driver.context_synchronize(device)?;
+        let Events { all, idle } = self.events.lock().remove(&device).unwrap_or_default();
+        drop(idle);
+        let kept: Vec<Arc<Cell>> = all.into_iter().filter(|cell| !cell.empty()).collect();
+        let released = self.driver.release_context(device);
+        if !kept.is_empty() {
+            self.events.lock().entry(device).or_default().all.extend(kept);
+        }
+        drop(quiet);
+        released
     }
 
     /// Waits for all work of the devices: an epoch without events, allowed (to the driver's liking) at any time.
@@ -172,20 +210,20 @@ impl Epochs {
         Sequence(self.sequence.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
-    fn record_on(&self, device: DeviceId, pending: &mut Vec<OwnedEvent>) -> Result<()> {
+    fn record_on(&self, device: DeviceId, pending: &mut Vec<Arc<Cell>>) -> Result<()> {
         if self.whole.load(Ordering::Relaxed) {
-            let event = self.event(device)?;
-            match event.record_context() {
+            let cell = self.cell(device)?;
+            match cell.with(OwnedEvent::record_context) {
                 Err(DriverError::Unsupported { .. }) => {
-                    self.give_back(event);
+                    self.give_back(cell);
                     self.whole.store(false, Ordering::Relaxed);
                 }
                 Ok(()) => {
-                    pending.push(event);
+                    pending.push(cell);
                     return Ok(());
                 }
                 Err(error) => {
-                    self.give_back(event);
+                    self.give_back(cell);
                     return Err(error);
                 }
             }
@@ -196,24 +234,39 @@ impl Epochs {
             if self.driver.capture_state(device, stream)? != CaptureState::None {
                 return Err(DriverError::Capturing { verb: Verb::EventRecord });
             }
-            let event = self.event(device)?;
-            let recorded = event.record(stream);
-            pending.push(event);
+            let cell = self.cell(device)?;
+            let recorded = cell.with(|event| event.record(stream));
+            pending.push(cell);
             recorded?;
         }
         Ok(())
     }
 
-    fn event(&self, device: DeviceId) -> Result<OwnedEvent> {
-        let idle = self.idle.lock().get_mut(&device).and_then(Vec::pop);
-        match idle {
-            Some(event) => Ok(event),
-            None => OwnedEvent::new(&self.driver, device, EventKind::Plain),
+    /// A cell with an event, that nobody else has.
+    fn cell(&self, device: DeviceId) -> Result<Arc<Cell>> {
+        while let Some(idle) = self.events.lock().get_mut(&device).and_then(|events| events.idle.pop()) {
+            // One may have been given back while its context was.
+            if idle.event.lock().is_some() {
+                return Ok(idle);
+            }
+        }
+        let event = OwnedEvent::new(&self.driver, device, EventKind::Plain)?;
+        let cell = Arc::new(Cell { device, event: Mutex::new(Some(event)) });
+        self.events.lock().entry(device).or_default().all.push(cell.clone());
+        Ok(cell)
+    }
+
+    /// Keeps a cell for the next epoch, unless its event has gone.
+    fn give_back(&self, cell: Arc<Cell>) {
+        // In this order everywhere: the table, then a cell.
+        let mut events = self.events.lock();
+        if cell.event.lock().is_some() {
+            events.entry(cell.device).or_default().idle.push(cell);
         }
     }
 
-    fn give_back(&self, event: OwnedEvent) {
-        self.idle.lock().entry(event.device()).or_default().push(event);
+    fn is_quiet(&self, device: DeviceId) -> bool {
+        DeviceSet::from_bits(self.quiet.load(Ordering::Relaxed)).contains(device)
     }
 }
 
@@ -225,8 +278,8 @@ impl Epoch {
 
     /// The proof, if it has passed. Never waits.
     pub fn poll(&mut self) -> Result<Option<Passed>> {
-        while let Some(event) = self.pending.last() {
-            if !event.is_passed()? {
+        while let Some(cell) = self.pending.last() {
+            if !cell.is_passed()? {
                 return Ok(None);
             }
             self.pop();
@@ -236,8 +289,8 @@ impl Epoch {
 
     /// Waits on the host for the proof.
     pub fn wait(&mut self) -> Result<Passed> {
-        while let Some(event) = self.pending.last() {
-            event.synchronize()?;
+        while let Some(cell) = self.pending.last() {
+            cell.wait()?;
             self.pop();
         }
         Ok(self.passed())
@@ -248,8 +301,8 @@ impl Epoch {
     }
 
     fn pop(&mut self) {
-        if let Some(event) = self.pending.pop() {
-            self.epochs.give_back(event);
+        if let Some(cell) = self.pending.pop() {
+            self.epochs.give_back(cell);
         }
     }
 }
@@ -266,80 +319,5 @@ impl Drop for CaptureHold {
     fn drop(&mut self) {
         let mut captures = self.epochs.captures.write();
         *captures = captures.saturating_sub(1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::Ordering::Relaxed;
-
-    use super::*;
-    use crate::stub::Stub;
-    use crate::{Fault, Faults, Injected, Recorder, When};
-
-    const BOTH: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
-
-    #[test]
-    fn an_epoch_covers_marks_before_it_and_no_later_ones() {
-        let stub = Stub::new();
-        let epochs = Epochs::new(stub.clone());
-        let both: DeviceSet = BOTH.into_iter().collect();
-        let before = epochs.mark();
-        let mut epoch = epochs.record(both).unwrap();
-        let after = epochs.mark();
-        stub.pending.store(true, Relaxed);
-        assert!(epoch.poll().unwrap().is_none());
-        stub.pending.store(false, Relaxed);
-        let passed = epoch.poll().unwrap().unwrap();
-        assert!(passed.covers(before, both) && !passed.covers(after, both));
-        assert!(!passed.covers(before, DeviceSet::of(DeviceId(2))));
-        assert!(epochs.synchronize(both).unwrap().covers(after, both));
-    }
-
-    #[test]
-    fn events_are_used_again() {
-        let stub = Stub::new();
-        let epochs = Epochs::new(stub.clone());
-        for _ in 0..100 {
-            let mut kept = epochs.record(DeviceSet::of(DeviceId(0))).unwrap();
-            drop(epochs.record(DeviceSet::of(DeviceId(0))).unwrap());
-            kept.wait().unwrap();
-        }
-        assert_eq!(stub.events.load(Relaxed), 2);
-        drop(epochs);
-        assert_eq!(stub.events.load(Relaxed), 0);
-    }
-
-    #[test]
-    fn a_capture_holds_epochs_back() {
-        let recorder = Arc::new(Recorder::measured(Stub::new()));
-        let epochs = Epochs::new(recorder.clone());
-        let hold = epochs.hold();
-        let refused = epochs.record(DeviceSet::of(DeviceId(0)));
-        assert!(matches!(refused, Err(DriverError::Capturing { .. })));
-        assert_eq!(recorder.counters().calls(), 0);
-        drop(hold);
-        epochs.record(DeviceSet::of(DeviceId(0))).unwrap();
-    }
-
-    #[test]
-    fn without_context_events_every_known_stream_gets_one() {
-        let faults = Arc::new(Faults::new(Stub::new()));
-        faults.set(&[Fault {
-            verb: Some(Verb::EventRecordContext),
-            when: When::From(1),
-            error: Injected::Unsupported,
-        }]);
-        let recorder = Arc::new(Recorder::measured(faults));
-        let epochs = Epochs::new(recorder.clone());
-        epochs.know(DeviceId(0), Stream(7));
-        epochs.know(DeviceId(0), Stream(7));
-        for _ in 0..2 {
-            epochs.record(DeviceSet::of(DeviceId(0))).unwrap().wait().unwrap();
-        }
-        let counters = recorder.counters();
-        assert_eq!(counters.of(Verb::EventRecordContext).calls, 1);
-        assert_eq!(counters.of(Verb::EventRecord).calls, 4);
-        assert_eq!(counters.of(Verb::EventCreate).calls, 2);
     }
 }

@@ -1,0 +1,82 @@
+//! How much of what was made in each context lives: it would go with the context.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::{DeviceId, DriverError, Handle, Living, Result};
+
+/// One context's. It is counted inside of the call that makes or destroys, after it has.
+#[derive(Debug, Default)]
+pub(super) struct Alive {
+    pub(super) streams: Count,
+    pub(super) events: Count,
+    pub(super) modules: Count,
+    pub(super) extents: Count,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+/// Whose memory each handle is; of imported memory it is not known.
+#[derive(Debug, Default)]
+pub(super) struct Extents(Mutex<HashMap<Handle, DeviceId>>);
+
+impl Alive {
+    /// Refuses while anything lives.
+    pub(super) fn none(&self, device: DeviceId) -> Result<()> {
+        let living = Living {
+            streams: self.streams.get(),
+            events: self.events.get(),
+            modules: self.modules.get(),
+            extents: self.extents.get(),
+        };
+        if living.is_none() { Ok(()) } else { Err(DriverError::ContextInUse { device, living }) }
+    }
+}
+
+impl Count {
+    pub(super) fn more(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn less(&self) {
+        // What the program made and lets this driver destroy was not counted. The closure always answers.
+        let less = |count: u64| Some(count.saturating_sub(1));
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Extents {
+    pub(super) fn made(&self, handle: Handle, device: DeviceId) {
+        self.0.lock().insert(handle, device);
+    }
+
+    pub(super) fn released(&self, handle: Handle) -> Option<DeviceId> {
+        self.0.lock().remove(&handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lives_is_told() {
+        let alive = Alive::default();
+        alive.none(DeviceId(3)).unwrap();
+        alive.streams.more();
+        alive.streams.more();
+        alive.extents.more();
+        let refused = alive.none(DeviceId(3)).unwrap_err();
+        assert!(refused.to_string().contains("2 streams, 1 extents"), "{refused}");
+        (0..3).for_each(|_| alive.streams.less());
+        alive.extents.less();
+        alive.none(DeviceId(3)).unwrap();
+    }
+}

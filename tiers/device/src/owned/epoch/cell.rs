@@ -1,0 +1,88 @@
+//! The events of a device, which are destroyed when its context is given back, whoever still holds their cells.
+//!
+//! ```text
+//!   Epoch ─► Cell ◄─ all, idle                a cell holds its event until the device's context is given back;
+//!            [event]                          an epoch that finds its cell empty has been passed there
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use super::Epochs;
+use crate::owned::{DeviceSet, OwnedEvent};
+use crate::{DeviceId, DriverError, Result, Verb};
+
+/// The events of a device.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    pub(super) all: Vec<Arc<Cell>>,
+    /// For the next epochs.
+    pub(super) idle: Vec<Arc<Cell>>,
+}
+
+/// An event, until its context is given back.
+#[derive(Debug)]
+pub(super) struct Cell {
+    pub(super) device: DeviceId,
+    pub(super) event: Mutex<Option<OwnedEvent>>,
+}
+
+impl Cell {
+    pub(super) fn with(&self, mark: impl FnOnce(&OwnedEvent) -> Result<()>) -> Result<()> {
+        match &*self.event.lock() {
+            Some(event) => mark(event),
+            None => Err(DriverError::NotReady { verb: Verb::EventRecord }),
+        }
+    }
+
+    /// Whether its point has been passed; of a context that has gone it has.
+    pub(super) fn is_passed(&self) -> Result<bool> {
+        self.event.lock().as_ref().map_or(Ok(true), OwnedEvent::is_passed)
+    }
+
+    pub(super) fn wait(&self) -> Result<()> {
+        self.event.lock().as_ref().map_or(Ok(()), OwnedEvent::synchronize)
+    }
+
+    /// Destroys its event, which has passed; false while somebody asks for it.
+    pub(super) fn empty(&self) -> bool {
+        match self.event.try_lock() {
+            Some(mut event) => {
+                *event = None;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// While it lives, no event is made or recorded on a device.
+#[derive(Debug)]
+pub(super) struct Quiet<'a> {
+    epochs: &'a Epochs,
+    device: DeviceId,
+}
+
+impl<'a> Quiet<'a> {
+    pub(super) fn begin(epochs: &'a Epochs, device: DeviceId) -> Result<Quiet<'a>> {
+        let verb = Verb::ReleaseContext;
+        // Whoever records has ended.
+        let captures = epochs.captures.write();
+        let bit = DeviceSet::of(device).bits();
+        if *captures > 0 {
+            return Err(DriverError::Capturing { verb });
+        }
+        match epochs.quiet.fetch_or(bit, Ordering::Relaxed) & bit {
+            0 => Ok(Quiet { epochs, device }),
+            _ => Err(DriverError::NotReady { verb }),
+        }
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        self.epochs.quiet.fetch_and(!DeviceSet::of(self.device).bits(), Ordering::Relaxed);
+    }
+}

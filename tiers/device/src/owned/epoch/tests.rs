@@ -1,0 +1,166 @@
+//! Epochs on a stub, and on the simulated device while contexts come and go.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+use crate::owned::OwnedStream;
+use crate::sim::{Census, SimOptions, SimTopology, Simulator};
+use crate::stub::Stub;
+use crate::{Fault, Faults, Injected, Living, Recorder, When};
+use glake_units::Bytes;
+
+const BOTH: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
+
+#[test]
+fn an_epoch_covers_marks_before_it_and_no_later_ones() {
+    let stub = Stub::new();
+    let epochs = Epochs::new(stub.clone());
+    let both: DeviceSet = BOTH.into_iter().collect();
+    let before = epochs.mark();
+    let mut epoch = epochs.record(both).unwrap();
+    let after = epochs.mark();
+    stub.pending.store(true, Relaxed);
+    assert!(epoch.poll().unwrap().is_none());
+    stub.pending.store(false, Relaxed);
+    let passed = epoch.poll().unwrap().unwrap();
+    assert!(passed.covers(before, both) && !passed.covers(after, both));
+    assert!(!passed.covers(before, DeviceSet::of(DeviceId(2))));
+    assert!(epochs.synchronize(both).unwrap().covers(after, both));
+}
+
+#[test]
+fn events_are_used_again() {
+    let stub = Stub::new();
+    let epochs = Epochs::new(stub.clone());
+    for _ in 0..100 {
+        let mut kept = epochs.record(DeviceSet::of(DeviceId(0))).unwrap();
+        drop(epochs.record(DeviceSet::of(DeviceId(0))).unwrap());
+        kept.wait().unwrap();
+    }
+    assert_eq!(stub.events.load(Relaxed), 2);
+    drop(epochs);
+    assert_eq!(stub.events.load(Relaxed), 0);
+}
+
+#[test]
+fn a_device_without_a_context_is_covered_and_its_context_not_made() {
+    let topology = SimTopology::uniform(2, Bytes::mib(64));
+    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+    let epochs = Epochs::new(sim.clone());
+    let both: DeviceSet = BOTH.into_iter().collect();
+    let driver: Arc<dyn Driver> = sim.clone();
+    let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
+    let mark = epochs.mark();
+    assert!(epochs.record(both).unwrap().wait().unwrap().covers(mark, both));
+    assert!(epochs.synchronize(both).unwrap().covers(mark, both));
+    assert_eq!(BOTH.map(|device| sim.has_context(device).unwrap()), [true, false]);
+    drop(stream);
+    epochs.release_context(DeviceId(0)).unwrap();
+    assert!(!sim.has_context(DeviceId(0)).unwrap());
+    assert_eq!(sim.census(), Census::default());
+}
+
+#[test]
+fn an_epoch_has_passed_on_a_device_whose_context_was_given_back() {
+    let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+    let driver: Arc<dyn Driver> = sim.clone();
+    let epochs = Epochs::new(sim.clone());
+    let here = DeviceSet::of(DeviceId(0));
+    let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
+    let time = std::time::Duration::from_millis(1);
+    sim.enqueue_kernel(DeviceId(0), stream.id(), &[], &[], time, |_| {}).unwrap();
+    let mut epoch = epochs.record(here).unwrap();
+    assert!(epoch.poll().unwrap().is_none());
+    let refused = epochs.release_context(DeviceId(0)).unwrap_err();
+    let living = Living { streams: 1, ..Living::default() };
+    assert!(
+        matches!(refused, DriverError::ContextInUse { living: found, .. } if found == living),
+        "{refused}"
+    );
+    // It has waited.
+    assert_eq!(sim.now(), time);
+    assert!(epoch.poll().unwrap().is_some());
+    let pending = epochs.record(here).unwrap();
+    drop(stream);
+    let hold = epochs.hold();
+    let refused = epochs.release_context(DeviceId(0));
+    assert!(matches!(refused, Err(DriverError::Capturing { .. })));
+    drop(hold);
+    epochs.release_context(DeviceId(0)).unwrap();
+    assert_eq!(sim.census(), Census::default());
+    drop(pending);
+    // Everything begins anew.
+    let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
+    drop(epochs.record(here).unwrap());
+    drop(epochs.record(here).unwrap());
+    assert_eq!(sim.census().events, 1);
+    drop(stream);
+    epochs.release_context(DeviceId(0)).unwrap();
+    drop(epochs);
+    assert_eq!(sim.census(), Census::default());
+}
+
+#[test]
+fn epochs_are_recorded_and_polled_while_the_context_comes_and_goes() {
+    let topology = SimTopology::uniform(2, Bytes::mib(64));
+    let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+    let driver: Arc<dyn Driver> = sim.clone();
+    let epochs = Epochs::new(sim.clone());
+    let both: DeviceSet = BOTH.into_iter().collect();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let mark = epochs.mark();
+                    let mut one = epochs.record(both).unwrap();
+                    while one.poll().unwrap().is_none() {}
+                    assert!(epochs.record(both).unwrap().wait().unwrap().covers(mark, both));
+                }
+            });
+        }
+        let mut gone = 0;
+        while gone < 200 {
+            drop(OwnedStream::new(&driver, DeviceId(1)).unwrap());
+            match epochs.release_context(DeviceId(1)) {
+                Ok(()) => gone += 1,
+                Err(DriverError::ContextInUse { .. } | DriverError::NotReady { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    drop(epochs);
+    assert_eq!(sim.census(), Census::default());
+}
+
+#[test]
+fn a_capture_holds_epochs_back() {
+    let recorder = Arc::new(Recorder::measured(Stub::new()));
+    let epochs = Epochs::new(recorder.clone());
+    let hold = epochs.hold();
+    let refused = epochs.record(DeviceSet::of(DeviceId(0)));
+    assert!(matches!(refused, Err(DriverError::Capturing { .. })));
+    assert_eq!(recorder.counters().calls(), 0);
+    drop(hold);
+    epochs.record(DeviceSet::of(DeviceId(0))).unwrap();
+}
+
+#[test]
+fn without_context_events_every_known_stream_gets_one() {
+    let faults = Arc::new(Faults::new(Stub::new()));
+    faults.set(&[Fault {
+        verb: Some(Verb::EventRecordContext),
+        when: When::From(1),
+        error: Injected::Unsupported,
+    }]);
+    let recorder = Arc::new(Recorder::measured(faults));
+    let epochs = Epochs::new(recorder.clone());
+    epochs.know(DeviceId(0), Stream(7));
+    epochs.know(DeviceId(0), Stream(7));
+    for _ in 0..2 {
+        epochs.record(DeviceSet::of(DeviceId(0))).unwrap().wait().unwrap();
+    }
+    let counters = recorder.counters();
+    assert_eq!(counters.of(Verb::EventRecordContext).calls, 1);
+    assert_eq!(counters.of(Verb::EventRecord).calls, 4);
+    assert_eq!(counters.of(Verb::EventCreate).calls, 2);
+}
