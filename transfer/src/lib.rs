@@ -17,7 +17,7 @@ mod mover;
 
 pub use engine::{
     CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
-    UserStream, Worth,
+    StayedRelay, UserStream, WhyStayed, Worth,
 };
 pub use error::{Result, TransferError};
 pub use mover::LinkMover;

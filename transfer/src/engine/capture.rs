@@ -10,13 +10,14 @@
 //! - A branch belongs to one capture from its first use until it is no longer recorded; no running work is ever on it.
 //! - A branch that joined a capture is joined back, whatever failed in between, or the call returns an error.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Span};
 use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::counters::Path;
+use super::kernels::KernelSet;
 use super::{Engine, UserStream};
 use crate::Result;
 use crate::graph::{Ask, Load, Way, split};
@@ -34,8 +35,13 @@ pub(super) struct Captures {
 /// What one capturing stream has.
 #[derive(Debug)]
 struct Branches {
-    each: Box<[OnceLock<Branch>]>,
-    owner: Mutex<Owner>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    each: Box<[Option<Branch>]>,
+    owner: Owner,
 }
 
 /// Whose branches were last: which capture's, and which stream's in it.
@@ -52,55 +58,74 @@ struct Branch {
 
 impl Captures {
     pub(super) fn new(devices: usize) -> Captures {
-        let branches =
-            || Branches { each: (0..devices).map(|_| OnceLock::new()).collect(), owner: Mutex::new(None) };
-        Captures { all: [(); STREAMS].map(|()| branches()), idle: Load::new() }
+        let branches = |()| {
+            let each = (0..devices).map(|_| None).collect();
+            Branches { state: Mutex::new(State { each, owner: None }) }
+        };
+        Captures { all: [(); STREAMS].map(branches), idle: Load::new() }
     }
 
     /// Makes the branches of a GPU, if they are not made.
     pub(super) fn open(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
         for branches in &self.all {
-            let Some(place) = branches.place(device).filter(|place| place.get().is_none()) else { continue };
+            if branches.state.lock().get(device).is_some() {
+                continue;
+            }
             let event = || OwnedEvent::new(driver, device, EventKind::Plain);
             let (fork, join) = (event()?, event()?);
-            let _ = place.set(Branch { stream: OwnedStream::new(driver, device)?, fork, join });
+            let branch = Branch { stream: OwnedStream::new(driver, device)?, fork, join };
+            // Only the engine's thread makes them.
+            branches.state.lock().put(device, Some(branch));
         }
         Ok(())
     }
 
-    /// The branches of a capturing stream; `None` where all are in other captures.
-    fn of(
-        &self,
-        driver: &dyn Driver,
-        capture: u64,
-        stream: StreamId,
-    ) -> Option<(&Branches, MutexGuard<'_, Owner>)> {
-        let owner = Some((capture, stream));
-        let tried = || self.all.iter().filter_map(|branches| Some((branches, branches.owner.try_lock()?)));
-        if let Some(own) = tried().find(|(_, of)| **of == owner) {
-            return Some(own);
-        }
-        let (branches, mut of) = tried().find(|(branches, _)| branches.are_free(driver))?;
-        *of = owner;
-        Some((branches, of))
-    }
-}
-
-impl Branches {
-    /// Whether no capture records any of them.
-    fn are_free(&self, driver: &dyn Driver) -> bool {
-        self.each.iter().filter_map(OnceLock::get).all(|branch| {
-            let state = driver.capture_state(branch.stream.device(), branch.stream.id());
-            matches!(state, Ok(CaptureState::None))
+    /// Gives up the branches of a GPU; false while one is in a capture, or the driver does not say.
+    pub(super) fn close(&self, driver: &dyn Driver, device: DeviceId) -> bool {
+        self.all.iter().all(|branches| {
+            let Some(mut state) = branches.state.try_lock() else { return false };
+            let free = state.get(device).is_none_or(|branch| branch.is_free(driver));
+            let closed = if free { state.put(device, None) } else { None };
+            drop(state);
+            drop(closed);
+            free
         })
     }
 
-    fn get(&self, device: DeviceId) -> Option<&Branch> {
-        self.place(device)?.get()
+    /// The branches of a capturing stream; `None` where all are in other captures.
+    fn of(&self, driver: &dyn Driver, capture: u64, stream: StreamId) -> Option<MutexGuard<'_, State>> {
+        let owner = Some((capture, stream));
+        let tried = || self.all.iter().filter_map(|branches| branches.state.try_lock());
+        if let Some(own) = tried().find(|state| state.owner == owner) {
+            return Some(own);
+        }
+        let mut state = tried().find(|state| state.is_free(driver))?;
+        state.owner = owner;
+        Some(state)
+    }
+}
+
+impl State {
+    /// Whether no capture records any of them.
+    fn is_free(&self, driver: &dyn Driver) -> bool {
+        self.each.iter().flatten().all(|branch| branch.is_free(driver))
     }
 
-    fn place(&self, device: DeviceId) -> Option<&OnceLock<Branch>> {
-        self.each.get(usize::try_from(device.0).ok()?)
+    fn get(&self, device: DeviceId) -> Option<&Branch> {
+        self.each.get(usize::try_from(device.0).ok()?)?.as_ref()
+    }
+
+    /// What was there before.
+    fn put(&mut self, device: DeviceId, branch: Option<Branch>) -> Option<Branch> {
+        let place = usize::try_from(device.0).ok().and_then(|index| self.each.get_mut(index))?;
+        std::mem::replace(place, branch)
+    }
+}
+
+impl Branch {
+    fn is_free(&self, driver: &dyn Driver) -> bool {
+        let state = driver.capture_state(self.stream.device(), self.stream.id());
+        matches!(state, Ok(CaptureState::None))
     }
 }
 
@@ -118,8 +143,8 @@ impl Engine {
         capture: u64,
     ) -> Result<bool> {
         let Path { target, direction, .. } = path;
-        let reach =
-            self.kernels.reaching([to.side(), from.side()].into_iter()).intersection(self.relays.usable());
+        let kernels = self.kernels.now();
+        let reach = kernels.reaching([to.side(), from.side()].into_iter()).intersection(self.relays.usable());
         let reach = reach.without(DeviceSet::of(target));
         let (size, load) = (to.size(), &self.captures.idle);
         let shares =
@@ -127,7 +152,7 @@ impl Engine {
         if shares.iter().all(|share| share.way == Way::Direct) {
             return Ok(false);
         }
-        let Some((branches, _owned)) = self.captures.of(&*self.driver, capture, on.id) else {
+        let Some(branches) = self.captures.of(&*self.driver, capture, on.id) else {
             return Ok(false);
         };
         let Some(fork) = branches.get(on.device).map(|branch| &branch.fork) else { return Ok(false) };
@@ -140,7 +165,7 @@ impl Engine {
             let (Some(to), Some(from)) = ends else { continue };
             let path = Path { target, relay: share.relay, direction, way: share.way };
             let branch = branches.get(share.relay).filter(|_| share.way != Way::Direct);
-            let recorded = branch.map(|branch| self.record(branch, fork, on, &to, &from));
+            let recorded = branch.map(|branch| self.record(&kernels, branch, fork, on, &to, &from));
             match recorded {
                 Some(Ok(true)) => self.counters.sent(path, share.size, 1),
                 Some(Err(error)) => outcome = Err(error),
@@ -161,13 +186,14 @@ impl Engine {
     /// Records a share on a branch; false where it has to be recorded elsewhere.
     fn record(
         &self,
+        kernels: &KernelSet,
         branch: &Branch,
         fork: &OwnedEvent,
         on: UserStream,
         to: &Span,
         from: &Span,
     ) -> Result<bool> {
-        let Some(gather) = self.kernels.get(branch.stream.device()) else { return Ok(false) };
+        let Some(gather) = kernels.get(branch.stream.device()) else { return Ok(false) };
         if branch.stream.wait_for(fork.id()).is_err() {
             return Ok(false);
         }

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 use super::counters::Path;
 use super::ends::Ends;
 use super::fork::Fork;
+use super::kernels::KernelSet;
 use super::lease::{Lease, LeaseState};
 use super::parts::Parts;
 use super::staged::Staged;
@@ -32,6 +33,7 @@ const LONG: Bytes = Bytes::mib(4);
 /// A copy that may be split.
 #[derive(Clone, Copy)]
 struct Job<'a> {
+    kernels: &'a KernelSet,
     to: &'a Span,
     from: &'a Span,
     on: UserStream,
@@ -97,7 +99,8 @@ impl Engine {
             // An answer that says nothing is no permission.
             match self.driver.capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
-                    return self.in_turn(Job { to, from, on, target, direction }, priority);
+                    let kernels = &*self.kernels.now();
+                    return self.in_turn(Job { kernels, to, from, on, target, direction }, priority);
                 }
                 Ok(CaptureState::Active(capture)) if self.may_split(target, to.size()) => {
                     let path = Path { target, relay: target, direction, way: Way::Direct };
@@ -267,7 +270,7 @@ impl Engine {
         let used = entered.without(dead);
         Ok(Some(Parts {
             relays: self.relays.clone(),
-            lease: lease.clone(),
+            lease: Arc::downgrade(lease),
             used,
             serial,
             shares: Some(shares),
@@ -390,9 +393,9 @@ impl Engine {
     }
 
     /// The kernels by which a relay copies what it cannot otherwise, where that is better than slots.
-    fn kernels_for(&self, relay: DeviceId, job: Job<'_>) -> Option<&Gather> {
+    fn kernels_for<'k>(&self, relay: DeviceId, job: Job<'k>) -> Option<&'k Gather> {
         let small = job.to.size() < self.options().kernels_below;
-        let kernels = self.kernels.get(relay).filter(|_| small)?;
+        let kernels = job.kernels.get(relay).filter(|_| small)?;
         (kernels.reaches(job.to.side()) && kernels.reaches(job.from.side())).then_some(kernels)
     }
 }

@@ -18,6 +18,16 @@ impl Engine {
         }
     }
 
+    /// The GPUs that copies asked it for.
+    pub(super) fn equipped(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.equipped.load(Ordering::Relaxed))
+    }
+
+    /// What was made for a GPU is given up: copies ask for it again.
+    pub(super) fn unequip(&self, device: DeviceId) {
+        self.equipped.fetch_and(!DeviceSet::of(device).bits(), Ordering::Relaxed);
+    }
+
     /// Makes what is missing for a GPU. Without any of it copies are made another way.
     pub(super) fn equip(&self, device: DeviceId) {
         if let Err(error) = self.kernels.make(&self.epochs, device, self.options().lists) {

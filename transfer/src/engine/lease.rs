@@ -32,6 +32,8 @@ pub(super) struct Lease {
 /// What changes with each copy.
 #[derive(Debug)]
 pub(super) struct LeaseState {
+    /// Whether it is out of use for ever: its relays rest.
+    retired: bool,
     /// Whose copies these are; nobody's at first.
     pub(super) owner: Option<StreamId>,
     /// Copies so far.
@@ -89,6 +91,7 @@ impl Lease {
             lanes: (0..devices).map(|_| OnceLock::new()).collect(),
             forks: (0..devices).map(|_| OnceLock::new()).collect(),
             state: Mutex::new(LeaseState {
+                retired: false,
                 owner: None,
                 serial: 0,
                 busy: DeviceSet::EMPTY,
@@ -103,6 +106,11 @@ impl Lease {
 
     pub(super) fn lane(&self, device: DeviceId) -> Option<&Lane> {
         self.lanes.get(index(device)?)?.get()
+    }
+
+    /// Whether it has anything of these GPUs.
+    pub(super) fn is_of(&self, devices: DeviceSet) -> bool {
+        devices.iter().any(|device| self.lane(device).is_some() || self.fork(device).is_some())
     }
 
     pub(super) fn fork(&self, device: DeviceId) -> Option<&OwnedEvent> {
@@ -159,6 +167,16 @@ impl LeaseState {
     /// Whether there is none.
     pub(super) fn is_idle(&self) -> bool {
         self.busy.is_empty()
+    }
+
+    /// It is out of use from now on. There is no work on it.
+    pub(super) fn retire(&mut self, engine: &Engine) {
+        self.withdraw(engine);
+        (self.retired, self.owner, self.sample) = (true, None, None);
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired
     }
 
     /// Lanes that must not be used.

@@ -42,7 +42,7 @@ impl Leases {
         for owned in [false, true] {
             for lease in self.snapshot() {
                 let Some(mut state) = lease.state.try_lock() else { continue };
-                if state.owner.is_some() != owned {
+                if state.owner.is_some() != owned || state.is_retired() {
                     continue;
                 }
                 look(engine, &lease, &mut state);
@@ -71,6 +71,29 @@ impl Leases {
                 look(engine, &lease, &mut state);
             }
         }
+    }
+
+    /// Takes those that have anything of these GPUs out of use, where no work is on them, into `retired`; whether that is all of
+    /// them. A copy that looks at one meanwhile finds it retired once it has its lock.
+    pub(super) fn retire(&self, engine: &Engine, relays: DeviceSet, retired: &mut Vec<Arc<Lease>>) -> bool {
+        let mut all = true;
+        for lease in self.snapshot().into_iter().filter(|lease| lease.is_of(relays)) {
+            let gone = lease.state.try_lock().is_some_and(|mut state| {
+                look(engine, &lease, &mut state);
+                let idle = state.is_idle();
+                if idle {
+                    if let Some(owner) = state.owner {
+                        self.table.write().remove(&owner);
+                    }
+                    state.retire(engine);
+                    self.all.write().retain(|other| !Arc::ptr_eq(other, &lease));
+                }
+                idle
+            });
+            all &= gone;
+            retired.extend(gone.then_some(lease));
+        }
+        all
     }
 
     /// Every lease.

@@ -10,7 +10,7 @@
 //!    └─► fork, staged          how a copy is enqueued      turn ─► gates                    who gives way to whom
 //!          └─► parts, handle   how it is waited for        drift                            whether the graph holds
 //!                                                          relays                           who serves, who is lost
-//!                                                          worker                           who makes all of these
+//!  rest                        when relays are not used    worker                           who makes all of these
 //! ```
 //!
 //! Invariants:
@@ -18,6 +18,7 @@
 //!   whatever part took whichever way.
 //! - No success is told of bytes that did not arrive.
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
+//! - A copy owns what it stands on until it ends; a relay rests, and its context goes, only when nobody owns anything there.
 //! - A copy creates nothing, but for the thread that the first background one starts and the events of `late`. It takes no lock
 //!   but its lease's, and tables' for a moment; the driver is never called under a table's.
 
@@ -43,6 +44,7 @@ mod pageable;
 mod parts;
 mod pinned;
 mod relays;
+mod rest;
 mod rivals;
 mod scatter;
 mod slots;
@@ -75,6 +77,8 @@ use now::Scratch;
 pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
 use pageable::Pageable;
 use relays::Relays;
+use rest::Rests;
+pub use rest::{StayedRelay, WhyStayed};
 use rivals::Rivals;
 pub use statistics::{PathStatistics, Statistics};
 pub use stream::UserStream;
@@ -98,6 +102,7 @@ pub struct Engine {
     load: Load,
     rivals: Rivals,
     relays: Arc<Relays>,
+    rests: Rests,
     leases: Leases,
     marks: Arc<Marks>,
     counters: Counters,
@@ -123,6 +128,7 @@ impl Engine {
         let engine = Engine {
             marks: Marks::new(driver.clone()),
             relays: Arc::new(Relays::new(devices, options.relays)),
+            rests: Rests::default(),
             counters: Counters::new(devices),
             floor: AtomicU64::new(0),
             graph: RwLock::new(Arc::new(PathGraph::empty())),
@@ -148,11 +154,12 @@ impl Engine {
     }
 
     /// Makes the relays ready in the background: contexts, streams, events, slots, peer access. `after` is called on that
-    /// thread when they are, or cannot be.
+    /// thread when they are, or cannot be. None rests any more.
     ///
     /// # Errors
     /// [`crate::TransferError::NoThread`].
     pub fn start_relays(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
+        self.relays.awake();
         self.worker.prepare(self, Box::new(after))
     }
 

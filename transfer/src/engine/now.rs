@@ -39,17 +39,22 @@ impl Engine {
 
     /// Copies again what lost relays carried.
     pub(super) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        let mut state = parts.lease.state.lock();
+        let lease = parts.lease.upgrade();
+        let mut state = lease.as_ref().map(|lease| (lease, lease.state.lock()));
         let mut lost = self.relays.fenced().intersection(parts.used);
         let mut unknown = parts.used.without(lost);
-        if state.owner == Some(on.id) {
+        if let Some((lease, state)) = &mut state
+            && state.owner == Some(on.id)
+        {
             // Tells what else has arrived, too, so that the next copy need not ask.
-            lost = lost.union(state.poll(self, &parts.lease, DeviceSet::EMPTY).intersection(parts.used));
+            lost = lost.union(state.poll(self, lease, DeviceSet::EMPTY).intersection(parts.used));
             unknown = state.busy().intersection(parts.used).without(lost);
         }
         lost = lost.union(parts.lost(unknown)?);
         for relay in lost.iter() {
-            state.make_good(self, relay, on.id, parts.serial);
+            if let Some((_, state)) = &mut state {
+                state.make_good(self, relay, on.id, parts.serial);
+            }
             self.relays.fence(relay);
         }
         drop(state);

@@ -1,6 +1,6 @@
 //! What remains to be known of a split copy once it is enqueued: which relays carried what.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
@@ -14,7 +14,8 @@ use crate::{Result, TransferError};
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) relays: Arc<Relays>,
-    pub(super) lease: Arc<Lease>,
+    /// Gone once its relays rest: all that was on its lanes had arrived, or was told of.
+    pub(super) lease: Weak<Lease>,
     /// The GPUs whose lanes have parts.
     pub(super) used: DeviceSet,
     /// Which copy of its lease it is.
@@ -30,9 +31,10 @@ impl Parts {
     /// # Errors
     /// The driver's, where a relay's answer says nothing.
     pub(super) fn lost(&self, relays: DeviceSet) -> Result<DeviceSet> {
+        let Some(lease) = self.lease.upgrade() else { return Ok(self.relays.fenced().intersection(relays)) };
         let mut lost = DeviceSet::EMPTY;
         for relay in relays.iter() {
-            let Some(lane) = self.lease.lane(relay) else { continue };
+            let Some(lane) = lease.lane(relay) else { continue };
             // Of a later copy's event too: what is asked is the context's error.
             let asked = lane.done.is_passed().or_else(|error| match error.is_sticky() {
                 true => Err(error),

@@ -7,6 +7,6 @@ use super::Engine;
 impl Engine {
     /// Pinned host memory of its own: slots for pageable memory, and lists of blocks. Waits for nothing.
     pub fn pinned(&self) -> Bytes {
-        self.pageable.pinned().saturating_add(self.kernels.pinned())
+        self.pageable.pinned().saturating_add(self.kernels.now().pinned())
     }
 }

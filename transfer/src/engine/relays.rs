@@ -2,15 +2,16 @@
 //!
 //! Invariants:
 //! - A relay that was lost is never used again: no set of usable relays holds it.
+//! - A relay that is asleep is taken by no copy that begins; what it has goes only when no copy uses it (`rest`).
 //! - A copy's part is counted (`begin`) before it is enqueued and until it was seen to arrive (`confirm`). So whoever loses the
 //!   relay counts it, or whoever enqueues sees the loss: both look after they have written.
 //! - Every part that a loss counts is told of: by the copy's handle, and once by the next call.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
+use glake_units::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -23,6 +24,8 @@ pub(super) struct Relays {
     wanted: AtomicU64,
     ready: AtomicU64,
     fenced: AtomicU64,
+    /// Those that rest, or are to.
+    asleep: AtomicU64,
     each: Box<[Relay]>,
     /// Whether `lost` holds something: what a copy looks at.
     is_lost: AtomicBool,
@@ -38,7 +41,7 @@ struct Relay {
     /// The GPUs whose plain memory its work may touch.
     peers: AtomicU64,
     rings: Mutex<Vec<Ring>>,
-    cost: OnceLock<RelayCost>,
+    cost: Mutex<Option<RelayCost>>,
 }
 
 impl Relays {
@@ -47,6 +50,7 @@ impl Relays {
             wanted: AtomicU64::new(wanted.bits()),
             ready: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
+            asleep: AtomicU64::new(0),
             each: (0..devices).map(|_| Relay::default()).collect(),
             is_lost: AtomicBool::new(false),
             lost: Mutex::default(),
@@ -57,7 +61,23 @@ impl Relays {
     /// Those that a copy may take now.
     pub(super) fn usable(&self) -> DeviceSet {
         let bits = self.wanted.load(Ordering::Relaxed) & self.ready.load(Ordering::Acquire);
-        DeviceSet::from_bits(bits & !self.fenced.load(Ordering::Acquire))
+        let out = self.fenced.load(Ordering::Acquire) | self.asleep.load(Ordering::Acquire);
+        DeviceSet::from_bits(bits & !out)
+    }
+
+    /// Those that rest, or are to.
+    pub(super) fn asleep(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.asleep.load(Ordering::SeqCst))
+    }
+
+    /// No copy takes these from its beginning on.
+    pub(super) fn sleep(&self, relays: DeviceSet) {
+        self.asleep.fetch_or(relays.bits(), Ordering::SeqCst);
+    }
+
+    /// All may be taken again; those that have lanes at once.
+    pub(super) fn awake(&self) {
+        self.asleep.store(0, Ordering::SeqCst);
     }
 
     pub(super) fn wanted(&self) -> DeviceSet {
@@ -75,6 +95,11 @@ impl Relays {
 
     pub(super) fn add_ready(&self, relay: DeviceId) {
         self.ready.fetch_or(DeviceSet::of(relay).bits(), Ordering::Release);
+    }
+
+    /// Its lanes are about to go.
+    pub(super) fn remove_ready(&self, relay: DeviceId) {
+        self.ready.fetch_and(!DeviceSet::of(relay).bits(), Ordering::SeqCst);
     }
 
     /// Those that were lost.
@@ -97,6 +122,25 @@ impl Relays {
         }
     }
 
+    /// A context has gone, or is about to: nobody touches its plain memory, nor its work that of others.
+    pub(super) fn forget_peer(&self, relay: DeviceId) {
+        for of in &self.each {
+            of.peers.fetch_and(!DeviceSet::of(relay).bits(), Ordering::AcqRel);
+        }
+        if let Some(of) = self.of(relay) {
+            of.peers.store(0, Ordering::Release);
+        }
+    }
+
+    /// All rings that no lease has.
+    pub(super) fn take_rings(&self, relay: DeviceId) -> Vec<Ring> {
+        let Some(of) = self.of(relay) else { return Vec::new() };
+        if let Some(cost) = &mut *of.cost.lock() {
+            cost.slots = Bytes::ZERO;
+        }
+        std::mem::take(&mut of.rings.lock())
+    }
+
     /// A ring of slots that no work uses.
     pub(super) fn take_ring(&self, relay: DeviceId) -> Option<Ring> {
         self.of(relay)?.rings.lock().pop()
@@ -111,13 +155,23 @@ impl Relays {
 
     pub(super) fn set_cost(&self, cost: RelayCost) {
         if let Some(of) = self.of(cost.relay) {
-            // Said once: a relay is made ready once.
-            let _ = of.cost.set(cost);
+            *of.cost.lock() = Some(cost);
         }
     }
 
+    /// Its context went back.
+    pub(super) fn drop_cost(&self, relay: DeviceId) {
+        if let Some(of) = self.of(relay) {
+            *of.cost.lock() = None;
+        }
+    }
+
+    pub(super) fn cost(&self, relay: DeviceId) -> Option<RelayCost> {
+        *self.of(relay)?.cost.lock()
+    }
+
     pub(super) fn costs(&self) -> Vec<RelayCost> {
-        self.each.iter().filter_map(|of| of.cost.get().copied()).collect()
+        self.each.iter().filter_map(|of| *of.cost.lock()).collect()
     }
 
     /// Counts a part of a copy that is about to be enqueued; false, and nothing counted, where the relay is lost.

@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use glake_device::owned::{DeviceSet, OwnedEvent};
 use glake_device::{DeviceId, EventKind};
@@ -13,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::gates::Gates;
 use super::lane::Lane;
 use super::lease::Lease;
+use super::rest::{PAUSE, Resting};
 use super::slots::Ring;
 use super::{Engine, RelayCost};
 use crate::{Result, TransferError};
@@ -45,6 +47,8 @@ struct Orders {
     more_leases: bool,
     /// GPUs whose memory is copied.
     equip: DeviceSet,
+    /// How many rests were asked for, if one was since.
+    rest: Option<u64>,
     stop: bool,
 }
 
@@ -66,6 +70,16 @@ impl Worker {
             orders.after.push(after);
         });
         Ok(())
+    }
+
+    /// Whether it ever was.
+    pub(super) fn is_started(&self) -> bool {
+        self.thread.lock().is_some()
+    }
+
+    /// Relays were put to rest.
+    pub(super) fn rest(&self, asked: u64) {
+        self.order(|orders| orders.rest = orders.rest.max(Some(asked)));
     }
 
     /// The relays that are wanted have changed.
@@ -116,11 +130,17 @@ impl Worker {
 }
 
 impl Shared {
-    /// Sleeps until something is asked.
-    fn next(&self) -> Orders {
+    /// Sleeps until something is asked, or for so long.
+    fn next(&self, most: Option<Duration>) -> Orders {
         let mut orders = self.orders.lock();
         while !orders.is_some() {
-            self.woken.wait(&mut orders);
+            match most {
+                None => self.woken.wait(&mut orders),
+                Some(most) => {
+                    self.woken.wait_for(&mut orders, most);
+                    break;
+                }
+            }
         }
         let (stop, mut when_stale) = (orders.stop, std::mem::take(&mut orders.when_stale));
         let mut next = std::mem::take(&mut *orders);
@@ -136,7 +156,7 @@ impl Shared {
 
 impl Orders {
     fn is_some(&self) -> bool {
-        let asked = self.prepare || self.stop || self.stale || self.more_leases;
+        let asked = self.prepare || self.stop || self.stale || self.more_leases || self.rest.is_some();
         asked || !self.forks.is_empty() || !self.equip.is_empty()
     }
 }
@@ -149,8 +169,9 @@ impl std::fmt::Debug for Orders {
 
 fn run(shared: &Shared, engine: &Weak<Engine>) {
     let mut forks = DeviceSet::EMPTY;
+    let (mut resting, mut more) = (Resting::default(), false);
     loop {
-        let orders = shared.next();
+        let orders = shared.next(more.then_some(PAUSE));
         let Some(engine) = engine.upgrade() else { return };
         if orders.stop {
             return;
@@ -159,6 +180,14 @@ fn run(shared: &Shared, engine: &Weak<Engine>) {
         engine.provide(&orders, forks);
         for after in orders.after {
             after(&engine);
+        }
+        if let Some(asked) = orders.rest {
+            resting.ask(asked);
+        }
+        more = resting.step(&engine);
+        if !engine.relays.ready().is_empty() {
+            // Those that were of relays at rest are gone.
+            engine.make_leases(forks);
         }
     }
 }
@@ -173,19 +202,31 @@ impl Engine {
 
     fn provide(&self, orders: &Orders, forks: DeviceSet) {
         if orders.prepare {
-            for relay in self.relays.wanted().without(self.relays.ready()).iter() {
+            let ready = self.relays.ready();
+            for relay in self.relays.wanted().without(ready).iter() {
+                if self.relays.asleep().contains(relay) {
+                    continue;
+                }
                 if let Err(error) = self.make_ready(relay, forks) {
                     tracing::warn!(target: "glake::transfer", %relay, %error, "a GPU cannot be a relay");
                 }
             }
+            // What relays that rested have forgotten.
+            for device in forks.without(self.relays.ready()).without(self.relays.asleep()).iter() {
+                self.join_peers(device);
+            }
         }
-        let relays = if orders.prepare { self.relays.ready() } else { DeviceSet::EMPTY };
-        relays.union(orders.equip).iter().for_each(|device| self.equip(device));
+        let asleep = self.relays.asleep();
+        let relays = match orders.prepare {
+            true => self.relays.ready().union(self.equipped()),
+            false => DeviceSet::EMPTY,
+        };
+        relays.union(orders.equip).without(asleep).iter().for_each(|device| self.equip(device));
         let most = self.options().streams.max(1);
         if orders.more_leases && self.leases.is_short() && self.leases.len() < most {
             self.add_lease(forks);
         }
-        for device in orders.forks.without(self.relays.ready()).iter() {
+        for device in orders.forks.without(self.relays.ready()).without(asleep).iter() {
             self.join_peers(device);
             for lease in self.leases.snapshot() {
                 match OwnedEvent::new(&self.driver, device, EventKind::Plain) {
@@ -202,18 +243,32 @@ impl Engine {
     fn make_ready(&self, relay: DeviceId, forks: DeviceSet) -> Result<()> {
         let before = self.driver.memory_info(relay)?;
         self.make_gates();
-        while self.leases.len() < FIRST.min(self.options().streams.max(1)) {
-            self.add_lease(forks);
-        }
+        self.make_leases(forks);
         for lease in self.leases.snapshot() {
             self.furnish(&lease, relay)?;
         }
-        let slots = self.add_slots(relay);
+        // Where a rest was given up, some of it is there still.
+        let earlier = self.relays.cost(relay);
+        let slots = match earlier {
+            Some(RelayCost { slots, .. }) if !slots.is_zero() => slots,
+            _ => self.add_slots(relay),
+        };
+        if !slots.is_zero() {
+            self.join_peers(relay);
+        }
         let after = self.driver.memory_info(relay)?;
-        let taken = before.free.saturating_sub(after.free);
-        self.relays.set_cost(RelayCost { relay, context: taken.saturating_sub(slots), slots });
+        let taken = before.free.saturating_sub(after.free).saturating_sub(slots);
+        let context = earlier.map_or(taken, |earlier| earlier.context);
+        self.relays.set_cost(RelayCost { relay, context, slots });
         self.relays.add_ready(relay);
         Ok(())
+    }
+
+    /// The leases that there are before one is missed.
+    fn make_leases(&self, forks: DeviceSet) {
+        while self.leases.len() < FIRST.min(self.options().streams.max(1)) {
+            self.add_lease(forks);
+        }
     }
 
     /// Gates for the links, by which background copies give way: without them they do not.
@@ -237,7 +292,7 @@ impl Engine {
                 tracing::warn!(target: "glake::transfer", %relay, %error, "a stream's copies do without a relay");
             }
         }
-        for device in forks.without(self.relays.ready()).iter() {
+        for device in forks.without(self.relays.ready()).without(self.relays.asleep()).iter() {
             if let Ok(event) = OwnedEvent::new(&self.driver, device, EventKind::Plain) {
                 lease.add_fork(device, event);
             }
@@ -246,8 +301,12 @@ impl Engine {
     }
 
     fn furnish(&self, lease: &Lease, relay: DeviceId) -> Result<()> {
-        lease.add_lane(relay, Lane::new(&self.driver, relay)?);
-        lease.add_fork(relay, OwnedEvent::new(&self.driver, relay, EventKind::Plain)?);
+        if lease.lane(relay).is_none() {
+            lease.add_lane(relay, Lane::new(&self.driver, relay)?);
+        }
+        if lease.fork(relay).is_none() {
+            lease.add_fork(relay, OwnedEvent::new(&self.driver, relay, EventKind::Plain)?);
+        }
         Ok(())
     }
 
@@ -263,7 +322,6 @@ impl Engine {
                 return Bytes::ZERO;
             }
         };
-        self.join_peers(relay);
         let taken = rings.iter().map(|ring| Bytes::new(2 * ring.slot().get())).sum();
         for ring in rings {
             self.relays.give_ring(relay, ring);

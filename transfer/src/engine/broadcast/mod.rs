@@ -160,7 +160,7 @@ impl Engine {
             "one copy to several GPUs"
         );
         self.relays.tell()?;
-        let (relays, lease, used) = (self.relays.clone(), lease.clone(), used.without(dead));
+        let (relays, lease, used) = (self.relays.clone(), Arc::downgrade(lease), used.without(dead));
         Ok(Some(Parts { relays, lease, used, serial, shares: None }))
     }
 

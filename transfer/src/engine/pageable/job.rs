@@ -67,7 +67,7 @@ struct Flight<'a> {
     chunk: Chunk,
     slot: &'a Slot,
     path: DeviceId,
-    gate: &'a Gate,
+    gate: Arc<Gate>,
     /// Whether an event marks its end; its stream was waited for if not.
     marked: bool,
 }

@@ -30,6 +30,7 @@ use super::{Engine, Priority, UserStream};
 use crate::Result;
 use crate::graph::{Ask, Direction, Way, split};
 use job::{Job, Outcome};
+pub(super) use station::Gate;
 use station::{Station, Taken};
 use threads::{Threads, Work};
 
@@ -81,6 +82,13 @@ impl Engine {
             let _ = self.pageable.station.set(station);
         }
         self.pageable.station.get().map_or(Ok(()), |station| station.open(&self.epochs, device))
+    }
+
+    /// Takes what pageable copies have on a GPU out of use: those that use it have it until they end.
+    pub(super) fn close_pageable(&self, device: DeviceId) -> Option<Arc<Gate>> {
+        let marks = self.pageable.marks.lock().remove(&device);
+        drop(marks);
+        self.pageable.station.get()?.close(device)
     }
 
     /// Copies between pageable memory and a GPU; false, and nothing done, where that is better left to the driver.

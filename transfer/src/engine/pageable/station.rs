@@ -3,12 +3,12 @@
 //! Invariant: one copy has the whole of it, or none of it: whoever finds it taken copies another way and waits for nobody.
 
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::owned::{Epochs, OwnedEvent, OwnedStream, Pages, Registration, Span};
 use glake_device::{DeviceId, EventKind};
 use glake_units::Bytes;
+use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::Result;
@@ -23,7 +23,7 @@ const LEAST: Bytes = Bytes::kib(256);
 #[derive(Debug)]
 pub(super) struct Station {
     slots: Vec<Slot>,
-    gates: Box<[OnceLock<Gate>]>,
+    gates: Box<[RwLock<Option<Arc<Gate>>>]>,
     taken: AtomicBool,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Slot {
 
 /// A GPU's stream between slots and GPU memory.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(in super::super) struct Gate {
     pub(super) stream: OwnedStream,
     /// By slot: recorded after its copy.
     pub(super) done: Vec<OwnedEvent>,
@@ -70,23 +70,29 @@ impl Station {
         let slot = |index| part(index).map(|memory| Slot { index, memory, lost: AtomicBool::new(false) });
         Ok(Some(Arc::new(Station {
             slots: (0..count).map_while(slot).collect(),
-            gates: (0..devices).map(|_| OnceLock::new()).collect(),
+            gates: (0..devices).map(|_| RwLock::default()).collect(),
             taken: AtomicBool::new(false),
         })))
     }
 
     /// Makes the stream and events of a GPU.
     pub(super) fn open(&self, epochs: &Arc<Epochs>, device: DeviceId) -> Result<()> {
-        let Some(place) = self.place(device).filter(|place| place.get().is_none()) else { return Ok(()) };
+        let Some(place) = self.place(device).filter(|place| place.read().is_none()) else { return Ok(()) };
         let driver = epochs.driver();
         let event = |_: &Slot| OwnedEvent::new(driver, device, EventKind::Plain);
         let done = self.slots.iter().map(event).collect::<glake_device::Result<_>>()?;
-        let _ = place.set(Gate { stream: OwnedStream::new(driver, device)?, done });
+        let gate = Gate { stream: OwnedStream::new(driver, device)?, done };
+        *place.write() = Some(Arc::new(gate));
         Ok(())
     }
 
-    pub(super) fn gate(&self, device: DeviceId) -> Option<&Gate> {
-        self.place(device)?.get()
+    pub(super) fn gate(&self, device: DeviceId) -> Option<Arc<Gate>> {
+        self.place(device)?.read().clone()
+    }
+
+    /// Takes the gate of a GPU from copies' next chunks.
+    pub(super) fn close(&self, device: DeviceId) -> Option<Arc<Gate>> {
+        self.place(device)?.write().take()
     }
 
     /// The slots of a thread that may be used; none for threads past those that it was made for.
@@ -116,7 +122,7 @@ impl Station {
         was_free.then(|| Taken(self.clone()))
     }
 
-    fn place(&self, device: DeviceId) -> Option<&OnceLock<Gate>> {
+    fn place(&self, device: DeviceId) -> Option<&RwLock<Option<Arc<Gate>>>> {
         self.gates.get(usize::try_from(device.0).ok()?)
     }
 }

@@ -16,6 +16,8 @@
 
 mod list;
 
+use std::sync::Arc;
+
 use glake_device::owned::{self, Blocks, DeviceSet, Gather, Piece, Side, Span};
 use glake_device::{CaptureState, DeviceId, DriverError, PointerKind, Stream};
 use glake_units::Bytes;
@@ -23,6 +25,7 @@ use smallvec::SmallVec;
 
 use super::counters::Path;
 use super::fork::Fork;
+use super::kernels::KernelSet;
 use super::lease::LeaseState;
 use super::parts::Parts;
 use super::turn;
@@ -42,6 +45,7 @@ const BATCH: usize = 256;
 /// Lists on a stream of the program.
 #[derive(Clone, Copy)]
 struct List<'a> {
+    kernels: &'a KernelSet,
     blocks: &'a [Blocks<'a>],
     on: UserStream,
     priority: Priority,
@@ -121,9 +125,10 @@ impl Engine {
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
         self.relays.tell()?;
-        let list = List { blocks, on, priority: options.priority };
+        let kernels = &*self.kernels.now();
+        let list = List { kernels, blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
-            groups.iter().filter_map(|group| self.spread_of(group)).collect();
+            groups.iter().filter_map(|group| self.spread_of(kernels, group)).collect();
         // A graph would outlive the lists that kernels read; and an answer that says nothing is no permission.
         let plain = || matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None));
         if !spreads.is_empty() && !plain() {
@@ -141,7 +146,7 @@ impl Engine {
     }
 
     /// How a group is spread; `None` where the driver is better.
-    fn spread_of<'a>(&self, group: &'a Group) -> Option<Spread<'a>> {
+    fn spread_of<'a>(&self, kernels: &KernelSet, group: &'a Group) -> Option<Spread<'a>> {
         let Kind::Pinned(target, direction) = group.kind else { return None };
         let mean = Bytes::new(group.size.get() / group.blocks.max(1));
         if group.size < SMALL || (group.blocks < FEW && mean < LARGE) {
@@ -154,11 +159,11 @@ impl Engine {
             let most = Bytes::new(group.size.get() / 64).max(LARGE);
             return Some(Spread { group, target, direction, most, by_kernels: false });
         }
-        if self.kernels.get(target).is_none() {
+        if kernels.get(target).is_none() {
             self.want_equipment(target);
             return None;
         }
-        let reached = self.kernels.reaching(group.ends.iter().copied()).contains(target);
+        let reached = kernels.reaching(group.ends.iter().copied()).contains(target);
         reached.then_some(Spread { group, target, direction, most: PIECE, by_kernels: true })
     }
 
@@ -173,7 +178,7 @@ impl Engine {
             };
             let mut parts: Option<Parts> = None;
             for spread in spreads {
-                let shares = self.shares(*spread, state);
+                let shares = self.shares(list.kernels, *spread, state);
                 if shares.iter().all(|share| share.relay == list.on.device) {
                     self.scatter_alone(list, *spread)?;
                     continue;
@@ -186,7 +191,7 @@ impl Engine {
                 let used = parts.map_or(used, |parts| parts.used.union(used));
                 parts = Some(Parts {
                     relays: self.relays.clone(),
-                    lease: lease.clone(),
+                    lease: Arc::downgrade(lease),
                     used,
                     serial,
                     shares: None,
@@ -210,10 +215,10 @@ impl Engine {
     }
 
     /// Which GPU takes how much.
-    fn shares(&self, spread: Spread<'_>, state: &LeaseState) -> Shares {
+    fn shares(&self, kernels: &KernelSet, spread: Spread<'_>, state: &LeaseState) -> Shares {
         let Spread { group, target, direction, by_kernels, .. } = spread;
         let reach = match by_kernels {
-            true => self.kernels.reaching(group.ends.iter().copied()),
+            true => kernels.reaching(group.ends.iter().copied()),
             false => group.reach(),
         };
         let reach = reach.intersection(self.relays.usable()).without(state.broken());
@@ -238,7 +243,7 @@ impl Engine {
             let path = Path { target, relay: share.relay, direction, way: share.way };
             let own = share.way == Way::Direct && target == list.on.device;
             let stream = if own { Some(list.on.raw) } else { fork.stream(share.relay) };
-            let kernels = self.kernels.get(share.relay).filter(|_| spread.by_kernels).zip(stream);
+            let kernels = list.kernels.get(share.relay).filter(|_| spread.by_kernels).zip(stream);
             if stream.is_some() && kernels.is_some() == spread.by_kernels {
                 let (carried, launches) = (Bytes::ZERO, 0);
                 takers.push(Taker { path, size: share.size, own, kernels, carried, launches });
@@ -283,7 +288,7 @@ impl Engine {
     /// Copies a group by its own GPU's kernels on the user's stream; by the driver where that stream is another GPU's.
     fn scatter_alone(&self, list: List<'_>, spread: Spread<'_>) -> Result<()> {
         let Spread { group, target, direction, .. } = spread;
-        let kernels = self.kernels.get(target).filter(|_| spread.by_kernels && list.on.device == target);
+        let kernels = list.kernels.get(target).filter(|_| spread.by_kernels && list.on.device == target);
         let Some(kernels) = kernels else {
             return self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX);
         };

@@ -10,5 +10,6 @@ mod late;
 mod losses;
 mod order;
 mod pageable;
+mod rest;
 mod scatter;
 mod speed;

@@ -112,6 +112,16 @@ impl Gather {
         Ok(())
     }
 
+    /// The plain memory of another GPU is closed to them: their context, or that GPU's, has gone, or is about to.
+    pub fn close_peer(&self, peer: DeviceId) {
+        self.peers.fetch_and(!DeviceSet::of(peer).bits(), Ordering::AcqRel);
+    }
+
+    /// Whether a graph holds a launch: they stay while the process lives.
+    pub fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
+    }
+
     /// Whether they may touch this memory.
     pub fn reaches(&self, side: Side) -> bool {
         self.reach().holds(side)
@@ -221,10 +231,13 @@ impl Gather {
 
 impl Drop for Gather {
     fn drop(&mut self) {
-        let done = self.epochs.synchronize(DeviceSet::of(self.device));
-        if done.is_ok() && !self.captured.load(Ordering::Relaxed) {
-            // SAFETY: all work of the device is done, and no graph holds a launch. A failure leaves the module to the context.
-            let _ = unsafe { self.epochs.driver().module_unload(self.device, self.module) };
+        let synchronize = || self.epochs.synchronize(DeviceSet::of(self.device));
+        // What keeps the module keeps the context: not for an error that passes.
+        if synchronize().or_else(|_| synchronize()).is_ok() && !self.is_captured() {
+            // SAFETY: all work of the device is done, and no graph holds a launch.
+            let unload = || unsafe { self.epochs.driver().module_unload(self.device, self.module) };
+            // A second failure leaves the module to the context.
+            let _ = unload().or_else(|_| unload());
         }
     }
 }

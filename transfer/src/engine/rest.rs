@@ -1,0 +1,338 @@
+//! Relays at rest: their contexts, half a GiB each, go back to the driver, and are made again when they wake.
+//!
+//! ```text
+//!   rest ─► asleep ─► leases idle? ─► out of reach: lanes, rings, kernels, branches, gates, events
+//!            ▲  │                            │ nobody has any of it, and their GPUs' work is done
+//!     wake ──┘  └── no copy takes them       └─► dropped ─► context given back, or told why not
+//!     wake ─► not asleep ─► made ready again, as at the start
+//! ```
+//!
+//! Invariants:
+//! - A copy owns what it stands on: its lease, its set of kernels, its gate. Whatever is taken out of reach here is dropped by the
+//!   engine's thread, and not before the last copy has put it down. So a copy that began before a rest ends as it began, and the
+//!   driver gives no context back of which a copy has anything.
+//! - No copy takes a relay that is asleep from its beginning on. Whether one is asleep is one word, so the last wish holds: what is
+//!   under way looks at it before each step, and each step can be taken again, or undone by making what is missing.
+//! - The engine's thread never waits here: what is not over yet is looked at again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use glake_device::owned::{DeviceSet, Epoch, Gather};
+use glake_device::{DeviceId, DriverError, Living};
+use glake_units::Bytes;
+use parking_lot::{Condvar, Mutex};
+
+use super::lease::Lease;
+use super::pageable::Gate;
+use super::slots::Ring;
+use super::{Engine, RelayCost};
+use crate::Result;
+
+/// How often what is not over yet is looked at again.
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
+/// How often a context is asked for that something else keeps: others' calls, epochs that are polled, handles that are asked.
+const TRIES: u32 = 50;
+
+/// A relay whose context is still there after a rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StayedRelay {
+    /// Which.
+    pub relay: DeviceId,
+    /// What it takes, as [`super::RelayCost`] has it.
+    pub context: Bytes,
+    /// What keeps it.
+    pub why: WhyStayed,
+}
+
+/// What keeps a relay's context.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WhyStayed {
+    /// Copies, or work of the program on that GPU, are not done yet: it goes after them.
+    #[error("work on it is not done yet")]
+    UnderWay,
+    /// A captured graph launches kernels of ours there.
+    #[error("a captured graph has kernels on it")]
+    Graph,
+    /// Something else that GLake made there lives.
+    #[error("it holds {0} that are in use")]
+    InUse(Living),
+    /// The program uses it too.
+    #[error("the program uses it too")]
+    Program,
+    /// A relay that was lost stays as it is.
+    #[error("the GPU was lost")]
+    Lost,
+    /// The driver did not give it back.
+    #[error("the driver did not give it back")]
+    Refused,
+}
+
+/// What rests have come to.
+#[derive(Debug, Default)]
+pub(super) struct Rests {
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How many were asked for, and how many of these are over.
+    asked: u64,
+    over: u64,
+    stayed: Vec<StayedRelay>,
+}
+
+/// What the engine's thread knows of a rest.
+#[derive(Debug, Default)]
+pub(super) struct Resting {
+    /// Whose things are being given up.
+    going: DeviceSet,
+    /// Whose things are in these lists, and may have work under way.
+    stripped: DeviceSet,
+    /// What became of these is known.
+    told: DeviceSet,
+    leases: Vec<Arc<Lease>>,
+    kernels: Vec<Arc<Gather>>,
+    gates: Vec<Arc<Gate>>,
+    rings: Vec<Ring>,
+    /// Recorded behind all work that what is out of reach may have.
+    done: Option<Epoch>,
+    tries: u32,
+    /// The last rest that was asked for.
+    asked: u64,
+}
+
+impl Rests {
+    fn stay(&self, stayed: StayedRelay) {
+        let mut state = self.state.lock();
+        state.stayed.retain(|other| other.relay != stayed.relay);
+        state.stayed.push(stayed);
+    }
+
+    fn leave(&self, relay: DeviceId) {
+        self.state.lock().stayed.retain(|other| other.relay != relay);
+    }
+
+    fn end(&self, asked: u64) {
+        let mut state = self.state.lock();
+        state.over = state.over.max(asked);
+        self.over.notify_all();
+    }
+}
+
+impl Engine {
+    /// No copy takes these relays from its beginning on; when nothing is under way on them, their contexts and all that the engine
+    /// has there goes back, in the background. Those that rest already are tried again, if their contexts stayed. What cannot go
+    /// stays, and is told by [`Engine::stayed`]. Nothing is done where relays were never started.
+    pub fn rest(&self, relays: DeviceSet) {
+        if !self.worker.is_started() {
+            return;
+        }
+        self.relays.sleep(relays);
+        let asked = {
+            let mut state = self.rests.state.lock();
+            state.asked += 1;
+            state.asked
+        };
+        self.worker.rest(asked);
+    }
+
+    /// Makes the relays that rest ready again, in the background; those of which nothing was given up yet are ready at once.
+    /// `after` is called on that thread when they are, or cannot be; not at all where none rests.
+    ///
+    /// # Errors
+    /// [`crate::TransferError::NoThread`].
+    pub fn wake(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
+        if self.relays.asleep().is_empty() {
+            return Ok(());
+        }
+        self.start_relays(after)
+    }
+
+    /// The relays that rest, or are to.
+    pub fn resting(&self) -> DeviceSet {
+        self.relays.asleep()
+    }
+
+    /// The resting relays whose contexts are still there, and why, once all rests that were asked for are over, or so much time has
+    /// passed.
+    pub fn stayed(&self, timeout: Duration) -> Vec<StayedRelay> {
+        let until = Instant::now() + timeout;
+        let mut state = self.rests.state.lock();
+        let asked = state.asked;
+        while state.over < asked && !self.rests.over.wait_until(&mut state, until).timed_out() {}
+        let asleep = self.relays.asleep();
+        let mut stayed: Vec<StayedRelay> =
+            state.stayed.iter().filter(|stayed| asleep.contains(stayed.relay)).copied().collect();
+        if state.over < asked {
+            let known: DeviceSet = stayed.iter().map(|stayed| stayed.relay).collect();
+            let costs = asleep.without(known).iter().filter_map(|relay| self.relays.cost(relay));
+            let under_way = |cost: RelayCost| StayedRelay {
+                relay: cost.relay,
+                context: cost.context,
+                why: WhyStayed::UnderWay,
+            };
+            stayed.extend(costs.map(under_way));
+        }
+        stayed.sort_by_key(|stayed| stayed.relay);
+        stayed
+    }
+
+    fn stay(&self, relay: DeviceId, why: WhyStayed) {
+        let context = self.relays.cost(relay).map_or(Bytes::ZERO, |cost| cost.context);
+        tracing::info!(target: "glake::transfer", %relay, %context, %why, "the context of a relay stays");
+        self.rests.stay(StayedRelay { relay, context, why });
+    }
+}
+
+impl Resting {
+    /// So many rests were asked for by now: after a further one, what stayed is tried again.
+    pub(super) fn ask(&mut self, asked: u64) {
+        if asked > self.asked {
+            (self.asked, self.told, self.tries) = (asked, DeviceSet::EMPTY, 0);
+        }
+    }
+
+    /// Goes on as far as can be without waiting; whether there is more to do.
+    pub(super) fn step(&mut self, engine: &Engine) -> bool {
+        let more = self.go_on(engine);
+        if !more {
+            engine.rests.end(self.asked);
+        }
+        more
+    }
+
+    fn go_on(&mut self, engine: &Engine) -> bool {
+        let asleep = engine.relays.asleep();
+        self.told = self.told.intersection(asleep);
+        // What woke meanwhile is made ready by what is missing there; what then was put to rest again begins anew.
+        self.going = self.going.intersection(asleep);
+        self.begin(engine, asleep.without(self.told));
+        if !engine.leases.retire(engine, self.going, &mut self.leases) {
+            return true;
+        }
+        if !self.strip(engine) {
+            return true;
+        }
+        if !self.drop_all(engine) {
+            return true;
+        }
+        self.give_back(engine)
+    }
+
+    fn begin(&mut self, engine: &Engine, relays: DeviceSet) {
+        let kernels = engine.kernels.now();
+        for relay in relays.iter() {
+            let graph = kernels.get(relay).is_some_and(Gather::is_captured);
+            if graph || engine.relays.is_fenced(relay) {
+                self.going = self.going.without(DeviceSet::of(relay));
+                self.told = self.told.union(DeviceSet::of(relay));
+                engine.stay(relay, if graph { WhyStayed::Graph } else { WhyStayed::Lost });
+                continue;
+            }
+            engine.relays.remove_ready(relay);
+            self.going = self.going.union(DeviceSet::of(relay));
+        }
+    }
+
+    /// Takes what copies have on the relays out of reach; false where some of it is in use by a capture.
+    fn strip(&mut self, engine: &Engine) -> bool {
+        let mut all = true;
+        for relay in self.going.iter() {
+            let (kernels, gate) = (engine.kernels.take(relay), engine.close_pageable(relay));
+            let rings = engine.relays.take_rings(relay);
+            // What is new here may have work that the last epoch does not cover.
+            if kernels.is_some() || gate.is_some() || !rings.is_empty() {
+                self.stripped = self.stripped.union(DeviceSet::of(relay));
+                self.done = None;
+            }
+            self.kernels.extend(kernels);
+            self.gates.extend(gate);
+            self.rings.extend(rings);
+            engine.relays.forget_peer(relay);
+            engine.marks.forget(relay);
+            engine.unequip(relay);
+            all &= engine.captures.close(&*engine.driver, relay);
+        }
+        all
+    }
+
+    /// Drops what nobody has any more; whether that is all.
+    fn drop_all(&mut self, engine: &Engine) -> bool {
+        self.leases = std::mem::take(&mut self.leases)
+            .into_iter()
+            // A handle that is asked meanwhile has it for a moment.
+            .filter_map(|lease| Arc::try_unwrap(lease).err())
+            .collect();
+        let shared = |count: usize| count > 1;
+        if !self.leases.is_empty()
+            || self.kernels.iter().any(|kernels| shared(Arc::strong_count(kernels)))
+            || self.gates.iter().any(|gate| shared(Arc::strong_count(gate)))
+        {
+            return false;
+        }
+        if self.kernels.is_empty() && self.gates.is_empty() && self.rings.is_empty() {
+            return true;
+        }
+        // Dropping these waits for their GPUs.
+        let done = match &mut self.done {
+            Some(done) => done,
+            empty => match engine.epochs.record(self.stripped) {
+                Ok(epoch) => empty.insert(epoch),
+                Err(error) => {
+                    tracing::debug!(target: "glake::transfer", %error, "relays do not rest yet");
+                    return false;
+                }
+            },
+        };
+        if !matches!(done.poll(), Ok(Some(_))) {
+            return false;
+        }
+        (self.done, self.stripped) = (None, DeviceSet::EMPTY);
+        self.kernels.clear();
+        self.gates.clear();
+        self.rings.clear();
+        true
+    }
+
+    /// Gives the contexts back of which nothing is left; whether some are to be asked for again.
+    fn give_back(&mut self, engine: &Engine) -> bool {
+        let last = self.tries >= TRIES;
+        self.tries = self.tries.saturating_add(1);
+        for relay in self.going.iter() {
+            // Each takes a while.
+            if !engine.relays.asleep().contains(relay) {
+                continue;
+            }
+            let released = engine.epochs.release_context(relay);
+            let why = match released {
+                Ok(()) => match engine.driver.has_context(relay) {
+                    Ok(false) => None,
+                    _ => Some(WhyStayed::Program),
+                },
+                Err(_) if !last => continue,
+                Err(DriverError::ContextInUse { living, .. }) => Some(WhyStayed::InUse(living)),
+                Err(DriverError::NotReady { .. } | DriverError::Capturing { .. }) => {
+                    Some(WhyStayed::UnderWay)
+                }
+                Err(error) => {
+                    tracing::warn!(target: "glake::transfer", %relay, %error, "the context of a relay was not given back");
+                    Some(WhyStayed::Refused)
+                }
+            };
+            self.going = self.going.without(DeviceSet::of(relay));
+            self.told = self.told.union(DeviceSet::of(relay));
+            match why {
+                Some(why) => engine.stay(relay, why),
+                None => {
+                    engine.relays.drop_cost(relay);
+                    engine.rests.leave(relay);
+                    tracing::debug!(target: "glake::transfer", %relay, "a relay rests");
+                }
+            }
+        }
+        !self.going.is_empty()
+    }
+}
