@@ -186,48 +186,67 @@ impl GpuPool {
         self.core.lock().came_back(extent).map_err(|source| self.refused(source))
     }
 
-    /// Unmaps an extent at all its addresses and releases its memory: what used it was done when it was marked.
+    /// Unmaps extents at all their addresses and releases their memory: what used them was done when it was marked. What lies side by
+    /// side goes in one call: beside copies the driver takes as long for one mapping as for several.
     ///
     /// # Errors
-    /// What the driver answers; the extent is halfway then.
-    pub(crate) fn release(&self, extent: ExtentId, done: &Done) -> Result<()> {
-        let released = self.growth().and_then(|mut held| {
-            if self.core.lock().presence(extent) == Some(Presence::Moving) {
-                self.unmap_everywhere(&held, extent, done)?;
-                self.release_memory(&mut held, extent)?;
-                self.core.lock().left(extent).map_err(|source| self.refused(source))?;
+    /// What the driver answered first; those that are not told of as released are halfway then.
+    pub(crate) fn release(&self, extents: &[ExtentId], done: &Done) -> (Vec<ExtentId>, Result<()>) {
+        let mut released = Vec::with_capacity(extents.len());
+        let mut outcome = self.growth().and_then(|mut held| {
+            let mut outcome = self.unmap_everywhere(&held, extents, done);
+            for extent in extents {
+                let mut mappings = self.mappings_of(&held, *extent).into_iter();
+                if mappings.any(|mapping| self.reservation.is_mapped(mapping)) {
+                    continue;
+                }
+                match self.release_memory(&mut held, *extent) {
+                    Ok(()) => released.push(*extent),
+                    Err(error) => outcome = outcome.and(Err(error)),
+                }
             }
-            Ok(())
+            outcome
         });
-        match released {
-            Ok(()) => self.advance(extent, Step::Released),
-            Err(error) => self.halfway(extent).and(Err(error)),
+        for extent in extents {
+            let step = if released.contains(extent) { Step::Released } else { Step::Failed };
+            outcome = outcome.and(self.advance(*extent, step));
         }
+        (released, outcome)
     }
 
-    fn unmap_everywhere(&self, held: &Held, extent: ExtentId, done: &Done) -> Result<()> {
-        for mapping in self.mappings_of(held, extent) {
-            if !self.reservation.is_mapped(mapping) {
-                continue;
-            }
-            let one = [mapping];
-            self.reservation.retire(&one, done.mark).map_err(|error| self.failed(error))?;
-            self.tell_unmapping(mapping.offset, mapping.size);
-            if let Err(error) = retry(|| self.reservation.unmap(&one, &done.passed)) {
-                self.reservation.revive(&one).map_err(|error| self.failed(error))?;
-                self.tell_mapped(mapping.offset, mapping.size);
-                return Err(self.failed(error));
-            }
+    fn unmap_everywhere(&self, held: &Held, extents: &[ExtentId], done: &Done) -> Result<()> {
+        let moving = |extent: &&ExtentId| self.core.lock().presence(**extent) == Some(Presence::Moving);
+        let mappings = extents.iter().filter(moving).flat_map(|extent| self.mappings_of(held, *extent));
+        let mut mapped: Vec<Mapping> =
+            mappings.filter(|mapping| self.reservation.is_mapped(*mapping)).collect();
+        if mapped.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.reservation.retire(&mapped, done.mark).map_err(|error| self.failed(error))?;
+        mapped.iter().for_each(|mapping| self.tell_unmapping(mapping.offset, mapping.size));
+        let unmapped = retry(|| {
+            mapped.retain(|mapping| self.reservation.is_mapped(*mapping));
+            self.reservation.unmap(&mapped, &done.passed)
+        });
+        let Err(error) = unmapped else { return Ok(()) };
+        mapped.retain(|mapping| self.reservation.is_mapped(*mapping));
+        self.reservation.revive(&mapped).map_err(|error| self.failed(error))?;
+        mapped.iter().for_each(|mapping| self.tell_mapped(mapping.offset, mapping.size));
+        Err(self.failed(error))
     }
 
+    /// Does nothing where it is gone.
     fn release_memory(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
-        let Some(memory) = held.extents.remove(&extent) else { return Ok(()) };
-        memory.release().map_err(|(memory, error)| {
-            held.extents.insert(extent, memory);
-            self.failed(error)
-        })
+        if self.core.lock().presence(extent) != Some(Presence::Moving) {
+            return Ok(());
+        }
+        if let Some(memory) = held.extents.remove(&extent) {
+            memory.release().map_err(|(memory, error)| {
+                held.extents.insert(extent, memory);
+                self.failed(error)
+            })?;
+        }
+        self.core.lock().left(extent).map_err(|source| self.refused(source))
     }
 
     pub(super) fn mappings_of(&self, held: &Held, extent: ExtentId) -> Vec<Mapping> {

@@ -50,6 +50,7 @@ use clock::EpochClock;
 use edge::Edges;
 pub use error::PoolError;
 pub use export::{Exported, SharedExtent};
+use guests::Guests;
 pub use lag::EpochLag;
 pub use observer::MappingObserver;
 use peer::Reach;
@@ -120,7 +121,7 @@ pub struct GpuPool {
     /// What extents are like where their domain does not say.
     properties: ExtentProperties,
     /// Whose blocks are copies of what other GPUs gave up; made for the first.
-    guests: OnceLock<DomainId>,
+    guests: Guests,
     poison: OnceLock<String>,
 }
 
@@ -167,7 +168,7 @@ impl GpuPool {
             observer: options.observer,
             reach: Reach::of(device),
             properties,
-            guests: OnceLock::new(),
+            guests: Guests::default(),
             poison: OnceLock::new(),
         };
         options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;

@@ -1,7 +1,7 @@
 //! Copies' bytes in the memory of another GPU.
 //!
 //! ```text
-//! block   [ copy | copy | copy |   copy   | ]      as large as the copies to come, up to a gibibyte: making memory costs by the block
+//! block   [ copy | copy | copy |   copy   | ]      as large as the copies to come, or as may lodge together: making memory costs by the block
 //! ```
 
 use std::sync::Arc;
@@ -12,9 +12,6 @@ use glake_stitch::HomeRange;
 use glake_units::Bytes;
 
 use crate::{GpuPool, PoolError};
-
-/// Blocks are not larger: the driver makes such a one in a millisecond, and one copy keeps all of it.
-const BLOCK: Bytes = Bytes::gib(1);
 
 /// A block of another GPU's pool. It goes back when no copy has any of it and no span of it lives; who gets it then gets it after all work that
 /// was enqueued on it by then.
@@ -65,7 +62,7 @@ impl PeerRoom {
 
     /// A block for this copy and for others to come; where there is none, for this one.
     fn next(&self, pool: &Arc<GpuPool>, guest: DeviceId, size: Bytes) -> Result<Arc<PeerBlock>, PoolError> {
-        let large = self.expected.min(BLOCK);
+        let large = self.expected.min(pool.largest_lodging());
         if large > size {
             match PeerBlock::take(pool, guest, large) {
                 Err(error) if error.is_out_of_memory() => {}
