@@ -1,45 +1,50 @@
-//! Regions that leave for the host and come back over every link of a simulated server.
+//! Regions that leave and come back over every link of a simulated server, one or several at once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use glake_device::{Address, DeviceId, Fault, Injected, Stream, Verb, When};
+use glake_device::owned::{OwnedStream, Span};
+use glake_device::{Address, DeviceId, Fault, Injected, KernelMemory, Stream, Touch, Verb, When};
 use glake_tests::transfer::{Server, ServerShape};
 use glake_tiers::{
-    Block, CopyPolicy, GpuPool, HostOptions, HostPool, Impatient, PoolStream, Refilled, Region, RegionError,
-    RegionOptions, Shrunk, Store, Transit,
+    Block, FileTier, HostOptions, HostPool, Impatient, Mark, MoveError, Mover, Moving, PoolStream, Refilled,
+    Region, RegionError, RegionOptions, Shrunk, Store, Transit,
 };
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
+use parking_lot::{Condvar, Mutex};
 
 const GPU: DeviceId = DeviceId(0);
 const SIZE: Bytes = Bytes::mib(24);
 
-struct Bed {
-    server: Server,
-    pool: Arc<GpuPool>,
-    host: Arc<HostPool>,
+/// A region of a GPU, with blocks whose bytes tell their places.
+struct Weights {
     region: Region,
-    mover: LinkMover,
     blocks: Vec<Block>,
+    seed: u64,
 }
 
-/// A region of a GPU, with blocks whose bytes tell their places.
-fn bed() -> Bed {
-    let server = Server::new(ServerShape::four(Bytes::mib(192)));
-    let pool = server.pools[0].clone();
+struct Bed {
+    server: Server,
+    host: Arc<HostPool>,
+    weights: Weights,
+    mover: LinkMover,
+}
+
+fn bed(shape: ServerShape) -> Bed {
+    let server = Server::new(shape);
     let host = HostOptions { arena: Bytes::mib(32), threads: 1, ..HostOptions::default() };
     let host = HostPool::new(&server.epochs, host).unwrap();
-    let options = RegionOptions { host_copy: CopyPolicy::Drop, ..RegionOptions::of("weights") };
-    let region = Region::new(&pool, options);
-    let stream = PoolStream::of(&*server.driver, GPU, Stream::LEGACY).unwrap();
-    let blocks: Vec<Block> = (0..3).map(|_| region.malloc(SIZE, stream).unwrap()).collect();
-    for (block, seed) in blocks.iter().zip(0..) {
-        pool.write(block.address, &bytes(seed)).unwrap();
-    }
+    let weights = Weights::new(&server, GPU, 1);
     let mover = LinkMover::new(&server.engine, GPU, Priority::Normal).unwrap();
-    Bed { server, pool, host, region, mover, blocks }
+    Bed { server, host, weights, mover }
+}
+
+fn four() -> Bed {
+    bed(ServerShape::four(Bytes::mib(192)))
 }
 
 fn bytes(seed: u64) -> Vec<u8> {
@@ -47,58 +52,103 @@ fn bytes(seed: u64) -> Vec<u8> {
     (0..SIZE.get() / 8).flat_map(word).collect()
 }
 
-impl Bed {
-    fn shrink(&self) -> Result<Shrunk, RegionError> {
-        self.region.shrink(
-            Bytes::MAX,
-            &Store::Host(self.host.clone()),
-            Transit { mover: &self.mover, checks: None },
-        )
+impl Weights {
+    fn new(server: &Server, device: DeviceId, seed: u64) -> Weights {
+        let pool = &server.pools[device.0 as usize];
+        let options =
+            RegionOptions { extent: Bytes::mib(32), ..RegionOptions::of(format!("weights {seed}")) };
+        let region = Region::new(pool, options);
+        let stream = PoolStream::of(&*server.driver, device, Stream::LEGACY).unwrap();
+        let blocks: Vec<Block> = (0..3).map(|_| region.malloc(SIZE, stream).unwrap()).collect();
+        for (block, part) in blocks.iter().zip(0..) {
+            pool.write(block.address, &bytes(seed * 10 + part)).unwrap();
+        }
+        Weights { region, blocks, seed }
     }
 
-    fn refill(&self) -> Result<Refilled, RegionError> {
-        self.region.refill(Bytes::MAX, Transit { mover: &self.mover, checks: None }, &Impatient)
+    fn shrink(&self, to: &Store, mover: &dyn Mover) -> Result<Shrunk, RegionError> {
+        self.region.shrink(Bytes::MAX, to, Transit { mover, checks: None })
+    }
+
+    fn refill(&self, mover: &dyn Mover) -> Result<Refilled, RegionError> {
+        self.region.refill(Bytes::MAX, Transit { mover, checks: None }, &Impatient)
     }
 
     fn assert_bytes(&self) {
-        for (block, seed) in self.blocks.iter().zip(0..) {
+        for (block, part) in self.blocks.iter().zip(0..) {
             let mut found = vec![0; usize::try_from(SIZE.get()).unwrap()];
-            self.pool.read(block.address, &mut found).unwrap();
-            assert!(found == bytes(seed), "block {seed}");
+            self.region.pool().read(block.address, &mut found).unwrap();
+            assert!(found == bytes(self.seed * 10 + part), "block {part} of {}", self.seed);
         }
     }
 
-    fn addresses(&self) -> Vec<Address> {
-        self.blocks.iter().map(|block| block.address).collect()
+    /// Out and back, a few times.
+    fn cycle(&self, to: &Store, out: &dyn Mover, back: &dyn Mover) {
+        for _ in 0..3 {
+            let gone = self.shrink(to, out).unwrap();
+            assert_eq!((gone.left, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
+            let back = self.refill(back).unwrap();
+            assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(72)));
+            self.assert_bytes();
+        }
     }
 
     fn end(self) {
-        let Bed { server, pool, host, region, mover, blocks } = self;
-        for block in blocks {
-            pool.free(block.address).unwrap();
+        for block in self.blocks {
+            self.region.pool().free(block.address).unwrap();
         }
-        drop((region, mover, pool, host));
+    }
+}
+
+impl Bed {
+    fn host(&self) -> Store {
+        Store::Host(self.host.clone())
+    }
+
+    fn shrink(&self) -> Result<Shrunk, RegionError> {
+        self.weights.shrink(&self.host(), &self.mover)
+    }
+
+    fn refill(&self) -> Result<Refilled, RegionError> {
+        self.weights.refill(&self.mover)
+    }
+
+    fn addresses(&self) -> Vec<Address> {
+        self.weights.blocks.iter().map(|block| block.address).collect()
+    }
+
+    /// How many other GPUs carried bytes both ways.
+    fn relays(&self) -> usize {
+        let done = self.server.engine.statistics();
+        let others = self.server.devices().iter().filter(|device| *device != GPU);
+        let ways = |relay: &DeviceId| {
+            let carried = done.paths.iter().filter(|path| path.relay == *relay && !path.bytes.is_zero());
+            carried.map(|path| path.direction.index()).collect::<std::collections::BTreeSet<_>>().len()
+        };
+        others.filter(|relay| ways(relay) == 2).count()
+    }
+
+    fn end(self) {
+        let Bed { server, host, weights, mover } = self;
+        weights.end();
+        assert_eq!(host.statistics().in_use, Bytes::ZERO);
+        drop((mover, host));
         server.end();
     }
 }
 
 #[test]
 fn bytes_leave_and_come_back_over_other_gpus_links() {
-    let bed = bed();
+    let bed = four();
     let before = bed.addresses();
     let gone = bed.shrink().unwrap();
     assert_eq!((gone.left, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
-    assert_eq!(bed.region.sizes().unwrap().0, Bytes::ZERO);
+    assert_eq!(bed.weights.region.sizes().unwrap().0, Bytes::ZERO);
     let back = bed.refill().unwrap();
     assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(72)));
     assert_eq!(bed.addresses(), before);
-    bed.assert_bytes();
-    let done = bed.server.engine.statistics();
-    for relay in 1..4 {
-        let carried = |path: &&glake_transfer::PathStatistics| path.relay == DeviceId(relay);
-        let ways = done.paths.iter().filter(carried).filter(|path| !path.bytes.is_zero()).count();
-        assert_eq!(ways, 2, "{done:?}");
-    }
+    bed.weights.assert_bytes();
+    assert_eq!(bed.relays(), 3);
     bed.end();
 }
 
@@ -106,14 +156,14 @@ fn bytes_leave_and_come_back_over_other_gpus_links() {
 fn a_copy_that_is_refused_anywhere_loses_nothing() {
     for error in [Injected::Failed(1), Injected::NotReady] {
         for nth in 1..12 {
-            let bed = bed();
+            let bed = four();
             bed.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
             let gone = bed.shrink();
             bed.server.faults.set(&[]);
             if gone.is_err() {
                 bed.shrink().unwrap();
             }
-            assert_eq!(bed.region.sizes().unwrap().0, Bytes::ZERO);
+            assert_eq!(bed.weights.region.sizes().unwrap().0, Bytes::ZERO);
             bed.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
             let back = bed.refill();
             bed.server.faults.set(&[]);
@@ -121,8 +171,144 @@ fn a_copy_that_is_refused_anywhere_loses_nothing() {
             if back.is_err() {
                 bed.refill().unwrap();
             }
-            bed.assert_bytes();
+            bed.weights.assert_bytes();
             bed.end();
         }
     }
+}
+
+/// A mover whose copies are waited for only once it is let go.
+#[derive(Debug)]
+struct Held<'a> {
+    links: &'a LinkMover,
+    marked: mpsc::SyncSender<()>,
+    latch: Arc<Latch>,
+}
+
+#[derive(Debug, Default)]
+struct Latch(Mutex<bool>, Condvar);
+
+/// Opens it, however its owner ends.
+struct Opening(Arc<Latch>);
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        *self.0.0.lock() = true;
+        self.0.1.notify_all();
+    }
+}
+
+#[derive(Debug)]
+struct HeldCopy(Box<dyn Moving>, Arc<Latch>);
+
+impl Mover for Held<'_> {
+    fn enqueue(&self, copies: &[(Span, Span)]) -> Result<Box<dyn Moving>, MoveError> {
+        Ok(Box::new(HeldCopy(self.links.enqueue(copies)?, self.latch.clone())))
+    }
+
+    fn mark(&self) -> Result<Arc<dyn Mark>, MoveError> {
+        let mark = self.links.mark();
+        self.marked.send(())?;
+        mark
+    }
+}
+
+impl Moving for HeldCopy {
+    fn wait(self: Box<Self>) -> Result<(), MoveError> {
+        let mut open = self.1.0.lock();
+        self.1.1.wait_while(&mut open, |open| !*open);
+        drop(open);
+        self.0.wait()
+    }
+}
+
+#[test]
+fn streams_of_all_gpus_wait_for_what_is_on_its_way_over_every_link() {
+    let bed = bed(ServerShape::named("h20x8"));
+    let sim = &bed.server.sim;
+    let streams: Vec<OwnedStream> = bed
+        .server
+        .devices()
+        .iter()
+        .map(|device| OwnedStream::new(&bed.server.driver, device).unwrap())
+        .collect();
+    bed.shrink().unwrap();
+    let (marked, marks) = mpsc::sync_channel(1);
+    let held = Held { links: &bed.mover, marked, latch: Arc::default() };
+    let (right, run) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    std::thread::scope(|scope| {
+        let _opening = Opening(held.latch.clone());
+        scope.spawn(|| bed.weights.refill(&held).unwrap());
+        marks.recv().unwrap();
+        for stream in &streams {
+            // It returns before the copies are done; what comes behind it does not begin before.
+            bed.weights.region.wait(stream.device(), stream.id()).unwrap();
+            for (block, seed) in bed.weights.blocks.iter().zip(bed.weights.seed * 10..) {
+                let touch = Touch { address: block.address, size: SIZE };
+                let (right, run) = (right.clone(), run.clone());
+                let work = move |memory: &mut dyn KernelMemory| {
+                    let mut found = vec![0; usize::try_from(SIZE.get()).unwrap()];
+                    memory.read(touch.address, &mut found).unwrap();
+                    right.fetch_add(usize::from(found == bytes(seed)), Ordering::Relaxed);
+                    run.fetch_add(1, Ordering::Relaxed);
+                };
+                let time = Duration::from_micros(1);
+                sim.enqueue_kernel(stream.device(), stream.id(), &[touch], &[], time, work).unwrap();
+            }
+        }
+        assert_eq!(run.load(Ordering::Relaxed), 0, "the copies are under way");
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        assert_eq!(right.load(Ordering::Relaxed), streams.len() * bed.weights.blocks.len());
+    });
+    bed.weights.assert_bytes();
+    assert!(bed.relays() >= 3, "{:?}", bed.server.engine.statistics());
+    drop(streams);
+    bed.end();
+}
+
+#[test]
+fn one_mover_serves_several_threads() {
+    let bed = bed(ServerShape::named("h20x8"));
+    let directory = tempfile::tempdir().unwrap();
+    let files = Arc::new(FileTier::open(&directory.path().join("extents")).unwrap());
+    let stores = [
+        bed.host(),
+        Store::Peer(bed.server.pools[6].clone()),
+        // Three threads more.
+        Store::File { files: files.clone(), host: bed.host.clone() },
+    ];
+    let others: Vec<Weights> = (2..5).map(|seed| Weights::new(&bed.server, GPU, seed)).collect();
+    std::thread::scope(|scope| {
+        for (weights, store) in others.iter().zip(&stores) {
+            scope.spawn(|| weights.cycle(store, &bed.mover, &bed.mover));
+        }
+        bed.weights.cycle(&bed.host(), &bed.mover, &bed.mover);
+    });
+    assert!(bed.relays() >= 3, "{:?}", bed.server.engine.statistics());
+    assert_eq!(files.statistics().files, 0);
+    others.into_iter().for_each(Weights::end);
+    drop(stores);
+    bed.end();
+}
+
+#[test]
+fn movers_of_several_gpus_share_the_links() {
+    let bed = bed(ServerShape::named("h200x4"));
+    let others: Vec<Weights> =
+        (1..4).map(|gpu| Weights::new(&bed.server, DeviceId(gpu), u64::from(gpu) + 1)).collect();
+    let (engine, host) = (&bed.server.engine, bed.host());
+    std::thread::scope(|scope| {
+        for weights in others.iter().chain([&bed.weights]) {
+            let host = &host;
+            scope.spawn(move || {
+                let mover =
+                    || LinkMover::new(engine, weights.region.pool().device(), Priority::Normal).unwrap();
+                weights.cycle(host, &mover(), &mover());
+            });
+        }
+    });
+    assert_eq!(engine.statistics().lost_copies, 0);
+    others.into_iter().for_each(Weights::end);
+    drop(host);
+    bed.end();
 }

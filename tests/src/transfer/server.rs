@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, Epochs, Pages, Registration};
 use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_device::topology::{self, Topology};
 use glake_device::{DeviceId, Driver, Faults};
 use glake_tiers::{GpuPool, PoolOptions};
 use glake_transfer::graph::{GpuLinks, PathGraph};
@@ -25,8 +26,21 @@ pub struct ServerShape {
 impl ServerShape {
     /// Four equal GPUs of so much memory, strict.
     pub fn four(memory: Bytes) -> Self {
+        ServerShape::of(SimTopology::uniform(4, memory))
+    }
+
+    /// A server by the name of its model, strict.
+    ///
+    /// # Panics
+    /// There is no model of that name.
+    #[allow(clippy::unwrap_used)]
+    pub fn named(name: &str) -> Self {
+        ServerShape::of(topology::load(name).unwrap())
+    }
+
+    fn of(topology: SimTopology) -> Self {
         let options = EngineOptions { streams: 16, ..EngineOptions::default() };
-        ServerShape { topology: SimTopology::uniform(4, memory), strict: true, options }
+        ServerShape { topology, strict: true, options }
     }
 }
 
@@ -52,23 +66,13 @@ impl Server {
     /// A new server.
     pub fn new(shape: ServerShape) -> Self {
         let ServerShape { topology, strict, options } = shape;
+        let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));
         let machine = SimOptions { topology, strict_ordering: strict, ..SimOptions::default() };
         let sim = Arc::new(Simulator::new(machine).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
         let epochs = Epochs::new(driver.clone());
-        let infos = driver.devices().unwrap();
-        let ids: Vec<DeviceId> = infos.iter().map(|info| info.id).collect();
-        let links = infos.iter().map(|info| GpuLinks {
-            device: info.id,
-            name: info.name.clone(),
-            pci: None,
-            node: None,
-            switch: None,
-            link: None,
-            peers: ids.iter().copied().filter(|id| *id != info.id).collect(),
-        });
-        let graph = PathGraph::conservative(&links.collect::<Vec<_>>());
+        let ids: Vec<DeviceId> = driver.devices().unwrap().iter().map(|info| info.id).collect();
         let pool = |&device: &DeviceId| {
             let peers = ids.iter().copied().filter(|id| *id != device).collect();
             let options = PoolOptions { epochs: Some(epochs.clone()), peers, ..PoolOptions::default() };
