@@ -49,11 +49,12 @@ static void leaves_and_comes_back(void) {
     glake_string_free(report);
     CHECK(stats_of(0).all.reserved_bytes.current <= before - (int64_t)(20 * MIB));
     CHECK(stats_of(0).all.allocated_bytes.current == (int64_t)(23 * MIB));
-    CHECK(says(glake_regions_json(), "\"place\":\"host\"") && says(glake_snapshot_json(), "\"glake_regions\":[{"));
+    CHECK(says(glake_regions_json(), "\"place\":\"host\"") && says(glake_regions_json(), "\"places\":{\"host\":"));
+    CHECK(says(glake_snapshot_json(), "\"glake_regions\":[{"));
     CHECK(says(glake_gate_json(), "\"closed\":[\"weights\"]"));
     compare(other, 3 * MIB, 2);
 
-    CHECK(says(glake_refill(NULL), "\"copied\":20971520"));
+    CHECK(says(glake_refill("{\"timeout_ms\":60000}"), "\"copied\":20971520"));
     CHECK(says(glake_gate_json(), "\"open\":true"));
     compare(block, 20 * MIB, 1);
     OK(glake_free(block));
