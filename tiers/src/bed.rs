@@ -28,7 +28,7 @@ pub(crate) struct Native {
 
 /// Two GPUs, and what makes their calls fail.
 pub(crate) fn machine() -> (Arc<Simulator>, Arc<Faults>) {
-    let topology = SimTopology::uniform(2, MEMORY);
+    let topology = SimTopology::uniform(4, MEMORY);
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     (sim.clone(), Arc::new(Faults::new(sim)))
 }

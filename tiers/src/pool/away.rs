@@ -96,12 +96,6 @@ impl GpuPool {
         PoolError::UnknownAddress { device: self.device, address: self.address(offset) }
     }
 
-    /// Waits for all work that was enqueued before on every device that may touch the pool's memory.
-    pub(crate) fn drain(&self) -> Result<()> {
-        self.settle()?;
-        self.passed(self.passage()?).map(|_| ())
-    }
-
     /// Marks now: nothing uses what was copied by now.
     pub(crate) fn passage(&self) -> Result<Passage> {
         self.usable()?;

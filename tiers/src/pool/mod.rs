@@ -16,6 +16,7 @@
 mod away;
 mod checkpoint;
 mod clock;
+mod drain;
 mod edge;
 mod error;
 mod execute;
@@ -33,7 +34,7 @@ mod waits;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use glake_device::owned::{CaptureHold, Epochs, Extent, Reservation};
+use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Extent, Reservation};
 use glake_device::{Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Stream};
 use glake_stitch::{
     Allocator, Broken, DomainId, DomainOptions, ExtentId, Grant, Outcome, Plan, Request, Settings,
@@ -100,6 +101,8 @@ struct Held {
 pub struct GpuPool {
     device: DeviceId,
     driver: Arc<dyn Driver>,
+    /// All that the driver shows.
+    devices: DeviceSet,
     epochs: Arc<Epochs>,
     /// Before the extents: what is dropped first unmaps them.
     reservation: Arc<Reservation>,
@@ -154,6 +157,7 @@ impl GpuPool {
         let pool = GpuPool {
             device,
             driver,
+            devices: devices.iter().map(|info| info.id).collect(),
             epochs,
             reservation,
             core: Mutex::new(core),

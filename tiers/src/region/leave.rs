@@ -68,7 +68,7 @@ impl Region {
     /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
     /// others, their live bytes copied to `to` first (of a graph's pool, all). What has a whole copy already goes without one and counts
     /// on that, wherever it is; what is away already stays where it is. Blocks keep their addresses. Waits for all work that was
-    /// enqueued on every device that may touch the pool's memory.
+    /// enqueued on every device of the process, in its primary context; none is made.
     ///
     /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.
     ///
