@@ -6,6 +6,7 @@ pub mod calibrations;
 pub mod cli;
 pub mod config;
 pub mod demo;
+mod filled;
 mod installed;
 pub mod log;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! What the tests of regions and of their stores stand on: two simulated GPUs, the driver's own copies, blocks whose bytes are known.
+//! What the tests of regions and of their stores stand on: four simulated GPUs, the driver's own copies, blocks whose bytes are known.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) struct Native {
     pub(crate) meddle: Mutex<Option<Meddle>>,
 }
 
-/// Two GPUs, and what makes their calls fail.
+/// GPUs, and what makes their calls fail.
 pub(crate) fn machine() -> (Arc<Simulator>, Arc<Faults>) {
     let topology = SimTopology::uniform(4, MEMORY);
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());

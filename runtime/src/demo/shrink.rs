@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use glake_device::sim::Census;
 use glake_device::{Address, Stream};
 use glake_tiers::{
-    Block, CopyPolicy, GpuPool, HostPool, Impatient, Policy, PoolStream, Refilled, Region, RegionOptions,
-    Shrunk, Store, Transit,
+    Block, CopyPolicy, GpuPool, Policy, PoolStream, Refilled, Region, RegionOptions, Shrunk, Store, Transit,
 };
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
@@ -23,7 +22,7 @@ use super::neighbour::{Neighbour, differs};
 use super::{DemoError, Stage, figures, pool};
 use crate::backend::Backend;
 use crate::config::{self, Config};
-use crate::pattern::{CHUNK, fill, matching};
+use crate::filled::{Difference, Filled};
 use crate::server::{Server, ServerOptions};
 use crate::stamps::Stamps;
 use crate::trace::BlockId;
@@ -43,11 +42,10 @@ struct Bed {
     pool: Arc<GpuPool>,
     /// As another process has one.
     guest: Arc<GpuPool>,
-    host: Arc<HostPool>,
+    host: Store,
     mover: LinkMover,
-    region: Region,
+    idle: Filled,
     stream: PoolStream,
-    blocks: Vec<Block>,
 }
 
 /// What happened.
@@ -72,9 +70,8 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         Server::open(backend, config, ServerOptions { memory: Some(MEMORY), ..ServerOptions::default() })?;
     let simulated = server.is_simulated();
     let bed = Bed::new(&server, config)?;
-    let live: Bytes = bed.blocks.iter().map(|block| block.size).sum();
-    let mut addresses: Vec<Address> = bed.blocks.iter().map(|block| block.address).collect();
-    addresses.sort_unstable();
+    let live = bed.idle.live();
+    let addresses = bed.addresses();
     let told = bed.story(&server)?;
     let same = bed.addresses() == addresses;
     bed.end()?;
@@ -161,15 +158,13 @@ impl Bed {
         }
         let bed = Bed {
             guest: server.pool(device, &knobs)?,
-            host: server.host()?,
+            host: Store::Host(server.host()?),
             mover: LinkMover::new(server.engine(), device, Priority::Normal)?,
+            idle: Filled::new(region, blocks)?,
             pool,
-            region,
             stream,
-            blocks,
         };
-        bed.write()?;
-        bed.region.seal(false)?;
+        bed.idle.region().seal(false)?;
         Ok(bed)
     }
 
@@ -184,7 +179,7 @@ impl Bed {
             }
             let free = server.free_memory(server.target().id)?;
             // What there is of a simulated GPU does not hold so much; of a real one it may.
-            let live = self.live();
+            let live = self.idle.live();
             let wanted =
                 if server.is_simulated() { free.saturating_add(Bytes::new(live.get() / 4)) } else { live };
             told.refused_before =
@@ -216,11 +211,11 @@ impl Bed {
     }
 
     fn shrink(&self) -> Result<Shrunk, DemoError> {
-        Ok(self.region.shrink(Bytes::MAX, &Store::Host(self.host.clone()), self.transit())?)
+        Ok(self.idle.shrink(&self.host, self.transit())?)
     }
 
     fn refill(&self) -> Result<Refilled, DemoError> {
-        Ok(self.region.refill(Bytes::MAX, self.transit(), &Impatient)?)
+        Ok(self.idle.refill(self.transit())?)
     }
 
     fn transit(&self) -> Transit<'_> {
@@ -239,56 +234,20 @@ impl Bed {
         Ok(())
     }
 
-    fn write(&self) -> Result<(), DemoError> {
-        let mut bytes = vec![0; CHUNK];
-        self.each_chunk(|address, at, seed, length| {
-            fill(&mut bytes[..length], at, seed);
-            Ok(self.pool.write(address, &bytes[..length])?)
-        })
-    }
-
     /// How many bytes were compared: all of the region, or there is an error.
     fn compare(&self) -> Result<Bytes, DemoError> {
-        let (mut bytes, mut compared) = (vec![0; CHUNK], Bytes::ZERO);
-        self.each_chunk(|address, at, seed, length| {
-            self.pool.read(address, &mut bytes[..length])?;
-            let matched = matching(&bytes[..length], at, seed);
-            if matched < length as u64 {
-                return Err(differs("a block of the region", address, matched));
-            }
-            compared = compared.saturating_add(Bytes::new(matched));
-            Ok(())
-        })?;
-        Ok(compared)
-    }
-
-    /// Each part of each block: its address, where it lies in its block, the block's seed, its length.
-    fn each_chunk(
-        &self,
-        mut visit: impl FnMut(Address, u64, u64, usize) -> Result<(), DemoError>,
-    ) -> Result<(), DemoError> {
-        for (block, seed) in self.blocks.iter().zip(100..) {
-            for at in (0..block.size.get()).step_by(CHUNK) {
-                let length = usize::try_from(block.size.get() - at).unwrap_or(CHUNK).min(CHUNK);
-                visit(Address(block.address.0 + at), at, seed, length)?;
-            }
+        match self.idle.compare()? {
+            None => Ok(self.idle.live()),
+            Some(Difference { address, at, .. }) => Err(differs("a block of the region", address, at)),
         }
-        Ok(())
     }
 
     fn addresses(&self) -> Vec<Address> {
-        self.pool.blocks_of(self.region.domain()).iter().map(|block| block.address).collect()
-    }
-
-    fn live(&self) -> Bytes {
-        self.blocks.iter().map(|block| block.size).sum()
+        self.pool.blocks_of(self.idle.region().domain()).iter().map(|block| block.address).collect()
     }
 
     fn end(self) -> Result<(), DemoError> {
-        for block in &self.blocks {
-            self.pool.free(block.address)?;
-        }
-        Ok(())
+        Ok(self.idle.end()?)
     }
 }
 

@@ -1,24 +1,19 @@
-//! The region of one measurement: its blocks, what they hold, and where it goes.
+//! The region of one measurement, and where it goes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 
-use glake_device::{Address, Stream};
+use glake_device::Stream;
 use glake_tiers::{
-    Block, CopyPolicy, FileTier, GpuPool, Impatient, Policy, PoolStream, Refilled, Region, RegionOptions,
-    Shrunk, Store, Transit,
+    CopyPolicy, FileTier, Policy, PoolStream, Refilled, Region, RegionOptions, Shrunk, Store, Transit,
 };
 use glake_units::Bytes;
 
 use super::ground::Ground;
 use super::{BenchError, ShrinkOptions, ShrinkTier};
 use crate::config::Config;
-use crate::pattern::{CHUNK, fill, matching};
+use crate::filled::{Difference, Filled};
 
-/// Threads that write and compare bytes at most: more of them wait for the same link.
-const THREADS: usize = 8;
 /// Extents of a simulated GPU's region, which is small.
 const SMALL: Bytes = Bytes::mib(8);
 /// What bytes pass through on their way to files.
@@ -27,9 +22,7 @@ const STAGED: Bytes = Bytes::mib(96);
 /// A region, and its store.
 pub(super) struct Field<'a> {
     ground: &'a Ground,
-    region: Region,
-    pool: Arc<GpuPool>,
-    blocks: Vec<Block>,
+    region: Filled,
     store: Store,
     /// After all that has files in it.
     _folder: Option<OwnFolder>,
@@ -37,9 +30,6 @@ pub(super) struct Field<'a> {
 
 /// A folder that is removed at the end.
 struct OwnFolder(PathBuf);
-
-/// A part of a block: where it is, where it lies in its block, which block, how long.
-type Part = (Address, u64, u64, usize);
 
 impl<'a> Field<'a> {
     /// A region full of bytes that tell their places.
@@ -63,33 +53,25 @@ impl<'a> Field<'a> {
         let blocks = sizes(ground.bytes(), options.tensors).map(|size| region.malloc(size, stream));
         let blocks = blocks.collect::<Result<_, _>>()?;
         let (store, folder) = store(ground, config, options, tier)?;
-        let field = Field { ground, store, _folder: folder, region, pool, blocks };
-        field.write()?;
+        let region = Filled::new(region, blocks)?;
         if options.sealed {
-            field.region.seal(false)?;
+            region.region().seal(false)?;
         }
-        Ok(field)
+        Ok(Field { ground, store, _folder: folder, region })
     }
 
     /// All of it leaves.
     pub(super) fn shrink(&self) -> Result<Shrunk, BenchError> {
-        Ok(self.region.shrink(Bytes::MAX, &self.store, self.transit())?)
+        Ok(self.region.shrink(&self.store, self.transit())?)
     }
 
     /// All of it comes back.
     pub(super) fn refill(&self) -> Result<Refilled, BenchError> {
-        Ok(self.region.refill(Bytes::MAX, self.transit(), &Impatient)?)
+        Ok(self.region.refill(self.transit())?)
     }
 
     fn transit(&self) -> Transit<'_> {
         Transit { mover: self.ground.mover(), checks: self.ground.digests() }
-    }
-
-    fn write(&self) -> Result<(), BenchError> {
-        self.each_part(|bytes, (address, at, seed, length)| {
-            fill(&mut bytes[..length], at, seed);
-            Ok(self.pool.write(address, &bytes[..length])?)
-        })
     }
 
     /// Compares every byte.
@@ -97,50 +79,17 @@ impl<'a> Field<'a> {
     /// # Errors
     /// [`BenchError::Differs`].
     pub(super) fn compare(&self, when: &str) -> Result<(), BenchError> {
-        self.each_part(|bytes, (address, at, seed, length)| {
-            bytes[..length].fill(0);
-            self.pool.read(address, &mut bytes[..length])?;
-            match matching(&bytes[..length], at, seed) {
-                all if all == length as u64 => Ok(()),
-                some => {
-                    let case = format!("{when}: tensor {seed}, byte {}", at + some);
-                    Err(BenchError::Differs { case })
-                }
+        match self.region.compare()? {
+            None => Ok(()),
+            Some(Difference { block, at, .. }) => {
+                Err(BenchError::Differs { case: format!("{when}: tensor {block}, byte {at}") })
             }
-        })
-    }
-
-    /// Visits every part once, by several threads, each with memory of its own.
-    fn each_part(
-        &self,
-        visit: impl Fn(&mut [u8], Part) -> Result<(), BenchError> + Sync,
-    ) -> Result<(), BenchError> {
-        let parts: Vec<Part> =
-            (0..).zip(&self.blocks).flat_map(|(seed, block)| parts(seed, *block)).collect();
-        let (next, cores) = (AtomicU64::new(0), thread::available_parallelism().map_or(1, usize::from));
-        let work = || {
-            let mut bytes = vec![0; CHUNK];
-            loop {
-                let mine = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap_or(usize::MAX);
-                let Some(part) = parts.get(mine) else { return Ok(()) };
-                visit(&mut bytes, *part)?;
-            }
-        };
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..cores.min(THREADS)).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| match thread.join() {
-                Ok(outcome) => outcome,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-        })
+        }
     }
 
     /// Frees everything; what is pinned for it goes with it.
     pub(super) fn end(self) -> Result<(), BenchError> {
-        for block in &self.blocks {
-            self.pool.free(block.address)?;
-        }
-        Ok(())
+        Ok(self.region.end()?)
     }
 }
 
@@ -151,13 +100,6 @@ fn sizes(bytes: Bytes, tensors: u32) -> impl Iterator<Item = Bytes> {
     let each = (bytes / count) & !511;
     let each = if each == 0 { bytes / count } else { each };
     (0..count).map(move |number| Bytes::new(if number + 1 == count { bytes - each * number } else { each }))
-}
-
-fn parts(seed: u64, block: Block) -> impl Iterator<Item = Part> {
-    (0..block.size.get()).step_by(CHUNK).map(move |at| {
-        let length = usize::try_from(block.size.get() - at).unwrap_or(CHUNK).min(CHUNK);
-        (Address(block.address.0 + at), at, seed, length)
-    })
 }
 
 /// Where the region goes; nothing of it is made ahead but what is asked for.
