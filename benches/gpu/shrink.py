@@ -74,12 +74,17 @@ def glake_with(relays=False, **tables):
     import torch
     torch.cuda.init()
     if relays:
-        glake.multi_path(True)
-        deadline = time.time() + 20
-        while len(glake.copy_stats()["relays"]) + 1 < torch.cuda.device_count() and time.time() < deadline:
-            time.sleep(0.1)
-        time.sleep(1)
+        wake_relays(glake)
     return glake
+
+
+def wake_relays(glake):
+    import torch
+    glake.multi_path(True)
+    deadline = time.time() + 20
+    while len(glake.copy_stats()["relays"]) + 1 < torch.cuda.device_count() and time.time() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)
 
 
 def seconds(work):
@@ -348,6 +353,38 @@ pages[::4096] = 1
 torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(pages.data_ptr(), pages.numel(), 1)))
 print(bare, (shrink.used() - bare) / shrink.MIB)
 """
+
+
+@scenario("rest", 2)
+def rest(size):
+    """With relays: what a full shrink leaves on every GPU, and what the refill takes that wakes them."""
+    before = everywhere()
+    glake = glake_with(relays=True)
+    with glake.region("weights"):
+        held = tensors(size)
+    stamp(held)
+    cycle(glake, "weights")
+    awake, backs = everywhere(), []
+    for _ in range(5):
+        out, gone = seconds(glake.shrink)
+        asleep = everywhere()
+        back, _ = seconds(glake.refill)
+        backs.append(back)
+        check(held)
+    d2h, h2d = links()
+    for gpu, (bare, full, rested) in enumerate(zip(before, awake, asleep)):
+        if gpu:
+            report(f"left on GPU {gpu}, a relay, after a full shrink, MiB", rested - bare, 16.0, most=True, awake_mib=full - bare)
+    gbps = size / statistics.median(backs) / 1e9
+    report("refill that wakes the relays, of one link", gbps / h2d, gbps=gbps, first=size / backs[0] / 1e9)
+    _, back, _ = min((cycle(glake, "weights") for _ in range(5)), key=lambda column: column[1])
+    report("refill once they are awake, of one link", size / back / 1e9 / h2d, gbps=size / back / 1e9)
+
+
+def everywhere():
+    """MiB that are taken of each visible GPU, asked without a context on it."""
+    asked = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True)
+    return [float(line) for line in asked.stdout.split()]
 
 
 @scenario("engines")
