@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Invariants: uses of the same tags wait for one job, as long as it runs. A job is over however it ends, without having begun too;
-//! it leaves the list before that is told, so that nobody joins one that is over.
+//! it leaves the list before that is told, so that nobody joins one that is over. A failure is told to somebody, or logged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,6 +89,14 @@ impl Coming {
                 // What has changed by then is looked at once more.
                 Some(until) => _ = self.changed.wait_until(&mut state, until),
             }
+        }
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        if let State::Over(Err(error)) = self.state.get_mut() {
+            tracing::warn!(target: "glake::regions", %error, "a refill that nobody waited for any more failed");
         }
     }
 }
