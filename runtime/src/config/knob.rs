@@ -103,6 +103,7 @@ pub const KNOBS: &[Knob] = &[
         holds: |c| is_mappable(c.tiers.extent),
     },
     Knob { key: "tiers.drain_timeout_ms", allowed: "a whole number of milliseconds", holds: |_| true },
+    Knob { key: "tiers.relays_rest", allowed: "true or false", holds: |_| true },
     Knob {
         key: "device.choice",
         allowed: "\"auto\", \"cuda\", \"sim\" or \"sim:TOPOLOGY\"",

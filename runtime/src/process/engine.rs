@@ -4,6 +4,7 @@
 //! first use ─► Engine (no context, no thread; every copy native)
 //! relays on ─► thread of the engine: contexts, streams, slots ─► pools opened to them ─► the server's paths
 //!                                          copies go over one link until all of that is there
+//! all is away ─► relays rest: their contexts go ─► something comes back: made ready again, pools opened to them
 //! ```
 //!
 //! Invariants: a copy opens no memory to anybody: what relays may touch is decided when an extent is made, or on the
@@ -99,7 +100,13 @@ impl ProcessEngine {
         self.made().map_or(Worth::Anything, |engine| engine.worth_of_other(size))
     }
 
-    /// What a pool of a device is opened to when it is made.
+    /// What a pool of a device is opened to when it is made: not to relays that rest, which would make their contexts.
+    pub(super) fn awake_relays_of(&self, device: DeviceId) -> DeviceSet {
+        let resting = self.made().map_or(DeviceSet::EMPTY, |engine| engine.resting());
+        self.relays_of(device).without(resting)
+    }
+
+    /// The relays that copies of a device's memory may go over, those that rest too.
     pub(super) fn relays_of(&self, device: DeviceId) -> DeviceSet {
         match self.on.load(Ordering::Acquire) {
             true => self.candidates.without(DeviceSet::of(device)),
@@ -147,6 +154,8 @@ impl ProcessEngine {
         let mut started = self.starting.lock();
         engine.set_relays(self.candidates);
         if *started {
+            drop(started);
+            self.wake(devices);
             return Ok(());
         }
         let (devices, candidates, model) = (devices.clone(), self.candidates, self.model.clone());
@@ -171,6 +180,26 @@ impl ProcessEngine {
         })?;
         *started = true;
         Ok(())
+    }
+
+    /// Relays of no pool's device give back what they cost, in the background.
+    pub(super) fn rest(&self, devices: &[DeviceMemory]) {
+        let Some(engine) = self.made() else { return };
+        let used: DeviceSet =
+            devices.iter().filter(|memory| memory.started().is_some()).map(DeviceMemory::id).collect();
+        engine.rest(self.candidates.without(used));
+    }
+
+    /// Relays that rest are made ready again in the background.
+    pub(super) fn wake(&self, devices: &Arc<[DeviceMemory]>) {
+        let Some(engine) = self.made() else { return };
+        let (devices, relays) =
+            (devices.clone(), if self.is_on() { self.candidates } else { DeviceSet::EMPTY });
+        // Pools that were made meanwhile are not open to them.
+        let woken = engine.wake(move |_| devices.iter().for_each(|memory| memory.open_to(relays)));
+        if let Err(error) = woken {
+            tracing::warn!(target: "glake::copies", %error, "relays are not made ready again: copies take one link");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is on each GPU, and who holds it.
 
 use glake_device::DeviceId;
+use glake_transfer::WhyStayed;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
@@ -10,6 +11,9 @@ use super::Regions;
 use super::others::{self, Known};
 use super::slot::{Slot, sizes};
 use crate::process::gate::DEFAULT;
+
+/// What the context of a relay is called that is there after it was to rest; why comes after it. It is named whatever it takes.
+const STAYS: &str = "context for copies of other GPUs, which stays: ";
 
 /// Memory that somebody holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +38,8 @@ impl Regions {
     pub(super) fn left(&self) -> Result<Vec<Left>> {
         self.table.cover(&self.starter.devices);
         let slots = self.table.named(None)?;
+        // First: it waits for contexts that go.
+        let stayed = self.stayed_relays();
         let costs = self.starter.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
         let mut left = Vec::new();
         for memory in self.starter.devices.iter() {
@@ -50,11 +56,21 @@ impl Regions {
                     given_up,
                 ));
             }
-            for cost in costs.iter().filter(|cost| cost.relay == device) {
+            let stays = stayed.iter().find(|stayed| stayed.relay == device);
+            if let Some(stayed) = stays {
+                holders.push((format!("{STAYS}{}", stayed.why), stayed.context));
+            }
+            for cost in costs.iter().filter(|cost| cost.relay == device && stays.is_none()) {
                 holders.push(("context for copies of other GPUs".to_owned(), cost.context));
                 holders.push(("slots for copies of other GPUs".to_owned(), cost.slots));
             }
-            if memory.started().is_some() || holders.iter().any(|(_, bytes)| !bytes.is_zero()) {
+            // A context that is about to go would be made again by the question.
+            let asked = match stays.map(|stayed| stayed.why) {
+                Some(WhyStayed::UnderWay | WhyStayed::Lost) => false,
+                Some(_) => true,
+                None => holders.iter().any(|(_, bytes)| !bytes.is_zero()),
+            };
+            if memory.started().is_some() || asked {
                 self.rest(memory, &mut holders)?;
             }
             left.extend(holders.into_iter().map(|(holder, bytes)| Left {
@@ -80,7 +96,7 @@ impl Regions {
             holder: "pinned host memory: slots and lists of copies".to_owned(),
             bytes: self.pinned_by_engine(),
         });
-        left.retain(|left| !left.bytes.is_zero());
+        left.retain(|left| !left.bytes.is_zero() || left.holder.starts_with(STAYS));
         Ok(left)
     }
 

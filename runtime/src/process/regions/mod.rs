@@ -28,6 +28,7 @@ mod marks;
 mod moves;
 mod others;
 mod predict;
+mod relays;
 mod report;
 mod slot;
 mod stores;
@@ -55,6 +56,7 @@ use hooks::Hooks;
 pub use left::Left;
 pub(super) use marks::Marks;
 use predict::Prediction;
+use relays::Begun;
 pub use report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
 use stores::Stores;
 use table::Table;
@@ -78,6 +80,7 @@ pub(super) struct Regions {
     freeing: Box<[Freeing]>,
     /// Whether host memory was pinned ahead, or is about to be.
     prepared: AtomicBool,
+    begun: Begun,
 }
 
 impl Regions {
@@ -95,6 +98,7 @@ impl Regions {
             comings: Comings::default(),
             freeing: (0..devices).map(|_| Freeing::default()).collect(),
             prepared: AtomicBool::new(false),
+            begun: Begun::default(),
             config,
         }
     }

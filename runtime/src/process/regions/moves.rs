@@ -44,7 +44,7 @@ impl Batch {
 impl Regions {
     /// As [`super::super::Process::shrink`].
     pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
-        let begin = Instant::now();
+        let (begin, begun) = (Instant::now(), self.begun.get());
         self.table.cover(&self.starter.devices);
         let slots = self.table.named(ask.tags.as_deref())?;
         self.stores.check(ask.tier)?;
@@ -53,7 +53,11 @@ impl Regions {
         });
         self.hooks.before(&event)?;
         let report = match self.move_out(slots, ask) {
-            Batch { moved, failed: None } => self.shrink_report(moved, ask, begin),
+            Batch { moved, failed: None } => {
+                let took = begin.elapsed();
+                self.rest_relays(ask.is_everything(), begun);
+                self.shrink_report(moved, ask, took)
+            }
             Batch { moved, failed: Some(error) } => Err(after_all(moved, error)),
         };
         self.tell_after(&mut event, report.as_ref().map(ShrinkReport::json));
@@ -64,6 +68,7 @@ impl Regions {
     pub(super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         let begin = Instant::now();
         let mut slots = self.table.named(ask.tags.as_deref())?;
+        self.wake_relays();
         self.table.sort(&mut slots);
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
@@ -80,6 +85,7 @@ impl Regions {
             return Ok(());
         }
         let begin = Instant::now();
+        self.wake_relays();
         let device = region.pool().device();
         let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = slot.touch_first(device);
@@ -107,8 +113,7 @@ impl Regions {
         self.hooks.after(event);
     }
 
-    fn shrink_report(&self, moved: Vec<Moved>, ask: &Shrink, begin: Instant) -> Result<ShrinkReport> {
-        let took = begin.elapsed();
+    fn shrink_report(&self, moved: Vec<Moved>, ask: &Shrink, took: Duration) -> Result<ShrinkReport> {
         let regions = self.table.named(None)?;
         let away = regions.iter().flat_map(|slot| slot.regions());
         // Devices come back at the same time, regions of one after one another.

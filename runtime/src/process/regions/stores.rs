@@ -128,7 +128,7 @@ impl Stores {
         Ok(Some(made))
     }
 
-    /// Pinned memory that work of a device may touch. Asking a device when that work is done makes a context there, so it is for
+    /// Pinned memory that work of a device may touch. Every device that it is for is asked when that work is done, so it is for
     /// the devices that are used by then; for one that is used later another is made, under what is left of the budget.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ const STREAM: Stream = Stream(0);
 const SMALL: &str = "tiers = { extent = \"4MiB\", host_arena = \"16MiB\", host_spare = 0, drain_timeout_ms = 60000 }\n\
                      transfer.calibrations = \"\"\n";
 
-fn started(settings: &str) -> Process {
+pub(super) fn started(settings: &str) -> Process {
     let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
     let sources = Sources { environment, ..Sources::default() };
     let sources = sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
@@ -33,9 +33,9 @@ fn options(tag: &str, policy: Policy, host_copy: CopyPolicy) -> RegionOptions {
 
 /// A block whose bytes tell its seed.
 #[derive(Clone, Copy, Debug)]
-struct Written {
+pub(super) struct Written {
     device: i64,
-    address: Address,
+    pub(super) address: Address,
     size: Bytes,
     seed: u64,
 }
@@ -46,21 +46,21 @@ fn bytes(size: Bytes, seed: u64) -> Vec<u8> {
 }
 
 impl Process {
-    fn written(&self, device: i64, size: Bytes, seed: u64) -> Written {
+    pub(super) fn written(&self, device: i64, size: Bytes, seed: u64) -> Written {
         let address = self.malloc(device, size, STREAM).unwrap();
         let pool = &self.device(device).unwrap().started().unwrap().pool;
         pool.write(address, &bytes(size, seed)).unwrap();
         Written { device, address, size, seed }
     }
 
-    fn written_in(&self, tag: &str, device: i64, size: Bytes, seed: u64) -> Written {
+    pub(super) fn written_in(&self, tag: &str, device: i64, size: Bytes, seed: u64) -> Written {
         self.enter_region(tag).unwrap();
         let written = self.written(device, size, seed);
         self.leave_region().unwrap();
         written
     }
 
-    fn check(&self, written: &Written) {
+    pub(super) fn check(&self, written: &Written) {
         let pool = &self.device(written.device).unwrap().started().unwrap().pool;
         let mut found = vec![0; usize::try_from(written.size.get()).unwrap()];
         pool.read(written.address, &mut found).unwrap();
@@ -77,7 +77,7 @@ impl Process {
     }
 
     /// Everything is freed and given back.
-    fn end(self, blocks: impl IntoIterator<Item = Written>) {
+    pub(super) fn end(self, blocks: impl IntoIterator<Item = Written>) {
         blocks.into_iter().for_each(|block| self.free(block.address).unwrap());
         self.refill(&Refill::default()).unwrap();
         self.trim(None, Bytes::ZERO).unwrap();

@@ -1,0 +1,147 @@
+//! Relays of a process of simulated devices rest while everything is away, and come back with the first refill.
+
+use std::time::{Duration, Instant};
+
+use glake_device::DeviceId;
+use glake_units::Bytes;
+
+use glake_tiers::RegionOptions;
+
+use super::super::super::Process;
+use super::super::tests::{Written, started};
+use super::super::{Left, Refill, Shrink};
+
+const RELAYS: [DeviceId; 2] = [DeviceId(2), DeviceId(3)];
+
+impl Process {
+    fn has_contexts(&self) -> [bool; 2] {
+        RELAYS.map(|relay| self.epochs.driver().has_context(relay).unwrap())
+    }
+
+    fn wait_for_relays(&self, count: u32) {
+        let begin = Instant::now();
+        while self.starter.engine.made().is_none_or(|engine| engine.relays().len() != count) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "relays are not made ready");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn named_relays(&self) -> Vec<Left> {
+        self.left()
+            .unwrap()
+            .into_iter()
+            .filter(|left| left.holder.contains("copies of other GPUs,"))
+            .collect()
+    }
+}
+
+/// Pools on two devices; the other two relay.
+fn served(settings: &str) -> (Process, Vec<Written>) {
+    let process = started(settings);
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let blocks = (0..4_u64).map(|seed| match seed {
+        0 | 1 => process.written_in("a", seed as i64, Bytes::mib(24), seed),
+        _ => process.written(seed as i64 - 2, Bytes::mib(6), seed),
+    });
+    let blocks = blocks.collect();
+    process.multi_path(true).unwrap();
+    process.wait_for_relays(4);
+    (process, blocks)
+}
+
+#[test]
+fn contexts_go_with_everything_and_come_back_with_anything() {
+    let (process, blocks) = served("");
+    assert_eq!(process.has_contexts(), [true; 2]);
+    for round in 0..50 {
+        // A part of it leaves the relays as they are.
+        process.shrink(&Shrink { tags: Some(vec!["a".to_owned()]), ..Shrink::default() }).unwrap();
+        assert_eq!(process.has_contexts(), [true; 2]);
+        let report = process.shrink(&Shrink::default()).unwrap();
+        assert_eq!(process.has_contexts(), [false; 2], "round {round}");
+        assert!(
+            report.gpu.iter().all(|left| !RELAYS.iter().any(|relay| left.device == Some(*relay))),
+            "{:?}",
+            report.gpu
+        );
+        assert!(process.named_relays().is_empty());
+        // Neither of these makes them again.
+        process.regions().unwrap();
+        process.stats(0).unwrap();
+        process.trim(None, Bytes::ZERO).unwrap();
+        assert_eq!(process.has_contexts(), [false; 2], "round {round}");
+        match round % 3 {
+            0 => drop(process.refill(&Refill::default()).unwrap()),
+            1 => {
+                // Touched: one device's default region comes back, and the relays with it.
+                process.bring_back(blocks[2].address).unwrap();
+                process.refill(&Refill::default()).unwrap();
+            }
+            _ => {
+                process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+                process.refill(&Refill::default()).unwrap();
+            }
+        }
+        blocks.iter().for_each(|block| process.check(block));
+        process.wait_for_relays(4);
+        assert_eq!(process.has_contexts(), [true; 2]);
+    }
+    process.end(blocks);
+}
+
+#[test]
+fn asking_for_relays_wakes_them() {
+    let (process, blocks) = served("");
+    process.shrink(&Shrink::default()).unwrap();
+    assert_eq!(process.has_contexts(), [false; 2]);
+    process.multi_path(false).unwrap();
+    process.multi_path(true).unwrap();
+    process.wait_for_relays(4);
+    process.refill(&Refill::default()).unwrap();
+    blocks.iter().for_each(|block| process.check(block));
+    process.end(blocks);
+}
+
+#[test]
+fn relays_that_may_not_rest_stay() {
+    let (process, blocks) = served("tiers.relays_rest = false");
+    process.shrink(&Shrink::default()).unwrap();
+    assert_eq!(process.has_contexts(), [true; 2]);
+    process.end(blocks);
+}
+
+#[test]
+fn a_context_that_stays_is_named_with_its_reason() {
+    let (process, blocks) = served("");
+    let driver = process.epochs.driver().clone();
+    let stream = glake_device::owned::OwnedStream::new(&driver, RELAYS[0]).unwrap();
+    process.shrink(&Shrink::default()).unwrap();
+    assert_eq!(process.has_contexts(), [true, false]);
+    let named = process.named_relays();
+    assert_eq!(named.len(), 1);
+    assert_eq!(named[0].device, Some(RELAYS[0]));
+    assert!(named[0].holder.ends_with("which stays: it holds 1 streams that are in use"), "{named:?}");
+    drop(stream);
+    process.refill(&Refill::default()).unwrap();
+    process.wait_for_relays(4);
+    assert!(process.named_relays().is_empty());
+    process.end(blocks);
+}
+
+#[test]
+fn a_pool_that_starts_while_relays_rest_is_opened_to_them_when_they_wake() {
+    let (process, mut blocks) = served("");
+    process.shrink(&Shrink::default()).unwrap();
+    blocks.push(process.written(2, Bytes::mib(6), 9));
+    assert_eq!(process.has_contexts(), [true, false]);
+    process.refill(&Refill::default()).unwrap();
+    process.wait_for_relays(4);
+    let pool = &process.device(2).unwrap().started().unwrap().pool;
+    let begin = Instant::now();
+    while !pool.peers().contains(RELAYS[1]) {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    blocks.iter().for_each(|block| process.check(block));
+    process.end(blocks);
+}
