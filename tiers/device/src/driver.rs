@@ -392,8 +392,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Whether a device has its context in this process, by whomever it was made. Makes none.
     fn has_context(&self, device: DeviceId) -> Result<bool>;
     /// Gives up this driver's hold on a device's context, once the device's work is done: the next call that needs it makes it
-    /// again. Where the program holds it too it stays; where this driver holds none nothing is done. Access to mapped memory and
-    /// pinned host memory outlast it, access to plain memory of peers does not.
+    /// again. Where the program holds it too it stays; where this driver holds none nothing is done. Access to mapped memory outlasts
+    /// it, access to plain memory of peers does not. Host memory that was pinned in it would go with it, and counts as made there.
     /// [`crate::DriverError::ContextInUse`] while anything lives that this driver made in it, [`crate::DriverError::NotReady`]
     /// while other threads' calls run in it: it stays as it was.
     fn release_context(&self, device: DeviceId) -> Result<()>;

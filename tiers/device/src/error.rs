@@ -157,6 +157,8 @@ pub struct Living {
     pub modules: u64,
     /// Allocations of the device's memory.
     pub extents: u64,
+    /// Ranges of host memory that were pinned in it, though for every context.
+    pub registrations: u64,
 }
 
 impl Living {
@@ -173,6 +175,7 @@ impl fmt::Display for Living {
             (self.events, "events"),
             (self.modules, "modules"),
             (self.extents, "extents"),
+            (self.registrations, "ranges of pinned memory"),
         ];
         let mut shown = 0;
         for (count, what) in each.into_iter().filter(|(count, _)| *count > 0) {

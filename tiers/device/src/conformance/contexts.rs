@@ -5,7 +5,7 @@ use glake_units::Bytes;
 use super::ground::Ground;
 use super::outcome::{Failure, Outcome, Verdict, all, same};
 use super::{Check, GPU};
-use crate::{DeviceId, DriverError, EventKind, Living};
+use crate::{DeviceId, DriverError, EventKind, Living, PointerKind};
 
 pub(super) const CHECKS: &[Check] = &[
     Check { name: "asking for a context makes none, synchronizing neither", run: asked },
@@ -96,13 +96,14 @@ fn outlasted(ground: &Ground) -> Outcome {
     let Some(device) = last(ground)? else { return Ok(ALONE) };
     let (unit, size) = (ground.unit()?, Bytes::kib(256));
     let before = ground.memory_for(unit, &[GPU, device])?;
+    let host = ground.pinned(size)?;
     if !gives_back(ground, device)? {
         return Ok(HELD);
     }
     // Given while the peer has no context, which it does not make.
     let during = ground.memory_for(unit, &[GPU, device])?;
     same("after it was given access", ground.driver().has_context(device)?, false)?;
-    let host = ground.pinned(size)?;
+    same("pinned memory", ground.driver().pointer_attributes(host)?.kind, PointerKind::Pinned)?;
     ground.set_host_bytes(host, &vec![0x3c; size.get() as usize]);
     let stream = ground.stream(device)?;
     for memory in [before, during] {

@@ -1,11 +1,12 @@
 //! How much of what was made in each context lives: it would go with the context.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::{DeviceId, DriverError, Handle, Living, Result};
+use crate::{DeviceId, DriverError, Living, Result};
 
 /// One context's. It is counted inside of the call that makes or destroys, after it has.
 #[derive(Debug, Default)]
@@ -14,14 +15,15 @@ pub(super) struct Alive {
     pub(super) events: Count,
     pub(super) modules: Count,
     pub(super) extents: Count,
+    pub(super) registrations: Count,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Count(AtomicU64);
 
-/// Whose memory each handle is; of imported memory it is not known.
-#[derive(Debug, Default)]
-pub(super) struct Extents(Mutex<HashMap<Handle, DeviceId>>);
+/// Whose context each thing was made in, where its end does not say.
+#[derive(Debug)]
+pub(super) struct Owners<K>(Mutex<HashMap<K, DeviceId>>);
 
 impl Alive {
     /// Refuses while anything lives.
@@ -31,6 +33,7 @@ impl Alive {
             events: self.events.get(),
             modules: self.modules.get(),
             extents: self.extents.get(),
+            registrations: self.registrations.get(),
         };
         if living.is_none() { Ok(()) } else { Err(DriverError::ContextInUse { device, living }) }
     }
@@ -52,13 +55,17 @@ impl Count {
     }
 }
 
-impl Extents {
-    pub(super) fn made(&self, handle: Handle, device: DeviceId) {
-        self.0.lock().insert(handle, device);
+impl<K: Eq + Hash> Owners<K> {
+    pub(super) fn new() -> Owners<K> {
+        Owners(Mutex::default())
     }
 
-    pub(super) fn released(&self, handle: Handle) -> Option<DeviceId> {
-        self.0.lock().remove(&handle)
+    pub(super) fn made(&self, what: K, device: DeviceId) {
+        self.0.lock().insert(what, device);
+    }
+
+    pub(super) fn gone(&self, what: &K) -> Option<DeviceId> {
+        self.0.lock().remove(what)
     }
 }
 
@@ -77,6 +84,13 @@ mod tests {
         assert!(refused.to_string().contains("2 streams, 1 extents"), "{refused}");
         (0..3).for_each(|_| alive.streams.less());
         alive.extents.less();
+        alive.registrations.more();
+        let refused = alive.none(DeviceId(3)).unwrap_err();
+        assert!(refused.to_string().contains("1 ranges of pinned memory"), "{refused}");
+        alive.registrations.less();
+        let owners = Owners::new();
+        owners.made(7, DeviceId(1));
+        assert_eq!([owners.gone(&7), owners.gone(&7)], [Some(DeviceId(1)), None]);
         alive.none(DeviceId(3)).unwrap();
     }
 }

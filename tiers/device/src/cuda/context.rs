@@ -23,6 +23,8 @@ use crate::{DeviceId, DriverError, Result, Stream, Verb};
 pub(super) struct Context {
     /// The `CUcontext` while it is retained; 0: it is not.
     raw: AtomicUsize,
+    /// How many were retained before it.
+    since: AtomicU64,
     /// A stream of ours for copies that the host waits for; 0: none.
     own: AtomicU64,
     /// Taken while either is being made.
@@ -80,21 +82,34 @@ impl Cuda {
         Ok(entered)
     }
 
-    /// For calls that need a context, and any will do: stays in the current one, else takes one that was used
-    /// before, and the first device's only if there is none.
+    /// For calls that need a context, and any will do: stays in the current one, else takes the one that has been used for the
+    /// longest, which is likeliest to stay, and the first device's only if there is none.
     pub(super) fn enter_any(&self, verb: Verb) -> Result<Entered<'_>> {
+        self.enter_some(verb).map(|(entered, _)| entered)
+    }
+
+    /// As above, and whose context it is, if it is one of ours.
+    pub(super) fn enter_some(&self, verb: Verb) -> Result<(Entered<'_>, Option<DeviceId>)> {
         let entered = self.relax(verb)?;
-        if !self.current(verb)?.is_null() {
-            return Ok(entered);
+        let current = self.current(verb)?;
+        if !current.is_null() {
+            let is = |slot: &&Context| slot.raw.load(Ordering::Acquire) == current as usize;
+            let found = (0_u32..).map(DeviceId).zip(&self.contexts).find(|(_, slot)| is(slot));
+            return Ok((entered, found.map(|(device, _)| device)));
         }
-        for (device, slot) in (0_u32..).map(DeviceId).zip(&self.contexts) {
-            if slot.raw.load(Ordering::Acquire) != 0
-                && let Some(inside) = self.enter_made(device, verb)?
-            {
-                return Ok(inside);
+        drop(entered);
+        let retained = |slot: &Context| slot.raw.load(Ordering::Acquire) != 0;
+        // One may be given back meanwhile.
+        for _ in &self.contexts {
+            let used = (0_u32..).map(DeviceId).zip(&self.contexts).filter(|(_, slot)| retained(slot));
+            let Some((device, _)) = used.min_by_key(|(_, slot)| slot.since.load(Ordering::Relaxed)) else {
+                break;
+            };
+            if let Some(inside) = self.enter_made(device, verb)? {
+                return Ok((inside, Some(device)));
             }
         }
-        self.enter(DeviceId(0), verb)
+        Ok((self.enter(DeviceId(0), verb)?, Some(DeviceId(0))))
     }
 
     /// For calls that need no context.
@@ -125,6 +140,7 @@ impl Cuda {
         let mut context = null_mut();
         // SAFETY: an out-parameter of this frame and a device that exists.
         unsafe { self.api.cuDevicePrimaryCtxRetain(&mut context, handle) }.of(verb)?;
+        slot.since.store(self.retained.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         slot.raw.store(context as usize, Ordering::Release);
         Ok((context, kept))
     }

@@ -16,13 +16,19 @@ const PORTABLE: u32 = 1;
 /// # Safety
 /// As [`crate::Driver::host_register`].
 pub(super) unsafe fn register(cuda: &Cuda, start: Address, size: Bytes) -> Result<()> {
-    let _entered = cuda.enter_any(Verb::HostRegister)?;
+    let (_entered, device) = cuda.enter_some(Verb::HostRegister)?;
     // SAFETY: the caller's promise.
     unsafe { cuda.api.cuMemHostRegister_v2(pointer(start), length(size), PORTABLE) }.at(
         Verb::HostRegister,
         start,
         size,
-    )
+    )?;
+    // Pinned for every context, but it would go with this one.
+    if let Some(device) = device {
+        cuda.slot(device)?.alive.registrations.more();
+        cuda.registrations.made(start, device);
+    }
+    Ok(())
 }
 
 /// # Safety
@@ -30,7 +36,11 @@ pub(super) unsafe fn register(cuda: &Cuda, start: Address, size: Bytes) -> Resul
 pub(super) unsafe fn unregister(cuda: &Cuda, start: Address) -> Result<()> {
     let _entered = cuda.enter_any(Verb::HostUnregister)?;
     // SAFETY: the caller's promise.
-    unsafe { cuda.api.cuMemHostUnregister(pointer(start)) }.at(Verb::HostUnregister, start, Bytes::ZERO)
+    unsafe { cuda.api.cuMemHostUnregister(pointer(start)) }.at(Verb::HostUnregister, start, Bytes::ZERO)?;
+    if let Some(device) = cuda.registrations.gone(&start) {
+        cuda.slot(device)?.alive.registrations.less();
+    }
+    Ok(())
 }
 
 pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) -> Result<()> {

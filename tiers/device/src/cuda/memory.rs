@@ -75,7 +75,7 @@ pub(super) fn create(cuda: &Cuda, size: Bytes, properties: ExtentProperties) -> 
 pub(super) unsafe fn release(cuda: &Cuda, handle: Handle) -> Result<()> {
     let _relaxed = cuda.relax(Verb::Release)?;
     // Before the driver may give the same number to another.
-    let of = cuda.extents.released(handle);
+    let of = cuda.extents.gone(&handle);
     // SAFETY: the caller's promise.
     let released = unsafe { cuda.api.cuMemRelease(handle.0) }.of(Verb::Release);
     if let Some(device) = of {

@@ -19,6 +19,7 @@ mod stream;
 use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
 
 use glake_units::Bytes;
 
@@ -27,7 +28,7 @@ use crate::{
     EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
     PointerAttributes, Priority, Result, Stream, StreamId, Verb,
 };
-use alive::Extents;
+use alive::Owners;
 use api::Api;
 use code::Code;
 use context::Context;
@@ -37,7 +38,10 @@ use mapped::Mapped;
 pub struct Cuda {
     api: Api,
     contexts: Vec<Context>,
-    extents: Extents,
+    /// How many times one was retained.
+    retained: AtomicU64,
+    extents: Owners<Handle>,
+    registrations: Owners<Address>,
     mapped: Mapped,
 }
 
@@ -63,7 +67,8 @@ impl Cuda {
             return Err(none("finds no GPU"));
         }
         let contexts = (0..count).map(|_| Context::default()).collect();
-        Ok(Cuda { api, contexts, extents: Extents::default(), mapped: Mapped::new() })
+        let (extents, registrations) = (Owners::new(), Owners::new());
+        Ok(Cuda { api, contexts, retained: AtomicU64::new(0), extents, registrations, mapped: Mapped::new() })
     }
 
     fn describe(&self, id: DeviceId) -> Result<DeviceInfo> {

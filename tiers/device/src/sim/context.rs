@@ -45,6 +45,8 @@ impl State {
             events: self.world.events.made_on(device),
             modules: self.modules.made_on(device),
             extents: self.world.memory.made_on(device),
+            // Simulated pinning is nobody's.
+            registrations: 0,
         };
         if living.is_none() { Ok(()) } else { Err(Denial::ContextInUse(device, living)) }
     }
