@@ -240,7 +240,7 @@ pub struct LaunchRequest<'a> {
 pub trait Driver: Send + Sync + fmt::Debug {
     /// The devices, in order of their ids.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
-    /// How a device's memory stands.
+    /// How a device's memory stands. Makes no context where that can be told without one.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
 
     // Virtual memory.

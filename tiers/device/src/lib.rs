@@ -19,6 +19,7 @@ mod error;
 mod fault;
 mod ids;
 mod lag;
+mod nvml;
 pub mod owned;
 mod record;
 pub mod sim;

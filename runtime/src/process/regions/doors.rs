@@ -191,7 +191,10 @@ impl Process {
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
             match self.regions.gate.admit(tags, when, left)? {
-                Admission::Admitted(id) => return Ok(id),
+                Admission::Admitted(id) => {
+                    self.regions.wake_relays();
+                    return Ok(id);
+                }
                 Admission::Away(away) => self.refill_for_use(tags, away, begin, timeout)?,
             }
         }

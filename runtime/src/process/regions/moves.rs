@@ -55,7 +55,9 @@ impl Regions {
         let report = match self.move_out(slots, ask) {
             Batch { moved, failed: None } => {
                 let took = begin.elapsed();
-                self.rest_relays(ask.is_everything(), begun);
+                if ask.is_everything() {
+                    self.rest_relays(begun);
+                }
                 self.shrink_report(moved, ask, took)
             }
             Batch { moved, failed: Some(error) } => Err(after_all(moved, error)),
@@ -68,11 +70,11 @@ impl Regions {
     pub(super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         let begin = Instant::now();
         let mut slots = self.table.named(ask.tags.as_deref())?;
-        self.wake_relays();
         self.table.sort(&mut slots);
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
         let moved = self.move_in(&slots, ask);
+        self.wake_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
         self.tell_after(&mut event, report.as_ref().map(RefillReport::json));
         report
@@ -85,12 +87,13 @@ impl Regions {
             return Ok(());
         }
         let begin = Instant::now();
-        self.wake_relays();
         let device = region.pool().device();
+        self.wake_relays_for([(device, wanting(region))]);
         let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = slot.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
         let moved = self.refill_one(&(slot.clone(), region.clone(), Bytes::MAX), self.config.verify);
+        self.wake_relays();
         if let Some(beside) = beside {
             match &moved {
                 Ok(moved) => event["report"] = RefillReport::of(vec![moved.clone()], begin.elapsed()).json(),
@@ -235,7 +238,9 @@ impl Regions {
             .collect();
         let wanted: Vec<(usize, Bytes)> =
             away.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
-        let jobs: Vec<Job> = in_order(&wanted, bytes.unwrap_or(Bytes::MAX))
+        let chosen = in_order(&wanted, bytes.unwrap_or(Bytes::MAX));
+        self.wake_relays_for(chosen.iter().map(|(at, amount)| (away[*at].1.pool().device(), *amount)));
+        let jobs: Vec<Job> = chosen
             .into_iter()
             .map(|(at, amount)| {
                 let (slot, region) = &away[at];

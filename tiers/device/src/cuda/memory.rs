@@ -7,12 +7,19 @@ use cudarc::driver::sys;
 use glake_units::Bytes;
 
 use super::Cuda;
-use crate::{Access, Address, ExtentProperties, Handle, MemoryInfo, Place, Protection, Result, Verb};
+use crate::{Access, Address, ExtentProperties, Handle, MemoryInfo, Place, Protection, Result, Verb, nvml};
 
 const FD: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
+    if !cuda.has_context(device, Verb::MemoryInfo)? {
+        // Half a GiB would go to the context that the driver wants for its answer.
+        let described = cuda.describe(device)?;
+        if let Some(free) = nvml::free_memory(&described) {
+            return Ok(MemoryInfo { free, total: described.memory });
+        }
+    }
     let _entered = cuda.enter(device, Verb::MemoryInfo)?;
     let (mut free, mut total) = (0, 0);
     // SAFETY: out-parameters of this frame.

@@ -6,10 +6,8 @@ use nvml_wrapper::structs::device::FieldId;
 
 use super::PeerLink;
 use crate::sim::Bandwidth;
-use crate::{DeviceId, DeviceInfo};
+use crate::{DeviceId, DeviceInfo, nvml};
 
-/// The name that a machine with a driver and no toolkit has.
-const LIBRARY: &str = "libnvidia-ml.so.1";
 /// More links than a GPU has: 18 on Hopper and Blackwell.
 const MOST_LINKS: u32 = 36;
 /// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: what one link carries each way, in MB/s.
@@ -24,7 +22,7 @@ struct Ends {
 
 /// The linked pairs; none where there is no NVML.
 pub(super) fn read(devices: &[DeviceInfo]) -> Vec<PeerLink> {
-    let Ok(nvml) = Nvml::builder().lib_path(LIBRARY.as_ref()).init() else { return Vec::new() };
+    let Some(nvml) = nvml::open() else { return Vec::new() };
     let ends: Vec<(DeviceId, String, Ends)> = devices
         .iter()
         .filter_map(|device| {

@@ -1,18 +1,25 @@
 //! Relays rest while everything is away: a process that has left its GPUs leaves the others too.
 //!
-//! Invariant: relays that rest are woken by whatever brings memory back, before it begins; a rest that is asked for beside such a
-//! beginning is taken back. Both write what they do before they look for the other.
+//! ```text
+//! refill ─► much: relays woken ─► its extents, the later ones over all links
+//!        ─► else: its extents, over one link ─► relays woken
+//! ```
+//!
+//! Invariant: relays that rest are woken by whatever brings memory back; a rest that is asked for beside its beginning is taken back.
+//! Both write what they do before they look for the other.
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use glake_device::DeviceId;
 use glake_transfer::StayedRelay;
+use glake_units::Bytes;
 
 use super::Regions;
-use super::slot::sizes;
 
 /// How many times memory began to come back.
 #[derive(Debug, Default)]
@@ -28,17 +35,28 @@ impl Begun {
 }
 
 impl Regions {
-    /// Memory is about to come back: relays are made ready beside it, for its later extents.
-    pub(super) fn wake_relays(&self) {
+    /// Memory is about to come back, so much to these devices. While contexts are made the driver makes no memory: relays are made ready
+    /// beside it where that is made good, else by [`Regions::wake_relays`].
+    pub(super) fn wake_relays_for(&self, coming: impl IntoIterator<Item = (DeviceId, Bytes)>) {
         self.begun.0.fetch_add(1, Ordering::SeqCst);
+        let mut all: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
+        for (device, bytes) in coming {
+            let of = all.entry(device).or_default();
+            *of = of.saturating_add(bytes);
+        }
+        if all.into_iter().any(|(device, bytes)| self.prediction.is_worth_waking(device, bytes)) {
+            self.wake_relays();
+        }
+    }
+
+    /// Memory has come back, or will not: relays that rest still are made ready, in the background.
+    pub(super) fn wake_relays(&self) {
         self.starter.engine.wake(&self.starter.devices);
     }
 
-    /// Memory has left, since so many times that some began to come back: where nothing of it is on a GPU any more, or all was to
-    /// leave, relays rest.
-    pub(super) fn rest_relays(&self, everything: bool, begun: u64) {
-        let regions = || self.table.named(None).into_iter().flatten().flat_map(|slot| slot.regions());
-        if !self.config.relays_rest || !(everything || regions().all(|region| sizes(&region).0.is_zero())) {
+    /// All was to leave, since so many times that some began to come back: relays rest.
+    pub(super) fn rest_relays(&self, begun: u64) {
+        if !self.config.relays_rest {
             return;
         }
         self.starter.engine.rest(&self.starter.devices);
