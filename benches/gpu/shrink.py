@@ -327,7 +327,7 @@ def left(size):
     gone = glake.shrink()
     taken = (used() - bare) / MIB
     tables = sum(holder["bytes"] for holder in gone["gpu"] if "page tables" in holder["holder"]) / MIB
-    report("left on the GPU after a full shrink but for the driver's tables of pinned memory, MiB", taken - tables, 16.0, most=True,
+    report("left on the GPU after a full shrink but for the driver's tables of pinned memory, MiB", taken - float(registered), 16.0, most=True,
            with_tables=taken, plain_torch_mib=bare / MIB)
     report("those tables, by cudaHostRegister of as much in a process of plain torch, MiB", float(registered), reckoned=tables)
     for holder in gone["gpu"]:
