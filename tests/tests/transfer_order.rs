@@ -4,30 +4,35 @@
 #![allow(clippy::unwrap_used)]
 
 use glake_tests::transfer::{Litmus, Server, ServerShape};
+use glake_transfer::graph::Way;
 use glake_units::Bytes;
 
-/// Steps over some programs, each on a server of its own. In every second one, plain memory is copied through slots and not by
-/// kernels.
+/// Steps over some programs, each on a server of its own. In every second one plain memory is copied through slots and not by
+/// kernels; in every second two only half of the GPUs have streams, for GPUs that all have copies at a time keep their links to
+/// themselves.
 fn run(programs: u64, steps: u64) {
-    let mut split = 0;
+    let (mut split, mut staged) = (0, Bytes::ZERO);
     for number in 1..=programs {
         let mut shape = ServerShape::four(Bytes::mib(512));
         if number % 2 == 0 {
             shape.options.kernels_below = Bytes::ZERO;
         }
         let server = Server::new(shape);
-        let mut litmus = Litmus::new(&server, number);
+        let mut litmus = Litmus::new(&server, number, if number % 4 < 2 { 4 } else { 2 });
         let tally = litmus.run(steps);
         assert!(tally.copies > steps / 5 && tally.gates > 0 && tally.frees > 0, "{tally:?}");
         litmus.end();
         let statistics = server.engine.statistics();
         split += statistics.split_copies;
+        let by_slots = statistics.paths.iter().filter(|path| path.way == Way::Staged);
+        staged = staged.saturating_add(by_slots.map(|path| path.bytes).sum());
         // Nothing fails here: a part that was refused was out of order on its lane, or in its slot.
         assert!(statistics.paths.iter().all(|path| path.retries == 0), "{statistics:?}");
         server.end();
     }
     // How many vary from program to program.
-    assert!(split > programs * steps / 20, "{split} copies were split");
+    assert!(split > programs * steps / 10, "{split} copies were split");
+    assert!(staged > Bytes::kib(programs * steps * 50), "{staged} went through slots or kernels");
 }
 
 #[test]

@@ -61,9 +61,10 @@ const SIZES: [u64; 6] = [3 << 20, 1 << 20, (1 << 20) + 4097, 2 << 20, 64 << 10, 
 
 #[allow(clippy::unwrap_used)]
 impl<'a> Litmus<'a> {
-    /// A program of that number on a server.
-    pub fn new(server: &'a Server, number: u64) -> Self {
-        let devices: Vec<DeviceId> = server.devices().iter().collect();
+    /// A program of that number on so many GPUs of a server. The others are idle: their links serve copies of these, and their
+    /// slots are wanted by several at once.
+    pub fn new(server: &'a Server, number: u64, gpus: usize) -> Self {
+        let devices: Vec<DeviceId> = server.devices().iter().take(gpus).collect();
         let defaults = [Stream::LEGACY, Stream::PER_THREAD];
         let own = devices.iter().flat_map(|device| [(*device, None); OWN_STREAMS]);
         let defaults = defaults.into_iter().map(|stream| (devices[0], Some(stream)));
@@ -110,7 +111,7 @@ impl<'a> Litmus<'a> {
                 94..96 => self.tick(),
                 96..97 => self.look(),
                 97..98 => self.copy_pageable(),
-                _ => (),
+                _ => self.copy_plain(),
             }
             if step % 1000 == 999 {
                 self.drain();
