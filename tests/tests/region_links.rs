@@ -312,3 +312,31 @@ fn movers_of_several_gpus_share_the_links() {
     drop(host);
     bed.end();
 }
+
+/// By the model: what the driver's own calls take is not in it.
+#[test]
+fn four_links_take_a_region_out_and_bring_it_back() {
+    let bed = bed(ServerShape::named("h200x4"));
+    let (size, all) = (Bytes::mib(128), Bytes::mib(1024));
+    let options = RegionOptions { extent: size, ..RegionOptions::of("large") };
+    let region = Region::new(&bed.server.pools[0], options);
+    let on = PoolStream::of(&*bed.server.driver, GPU, Stream::LEGACY).unwrap();
+    let blocks: Vec<Block> = (0..8).map(|_| region.malloc(size, on).unwrap()).collect();
+    let link = Duration::from_secs_f64(all.get() as f64 / 55.5e9);
+    let transit = Transit { mover: &bed.mover, checks: None };
+    let timed = |work: &dyn Fn() -> Bytes| {
+        let start = bed.server.sim.now();
+        assert_eq!(work(), all);
+        link.as_secs_f64() / (bed.server.sim.now() - start).as_secs_f64()
+    };
+    let out = || region.shrink(Bytes::MAX, &bed.host(), transit).unwrap().copied;
+    let back = || region.refill(Bytes::MAX, transit, &Impatient).unwrap().copied;
+    let [_, _, out, back] = [timed(&out), timed(&back), timed(&out), timed(&back)];
+    println!("of one link: out {out:.2}, back {back:.2}");
+    assert!(out >= 2.4 && back >= 3.0, "{out:.2} {back:.2}");
+    for block in blocks {
+        bed.server.pools[0].free(block.address).unwrap();
+    }
+    drop(region);
+    bed.end();
+}
