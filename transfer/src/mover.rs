@@ -1,7 +1,7 @@
 //! Moves the bytes of regions over every link.
 //!
 //! ```text
-//! Region ─► shrink, refill ─► Mover ─► copy, or copy_list, on a stream of the mover's own ─► links
+//! Region ─► shrink, refill ─► Mover ─► copy_list on a stream of the mover's own ─► links
 //! ```
 
 use std::sync::Arc;
@@ -37,12 +37,7 @@ impl LinkMover {
 
 impl Mover for LinkMover {
     fn enqueue(&self, copies: &[(Span, Span)]) -> std::result::Result<Box<dyn Moving>, MoveError> {
-        // A list is dealt out piece by piece, one block at once: its shares end together.
-        let handle = match copies {
-            [(to, from)] => self.engine.copy(to, from, self.on, self.options)?,
-            _ => self.engine.copy_list(copies, self.on, self.options)?,
-        };
-        Ok(Box::new(Copied(handle)))
+        Ok(Box::new(Copied(self.engine.copy_list(copies, self.on, self.options)?)))
     }
 
     /// All shares of a copy are joined on the mover's stream.
