@@ -1,0 +1,111 @@
+//! Regions of a process of simulated devices, from the outside.
+
+mod moves;
+mod refusals;
+mod reports;
+mod threads;
+mod uses;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use glake_device::{Address, DeviceId, Stream};
+use glake_tiers::{CopyPolicy, Place, Policy, RegionOptions, SkipReason};
+use glake_units::Bytes;
+
+use super::super::{PoolId, Process, ProcessError, Tags, WhenClosed};
+use super::*;
+use crate::config::{Environment, Sources};
+
+const STREAM: Stream = Stream(0);
+const SMALL: &str = "tiers = { extent = \"4MiB\", host_arena = \"16MiB\", host_spare = 0, drain_timeout_ms = 60000 }\n\
+                     transfer.calibrations = \"\"\n";
+
+pub(super) fn started(settings: &str) -> Process {
+    let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
+    let sources = Sources { environment, ..Sources::default() };
+    let sources = sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
+    Process::start(sources.load().unwrap()).unwrap()
+}
+
+fn mib(n: u64) -> Bytes {
+    Bytes::mib(n)
+}
+
+fn options(tag: &str, policy: Policy, host_copy: CopyPolicy) -> RegionOptions {
+    RegionOptions { policy, host_copy, ..RegionOptions::of(tag) }
+}
+
+/// A block whose bytes tell its seed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    device: i64,
+    pub(super) address: Address,
+    size: Bytes,
+    seed: u64,
+}
+
+fn bytes(size: Bytes, seed: u64) -> Vec<u8> {
+    let word = |place: u64| (place ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    (0..size.get() / 8).flat_map(word).collect()
+}
+
+impl Process {
+    pub(super) fn written(&self, device: i64, size: Bytes, seed: u64) -> Written {
+        let address = self.malloc(device, size, STREAM).unwrap();
+        let pool = &self.device(device).unwrap().started().unwrap().pool;
+        pool.write(address, &bytes(size, seed)).unwrap();
+        Written { device, address, size, seed }
+    }
+
+    pub(super) fn written_in(&self, tag: &str, device: i64, size: Bytes, seed: u64) -> Written {
+        self.enter_region(tag).unwrap();
+        let written = self.written(device, size, seed);
+        self.leave_region().unwrap();
+        written
+    }
+
+    pub(super) fn check(&self, written: &Written) {
+        let pool = &self.device(written.device).unwrap().started().unwrap().pool;
+        let mut found = vec![0; usize::try_from(written.size.get()).unwrap()];
+        pool.read(written.address, &mut found).unwrap();
+        assert!(found == bytes(written.size, written.seed), "{written:?}");
+    }
+
+    fn reserved(&self, device: i64) -> Bytes {
+        Bytes::new(self.stats(device).unwrap().all.reserved_bytes.current.unsigned_abs())
+    }
+
+    fn view(&self, tag: &str, device: u32) -> RegionView {
+        let views = self.regions().unwrap();
+        views.into_iter().find(|view| view.tag == tag && view.device == Some(DeviceId(device))).unwrap()
+    }
+
+    /// Everything is freed and given back.
+    pub(super) fn end(self, blocks: impl IntoIterator<Item = Written>) {
+        blocks.into_iter().for_each(|block| self.free(block.address).unwrap());
+        self.refill(&Refill::default()).unwrap();
+        self.trim(None, Bytes::ZERO).unwrap();
+        for device in 0..4 {
+            assert_eq!(self.reserved(device), Bytes::ZERO, "of device {device}");
+        }
+        assert_eq!(self.gate().view().closed, Vec::<String>::new());
+        assert!(self.marks.is_plain());
+        for host in self.regions.stores.host_statistics() {
+            assert_eq!((host.in_use, host.retained), (Bytes::ZERO, Bytes::ZERO));
+        }
+    }
+}
+
+fn of(tags: &[&str]) -> Option<Vec<String>> {
+    Some(tags.iter().map(|tag| (*tag).to_owned()).collect())
+}
+
+fn shrink_of(tags: &[&str]) -> Shrink {
+    Shrink { tags: of(tags), ..Shrink::default() }
+}
+
+fn refill_of(tags: &[&str]) -> Refill {
+    Refill { tags: of(tags), ..Refill::default() }
+}

@@ -1,0 +1,150 @@
+//! Regions leave and come back.
+
+use super::*;
+
+#[test]
+fn a_region_leaves_two_devices_and_comes_back() {
+    let process = started("");
+    process.define_region(RegionOptions::of("weights")).unwrap();
+    let mut blocks: Vec<Written> =
+        (0..6).map(|i| process.written_in("weights", i % 2, mib(5), i as u64)).collect();
+    let other = process.written(0, mib(7), 99);
+    let before = [process.reserved(0), process.reserved(1)];
+    let tags: Vec<Option<String>> =
+        blocks.iter().chain([&other]).map(|block| process.region_of(block.address)).collect();
+    assert!(tags[..6].iter().all(|tag| tag.as_deref() == Some("weights")) && tags[6].is_none());
+
+    let report = process.shrink(&shrink_of(&["weights"])).unwrap();
+    assert_eq!((report.copied, report.left, report.regions.len()), (mib(30), Bytes::ZERO, 2));
+    assert!(report.freed >= mib(30) && report.regions.iter().all(|moved| moved.skipped.is_empty()));
+    assert!(report.predicted_refill > Duration::ZERO);
+    assert_eq!(
+        before[0]
+            .saturating_sub(process.reserved(0))
+            .saturating_add(before[1].saturating_sub(process.reserved(1))),
+        report.freed
+    );
+    assert_eq!(process.gate().view().closed, ["weights"]);
+    let view = process.view("weights", 1);
+    assert_eq!((view.resident, view.live, view.place()), (Bytes::ZERO, mib(15), Some(Place::Host)));
+    assert!(view.away >= mib(15) && view.predicted_refill > Duration::ZERO);
+    process.check(&other);
+    let snapshot = process.snapshot();
+    let away = |tag: &str| {
+        let regions = snapshot["allocator_settings"]["glake_regions"].as_array().unwrap();
+        regions
+            .iter()
+            .filter(|region| region["tag"] == tag)
+            .filter_map(|region| region["away"].as_u64())
+            .sum::<u64>()
+    };
+    assert!(away("weights") >= 30 << 20 && away("default") == 0);
+    process.free(blocks.remove(0).address).unwrap();
+    process.trim(None, Bytes::ZERO).unwrap();
+    let again = process.shrink(&shrink_of(&["weights"])).unwrap();
+    assert_eq!((again.freed, again.copied), (Bytes::ZERO, Bytes::ZERO));
+
+    let report = process.refill(&Refill::default()).unwrap();
+    assert!(report.copied >= mib(25) && report.away.is_zero(), "{report:?}");
+    assert!(process.gate().view().closed.is_empty());
+    blocks.iter().chain([&other]).for_each(|block| process.check(block));
+    process.end(blocks.into_iter().chain([other]));
+}
+
+#[test]
+fn what_costs_least_goes_first() {
+    let process = started("");
+    process.define_region(RegionOptions::of("keep")).unwrap();
+    process.define_region(options("sealed", Policy::Sealed, CopyPolicy::Retain)).unwrap();
+    process.define_region(options("cache", Policy::Discard, CopyPolicy::Drop)).unwrap();
+    let blocks = ["keep", "sealed"].map(|tag| process.written_in(tag, 0, mib(16), tag.len() as u64));
+    let cache = [1, 2, 3, 4].map(|seed| process.written_in("cache", 0, mib(4), seed));
+    let rest = process.written(0, mib(16), 7);
+    process.seal_region("sealed", false).unwrap();
+    assert!(process.seal_region("keep", false).is_err());
+    let by = |bytes| process.shrink(&Shrink { bytes: Some(bytes), ..Shrink::default() }).unwrap();
+    let tags =
+        |report: &ShrinkReport| report.regions.iter().map(|moved| moved.tag.clone()).collect::<Vec<_>>();
+    let first = by(mib(10));
+    assert_eq!((tags(&first), first.copied), (vec!["cache".to_owned()], Bytes::ZERO));
+    assert!(first.freed >= mib(10) && first.left > Bytes::ZERO);
+    assert_eq!(process.gate().view().closed, ["cache"]);
+    let second = by(mib(24));
+    assert_eq!(tags(&second), ["cache", "sealed", "keep"]);
+    let all = process.shrink(&Shrink::default()).unwrap();
+    assert_eq!(all.left, Bytes::ZERO);
+    assert_eq!(process.reserved(0), Bytes::ZERO);
+    assert_eq!(process.gate().view().closed, ["cache", "default", "keep", "sealed"]);
+    process.order_regions(&["keep".to_owned()]).unwrap();
+    let one = process.refill(&Refill { bytes: Some(mib(16)), ..Refill::default() }).unwrap();
+    assert!(one.regions.iter().all(|moved| moved.tag == "keep"), "{one:?}");
+    process.refill(&Refill::default()).unwrap();
+    [&blocks[0], &blocks[1], &rest].into_iter().for_each(|block| process.check(block));
+    let sealed = process.shrink(&shrink_of(&["sealed"])).unwrap();
+    assert_eq!(sealed.copied, Bytes::ZERO, "its copy was kept");
+    process.refill(&Refill::default()).unwrap();
+    process.check(&blocks[1]);
+    process.unseal_region("sealed").unwrap();
+    process.end(blocks.into_iter().chain(cache).chain([rest]));
+}
+
+#[test]
+fn what_is_touched_comes_back_first() {
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let mut blocks = vec![process.written_in("a", 0, mib(9), 1), process.written_in("a", 1, mib(9), 2)];
+    process.shrink(&Shrink::default()).unwrap();
+    blocks.push(process.written_in("a", 0, mib(2), 3));
+    process.check(&blocks[0]);
+    assert!(process.view("a", 1).away > Bytes::ZERO, "of the device that was touched");
+    assert_eq!(process.gate().view().closed, ["a"]);
+    process.bring_back(Address(blocks[1].address.0 + 4096)).unwrap();
+    process.check(&blocks[1]);
+    assert!(process.gate().view().closed.is_empty());
+    process.bring_back(Address(0x1000)).unwrap();
+    process.shrink(&Shrink::default()).unwrap();
+    process.wait_region("a", 1, STREAM).unwrap();
+    process.check(&blocks[1]);
+    assert!(matches!(process.wait_region("b", 1, STREAM), Err(ProcessError::UnknownTag { .. })));
+    process.end(blocks);
+}
+
+#[test]
+fn graphs_pools_leave_whole() {
+    let process = started("");
+    process.begin_pool(0, PoolId(0, 5), None).unwrap();
+    let kept = process.written(0, mib(6), 1);
+    let freed = process.written(0, mib(6), 2);
+    process.end_pool(0, PoolId(0, 5)).unwrap();
+    process.free(freed.address).unwrap();
+    let report = process.shrink(&Shrink::default()).unwrap();
+    let graph = report.regions.iter().find(|moved| moved.tag == "graph (0, 5)").unwrap();
+    assert!(graph.copied >= mib(12) && graph.copied == graph.memory, "{graph:?}");
+    assert_eq!(process.reserved(0), Bytes::ZERO);
+    process.refill(&Refill::default()).unwrap();
+    process.check(&kept);
+    process.check(&freed);
+    process.release_pool(0, PoolId(0, 5)).unwrap();
+    process.end([kept]);
+}
+
+#[test]
+fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
+    let folder = std::env::temp_dir().join(format!("glake-regions-{}", std::process::id()));
+    let process = started(&format!("tiers.files = {folder:?}\ntiers.verify = true"));
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let blocks = [process.written_in("a", 0, mib(9), 1), process.written_in("a", 1, mib(5), 2)];
+    for (tier, place) in
+        [("peer", None), ("peer:3", Some(Place::Peer(DeviceId(3)))), ("file", Some(Place::File))]
+    {
+        let ask = Shrink { tier: tier.parse().unwrap(), ..shrink_of(&["a"]) };
+        let report = process.shrink(&ask).unwrap();
+        assert_eq!((report.copied, report.left), (mib(14), Bytes::ZERO), "{tier}");
+        let view = process.view("a", 0);
+        assert!(view.resident.is_zero() && place.is_none_or(|place| view.place() == Some(place)), "{view:?}");
+        process.refill(&Refill::default()).unwrap();
+        blocks.iter().for_each(|block| process.check(block));
+    }
+    process.end(blocks);
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,136 @@
+//! Threads beside moves.
+
+use super::*;
+
+#[test]
+fn one_region_comes_in_while_another_goes_out() {
+    let process = started("pool.limit = \"64MiB\"");
+    for tag in ["a", "b"] {
+        process.define_region(RegionOptions::of(tag)).unwrap();
+    }
+    let a: Vec<Written> = (0..5).map(|seed| process.written_in("a", 0, mib(8), seed)).collect();
+    process.shrink(&shrink_of(&["a"])).unwrap();
+    let b: Vec<Written> = (10..15).map(|seed| process.written_in("b", 0, mib(8), seed)).collect();
+    for (out, back, blocks) in [("b", "a", &a), ("a", "b", &b), ("b", "a", &a)] {
+        std::thread::scope(|scope| {
+            let gone = scope.spawn(|| process.shrink(&shrink_of(&[out])).unwrap());
+            while process.gate().view().closing.is_empty() && !gone.is_finished() {
+                std::thread::yield_now();
+            }
+            process.refill(&refill_of(&[back])).unwrap();
+            assert!(gone.join().unwrap().freed >= mib(40));
+        });
+        blocks.iter().for_each(|block| process.check(block));
+    }
+    a.iter().chain(&b).for_each(|block| process.free(block.address).unwrap());
+    process.end([]);
+}
+
+#[test]
+fn threads_have_their_own_regions() {
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let error =
+        process.define_region(options("a", Policy::Discard, CopyPolicy::Retain)).unwrap_err().to_string();
+    assert!(
+        error.contains(
+            "is there as keep with host_copy drop, and was asked for as discard with host_copy retain"
+        ),
+        "{error}"
+    );
+    for reserved in ["", "default", "graph (0, 1)"] {
+        assert!(matches!(
+            process.define_region(RegionOptions::of(reserved)),
+            Err(ProcessError::ReservedTag { .. })
+        ));
+    }
+    assert!(process.enter_region("b").unwrap_err().to_string().contains("'a' are there; define it first"));
+    assert!(matches!(process.leave_region(), Err(ProcessError::InNoRegion)));
+    process.define_region(RegionOptions::of("b")).unwrap();
+    process.enter_region("a").unwrap();
+    process.enter_region("b").unwrap();
+    let tag = |written: &Written| process.region_of(written.address);
+    let inner = process.written(0, mib(1), 1);
+    let elsewhere = std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                let outside = process.written(0, mib(1), 2);
+                process.enter_region("a").unwrap();
+                (outside, process.written(0, mib(1), 3))
+            })
+            .join()
+            .unwrap()
+    });
+    process.leave_region().unwrap();
+    let outer = process.written(0, mib(1), 4);
+    process.leave_region().unwrap();
+    assert!(process.marks.is_plain(), "a thread that ends leaves");
+    let found = [tag(&inner), tag(&elsewhere.0), tag(&elsewhere.1), tag(&outer)];
+    assert_eq!(found.map(|tag| tag.unwrap_or_default()), ["b", "", "a", "a"]);
+    process.end([inner, elsewhere.0, elsewhere.1, outer]);
+}
+
+/// Random parts leave and come back, while threads allocate in regions of their own that nobody names.
+#[test]
+fn random_cycles_beside_threads_that_allocate() {
+    let process = started("pool.limit = \"512MiB\"");
+    let tags = ["a", "b", "c"];
+    for tag in tags.iter().chain(&["w0", "w1"]) {
+        process.define_region(RegionOptions::of(*tag)).unwrap();
+    }
+    let blocks: Vec<Written> = (0..18_u64)
+        .zip(tags.iter().cycle())
+        .map(|(i, tag)| process.written_in(tag, i64::from(i % 4 == 1), mib(1 + i % 5), i))
+        .collect();
+    let over = AtomicBool::new(false);
+    let kept = std::thread::scope(|scope| {
+        let workers: Vec<_> = ["w0", "w1"]
+            .into_iter()
+            .enumerate()
+            .map(|(worker, tag)| {
+                let (process, over) = (&process, &over);
+                scope.spawn(move || {
+                    let mut own: Vec<Written> = Vec::new();
+                    for round in 0.. {
+                        if over.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let seed = 1000 + worker as u64 * 100_000 + round;
+                        own.push(process.written_in(tag, (round % 2) as i64, mib(1 + round % 3), seed));
+                        if own.len() > 5 {
+                            let old = own.remove(0);
+                            process.check(&old);
+                            process.free(old.address).unwrap();
+                        }
+                    }
+                    own
+                })
+            })
+            .collect();
+        let mut random = crate::random::SplitMix::new(5);
+        for _ in 0..120 {
+            let some: Vec<&str> = tags.iter().copied().filter(|_| random.below(2) == 0).collect();
+            let some = if some.is_empty() { vec!["a"] } else { some };
+            let bytes = (random.below(2) == 0).then(|| mib(1 + random.below(30) as u64));
+            match random.below(3) {
+                0 => drop(process.shrink(&Shrink { bytes, ..shrink_of(&some) }).unwrap()),
+                1 => drop(process.refill(&Refill { bytes, ..refill_of(&some) }).unwrap()),
+                _ => {
+                    let used = process.enter_gate(&Tags::of(&some), WhenClosed::Refill, None).unwrap();
+                    for block in &blocks {
+                        if process.region_of(block.address).is_some_and(|tag| some.contains(&&*tag)) {
+                            process.check(block);
+                        }
+                    }
+                    process.gate().leave(used).unwrap();
+                }
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect::<Vec<_>>()
+    });
+    process.refill(&Refill::default()).unwrap();
+    blocks.iter().chain(&kept).for_each(|block| process.check(block));
+    process.end(blocks.into_iter().chain(kept));
+}

@@ -1,0 +1,211 @@
+//! Uses, hooks and timeouts: who waits for whom.
+
+use super::*;
+
+#[test]
+fn uses_keep_memory_and_what_is_away_keeps_uses_out() {
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(9), 1);
+    let a = Tags::of(&["a"]);
+    let running = process.enter_gate(&a, WhenClosed::Refuse, None).unwrap();
+    let short = Shrink { timeout: Some(Duration::from_millis(20)), ..shrink_of(&["a"]) };
+    assert!(matches!(process.shrink(&short), Err(ProcessError::StillUsed { uses: 1, .. })));
+    process.check(&block);
+    std::thread::scope(|scope| {
+        let shrunk = scope.spawn(|| process.shrink(&shrink_of(&["a"])).unwrap());
+        while process.gate().view().closing.is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(matches!(process.enter_gate(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
+        process.check(&block);
+        process.gate().leave(running).unwrap();
+        assert!(shrunk.join().unwrap().freed >= mib(9));
+    });
+    assert!(matches!(process.enter_gate(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
+    let soon = Some(Duration::from_millis(20));
+    assert!(matches!(process.enter_gate(&a, WhenClosed::Hold, soon), Err(ProcessError::HeldTooLong { .. })));
+    let running = process.enter_gate(&a, WhenClosed::Refill, None).unwrap();
+    process.check(&block);
+    process.gate().leave(running).unwrap();
+    process.end([block]);
+}
+
+#[test]
+fn hooks_come_before_and_after() {
+    let process = started("");
+    let block = process.written(0, mib(9), 1);
+    let (answer, told) = (Arc::new(AtomicU32::new(3)), mpsc::channel());
+    let hook = |answer: Arc<AtomicU32>| -> Hook {
+        let sender = told.0.clone();
+        Arc::new(move |event: &str| {
+            sender.send(event.to_owned()).unwrap();
+            let answer = answer.load(Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(if answer == 9 { 200 } else { 0 }));
+            i32::try_from(answer % 9).unwrap()
+        })
+    };
+    process.set_hooks(
+        Some(hook(answer.clone())),
+        Some(hook(Arc::default())),
+        Some(Duration::from_millis(100)),
+    );
+    let error = process.shrink(&Shrink::default()).unwrap_err().to_string();
+    assert!(error.contains("the hook before refused with 3"), "{error}");
+    answer.store(9, Ordering::SeqCst);
+    assert!(matches!(
+        process.shrink(&Shrink::default()),
+        Err(ProcessError::HookTimedOut { when: "before", .. })
+    ));
+    process.check(&block);
+    assert_eq!(told.1.try_iter().count(), 2);
+    answer.store(0, Ordering::SeqCst);
+    process.shrink(&Shrink::default()).unwrap();
+    process.refill(&Refill::default()).unwrap();
+    let events: Vec<String> = told.1.try_iter().collect();
+    assert!(events[0].contains("\"event\":\"shrink\"") && events[0].contains("\"when\":\"before\""));
+    assert!(events[1].contains("\"freed\":") && events[3].contains("\"mapped\":"), "{events:?}");
+    process.set_hooks(None, None, None);
+    process.end([block]);
+}
+
+/// A hook that waits until it is let go on, and how often it was called.
+fn held(process: &Process) -> (Arc<parking_lot::Mutex<()>>, Arc<AtomicU32>) {
+    let (gate, calls) = (Arc::new(parking_lot::Mutex::new(())), Arc::new(AtomicU32::new(0)));
+    let hook: Hook = Arc::new({
+        let (gate, calls) = (gate.clone(), calls.clone());
+        move |_: &str| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            drop(gate.lock());
+            0
+        }
+    });
+    process.set_hooks(Some(hook), None, None);
+    (gate, calls)
+}
+
+#[test]
+fn a_timeout_bounds_a_refill_and_the_refill_goes_on() {
+    let soon = Duration::from_millis(20);
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(9), 1);
+    let a = Tags::of(&["a"]);
+    for explicit in [false, true] {
+        process.shrink(&shrink_of(&["a"])).unwrap();
+        let (gate, calls) = held(&process);
+        let shut = gate.lock();
+        if explicit {
+            let refill = Refill { timeout: Some(soon), ..refill_of(&["a"]) };
+            let error = process.refill(&refill).unwrap_err();
+            assert!(matches!(error, ProcessError::StillComing { .. }), "{error}");
+            assert!(error.to_string().contains("goes on in the background"), "{error}");
+        } else {
+            for _ in 0..3 {
+                let entered = process.enter_gate(&a, WhenClosed::Refill, Some(soon));
+                assert!(matches!(entered, Err(ProcessError::HeldTooLong { .. })), "{entered:?}");
+            }
+        }
+        drop(shut);
+        let entered = process.enter_gate(&a, WhenClosed::Hold, None).unwrap();
+        assert_eq!(calls.load(Ordering::SeqCst), 1, "all wait for one refill");
+        process.check(&block);
+        process.gate().leave(entered).unwrap();
+        process.set_hooks(None, None, None);
+    }
+    process.shrink(&shrink_of(&["a"])).unwrap();
+    let enough = Some(Duration::from_secs(60));
+    let entered = process.enter_gate(&a, WhenClosed::Refill, enough).unwrap();
+    process.check(&block);
+    process.gate().leave(entered).unwrap();
+    process.shrink(&shrink_of(&["a"])).unwrap();
+    assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["a"]) }).unwrap().copied >= mib(9));
+    assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["x"]) }).is_err());
+    process.end([block]);
+}
+
+#[test]
+fn no_refill_outlasts_its_process() {
+    let process = started("");
+    let block = process.written(0, mib(9), 1);
+    process.shrink(&Shrink::default()).unwrap();
+    let (gate, calls) = held(&process);
+    let shut = gate.lock();
+    let soon = Some(Duration::from_millis(20));
+    for tags in [Tags::All, Tags::of(&["a"])] {
+        assert!(process.enter_gate(&tags, WhenClosed::Refill, soon).is_err());
+    }
+    while calls.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    let regions = Arc::downgrade(&process.regions);
+    std::thread::scope(|scope| {
+        let stopped = scope.spawn(|| process.stop());
+        drop(shut);
+        stopped.join().unwrap();
+    });
+    process.check(&block);
+    assert!(matches!(
+        process.enter_gate(&Tags::of(&["b"]), WhenClosed::Refill, soon).map(|id| process.gate().leave(id)),
+        Ok(Ok(()))
+    ));
+    drop(process);
+    assert!(regions.upgrade().is_none());
+}
+
+/// Whoever touches a region may hold what a hook waits for.
+#[test]
+fn hooks_are_told_of_what_is_touched_and_not_waited_for() {
+    let process = started("");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let mut blocks = vec![process.written_in("a", 1, mib(9), 1)];
+    process.shrink(&Shrink::default()).unwrap();
+    let (sender, told) = mpsc::channel();
+    let held = Arc::new(parking_lot::Mutex::new(()));
+    let hook: Hook = Arc::new({
+        let held = held.clone();
+        move |event: &str| {
+            drop(held.lock());
+            sender.send(serde_json::from_str::<serde_json::Value>(event).unwrap()).unwrap();
+            7
+        }
+    });
+    process.set_hooks(Some(hook.clone()), Some(hook), None);
+    let lock = held.lock();
+    blocks.push(process.written_in("a", 1, mib(2), 2));
+    blocks.iter().for_each(|block| process.check(block));
+    drop(lock);
+    for when in ["before", "after"] {
+        let event = told.recv().unwrap();
+        assert_eq!((&event["event"], &event["when"]), (&"refill".into(), &when.into()), "{event}");
+        assert_eq!((&event["touched"], &event["device"]), (&true.into(), &1.into()), "{event}");
+        assert_eq!(event["tags"], serde_json::json!(["a"]));
+        assert_eq!(
+            event["report"]["copied"].as_u64().is_some_and(|copied| copied >= 9 << 20),
+            when == "after"
+        );
+    }
+    process.set_hooks(None, None, None);
+    process.shrink(&shrink_of(&["a"])).unwrap();
+    process.bring_back(blocks[0].address).unwrap();
+    assert!(told.try_recv().is_err());
+    process.end(blocks);
+}
+
+#[test]
+fn it_goes_on_in_the_background() {
+    let process = started("tiers.host_prepare = \"16MiB\"");
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(9), 1);
+    process.shrink(&Shrink::default()).unwrap();
+    let report = process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+    assert_eq!(report, RefillReport::default());
+    let use_of_a =
+        process.enter_gate(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(60))).unwrap();
+    process.check(&block);
+    process.gate().leave(use_of_a).unwrap();
+    process.refill(&Refill::default()).unwrap();
+    process.stop();
+    process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+    process.end([block]);
+}
