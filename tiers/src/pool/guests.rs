@@ -1,7 +1,7 @@
 //! Memory for what other GPUs gave up.
 //!
-//! Invariant: it is a domain of its own, whose blocks no program has. What was freed there is handed out again only after all work that
-//! was enqueued before, of every device that may touch it.
+//! Invariant: it lies in domains of its own, whose blocks no program has. What was freed there is handed out again only after all work
+//! that was enqueued before, of every device that may touch it.
 
 use std::sync::OnceLock;
 
@@ -11,8 +11,8 @@ use glake_units::Bytes;
 
 use super::{Block, GpuPool, PoolStream, Result};
 
-/// What lodges together is as large at most as an extent of the second size: the driver takes a millisecond to open new memory, however much
-/// it is. What is smaller has extents of the first size. Either is at most such a part of the device.
+/// What lodges together is as large at most as an extent of the second size: the driver takes a millisecond to open new memory, however
+/// much it is. What is smaller has extents of the first size. Either is at most such a part of the device.
 const EXTENTS: [(Bytes, u64); 2] = [(Bytes::mib(128), 16), (Bytes::gib(1), 4)];
 /// A stream that nobody has: what it is said to have used waits for an epoch.
 const NOBODY: PoolStream = PoolStream { raw: Stream::LEGACY, key: StreamKey(u64::MAX) };

@@ -1,7 +1,7 @@
 //! Copies' bytes in the memory of another GPU.
 //!
 //! ```text
-//! block   [ copy | copy | copy |   copy   | ]      as large as the copies to come, or as may lodge together: making memory costs by the block
+//! block   [ copy | copy | copy |   copy   | ]      as large as the copies to come, or as may lodge together: memory costs by the block
 //! ```
 
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use glake_units::Bytes;
 
 use crate::{GpuPool, PoolError};
 
-/// A block of another GPU's pool. It goes back when no copy has any of it and no span of it lives; who gets it then gets it after all work that
-/// was enqueued on it by then.
+/// A block of another GPU's pool. It goes back when no copy has any of it and no span of it lives; who gets it then gets it after all
+/// work that was enqueued on it by then.
 #[derive(Debug)]
 pub(super) struct PeerBlock {
     pool: Arc<GpuPool>,
