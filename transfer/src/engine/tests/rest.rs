@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{DeviceSet, Span};
+use glake_device::owned::{DeviceSet, OwnedStream, Span};
 use glake_device::sim::Clock;
 use glake_device::{DeviceId, Driver, Fault, Injected, Verb, When};
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
 use crate::graph::{Direction, Way};
-use crate::{CopyOptions, Engine, EngineOptions, StayedRelay, WhyStayed};
+use crate::{CopyOptions, Engine, EngineOptions, StayedRelay, UserStream, WhyStayed};
 
 const SIZE: Bytes = Bytes::mib(8);
 const LONG: Duration = Duration::from_secs(20);
@@ -40,6 +40,26 @@ impl Bed {
 
     fn free(&self, device: DeviceId) -> Bytes {
         self.sim.memory_info(device).unwrap().free
+    }
+}
+
+/// What a copy to the GPU needs.
+struct Upload {
+    stream: OwnedStream,
+    on: UserStream,
+    to: Span,
+    from: Span,
+}
+
+impl Upload {
+    fn new(bed: &Bed) -> Upload {
+        let stream = bed.stream(GPU);
+        Upload {
+            on: bed.user(GPU, stream.id()),
+            to: bed.mapped(GPU, SIZE).span(Bytes::ZERO, SIZE).unwrap(),
+            from: Span::pinned(&bed.pinned(SIZE, 3), Bytes::ZERO, SIZE).unwrap(),
+            stream,
+        }
     }
 }
 
@@ -105,13 +125,8 @@ fn contexts_go_and_come_back() {
 #[test]
 fn what_is_under_way_is_waited_for_and_its_handle_keeps_nothing() {
     let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let mapped = bed.mapped(GPU, SIZE);
-    let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
-    let host = bed.pinned(SIZE, 3);
-    let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
-    let handle = bed.engine().copy(&span, &from, on, CopyOptions::default()).unwrap();
+    let Upload { stream, on, to, from } = Upload::new(&bed);
+    let handle = bed.engine().copy(&to, &from, on, CopyOptions::default()).unwrap();
     bed.engine().rest(bed.others());
     let stayed = bed.engine().stayed(Duration::from_millis(30));
     assert_eq!(stayed.len(), 3);
@@ -122,26 +137,21 @@ fn what_is_under_way_is_waited_for_and_its_handle_keeps_nothing() {
     assert_eq!(bed.contexts(), DeviceSet::of(GPU));
     assert!(handle.is_done().unwrap());
     handle.wait().unwrap();
-    assert!(bed.read(&span) == host.as_slice());
+    assert!(bed.read(&to) == bed.pinned(SIZE, 3).as_slice());
     // One that is waited for by the engine, with nothing of its lanes left.
     bed.wake();
-    bed.engine().copy_now(&span, &from, on, CopyOptions { verify: true, ..CopyOptions::default() }).unwrap();
-    drop((stream, mapped, span));
+    bed.engine().copy_now(&to, &from, on, CopyOptions { verify: true, ..CopyOptions::default() }).unwrap();
+    drop((stream, to));
     bed.end();
 }
 
 #[test]
 fn waking_meanwhile_leaves_everything_as_it_was() {
     let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let mapped = bed.mapped(GPU, SIZE);
-    let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
-    let host = bed.pinned(SIZE, 3);
-    let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+    let Upload { stream, on, to, from } = Upload::new(&bed);
     let free = bed.free(DeviceId(1));
     for _ in 0..20 {
-        bed.copy(&span, &from, on);
+        bed.copy(&to, &from, on);
         // The copy is under way: nothing can go.
         bed.engine().rest(bed.others());
         std::thread::sleep(Duration::from_millis(2));
@@ -151,7 +161,7 @@ fn waking_meanwhile_leaves_everything_as_it_was() {
         copies(&bed, 5);
         assert_eq!(bed.free(DeviceId(1)), free);
     }
-    drop((stream, mapped, span));
+    drop((stream, to));
     bed.end();
 }
 
@@ -206,14 +216,9 @@ fn a_graph_keeps_its_relays() {
 #[test]
 fn a_fenced_relay_stays_fenced() {
     let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let mapped = bed.mapped(GPU, SIZE);
-    let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
-    let host = bed.pinned(SIZE, 3);
-    let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+    let Upload { stream, on, to, from } = Upload::new(&bed);
     bed.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(2), error: Injected::Lost(700) }]);
-    bed.engine().copy(&span, &from, on, CopyOptions::default()).unwrap().wait().unwrap_err();
+    bed.engine().copy(&to, &from, on, CopyOptions::default()).unwrap().wait().unwrap_err();
     let lost = bed.gpus.without(bed.engine().relays());
     assert_eq!(lost.len(), 1);
     let stayed = bed.rest();
@@ -221,7 +226,7 @@ fn a_fenced_relay_stays_fenced() {
     bed.wake();
     assert_eq!(bed.engine().relays(), bed.gpus.without(lost));
     bed.faults.set(&[]);
-    drop((stream, mapped, span));
+    drop((stream, to));
     bed.end();
 }
 
