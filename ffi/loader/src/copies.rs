@@ -5,6 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::{Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, Part, Result, Stream};
 
+/// `GLAKE_COPY_CRITICAL`.
+pub const CRITICAL: u32 = 1;
+/// `GLAKE_COPY_BACKGROUND`.
+pub const BACKGROUND: u32 = 2;
 /// `GLAKE_COPY_DIRECT`.
 const DIRECT: u32 = 0x80;
 

@@ -18,7 +18,7 @@ use std::ptr::null_mut;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use copies::CopyBlock;
-pub use copies::{Enqueued, On, Timed};
+pub use copies::{BACKGROUND, CRITICAL, Enqueued, On, Timed};
 pub use memory::{GpuMemory, HostMemory, Part};
 pub use native::Libcuda;
 

@@ -32,7 +32,8 @@ use crate::machine::Machine;
 use crate::server::ServerError;
 use crate::trace::TraceError;
 pub use copy::{
-    CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, OverheadReport, copy, overhead,
+    CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport, OverheadReport, copy,
+    critical, overhead,
 };
 use library::Loaded;
 use measure::{Allocates, Run};

@@ -18,6 +18,16 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// The one that this part of all values does not exceed.
+pub(super) fn percentile(values: &[f64], part: f64) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_unstable_by(f64::total_cmp);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    // a place in a list
+    let place = (values.len() as f64 * part).ceil() as usize;
+    values.get(place.max(1) - 1).copied().unwrap_or(0.0)
+}
+
 /// 10^9 bytes a second.
 #[allow(clippy::cast_precision_loss)] // a rate for people
 pub(super) fn gbps(bytes: u64, us: f64) -> f64 {
@@ -27,6 +37,14 @@ pub(super) fn gbps(bytes: u64, us: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles() {
+        let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        let of = |part| percentile(&hundred, part);
+        assert_eq!([of(0.0), of(0.5), of(0.99), of(1.0)], [1.0, 50.0, 99.0, 100.0]);
+        assert_eq!([percentile(&[7.0], 0.99), percentile(&[], 0.99)], [7.0, 0.0]);
+    }
 
     #[test]
     fn medians() {

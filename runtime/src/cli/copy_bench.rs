@@ -10,7 +10,8 @@ use super::Failure;
 use super::output::{Output, table};
 use super::progress::Progress;
 use crate::bench::{
-    self, BenchError, CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, OverheadReport,
+    self, BenchError, CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport,
+    OverheadReport,
 };
 use crate::config::Config;
 
@@ -26,7 +27,7 @@ pub struct CopyArguments {
     #[arg(long, value_name = "M", value_delimiter = ',', default_value = "pool")]
     memory: Vec<Memory>,
     /// How much, several with commas [default: 1MiB to 4GiB, or to 64MiB on the simulator; 4KiB to 1MiB with
-    /// --overhead]
+    /// --overhead, 16MiB with --critical]
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     sizes: Vec<Bytes>,
     /// How many GPUs take part, the measured one among them [default: all]
@@ -35,7 +36,7 @@ pub struct CopyArguments {
     /// Whose memory
     #[arg(long, value_name = "GPU", default_value_t = 0)]
     target: u32,
-    /// How often each is timed [default: 20; 1000 with --overhead]
+    /// How often each is timed [default: 20; 1000 with --overhead and --critical]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: Option<u32>,
     /// The size of a scattered block
@@ -44,6 +45,9 @@ pub struct CopyArguments {
     /// What a copy below the break-even costs more than the driver's own, in turns
     #[arg(long)]
     overhead: bool,
+    /// What a critical copy takes while background copies keep every link busy
+    #[arg(long, conflicts_with = "overhead")]
+    critical: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -53,6 +57,7 @@ Examples:
   glake bench copy --memory scattered --sizes 1600MiB --direction h2d
   glake bench copy --paths 2 --json
   glake bench copy --overhead                          what small copies pay
+  glake bench copy --critical                          what a copy that cannot wait pays
 
 Figures:
   GB/s are 10^9 bytes a second of the median, timed on the host from the first call until the
@@ -64,6 +69,9 @@ runs, native_us, limit_us, engine_us, host_us (until the engine's call had retur
 (processor time of the process while it copies, nobody waiting in a loop), calibrated, verified.
 With --overhead: device, target, direction, bytes, runs, native_us, engine_us, overhead_us,
 native_call_us, engine_call_us.
+With --critical: device, target, direction, bytes, runs, medians and 99th percentiles native_us,
+native_p99_us, alone_us, alone_p99_us, beside_us, beside_p99_us, of the call alone_call_p99_us,
+beside_call_p99_us; background_bytes (of a copy; two are under way), background_gbps, verified.
 
 libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY names";
 
@@ -100,8 +108,11 @@ impl CopyArguments {
             Memory::Broadcast => CopyMemory::Broadcast,
         };
         let mut sizes = self.sizes.clone();
-        if self.overhead && sizes.is_empty() {
+        if sizes.is_empty() && self.overhead {
             sizes = [4, 16, 64, 256, 512, 1024].map(Bytes::kib).into();
+        }
+        if sizes.is_empty() && self.critical {
+            sizes = vec![Bytes::mib(16)];
         }
         CopyOptions {
             directions,
@@ -109,7 +120,7 @@ impl CopyArguments {
             sizes,
             paths: self.paths,
             target: self.target,
-            runs: self.runs.unwrap_or(if self.overhead { 1000 } else { 20 }),
+            runs: self.runs.unwrap_or(if self.overhead || self.critical { 1000 } else { 20 }),
             block: self.block,
             library,
         }
@@ -131,7 +142,7 @@ pub(super) fn run(
     let backend = super::found(config)?;
     let steps = options.directions.len() * options.memory.len() * options.sizes.len().max(4);
     let progress = Progress::new(steps as u64);
-    let (mut copies, mut overheads) = (Vec::new(), Vec::new());
+    let (mut copies, mut overheads, mut criticals) = (Vec::new(), Vec::new(), Vec::new());
     let mut untold = None;
     let news = |news: CopyNews| {
         let told = match news {
@@ -147,6 +158,7 @@ pub(super) fn run(
             }
             CopyNews::Copy(report) if output.is_json() => progress.pause(|| output.object(&report)),
             CopyNews::Overhead(report) if output.is_json() => progress.pause(|| output.object(&report)),
+            CopyNews::Critical(report) if output.is_json() => progress.pause(|| output.object(&report)),
             CopyNews::Copy(report) => {
                 copies.push(report);
                 Ok(())
@@ -155,15 +167,20 @@ pub(super) fn run(
                 overheads.push(report);
                 Ok(())
             }
+            CopyNews::Critical(report) => {
+                criticals.push(report);
+                Ok(())
+            }
         };
         told.map_err(|failure| {
             untold = Some(failure);
             BenchError::Untold
         })
     };
-    let measured = match arguments.overhead {
-        true => bench::overhead(&backend, config, &options, news),
-        false => bench::copy(&backend, config, &options, news),
+    let measured = match (arguments.overhead, arguments.critical) {
+        (true, _) => bench::overhead(&backend, config, &options, news),
+        (_, true) => bench::critical(&backend, config, &options, news),
+        _ => bench::copy(&backend, config, &options, news),
     };
     drop(progress);
     // What was measured before a failure is told all the same.
@@ -172,6 +189,9 @@ pub(super) fn run(
     }
     if !overheads.is_empty() {
         output.text(&overhead_table(&overheads))?;
+    }
+    if !criticals.is_empty() {
+        output.text(&critical_table(&criticals))?;
     }
     match (measured, untold) {
         (_, Some(failure)) => Err(failure),
@@ -228,6 +248,39 @@ fn overhead_table(reports: &[OverheadReport]) -> String {
             format!("{:+.2}", report.overhead_us),
             format!("{:.2}", report.native_call_us),
             format!("{:.2}", report.engine_call_us),
+        ]
+    };
+    table(1, &headers, &reports.iter().map(row).collect::<Vec<_>>())
+}
+
+fn critical_table(reports: &[CriticalReport]) -> String {
+    let headers = [
+        "direction",
+        "bytes",
+        "native us",
+        "p99",
+        "alone us",
+        "p99",
+        "beside us",
+        "p99",
+        "p99 of alone",
+        "p99 of median",
+        "background GB/s",
+    ];
+    let row = |report: &CriticalReport| {
+        let us = |us: f64| format!("{us:.1}");
+        vec![
+            way(report.direction).to_owned(),
+            Bytes::new(report.bytes).to_string(),
+            us(report.native_us),
+            us(report.native_p99_us),
+            us(report.alone_us),
+            us(report.alone_p99_us),
+            us(report.beside_us),
+            us(report.beside_p99_us),
+            format!("{:.2}", report.beside_p99_us / report.alone_p99_us),
+            format!("{:.2}", report.beside_p99_us / report.alone_us),
+            us(report.background_gbps),
         ]
     };
     table(1, &headers, &reports.iter().map(row).collect::<Vec<_>>())

@@ -75,6 +75,10 @@ impl<'a> Ground<'a> {
         Ok(Ground { library, cuda, on: on.collect::<Result<_, BenchError>>()? })
     }
 
+    pub(super) fn is_simulated(&self) -> bool {
+        self.cuda.is_none()
+    }
+
     /// How many take part.
     pub(super) fn gpus(&self) -> usize {
         self.on.len()
@@ -112,6 +116,10 @@ impl Field<'_> {
     /// One copy of the driver's, or one for each block or GPU.
     pub(super) fn native(&self) -> Work<'_> {
         self.native_way(self.case.direction)
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        self.case.size
     }
 
     /// What the engine is asked for.

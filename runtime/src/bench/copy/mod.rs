@@ -10,6 +10,7 @@
 //! from its first call until the stream is done. On the simulated device there is no driver beside the library: native
 //! copies are then the library's own with `GLAKE_COPY_DIRECT`.
 
+mod critical;
 mod ground;
 mod overhead;
 mod rounds;
@@ -138,6 +139,43 @@ pub struct OverheadReport {
     pub engine_call_us: f64,
 }
 
+/// What a critical copy takes beside background copies.
+#[derive(Clone, Debug, Serialize)]
+pub struct CriticalReport {
+    /// The backend.
+    pub device: String,
+    /// Whose memory.
+    pub target: u32,
+    /// Which way.
+    pub direction: CopyDirection,
+    /// How many bytes.
+    pub bytes: u64,
+    /// How often each was timed.
+    pub runs: u32,
+    /// Microseconds of one copy of the driver's with nothing beside it, from the call until the stream is done: the median.
+    pub native_us: f64,
+    /// As above, of 99 in a hundred.
+    pub native_p99_us: f64,
+    /// The median of a critical copy with nothing beside it.
+    pub alone_us: f64,
+    /// As above, of 99 in a hundred.
+    pub alone_p99_us: f64,
+    /// The median beside background copies.
+    pub beside_us: f64,
+    /// As above, of 99 in a hundred.
+    pub beside_p99_us: f64,
+    /// Of 99 in a hundred, until the call had returned, with nothing beside it.
+    pub alone_call_p99_us: f64,
+    /// As above, beside background copies.
+    pub beside_call_p99_us: f64,
+    /// How large these are.
+    pub background_bytes: u64,
+    /// 10^9 bytes of theirs a second meanwhile.
+    pub background_gbps: f64,
+    /// Whether the bytes were compared: always, or there is no report.
+    pub verified: bool,
+}
+
 /// What is told while it measures.
 #[derive(Clone, Debug)]
 pub enum CopyNews {
@@ -149,6 +187,8 @@ pub enum CopyNews {
     Copy(CopyReport),
     /// A measurement of `overhead`.
     Overhead(OverheadReport),
+    /// A measurement of `critical`.
+    Critical(CriticalReport),
 }
 
 /// Measures copies, one report for each direction, memory and size.
@@ -221,6 +261,34 @@ pub fn overhead(
             news(CopyNews::Next(case.name(), done))?;
             let report = overhead::measure(&ground, &case, options, bench.name.clone())?;
             news(CopyNews::Overhead(report))?;
+            done += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Measures what a critical copy takes while background copies keep every link busy.
+///
+/// # Errors
+/// As [`copy`].
+pub fn critical(
+    backend: &Backend,
+    config: &Config,
+    options: &CopyOptions,
+    mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let bench = Bench::start(backend, config, options)?;
+    bench.wait_for_relays(options, &mut news)?;
+    let of = || Ground::new(&bench.library, bench.cuda.as_ref(), options);
+    let ground = of()?;
+    let busy = (0..critical::STREAMS).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
+    let mut done = 0;
+    for &direction in &options.directions {
+        for &size in &options.sizes {
+            let case = Case { memory: CopyMemory::Pool, direction, size, block: options.block };
+            news(CopyNews::Next(case.name(), done))?;
+            let report = critical::measure(&ground, &busy, &case, options, bench.name.clone())?;
+            news(CopyNews::Critical(report))?;
             done += 1;
         }
     }

@@ -38,7 +38,7 @@ pub(super) fn measure<'a>(ground: &'a Ground<'a>, case: &Case, runs: u32) -> Res
     field.verify(1)?;
     let timed =
         |work: Work<'_>| -> Result<Timed, BenchError> { Ok(ground.library.timed(ground.cuda, &work, 0)?) };
-    warm_up(ground, &field.engine())?;
+    warm_up(ground, &field.engine(), 0)?;
     let before = paths(ground)?;
     let (mut native, mut engine, mut limit, mut host) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for run in 0..runs.max(1) {
@@ -70,10 +70,10 @@ pub(super) fn measure<'a>(ground: &'a Ground<'a>, case: &Case, runs: u32) -> Res
 }
 
 /// Copies until more than one link takes part.
-fn warm_up(ground: &Ground<'_>, work: &Work<'_>) -> Result<(), BenchError> {
+pub(super) fn warm_up(ground: &Ground<'_>, work: &Work<'_>, flags: u32) -> Result<(), BenchError> {
     let (before, begin) = (paths(ground)?, Instant::now());
     while ground.gpus() > 1 && begin.elapsed() < PATIENCE {
-        ground.library.timed(ground.cuda, work, 0)?;
+        ground.library.timed(ground.cuda, work, flags)?;
         if changed(&before, &paths(ground)?) > 1 {
             break;
         }

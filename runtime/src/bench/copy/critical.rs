@@ -1,0 +1,128 @@
+//! What a critical copy takes while background copies keep every link busy, beside what it takes alone.
+//!
+//! ```text
+//!   two threads, a stream each   ═══ background ══════ background ══════ background ═══
+//!   this one, after each rest        ┤critical├        ┤critical├        ┤critical├
+//! ```
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use glake_loader::{BACKGROUND, CRITICAL};
+use glake_units::Bytes;
+
+use super::super::times::{gbps, percentile, us};
+use super::ground::{Case, Field, Ground, Work};
+use super::rounds::warm_up;
+use super::{BenchError, CopyOptions, CriticalReport};
+
+/// One of them is enqueued while the other runs.
+pub(super) const STREAMS: usize = 2;
+/// How large a background copy is.
+const GPU: Bytes = Bytes::mib(256);
+const SIMULATED: Bytes = Bytes::mib(8);
+/// Between critical copies, in which background ones have the links.
+const REST: Duration = Duration::from_micros(300);
+/// The first of a row, which nobody counts.
+const WARM_UP: u32 = 20;
+
+/// Times of a row of copies, in microseconds.
+#[derive(Debug, Default)]
+struct Row {
+    done: Vec<f64>,
+    issued: Vec<f64>,
+}
+
+/// Measures one size.
+///
+/// # Errors
+/// What the library answers; [`BenchError::Differs`].
+pub(super) fn measure<'a>(
+    ground: &'a Ground<'a>,
+    busy: &'a [Ground<'a>],
+    case: &Case,
+    options: &CopyOptions,
+    device: String,
+) -> Result<CriticalReport, BenchError> {
+    let mut field = ground.field(*case)?;
+    field.verify(1)?;
+    let background = Case { size: if ground.is_simulated() { SIMULATED } else { GPU }, ..*case };
+    let mut others = busy.iter().map(|ground| ground.field(background)).collect::<Result<Vec<_>, _>>()?;
+    warm_up(ground, &field.engine(), CRITICAL)?;
+    for (ground, field) in busy.iter().zip(&others) {
+        warm_up(ground, &field.engine(), BACKGROUND)?;
+    }
+    let native = row(ground, &field.native(), 0, options.runs)?;
+    let alone = row(ground, &field.engine(), CRITICAL, options.runs)?;
+    let (beside, rate) = beside(ground, busy, &field, &others, options.runs)?;
+    field.verify(2)?;
+    for other in &mut others {
+        other.verify(3)?;
+    }
+    let (median, p99) = (|times: &[f64]| percentile(times, 0.5), |times: &[f64]| percentile(times, 0.99));
+    Ok(CriticalReport {
+        device,
+        target: options.target,
+        direction: case.direction,
+        bytes: case.size.get(),
+        runs: options.runs,
+        native_us: median(&native.done),
+        native_p99_us: p99(&native.done),
+        alone_us: median(&alone.done),
+        alone_p99_us: p99(&alone.done),
+        beside_us: median(&beside.done),
+        beside_p99_us: p99(&beside.done),
+        alone_call_p99_us: p99(&alone.issued),
+        beside_call_p99_us: p99(&beside.issued),
+        background_bytes: background.size.get(),
+        background_gbps: rate,
+        verified: true,
+    })
+}
+
+/// The row beside background copies, and how many of these bytes went by meanwhile.
+fn beside(
+    ground: &Ground<'_>,
+    busy: &[Ground<'_>],
+    field: &Field<'_>,
+    others: &[Field<'_>],
+    runs: u32,
+) -> Result<(Row, f64), BenchError> {
+    let (over, moved) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let begin = Instant::now();
+        let threads = busy.iter().zip(others).map(|(ground, field)| {
+            let (work, size, over, moved) = (field.engine(), field.size(), &over, &moved);
+            let (library, cuda) = (ground.library, ground.cuda);
+            scope.spawn(move || -> Result<(), BenchError> {
+                while !over.load(Ordering::Relaxed) {
+                    library.timed(cuda, &work, BACKGROUND)?;
+                    moved.fetch_add(size.get(), Ordering::Relaxed);
+                }
+                Ok(())
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let row = row(ground, &field.engine(), CRITICAL, runs);
+        over.store(true, Ordering::Relaxed);
+        for thread in threads {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok((row?, gbps(moved.load(Ordering::Relaxed), us(begin.elapsed()))))
+    })
+}
+
+/// Copies with rests between.
+fn row(ground: &Ground<'_>, work: &Work<'_>, flags: u32, runs: u32) -> Result<Row, BenchError> {
+    let mut row = Row::default();
+    for run in 0..runs.max(1).saturating_add(WARM_UP) {
+        thread::sleep(REST);
+        let time = ground.library.timed(ground.cuda, work, flags)?;
+        if run >= WARM_UP {
+            row.done.push(us(time.done));
+            row.issued.push(us(time.issued));
+        }
+    }
+    Ok(row)
+}
