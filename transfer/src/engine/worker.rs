@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use glake_device::owned::{DeviceSet, OwnedEvent};
-use glake_device::{DeviceId, EventKind};
+use glake_device::{DeviceId, EventKind, MemoryInfo};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
@@ -202,12 +202,13 @@ impl Engine {
 
     fn provide(&self, orders: &Orders, forks: DeviceSet) {
         if orders.prepare {
-            let ready = self.relays.ready();
-            for relay in self.relays.wanted().without(ready).iter() {
-                if self.relays.asleep().contains(relay) {
-                    continue;
-                }
-                if let Err(error) = self.make_ready(relay, forks) {
+            let ready = self.relays.ready().union(self.relays.asleep());
+            let missing = self.relays.wanted().without(ready).iter();
+            // Asked of all before any is made: what is made for one can need a context on another.
+            let missing: Vec<_> = missing.map(|relay| (relay, self.driver.memory_info(relay))).collect();
+            for (relay, before) in missing {
+                let made = before.map_err(TransferError::from);
+                if let Err(error) = made.and_then(|before| self.make_ready(relay, before, forks)) {
                     tracing::warn!(target: "glake::transfer", %relay, %error, "a GPU cannot be a relay");
                 }
             }
@@ -240,8 +241,7 @@ impl Engine {
     }
 
     /// Makes a GPU a relay: its context first, which may take half a second.
-    fn make_ready(&self, relay: DeviceId, forks: DeviceSet) -> Result<()> {
-        let before = self.driver.memory_info(relay)?;
+    fn make_ready(&self, relay: DeviceId, before: MemoryInfo, forks: DeviceSet) -> Result<()> {
         self.make_gates();
         self.make_leases(forks);
         for lease in self.leases.snapshot() {

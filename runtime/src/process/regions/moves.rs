@@ -88,7 +88,7 @@ impl Regions {
         }
         let begin = Instant::now();
         let device = region.pool().device();
-        self.wake_relays_for([(device, wanting(region))]);
+        self.begin_coming();
         let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = slot.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
@@ -239,7 +239,7 @@ impl Regions {
         let wanted: Vec<(usize, Bytes)> =
             away.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
         let chosen = in_order(&wanted, bytes.unwrap_or(Bytes::MAX));
-        self.wake_relays_for(chosen.iter().map(|(at, amount)| (away[*at].1.pool().device(), *amount)));
+        self.begin_coming();
         let jobs: Vec<Job> = chosen
             .into_iter()
             .map(|(at, amount)| {

@@ -15,9 +15,6 @@ use super::slot::sizes;
 const EXTENT: Duration = Duration::from_micros(40);
 /// Opening it to one more GPU.
 const PEER: Duration = Duration::from_micros(15);
-/// By how much a refill takes longer during which one relay is woken, on two H200s: 16 GiB took 406 ms, once it was awake 166. The
-/// driver makes no memory while it makes a context.
-const WAKING: Duration = Duration::from_millis(240);
 
 /// Knows what the links give.
 #[derive(Debug)]
@@ -45,33 +42,25 @@ impl Prediction {
         each * extents + self.copying(pool.device(), away)
     }
 
-    /// Whether so many bytes are on a device sooner if relays that rest are woken before them, and not after.
-    pub(super) fn is_worth_waking(&self, device: DeviceId, bytes: Bytes) -> bool {
-        let resting = self.starter.engine.made().map_or(0, |engine| engine.resting().len());
-        let [own, all] = self.rates(device).map(|rate| copying(rate, bytes));
-        resting > 0 && all + WAKING * resting < own
-    }
-
     fn copying(&self, device: DeviceId, bytes: Bytes) -> Duration {
-        let [own, all] = self.rates(device);
-        let engine = self.starter.engine.made().filter(|_| self.starter.engine.is_on());
-        copying(if engine.is_some_and(|engine| engine.resting().is_empty()) { all } else { own }, bytes)
+        let rate = self.rate(device);
+        #[allow(clippy::cast_precision_loss)] // a prediction
+        let seconds = if rate > 0.0 { bytes.get() as f64 / (rate * 1e9) } else { 0.0 };
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
-    /// What a device's own link gives, and all its paths together, in GB/s.
-    fn rates(&self, device: DeviceId) -> [f64; 2] {
+    /// What the links that are awake give to a device, in GB/s.
+    fn rate(&self, device: DeviceId) -> f64 {
         let known = self.starter.engine.made().map(|engine| engine.graph());
         let graph = match &known {
             Some(graph) if !graph.paths().links.is_empty() => graph,
             _ => self.assumed.get_or_init(|| self.starter.assumed_paths()),
         };
         let own = graph.rates(device, Direction::ToGpu).next().map_or(0.0, |path| path.rate.0);
-        [own, graph.together(device, Direction::ToGpu).0.max(own)]
+        let engine = self.starter.engine.made().filter(|_| self.starter.engine.is_on());
+        match engine.is_some_and(|engine| engine.resting().is_empty()) {
+            true => graph.together(device, Direction::ToGpu).0.max(own),
+            false => own,
+        }
     }
-}
-
-fn copying(rate: f64, bytes: Bytes) -> Duration {
-    #[allow(clippy::cast_precision_loss)] // a prediction
-    let seconds = if rate > 0.0 { bytes.get() as f64 / (rate * 1e9) } else { 0.0 };
-    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }

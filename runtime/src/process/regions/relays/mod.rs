@@ -1,9 +1,11 @@
 //! Relays rest while everything is away: a process that has left its GPUs leaves the others too.
 //!
 //! ```text
-//! refill ─► much: relays woken ─► its extents, the later ones over all links
-//!        ─► else: its extents, over one link ─► relays woken
+//! shrink of everything ─► relays rest          refill ─► its extents, over one link ─► relays woken
 //! ```
+//!
+//! Behind the refill: the driver makes no memory while it makes a context, and maps all pinned memory into that, which takes as long as
+//! other links could save.
 //!
 //! Invariant: relays that rest are woken by whatever brings memory back; a rest that is asked for beside its beginning is taken back.
 //! Both write what they do before they look for the other.
@@ -11,13 +13,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use glake_device::DeviceId;
 use glake_transfer::StayedRelay;
-use glake_units::Bytes;
 
 use super::Regions;
 
@@ -35,21 +34,12 @@ impl Begun {
 }
 
 impl Regions {
-    /// Memory is about to come back, so much to these devices. While contexts are made the driver makes no memory: relays are made ready
-    /// beside it where that is made good, else by [`Regions::wake_relays`].
-    pub(super) fn wake_relays_for(&self, coming: impl IntoIterator<Item = (DeviceId, Bytes)>) {
+    /// Memory is about to come back; [`Regions::wake_relays`] follows.
+    pub(super) fn begin_coming(&self) {
         self.begun.0.fetch_add(1, Ordering::SeqCst);
-        let mut all: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
-        for (device, bytes) in coming {
-            let of = all.entry(device).or_default();
-            *of = of.saturating_add(bytes);
-        }
-        if all.into_iter().any(|(device, bytes)| self.prediction.is_worth_waking(device, bytes)) {
-            self.wake_relays();
-        }
     }
 
-    /// Memory has come back, or will not: relays that rest still are made ready, in the background.
+    /// Memory has come back, or will not: relays that rest are made ready, in the background.
     pub(super) fn wake_relays(&self) {
         self.starter.engine.wake(&self.starter.devices);
     }
@@ -61,7 +51,7 @@ impl Regions {
         }
         self.starter.engine.rest(&self.starter.devices);
         if self.begun.get() != begun {
-            self.starter.engine.wake(&self.starter.devices);
+            self.wake_relays();
         }
     }
 
