@@ -15,9 +15,11 @@ use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
+use super::callers::Call;
 use super::counters::Path;
 use super::ends::Ends;
 use super::fork::Fork;
+use super::gates::Gates;
 use super::kernels::KernelSet;
 use super::lease::{Lease, LeaseState};
 use super::parts::Parts;
@@ -93,6 +95,7 @@ impl Engine {
             self.drift.begin();
             return Ok(None);
         }
+        let _call = self.call(priority);
         if let Ends::HostAndGpu { target, direction, pinned: true } = ends
             && (self.may_split(target, to.size()) || self.takes_turns(priority))
         {
@@ -113,6 +116,12 @@ impl Engine {
         }
         self.native(to, from, on)?;
         Ok(None)
+    }
+
+    /// A copy is about to be enqueued that background ones give way to.
+    pub(super) fn call(&self, priority: Priority) -> Option<Call<'_>> {
+        let gates = self.gates.get().filter(|_| priority != Priority::Background);
+        gates.and_then(Gates::call)
     }
 
     /// Whether copies of a priority have to do with others' that may be under way.

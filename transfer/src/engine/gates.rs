@@ -24,6 +24,7 @@ use glake_device::{Compare, DeviceId, Stream};
 use parking_lot::{Condvar, Mutex};
 use tracing::debug;
 
+use super::callers::{Call, Callers};
 use crate::Result;
 use crate::graph::{Direction, MOST_GPUS};
 
@@ -32,7 +33,7 @@ const OPEN: u32 = 0;
 const SHUT: u32 = 1;
 /// How many background copies are counted at a time; others take no notice of further ones.
 const TICKETS: u32 = 32;
-/// For so long after the last background copy ended, the next one is expected.
+/// For so long after the last background copy ended, the next one is expected; and after another copy, the next of these.
 const LINGER: Duration = Duration::from_millis(100);
 /// How often the watch looks while background copies are under way.
 const LOOK: Duration = Duration::from_millis(10);
@@ -61,6 +62,7 @@ struct Shared {
     ends: Vec<Flag>,
     /// Whether background copies are under way or expected, as last seen.
     needed: AtomicBool,
+    callers: Callers,
     state: Mutex<State>,
     wake: Condvar,
 }
@@ -82,7 +84,14 @@ impl Gates {
         let ends = gates.split_off(2 * MOST_GPUS);
         let places = ends.iter().map(|_| (0, false)).collect();
         let state = Mutex::new(State { places, last: None, stopped: false });
-        let shared = Shared { gates, ends, needed: AtomicBool::new(false), state, wake: Condvar::new() };
+        let shared = Shared {
+            gates,
+            ends,
+            needed: AtomicBool::new(false),
+            callers: Callers::new(),
+            state,
+            wake: Condvar::new(),
+        };
         Ok(Gates { shared: Arc::new(shared), watch: Mutex::default() })
     }
 
@@ -141,12 +150,28 @@ impl Gates {
         if !self.shared.needed.load(Ordering::Relaxed) {
             return false;
         }
-        let mut state = self.shared.state.lock();
+        // Who has it looks just now. To be woken from a wait for it took a copy 60 us and more.
+        let Some(mut state) = self.shared.state.try_lock() else { return true };
         self.shared.look(&mut state);
         let expected = state.last.is_some_and(|last| last.elapsed() < LINGER);
         let needed = !state.stopped && (expected || !state.is_idle());
         self.shared.needed.store(needed, Ordering::Relaxed);
         needed
+    }
+
+    /// A copy that background copies give way to is about to be enqueued; `None` where there are none, as last seen.
+    pub(super) fn call(&self) -> Option<Call<'_>> {
+        self.shared.needed.load(Ordering::Relaxed).then(|| self.shared.callers.call())
+    }
+
+    /// Whether copies that background ones give way to come again and again.
+    pub(super) fn are_called(&self) -> bool {
+        self.shared.callers.were_here(LINGER)
+    }
+
+    /// Before a driver call of a background copy.
+    pub(super) fn let_pass(&self) {
+        self.shared.callers.let_pass();
     }
 
     /// Shuts the gate of a link, now: only for work that nothing keeps from running, and from opening it.

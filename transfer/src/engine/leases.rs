@@ -4,15 +4,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use glake_device::StreamId;
 use glake_device::owned::DeviceSet;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Engine;
 use super::lease::{Lease, LeaseState};
+
+/// For so long a copy asks for its lease's lock again and again before it sleeps.
+const AWAKE: Duration = Duration::from_micros(50);
 
 #[derive(Debug, Default)]
 pub(super) struct Leases {
@@ -32,7 +36,7 @@ impl Leases {
     ) -> Option<T> {
         let known = self.table.read().get(&stream).cloned();
         if let Some(lease) = known {
-            let mut state = lease.state.lock();
+            let mut state = lock(&lease.state);
             // It may have changed hands before it was locked.
             if state.owner == Some(stream) {
                 return Some(run(&lease, &mut state));
@@ -129,7 +133,7 @@ impl Leases {
 
     fn known<T>(&self, stream: StreamId, run: impl FnOnce(&Arc<Lease>, &mut LeaseState) -> T) -> Option<T> {
         let lease = self.table.read().get(&stream).cloned()?;
-        let mut state = lease.state.lock();
+        let mut state = lock(&lease.state);
         (state.owner == Some(stream)).then(|| run(&lease, &mut state))
     }
 
@@ -145,6 +149,21 @@ impl Leases {
         table.insert(stream, lease.clone());
         true
     }
+}
+
+/// Others hold it while they look what its lanes have done, for some 10 us. Who is put to sleep meanwhile begins 60 us later and more.
+fn lock(state: &Mutex<LeaseState>) -> MutexGuard<'_, LeaseState> {
+    if let Some(state) = state.try_lock() {
+        return state;
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < AWAKE {
+        std::thread::yield_now();
+        if let Some(state) = state.try_lock() {
+            return state;
+        }
+    }
+    state.lock()
 }
 
 /// Looks what another stream's lanes have done.

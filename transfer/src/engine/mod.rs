@@ -10,6 +10,7 @@
 //!    └─► fork, staged          how a copy is enqueued      turn ─► gates                    who gives way to whom
 //!          └─► parts, handle   how it is waited for        drift                            whether the graph holds
 //!                                                          relays                           who serves, who is lost
+//!  callers                     who enqueues first
 //!  rest                        when relays are not used    worker                           who makes all of these
 //! ```
 //!
@@ -23,6 +24,7 @@
 //!   but its lease's, and tables' for a moment; the driver is never called under a table's.
 
 mod broadcast;
+mod callers;
 mod capture;
 mod copy;
 mod counters;

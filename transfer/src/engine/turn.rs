@@ -18,10 +18,12 @@ use super::gates::{Gates, Ticket};
 use super::{Priority, UserStream};
 use crate::graph::Direction;
 
-/// The slices of a background copy, by direction: another copy waits for one of them on each link. Copies to the host are bounded
-/// by what it writes in all, so that slices on other links hold them up too. Smaller ones would take more of the processor than
-/// they give.
+/// The slices of a background copy, by direction: another copy waits on each link for one of each stream that has them. Copies to
+/// the host are bounded by what it writes in all, so that slices on other links hold them up too. Smaller ones would take more of the
+/// processor than they give.
 const SLICES: [Bytes; 2] = [Bytes::mib(1), Bytes::kib(512)];
+/// While other copies come again and again.
+const NEAR: [Bytes; 2] = [Bytes::kib(512), Bytes::kib(512)];
 
 /// One copy's.
 #[derive(Debug)]
@@ -40,6 +42,7 @@ enum Kind {
     Foreground,
     Background {
         ticket: Option<Ticket>,
+        slice: Bytes,
     },
 }
 
@@ -54,7 +57,10 @@ impl<'a> Turn<'a> {
     pub(super) fn of(gates: Option<&'a Gates>, priority: Priority, direction: Direction) -> Turn<'a> {
         let kind = match (gates, priority) {
             (None, _) => Kind::Alone,
-            (Some(gates), Priority::Background) => Kind::Background { ticket: gates.enter() },
+            (Some(gates), Priority::Background) => {
+                let slices = if gates.are_called() { NEAR } else { SLICES };
+                Kind::Background { ticket: gates.enter(), slice: slices[direction.index()] }
+            }
             (Some(gates), Priority::Normal | Priority::Critical) if gates.is_needed() => Kind::Foreground,
             (Some(_), Priority::Normal | Priority::Critical) => Kind::Alone,
         };
@@ -79,7 +85,7 @@ impl<'a> Turn<'a> {
     /// What is enqueued at a time at most.
     pub(super) fn slice(&self) -> Bytes {
         match self.kind {
-            Kind::Background { .. } => SLICES[self.direction.index()],
+            Kind::Background { slice, .. } => slice,
             Kind::Alone | Kind::Foreground => Bytes::MAX,
         }
     }
@@ -102,7 +108,11 @@ impl<'a> Turn<'a> {
         let Some(gates) = self.gates else { return Ok(()) };
         match self.kind {
             Kind::Alone => {}
-            Kind::Background { .. } => gates.await_on(link, self.direction, stream)?,
+            Kind::Background { .. } => {
+                gates.let_pass();
+                gates.await_on(link, self.direction, stream)?;
+                gates.let_pass();
+            }
             Kind::Foreground => {
                 // A gate that cannot be shut costs time and nothing else.
                 if !self.shut.contains(link) && gates.shut_on(link, self.direction, stream).is_ok() {
@@ -123,7 +133,7 @@ impl<'a> Turn<'a> {
 
     /// The copy is enqueued, and ends where its stream is now.
     pub(super) fn end(&mut self, on: UserStream) {
-        if let (Some(gates), Kind::Background { ticket }) = (self.gates, &mut self.kind)
+        if let (Some(gates), Kind::Background { ticket, .. }) = (self.gates, &mut self.kind)
             && let Some(ticket) = ticket.take()
         {
             gates.leave_on(ticket, on.device, on.raw);
@@ -137,7 +147,7 @@ impl Drop for Turn<'_> {
         for link in self.shut.iter() {
             gates.open(link, self.direction);
         }
-        if let Kind::Background { ticket: Some(ticket) } = self.kind {
+        if let Kind::Background { ticket: Some(ticket), .. } = self.kind {
             gates.leave(ticket);
         }
     }

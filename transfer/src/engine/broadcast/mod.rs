@@ -62,6 +62,7 @@ impl Engine {
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Ends::of(to, from).map(drop))?;
         self.relays.tell()?;
+        let _call = self.call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let sources = self.sources(cast);
         // An answer that says nothing is no permission.

@@ -125,6 +125,7 @@ impl Engine {
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
         self.relays.tell()?;
+        let _call = self.call(options.priority);
         let kernels = &*self.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
