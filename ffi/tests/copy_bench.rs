@@ -19,6 +19,7 @@ fn every_memory_is_copied_over_several_links_and_compared() {
         target: 1,
         runs: 2,
         block: Bytes::kib(16),
+        background: Bytes::mib(4),
         library: Some(std::env::current_exe().unwrap().with_file_name("libgmlake.so")),
     };
     let (mut reports, mut notes) = (Vec::<CopyReport>::new(), Vec::new());

@@ -18,6 +18,7 @@ fn critical_copies_are_timed_alone_and_beside_others() {
         target: 1,
         runs: 2,
         block: Bytes::kib(16),
+        background: Bytes::mib(4),
         library: Some(std::env::current_exe().unwrap().with_file_name("libgmlake.so")),
     };
     let mut reports = Vec::<CriticalReport>::new();

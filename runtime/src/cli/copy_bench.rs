@@ -48,6 +48,9 @@ pub struct CopyArguments {
     /// What a critical copy takes while background copies keep every link busy
     #[arg(long, conflicts_with = "overhead")]
     critical: bool,
+    /// The size of these background copies: two of them are under way
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", requires = "critical")]
+    background: Bytes,
 }
 
 const EXAMPLES: &str = "\
@@ -122,6 +125,7 @@ impl CopyArguments {
             target: self.target,
             runs: self.runs.unwrap_or(if self.overhead || self.critical { 1000 } else { 20 }),
             block: self.block,
+            background: self.background,
             library,
         }
     }
@@ -133,9 +137,9 @@ pub(super) fn run(
     output: &mut Output,
     library: Option<PathBuf>,
 ) -> Result<(), Failure> {
-    if arguments.sizes.iter().chain([&arguments.block]).any(|size| size.is_zero()) {
+    if arguments.sizes.iter().chain([&arguments.block, &arguments.background]).any(|size| size.is_zero()) {
         return Err(Failure::usage(
-            "bench copy: --sizes and --block take sizes from 1 byte up, and one is 0",
+            "bench copy: --sizes, --block and --background take sizes from 1 byte up, and one is 0",
         ));
     }
     let options = arguments.options(library);

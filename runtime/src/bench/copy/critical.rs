@@ -9,19 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use glake_loader::{BACKGROUND, CRITICAL};
-use glake_units::Bytes;
-
 use super::super::times::{gbps, percentile, us};
 use super::ground::{Case, Field, Ground, Work};
 use super::rounds::warm_up;
 use super::{BenchError, CopyOptions, CriticalReport};
+use glake_loader::{BACKGROUND, CRITICAL};
 
 /// One of them is enqueued while the other runs.
 pub(super) const STREAMS: usize = 2;
-/// How large a background copy is.
-const GPU: Bytes = Bytes::mib(256);
-const SIMULATED: Bytes = Bytes::mib(8);
 /// Between critical copies, in which background ones have the links.
 const REST: Duration = Duration::from_micros(300);
 /// The first of a row, which nobody counts.
@@ -47,7 +42,7 @@ pub(super) fn measure<'a>(
 ) -> Result<CriticalReport, BenchError> {
     let mut field = ground.field(*case)?;
     field.verify(1)?;
-    let background = Case { size: if ground.is_simulated() { SIMULATED } else { GPU }, ..*case };
+    let background = Case { size: options.background, ..*case };
     let mut others = busy.iter().map(|ground| ground.field(background)).collect::<Result<Vec<_>, _>>()?;
     warm_up(ground, &field.engine(), CRITICAL)?;
     for (ground, field) in busy.iter().zip(&others) {

@@ -75,10 +75,6 @@ impl<'a> Ground<'a> {
         Ok(Ground { library, cuda, on: on.collect::<Result<_, BenchError>>()? })
     }
 
-    pub(super) fn is_simulated(&self) -> bool {
-        self.cuda.is_none()
-    }
-
     /// How many take part.
     pub(super) fn gpus(&self) -> usize {
         self.on.len()

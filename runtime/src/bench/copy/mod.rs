@@ -71,6 +71,8 @@ pub struct CopyOptions {
     pub runs: u32,
     /// The size of a scattered block.
     pub block: Bytes,
+    /// How large the background copies are that a critical one is measured beside.
+    pub background: Bytes,
     /// The library's file; `None`: the one beside the program.
     pub library: Option<PathBuf>,
 }
