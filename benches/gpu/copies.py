@@ -2,11 +2,11 @@
 
     python benches/gpu/copies.py [--only NAME,...] [--out DIR]
 
-Sizes and kinds of memory are `glake bench copy`'s. Here: the first copy to new memory, several GPUs at once, a critical copy beside a
-background one, processor time, a GEMM and an NCCL all-reduce beside a copy, and an unchanged program under the preload library.
+Sizes and kinds of memory, and critical copies beside background ones, are `glake bench copy`'s. Here: the first copy to new memory, several
+GPUs at once, processor time, a GEMM and an NCCL all-reduce beside a copy, and an unchanged program under the preload library.
 Each bar is a ratio of this run. Writes DIR/copies.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, gc, os, resource, statistics, subprocess, sys, threading, time
+import argparse, os, resource, statistics, subprocess, sys, threading, time
 
 import launch
 
@@ -111,66 +111,6 @@ def pulls(report):
             times = alternate(20, native=lambda: all_at_once(native, back), engine=lambda: all_at_once(engine, back))
             rate = count * GIB / times["engine"] / 1e9
             report(f"{count} GPUs pull 1 GiB each, {name}", times["native"] / times["engine"], least, engine_gbps=rate)
-
-
-@scenario("critical", 2)
-def critical(report):
-    """A critical copy of 16 MiB while background copies keep all links busy: two of 256 MiB at a time, or one of 8 GiB."""
-    import glake, torch
-    for back, name in ((False, "h2d"), (True, "d2h")):
-        order = (lambda pair: (pair[1], pair[0])) if back else (lambda pair: pair)
-        small, stream = (on(0, 16 * MIB), pinned(16 * MIB)), torch.cuda.Stream(0)
-
-        def critical_copy():
-            glake.copy_(*order(small), stream=stream, priority="critical")
-
-        def native_on_stream():
-            with torch.cuda.stream(stream):
-                native(*order(small))
-
-        calls = []
-
-        def one_and_rest(copy=critical_copy):
-            begin = time.perf_counter()
-            copy()
-            calls.append((time.perf_counter() - begin) * 1e6)
-            stream.synchronize()
-            taken = (time.perf_counter() - begin) * 1e6
-            time.sleep(0.0003)  # a processor that wakes is slower: alone and beside
-            return taken
-
-        def p99_of(times):
-            return statistics.quantiles(times, n=100)[98]
-
-        gc.collect()
-        gc.disable()  # Python's own pauses are not the copies'
-
-        for size, at_once in ((256 * MIB, 2), (8 * GIB, 1)):
-            streams = [torch.cuda.Stream(0) for _ in range(at_once)]
-            bigs = [(on(0, size), pinned(size)) for _ in streams]
-            settle()
-            alone = [one_and_rest() for _ in range(550)][50:]
-            alone_call = p99_of(calls[-500:])
-            plain = [one_and_rest(native_on_stream) for _ in range(550)][50:]
-            calls.clear()
-            beside, moved, begin, under_way = [], 0, time.perf_counter(), [None] * at_once
-            while len(beside) < 500:
-                for place, (stream_of, big) in enumerate(zip(streams, bigs)):
-                    if under_way[place] is None or under_way[place].done():
-                        under_way[place] = glake.copy_(*order(big), stream=stream_of, priority="background")
-                        moved += size
-                beside.append(one_and_rest())
-            for copy in under_way:
-                copy.wait()
-            rate = moved / (time.perf_counter() - begin) / 1e9
-            p99, alone_p99, plain_p99 = map(p99_of, (beside, alone, plain))
-            what = f"critical 16 MiB {name}, p99 beside {at_once} background copies of {size // MIB} MiB"
-            report(f"{what}, of its p99 alone", p99 / alone_p99, 1.5, most=True, p99_us=p99, alone_p99_us=alone_p99, native_p99_us=plain_p99,
-                   call_p99_us=p99_of(calls), alone_call_p99_us=alone_call)
-            report(f"{what}, of its median alone", p99 / statistics.median(alone), 1.5, most=True, alone_us=statistics.median(alone),
-                   median_us=statistics.median(beside), native_us=statistics.median(plain), background_gbps=rate)
-            del bigs
-        gc.enable()
 
 
 @scenario("late", 2)
