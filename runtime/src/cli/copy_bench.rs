@@ -42,11 +42,11 @@ pub struct CopyArguments {
     /// The size of a scattered block
     #[arg(long, value_name = "SIZE", default_value = "16KiB")]
     block: Bytes,
-    /// What a copy below the break-even costs more than the driver's own, in turns
-    #[arg(long)]
+    /// What a copy below the break-even costs more than the driver's own, in turns; of pool memory
+    #[arg(long, conflicts_with = "memory")]
     overhead: bool,
-    /// What a critical copy takes while background copies keep every link busy
-    #[arg(long, conflicts_with = "overhead")]
+    /// What a critical copy takes while background copies keep every link busy; of pool memory
+    #[arg(long, conflicts_with_all = ["memory", "overhead"])]
     critical: bool,
     /// The size of these background copies: two of them are under way
     #[arg(long, value_name = "SIZE", default_value = "256MiB", requires = "critical")]

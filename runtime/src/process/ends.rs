@@ -5,7 +5,8 @@
 //!         └► any other: as the driver knows it
 //! ```
 //!
-//! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on.
+//! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on. Where only pageable
+//! memory matters, what was pinned a few copies before is not asked for again (`pinned`).
 
 use glake_device::owned::{DeviceSet, Side};
 use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind};
@@ -15,6 +16,9 @@ use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 
 use super::{Process, Result};
+
+/// Where it begins, and how long it is.
+type Range = (Address, Bytes);
 
 /// What memory is, and whose streams may touch it without a copy in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +54,7 @@ impl End {
 pub struct EndsOfMany<'p> {
     process: &'p Process,
     /// The last is the one that was found last.
-    known: Vec<((Address, Bytes), End)>,
+    known: Vec<(Range, End)>,
     /// Where the ends of the last copy lay, where that is known.
     last: [Option<usize>; 2],
 }
@@ -106,15 +110,7 @@ impl EndsOfMany<'_> {
     }
 
     fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<End>> {
-        let end = self.process.end_of(start, size)?;
-        let range = match end {
-            Some(End { is_pool: true, .. }) => self.process.pool_of(start, size).map(GpuPool::range),
-            // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
-            Some(End { kind: PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, .. }) => {
-                self.process.driver.pointer_attributes(start)?.range
-            }
-            _ => None,
-        };
+        let (end, range) = self.process.found(start, size)?;
         if let (Some(end), Some(range)) = (end, range) {
             if self.known.len() == KNOWN {
                 self.known.remove(0);
@@ -126,9 +122,15 @@ impl EndsOfMany<'_> {
     }
 }
 
+fn end_of_pool(pool: &GpuPool) -> End {
+    let kind = PointerKind::Device { device: pool.device(), mapped: true };
+    let reach = pool.peers().union(DeviceSet::of(pool.device()));
+    End { kind, reach, is_pool: true }
+}
+
 /// Whether a range lies in another.
 #[inline]
-fn holds((from, whole): (Address, Bytes), start: Address, size: Bytes) -> bool {
+fn holds((from, whole): Range, start: Address, size: Bytes) -> bool {
     let offset = start.0.checked_sub(from.0);
     let end = offset.and_then(|offset| offset.checked_add(size.get()));
     end.is_some_and(|end| end <= whole.get())
@@ -140,8 +142,13 @@ impl Process {
     /// # Errors
     /// What the driver answers.
     pub fn end_of(&self, start: Address, size: Bytes) -> Result<Option<End>> {
-        if let Some(end) = self.pool_end(start, size) {
-            return Ok(Some(end));
+        Ok(self.found(start, size)?.0)
+    }
+
+    /// As above, and the range of which the same is true, where one is known.
+    fn found(&self, start: Address, size: Bytes) -> Result<(Option<End>, Option<Range>)> {
+        if let Some(pool) = self.pool_of(start, size) {
+            return Ok((Some(end_of_pool(pool)), Some(pool.range())));
         }
         let PointerAttributes { kind, range } = self.driver.pointer_attributes(start)?;
         let last = start.checked_add(size.get().saturating_sub(1));
@@ -155,7 +162,10 @@ impl Process {
             PointerKind::Pinned => DeviceSet::ALL,
             PointerKind::Pageable => DeviceSet::EMPTY,
         };
-        Ok(ends_alike.then_some(End { kind, reach, is_pool: false }))
+        // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
+        let is_whole = matches!(kind, PointerKind::Pinned | PointerKind::Device { mapped: false, .. });
+        let range = range.filter(|_| is_whole);
+        Ok((ends_alike.then_some(End { kind, reach, is_pool: false }), range))
     }
 
     /// What both ends of a copy are; `None` where it is one for the driver. That is asked only where the answer can matter,
@@ -165,7 +175,8 @@ impl Process {
     /// What the driver answers.
     pub fn both_ends(&self, request: &CopyRequest, anyway: bool) -> Result<Option<(End, End)>> {
         let size = request.size;
-        let (to, from) = (self.pool_end(request.to, size), self.pool_end(request.from, size));
+        let pool_end = |start| self.pool_of(start, size).map(end_of_pool);
+        let (to, from) = (pool_end(request.to), pool_end(request.from));
         let worth = match (to, from) {
             (Some(_), Some(_)) => return Ok(None),
             _ if anyway => Worth::Anything,
@@ -177,23 +188,24 @@ impl Process {
             return Ok(None);
         }
         let mut ends = [to, from];
-        for (end, start) in ends.iter_mut().zip([request.to, request.from]) {
+        let starts = [request.to, request.from];
+        let mut unknown = ends.iter().zip(starts).filter(|(end, _)| end.is_none());
+        if worth == Worth::Pageable && unknown.any(|(_, start)| self.pinned.holds(start, size)) {
+            return Ok(None);
+        }
+        for (end, start) in ends.iter_mut().zip(starts) {
+            let mut range = None;
             if end.is_none() {
-                *end = self.end_of(start, size)?;
+                (*end, range) = self.found(start, size)?;
             }
             if worth == Worth::Pageable && end.is_none_or(|end| end.kind == PointerKind::Pinned) {
+                // A range is known of what is one kind of memory only.
+                end.and(range).into_iter().for_each(|range| self.pinned.saw(range));
                 return Ok(None);
             }
         }
         let [to, from] = ends;
         Ok(to.zip(from))
-    }
-
-    fn pool_end(&self, start: Address, size: Bytes) -> Option<End> {
-        let pool = self.pool_of(start, size)?;
-        let kind = PointerKind::Device { device: pool.device(), mapped: true };
-        let reach = pool.peers().union(DeviceSet::of(pool.device()));
-        Some(End { kind, reach, is_pool: true })
     }
 
     /// As [`Process::end_of`], for many.

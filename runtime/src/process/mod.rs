@@ -38,6 +38,7 @@ mod made;
 mod observers;
 mod peers;
 mod pending;
+mod pinned;
 mod pools;
 mod private;
 mod refusal;
@@ -77,6 +78,7 @@ use made::MadeStreams;
 use observers::Observers;
 pub use observers::{OnMapping, OnShortage};
 use pending::PendingCopies;
+use pinned::PinnedRanges;
 pub use private::{Filter, PoolId};
 use regions::{Background, Marks, Regions};
 pub use regions::{
@@ -123,6 +125,7 @@ pub struct Process {
     made: MadeStreams,
     pending: PendingCopies,
     native: NativeCopies,
+    pinned: PinnedRanges,
     observers: Arc<Observers>,
     /// No thread of ours may call the driver any more, nor may what only keeps books.
     stopped: AtomicBool,
@@ -188,6 +191,7 @@ impl Process {
             made: MadeStreams::default(),
             pending: PendingCopies::default(),
             native: NativeCopies::default(),
+            pinned: PinnedRanges::default(),
             exporter: Exporter::new(),
             imports,
         })

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use glake_loader::{BACKGROUND, CRITICAL};
+
 use super::super::times::{gbps, percentile, us};
 use super::ground::{Case, Field, Ground, Work};
 use super::rounds::warm_up;
 use super::{BenchError, CopyOptions, CriticalReport};
-use glake_loader::{BACKGROUND, CRITICAL};
 
 /// One of them is enqueued while the other runs.
 pub(super) const STREAMS: usize = 2;
