@@ -97,7 +97,14 @@ impl Lane {
         self.bins.insert(piece.size, piece.start, id);
         self.bytes += piece.size;
         let Some(ages) = &mut self.ages else { return };
-        ages.push_back(Age { epoch: piece.epoch, piece: id });
+        let age = Age { epoch: piece.epoch, piece: id };
+        match ages.back() {
+            // It was free before: what is left of a piece that was cut, or of an extent that came back.
+            Some(last) if last.epoch > age.epoch => {
+                ages.insert(ages.partition_point(|other| other.epoch <= age.epoch), age);
+            }
+            _ => ages.push_back(age),
+        }
         if ages.len() > VOID_TIMES * self.bins.len() + VOID_MORE {
             self.renew_ages(pieces);
         }

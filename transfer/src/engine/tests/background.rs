@@ -89,6 +89,28 @@ fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
 }
 
 #[test]
+fn slices_are_smaller_while_other_copies_come() {
+    let bed = Bed::new("h200x4");
+    let critical = User::new(&bed, Direction::ToGpu, Bytes::mib(16));
+    let background = User::new(&bed, Direction::ToGpu, Bytes::mib(192));
+    let sliced = || {
+        let before = slices(&bed);
+        background.copy_now(&bed, UNWAITED);
+        slices(&bed) - before
+    };
+    let whole = background.host.size().get();
+    // The last slice of a link is what is left.
+    let of = |slice: Bytes| whole / slice.get()..=whole / slice.get() + 4;
+    assert!(of(Bytes::mib(1)).contains(&sliced()));
+    critical.copy_now(&bed, CRITICAL);
+    assert!(of(Bytes::kib(512)).contains(&sliced()));
+    std::thread::sleep(Duration::from_millis(150));
+    assert!(of(Bytes::mib(1)).contains(&sliced()));
+    drop((critical, background));
+    bed.end();
+}
+
+#[test]
 fn a_normal_copy_does_not_wait_for_a_background_copy() {
     let bed = Bed::new("h200x4");
     let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
