@@ -13,6 +13,7 @@
 mod critical;
 mod ground;
 mod overhead;
+mod report;
 mod rounds;
 
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use crate::backend::Backend;
 use crate::config::{Config, DeviceChoice, Gpu, Relays};
 use crate::installed::LIBGMLAKE;
 use ground::{Case, Ground};
+pub use report::{CopyReport, CriticalReport, OverheadReport};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -75,107 +77,6 @@ pub struct CopyOptions {
     pub background: Bytes,
     /// The library's file; `None`: the one beside the program.
     pub library: Option<PathBuf>,
-}
-
-/// One measurement.
-#[derive(Clone, Debug, Serialize)]
-pub struct CopyReport {
-    /// The backend.
-    pub device: String,
-    /// Whose memory.
-    pub target: u32,
-    /// Which way.
-    pub direction: CopyDirection,
-    /// What memory.
-    pub memory: CopyMemory,
-    /// How many bytes arrive somewhere, those of one GPU.
-    pub bytes: u64,
-    /// How many links took part in the engine's copies, the target's own too.
-    pub paths: u32,
-    /// How often each was timed.
-    pub runs: u32,
-    /// 10^9 bytes a second, of the median, of one copy of the driver's.
-    pub native_gbps: f64,
-    /// Of each GPU copying its own share.
-    pub limit_gbps: f64,
-    /// Of the engine.
-    pub engine_gbps: f64,
-    /// Medians, in microseconds.
-    pub native_us: f64,
-    /// As above.
-    pub limit_us: f64,
-    /// As above.
-    pub engine_us: f64,
-    /// Until the engine's call had returned.
-    pub host_us: f64,
-    /// Processor time of this process while the engine's copies ran, in cores.
-    pub cpu_cores: f64,
-    /// Whether the paths were calibrated, and not assumed.
-    pub calibrated: bool,
-    /// Whether the bytes were compared after the engine's copies: always, or there is no report.
-    pub verified: bool,
-}
-
-/// The cost of a copy below the break-even.
-#[derive(Clone, Debug, Serialize)]
-pub struct OverheadReport {
-    /// The backend.
-    pub device: String,
-    /// Whose memory.
-    pub target: u32,
-    /// Which way.
-    pub direction: CopyDirection,
-    /// How many bytes.
-    pub bytes: u64,
-    /// How often each was timed, in turns.
-    pub runs: u32,
-    /// Median microseconds from the call until the stream is done, by the driver.
-    pub native_us: f64,
-    /// As above, through the library.
-    pub engine_us: f64,
-    /// The median of the differences of neighbours.
-    pub overhead_us: f64,
-    /// Median microseconds until the driver's call had returned.
-    pub native_call_us: f64,
-    /// As above, of the library's.
-    pub engine_call_us: f64,
-}
-
-/// What a critical copy takes beside background copies.
-#[derive(Clone, Debug, Serialize)]
-pub struct CriticalReport {
-    /// The backend.
-    pub device: String,
-    /// Whose memory.
-    pub target: u32,
-    /// Which way.
-    pub direction: CopyDirection,
-    /// How many bytes.
-    pub bytes: u64,
-    /// How often each was timed.
-    pub runs: u32,
-    /// Microseconds of one copy of the driver's with nothing beside it, from the call until the stream is done: the median.
-    pub native_us: f64,
-    /// As above, of 99 in a hundred.
-    pub native_p99_us: f64,
-    /// The median of a critical copy with nothing beside it.
-    pub alone_us: f64,
-    /// As above, of 99 in a hundred.
-    pub alone_p99_us: f64,
-    /// The median beside background copies.
-    pub beside_us: f64,
-    /// As above, of 99 in a hundred.
-    pub beside_p99_us: f64,
-    /// Of 99 in a hundred, until the call had returned, with nothing beside it.
-    pub alone_call_p99_us: f64,
-    /// As above, beside background copies.
-    pub beside_call_p99_us: f64,
-    /// How large these are.
-    pub background_bytes: u64,
-    /// 10^9 bytes of theirs a second meanwhile.
-    pub background_gbps: f64,
-    /// Whether the bytes were compared: always, or there is no report.
-    pub verified: bool,
 }
 
 /// What is told while it measures.
@@ -256,15 +157,10 @@ pub fn overhead(
     let bench = Bench::start(backend, config, options)?;
     bench.wait_for_relays(options, &mut news)?;
     let ground = Ground::new(&bench.library, bench.cuda.as_ref(), options)?;
-    let mut done = 0;
-    for &direction in &options.directions {
-        for &size in &options.sizes {
-            let case = Case { memory: CopyMemory::Pool, direction, size, block: options.block };
-            news(CopyNews::Next(case.name(), done))?;
-            let report = overhead::measure(&ground, &case, options, bench.name.clone())?;
-            news(CopyNews::Overhead(report))?;
-            done += 1;
-        }
+    for (done, case) in (0..).zip(cases(options)) {
+        news(CopyNews::Next(case.name(), done))?;
+        let report = overhead::measure(&ground, &case, options, bench.name.clone())?;
+        news(CopyNews::Overhead(report))?;
     }
     Ok(())
 }
@@ -284,17 +180,20 @@ pub fn critical(
     let of = || Ground::new(&bench.library, bench.cuda.as_ref(), options);
     let ground = of()?;
     let busy = (0..critical::STREAMS).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
-    let mut done = 0;
-    for &direction in &options.directions {
-        for &size in &options.sizes {
-            let case = Case { memory: CopyMemory::Pool, direction, size, block: options.block };
-            news(CopyNews::Next(case.name(), done))?;
-            let report = critical::measure(&ground, &busy, &case, options, bench.name.clone())?;
-            news(CopyNews::Critical(report))?;
-            done += 1;
-        }
+    for (done, case) in (0..).zip(cases(options)) {
+        news(CopyNews::Next(case.name(), done))?;
+        let report = critical::measure(&ground, &busy, &case, options, bench.name.clone())?;
+        news(CopyNews::Critical(report))?;
     }
     Ok(())
+}
+
+/// Every size of pool memory, each way.
+fn cases(options: &CopyOptions) -> impl Iterator<Item = Case> {
+    options.directions.iter().flat_map(move |&direction| {
+        let case = move |&size| Case { memory: CopyMemory::Pool, direction, size, block: options.block };
+        options.sizes.iter().map(case)
+    })
 }
 
 /// The library, started for measurements.
