@@ -4,8 +4,8 @@
 //! shrink of everything ─► relays rest          refill ─► its extents, over one link ─► relays woken
 //! ```
 //!
-//! Behind the refill: the driver makes no memory while it makes a context, and maps all pinned memory into that, which takes as long as
-//! other links could save.
+//! Behind the refill: the driver makes no memory while it makes a context, and that takes as long as other links could save, the longer
+//! the more memory is pinned.
 //!
 //! Invariant: relays that rest are woken by whatever brings memory back; a rest that is asked for beside its beginning is taken back.
 //! Both write what they do before they look for the other.
