@@ -759,32 +759,3 @@ fn growth_and_trimming_stay_inside_the_reservation() {
     }
     assert!(offsets.iter().all(|&offset| offset < core.address_space()));
 }
-
-/// A withheld piece that a claim cuts goes back whole when its own epoch has passed, whatever was withheld since.
-#[test]
-fn what_is_left_around_a_claim_waits_for_no_later_epoch() {
-    let mut core = Allocator::new(settings(Borrow::Completed)).expect("the settings are in range");
-    let domain = Allocator::default_domain();
-    let mut take = |size| {
-        let mut model = Model { open: Epoch(1), ..Model::default() };
-        malloc(&mut core, &mut model, &Request { size, stream: StreamKey(1), domain }, 1, false);
-        model.blocks.remove(0).grant.offset
-    };
-    let (early, late) = (take(Bytes::mib(8)), take(Bytes::mib(8)));
-    for block in [early, late] {
-        assert!(core.record_stream(block, StreamKey(0)));
-    }
-    core.free(early).expect("it is live");
-    let first = core.close_epoch();
-    core.free(late).expect("it is live");
-    core.close_epoch();
-    let offset = Bytes::new(early.get() + (3 << 20));
-    let claim =
-        Claim { offset, size: Bytes::mib(2), requested: Bytes::mib(2), stream: StreamKey(0), slab: None };
-    core.claim(domain, &claim).expect("nothing of it is live");
-    core.pass_epoch(first);
-    let segments = core.segments();
-    let withheld = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.withheld);
-    let withheld: Vec<(Bytes, Bytes)> = withheld.map(|block| (block.offset, block.size)).collect();
-    assert_eq!(withheld, [(late, Bytes::mib(8))]);
-}

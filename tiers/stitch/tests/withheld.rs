@@ -1,0 +1,47 @@
+//! Memory that other streams may still use goes back when its own epoch has passed.
+
+#![allow(missing_docs)]
+// Whatever goes wrong here fails the test.
+#![allow(clippy::expect_used, clippy::panic)]
+
+use glake_stitch::{Allocator, Claim, Outcome, Request, Settings, StreamKey};
+use glake_units::Bytes;
+
+const OWNER: StreamKey = StreamKey(1);
+const OTHER: StreamKey = StreamKey(0);
+
+/// Where a new block lies.
+fn block(core: &mut Allocator, size: Bytes) -> Bytes {
+    let request = Request { size, stream: OWNER, domain: Allocator::default_domain() };
+    if let Some(grant) = core.take(&request) {
+        return grant.offset;
+    }
+    match core.plan(&request, true) {
+        Ok(Outcome::Ready(grant)) => grant.offset,
+        Ok(Outcome::Work(plan)) => core.commit(plan.id).expect("it was planned for").offset,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_left_around_a_claim_waits_for_no_later_epoch() {
+    let settings = Settings { extent: Bytes::mib(8), ..Settings::for_memory(Bytes::mib(256)) };
+    let mut core = Allocator::new(settings).expect("the settings are in range");
+    let size = Bytes::mib(8);
+    let (early, late) = (block(&mut core, size), block(&mut core, size));
+    for block in [early, late] {
+        assert!(core.record_stream(block, OTHER));
+    }
+    core.free(early).expect("it is live");
+    let first = core.close_epoch();
+    core.free(late).expect("it is live");
+    core.close_epoch();
+    let (offset, size) = (Bytes::new(early.get() + (3 << 20)), Bytes::mib(2));
+    let claim = Claim { offset, size, requested: size, stream: OTHER, slab: None };
+    core.claim(Allocator::default_domain(), &claim).expect("nothing of it is live");
+    core.pass_epoch(first);
+    let segments = core.segments();
+    let withheld = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.withheld);
+    let withheld: Vec<(Bytes, Bytes)> = withheld.map(|block| (block.offset, block.size)).collect();
+    assert_eq!(withheld, [(late, Bytes::mib(8))]);
+}
