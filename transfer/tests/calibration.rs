@@ -178,7 +178,7 @@ fn max_min(routes: &[&BTreeMap<String, f64>]) -> Vec<f64> {
 fn shares(graph: &PathGraph, target: u32, direction: Direction, size: Bytes) -> Shares {
     let load = Load::new();
     let (target, zero_staging, staged) = (DeviceId(target), DeviceSet::ALL, DeviceSet::ALL);
-    split(graph, &Ask { target, direction, size, zero_staging, staged, load: &load })
+    split(graph, &Ask { target, direction, size, zero_staging, staged, load: &load, expected: 0 })
 }
 
 fn near(found: f64, expected: f64) -> bool {
@@ -266,7 +266,9 @@ fn at_once(server: &Server, graph: &PathGraph, targets: &[u32]) -> (f64, f64) {
     let (mut legs, mut native) = (Vec::new(), Vec::new());
     for &target in targets {
         let (target, zero_staging, staged) = (DeviceId(target), DeviceSet::ALL, DeviceSet::EMPTY);
-        for share in &split(graph, &Ask { target, direction, size, zero_staging, staged, load: &load }) {
+        for share in
+            &split(graph, &Ask { target, direction, size, zero_staging, staged, load: &load, expected: 0 })
+        {
             load.begin(target, share.relay, direction, share.size);
             legs.push(Leg { target, relay: share.relay, way: share.way, size: share.size });
         }

@@ -114,7 +114,7 @@ proptest! {
             load.begin(DeviceId(target), DeviceId(relay), Direction::ToGpu, Bytes::new(bytes));
         }
         let target = DeviceId(target);
-        let ask = Ask { target, direction: Direction::ToGpu, size, zero_staging, staged, load: &load };
+        let ask = Ask { target, direction: Direction::ToGpu, size, zero_staging, staged, load: &load, expected: 0 };
         let shares = split(&graph, &ask);
 
         let mut offset = Bytes::ZERO;
@@ -158,6 +158,7 @@ proptest! {
             zero_staging: DeviceSet::ALL,
             staged: DeviceSet::ALL,
             load: &load,
+            expected: 0,
         };
         let shares = split(&graph, &ask);
         // What a share must be given on the average to be there in time.

@@ -38,7 +38,10 @@ fn nothing_is_taken_from_the_heap() {
                 [(DeviceSet::ALL, DeviceSet::EMPTY), (DeviceSet::EMPTY, DeviceSet::ALL)]
             {
                 let (target, direction, size) = (DeviceId(1), Direction::FromGpu, Bytes::mib(size));
-                black_box(split(&graph, &Ask { target, direction, size, zero_staging, staged, load }));
+                black_box(split(
+                    &graph,
+                    &Ask { target, direction, size, zero_staging, staged, load, expected: 0 },
+                ));
             }
         }
         assert_eq!(region.change().allocations, 0);
@@ -60,6 +63,7 @@ fn how_long_it_takes() {
             zero_staging: DeviceSet::ALL,
             staged: DeviceSet::EMPTY,
             load: &idle,
+            expected: 0,
         };
         for (what, size, load) in [
             ("64 KiB", Bytes::kib(64), &idle),

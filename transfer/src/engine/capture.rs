@@ -147,8 +147,10 @@ impl Engine {
         let reach = kernels.reaching([to.side(), from.side()].into_iter()).intersection(self.relays.usable());
         let reach = reach.without(DeviceSet::of(target));
         let (size, load) = (to.size(), &self.captures.idle);
-        let shares =
-            split(&self.graph(), &Ask { target, direction, size, zero_staging: reach, staged: reach, load });
+        let shares = split(
+            &self.graph(),
+            &Ask { target, direction, size, zero_staging: reach, staged: reach, load, expected: 0 },
+        );
         if shares.iter().all(|share| share.way == Way::Direct) {
             return Ok(false);
         }

@@ -218,8 +218,8 @@ impl Engine {
         if self.is_loaded(job.direction) {
             self.leases.refresh(self, lease);
         }
-        let rivals = self.rivals.of(job.target, job.direction, &self.load, self.devices);
-        let (zero_staging, staged) = self.relays_of(lease, state, job, rivals);
+        let company = self.rivals.of(job.target, job.direction, &self.load, self.devices);
+        let (zero_staging, staged) = self.relays_of(lease, state, job, company.rivals);
         let graph = self.graph();
         let shares = split(
             &graph,
@@ -230,10 +230,14 @@ impl Engine {
                 zero_staging,
                 staged,
                 load: &self.load,
+                expected: company.expected,
             },
         );
         let own_lane = job.on.device != job.target;
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
+        if native && !company.rivals.is_empty() {
+            self.rivals.keep_apart(job.target, job.direction, shares.predicted());
+        }
         if native || (own_lane && (lease.lane(job.target).is_none() || self.relays.is_fenced(job.target))) {
             state.give_rings(self, staged);
             return Ok(None);

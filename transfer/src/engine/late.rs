@@ -114,7 +114,7 @@ impl Engine {
     fn late_paths(&self, to: &Span, from: &Span, direct: Path) -> SmallVec<[Path; 8]> {
         let (target, direction) = (direct.target, direct.direction);
         let device = if to.device().is_some() { to } else { from };
-        let rivals = self.rivals.of(target, direction, &self.load, self.devices);
+        let rivals = self.rivals.of(target, direction, &self.load, self.devices).rivals;
         let usable = match device.kind() {
             PointerKind::Device { mapped: true, .. } => self.relays.usable().without(rivals),
             _ => DeviceSet::EMPTY,

@@ -6,75 +6,102 @@
 //! ```
 //!
 //! A program that copies to all its GPUs does so again and again, and the first copy of each round cannot know of the others. A
-//! wrong guess costs time alone.
+//! wrong guess costs time alone. Copies that have their link to themselves are the driver's, and nobody sees them end: when they
+//! should is reckoned.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
+use glake_units::Micros;
 
 use crate::graph::{Direction, Load, MOST_GPUS};
 
 /// For so long after copies of two GPUs met, they are expected to meet again.
 const EXPECTED: Duration = Duration::from_millis(500);
 
+/// Moments of each GPU, by direction: microseconds from the begin.
+type Moments = [[AtomicU64; MOST_GPUS]; 2];
+
 #[derive(Debug)]
 pub(super) struct Rivals {
     begin: Instant,
-    /// Until when each GPU's memory is expected to be copied beside others', by direction: microseconds from the begin.
-    until: [[AtomicU64; MOST_GPUS]; 2],
-    /// The latest of these.
+    /// Until when each GPU's memory is expected to be copied beside others'.
+    until: Moments,
+    /// The latest of these, by direction.
     last: [AtomicU64; 2],
+    /// When the copies that each GPU's own link alone serves should have ended.
+    busy: Moments,
+}
+
+/// The other GPUs that a copy has to reckon with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Company {
+    /// Those whose links are their own.
+    pub(super) rivals: DeviceSet,
+    /// How many of these have no copy under way yet, and will want the other links too.
+    pub(super) expected: u32,
 }
 
 impl Rivals {
     pub(super) fn new() -> Rivals {
         let none = || [const { AtomicU64::new(0) }; MOST_GPUS];
-        Rivals { begin: Instant::now(), until: [none(), none()], last: [const { AtomicU64::new(0) }; 2] }
+        let (begin, last) = (Instant::now(), [const { AtomicU64::new(0) }; 2]);
+        Rivals { begin, until: [none(), none()], last, busy: [none(), none()] }
     }
 
     /// The GPUs that had copies beside those of `target`, or that `target` had beside theirs, a short time ago. Takes note of
     /// those that have some now.
-    pub(super) fn of(
-        &self,
-        target: DeviceId,
-        direction: Direction,
-        load: &Load,
-        devices: usize,
-    ) -> DeviceSet {
+    pub(super) fn of(&self, target: DeviceId, direction: Direction, load: &Load, devices: usize) -> Company {
         let others = || (0_u32..).map(DeviceId).take(devices).filter(|other| *other != target);
         let links = || (0_u32..).map(DeviceId).take(devices);
         let copied = |other: &DeviceId| links().any(|link| !load.target(*other, link, direction).is_zero());
-        let met: DeviceSet = others().filter(copied).collect();
+        let seen: DeviceSet = others().filter(copied).collect();
         let last = &self.last[direction.index()];
-        if met.is_empty() && last.load(Ordering::Relaxed) == 0 {
-            return DeviceSet::EMPTY;
+        if seen.is_empty() && last.load(Ordering::Relaxed) == 0 {
+            return Company::default();
         }
-        let now = u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let expected = |other: &DeviceId| self.until(*other, direction).is_some_and(|until| now < until);
-        let rivals = others().filter(expected).collect();
+        let now = self.now();
+        let later = |moments: &Moments, other: &DeviceId| {
+            place(moments, *other, direction).is_some_and(|moment| now < moment.load(Ordering::Relaxed))
+        };
+        let met = seen.union(others().filter(|other| later(&self.busy, other)).collect());
+        let rivals: DeviceSet = others().filter(|other| later(&self.until, other)).collect();
         if !met.is_empty() {
-            let until = now.saturating_add(u64::try_from(EXPECTED.as_micros()).unwrap_or(u64::MAX));
+            let until = now.saturating_add(micros(EXPECTED));
             for gpu in met.union(DeviceSet::of(target)).iter() {
-                self.expect(gpu, direction, until);
+                if let Some(place) = place(&self.until, gpu, direction) {
+                    place.store(until, Ordering::Relaxed);
+                }
             }
             last.store(until, Ordering::Relaxed);
         }
-        rivals
+        let expected = u32::try_from(rivals.without(met).iter().count()).unwrap_or(u32::MAX);
+        Company { rivals, expected }
     }
 
-    fn until(&self, gpu: DeviceId, direction: Direction) -> Option<u64> {
-        let place = self.until[direction.index()].get(usize::try_from(gpu.0).ok()?)?;
-        Some(place.load(Ordering::Relaxed))
-    }
-
-    fn expect(&self, gpu: DeviceId, direction: Direction, until: u64) {
-        let place = usize::try_from(gpu.0).ok().and_then(|gpu| self.until[direction.index()].get(gpu));
-        if let Some(place) = place {
-            place.store(until, Ordering::Relaxed);
+    /// A copy of `target` takes its own link alone, for about so long, after those before it.
+    pub(super) fn keep_apart(&self, target: DeviceId, direction: Direction, took: Micros) {
+        if let Some(busy) = place(&self.busy, target, direction) {
+            let begin = busy.load(Ordering::Relaxed).max(self.now());
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            // saturates; not a number is nothing
+            busy.store(begin.saturating_add(took.0 as u64), Ordering::Relaxed);
         }
     }
+
+    fn now(&self) -> u64 {
+        micros(self.begin.elapsed())
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn place(moments: &Moments, gpu: DeviceId, direction: Direction) -> Option<&AtomicU64> {
+    moments[direction.index()].get(usize::try_from(gpu.0).ok()?)
 }
 
 #[cfg(test)]
@@ -88,14 +115,32 @@ mod tests {
         let (rivals, load) = (Rivals::new(), Load::new());
         let [a, b, idle] = [0, 1, 2].map(DeviceId);
         let of = |gpu| rivals.of(gpu, Direction::ToGpu, &load, 3);
-        assert!(of(a).is_empty());
+        assert_eq!(of(a), Company::default());
         load.begin(a, b, Direction::ToGpu, Bytes::mib(1));
         // Where they meet first, the first one's copy uses both links already.
-        assert!(of(b).is_empty());
+        assert_eq!(of(b), Company::default());
         load.end(a, b, Direction::ToGpu, Bytes::mib(1));
-        assert_eq!(of(a), DeviceSet::of(b));
-        assert_eq!(of(b), DeviceSet::of(a));
-        assert_eq!(of(idle), DeviceSet::of(a).union(DeviceSet::of(b)));
-        assert!(rivals.of(a, Direction::FromGpu, &load, 3).is_empty());
+        let company = |rivals, expected| Company { rivals, expected };
+        assert_eq!(of(a), company(DeviceSet::of(b), 1));
+        assert_eq!(of(b), company(DeviceSet::of(a), 1));
+        assert_eq!(of(idle), company(DeviceSet::of(a).union(DeviceSet::of(b)), 2));
+        assert_eq!(rivals.of(a, Direction::FromGpu, &load, 3), Company::default());
+    }
+
+    #[test]
+    fn copies_that_nobody_sees_end_keep_the_expectation_up() {
+        let (rivals, load) = (Rivals::new(), Load::new());
+        let [a, b] = [0, 1].map(DeviceId);
+        let of = |gpu| rivals.of(gpu, Direction::ToGpu, &load, 2);
+        load.begin(a, b, Direction::ToGpu, Bytes::mib(1));
+        of(b);
+        load.end(a, b, Direction::ToGpu, Bytes::mib(1));
+        let begin = Instant::now();
+        while begin.elapsed() < EXPECTED + EXPECTED / 2 {
+            assert_eq!(of(a), Company { rivals: DeviceSet::of(b), expected: 1 });
+            rivals.keep_apart(a, Direction::ToGpu, Micros(50_000.0));
+            assert_eq!(of(b), Company { rivals: DeviceSet::of(a), expected: 0 }, "it is under way");
+            std::thread::sleep(EXPECTED / 10);
+        }
     }
 }

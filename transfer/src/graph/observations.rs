@@ -273,6 +273,7 @@ mod tests {
             zero_staging: relays,
             staged: DeviceSet::EMPTY,
             load: &Load::new(),
+            expected: 0,
         };
         split(graph, &ask)
     }

@@ -289,6 +289,7 @@ fn break_even(graph: &PathGraph, link: &LinkRate) -> Bytes {
             zero_staging: DeviceSet::ALL,
             staged: DeviceSet::ALL,
             load: &load,
+            expected: 0,
         };
         let shares = split(graph, &ask);
         if shares.len() > 1 && shares.predicted().0 <= CLEARLY * shares.direct().0 {

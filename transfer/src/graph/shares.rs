@@ -24,6 +24,8 @@ pub struct Ask<'a> {
     pub staged: DeviceSet,
     /// What other copies have in flight. Copies that this one comes after anyway, on its own stream, are better left out.
     pub load: &'a Load,
+    /// How many other GPUs' copies will want the same relays before this one is done.
+    pub expected: u32,
 }
 
 /// A part of a copy.

@@ -45,14 +45,23 @@ pub fn split(graph: &PathGraph, ask: &Ask<'_>) -> Shares {
     let size = float(ask.size);
     let mut native: Lanes = SmallVec::from_iter([target.own]);
     let direct = if busy.is_empty() { alone } else { timed(target, &mut native, size, &busy) };
-    let open = || useful(target, target.lanes(zero_staging, staged), &busy);
-    let lanes = if busy.is_empty() { target.table.lanes(zero_staging, staged, open) } else { open() };
+    let open = || useful(target, apportioned(target.lanes(zero_staging, staged), ask.expected), &busy);
+    let is_idle = busy.is_empty() && ask.expected == 0;
+    let lanes = if is_idle { target.table.lanes(zero_staging, staged, open) } else { open() };
     let (lanes, time) = chosen(target, lanes, size, &busy);
     if lanes.iter().all(|lane| lane.way == Way::Direct) || time > GAIN * direct {
         return Shares::native(ask, gigabytes(native[0].rate), Micros(direct));
     }
     let (shares, rates) = cut(target, &lanes, ask.size, time);
     Shares { shares, rates, predicted: Micros(time), direct: Micros(direct) }
+}
+
+/// Relays give each of the copies that will want them an equal part; its own link is a target's alone.
+fn apportioned(mut lanes: Lanes, others: u32) -> Lanes {
+    for lane in lanes.iter_mut().filter(|lane| lane.way != Way::Direct) {
+        lane.most /= 1.0 + f64::from(others);
+    }
+    lanes
 }
 
 /// Without the lanes that add nothing on an idle server: those of links that share a ceiling which others reach. Busy links
@@ -196,6 +205,7 @@ mod tests {
             zero_staging: DeviceSet::ALL,
             staged: DeviceSet::EMPTY,
             load,
+            expected: 0,
         }
     }
 

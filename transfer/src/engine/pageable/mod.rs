@@ -184,6 +184,7 @@ impl Engine {
             zero_staging: reach,
             staged: DeviceSet::EMPTY,
             load: &self.load,
+            expected: 0,
         };
         let mut paths: SmallVec<[DeviceId; 8]> =
             split(&self.graph(), &ask).iter().map(|share| share.relay).collect();

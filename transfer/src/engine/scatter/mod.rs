@@ -226,7 +226,10 @@ impl Engine {
         // Kernels need no buffer, whatever the memory.
         let staged = if by_kernels { reach } else { DeviceSet::EMPTY };
         let load = &self.load;
-        split(&self.graph(), &Ask { target, direction, size: group.size, zero_staging: reach, staged, load })
+        split(
+            &self.graph(),
+            &Ask { target, direction, size: group.size, zero_staging: reach, staged, load, expected: 0 },
+        )
     }
 
     /// Copies a group behind its fork; the lanes that have work of it, and which copy of the lease it is.

@@ -1,5 +1,6 @@
 //! Speed in virtual time, against what the model's links give one GPU.
 
+use glake_device::DeviceId;
 use glake_device::owned::Span;
 use glake_units::Bytes;
 
@@ -69,4 +70,45 @@ fn small_copies_are_never_slower_than_native() {
         }
     }
     bed.end();
+}
+
+/// GB/s of the last of some rounds in which GPUs copy at the same time, the engine's and native ones.
+fn rounds(bed: &Bed, direction: Direction, gpus: u32, size: Bytes) -> [f64; 2] {
+    let streams: Vec<_> = (0..gpus).map(|gpu| bed.stream(DeviceId(gpu))).collect();
+    let hosts: Vec<_> = (0..gpus).map(|gpu| bed.pinned(size, gpu.into())).collect();
+    let memory: Vec<_> = (0..gpus).map(|gpu| bed.mapped(DeviceId(gpu), size)).collect();
+    let round = || {
+        let start = bed.sim.now();
+        for (gpu, ((stream, host), memory)) in (0..).zip(streams.iter().zip(&hosts).zip(&memory)) {
+            let host = Span::pinned(host, Bytes::ZERO, size).unwrap();
+            let memory = memory.span(Bytes::ZERO, size).unwrap();
+            let (to, from) = ends(direction, &host, &memory);
+            bed.copy(to, from, bed.user(DeviceId(gpu), stream.id()));
+        }
+        for (gpu, stream) in (0..).zip(&streams) {
+            bed.wait(bed.user(DeviceId(gpu), stream.id()));
+        }
+        f64::from(gpus) * size.get() as f64 / (bed.sim.now() - start).as_secs_f64() / 1e9
+    };
+    let last = |rounds: usize| (0..rounds).map(|_| round()).last().unwrap();
+    let engine = last(4);
+    bed.engine().set_relays(glake_device::owned::DeviceSet::EMPTY);
+    let native = last(1);
+    bed.engine().set_relays(bed.gpus);
+    [engine, native]
+}
+
+#[test]
+fn gpus_that_copy_at_once_share_the_links_of_those_that_do_not() {
+    let size = Bytes::mib(64);
+    // What the host takes of each copy, only a calibration knows.
+    for (direction, limit, part) in [(Direction::ToGpu, 213.0, 0.93), (Direction::FromGpu, 160.0, 0.88)] {
+        let bed = Bed::new("h200x4");
+        let [two, _] = rounds(&bed, direction, 2, size);
+        let [four, native] = rounds(&bed, direction, 4, size);
+        println!("{direction:?}: two {two:.1} of {limit} GB/s, four {four:.1} of {native:.1}");
+        assert!(two >= part * limit, "{direction:?}: {two} of {limit}");
+        assert!(four >= 0.98 * native, "{direction:?}: {four} of {native}");
+        bed.end();
+    }
 }
