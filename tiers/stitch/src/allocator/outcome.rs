@@ -217,7 +217,9 @@ impl Allocator {
             self.live.reach(grown.start + grown.size);
         }
         self.planned -= grown.size;
-        self.domains[grown.domain.index()].extents += grown.extents.len();
+        let owner = &mut self.domains[grown.domain.index()];
+        owner.extents += grown.extents.len();
+        owner.bytes += grown.size;
         for pool in self.stats.pools(grown.class == Class::Slabs) {
             pool.reserved.add(grown.size);
             pool.extents.add(count);

@@ -309,7 +309,9 @@ impl Allocator {
                 pool.reserved.sub(end - start);
                 pool.extents.sub(count);
             }
-            self.domains[domain.index()].extents -= usize::try_from(count).unwrap_or(0);
+            let owner = &mut self.domains[domain.index()];
+            owner.extents -= usize::try_from(count).unwrap_or(0);
+            owner.bytes -= end - start;
             self.drop_if_done(domain);
         }
     }
