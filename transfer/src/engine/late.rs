@@ -78,8 +78,9 @@ impl Engine {
         let Ends::HostAndGpu { target, direction, pinned: true } = Ends::of(to, from)? else {
             return Ok(false);
         };
-        let Some(gates) = self.gates.get().filter(|_| to.size() >= LEAST) else { return Ok(false) };
-        if !self.may_split(target, to.size())
+        if self.gates.get().is_none()
+            || to.size() < LEAST
+            || !self.may_split(target, to.size())
             || !matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
         {
             return Ok(false);
@@ -92,7 +93,7 @@ impl Engine {
         // A lease of its own: no driver counts its streams so far down from the end.
         let own = StreamId(u64::MAX - self.late.fetch_add(1, Ordering::Relaxed));
         let left = self.leases.with(self, own, |lease, state| {
-            let turn = Turn::of(Some(gates), Priority::Background, direction);
+            let turn = self.turn(Priority::Background, direction);
             self.spread_late(lease, state, (to, from, on), &paths, turn)
         });
         self.leases.forget(own);

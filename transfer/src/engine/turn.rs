@@ -22,8 +22,10 @@ use crate::graph::Direction;
 /// the host are bounded by what it writes in all, so that slices on other links hold them up too. Smaller ones would take more of the
 /// processor than they give.
 const SLICES: [Bytes; 2] = [Bytes::mib(1), Bytes::kib(512)];
-/// While other copies come again and again.
-const NEAR: [Bytes; 2] = [Bytes::kib(512), Bytes::kib(512)];
+/// While other copies come again and again: of all links together, so much at a time.
+const NEAR: Bytes = Bytes::mib(1);
+/// Slices are not smaller.
+const LEAST: Bytes = Bytes::kib(256);
 
 /// One copy's.
 #[derive(Debug)]
@@ -53,13 +55,20 @@ impl<'a> Turn<'a> {
         Turn { gates: None, direction: Direction::ToGpu, kind: Kind::Alone, shut }
     }
 
-    /// The turn of a copy that is about to be enqueued.
-    pub(super) fn of(gates: Option<&'a Gates>, priority: Priority, direction: Direction) -> Turn<'a> {
+    /// The turn of a copy that is about to be enqueued, over so many links at most.
+    pub(super) fn of(
+        gates: Option<&'a Gates>,
+        priority: Priority,
+        direction: Direction,
+        links: u64,
+    ) -> Turn<'a> {
         let kind = match (gates, priority) {
             (None, _) => Kind::Alone,
             (Some(gates), Priority::Background) => {
-                let slices = if gates.are_called() { NEAR } else { SLICES };
-                Kind::Background { ticket: gates.enter(), slice: slices[direction.index()] }
+                let most = SLICES[direction.index()];
+                let near = || Bytes::new(NEAR.get() / links.max(1)).max(LEAST).min(most);
+                let slice = if gates.are_called() { near() } else { most };
+                Kind::Background { ticket: gates.enter(), slice }
             }
             (Some(gates), Priority::Normal | Priority::Critical) if gates.is_needed() => Kind::Foreground,
             (Some(_), Priority::Normal | Priority::Critical) => Kind::Alone,

@@ -107,6 +107,7 @@ pub fn copy(
     let bench = Bench::start(backend, config, options)?;
     let calibrated = bench.wait_for_relays(options, &mut news)?;
     let ground = Ground::new(&bench.library, bench.cuda.as_ref(), options)?;
+    rounds::wake(&ground)?;
     let mut done = 0;
     for &memory in &options.memory {
         for &direction in &options.directions {
@@ -157,6 +158,7 @@ pub fn overhead(
     let bench = Bench::start(backend, config, options)?;
     bench.wait_for_relays(options, &mut news)?;
     let ground = Ground::new(&bench.library, bench.cuda.as_ref(), options)?;
+    rounds::wake(&ground)?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
         let report = overhead::measure(&ground, &case, options, bench.name.clone())?;
@@ -179,6 +181,7 @@ pub fn critical(
     bench.wait_for_relays(options, &mut news)?;
     let of = || Ground::new(&bench.library, bench.cuda.as_ref(), options);
     let ground = of()?;
+    rounds::wake(&ground)?;
     let busy = (0..critical::STREAMS).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use glake_loader::Timed;
+use glake_units::Bytes;
 
 use super::super::links::changed;
 use super::super::times::{median, us};
-use super::BenchError;
 use super::ground::{Case, Ground, Work};
+use super::{BenchError, CopyDirection, CopyMemory};
 
 /// Medians of the rounds.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,8 @@ pub(super) struct Times {
 const WATCHED: Duration = Duration::from_millis(50);
 /// And no more copies than this.
 const MOST: u32 = 500;
+/// How long idle GPUs take to be as fast as they get.
+const WAKING: Duration = Duration::from_millis(500);
 /// A stream gets its paths in the background once it has asked for them; small copies may never ask.
 const PATIENCE: Duration = Duration::from_millis(300);
 
@@ -67,6 +70,22 @@ pub(super) fn measure<'a>(ground: &'a Ground<'a>, case: &Case, runs: u32) -> Res
         cpu_cores,
         paths: links,
     })
+}
+
+/// Keeps every link busy for a moment: GPUs that were idle begin some 10 us later at first, which small copies would be blamed for.
+pub(super) fn wake(ground: &Ground<'_>) -> Result<(), BenchError> {
+    let case = Case {
+        memory: CopyMemory::Pool,
+        direction: CopyDirection::H2d,
+        size: Bytes::mib(4),
+        block: Bytes::kib(16),
+    };
+    let field = ground.field(case)?;
+    let begin = Instant::now();
+    while begin.elapsed() < WAKING {
+        ground.library.timed(ground.cuda, &field.limit(), 0)?;
+    }
+    Ok(())
 }
 
 /// Copies until more than one link takes part.

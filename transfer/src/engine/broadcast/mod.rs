@@ -22,7 +22,6 @@ use super::ends::Ends;
 use super::fork::Fork;
 use super::lease::{Lease, LeaseState};
 use super::parts::Parts;
-use super::turn::Turn;
 use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::Result;
 use crate::graph::{Direction, PathGraph, Way};
@@ -129,7 +128,7 @@ impl Engine {
         let rates: SmallVec<[f64; 8]> = sources.iter().map(|source| source.rate).collect();
         let slices = Slices::new(cast.from.size(), &rates);
         let mut fork = Fork::begin(self, lease, state, cast.on, mark);
-        let turn = Turn::of(self.gates.get(), cast.priority, Direction::ToGpu);
+        let turn = self.turn(cast.priority, Direction::ToGpu);
         fork.take(turn, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.

@@ -28,7 +28,6 @@ use super::fork::Fork;
 use super::kernels::KernelSet;
 use super::lease::LeaseState;
 use super::parts::Parts;
-use super::turn;
 use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::graph::{Ask, Direction, Shares, Way, split};
 use crate::{Result, TransferError};
@@ -185,7 +184,7 @@ impl Engine {
                     continue;
                 }
                 let mut fork = Fork::begin(self, lease, state, list.on, mark);
-                let turn = turn::Turn::of(self.gates.get(), list.priority, spread.direction);
+                let turn = self.turn(list.priority, spread.direction);
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();
                 let (used, serial) = self.scatter_over(fork, list, *spread, &shares)?;

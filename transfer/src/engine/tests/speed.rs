@@ -90,7 +90,7 @@ fn rounds(bed: &Bed, direction: Direction, gpus: u32, size: Bytes) -> [f64; 2] {
         }
         f64::from(gpus) * size.get() as f64 / (bed.sim.now() - start).as_secs_f64() / 1e9
     };
-    let last = |rounds: usize| (0..rounds).map(|_| round()).last().unwrap();
+    let last = |rounds: usize| (0..rounds).map(|_| round()).next_back().unwrap();
     let engine = last(4);
     bed.engine().set_relays(glake_device::owned::DeviceSet::EMPTY);
     let native = last(1);
