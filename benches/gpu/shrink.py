@@ -43,6 +43,25 @@ def links(device=0, size=GIB, repeat=7):
     return speed(host, gpu), speed(gpu, host)
 
 
+def all_at_once(size=GIB):
+    """A function that tells GB/s of every GPU's native copies to and from its own memory, all at once: out and back."""
+    import torch
+    gpus = range(torch.cuda.device_count())
+    pairs = [(torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.empty(size, dtype=torch.uint8, device=f"cuda:{gpu}")) for gpu in gpus]
+    def speed(out):
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+        begin = time.perf_counter()
+        for gpu, pair in zip(gpus, pairs):
+            with torch.cuda.device(gpu):
+                dst, src = pair if out else pair[::-1]
+                dst.copy_(src, non_blocking=True)
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+        return len(gpus) * size / (time.perf_counter() - begin) / 1e9
+    return lambda: (speed(True), speed(False))
+
+
 def stamp(tensors, seed=0):
     import torch
     for number, tensor in enumerate(tensors):
@@ -108,7 +127,7 @@ def whole(gone, size):
 
 
 def warm(size, relays, times=5):
-    """Medians of seconds out and back once everything is pinned, the first cycle's, and links."""
+    """Medians of seconds out and back once everything is pinned, the first cycle's, one link's GB/s, and all links' in turns with that."""
     glake = glake_with(relays)
     with glake.region("weights"):
         held = tensors(size)
@@ -117,15 +136,18 @@ def warm(size, relays, times=5):
     first = cycle(glake, "weights")
     whole(first[2], size)
     check(held)
-    later = [cycle(glake, "weights")[:2] for _ in range(times)]
+    together = all_at_once()
+    together()
+    later = [(*cycle(glake, "weights")[:2], *together()) for _ in range(times)]
     check(held)
-    return [statistics.median(column) for column in zip(*later)], first, links()
+    out, back, *limit = (statistics.median(column) for column in zip(*later))
+    return (out, back), first, links(), limit
 
 
 @scenario("one")
 def one_gpu(size):
     """16 GiB in 64 tensors, one GPU's link; first with nothing prepared."""
-    (out, back), first, (d2h, h2d) = warm(size, relays=False)
+    (out, back), first, (d2h, h2d), _ = warm(size, relays=False)
     report("first shrink, nothing prepared, GB/s", size / first[0] / 1e9, 8.0)
     report("warm shrink of a link's D2H", size / out / 1e9 / d2h, 0.92, gbps=size / out / 1e9, link=d2h)
     report("warm refill of a link's H2D", size / back / 1e9 / h2d, 0.92, gbps=size / back / 1e9, link=h2d)
@@ -136,10 +158,12 @@ def all_links(size):
     """The same with idle peers."""
     import torch
     gpus = torch.cuda.device_count()
-    (out, back), first, (d2h, h2d) = warm(size, relays=True)
+    (out, back), first, (d2h, h2d), limit = warm(size, relays=True)
     four = gpus >= 4
     report(f"warm shrink over {gpus} links, of one link", size / out / 1e9 / d2h, 2.4 if four else None, gbps=size / out / 1e9, link=d2h)
     report(f"warm refill over {gpus} links, of one link", size / back / 1e9 / h2d, 3.0 if four else None, gbps=size / back / 1e9, link=h2d)
+    for name, took, most in (("shrink", out, limit[0]), ("refill", back, limit[1])):
+        report(f"warm {name} over {gpus} links, of native copies of all GPUs at once", size / took / 1e9 / most, None, limit=most)
     report(f"first shrink over {gpus} links, GB/s", size / first[0] / 1e9, 8.0)
 
 

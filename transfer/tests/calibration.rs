@@ -208,7 +208,7 @@ fn h200x4_is_bound_by_host_memory() {
     assert!(near(own.rate.0, 55.5) && (own.latency.0 - LATENCY.0).abs() < 0.1, "{own:?}");
     let relay = graph.rates(DeviceId(2), Direction::ToGpu).nth(1).unwrap();
     assert!(near(relay.rate.0, 55.5) && (relay.latency.0 - LATENCY.1).abs() < 0.1, "{relay:?}");
-    assert!(graph.paths().links.iter().all(|link| link.break_even <= Bytes::mib(1)));
+    assert!(graph.paths().links.iter().all(|link| link.break_even <= Bytes::kib(1536)));
 }
 
 #[test]
