@@ -318,7 +318,7 @@ fn movers_of_several_gpus_share_the_links() {
 fn four_links_take_a_region_out_and_bring_it_back() {
     let bed = bed(ServerShape::named("h200x4"));
     let (size, all) = (Bytes::mib(128), Bytes::mib(1024));
-    let options = RegionOptions { extent: size, largest: size, ..RegionOptions::of("large") };
+    let options = RegionOptions { extent: size, ..RegionOptions::of("large") };
     let region = Region::new(&bed.server.pools[0], options);
     let on = PoolStream::of(&*bed.server.driver, GPU, Stream::LEGACY).unwrap();
     let blocks: Vec<Block> = (0..8).map(|_| region.malloc(size, on).unwrap()).collect();

@@ -113,7 +113,6 @@ mod tests {
             "transfer.streams = 0",
             "transfer.pageable_threads = \"all\"",
             "tiers.extent = \"3MiB\"",
-            "tiers.extent_largest = 0",
             "tiers.drain_timeout_ms = -1",
             "device.choice = \"tpu\"",
             "log.filter = \"loud=very\"",

@@ -102,11 +102,6 @@ pub const KNOBS: &[Knob] = &[
         allowed: "a multiple of 2MiB above 0, such as \"128MiB\"",
         holds: |c| is_mappable(c.tiers.extent),
     },
-    Knob {
-        key: "tiers.extent_largest",
-        allowed: "a multiple of 2MiB above 0, such as \"1GiB\"",
-        holds: |c| is_mappable(c.tiers.extent_largest),
-    },
     Knob { key: "tiers.drain_timeout_ms", allowed: "a whole number of milliseconds", holds: |_| true },
     Knob { key: "tiers.relays_rest", allowed: "true or false", holds: |_| true },
     Knob {

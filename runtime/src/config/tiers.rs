@@ -33,14 +33,10 @@ pub struct Tiers {
     pub files: Option<PathBuf>,
     /// Whether bytes are hashed before they leave, and compared when they are back.
     pub verify: bool,
-    /// The size of a region's first extents, a multiple of 2 MiB.
+    /// The size of regions' extents, a multiple of 2 MiB.
     ///
     /// Default 128 MiB: mapping costs by the extent. A smaller one leaves less unused where regions are small.
     pub extent: Bytes,
-    /// The size up to which a region's extents grow with it, a multiple of 2 MiB; never less than `extent`.
-    ///
-    /// Default 1 GiB: a new extent is a fourth of its region at most. As `extent`: all are of one size.
-    pub extent_largest: Bytes,
     /// How long a shrink waits for uses of what it takes to end, where the request does not say.
     ///
     /// Default 30 s. 0: it fails at once where anything is in use.
@@ -61,7 +57,6 @@ impl Default for Tiers {
             files: None,
             verify: false,
             extent: Bytes::mib(128),
-            extent_largest: Bytes::gib(1),
             drain_timeout_ms: 30_000,
             relays_rest: true,
         }

@@ -27,9 +27,7 @@ impl GpuPool {
         self.enable_peer(guest)?;
         let stream = PoolStream::of(&*self.driver, self.device, Stream::LEGACY)?;
         let large = usize::from(size >= self.largest_lodging());
-        let extent = self.guests_extent(EXTENTS[large]);
-        let domain =
-            || self.add_domain(DomainOptions { extent: Some(extent), ..DomainOptions::default() }, None);
+        let domain = || self.add_domain(DomainOptions::region(self.guests_extent(EXTENTS[large])), None);
         self.malloc_in(*self.guests.0[large].get_or_init(domain), size, stream)
     }
 

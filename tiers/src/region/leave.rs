@@ -28,8 +28,8 @@ const EPOCHS: usize = 16;
 struct Pace {
     /// While one is waited for, or memory is made for the next, the others keep the links busy.
     at_once: usize,
-    /// How many share an epoch, or how much: recorded on each device, waited for once.
-    batch: (usize, Bytes),
+    /// How many share an epoch: recorded on each device, waited for once.
+    batch: usize,
     /// Whether no copies run meanwhile. The driver unmaps in 0.04 ms on an idle H200, in 0.3 while copies run there: nothing beside the
     /// 2.4 ms of an extent over PCIe, as much as its copy over NVLink takes.
     apart: bool,
@@ -38,14 +38,9 @@ struct Pace {
 impl Pace {
     fn to(place: Place) -> Pace {
         match place {
-            Place::Peer(_) => Pace { at_once: 8, batch: (32, Bytes::gib(8)), apart: true },
-            _ => Pace { at_once: AT_ONCE, batch: (2, Bytes::mib(512)), apart: false },
+            Place::Peer(_) => Pace { at_once: 8, batch: 32, apart: true },
+            _ => Pace { at_once: AT_ONCE, batch: 2, apart: false },
         }
-    }
-
-    /// Whether so many extents, of so much memory, share no epoch with more.
-    fn is_batch(&self, (count, size): (usize, Bytes)) -> bool {
-        count >= self.batch.0 || size >= self.batch.1
     }
 }
 
@@ -147,10 +142,10 @@ impl Region {
             while pipeline.copying.len() >= pace.at_once {
                 self.finish_copy(crossing, &mut pipeline);
             }
-            if pace.apart && pace.is_batch(pipeline.begun()) {
+            if pace.apart && pipeline.copying.len() + pipeline.unused.len() >= pace.batch {
                 self.finish_all(crossing, &mut pipeline);
             }
-            if !pace.apart && pace.is_batch(pipeline.unused()) {
+            if !pace.apart && pipeline.unused.len() >= pace.batch {
                 self.mark(&mut pipeline);
             }
             while pipeline.is_release_due() {
@@ -274,18 +269,6 @@ impl Region {
 }
 
 impl Pipeline<'_> {
-    /// How many extents nothing uses any more, and how much they are.
-    fn unused(&self) -> (usize, Bytes) {
-        (self.unused.len(), self.unused.iter().map(|view| view.size).sum())
-    }
-
-    /// Those, and what is being copied.
-    fn begun(&self) -> (usize, Bytes) {
-        let (count, size) = self.unused();
-        let copying: Bytes = self.copying.iter().map(|copying| copying.view.size).sum();
-        (count + self.copying.len(), size.saturating_add(copying))
-    }
-
     /// Whether extents can be released without waiting, or have to be. An error of the driver's is told by the wait.
     fn is_release_due(&mut self) -> bool {
         self.marked.len() > EPOCHS

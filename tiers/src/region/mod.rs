@@ -73,7 +73,7 @@ pub struct Region {
 impl Region {
     /// A region with no memory yet, and a domain of its own.
     pub fn new(pool: &Arc<GpuPool>, options: RegionOptions) -> Region {
-        let domain = pool.add_domain(DomainOptions::region(options.extent, options.largest), None);
+        let domain = pool.add_domain(DomainOptions::region(options.extent), None);
         Self::of(pool, domain, true, options)
     }
 

@@ -35,17 +35,15 @@ pub struct RegionOptions {
     pub policy: Policy,
     /// What becomes of their copy.
     pub host_copy: CopyPolicy,
-    /// The size of its first extents, a multiple of the granularity.
+    /// The size of its extents, a multiple of the granularity: mapping costs by the extent, so they are large; copies of
+    /// one overlap with mappings of the next, so they are not larger.
     pub extent: Bytes,
-    /// What they grow to as it gets larger: mapping costs by the extent, on four H200s as much as copying 256 MiB over all links; copies
-    /// of one overlap with mappings of the next, so they are not larger.
-    pub largest: Bytes,
 }
 
 impl RegionOptions {
-    /// Bytes are kept, copies dropped, extents of 128 MiB to 1 GiB.
+    /// Bytes are kept, copies dropped, extents of 128 MiB.
     pub fn of(tag: impl Into<String>) -> Self {
         let (policy, host_copy) = (Policy::default(), CopyPolicy::default());
-        RegionOptions { tag: tag.into(), policy, host_copy, extent: Bytes::mib(128), largest: Bytes::gib(1) }
+        RegionOptions { tag: tag.into(), policy, host_copy, extent: Bytes::mib(128) }
     }
 }

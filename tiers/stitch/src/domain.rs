@@ -1,6 +1,5 @@
 //! Owners of extents, and the lanes of their free pieces.
 
-use glake_units::Bytes;
 use slab::Slab;
 use smallvec::SmallVec;
 
@@ -16,16 +15,14 @@ pub struct DomainOptions {
     /// Whether a stream may take what another freed, once that has passed.
     pub lend: bool,
     /// The size of its extents; `None`: the device's.
-    pub extent: Option<Bytes>,
-    /// What they grow to as it gets larger, so that the last one is a fifth of it at most; `None`: they do not.
-    pub largest: Option<Bytes>,
+    pub extent: Option<glake_units::Bytes>,
     /// Whether its free extents stay its own until it is released, or trimmed by name.
     pub keep: bool,
 }
 
 impl Default for DomainOptions {
     fn default() -> Self {
-        DomainOptions { alias: true, lend: true, extent: None, largest: None, keep: false }
+        DomainOptions { alias: true, lend: true, extent: None, keep: false }
     }
 }
 
@@ -38,13 +35,13 @@ impl DomainOptions {
     /// The private pool of a CUDA graph: addresses are baked into graphs, so that nothing is lent, and free memory stays,
     /// because a replay writes to it.
     pub fn private_pool() -> Self {
-        DomainOptions { alias: false, lend: false, keep: true, ..DomainOptions::default() }
+        DomainOptions { alias: false, lend: false, extent: None, keep: true }
     }
 
     /// Memory that leaves its GPU and comes back as a whole: like the default domain, in extents so large that mapping them
     /// takes no time beside copying them.
-    pub fn region(extent: Bytes, largest: Bytes) -> Self {
-        DomainOptions { extent: Some(extent), largest: Some(largest), ..DomainOptions::default() }
+    pub fn region(extent: glake_units::Bytes) -> Self {
+        DomainOptions { extent: Some(extent), ..DomainOptions::default() }
     }
 
     /// Whether addresses and bytes are a captured graph's, those of free memory too.
@@ -81,8 +78,6 @@ pub(crate) struct Domain {
     /// What is in it is not written to, so nothing new is handed out.
     pub(crate) sealed: bool,
     pub(crate) extents: usize,
-    /// Of its extents, here or away.
-    pub(crate) bytes: u64,
 }
 
 impl Domain {
@@ -101,7 +96,6 @@ impl Domain {
             released: false,
             sealed: false,
             extents: 0,
-            bytes: 0,
         }
     }
 

@@ -396,12 +396,7 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             }
             Op::Limit { quarters } => core.set_limit(Bytes::mib(64 * quarters)),
             Op::AddDomain { alias, lend, keep } if domains.len() < 4 => {
-                domains.push(core.add_domain(DomainOptions {
-                    alias,
-                    lend,
-                    keep,
-                    ..DomainOptions::default()
-                }));
+                domains.push(core.add_domain(DomainOptions { alias, lend, extent: None, keep }));
                 if keep {
                     model.kept.insert(domains[domains.len() - 1]);
                 }

@@ -14,14 +14,13 @@ use super::slot::{Slot, sizes};
 use super::{Hook, Left, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, entered};
 
 impl Process {
-    /// Makes a region. The same tag with the same options again is no error. Its extents are those of `tiers.extent`.
+    /// Makes a region. The same tag with the same options again is no error. Its extents are of `tiers.extent`.
     ///
     /// # Errors
     /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`].
     pub fn define_region(&self, options: RegionOptions) -> Result<()> {
-        let config = &self.regions.config;
-        let (extent, largest) = (config.extent, config.extent_largest.max(config.extent));
-        self.regions.table.define(RegionOptions { extent, largest, ..options })?;
+        let extent = self.regions.config.extent;
+        self.regions.table.define(RegionOptions { extent, ..options })?;
         self.prepare_once()
     }
 

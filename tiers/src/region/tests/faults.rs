@@ -123,7 +123,7 @@ impl Bed {
 /// Over the default domain, with as much room as its own memory takes.
 fn over() -> Bed {
     let mut bed = bed();
-    let options = RegionOptions { extent: EXTENT, largest: EXTENT, ..RegionOptions::of("default") };
+    let options = RegionOptions { extent: EXTENT, ..RegionOptions::of("default") };
     bed.region = Region::over(&bed.pool, Allocator::default_domain(), options);
     bed
 }

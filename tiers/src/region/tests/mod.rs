@@ -49,8 +49,7 @@ fn bed_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Bed {
     };
     let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
     let host = bed::host(&epochs, budget);
-    let options =
-        RegionOptions { policy, host_copy, extent: EXTENT, largest: EXTENT, ..RegionOptions::of("weights") };
+    let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let mover = Native::new(&driver);

@@ -68,7 +68,7 @@ impl World {
     fn new() -> World {
         let bed = bed();
         bed.pool.set_memory_fraction(28.0 / 64.0);
-        let options = |tag| RegionOptions { extent: EXTENT, largest: EXTENT, ..RegionOptions::of(tag) };
+        let options = |tag| RegionOptions { extent: EXTENT, ..RegionOptions::of(tag) };
         let default = Region::over(&bed.pool, Allocator::default_domain(), options("default"));
         let domain = bed.pool.add_domain(DomainOptions::private_pool(), None);
         let graph = Region::over(&bed.pool, domain, options("graph"));

@@ -23,10 +23,7 @@ impl Patience for Until {
 impl Bed {
     /// Another region of the same pool, with whole extents of bytes.
     fn other(&self, extents: u8) -> (Region, Vec<(Block, u8)>) {
-        let region = Region::new(
-            &self.pool,
-            RegionOptions { extent: EXTENT, largest: EXTENT, ..RegionOptions::of("cache") },
-        );
+        let region = Region::new(&self.pool, RegionOptions { extent: EXTENT, ..RegionOptions::of("cache") });
         let blocks = (0..extents).map(|index| {
             let block = region.malloc(EXTENT, self.here).unwrap();
             self.pool.write(block.address, &pattern(100 + index, block.size)).unwrap();

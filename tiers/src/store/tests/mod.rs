@@ -93,8 +93,7 @@ fn bed_of(ground: Ground<'_>) -> Bed {
     let files = Arc::new(FileTier::open(directory.unwrap_or(&own)).unwrap());
     let digests = Digests::new(&epochs, GPU).unwrap();
     let (peer, pool) = (pool(&driver, &epochs, PEER, None), pool(&driver, &epochs, GPU, observer));
-    let options =
-        RegionOptions { policy, host_copy, extent: EXTENT, largest: EXTENT, ..RegionOptions::of("weights") };
+    let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let mover = Native::new(&driver);

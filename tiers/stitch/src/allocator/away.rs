@@ -220,9 +220,7 @@ impl Allocator {
         let extent = self.extents.remove(id);
         self.not_here -= 1;
         self.zone(extent.class).give_back(start, end - start);
-        let owner = &mut self.domains[extent.domain.index()];
-        owner.extents -= 1;
-        owner.bytes -= end - start;
+        self.domains[extent.domain.index()].extents -= 1;
         self.drop_if_done(extent.domain);
     }
 

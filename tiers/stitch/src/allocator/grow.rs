@@ -47,8 +47,6 @@ impl Selection {
 
 /// Extents of a growth are so many times larger, where it holds so many of them.
 const LARGER: [(u64, u64); 2] = [(4, 2), (2, 1)];
-/// Where extents grow with their domain: the part of it, with what is asked for, that one may be.
-const PART: u64 = 4;
 
 /// An alias completed by growth is worth its mappings if for each of them it saves so much of an extent: making one
 /// costs about as much as mapping one more time.
@@ -73,25 +71,15 @@ impl Allocator {
     /// The sizes of new extents for so many bytes. Setting access costs the same for any extent, so a large growth takes
     /// few large ones; near the limit they are small, so that little of them stays unused. A domain that has a size of its own has a
     /// reason for it: there they are small only where others do not fit.
-    fn extent_sizes(&self, missing: u64, domain: DomainId, class: Class) -> Vec<u64> {
+    fn extent_sizes(&self, missing: u64, domain: DomainId) -> Vec<u64> {
         let (full, small) = (self.extent_size(domain).get(), self.settings.extent_near_limit.get());
-        let options = self.domains[domain.index()].options;
-        let own = options.extent.is_some();
+        let own = self.domains[domain.index()].options.extent.is_some();
         let near = if own { self.settings.limit.get() } else { self.near_limit() };
-        let fits = |size: u64| self.reserved() + missing.next_multiple_of(size) <= near;
-        if !fits(full) {
+        if self.reserved() + missing.next_multiple_of(full) > near {
             return side_by_side(missing, small.min(full));
         }
         let large =
             LARGER.iter().find(|(times, few)| missing >= few * times * full).map(|(times, _)| times * full);
-        if let Some(largest) = options.largest.filter(|_| class == Class::Large) {
-            let part = ((self.domains[domain.index()].bytes + missing) / PART).min(largest.get());
-            let sizes = std::iter::successors(Some(full), |size| size.checked_mul(2));
-            let grown = sizes.take_while(|size| *size <= part && fits(*size)).last();
-            if let Some(grown) = grown.filter(|grown| large.is_none_or(|large| *grown >= large)) {
-                return side_by_side(missing, grown);
-            }
-        }
         let Some(large) = large else { return side_by_side(missing, full) };
         let mut sizes = side_by_side(missing - missing % large, large);
         sizes.extend(side_by_side(missing % large, full));
@@ -140,7 +128,7 @@ impl Allocator {
 
     /// One more extent of slabs.
     pub(super) fn plan_slab(&mut self, want: Want, grow: bool) -> Result<Outcome, StitchError> {
-        let sizes = self.extent_sizes(self.settings.slab.get(), want.domain, Class::Slabs);
+        let sizes = self.extent_sizes(self.settings.slab.get(), want.domain);
         let total: u64 = sizes.iter().sum();
         if grow
             && self.fits_limit(&sizes)
@@ -160,18 +148,18 @@ impl Allocator {
             .home()
             .iter()
             .filter_map(|run| {
-                let sizes = self.extent_sizes(want.size - run.size(), want.domain, Class::Large);
+                let sizes = self.extent_sizes(want.size - run.size(), want.domain);
                 let total: u64 = sizes.iter().sum();
                 (self.home.room_at(run.end) >= total).then_some((total, Some(*run), sizes))
             })
             .min_by_key(|(total, ..)| *total);
         let (total, run, sizes) = extended.unwrap_or_else(|| {
-            let sizes = self.extent_sizes(want.size, want.domain, Class::Large);
+            let sizes = self.extent_sizes(want.size, want.domain);
             (sizes.iter().sum(), None, sizes)
         });
         if self.may_stitch(want) && !self.settings.stitch_only_when_full {
             let selection = self.select(want.size, &runs.all);
-            let stitched: u64 = self.extent_sizes(selection.missing, want.domain, Class::Large).iter().sum();
+            let stitched: u64 = self.extent_sizes(selection.missing, want.domain).iter().sum();
             let saved = total.saturating_sub(stitched);
             let mapped = self.touched(&selection.ranges) as u64 * self.extent_size(want.domain).get();
             let worth = saved > 0 && saved * WORTH.1 >= mapped * WORTH.0;
@@ -292,7 +280,7 @@ impl Allocator {
     /// Sets a selection aside, grows what it misses, and says how its alias is made.
     fn plan_selection(&mut self, want: &Want, runs: &[Run], selection: Selection) -> Option<Plan> {
         let mut selection = selection;
-        let sizes = self.extent_sizes(selection.missing, want.domain, Class::Large);
+        let sizes = self.extent_sizes(selection.missing, want.domain);
         let growth: u64 = sizes.iter().sum();
         let (used, grow_at) = if growth > 0 { selection.grow_to(growth) } else { (0, 0) };
         let ranges = selection.ranges;

@@ -173,8 +173,7 @@ impl Allocator {
     /// the graph stay. What is stitched or lent already stays so until it is freed.
     pub fn keep_addresses(&mut self, id: DomainId) {
         if let Some(domain) = self.domains.get_mut(id.index()) {
-            let DomainOptions { extent, largest, .. } = domain.options;
-            domain.options = DomainOptions { extent, largest, ..DomainOptions::private_pool() };
+            domain.options = DomainOptions { extent: domain.options.extent, ..DomainOptions::private_pool() };
         }
     }
 

@@ -217,9 +217,7 @@ impl Allocator {
             self.live.reach(grown.start + grown.size);
         }
         self.planned -= grown.size;
-        let owner = &mut self.domains[grown.domain.index()];
-        owner.extents += grown.extents.len();
-        owner.bytes += grown.size;
+        self.domains[grown.domain.index()].extents += grown.extents.len();
         for pool in self.stats.pools(grown.class == Class::Slabs) {
             pool.reserved.add(grown.size);
             pool.extents.add(count);

@@ -309,9 +309,7 @@ impl Allocator {
                 pool.reserved.sub(end - start);
                 pool.extents.sub(count);
             }
-            let owner = &mut self.domains[domain.index()];
-            owner.extents -= usize::try_from(count).unwrap_or(0);
-            owner.bytes -= end - start;
+            self.domains[domain.index()].extents -= usize::try_from(count).unwrap_or(0);
             self.drop_if_done(domain);
         }
     }
