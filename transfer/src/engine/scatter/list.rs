@@ -10,7 +10,7 @@ use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::graph::Direction;
+use crate::graph::{Direction, GRAIN};
 
 /// What a block is a copy between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +116,15 @@ impl<'a> Pieces<'a> {
         pieces
     }
 
+    /// The next one, of no more than this.
+    pub(super) fn next_of(&mut self, most: Bytes) -> Option<Piece<'a>> {
+        let usual = self.most;
+        self.most = most.min(usual);
+        let piece = self.next();
+        self.most = usual;
+        piece
+    }
+
     fn open(&mut self) {
         self.list = self.lists.get(self.place.list).filter(|list| Kind::of(list) == self.kind);
     }
@@ -161,6 +170,14 @@ impl Dealer {
         let gets = |at: &usize| self.left[*at].is_some_and(|left| !left.is_zero());
         self.turn = (0..count).map(|step| (self.turn + step) % count).find(gets)?;
         Some(self.turn)
+    }
+
+    /// How large its next piece is at most, of pieces of `usual` at most: so that it gets its share and no more, and no small piece
+    /// at the end.
+    pub(super) fn most(&self, usual: Bytes) -> Bytes {
+        let left = self.left.get(self.turn).copied().flatten().unwrap_or_default();
+        let half = Bytes::new(left.get().div_ceil(2)).align_up(GRAIN).unwrap_or(left);
+        if left > usual && half <= usual { half } else { left.min(usual) }
     }
 
     /// It gets a piece; false where that was its last one.
@@ -257,12 +274,26 @@ mod tests {
         assert_eq!(dealer.turn(), None);
     }
 
+    #[test]
+    fn the_last_pieces_of_a_share_are_cut_to_it() {
+        let mut dealer = Dealer::new([Bytes::mib(11), Bytes::mib(4)]);
+        let mut pieces = Vec::new();
+        while dealer.turn() == Some(0) {
+            let size = dealer.most(Bytes::mib(4));
+            dealer.deal(size);
+            pieces.push(size);
+        }
+        assert_eq!(pieces, [Bytes::mib(4), Bytes::kib(3584), Bytes::kib(3584)]);
+        assert_eq!(dealer.most(Bytes::mib(4)), Bytes::mib(4), "the other one's");
+    }
+
     proptest! {
         #[test]
         fn pieces_are_the_list_and_each_gets_its_share(
             sizes in prop::collection::vec(0_u64..300_000, 0..60),
             weights in prop::collection::vec(1_u64..10, 1..5),
             list in 1_usize..9,
+            exact: bool,
         ) {
             let (_sim, [a, _, host]) = spans();
             let mut at = 0;
@@ -286,7 +317,8 @@ mod tests {
             // In turns of at most `list` pieces, until every one has its share.
             'all: while let Some(turn) = dealer.turn() {
                 for _ in 0..list {
-                    let Some(piece) = pieces.next() else { break 'all };
+                    let most = if exact { dealer.most(PIECE) } else { PIECE };
+                    let Some(piece) = pieces.next_of(most) else { break 'all };
                     prop_assert_eq!(piece.request().to.0, expected);
                     prop_assert!(piece.size() <= PIECE && !piece.size().is_zero());
                     expected += piece.size().get();
@@ -298,7 +330,8 @@ mod tests {
             prop_assert!(pieces.next().is_none());
             prop_assert_eq!(got.iter().sum::<u64>(), all);
             for (got, share) in got.iter().zip(&shares) {
-                prop_assert!(*got < share.get() + PIECE.get());
+                let over = if exact { 1 } else { PIECE.get() };
+                prop_assert!(*got < share.get() + over);
             }
         }
     }

@@ -38,6 +38,8 @@ const FEW: u64 = 64;
 const SMALL: Bytes = Bytes::mib(1);
 /// Blocks of this size, taken evenly, keep a link busy by single copies.
 const LARGE: Bytes = Bytes::mib(1);
+/// They are dealt out in so many pieces: some for each link, which gets its share exactly; each costs the host a call.
+const PIECES: u64 = 16;
 /// How many blocks the driver is given at a time.
 const BATCH: usize = 256;
 
@@ -155,8 +157,7 @@ impl Engine {
         let mapped =
             |end: &Side| matches!(end.kind, PointerKind::Pinned | PointerKind::Device { mapped: true, .. });
         if mean >= LARGE && group.ends.iter().all(mapped) {
-            // Small enough to be dealt out evenly.
-            let most = Bytes::new(group.size.get() / 64).max(LARGE);
+            let most = Bytes::new(group.size.get() / PIECES).max(LARGE);
             return Some(Spread { group, target, direction, most, by_kernels: false });
         }
         if kernels.get(target).is_none() {
@@ -185,9 +186,10 @@ impl Engine {
                 }
                 let mut fork = Fork::begin(self, lease, state, list.on, mark);
                 let turn = self.turn(list.priority, spread.direction);
+                let spread = Spread { most: spread.most.min(turn.slice()), ..*spread };
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();
-                let (used, serial) = self.scatter_over(fork, list, *spread, &shares)?;
+                let (used, serial) = self.scatter_over(fork, list, spread, &shares)?;
                 let used = parts.map_or(used, |parts| parts.used.union(used));
                 parts = Some(Parts {
                     relays: self.relays.clone(),
@@ -325,7 +327,7 @@ impl Engine {
             let fork = fork.as_deref_mut();
             let (pieces, taken) = match taker.kernels {
                 Some((gather, stream)) => launch(gather, stream, &mut pieces, &mut dealer, taker, fork),
-                None => send(&mut pieces, &mut dealer, taker, fork),
+                None => send(&mut pieces, spread.most, &mut dealer, taker, fork),
             };
             let turn = Turn { relay: taker.path.relay, place, pieces };
             match taken {
@@ -427,11 +429,12 @@ fn blame(fork: Option<&mut Fork<'_>>, taker: &Taker<'_>, error: &DriverError) {
 /// A turn of a copy engine: one piece.
 fn send(
     pieces: &mut Pieces<'_>,
+    most: Bytes,
     dealer: &mut Dealer,
     taker: &Taker<'_>,
     fork: Option<&mut Fork<'_>>,
 ) -> (usize, bool) {
-    let Some(piece) = pieces.next() else { return (0, true) };
+    let Some(piece) = pieces.next_of(dealer.most(most)) else { return (0, true) };
     dealer.deal(piece.size());
     let Some(fork) = fork else { return (1, false) };
     let sent = match taker.own {
