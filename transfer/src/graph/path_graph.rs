@@ -12,12 +12,17 @@ use super::target::{Busy, Lane, Limit, Table, Target};
 use super::{Direction, Load, MOST_GPUS, PathRate, Way, bytes_a_micro};
 use crate::TransferError;
 
+/// Copies to the host below this go to its caches first: on four H200s 16 MiB arrived at 190 GB/s, much more at 140 to 160.
+const BURST: Bytes = Bytes::mib(16);
+
 /// What a server's links give to each target, with what they share.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Paths", into = "Paths")]
 pub struct PathGraph {
     paths: Paths,
     targets: Vec<[Option<Target>; 2]>,
+    /// Of copies to the host that are over before its memory is asked: what all links share there does not bind them.
+    bursts: Vec<Option<Target>>,
     /// What each link gives by itself, by device and direction; nothing where that is not known.
     links: Vec<[f64; 2]>,
 }
@@ -32,13 +37,18 @@ impl PathGraph {
                 place[link.direction.index()] = bytes_a_micro(link.rate);
             }
         }
-        let mut targets = vec![[None, None]; MOST_GPUS];
+        let (mut targets, mut bursts) = (vec![[None, None]; MOST_GPUS], vec![None; MOST_GPUS]);
         for link in &paths.links {
-            if let Some(place) = index(link.device).and_then(|index| targets.get_mut(index)) {
-                place[link.direction.index()] = Some(target(&paths, link));
+            let Some(index) = index(link.device) else { continue };
+            targets[index][link.direction.index()] = Some(target(&paths, link, |_| true));
+            if link.direction == Direction::FromGpu {
+                // A switch that all are behind is reached by few of them.
+                let is_host =
+                    |ceiling: &Ceiling| ceiling.links.len() == paths.gpus.len() && ceiling.reached_by > 2;
+                bursts[index] = Some(target(&paths, link, |ceiling| !is_host(ceiling)));
             }
         }
-        Ok(PathGraph { paths, targets, links })
+        Ok(PathGraph { paths, targets, bursts, links })
     }
 
     /// Nothing is known: every copy goes over its target's own link.
@@ -51,7 +61,7 @@ impl PathGraph {
             relays: Vec::new(),
             ceilings: Vec::new(),
         };
-        PathGraph { paths, targets: Vec::new(), links: Vec::new() }
+        PathGraph { paths, targets: Vec::new(), bursts: Vec::new(), links: Vec::new() }
     }
 
     /// What it was made from.
@@ -80,6 +90,14 @@ impl PathGraph {
     /// The least copy of a target's memory that is split; `None` where the target is not known.
     pub fn break_even(&self, target: DeviceId, direction: Direction) -> Option<Bytes> {
         self.target(target, direction).map(|target| target.break_even)
+    }
+
+    /// What a copy of this size may take.
+    pub(super) fn target_of(&self, device: DeviceId, direction: Direction, size: Bytes) -> Option<&Target> {
+        match direction {
+            Direction::FromGpu if size < BURST => self.bursts.get(index(device)?)?.as_ref(),
+            _ => self.target(device, direction),
+        }
     }
 
     pub(super) fn target(&self, device: DeviceId, direction: Direction) -> Option<&Target> {
@@ -131,7 +149,7 @@ fn index(device: DeviceId) -> Option<usize> {
     usize::try_from(device.0).ok().filter(|index| *index < MOST_GPUS)
 }
 
-fn target(paths: &Paths, link: &LinkRate) -> Target {
+fn target(paths: &Paths, link: &LinkRate, counts: impl Fn(&Ceiling) -> bool) -> Target {
     let of_target = |relay: &&RelayRate| {
         (relay.target, relay.direction) == (link.device, link.direction) && index(relay.relay).is_some()
     };
@@ -160,7 +178,7 @@ fn target(paths: &Paths, link: &LinkRate) -> Target {
         own: lane(link.device, Way::Direct, link.rate, link.latency),
         zero_staging: lanes(Way::ZeroStaging),
         staged: lanes(Way::Staged),
-        limits: paths.ceilings.iter().filter(binds).map(limit).collect(),
+        limits: paths.ceilings.iter().filter(binds).filter(|ceiling| counts(ceiling)).map(limit).collect(),
         fork: paths.fork.0,
         break_even: link.break_even,
         table: Table::default(),
