@@ -126,8 +126,7 @@ impl Engine {
 
     /// The turn of a copy that is about to be enqueued.
     pub(super) fn turn(&self, priority: Priority, direction: Direction) -> Turn<'_> {
-        let links = self.relays.usable().iter().count();
-        Turn::of(self.gates.get(), priority, direction, u64::try_from(links).unwrap_or(1))
+        Turn::of(self.gates.get(), priority, direction, self.relays.usable().len())
     }
 
     /// Whether copies of a priority have to do with others' that may be under way.

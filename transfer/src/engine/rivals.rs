@@ -77,8 +77,7 @@ impl Rivals {
             }
             last.store(until, Ordering::Relaxed);
         }
-        let expected = u32::try_from(rivals.without(met).iter().count()).unwrap_or(u32::MAX);
-        Company { rivals, expected }
+        Company { rivals, expected: rivals.without(met).len() }
     }
 
     /// A copy of `target` takes its own link alone, for about so long, after those before it.

@@ -60,13 +60,13 @@ impl<'a> Turn<'a> {
         gates: Option<&'a Gates>,
         priority: Priority,
         direction: Direction,
-        links: u64,
+        links: u32,
     ) -> Turn<'a> {
         let kind = match (gates, priority) {
             (None, _) => Kind::Alone,
             (Some(gates), Priority::Background) => {
                 let most = SLICES[direction.index()];
-                let near = || Bytes::new(NEAR.get() / links.max(1)).max(LEAST).min(most);
+                let near = || Bytes::new(NEAR.get() / u64::from(links.max(1))).max(LEAST).min(most);
                 let slice = if gates.are_called() { near() } else { most };
                 Kind::Background { ticket: gates.enter(), slice }
             }

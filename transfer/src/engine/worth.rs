@@ -4,7 +4,7 @@ use glake_device::DeviceId;
 use glake_units::Bytes;
 
 use super::{Engine, pageable};
-use crate::graph::Direction;
+use crate::graph::{Direction, LEAST_STAGED};
 
 /// What a copy has to be for the engine to gain by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Engine {
     pub fn worth_of_other(&self, size: Bytes) -> Worth {
         let alone = self.relays.usable().len() < 2;
         match alone {
-            false if size >= pageable::LEAST => Worth::Anything,
+            false if size >= LEAST_STAGED => Worth::Anything,
             true if size >= ASKED => Worth::Pageable,
             _ => Worth::Nothing,
         }

@@ -35,6 +35,7 @@ pub use observations::Observations;
 pub use path_graph::PathGraph;
 pub use paths::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 pub use shares::{Ask, Share, Shares};
+pub(crate) use split::LEAST_STAGED;
 pub use split::{GRAIN, SLICE, split};
 pub use way::{Direction, PathRate, Way};
 
