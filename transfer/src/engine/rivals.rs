@@ -54,6 +54,23 @@ impl Rivals {
     /// The GPUs that had copies beside those of `target`, or that `target` had beside theirs, a short time ago. Takes note of
     /// those that have some now.
     pub(super) fn of(&self, target: DeviceId, direction: Direction, load: &Load, devices: usize) -> Company {
+        self.at(|| micros(self.begin.elapsed()), target, direction, load, devices)
+    }
+
+    /// A copy of `target` takes its own link alone, for about so long, after those before it.
+    pub(super) fn keep_apart(&self, target: DeviceId, direction: Direction, took: Micros) {
+        self.keep_apart_at(micros(self.begin.elapsed()), target, direction, took);
+    }
+
+    /// The clock is not asked where nobody ever met.
+    fn at(
+        &self,
+        now: impl FnOnce() -> u64,
+        target: DeviceId,
+        direction: Direction,
+        load: &Load,
+        devices: usize,
+    ) -> Company {
         let others = || (0_u32..).map(DeviceId).take(devices).filter(|other| *other != target);
         let links = || (0_u32..).map(DeviceId).take(devices);
         let copied = |other: &DeviceId| links().any(|link| !load.target(*other, link, direction).is_zero());
@@ -62,7 +79,7 @@ impl Rivals {
         if seen.is_empty() && last.load(Ordering::Relaxed) == 0 {
             return Company::default();
         }
-        let now = self.now();
+        let now = now();
         let later = |moments: &Moments, other: &DeviceId| {
             place(moments, *other, direction).is_some_and(|moment| now < moment.load(Ordering::Relaxed))
         };
@@ -80,18 +97,13 @@ impl Rivals {
         Company { rivals, expected: rivals.without(met).len() }
     }
 
-    /// A copy of `target` takes its own link alone, for about so long, after those before it.
-    pub(super) fn keep_apart(&self, target: DeviceId, direction: Direction, took: Micros) {
+    fn keep_apart_at(&self, now: u64, target: DeviceId, direction: Direction, took: Micros) {
         if let Some(busy) = place(&self.busy, target, direction) {
-            let begin = busy.load(Ordering::Relaxed).max(self.now());
+            let begin = busy.load(Ordering::Relaxed).max(now);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             // saturates; not a number is nothing
             busy.store(begin.saturating_add(took.0 as u64), Ordering::Relaxed);
         }
-    }
-
-    fn now(&self) -> u64 {
-        micros(self.begin.elapsed())
     }
 }
 
@@ -109,37 +121,44 @@ mod tests {
 
     use super::*;
 
+    const TO: Direction = Direction::ToGpu;
+
+    fn company(rivals: DeviceSet, expected: u32) -> Company {
+        Company { rivals, expected }
+    }
+
     #[test]
     fn those_that_met_are_expected_to_meet_again() {
         let (rivals, load) = (Rivals::new(), Load::new());
         let [a, b, idle] = [0, 1, 2].map(DeviceId);
-        let of = |gpu| rivals.of(gpu, Direction::ToGpu, &load, 3);
-        assert_eq!(of(a), Company::default());
-        load.begin(a, b, Direction::ToGpu, Bytes::mib(1));
+        let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 3);
+        assert_eq!(at(0, a), Company::default());
+        load.begin(a, b, TO, Bytes::mib(1));
         // Where they meet first, the first one's copy uses both links already.
-        assert_eq!(of(b), Company::default());
-        load.end(a, b, Direction::ToGpu, Bytes::mib(1));
-        let company = |rivals, expected| Company { rivals, expected };
-        assert_eq!(of(a), company(DeviceSet::of(b), 1));
-        assert_eq!(of(b), company(DeviceSet::of(a), 1));
-        assert_eq!(of(idle), company(DeviceSet::of(a).union(DeviceSet::of(b)), 2));
-        assert_eq!(rivals.of(a, Direction::FromGpu, &load, 3), Company::default());
+        assert_eq!(at(1, b), Company::default());
+        load.end(a, b, TO, Bytes::mib(1));
+        assert_eq!(at(2, a), company(DeviceSet::of(b), 1));
+        assert_eq!(at(2, b), company(DeviceSet::of(a), 1));
+        assert_eq!(at(2, idle), company(DeviceSet::of(a).union(DeviceSet::of(b)), 2));
+        assert_eq!(rivals.at(|| 2, a, Direction::FromGpu, &load, 3), Company::default());
+        assert_eq!(at(1 + micros(EXPECTED), a), Company::default(), "not for ever");
     }
 
     #[test]
     fn copies_that_nobody_sees_end_keep_the_expectation_up() {
         let (rivals, load) = (Rivals::new(), Load::new());
         let [a, b] = [0, 1].map(DeviceId);
-        let of = |gpu| rivals.of(gpu, Direction::ToGpu, &load, 2);
-        load.begin(a, b, Direction::ToGpu, Bytes::mib(1));
-        of(b);
-        load.end(a, b, Direction::ToGpu, Bytes::mib(1));
-        let begin = Instant::now();
-        while begin.elapsed() < EXPECTED + EXPECTED / 2 {
-            assert_eq!(of(a), Company { rivals: DeviceSet::of(b), expected: 1 });
-            rivals.keep_apart(a, Direction::ToGpu, Micros(50_000.0));
-            assert_eq!(of(b), Company { rivals: DeviceSet::of(a), expected: 0 }, "it is under way");
-            std::thread::sleep(EXPECTED / 10);
+        let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 2);
+        load.begin(a, b, TO, Bytes::mib(1));
+        at(0, b);
+        load.end(a, b, TO, Bytes::mib(1));
+        // A round in 50 ms, whose copies take 20 ms each.
+        for round in 1..100 {
+            let now = round * 50_000;
+            assert_eq!(at(now, a), company(DeviceSet::of(b), 1));
+            rivals.keep_apart_at(now, a, TO, Micros(20_000.0));
+            assert_eq!(at(now + 10, b), company(DeviceSet::of(a), 0), "it is under way");
+            assert_eq!(at(now + 30_000, b), company(DeviceSet::of(a), 1), "it has ended");
         }
     }
 }
