@@ -57,7 +57,7 @@ pub(super) struct Target {
     pub(super) zero_staging: Vec<Lane>,
     pub(super) staged: Vec<Lane>,
     pub(super) limits: Vec<Limit>,
-    /// What each path after the second adds to the latency of all.
+    /// What each relay adds to the latency of those that are issued after it.
     pub(super) fork: f64,
     pub(super) break_even: Bytes,
     pub(super) table: Table,
