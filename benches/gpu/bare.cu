@@ -136,7 +136,7 @@ static void copies(unsigned rest) {
         }
 }
 
-static void access() {
+static void mappings() {
     size_t total = 8192 * MIB, moved = 16384 * MIB, buffer = 1024 * MIB, slice = 16 * MIB;
     void *host;
     CUdeviceptr base, gpu = mapped(buffer);
@@ -176,9 +176,9 @@ static void access() {
 
 int main(int count, char **arguments) {
     unsigned rest = 0;
-    bool only_access = false;
+    bool only_mappings = false;
     for (int n = 1; n < count; n++) {
-        if (!strcmp(arguments[n], "--access")) only_access = true;
+        if (!strcmp(arguments[n], "--access")) only_mappings = true;
         else if (!strcmp(arguments[n], "--rest") && n + 1 < count) rest = unsigned(atoi(arguments[++n]));
         else {
             fprintf(stderr, "usage: bare [--rest MICROSECONDS] [--access]\n");
@@ -200,6 +200,6 @@ int main(int count, char **arguments) {
     }
     CHECK(cuStreamCreate(&user, CU_STREAM_NON_BLOCKING));
     CHECK(cuEventCreate(&forked, CU_EVENT_DISABLE_TIMING));
-    only_access ? access() : copies(rest);
+    only_mappings ? mappings() : copies(rest);
     return 0;
 }

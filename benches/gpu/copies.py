@@ -317,10 +317,7 @@ def main():
     p.add_argument("--only", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
     p.add_argument("--out", default="bench-results")
     a = p.parse_args()
-    names = a.only.split(",")
-    for name in names:
-        if name not in SCENARIOS:
-            p.error(f"--only: {name!r} is none of {', '.join(SCENARIOS)}")
+    names = launch.chosen(p, a.only, SCENARIOS)
     visible = launch.needs_gpus("copies.py")
     clock = launch.Clock(float("inf"))
     log, missed = launch.Log(a.out, "copies.jsonl", clock), []

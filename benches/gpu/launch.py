@@ -22,6 +22,15 @@ def gpus():
     return [str(index) for index in range(sum(line.startswith("GPU ") for line in lines))]
 
 
+def chosen(parser, only, known):
+    """The names in a list with commas; of what is unknown the parser tells, and ends."""
+    names = only.split(",")
+    for name in names:
+        if name not in known:
+            parser.error(f"--only: {name!r} is none of {', '.join(known)}")
+    return names
+
+
 def environment(visible=None):
     """The environment of a measured process: glake is the installed one, or else this repository's."""
     env = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")

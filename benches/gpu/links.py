@@ -12,7 +12,7 @@ import launch
 
 MIB, GIB = 1 << 20, 1 << 30
 SMALL = ["--runs", "201", "--memory", "pool,foreign", "--sizes"]
-# What is asked of `glake bench copy`; LARGE stands for --runs.
+# What is asked of `glake bench copy`.
 KINDS = {
     "small": [*SMALL, "1MiB,2MiB,4MiB,16MiB"],
     "alone": [*SMALL, "1MiB,2MiB,4MiB,64MiB", "--paths", "1"],
@@ -66,10 +66,7 @@ def main():
     p.add_argument("--device", default="cuda", help="as glake takes it; sim:h200x4 tries the script without a GPU")
     p.add_argument("--out", default="bench-results")
     a = p.parse_args()
-    names = a.only.split(",")
-    for name in names:
-        if name not in KINDS:
-            p.error(f"--only: {name!r} is none of {', '.join(KINDS)}")
+    names = launch.chosen(p, a.only, KINDS)
     four = a.device.endswith("x4") or (a.device == "cuda" and len(launch.needs_gpus("links.py")) >= 4)
     glake = os.environ.get("GLAKE", "glake")
     log, missed = launch.Log(a.out, "links.jsonl", launch.Clock(float("inf"))), 0

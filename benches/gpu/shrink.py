@@ -491,10 +491,7 @@ def main():
     if a.child:
         SCENARIOS[a.child](a.gib * GIB)
         return
-    names = a.only.split(",")
-    for name in names:
-        if name not in SCENARIOS:
-            p.error(f"--only: {name!r} is none of {', '.join(SCENARIOS)}")
+    names = launch.chosen(p, a.only, SCENARIOS)
     visible = launch.needs_gpus("shrink.py")
     clock = launch.Clock(float("inf"))
     log, missed = launch.Log(a.out, "shrink.jsonl", clock), []
