@@ -6,6 +6,9 @@ use std::time::Duration;
 use crate::Verb;
 
 const VERBS: usize = Verb::ALL.len();
+/// Of so many calls of a verb that copies are made of, one is timed: a copy over four links is sixteen calls, and the clock would be asked
+/// twice for each.
+const TIMED: u64 = 16;
 
 /// What one verb has cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,7 +17,7 @@ pub struct Count {
     pub calls: u64,
     /// How often it failed.
     pub failures: u64,
-    /// How long the calls took in all.
+    /// How long the calls took in all, reckoned from those that were timed.
     pub time: Duration,
 }
 
@@ -66,6 +69,7 @@ pub(super) struct Tally {
 struct Row {
     calls: AtomicU64,
     failures: AtomicU64,
+    timed: AtomicU64,
     nanoseconds: AtomicU64,
 }
 
@@ -76,19 +80,41 @@ impl Default for Tally {
 }
 
 impl Tally {
-    pub(super) fn add(&self, verb: Verb, done: bool, time: Duration) {
+    /// Whether the next call of a verb is to be timed.
+    pub(super) fn is_due(&self, verb: Verb) -> bool {
+        !is_frequent(verb) || self.rows[verb as usize].calls.load(Relaxed).is_multiple_of(TIMED)
+    }
+
+    pub(super) fn add(&self, verb: Verb, done: bool, time: Option<Duration>) {
         let row = &self.rows[verb as usize];
         row.calls.fetch_add(1, Relaxed);
-        row.failures.fetch_add(u64::from(!done), Relaxed);
-        row.nanoseconds.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        if !done {
+            row.failures.fetch_add(1, Relaxed);
+        }
+        if let Some(time) = time {
+            row.timed.fetch_add(1, Relaxed);
+            row.nanoseconds.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        }
     }
 
     pub(super) fn snapshot(&self) -> Counters {
-        let counts = std::array::from_fn(|i| Count {
-            calls: self.rows[i].calls.load(Relaxed),
-            failures: self.rows[i].failures.load(Relaxed),
-            time: Duration::from_nanos(self.rows[i].nanoseconds.load(Relaxed)),
-        });
-        Counters { counts }
+        Counters { counts: std::array::from_fn(|i| self.rows[i].count()) }
     }
+}
+
+impl Row {
+    fn count(&self) -> Count {
+        let (calls, timed) = (self.calls.load(Relaxed), self.timed.load(Relaxed));
+        let nanoseconds = self.nanoseconds.load(Relaxed);
+        let all = u128::from(nanoseconds) * u128::from(calls) / u128::from(timed.max(1));
+        let time = Duration::from_nanos(u64::try_from(all).unwrap_or(u64::MAX));
+        Count { calls, failures: self.failures.load(Relaxed), time }
+    }
+}
+
+const fn is_frequent(verb: Verb) -> bool {
+    matches!(
+        verb,
+        Verb::Copy | Verb::CaptureState | Verb::EventRecord | Verb::EventQuery | Verb::StreamWaitEvent
+    )
 }

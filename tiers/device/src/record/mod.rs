@@ -1,7 +1,8 @@
 //! A driver that counts what is asked of it.
 //!
 //! Invariant: a call is counted once, whether it succeeds or fails, and its time is either what the clock on the
-//! wall said or what a [`CostTable`] says, never both.
+//! wall said or what a [`CostTable`] says, never both. Of verbs that copies are made of, the clock is asked for some calls
+//! only, which stand for all.
 
 mod cost;
 mod counters;
@@ -45,7 +46,7 @@ struct Priced {
 }
 
 impl Recorder {
-    /// Times each call by the clock on the wall: for a real driver.
+    /// Times calls by the clock on the wall: for a real driver.
     pub fn measured(inner: Arc<dyn Driver>) -> Self {
         Recorder { inner, tally: Tally::default(), priced: None, log: None }
     }
@@ -75,14 +76,14 @@ impl Recorder {
     fn around<T>(&self, call: Call, verb: impl FnOnce(&dyn Driver) -> Result<T>) -> Result<T> {
         let (outcome, time) = match &self.priced {
             None => {
-                let start = Instant::now();
+                let start = self.tally.is_due(call.verb).then(Instant::now);
                 let outcome = verb(&*self.inner);
-                (outcome, start.elapsed())
+                (outcome, start.map(|start| start.elapsed()))
             }
             Some(priced) => {
                 let outcome = verb(&*self.inner);
                 let span = priced.spans.lock().follow(&call, outcome.is_ok());
-                (outcome, priced.costs.price(call.verb, span))
+                (outcome, Some(priced.costs.price(call.verb, span)))
             }
         };
         self.tally.add(call.verb, outcome.is_ok(), time);
@@ -181,6 +182,24 @@ mod tests {
         assert_eq!(counters.of(Verb::Map).failures, 1);
         assert_eq!(counters.of(Verb::Unmap).time, Duration::from_micros(14));
         assert_eq!(counters.calls(), 4);
+    }
+
+    #[test]
+    fn calls_that_are_timed_stand_for_those_that_are_not() {
+        let tally = Tally::default();
+        let timed = (0..40).filter(|_| {
+            let due = tally.is_due(Verb::Copy);
+            tally.add(Verb::Copy, true, due.then_some(Duration::from_nanos(300)));
+            due
+        });
+        assert_eq!(timed.count(), 3);
+        let copies = tally.snapshot().of(Verb::Copy);
+        assert_eq!(copies, Count { calls: 40, failures: 0, time: Duration::from_micros(12) });
+        for _ in 0..40 {
+            assert!(tally.is_due(Verb::Map), "what is seldom asked is always timed");
+            tally.add(Verb::Map, true, Some(Duration::from_nanos(1)));
+        }
+        assert_eq!(tally.snapshot().of(Verb::Map).time, Duration::from_nanos(40));
     }
 
     #[test]
