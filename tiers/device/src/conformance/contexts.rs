@@ -8,7 +8,7 @@ use super::{Check, GPU};
 use crate::{DeviceId, DriverError, EventKind, Living, PointerKind};
 
 pub(super) const CHECKS: &[Check] = &[
-    Check { name: "asking for a context makes none, synchronizing neither", run: asked },
+    Check { name: "asking for a context or for memory makes none, synchronizing neither", run: asked },
     Check { name: "a context is given back when nothing lives in it, and made again", run: given_back },
     Check { name: "what lives in a context keeps it", run: kept },
     Check { name: "mapped and pinned memory outlast the context of a peer", run: outlasted },
@@ -40,7 +40,10 @@ fn asked(ground: &Ground) -> Outcome {
     same("after it was synchronized", ground.driver().has_context(device)?, false)?;
     ground.driver().release_context(device)?;
     ground.driver().memory_info(device)?;
+    same("after its memory was asked for", ground.driver().has_context(device)?, false)?;
+    let stream = ground.stream(device)?;
     same("after it was used", ground.driver().has_context(device)?, true)?;
+    ground.destroy_stream(device, stream)?;
     Ok(Verdict::Passed)
 }
 

@@ -49,8 +49,11 @@ pub struct Slack(pub Bytes);
 
 /// Runs a check, which must leave free memory as it was.
 pub fn run(driver: &Arc<dyn Driver>, check: &Check, slack: Slack) -> Outcome {
-    let before = driver.memory_info(GPU)?.free;
     let ground = Ground::new(Arc::clone(driver));
+    // With it comes the context, which stays.
+    let stream = ground.stream(GPU)?;
+    ground.destroy_stream(GPU, stream)?;
+    let before = driver.memory_info(GPU)?.free;
     let outcome = (check.run)(&ground);
     let cleaned = ground.clean();
     let verdict = outcome?;

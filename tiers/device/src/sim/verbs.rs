@@ -24,10 +24,7 @@ impl Driver for Simulator {
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
-        let (free, total) = self.ask(Verb::MemoryInfo, |state| {
-            state.enter(device)?;
-            state.world.memory.info(device)
-        })?;
+        let (free, total) = self.ask(Verb::MemoryInfo, |state| state.world.memory.info(device))?;
         Ok(MemoryInfo { free, total })
     }
 
