@@ -44,8 +44,10 @@ pub(super) unsafe fn copy_batch(
     let _entered = cuda.enter(device, Verb::CopyBatch)?;
     let requests = || requests.iter().filter(|request| !request.size.is_zero());
     let count = requests().count();
-    let legacy = stream.0 == 0 || stream == Stream::LEGACY;
-    if count > 1 && !legacy && stream::capture_here(cuda, stream, Verb::CopyBatch)? == CaptureState::None {
+    if count > 1
+        && !stream::is_legacy(stream)
+        && stream::capture_here(cuda, stream, Verb::CopyBatch)? == CaptureState::None
+    {
         let mut to: Vec<u64> = requests().map(|request| request.to.0).collect();
         let mut from: Vec<u64> = requests().map(|request| request.from.0).collect();
         let mut sizes: Vec<usize> = requests().map(|request| length(request.size)).collect();

@@ -59,6 +59,15 @@ impl Cuda {
         self.switch(Entered { cuda: self, pushed: false, relaxed: None, _kept: None }, device, verb)
     }
 
+    /// For marks on a stream and waits of it, which no capture mode forbids, and which belong to its context whatever the current one
+    /// is; but each context has default streams of its own. A stream that lives keeps its context.
+    pub(super) fn enter_for(&self, device: DeviceId, stream: Stream, verb: Verb) -> Result<Entered<'_>> {
+        if stream::is_default(stream) || self.current(verb)?.is_null() {
+            return self.enter(device, verb);
+        }
+        Ok(Entered { cuda: self, pushed: false, relaxed: None, _kept: None })
+    }
+
     /// Enters a device's context if it has one, by whomever it was made. Makes none.
     pub(super) fn enter_made(&self, device: DeviceId, verb: Verb) -> Result<Option<Entered<'_>>> {
         // It is not given back between the question and the entry, which takes it once more.

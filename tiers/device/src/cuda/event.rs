@@ -41,7 +41,7 @@ pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, event: Event) -> Res
 }
 
 pub(super) fn record(cuda: &Cuda, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::EventRecord)?;
+    let _entered = cuda.enter_for(device, stream, Verb::EventRecord)?;
     // SAFETY: stream and event are the caller's to name.
     unsafe { cuda.api.cuEventRecord(raw_event(event), raw(stream)) }.of(Verb::EventRecord)
 }

@@ -20,6 +20,15 @@ pub(super) fn raw(stream: Stream) -> sys::CUstream {
     stream.0 as usize as sys::CUstream
 }
 
+/// Whether each context has one of its own by this name.
+pub(super) fn is_default(stream: Stream) -> bool {
+    is_legacy(stream) || stream == Stream::PER_THREAD
+}
+
+pub(super) fn is_legacy(stream: Stream) -> bool {
+    stream.0 == 0 || stream == Stream::LEGACY
+}
+
 pub(super) fn create(cuda: &Cuda, device: DeviceId, priority: Priority) -> Result<Stream> {
     let verb = Verb::StreamCreate;
     let _entered = cuda.enter(device, verb)?;
@@ -64,8 +73,7 @@ pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, stream: Stream) -> R
 pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<StreamId> {
     let _entered = cuda.enter(device, Verb::StreamId)?;
     let own = u64::from(device.0) << 56;
-    let is_legacy = stream.0 == 0 || stream == Stream::LEGACY;
-    if !is_legacy && capture_here(cuda, stream, Verb::StreamId)? != CaptureState::None {
+    if !is_legacy(stream) && capture_here(cuda, stream, Verb::StreamId)? != CaptureState::None {
         // The question would break the capture.
         return match stream {
             Stream::PER_THREAD => Err(DriverError::Capturing { verb: Verb::StreamId }),
@@ -84,8 +92,7 @@ pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
     let mut context = cuda.current(verb)?;
     // No capture mode forbids the question.
     let _entered = if context.is_null() { Some(cuda.enter_any(verb)?) } else { None };
-    let is_default = stream.0 == 0 || stream == Stream::LEGACY || stream == Stream::PER_THREAD;
-    if context.is_null() || !is_default {
+    if context.is_null() || !is_default(stream) {
         // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
         unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut context) }.of(verb)?;
     }
@@ -99,7 +106,7 @@ pub(super) fn synchronize(cuda: &Cuda, device: DeviceId, stream: Stream) -> Resu
 }
 
 pub(super) fn wait_event(cuda: &Cuda, device: DeviceId, stream: Stream, event: Event) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::StreamWaitEvent)?;
+    let _entered = cuda.enter_for(device, stream, Verb::StreamWaitEvent)?;
     // SAFETY: stream and event are the caller's to name.
     unsafe { cuda.api.cuStreamWaitEvent(raw(stream), raw_event(event), 0) }.of(Verb::StreamWaitEvent)
 }
