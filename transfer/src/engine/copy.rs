@@ -26,7 +26,7 @@ use super::parts::Parts;
 use super::staged::Staged;
 use super::turn::Turn;
 use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
-use crate::graph::{Ask, Direction, Share, Shares, Way, split};
+use crate::graph::{Ask, Direction, MANY_RELAYS, Share, Shares, Way, split};
 use crate::{Result, TransferError};
 
 /// A copy from this size on takes longer than what the host does for it.
@@ -261,6 +261,9 @@ impl Engine {
         let mut fork = Fork::begin(self, lease, state, job.on, event);
         if let Some(turn) = turn.take() {
             fork.take(turn, shares.iter().map(|share| share.relay));
+        }
+        if shares.len() > MANY_RELAYS {
+            fork.look();
         }
         let mut left = self.spread(&mut fork, &shares, job);
         // The links are busy meanwhile: of a copy that takes longer than to ask, this costs nothing.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mark    the fork event is recorded on the user's stream
-//!   enter   a lane waits for it, once
+//!   enter   a lane waits for it, once; for one that has passed already, it need not
 //!   send    a copy on a lane; false: nothing of it was enqueued, it must go another way
 //!   join    every lane that was entered is waited for by the user's stream
 //! ```
@@ -30,7 +30,8 @@ pub(super) struct Fork<'a> {
     lease: &'a Lease,
     pub(super) state: &'a mut LeaseState,
     on: UserStream,
-    event: Event,
+    /// What lanes wait for; nothing where the user's stream has come to the fork.
+    event: Option<Event>,
     entered: DeviceSet,
     /// Of these, lanes whose second stream has work too.
     second: DeviceSet,
@@ -67,7 +68,7 @@ impl<'a> Fork<'a> {
             lease,
             state,
             on,
-            event,
+            event: Some(event),
             entered: none,
             second: none,
             dead: none,
@@ -76,14 +77,20 @@ impl<'a> Fork<'a> {
         }
     }
 
+    /// Looks whether the user's stream has come to the fork already. The question takes as long as one lane's wait.
+    pub(super) fn look(&mut self) {
+        let event = self.lease.fork(self.on.device);
+        self.event = self.event.filter(|_| !event.is_some_and(|event| matches!(event.is_passed(), Ok(true))));
+    }
+
     /// Gives way to others' copies on these links, or is given way to.
     pub(super) fn take(&mut self, mut turn: Turn<'a>, links: impl Iterator<Item = DeviceId>) {
-        // What waits for nothing on its own stream waits for nothing at all, and may shut gates before its streams can.
-        if turn.is_foreground()
-            && let Some(event) = self.lease.fork(self.on.device)
-            && matches!(event.is_passed(), Ok(true))
-        {
-            turn.shut_now(links);
+        if turn.is_foreground() {
+            self.look();
+            // What waits for nothing on its own stream waits for nothing at all, and may shut gates before its streams can.
+            if self.event.is_none() {
+                turn.shut_now(links);
+            }
         }
         self.turn = turn;
     }
@@ -224,7 +231,7 @@ impl<'a> Fork<'a> {
         let lane = self.enter(device)?;
         let second = &lane.second;
         if !self.second.contains(device) {
-            if let Err(error) = second.stream.wait_for(self.event) {
+            if let Some(Err(error)) = self.event.map(|event| second.stream.wait_for(event)) {
                 self.blame(device, &error);
                 return None;
             }
@@ -356,7 +363,7 @@ impl<'a> Fork<'a> {
         if self.state.broken().contains(device) || !self.engine.relays.begin(device) {
             return None;
         }
-        if let Err(error) = lane.stream.wait_for(self.event) {
+        if let Some(Err(error)) = self.event.map(|event| lane.stream.wait_for(event)) {
             self.engine.relays.confirm(device, 1);
             self.blame(device, &error);
             return None;

@@ -16,10 +16,10 @@ use super::{Direction, PathGraph, Way};
 const LINK: Bandwidth = Bandwidth(25.0);
 /// A native copy, besides its bytes; measured on an H200.
 const NATIVE: Micros = Micros(7.7);
-/// A copy over one relay, fork and join included; measured there too: 13 with one, 18 with two, 20.6 to 22.5 with three.
+/// A copy over one relay, fork and join included; measured there too: 13 with one, 16 with two, 19.5 with three.
 const RELAYED: Micros = Micros(13.3);
-/// What each path after the second adds: its calls are issued after those of the others.
-const FORK: Micros = Micros(4.4);
+/// What each path after the second adds: its calls are issued after those of the others. 4.4 where lanes have to wait for the stream.
+const FORK: Micros = Micros(3.1);
 /// The same through a buffer: the first piece has to be there before it can go on. 38 to 51 with three relays.
 const STAGED: Micros = Micros(35.0);
 /// What of its link a staged relay gives: gaps between pieces.

@@ -35,8 +35,8 @@ pub use observations::Observations;
 pub use path_graph::PathGraph;
 pub use paths::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 pub use shares::{Ask, Share, Shares};
-pub(crate) use split::LEAST_STAGED;
 pub use split::{GRAIN, SLICE, split};
+pub(crate) use split::{LEAST_STAGED, MANY_RELAYS};
 pub use way::{Direction, PathRate, Way};
 
 /// GPUs past this many are no part of a graph: their copies go over their own links.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
 use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
@@ -63,6 +64,12 @@ impl Bed {
 
     pub(super) fn user(&self, device: DeviceId, raw: Stream) -> UserStream {
         UserStream::of(&*self.driver, device, raw).unwrap()
+    }
+
+    /// Gives a stream a kernel that takes longer than enqueueing.
+    pub(super) fn keep_busy(&self, on: &OwnedStream) {
+        let took = Duration::from_micros(300);
+        self.sim.enqueue_kernel(on.device(), on.id(), &[], &[], took, |_| {}).unwrap();
     }
 
     /// Pinned memory that holds a pattern.

@@ -29,8 +29,8 @@ const ERRORS: [Injected; 4] = [
     Injected::NotReady,
 ];
 
-/// Three copies with the fault in the second, on memory of a kind.
-fn trial(direction: Direction, memory: Way, fault: Fault) -> u64 {
+/// Three copies with the fault in the second, on memory of a kind, of a stream that is idle or is not.
+fn trial(direction: Direction, memory: Way, busy: bool, fault: Fault) -> u64 {
     let kernels_below = if fault.verb == Some(Verb::Launch) { Bytes::gib(1) } else { Bytes::ZERO };
     let bed = Bed::with("h200x4", EngineOptions { kernels_below, ..EngineOptions::default() });
     let stream = bed.stream(GPU);
@@ -50,6 +50,9 @@ fn trial(direction: Direction, memory: Way, fault: Fault) -> u64 {
             let source = Span::pinned(&source, Bytes::ZERO, SIZE).unwrap();
             glake_device::owned::copy(&*bed.driver, GPU, on.raw, &span, &source).unwrap();
             bed.wait(on);
+        }
+        if busy {
+            bed.keep_busy(&stream);
         }
         if round == 1 {
             bed.faults.set(&[fault]);
@@ -78,12 +81,14 @@ fn trial(direction: Direction, memory: Way, fault: Fault) -> u64 {
 #[test]
 fn every_call_may_fail_once() {
     let mut error = ERRORS.iter().cycle();
-    for memory in [Way::ZeroStaging, Way::Staged] {
+    for (memory, busy) in
+        [Way::ZeroStaging, Way::Staged].into_iter().flat_map(|memory| [(memory, false), (memory, true)])
+    {
         for direction in Direction::BOTH {
             for verb in VERBS {
                 for n in 1.. {
                     let fault = Fault { verb: Some(verb), when: When::Nth(n), error: *error.next().unwrap() };
-                    if trial(direction, memory, fault) == 0 {
+                    if trial(direction, memory, busy, fault) == 0 {
                         break;
                     }
                 }
@@ -93,10 +98,35 @@ fn every_call_may_fail_once() {
 }
 
 #[test]
+fn lanes_wait_for_a_stream_that_is_not_idle() {
+    for busy in [false, true] {
+        let bed = Bed::new("h200x4");
+        let stream = bed.stream(GPU);
+        let (mapped, host) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 1));
+        let (to, from) =
+            (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&host, Bytes::ZERO, SIZE).unwrap());
+        if busy {
+            bed.keep_busy(&stream);
+        }
+        // The first wait is a lane's for the stream, by whose failure its part goes another way, or the stream's for a lane.
+        let (verb, when) = (Some(Verb::StreamWaitEvent), When::Nth(1));
+        bed.faults.set(&[Fault { verb, when, error: Injected::NotReady }]);
+        bed.copy(&to, &from, bed.user(GPU, stream.id()));
+        assert_eq!(bed.faults.injected(), 1);
+        stream.synchronize().unwrap();
+        assert!(bed.read(&to) == host.as_slice());
+        let retries: u64 = bed.engine().statistics().paths.iter().map(|path| path.retries).sum();
+        assert_eq!(retries, u64::from(busy));
+        drop((stream, mapped, host, to, from));
+        bed.end();
+    }
+}
+
+#[test]
 fn a_relay_may_answer_that_it_is_lost() {
     for memory in [Way::ZeroStaging, Way::Staged] {
         for verb in [Verb::Copy, Verb::EventRecord, Verb::StreamWaitEvent] {
-            for n in 1..=24 {
+            for (n, busy) in (1..=24).flat_map(|n| [(n, false), (n, true)]) {
                 let options = EngineOptions { kernels_below: Bytes::ZERO, ..EngineOptions::default() };
                 let bed = Bed::with("h200x4", options);
                 let stream = bed.stream(GPU);
@@ -108,6 +138,9 @@ fn a_relay_may_answer_that_it_is_lost() {
                 };
                 let host = bed.pinned(SIZE, n);
                 let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
+                if busy {
+                    bed.keep_busy(&stream);
+                }
                 bed.faults.set(&[Fault {
                     verb: Some(verb),
                     when: When::Nth(n),
@@ -139,6 +172,7 @@ fn calls_that_go_on_failing_leave_nothing_running() {
             trial(
                 Direction::ToGpu,
                 Way::ZeroStaging,
+                n > 3,
                 Fault { verb: Some(verb), when: When::From(n), error: Injected::Failed(1) },
             );
         }
