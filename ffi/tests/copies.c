@@ -267,6 +267,28 @@ static void relays_take_what_is_large(void) {
     unpinned(host, size);
 }
 
+/* What was pinned a few copies before is not asked for again: the bytes are right all the same. */
+static void memory_is_pinned_no_more(void) {
+    const size_t size = 8 * MIB;
+    unsigned char *block = block_of(0, size, NULL), *host = pinned(size);
+    void *stream = stream_of(0);
+    for (unsigned seed = 1; seed < 8; seed++) {
+        if (seed == 4) OK(glake_host_unregister(host));
+        fill(host, size, seed);
+        uint64_t handle = 0;
+        OK(glake_copy_async(block, host, size, stream, 0, &handle));
+        OK(glake_copy_wait(handle));
+        check(block, size, seed);
+        memset(host, 0, size);
+        OK(glake_copy_async(host, block, size, stream, 0, &handle));
+        OK(glake_copy_wait(handle));
+        check(host, size, seed);
+    }
+    OK(glake_stream_destroy(0, stream));
+    OK(glake_free(block));
+    CHECK(munmap(host, size) == 0);
+}
+
 int main(void) {
     CHECK(stats_say("\"native_copies\":0"));
     every_size_and_memory();
@@ -283,6 +305,7 @@ int main(void) {
     for (int i = 0; i < 20000 && !stats_say("\"ready\":true"); i++) usleep(1000);
     CHECK(stats_say("\"ready\":true") && stats_say("\"relays\":[0,1,2,3]") && stats_say("\"split_copies\":0"));
     relays_take_what_is_large();
+    memory_is_pinned_no_more();
     every_size_and_memory();
     neither_end_is_the_other_side();
     lists();

@@ -43,7 +43,7 @@ pub(super) fn split(
     if asked.direct || request.size < process.least_split() && !verifies {
         return Ok(None);
     }
-    match process.both_ends(request, verifies)? {
+    match process.both_ends(request, asked.stream, verifies)? {
         Some(ends) => Ok(sides(process.stream_device(asked.stream)?, Some(ends))),
         None => Ok(None),
     }

@@ -199,6 +199,11 @@ impl Process {
         if self.is_captured(on)? { Err(captured(on)) } else { Ok(()) }
     }
 
+    /// Whether a stream is captured into a graph.
+    pub(super) fn captures(&self, raw: Stream) -> Result<bool> {
+        self.is_captured(self.user_stream(raw)?)
+    }
+
     fn is_captured(&self, on: UserStream) -> Result<bool> {
         Ok(self.driver.capture_state(on.device, on.raw)? != CaptureState::None)
     }

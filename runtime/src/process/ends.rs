@@ -5,11 +5,11 @@
 //!         └► any other: as the driver knows it
 //! ```
 //!
-//! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on. Where only pageable
-//! memory matters, what was pinned a few copies before is not asked for again (`pinned`).
+//! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on. Host memory that was
+//! pinned a few copies before is not asked for again (`pinned`), where the driver's own copies follow, or parts of one.
 
 use glake_device::owned::{DeviceSet, Side};
-use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind};
+use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
 use glake_tiers::GpuPool;
 use glake_transfer::Worth;
 use glake_transfer::graph::Direction;
@@ -32,6 +32,9 @@ pub struct End {
 }
 
 impl End {
+    /// Pinned memory of the host.
+    const PINNED: End = End { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false };
+
     /// Whether streams of a device can take part in a copy of it.
     pub fn is_open_to(&self, device: DeviceId) -> bool {
         !self.is_pool || self.reach.contains(device)
@@ -168,12 +171,12 @@ impl Process {
         Ok((ends_alike.then_some(End { kind, reach, is_pool: false }), range))
     }
 
-    /// What both ends of a copy are; `None` where it is one for the driver. That is asked only where the answer can matter,
+    /// What both ends of a copy on a stream are; `None` where it is one for the driver. That is asked only where the answer can matter,
     /// or `anyway`: it takes as long as the smallest copies gain.
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn both_ends(&self, request: &CopyRequest, anyway: bool) -> Result<Option<(End, End)>> {
+    pub fn both_ends(&self, request: &CopyRequest, on: Stream, anyway: bool) -> Result<Option<(End, End)>> {
         let size = request.size;
         let pool_end = |start| self.pool_of(start, size).map(end_of_pool);
         let (to, from) = (pool_end(request.to), pool_end(request.from));
@@ -184,28 +187,34 @@ impl Process {
             (None, Some(from)) => self.starter.engine.worth(from.kind, Direction::FromGpu, size),
             (None, None) => self.starter.engine.worth_of_other(size),
         };
-        if worth == Worth::Nothing {
-            return Ok(None);
+        let mut ends = [(request.to, to), (request.from, from)];
+        let mut unknown = ends.iter().filter(|(_, end)| end.is_none());
+        match worth {
+            Worth::Nothing => return Ok(None),
+            Worth::Pageable if unknown.any(|(start, _)| self.pinned.holds(*start, size)) => return Ok(None),
+            Worth::Pageable | Worth::Anything => {}
         }
-        let mut ends = [to, from];
-        let starts = [request.to, request.from];
-        let mut unknown = ends.iter().zip(starts).filter(|(end, _)| end.is_none());
-        if worth == Worth::Pageable && unknown.any(|(_, start)| self.pinned.holds(start, size)) {
-            return Ok(None);
+        let of_pool = to.is_some() || from.is_some();
+        for (start, end) in ends.iter_mut().filter(|(_, end)| end.is_none()) {
+            // All parts of a copy of pool memory are the driver's own copies, unless a graph keeps them.
+            *end = match of_pool && !anyway && self.pinned.holds(*start, size) && !self.captures(on)? {
+                true => Some(End::PINNED),
+                false => self.seen(*start, size)?,
+            };
         }
-        for (end, start) in ends.iter_mut().zip(starts) {
-            let mut range = None;
-            if end.is_none() {
-                (*end, range) = self.found(start, size)?;
-            }
-            if worth == Worth::Pageable && end.is_none_or(|end| end.kind == PointerKind::Pinned) {
-                // A range is known of what is one kind of memory only.
-                end.and(range).into_iter().for_each(|range| self.pinned.saw(range));
-                return Ok(None);
-            }
+        let [(_, to), (_, from)] = ends;
+        let is_pageable = |end: &End| end.kind == PointerKind::Pageable;
+        let gains = worth == Worth::Anything || to.iter().chain(&from).any(is_pageable);
+        Ok(to.zip(from).filter(|_| gains))
+    }
+
+    /// As [`Process::end_of`]; what is pinned is remembered.
+    fn seen(&self, start: Address, size: Bytes) -> Result<Option<End>> {
+        let (end, range) = self.found(start, size)?;
+        if let (Some(End { kind: PointerKind::Pinned, .. }), Some(range)) = (end, range) {
+            self.pinned.saw(range);
         }
-        let [to, from] = ends;
-        Ok(to.zip(from))
+        Ok(end)
     }
 
     /// As [`Process::end_of`], for many.

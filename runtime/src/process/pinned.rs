@@ -1,6 +1,6 @@
-//! Host memory that was pinned when the driver was last asked what it is, for copies that gain only where it is not.
+//! Host memory that was pinned when the driver was last asked what it is.
 //!
-//! Invariant: whoever goes by it makes the driver's own copy, which is right whatever the memory has become meanwhile.
+//! Invariant: whoever goes by it makes the driver's own copy, or parts of one, which are right whatever the memory has become meanwhile.
 
 use glake_device::Address;
 use glake_units::Bytes;

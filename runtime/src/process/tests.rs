@@ -367,22 +367,22 @@ fn without_relays_pinned_memory_is_asked_for_once_in_a_while() {
     let small = CopyRequest { to: block, from: Address(4096), size: Bytes::kib(4) };
     process.has_relays().unwrap();
     process.engine().unwrap();
-    assert_eq!(process.both_ends(&small, false).unwrap(), None);
+    assert_eq!(process.both_ends(&small, STREAM, false).unwrap(), None);
     let pinned = Registration::new(&process.epochs, Pages::new(mib(8), 1).unwrap()).unwrap();
     let out = CopyRequest { to: pinned.start(), from: block, size: mib(8) };
     let back = CopyRequest { to: block, from: Address(pinned.start().0 + 4096), size: mib(4) };
     let before = process.driver_calls().0;
     for _ in 0..30 {
-        assert_eq!(process.both_ends(&out, false).unwrap(), None);
-        assert_eq!(process.both_ends(&back, false).unwrap(), None);
+        assert_eq!(process.both_ends(&out, STREAM, false).unwrap(), None);
+        assert_eq!(process.both_ends(&back, STREAM, false).unwrap(), None);
     }
     assert_eq!(process.driver_calls().0, before + 1);
-    assert!(process.both_ends(&out, true).unwrap().is_some(), "who asks anyway is told");
+    assert!(process.both_ends(&out, STREAM, true).unwrap().is_some(), "who asks anyway is told");
     // What is no longer pinned is the driver's to copy until it is asked again.
     drop(pinned);
     let pageable = vec![0_u8; 8 << 20];
     let out = CopyRequest { to: Address(pageable.as_ptr() as u64), ..out };
-    assert!(process.both_ends(&out, false).unwrap().is_some(), "pageable memory is the engine's");
+    assert!(process.both_ends(&out, STREAM, false).unwrap().is_some(), "pageable memory is the engine's");
     process.free(block).unwrap();
 }
 
