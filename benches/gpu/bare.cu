@@ -1,11 +1,13 @@
 // What bare driver calls make of a copy over several links, and what mapping costs beside copies: what the engine is measured against.
 //
-//     nvcc -O2 -o bare benches/gpu/bare.cu -lcuda && ./bare [--rest MICROSECONDS] [--access]
+//     nvcc -O2 -std=c++17 -o bare benches/gpu/bare.cu -lcuda && ./bare [--rest MICROSECONDS] [--stay | --idle] [--access | --calls]
 //
 // A copy between pinned memory and GPU 0's is split evenly over 1 to N GPUs, in full stream order: forked from one stream of GPU 0 by an
 // event, joined to it by one of each relay. Times are the host's, from the first call until the stream is done: median/99th percentile,
 // and of the calls alone. "own first": GPU 0's own part is enqueued before the relays', not after them. --rest: so long between copies.
-// --access: instead, what creating, mapping, opening and taking back a handle costs, on idle GPUs and beside copies.
+// --stay: GPU 0's context stays current for what goes on the relays' streams too. --idle: the fork is left out
+// where GPU 0's stream is found idle. --access: instead, what creating, mapping, opening and
+// taking back a handle costs, on idle GPUs and beside copies. --calls: instead, what each call costs that such a copy is made of.
 #include <cuda.h>
 #include <unistd.h>
 
@@ -31,6 +33,7 @@ static int gpus;
 static CUcontext contexts[MOST];
 static CUstream user, lanes[MOST];
 static CUevent forked, joined[MOST];
+static bool stay, asks;
 
 static double now() {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -79,25 +82,30 @@ static void copy(bool out, CUdeviceptr gpu, char *host, size_t size, CUstream st
     else CHECK(cuMemcpyHtoDAsync(gpu, host, size, stream));
 }
 
+static void enter(int gpu) {
+    if (!stay) CHECK(cuCtxSetCurrent(contexts[gpu]));
+}
+
 static void split(bool out, CUdeviceptr gpu, char *host, size_t size, int paths, bool own_first) {
     size_t part = size / paths / 4096 * 4096, own = size - part * (paths - 1);
-    CHECK(cuCtxSetCurrent(contexts[0]));
-    if (paths > 1) CHECK(cuEventRecord(forked, user));
+    enter(0);
+    bool forks = paths > 1 && !(asks && cuStreamQuery(user) == CUDA_SUCCESS);
+    if (forks) CHECK(cuEventRecord(forked, user));
     if (own_first) copy(out, gpu, host, own, user);
     for (int relay = 1; relay < paths; relay++) {
         size_t offset = own + part * (relay - 1);
-        CHECK(cuCtxSetCurrent(contexts[relay]));
-        CHECK(cuStreamWaitEvent(lanes[relay], forked, 0));
+        enter(relay);
+        if (forks) CHECK(cuStreamWaitEvent(lanes[relay], forked, 0));
         copy(out, gpu + offset, host + offset, part, lanes[relay]);
     }
-    CHECK(cuCtxSetCurrent(contexts[0]));
+    enter(0);
     if (!own_first) copy(out, gpu, host, own, user);
     for (int relay = 1; relay < paths; relay++) {
-        CHECK(cuCtxSetCurrent(contexts[relay]));
+        enter(relay);
         CHECK(cuEventRecord(joined[relay], lanes[relay]));
         CHECK(cuStreamWaitEvent(user, joined[relay], 0));
     }
-    CHECK(cuCtxSetCurrent(contexts[0]));
+    enter(0);
 }
 
 static void settle() {
@@ -108,32 +116,116 @@ static void settle() {
     CHECK(cuCtxSetCurrent(contexts[0]));
 }
 
+// Whether all bytes arrive, there and back, in the parts that split() makes.
+static void compare(CUdeviceptr gpu, char *host, size_t size) {
+    for (int paths = 1; paths <= gpus; paths++)
+        for (bool own_first : {false, true}) {
+            for (size_t n = 0; n < size; n++) host[n] = char((n * 2654435761u + paths) >> 7);
+            std::vector<char> sent(host, host + size);
+            split(false, gpu, host, size, paths, own_first);
+            CHECK(cuStreamSynchronize(user));
+            memset(host, 0, size);
+            split(true, gpu, host, size, paths, own_first);
+            CHECK(cuStreamSynchronize(user));
+            if (memcmp(host, sent.data(), size)) {
+                fprintf(stderr, "bare: bytes differ over %d links\n", paths);
+                exit(1);
+            }
+        }
+}
+
+struct Way {
+    int paths;
+    bool own_first;
+    std::vector<double> took, call;
+};
+
 static void copies(unsigned rest) {
     void *host;
     CHECK(cuMemHostAlloc(&host, 16 * MIB, CU_MEMHOSTALLOC_PORTABLE));
     memset(host, 1, 16 * MIB);
     CUdeviceptr gpu = mapped(16 * MIB);
+    compare(gpu, (char *)host, 16 * MIB);
     for (bool out : {false, true})
         for (size_t size : {MIB, 2 * MIB, 4 * MIB, 16 * MIB}) {
-            printf("%s %2zu MiB:", out ? "d2h" : "h2d", size / MIB);
+            // All ways in turns: what ran just before makes a difference of microseconds.
+            std::vector<Way> ways;
             for (int paths = 1; paths <= gpus; paths++)
-                for (bool own_first : {false, true}) {
-                    if (paths == 1 && own_first) continue;
-                    std::vector<double> took, call;
-                    for (int run = 0; run < 1000; run++) {
-                        if (rest) usleep(rest);
-                        double begin = now();
-                        split(out, gpu, (char *)host, size, paths, own_first);
-                        double issued = now();
-                        CHECK(cuStreamSynchronize(user));
-                        took.push_back(now() - begin);
-                        call.push_back(issued - begin);
-                    }
-                    printf("  %d%s %.1f/%.0f call %.1f/%.0f", paths, own_first ? " own first" : "", at(took, .5), at(took, .99), at(call, .5), at(call, .99));
+                for (bool own_first : {false, true})
+                    if (paths > 1 || !own_first) ways.push_back({paths, own_first, {}, {}});
+            for (int run = 0; run < 1000; run++)
+                for (Way &way : ways) {
+                    if (rest) usleep(rest);
+                    double begin = now();
+                    split(out, gpu, (char *)host, size, way.paths, way.own_first);
+                    double issued = now();
+                    CHECK(cuStreamSynchronize(user));
+                    way.took.push_back(now() - begin);
+                    way.call.push_back(issued - begin);
                 }
+            printf("%s %2zu MiB:", out ? "d2h" : "h2d", size / MIB);
+            for (const Way &way : ways)
+                printf("  %d%s %.1f/%.0f call %.1f/%.0f", way.paths, way.own_first ? " own first" : "", at(way.took, .5), at(way.took, .99), at(way.call, .5), at(way.call, .99));
             printf(" us\n");
             fflush(stdout);
         }
+}
+
+template <typename Call> static void cost(const char *what, Call call) {
+    const int runs = 10000;
+    settle();
+    for (int run = 0; run < 100; run++) call();
+    settle();
+    double begin = now();
+    for (int run = 0; run < runs; run++) call();
+    printf("%-40s %.3f us\n", what, (now() - begin) / runs);
+    settle();
+}
+
+static void calls() {
+    CUcontext current;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUstreamCaptureStatus status;
+    int last = gpus - 1;
+    auto here = [&](int gpu, auto call) { return [=] { CHECK(cuCtxPushCurrent(contexts[gpu])); call(); CUcontext popped; CHECK(cuCtxPopCurrent(&popped)); }; };
+    auto record = [&] { CHECK(cuEventRecord(joined[last], lanes[last])); };
+    auto wait = [&] { CHECK(cuStreamWaitEvent(lanes[last], forked, 0)); };
+    cost("clock", [&] { now(); });
+    cost("current context", [&] { CHECK(cuCtxGetCurrent(&current)); });
+    cost("capture mode", [&] { CHECK(cuThreadExchangeStreamCaptureMode(&mode)); });
+    cost("push and pop the current context", here(0, [] {}));
+    cost("push and pop another", here(last, [] {}));
+    cost("whether a stream is captured", [&] { CHECK(cuStreamIsCapturing(user, &status)); });
+    unsigned flags;
+    cost("flags of a stream", [&] { CHECK(cuStreamGetFlags(user, &flags)); });
+    cost("whether a stream is idle", [&] { cuStreamQuery(user); });
+    int ready = 0;
+    cost("record, and ask for it at once", [&] { CHECK(cuEventRecord(forked, user)); ready += cuEventQuery(forked) == CUDA_SUCCESS; });
+    printf("passed at once: %d of 10100\n", ready);
+    cost("record on another GPU's stream", record);
+    cost("the same in its context", here(last, record));
+    cost("wait on another GPU's stream", wait);
+    cost("the same in its context", here(last, wait));
+    void *host;
+    CHECK(cuMemHostAlloc(&host, 2 * MIB, CU_MEMHOSTALLOC_PORTABLE));
+    CUcontext of;
+    cost("the context of a stream", [&] { CHECK(cuStreamGetCtx(user, &of)); });
+    unsigned long long values[5];
+    CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                   CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_BUFFER_ID};
+    void *places[] = {&values[0], &values[1], &values[2], &values[3], &values[4]};
+    cost("what pinned memory is, in five words", [&] { CHECK(cuPointerGetAttributes(5, names, places, (CUdeviceptr)host)); });
+    CUdeviceptr gpu = mapped(2 * MIB);
+    for (int lane : {0, last}) {
+        std::vector<double> took;
+        for (int run = 0; run < 1000; run++) {
+            settle();
+            double begin = now();
+            copy(false, gpu, (char *)host, 4096, lanes[lane]);
+            took.push_back(now() - begin);
+        }
+        printf("%-40s %.3f us\n", lane ? "copy on another GPU's stream" : "copy on its own stream", at(took, .5));
+    }
 }
 
 static void mappings() {
@@ -176,12 +268,15 @@ static void mappings() {
 
 int main(int count, char **arguments) {
     unsigned rest = 0;
-    bool only_mappings = false;
+    void (*measure)() = nullptr;
     for (int n = 1; n < count; n++) {
-        if (!strcmp(arguments[n], "--access")) only_mappings = true;
+        if (!strcmp(arguments[n], "--access")) measure = mappings;
+        else if (!strcmp(arguments[n], "--calls")) measure = calls;
+        else if (!strcmp(arguments[n], "--stay")) stay = true;
+        else if (!strcmp(arguments[n], "--idle")) asks = true;
         else if (!strcmp(arguments[n], "--rest") && n + 1 < count) rest = unsigned(atoi(arguments[++n]));
         else {
-            fprintf(stderr, "usage: bare [--rest MICROSECONDS] [--access]\n");
+            fprintf(stderr, "usage: bare [--rest MICROSECONDS] [--stay | --idle] [--access | --calls]\n");
             return 2;
         }
     }
@@ -200,6 +295,6 @@ int main(int count, char **arguments) {
     }
     CHECK(cuStreamCreate(&user, CU_STREAM_NON_BLOCKING));
     CHECK(cuEventCreate(&forked, CU_EVENT_DISABLE_TIMING));
-    only_mappings ? mappings() : copies(rest);
+    measure ? measure() : copies(rest);
     return 0;
 }

@@ -14,7 +14,7 @@ MIB, GIB = 1 << 20, 1 << 30
 SMALL = ["--runs", "201", "--memory", "pool,foreign", "--sizes"]
 # What is asked of `glake bench copy`.
 KINDS = {
-    "small": [*SMALL, "1MiB,2MiB,4MiB,16MiB"],
+    "small": [*SMALL, "1MiB,1536KiB,2MiB,4MiB,16MiB"],
     "alone": [*SMALL, "1MiB,2MiB,4MiB,64MiB", "--paths", "1"],
     "pool": ["--sizes", "64MiB,256MiB,1GiB,4GiB"],
     "foreign": ["--memory", "foreign", "--sizes", "64MiB,256MiB,1GiB,4GiB"],
@@ -47,14 +47,14 @@ def bars(row, four):
 def measured(kind, row, four):
     """Every figure of a row: (name, value, bar, whether the bar is the most, what else is told)."""
     size = row["bytes"]
-    name = f"{row['direction']} {size // MIB} MiB" if size >= MIB else f"{row['direction']} {size // 1024} KiB"
+    name = f"{row['direction']} {size / MIB:g} MiB" if size >= MIB else f"{row['direction']} {size // 1024} KiB"
     if kind == "overhead":
         yield f"{name}, us over native", row["overhead_us"], 0.3, True, f"native {row['native_us']:.2f} us"
     elif kind == "critical":
         told = f"alone {row['alone_us']:.0f}/{row['alone_p99_us']:.0f}, beside {row['beside_us']:.0f}/{row['beside_p99_us']:.0f} us"
         yield f"critical {name}, p99 of the median alone", row["beside_p99_us"] / row["alone_us"], 1.5, True, told
     else:
-        told = f"native {row['native_gbps']:.1f}, engine {row['engine_gbps']:.1f}, limit {row['limit_gbps']:.1f} GB/s over {row['paths']}"
+        told = f"native {row['native_gbps']:.1f}, engine {row['engine_gbps']:.1f}, limit {row['limit_gbps']:.1f} GB/s over {row['paths']}, call {row['host_us']:.1f} us"
         for what, value, least in bars(row, four and kind != "alone"):
             yield f"{row['memory']} {name}, {what}", value, least, False, told
 
