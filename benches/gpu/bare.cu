@@ -1,12 +1,13 @@
 // What bare driver calls make of a copy over several links, and what mapping costs beside copies: what the engine is measured against.
 //
-//     nvcc -O2 -std=c++17 -o bare benches/gpu/bare.cu -lcuda && ./bare [--rest MICROSECONDS] [--stay | --idle] [--access | --calls]
+//     nvcc -O2 -std=c++17 -o bare benches/gpu/bare.cu -lcuda && ./bare [--rest MICROSECONDS] [--stay | --idle] [--limit] [--access | --calls]
 //
 // A copy between pinned memory and GPU 0's is split evenly over 1 to N GPUs, in full stream order: forked from one stream of GPU 0 by an
 // event, joined to it by one of each relay. Times are the host's, from the first call until the stream is done: median/99th percentile,
 // and of the calls alone. "own first": GPU 0's own part is enqueued before the relays', not after them. --rest: so long between copies.
 // --stay: GPU 0's context stays current for what goes on the relays' streams too. --idle: the fork is left out
-// where GPU 0's stream is found idle. --access: instead, what creating, mapping, opening and
+// where GPU 0's stream is found idle. --limit: in turns with these, every GPU copies its own share to its own memory on a stream of its
+// own, all at once. --access: instead, what creating, mapping, opening and
 // taking back a handle costs, on idle GPUs and beside copies. --calls: instead, what each call costs that such a copy is made of.
 #include <cuda.h>
 #include <unistd.h>
@@ -31,9 +32,9 @@ static const size_t MIB = 1 << 20;
 static const int MOST = 8;
 static int gpus;
 static CUcontext contexts[MOST];
-static CUstream user, lanes[MOST];
+static CUstream user, lanes[MOST], own[MOST];
 static CUevent forked, joined[MOST];
-static bool stay, asks;
+static bool stay, asks, with_limit;
 
 static double now() {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -87,25 +88,36 @@ static void enter(int gpu) {
 }
 
 static void split(bool out, CUdeviceptr gpu, char *host, size_t size, int paths, bool own_first) {
-    size_t part = size / paths / 4096 * 4096, own = size - part * (paths - 1);
+    size_t part = size / paths / 4096 * 4096, first = size - part * (paths - 1);
     enter(0);
     bool forks = paths > 1 && !(asks && cuStreamQuery(user) == CUDA_SUCCESS);
     if (forks) CHECK(cuEventRecord(forked, user));
-    if (own_first) copy(out, gpu, host, own, user);
+    if (own_first) copy(out, gpu, host, first, user);
     for (int relay = 1; relay < paths; relay++) {
-        size_t offset = own + part * (relay - 1);
+        size_t offset = first + part * (relay - 1);
         enter(relay);
         if (forks) CHECK(cuStreamWaitEvent(lanes[relay], forked, 0));
         copy(out, gpu + offset, host + offset, part, lanes[relay]);
     }
     enter(0);
-    if (!own_first) copy(out, gpu, host, own, user);
+    if (!own_first) copy(out, gpu, host, first, user);
     for (int relay = 1; relay < paths; relay++) {
         enter(relay);
         CHECK(cuEventRecord(joined[relay], lanes[relay]));
         CHECK(cuStreamWaitEvent(user, joined[relay], 0));
     }
     enter(0);
+}
+
+// Every GPU's own share to its own memory.
+static void at_once(bool out, const CUdeviceptr *memory, char *host, size_t size) {
+    size_t part = size / gpus;
+    for (int gpu = 0; gpu < gpus; gpu++) {
+        CHECK(cuCtxSetCurrent(contexts[gpu]));
+        copy(out, memory[gpu], host + part * gpu, part, own[gpu]);
+    }
+    for (int gpu = 0; gpu < gpus; gpu++) CHECK(cuStreamSynchronize(own[gpu]));
+    CHECK(cuCtxSetCurrent(contexts[0]));
 }
 
 static void settle() {
@@ -146,6 +158,12 @@ static void copies(unsigned rest) {
     memset(host, 1, 16 * MIB);
     CUdeviceptr gpu = mapped(16 * MIB);
     compare(gpu, (char *)host, 16 * MIB);
+    CUdeviceptr memory[MOST];
+    for (int number = 0; number < gpus; number++) {
+        CHECK(cuCtxSetCurrent(contexts[number]));
+        CHECK(cuMemAlloc(&memory[number], 16 * MIB));
+    }
+    CHECK(cuCtxSetCurrent(contexts[0]));
     for (bool out : {false, true})
         for (size_t size : {MIB, 2 * MIB, 4 * MIB, 16 * MIB}) {
             // All ways in turns: what ran just before makes a difference of microseconds.
@@ -153,6 +171,7 @@ static void copies(unsigned rest) {
             for (int paths = 1; paths <= gpus; paths++)
                 for (bool own_first : {false, true})
                     if (paths > 1 || !own_first) ways.push_back({paths, own_first, {}, {}});
+            std::vector<double> limit;
             for (int run = 0; run < 1000; run++)
                 for (Way &way : ways) {
                     if (rest) usleep(rest);
@@ -162,10 +181,15 @@ static void copies(unsigned rest) {
                     CHECK(cuStreamSynchronize(user));
                     way.took.push_back(now() - begin);
                     way.call.push_back(issued - begin);
+                    if (!with_limit) continue;
+                    begin = now();
+                    at_once(out, memory, (char *)host, size);
+                    limit.push_back(now() - begin);
                 }
             printf("%s %2zu MiB:", out ? "d2h" : "h2d", size / MIB);
             for (const Way &way : ways)
                 printf("  %d%s %.1f/%.0f call %.1f/%.0f", way.paths, way.own_first ? " own first" : "", at(way.took, .5), at(way.took, .99), at(way.call, .5), at(way.call, .99));
+            if (with_limit) printf("  limit %.1f/%.0f", at(limit, .5), at(limit, .99));
             printf(" us\n");
             fflush(stdout);
         }
@@ -274,9 +298,10 @@ int main(int count, char **arguments) {
         else if (!strcmp(arguments[n], "--calls")) measure = calls;
         else if (!strcmp(arguments[n], "--stay")) stay = true;
         else if (!strcmp(arguments[n], "--idle")) asks = true;
+        else if (!strcmp(arguments[n], "--limit")) with_limit = true;
         else if (!strcmp(arguments[n], "--rest") && n + 1 < count) rest = unsigned(atoi(arguments[++n]));
         else {
-            fprintf(stderr, "usage: bare [--rest MICROSECONDS] [--stay | --idle] [--access | --calls]\n");
+            fprintf(stderr, "usage: bare [--rest MICROSECONDS] [--stay | --idle] [--limit] [--access | --calls]\n");
             return 2;
         }
     }
@@ -291,6 +316,7 @@ int main(int count, char **arguments) {
         CHECK(cuDevicePrimaryCtxRetain(&contexts[gpu], gpu));
         CHECK(cuCtxSetCurrent(contexts[gpu]));
         CHECK(cuStreamCreate(&lanes[gpu], CU_STREAM_NON_BLOCKING));
+        CHECK(cuStreamCreate(&own[gpu], CU_STREAM_NON_BLOCKING));
         CHECK(cuEventCreate(&joined[gpu], CU_EVENT_DISABLE_TIMING));
     }
     CHECK(cuStreamCreate(&user, CU_STREAM_NON_BLOCKING));
