@@ -53,7 +53,10 @@ def end(child):
 
 def call(command, visible, timeout):
     """Runs a command that prints JSON lines. Returns (its JSON objects, None) or (what it printed, why it failed)."""
-    child = subprocess.Popen(command, env=environment(visible), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        child = subprocess.Popen(command, env=environment(visible), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    except OSError as error:
+        return [], f"{command[0]} could not be started: {error.strerror}" + (" (GLAKE names it)" if command[0] == "glake" else "")
     try:
         out, err = child.communicate(timeout=max(timeout, 1))
     except subprocess.TimeoutExpired:
