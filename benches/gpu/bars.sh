@@ -12,18 +12,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 package=$(cd "$here/../../ffi/python" && pwd)
 torch=$(cd "$here/../../tests/gpu/torch" && pwd)
 python=${PYTHON:-python3}
-mkdir -p "$out"
-
-if ! "$python" -c 'import glake' 2>/dev/null; then
-    export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
-    cp "$dir/lib_glake.so" "$package/glake/_glake.abi3.so" || exit 1
-fi
-export GLAKE="$dir/glake" GLAKE_LIBRARY="$dir/libgmlake.so"
-
-sanitized() { compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$python" "$@"; }
-sanitize() {
-    sanitized "$torch/order.py" --steps 400 --memory-on 1 && sanitized "$torch/shapes.py" && sanitized "$torch/leaving.py"
-}
+for file in glake libgmlake.so libglake_preload.so lib_glake.so; do
+    [ -f "$dir/$file" ] || { echo "$0: there is no $file in $dir: cargo build --release --workspace makes it" >&2; exit 2; }
+done
 command_of() {
     case $1 in
         links | preload | copies | shrink) echo "$python $here/$1.py --out $out" ;;
@@ -38,6 +29,21 @@ names=("${@:3}")
 [ ${#names[@]} -gt 0 ] || names=(links preload copies order order-relays sanitize shrink)
 for name in "${names[@]}"; do command_of "$name" >/dev/null || exit 2; done
 
+if [ ! -e /dev/nvidiactl ]; then echo "bars: SKIPPED: no NVIDIA GPU on this machine"; exit 0; fi
+mkdir -p "$out"
+
+if ! "$python" -c 'import glake' 2>/dev/null; then
+    export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
+    cp "$dir/lib_glake.so" "$package/glake/_glake.abi3.so" || exit 1
+fi
+export GLAKE="$dir/glake" GLAKE_LIBRARY="$dir/libgmlake.so"
+
+sanitized() { compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$python" "$@"; }
+sanitize() {
+    command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer: SKIPPED: it is not installed"; return 0; }
+    sanitized "$torch/order.py" --steps 400 --memory-on 1 && sanitized "$torch/shapes.py" && sanitized "$torch/leaving.py"
+}
+
 failed=()
 for name in "${names[@]}"; do
     echo "== $name"
@@ -46,6 +52,6 @@ done
 
 echo
 echo "== missed, failed or skipped"
-for name in "${names[@]}"; do grep -hE '(MISSED|FAILED|SKIPPED) ' "$out/$name.log" | sed "s/^/$name: /"; done
+for name in "${names[@]}"; do grep -hE '(MISSED|FAILED|SKIPPED)\b' "$out/$name.log" | sed "s/^/$name: /"; done
 echo "bars: ${#names[@]} scripts, ${#failed[@]} with misses${failed[*]:+: ${failed[*]}}"
 [ ${#failed[@]} -eq 0 ]
