@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::{CopyRequest, DriverError};
+use glake_device::{CopyRequest, DriverError, PointerKind, Verb};
 
 use super::*;
 use crate::config::{Environment, Sources};
@@ -383,6 +383,28 @@ fn without_relays_pinned_memory_is_asked_for_once_in_a_while() {
     let pageable = vec![0_u8; 8 << 20];
     let out = CopyRequest { to: Address(pageable.as_ptr() as u64), ..out };
     assert!(process.both_ends(&out, STREAM, false).unwrap().is_some(), "pageable memory is the engine's");
+    process.free(block).unwrap();
+}
+
+#[test]
+fn with_relays_pinned_memory_is_asked_for_once_in_a_while_too() {
+    use glake_device::owned::{Pages, Registration};
+    let process = started("");
+    process.multi_path(true).unwrap();
+    ready(&process);
+    let block = process.malloc(0, mib(8), STREAM).unwrap();
+    let pinned = Registration::new(&process.epochs, Pages::new(mib(8), 1).unwrap()).unwrap();
+    let out = CopyRequest { to: pinned.start(), from: block, size: mib(8) };
+    let asked = || process.recorder.counters().of(Verb::PointerAttributes).calls;
+    let found = process.both_ends(&out, STREAM, false).unwrap();
+    assert_eq!(found.map(|(to, _)| to.kind), Some(PointerKind::Pinned));
+    let before = asked();
+    for _ in 0..30 {
+        assert_eq!(process.both_ends(&out, STREAM, false).unwrap(), found);
+    }
+    assert_eq!(asked(), before);
+    assert_eq!(process.both_ends(&out, STREAM, true).unwrap(), found);
+    assert_eq!(asked(), before + 1, "who asks anyway is told");
     process.free(block).unwrap();
 }
 
