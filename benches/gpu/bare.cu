@@ -5,10 +5,10 @@
 // A copy between pinned memory and GPU 0's is split evenly over 1 to N GPUs, in full stream order: forked from one stream of GPU 0 by an
 // event, joined to it by one of each relay. Times are the host's, from the first call until the stream is done: median/99th percentile,
 // and of the calls alone. "own first": GPU 0's own part is enqueued before the relays', not after them. --rest: so long between copies.
-// --stay: GPU 0's context stays current for what goes on the relays' streams too. --idle: the fork is left out
-// where GPU 0's stream is found idle. --limit: in turns with these, every GPU copies its own share to its own memory on a stream of its
-// own, all at once. --access: instead, what creating, mapping, opening and
-// taking back a handle costs, on idle GPUs and beside copies. --calls: instead, what each call costs that such a copy is made of.
+// --stay: GPU 0's context stays current for what goes on the relays' streams too. --idle: the fork is left out where GPU 0's stream is
+// found idle. --limit: in turns with these, every GPU copies its own share to its own memory on a stream of its own, all at once.
+// --access: instead, what creating, mapping, opening and taking back a handle costs, on idle GPUs and beside copies. --calls: instead,
+// what each call costs that such a copy is made of; "another" is the last GPU.
 #include <cuda.h>
 #include <unistd.h>
 

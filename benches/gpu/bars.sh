@@ -6,7 +6,8 @@
 # NAME: links preload copies order order-relays sanitize shrink; all where none is given. Each one's output is kept in OUT/NAME.log (bench-results).
 # What a script needs is in README.md beside this file. About ten minutes on four GPUs.
 set -uo pipefail
-dir=$(realpath "${1:?"usage: $0 DIR [OUT [NAME ...]]"}")
+case ${1:-} in "" | -*) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2 ;; esac
+dir=$(realpath -m -- "$1")
 out=${2:-bench-results}
 here=$(cd "$(dirname "$0")" && pwd)
 package=$(cd "$here/../../ffi/python" && pwd)
