@@ -1,7 +1,7 @@
 //! The memory of single extents, given up and made again at the addresses that they keep.
 //!
 //! ```text
-//! region ─► begin_leave ─► (its bytes are copied) ─► copied ─► unmap_everywhere ─► released     memory is free
+//! region ─► begin_leave ─► (its bytes are copied) ─► copied ─► unmap ─► release                  memory is free
 //!        ─► begin_enter: made, mapped, access ─► (copied back) ─► arrived                       as before
 //! ```
 //!
@@ -180,32 +180,36 @@ impl GpuPool {
         self.core.lock().came_back(extent).map_err(|source| self.refused(source))
     }
 
-    /// Unmaps extents at all their addresses and releases their memory: what used them was done when it was marked. What lies side by
-    /// side goes in one call: beside copies the driver takes as long for one mapping as for several.
+    /// Unmaps extents at all their addresses: what used them was done when it was marked. What lies side by side goes in one call:
+    /// beside copies the driver takes as long for one mapping as for several. Returns those whose memory can be released.
     ///
     /// # Errors
-    /// What the driver answered first; those that are not told of as released are halfway then.
-    pub(crate) fn release(&self, extents: &[ExtentId], done: &Done) -> (Vec<ExtentId>, Result<()>) {
-        let mut released = Vec::with_capacity(extents.len());
-        let mut outcome = self.growth().and_then(|mut held| {
-            let mut outcome = self.unmap_everywhere(&held, extents, done);
-            for extent in extents {
-                let mut mappings = self.mappings_of(&held, *extent).into_iter();
-                if mappings.any(|mapping| self.reservation.is_mapped(mapping)) {
-                    continue;
-                }
-                match self.release_memory(&mut held, *extent) {
-                    Ok(()) => released.push(*extent),
-                    Err(error) => outcome = outcome.and(Err(error)),
-                }
-            }
+    /// What the driver answered first; those that are not returned are halfway then.
+    pub(crate) fn unmap(&self, extents: &[ExtentId], done: &Done) -> (Vec<ExtentId>, Result<()>) {
+        let mut unmapped = Vec::with_capacity(extents.len());
+        let mut outcome = self.growth().and_then(|held| {
+            let outcome = self.unmap_everywhere(&held, extents, done);
+            let is_mapped = |extent: ExtentId| {
+                let mut mappings = self.mappings_of(&held, extent).into_iter();
+                mappings.any(|mapping| self.reservation.is_mapped(mapping))
+            };
+            unmapped.extend(extents.iter().copied().filter(|extent| !is_mapped(*extent)));
             outcome
         });
-        for extent in extents {
-            let step = if released.contains(extent) { Step::Released } else { Step::Failed };
-            outcome = outcome.and(self.advance(*extent, step));
+        for extent in extents.iter().filter(|extent| !unmapped.contains(extent)) {
+            outcome = outcome.and(self.halfway(*extent));
         }
-        (released, outcome)
+        (unmapped, outcome)
+    }
+
+    /// Releases the memory of an extent that is unmapped.
+    ///
+    /// # Errors
+    /// What the driver answered; it is halfway then.
+    pub(crate) fn release(&self, extent: ExtentId) -> Result<()> {
+        let released = self.growth().and_then(|mut held| self.release_memory(&mut held, extent));
+        let step = if released.is_ok() { Step::Released } else { Step::Failed };
+        released.and(self.advance(extent, step))
     }
 
     fn unmap_everywhere(&self, held: &Held, extents: &[ExtentId], done: &Done) -> Result<()> {
@@ -278,11 +282,13 @@ impl GpuPool {
         if presence == Some(Presence::Away) {
             self.make(held, extent)?;
         }
+        let domain = self.core.lock().size_and_domain(extent).1;
         for mapping in self.mappings_of(held, extent) {
             if !self.reservation.is_mapped(mapping) {
                 self.map(held, extent, mapping.offset).map_err(|error| self.failed(error))?;
             }
-            self.give_access(mapping.offset, mapping.size).map_err(|error| self.failed(error))?;
+            let given = self.give_access(held, domain, mapping.offset, mapping.size);
+            given.map_err(|error| self.failed(error))?;
         }
         Ok(())
     }

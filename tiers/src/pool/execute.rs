@@ -2,7 +2,7 @@
 
 use glake_device::DriverError;
 use glake_device::owned::{Extent, Mapping, Passed, Sequence};
-use glake_stitch::{ExtentId, Plan, Step};
+use glake_stitch::{Allocator, DomainId, ExtentId, Plan, Step};
 use glake_units::Bytes;
 
 use super::{GpuPool, Held, PoolError, Result};
@@ -38,7 +38,7 @@ impl GpuPool {
                 Ok(())
             }
             Step::Map { extent, offset, .. } => self.map(held, *extent, *offset).map(|_| ()),
-            Step::Access { offset, size } => self.give_access(*offset, *size),
+            Step::Access { offset, size, domain } => self.give_access(held, *domain, *offset, *size),
             Step::Unmap { offset, size, extents } => {
                 let proof = self.proof();
                 let mappings = mappings(held, *offset, extents);
@@ -65,8 +65,15 @@ impl GpuPool {
         held.extents.get(&extent).map(|extent| retry(|| self.reservation.map(offset, extent))).transpose()
     }
 
-    pub(super) fn give_access(&self, offset: Bytes, size: Bytes) -> std::result::Result<(), DriverError> {
-        let access = self.reach.access();
+    /// To a range of one domain.
+    pub(super) fn give_access(
+        &self,
+        held: &Held,
+        domain: DomainId,
+        offset: Bytes,
+        size: Bytes,
+    ) -> std::result::Result<(), DriverError> {
+        let access = self.reach.access(held.guests.of(domain));
         retry(|| self.reservation.set_access(offset, size, &access))?;
         self.tell_mapped(offset, size);
         Ok(())
@@ -110,10 +117,12 @@ impl GpuPool {
                 for mapping in mappings(held, *offset, extents).iter().zip(extents) {
                     self.map(held, *mapping.1, mapping.0.offset)?;
                 }
-                self.give_access(*offset, *size)
+                let domain_of = |extent: &ExtentId| self.core.lock().size_and_domain(*extent).1;
+                let domain = extents.first().map_or_else(Allocator::default_domain, domain_of);
+                self.give_access(held, domain, *offset, *size)
             }
             // Access goes with the mappings: it is set after them, so they are undone next.
-            Step::Access { offset, size } => {
+            Step::Access { offset, size, .. } => {
                 self.tell_unmapping(*offset, *size);
                 Ok(())
             }

@@ -1,39 +1,46 @@
 //! Memory for what other GPUs gave up.
 //!
-//! Invariant: it lies in domains of its own, whose blocks no program has. What was freed there is handed out again only after all work
-//! that was enqueued before, of every device that may touch it.
-
-use std::sync::OnceLock;
+//! Invariant: it lies in domains of its own, one guest's in each, whose blocks no program has. What was freed there is handed out again
+//! only after all work that was enqueued before, of every device that may touch it.
 
 use glake_device::{Address, DeviceId, Stream};
 use glake_stitch::{DomainId, DomainOptions, StreamKey};
 use glake_units::Bytes;
+use rustc_hash::FxHashMap;
 
-use super::{Block, GpuPool, PoolStream, Result};
+use super::{Block, GpuPool, Held, PoolStream, Result};
 
-/// What lodges together is as large at most as an extent of the second size: the driver takes a millisecond to open new memory, however
-/// much it is. What is smaller has extents of the first size. Either is at most such a part of the device.
-const EXTENTS: [(Bytes, u64); 2] = [(Bytes::mib(128), 16), (Bytes::gib(1), 4)];
+/// An extent of guests. Copies are made while the next one is opened; larger ones are opened in less time and hide less of it.
+const EXTENT: Bytes = Bytes::mib(256);
+/// At most such a part of the device's memory.
+const PART: u64 = 4;
 /// A stream that nobody has: what it is said to have used waits for an epoch.
 const NOBODY: PoolStream = PoolStream { raw: Stream::LEGACY, key: StreamKey(u64::MAX) };
 
-/// The domains of guests, made when they are needed.
+/// The domains of guests, made when they are needed: the driver takes longer the more GPUs memory is opened to.
 #[derive(Debug, Default)]
-pub(super) struct Guests([OnceLock<DomainId>; 2]);
+pub(super) struct Guests(FxHashMap<DeviceId, DomainId>);
+
+impl Guests {
+    /// Who lodges in a domain.
+    pub(super) fn of(&self, domain: DomainId) -> Option<DeviceId> {
+        self.0.iter().find(|(_, known)| **known == domain).map(|(guest, _)| *guest)
+    }
+}
 
 impl GpuPool {
-    /// Memory that the work of another device may touch.
+    /// Memory that the work of one other device may touch, and that of devices which are let to all of the pool's later.
     pub(crate) fn lodge(&self, guest: DeviceId, size: Bytes) -> Result<Block> {
-        self.enable_peer(guest)?;
-        let stream = PoolStream::of(&*self.driver, self.device, Stream::LEGACY)?;
-        let large = usize::from(size >= self.largest_lodging());
-        let domain = || self.add_domain(DomainOptions::region(self.guests_extent(EXTENTS[large])), None);
-        self.malloc_in(*self.guests.0[large].get_or_init(domain), size, stream)
+        let domain = self.domain_of(&mut *self.growth()?, guest)?;
+        self.malloc_in(domain, size, PoolStream::of(&*self.driver, self.device, Stream::LEGACY)?)
     }
 
     /// How much may lodge together.
-    pub(crate) fn largest_lodging(&self) -> Bytes {
-        self.guests_extent(EXTENTS[1])
+    pub(crate) fn shared_lodging(&self) -> Bytes {
+        let core = self.core.lock();
+        let (unit, memory) = (core.settings().granularity, core.settings().memory);
+        let units = memory.get() / PART / unit.get().max(1);
+        EXTENT.min(Bytes::new(units.saturating_mul(unit.get()))).max(unit)
     }
 
     /// Takes it back.
@@ -44,14 +51,148 @@ impl GpuPool {
 
     /// Gives back to the driver what no guest has any more and no work touches. Never waits.
     pub(crate) fn sweep_guests(&self) -> Result<Bytes> {
-        let domains = self.guests.0.iter().filter_map(OnceLock::get);
-        domains.map(|domain| self.trim_domain(*domain)).sum()
+        let domains: Vec<DomainId> = self.growth()?.guests.0.values().copied().collect();
+        domains.into_iter().map(|domain| self.trim_domain(domain)).sum()
     }
 
-    fn guests_extent(&self, (extent, part): (Bytes, u64)) -> Bytes {
-        let core = self.core.lock();
-        let (unit, memory) = (core.settings().granularity, core.settings().memory);
-        let units = memory.get() / part / unit.get().max(1);
-        extent.min(Bytes::new(units.saturating_mul(unit.get()))).max(unit)
+    fn domain_of(&self, held: &mut Held, guest: DeviceId) -> Result<DomainId> {
+        self.admit(guest)?;
+        if let Some(domain) = held.guests.0.get(&guest) {
+            return Ok(*domain);
+        }
+        let options = DomainOptions::region(self.shared_lodging());
+        let domain = self.new_domain(held, options, self.properties);
+        held.guests.0.insert(guest, domain);
+        Ok(domain)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use glake_device::owned::{DeviceSet, OwnedStream};
+    use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
+    use glake_device::{Driver, DriverError, Fault, Faults, Injected, Refusal, Touch, Verb, When};
+
+    use super::*;
+    use crate::{PoolError, PoolOptions};
+
+    const OWN: DeviceId = DeviceId(0);
+    const PEERS: [DeviceId; 3] = [DeviceId(1), DeviceId(2), DeviceId(3)];
+    const SIZE: Bytes = Bytes::mib(2);
+
+    struct Bed {
+        sim: Arc<Simulator>,
+        faults: Arc<Faults>,
+        pool: GpuPool,
+        streams: Vec<OwnedStream>,
+    }
+
+    fn bed(peers: &[DeviceId]) -> Bed {
+        let topology = SimTopology::uniform(4, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let faults = Arc::new(Faults::new(sim.clone()));
+        let driver: Arc<dyn Driver> = faults.clone();
+        let options = PoolOptions { peers: peers.to_vec(), ..PoolOptions::default() };
+        let pool = GpuPool::new(driver.clone(), OWN, options).unwrap();
+        let streams = PEERS.map(|peer| OwnedStream::new(&driver, peer).unwrap()).into();
+        Bed { sim, faults, pool, streams }
+    }
+
+    impl Bed {
+        /// A peer writes all of a block, in a kernel that takes a millisecond.
+        fn write(&self, peer: usize, block: Block) -> std::result::Result<(), DriverError> {
+            let writes = [Touch { address: block.address, size: block.size }];
+            let time = Duration::from_millis(1);
+            self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})
+        }
+
+        fn assert_refused(&self, peer: usize, block: Block) {
+            match self.write(peer, block) {
+                Err(DriverError::Refused { reason: Refusal::NoPeerAccess, .. }) => {}
+                other => panic!("GPU {}: {other:?}", PEERS[peer]),
+            }
+        }
+
+        fn end(self) {
+            self.pool.settle().unwrap();
+            self.pool.sweep_guests().unwrap();
+            self.pool.trim(Bytes::ZERO).unwrap();
+            assert_eq!(self.pool.reserved(), Bytes::ZERO);
+            let sim = self.sim.clone();
+            drop(self);
+            assert_eq!(sim.census(), Census::default());
+        }
+    }
+
+    #[test]
+    fn a_lodging_is_open_to_its_guest_alone() {
+        for peers in [&[][..], &PEERS] {
+            let bed = bed(peers);
+            let one = bed.pool.lodge(PEERS[0], SIZE).unwrap();
+            let other = bed.pool.lodge(PEERS[1], SIZE).unwrap();
+            bed.write(0, one).unwrap();
+            bed.write(1, other).unwrap();
+            for (peer, block) in [(1, one), (2, one), (0, other), (2, other)] {
+                bed.assert_refused(peer, block);
+            }
+            // What was one's does not become another's.
+            bed.pool.dislodge(one.address).unwrap();
+            bed.pool.settle().unwrap();
+            let again = bed.pool.lodge(PEERS[1], SIZE).unwrap();
+            assert_ne!(again.address, one.address);
+            bed.assert_refused(0, again);
+            bed.write(1, again).unwrap();
+            let here = PoolStream::of(&**bed.pool.epochs.driver(), OWN, Stream::LEGACY).unwrap();
+            let own = bed.pool.malloc(SIZE, here).unwrap();
+            match peers {
+                [] => bed.assert_refused(0, own),
+                _ => bed.write(0, own).unwrap(),
+            }
+            for block in [other, again, own] {
+                bed.pool.free(block.address).unwrap();
+            }
+            bed.end();
+        }
+    }
+
+    #[test]
+    fn a_lodging_goes_after_its_guests_work() {
+        let bed = bed(&[]);
+        let block = bed.pool.lodge(PEERS[0], SIZE).unwrap();
+        assert_eq!(bed.pool.peers(), DeviceSet::EMPTY);
+        bed.write(0, block).unwrap();
+        bed.pool.dislodge(block.address).unwrap();
+        assert_eq!(bed.pool.sweep_guests().unwrap(), Bytes::ZERO, "the guest still writes");
+        bed.pool.settle().unwrap();
+        assert!(bed.pool.sweep_guests().unwrap() >= SIZE);
+        bed.end();
+    }
+
+    #[test]
+    fn a_device_that_is_let_to_all_is_watched_though_that_fails() {
+        let bed = bed(&[]);
+        let block = bed.pool.lodge(PEERS[0], SIZE).unwrap();
+        bed.faults.set(&[Fault {
+            verb: Some(Verb::SetAccess),
+            when: When::Nth(1),
+            error: Injected::Failed(1),
+        }]);
+        bed.pool.enable_peer(PEERS[0]).unwrap_err();
+        bed.faults.set(&[]);
+        bed.write(0, block).unwrap();
+        bed.pool.dislodge(block.address).unwrap();
+        assert_eq!(bed.pool.sweep_guests().unwrap(), Bytes::ZERO, "the guest still writes");
+        bed.end();
+    }
+
+    #[test]
+    fn who_is_no_guest() {
+        let bed = bed(&[]);
+        let unknown = bed.pool.lodge(DeviceId(4), SIZE).unwrap_err();
+        assert!(matches!(unknown, PoolError::NoSuchDevice { device: DeviceId(4), count: 4 }), "{unknown}");
+        bed.end();
     }
 }

@@ -94,6 +94,8 @@ struct Held {
     extents: FxHashMap<ExtentId, Extent>,
     properties: FxHashMap<DomainId, ExtentProperties>,
     streams: FxHashMap<StreamKey, Stream>,
+    /// Whose blocks are copies of what other GPUs gave up.
+    guests: Guests,
 }
 
 /// The memory of one GPU.
@@ -123,8 +125,6 @@ pub struct GpuPool {
     reach: Reach,
     /// What extents are like where their domain does not say.
     properties: ExtentProperties,
-    /// Whose blocks are copies of what other GPUs gave up; made for the first.
-    guests: Guests,
     poison: OnceLock<String>,
 }
 
@@ -153,6 +153,7 @@ impl GpuPool {
             extents: FxHashMap::default(),
             properties: FxHashMap::from_iter([(Allocator::default_domain(), properties)]),
             streams: FxHashMap::default(),
+            guests: Guests::default(),
         };
         let pool = GpuPool {
             device,
@@ -172,7 +173,6 @@ impl GpuPool {
             observer: options.observer,
             reach: Reach::of(device),
             properties,
-            guests: Guests::default(),
             poison: OnceLock::new(),
         };
         options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;
@@ -292,9 +292,12 @@ impl GpuPool {
 
     /// A new owner of extents, with properties of its own; `None`: those of the default domain.
     pub fn add_domain(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
-        let mut held = self.held.lock();
+        self.new_domain(&mut self.held.lock(), options, properties.unwrap_or(self.properties))
+    }
+
+    fn new_domain(&self, held: &mut Held, options: DomainOptions, properties: ExtentProperties) -> DomainId {
         let domain = self.core.lock().add_domain(options);
-        held.properties.insert(domain, properties.unwrap_or(self.properties));
+        held.properties.insert(domain, properties);
         domain
     }
 

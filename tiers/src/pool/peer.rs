@@ -1,4 +1,4 @@
-//! Other GPUs whose work may touch the pool's memory.
+//! Other GPUs whose work may touch the pool's memory: all of it, or what is lodged for one of them.
 //!
 //! Invariant: a device is watched before it is given access and for ever after, so every epoch that is recorded while a
 //! peer may touch memory waits for the peer's work too. Epochs from before do not, and need not: what was freed in them
@@ -37,10 +37,10 @@ impl Reach {
         self.peers.lock().watched.union(DeviceSet::of(self.own))
     }
 
-    /// What new mappings are given.
-    pub(super) fn access(&self) -> Vec<Access> {
-        let given = self.peers.lock().given;
-        [self.own].into_iter().chain(given.iter()).map(read_write).collect()
+    /// What new mappings are given; with a guest, those of its lodgings.
+    pub(super) fn access(&self, guest: Option<DeviceId>) -> Vec<Access> {
+        let others = guest.map_or_else(|| self.given(), DeviceSet::of);
+        [self.own].into_iter().chain(others.iter()).map(read_write).collect()
     }
 
     fn given(&self) -> DeviceSet {
@@ -85,17 +85,7 @@ impl GpuPool {
         if peer == self.device || self.reach.given().contains(peer) {
             return Ok(());
         }
-        let devices = self.driver.devices().map_err(|error| self.failed(error))?;
-        if !devices.iter().any(|info| info.id == peer) || DeviceSet::of(peer).is_empty() {
-            return Err(PoolError::NoSuchDevice { device: peer, count: devices.len() });
-        }
-        // Says whether the devices reach each other at all: with nothing mapped yet, nothing else would.
-        let reached = retry(|| self.driver.enable_peer_access(peer, self.device));
-        reached.map_err(|error| self.failed(error))?;
-        let new = {
-            let _between_epochs = self.clock.lock();
-            self.reach.watch(peer)
-        };
+        let new = self.watch(peer)?;
         self.open_to(peer, new).map_err(|error| self.failed(error))?;
         self.reach.give(peer);
         Ok(())
@@ -104,6 +94,28 @@ impl GpuPool {
     /// The devices, besides its own, whose work may touch the pool's memory.
     pub fn peers(&self) -> DeviceSet {
         self.reach.given()
+    }
+
+    /// Memory is lent, unmapped and released only after a guest's work, too, from now on; it is opened to nobody. To be called under
+    /// the growth lock, like whatever stops watching.
+    pub(super) fn admit(&self, guest: DeviceId) -> Result<()> {
+        if guest == self.device || self.reach.watched().contains(guest) {
+            return Ok(());
+        }
+        self.watch(guest).map(|_| ())
+    }
+
+    /// Returns whether the device was not watched before.
+    fn watch(&self, peer: DeviceId) -> Result<bool> {
+        let devices = self.driver.devices().map_err(|error| self.failed(error))?;
+        if !devices.iter().any(|info| info.id == peer) || DeviceSet::of(peer).is_empty() {
+            return Err(PoolError::NoSuchDevice { device: peer, count: devices.len() });
+        }
+        // Says whether the devices reach each other at all: with nothing mapped yet, nothing else would.
+        let reached = retry(|| self.driver.enable_peer_access(peer, self.device));
+        reached.map_err(|error| self.failed(error))?;
+        let _between_epochs = self.clock.lock();
+        Ok(self.reach.watch(peer))
     }
 
     /// Gives access to all that is mapped, or to nothing.

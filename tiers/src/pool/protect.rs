@@ -39,7 +39,8 @@ impl GpuPool {
     pub(crate) fn open_domain(&self, domain: DomainId) -> Result<()> {
         let held = self.growth()?;
         for (run, _) in self.runs_of(&held, domain, |writers| !self.may_all_write(writers))? {
-            self.give_access(run.offset, run.size).map_err(|error| self.failed(error))?;
+            let given = self.give_access(&held, domain, run.offset, run.size);
+            given.map_err(|error| self.failed(error))?;
         }
         Ok(())
     }
@@ -50,7 +51,8 @@ impl GpuPool {
         if self.may_all_write(self.reservation.writers(home)) {
             return Ok(());
         }
-        self.give_access(home.offset, home.size).map_err(|error| self.failed(error))
+        let domain = self.core.lock().size_and_domain(extent).1;
+        self.give_access(held, domain, home.offset, home.size).map_err(|error| self.failed(error))
     }
 
     fn may_all_write(&self, writers: DeviceSet) -> bool {

@@ -62,7 +62,7 @@ impl PeerRoom {
 
     /// A block for this copy and for others to come; where there is none, for this one.
     fn next(&self, pool: &Arc<GpuPool>, guest: DeviceId, size: Bytes) -> Result<Arc<PeerBlock>, PoolError> {
-        let large = self.expected.min(pool.largest_lodging());
+        let large = self.expected.min(pool.shared_lodging());
         if large > size {
             match PeerBlock::take(pool, guest, large) {
                 Err(error) if error.is_out_of_memory() => {}

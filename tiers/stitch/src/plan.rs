@@ -68,6 +68,8 @@ pub enum Step {
         offset: Bytes,
         /// How far.
         size: Bytes,
+        /// Whose all of it is.
+        domain: DomainId,
     },
     /// Unmap a range.
     Unmap {

@@ -144,9 +144,14 @@ impl Model {
                         assert!(before.is_none(), "mapped over a mapping");
                     }
                 }
-                Step::Access { offset, size } => {
+                Step::Access { offset, size, domain } => {
                     let range = offset.get()..offset.get() + size.get();
-                    let cells = self.mapped.range_mut(range).map(|(_, cell)| cell.2 = true).count();
+                    let extents = &self.extents;
+                    let open = |(_, cell): (_, &mut (ExtentId, u64, bool))| {
+                        assert_eq!(extents[&cell.0].0, *domain, "access to another domain's memory");
+                        cell.2 = true;
+                    };
+                    let cells = self.mapped.range_mut(range).map(open).count();
                     assert_eq!(cells as u64, size.get() / CELL, "access to what is not mapped");
                 }
                 Step::Unmap { offset, size, extents } => {

@@ -48,7 +48,8 @@ fn shrinker() {
     let directory = Some(Path::new(&directory));
     let (policy, host_copy, budget) = (Policy::Sealed, CopyPolicy::Retain, Bytes::mib(4));
     let steps = Arc::new(Steps::default());
-    let mut bed = bed_of(Ground { policy, host_copy, budget, directory, observer: Some(steps.clone()) });
+    let observer: Option<Arc<dyn MappingObserver>> = Some(steps.clone());
+    let mut bed = bed_of(Ground { policy, host_copy, budget, directory, observer, ..Ground::default() });
     bed.furnish();
     bed.region.seal(false).unwrap();
     *steps.0.lock() = Some(count.parse().unwrap());

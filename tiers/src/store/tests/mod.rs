@@ -54,6 +54,8 @@ struct Bed {
 struct Ground<'a> {
     policy: Policy,
     host_copy: CopyPolicy,
+    /// Of the region.
+    extent: Bytes,
     budget: Bytes,
     /// `None`: a directory of its own.
     directory: Option<&'a Path>,
@@ -63,7 +65,7 @@ struct Ground<'a> {
 impl Default for Ground<'_> {
     fn default() -> Self {
         let (policy, host_copy) = (Policy::Keep, CopyPolicy::Drop);
-        Ground { policy, host_copy, budget: Bytes::MAX, directory: None, observer: None }
+        Ground { policy, host_copy, extent: EXTENT, budget: Bytes::MAX, directory: None, observer: None }
     }
 }
 
@@ -83,7 +85,7 @@ fn bed() -> Bed {
 }
 
 fn bed_of(ground: Ground<'_>) -> Bed {
-    let Ground { policy, host_copy, budget, directory, observer } = ground;
+    let Ground { policy, host_copy, extent, budget, directory, observer } = ground;
     let (sim, faults) = bed::machine();
     let driver: Arc<dyn Driver> = faults.clone();
     let epochs = Epochs::new(driver.clone());
@@ -93,7 +95,7 @@ fn bed_of(ground: Ground<'_>) -> Bed {
     let files = Arc::new(FileTier::open(directory.unwrap_or(&own)).unwrap());
     let digests = Digests::new(&epochs, GPU).unwrap();
     let (peer, pool) = (pool(&driver, &epochs, PEER, None), pool(&driver, &epochs, GPU, observer));
-    let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
+    let options = RegionOptions { policy, host_copy, extent, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let mover = Native::new(&driver);

@@ -1,5 +1,8 @@
-//! Copies that share blocks of another GPU's memory.
+//! Copies in another GPU's memory: what shares a block, and what is released while others are copied.
 
+use glake_device::{Fault, Injected, Verb, When};
+
+use super::faults::{assert_sound, stopped};
 use super::*;
 
 /// Live blocks, and memory of the peer.
@@ -36,6 +39,59 @@ fn where_a_block_for_all_does_not_fit_each_copy_has_its_own() {
     bed.end();
 }
 
-fn stopped(error: RegionError) {
-    assert!(matches!(error, RegionError::Stopped { .. }), "{error}");
+/// More extents than are unmapped at a time.
+const MANY: u64 = 24;
+
+fn bed_of_many() -> Bed {
+    let extent = Bytes::mib(2);
+    let mut bed = bed_of(Ground { extent, ..Ground::default() });
+    for _ in 0..MANY {
+        bed.add(extent);
+    }
+    bed
+}
+
+#[test]
+fn what_left_is_released_while_others_are_copied() {
+    let bed = bed_of_many();
+    let taken = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let (sim, seen) = (bed.sim.clone(), taken.clone());
+    bed.meddle(move |_| {
+        seen.lock().push(bed::used(&sim, GPU).get() >> 21);
+        Ok(())
+    });
+    let (report, all) = (bed.shrink(To::Peer, true).unwrap(), bed.live_bytes());
+    assert_eq!((report.freed, report.copied, report.left), (all, all, Bytes::ZERO));
+    let taken = std::mem::take(&mut *taken.lock());
+    assert_eq!(taken[..=16], [MANY; 17], "nothing goes before copies ran");
+    assert!(taken[17..].is_sorted_by(|one, next| *one == next + 1), "one with each copy: {taken:?}");
+    bed.refill(true).unwrap();
+    assert_eq!(bed.wrong_bytes(), 0);
+    bed.end();
+}
+
+#[test]
+fn any_call_that_fails_in_any_round() {
+    for verb in [Verb::Create, Verb::SetAccess, Verb::Copy, Verb::Unmap, Verb::Release] {
+        let calls = if verb == Verb::Unmap { &[1, 2][..] } else { &[1, 15, 16, 17, MANY] };
+        for nth in calls {
+            let bed = bed_of_many();
+            let error = Injected::Failed(1);
+            bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(*nth), error }]);
+            let failed = bed.shrink(To::Peer, false);
+            bed.faults.set(&[]);
+            // Several copies share a block: fewer calls make and open memory than there are copies.
+            if let Err(error) = failed {
+                stopped(error);
+            } else {
+                assert!(matches!(verb, Verb::Create | Verb::SetAccess) && *nth > 4, "{verb:?} {nth}");
+            }
+            assert_sound(&bed);
+            let report = bed.shrink(To::Peer, true).unwrap();
+            assert_eq!((report.left, bed.used(GPU)), (Bytes::ZERO, Bytes::ZERO), "{verb:?} {nth}");
+            bed.refill(true).unwrap();
+            assert_eq!(bed.wrong_bytes(), 0, "{verb:?} {nth}");
+            bed.end();
+        }
+    }
 }

@@ -116,7 +116,7 @@ impl Allocator {
             steps.push(Step::Create { extent, size, domain });
             steps.push(Step::Map { extent, offset, size });
         }
-        steps.push(Step::Access { offset: Bytes::new(start), size: Bytes::new(size) });
+        steps.push(Step::Access { offset: Bytes::new(start), size: Bytes::new(size), domain });
         self.planned += size;
         Grown { start, size, extents, domain, class, used }
     }
@@ -307,7 +307,7 @@ impl Allocator {
         };
         let offset =
             parts.first().map_or(0, |&(start, _)| start - self.extents[self.extents.at(start)].start);
-        let spans = self.map_alias(address, &extents, &mut steps);
+        let spans = self.map_alias(address, &extents, want.domain, &mut steps);
         let alias = Alias {
             start: address,
             size: length,
@@ -340,7 +340,13 @@ impl Allocator {
         self.planned -= grown.size;
     }
 
-    fn map_alias(&self, address: u64, extents: &[ExtentId], steps: &mut Vec<Step>) -> Vec<Span> {
+    fn map_alias(
+        &self,
+        address: u64,
+        extents: &[ExtentId],
+        domain: DomainId,
+        steps: &mut Vec<Step>,
+    ) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
         let mut offset = 0;
         for &extent in extents {
@@ -353,7 +359,7 @@ impl Allocator {
             }
             offset += size;
         }
-        steps.push(Step::Access { offset: Bytes::new(address), size: Bytes::new(offset) });
+        steps.push(Step::Access { offset: Bytes::new(address), size: Bytes::new(offset), domain });
         spans
     }
 }
