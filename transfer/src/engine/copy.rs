@@ -259,11 +259,12 @@ impl Engine {
             }
         };
         let mut fork = Fork::begin(self, lease, state, job.on, event);
+        // One that others give way to looks anyway.
+        if shares.len() > MANY_RELAYS && !turn.as_ref().is_some_and(Turn::is_foreground) {
+            fork.look();
+        }
         if let Some(turn) = turn.take() {
             fork.take(turn, shares.iter().map(|share| share.relay));
-        }
-        if shares.len() > MANY_RELAYS {
-            fork.look();
         }
         let mut left = self.spread(&mut fork, &shares, job);
         // The links are busy meanwhile: of a copy that takes longer than to ask, this costs nothing.

@@ -115,6 +115,11 @@ impl Row {
 const fn is_frequent(verb: Verb) -> bool {
     matches!(
         verb,
-        Verb::Copy | Verb::CaptureState | Verb::EventRecord | Verb::EventQuery | Verb::StreamWaitEvent
+        Verb::Copy
+            | Verb::CaptureState
+            | Verb::EventRecord
+            | Verb::EventQuery
+            | Verb::StreamDevice
+            | Verb::StreamWaitEvent
     )
 }
