@@ -77,8 +77,8 @@ impl StoredCopy {
                 (Origin::Memory(copies), Place::Host, None)
             }
             Stored::Peer(part) => {
-                let whole = part.span()?;
-                let copies = packed(pool, &self.ranges, |at, size| whole.part(at, size))?;
+                let spans = part.spans()?;
+                let copies = packed(pool, &self.ranges, |at, size| spans.part(at, size))?;
                 (Origin::Memory(copies), Place::Peer(part.pool().device()), Some(part.pool().clone()))
             }
             Stored::File(file, host) => (Origin::File(file.clone(), host.clone()), Place::File, None),

@@ -86,25 +86,27 @@ impl<'a> Crossing<'a> {
         ranges: Vec<HomeRange>,
     ) -> Result<Leaving<'s>> {
         let size: Bytes = ranges.iter().map(|range| range.size).sum();
-        let home = home(self.pool, &ranges)?;
         // What it needs comes first: a digest is begun only for what goes.
-        let (way, digesting) = match to {
+        let (way, digesting, ranges) = match to {
             Store::Host(host) => {
                 let block = host.take(size)?;
                 let copies = packed(self.pool, &ranges, |at, size| block.span(at, size))?;
+                let home = home(self.pool, &ranges)?;
                 let digesting = self.begin_digest(&home)?;
-                (Out::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting)
+                (Out::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting, ranges)
             }
             Store::Peer(peer) => {
                 let part = self.peer_part(peer, size)?;
-                let whole = part.span()?;
-                let copies = packed(self.pool, &ranges, |at, size| whole.part(at, size))?;
+                let (ranges, spans) = (part.cut(&ranges), part.spans()?);
+                let copies = packed(self.pool, &ranges, |at, size| spans.part(at, size))?;
+                let home = home(self.pool, &ranges)?;
                 let digesting = self.begin_digest(&home)?;
-                (Out::Copying(Stored::Peer(part), self.enqueue(copies, home)?), digesting)
+                (Out::Copying(Stored::Peer(part), self.enqueue(copies, home)?), digesting, ranges)
             }
             Store::File { files, host } => {
+                let home = home(self.pool, &ranges)?;
                 let digesting = self.begin_digest(&home)?;
-                (self.begin_writing(scope, files, host, home)?, digesting)
+                (self.begin_writing(scope, files, host, home)?, digesting, ranges)
             }
         };
         Ok(Leaving { size, ranges, digesting, way })

@@ -1,7 +1,8 @@
 //! Copies' bytes in the memory of another GPU.
 //!
 //! ```text
-//! block   [ copy | copy | copy |   copy   | ]      as large as the copies to come, or as may lodge together: memory costs by the block
+//! copies   [ copy ][ copy ][  copy  ][ copy ]
+//! blocks   [          |          |          ]      as large as the copies to come, or as may lodge together; a copy may lie in two
 //! ```
 
 use std::sync::Arc;
@@ -22,13 +23,23 @@ pub(super) struct PeerBlock {
     size: Bytes,
 }
 
-/// What one copy has of a block.
+/// What one copy has of blocks, in the order of its bytes.
 #[derive(Debug)]
 pub(super) struct PeerPart {
+    pool: Arc<GpuPool>,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug)]
+struct Piece {
     block: Arc<PeerBlock>,
+    /// In the block.
     offset: Bytes,
     size: Bytes,
 }
+
+/// All of a part, for asynchronous work.
+pub(super) struct PeerSpans(Vec<Span>);
 
 /// The blocks for the copies of one shrink, one after the other.
 #[derive(Debug)]
@@ -51,16 +62,22 @@ impl PeerRoom {
         guest: DeviceId,
         size: Bytes,
     ) -> Result<PeerPart, PoolError> {
-        let (block, offset) = match self.last.take() {
-            Some((block, used)) if size <= block.size.saturating_sub(used) => (block, used),
-            _ => (self.next(pool, guest, size)?, Bytes::ZERO),
-        };
-        self.expected = self.expected.saturating_sub(size);
-        self.last = Some((block.clone(), offset.saturating_add(size)));
-        Ok(PeerPart { block, offset, size })
+        let (mut pieces, mut missing) = (Vec::new(), size);
+        while !missing.is_zero() {
+            let (block, offset) = match self.last.take() {
+                Some((block, used)) if used < block.size => (block, used),
+                _ => (self.next(pool, guest, missing)?, Bytes::ZERO),
+            };
+            let size = missing.min(block.size.saturating_sub(offset));
+            missing = missing.saturating_sub(size);
+            self.expected = self.expected.saturating_sub(size);
+            self.last = Some((block.clone(), offset.saturating_add(size)));
+            pieces.push(Piece { block, offset, size });
+        }
+        Ok(PeerPart { pool: pool.clone(), pieces })
     }
 
-    /// A block for this copy and for others to come; where there is none, for this one.
+    /// A block for this copy and for others to come; where there is none, for the rest of this one.
     fn next(&self, pool: &Arc<GpuPool>, guest: DeviceId, size: Bytes) -> Result<Arc<PeerBlock>, PoolError> {
         let large = self.expected.min(pool.shared_lodging());
         if large > size {
@@ -82,14 +99,56 @@ impl PeerBlock {
 
 impl PeerPart {
     pub(super) fn pool(&self) -> &Arc<GpuPool> {
-        &self.block.pool
+        &self.pool
     }
 
-    /// All of it, for asynchronous work.
-    pub(super) fn span(&self) -> Result<Span, PoolError> {
-        let at = self.block.address.0.saturating_add(self.offset.get());
-        let offset = Bytes::new(at.saturating_sub(self.pool().base().0));
-        Ok(self.pool().span(HomeRange { offset, size: self.size })?.keeping(&self.block))
+    /// The same ranges, packed in this order, but none that lies in two pieces.
+    pub(super) fn cut(&self, ranges: &[HomeRange]) -> Vec<HomeRange> {
+        let mut cut = Vec::with_capacity(ranges.len() + self.pieces.len());
+        let mut pieces = self.pieces.iter().map(|piece| piece.size);
+        let mut room = Bytes::ZERO;
+        for range in ranges {
+            let mut rest = *range;
+            while !rest.size.is_zero() {
+                if room.is_zero() {
+                    room = pieces.next().unwrap_or(rest.size);
+                }
+                let size = rest.size.min(room);
+                cut.push(HomeRange { size, ..rest });
+                room = room.saturating_sub(size);
+                rest = HomeRange {
+                    offset: rest.offset.saturating_add(size),
+                    size: rest.size.saturating_sub(size),
+                };
+            }
+        }
+        cut
+    }
+
+    pub(super) fn spans(&self) -> Result<PeerSpans, PoolError> {
+        self.pieces.iter().map(Piece::span).collect::<Result<_, _>>().map(PeerSpans)
+    }
+}
+
+impl Piece {
+    fn span(&self) -> Result<Span, PoolError> {
+        let PeerBlock { pool, address, .. } = &*self.block;
+        let at = address.0.saturating_add(self.offset.get());
+        let offset = Bytes::new(at.saturating_sub(pool.base().0));
+        Ok(pool.span(HomeRange { offset, size: self.size })?.keeping(&self.block))
+    }
+}
+
+impl PeerSpans {
+    /// So many bytes of the copy, which lie in one piece.
+    pub(super) fn part(&self, mut at: Bytes, size: Bytes) -> Option<Span> {
+        for span in &self.0 {
+            if at < span.size() {
+                return span.part(at, size);
+            }
+            at = at.saturating_sub(span.size());
+        }
+        None
     }
 }
 

@@ -26,7 +26,36 @@ fn the_copies_of_a_shrink_share_a_block_until_the_last_one_goes() {
 }
 
 #[test]
-fn where_a_block_for_all_does_not_fit_each_copy_has_its_own() {
+fn a_copy_lies_in_two_blocks_where_one_is_full() {
+    let mut bed = bed();
+    // The middle of each extent is free. Six copies and a half fill a shared block.
+    let holes: Vec<Block> = (0..13)
+        .map(|_| {
+            bed.add(Bytes::kib(1248));
+            let hole = bed.region.malloc(Bytes::kib(1600), bed.here).unwrap();
+            bed.add(Bytes::kib(1248));
+            hole
+        })
+        .collect();
+    for hole in holes {
+        bed.pool.free(hole.address).unwrap();
+    }
+    bed.pool.settle().unwrap();
+    let live = bed.live_bytes();
+    assert_eq!((bed.residencies().len(), live), (13, Bytes::kib(13 * 2496)));
+    for checked in [true, false] {
+        let gone = bed.shrink(To::Peer, checked).unwrap();
+        assert_eq!((gone.copied, gone.left), (live, Bytes::ZERO));
+        assert_eq!(taken(&bed).0, 2, "one block is full, the other one as large as the rest");
+        bed.refill(checked).unwrap();
+        assert_eq!(bed.wrong_bytes(), 0);
+        bed.assert_no_copies();
+    }
+    bed.end();
+}
+
+#[test]
+fn where_a_block_for_all_does_not_fit_copies_take_what_there_is() {
     let mut bed = bed();
     bed.furnish();
     // Live bytes need five extents, of which three fit: a block for all does not, nor for the four that are left then.
