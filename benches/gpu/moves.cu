@@ -1,13 +1,16 @@
 // What bare driver calls make of a region that leaves GPU 0 and comes back: its copies, and in some order the calls for its memory.
 //
-//     nvcc -O2 -std=c++17 -o moves benches/gpu/moves.cu -lcuda && ./moves [--peer] [--extents N]
+//     nvcc -O2 -std=c++17 -o moves benches/gpu/moves.cu -lcuda && ./moves [--peer | --register] [--extents N]
 //
 // N extents (64) of 128 MiB, open to every GPU, to pinned memory over one link a GPU; with --peer of 256 MiB, to handles of GPU 1 that are
-// made meanwhile. Milliseconds from the first call until the last returned, the median of five, and of the calls in the last one.
-// "join": each extent's copies begin when those of the one before have ended on every link; else each link goes on by itself. "beside":
-// unmapped so many at a time while others are copied; "thread": by another thread; "apart": while nothing is copied, and released one by
-// one as the next copies begin; "end": when all is copied. "window": so many extents have copies enqueued.
+// made meanwhile. --register: huge pages that are registered, as the host pool's are, instead of the driver's own memory.
+//
+// Milliseconds from the first call until the last returned, the median of five, and of the calls in the last one. "join": each extent's
+// copies begin when those of the one before have ended on every link; else each link goes on by itself. "beside": unmapped so many at a
+// time while others are copied; "thread": by another thread; "apart": while nothing is copied, and released one by one as the next copies
+// begin; "end": when all is copied. "window": so many extents have copies enqueued.
 #include <cuda.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -33,7 +36,7 @@ static void check(CUresult result, const char *what) {
 static const size_t MIB = 1 << 20;
 static const int MOST = 8, PIECES = 4, RUNS = 5;
 static int gpus, extents = 64;
-static bool to_peer, is_here;
+static bool to_peer, registers, is_here;
 static size_t size;
 static CUcontext contexts[MOST];
 static CUstream lanes[MOST];
@@ -258,9 +261,26 @@ static void out(const char *name, Order order, bool join, int window, int batch)
     });
 }
 
+static char *pinned(size_t size) {
+    void *start = nullptr;
+    if (!registers) {
+        CHECK(cuMemHostAlloc(&start, size, CU_MEMHOSTALLOC_PORTABLE));
+        return static_cast<char *>(start);
+    }
+    start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) {
+        perror("moves: mmap");
+        exit(1);
+    }
+    madvise(start, size, MADV_HUGEPAGE);
+    memset(start, 1, size);
+    CHECK(cuMemHostRegister(start, size, CU_MEMHOSTREGISTER_PORTABLE));
+    return static_cast<char *>(start);
+}
+
 static void links() {
     double begin = now();
-    CHECK(cuMemHostAlloc(reinterpret_cast<void **>(&host), extents * size, CU_MEMHOSTALLOC_PORTABLE));
+    host = pinned(extents * size);
     printf("%d GPUs, %zu MiB, pinned in %.0f ms\n", gpus, extents * size / MIB, now() - begin);
     out("out: copies alone", STAYS, false, extents, 0);
     out("out: copies alone, join", STAYS, true, extents, 0);
@@ -314,9 +334,10 @@ static void peer() {
 int main(int count, char **arguments) {
     for (int n = 1; n < count; n++) {
         if (!strcmp(arguments[n], "--peer")) to_peer = true;
+        else if (!strcmp(arguments[n], "--register")) registers = true;
         else if (!strcmp(arguments[n], "--extents") && n + 1 < count) extents = atoi(arguments[++n]);
         else {
-            fprintf(stderr, "usage: moves [--peer] [--extents N]\n");
+            fprintf(stderr, "usage: moves [--peer | --register] [--extents N]\n");
             return 2;
         }
     }
