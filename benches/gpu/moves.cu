@@ -308,6 +308,8 @@ static void links() {
 
 static void peer() {
     printf("%d GPUs, %zu MiB, to GPU 1\n", gpus, extents * size / MIB);
+    std::vector<int> all = everybody();
+    std::swap(all[0], all[1]);
     struct {
         const char *name;
         std::vector<int> guests;
@@ -315,14 +317,15 @@ static void peer() {
         Order order;
         int batch;
     } rows[] = {
-        {"lodging of 1 GiB open to all, 32 apart", everybody(), 1024 * MIB, APART, 32},
-        {"1 GiB, to its guest and its owner, 32 apart", {0, 1}, 1024 * MIB, APART, 32},
+        {"lodging of 1 GiB open to all, 32 apart", all, 1024 * MIB, APART, 32},
+        {"1 GiB, to its owner and its guest, 32 apart", {1, 0}, 1024 * MIB, APART, 32},
         {"1 GiB, to its guest, 32 apart", {0}, 1024 * MIB, APART, 32},
-        {"256 MiB, to both, 32 apart", {0, 1}, 256 * MIB, APART, 32},
-        {"256 MiB, to both, 16 apart", {0, 1}, 256 * MIB, APART, 16},
-        {"256 MiB, to both, 16 beside", {0, 1}, 256 * MIB, BESIDE, 16},
-        {"256 MiB, to both, 16 on a thread", {0, 1}, 256 * MIB, THREAD, 16},
-        {"256 MiB, to all, 16 apart", everybody(), 256 * MIB, APART, 16},
+        {"256 MiB, to both, 32 apart", {1, 0}, 256 * MIB, APART, 32},
+        {"256 MiB, to both, 16 apart", {1, 0}, 256 * MIB, APART, 16},
+        {"256 MiB, to both, guest first, 16 apart", {0, 1}, 256 * MIB, APART, 16},
+        {"256 MiB, to both, 16 beside", {1, 0}, 256 * MIB, BESIDE, 16},
+        {"256 MiB, to both, 16 on a thread", {1, 0}, 256 * MIB, THREAD, 16},
+        {"256 MiB, to all, 16 apart", all, 256 * MIB, APART, 16},
     };
     for (const auto &row : rows) {
         dislodge();
