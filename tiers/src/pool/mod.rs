@@ -16,6 +16,7 @@
 mod away;
 mod checkpoint;
 mod clock;
+mod domain;
 mod drain;
 mod edge;
 mod error;
@@ -37,8 +38,7 @@ use std::sync::{Arc, OnceLock};
 use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Extent, Reservation};
 use glake_device::{Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Stream};
 use glake_stitch::{
-    Allocator, Broken, DomainId, DomainOptions, ExtentId, Grant, Outcome, Plan, Request, Settings,
-    StitchError, StreamKey,
+    Allocator, Broken, DomainId, ExtentId, Grant, Outcome, Plan, Request, Settings, StitchError, StreamKey,
 };
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
@@ -288,33 +288,6 @@ impl GpuPool {
             self.carry_out(&mut held, &plan, StreamKey::default())?;
         }
         Ok(before.saturating_sub(self.reserved()))
-    }
-
-    /// A new owner of extents, with properties of its own; `None`: those of the default domain.
-    pub fn add_domain(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
-        self.new_domain(&mut self.held.lock(), options, properties.unwrap_or(self.properties))
-    }
-
-    fn new_domain(&self, held: &mut Held, options: DomainOptions, properties: ExtentProperties) -> DomainId {
-        let domain = self.core.lock().add_domain(options);
-        held.properties.insert(domain, properties);
-        domain
-    }
-
-    /// A CUDA graph is captured in a domain: its memory keeps its addresses from now on, nothing of it is stitched or lent.
-    pub fn keep_addresses(&self, domain: DomainId) {
-        self.core.lock().keep_addresses(domain);
-    }
-
-    /// Gives a domain up: its memory goes back once its blocks are freed and all work enqueued before is done.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] where there is no such domain.
-    pub fn release_domain(&self, domain: DomainId) -> Result<()> {
-        let released = self.core.lock().release_domain(domain);
-        released.map_err(|source| self.refused(source))?;
-        self.note_freed();
-        Ok(())
     }
 
     /// Changes the most that may be reserved, as a part of the device's memory.
