@@ -126,6 +126,7 @@ macro_rules! delegate {
         safe context_synchronize ContextSynchronize (device: $crate::DeviceId) -> (), on device;
     ); };
     (contexts) => { $crate::decorate::delegate!(@
+        safe primary_of PrimaryOf (stream: $crate::Stream) -> Option<$crate::DeviceId>;
         safe has_context HasContext (device: $crate::DeviceId) -> bool, on device;
         safe release_context ReleaseContext (device: $crate::DeviceId) -> (), on device;
     ); };
@@ -137,6 +138,8 @@ macro_rules! delegate {
             -> $crate::Kernel, on device;
     ); };
     (reach) => { $crate::decorate::delegate!(@
+        safe can_access_peer CanAccessPeer (device: $crate::DeviceId, peer: $crate::DeviceId)
+            -> bool, on device;
         safe enable_peer_access EnablePeerAccess (device: $crate::DeviceId, peer: $crate::DeviceId)
             -> (), on device;
         safe pointer_attributes PointerAttributes (address: $crate::Address) -> $crate::PointerAttributes,

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use glake_units::Bytes;
 
@@ -93,6 +94,8 @@ pub enum PointerKind {
         /// Whether it was mapped by [`Driver::map`] (so that access for peers can be given).
         mapped: bool,
     },
+    /// Memory that moves between the host and GPUs as it is touched (`cudaMallocManaged`).
+    Managed,
     /// Host memory that the driver pinned or was told of.
     Pinned,
     /// Host memory that the driver does not know.
@@ -389,6 +392,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // Contexts. A call that names a device makes its context where there is none, unless it says otherwise.
 
+    /// The same devices through contexts of our own, one for each, made when first used: what is enqueued there is no work of the
+    /// program's contexts, and shares no queue of the hardware with it. Streams, events and kernels belong to the driver that made
+    /// them, but for waits, which take any event. Each call gives further contexts.
+    fn own_contexts(&self) -> Result<Arc<dyn Driver>>;
+    /// The device in whose primary context a call on a stream runs that this thread makes now, in the context that is current; none
+    /// where the current context, or the stream's, is another one (`cuCtxCreate`, green contexts).
+    fn primary_of(&self, stream: Stream) -> Result<Option<DeviceId>>;
+
     /// Whether a device has its context in this process, by whomever it was made. Makes none.
     fn has_context(&self, device: DeviceId) -> Result<bool>;
     /// Gives up this driver's hold on a device's context, once the device's work is done: the next call that needs it makes it
@@ -418,7 +429,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // Reach.
 
-    /// Lets `device`'s work touch plain (not mapped) memory of `peer`. Doing it twice is no error.
+    /// Whether work of `device` can be given access to memory of `peer` at all. Changes nothing.
+    fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
+    /// Lets `device`'s work touch plain (not mapped) memory of `peer`. Doing it twice is no error. The program sees it: only for what it
+    /// asked for.
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()>;
     /// What an address belongs to.
     fn pointer_attributes(&self, address: Address) -> Result<PointerAttributes>;

@@ -168,6 +168,12 @@ impl Driver for Stub {
     fn context_synchronize(&self, _: DeviceId) -> Result<()> {
         Ok(())
     }
+    fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
+        Ok(Stub::new())
+    }
+    fn primary_of(&self, _: Stream) -> Result<Option<DeviceId>> {
+        Ok(Some(DeviceId(0)))
+    }
     fn has_context(&self, device: DeviceId) -> Result<bool> {
         Ok(!DeviceSet::from_bits(self.without_context.load(Relaxed)).contains(device))
     }
@@ -191,6 +197,9 @@ impl Driver for Stub {
     }
     unsafe fn launch(&self, _: DeviceId, _: &LaunchRequest<'_>, _: Stream) -> Result<()> {
         Ok(())
+    }
+    fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool> {
+        Ok(device != peer)
     }
     fn enable_peer_access(&self, _: DeviceId, _: DeviceId) -> Result<()> {
         Ok(())

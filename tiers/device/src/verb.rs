@@ -36,9 +36,10 @@ verbs! {
     EventRecordContext = "event_record_context", EventQuery = "event_query",
     EventSynchronize = "event_synchronize", EventElapsed = "event_elapsed",
     ContextSynchronize = "context_synchronize",
+    OwnContexts = "own_contexts", PrimaryOf = "primary_of",
     HasContext = "has_context", ReleaseContext = "release_context",
     ModuleLoad = "module_load", ModuleUnload = "module_unload", KernelFind = "kernel_find", Launch = "launch",
-    EnablePeerAccess = "enable_peer_access", PointerAttributes = "pointer_attributes",
+    CanAccessPeer = "can_access_peer", EnablePeerAccess = "enable_peer_access", PointerAttributes = "pointer_attributes",
     HostRegister = "host_register", HostUnregister = "host_unregister",
 }
 

@@ -59,12 +59,20 @@ api! {
     cuDevicePrimaryCtxGetState(device: sys::CUdevice, flags: *mut c_uint, active: *mut c_int);
     cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
     cuDevicePrimaryCtxRelease_v2(device: sys::CUdevice);
+    cuCtxCreate_v4(
+        context: *mut sys::CUcontext,
+        parameters: *mut sys::CUctxCreateParams,
+        flags: c_uint,
+        device: sys::CUdevice,
+    );
+    cuCtxDestroy_v2(context: sys::CUcontext);
     cuCtxGetCurrent(context: *mut sys::CUcontext);
     cuCtxPushCurrent_v2(context: sys::CUcontext);
     cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
     cuCtxSynchronize();
     cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int);
     cuCtxRecordEvent(context: sys::CUcontext, event: sys::CUevent);
+    cuDeviceCanAccessPeer(can: *mut c_int, device: sys::CUdevice, peer: sys::CUdevice);
     cuCtxEnablePeerAccess(peer: sys::CUcontext, flags: c_uint);
     cuStreamGetCtx(stream: sys::CUstream, context: *mut sys::CUcontext);
     cuCtxGetDevice(device: *mut sys::CUdevice);

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A call leaves the thread's current context and its capture mode as it found them.
-//! - Contexts are the primary ones, retained when first used. One is given back only on request, while nothing that was made in it
+//! - Contexts are the primary ones, retained when first used, or ours alone, made then. One is given back only on request, while nothing that was made in it
 //!   here lives: a process may end with work under way.
 //! - No call loses its context. One that found it current needs nothing: the program holds it. One that pushed it holds `calls` for
 //!   reading until it has popped it, and giving back takes `calls` for writing, without waiting for it.
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-use super::Cuda;
 use super::alive::Alive;
 use super::stream;
+use super::{ContextKind, Cuda};
 use crate::{DeviceId, DriverError, Result, Stream, Verb};
 
-/// One device's primary context.
+/// One device's context.
 #[derive(Debug, Default)]
 pub(super) struct Context {
     /// The `CUcontext` while it is retained; 0: it is not.
@@ -147,8 +147,17 @@ impl Cuda {
         }
         let handle = self.device(device, verb)?;
         let mut context = null_mut();
-        // SAFETY: an out-parameter of this frame and a device that exists.
-        unsafe { self.api.cuDevicePrimaryCtxRetain(&mut context, handle) }.of(verb)?;
+        match self.kind {
+            // SAFETY: an out-parameter of this frame and a device that exists.
+            ContextKind::Primary => unsafe { self.api.cuDevicePrimaryCtxRetain(&mut context, handle) }.of(verb)?,
+            ContextKind::Own => {
+                // SAFETY: as above; no parameters are given.
+                unsafe { self.api.cuCtxCreate_v4(&mut context, null_mut(), 0, handle) }.of(verb)?;
+                let mut popped = null_mut();
+                // SAFETY: an out-parameter of this frame; making a context has pushed it.
+                unsafe { self.api.cuCtxPopCurrent_v2(&mut popped) }.of(verb)?;
+            }
+        }
         slot.since.store(self.retained.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         slot.raw.store(context as usize, Ordering::Release);
         Ok((context, kept))
@@ -181,8 +190,12 @@ impl Cuda {
                 slot.own.store(0, Ordering::Release);
             }
         }
-        // SAFETY: it was retained once, and not given back since.
-        unsafe { self.api.cuDevicePrimaryCtxRelease_v2(handle) }.of(verb)?;
+        match self.kind {
+            // SAFETY: it was retained once, and not given back since.
+            ContextKind::Primary => unsafe { self.api.cuDevicePrimaryCtxRelease_v2(handle) }.of(verb)?,
+            // SAFETY: it was made here, nothing of ours lives in it, and nobody else knows it.
+            ContextKind::Own => unsafe { self.api.cuCtxDestroy_v2(retained as sys::CUcontext) }.of(verb)?,
+        }
         slot.raw.store(0, Ordering::Release);
         Ok(())
     }
@@ -191,6 +204,9 @@ impl Cuda {
     pub(super) fn has_context(&self, device: DeviceId, verb: Verb) -> Result<bool> {
         if self.slot(device)?.raw.load(Ordering::Acquire) != 0 {
             return Ok(true);
+        }
+        if self.kind == ContextKind::Own {
+            return Ok(false);
         }
         let handle = self.device(device, verb)?;
         let (mut flags, mut active) = (0, 0);
@@ -250,6 +266,21 @@ impl Cuda {
         let same = |id: &DeviceId| self.device(*id, verb).is_ok_and(|handle| handle == device);
         let found = (0..count).map(DeviceId).find(same);
         found.ok_or(DriverError::NoSuchDevice { device: DeviceId(count), count })
+    }
+
+    /// The device whose primary context it is; none where it is another context.
+    pub(super) fn primary_device(&self, context: sys::CUcontext, verb: Verb) -> Result<Option<DeviceId>> {
+        let device = self.device_of(context, verb)?;
+        let retained = self.slot(device)?.raw.load(Ordering::Acquire);
+        if retained != 0 || self.kind == ContextKind::Own {
+            return Ok((retained == context as usize).then_some(device));
+        }
+        // One that nobody has retained is nobody's current one.
+        if !self.has_context(device, verb)? {
+            return Ok(None);
+        }
+        let (primary, _kept) = self.keep(device, verb)?;
+        Ok((primary == context).then_some(device))
     }
 
     pub(super) fn slot(&self, device: DeviceId) -> Result<&Context> {

@@ -43,6 +43,15 @@ pub(super) unsafe fn unregister(cuda: &Cuda, start: Address) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn can_access_peer(cuda: &Cuda, device: DeviceId, peer: DeviceId) -> Result<bool> {
+    let verb = Verb::CanAccessPeer;
+    let (from, to) = (cuda.device(device, verb)?, cuda.device(peer, verb)?);
+    let mut can = 0;
+    // SAFETY: an out-parameter of this frame and devices that exist.
+    unsafe { cuda.api.cuDeviceCanAccessPeer(&mut can, from, to) }.of(verb)?;
+    Ok(can != 0)
+}
+
 pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) -> Result<()> {
     let verb = Verb::EnablePeerAccess;
     let _entered = cuda.enter(device, verb)?;
@@ -58,7 +67,7 @@ pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) 
 pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<PointerAttributes> {
     let verb = Verb::PointerAttributes;
     let _entered = cuda.enter_any(verb)?;
-    let (mut memory, mut ordinal) = (0_u32, -1_i32);
+    let (mut memory, mut ordinal, mut managed) = (0_u32, -1_i32, 0_u32);
     let (mut start, mut size, mut number) = (0_u64, 0_usize, 0_u64);
     let mut names = [
         sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -66,17 +75,19 @@ pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<Pointe
         sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
     ];
-    let mut values: [*mut c_void; 5] = [
+    let mut values: [*mut c_void; 6] = [
         (&raw mut memory).cast(),
         (&raw mut ordinal).cast(),
         (&raw mut start).cast(),
         (&raw mut size).cast(),
         (&raw mut number).cast(),
+        (&raw mut managed).cast(),
     ];
-    // SAFETY: five names and five places of this frame for their values: an unsigned, an int, an address, a size and a
-    // number of 64 bits.
-    unsafe { cuda.api.cuPointerGetAttributes(5, names.as_mut_ptr(), values.as_mut_ptr(), address.0) }.at(
+    // SAFETY: six names and six places of this frame for their values: an unsigned, an int, an address, a size, a number of 64
+    // bits and a boolean, for which CUDA writes an unsigned.
+    unsafe { cuda.api.cuPointerGetAttributes(6, names.as_mut_ptr(), values.as_mut_ptr(), address.0) }.at(
         verb,
         address,
         Bytes::ZERO,
@@ -84,6 +95,7 @@ pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<Pointe
     const HOST: u32 = sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
     const DEVICE: u32 = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
     let kind = match (memory, u32::try_from(ordinal)) {
+        _ if managed != 0 => PointerKind::Managed,
         (DEVICE, Ok(device)) => {
             let mapped = cuda.mapped.known(number).map_or_else(|| is_mapped(cuda, address), Ok)?;
             cuda.mapped.remember(number, mapped);

@@ -19,6 +19,7 @@ mod stream;
 use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use glake_units::Bytes;
@@ -37,6 +38,7 @@ use mapped::Mapped;
 /// The GPUs of this machine. Contexts are made when first used: opening costs no device memory.
 pub struct Cuda {
     api: Api,
+    kind: ContextKind,
     contexts: Vec<Context>,
     /// How many times one was retained.
     retained: AtomicU64,
@@ -45,12 +47,25 @@ pub struct Cuda {
     mapped: Mapped,
 }
 
+/// Which contexts a driver's calls run in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContextKind {
+    /// The primary ones, which the runtime and every library of the program use.
+    Primary,
+    /// Ours alone ([`Driver::own_contexts`]).
+    Own,
+}
+
 impl Cuda {
     /// Opens the driver.
     ///
     /// # Errors
     /// [`DriverError::NoDriver`] where there is no library, or no GPU behind it.
     pub fn open() -> Result<Cuda> {
+        Cuda::of(ContextKind::Primary)
+    }
+
+    fn of(kind: ContextKind) -> Result<Cuda> {
         let none = |found| DriverError::NoDriver { library: "libcuda.so.1", found };
         let api = Api::open().ok_or_else(|| none("could not be loaded"))?;
         // SAFETY: the flags must be zero, and are.
@@ -68,7 +83,8 @@ impl Cuda {
         }
         let contexts = (0..count).map(|_| Context::default()).collect();
         let (extents, registrations) = (Owners::new(), Owners::new());
-        Ok(Cuda { api, contexts, retained: AtomicU64::new(0), extents, registrations, mapped: Mapped::new() })
+        let retained = AtomicU64::new(0);
+        Ok(Cuda { api, kind, contexts, retained, extents, registrations, mapped: Mapped::new() })
     }
 
     fn describe(&self, id: DeviceId) -> Result<DeviceInfo> {
@@ -242,6 +258,12 @@ impl Driver for Cuda {
         event::context_synchronize(self, device)
     }
 
+    fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
+        Ok(Arc::new(Cuda::of(ContextKind::Own)?))
+    }
+    fn primary_of(&self, stream: Stream) -> Result<Option<DeviceId>> {
+        stream::primary_of(self, stream)
+    }
     fn has_context(&self, device: DeviceId) -> Result<bool> {
         Cuda::has_context(self, device, Verb::HasContext)
     }
@@ -264,6 +286,9 @@ impl Driver for Cuda {
         unsafe { kernel::launch(self, device, request, stream) }
     }
 
+    fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool> {
+        host::can_access_peer(self, device, peer)
+    }
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         host::enable_peer_access(self, device, peer)
     }

@@ -35,9 +35,13 @@ pub use rule::{Fault, Injected, When};
 #[derive(Debug)]
 pub struct Faults {
     inner: Arc<dyn Driver>,
-    state: Mutex<State>,
-    losses: Losses,
+    state: Arc<Mutex<State>>,
+    losses: Arc<Losses>,
+    /// All that have these rules: the driver below each, and what is lost there.
+    family: Family,
 }
+
+type Family = Arc<Mutex<Vec<(Arc<dyn Driver>, Arc<Losses>)>>>;
 
 #[derive(Debug, Default)]
 struct State {
@@ -48,14 +52,20 @@ struct State {
 impl Faults {
     /// Wraps a driver; nothing fails yet.
     pub fn new(inner: Arc<dyn Driver>) -> Self {
-        Faults { inner, state: Mutex::default(), losses: Losses::default() }
+        Faults::of(inner, Arc::default(), Arc::default())
+    }
+
+    fn of(inner: Arc<dyn Driver>, state: Arc<Mutex<State>>, family: Family) -> Self {
+        let losses = Arc::new(Losses::default());
+        family.lock().push((inner.clone(), losses.clone()));
+        Faults { inner, state, losses, family }
     }
 
     /// Replaces the rules; all counts start again, and devices that were lost are as new, as for a process that has been
     /// started again.
     pub fn set(&self, faults: &[Fault]) {
         self.state.lock().rules = faults.iter().map(Rule::new).collect();
-        self.losses.forget(&*self.inner);
+        self.family.lock().iter().for_each(|(inner, losses)| losses.forget(&**inner));
     }
 
     /// How many calls were made to fail so far. Those that a lost device does not do are not counted.
@@ -185,6 +195,12 @@ impl Driver for Faults {
     delegate!(contexts);
     delegate!(kernels);
     delegate!(reach);
+
+    /// Under the same rules. What is lost there is lost to those contexts alone.
+    fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
+        let inner = self.inner.own_contexts()?;
+        Ok(Arc::new(Faults::of(inner, self.state.clone(), self.family.clone())))
+    }
 
     unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
         let call = work(Verb::Copy, device, request.to, request.size);

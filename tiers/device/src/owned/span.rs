@@ -110,7 +110,7 @@ impl Span {
     pub fn device(&self) -> Option<DeviceId> {
         match self.kind {
             PointerKind::Device { device, .. } => Some(device),
-            PointerKind::Pinned | PointerKind::Pageable => None,
+            PointerKind::Managed | PointerKind::Pinned | PointerKind::Pageable => None,
         }
     }
 

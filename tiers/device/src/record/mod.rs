@@ -25,9 +25,9 @@ use spans::Spans;
 #[derive(Debug)]
 pub struct Recorder {
     inner: Arc<dyn Driver>,
-    tally: Tally,
-    priced: Option<Priced>,
-    log: Option<Mutex<Vec<Logged>>>,
+    tally: Arc<Tally>,
+    priced: Option<Arc<Priced>>,
+    log: Option<Arc<Mutex<Vec<Logged>>>>,
 }
 
 /// One call of the log.
@@ -48,18 +48,18 @@ struct Priced {
 impl Recorder {
     /// Times calls by the clock on the wall: for a real driver.
     pub fn measured(inner: Arc<dyn Driver>) -> Self {
-        Recorder { inner, tally: Tally::default(), priced: None, log: None }
+        Recorder { inner, tally: Arc::default(), priced: None, log: None }
     }
 
     /// Prices each call: for the simulator, whose own speed says nothing.
     pub fn priced(inner: Arc<dyn Driver>, costs: CostTable) -> Self {
-        let priced = Some(Priced { costs, spans: Mutex::default() });
-        Recorder { inner, tally: Tally::default(), priced, log: None }
+        let priced = Some(Arc::new(Priced { costs, spans: Mutex::default() }));
+        Recorder { inner, tally: Arc::default(), priced, log: None }
     }
 
     /// Keeps a log of the calls as well. It grows until it is taken.
     pub fn with_log(mut self) -> Self {
-        self.log = Some(Mutex::default());
+        self.log = Some(Arc::default());
         self
     }
 
@@ -111,6 +111,13 @@ impl Driver for Recorder {
     delegate!(contexts);
     delegate!(kernels);
     delegate!(reach);
+
+    /// Counted with the others.
+    fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
+        let inner = self.inner.own_contexts()?;
+        let (tally, priced, log) = (self.tally.clone(), self.priced.clone(), self.log.clone());
+        Ok(Arc::new(Recorder { inner, tally, priced, log }))
+    }
 }
 
 #[cfg(test)]

@@ -237,6 +237,14 @@ impl Driver for Simulator {
         self.stray(verb, device)
     }
 
+    fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
+        Err(DriverError::Unsupported { verb: Verb::OwnContexts })
+    }
+
+    fn primary_of(&self, stream: Stream) -> Result<Option<DeviceId>> {
+        self.stream_device(stream).map(Some)
+    }
+
     fn has_context(&self, device: DeviceId) -> Result<bool> {
         self.ask(Verb::HasContext, |state| state.has_context(device))
     }
@@ -285,6 +293,14 @@ impl Driver for Simulator {
             body: Arc::new(move |memory| (kernel.body)(memory, &arguments)),
         };
         self.enqueue(Verb::Launch, device, stream, Request::Kernel(kernel))
+    }
+
+    fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool> {
+        self.ask(Verb::CanAccessPeer, |state| {
+            state.world.memory.device(device)?;
+            state.world.memory.device(peer)?;
+            Ok(device != peer)
+        })
     }
 
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use super::super::{DeviceSet, Epochs, OwnedEvent, Pages, Piece, Registration, Side};
+use super::super::{Epochs, OwnedEvent, Pages, Piece, Registration, Side};
 use crate::{
     Address, CopyRequest, DeviceId, EventKind, PointerKind, Refusal, Result, Touch, Touches, Usage, Verb,
 };
@@ -26,19 +26,16 @@ const LIST: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {
     pub(super) device: DeviceId,
-    /// GPUs whose plain memory was opened to it.
-    pub(super) peers: DeviceSet,
 }
 
 impl Reach {
     #[inline]
     pub(super) fn holds(self, side: Side) -> bool {
-        let opened = match side.kind {
-            PointerKind::Device { device, mapped } => !mapped && self.peers.contains(device),
-            PointerKind::Pinned => false,
-            PointerKind::Pageable => return false,
-        };
-        opened || side.reach.contains(self.device)
+        match side.kind {
+            PointerKind::Device { .. } | PointerKind::Pinned => side.reach.contains(self.device),
+            // It would move while the kernel runs, or is nothing that a kernel reaches.
+            PointerKind::Managed | PointerKind::Pageable => false,
+        }
     }
 }
 

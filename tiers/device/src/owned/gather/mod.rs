@@ -14,7 +14,7 @@ mod list;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_units::Bytes;
 use parking_lot::Mutex;
@@ -48,8 +48,6 @@ pub struct Gather {
     module: Module,
     gather: Kernel,
     copy: Kernel,
-    /// The bits of a [`DeviceSet`].
-    peers: AtomicU64,
     /// Whether a graph holds a launch: its code must stay.
     captured: AtomicBool,
     lists: Mutex<Lists>,
@@ -79,7 +77,6 @@ impl Gather {
             module,
             gather: Kernel(0),
             copy: Kernel(0),
-            peers: AtomicU64::new(0),
             captured: AtomicBool::new(false),
             lists: Mutex::default(),
             pinned: Bytes::ZERO,
@@ -100,21 +97,6 @@ impl Gather {
     /// Host memory that is pinned for its lists.
     pub fn pinned(&self) -> Bytes {
         self.pinned
-    }
-
-    /// Opens the plain memory of another GPU to them.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    pub fn open_peer(&self, peer: DeviceId) -> Result<()> {
-        self.epochs.driver().enable_peer_access(self.device, peer)?;
-        self.peers.fetch_or(DeviceSet::of(peer).bits(), Ordering::Release);
-        Ok(())
-    }
-
-    /// The plain memory of another GPU is closed to them: their context, or that GPU's, has gone, or is about to.
-    pub fn close_peer(&self, peer: DeviceId) {
-        self.peers.fetch_and(!DeviceSet::of(peer).bits(), Ordering::AcqRel);
     }
 
     /// Whether a graph holds a launch: they stay while the process lives.
@@ -225,7 +207,7 @@ impl Gather {
     }
 
     fn reach(&self) -> Reach {
-        Reach { device: self.device, peers: DeviceSet::from_bits(self.peers.load(Ordering::Acquire)) }
+        Reach { device: self.device }
     }
 }
 
