@@ -163,7 +163,7 @@ impl Process {
         let reach = match kind {
             PointerKind::Device { device, .. } => DeviceSet::of(device),
             PointerKind::Pinned => DeviceSet::ALL,
-            PointerKind::Pageable => DeviceSet::EMPTY,
+            PointerKind::Managed | PointerKind::Pageable => DeviceSet::EMPTY,
         };
         // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
         let is_whole = matches!(kind, PointerKind::Pinned | PointerKind::Device { mapped: false, .. });

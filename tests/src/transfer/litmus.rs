@@ -320,6 +320,6 @@ impl<'a> Litmus<'a> {
 fn index_of(span: &Span) -> usize {
     match span.kind() {
         PointerKind::Device { device, .. } => device.0 as usize,
-        PointerKind::Pinned | PointerKind::Pageable => usize::MAX,
+        PointerKind::Managed | PointerKind::Pinned | PointerKind::Pageable => usize::MAX,
     }
 }

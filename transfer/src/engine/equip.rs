@@ -33,9 +33,6 @@ impl Engine {
         if let Err(error) = self.kernels.make(&self.epochs, device, self.options().lists) {
             tracing::warn!(target: "glake::transfer", %device, %error, "lists of blocks are copied one by one");
         }
-        let others = self.relays.ready().without(DeviceSet::of(device));
-        self.kernels.open(device, others);
-        others.iter().for_each(|other| self.kernels.open(other, DeviceSet::of(device)));
         if let Err(error) = self.captures.open(&self.driver, device) {
             tracing::warn!(target: "glake::transfer", %device, %error, "copies in graphs take one link");
         }

@@ -43,24 +43,9 @@ impl Kernels {
         Ok(())
     }
 
-    /// Takes those of a GPU from copies that begin, and its plain memory from the others' kernels.
+    /// Takes those of a GPU from copies that begin.
     pub(super) fn take(&self, device: DeviceId) -> Option<Arc<Gather>> {
-        let taken = self.set(device, None);
-        for gather in self.now().each.iter().flatten() {
-            gather.close_peer(device);
-        }
-        taken
-    }
-
-    /// Opens GPUs' plain memory to the kernels of `device`; those that cannot be opened stay closed.
-    pub(super) fn open(&self, device: DeviceId, peers: DeviceSet) {
-        let now = self.now();
-        let Some(gather) = now.get(device) else { return };
-        for peer in peers.without(DeviceSet::of(device)).iter() {
-            if let Err(error) = gather.open_peer(peer) {
-                tracing::debug!(target: "glake::transfer", %device, %peer, %error, "no peer access");
-            }
-        }
+        self.set(device, None)
     }
 
     /// What was there before.
