@@ -99,6 +99,9 @@ impl Server {
             break_even: transfer.break_even,
             slots: transfer.slots,
             streams: transfer.streams as usize,
+            graphs: transfer.graphs,
+            // It measures what all links give, and makes contexts on all GPUs for that.
+            shared_gpus: true,
             ..EngineOptions::default()
         };
         let engine = Engine::new(Epochs::new(driver.clone()), graph, wanted)?;
@@ -170,7 +173,7 @@ impl Server {
         let options = PoolOptions { settings, epochs: Some(self.epochs().clone()), ..PoolOptions::default() };
         let pool = GpuPool::new(self.driver.clone(), device, options)?;
         for relay in self.engine.relays().without(DeviceSet::of(device)).iter() {
-            if let Err(error) = pool.enable_peer(relay) {
+            if let Err(error) = pool.lend_to(relay) {
                 tracing::warn!(target: "glake::copies", %relay, %device, %error, "no relay of copies to this memory");
             }
         }

@@ -32,9 +32,10 @@ pub struct Transfer {
     /// memory): none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub break_even: Option<Bytes>,
-    /// Memory for staging on each relay; a multiple of 2 MiB, CUDA's granularity.
+    /// Memory on each relay through which copies of GPU memory go that is not the pool's (that of `cudaMalloc`); a multiple of 2 MiB,
+    /// CUDA's granularity.
     ///
-    /// Default 16 MiB, which is the most. 0: nothing is staged, and memory of `cudaMalloc` takes its own link alone.
+    /// Default 64 MiB, which is the most: two streams' copies at a time. 0: such copies take their GPU's own link alone.
     pub slots: Bytes,
     /// How many streams of the program can have copies over several links at a time.
     ///
@@ -51,6 +52,16 @@ pub struct Transfer {
     ///
     /// Default false; it takes as long as the copy itself, over one link, and more.
     pub verify: bool,
+    /// Whether copies that a stream records into a graph are split over the links, as kernel nodes on the relays.
+    ///
+    /// Default false: they are one memcpy node each. A graph with nodes of other GPUs cannot be launched from a GPU, nor be the body
+    /// of a conditional node, and what a capture will be used for cannot be known while it is recorded.
+    pub graphs: bool,
+    /// Whether links of GPUs that the program uses too are lent to copies; else relays are only GPUs whose primary context nobody
+    /// has.
+    ///
+    /// Default false.
+    pub shared_gpus: bool,
     /// The folder that calibrations are kept in (`glake topo --calibrate`).
     ///
     /// Absent: `glake/paths` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), or none where there is none.
@@ -150,10 +161,12 @@ impl Default for Transfer {
             local_ranks: None,
             exclude: Vec::new(),
             break_even: None,
-            slots: Bytes::mib(16),
+            slots: Bytes::mib(64),
             streams: 8,
             pageable_threads: None,
             verify: false,
+            graphs: false,
+            shared_gpus: false,
             calibrations: None,
         }
     }

@@ -120,7 +120,7 @@ impl DeviceMemory {
 /// A relay that cannot reach the memory relays none of its copies: no reason to be without a pool.
 fn open(pool: &GpuPool, relays: DeviceSet) {
     for relay in relays.without(DeviceSet::of(pool.device())).iter() {
-        if let Err(error) = pool.enable_peer(relay) {
+        if let Err(error) = pool.lend_to(relay) {
             let device = pool.device();
             tracing::warn!(target: "glake::copies", %relay, %device, %error, "no relay of copies to this memory");
         }

@@ -5,7 +5,8 @@
 //!         └► any other: as the driver knows it
 //! ```
 //!
-//! A range is what its first and its last byte are: one whose ends differ is nothing that a copy could count on. Host memory that was
+//! A range is what the one allocation or registration is that holds all of it; one that leaves the registration it begins in is
+//! nothing that a copy could count on. Host memory that was
 //! pinned a few copies before is not asked for again (`pinned`), where the driver's own copies follow, or parts of one.
 
 use glake_device::owned::{DeviceSet, Side};
@@ -47,8 +48,9 @@ impl End {
 
     /// Whether a copy between these is one between host memory and a GPU's.
     pub fn is_other_side_of(&self, other: &End) -> bool {
-        let on_gpu = |end: &End| matches!(end.kind, PointerKind::Device { .. });
-        on_gpu(self) != on_gpu(other)
+        let on_host = |end: &End| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
+        let [own, others] = [self, other].map(|end| (end.kind.device().is_some(), on_host(end)));
+        own.0 && others.1 || own.1 && others.0
     }
 }
 
@@ -140,7 +142,7 @@ fn holds((from, whole): Range, start: Address, size: Bytes) -> bool {
 }
 
 impl Process {
-    /// What a range of memory is; `None` where its first and its last byte are not of one kind.
+    /// What a range of memory is; `None` where it is not of one kind, or leaves the allocation or registration that it begins in.
     ///
     /// # Errors
     /// What the driver answers.
@@ -154,13 +156,16 @@ impl Process {
             return Ok((Some(end_of_pool(pool)), Some(pool.range())));
         }
         let PointerAttributes { kind, range } = self.driver.pointer_attributes(start)?;
-        let last = start.checked_add(size.get().saturating_sub(1));
-        let ends_alike = match last {
-            Some(_) if range.is_some_and(|range| holds(range, start, size)) => true,
-            Some(last) => self.driver.pointer_attributes(last)?.kind == kind,
-            None => false,
+        let in_one = range.is_some_and(|range| holds(range, start, size));
+        let is_one = match (kind, start.checked_add(size.get().saturating_sub(1))) {
+            _ if in_one => true,
+            (_, None) | (PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, _) => false,
+            // Mapped memory may be many handles side by side, and of memory that the driver does not know it tells no range.
+            (_, Some(last)) => self.driver.pointer_attributes(last)?.kind == kind,
         };
         let reach = match kind {
+            // Who may touch what others mapped only they know.
+            PointerKind::Device { mapped: true, .. } => DeviceSet::EMPTY,
             PointerKind::Device { device, .. } => DeviceSet::of(device),
             PointerKind::Pinned => DeviceSet::ALL,
             PointerKind::Managed | PointerKind::Pageable => DeviceSet::EMPTY,
@@ -168,7 +173,7 @@ impl Process {
         // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
         let is_whole = matches!(kind, PointerKind::Pinned | PointerKind::Device { mapped: false, .. });
         let range = range.filter(|_| is_whole);
-        Ok((ends_alike.then_some(End { kind, reach, is_pool: false }), range))
+        Ok((is_one.then_some(End { kind, reach, is_pool: false }), range))
     }
 
     /// What both ends of a copy on a stream are; `None` where it is one for the driver. That is asked only where the answer can matter,

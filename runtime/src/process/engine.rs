@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Invariants: a copy opens no memory to anybody: what relays may touch is decided when an extent is made, or on the
-//! engine's thread. A pool is opened to a relay by [`glake_tiers::GpuPool::enable_peer`], so its epochs cover the relay's
-//! work before the relay is given any of its memory, and what is freed under an unfinished copy stays until that is done.
+//! engine's thread. A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its epochs wait for no work of the program there.
+//! What is freed under an unfinished copy stays until that is done, because its lanes are joined on the copy's stream, or told of to
+//! the clock.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::topology::Topology;
-use glake_device::{DeviceId, DeviceInfo, PointerKind};
+use glake_device::{DeviceId, DeviceInfo, Driver, PointerKind};
 use glake_transfer::graph::{Direction, PathGraph};
 use glake_transfer::{Engine, EngineOptions, Worth};
 use glake_units::Bytes;
@@ -101,9 +102,13 @@ impl ProcessEngine {
     }
 
     /// What a pool of a device is opened to when it is made: not to relays that rest, which would make their contexts.
-    pub(super) fn awake_relays_of(&self, device: DeviceId) -> DeviceSet {
+    /// Nor to GPUs that the program has to itself.
+    pub(super) fn awake_relays_of(&self, device: DeviceId, driver: &dyn Driver) -> DeviceSet {
         let resting = self.made().map_or(DeviceSet::EMPTY, |engine| engine.resting());
-        self.relays_of(device).without(resting)
+        let relays = self.relays_of(device).without(resting);
+        // An answer that says nothing is no permission.
+        let open = |relay: &DeviceId| self.config.shared_gpus || matches!(driver.has_context(*relay), Ok(false));
+        relays.iter().filter(open).collect()
     }
 
     /// The relays that copies of a device's memory may go over, those that rest too.
@@ -143,6 +148,8 @@ impl ProcessEngine {
             streams: self.config.streams as usize,
             pageable_threads: threads as usize,
             pageable_slots: Bytes::new(SLOTS.get() * u64::from(threads)),
+            graphs: self.config.graphs,
+            shared_gpus: self.config.shared_gpus,
             ..EngineOptions::default()
         };
         let engine = Engine::new(epochs.clone(), PathGraph::empty(), options)?;

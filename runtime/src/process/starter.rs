@@ -48,7 +48,7 @@ impl Starter {
     fn start<'a>(&self, memory: &'a DeviceMemory) -> Result<&'a Started> {
         let others = self.devices.iter().map(DeviceMemory::id).filter(|id| *id != memory.id());
         let peers: Vec<DeviceId> = if self.config.peer_access { others.collect() } else { Vec::new() };
-        let relays = || self.engine.awake_relays_of(memory.id());
+        let relays = || self.engine.awake_relays_of(memory.id(), &**self.epochs.driver());
         memory.start(&self.epochs, &self.config, self.mappings, peers, relays, &self.observers)
     }
 }

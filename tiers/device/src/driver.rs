@@ -102,6 +102,16 @@ pub enum PointerKind {
     Pageable,
 }
 
+impl PointerKind {
+    /// The GPU that it is memory of.
+    pub fn device(self) -> Option<DeviceId> {
+        match self {
+            PointerKind::Device { device, .. } => Some(device),
+            PointerKind::Managed | PointerKind::Pinned | PointerKind::Pageable => None,
+        }
+    }
+}
+
 /// What the driver tells of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerAttributes {

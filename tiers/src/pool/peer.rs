@@ -1,12 +1,21 @@
-//! Other GPUs whose work may touch the pool's memory: all of it, or what is lodged for one of them.
+//! Other GPUs that touch the pool's memory: work of the program, where it asked for that, and work of ours.
 //!
-//! Invariant: a device is watched before it is given access and for ever after, so every epoch that is recorded while a
-//! peer may touch memory waits for the peer's work too. Epochs from before do not, and need not: what was freed in them
-//! no peer could touch, and what it has been given since belongs to later ones. That is decided under the clock's lock,
-//! so that no epoch is in between.
+//! ```text
+//! enable_peer   the program asked   watched: every epoch waits for all of that GPU's work        access to all memory
+//! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to all memory
+//! lodge         guests (guests.rs)  not watched, as above                                        access to their domains
+//! ```
+//!
+//! Invariants:
+//! - A device that the program let touch memory is watched before it is given access and for ever after, so every epoch that is
+//!   recorded meanwhile waits for its work too. Epochs from before do not, and need not: what was freed in them its work could not
+//!   touch, and what it has been given since belongs to later ones. That is decided under the clock's lock, so that no epoch is in
+//!   between.
+//! - No epoch waits for the work of a device that the program did not ask for: of what is ours there the clock is told
+//!   ([`glake_device::owned::Epochs::outside`]).
 
 use glake_device::owned::DeviceSet;
-use glake_device::{Access, DeviceId, DriverError, Protection};
+use glake_device::{Access, DeviceId, DriverError, Protection, Refusal, Verb};
 use parking_lot::Mutex;
 
 use super::execute::retry;
@@ -52,17 +61,9 @@ impl Reach {
         *given = given.union(DeviceSet::of(peer));
     }
 
-    /// Returns whether it was not watched before.
-    fn watch(&self, peer: DeviceId) -> bool {
+    fn watch(&self, peer: DeviceId) {
         let watched = &mut self.peers.lock().watched;
-        let new = !watched.contains(peer);
         *watched = watched.union(DeviceSet::of(peer));
-        new
-    }
-
-    fn unwatch(&self, peer: DeviceId) {
-        let watched = &mut self.peers.lock().watched;
-        *watched = watched.without(DeviceSet::of(peer));
     }
 }
 
@@ -71,10 +72,10 @@ fn read_write(device: DeviceId) -> Access {
 }
 
 impl GpuPool {
-    /// Lets work of `peer` touch this pool's memory: what is mapped now, at all its addresses, and what will be. Plain
-    /// memory of this device is opened to the peer as well. From then on memory is lent, unmapped and released only after
-    /// the peer's work, too, is done, so the peer's context is made if there is none. Twice is no error, and a device need
-    /// not be let to its own memory.
+    /// Lets work of the program on `peer` touch this pool's memory: what is mapped now, at all its addresses, and what will be. Plain
+    /// memory of this device is opened to the peer as well, which the program sees. From then on memory is lent, unmapped and
+    /// released only after the peer's work, too, is done, so the peer's context is made if there is none. Twice is no error, and a
+    /// device need not be let to its own memory.
     ///
     /// # Errors
     /// [`PoolError::NoSuchDevice`], or what the driver answers, above all where the two devices cannot reach each other;
@@ -82,13 +83,36 @@ impl GpuPool {
     pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
         // Nothing is mapped or unmapped meanwhile.
         let _quiet = self.growth()?;
-        if peer == self.device || self.reach.given().contains(peer) {
+        if peer == self.device || self.reach.watched().contains(peer) {
             return Ok(());
         }
-        let new = self.watch(peer)?;
-        self.open_to(peer, new).map_err(|error| self.failed(error))?;
-        self.reach.give(peer);
-        Ok(())
+        self.check_reach(peer)?;
+        let enabled = retry(|| self.driver.enable_peer_access(peer, self.device));
+        enabled.map_err(|error| self.failed(error))?;
+        {
+            let _between_epochs = self.clock.lock();
+            self.reservation.watch(peer);
+            self.reach.watch(peer);
+        }
+        self.give(peer)
+    }
+
+    /// Opens this pool's memory to work of ours on another device: what is mapped now, at all its addresses, and what will be. Whoever
+    /// enqueues such work joins it into this device's context, or tells the clock of it
+    /// ([`glake_device::owned::Epochs::outside`]): no epoch waits for anything else there, and nothing that the program could see
+    /// changes. Twice is no error.
+    ///
+    /// # Errors
+    /// As [`GpuPool::enable_peer`].
+    pub fn lend_to(&self, relay: DeviceId) -> Result<()> {
+        // Nothing is mapped or unmapped meanwhile.
+        let _quiet = self.growth()?;
+        if relay == self.device {
+            return Ok(());
+        }
+        self.check_reach(relay)?;
+        self.reservation.lend(relay);
+        self.give(relay)
     }
 
     /// The devices, besides its own, whose work may touch the pool's memory.
@@ -96,40 +120,49 @@ impl GpuPool {
         self.reach.given()
     }
 
-    /// Memory is lent, unmapped and released only after a guest's work, too, from now on; it is opened to nobody. To be called under
-    /// the growth lock, like whatever stops watching.
+    /// Work of ours for a guest will touch memory that lodges here; it is opened to nobody. To be called under the growth lock.
     pub(super) fn admit(&self, guest: DeviceId) -> Result<()> {
-        if guest == self.device || self.reach.watched().contains(guest) {
-            return Ok(());
+        if guest != self.device {
+            self.check_reach(guest)?;
+            self.reservation.lend(guest);
         }
-        self.watch(guest).map(|_| ())
+        Ok(())
     }
 
-    /// Returns whether the device was not watched before.
-    fn watch(&self, peer: DeviceId) -> Result<bool> {
+    /// Says whether a device reaches this one at all: with nothing mapped yet, nothing else would. Changes nothing.
+    fn check_reach(&self, peer: DeviceId) -> Result<()> {
         let devices = self.driver.devices().map_err(|error| self.failed(error))?;
         if !devices.iter().any(|info| info.id == peer) || DeviceSet::of(peer).is_empty() {
             return Err(PoolError::NoSuchDevice { device: peer, count: devices.len() });
         }
-        // Says whether the devices reach each other at all: with nothing mapped yet, nothing else would.
-        let reached = retry(|| self.driver.enable_peer_access(peer, self.device));
-        reached.map_err(|error| self.failed(error))?;
-        let _between_epochs = self.clock.lock();
-        Ok(self.reach.watch(peer))
+        match retry(|| self.driver.can_access_peer(peer, self.device)) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let (verb, address) = (Verb::CanAccessPeer, self.base());
+                Err(self.failed(DriverError::Refused { verb, address, reason: Refusal::NoPeerAccess }))
+            }
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Gives access to all that is mapped and will be, or to nothing more than before.
+    fn give(&self, peer: DeviceId) -> Result<()> {
+        if !self.reach.given().contains(peer) {
+            self.open_to(peer).map_err(|error| self.failed(error))?;
+            self.reach.give(peer);
+        }
+        Ok(())
     }
 
     /// Gives access to all that is mapped, or to nothing.
-    fn open_to(&self, peer: DeviceId, new: bool) -> std::result::Result<(), DriverError> {
+    fn open_to(&self, peer: DeviceId) -> std::result::Result<(), DriverError> {
         let runs = self.reservation.mapped();
         for (done, &(offset, size)) in runs.iter().enumerate() {
             let given = retry(|| self.reservation.set_access(offset, size, &[read_write(peer)]));
             let Err(error) = given else { continue };
-            if done == 0 && new {
-                self.reach.unwatch(peer);
-            }
             let none = [Access { device: peer, protection: Protection::None }];
             for &(offset, size) in &runs[..done] {
-                // Nobody was told of the access, and the peer stays watched: one that is left is harmless.
+                // Nobody was told of the access: one that is left is harmless.
                 if let Err(error) = retry(|| self.reservation.protect(offset, size, &none)) {
                     tracing::warn!(target: "glake::peers", %peer, %error, "access could not be taken back");
                 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Span};
 use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
 use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
 
 use super::counters::Path;
 use super::kernels::KernelSet;
@@ -41,6 +42,8 @@ struct Branches {
 #[derive(Debug)]
 struct State {
     each: Box<[Option<Branch>]>,
+    /// Recorded on streams that the program captures, by their device, in its primary context.
+    forks: FxHashMap<DeviceId, OwnedEvent>,
     owner: Owner,
 }
 
@@ -51,8 +54,6 @@ type Owner = Option<(u64, StreamId)>;
 #[derive(Debug)]
 struct Branch {
     stream: OwnedStream,
-    /// Recorded on streams of this GPU that the program captures.
-    fork: OwnedEvent,
     join: OwnedEvent,
 }
 
@@ -60,20 +61,30 @@ impl Captures {
     pub(super) fn new(devices: usize) -> Captures {
         let branches = |()| {
             let each = (0..devices).map(|_| None).collect();
-            Branches { state: Mutex::new(State { each, owner: None }) }
+            Branches { state: Mutex::new(State { each, forks: FxHashMap::default(), owner: None }) }
         };
         Captures { all: [(); STREAMS].map(branches), idle: Load::new() }
     }
 
-    /// Makes the branches of a GPU, if they are not made.
-    pub(super) fn open(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+    /// Makes the events for capturing streams of a GPU, if they are not made.
+    pub(super) fn open_target(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+        for branches in &self.all {
+            if !branches.state.lock().forks.contains_key(&device) {
+                let fork = OwnedEvent::new(driver, device, EventKind::Plain)?;
+                branches.state.lock().forks.insert(device, fork);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the branches of a relay, if they are not made; by the driver of contexts of our own.
+    pub(super) fn open_relay(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
         for branches in &self.all {
             if branches.state.lock().get(device).is_some() {
                 continue;
             }
-            let event = || OwnedEvent::new(driver, device, EventKind::Plain);
-            let (fork, join) = (event()?, event()?);
-            let branch = Branch { stream: OwnedStream::new(driver, device)?, fork, join };
+            let join = OwnedEvent::new(driver, device, EventKind::Plain)?;
+            let branch = Branch { stream: OwnedStream::new(driver, device)?, join };
             // Only the engine's thread makes them.
             branches.state.lock().put(device, Some(branch));
         }
@@ -81,10 +92,10 @@ impl Captures {
     }
 
     /// Gives up the branches of a GPU; false while one is in a capture, or the driver does not say.
-    pub(super) fn close(&self, driver: &dyn Driver, device: DeviceId) -> bool {
+    pub(super) fn close(&self, device: DeviceId) -> bool {
         self.all.iter().all(|branches| {
             let Some(mut state) = branches.state.try_lock() else { return false };
-            let free = state.get(device).is_none_or(|branch| branch.is_free(driver));
+            let free = state.get(device).is_none_or(Branch::is_free);
             let closed = if free { state.put(device, None) } else { None };
             drop(state);
             drop(closed);
@@ -93,13 +104,13 @@ impl Captures {
     }
 
     /// The branches of a capturing stream; `None` where all are in other captures.
-    fn of(&self, driver: &dyn Driver, capture: u64, stream: StreamId) -> Option<MutexGuard<'_, State>> {
+    fn of(&self, capture: u64, stream: StreamId) -> Option<MutexGuard<'_, State>> {
         let owner = Some((capture, stream));
         let tried = || self.all.iter().filter_map(|branches| branches.state.try_lock());
         if let Some(own) = tried().find(|state| state.owner == owner) {
             return Some(own);
         }
-        let mut state = tried().find(|state| state.is_free(driver))?;
+        let mut state = tried().find(|state| state.is_free())?;
         state.owner = owner;
         Some(state)
     }
@@ -107,8 +118,8 @@ impl Captures {
 
 impl State {
     /// Whether no capture records any of them.
-    fn is_free(&self, driver: &dyn Driver) -> bool {
-        self.each.iter().flatten().all(|branch| branch.is_free(driver))
+    fn is_free(&self) -> bool {
+        self.each.iter().flatten().all(Branch::is_free)
     }
 
     fn get(&self, device: DeviceId) -> Option<&Branch> {
@@ -123,9 +134,8 @@ impl State {
 }
 
 impl Branch {
-    fn is_free(&self, driver: &dyn Driver) -> bool {
-        let state = driver.capture_state(self.stream.device(), self.stream.id());
-        matches!(state, Ok(CaptureState::None))
+    fn is_free(&self) -> bool {
+        matches!(self.stream.capture_state(), Ok(CaptureState::None))
     }
 }
 
@@ -144,7 +154,8 @@ impl Engine {
     ) -> Result<bool> {
         let Path { target, direction, .. } = path;
         let kernels = self.kernels.now();
-        let reach = kernels.reaching([to.side(), from.side()].into_iter()).intersection(self.relays.usable());
+        let reach = kernels.relays_reaching([to.side(), from.side()].into_iter());
+        let reach = reach.intersection(self.relays.usable());
         let reach = reach.without(DeviceSet::of(target));
         let (size, load) = (to.size(), &self.captures.idle);
         let shares = split(
@@ -154,10 +165,14 @@ impl Engine {
         if shares.iter().all(|share| share.way == Way::Direct) {
             return Ok(false);
         }
-        let Some(branches) = self.captures.of(&*self.driver, capture, on.id) else {
+        let Some(branches) = self.captures.of(capture, on.id) else {
             return Ok(false);
         };
-        let Some(fork) = branches.get(on.device).map(|branch| &branch.fork) else { return Ok(false) };
+        let Some(fork) = branches.forks.get(&on.device) else {
+            drop(branches);
+            self.want_equipment(on.device);
+            return Ok(false);
+        };
         if fork.record(on.raw).is_err() {
             return Ok(false);
         }
@@ -195,7 +210,7 @@ impl Engine {
         to: &Span,
         from: &Span,
     ) -> Result<bool> {
-        let Some(gather) = kernels.get(branch.stream.device()) else { return Ok(false) };
+        let Some(gather) = kernels.relay(branch.stream.device()) else { return Ok(false) };
         if branch.stream.wait_for(fork.id()).is_err() {
             return Ok(false);
         }

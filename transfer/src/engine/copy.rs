@@ -9,18 +9,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use glake_device::CaptureState;
-use glake_device::owned::{self, DeviceSet, Gather, Span};
-use glake_device::{DeviceId, PointerKind};
+use glake_device::owned::{self, DeviceSet, OwnedEvent, Span};
+use glake_device::{CaptureState, DeviceId, EventKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use super::callers::Call;
 use super::counters::Path;
 use super::ends::Ends;
-use super::fork::Fork;
+use super::fork::{Fork, MOST_WAITING};
 use super::gates::Gates;
-use super::kernels::KernelSet;
 use super::lease::{Lease, LeaseState};
 use super::parts::Parts;
 use super::staged::Staged;
@@ -35,7 +33,6 @@ const LONG: Bytes = Bytes::mib(8);
 /// A copy that may be split.
 #[derive(Clone, Copy)]
 struct Job<'a> {
-    kernels: &'a KernelSet,
     to: &'a Span,
     from: &'a Span,
     on: UserStream,
@@ -51,7 +48,30 @@ impl Engine {
     /// was not, or not wholly, enqueued.
     pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
         let parts = self.enqueue(to, from, on, options.priority)?;
+        self.is_enqueued([to.device(), from.device()].into_iter().flatten().collect(), on)?;
         self.handle(on, options, parts)
+    }
+
+    /// Work on memory of these GPUs was enqueued in the order of a stream of the program: the clock is told where that is another GPU's
+    /// stream, which the memory's own context does not wait for.
+    pub(super) fn is_enqueued(&self, memory: DeviceSet, on: UserStream) -> Result<()> {
+        let elsewhere = memory.without(DeviceSet::of(on.device));
+        if elsewhere.is_empty() {
+            return Ok(());
+        }
+        // What is captured runs as often as its graph does.
+        if !matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None)) {
+            return Ok(());
+        }
+        for memory in elsewhere.iter() {
+            let marked = OwnedEvent::new(&self.driver, on.device, EventKind::Plain)
+                .and_then(|event| event.record(on.raw).map(|()| event));
+            match marked {
+                Ok(event) => self.epochs.outside(memory, event),
+                Err(_) => self.driver.stream_synchronize(on.device, on.raw)?,
+            }
+        }
+        Ok(())
     }
 
     /// What a copy that was enqueued on a stream just now is waited for by.
@@ -83,6 +103,7 @@ impl Engine {
     ) -> Result<Option<Parts>> {
         let ends = Ends::of(to, from)?;
         self.relays.tell()?;
+        self.look_around();
         if let Ends::HostAndGpu { target, direction, pinned: false } = ends
             && self.copy_pageable(
                 to,
@@ -102,10 +123,11 @@ impl Engine {
             // An answer that says nothing is no permission.
             match self.driver.capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
-                    let kernels = &*self.kernels.now();
-                    return self.in_turn(Job { kernels, to, from, on, target, direction }, priority);
+                    return self.in_turn(Job { to, from, on, target, direction }, priority);
                 }
-                Ok(CaptureState::Active(capture)) if self.may_split(target, to.size()) => {
+                Ok(CaptureState::Active(capture))
+                    if self.options.graphs && self.may_split(target, to.size()) =>
+                {
                     let path = Path { target, relay: target, direction, way: Way::Direct };
                     if self.copy_captured(to, from, on, path, capture)? {
                         return Ok(None);
@@ -165,18 +187,21 @@ impl Engine {
 
     /// A copy over the target's own link, on its own stream.
     fn native_in_turn(&self, job: Job<'_>, mut turn: Turn<'_>) -> Result<()> {
-        let (mut sent, on) = (Bytes::ZERO, job.on);
-        while sent < job.to.size() {
+        let (mut sent, own) = (Bytes::ZERO, job.on.of_driver(&*self.driver));
+        // Two operations a slice.
+        let most = Bytes::new(turn.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));
+        let begin = if job.to.size() > most { self.marks.mark(job.on).ok() } else { None };
+        let has_begun = || begin.as_ref().is_some_and(|begin| matches!(begin.is_passed(), Ok(true)));
+        while sent < job.to.size() && (sent < most || has_begun()) {
             let size = turn.slice().min(job.to.size().saturating_sub(sent));
             let (Some(to), Some(from)) = (job.to.part(sent, size), job.from.part(sent, size)) else { break };
-            let enqueued = turn.before(on.device, on.raw).is_ok()
-                && owned::copy(&*self.driver, on.device, on.raw, &to, &from).is_ok();
+            let enqueued = turn.before(own).is_ok() && own.copy(&to, &from).is_ok();
             if !enqueued {
                 break;
             }
             sent = sent.saturating_add(size);
         }
-        turn.after(on.device, on.raw);
+        turn.after(own);
         if !sent.is_zero() {
             self.counters.native(sent);
         }
@@ -184,9 +209,9 @@ impl Engine {
         if let (false, Some(to), Some(from)) =
             (left.is_zero(), job.to.part(sent, left), job.from.part(sent, left))
         {
-            self.native(&to, &from, on)?;
+            self.native(&to, &from, job.on)?;
         }
-        turn.end(on);
+        turn.end(own);
         Ok(())
     }
 
@@ -307,9 +332,8 @@ impl Engine {
         // H200s 1 MiB over two links took 26 us instead of 23.
         let own_first = job.to.size() >= LONG || job.direction == Direction::FromGpu;
         let own = shares.iter().filter(|share| share.way == Way::Direct);
-        let by_slots =
-            |share: &Share| share.way == Way::Staged && self.kernels_for(share.relay, job).is_none();
-        let relayed = shares.iter().filter(|share| share.way != Way::Direct && !by_slots(share));
+        let by_slots = |share: &Share| share.way == Way::Staged;
+        let relayed = shares.iter().filter(|share| share.way == Way::ZeroStaging);
         if gives_way {
             left.extend(self.send_slices(fork, own.clone().chain(relayed).copied().collect(), job));
         } else {
@@ -354,12 +378,11 @@ impl Engine {
         left
     }
 
-    /// Enqueues a share in one copy, or by one kernel.
+    /// Enqueues a share in one copy.
     fn send(&self, fork: &mut Fork<'_>, share: &Share, job: Job<'_>) -> bool {
         let Some((to, from)) = job.part(share) else { return false };
-        match (share.way, self.kernels_for(share.relay, job)) {
-            (Way::Direct, _) if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
-            (Way::Staged, Some(kernels)) => fork.launch(job.path(share), kernels, &to, &from),
+        match share.way {
+            Way::Direct if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
             _ => fork.send(job.path(share), &to, &from),
         }
     }
@@ -376,7 +399,7 @@ impl Engine {
         (0_u32..).map(DeviceId).take(self.devices).any(|link| !self.load.link(link, direction).is_zero())
     }
 
-    /// The relays that may touch the memory of a copy directly, and those that have kernels or slots for it.
+    /// The relays that may touch the memory of a copy directly; or else those that have slots for it.
     fn relays_of(
         &self,
         lease: &Arc<Lease>,
@@ -390,16 +413,18 @@ impl Engine {
             Direction::ToGpu => (job.to, job.from),
             Direction::FromGpu => (job.from, job.to),
         };
-        let reach = usable.intersection(device.reach()).intersection(host.reach());
-        if matches!(device.kind(), PointerKind::Device { mapped: true, .. }) {
+        let readers = usable.intersection(host.reach());
+        let reach = readers.intersection(device.reach());
+        // Whoever touches it without its GPU's primary context is let to it; the rest of the GPU's memory is the program's.
+        if !device.reach().without(DeviceSet::of(job.target)).is_empty() {
             return (reach, DeviceSet::EMPTY);
         }
-        let readers = usable.intersection(host.reach());
-        let by_kernel = |relay: &DeviceId| self.kernels_for(*relay, job).is_some();
-        let mut staged: DeviceSet = readers.iter().filter(by_kernel).collect();
-        let peers = |relay: &DeviceId| self.relays.peers(*relay).contains(job.target);
-        let candidates: DeviceSet = readers.without(staged).iter().filter(peers).collect();
-        let mut refreshed = false;
+        let has_side = |relay: &DeviceId| lease.side(job.target, *relay).is_some();
+        let candidates: DeviceSet = readers.iter().filter(has_side).collect();
+        if candidates != readers {
+            self.want_equipment(job.target);
+        }
+        let (mut staged, mut refreshed) = (DeviceSet::EMPTY, false);
         for relay in candidates.iter() {
             let mut has = state.take_ring(self, relay);
             if !has && !refreshed {
@@ -413,13 +438,6 @@ impl Engine {
             }
         }
         (DeviceSet::EMPTY, staged)
-    }
-
-    /// The kernels by which a relay copies what it cannot otherwise, where that is better than slots.
-    fn kernels_for<'k>(&self, relay: DeviceId, job: Job<'k>) -> Option<&'k Gather> {
-        let small = job.to.size() < self.options().kernels_below;
-        let kernels = job.kernels.get(relay).filter(|_| small)?;
-        (kernels.reaches(job.to.side()) && kernels.reaches(job.from.side())).then_some(kernels)
     }
 }
 

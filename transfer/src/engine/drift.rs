@@ -2,7 +2,7 @@
 //! that its calibration is stale.
 //!
 //! ```text
-//!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lease's own lane on that GPU
+//!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lease's marks on that GPU
 //!                                     ─► Observations ─► another graph, or stale
 //! ```
 //!
@@ -16,7 +16,7 @@ use glake_units::{Bytes, Micros};
 use parking_lot::Mutex;
 
 use super::gates::Gates;
-use super::lease::{Lease, LeaseState};
+use super::lease::{Lease, LeaseState, StreamMarks};
 use super::{Engine, UserStream};
 use crate::graph::{Direction, Observations, PathGraph, Shares};
 
@@ -74,13 +74,6 @@ impl Drift {
     }
 }
 
-impl Sample {
-    /// Whose lane's clock it is timed by.
-    pub(super) fn clock(&self) -> DeviceId {
-        self.on
-    }
-}
-
 impl Engine {
     /// Begins to time a copy that is about to fork, if its turn has come and it is alone: how many were begun on other streams.
     pub(super) fn time(
@@ -94,10 +87,10 @@ impl Engine {
         let least = LEAST[usize::from(!graph.is_calibrated())];
         let due = size >= least && on.device == target && state.serial.is_multiple_of(EVERY);
         let others = due.then(|| self.drift.others(state))?;
-        let begun = state.is_clock_free(target)
+        let begun = state.is_clock_free()
             && Direction::BOTH.into_iter().all(|direction| !self.is_loaded(direction))
             && !self.gates.get().is_some_and(Gates::is_needed)
-            && lease.lane(target).is_some_and(|lane| lane.clock[0].record(on.raw).is_ok());
+            && lease.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
         begun.then_some(others)
     }
 
@@ -110,7 +103,7 @@ impl Engine {
         shares: &Shares,
         (graph, others): (Arc<PathGraph>, u64),
     ) {
-        if lease.lane(on.device).is_some_and(|lane| lane.clock[1].record(on.raw).is_ok()) {
+        if lease.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
             let shares = shares.clone();
             state.sample = Some(Sample { on: on.device, direction, shares, graph, others });
         }
@@ -118,12 +111,12 @@ impl Engine {
 
     /// All lanes of a lease are idle: what a copy took, if one was timed and its join has passed.
     pub(super) fn observe(&self, lease: &Lease, state: &mut LeaseState) {
-        let lane = state.sample.as_ref().and_then(|sample| lease.lane(sample.on));
-        let Some(lane) = lane else { return };
-        if matches!(lane.clock[1].is_passed(), Ok(false)) {
+        let marks = state.sample.as_ref().and_then(|sample| lease.marks(sample.on));
+        let Some(StreamMarks { clock, .. }) = marks else { return };
+        if matches!(clock[1].is_passed(), Ok(false)) {
             return;
         }
-        let took = lane.clock[1].since(&lane.clock[0]);
+        let took = clock[1].since(&clock[0]);
         if let (Some(sample), Ok(took)) = (state.sample.take(), took)
             && sample.others == self.drift.others(state)
             && !sample.shares.iter().any(|share| self.relays.is_fenced(share.relay))

@@ -1,4 +1,4 @@
-//! What copies of a GPU's memory use besides lanes, made by the engine's thread: kernels, lists, slots for pageable memory.
+//! What copies use besides lanes, made by the engine's thread: kernels, lists, slots for pageable memory, branches of captures.
 
 use std::sync::atomic::Ordering;
 
@@ -18,26 +18,34 @@ impl Engine {
         }
     }
 
-    /// The GPUs that copies asked it for.
+    /// The GPUs whose memory copies asked it for.
     pub(super) fn equipped(&self) -> DeviceSet {
         DeviceSet::from_bits(self.equipped.load(Ordering::Relaxed))
     }
 
-    /// What was made for a GPU is given up: copies ask for it again.
-    pub(super) fn unequip(&self, device: DeviceId) {
-        self.equipped.fetch_and(!DeviceSet::of(device).bits(), Ordering::Relaxed);
-    }
-
-    /// Makes what is missing for a GPU. Without any of it copies are made another way.
+    /// Makes what is missing for copies of a GPU's memory, in its primary context. Without any of it they are made another way.
     pub(super) fn equip(&self, device: DeviceId) {
-        if let Err(error) = self.kernels.make(&self.epochs, device, self.options().lists) {
+        if let Err(error) = self.kernels.make_target(&self.epochs, device, self.options().lists) {
             tracing::warn!(target: "glake::transfer", %device, %error, "lists of blocks are copied one by one");
         }
-        if let Err(error) = self.captures.open(&self.driver, device) {
+        if let Err(error) = self.captures.open_target(&self.driver, device) {
             tracing::warn!(target: "glake::transfer", %device, %error, "copies in graphs take one link");
         }
         if let Err(error) = self.open_pageable(device) {
             tracing::warn!(target: "glake::transfer", %device, %error, "the driver copies pageable memory");
+        }
+    }
+
+    /// Makes what is missing on a relay, in a context of our own.
+    pub(super) fn equip_relay(&self, relay: DeviceId) {
+        if let Err(error) = self.kernels.make_relay(&self.own, relay, self.options().lists) {
+            tracing::warn!(target: "glake::transfer", %relay, %error, "lists of blocks do without this relay");
+        }
+        if let Err(error) = self.captures.open_relay(self.relay_driver(), relay) {
+            tracing::warn!(target: "glake::transfer", %relay, %error, "copies in graphs do without this relay");
+        }
+        if let Err(error) = self.open_pageable_relay(relay) {
+            tracing::warn!(target: "glake::transfer", %relay, %error, "pageable copies do without this relay");
         }
     }
 }

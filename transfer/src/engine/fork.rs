@@ -11,18 +11,24 @@
 //! - A lane that was entered is joined, whatever failed in between: by an event, or else by a wait on the host. What cannot be
 //!   joined either way is an error, and its lane is never used again.
 //! - What was sent is counted with its relay before it is enqueued.
+//! - No call puts more than [`MOST_WAITING`] operations on a stream behind a fork that the user's stream has not come to: the driver's
+//!   queues are bounded, and a call that finds one full waits for what the program may enqueue later.
 
-use glake_device::owned::{self, DeviceSet, Gather, OwnedEvent, Piece, Span};
-use glake_device::{DeviceId, DriverError, Event, Stream};
+use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Piece, Span, StreamRef};
+use glake_device::{DeviceId, DriverError, Event};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use super::counters::Path;
 use super::lane::Lane;
-use super::lease::{Carried, Lease, LeaseState, Part};
+use super::lease::{Carried, Lease, LeaseState, Part, StreamMarks};
+use super::target::TargetSide;
 use super::turn::Turn;
 use super::{Engine, UserStream};
 use crate::Result;
+
+/// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
+pub(super) const MOST_WAITING: u32 = 256;
 
 /// A copy between its fork and its join.
 pub(super) struct Fork<'a> {
@@ -35,6 +41,10 @@ pub(super) struct Fork<'a> {
     entered: DeviceSet,
     /// Of these, lanes whose second stream has work too.
     second: DeviceSet,
+    /// Of these, lanes whose part goes through slots, and whose memory the other side is.
+    through_slots: SmallVec<[(DeviceId, DeviceId); 8]>,
+    /// Operations on each lane, and on the user's stream.
+    enqueued: SmallVec<[(Option<DeviceId>, u32); 8]>,
     /// Relays that were found lost.
     dead: DeviceSet,
     parts: SmallVec<[(DeviceId, Part); 8]>,
@@ -47,9 +57,9 @@ impl<'a> Fork<'a> {
     /// # Errors
     /// The driver's: nothing is enqueued.
     pub(super) fn mark(lease: &Lease, on: UserStream) -> Result<Option<Event>> {
-        let Some(event) = lease.fork(on.device) else { return Ok(None) };
-        event.record(on.raw)?;
-        Ok(Some(event.id()))
+        let Some(marks) = lease.marks(on.device) else { return Ok(None) };
+        marks.fork.record(on.raw)?;
+        Ok(Some(marks.fork.id()))
     }
 
     /// Begins behind a mark.
@@ -71,6 +81,8 @@ impl<'a> Fork<'a> {
             event: Some(event),
             entered: none,
             second: none,
+            through_slots: SmallVec::new(),
+            enqueued: SmallVec::new(),
             dead: none,
             parts: SmallVec::new(),
             turn: Turn::alone(),
@@ -79,8 +91,35 @@ impl<'a> Fork<'a> {
 
     /// Looks whether the user's stream has come to the fork already. The question takes as long as one lane's wait.
     pub(super) fn look(&mut self) {
-        let event = self.lease.fork(self.on.device);
-        self.event = self.event.filter(|_| !event.is_some_and(|event| matches!(event.is_passed(), Ok(true))));
+        let marks = self.lease.marks(self.on.device);
+        let passed = |marks: &StreamMarks| matches!(marks.fork.is_passed(), Ok(true));
+        self.event = self.event.filter(|_| !marks.is_some_and(passed));
+    }
+
+    /// Whether so many operations more may be enqueued on a lane, or on the user's stream.
+    #[must_use]
+    pub(super) fn has_room(&mut self, lane: Option<DeviceId>, operations: u32) -> bool {
+        let index = match self.enqueued.iter().position(|(of, _)| *of == lane) {
+            Some(index) => index,
+            None => {
+                self.enqueued.push((lane, 0));
+                self.enqueued.len() - 1
+            }
+        };
+        let count = self.enqueued[index].1.saturating_add(operations);
+        if count > MOST_WAITING && self.event.is_some() {
+            self.look();
+            if self.event.is_some() {
+                return false;
+            }
+        }
+        self.enqueued[index].1 = count;
+        true
+    }
+
+    /// The user's stream, for calls.
+    fn own(&self) -> StreamRef<'a> {
+        self.on.of_driver(&*self.engine.driver)
     }
 
     /// Gives way to others' copies on these links, or is given way to.
@@ -102,11 +141,11 @@ impl<'a> Fork<'a> {
 
     /// Before a part, or a slice of one, is enqueued on a lane; false where it must not be.
     #[must_use]
-    pub(super) fn is_turn(&mut self, device: DeviceId, stream: Stream) -> bool {
-        match self.turn.before(device, stream) {
+    pub(super) fn is_turn(&mut self, on: StreamRef<'_>) -> bool {
+        match self.turn.before(on) {
             Ok(()) => true,
             Err(error) => {
-                self.blame(device, &error);
+                self.blame(on.device(), &error);
                 false
             }
         }
@@ -120,42 +159,38 @@ impl<'a> Fork<'a> {
     /// Enqueues one copy on the lane of a path. False: it was not, and must go another way.
     #[must_use]
     pub(super) fn send(&mut self, path: Path, to: &Span, from: &Span) -> bool {
-        let driver = &*self.engine.driver;
-        self.carry(path, to.size(), |stream| owned::copy(driver, path.relay, stream, to, from))
+        self.carry(path, to.size(), |on| on.copy(to, from))
     }
 
     /// The same, of a piece of a block.
     #[must_use]
     pub(super) fn send_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
-        let driver = &*self.engine.driver;
-        self.carry(path, piece.size(), |stream| owned::copy_piece(driver, path.relay, stream, piece))
-    }
-
-    /// The same, by a kernel of the relay.
-    #[must_use]
-    pub(super) fn launch(&mut self, path: Path, kernels: &Gather, to: &Span, from: &Span) -> bool {
-        self.carry(path, to.size(), |stream| kernels.copy(stream, to, from))
+        self.carry(path, piece.size(), |on| on.copy_piece(piece))
     }
 
     fn carry(
         &mut self,
         path: Path,
         size: Bytes,
-        enqueue: impl FnOnce(Stream) -> glake_device::Result<()>,
+        enqueue: impl FnOnce(StreamRef<'_>) -> glake_device::Result<()>,
     ) -> bool {
         let Some(lane) = self.enter(path.relay) else { return false };
-        let (device, stream) = (path.relay, lane.stream.id());
-        // A part whose time is not taken is as good as one whose time is.
-        let timed = !self.is_background() && self.state.times(device) && lane.clock[0].record(stream).is_ok();
-        if !self.is_turn(device, stream) {
+        let (device, on) = (path.relay, lane.stream.of());
+        // The copy, what its turn takes, and what times it.
+        if !self.has_room(Some(device), 3) {
             return false;
         }
-        if let Err(error) = enqueue(stream) {
+        // A part whose time is not taken is as good as one whose time is.
+        let timed = !self.is_background() && self.state.times(device) && lane.clock[0].record(on.id()).is_ok();
+        if !self.is_turn(on) {
+            return false;
+        }
+        if let Err(error) = enqueue(on) {
             self.blame(device, &error);
             return false;
         }
         self.sent(path, size, 1);
-        if timed && lane.clock[1].record(stream).is_ok() {
+        if timed && lane.clock[1].record(on.id()).is_ok() {
             self.part(device).timed = Some((path, size));
         }
         true
@@ -164,26 +199,28 @@ impl<'a> Fork<'a> {
     /// Enqueues one copy on the user's own stream. False: it was not.
     #[must_use]
     pub(super) fn send_own(&mut self, path: Path, to: &Span, from: &Span) -> bool {
-        let (driver, on) = (&*self.engine.driver, self.on);
-        self.carry_own(path, to.size(), || owned::copy(driver, on.device, on.raw, to, from))
+        self.carry_own(path, to.size(), |on| on.copy(to, from))
     }
 
     /// The same, of a piece of a block.
     #[must_use]
     pub(super) fn send_own_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
-        let (driver, on) = (&*self.engine.driver, self.on);
-        self.carry_own(path, piece.size(), || owned::copy_piece(driver, on.device, on.raw, piece))
+        self.carry_own(path, piece.size(), |on| on.copy_piece(piece))
     }
 
     fn carry_own(
         &mut self,
         path: Path,
         size: Bytes,
-        enqueue: impl FnOnce() -> glake_device::Result<()>,
+        enqueue: impl FnOnce(StreamRef<'_>) -> glake_device::Result<()>,
     ) -> bool {
-        let on = self.on;
-        let enqueued = self.turn.before(on.device, on.raw).and_then(|()| enqueue());
-        self.turn.after(on.device, on.raw);
+        // The copy, and what its turn takes.
+        if !self.has_room(None, 3) {
+            return false;
+        }
+        let on = self.own();
+        let enqueued = self.turn.before(on).and_then(|()| enqueue(on));
+        self.turn.after(on);
         if let Err(error) = enqueued {
             tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
             return false;
@@ -199,14 +236,14 @@ impl<'a> Fork<'a> {
     /// Before parts are enqueued on the user's own stream, of whose device's link they are; false where they must not be.
     #[must_use]
     pub(super) fn is_own_turn(&mut self) -> bool {
-        let on = self.on;
-        self.turn.before(on.device, on.raw).is_ok()
+        let on = self.own();
+        self.turn.before(on).is_ok()
     }
 
     /// They are enqueued. Only where there were some: the link may be that of a lane of the copy otherwise.
     pub(super) fn end_own_turn(&mut self) {
-        let on = self.on;
-        self.turn.after(on.device, on.raw);
+        let on = self.own();
+        self.turn.after(on);
     }
 
     /// The lanes that wait for the fork.
@@ -215,19 +252,19 @@ impl<'a> Fork<'a> {
     }
 
     /// The stream of a lane, to enqueue on it what [`Fork::sent`] is told of; `None` where it cannot be used.
-    pub(super) fn stream(&mut self, device: DeviceId) -> Option<Stream> {
-        self.enter(device).map(|lane| lane.stream.id())
+    pub(super) fn stream(&mut self, device: DeviceId) -> Option<&'a OwnedStream> {
+        self.enter(device).map(|lane| &lane.stream)
     }
 
     /// Records an event on a stream of a lane; false where it could not be.
     #[must_use]
-    pub(super) fn marks(&mut self, device: DeviceId, stream: Stream, event: &OwnedEvent) -> bool {
-        let recorded = twice(|| event.record(stream));
-        recorded.inspect_err(|error| self.blame(device, error)).is_ok()
+    pub(super) fn marks(&mut self, on: &OwnedStream, event: &OwnedEvent) -> bool {
+        let recorded = twice(|| event.record(on.id()));
+        recorded.inspect_err(|error| self.blame(on.device(), error)).is_ok()
     }
 
     /// Both streams of a lane.
-    pub(super) fn streams(&mut self, device: DeviceId) -> Option<[Stream; 2]> {
+    pub(super) fn streams(&mut self, device: DeviceId) -> Option<[&'a OwnedStream; 2]> {
         let lane = self.enter(device)?;
         let second = &lane.second;
         if !self.second.contains(device) {
@@ -237,7 +274,23 @@ impl<'a> Fork<'a> {
             }
             self.second = self.second.union(DeviceSet::of(device));
         }
-        Some([lane.stream.id(), second.stream.id()])
+        Some([&lane.stream, &second.stream])
+    }
+
+    /// A relay's lane and a target's side, both behind the fork, for a part through slots.
+    pub(super) fn both_sides(
+        &mut self,
+        target: DeviceId,
+        relay: DeviceId,
+    ) -> Option<(&'a OwnedStream, &'a TargetSide)> {
+        let side = self.lease.side(target, relay)?;
+        let lane = self.enter(relay)?;
+        if let Some(Err(error)) = self.event.map(|event| side.stream.wait_for(event)) {
+            self.blame(target, &error);
+            return None;
+        }
+        self.through_slots.push((relay, target));
+        Some((&lane.stream, side))
     }
 
     /// What comes on a lane's second stream begins after what is on its first by now.
@@ -291,7 +344,7 @@ impl<'a> Fork<'a> {
     /// A lane could be joined by no means; the others are.
     pub(super) fn join(mut self) -> Result<DeviceSet> {
         self.join_all()?;
-        self.turn.end(self.on);
+        self.turn.end(self.own());
         Ok(self.dead)
     }
 
@@ -304,7 +357,7 @@ impl<'a> Fork<'a> {
                 outcome = Err(error);
             }
             // Behind the join: nobody waits for it.
-            self.turn.after(device, lane.stream.id());
+            self.turn.after(lane.stream.of());
             let part = std::mem::take(self.part(device));
             self.state.enter(self.engine, device, part);
         }
@@ -335,12 +388,20 @@ impl<'a> Fork<'a> {
             }
             false => Ok(()),
         };
+        // What the target's side does is a part of the lane: its slots are used until then.
+        let target = self.through_slots.iter().find(|(relay, _)| *relay == device).map(|(_, target)| *target);
+        let staged = match target.and_then(|target| self.lease.side(target, device)) {
+            Some(side) => twice(|| side.end.record(side.stream.id()))
+                .and_then(|()| twice(|| lane.stream.wait_for(side.end.id())))
+                .or_else(|_| self.wait_on_host(side.stream.device(), side.stream.synchronize())),
+            None => Ok(()),
+        };
         let on = self.on;
         let joined = twice(|| lane.done.record(lane.stream.id()))
             .and_then(|()| twice(|| self.engine.driver.stream_wait_event(on.device, on.raw, lane.done.id())));
         // The error itself may be that of the user's device.
         let joined = joined.or_else(|_| self.wait_on_host(device, lane.stream.synchronize()));
-        chained.and(joined)
+        chained.and(staged).and(joined)
     }
 
     /// Waited on the host instead: the work is done, or its relay lost, by which no more of it runs.

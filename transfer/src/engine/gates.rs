@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{Epochs, Flag};
-use glake_device::{Compare, DeviceId, Stream};
+use glake_device::owned::{Epochs, Flag, StreamRef};
+use glake_device::{Compare, DeviceId};
 use parking_lot::{Condvar, Mutex};
 use tracing::debug;
 
@@ -117,9 +117,9 @@ impl Gates {
     }
 
     /// The background copy has ended where the stream is now. A copy whose end cannot be told counts as ended.
-    pub(super) fn leave_on(&self, ticket: Ticket, device: DeviceId, stream: Stream) {
+    pub(super) fn leave_on(&self, ticket: Ticket, on: StreamRef<'_>) {
         let Some(end) = self.shared.ends.get(ticket.place) else { return };
-        if let Err(error) = end.set_on(device, stream, ticket.generation) {
+        if let Err(error) = end.set_on(on, ticket.generation) {
             debug!(target: "glake::transfer", %error, "a background copy is no longer counted");
             end.set(ticket.generation);
         }
@@ -133,14 +133,9 @@ impl Gates {
     }
 
     /// Makes a slice of a background copy wait until the gate of its link is open.
-    pub(super) fn await_on(
-        &self,
-        link: DeviceId,
-        direction: Direction,
-        stream: Stream,
-    ) -> glake_device::Result<()> {
-        match self.shared.gate(link, direction) {
-            Some(gate) => gate.await_on(link, stream, OPEN, Compare::Equal),
+    pub(super) fn await_on(&self, direction: Direction, on: StreamRef<'_>) -> glake_device::Result<()> {
+        match self.shared.gate(on.device(), direction) {
+            Some(gate) => gate.await_on(on, OPEN, Compare::Equal),
             None => Ok(()),
         }
     }
@@ -189,23 +184,18 @@ impl Gates {
     }
 
     /// Shuts the gate of a link once a stream has come to here; whoever shuts it opens it.
-    pub(super) fn shut_on(
-        &self,
-        link: DeviceId,
-        direction: Direction,
-        stream: Stream,
-    ) -> glake_device::Result<()> {
-        match self.shared.gate(link, direction) {
-            Some(gate) => gate.set_on(link, stream, SHUT),
+    pub(super) fn shut_on(&self, direction: Direction, on: StreamRef<'_>) -> glake_device::Result<()> {
+        match self.shared.gate(on.device(), direction) {
+            Some(gate) => gate.set_on(on, SHUT),
             None => Ok(()),
         }
     }
 
     /// Opens the gate of a link once a stream has come to here; now, where that cannot be enqueued. If it is shut after that,
     /// the watch opens it.
-    pub(super) fn open_on(&self, link: DeviceId, direction: Direction, stream: Stream) {
-        if let Some(gate) = self.shared.gate(link, direction)
-            && gate.set_on(link, stream, OPEN).is_err()
+    pub(super) fn open_on(&self, direction: Direction, on: StreamRef<'_>) {
+        if let Some(gate) = self.shared.gate(on.device(), direction)
+            && gate.set_on(on, OPEN).is_err()
         {
             gate.set(OPEN);
         }
@@ -335,7 +325,7 @@ mod tests {
         }
 
         fn slice(&self) {
-            self.gates.await_on(GPU, Direction::ToGpu, self.background.id()).unwrap();
+            self.gates.await_on(Direction::ToGpu, self.background.of()).unwrap();
             self.work(&self.background);
         }
     }
@@ -349,13 +339,13 @@ mod tests {
         for _ in 0..4 {
             bed.slice();
         }
-        bed.gates.leave_on(ticket, GPU, bed.background.id());
+        bed.gates.leave_on(ticket, bed.background.of());
         bed.passed.record(bed.background.id()).unwrap();
-        bed.gates.shut_on(GPU, Direction::ToGpu, bed.critical.id()).unwrap();
+        bed.gates.shut_on(Direction::ToGpu, bed.critical.of()).unwrap();
         for _ in 0..3 {
             bed.work(&bed.critical);
         }
-        bed.gates.open_on(GPU, Direction::ToGpu, bed.critical.id());
+        bed.gates.open_on(Direction::ToGpu, bed.critical.of());
         bed.passed.synchronize().unwrap();
         // One slice had begun; the others came after the critical copy.
         assert_eq!(bed.sim.now(), Duration::from_micros(10 + 20 + 30));
@@ -377,9 +367,9 @@ mod tests {
     fn a_gate_that_nobody_opens_is_opened_by_the_watch() {
         let bed = bed();
         let ticket = bed.gates.enter().unwrap();
-        bed.gates.shut_on(GPU, Direction::ToGpu, bed.critical.id()).unwrap();
+        bed.gates.shut_on(Direction::ToGpu, bed.critical.of()).unwrap();
         bed.slice();
-        bed.gates.leave_on(ticket, GPU, bed.background.id());
+        bed.gates.leave_on(ticket, bed.background.of());
         bed.passed.record(bed.background.id()).unwrap();
         let since = Instant::now();
         while !bed.passed.is_passed().unwrap() {
@@ -397,7 +387,7 @@ mod tests {
         bed.gates.stop();
         assert!(!bed.gates.is_needed() && bed.gates.enter().is_none());
         bed.slice();
-        bed.gates.leave_on(ticket, GPU, bed.background.id());
+        bed.gates.leave_on(ticket, bed.background.of());
         bed.background.synchronize().unwrap();
         bed.gates.stop();
     }
@@ -407,7 +397,7 @@ mod tests {
         let bed = bed();
         let tickets: Vec<Ticket> = (0..TICKETS).map(|_| bed.gates.enter().unwrap()).collect();
         assert!(bed.gates.enter().is_none());
-        bed.gates.leave_on(tickets[7], GPU, bed.critical.id());
+        bed.gates.leave_on(tickets[7], bed.critical.of());
         assert!(bed.gates.enter().is_some_and(|ticket| ticket.place == 7));
     }
 }

@@ -1,5 +1,10 @@
 //! The copy kernels of each GPU, made in the background.
 //!
+//! ```text
+//!   targets   of a GPU whose memory is copied, in its primary context    launched on the program's own streams
+//!   relays    of a relay, in the context of our own there                launched on lanes and branches
+//! ```
+//!
 //! Invariant: a copy has one set from its beginning to its end, and what it has is not dropped under it. Only the engine's thread
 //! changes which set the next copy has.
 
@@ -20,13 +25,17 @@ pub(super) struct Kernels {
 /// Those of each GPU that are made.
 #[derive(Clone, Debug)]
 pub(super) struct KernelSet {
-    each: Box<[Option<Arc<Gather>>]>,
+    targets: Each,
+    relays: Each,
 }
+
+/// By device.
+type Each = Box<[Option<Arc<Gather>>]>;
 
 impl Kernels {
     pub(super) fn new(devices: usize) -> Kernels {
-        let each = (0..devices).map(|_| None).collect();
-        Kernels { now: RwLock::new(Arc::new(KernelSet { each })) }
+        let each = || (0..devices).map(|_| None).collect();
+        Kernels { now: RwLock::new(Arc::new(KernelSet { targets: each(), relays: each() })) }
     }
 
     /// What a copy that begins has.
@@ -34,43 +43,66 @@ impl Kernels {
         self.now.read().clone()
     }
 
-    /// Makes those of a GPU, with so much pinned memory for lists of blocks, if they are not made.
-    pub(super) fn make(&self, epochs: &Arc<Epochs>, device: DeviceId, lists: Bytes) -> Result<()> {
-        if self.now().get(device).is_none() {
+    /// Makes those of a GPU whose memory is copied, with so much pinned memory for lists of blocks, if they are not made.
+    pub(super) fn make_target(&self, epochs: &Arc<Epochs>, device: DeviceId, lists: Bytes) -> Result<()> {
+        if self.now().target(device).is_none() {
             let made = Arc::new(Gather::new(epochs, device, lists)?);
-            self.set(device, Some(made));
+            self.change(|set| put(&mut set.targets, device, Some(made)));
         }
         Ok(())
     }
 
-    /// Takes those of a GPU from copies that begin.
-    pub(super) fn take(&self, device: DeviceId) -> Option<Arc<Gather>> {
-        self.set(device, None)
+    /// Makes those of a relay, likewise; the clock is that of contexts of our own.
+    pub(super) fn make_relay(&self, own: &Arc<Epochs>, device: DeviceId, lists: Bytes) -> Result<()> {
+        if self.now().relay(device).is_none() {
+            let made = Arc::new(Gather::new(own, device, lists)?);
+            self.change(|set| put(&mut set.relays, device, Some(made)));
+        }
+        Ok(())
     }
 
-    /// What was there before.
-    fn set(&self, device: DeviceId, gather: Option<Arc<Gather>>) -> Option<Arc<Gather>> {
+    /// Takes those of a relay from copies that begin.
+    pub(super) fn take_relay(&self, device: DeviceId) -> Option<Arc<Gather>> {
+        self.change(|set| put(&mut set.relays, device, None))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut KernelSet) -> T) -> T {
         let mut next = KernelSet::clone(&self.now());
-        let place = usize::try_from(device.0).ok().and_then(|index| next.each.get_mut(index))?;
-        let before = std::mem::replace(place, gather);
+        let changed = change(&mut next);
         *self.now.write() = Arc::new(next);
-        before
+        changed
     }
 }
 
 impl KernelSet {
-    pub(super) fn get(&self, device: DeviceId) -> Option<&Gather> {
-        self.each.get(usize::try_from(device.0).ok()?)?.as_deref()
+    /// Those of a GPU whose memory is copied.
+    pub(super) fn target(&self, device: DeviceId) -> Option<&Gather> {
+        get(&self.targets, device)
+    }
+
+    /// Those of a relay.
+    pub(super) fn relay(&self, device: DeviceId) -> Option<&Gather> {
+        get(&self.relays, device)
     }
 
     /// Host memory that is pinned for lists of blocks.
     pub(super) fn pinned(&self) -> Bytes {
-        self.each.iter().flatten().map(|gather| gather.pinned()).sum()
+        self.targets.iter().chain(&self.relays).flatten().map(|gather| gather.pinned()).sum()
     }
 
-    /// The GPUs whose kernels may touch all of these.
-    pub(super) fn reaching(&self, sides: impl Iterator<Item = Side> + Clone) -> DeviceSet {
+    /// The relays whose kernels may touch all of these.
+    pub(super) fn relays_reaching(&self, sides: impl Iterator<Item = Side> + Clone) -> DeviceSet {
         let reaching = |gather: &&Arc<Gather>| sides.clone().all(|side| gather.reaches(side));
-        self.each.iter().flatten().filter(reaching).map(|gather| gather.device()).collect()
+        self.relays.iter().flatten().filter(reaching).map(|gather| gather.device()).collect()
     }
+}
+
+fn get(each: &Each, device: DeviceId) -> Option<&Gather> {
+    each.get(usize::try_from(device.0).ok()?)?.as_deref()
+}
+
+/// What was there before.
+fn put(each: &mut Each, device: DeviceId, gather: Option<Arc<Gather>>) -> Option<Arc<Gather>> {
+    let place = usize::try_from(device.0).ok().and_then(|index| each.get_mut(index))?;
+    std::mem::replace(place, gather)
 }

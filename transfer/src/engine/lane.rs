@@ -1,4 +1,4 @@
-//! A path's streams on one GPU, for one stream of the program at a time.
+//! A relay's streams, in a context of our own, for one stream of the program at a time.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(super) struct Lane {
     pub(super) stream: OwnedStream,
     /// Recorded on `stream` after each copy's part: once it has passed, the lane is idle.
     pub(super) done: OwnedEvent,
-    /// For staged copies, which alternate between both streams, and for what is passed on.
+    /// For what is passed on.
     pub(super) second: Second,
     /// Before and after a part that is timed.
     pub(super) clock: [OwnedEvent; 2],
@@ -28,6 +28,7 @@ pub(super) struct Second {
 }
 
 impl Lane {
+    /// By the driver of contexts of our own.
     pub(super) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
         let event = |kind| OwnedEvent::new(driver, device, kind);
         Ok(Lane {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use glake_device::owned::{DeviceSet, OwnedEvent, Span};
-use glake_device::{CaptureState, EventKind, PointerKind, StreamId};
+use glake_device::{CaptureState, EventKind, StreamId};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
@@ -89,6 +89,7 @@ impl Engine {
         if paths.len() < 2 {
             return Ok(false);
         }
+        self.look_around();
         self.relays.tell()?;
         // A lease of its own: no driver counts its streams so far down from the end.
         let own = StreamId(u64::MAX - self.late.fetch_add(1, Ordering::Relaxed));
@@ -114,12 +115,8 @@ impl Engine {
     /// The target's own link, which `direct` is, and those of the relays that may touch its memory and are known to serve it.
     fn late_paths(&self, to: &Span, from: &Span, direct: Path) -> SmallVec<[Path; 8]> {
         let (target, direction) = (direct.target, direct.direction);
-        let device = if to.device().is_some() { to } else { from };
         let rivals = self.rivals.of(target, direction, &self.load, self.devices).rivals;
-        let usable = match device.kind() {
-            PointerKind::Device { mapped: true, .. } => self.relays.usable().without(rivals),
-            _ => DeviceSet::EMPTY,
-        };
+        let usable = self.relays.usable().without(rivals);
         let reach = usable.intersection(to.reach()).intersection(from.reach());
         let graph = self.graph();
         let serves = |way, relay| match way {
@@ -143,7 +140,7 @@ impl Engine {
         let broken = state.broken();
         let usable = |path: &&Path| lease.lane(path.relay).is_some() && !broken.contains(path.relay);
         let ready = |path: &Path| {
-            let event = |_| OwnedEvent::new(&self.driver, path.relay, EventKind::Plain).ok();
+            let event = |_| OwnedEvent::new(self.relay_driver(), path.relay, EventKind::Plain).ok();
             let idle = (0..AHEAD).map(event).collect::<Option<Vec<OwnedEvent>>>()?;
             Some(Going { path: *path, under_way: VecDeque::new(), idle, is_open: true, pace: 0 })
         };
@@ -212,7 +209,7 @@ impl Late<'_> {
             sent = sent.saturating_add(size);
         }
         let relay = going.path.relay;
-        let told = sent.is_zero() || fork.stream(relay).is_some_and(|stream| fork.marks(relay, stream, &end));
+        let told = sent.is_zero() || fork.stream(relay).is_some_and(|stream| fork.marks(stream, &end));
         // What is not known to arrive is copied again, behind what is under way.
         let kept = if told { sent } else { Bytes::ZERO };
         if !kept.is_zero() {

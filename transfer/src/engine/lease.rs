@@ -5,11 +5,12 @@
 //! - A lease changes hands only when all its lanes were seen idle. So no copy waits for another stream's.
 //! - A lane whose work could not be joined is never used again.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{DeviceSet, OwnedEvent};
-use glake_device::{DeviceId, StreamId};
+use glake_device::{DeviceId, Driver, EventKind, StreamId};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -18,15 +19,30 @@ use super::counters::Path;
 use super::drift::Sample;
 use super::lane::Lane;
 use super::slots::Ring;
+use super::target::TargetSide;
+use crate::Result;
 use crate::graph::Direction;
 
-/// Lanes and fork events, by device; the thread that makes relays ready adds them.
+/// Lanes by relay, and what is in the primary contexts of the program's GPUs; the thread that makes relays ready adds them.
 #[derive(Debug)]
 pub(super) struct Lease {
     lanes: Box<[OnceLock<Lane>]>,
-    /// Events that are recorded on the owner's stream where a copy forks: of the stream's own device.
-    forks: Box<[OnceLock<OwnedEvent>]>,
+    /// Of the owner's stream, by its device.
+    marks: Box<[OnceLock<StreamMarks>]>,
+    /// By target and relay.
+    sides: Box<[OnceLock<TargetSide>]>,
+    /// Whose copies these are, as its state says: for those who need not wait for its lock then. 0: nobody's.
+    owner: AtomicU64,
     pub(super) state: Mutex<LeaseState>,
+}
+
+/// Events that are recorded on a stream of the program.
+#[derive(Debug)]
+pub(super) struct StreamMarks {
+    /// Where a copy forks.
+    pub(super) fork: OwnedEvent,
+    /// Before and after a copy that is timed.
+    pub(super) clock: [OwnedEvent; 2],
 }
 
 /// What changes with each copy.
@@ -89,7 +105,9 @@ impl Lease {
     pub(super) fn new(devices: usize) -> Lease {
         Lease {
             lanes: (0..devices).map(|_| OnceLock::new()).collect(),
-            forks: (0..devices).map(|_| OnceLock::new()).collect(),
+            marks: (0..devices).map(|_| OnceLock::new()).collect(),
+            sides: (0..devices * devices).map(|_| OnceLock::new()).collect(),
+            owner: AtomicU64::new(0),
             state: Mutex::new(LeaseState {
                 retired: false,
                 owner: None,
@@ -108,13 +126,29 @@ impl Lease {
         self.lanes.get(index(device)?)?.get()
     }
 
-    /// Whether it has anything of these GPUs.
+    /// Whether it has lanes of these relays.
     pub(super) fn is_of(&self, devices: DeviceSet) -> bool {
-        devices.iter().any(|device| self.lane(device).is_some() || self.fork(device).is_some())
+        devices.iter().any(|device| self.lane(device).is_some())
     }
 
-    pub(super) fn fork(&self, device: DeviceId) -> Option<&OwnedEvent> {
-        self.forks.get(index(device)?)?.get()
+    pub(super) fn marks(&self, device: DeviceId) -> Option<&StreamMarks> {
+        self.marks.get(index(device)?)?.get()
+    }
+
+    /// What it has on a target for the slots of a relay.
+    pub(super) fn side(&self, target: DeviceId, relay: DeviceId) -> Option<&TargetSide> {
+        self.sides.get(self.place(target, relay)?)?.get()
+    }
+
+    /// Whether a stream's copies are on it, as last seen: takes no lock.
+    pub(super) fn is_of_stream(&self, stream: StreamId) -> bool {
+        self.owner.load(Ordering::Acquire) == owner_bits(Some(stream))
+    }
+
+    /// Says whose copies are on it from now on; under its lock.
+    pub(super) fn set_owner(&self, state: &mut LeaseState, owner: Option<StreamId>) -> Option<StreamId> {
+        self.owner.store(owner_bits(owner), Ordering::Release);
+        std::mem::replace(&mut state.owner, owner)
     }
 
     /// Adds a lane; one that is there stays.
@@ -124,12 +158,38 @@ impl Lease {
         }
     }
 
-    /// Adds a fork event; one that is there stays.
-    pub(super) fn add_fork(&self, device: DeviceId, event: OwnedEvent) {
-        if let Some(place) = index(device).and_then(|index| self.forks.get(index)) {
-            let _ = place.set(event);
+    /// Adds the events for streams of a device; those that are there stay.
+    pub(super) fn add_marks(&self, device: DeviceId, marks: StreamMarks) {
+        if let Some(place) = index(device).and_then(|index| self.marks.get(index)) {
+            let _ = place.set(marks);
         }
     }
+
+    /// Adds a target's side; one that is there stays.
+    pub(super) fn add_side(&self, target: DeviceId, relay: DeviceId, side: TargetSide) {
+        if let Some(place) = self.place(target, relay).and_then(|place| self.sides.get(place)) {
+            let _ = place.set(side);
+        }
+    }
+
+    fn place(&self, target: DeviceId, relay: DeviceId) -> Option<usize> {
+        let (target, relay) = (index(target)?, index(relay)?);
+        (relay < self.lanes.len()).then_some(target * self.lanes.len() + relay)
+    }
+}
+
+impl StreamMarks {
+    /// In the primary context of a device.
+    pub(super) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<StreamMarks> {
+        let event = |kind| OwnedEvent::new(driver, device, kind);
+        let clock = [event(EventKind::Timed)?, event(EventKind::Timed)?];
+        Ok(StreamMarks { fork: event(EventKind::Plain)?, clock })
+    }
+}
+
+/// 0 is nobody's: streams count from 1 up, and from the end down.
+fn owner_bits(owner: Option<StreamId>) -> u64 {
+    owner.map_or(0, |stream| stream.0)
 }
 
 impl LeaseState {
@@ -172,7 +232,7 @@ impl LeaseState {
     /// It is out of use from now on. There is no work on it.
     pub(super) fn retire(&mut self, engine: &Engine) {
         self.withdraw(engine);
-        (self.retired, self.owner, self.sample) = (true, None, None);
+        (self.retired, self.sample) = (true, None);
     }
 
     pub(super) fn is_retired(&self) -> bool {
@@ -221,19 +281,15 @@ impl LeaseState {
 
     /// Whether the next part on a lane is to be timed.
     pub(super) fn times(&mut self, device: DeviceId) -> bool {
-        if self.sample.as_ref().is_some_and(|sample| sample.clock() == device) {
-            return false;
-        }
         self.flight(device).is_some_and(|flight| {
             flight.turn += 1;
             flight.timed.is_none() && flight.turn % TIMED == 1
         })
     }
 
-    /// Whether a lane's clock times nothing, nor any other for a copy as a whole.
-    pub(super) fn is_clock_free(&self, device: DeviceId) -> bool {
-        let flight = index(device).and_then(|index| self.flights.get(index));
-        self.sample.is_none() && flight.is_some_and(|flight| flight.timed.is_none())
+    /// Whether no copy is timed as a whole.
+    pub(super) fn is_clock_free(&self) -> bool {
+        self.sample.is_none()
     }
 
     /// Whether it is time to look again: asking for an event costs as much as issuing a copy.

@@ -90,6 +90,7 @@ impl Leases {
                         self.table.write().remove(&owner);
                     }
                     state.retire(engine);
+                    lease.set_owner(&mut state, None);
                     self.all.write().retain(|other| !Arc::ptr_eq(other, &lease));
                 }
                 idle
@@ -125,7 +126,7 @@ impl Leases {
         if let Some(lease) = lease {
             let mut state = lease.state.lock();
             if state.owner == Some(stream) {
-                state.owner = None;
+                lease.set_owner(&mut state, None);
                 self.table.write().remove(&stream);
             }
         }
@@ -143,7 +144,7 @@ impl Leases {
         if table.contains_key(&stream) {
             return false;
         }
-        if let Some(before) = state.owner.replace(stream) {
+        if let Some(before) = lease.set_owner(state, Some(stream)) {
             table.remove(&before);
         }
         table.insert(stream, lease.clone());

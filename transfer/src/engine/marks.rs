@@ -44,14 +44,6 @@ impl Marks {
     }
 }
 
-impl Marks {
-    /// Gives up the idle events of a device.
-    pub(super) fn forget(&self, device: DeviceId) {
-        let idle = self.idle.lock().remove(&device);
-        drop(idle);
-    }
-}
-
 impl Mark {
     pub(super) fn synchronize(&self) -> Result<()> {
         self.event.as_ref().map_or(Ok(()), |event| Ok(event.synchronize()?))

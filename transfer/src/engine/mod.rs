@@ -18,6 +18,8 @@
 //! - A copy begins after all work that was on its stream before, and all work enqueued on it later begins after the copy:
 //!   whatever part took whichever way.
 //! - No success is told of bytes that did not arrive.
+//! - Relays work in contexts of our own: no work of the program's contexts waits for theirs, nor they for it, but through what the
+//!   program's own stream orders. They touch GPU memory of ours only, and of host memory ranges inside one registration.
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
 //! - A copy owns what it stands on until it ends; a relay rests, and its context goes, only when nobody owns anything there.
 //! - A copy creates nothing, but for the thread that the first background one starts and the events of `late`. It takes no lock
@@ -53,6 +55,7 @@ mod slots;
 mod staged;
 mod statistics;
 mod stream;
+mod target;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -63,7 +66,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use glake_device::owned::{DeviceSet, Epochs};
-use glake_device::{Driver, StreamId};
+use glake_device::{DeviceId, Driver, StreamId};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
@@ -95,6 +98,8 @@ use crate::graph::{Load, PathGraph};
 pub struct Engine {
     epochs: Arc<Epochs>,
     driver: Arc<dyn Driver>,
+    /// The clock of contexts of our own, in which relays work.
+    own: Arc<Epochs>,
     options: EngineOptions,
     /// How many the driver shows.
     devices: usize,
@@ -127,9 +132,10 @@ impl Engine {
     pub fn new(epochs: Arc<Epochs>, graph: PathGraph, options: EngineOptions) -> Result<Arc<Engine>> {
         let driver = epochs.driver().clone();
         let devices = driver.devices()?.len();
+        let own = Epochs::new(driver.own_contexts()?);
         let engine = Engine {
             marks: Marks::new(driver.clone()),
-            relays: Arc::new(Relays::new(devices, options.relays)),
+            relays: Arc::new(Relays::new(devices, options.relays, options.shared_gpus)),
             rests: Rests::default(),
             counters: Counters::new(devices),
             floor: AtomicU64::new(0),
@@ -149,6 +155,7 @@ impl Engine {
             devices,
             epochs,
             driver,
+            own,
             options,
         };
         engine.replace_graph(graph);
@@ -238,6 +245,33 @@ impl Engine {
     /// The clock of the driver's completions.
     pub fn epochs(&self) -> &Arc<Epochs> {
         &self.epochs
+    }
+
+    /// The driver of the contexts that relays work in.
+    fn relay_driver(&self) -> &Arc<dyn Driver> {
+        self.own.driver()
+    }
+
+    /// The program uses a GPU: its link serves its own copies only, unless GPUs may be shared ([`EngineOptions::shared_gpus`]). What
+    /// the engine has there is given up in the background.
+    pub fn leave_to_program(&self, device: DeviceId) {
+        if self.relays.leave_to_program(device) {
+            tracing::info!(target: "glake::transfer", gpu = %device, "the program uses this GPU: copies of others leave its link");
+            self.rest(DeviceSet::of(device));
+        }
+    }
+
+    /// Looks which relays the program has begun to use: those whose primary context somebody made.
+    fn look_around(&self) {
+        if self.options.shared_gpus {
+            return;
+        }
+        for relay in self.relays.usable().iter() {
+            // An answer that says nothing is no permission.
+            if self.driver.has_context(relay).unwrap_or(true) {
+                self.leave_to_program(relay);
+            }
+        }
     }
 
     fn floor(&self) -> Bytes {

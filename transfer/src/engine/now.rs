@@ -39,7 +39,8 @@ impl Engine {
 
     /// Copies again what lost relays carried.
     pub(super) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        let lease = parts.lease.upgrade();
+        // Where it has become another stream's, all of this copy's work on it was seen done.
+        let lease = parts.lease.upgrade().filter(|lease| lease.is_of_stream(on.id));
         let mut state = lease.as_ref().map(|lease| (lease, lease.state.lock()));
         let mut lost = self.relays.fenced().intersection(parts.used);
         let mut unknown = parts.used.without(lost);

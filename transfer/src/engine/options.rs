@@ -12,11 +12,9 @@ pub struct EngineOptions {
     pub relays: DeviceSet,
     /// Smaller copies are native; `None`: what the graph says of the target.
     pub break_even: Option<Bytes>,
-    /// Memory of each relay for staging, at most 16 MiB; 0: no staging.
+    /// Memory of each relay through which copies of GPU memory go that is not ours (that of `cudaMalloc`), at most 64 MiB; 0: such
+    /// copies take their GPU's own link.
     pub slots: Bytes,
-    /// Smaller copies of memory that relays cannot copy to and from themselves (that of `cudaMalloc`) are made by kernels of
-    /// theirs, larger ones through slots; 0: all of them through slots.
-    pub kernels_below: Bytes,
     /// How many streams of the program can have copies over several links under way at a time; those of further ones are
     /// native.
     pub streams: usize,
@@ -27,20 +25,28 @@ pub struct EngineOptions {
     /// Pinned memory, for each GPU, for the lists of scattered blocks that its kernels are copying: 24 bytes a block. Blocks past
     /// that are copied one by one.
     pub lists: Bytes,
+    /// Whether copies that a stream records into a graph are split: kernel nodes on relays beside a memcpy node. Such a graph
+    /// cannot be launched from a GPU, nor be the body of a conditional node, and what a capture will be used for cannot be asked
+    /// of it. False: one memcpy node, as the driver's own copy.
+    pub graphs: bool,
+    /// Whether links of GPUs that the program uses too are lent to copies; else relays are only GPUs whose primary context nobody
+    /// has.
+    pub shared_gpus: bool,
 }
 
 impl Default for EngineOptions {
-    /// No relays; 16 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks.
+    /// No relays; 64 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks.
     fn default() -> Self {
         EngineOptions {
             relays: DeviceSet::EMPTY,
             break_even: None,
-            slots: Bytes::mib(16),
-            kernels_below: Bytes::mib(128),
+            slots: Bytes::mib(64),
             streams: 8,
             pageable_threads: 6,
             pageable_slots: Bytes::mib(24),
             lists: Bytes::mib(4),
+            graphs: false,
+            shared_gpus: false,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! - A relay that is asleep is taken by no copy that begins; what it has goes only when no copy uses it (`rest`).
 //! - A copy's part is counted (`begin`) before it is enqueued and until it was seen to arrive (`confirm`). So whoever loses the
 //!   relay counts it, or whoever enqueues sees the loss: both look after they have written.
+//! - A relay that was left to the program is asleep for ever.
 //! - Every part that a loss counts is told of: by the copy's handle, and once by the next call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +27,9 @@ pub(super) struct Relays {
     fenced: AtomicU64,
     /// Those that rest, or are to.
     asleep: AtomicU64,
+    /// Those that the program uses; none where GPUs are shared.
+    left: AtomicU64,
+    shared: bool,
     each: Box<[Relay]>,
     /// Whether `lost` holds something: what a copy looks at.
     is_lost: AtomicBool,
@@ -38,19 +42,19 @@ pub(super) struct Relays {
 struct Relay {
     /// Parts of copies that were enqueued and not seen to arrive.
     unconfirmed: AtomicU64,
-    /// The GPUs whose plain memory its work may touch.
-    peers: AtomicU64,
     rings: Mutex<Vec<Ring>>,
     cost: Mutex<Option<RelayCost>>,
 }
 
 impl Relays {
-    pub(super) fn new(devices: usize, wanted: DeviceSet) -> Relays {
+    pub(super) fn new(devices: usize, wanted: DeviceSet, shared: bool) -> Relays {
         Relays {
             wanted: AtomicU64::new(wanted.bits()),
             ready: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
             asleep: AtomicU64::new(0),
+            left: AtomicU64::new(0),
+            shared,
             each: (0..devices).map(|_| Relay::default()).collect(),
             is_lost: AtomicBool::new(false),
             lost: Mutex::default(),
@@ -61,8 +65,19 @@ impl Relays {
     /// Those that a copy may take now.
     pub(super) fn usable(&self) -> DeviceSet {
         let bits = self.wanted.load(Ordering::Relaxed) & self.ready.load(Ordering::Acquire);
-        let out = self.fenced.load(Ordering::Acquire) | self.asleep.load(Ordering::Acquire);
+        let out = self.fenced.load(Ordering::Acquire) | self.asleep.load(Ordering::Acquire) | self.left().bits();
         DeviceSet::from_bits(bits & !out)
+    }
+
+    /// Those that the program uses, where GPUs are not shared.
+    pub(super) fn left(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.left.load(Ordering::Acquire))
+    }
+
+    /// No copy takes a relay from its beginning on, for the rest of the process; true the first time.
+    pub(super) fn leave_to_program(&self, relay: DeviceId) -> bool {
+        let bit = DeviceSet::of(relay).bits();
+        !self.shared && self.left.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
     /// Those that rest, or are to.
@@ -75,9 +90,9 @@ impl Relays {
         self.asleep.fetch_or(relays.bits(), Ordering::SeqCst);
     }
 
-    /// All may be taken again; those that have lanes at once.
+    /// All may be taken again, but for those that the program uses; those that have lanes at once.
     pub(super) fn awake(&self) {
-        self.asleep.store(0, Ordering::SeqCst);
+        self.asleep.fetch_and(self.left().bits(), Ordering::SeqCst);
     }
 
     pub(super) fn wanted(&self) -> DeviceSet {
@@ -109,27 +124,6 @@ impl Relays {
 
     pub(super) fn is_fenced(&self, relay: DeviceId) -> bool {
         self.fenced().contains(relay)
-    }
-
-    /// The GPUs whose plain memory the work of `relay` may touch.
-    pub(super) fn peers(&self, relay: DeviceId) -> DeviceSet {
-        self.of(relay).map_or(DeviceSet::EMPTY, |of| DeviceSet::from_bits(of.peers.load(Ordering::Acquire)))
-    }
-
-    pub(super) fn add_peer(&self, relay: DeviceId, peer: DeviceId) {
-        if let Some(of) = self.of(relay) {
-            of.peers.fetch_or(DeviceSet::of(peer).bits(), Ordering::Release);
-        }
-    }
-
-    /// A context has gone, or is about to: nobody touches its plain memory, nor its work that of others.
-    pub(super) fn forget_peer(&self, relay: DeviceId) {
-        for of in &self.each {
-            of.peers.fetch_and(!DeviceSet::of(relay).bits(), Ordering::AcqRel);
-        }
-        if let Some(of) = self.of(relay) {
-            of.peers.store(0, Ordering::Release);
-        }
     }
 
     /// All rings that no lease has.

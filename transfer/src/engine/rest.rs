@@ -58,9 +58,6 @@ pub enum WhyStayed {
     /// Something else that GLake made there lives.
     #[error("it holds {0} that are in use")]
     InUse(Living),
-    /// The program uses it too.
-    #[error("the program uses it too")]
-    Program,
     /// A relay that was lost stays as it is.
     #[error("the GPU was lost")]
     Lost,
@@ -225,7 +222,7 @@ impl Resting {
     fn begin(&mut self, engine: &Engine, relays: DeviceSet) {
         let kernels = engine.kernels.now();
         for relay in relays.iter() {
-            let graph = kernels.get(relay).is_some_and(Gather::is_captured);
+            let graph = kernels.relay(relay).is_some_and(Gather::is_captured);
             if graph || engine.relays.is_fenced(relay) {
                 self.going = self.going.without(DeviceSet::of(relay));
                 self.told = self.told.union(DeviceSet::of(relay));
@@ -241,7 +238,7 @@ impl Resting {
     fn strip(&mut self, engine: &Engine) -> bool {
         let mut all = true;
         for relay in self.going.iter() {
-            let (kernels, gate) = (engine.kernels.take(relay), engine.close_pageable(relay));
+            let (kernels, gate) = (engine.kernels.take_relay(relay), engine.close_pageable(relay));
             let rings = engine.relays.take_rings(relay);
             // What is new here may have work that the last epoch does not cover.
             if kernels.is_some() || gate.is_some() || !rings.is_empty() {
@@ -251,10 +248,7 @@ impl Resting {
             self.kernels.extend(kernels);
             self.gates.extend(gate);
             self.rings.extend(rings);
-            engine.relays.forget_peer(relay);
-            engine.marks.forget(relay);
-            engine.unequip(relay);
-            all &= engine.captures.close(&*engine.driver, relay);
+            all &= engine.captures.close(relay);
         }
         all
     }
@@ -279,7 +273,7 @@ impl Resting {
         // Dropping these waits for their GPUs.
         let done = match &mut self.done {
             Some(done) => done,
-            empty => match engine.epochs.record(self.stripped) {
+            empty => match engine.own.record(self.stripped) {
                 Ok(epoch) => empty.insert(epoch),
                 Err(error) => {
                     tracing::debug!(target: "glake::transfer", %error, "relays do not rest yet");
@@ -306,12 +300,9 @@ impl Resting {
             if !engine.relays.asleep().contains(relay) {
                 continue;
             }
-            let released = engine.epochs.release_context(relay);
+            let released = engine.own.release_context(relay);
             let why = match released {
-                Ok(()) => match engine.driver.has_context(relay) {
-                    Ok(false) => None,
-                    _ => Some(WhyStayed::Program),
-                },
+                Ok(()) => None,
                 Err(_) if !last => continue,
                 Err(DriverError::ContextInUse { living, .. }) => Some(WhyStayed::InUse(living)),
                 Err(DriverError::NotReady { .. } | DriverError::Capturing { .. }) => {

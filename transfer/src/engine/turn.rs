@@ -10,12 +10,12 @@
 //!
 //! Invariant: a gate that a turn shut is opened by a stream behind the part, or by the turn's end.
 
-use glake_device::owned::DeviceSet;
-use glake_device::{DeviceId, Stream};
+use glake_device::DeviceId;
+use glake_device::owned::{DeviceSet, StreamRef};
 use glake_units::Bytes;
 
 use super::gates::{Gates, Ticket};
-use super::{Priority, UserStream};
+use super::Priority;
 use crate::graph::Direction;
 
 /// The slices of a background copy, by direction: another copy waits on each link for one of each stream that has them. Copies to
@@ -113,18 +113,19 @@ impl<'a> Turn<'a> {
     ///
     /// # Errors
     /// The driver's: the slice must not be enqueued here.
-    pub(super) fn before(&mut self, link: DeviceId, stream: Stream) -> glake_device::Result<()> {
+    pub(super) fn before(&mut self, on: StreamRef<'_>) -> glake_device::Result<()> {
+        let link = on.device();
         let Some(gates) = self.gates else { return Ok(()) };
         match self.kind {
             Kind::Alone => {}
             Kind::Background { .. } => {
                 gates.let_pass();
-                gates.await_on(link, self.direction, stream)?;
+                gates.await_on(self.direction, on)?;
                 gates.let_pass();
             }
             Kind::Foreground => {
                 // A gate that cannot be shut costs time and nothing else.
-                if !self.shut.contains(link) && gates.shut_on(link, self.direction, stream).is_ok() {
+                if !self.shut.contains(link) && gates.shut_on(self.direction, on).is_ok() {
                     self.shut = self.shut.union(DeviceSet::of(link));
                 }
             }
@@ -133,19 +134,19 @@ impl<'a> Turn<'a> {
     }
 
     /// All of this copy's work on a stream of a link is enqueued.
-    pub(super) fn after(&mut self, link: DeviceId, stream: Stream) {
-        if let Some(gates) = self.gates.filter(|_| self.shut.contains(link)) {
-            gates.open_on(link, self.direction, stream);
-            self.shut = self.shut.without(DeviceSet::of(link));
+    pub(super) fn after(&mut self, on: StreamRef<'_>) {
+        if let Some(gates) = self.gates.filter(|_| self.shut.contains(on.device())) {
+            gates.open_on(self.direction, on);
+            self.shut = self.shut.without(DeviceSet::of(on.device()));
         }
     }
 
     /// The copy is enqueued, and ends where its stream is now.
-    pub(super) fn end(&mut self, on: UserStream) {
+    pub(super) fn end(&mut self, on: StreamRef<'_>) {
         if let (Some(gates), Kind::Background { ticket, .. }) = (self.gates, &mut self.kind)
             && let Some(ticket) = ticket.take()
         {
-            gates.leave_on(ticket, on.device, on.raw);
+            gates.leave_on(ticket, on);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that makes what copies use: contexts, lanes, events, slots, peer access. A copy makes none of these.
+//! The thread that makes what copies use: contexts, lanes, events, slots. A copy makes none of these.
 //!
 //! It sleeps while nothing is asked of it, and holds the engine weakly.
 
@@ -6,16 +6,17 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use glake_device::owned::{DeviceSet, OwnedEvent};
-use glake_device::{DeviceId, EventKind, MemoryInfo};
+use glake_device::owned::DeviceSet;
+use glake_device::{DeviceId, MemoryInfo};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 use super::gates::Gates;
 use super::lane::Lane;
-use super::lease::Lease;
+use super::lease::{Lease, StreamMarks};
 use super::rest::{PAUSE, Resting};
 use super::slots::Ring;
+use super::target::TargetSide;
 use super::{Engine, RelayCost};
 use crate::{Result, TransferError};
 
@@ -177,6 +178,9 @@ fn run(shared: &Shared, engine: &Weak<Engine>) {
             return;
         }
         forks = forks.union(orders.forks);
+        if orders.prepare {
+            forks = forks.union(engine.in_use());
+        }
         engine.provide(&orders, forks);
         for after in orders.after {
             after(&engine);
@@ -203,7 +207,7 @@ impl Engine {
     fn provide(&self, orders: &Orders, forks: DeviceSet) {
         if orders.prepare {
             let ready = self.relays.ready().union(self.relays.asleep());
-            let missing = self.relays.wanted().without(ready).iter();
+            let missing = self.relays.wanted().without(ready).without(self.of_program()).iter();
             // Asked of all before any is made: what is made for one can need a context on another.
             let missing: Vec<_> = missing.map(|relay| (relay, self.driver.memory_info(relay))).collect();
             for (relay, before) in missing {
@@ -212,32 +216,30 @@ impl Engine {
                     tracing::warn!(target: "glake::transfer", %relay, %error, "a GPU cannot be a relay");
                 }
             }
-            // What relays that rested have forgotten.
-            for device in forks.without(self.relays.ready()).without(self.relays.asleep()).iter() {
-                self.join_peers(device);
-            }
         }
         let asleep = self.relays.asleep();
-        let relays = match orders.prepare {
-            true => self.relays.ready().union(self.equipped()),
-            false => DeviceSet::EMPTY,
-        };
-        relays.union(orders.equip).without(asleep).iter().for_each(|device| self.equip(device));
+        let targets = if orders.prepare { self.equipped() } else { DeviceSet::EMPTY };
+        targets.union(orders.equip).iter().for_each(|device| self.equip(device));
+        if orders.prepare {
+            self.relays.ready().without(asleep).iter().for_each(|relay| self.equip_relay(relay));
+        }
         let most = self.options().streams.max(1);
         if orders.more_leases && self.leases.is_short() && self.leases.len() < most {
             self.add_lease(forks);
         }
-        for device in orders.forks.without(self.relays.ready()).without(asleep).iter() {
-            self.join_peers(device);
-            for lease in self.leases.snapshot() {
-                match OwnedEvent::new(&self.driver, device, EventKind::Plain) {
-                    Ok(event) => lease.add_fork(device, event),
-                    Err(error) => {
-                        tracing::warn!(target: "glake::transfer", %device, %error, "copies of its streams stay native");
-                    }
-                }
-            }
+        for lease in self.leases.snapshot() {
+            self.furnish(&lease, forks);
         }
+    }
+
+    /// GPUs that the program uses, where it has them to itself: by a primary context, which none of ours is.
+    fn of_program(&self) -> DeviceSet {
+        if self.options().shared_gpus {
+            return DeviceSet::EMPTY;
+        }
+        // An answer that says nothing is no permission.
+        let used = |relay: &DeviceId| self.driver.has_context(*relay).unwrap_or(true);
+        self.relays.wanted().iter().filter(used).collect::<DeviceSet>().union(self.relays.left())
     }
 
     /// Makes a GPU a relay: its context first, which may take half a second.
@@ -245,7 +247,7 @@ impl Engine {
         self.make_gates();
         self.make_leases(forks);
         for lease in self.leases.snapshot() {
-            self.furnish(&lease, relay)?;
+            self.add_lane(&lease, relay)?;
         }
         // Where a rest was given up, some of it is there still.
         let earlier = self.relays.cost(relay);
@@ -253,9 +255,6 @@ impl Engine {
             Some(RelayCost { slots, .. }) if !slots.is_zero() => slots,
             _ => self.add_slots(relay),
         };
-        if !slots.is_zero() {
-            self.join_peers(relay);
-        }
         let after = self.driver.memory_info(relay)?;
         let taken = before.free.saturating_sub(after.free).saturating_sub(slots);
         let context = earlier.map_or(taken, |earlier| earlier.context);
@@ -288,62 +287,77 @@ impl Engine {
     fn add_lease(&self, forks: DeviceSet) {
         let lease = Arc::new(Lease::new(self.devices));
         for relay in self.relays.ready().iter() {
-            if let Err(error) = self.furnish(&lease, relay) {
+            if let Err(error) = self.add_lane(&lease, relay) {
                 tracing::warn!(target: "glake::transfer", %relay, %error, "a stream's copies do without a relay");
             }
         }
-        for device in forks.without(self.relays.ready()).without(self.relays.asleep()).iter() {
-            if let Ok(event) = OwnedEvent::new(&self.driver, device, EventKind::Plain) {
-                lease.add_fork(device, event);
-            }
-        }
+        self.furnish(&lease, forks);
         self.leases.add(lease);
     }
 
-    fn furnish(&self, lease: &Lease, relay: DeviceId) -> Result<()> {
+    fn add_lane(&self, lease: &Lease, relay: DeviceId) -> Result<()> {
         if lease.lane(relay).is_none() {
-            lease.add_lane(relay, Lane::new(&self.driver, relay)?);
-        }
-        if lease.fork(relay).is_none() {
-            lease.add_fork(relay, OwnedEvent::new(&self.driver, relay, EventKind::Plain)?);
+            lease.add_lane(relay, Lane::new(self.relay_driver(), relay)?);
         }
         Ok(())
     }
 
-    /// Slots on a relay, and access to the others' plain memory: without either it relays mapped memory only.
+    /// What a lease has in the primary contexts of GPUs: marks where copies fork, and a target's side of slots.
+    fn furnish(&self, lease: &Lease, forks: DeviceSet) {
+        for device in forks.iter().filter(|device| lease.marks(*device).is_none()) {
+            match StreamMarks::new(&self.driver, device) {
+                Ok(marks) => lease.add_marks(device, marks),
+                Err(error) => {
+                    tracing::warn!(target: "glake::transfer", %device, %error, "copies of its streams stay native");
+                }
+            }
+        }
+        let pairs = self.equipped().iter().flat_map(|target| {
+            let relays = self.relays.ready().without(DeviceSet::of(target));
+            relays.iter().map(move |relay| (target, relay)).collect::<Vec<_>>()
+        });
+        for (target, relay) in pairs.filter(|(target, relay)| lease.side(*target, *relay).is_none()) {
+            match TargetSide::new(&self.driver, target) {
+                Ok(side) => lease.add_side(target, relay, side),
+                Err(error) => {
+                    tracing::warn!(target: "glake::transfer", %target, %relay, %error, "no slots for its memory");
+                }
+            }
+        }
+    }
+
+    /// Slots on a relay, open to every GPU: without them it relays memory of ours only.
     fn add_slots(&self, relay: DeviceId) -> Bytes {
         if !self.is_staging() {
             return Bytes::ZERO;
         }
-        let rings = match Ring::all(&self.epochs, relay, self.options().slots) {
+        let rings = match Ring::all(&self.own, relay, self.options().slots, self.reachable(relay)) {
             Ok(rings) => rings,
             Err(error) => {
                 tracing::warn!(target: "glake::transfer", %relay, %error, "a relay has no memory for slots");
                 return Bytes::ZERO;
             }
         };
-        let taken = rings.iter().map(|ring| Bytes::new(2 * ring.slot().get())).sum();
+        let taken = rings.iter().map(Ring::size).sum();
         for ring in rings {
             self.relays.give_ring(relay, ring);
         }
         taken
     }
 
-    /// Lets the work of relays touch the plain memory of a device, and that of the device theirs.
-    fn join_peers(&self, device: DeviceId) {
-        if !self.is_staging() {
-            return;
-        }
-        for relay in self.relays.ready().without(DeviceSet::of(device)).iter() {
-            for (relay, peer) in [(relay, device), (device, relay)] {
-                match self.driver.enable_peer_access(relay, peer) {
-                    Ok(()) => self.relays.add_peer(relay, peer),
-                    Err(error) => {
-                        tracing::debug!(target: "glake::transfer", %relay, %peer, %error, "no peer access");
-                    }
-                }
-            }
-        }
+    /// The GPUs whose work can touch a relay's memory.
+    fn reachable(&self, relay: DeviceId) -> DeviceSet {
+        let all = (0_u32..).map(DeviceId).take(self.devices);
+        let reach = |device: &DeviceId| {
+            *device == relay || matches!(self.driver.can_access_peer(*device, relay), Ok(true))
+        };
+        all.filter(reach).collect()
+    }
+
+    /// The GPUs that have a primary context.
+    fn in_use(&self) -> DeviceSet {
+        let all = (0_u32..).map(DeviceId).take(self.devices);
+        all.filter(|device| matches!(self.driver.has_context(*device), Ok(true))).collect()
     }
 
     fn is_staging(&self) -> bool {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use glake_units::Bytes;
 
-use super::{Epochs, Pages, Registration};
-use crate::{Address, Compare, DeviceId, Driver, Result, Stream};
+use super::{Epochs, Pages, Registration, StreamRef};
+use crate::{Address, Compare, Result};
 
 /// Flags lie so far apart: writing one does not disturb those who look at another.
 const LINE: u64 = 128;
@@ -19,7 +19,6 @@ const LINE: u64 = 128;
 /// dropped.
 #[derive(Clone, Debug)]
 pub struct Flag {
-    driver: Arc<dyn Driver>,
     /// Keeps the word.
     _memory: Arc<Registration>,
     address: Address,
@@ -34,7 +33,6 @@ impl Flag {
         let size = Bytes::new(LINE * u64::from(count.max(1)));
         let memory = Arc::new(Registration::new(epochs, Pages::new(size, 1)?)?);
         let flag = |index| Flag {
-            driver: epochs.driver().clone(),
             _memory: memory.clone(),
             address: Address(memory.start().0 + LINE * u64::from(index)),
         };
@@ -52,15 +50,15 @@ impl Flag {
     }
 
     /// Makes a stream wait until it compares true.
-    pub fn await_on(&self, device: DeviceId, stream: Stream, value: u32, compare: Compare) -> Result<()> {
+    pub fn await_on(&self, on: StreamRef<'_>, value: u32, compare: Compare) -> Result<()> {
         // SAFETY: the word is pinned memory, which lives until all work of all devices is done.
-        unsafe { self.driver.stream_wait_value(device, stream, self.address, value, compare) }
+        unsafe { on.driver().stream_wait_value(on.device(), on.id(), self.address, value, compare) }
     }
 
     /// Sets it once a stream has done its earlier work.
-    pub fn set_on(&self, device: DeviceId, stream: Stream, value: u32) -> Result<()> {
+    pub fn set_on(&self, on: StreamRef<'_>, value: u32) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.driver.stream_write_value(device, stream, self.address, value) }
+        unsafe { on.driver().stream_write_value(on.device(), on.id(), self.address, value) }
     }
 
     fn word(&self) -> &AtomicU32 {
@@ -73,7 +71,7 @@ impl Flag {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::EventKind;
+    use crate::{DeviceId, Driver, EventKind};
     use crate::owned::{OwnedEvent, OwnedStream};
     use crate::sim::{Census, SimOptions, SimTopology, Simulator};
 
@@ -87,7 +85,7 @@ mod tests {
         let streams = [DeviceId(0), DeviceId(1)].map(|device| OwnedStream::new(&driver, device).unwrap());
         let passed = OwnedEvent::new(&driver, DeviceId(0), EventKind::Plain).unwrap();
         let await_flag = |flag: &Flag, value| {
-            flag.await_on(DeviceId(0), streams[0].id(), value, Compare::AtLeast).unwrap();
+            flag.await_on(streams[0].of(), value, Compare::AtLeast).unwrap();
             passed.record(streams[0].id()).unwrap();
         };
         await_flag(&flags[0], 7);
@@ -98,7 +96,7 @@ mod tests {
         flags[0].set(8);
         assert!(passed.is_passed().unwrap());
         await_flag(&flags[2], 1);
-        flags[2].set_on(DeviceId(1), streams[1].id(), 5).unwrap();
+        flags[2].set_on(streams[1].of(), 5).unwrap();
         passed.synchronize().unwrap();
         assert_eq!([0, 1, 2].map(|at: usize| flags[at].get()), [8, 7, 5]);
         drop((flags, streams, passed, epochs));

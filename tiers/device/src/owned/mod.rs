@@ -48,5 +48,5 @@ pub use range::PinnedRange;
 pub use registration::Registration;
 pub use reservation::Reservation;
 pub use span::{Span, copy};
-pub use stream::OwnedStream;
+pub use stream::{OwnedStream, StreamRef};
 pub use table::Mapping;

@@ -114,6 +114,19 @@ impl Reservation {
         self.change_access(offset, size, access, false)
     }
 
+    /// Says that only work of ours will touch this memory from another device, and that whoever enqueues it joins it into the
+    /// owner's context or tells its clock of it ([`Epochs::outside`]): no proof of that device's work is asked for. To be said before
+    /// the device is given access.
+    pub fn lend(&self, device: DeviceId) {
+        self.table.lock().lend(device);
+    }
+
+    /// Says that any work of a device may touch this memory from now on: proofs of it are asked for. To be said before it may.
+    pub fn watch(&self, device: DeviceId) {
+        let mark = self.epochs.mark();
+        self.table.lock().watch(device, mark);
+    }
+
     /// As [`Reservation::set_access`], and may take access away: it first waits for the contexts that lose it.
     /// What is enqueued afterwards faults.
     pub fn protect(&self, offset: Bytes, size: Bytes, access: &[Access]) -> Result<()> {

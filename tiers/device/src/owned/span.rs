@@ -108,10 +108,7 @@ impl Span {
 
     /// The GPU that it is memory of.
     pub fn device(&self) -> Option<DeviceId> {
-        match self.kind {
-            PointerKind::Device { device, .. } => Some(device),
-            PointerKind::Managed | PointerKind::Pinned | PointerKind::Pageable => None,
-        }
+        self.kind.device()
     }
 
     /// Whether a range lies in it.

@@ -53,6 +53,8 @@ pub(super) struct Table {
     busy: Vec<Range<u64>>,
     /// A mark from before each device was given its first access to anything here.
     since: BTreeMap<DeviceId, Sequence>,
+    /// Devices that only work of ours touches this memory from, which the owner's epochs cover ([`super::Epochs::outside`]).
+    lent: DeviceSet,
 }
 
 type Outcome<T> = Result<T, Refusal>;
@@ -242,15 +244,31 @@ impl Table {
         }
     }
 
+    /// From now on only work of ours touches the memory from a device, if no other has until now.
+    pub(super) fn lend(&mut self, device: DeviceId) {
+        if !self.since.contains_key(&device) {
+            self.lent = self.lent.union(DeviceSet::of(device));
+        }
+    }
+
+    /// From now on, which `mark` was drawn before, any work of a device may touch the memory.
+    pub(super) fn watch(&mut self, device: DeviceId, mark: Sequence) {
+        if self.lent.contains(device) {
+            self.lent = self.lent.without(DeviceSet::of(device));
+            self.since.insert(device, mark);
+        }
+    }
+
     /// The devices whose work from before a mark may use a mapping.
     fn users(&self, entry: &Entry, mark: Sequence) -> DeviceSet {
         let early = |device: &DeviceId| self.since.get(device).is_none_or(|since| *since <= mark);
-        entry.readers.iter().filter(early).collect()
+        entry.readers.without(self.lent).iter().filter(early).collect()
     }
 
     /// The devices whose work may use any of the mappings.
     pub(super) fn devices(&self, mappings: &[Range<u64>]) -> Outcome<DeviceSet> {
-        mappings.iter().try_fold(DeviceSet::EMPTY, |set, range| Ok(set.union(self.entry(range)?.readers)))
+        let readers = |range| Ok(self.entry(range)?.readers.without(self.lent));
+        mappings.iter().try_fold(DeviceSet::EMPTY, |set, range| Ok(set.union(readers(range)?)))
     }
 
     /// Whether exactly this mapping is there, retired or not.

@@ -12,7 +12,7 @@ mod slices;
 
 use std::sync::Arc;
 
-use glake_device::owned::{self, DeviceSet, Span};
+use glake_device::owned::{DeviceSet, Span};
 use glake_device::{CaptureState, DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -61,6 +61,7 @@ impl Engine {
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Ends::of(to, from).map(drop))?;
         self.relays.tell()?;
+        self.look_around();
         let _call = self.call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let sources = self.sources(cast);
@@ -72,6 +73,7 @@ impl Engine {
             match leased {
                 Some(outcome) => {
                     if let Some(parts) = outcome? {
+                        self.is_enqueued(to.iter().filter_map(Span::device).collect(), on)?;
                         return self.handle(on, options, Some(parts));
                     }
                 }
@@ -86,6 +88,7 @@ impl Engine {
                 (parts, more) => more.or(parts),
             };
         }
+        self.is_enqueued(to.iter().filter_map(Span::device).collect(), on)?;
         self.handle(on, options, parts)
     }
 
@@ -182,7 +185,9 @@ impl Engine {
         else {
             return all();
         };
-        if !fork.send(path(device, device), &to, &from) {
+        // What is passed on, and what orders it.
+        let operations = 3 + u32::try_from(count).unwrap_or(u32::MAX);
+        if !fork.has_room(Some(device), operations) || !fork.send(path(device, device), &to, &from) {
             return all();
         }
         if let Err(error) = fork.stagger(device) {
@@ -192,7 +197,7 @@ impl Engine {
         others
             .filter(|other| {
                 let Some(next) = cast.to[*other].part(slice.offset, slice.size) else { return true };
-                let passed = owned::copy(&*self.driver, device, second, &next, &to);
+                let passed = second.of().copy(&next, &to);
                 if let Err(error) = &passed {
                     fork.blame(device, error);
                 } else if let Some(target) = next.device() {

@@ -12,8 +12,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use glake_device::owned::{self, DeviceSet, Span};
-use glake_device::{DeviceId, Driver, DriverError};
+use glake_device::owned::{DeviceSet, Span};
+use glake_device::{DeviceId, DriverError};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
@@ -24,11 +24,12 @@ use super::threads::Work;
 use crate::graph::Direction;
 
 pub(super) struct Job {
-    driver: Arc<dyn Driver>,
     relays: Arc<Relays>,
     station: Arc<Station>,
     to: Span,
     from: Span,
+    /// Whose memory it is about.
+    target: DeviceId,
     direction: Direction,
     /// Whose links it goes over.
     paths: SmallVec<[DeviceId; 8]>,
@@ -82,21 +83,20 @@ enum End {
 
 impl Job {
     pub(super) fn new(
-        driver: &Arc<dyn Driver>,
         relays: &Arc<Relays>,
         station: &Arc<Station>,
         ends: (&Span, &Span),
-        direction: Direction,
+        (target, direction): (DeviceId, Direction),
         paths: SmallVec<[DeviceId; 8]>,
     ) -> Job {
         let (to, from) = (ends.0.clone(), ends.1.clone());
         let chunk = chunk(to.size(), station.threads(), station.slot());
         Job {
-            driver: driver.clone(),
             relays: relays.clone(),
             station: station.clone(),
             to,
             from,
+            target,
             direction,
             paths,
             chunk,
@@ -168,9 +168,10 @@ impl Job {
         };
         let count = self.paths.len();
         for path in (0..count).map(|step| self.paths[(thread + step) % count]) {
-            let Some(gate) = self.station.gate(path).filter(|_| !self.is_dead(path)) else { continue };
+            let gate = self.station.gate(self.target, path).filter(|_| !self.is_dead(path));
+            let Some(gate) = gate else { continue };
             let (stream, done) = (gate.stream.id(), gate.done.get(slot.index)?);
-            if let Err(error) = owned::copy(&*self.driver, path, stream, &to, &from) {
+            if let Err(error) = gate.stream.of().copy(&to, &from) {
                 self.blame(path, &error);
                 continue;
             }

@@ -70,25 +70,33 @@ impl Pageable {
 }
 
 impl Engine {
-    /// Makes what pageable copies of a GPU need: slots, and a stream on it.
+    /// Makes what pageable copies of a GPU's memory need: slots, and a stream on it.
     pub(super) fn open_pageable(&self, device: DeviceId) -> Result<()> {
+        self.station()?.map_or(Ok(()), |station| station.open_target(&self.driver, device))
+    }
+
+    /// Makes what a relay needs for them.
+    pub(super) fn open_pageable_relay(&self, device: DeviceId) -> Result<()> {
+        self.station()?.map_or(Ok(()), |station| station.open_relay(self.relay_driver(), device))
+    }
+
+    /// The slots, made now if they were not.
+    fn station(&self) -> Result<Option<&Arc<Station>>> {
         let (threads, memory) = (self.options.pageable_threads, self.options.pageable_slots);
         if threads == 0 {
-            return Ok(());
+            return Ok(None);
         }
         if self.pageable.station.get().is_none()
             && let Some(station) = Station::new(&self.epochs, self.devices, threads, memory)?
         {
             let _ = self.pageable.station.set(station);
         }
-        self.pageable.station.get().map_or(Ok(()), |station| station.open(&self.epochs, device))
+        Ok(self.pageable.station.get())
     }
 
-    /// Takes what pageable copies have on a GPU out of use: those that use it have it until they end.
+    /// Takes what pageable copies have on a relay out of use: those that use it have it until they end.
     pub(super) fn close_pageable(&self, device: DeviceId) -> Option<Arc<Gate>> {
-        let marks = self.pageable.marks.lock().remove(&device);
-        drop(marks);
-        self.pageable.station.get()?.close(device)
+        self.pageable.station.get()?.close_relay(device)
     }
 
     /// Copies between pageable memory and a GPU; false, and nothing done, where that is better left to the driver.
@@ -106,7 +114,7 @@ impl Engine {
         if none || to.size() < LEAST {
             return Ok(false);
         }
-        let Some(station) = station.get().filter(|station| station.gate(target).is_some()) else {
+        let Some(station) = station.get().filter(|station| station.serves(target)) else {
             self.want_equipment(target);
             return Ok(false);
         };
@@ -124,7 +132,7 @@ impl Engine {
             priority => self.turn(priority, direction),
         };
         turn.shut_now(paths.iter().copied());
-        let job = Arc::new(Job::new(&self.driver, &self.relays, station, (to, from), direction, paths));
+        let job = Arc::new(Job::new(&self.relays, station, (to, from), (target, direction), paths));
         let work: Arc<dyn Work> = job.clone();
         self.pageable.threads.call(&work, job.width().saturating_sub(1));
         work.help();
@@ -175,8 +183,10 @@ impl Engine {
         direction: Direction,
     ) -> SmallVec<[DeviceId; 8]> {
         let memory = if direction == Direction::ToGpu { to } else { from };
-        let open = |relay: &DeviceId| taken.station().gate(*relay).is_some();
-        let reach = self.relays.usable().intersection(memory.reach()).iter().filter(open).collect();
+        let open = |relay: &DeviceId| taken.station().gate(target, *relay).is_some();
+        self.look_around();
+        let usable = self.relays.usable().without(DeviceSet::of(target));
+        let reach = usable.intersection(memory.reach()).iter().filter(open).collect();
         let ask = Ask {
             target,
             direction,

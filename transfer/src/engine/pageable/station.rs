@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::owned::{Epochs, OwnedEvent, OwnedStream, Pages, Registration, Span};
-use glake_device::{DeviceId, EventKind};
+use glake_device::{DeviceId, Driver, EventKind};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 use smallvec::SmallVec;
@@ -23,9 +23,15 @@ const LEAST: Bytes = Bytes::kib(256);
 #[derive(Debug)]
 pub(super) struct Station {
     slots: Vec<Slot>,
-    gates: Box<[RwLock<Option<Arc<Gate>>>]>,
+    /// Of GPUs whose memory is copied, in their primary contexts.
+    targets: Gates,
+    /// Of relays, in contexts of our own.
+    relays: Gates,
     taken: AtomicBool,
 }
+
+/// By device.
+type Gates = Box<[RwLock<Option<Arc<Gate>>>]>;
 
 /// Pinned memory that one thread fills or empties.
 #[derive(Debug)]
@@ -67,18 +73,28 @@ impl Station {
         let all = Bytes::new(slot.get().saturating_mul(count as u64));
         let memory = Arc::new(Registration::new(epochs, Pages::new(all, 0)?)?);
         let part = |index: usize| Span::pinned(&memory, Bytes::new(slot.get() * index as u64), slot);
+        let gates = || (0..devices).map(|_| RwLock::default()).collect();
         let slot = |index| part(index).map(|memory| Slot { index, memory, lost: AtomicBool::new(false) });
         Ok(Some(Arc::new(Station {
             slots: (0..count).map_while(slot).collect(),
-            gates: (0..devices).map(|_| RwLock::default()).collect(),
+            targets: gates(),
+            relays: gates(),
             taken: AtomicBool::new(false),
         })))
     }
 
-    /// Makes the stream and events of a GPU.
-    pub(super) fn open(&self, epochs: &Arc<Epochs>, device: DeviceId) -> Result<()> {
-        let Some(place) = self.place(device).filter(|place| place.read().is_none()) else { return Ok(()) };
-        let driver = epochs.driver();
+    /// Makes the stream and events of a GPU whose memory is copied.
+    pub(super) fn open_target(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+        self.open(&self.targets, driver, device)
+    }
+
+    /// Makes those of a relay, by the driver of contexts of our own.
+    pub(super) fn open_relay(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+        self.open(&self.relays, driver, device)
+    }
+
+    fn open(&self, gates: &Gates, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+        let Some(place) = place(gates, device).filter(|place| place.read().is_none()) else { return Ok(()) };
         let event = |_: &Slot| OwnedEvent::new(driver, device, EventKind::Plain);
         let done = self.slots.iter().map(event).collect::<glake_device::Result<_>>()?;
         let gate = Gate { stream: OwnedStream::new(driver, device)?, done };
@@ -86,13 +102,20 @@ impl Station {
         Ok(())
     }
 
-    pub(super) fn gate(&self, device: DeviceId) -> Option<Arc<Gate>> {
-        self.place(device)?.read().clone()
+    /// Whether copies of a GPU's memory can go through here.
+    pub(super) fn serves(&self, target: DeviceId) -> bool {
+        self.gate(target, target).is_some()
     }
 
-    /// Takes the gate of a GPU from copies' next chunks.
-    pub(super) fn close(&self, device: DeviceId) -> Option<Arc<Gate>> {
-        self.place(device)?.write().take()
+    /// What copies of `target`'s memory over the link of `path` go through.
+    pub(super) fn gate(&self, target: DeviceId, path: DeviceId) -> Option<Arc<Gate>> {
+        let gates = if path == target { &self.targets } else { &self.relays };
+        place(gates, path)?.read().clone()
+    }
+
+    /// Takes the gate of a relay from copies' next chunks.
+    pub(super) fn close_relay(&self, device: DeviceId) -> Option<Arc<Gate>> {
+        place(&self.relays, device)?.write().take()
     }
 
     /// The slots of a thread that may be used; none for threads past those that it was made for.
@@ -122,9 +145,10 @@ impl Station {
         was_free.then(|| Taken(self.clone()))
     }
 
-    fn place(&self, device: DeviceId) -> Option<&RwLock<Option<Arc<Gate>>>> {
-        self.gates.get(usize::try_from(device.0).ok()?)
-    }
+}
+
+fn place(gates: &Gates, device: DeviceId) -> Option<&RwLock<Option<Arc<Gate>>>> {
+    gates.get(usize::try_from(device.0).ok()?)
 }
 
 impl Taken {

@@ -18,8 +18,8 @@ mod list;
 
 use std::sync::Arc;
 
-use glake_device::owned::{self, Blocks, DeviceSet, Gather, Piece, Side, Span};
-use glake_device::{CaptureState, DeviceId, DriverError, PointerKind, Stream};
+use glake_device::owned::{self, Blocks, DeviceSet, Gather, OwnedStream, Piece, Side, Span, StreamRef};
+use glake_device::{CaptureState, DeviceId, DriverError, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
@@ -71,7 +71,7 @@ struct Taker<'a> {
     /// Whether its part goes onto the user's own stream.
     own: bool,
     /// What its kernels are launched on, where kernels copy.
-    kernels: Option<(&'a Gather, Stream)>,
+    kernels: Option<(&'a Gather, StreamRef<'a>)>,
     carried: Bytes,
     launches: u64,
 }
@@ -126,6 +126,7 @@ impl Engine {
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
         self.relays.tell()?;
+        self.look_around();
         let _call = self.call(options.priority);
         let kernels = &*self.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
@@ -144,6 +145,8 @@ impl Engine {
         for group in groups.iter().filter(|group| !is_spread(group)) {
             self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX)?;
         }
+        let ends = blocks.iter().flat_map(|block| [block.to().kind, block.from().kind]);
+        self.is_enqueued(ends.filter_map(PointerKind::device).collect(), on)?;
         self.handle(on, options, parts)
     }
 
@@ -160,11 +163,11 @@ impl Engine {
             let most = Bytes::new(group.size.get() / PIECES).max(LARGE);
             return Some(Spread { group, target, direction, most, by_kernels: false });
         }
-        if kernels.get(target).is_none() {
+        if kernels.target(target).is_none() {
             self.want_equipment(target);
             return None;
         }
-        let reached = kernels.reaching(group.ends.iter().copied()).contains(target);
+        let reached = group.ends.iter().all(|end| kernels.target(target).is_some_and(|own| own.reaches(*end)));
         reached.then_some(Spread { group, target, direction, most: PIECE, by_kernels: true })
     }
 
@@ -220,10 +223,11 @@ impl Engine {
     fn shares(&self, kernels: &KernelSet, spread: Spread<'_>, state: &LeaseState) -> Shares {
         let Spread { group, target, direction, by_kernels, .. } = spread;
         let reach = match by_kernels {
-            true => kernels.reaching(group.ends.iter().copied()),
+            true => kernels.relays_reaching(group.ends.iter().copied()),
             false => group.reach(),
         };
         let reach = reach.intersection(self.relays.usable()).without(state.broken());
+        let reach = reach.without(DeviceSet::of(target));
         // Kernels need no buffer, whatever the memory.
         let staged = if by_kernels { reach } else { DeviceSet::EMPTY };
         let load = &self.load;
@@ -247,8 +251,11 @@ impl Engine {
         for share in shares {
             let path = Path { target, relay: share.relay, direction, way: share.way };
             let own = share.way == Way::Direct && target == list.on.device;
-            let stream = if own { Some(list.on.raw) } else { fork.stream(share.relay) };
-            let kernels = list.kernels.get(share.relay).filter(|_| spread.by_kernels).zip(stream);
+            let (gather, stream) = match own {
+                true => (list.kernels.target(target), Some(list.on.of_driver(&*self.driver))),
+                false => (list.kernels.relay(share.relay), fork.stream(share.relay).map(OwnedStream::of)),
+            };
+            let kernels = gather.filter(|_| spread.by_kernels).zip(stream);
             if stream.is_some() && kernels.is_some() == spread.by_kernels {
                 let (carried, launches) = (Bytes::ZERO, 0);
                 takers.push(Taker { path, size: share.size, own, kernels, carried, launches });
@@ -279,7 +286,7 @@ impl Engine {
             self.native_list(list, group.kind, turn.place, turn.pieces, spread.most)?;
         }
         if let Some(place) = turns.rest {
-            self.native_list(list, group.kind, place, usize::MAX, spread.most)?;
+            self.native_list(list, group.kind, place, usize::MAX, Bytes::MAX)?;
         }
         self.counters.split();
         tracing::debug!(
@@ -293,12 +300,12 @@ impl Engine {
     /// Copies a group by its own GPU's kernels on the user's stream; by the driver where that stream is another GPU's.
     fn scatter_alone(&self, list: List<'_>, spread: Spread<'_>) -> Result<()> {
         let Spread { group, target, direction, .. } = spread;
-        let kernels = list.kernels.get(target).filter(|_| spread.by_kernels && list.on.device == target);
+        let kernels = list.kernels.target(target).filter(|_| spread.by_kernels && list.on.device == target);
         let Some(kernels) = kernels else {
             return self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX);
         };
         let path = Path { target, relay: target, direction, way: Way::Direct };
-        let kernels = Some((kernels, list.on.raw));
+        let kernels = Some((kernels, list.on.of_driver(&*self.driver)));
         let (size, carried, launches) = (group.size, Bytes::ZERO, 0);
         let mut takers = [Taker { path, size, own: true, kernels, carried, launches }];
         let turns = self.deal(list, spread, &mut takers, None);
@@ -377,7 +384,7 @@ impl Engine {
 /// A turn of kernels: as many pieces as a list holds, or as the taker still gets. How many, and whether they were enqueued.
 fn launch(
     gather: &Gather,
-    stream: Stream,
+    stream: StreamRef<'_>,
     pieces: &mut Pieces<'_>,
     dealer: &mut Dealer,
     taker: &mut Taker<'_>,
@@ -385,7 +392,7 @@ fn launch(
 ) -> (usize, bool) {
     let is_turn = fork.as_deref_mut().is_none_or(|fork| match taker.own {
         true => fork.is_own_turn(),
-        false => fork.is_turn(taker.path.relay, stream),
+        false => fork.is_turn(stream),
     });
     if !is_turn {
         return (0, false);
@@ -410,7 +417,7 @@ fn launch(
         }
     }
     let size = blocks.size();
-    if let Err(error) = gather.gather(stream, blocks) {
+    if let Err(error) = gather.gather(stream.id(), blocks) {
         blame(fork, taker, &error);
         return (count, false);
     }

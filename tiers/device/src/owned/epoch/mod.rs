@@ -4,6 +4,9 @@
 //! number that the next epoch will get: an epoch of at least that number covers all work enqueued before the mark.
 //! Both draws are read-modify-writes of one atomic, so that a mark not covered is never taken for covered.
 //!
+//! What works on a device's memory in another context is that context's: its own epochs do not wait for it. Work of ours of that kind
+//! that is not joined into the device's context is told of ([`Epochs::outside`]), and is a part of its epochs until it is done.
+//!
 //! A device without a context has no work: an epoch that is recorded covers it without an event. A context is given back by
 //! [`Epochs::release_context`], for events are made in it: when all work there is done they have passed, and go too.
 
@@ -49,6 +52,8 @@ pub struct Epochs {
     /// Whether the driver has an event for a whole context.
     whole: AtomicBool,
     known: Mutex<HashMap<DeviceId, Vec<Stream>>>,
+    /// Work on a device's memory that its context does not wait for, by the device whose memory it is.
+    outside: Mutex<HashMap<DeviceId, Vec<Arc<Cell>>>>,
 }
 
 /// A recorded point; dropping it gives its events back.
@@ -106,6 +111,7 @@ impl Epochs {
             captures: RwLock::default(),
             whole: AtomicBool::new(true),
             known: Mutex::default(),
+            outside: Mutex::default(),
         })
     }
 
@@ -133,6 +139,7 @@ impl Epochs {
         let sequence = self.advance();
         let mut epoch = Epoch { epochs: self.clone(), sequence, devices, pending: Vec::new() };
         for device in devices.iter() {
+            epoch.pending.extend(self.still_outside(device));
             if self.is_quiet(device) {
                 // Its events are about to go.
                 self.driver.context_synchronize(device)?;
@@ -150,6 +157,7 @@ impl Epochs {
     /// modules or memory live there; [`DriverError::NotReady`] while calls run in it. The context stays, as it does where this
     /// fails in another way.
     pub fn release_context(&self, device: DeviceId) -> Result<()> {
+        self.sweep();
         let quiet = Quiet::begin(self, device)?;
         // What was recorded there before has passed after this, and nothing is recorded there meanwhile.
         self.driver.context_synchronize(device)?;
@@ -168,9 +176,40 @@ impl Epochs {
     pub fn synchronize(&self, devices: DeviceSet) -> Result<Passed> {
         let sequence = self.advance();
         for device in devices.iter() {
+            self.still_outside(device).iter().try_for_each(|cell| cell.wait())?;
             self.driver.context_synchronize(device)?;
         }
         Ok(Passed { source: self.source, sequence, devices })
+    }
+
+    /// Work of ours on memory of `memory` was enqueued in another context, up to where `done` was recorded, and nothing in the context
+    /// of `memory` waits for it: its epochs and waits do until it is done.
+    pub fn outside(&self, memory: DeviceId, done: OwnedEvent) {
+        let cell = Cell { device: done.device(), event: Mutex::new(Some(done)), outside: true };
+        self.outside.lock().entry(memory).or_default().push(Arc::new(cell));
+    }
+
+    /// Forgets what is done of it.
+    pub fn sweep(&self) {
+        let devices: Vec<DeviceId> = self.outside.lock().keys().copied().collect();
+        devices.into_iter().for_each(|device| drop(self.still_outside(device)));
+    }
+
+    /// What of it is not known to be done. No lock is held while the driver is asked.
+    fn still_outside(&self, memory: DeviceId) -> Vec<Arc<Cell>> {
+        let Some(cells) = self.outside.lock().get(&memory).cloned() else { return Vec::new() };
+        // Of a context that is lost no more work runs.
+        let is_done = |cell: &Arc<Cell>| match cell.is_passed() {
+            Ok(passed) => passed,
+            Err(error) => error.is_sticky(),
+        };
+        let (done, left): (Vec<_>, Vec<_>) = cells.into_iter().partition(is_done);
+        if !done.is_empty()
+            && let Some(known) = self.outside.lock().get_mut(&memory)
+        {
+            known.retain(|cell| !done.iter().any(|done| Arc::ptr_eq(done, cell)));
+        }
+        left
     }
 
     /// The proof of what needs none: everything that was marked [`Sequence::START`] is done, on every device.
@@ -251,13 +290,16 @@ impl Epochs {
             }
         }
         let event = OwnedEvent::new(&self.driver, device, EventKind::Plain)?;
-        let cell = Arc::new(Cell { device, event: Mutex::new(Some(event)) });
+        let cell = Arc::new(Cell { device, event: Mutex::new(Some(event)), outside: false });
         self.events.lock().entry(device).or_default().all.push(cell.clone());
         Ok(cell)
     }
 
     /// Keeps a cell for the next epoch, unless its event has gone.
     fn give_back(&self, cell: Arc<Cell>) {
+        if cell.outside {
+            return;
+        }
         // In this order everywhere: the table, then a cell.
         let mut events = self.events.lock();
         if cell.event.lock().is_some() {
