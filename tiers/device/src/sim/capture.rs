@@ -1,15 +1,16 @@
 //! Captures: streams whose work is recorded instead of run.
 //!
 //! As on CUDA, in relaxed mode: a stream that waits for an event of a capture joins it, of whatever device; a call that is not
-//! allowed breaks every capture with streams of its device, which is told when it ends, as is work that was not joined.
+//! allowed breaks every capture with streams of its context, which is told when it ends, as is work that was not joined.
 
 use std::collections::HashMap;
 
+use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
 use super::graph::Graph;
 use super::request::Request;
 use super::state::State;
-use crate::{Address, CaptureState, DeviceId, Refusal, Stream};
+use crate::{Address, CaptureState, Refusal, Stream};
 
 /// CUDA's number for a capture that was broken.
 pub(super) const INVALIDATED: u32 = 901;
@@ -32,7 +33,7 @@ pub(super) struct Capture {
 /// A lane whose work is recorded.
 #[derive(Debug)]
 struct Recorded {
-    device: DeviceId,
+    context: ContextId,
     /// What its next operation comes after.
     tail: Vec<usize>,
 }
@@ -44,9 +45,9 @@ pub(super) struct Captures {
 }
 
 impl Captures {
-    pub(super) fn begin(&mut self, device: DeviceId, lane: u64) -> u64 {
+    pub(super) fn begin(&mut self, context: ContextId, lane: u64) -> u64 {
         self.next += 1;
-        let lanes = HashMap::from([(lane, Recorded { device, tail: Vec::new() })]);
+        let lanes = HashMap::from([(lane, Recorded { context, tail: Vec::new() })]);
         let capture = Capture { origin: lane, lanes, graph: Graph::default(), broken: false };
         self.open.insert(self.next, capture);
         self.next
@@ -66,11 +67,11 @@ impl Captures {
         recorded.map(|recorded| recorded.tail.clone()).unwrap_or_default()
     }
 
-    /// Breaks every capture with streams of a device; says whether there was one.
-    pub(super) fn invalidate(&mut self, device: DeviceId) -> bool {
+    /// Breaks every capture with streams of a context; says whether there was one.
+    pub(super) fn invalidate(&mut self, context: ContextId) -> bool {
         let mut any = false;
-        let of_device = |capture: &&mut Capture| capture.lanes.values().any(|lane| lane.device == device);
-        for capture in self.open.values_mut().filter(of_device) {
+        let of_context = |capture: &&mut Capture| capture.lanes.values().any(|lane| lane.context == context);
+        for capture in self.open.values_mut().filter(of_context) {
             capture.broken = true;
             any = true;
         }
@@ -87,18 +88,18 @@ impl Capture {
 }
 
 impl State {
-    pub(super) fn begin_capture(&mut self, device: DeviceId, stream: Stream) -> Checked<()> {
-        let lane = self.lane(device, stream)?;
+    pub(super) fn begin_capture(&mut self, context: ContextId, stream: Stream) -> Checked<()> {
+        let lane = self.lane(context, stream)?;
         let Some(state) = self.streams.get_mut(lane) else { return Ok(()) };
         if state.capture.is_some() || matches!(stream, Stream(0) | Stream::LEGACY) {
             return Err(Denial::Failed(ILLEGAL_STATE));
         }
-        state.capture = Some(self.captures.begin(device, lane));
+        state.capture = Some(self.captures.begin(context, lane));
         Ok(())
     }
 
-    pub(super) fn end_capture(&mut self, device: DeviceId, stream: Stream) -> Checked<Graph> {
-        let lane = self.lane(device, stream)?;
+    pub(super) fn end_capture(&mut self, context: ContextId, stream: Stream) -> Checked<Graph> {
+        let lane = self.lane(context, stream)?;
         let id = self.streams.get(lane).and_then(|state| state.capture);
         let begun_here = |id: &u64| self.captures.get(*id).is_some_and(|capture| capture.origin == lane);
         let Some(capture) = id.filter(begun_here).and_then(|id| self.captures.end(id)) else {
@@ -116,8 +117,8 @@ impl State {
         }
     }
 
-    pub(super) fn capture_state(&mut self, device: DeviceId, stream: Stream) -> Checked<CaptureState> {
-        let lane = self.lane(device, stream)?;
+    pub(super) fn capture_state(&mut self, context: ContextId, stream: Stream) -> Checked<CaptureState> {
+        let lane = self.lane(context, stream)?;
         let id = self.streams.get(lane).and_then(|state| state.capture);
         Ok(match id.and_then(|id| Some((id, self.captures.get(id)?))) {
             None => CaptureState::None,
@@ -130,17 +131,17 @@ impl State {
     pub(super) fn not_capturing(&mut self, lane: u64) -> Checked<()> {
         match self.streams.get(lane) {
             Some(state) if state.capture.is_some() => {
-                let device = state.device;
-                self.captures.invalidate(device);
+                let context = state.context;
+                self.captures.invalidate(context);
                 Err(Denial::Capturing)
             }
             _ => Ok(()),
         }
     }
 
-    /// Refuses and breaks captures if a device has any.
-    pub(super) fn no_capture(&mut self, device: DeviceId) -> Checked<()> {
-        if self.captures.invalidate(device) { Err(Denial::Capturing) } else { Ok(()) }
+    /// Refuses and breaks captures if a context has any.
+    pub(super) fn no_capture(&mut self, context: ContextId) -> Checked<()> {
+        if self.captures.invalidate(context) { Err(Denial::Capturing) } else { Ok(()) }
     }
 
     pub(super) fn intact(&self, id: u64) -> Checked<()> {
@@ -156,7 +157,7 @@ impl State {
             && let Some(recorded) = lanes.get_mut(&lane)
         {
             let after = std::mem::take(&mut recorded.tail);
-            recorded.tail = vec![graph.add(recorded.device, request, after)];
+            recorded.tail = vec![graph.add(recorded.context, request, after)];
         }
         Ok(())
     }
@@ -172,9 +173,9 @@ impl State {
             return Err(Denial::Failed(ISOLATION));
         }
         state.capture = Some(id);
-        let device = state.device;
+        let context = state.context;
         if let Some(capture) = self.captures.open.get_mut(&id) {
-            let recorded = capture.lanes.entry(lane).or_insert(Recorded { device, tail: Vec::new() });
+            let recorded = capture.lanes.entry(lane).or_insert(Recorded { context, tail: Vec::new() });
             recorded.tail.extend(tail);
             recorded.tail.sort_unstable();
             recorded.tail.dedup();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::context::ContextId;
 use super::denial::Checked;
 use super::enqueue::{Resolved, Returns};
 use super::flow::Load;
@@ -16,7 +17,7 @@ use super::route::End;
 use super::state::State;
 use super::timeline::Cost;
 use super::world::{Action, Segment};
-use crate::{CopyRequest, DeviceId};
+use crate::CopyRequest;
 
 /// What of a pageable source is on its way when the call returns: the driver's buffer for it.
 const STAGED: u64 = 64 << 10;
@@ -24,14 +25,14 @@ const STAGED: u64 = 64 << 10;
 const LANDING: u64 = 1200;
 
 impl State {
-    pub(super) fn resolve_copies(&self, device: DeviceId, requests: &[CopyRequest]) -> Checked<Resolved> {
-        let by = device.0 as usize;
+    pub(super) fn resolve_copies(&self, context: ContextId, requests: &[CopyRequest]) -> Checked<Resolved> {
+        let by = context.device.0 as usize;
         let (mut pieces, mut segments, mut loads) = (Vec::new(), Vec::new(), Vec::<Load>::new());
         let (mut reads_pageable, mut waits) = (false, false);
         for request in requests {
             let memory = &self.world.memory;
-            let sources = memory.resolve(device, request.from, request.size.get(), Use::Read)?;
-            let targets = memory.resolve(device, request.to, request.size.get(), Use::Write)?;
+            let sources = memory.resolve(context, request.from, request.size.get(), Use::Read)?;
+            let targets = memory.resolve(context, request.to, request.size.get(), Use::Write)?;
             pairs(&sources, &targets, |from, to| {
                 let (route, cap) = self.plumbing.route(from.end, to.end, by);
                 match loads.iter_mut().find(|load| load.route == route && load.cap == cap) {

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a request is checked completely before anything changes, so a refused one leaves no trace.
 
+use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
 use super::flow::Load;
 use super::kernel::{Declared, merged};
@@ -12,7 +13,7 @@ use super::route::End;
 use super::state::State;
 use super::timeline::{Cost, Point};
 use super::world::{Action, Awaited, Work};
-use crate::{Address, DeviceId, Refusal, Stream};
+use crate::{Address, Refusal, Stream};
 
 /// A request, checked: what it touches, what it costs, what it does.
 pub(super) struct Resolved {
@@ -41,12 +42,12 @@ impl State {
     /// Enqueues a request; what to wait for, where the caller must.
     pub(super) fn enqueue(
         &mut self,
-        device: DeviceId,
+        context: ContextId,
         stream: Stream,
         request: Request,
     ) -> Checked<Option<Awaiting>> {
-        let lane = self.lane(device, stream)?;
-        let resolved = self.resolve(device, &request)?;
+        let lane = self.lane(context, stream)?;
+        let resolved = self.resolve(context, &request)?;
         if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
             return self.capture(id, lane, request).map(|()| None);
         }
@@ -108,13 +109,13 @@ impl State {
         Ok(awaiting)
     }
 
-    fn resolve(&self, device: DeviceId, request: &Request) -> Checked<Resolved> {
+    fn resolve(&self, context: ContextId, request: &Request) -> Checked<Resolved> {
         match request {
-            Request::Copy(requests) => self.resolve_copies(device, requests),
+            Request::Copy(requests) => self.resolve_copies(context, requests),
             Request::Fill { start, size, byte } => {
-                let pieces = self.reachable(device, *start, size.get(), Use::Write)?;
+                let pieces = self.reachable(context, *start, size.get(), Use::Write)?;
                 let places = pieces.iter().map(|piece| (piece.pointer, piece.size)).collect();
-                let index = device.0 as usize;
+                let index = context.device.0 as usize;
                 let load = Load { route: self.plumbing.local(index), bytes: size.get(), cap: f64::INFINITY };
                 Ok(Resolved {
                     pieces: pieces.into_iter().map(|piece| (piece, Use::Write)).collect(),
@@ -124,23 +125,23 @@ impl State {
                 })
             }
             Request::WaitValue { address, value, compare } => {
-                let pointer = self.word(device, *address, Use::Read)?;
+                let pointer = self.word(context, *address, Use::Read)?;
                 let awaited = Awaited { pointer: pointer.pointer, value: *value, compare: *compare };
                 Ok(Resolved::signal(pointer, Cost::Value(awaited), Action::Nothing))
             }
             Request::WriteValue { address, value } => {
-                let word = self.word(device, *address, Use::Write)?;
+                let word = self.word(context, *address, Use::Write)?;
                 let store = Action::Store { pointer: word.pointer, value: *value };
                 Ok(Resolved::signal(word, Cost::None, store))
             }
-            Request::Kernel(kernel) => self.resolve_kernel(device, kernel),
+            Request::Kernel(kernel) => self.resolve_kernel(context, kernel),
         }
     }
 
-    fn resolve_kernel(&self, device: DeviceId, kernel: &KernelRequest) -> Checked<Resolved> {
+    fn resolve_kernel(&self, context: ContextId, kernel: &KernelRequest) -> Checked<Resolved> {
         let (mut pieces, mut declared, mut loads) = (Vec::new(), Declared::default(), Vec::<Load>::new());
         // A kernel's loads and stores go over the links of the GPU that runs it, whosever the memory.
-        let by = device.0 as usize;
+        let by = context.device.0 as usize;
         let own = End::Gpu { index: by, mapped: true };
         let Declared { reads, writes } = &mut declared;
         for (touches, usage, ranges) in
@@ -148,7 +149,7 @@ impl State {
         {
             let mut bytes = Vec::<(End, u64)>::new();
             for (start, end) in merged(touches) {
-                let found = self.reachable(device, Address(start), end - start, usage)?;
+                let found = self.reachable(context, Address(start), end - start, usage)?;
                 for piece in &found {
                     match bytes.iter_mut().find(|(end, _)| *end == piece.end) {
                         Some((_, sum)) => *sum += piece.size,
@@ -168,19 +169,19 @@ impl State {
             Some(time) => Cost::Delay(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
             None => Cost::Flow(self.latencies[by], loads),
         };
-        let action = Action::Kernel { device, declared, body: kernel.body.clone() };
+        let action = Action::Kernel { context, declared, body: kernel.body.clone() };
         Ok(Resolved { pieces, cost, action, returns: Returns::AtOnce })
     }
 
-    /// A range that a device reaches by itself.
+    /// A range that a device reaches by itself, in a context.
     pub(super) fn reachable(
         &self,
-        device: DeviceId,
+        context: ContextId,
         start: Address,
         size: u64,
         usage: Use,
     ) -> Checked<Vec<Piece>> {
-        let pieces = self.world.memory.resolve(device, start, size, usage)?;
+        let pieces = self.world.memory.resolve(context, start, size, usage)?;
         let mut at = start.0;
         for piece in &pieces {
             match piece.end {
@@ -193,11 +194,11 @@ impl State {
     }
 
     /// A word that streams signal by.
-    fn word(&self, device: DeviceId, address: Address, usage: Use) -> Checked<Piece> {
+    fn word(&self, context: ContextId, address: Address, usage: Use) -> Checked<Piece> {
         if !address.0.is_multiple_of(4) {
             return refuse(address, Refusal::InvalidValue);
         }
-        let pieces = self.reachable(device, address, 4, usage)?;
+        let pieces = self.reachable(context, address, 4, usage)?;
         pieces.first().copied().ok_or(Denial::Refused(address, Refusal::InvalidValue))
     }
 }

@@ -5,10 +5,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::context::ContextId;
 use super::denial::{Checked, refuse};
 use super::order::VectorClock;
 use super::timeline::Point;
-use crate::{Address, DeviceId, Event, Refusal};
+use crate::{Address, Event, Refusal};
 
 /// What an event marks.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +25,7 @@ pub(super) enum Mark {
 
 #[derive(Debug)]
 pub(super) struct Marked {
-    pub(super) device: DeviceId,
+    pub(super) context: ContextId,
     pub(super) timed: bool,
     pub(super) mark: Mark,
     /// What is ordered before it.
@@ -42,29 +43,29 @@ pub(super) struct Events {
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Events {
-    pub(super) fn create(&mut self, device: DeviceId, timed: bool) -> Event {
+    pub(super) fn create(&mut self, context: ContextId, timed: bool) -> Event {
         let event = Event(NEXT.fetch_add(1, Relaxed) << 4);
         let clock = VectorClock::default();
-        self.table.insert(event, Marked { device, timed, mark: Mark::Never, clock, at: None, record: 0 });
+        self.table.insert(event, Marked { context, timed, mark: Mark::Never, clock, at: None, record: 0 });
         event
     }
 
-    pub(super) fn destroy(&mut self, device: DeviceId, event: Event) -> Checked<()> {
-        self.of(device, event)?;
+    pub(super) fn destroy(&mut self, context: ContextId, event: Event) -> Checked<()> {
+        self.of(context, event)?;
         self.table.remove(&event);
         Ok(())
     }
 
-    /// How many a device has.
-    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
-        self.table.values().filter(|marked| marked.device == device).count() as u64
+    /// How many a context has.
+    pub(super) fn made_in(&self, context: ContextId) -> u64 {
+        self.table.values().filter(|marked| marked.context == context).count() as u64
     }
 
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// An event of any device.
+    /// An event of any context.
     pub(super) fn get(&self, event: Event) -> Checked<&Marked> {
         match self.table.get(&event) {
             Some(marked) => Ok(marked),
@@ -72,10 +73,10 @@ impl Events {
         }
     }
 
-    /// An event of this device.
-    pub(super) fn of(&self, device: DeviceId, event: Event) -> Checked<&Marked> {
+    /// An event of this context.
+    pub(super) fn of(&self, context: ContextId, event: Event) -> Checked<&Marked> {
         match self.get(event)? {
-            marked if marked.device == device => Ok(marked),
+            marked if marked.context == context => Ok(marked),
             _ => refuse(Address(0), Refusal::UnknownHandle),
         }
     }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::arena::Arena;
 use super::budget;
+use super::context::ContextId;
 use super::denial::{Checked, Denial};
 use super::order::Shadow;
 use super::system;
@@ -25,6 +26,8 @@ pub(super) struct Extent {
     pub(super) released: bool,
     /// Whether it stands for plain memory, which peers reach when they were enabled.
     pub(super) plain: bool,
+    /// The context that it was created in; none where that was another process's, or the host's memory.
+    pub(super) made_in: Option<ContextId>,
     /// Its last uses.
     pub(super) shadow: Shadow,
 }
@@ -67,7 +70,16 @@ impl Drop for Own {
 
 impl Extent {
     pub(super) fn new(place: Place, size: u64, backing: Backing) -> Self {
-        Extent { place, size, backing, mappings: 0, released: false, plain: false, shadow: Shadow::default() }
+        Extent {
+            place,
+            size,
+            backing,
+            mappings: 0,
+            released: false,
+            plain: false,
+            made_in: None,
+            shadow: Shadow::default(),
+        }
     }
 
     /// Where the byte at `offset` can be reached.

@@ -1,15 +1,16 @@
 //! Graphs: recorded work, launched as often as wanted.
 //!
-//! Invariant: an operation runs on its own device, after those that it was recorded behind and after nothing else of its
+//! Invariant: an operation runs in its own context, after those that it was recorded behind and after nothing else of its
 //! graph; a launch takes the place of one piece of work on its stream.
 
+use super::context::ContextId;
 use super::denial::Checked;
 use super::order::{Epoch, VectorClock};
 use super::request::Request;
 use super::state::State;
 use super::timeline::{Cost, Point};
 use super::world::Work;
-use crate::{DeviceId, Stream};
+use crate::Stream;
 
 /// Recorded work, to be launched as often as wanted.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +21,7 @@ pub struct Graph {
 /// An operation.
 #[derive(Clone, Debug)]
 struct Node {
-    device: DeviceId,
+    context: ContextId,
     request: Request,
     /// Earlier ones that it comes after.
     after: Vec<usize>,
@@ -33,8 +34,8 @@ impl Graph {
     }
 
     /// Records an operation; its number.
-    pub(super) fn add(&mut self, device: DeviceId, request: Request, after: Vec<usize>) -> usize {
-        self.nodes.push(Node { device, request, after });
+    pub(super) fn add(&mut self, context: ContextId, request: Request, after: Vec<usize>) -> usize {
+        self.nodes.push(Node { context, request, after });
         self.nodes.len() - 1
     }
 
@@ -52,8 +53,8 @@ impl Graph {
 }
 
 impl State {
-    pub(super) fn launch_graph(&mut self, graph: &Graph, device: DeviceId, stream: Stream) -> Checked<()> {
-        let origin = self.lane(device, stream)?;
+    pub(super) fn launch_graph(&mut self, graph: &Graph, context: ContextId, stream: Stream) -> Checked<()> {
+        let origin = self.lane(context, stream)?;
         self.not_capturing(origin)?;
         let mut start = self.implied_points(origin);
         start.push(self.timeline.last(origin));
@@ -61,7 +62,7 @@ impl State {
         let mut done: Vec<(Point, VectorClock)> = Vec::new();
         let mut outcome = Ok(());
         for node in &graph.nodes {
-            let own = self.add_stream(node.device, false)?;
+            let own = self.add_stream(node.context, false)?;
             let mut points = start.clone();
             let mut clock = begun.clone();
             for (point, before) in node.after.iter().filter_map(|node| done.get(*node)) {
@@ -69,10 +70,10 @@ impl State {
                 clock.join(before);
             }
             self.come_after(own.0, points, &clock);
-            outcome = self.enqueue(node.device, own, node.request.clone()).map(drop);
+            outcome = self.enqueue(node.context, own, node.request.clone()).map(drop);
             let clock = self.streams.get(own.0).map(|state| state.clock.clone()).unwrap_or_default();
             done.push((self.timeline.last(own.0), clock));
-            self.remove_stream(node.device, own)?;
+            self.remove_stream(node.context, own)?;
             if outcome.is_err() {
                 break;
             }

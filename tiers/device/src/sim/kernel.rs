@@ -2,23 +2,22 @@
 
 use std::collections::HashMap;
 
+use super::context::ContextId;
 use super::denial::{Checked, refuse};
 use super::resolve::Piece;
 use super::system;
-use crate::{
-    Address, DeviceId, DriverError, HostKernel, Kernel, KernelMemory, Module, Refusal, Result, Touch, Verb,
-};
+use crate::{Address, DriverError, HostKernel, Kernel, KernelMemory, Module, Refusal, Result, Touch, Verb};
 
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     modules: HashMap<Module, Loaded>,
-    kernels: HashMap<Kernel, (Module, DeviceId, HostKernelEntry)>,
+    kernels: HashMap<Kernel, (Module, ContextId, HostKernelEntry)>,
     next: u64,
 }
 
 #[derive(Debug)]
 struct Loaded {
-    device: DeviceId,
+    context: ContextId,
     kernels: Vec<HostKernelEntry>,
 }
 
@@ -32,49 +31,49 @@ impl std::fmt::Debug for HostKernelEntry {
 }
 
 impl Modules {
-    pub(super) fn load(&mut self, device: DeviceId, kernels: &[HostKernel]) -> Module {
+    pub(super) fn load(&mut self, context: ContextId, kernels: &[HostKernel]) -> Module {
         self.next += 1;
         let module = Module(self.next);
         let kernels = kernels.iter().copied().map(HostKernelEntry).collect();
-        self.modules.insert(module, Loaded { device, kernels });
+        self.modules.insert(module, Loaded { context, kernels });
         module
     }
 
-    pub(super) fn unload(&mut self, device: DeviceId, module: Module) -> Checked<()> {
-        self.of(device, module)?;
+    pub(super) fn unload(&mut self, context: ContextId, module: Module) -> Checked<()> {
+        self.of(context, module)?;
         self.modules.remove(&module);
         self.kernels.retain(|_, (of, ..)| *of != module);
         Ok(())
     }
 
-    pub(super) fn find(&mut self, device: DeviceId, module: Module, name: &str) -> Checked<Kernel> {
-        let found = self.of(device, module)?.kernels.iter().find(|kernel| kernel.0.name == name).copied();
+    pub(super) fn find(&mut self, context: ContextId, module: Module, name: &str) -> Checked<Kernel> {
+        let found = self.of(context, module)?.kernels.iter().find(|kernel| kernel.0.name == name).copied();
         let Some(found) = found else { return refuse(Address(0), Refusal::UnknownHandle) };
         self.next += 1;
         let kernel = Kernel(self.next);
-        self.kernels.insert(kernel, (module, device, found));
+        self.kernels.insert(kernel, (module, context, found));
         Ok(kernel)
     }
 
-    pub(super) fn get(&self, device: DeviceId, kernel: Kernel) -> Checked<HostKernel> {
+    pub(super) fn get(&self, context: ContextId, kernel: Kernel) -> Checked<HostKernel> {
         match self.kernels.get(&kernel) {
-            Some((_, of, found)) if *of == device => Ok(found.0),
+            Some((_, of, found)) if *of == context => Ok(found.0),
             _ => refuse(Address(0), Refusal::UnknownHandle),
         }
     }
 
-    /// How many modules a device has.
-    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
-        self.modules.values().filter(|loaded| loaded.device == device).count() as u64
+    /// How many modules a context has.
+    pub(super) fn made_in(&self, context: ContextId) -> u64 {
+        self.modules.values().filter(|loaded| loaded.context == context).count() as u64
     }
 
     pub(super) fn len(&self) -> usize {
         self.modules.len()
     }
 
-    fn of(&self, device: DeviceId, module: Module) -> Checked<&Loaded> {
+    fn of(&self, context: ContextId, module: Module) -> Checked<&Loaded> {
         match self.modules.get(&module) {
-            Some(loaded) if loaded.device == device => Ok(loaded),
+            Some(loaded) if loaded.context == context => Ok(loaded),
             _ => refuse(Address(0), Refusal::UnknownHandle),
         }
     }

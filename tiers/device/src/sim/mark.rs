@@ -3,6 +3,7 @@
 //! An event of a whole context is a lane of its own, with one piece of work that waits for all others: so work that
 //! is enqueued later does not delay it, and nothing waits for it.
 
+use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
 use super::event::Mark;
 use super::order::{Epoch, VectorClock};
@@ -10,12 +11,12 @@ use super::state::State;
 use super::stream::fresh_lane;
 use super::timeline::{Cost, Point};
 use super::world::{Action, Work};
-use crate::{Address, DeviceId, Event, Refusal, Stream};
+use crate::{Address, Event, Refusal, Stream};
 
 impl State {
-    pub(super) fn record_event(&mut self, device: DeviceId, event: Event, stream: Stream) -> Checked<()> {
-        let lane = self.lane(device, stream)?;
-        self.world.events.of(device, event)?;
+    pub(super) fn record_event(&mut self, context: ContextId, event: Event, stream: Stream) -> Checked<()> {
+        let lane = self.lane(context, stream)?;
+        self.world.events.of(context, event)?;
         let mut order = self.streams.order(lane);
         if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
             self.intact(id)?;
@@ -35,13 +36,13 @@ impl State {
         Ok(())
     }
 
-    /// Marks the end of all work of a device so far, by a lane of its own that waits for all others.
-    pub(super) fn record_context(&mut self, device: DeviceId, event: Event) -> Checked<()> {
-        self.world.events.of(device, event)?;
-        self.no_capture(device)?;
-        let clock = self.streams.clock_of(device);
+    /// Marks the end of all work of a context so far, by a lane of its own that waits for all others.
+    pub(super) fn record_context(&mut self, context: ContextId, event: Event) -> Checked<()> {
+        self.world.events.of(context, event)?;
+        self.no_capture(context)?;
+        let clock = self.streams.clock_of(context);
         let record = self.world.events.record(event, Mark::Never, clock);
-        let after = self.points_of(device);
+        let after = self.points_of(context);
         let lane = fresh_lane();
         self.timeline.open(lane);
         let work = Work { action: Action::Record { event, record }, holds: Vec::new() };
@@ -52,8 +53,8 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn wait_event(&mut self, device: DeviceId, stream: Stream, event: Event) -> Checked<()> {
-        let lane = self.lane(device, stream)?;
+    pub(super) fn wait_event(&mut self, context: ContextId, stream: Stream, event: Event) -> Checked<()> {
+        let lane = self.lane(context, stream)?;
         let marked = self.world.events.get(event)?;
         let capture = self.streams.get(lane).and_then(|state| state.capture);
         let points = match (&marked.mark, capture) {
@@ -63,7 +64,7 @@ impl State {
             }
             (Mark::Never, _) => return Ok(()),
             (Mark::At(_), Some(_)) => {
-                self.captures.invalidate(device);
+                self.captures.invalidate(context);
                 return Err(Denial::Failed(super::capture::ISOLATION));
             }
             (Mark::At(points), None) => points.clone(),
@@ -74,8 +75,8 @@ impl State {
     }
 
     /// Whether an event has passed. The host has then seen it.
-    pub(super) fn query(&mut self, device: DeviceId, event: Event) -> Checked<bool> {
-        let (points, clock) = self.event_points(device, event)?;
+    pub(super) fn query(&mut self, context: ContextId, event: Event) -> Checked<bool> {
+        let (points, clock) = self.event_points(context, event)?;
         let passed = points.iter().all(|point| self.timeline.passed(*point));
         if passed {
             self.streams.observe(&clock);
@@ -86,24 +87,24 @@ impl State {
     /// What an event waits for, and what is ordered before it.
     pub(super) fn event_points(
         &mut self,
-        device: DeviceId,
+        context: ContextId,
         event: Event,
     ) -> Checked<(Vec<Point>, VectorClock)> {
-        let marked = self.world.events.of(device, event)?;
+        let marked = self.world.events.of(context, event)?;
         match &marked.mark {
             Mark::Never => Ok(Default::default()),
             Mark::At(points) => Ok((points.clone(), marked.clock.clone())),
             Mark::Captured(..) => {
-                self.captures.invalidate(device);
+                self.captures.invalidate(context);
                 refuse(Address(0), Refusal::CapturedEvent)
             }
         }
     }
 
     /// Microseconds between two passed events.
-    pub(super) fn elapsed(&self, device: DeviceId, from: Event, to: Event) -> Checked<f64> {
+    pub(super) fn elapsed(&self, context: ContextId, from: Event, to: Event) -> Checked<f64> {
         let time = |event| {
-            let marked = self.world.events.of(device, event)?;
+            let marked = self.world.events.of(context, event)?;
             match (marked.timed, &marked.mark, marked.at) {
                 (true, Mark::At(_), Some(at)) => Ok(at as f64 / 1e3),
                 (true, Mark::At(_), None) => Err(Denial::NotReady),

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use glake_units::Bytes;
 
 use super::arena::Arena;
+use super::context::{ContextId, ContextKind};
 use super::denial::{Checked, Denial, refuse};
 use super::extent::{Backing, Extent, Own, file_name, place_of};
 use super::host::HostTable;
@@ -184,12 +185,15 @@ impl Memory {
         Ok(self.add(Extent::new(place, size, Backing::Own(own))))
     }
 
-    pub(super) fn enable_peer_access(&mut self, device: DeviceId, peer: DeviceId) -> Checked<()> {
-        let (guest, owner) = (self.device(device)?, self.device(peer)?);
+    /// Opens a peer's plain memory to a context; that is none of it where the context is one of our own.
+    pub(super) fn enable_peer_access(&mut self, context: ContextId, peer: DeviceId) -> Checked<()> {
+        let (guest, owner) = (self.device(context.device)?, self.device(peer)?);
         if guest == owner {
             return refuse(Address(0), Refusal::InvalidValue);
         }
-        self.guests[owner] |= 1 << guest;
+        if context.kind == ContextKind::Primary {
+            self.guests[owner] |= 1 << guest;
+        }
         Ok(())
     }
 
@@ -200,9 +204,16 @@ impl Memory {
         }
     }
 
-    /// How many extents of a device the driver made.
-    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
-        self.of(device).filter(|extent| !extent.plain).count() as u64
+    /// Notes in which context an extent was created.
+    pub(super) fn note_made(&mut self, handle: Handle, context: ContextId) {
+        if let Some(extent) = self.extents.get_mut(&handle) {
+            extent.made_in = Some(context);
+        }
+    }
+
+    /// How many extents were created in a context.
+    pub(super) fn made_in(&self, context: ContextId) -> u64 {
+        self.of(context.device).filter(|extent| extent.made_in == Some(context)).count() as u64
     }
 
     /// Whether a device has memory that a program allocated as `cuMemAlloc` does.
@@ -251,10 +262,11 @@ impl Memory {
         extent.pointer(arena(&self.gpus, &self.host, extent.place), offset)
     }
 
-    /// Whether `guest` may touch plain memory of `owner`.
-    pub(super) fn is_guest(&self, guest: DeviceId, owner: DeviceId) -> bool {
+    /// Whether work in a context may touch plain memory of `owner`. Peers are opened to each other's primary contexts only.
+    pub(super) fn is_guest(&self, guest: ContextId, owner: DeviceId) -> bool {
         let guests = self.guests.get(owner.0 as usize).copied().unwrap_or_default();
-        guest == owner || guests & (1 << (guest.0 % 64)) != 0
+        let enabled = || guests & (1 << (guest.device.0 % 64)) != 0;
+        guest.device == owner || guest.kind == ContextKind::Primary && enabled()
     }
 
     fn is_plain(&self, handle: Handle) -> bool {

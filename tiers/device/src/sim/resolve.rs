@@ -1,10 +1,11 @@
-//! What a range of addresses means to work of a device: where its bytes are, and whether the device may touch them.
+//! What a range of addresses means to work in a context: where its bytes are, and whether it may touch them.
 
+use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
 use super::memory::Memory;
 use super::order::{Epoch, Order, Stamp, VectorClock};
 use super::route::End;
-use crate::{Address, DeviceId, Handle, Place, Refusal};
+use crate::{Address, Handle, Place, Refusal};
 
 /// A range that lies in one piece.
 #[derive(Clone, Copy, Debug)]
@@ -78,10 +79,10 @@ pub(super) enum Use {
 }
 
 impl Memory {
-    /// The pieces of a range that a copy of `device` may use so: plain memory of any GPU, mapped memory by its access.
+    /// The pieces of a range that a copy in a context may use so: plain memory of any GPU, mapped memory by its access.
     pub(super) fn resolve(
         &self,
-        device: DeviceId,
+        context: ContextId,
         start: Address,
         size: u64,
         usage: Use,
@@ -97,7 +98,7 @@ impl Memory {
         let mut pieces = Vec::new();
         let mut at = start.0;
         while at < end {
-            let piece = self.resolve_mapped(device, at, end, usage)?;
+            let piece = self.resolve_mapped(context, at, end, usage)?;
             at += piece.size;
             pieces.push(piece);
         }
@@ -116,20 +117,20 @@ impl Memory {
         }
     }
 
-    fn resolve_mapped(&self, device: DeviceId, at: u64, end: u64, usage: Use) -> Checked<Piece> {
+    fn resolve_mapped(&self, context: ContextId, at: u64, end: u64, usage: Use) -> Checked<Piece> {
         let found = self.space.find(at);
         let found = found.and_then(|(from, mapping)| Some((from, mapping, self.extent(mapping.extent)?)));
         let Some((from, mapping, extent)) = found else {
             return refuse(Address(at), Refusal::NotMapped);
         };
         let route_end = match extent.place {
-            Place::Gpu(owner) if extent.plain && !self.is_guest(device, owner) => {
+            Place::Gpu(owner) if extent.plain && !self.is_guest(context, owner) => {
                 End::Foreign { index: owner.0 as usize }
             }
             Place::Gpu(owner) => End::Gpu { index: owner.0 as usize, mapped: !extent.plain },
             Place::HostNuma(_) => End::Pinned,
         };
-        let breach = mapping.reach.breach(device, usage == Use::Write);
+        let breach = mapping.reach.breach(context.device, usage == Use::Write);
         if let Some(rule) = breach.filter(|_| !extent.plain) {
             return refuse(Address(at), rule);
         }

@@ -1,5 +1,6 @@
 //! The simulated device as a driver: one lock around the state, and what tests ask besides the verbs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use glake_units::Bytes;
@@ -8,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::arena::Arena;
 use super::capture::Captures;
 use super::clock::{Clock, Ticking};
-use super::context::Contexts;
+use super::context::{ContextId, ContextKind, Contexts};
 use super::denial::{Checked, Denial};
 use super::event::Events;
 use super::graph::Graph;
@@ -70,13 +71,22 @@ pub struct Census {
     pub modules: usize,
 }
 
-/// A simulated server of GPUs: a [`crate::Driver`] whose memory is real and whose time is simulated.
+/// A simulated server of GPUs: a [`crate::Driver`] whose memory is real and whose time is simulated. Its calls run in the
+/// primary contexts, but for one that [`Simulator::own`] gave.
 #[derive(Debug)]
 pub struct Simulator {
+    server: Arc<Server>,
+    /// In which contexts its calls run.
+    kind: ContextKind,
+}
+
+/// What all drivers of a simulated server share.
+#[derive(Debug)]
+struct Server {
     state: Mutex<State>,
     /// Work was enqueued, so a wait may be over sooner than thought.
     wake: Condvar,
-    pub(super) infos: Vec<DeviceInfo>,
+    infos: Vec<DeviceInfo>,
 }
 
 /// A wait in wall time looks at values in memory, which the host may write, at least so often.
@@ -97,9 +107,8 @@ impl Simulator {
             return Err(Denial::OutOfMemory(Bytes::ZERO));
         }
         let (mut arenas, mut infos, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
-        let mut streams = Streams::default();
         let plumbing = Plumbing::new(&topology);
-        let mut timeline = Timeline::new(plumbing.capacity());
+        let timeline = Timeline::new(plumbing.capacity());
         for (index, gpu) in (0_u32..).zip(&topology.gpus) {
             let account = match &shared {
                 Some(name) => Some(Account::open(name, index as usize, gpu.memory.get())?),
@@ -114,7 +123,6 @@ impl Simulator {
             });
             arenas.push(arena);
             latencies.push((gpu.latency.0.max(0.0) * 1e3) as u64);
-            timeline.open(streams.add_legacy());
         }
         let host = Arena::new("glake-arena-host", HOST_MEMORY, None)?;
         let sockets = topology.gpus.iter().map(|gpu| gpu.socket + 1).max().unwrap_or(1);
@@ -127,7 +135,7 @@ impl Simulator {
             clock: Ticking::start(clock),
             timeline,
             world,
-            streams,
+            streams: Streams::default(),
             captures: Captures::default(),
             contexts: Contexts::default(),
             modules: Modules::default(),
@@ -135,13 +143,21 @@ impl Simulator {
             latencies,
             strict: strict_ordering,
         };
-        Ok(Simulator { state: Mutex::new(state), wake: Condvar::new(), infos })
+        let server = Server { state: Mutex::new(state), wake: Condvar::new(), infos };
+        Ok(Simulator { server: Arc::new(server), kind: ContextKind::Primary })
+    }
+
+    /// The same server through contexts of our own, one for each device: [`Driver::own_contexts`], with what tests ask besides.
+    /// Memory, time and the census are those of the whole server; each call gives further contexts.
+    pub fn own(&self) -> Simulator {
+        let kind = self.locked().contexts.add_own();
+        Simulator { server: self.server.clone(), kind }
     }
 
     /// Lets time pass to where the next piece of work is done; false where nothing enqueued ever will be. In wall
     /// time it sleeps until then.
     pub fn step(&self) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.server.state.lock();
         if let (Some(now), Some(next)) = (state.clock.read(), state.timeline.next()) {
             std::thread::sleep(Duration::from_nanos(next.saturating_sub(now)));
         }
@@ -151,7 +167,7 @@ impl Simulator {
 
     /// Lets time pass; in wall time it sleeps.
     pub fn advance(&self, time: Duration) {
-        let mut state = self.state.lock();
+        let mut state = self.server.state.lock();
         if state.clock.read().is_some() {
             drop(state);
             std::thread::sleep(time);
@@ -183,7 +199,8 @@ impl Simulator {
 
     /// A stream that the legacy default stream waits for, and that waits for it.
     pub fn stream_create_blocking(&self, device: DeviceId) -> Result<Stream> {
-        self.ask(Verb::StreamCreate, |state| state.add_stream(device, true))
+        let context = self.context(device);
+        self.ask(Verb::StreamCreate, |state| state.add_stream(context, true))
     }
 
     /// Enqueues a kernel given as a closure, which takes `duration` and runs at its end. It reaches device memory
@@ -201,7 +218,7 @@ impl Simulator {
             reads: reads.to_vec(),
             writes: writes.to_vec(),
             duration: Some(duration),
-            body: std::sync::Arc::new(body),
+            body: Arc::new(body),
         };
         self.enqueue(Verb::Launch, device, stream, Request::Kernel(kernel))
     }
@@ -238,18 +255,21 @@ impl Simulator {
 
     /// Begins to record a stream's work instead of running it, in relaxed mode.
     pub fn begin_capture(&self, device: DeviceId, stream: Stream) -> Result<()> {
-        self.ask(Verb::CaptureState, |state| state.begin_capture(device, stream))
+        let context = self.context(device);
+        self.ask(Verb::CaptureState, |state| state.begin_capture(context, stream))
     }
 
     /// Ends a capture on the stream that it began on. [`DriverError::Failed`] with CUDA's number where it was broken.
     pub fn end_capture(&self, device: DeviceId, stream: Stream) -> Result<Graph> {
-        self.ask(Verb::CaptureState, |state| state.end_capture(device, stream))
+        let context = self.context(device);
+        self.ask(Verb::CaptureState, |state| state.end_capture(context, stream))
     }
 
     /// Enqueues what a capture recorded.
     pub fn launch_graph(&self, graph: &Graph, device: DeviceId, stream: Stream) -> Result<()> {
-        self.ask(Verb::Launch, |state| state.launch_graph(graph, device, stream))?;
-        self.wake.notify_all();
+        let context = self.context(device);
+        self.ask(Verb::Launch, |state| state.launch_graph(graph, context, stream))?;
+        self.server.wake.notify_all();
         Ok(())
     }
 
@@ -259,20 +279,37 @@ impl Simulator {
         self.ask(Verb::Create, |state| state.world.memory.plain_alloc(device, size.get()))
     }
 
-    /// Gives plain memory back. It waits for the device first, as CUDA does.
+    /// Gives plain memory back. It waits for the primary context of its device first, as CUDA does.
     pub fn plain_free(&self, start: Address) -> Result<()> {
         let kind = self.locked().world.memory.kind(start);
         if let PointerKind::Device { device, .. } = kind {
-            self.wait_for(Verb::Release, |state| Ok(state.points_of(device)))?;
+            let context = ContextId { device, kind: ContextKind::Primary };
+            self.wait_for(Verb::Release, |state| Ok(state.points_of(context)))?;
         }
         self.ask(Verb::Release, |state| state.world.memory.plain_free(start))
     }
 
     // What the verbs are made of.
 
+    pub(super) fn infos(&self) -> &[DeviceInfo] {
+        &self.server.infos
+    }
+
+    /// The context of a device that this driver's calls run in.
+    pub(super) fn context(&self, device: DeviceId) -> ContextId {
+        ContextId { device, kind: self.kind }
+    }
+
+    /// The context whose stream a handle is.
+    pub(super) fn context_of(&self, verb: Verb, stream: Stream) -> Result<ContextId> {
+        // The simulator has no current context, so the default streams are the first device's.
+        let current = ContextId { device: DeviceId(0), kind: ContextKind::Primary };
+        self.ask(verb, |state| state.streams.context(stream, current))
+    }
+
     /// The state, with all done that is due.
     pub(super) fn locked(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock();
+        let mut state = self.server.state.lock();
         state.catch_up();
         state
     }
@@ -290,8 +327,20 @@ impl Simulator {
         stream: Stream,
         request: Request,
     ) -> Result<()> {
-        let waited = self.ask(verb, |state| state.enqueue(device, stream, request))?;
-        self.wake.notify_all();
+        let context = self.context(device);
+        self.enqueue_in(verb, context, stream, request)
+    }
+
+    /// As above, in this context.
+    pub(super) fn enqueue_in(
+        &self,
+        verb: Verb,
+        context: ContextId,
+        stream: Stream,
+        request: Request,
+    ) -> Result<()> {
+        let waited = self.ask(verb, |state| state.enqueue(context, stream, request))?;
+        self.server.wake.notify_all();
         if let Some(awaiting) = waited {
             self.wait_for(verb, |_| Ok(vec![awaiting.point]))?;
             self.locked().streams.observe_on(awaiting.point.lane, &awaiting.clock);
@@ -324,7 +373,7 @@ impl Simulator {
                 Some(left) if left < SHORT => MutexGuard::unlocked(&mut state, std::thread::yield_now),
                 _ => {
                     let left = next.unwrap_or(GLANCE).saturating_sub(SHORT / 2).min(GLANCE.max(SHORT));
-                    self.wake.wait_for(&mut state, left);
+                    self.server.wake.wait_for(&mut state, left);
                 }
             }
         }

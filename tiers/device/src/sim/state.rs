@@ -2,14 +2,14 @@
 
 use super::capture::Captures;
 use super::clock::Ticking;
-use super::context::Contexts;
+use super::context::{ContextId, Contexts};
 use super::denial::{Checked, refuse};
 use super::kernel::Modules;
 use super::route::Plumbing;
 use super::stream::Streams;
 use super::timeline::{Point, Timeline};
 use super::world::World;
-use crate::{Address, DeviceId, Refusal, Stream};
+use crate::{Address, Refusal, Stream};
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -36,25 +36,25 @@ impl State {
     }
 
     /// The lane of a stream.
-    pub(super) fn lane(&mut self, device: DeviceId, stream: Stream) -> Checked<u64> {
-        self.enter(device)?;
-        if let Some(lane) = self.streams.lane(device, stream)? {
+    pub(super) fn lane(&mut self, context: ContextId, stream: Stream) -> Checked<u64> {
+        self.enter(context)?;
+        if let Some(lane) = self.streams.lane(context, stream)? {
             return Ok(lane);
         }
-        let lane = self.streams.add_per_thread(device);
+        let lane = self.streams.add_default(context, stream);
         self.timeline.open(lane);
         Ok(lane)
     }
 
-    pub(super) fn add_stream(&mut self, device: DeviceId, blocking: bool) -> Checked<Stream> {
-        self.enter(device)?;
-        let lane = self.streams.add(device, blocking);
+    pub(super) fn add_stream(&mut self, context: ContextId, blocking: bool) -> Checked<Stream> {
+        self.enter(context)?;
+        let lane = self.streams.add(context, blocking);
         self.timeline.open(lane);
         Ok(Stream(lane))
     }
 
-    pub(super) fn remove_stream(&mut self, device: DeviceId, stream: Stream) -> Checked<()> {
-        let lane = self.lane(device, stream)?;
+    pub(super) fn remove_stream(&mut self, context: ContextId, stream: Stream) -> Checked<()> {
+        let lane = self.lane(context, stream)?;
         if self.streams.is_default(lane) {
             return refuse(Address(0), Refusal::InvalidValue);
         }
@@ -70,9 +70,9 @@ impl State {
         points.filter(|point| !self.timeline.passed(*point)).collect()
     }
 
-    /// Where the lanes of a device that are not idle stand.
-    pub(super) fn points_of(&self, device: DeviceId) -> Vec<Point> {
-        let points = self.streams.of(device).map(|(lane, _)| self.timeline.last(lane));
+    /// Where the lanes of a context that are not idle stand.
+    pub(super) fn points_of(&self, context: ContextId) -> Vec<Point> {
+        let points = self.streams.of(context).map(|(lane, _)| self.timeline.last(lane));
         points.filter(|point| !self.timeline.passed(*point)).collect()
     }
 }

@@ -1,7 +1,8 @@
 //! The streams of the simulated devices, and what is ordered before what they do next.
 //!
-//! A stream is a lane of the timeline. The legacy default stream waits for all work of its device's *blocking*
-//! streams, and they wait for it; those made through the trait are not blocking, the per-thread default streams are.
+//! A stream is a lane of the timeline. The legacy default stream waits for all work of its context's *blocking*
+//! streams, and they wait for it; those made through the trait are not blocking, the per-thread default streams are. Each
+//! context has default streams of its own, made when they are first used.
 //!
 //! Invariant: ids are unique for the life of the process, over all simulators.
 
@@ -9,14 +10,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::{self, ThreadId};
 
+use super::context::ContextId;
 use super::denial::{Checked, refuse};
 use super::order::{Epoch, Order, VectorClock};
-use crate::{Address, DeviceId, Refusal, Stream};
+use crate::{Address, Refusal, Stream};
 
 /// One stream.
 #[derive(Debug)]
 pub(super) struct StreamState {
-    pub(super) device: DeviceId,
+    pub(super) context: ContextId,
     /// Whether it and the legacy stream wait for each other.
     pub(super) blocking: bool,
     /// What its next work is ordered after.
@@ -25,18 +27,26 @@ pub(super) struct StreamState {
     pub(super) edges: VectorClock,
     /// The capture that records it.
     pub(super) capture: Option<u64>,
+    /// Whether it is a default stream, which the program may not destroy.
+    default: bool,
     /// Whether it was destroyed, and only its work is left.
     retired: bool,
+}
+
+/// What the streams of a context have in common.
+#[derive(Debug, Default)]
+struct Common {
+    /// The legacy default stream.
+    legacy: Option<u64>,
+    /// What destroyed streams had.
+    past: VectorClock,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     table: HashMap<u64, StreamState>,
-    /// The legacy default stream of each device.
-    legacy: Vec<u64>,
-    /// For each device, what its destroyed streams had.
-    past: Vec<VectorClock>,
-    per_thread: HashMap<(DeviceId, ThreadId), u64>,
+    contexts: HashMap<ContextId, Common>,
+    per_thread: HashMap<(ContextId, ThreadId), u64>,
     /// What the host has seen done.
     pub(super) seen: VectorClock,
     /// What is ordered before the values that streams wrote, by address.
@@ -53,24 +63,41 @@ pub(super) fn fresh_lane() -> u64 {
 
 impl Streams {
     /// Adds a stream; the lane is the caller's to open.
-    pub(super) fn add(&mut self, device: DeviceId, blocking: bool) -> u64 {
+    pub(super) fn add(&mut self, context: ContextId, blocking: bool) -> u64 {
         let lane = fresh_lane();
         let (clock, edges) = Default::default();
-        let state = StreamState { device, blocking, clock, edges, capture: None, retired: false };
+        let state =
+            StreamState { context, blocking, clock, edges, capture: None, default: false, retired: false };
         self.table.insert(lane, state);
         lane
     }
 
-    /// Adds the legacy default stream of the next device.
-    pub(super) fn add_legacy(&mut self) -> u64 {
-        let device = DeviceId(u32::try_from(self.legacy.len()).unwrap_or(u32::MAX));
-        let lane = self.add(device, false);
-        self.legacy.push(lane);
-        self.past.push(VectorClock::default());
+    /// Adds a default stream that was not used before: the legacy one, or the calling thread's own. The lane is the caller's
+    /// to open.
+    pub(super) fn add_default(&mut self, context: ContextId, stream: Stream) -> u64 {
+        let own = stream == Stream::PER_THREAD;
+        let lane = self.add(context, own);
+        if own {
+            self.per_thread.insert((context, thread::current().id()), lane);
+        } else {
+            self.contexts.entry(context).or_default().legacy = Some(lane);
+        }
+        if let Some(state) = self.table.get_mut(&lane) {
+            state.default = true;
+        }
         lane
     }
 
-    /// Takes a stream from the program; its work is still its device's.
+    /// Forgets a context with its default streams, whose work is done: their lanes.
+    pub(super) fn forget(&mut self, context: ContextId) -> Vec<u64> {
+        self.contexts.remove(&context);
+        self.per_thread.retain(|(of, _), _| *of != context);
+        let lanes: Vec<u64> = self.of(context).map(|(lane, _)| lane).collect();
+        self.table.retain(|_, state| state.context != context);
+        lanes
+    }
+
+    /// Takes a stream from the program; its work is still its context's.
     pub(super) fn retire(&mut self, lane: u64) {
         if let Some(state) = self.table.get_mut(&lane) {
             state.retired = true;
@@ -79,51 +106,46 @@ impl Streams {
 
     /// Forgets retired streams whose work is done.
     pub(super) fn sweep(&mut self, done: impl Fn(u64) -> bool) {
-        let past = &mut self.past;
+        let contexts = &mut self.contexts;
         self.table.retain(|lane, state| {
             let goes = state.retired && done(*lane);
-            if let Some(past) = past.get_mut(state.device.0 as usize).filter(|_| goes) {
-                past.join(&state.clock);
+            if goes {
+                contexts.entry(state.context).or_default().past.join(&state.clock);
             }
             !goes
         });
     }
 
-    /// The lane of a stream of a device that exists; `None` for a per-thread default stream not used before.
-    pub(super) fn lane(&self, device: DeviceId, stream: Stream) -> Checked<Option<u64>> {
+    /// The lane of a stream of a context; `None` for a default stream not used before.
+    pub(super) fn lane(&self, context: ContextId, stream: Stream) -> Checked<Option<u64>> {
         match stream {
-            Stream(0) | Stream::LEGACY => Ok(self.legacy.get(device.0 as usize).copied()),
-            Stream::PER_THREAD => Ok(self.per_thread.get(&(device, thread::current().id())).copied()),
+            Stream(0) | Stream::LEGACY => Ok(self.legacy(context)),
+            Stream::PER_THREAD => Ok(self.per_thread.get(&(context, thread::current().id())).copied()),
             Stream(lane) => match self.table.get(&lane) {
-                Some(state) if state.device == device && !state.retired && !self.is_default(lane) => {
-                    Ok(Some(lane))
-                }
+                Some(state) if state.context == context && !state.retired && !state.default => Ok(Some(lane)),
                 _ => refuse(Address(0), Refusal::UnknownHandle),
             },
         }
     }
 
-    /// Whose stream a handle is; the simulator has no current device, so the default ones are the first's.
-    pub(super) fn device(&self, stream: Stream) -> Checked<DeviceId> {
+    /// The context whose stream a handle is; the default ones are `current`'s.
+    pub(super) fn context(&self, stream: Stream, current: ContextId) -> Checked<ContextId> {
         match stream {
-            Stream(0) | Stream::LEGACY | Stream::PER_THREAD => Ok(DeviceId(0)),
+            Stream(0) | Stream::LEGACY | Stream::PER_THREAD => Ok(current),
             Stream(lane) => match self.table.get(&lane) {
-                Some(state) if !state.retired => Ok(state.device),
+                Some(state) if !state.retired => Ok(state.context),
                 _ => refuse(Address(0), Refusal::UnknownHandle),
             },
         }
-    }
-
-    /// Adds the calling thread's default stream; the lane is the caller's to open.
-    pub(super) fn add_per_thread(&mut self, device: DeviceId) -> u64 {
-        let lane = self.add(device, true);
-        self.per_thread.insert((device, thread::current().id()), lane);
-        lane
     }
 
     /// Whether the program may not destroy it.
     pub(super) fn is_default(&self, lane: u64) -> bool {
-        self.legacy.contains(&lane) || self.per_thread.values().any(|other| *other == lane)
+        self.table.get(&lane).is_some_and(|state| state.default)
+    }
+
+    fn legacy(&self, context: ContextId) -> Option<u64> {
+        self.contexts.get(&context).and_then(|common| common.legacy)
     }
 
     pub(super) fn get(&self, lane: u64) -> Option<&StreamState> {
@@ -134,27 +156,33 @@ impl Streams {
         self.table.get_mut(&lane)
     }
 
-    /// All lanes of a device that may have work.
-    pub(super) fn of(&self, device: DeviceId) -> impl Iterator<Item = (u64, &StreamState)> {
-        self.table.iter().filter(move |(_, state)| state.device == device).map(|(lane, state)| (*lane, state))
+    /// All lanes of a context that may have work.
+    pub(super) fn of(&self, context: ContextId) -> impl Iterator<Item = (u64, &StreamState)> {
+        self.table
+            .iter()
+            .filter(move |(_, state)| state.context == context)
+            .map(|(lane, state)| (*lane, state))
     }
 
-    /// How many streams of a device were made and not destroyed.
-    pub(super) fn made_on(&self, device: DeviceId) -> u64 {
-        self.of(device).filter(|(lane, state)| !state.retired && !self.is_default(*lane)).count() as u64
+    /// How many streams of a context were made and not destroyed.
+    pub(super) fn made_in(&self, context: ContextId) -> u64 {
+        self.of(context).filter(|(_, state)| !state.retired && !state.default).count() as u64
     }
 
     pub(super) fn len(&self) -> usize {
-        let alive = self.table.values().filter(|state| !state.retired).count();
-        alive - self.legacy.len() - self.per_thread.len()
+        self.table.values().filter(|state| !state.retired && !state.default).count()
     }
 
     /// The lanes that work on this one waits for without being told to.
     pub(super) fn implied(&self, lane: u64) -> Vec<u64> {
         let Some(state) = self.table.get(&lane) else { return Vec::new() };
-        let legacy = self.legacy.get(state.device.0 as usize).copied();
+        let legacy = self.legacy(state.context);
         if legacy == Some(lane) {
-            return self.of(state.device).filter(|(_, other)| other.blocking).map(|(lane, _)| lane).collect();
+            return self
+                .of(state.context)
+                .filter(|(_, other)| other.blocking)
+                .map(|(lane, _)| lane)
+                .collect();
         }
         legacy.into_iter().filter(|_| state.blocking).collect()
     }
@@ -163,8 +191,8 @@ impl Streams {
     pub(super) fn order(&self, lane: u64) -> Order {
         let Some(state) = self.table.get(&lane) else { return Order::default() };
         let mut order = Order { clock: state.clock.clone(), edges: state.edges.clone() };
-        if let Some(device) = self.legacy.iter().position(|legacy| *legacy == lane) {
-            order.completes(&self.past[device]);
+        if let Some(common) = self.contexts.get(&state.context).filter(|common| common.legacy == Some(lane)) {
+            order.completes(&common.past);
         }
         for other in self.implied(lane) {
             if let Some(state) = self.table.get(&other) {
@@ -186,10 +214,10 @@ impl Streams {
         }
     }
 
-    /// What the streams of a device have in all.
-    pub(super) fn clock_of(&self, device: DeviceId) -> VectorClock {
-        let mut clock = self.past.get(device.0 as usize).cloned().unwrap_or_default();
-        for (_, state) in self.of(device) {
+    /// What the streams of a context have in all.
+    pub(super) fn clock_of(&self, context: ContextId) -> VectorClock {
+        let mut clock = self.contexts.get(&context).map(|common| common.past.clone()).unwrap_or_default();
+        for (_, state) in self.of(context) {
             clock.join(&state.clock);
         }
         clock
@@ -205,8 +233,8 @@ impl Streams {
             }
             self.seen.loose = false;
         }
-        for past in &mut self.past {
-            past.forget(&self.seen);
+        for common in self.contexts.values_mut() {
+            common.past.forget(&self.seen);
         }
     }
 

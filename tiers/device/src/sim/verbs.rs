@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use super::denial::Checked;
+use super::context::{ContextId, ContextKind};
+use super::denial::{Checked, Denial};
 use super::order::Order;
 use super::request::{KernelRequest, Request};
 use super::resolve::{Piece, Use};
@@ -20,7 +21,7 @@ use crate::{
 
 impl Driver for Simulator {
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(self.infos.clone())
+        Ok(self.infos().to_vec())
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
@@ -44,7 +45,11 @@ impl Driver for Simulator {
         self.ask(Verb::Create, |state| {
             let handle = state.world.memory.create(size.get(), properties)?;
             match properties.place {
-                Place::Gpu(device) => state.enter(device).map(|()| handle),
+                Place::Gpu(device) => {
+                    let context = self.context(device);
+                    state.world.memory.note_made(handle, context);
+                    state.enter(context).map(|()| handle)
+                }
                 Place::HostNuma(_) => Ok(handle),
             }
         })
@@ -79,9 +84,11 @@ impl Driver for Simulator {
     }
 
     unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()> {
-        let device = self.stream_device(stream)?;
-        // SAFETY: the caller's promise is passed on.
-        unsafe { self.copy(device, request, stream) }
+        let context = self.context_of(Verb::Copy, stream)?;
+        if context.kind.is_own() != self.context(context.device).kind.is_own() {
+            return Err(Denial::Refused(Address(0), Refusal::UnknownHandle).of(Verb::Copy));
+        }
+        self.enqueue_in(Verb::Copy, context, stream, Request::Copy(vec![request]))
     }
 
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
@@ -100,9 +107,10 @@ impl Driver for Simulator {
     }
 
     fn read_now(&self, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
+        let context = self.context(device);
         self.ask(Verb::ReadNow, |state| {
-            state.enter(device)?;
-            let pieces = state.touch_now(device, from, into.len() as u64, Use::Read)?;
+            state.enter(context)?;
+            let pieces = state.touch_now(context, from, into.len() as u64, Use::Read)?;
             let mut rest = into;
             for piece in pieces {
                 let (part, next) = rest.split_at_mut(piece.size as usize);
@@ -115,9 +123,10 @@ impl Driver for Simulator {
     }
 
     unsafe fn write_now(&self, device: DeviceId, to: Address, bytes: &[u8]) -> Result<()> {
+        let context = self.context(device);
         self.ask(Verb::WriteNow, |state| {
-            state.enter(device)?;
-            let pieces = state.touch_now(device, to, bytes.len() as u64, Use::Write)?;
+            state.enter(context)?;
+            let pieces = state.touch_now(context, to, bytes.len() as u64, Use::Write)?;
             let mut rest = bytes;
             for piece in pieces {
                 let (part, next) = rest.split_at(piece.size as usize);
@@ -130,25 +139,29 @@ impl Driver for Simulator {
     }
 
     fn stream_create(&self, device: DeviceId, _: Priority) -> Result<Stream> {
-        self.ask(Verb::StreamCreate, |state| state.add_stream(device, false))
+        let context = self.context(device);
+        self.ask(Verb::StreamCreate, |state| state.add_stream(context, false))
     }
 
     unsafe fn stream_destroy(&self, device: DeviceId, stream: Stream) -> Result<()> {
-        self.ask(Verb::StreamDestroy, |state| state.remove_stream(device, stream))
+        let context = self.context(device);
+        self.ask(Verb::StreamDestroy, |state| state.remove_stream(context, stream))
     }
 
     fn stream_id(&self, device: DeviceId, stream: Stream) -> Result<StreamId> {
-        self.ask(Verb::StreamId, |state| state.lane(device, stream).map(StreamId))
+        let context = self.context(device);
+        self.ask(Verb::StreamId, |state| state.lane(context, stream).map(StreamId))
     }
 
     fn stream_device(&self, stream: Stream) -> Result<DeviceId> {
-        self.ask(Verb::StreamDevice, |state| state.streams.device(stream))
+        self.context_of(Verb::StreamDevice, stream).map(|context| context.device)
     }
 
     fn stream_synchronize(&self, device: DeviceId, stream: Stream) -> Result<()> {
+        let context = self.context(device);
         let verb = Verb::StreamSynchronize;
         let lane = self.ask(verb, |state| {
-            let lane = state.lane(device, stream)?;
+            let lane = state.lane(context, stream)?;
             state.not_capturing(lane).map(|()| lane)
         })?;
         self.wait_for(verb, |state| {
@@ -157,11 +170,12 @@ impl Driver for Simulator {
             Ok(points)
         })?;
         self.locked().streams.observe_lane(lane);
-        self.stray(verb, device)
+        self.stray(verb, context)
     }
 
     fn stream_wait_event(&self, device: DeviceId, stream: Stream, event: Event) -> Result<()> {
-        self.ask(Verb::StreamWaitEvent, |state| state.wait_event(device, stream, event))
+        let context = self.context(device);
+        self.ask(Verb::StreamWaitEvent, |state| state.wait_event(context, stream, event))
     }
 
     unsafe fn stream_wait_value(
@@ -187,95 +201,114 @@ impl Driver for Simulator {
     }
 
     fn capture_state(&self, device: DeviceId, stream: Stream) -> Result<CaptureState> {
-        self.ask(Verb::CaptureState, |state| state.capture_state(device, stream))
+        let context = self.context(device);
+        self.ask(Verb::CaptureState, |state| state.capture_state(context, stream))
     }
 
     fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event> {
+        let context = self.context(device);
         self.ask(Verb::EventCreate, |state| {
-            state.enter(device)?;
-            Ok(state.world.events.create(device, kind == EventKind::Timed))
+            state.enter(context)?;
+            Ok(state.world.events.create(context, kind == EventKind::Timed))
         })
     }
 
     unsafe fn event_destroy(&self, device: DeviceId, event: Event) -> Result<()> {
-        self.ask(Verb::EventDestroy, |state| state.world.events.destroy(device, event))
+        let context = self.context(device);
+        self.ask(Verb::EventDestroy, |state| state.world.events.destroy(context, event))
     }
 
     fn event_record(&self, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
-        self.ask(Verb::EventRecord, |state| state.record_event(device, event, stream))
+        let context = self.context(device);
+        self.ask(Verb::EventRecord, |state| state.record_event(context, event, stream))
     }
 
     fn event_record_context(&self, device: DeviceId, event: Event) -> Result<()> {
-        self.ask(Verb::EventRecordContext, |state| state.record_context(device, event))
+        let context = self.context(device);
+        self.ask(Verb::EventRecordContext, |state| state.record_context(context, event))
     }
 
     fn event_query(&self, device: DeviceId, event: Event) -> Result<bool> {
-        self.ask(Verb::EventQuery, |state| state.query(device, event))
+        let context = self.context(device);
+        self.ask(Verb::EventQuery, |state| state.query(context, event))
     }
 
     fn event_synchronize(&self, device: DeviceId, event: Event) -> Result<()> {
+        let context = self.context(device);
         let verb = Verb::EventSynchronize;
-        let points = self.ask(verb, |state| state.event_points(device, event))?;
+        let points = self.ask(verb, |state| state.event_points(context, event))?;
         self.wait_for(verb, |_| Ok(points.0))?;
         self.locked().streams.observe(&points.1);
-        self.stray(verb, device)
+        self.stray(verb, context)
     }
 
     fn event_elapsed(&self, device: DeviceId, from: Event, to: Event) -> Result<f64> {
-        self.ask(Verb::EventElapsed, |state| state.elapsed(device, from, to))
+        let context = self.context(device);
+        self.ask(Verb::EventElapsed, |state| state.elapsed(context, from, to))
     }
 
     fn context_synchronize(&self, device: DeviceId) -> Result<()> {
+        let context = self.context(device);
         let verb = Verb::ContextSynchronize;
         let (points, clock) = self.ask(verb, |state| {
             state.world.memory.device(device)?;
-            state.no_capture(device)?;
-            Ok((state.points_of(device), state.streams.clock_of(device)))
+            state.no_capture(context)?;
+            Ok((state.points_of(context), state.streams.clock_of(context)))
         })?;
         self.wait_for(verb, |_| Ok(points))?;
         self.locked().streams.observe(&clock);
-        self.stray(verb, device)
+        self.stray(verb, context)
     }
 
     fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
-        Err(DriverError::Unsupported { verb: Verb::OwnContexts })
+        Ok(Arc::new(self.own()))
     }
 
     fn primary_of(&self, stream: Stream) -> Result<Option<DeviceId>> {
-        self.stream_device(stream).map(Some)
+        let context = self.context_of(Verb::PrimaryOf, stream)?;
+        Ok((context.kind == ContextKind::Primary).then_some(context.device))
     }
 
     fn has_context(&self, device: DeviceId) -> Result<bool> {
-        self.ask(Verb::HasContext, |state| state.has_context(device))
+        let context = self.context(device);
+        self.ask(Verb::HasContext, |state| state.has_context(context))
     }
 
     fn release_context(&self, device: DeviceId) -> Result<()> {
         let verb = Verb::ReleaseContext;
-        let points = self.ask(verb, |state| {
-            state.may_leave(device)?;
-            Ok(state.points_of(device))
+        let context = self.context(device);
+        let (points, clock) = self.ask(verb, |state| {
+            state.may_leave(context)?;
+            Ok((state.points_of(context), state.streams.clock_of(context)))
         })?;
         self.wait_for(verb, |_| Ok(points))?;
-        self.ask(verb, |state| state.leave(device))
+        self.ask(verb, |state| {
+            state.streams.observe(&clock);
+            state.leave(context)
+        })
     }
 
     fn module_load(&self, device: DeviceId, source: &ModuleSource) -> Result<Module> {
+        let context = self.context(device);
         self.ask(Verb::ModuleLoad, |state| {
-            state.enter(device)?;
-            Ok(state.modules.load(device, source.host))
+            state.enter(context)?;
+            Ok(state.modules.load(context, source.host))
         })
     }
 
     unsafe fn module_unload(&self, device: DeviceId, module: Module) -> Result<()> {
-        self.ask(Verb::ModuleUnload, |state| state.modules.unload(device, module))
+        let context = self.context(device);
+        self.ask(Verb::ModuleUnload, |state| state.modules.unload(context, module))
     }
 
     fn kernel_find(&self, device: DeviceId, module: Module, name: &str) -> Result<Kernel> {
-        self.ask(Verb::KernelFind, |state| state.modules.find(device, module, name))
+        let context = self.context(device);
+        self.ask(Verb::KernelFind, |state| state.modules.find(context, module, name))
     }
 
     unsafe fn launch(&self, device: DeviceId, request: &LaunchRequest<'_>, stream: Stream) -> Result<()> {
-        let kernel = self.ask(Verb::Launch, |state| state.modules.get(device, request.kernel))?;
+        let context = self.context(device);
+        let kernel = self.ask(Verb::Launch, |state| state.modules.get(context, request.kernel))?;
         if request.grid.iter().chain(&request.block).any(|count| *count == 0) {
             let reason = Refusal::InvalidValue;
             return Err(DriverError::Refused { verb: Verb::Launch, address: Address(0), reason });
@@ -305,9 +338,9 @@ impl Driver for Simulator {
 
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         self.ask(Verb::EnablePeerAccess, |state| {
-            state.world.memory.enable_peer_access(device, peer)?;
-            state.enter(device)?;
-            state.enter(peer)
+            state.world.memory.enable_peer_access(self.context(device), peer)?;
+            state.enter(self.context(device))?;
+            state.enter(self.context(peer))
         })
     }
 
@@ -328,11 +361,11 @@ impl Driver for Simulator {
 }
 
 impl Simulator {
-    /// A kernel's stray touch, told to the first who waits for its device.
-    fn stray(&self, verb: Verb, device: DeviceId) -> Result<()> {
+    /// A kernel's stray touch, told to the first who waits for its context.
+    fn stray(&self, verb: Verb, context: ContextId) -> Result<()> {
         let mut state = self.locked();
         let strays = &mut state.world.strays;
-        match strays.iter().position(|(of, _)| *of == device) {
+        match strays.iter().position(|(of, _)| *of == context) {
             None => Ok(()),
             Some(at) => {
                 let (_, address) = strays.swap_remove(at);
@@ -344,8 +377,8 @@ impl Simulator {
 
 impl State {
     /// The pieces of memory that the host itself reads or writes now: everything that uses it must be seen done.
-    fn touch_now(&self, device: DeviceId, start: Address, size: u64, usage: Use) -> Checked<Vec<Piece>> {
-        let pieces = self.reachable(device, start, size, usage)?;
+    fn touch_now(&self, context: ContextId, start: Address, size: u64, usage: Use) -> Checked<Vec<Piece>> {
+        let pieces = self.reachable(context, start, size, usage)?;
         if self.strict {
             for piece in &pieces {
                 self.world.memory.check_order(piece, usage, &Order::default(), &self.streams.seen)?;

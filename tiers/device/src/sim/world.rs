@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::context::ContextId;
 use super::event::Events;
 use super::kernel::{Declared, DeclaredMemory};
 use super::memory::Memory;
@@ -11,7 +12,7 @@ use super::request::Body;
 use super::resolve::Hold;
 use super::system;
 use super::timeline::Effects;
-use crate::{Address, Compare, DeviceId, Event};
+use crate::{Address, Compare, Event};
 
 /// A piece of work, resolved.
 pub(super) struct Work {
@@ -42,7 +43,7 @@ pub(super) enum Action {
         value: u32,
     },
     Kernel {
-        device: DeviceId,
+        context: ContextId,
         declared: Declared,
         body: Body,
     },
@@ -88,8 +89,8 @@ impl std::fmt::Debug for Work {
 pub(super) struct World {
     pub(super) memory: Memory,
     pub(super) events: Events,
-    /// The first stray touch of a kernel, until somebody waits for its device.
-    pub(super) strays: Vec<(DeviceId, Address)>,
+    /// The first stray touch of a kernel, until somebody waits for its context.
+    pub(super) strays: Vec<(ContextId, Address)>,
 }
 
 fn move_all(segments: &[Segment]) {
@@ -138,10 +139,10 @@ impl Effects for World {
                 // SAFETY: the word is held by the work, and its alignment was checked when it was enqueued.
                 unsafe { system::store_word(pointer, value) };
             }
-            Action::Kernel { device, declared, body } => {
+            Action::Kernel { context, declared, body } => {
                 let mut memory = DeclaredMemory { declared: &declared, stray: None };
                 body(&mut memory);
-                self.strays.extend(memory.stray.map(|at| (device, at)));
+                self.strays.extend(memory.stray.map(|at| (context, at)));
             }
             Action::Record { event, record } => self.events.pass(event, record, now),
         }
