@@ -50,6 +50,10 @@ impl Failure {
         Failure::new(GLAKE_INVALID, text)
     }
 
+    pub(crate) fn unsupported(text: impl ToString) -> Self {
+        Failure::new(GLAKE_UNSUPPORTED, text)
+    }
+
     pub(crate) fn unavailable(text: impl ToString) -> Self {
         Failure::new(GLAKE_UNAVAILABLE, text)
     }

@@ -40,6 +40,7 @@ impl Server {
         println!("{name}: {} trials in {:?}, {} without time", found.trials, found.took, found.unfinished);
         assert!(found.took <= BUDGET && found.excluded.is_empty(), "{name}: {found:?}");
         let gpus: DeviceSet = links.iter().map(|gpu| gpu.device).collect();
+        gpus.iter().for_each(|gpu| sim.hold_context(gpu));
         let engine = engine(&epochs, found.graph, gpus);
         Server { name, sim, driver, epochs, engine, gpus }
     }
@@ -72,7 +73,7 @@ impl Server {
 }
 
 fn engine(epochs: &Arc<Epochs>, graph: PathGraph, gpus: DeviceSet) -> Arc<Engine> {
-    let options = EngineOptions { relays: gpus, ..EngineOptions::default() };
+    let options = EngineOptions { relays: gpus, shared_gpus: true, ..EngineOptions::default() };
     let engine = Engine::new(epochs.clone(), graph, options).unwrap();
     let (done, ready) = mpsc::channel();
     engine.start_relays(move |_| done.send(()).unwrap()).unwrap();

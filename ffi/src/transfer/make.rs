@@ -43,8 +43,9 @@ pub(super) fn split(
     if asked.direct || request.size < process.least_split() && !verifies {
         return Ok(None);
     }
-    match process.both_ends(request, asked.stream, verifies)? {
-        Some(ends) => Ok(sides(process.stream_device(asked.stream)?, Some(ends))),
+    let Some(ends) = process.both_ends(request, asked.stream, verifies)? else { return Ok(None) };
+    match process.primary_of(asked.stream)? {
+        Some(device) => Ok(sides(device, Some(ends))),
         None => Ok(None),
     }
 }
@@ -109,12 +110,24 @@ unsafe fn native(
     asked: Asked,
     waited: bool,
 ) -> Result<u64, Failure> {
+    let driver = process.driver();
+    let Some(device) = process.primary_of(asked.stream)? else {
+        if asked.now || waited {
+            return Err(Failure::unsupported(
+                "nobody can wait here for a copy under a context that is not its GPU's primary one: make that one current, or wait \
+                 for the stream",
+            ));
+        }
+        for request in requests.iter().filter(|request| !request.size.is_zero()) {
+            process.count_native(request.size);
+            // SAFETY: the caller's promise.
+            unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from)?;
+        }
+        return Ok(0);
+    };
     if asked.now {
         process.check_waitable(asked.stream)?;
     }
-    let driver = process.driver();
-    // The device of the stream, once it is asked for.
-    let mut known = None;
     for request in requests.iter().filter(|request| !request.size.is_zero()) {
         process.count_native(request.size);
         if process.is_open_to_all(request) {
@@ -122,20 +135,21 @@ unsafe fn native(
             unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from)?;
             continue;
         }
-        let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
-        known = Some(device);
         // SAFETY: the caller's promise.
         let copy =
             |device, stream| unsafe { driver.copy(device, *request, stream) }.map_err(ProcessError::from);
         match process.device_for(device, request) {
             None => copy(device, asked.stream)?,
-            Some(other) => process.beside(other, asked.stream, |stream| copy(other, stream))?,
+            Some(other) => process.beside(other, asked.stream, |stream| {
+                copy(other, stream)?;
+                process.is_enqueued(&[*request], other, stream)
+            })?,
         }
     }
     if asked.now {
-        let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
         driver.stream_synchronize(device, asked.stream).map_err(ProcessError::from)?;
     }
+    process.is_enqueued(requests, device, asked.stream)?;
     if waited && !asked.now { Ok(process.mark(asked.stream)?) } else { Ok(0) }
 }
 
@@ -156,7 +170,10 @@ pub(super) unsafe fn copy_list(
     if asked.now {
         process.check_waitable(asked.stream)?;
     }
-    let device = process.stream_device(asked.stream)?;
+    let Some(device) = process.primary_of(asked.stream)? else {
+        // SAFETY: the caller's promise.
+        return unsafe { native(process, requests, asked, waited) };
+    };
     let mut ends = process.ends();
     let (mut blocks, mut rest, mut left) = (Vec::new(), Vec::new(), requests);
     while !left.is_empty() {

@@ -222,6 +222,10 @@ unsafe fn tried(
         return Ok(false);
     }
     let asked = Asked::of(stream, flags)?;
+    // Also so that what such a context is of is left to the program.
+    if process.primary_of(asked.stream)?.is_none() {
+        return Ok(false);
+    }
     let request = request(to, from, size)?;
     match make::split(process, &request, asked)? {
         // SAFETY: the caller's promise.

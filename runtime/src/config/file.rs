@@ -109,7 +109,7 @@ mod tests {
             "transfer.exclude = [\"GPU 3\"]",
             "transfer.exclude = [-1]",
             "transfer.slots = \"3MiB\"",
-            "transfer.slots = \"32MiB\"",
+            "transfer.slots = \"128MiB\"",
             "transfer.streams = 0",
             "transfer.pageable_threads = \"all\"",
             "tiers.extent = \"3MiB\"",

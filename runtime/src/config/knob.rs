@@ -7,7 +7,7 @@ use super::{Config, Gpu, Pool};
 /// CUDA's granularity: what can be mapped is a multiple of it.
 const GRANULARITY: Bytes = Bytes::mib(2);
 /// What a relay gives of its memory at most.
-const MOST_SLOTS: Bytes = Bytes::mib(16);
+const MOST_SLOTS: Bytes = Bytes::mib(64);
 
 /// A key of the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ pub const KNOBS: &[Knob] = &[
     Knob { key: "transfer.break_even", allowed: SIZE, holds: |_| true },
     Knob {
         key: "transfer.slots",
-        allowed: "a multiple of 2MiB, at most \"16MiB\"",
+        allowed: "a multiple of 2MiB, at most \"64MiB\"",
         holds: |c| c.transfer.slots.is_aligned(GRANULARITY) && c.transfer.slots <= MOST_SLOTS,
     },
     Knob {

@@ -7,8 +7,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::owned::{Blocks, OwnedEvent, OwnedStream, Span};
-use glake_device::{CaptureState, DeviceId, Driver, EventKind, Stream, StreamId};
+use glake_device::owned::{Blocks, DeviceSet, OwnedEvent, OwnedStream, Span};
+use glake_device::{CaptureState, CopyRequest, DeviceId, Driver, EventKind, Stream, StreamId};
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
 use glake_units::Bytes;
 
@@ -71,6 +71,45 @@ impl Process {
     /// What the driver answers.
     pub fn stream_device(&self, raw: Stream) -> Result<DeviceId> {
         Ok(self.driver.stream_device(raw)?)
+    }
+
+    /// The device in whose primary context a copy on a stream runs that this thread makes now; none where the current context, or the
+    /// stream's, is another one: such copies are the driver's, and links of that GPU serve its own copies only from then on.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[inline]
+    pub fn primary_of(&self, raw: Stream) -> Result<Option<DeviceId>> {
+        let primary = self.driver.primary_of(raw)?;
+        if primary.is_none()
+            && let (Some(engine), Ok(device)) = (self.starter.engine.made(), self.driver.stream_device(raw))
+        {
+            engine.leave_to_program(device);
+        }
+        Ok(primary)
+    }
+
+    /// Copies of pool memory were enqueued on a stream of a device: the clock is told where that is another GPU's, which the memory's own
+    /// context does not wait for.
+    ///
+    /// # Errors
+    /// What the driver answers; the copies are done then, or their device lost.
+    pub fn is_enqueued(&self, requests: &[CopyRequest], device: DeviceId, raw: Stream) -> Result<()> {
+        let ends = requests.iter().flat_map(|request| [request.to, request.from]);
+        let owners: DeviceSet = ends.filter_map(|start| self.pool_owner(start)).collect();
+        let elsewhere = owners.without(DeviceSet::of(device));
+        if elsewhere.is_empty() || self.driver.capture_state(device, raw)? != CaptureState::None {
+            return Ok(());
+        }
+        for memory in elsewhere.iter() {
+            let marked = OwnedEvent::new(&self.driver, device, EventKind::Plain)
+                .and_then(|event| event.record(raw).map(|()| event));
+            match marked {
+                Ok(event) => self.epochs.outside(memory, event),
+                Err(_) => self.driver.stream_synchronize(device, raw)?,
+            }
+        }
+        Ok(())
     }
 
     /// The driver, for what is no copy of the engine's.

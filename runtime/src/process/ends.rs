@@ -233,6 +233,12 @@ impl Process {
         pools.find(|pool| holds(pool.range(), start, size))
     }
 
+    /// The device whose pool an address lies in. No driver call.
+    #[inline]
+    pub fn pool_owner(&self, at: Address) -> Option<DeviceId> {
+        self.pool_of(at, Bytes::new(1)).map(GpuPool::device)
+    }
+
     /// The device whose streams may make a copy that those of `device` may not, where that is so: it is between pool memory
     /// that `device` was given no access to, and memory of which nothing is known. No driver call.
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{Flag, OwnedEvent, OwnedStream};
+use glake_device::owned::{Flag, OwnedEvent, OwnedStream, StreamRef};
 use glake_device::{Compare, DeviceId, Driver, EventKind, Stream};
 use glake_tiers::PoolStream;
 use glake_transfer::UserStream;
@@ -16,6 +16,7 @@ pub(super) struct Use {
 
 #[derive(Debug)]
 pub(super) struct Lane {
+    driver: Arc<dyn Driver>,
     pub(super) user: UserStream,
     pub(super) pool: PoolStream,
     /// For each lane, up to which of its steps the next one here is ordered after.
@@ -40,6 +41,7 @@ impl Lane {
         let own = default.is_none().then(|| OwnedStream::new(driver, device).unwrap());
         let raw = default.or(own.as_ref().map(OwnedStream::id)).unwrap();
         Lane {
+            driver: driver.clone(),
             user: UserStream::of(&**driver, device, raw).unwrap(),
             pool: PoolStream::of(&**driver, device, raw).unwrap(),
             known: vec![0; count],
@@ -73,7 +75,8 @@ impl Lane {
     /// What comes next here waits until the lane is let go.
     pub(super) fn hold(&mut self) {
         self.shut += 1;
-        self.gate.await_on(self.user.device, self.user.raw, self.shut, Compare::AtLeast).unwrap();
+        let on = StreamRef::new(&*self.driver, self.user.device, self.user.raw);
+        self.gate.await_on(on, self.shut, Compare::AtLeast).unwrap();
     }
 
     pub(super) fn let_go(&mut self) {

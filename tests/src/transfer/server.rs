@@ -39,7 +39,7 @@ impl ServerShape {
     }
 
     fn of(topology: SimTopology) -> Self {
-        let options = EngineOptions { streams: 16, ..EngineOptions::default() };
+        let options = EngineOptions { streams: 16, shared_gpus: true, ..EngineOptions::default() };
         ServerShape { topology, strict: true, options }
     }
 }

@@ -99,20 +99,24 @@ pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
     cuda.device_of(context, verb)
 }
 
-/// A stream of another context may be used under the current one; then neither of the two decides, and it is none of ours.
+/// A stream of another context may be used under the current one; then neither of the two decides, and it is none of ours. A thread
+/// without a current context has the one that [`device`] says.
 pub(super) fn primary_of(cuda: &Cuda, stream: Stream) -> Result<Option<DeviceId>> {
     let verb = Verb::PrimaryOf;
     let current = cuda.current(verb)?;
-    let device = if current.is_null() { None } else { cuda.primary_device(current, verb)? };
-    if is_default(stream) || !current.is_null() && device.is_none() {
-        return Ok(device);
+    if current.is_null() && is_default(stream) {
+        return device(cuda, stream).map(Some);
+    }
+    let own = if current.is_null() { None } else { cuda.primary_device(current, verb)? };
+    if is_default(stream) || !current.is_null() && own.is_none() {
+        return Ok(own);
     }
     let mut of = null_mut();
     // No capture mode forbids the question.
     let _entered = if current.is_null() { Some(cuda.enter_any(verb)?) } else { None };
     // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
     unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut of) }.of(verb)?;
-    if of == current { Ok(device) } else { cuda.primary_device(of, verb) }
+    if of == current { Ok(own) } else { cuda.primary_device(of, verb) }
 }
 
 pub(super) fn synchronize(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<()> {

@@ -46,7 +46,11 @@ impl Bed {
         let driver: Arc<dyn Driver> = faults.clone();
         let epochs = Epochs::new(driver.clone());
         let relays = if options.relays.is_empty() { gpus } else { options.relays };
-        let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
+        // The program of these tests has a context on every GPU, whose links are lent all the same.
+        gpus.iter().for_each(|gpu| sim.hold_context(gpu));
+        let options = EngineOptions { relays, shared_gpus: true, ..options };
+        let engine = Engine::new(epochs.clone(), graph, options).unwrap();
+        gpus.iter().for_each(|gpu| engine.want_equipment(gpu));
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();

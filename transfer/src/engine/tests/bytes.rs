@@ -79,16 +79,7 @@ fn pool_memory_of_every_gpu_over_every_kind_of_stream() {
 
 #[test]
 fn plain_memory_goes_through_slots() {
-    plain_memory(Bytes::ZERO);
-}
-
-#[test]
-fn plain_memory_is_copied_by_kernels() {
-    plain_memory(Bytes::gib(1));
-}
-
-fn plain_memory(kernels_below: Bytes) {
-    let bed = Bed::with("h200x4", EngineOptions { kernels_below, ..EngineOptions::default() });
+    let bed = Bed::new("h200x4");
     let streams = [bed.stream(GPU), bed.stream(DeviceId(1))];
     let plain = bed.plain(GPU, ROOM);
     for (index, size) in SIZES.into_iter().enumerate() {

@@ -6,14 +6,13 @@ use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
 use crate::graph::{Direction, Way};
-use crate::{CopyOptions, EngineOptions};
+use crate::CopyOptions;
 
 const SIZE: Bytes = Bytes::mib(6);
 
 /// The verbs that a copy may call.
-const VERBS: [Verb; 8] = [
+const VERBS: [Verb; 7] = [
     Verb::Copy,
-    Verb::Launch,
     Verb::EventRecord,
     Verb::EventQuery,
     Verb::StreamWaitEvent,
@@ -31,8 +30,7 @@ const ERRORS: [Injected; 4] = [
 
 /// Three copies with the fault in the second, on memory of a kind, of a stream that is idle or is not.
 fn trial(direction: Direction, memory: Way, busy: bool, fault: Fault) -> u64 {
-    let kernels_below = if fault.verb == Some(Verb::Launch) { Bytes::gib(1) } else { Bytes::ZERO };
-    let bed = Bed::with("h200x4", EngineOptions { kernels_below, ..EngineOptions::default() });
+    let bed = Bed::new("h200x4");
     let stream = bed.stream(GPU);
     let on = bed.user(GPU, stream.id());
     let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
@@ -127,8 +125,7 @@ fn a_relay_may_answer_that_it_is_lost() {
     for memory in [Way::ZeroStaging, Way::Staged] {
         for verb in [Verb::Copy, Verb::EventRecord, Verb::StreamWaitEvent] {
             for (n, busy) in (1..=24).flat_map(|n| [(n, false), (n, true)]) {
-                let options = EngineOptions { kernels_below: Bytes::ZERO, ..EngineOptions::default() };
-                let bed = Bed::with("h200x4", options);
+                let bed = Bed::new("h200x4");
                 let stream = bed.stream(GPU);
                 let on = bed.user(GPU, stream.id());
                 let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));

@@ -40,7 +40,7 @@ fn hold(bed: &Bed, on: &OwnedStream) -> impl FnOnce() {
 #[test]
 fn kernels_before_and_after_see_what_they_should() {
     for memory in [Way::ZeroStaging, Way::Staged] {
-        let bed = Bed::with("h200x4", EngineOptions { kernels_below: SIZE, ..EngineOptions::default() });
+        let bed = Bed::new("h200x4");
         let stream = bed.stream(GPU);
         let on = bed.user(GPU, stream.id());
         let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
@@ -74,8 +74,7 @@ fn kernels_before_and_after_see_what_they_should() {
 fn a_stream_that_is_held_back_holds_back_no_other() {
     for streams in [1, 2, 8] {
         for memory in [Way::ZeroStaging, Way::Staged] {
-            let kernels_below = Bytes::ZERO;
-            let options = EngineOptions { streams, kernels_below, ..EngineOptions::default() };
+            let options = EngineOptions { streams, ..EngineOptions::default() };
             let bed = Bed::with("h200x4", options);
             let held = bed.stream(GPU);
             let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));

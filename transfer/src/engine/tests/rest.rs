@@ -88,7 +88,6 @@ fn contexts_go_and_come_back() {
     for options in [
         EngineOptions::default(),
         EngineOptions { slots: Bytes::ZERO, ..EngineOptions::default() },
-        EngineOptions { kernels_below: Bytes::ZERO, ..EngineOptions::default() },
     ] {
         let bed = Bed::with("h200x4", options);
         copies(&bed, 1);
