@@ -74,7 +74,7 @@ impl Calibrations {
             Backend::Cuda(cuda) => (cuda, None),
             Backend::Sim { model, .. } => {
                 let (clock, strict_ordering) = (Clock::Virtual, false);
-                let options = SimOptions { topology: model, clock, strict_ordering, shared: None };
+                let options = SimOptions { topology: model, clock, strict_ordering, ..SimOptions::default() };
                 let simulator = Arc::new(Simulator::new(options)?);
                 (simulator.clone(), Some(simulator))
             }

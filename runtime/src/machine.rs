@@ -41,7 +41,7 @@ impl Machine {
                     topology: model,
                     clock: Clock::Virtual,
                     strict_ordering: false,
-                    shared: None,
+                    ..SimOptions::default()
                 })?);
                 (simulator.clone(), Some(simulator))
             }

@@ -230,8 +230,8 @@ fn driver(backend: &Backend, memory: Option<Bytes>) -> Result<Opened, DriverErro
                 gpu.memory = memory.unwrap_or(gpu.memory);
             }
             let (clock, strict_ordering) = (Clock::Virtual, false);
-            let simulator =
-                Arc::new(Simulator::new(SimOptions { topology, clock, strict_ordering, shared: None })?);
+            let options = SimOptions { topology, clock, strict_ordering, ..SimOptions::default() };
+            let simulator = Arc::new(Simulator::new(options)?);
             Ok((simulator.clone(), Some(simulator)))
         }
     }

@@ -152,8 +152,8 @@ impl Process {
                 // An alias cuts address space at its ends too.
                 let mappings = mapping_budget() / 5 * 4 / (model.gpus.len() as u64).max(1);
                 let links = Topology::from(&model);
-                let options =
-                    SimOptions { topology: model, clock: Clock::Wall, strict_ordering: false, shared: None };
+                let (clock, strict_ordering) = (Clock::Wall, false);
+                let options = SimOptions { topology: model, clock, strict_ordering, ..SimOptions::default() };
                 (Arc::new(Simulator::new(options)?), mappings, Some(links))
             }
         };

@@ -148,8 +148,8 @@ impl Cuda {
         let handle = self.device(device, verb)?;
         let mut context = null_mut();
         match self.kind {
-            // SAFETY: an out-parameter of this frame and a device that exists.
             ContextKind::Primary => {
+                // SAFETY: an out-parameter of this frame and a device that exists.
                 unsafe { self.api.cuDevicePrimaryCtxRetain(&mut context, handle) }.of(verb)?
             }
             ContextKind::Own => {

@@ -7,12 +7,13 @@
 //! - A context that a driver made something in which is still alive is there.
 //! - What was made in a context is used in that one only, but for events, which streams of every context wait for.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::thread::{self, ThreadId};
 
-use super::denial::{Checked, Denial};
+use super::denial::{Checked, Denial, refuse};
 use super::state::State;
 use crate::owned::DeviceSet;
-use crate::{DeviceId, Living};
+use crate::{Address, DeviceId, Living, Refusal};
 
 /// One context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +29,50 @@ pub(super) enum ContextKind {
     Primary,
     /// One of a set of our own ([`crate::Driver::own_contexts`]), by the number of the set.
     Own(u32),
+    /// One that the program made besides, by its number.
+    Made(u32),
 }
+
+/// A context that the program made besides the primary ones, as `cuCtxCreate` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SimContext {
+    device: DeviceId,
+    number: u32,
+}
+
+impl SimContext {
+    /// Whose it is.
+    pub fn device(self) -> DeviceId {
+        self.device
+    }
+
+    pub(super) fn kind(self) -> ContextKind {
+        ContextKind::Made(self.number)
+    }
+}
+
+/// The context that a thread of the program is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Current {
+    /// A device's primary one.
+    Primary(DeviceId),
+    /// One that it made.
+    Made(SimContext),
+}
+
+impl Current {
+    pub(super) fn context(self) -> ContextId {
+        match self {
+            Current::Primary(device) => ContextId { device, kind: ContextKind::Primary },
+            Current::Made(made) => ContextId { device: made.device, kind: made.kind() },
+        }
+    }
+}
+
+/// CUDA's numbers.
+const INVALID_DEVICE: u32 = 101;
+const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
+const PEER_ACCESS_NOT_ENABLED: u32 = 705;
 
 impl ContextKind {
     /// Whether the program knows nothing of it.
@@ -43,8 +87,12 @@ pub(super) struct Contexts {
     made: HashSet<ContextId>,
     /// The devices whose primary ones the program holds besides.
     held: DeviceSet,
-    /// How many sets of our own there are.
-    sets: u32,
+    /// Those that the program made besides the primary ones.
+    of_program: HashSet<ContextId>,
+    /// The context that each thread is in.
+    current: HashMap<ThreadId, ContextId>,
+    /// How many sets of our own, and contexts that the program made, there were.
+    numbered: u32,
 }
 
 impl Contexts {
@@ -54,8 +102,21 @@ impl Contexts {
 
     /// A set of contexts of our own, none of which is made yet.
     pub(super) fn add_own(&mut self) -> ContextKind {
-        self.sets += 1;
-        ContextKind::Own(self.sets)
+        self.numbered += 1;
+        ContextKind::Own(self.numbered)
+    }
+
+    /// The program makes a context.
+    pub(super) fn add_made(&mut self, device: DeviceId) -> SimContext {
+        self.numbered += 1;
+        let made = SimContext { device, number: self.numbered };
+        self.of_program.insert(Current::Made(made).context());
+        made
+    }
+
+    /// Whether there can be such a context.
+    fn is_there(&self, context: ContextId) -> bool {
+        !matches!(context.kind, ContextKind::Made(_)) || self.of_program.contains(&context)
     }
 }
 
@@ -63,20 +124,86 @@ impl State {
     /// A call runs in a context.
     pub(super) fn enter(&mut self, context: ContextId) -> Checked<()> {
         self.world.memory.device(context.device)?;
+        self.alive(context)?;
+        if !self.contexts.is_there(context) {
+            return refuse(Address(0), Refusal::UnknownHandle);
+        }
         self.contexts.made.insert(context);
         Ok(())
+    }
+
+    /// A call asks about what is in a context.
+    pub(super) fn alive(&self, context: ContextId) -> Checked<()> {
+        match self.world.lost.get(&context) {
+            Some(code) => Err(Denial::Lost(*code)),
+            None => Ok(()),
+        }
+    }
+
+    /// The context that the calling thread is in: the first device's primary one where it is in none.
+    pub(super) fn current(&self) -> ContextId {
+        let first = ContextId { device: DeviceId(0), kind: ContextKind::Primary };
+        self.contexts.current.get(&thread::current().id()).copied().unwrap_or(first)
+    }
+
+    /// Changes the context that the calling thread is in.
+    pub(super) fn set_current(&mut self, current: Option<ContextId>) -> Checked<()> {
+        let thread = thread::current().id();
+        match current {
+            None => {
+                self.contexts.current.remove(&thread);
+            }
+            Some(context) => {
+                self.world.memory.device(context.device)?;
+                if !self.contexts.is_there(context) {
+                    return refuse(Address(0), Refusal::UnknownHandle);
+                }
+                self.contexts.current.insert(thread, context);
+            }
+        }
+        Ok(())
+    }
+
+    /// The program lets a device into a peer's plain memory: CUDA's number.
+    pub(super) fn program_enable_peer(&mut self, device: DeviceId, peer: DeviceId) -> u32 {
+        let context = ContextId { device, kind: ContextKind::Primary };
+        if self.world.memory.is_enabled(device, peer) {
+            return PEER_ACCESS_ALREADY_ENABLED;
+        }
+        match self.world.memory.enable_peer_access(context, peer) {
+            Err(_) => INVALID_DEVICE,
+            Ok(()) => {
+                self.contexts.hold(device);
+                self.contexts.hold(peer);
+                0
+            }
+        }
+    }
+
+    /// The program takes a device out of a peer's plain memory: CUDA's number.
+    pub(super) fn program_disable_peer(&mut self, device: DeviceId, peer: DeviceId) -> u32 {
+        if !self.world.memory.is_enabled(device, peer) {
+            return PEER_ACCESS_NOT_ENABLED;
+        }
+        self.world.memory.disable_peer_access(device, peer);
+        0
     }
 
     pub(super) fn has_context(&self, context: ContextId) -> Checked<bool> {
         let ContextId { device, kind } = context;
         self.world.memory.device(device)?;
         let of_program = || self.contexts.held.contains(device) || self.world.memory.has_plain(device);
-        Ok(self.contexts.made.contains(&context) || kind == ContextKind::Primary && of_program())
+        Ok(match kind {
+            ContextKind::Primary => self.contexts.made.contains(&context) || of_program(),
+            ContextKind::Own(_) => self.contexts.made.contains(&context),
+            ContextKind::Made(_) => self.contexts.is_there(context),
+        })
     }
 
     /// Whether the driver's hold may go: nothing that it made there lives.
     pub(super) fn may_leave(&self, context: ContextId) -> Checked<()> {
         self.world.memory.device(context.device)?;
+        self.alive(context)?;
         let living = Living {
             streams: self.streams.made_in(context),
             events: self.world.events.made_in(context),

@@ -21,6 +21,8 @@ pub(super) enum Denial {
     ContextInUse(DeviceId, Living),
     NotReady,
     Capturing,
+    /// The context is lost, by this error number of CUDA.
+    Lost(u32),
     /// An error number of CUDA, for what only CUDA's number describes.
     Failed(u32),
     Os(io::Error),
@@ -41,6 +43,7 @@ impl Denial {
             Denial::ContextInUse(device, living) => DriverError::ContextInUse { device, living },
             Denial::NotReady => DriverError::NotReady { verb },
             Denial::Capturing => DriverError::Capturing { verb },
+            Denial::Lost(code) => DriverError::Sticky { verb, code },
             Denial::Failed(code) => DriverError::Failed { verb, code },
             Denial::Os(source) => DriverError::Os { verb, source },
         }

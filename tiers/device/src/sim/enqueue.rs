@@ -86,17 +86,23 @@ impl State {
         let Resolved { cost, action, returns, .. } = resolved;
         let awaiting = match returns {
             Returns::Read(rest, time) => {
-                let work = Work { action, holds: Vec::new() };
+                let work = Work { context: Some(context), action, holds: Vec::new() };
                 let point = self.timeline.issue(lane, after, cost, work);
-                self.timeline.issue(lane, Vec::new(), Cost::Delay(time), Work { action: rest, holds });
+                self.timeline.issue(
+                    lane,
+                    Vec::new(),
+                    Cost::Delay(time),
+                    Work { context: Some(context), action: rest, holds },
+                );
                 Some(Awaiting { point, clock })
             }
             Returns::Done => {
-                let point = self.timeline.issue(lane, after, cost, Work { action, holds });
+                let point =
+                    self.timeline.issue(lane, after, cost, Work { context: Some(context), action, holds });
                 Some(Awaiting { point, clock })
             }
             Returns::AtOnce => {
-                self.timeline.issue(lane, after, cost, Work { action, holds });
+                self.timeline.issue(lane, after, cost, Work { context: Some(context), action, holds });
                 None
             }
         };
@@ -126,7 +132,7 @@ impl State {
             }
             Request::WaitValue { address, value, compare } => {
                 let pointer = self.word(context, *address, Use::Read)?;
-                let awaited = Awaited { pointer: pointer.pointer, value: *value, compare: *compare };
+                let awaited = Awaited { context, pointer: pointer.pointer, value: *value, compare: *compare };
                 Ok(Resolved::signal(pointer, Cost::Value(awaited), Action::Nothing))
             }
             Request::WriteValue { address, value } => {
@@ -134,7 +140,10 @@ impl State {
                 let store = Action::Store { pointer: word.pointer, value: *value };
                 Ok(Resolved::signal(word, Cost::None, store))
             }
-            Request::Kernel(kernel) => self.resolve_kernel(context, kernel),
+            Request::Kernel(kernel) => match self.resolve_kernel(context, kernel) {
+                Err(Denial::Refused(..)) if self.faults_kill => Ok(Resolved::fault(context, kernel)),
+                resolved => resolved,
+            },
         }
     }
 
@@ -204,6 +213,13 @@ impl State {
 }
 
 impl Resolved {
+    /// A kernel that touches what its context does not reach.
+    fn fault(context: ContextId, kernel: &KernelRequest) -> Self {
+        let time = kernel.duration.unwrap_or_default();
+        let cost = Cost::Delay(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        Resolved { pieces: Vec::new(), cost, action: Action::Fault(context), returns: Returns::AtOnce }
+    }
+
     /// A word that is signalled by: not checked for order, since it makes order.
     fn signal(word: Piece, cost: Cost<Awaited>, action: Action) -> Self {
         Resolved { pieces: vec![(word, Use::Signal)], cost, action, returns: Returns::AtOnce }

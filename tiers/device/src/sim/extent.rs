@@ -24,12 +24,24 @@ pub(super) struct Extent {
     pub(super) mappings: u32,
     /// Whether the handle is gone, and the memory stays for its mappings only.
     pub(super) released: bool,
-    /// Whether it stands for plain memory, which peers reach when they were enabled.
-    pub(super) plain: bool,
+    pub(super) kind: Kind,
     /// The context that it was created in; none where that was another process's, or the host's memory.
     pub(super) made_in: Option<ContextId>,
     /// Its last uses.
     pub(super) shadow: Shadow,
+}
+
+/// How memory was made, which says who reaches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// By handle: whom it was opened to.
+    Mapped,
+    /// As `cudaMalloc` does: its own GPU, and peers that were enabled.
+    Plain,
+    /// Out of a memory pool, as `cudaMallocAsync` does: its own GPU, whoever was enabled.
+    Pool,
+    /// As `cudaMallocManaged` does: everyone.
+    Managed,
 }
 
 #[derive(Debug)]
@@ -76,7 +88,7 @@ impl Extent {
             backing,
             mappings: 0,
             released: false,
-            plain: false,
+            kind: Kind::Mapped,
             made_in: None,
             shadow: Shadow::default(),
         }

@@ -62,7 +62,7 @@ impl State {
         let mut done: Vec<(Point, VectorClock)> = Vec::new();
         let mut outcome = Ok(());
         for node in &graph.nodes {
-            let own = self.add_stream(node.context, false)?;
+            let own = self.add_branch(node.context)?;
             let mut points = start.clone();
             let mut clock = begun.clone();
             for (point, before) in node.after.iter().filter_map(|node| done.get(*node)) {

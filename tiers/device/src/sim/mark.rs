@@ -10,7 +10,7 @@ use super::order::{Epoch, VectorClock};
 use super::state::State;
 use super::stream::fresh_lane;
 use super::timeline::{Cost, Point};
-use super::world::{Action, Work};
+use super::world::Work;
 use crate::{Address, Event, Refusal, Stream};
 
 impl State {
@@ -27,7 +27,7 @@ impl State {
         let n = self.timeline.last(lane).n + 1;
         order.clock.see(Epoch { lane, n });
         let record = self.world.events.record(event, Mark::Never, order.clock.clone());
-        let work = Work { action: Action::Record { event, record }, holds: Vec::new() };
+        let work = Work::record(event, record);
         let after = self.implied_points(lane);
         let point = self.timeline.issue(lane, after, Cost::None, work);
         self.world.events.place(event, vec![point]);
@@ -45,7 +45,7 @@ impl State {
         let after = self.points_of(context);
         let lane = fresh_lane();
         self.timeline.open(lane);
-        let work = Work { action: Action::Record { event, record }, holds: Vec::new() };
+        let work = Work::record(event, record);
         let point = self.timeline.issue(lane, after, Cost::None, work);
         self.timeline.close(lane);
         self.world.events.place(event, vec![point]);

@@ -11,7 +11,7 @@ use glake_units::Bytes;
 use super::arena::Arena;
 use super::context::{ContextId, ContextKind};
 use super::denial::{Checked, Denial, refuse};
-use super::extent::{Backing, Extent, Own, file_name, place_of};
+use super::extent::{Backing, Extent, Kind, Own, file_name, place_of};
 use super::host::HostTable;
 use super::order::Shadow;
 use super::space::AddressSpace;
@@ -134,7 +134,7 @@ impl Memory {
     }
 
     /// Memory that is not mapped by the caller: mapped whole, and its owner's.
-    pub(super) fn plain_alloc(&mut self, device: DeviceId, size: u64) -> Checked<Address> {
+    pub(super) fn alloc(&mut self, kind: Kind, device: DeviceId, size: u64) -> Checked<Address> {
         self.device(device)?;
         let size = size.max(1).next_multiple_of(GRANULE);
         let properties = ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false };
@@ -142,7 +142,7 @@ impl Memory {
         let start = self.space.reserve(size)?;
         let filled = self.create(size, properties).and_then(|handle| {
             if let Some(extent) = self.extents.get_mut(&handle) {
-                extent.plain = true;
+                extent.kind = kind;
             }
             let mapped = self.map(start.0, size, handle);
             let mapped = mapped.and_then(|()| self.space.set_access(start.0, size, &access));
@@ -155,9 +155,9 @@ impl Memory {
         Ok(start)
     }
 
-    pub(super) fn plain_free(&mut self, start: Address) -> Checked<()> {
-        let plain = self.space.find(start.0).filter(|(at, _)| *at == start.0).map(|(_, mapping)| *mapping);
-        let Some(mapping) = plain.filter(|mapping| self.is_plain(mapping.extent)) else {
+    pub(super) fn free(&mut self, start: Address) -> Checked<()> {
+        let found = self.space.find(start.0).filter(|(at, _)| *at == start.0).map(|(_, mapping)| *mapping);
+        let Some(mapping) = found.filter(|mapping| self.is_program(mapping.extent)) else {
             return refuse(start, Refusal::UnknownHandle);
         };
         self.unmap(start.0, mapping.size)?;
@@ -216,9 +216,9 @@ impl Memory {
         self.of(context.device).filter(|extent| extent.made_in == Some(context)).count() as u64
     }
 
-    /// Whether a device has memory that a program allocated as `cuMemAlloc` does.
+    /// Whether a device has memory that the program allocated without a handle.
     pub(super) fn has_plain(&self, device: DeviceId) -> bool {
-        self.of(device).any(|extent| extent.plain)
+        self.of(device).any(|extent| extent.kind != Kind::Mapped)
     }
 
     fn of(&self, device: DeviceId) -> impl Iterator<Item = &Extent> {
@@ -227,12 +227,22 @@ impl Memory {
 
     pub(super) fn kind(&self, address: Address) -> PointerKind {
         match self.space.find(address.0).and_then(|(_, mapping)| self.extents.get(&mapping.extent)) {
-            Some(Extent { place: Place::Gpu(device), plain, .. }) => {
-                PointerKind::Device { device: *device, mapped: !plain }
+            Some(Extent { kind: Kind::Managed, .. }) => PointerKind::Managed,
+            Some(Extent { place: Place::Gpu(device), kind, .. }) => {
+                PointerKind::Device { device: *device, mapped: *kind == Kind::Mapped }
             }
             Some(_) => PointerKind::Pinned,
             None if self.host_table.find(address.0).is_some() => PointerKind::Pinned,
             None => PointerKind::Pageable,
+        }
+    }
+
+    /// The device whose memory an address lies in.
+    pub(super) fn owner(&self, address: Address) -> Option<DeviceId> {
+        let (_, mapping) = self.space.find(address.0)?;
+        match self.extents.get(&mapping.extent)?.place {
+            Place::Gpu(device) => Some(device),
+            Place::HostNuma(_) => None,
         }
     }
 
@@ -262,15 +272,32 @@ impl Memory {
         extent.pointer(arena(&self.gpus, &self.host, extent.place), offset)
     }
 
-    /// Whether work in a context may touch plain memory of `owner`. Peers are opened to each other's primary contexts only.
-    pub(super) fn is_guest(&self, guest: ContextId, owner: DeviceId) -> bool {
-        let guests = self.guests.get(owner.0 as usize).copied().unwrap_or_default();
-        let enabled = || guests & (1 << (guest.device.0 % 64)) != 0;
-        guest.device == owner || guest.kind == ContextKind::Primary && enabled()
+    /// Whether work in a context reaches memory of `owner` that was made in such a way, access to mappings aside. Peers are
+    /// opened to each other's primary contexts only.
+    pub(super) fn reaches(&self, context: ContextId, kind: Kind, owner: DeviceId) -> bool {
+        let primary = context.kind == ContextKind::Primary;
+        match kind {
+            Kind::Mapped | Kind::Managed => true,
+            Kind::Pool => context.device == owner,
+            Kind::Plain => context.device == owner || primary && self.is_enabled(context.device, owner),
+        }
     }
 
-    fn is_plain(&self, handle: Handle) -> bool {
-        self.extents.get(&handle).is_some_and(|extent| extent.plain)
+    /// Whether a device was let into a peer's plain memory.
+    pub(super) fn is_enabled(&self, device: DeviceId, peer: DeviceId) -> bool {
+        let guests = self.guests.get(peer.0 as usize).copied().unwrap_or_default();
+        guests & (1 << (device.0 % 64)) != 0
+    }
+
+    /// Takes a device out of a peer's plain memory.
+    pub(super) fn disable_peer_access(&mut self, device: DeviceId, peer: DeviceId) {
+        if let Some(guests) = self.guests.get_mut(peer.0 as usize) {
+            *guests &= !(1 << (device.0 % 64));
+        }
+    }
+
+    fn is_program(&self, handle: Handle) -> bool {
+        self.extents.get(&handle).is_some_and(|extent| extent.kind != Kind::Mapped)
     }
 
     fn place(&self, place: Place) -> Checked<()> {

@@ -78,6 +78,7 @@ mod world;
 
 pub use budget::mapping_budget;
 pub use clock::Clock;
+pub use context::{Current, SimContext};
 pub use graph::Graph;
 pub use simulator::{Census, SimOptions, Simulator};
 pub use topology::{Bandwidth, Micros, SimGpu, SimHost, SimLink, SimTopology};

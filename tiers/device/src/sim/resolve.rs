@@ -2,6 +2,7 @@
 
 use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
+use super::extent::Kind;
 use super::memory::Memory;
 use super::order::{Epoch, Order, Stamp, VectorClock};
 use super::route::End;
@@ -79,7 +80,8 @@ pub(super) enum Use {
 }
 
 impl Memory {
-    /// The pieces of a range that a copy in a context may use so: plain memory of any GPU, mapped memory by its access.
+    /// The pieces of a range that a copy in a context may use so: memory that the program allocated of any
+    /// GPU, mapped memory by its access.
     pub(super) fn resolve(
         &self,
         context: ContextId,
@@ -123,15 +125,19 @@ impl Memory {
         let Some((from, mapping, extent)) = found else {
             return refuse(Address(at), Refusal::NotMapped);
         };
+        let mapped = extent.kind == Kind::Mapped;
         let route_end = match extent.place {
-            Place::Gpu(owner) if extent.plain && !self.is_guest(context, owner) => {
-                End::Foreign { index: owner.0 as usize }
-            }
-            Place::Gpu(owner) => End::Gpu { index: owner.0 as usize, mapped: !extent.plain },
             Place::HostNuma(_) => End::Pinned,
+            Place::Gpu(owner) => {
+                let index = owner.0 as usize;
+                match self.reaches(context, extent.kind, owner) {
+                    true => End::Gpu { index, mapped },
+                    false => End::Foreign { index },
+                }
+            }
         };
         let breach = mapping.reach.breach(context.device, usage == Use::Write);
-        if let Some(rule) = breach.filter(|_| !extent.plain) {
+        if let Some(rule) = breach.filter(|_| mapped) {
             return refuse(Address(at), rule);
         }
         let offset = at - from;

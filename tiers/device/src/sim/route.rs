@@ -16,7 +16,7 @@ use super::topology::{Bandwidth, SimTopology};
 pub(super) enum End {
     /// Memory of a GPU; `mapped` unless it is plain.
     Gpu { index: usize, mapped: bool },
-    /// Plain memory of a GPU that the one which copies has no access to.
+    /// Memory of a GPU that the one which copies has no access to: the driver copies it.
     Foreign { index: usize },
     /// Host memory that a GPU reaches by itself.
     Pinned,

@@ -1,5 +1,6 @@
 //! The simulated device as a driver: one lock around the state, and what tests ask besides the verbs.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::arena::Arena;
 use super::capture::Captures;
 use super::clock::{Clock, Ticking};
-use super::context::{ContextId, ContextKind, Contexts};
+use super::context::{ContextId, ContextKind, Contexts, Current, SimContext};
 use super::denial::{Checked, Denial};
 use super::event::Events;
+use super::extent::Kind;
 use super::graph::Graph;
 use super::kernel::Modules;
 use super::ledger::Account;
@@ -25,7 +27,7 @@ use super::topology::SimTopology;
 use super::world::World;
 use crate::owned::{DeviceSet, Span};
 use crate::{
-    Address, Compare, DeviceId, DeviceInfo, Driver, DriverError, KernelMemory, PointerKind, Result, Stream,
+    Address, Compare, DeviceId, DeviceInfo, Driver, DriverError, KernelMemory, Priority, Result, Stream,
     Touch, Verb,
 };
 
@@ -38,6 +40,16 @@ pub struct SimOptions {
     pub clock: Clock,
     /// Whether conflicting uses of memory must be ordered by streams and events, or are refused.
     pub strict_ordering: bool,
+    /// Whether a kernel that touches memory which its context does not reach is accepted, and its context lost when its stream
+    /// comes to it, as on CUDA: every later call in that context answers [`DriverError::Sticky`] with 700, other contexts go on.
+    /// Else such a kernel is refused when it is enqueued.
+    pub faults_kill: bool,
+    /// How many pieces of work that have not run a stream holds at most: enqueuing more blocks the caller until one has.
+    /// None: as many as wanted.
+    pub queue: Option<usize>,
+    /// Onto how many queues of the hardware the streams of each context are dealt in turn (`CUDA_DEVICE_MAX_CONNECTIONS`): work
+    /// whose stream waits holds up what is issued later on the same queue, of other streams. None: each stream has its own.
+    pub hardware_queues: Option<u32>,
     /// A name under which processes share these GPUs: their memory is counted in common.
     pub shared: Option<String>,
 }
@@ -49,6 +61,9 @@ impl Default for SimOptions {
             topology: SimTopology::uniform(1, Bytes::gib(1)),
             clock: Clock::Virtual,
             strict_ordering: true,
+            faults_kill: false,
+            queue: None,
+            hardware_queues: None,
             shared: None,
         }
     }
@@ -87,6 +102,8 @@ struct Server {
     /// Work was enqueued, so a wait may be over sooner than thought.
     wake: Condvar,
     infos: Vec<DeviceInfo>,
+    /// How much work a stream holds at most.
+    queue: Option<usize>,
 }
 
 /// A wait in wall time looks at values in memory, which the host may write, at least so often.
@@ -101,7 +118,8 @@ impl Simulator {
     }
 
     fn build(options: SimOptions) -> Checked<Self> {
-        let SimOptions { topology, clock, strict_ordering, shared } = options;
+        let SimOptions { topology, clock, strict_ordering, faults_kill, queue, hardware_queues, shared } =
+            options;
         // Devices are bits of a word in the access of a mapping.
         if topology.gpus.len() > 64 {
             return Err(Denial::OutOfMemory(Bytes::ZERO));
@@ -130,6 +148,7 @@ impl Simulator {
             memory: Memory::new(arenas, host, sockets),
             events: Events::default(),
             strays: Vec::new(),
+            lost: HashMap::new(),
         };
         let state = State {
             clock: Ticking::start(clock),
@@ -142,8 +161,11 @@ impl Simulator {
             plumbing,
             latencies,
             strict: strict_ordering,
+            faults_kill,
+            hardware_queues,
         };
-        let server = Server { state: Mutex::new(state), wake: Condvar::new(), infos };
+        let queue = queue.map(|bound| bound.max(1));
+        let server = Server { state: Mutex::new(state), wake: Condvar::new(), infos, queue };
         Ok(Simulator { server: Arc::new(server), kind: ContextKind::Primary })
     }
 
@@ -248,6 +270,52 @@ impl Simulator {
         self.enqueue(Verb::StreamWriteValue, device, stream, Request::WriteValue { address, value })
     }
 
+    /// The program makes a context besides the primary one.
+    pub fn make_context(&self, device: DeviceId) -> Result<SimContext> {
+        self.ask(Verb::HasContext, |state| {
+            state.world.memory.device(device)?;
+            Ok(state.contexts.add_made(device))
+        })
+    }
+
+    /// The same server through a context that the program made: for its own calls, which name that context's device.
+    pub fn within(&self, context: SimContext) -> Simulator {
+        Simulator { server: self.server.clone(), kind: context.kind() }
+    }
+
+    /// A stream of a context that the program made; its verbs are those of [`Simulator::within`].
+    pub fn stream_create_in(&self, context: SimContext) -> Result<Stream> {
+        self.within(context).stream_create(context.device(), Priority::Normal)
+    }
+
+    /// The calling thread enters a context, as `cuCtxSetCurrent` does, or leaves it. In none it is as in the first device's
+    /// primary one.
+    pub fn set_current(&self, current: Option<Current>) -> Result<()> {
+        self.ask(Verb::PrimaryOf, |state| state.set_current(current.map(Current::context)))
+    }
+
+    /// The program lets a device into plain memory of a peer, as `cudaDeviceEnablePeerAccess` does. CUDA's number: 0, or 704
+    /// where it was enabled before, by whomever.
+    pub fn program_enable_peer(&self, device: DeviceId, peer: DeviceId) -> u32 {
+        self.locked().program_enable_peer(device, peer)
+    }
+
+    /// The program takes a device out of plain memory of a peer, as `cudaDeviceDisablePeerAccess` does, whoever let it in. CUDA's
+    /// number: 0, or 705 where it was not enabled.
+    pub fn program_disable_peer(&self, device: DeviceId, peer: DeviceId) -> u32 {
+        self.locked().program_disable_peer(device, peer)
+    }
+
+    /// The most pieces of work that were on one stream behind a wait that had not passed, since the last reset.
+    pub fn deepest_queue(&self) -> u64 {
+        self.locked().timeline.deepest()
+    }
+
+    /// Counts [`Simulator::deepest_queue`] anew.
+    pub fn reset_deepest_queue(&self) {
+        self.locked().timeline.forget_deepest();
+    }
+
     /// The program holds a device's context besides: it stays, whatever the driver gives up.
     pub fn hold_context(&self, device: DeviceId) {
         self.locked().contexts.hold(device);
@@ -268,7 +336,7 @@ impl Simulator {
     /// Enqueues what a capture recorded.
     pub fn launch_graph(&self, graph: &Graph, device: DeviceId, stream: Stream) -> Result<()> {
         let context = self.context(device);
-        self.ask(Verb::Launch, |state| state.launch_graph(graph, context, stream))?;
+        self.ask_on(Verb::Launch, context, stream, |state| state.launch_graph(graph, context, stream))?;
         self.server.wake.notify_all();
         Ok(())
     }
@@ -276,17 +344,32 @@ impl Simulator {
     /// Plain memory, as `cuMemAlloc` makes it: the owner has access, peers once they were enabled, and copies by
     /// other devices go over the owner's link.
     pub fn plain_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
-        self.ask(Verb::Create, |state| state.world.memory.plain_alloc(device, size.get()))
+        self.alloc(Kind::Plain, device, size)
     }
 
-    /// Gives plain memory back. It waits for the primary context of its device first, as CUDA does.
+    /// Memory of a pool, as `cudaMallocAsync` makes it: its own GPU has access, in every context, and no peer gets it by being
+    /// enabled. Copies by other devices go over the owner's link.
+    pub fn async_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
+        self.alloc(Kind::Pool, device, size)
+    }
+
+    /// Managed memory, as `cudaMallocManaged` makes it: every context has access. It lies on a device, and stays there.
+    pub fn managed_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
+        self.alloc(Kind::Managed, device, size)
+    }
+
+    fn alloc(&self, kind: Kind, device: DeviceId, size: Bytes) -> Result<Address> {
+        self.ask(Verb::Create, |state| state.world.memory.alloc(kind, device, size.get()))
+    }
+
+    /// Gives plain memory, a pool's or managed memory back. It waits for the primary context of its device first, as CUDA does.
     pub fn plain_free(&self, start: Address) -> Result<()> {
-        let kind = self.locked().world.memory.kind(start);
-        if let PointerKind::Device { device, .. } = kind {
+        let owner = self.locked().world.memory.owner(start);
+        if let Some(device) = owner {
             let context = ContextId { device, kind: ContextKind::Primary };
             self.wait_for(Verb::Release, |state| Ok(state.points_of(context)))?;
         }
-        self.ask(Verb::Release, |state| state.world.memory.plain_free(start))
+        self.ask(Verb::Release, |state| state.world.memory.free(start))
     }
 
     // What the verbs are made of.
@@ -302,9 +385,36 @@ impl Simulator {
 
     /// The context whose stream a handle is.
     pub(super) fn context_of(&self, verb: Verb, stream: Stream) -> Result<ContextId> {
-        // The simulator has no current context, so the default streams are the first device's.
-        let current = ContextId { device: DeviceId(0), kind: ContextKind::Primary };
-        self.ask(verb, |state| state.streams.context(stream, current))
+        self.ask(verb, |state| state.streams.context(stream, state.current()))
+    }
+
+    /// Runs a verb in a context that is not lost, and that waits for nothing.
+    pub(super) fn ask_in<T>(
+        &self,
+        verb: Verb,
+        context: ContextId,
+        ask: impl FnOnce(&mut State) -> Checked<T>,
+    ) -> Result<T> {
+        self.ask(verb, |state| {
+            state.alive(context)?;
+            ask(state)
+        })
+    }
+
+    /// Runs a verb that enqueues a piece of work, once its stream has room for it.
+    pub(super) fn ask_on<T>(
+        &self,
+        verb: Verb,
+        context: ContextId,
+        stream: Stream,
+        ask: impl FnOnce(&mut State) -> Checked<T>,
+    ) -> Result<T> {
+        let mut state = self.locked();
+        if let Some(bound) = self.server.queue {
+            let lane = state.lane(context, stream).map_err(|denial| denial.of(verb))?;
+            self.wait_until(verb, &mut state, |state| state.has_room(lane, bound))?;
+        }
+        ask(&mut state).map_err(|denial| denial.of(verb))
     }
 
     /// The state, with all done that is due.
@@ -339,11 +449,14 @@ impl Simulator {
         stream: Stream,
         request: Request,
     ) -> Result<()> {
-        let waited = self.ask(verb, |state| state.enqueue(context, stream, request))?;
+        let waited = self.ask_on(verb, context, stream, |state| state.enqueue(context, stream, request))?;
         self.server.wake.notify_all();
         if let Some(awaiting) = waited {
             self.wait_for(verb, |_| Ok(vec![awaiting.point]))?;
-            self.locked().streams.observe_on(awaiting.point.lane, &awaiting.clock);
+            return self.ask_in(verb, context, |state| {
+                state.streams.observe_on(awaiting.point.lane, &awaiting.clock);
+                Ok(())
+            });
         }
         Ok(())
     }
@@ -356,13 +469,23 @@ impl Simulator {
     ) -> Result<()> {
         let mut state = self.locked();
         let points = points(&mut state).map_err(|denial| denial.of(verb))?;
+        self.wait_until(verb, &mut state, |state| points.iter().all(|point| state.timeline.passed(*point)))
+    }
+
+    /// Waits until something holds; the lock is given up meanwhile.
+    fn wait_until(
+        &self,
+        verb: Verb,
+        state: &mut MutexGuard<'_, State>,
+        holds: impl Fn(&State) -> bool,
+    ) -> Result<()> {
         loop {
             state.catch_up();
-            if points.iter().all(|point| state.timeline.passed(*point)) {
+            if holds(state) {
                 return Ok(());
             }
             let Some(now) = state.clock.read() else {
-                let State { timeline, world, .. } = &mut *state;
+                let State { timeline, world, .. } = &mut **state;
                 if timeline.step(world) {
                     continue;
                 }
@@ -370,10 +493,10 @@ impl Simulator {
             };
             let next = state.timeline.next().map(|next| Duration::from_nanos(next.saturating_sub(now)));
             match next {
-                Some(left) if left < SHORT => MutexGuard::unlocked(&mut state, std::thread::yield_now),
+                Some(left) if left < SHORT => MutexGuard::unlocked(state, std::thread::yield_now),
                 _ => {
                     let left = next.unwrap_or(GLANCE).saturating_sub(SHORT / 2).min(GLANCE.max(SHORT));
-                    self.server.wake.wait_for(&mut state, left);
+                    self.server.wake.wait_for(state, left);
                 }
             }
         }

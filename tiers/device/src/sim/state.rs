@@ -24,6 +24,10 @@ pub(super) struct State {
     /// What every operation of a device takes besides its bytes, in nanoseconds.
     pub(super) latencies: Vec<u64>,
     pub(super) strict: bool,
+    /// Whether a kernel that touches what its context does not reach is accepted, and its context then lost.
+    pub(super) faults_kill: bool,
+    /// How many queues of the hardware the streams of a context are dealt onto; each has its own where none is said.
+    pub(super) hardware_queues: Option<u32>,
 }
 
 impl State {
@@ -42,26 +46,48 @@ impl State {
             return Ok(lane);
         }
         let lane = self.streams.add_default(context, stream);
-        self.timeline.open(lane);
+        self.open(context, lane);
         Ok(lane)
     }
 
     pub(super) fn add_stream(&mut self, context: ContextId, blocking: bool) -> Checked<Stream> {
         self.enter(context)?;
         let lane = self.streams.add(context, blocking);
+        self.open(context, lane);
+        Ok(Stream(lane))
+    }
+
+    /// Opens the lane of a stream.
+    fn open(&mut self, context: ContextId, lane: u64) {
+        match self.hardware_queues {
+            None => self.timeline.open(lane),
+            Some(count) => self.timeline.open_on(lane, self.streams.deal(context, count.max(1))),
+        }
+    }
+
+    /// A stream of a graph, which shares no queue.
+    pub(super) fn add_branch(&mut self, context: ContextId) -> Checked<Stream> {
+        self.enter(context)?;
+        let lane = self.streams.add(context, false);
         self.timeline.open(lane);
         Ok(Stream(lane))
     }
 
+    /// Whether a stream takes another piece of work where it holds so many at most.
+    pub(super) fn has_room(&self, lane: u64, bound: usize) -> bool {
+        let recorded = self.streams.get(lane).is_some_and(|state| state.capture.is_some());
+        recorded || self.timeline.queued(lane) < bound
+    }
+
     pub(super) fn remove_stream(&mut self, context: ContextId, stream: Stream) -> Checked<()> {
-        let lane = self.lane(context, stream)?;
-        if self.streams.is_default(lane) {
-            return refuse(Address(0), Refusal::InvalidValue);
-        }
+        self.world.memory.device(context.device)?;
+        let lane = self.streams.lane(context, stream)?.filter(|lane| !self.streams.is_default(*lane));
+        let Some(lane) = lane else { return refuse(Address(0), Refusal::InvalidValue) };
         self.timeline.close(lane);
         self.streams.retire(lane);
         self.streams.sweep(|lane| self.timeline.passed(self.timeline.last(lane)));
-        Ok(())
+        // What is lost is destroyed all the same.
+        self.alive(context)
     }
 
     /// Where the lanes that this one waits for without being told to stand.

@@ -40,6 +40,9 @@ struct Common {
     legacy: Option<u64>,
     /// What destroyed streams had.
     past: VectorClock,
+    /// The first of its hardware queues, and how many streams were dealt onto them.
+    queues: Option<u64>,
+    dealt: u64,
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +50,8 @@ pub(super) struct Streams {
     table: HashMap<u64, StreamState>,
     contexts: HashMap<ContextId, Common>,
     per_thread: HashMap<(ContextId, ThreadId), u64>,
+    /// How many hardware queues there are.
+    queues: u64,
     /// What the host has seen done.
     pub(super) seen: VectorClock,
     /// What is ordered before the values that streams wrote, by address.
@@ -86,6 +91,18 @@ impl Streams {
             state.default = true;
         }
         lane
+    }
+
+    /// Deals a stream of a context onto one of its `count` hardware queues: the queue.
+    pub(super) fn deal(&mut self, context: ContextId, count: u32) -> u64 {
+        let (count, fresh) = (u64::from(count), self.queues);
+        let common = self.contexts.entry(context).or_default();
+        let first = *common.queues.get_or_insert(fresh);
+        if first == fresh {
+            self.queues = fresh + count;
+        }
+        common.dealt += 1;
+        first + (common.dealt - 1) % count
     }
 
     /// Forgets a context with its default streams, whose work is done: their lanes.

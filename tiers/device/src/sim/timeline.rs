@@ -4,6 +4,9 @@
 //! passed, takes its cost, and is then given to [`Effects`], which moves the bytes. A [`Point`] is the end of one
 //! piece of work: an event is a list of points.
 //!
+//! Lanes may share a *queue* of the hardware: their work begins in the order in which it was issued, so that a piece of
+//! work that waits holds up what was issued later on other lanes.
+//!
 //! Invariant: between calls, every lane that could go on at `now` has (but for waits for a value, which the host may
 //! have written since: [`Timeline::settle`] looks again).
 
@@ -67,6 +70,10 @@ struct Lane<E: Effects> {
     phase: Phase,
     /// Lanes that wait for this one to have done so much, by how much.
     waiters: BTreeMap<u64, Vec<u64>>,
+    /// Work in the queue that may have to wait for other lanes or for a value, in order.
+    waits: VecDeque<u64>,
+    /// The queue of the hardware that it shares.
+    shared: Option<u64>,
     /// Goes when it is empty.
     closing: bool,
 }
@@ -81,6 +88,10 @@ pub(super) struct Timeline<E: Effects> {
     net: FlowNet,
     watching: Vec<u64>,
     ready: Vec<u64>,
+    /// For each queue of the hardware, the work that has not begun, in the order of its issue.
+    queues: HashMap<u64, VecDeque<Point>>,
+    /// The most work that was behind a wait of its lane.
+    deepest: u64,
     /// How much timed work has been done.
     completed: u64,
 }
@@ -95,6 +106,8 @@ impl<E: Effects> Timeline<E> {
             net: FlowNet::new(pipes),
             watching: Vec::new(),
             ready: Vec::new(),
+            queues: HashMap::new(),
+            deepest: 0,
             completed: 0,
         }
     }
@@ -104,12 +117,23 @@ impl<E: Effects> Timeline<E> {
     }
 
     pub(super) fn open(&mut self, lane: u64) {
+        self.add(lane, None);
+    }
+
+    /// Opens a lane that shares a queue of the hardware.
+    pub(super) fn open_on(&mut self, lane: u64, queue: u64) {
+        self.add(lane, Some(queue));
+    }
+
+    fn add(&mut self, lane: u64, shared: Option<u64>) {
         let new = Lane {
             queue: VecDeque::new(),
             issued: 0,
             done: 0,
             phase: Phase::Idle,
             waiters: BTreeMap::new(),
+            waits: VecDeque::new(),
+            shared,
             closing: false,
         };
         self.lanes.insert(lane, new);
@@ -134,6 +158,21 @@ impl<E: Effects> Timeline<E> {
         self.lanes.get(&point.lane).is_none_or(|lane| lane.done >= point.n)
     }
 
+    /// How much work of a lane has not been done.
+    pub(super) fn queued(&self, lane: u64) -> usize {
+        self.lanes.get(&lane).map_or(0, |lane| lane.queue.len())
+    }
+
+    /// The most work that was on one lane behind a wait that had not passed.
+    pub(super) fn deepest(&self) -> u64 {
+        self.deepest
+    }
+
+    /// Counts that anew.
+    pub(super) fn forget_deepest(&mut self) {
+        self.deepest = 0;
+    }
+
     /// Enqueues work; [`Timeline::settle`] begins it.
     pub(super) fn issue(
         &mut self,
@@ -144,11 +183,39 @@ impl<E: Effects> Timeline<E> {
     ) -> Point {
         let Some(open) = self.lanes.get_mut(&lane) else { return Point { lane, n: 0 } };
         open.issued += 1;
+        if !after.is_empty() || matches!(cost, Cost::Value(_)) {
+            open.waits.push_back(open.issued);
+        }
         open.queue.push_back(Item { after, cost, work });
         if open.queue.len() == 1 {
             self.ready.push(lane);
         }
-        Point { lane, n: open.issued }
+        let point = Point { lane, n: open.issued };
+        if let Some(queue) = open.shared {
+            self.queues.entry(queue).or_default().push_back(point);
+        }
+        self.measure(lane);
+        point
+    }
+
+    /// Notes how much work of a lane is behind the first wait that has not passed.
+    fn measure(&mut self, lane: u64) {
+        while let Some(open) = self.lanes.get(&lane)
+            && let Some(first) = open.waits.front().copied()
+        {
+            // Nothing of it is left to do, or it waits for nothing any more.
+            let item = first.checked_sub(open.done + 1).and_then(|at| open.queue.get(at as usize));
+            let over = item.is_none_or(|item| {
+                !matches!(item.cost, Cost::Value(_)) && item.after.iter().all(|point| self.passed(*point))
+            });
+            if !over {
+                self.deepest = self.deepest.max(open.issued - first);
+                return;
+            }
+            if let Some(open) = self.lanes.get_mut(&lane) {
+                open.waits.pop_front();
+            }
+        }
     }
 
     /// Does all that can be done without time passing.
@@ -235,6 +302,12 @@ impl<E: Effects> Timeline<E> {
         loop {
             let Some(open) = self.lanes.get(&lane) else { return };
             let Some(item) = open.queue.front().filter(|_| open.phase == Phase::Idle) else { return };
+            let own = Point { lane, n: open.done + 1 };
+            let queue = open.shared.and_then(|queue| self.queues.get(&queue));
+            if queue.is_some_and(|queue| queue.front() != Some(&own)) {
+                // It is looked at again when it is the first.
+                return;
+            }
             if let Some(&point) = item.after.iter().find(|point| !self.passed(**point)) {
                 if let Some(other) = self.lanes.get_mut(&point.lane) {
                     other.waiters.entry(point.n).or_default().push(lane);
@@ -253,6 +326,7 @@ impl<E: Effects> Timeline<E> {
                 Cost::Delay(time) | Cost::Flow(time, _) => (Phase::Delayed, Some(*time)),
             };
             if let Some(delay) = delay {
+                self.pass_on(lane);
                 self.sequence += 1;
                 self.due.push(Reverse((self.now.saturating_add(delay), self.sequence, lane)));
             }
@@ -270,7 +344,19 @@ impl<E: Effects> Timeline<E> {
         self.ready.push(lane);
     }
 
+    /// The head of a lane holds up nobody any more on the queue that it shares.
+    fn pass_on(&mut self, lane: u64) {
+        let Some(open) = self.lanes.get(&lane) else { return };
+        let own = Point { lane, n: open.done + 1 };
+        let Some(queue) = open.shared.and_then(|queue| self.queues.get_mut(&queue)) else { return };
+        if queue.front() == Some(&own) {
+            queue.pop_front();
+            self.ready.extend(queue.front().map(|next| next.lane));
+        }
+    }
+
     fn finish_quietly(&mut self, lane: u64, effects: &mut E) {
+        self.pass_on(lane);
         let Some(open) = self.lanes.get_mut(&lane) else { return };
         let Some(item) = open.queue.pop_front() else { return };
         open.done += 1;

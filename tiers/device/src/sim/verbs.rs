@@ -43,6 +43,9 @@ impl Driver for Simulator {
 
     fn create(&self, size: Bytes, properties: ExtentProperties) -> Result<Handle> {
         self.ask(Verb::Create, |state| {
+            if let Place::Gpu(device) = properties.place {
+                state.alive(self.context(device))?;
+            }
             let handle = state.world.memory.create(size.get(), properties)?;
             match properties.place {
                 Place::Gpu(device) => {
@@ -175,7 +178,7 @@ impl Driver for Simulator {
 
     fn stream_wait_event(&self, device: DeviceId, stream: Stream, event: Event) -> Result<()> {
         let context = self.context(device);
-        self.ask(Verb::StreamWaitEvent, |state| state.wait_event(context, stream, event))
+        self.ask_on(Verb::StreamWaitEvent, context, stream, |state| state.wait_event(context, stream, event))
     }
 
     unsafe fn stream_wait_value(
@@ -215,28 +218,32 @@ impl Driver for Simulator {
 
     unsafe fn event_destroy(&self, device: DeviceId, event: Event) -> Result<()> {
         let context = self.context(device);
-        self.ask(Verb::EventDestroy, |state| state.world.events.destroy(context, event))
+        self.ask(Verb::EventDestroy, |state| {
+            state.world.events.destroy(context, event)?;
+            // What is lost is destroyed all the same.
+            state.alive(context)
+        })
     }
 
     fn event_record(&self, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
         let context = self.context(device);
-        self.ask(Verb::EventRecord, |state| state.record_event(context, event, stream))
+        self.ask_on(Verb::EventRecord, context, stream, |state| state.record_event(context, event, stream))
     }
 
     fn event_record_context(&self, device: DeviceId, event: Event) -> Result<()> {
         let context = self.context(device);
-        self.ask(Verb::EventRecordContext, |state| state.record_context(context, event))
+        self.ask_in(Verb::EventRecordContext, context, |state| state.record_context(context, event))
     }
 
     fn event_query(&self, device: DeviceId, event: Event) -> Result<bool> {
         let context = self.context(device);
-        self.ask(Verb::EventQuery, |state| state.query(context, event))
+        self.ask_in(Verb::EventQuery, context, |state| state.query(context, event))
     }
 
     fn event_synchronize(&self, device: DeviceId, event: Event) -> Result<()> {
         let context = self.context(device);
         let verb = Verb::EventSynchronize;
-        let points = self.ask(verb, |state| state.event_points(context, event))?;
+        let points = self.ask_in(verb, context, |state| state.event_points(context, event))?;
         self.wait_for(verb, |_| Ok(points.0))?;
         self.locked().streams.observe(&points.1);
         self.stray(verb, context)
@@ -244,7 +251,7 @@ impl Driver for Simulator {
 
     fn event_elapsed(&self, device: DeviceId, from: Event, to: Event) -> Result<f64> {
         let context = self.context(device);
-        self.ask(Verb::EventElapsed, |state| state.elapsed(context, from, to))
+        self.ask_in(Verb::EventElapsed, context, |state| state.elapsed(context, from, to))
     }
 
     fn context_synchronize(&self, device: DeviceId) -> Result<()> {
@@ -252,6 +259,7 @@ impl Driver for Simulator {
         let verb = Verb::ContextSynchronize;
         let (points, clock) = self.ask(verb, |state| {
             state.world.memory.device(device)?;
+            state.alive(context)?;
             state.no_capture(context)?;
             Ok((state.points_of(context), state.streams.clock_of(context)))
         })?;
@@ -266,7 +274,9 @@ impl Driver for Simulator {
 
     fn primary_of(&self, stream: Stream) -> Result<Option<DeviceId>> {
         let context = self.context_of(Verb::PrimaryOf, stream)?;
-        Ok((context.kind == ContextKind::Primary).then_some(context.device))
+        let current = self.locked().current();
+        let primary = |context: ContextId| context.kind == ContextKind::Primary;
+        Ok((primary(current) && primary(context)).then_some(context.device))
     }
 
     fn has_context(&self, device: DeviceId) -> Result<bool> {
@@ -298,17 +308,21 @@ impl Driver for Simulator {
 
     unsafe fn module_unload(&self, device: DeviceId, module: Module) -> Result<()> {
         let context = self.context(device);
-        self.ask(Verb::ModuleUnload, |state| state.modules.unload(context, module))
+        self.ask(Verb::ModuleUnload, |state| {
+            state.modules.unload(context, module)?;
+            state.alive(context)
+        })
     }
 
     fn kernel_find(&self, device: DeviceId, module: Module, name: &str) -> Result<Kernel> {
         let context = self.context(device);
-        self.ask(Verb::KernelFind, |state| state.modules.find(context, module, name))
+        self.ask_in(Verb::KernelFind, context, |state| state.modules.find(context, module, name))
     }
 
     unsafe fn launch(&self, device: DeviceId, request: &LaunchRequest<'_>, stream: Stream) -> Result<()> {
         let context = self.context(device);
-        let kernel = self.ask(Verb::Launch, |state| state.modules.get(context, request.kernel))?;
+        let kernel =
+            self.ask_in(Verb::Launch, context, |state| state.modules.get(context, request.kernel))?;
         if request.grid.iter().chain(&request.block).any(|count| *count == 0) {
             let reason = Refusal::InvalidValue;
             return Err(DriverError::Refused { verb: Verb::Launch, address: Address(0), reason });
@@ -361,9 +375,10 @@ impl Driver for Simulator {
 }
 
 impl Simulator {
-    /// A kernel's stray touch, told to the first who waits for its context.
+    /// What a wait on the host tells: that the context is lost, or a kernel's stray touch, to the first who waits.
     fn stray(&self, verb: Verb, context: ContextId) -> Result<()> {
         let mut state = self.locked();
+        state.alive(context).map_err(|denial| denial.of(verb))?;
         let strays = &mut state.world.strays;
         match strays.iter().position(|(of, _)| *of == context) {
             None => Ok(()),

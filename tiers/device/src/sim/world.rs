@@ -1,5 +1,6 @@
 //! What work does when its time has come: bytes move, values change, events pass, memory is let go of.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -14,8 +15,13 @@ use super::system;
 use super::timeline::Effects;
 use crate::{Address, Compare, Event};
 
+/// CUDA's number for a kernel that touched what it does not reach.
+const ILLEGAL_ADDRESS: u32 = 700;
+
 /// A piece of work, resolved.
 pub(super) struct Work {
+    /// The context whose loss keeps it from being done; none for what orders work only.
+    pub(super) context: Option<ContextId>,
     pub(super) action: Action,
     /// What it keeps from being taken away until it is done.
     pub(super) holds: Vec<Hold>,
@@ -42,6 +48,8 @@ pub(super) enum Action {
         pointer: u64,
         value: u32,
     },
+    /// A kernel touches what its context does not reach: the context is lost.
+    Fault(ContextId),
     Kernel {
         context: ContextId,
         declared: Declared,
@@ -67,6 +75,7 @@ pub(super) struct Segment {
 /// A comparison that a stream waits for.
 #[derive(Debug)]
 pub(super) struct Awaited {
+    pub(super) context: ContextId,
     pub(super) pointer: u64,
     pub(super) value: u32,
     pub(super) compare: Compare,
@@ -74,7 +83,12 @@ pub(super) struct Awaited {
 
 impl Work {
     pub(super) fn nothing() -> Self {
-        Work { action: Action::Nothing, holds: Vec::new() }
+        Work { context: None, action: Action::Nothing, holds: Vec::new() }
+    }
+
+    /// A mark, which passes in a context that is lost too.
+    pub(super) fn record(event: Event, record: u64) -> Self {
+        Work { context: None, action: Action::Record { event, record }, holds: Vec::new() }
     }
 }
 
@@ -91,6 +105,8 @@ pub(super) struct World {
     pub(super) events: Events,
     /// The first stray touch of a kernel, until somebody waits for its context.
     pub(super) strays: Vec<(ContextId, Address)>,
+    /// Contexts that are lost, and the error number of CUDA: none of their work reaches memory any more.
+    pub(super) lost: HashMap<ContextId, u32>,
 }
 
 fn move_all(segments: &[Segment]) {
@@ -106,8 +122,13 @@ impl Effects for World {
     type Value = Awaited;
 
     fn run(&mut self, work: Work, now: u64) {
+        let lost = work.context.is_some_and(|context| self.lost.contains_key(&context));
         match work.action {
+            _ if lost => {}
             Action::Nothing => {}
+            Action::Fault(context) => {
+                self.lost.insert(context, ILLEGAL_ADDRESS);
+            }
             Action::Copy(segments) => move_all(&segments),
             Action::Stage { first, last, into } => {
                 move_all(&first);
@@ -152,6 +173,9 @@ impl Effects for World {
     }
 
     fn holds(&self, awaited: &Awaited) -> bool {
+        if self.lost.contains_key(&awaited.context) {
+            return true;
+        }
         // SAFETY: the word is held by the waiting work, and its alignment was checked when it was enqueued.
         let found = unsafe { system::load_word(awaited.pointer) };
         match awaited.compare {

@@ -190,3 +190,58 @@ fn captures_are_broken_by_calls_of_their_own_context() {
     sim.stream_synchronize(GPU, theirs).unwrap();
     assert_eq!((graph.operations(), sim.now()), (1, US(100)));
 }
+
+#[test]
+fn a_program_may_be_in_a_context_that_it_made() {
+    let sim = server(2);
+    let made = sim.make_context(PEER).unwrap();
+    let program = sim.within(made);
+    let stream = sim.stream_create_in(made).unwrap();
+    let theirs = sim.stream_create(PEER, Priority::Normal).unwrap();
+    let at = mapped(&sim, 2, &[GPU, PEER]);
+    let copy = |stream| {
+        let request = CopyRequest { to: at, from: Address(at.0 + MIB), size: Bytes::kib(4) };
+        // SAFETY: the simulator refuses what would be undefined.
+        unsafe { sim.copy_on(request, stream) }
+    };
+    assert_eq!(sim.primary_of(stream).unwrap(), None);
+    assert_eq!(sim.primary_of(theirs).unwrap(), Some(PEER));
+    assert_eq!(sim.stream_device(stream).unwrap(), PEER);
+    sim.set_current(Some(Current::Primary(PEER))).unwrap();
+    assert_eq!(sim.stream_device(Stream::LEGACY).unwrap(), PEER);
+    assert_eq!(sim.primary_of(Stream(0)).unwrap(), Some(PEER));
+    copy(Stream::LEGACY).unwrap();
+    sim.stream_synchronize(PEER, Stream::LEGACY).unwrap();
+    sim.set_current(Some(Current::Made(made))).unwrap();
+    assert_eq!(sim.stream_device(Stream::LEGACY).unwrap(), PEER);
+    for stream in [Stream::LEGACY, Stream::PER_THREAD, stream, theirs] {
+        assert_eq!(sim.primary_of(stream).unwrap(), None);
+    }
+    // It has default streams of its own, which a copy takes that names no device.
+    assert_ne!(
+        program.stream_id(PEER, Stream::LEGACY).unwrap(),
+        sim.stream_id(PEER, Stream::LEGACY).unwrap()
+    );
+    copy(Stream::LEGACY).unwrap();
+    let before = sim.now();
+    sim.context_synchronize(PEER).unwrap();
+    assert_eq!(sim.now(), before, "it is no work of the primary context");
+    program.stream_synchronize(PEER, Stream::LEGACY).unwrap();
+    assert!(sim.now() > before);
+    // Each thread is in a context of its own.
+    let elsewhere =
+        std::thread::scope(|scope| scope.spawn(|| sim.primary_of(Stream(0)).unwrap()).join().unwrap());
+    assert_eq!(elsewhere, Some(GPU));
+    sim.set_current(None).unwrap();
+    assert_eq!(sim.primary_of(Stream::LEGACY).unwrap(), Some(GPU));
+    assert_eq!(rule(sim.stream_synchronize(PEER, stream)), Refusal::UnknownHandle);
+    assert_eq!(rule(program.stream_create(GPU, Priority::Normal)), Refusal::UnknownHandle);
+    // Peers are enabled for the primary contexts.
+    let plain = sim.plain_alloc(GPU, Bytes::mib(1)).unwrap();
+    sim.program_enable_peer(PEER, GPU);
+    assert_eq!(
+        rule(program.enqueue_kernel(PEER, stream, &touch(plain, 4), &[], US(1), |_| {})),
+        Refusal::NoPeerAccess
+    );
+    program.stream_synchronize(PEER, stream).unwrap();
+}

@@ -4,6 +4,8 @@ mod contexts;
 mod copies;
 mod costs;
 mod graphs;
+mod kinds;
+mod queues;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
