@@ -1,5 +1,6 @@
-/* An unchanged program's copies under the real libgmlake.so, on its simulated GPUs: taken by the engine, over relays once these are
-   ready, every byte compared. What is not taken reaches the stand-ins for CUDA's libraries, which count it. */
+/* An unchanged program's copies under the real libgmlake.so, on its simulated GPUs: taken by the engine, over relays
+   once these are ready, every byte compared. What is not taken reaches the stand-ins for CUDA's libraries, which count
+   it. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <time.h>
@@ -90,9 +91,9 @@ static void copy(enum way way, void *target, const void *source, size_t size, in
     case LATER: CHECK(cudaMemcpyAsync(target, source, size, kind, stream) == 0); break;
     case RUNTIME: CHECK(cudaMemcpy(target, source, size, kind) == 0); break;
     case DRIVER_LATER:
-        CHECK((in ? cuMemcpyHtoDAsync_v2(target, source, size, stream) : cuMemcpyDtoHAsync_v2(target, source, size, stream)) == 0);
+        CHECK((in ? cuMemcpyHtoDAsync_v2 : cuMemcpyDtoHAsync_v2)(target, source, size, stream) == 0);
         break;
-    default: CHECK((in ? cuMemcpyHtoD_v2(target, source, size) : cuMemcpyDtoH_v2(target, source, size)) == 0); break;
+    default: CHECK((in ? cuMemcpyHtoD_v2 : cuMemcpyDtoH_v2)(target, source, size) == 0); break;
     }
 }
 
@@ -117,7 +118,7 @@ static int over_relays(void) {
     done(ITS(glake_stream_create)(DEVICE, &stream));
     uint64_t seed = 0;
 
-    /* Right from the first one on, whoever makes it, until the relays carry what goes each way by each way of asking. */
+    /* Right from the first one on, whoever makes it, until relays carry what goes each way by each way of asking. */
     double end = now() + PATIENCE;
     for (int turn = 0; turn < 2 * WAYS; turn++) {
         int kind = turn % 2 ? DEVICE_TO_HOST : HOST_TO_DEVICE;
@@ -125,7 +126,8 @@ static int over_relays(void) {
             CHECK(now() < end); /* relays are made in the background */
             struct told before = told();
             cuda.calls = cudart.calls = 0;
-            unsigned char *from_here = kind == HOST_TO_DEVICE ? source : block, *to_there = kind == HOST_TO_DEVICE ? block : back;
+            bool in = kind == HOST_TO_DEVICE;
+            unsigned char *from_here = in ? source : block, *to_there = in ? block : back;
             fill(from_here, 16 * MIB, ++seed);
             copy(turn / 2, to_there, from_here, 16 * MIB, kind, stream);
             wait_for(stream);
@@ -144,7 +146,8 @@ static int over_relays(void) {
         for (int turn = 0; turn < 2 * WAYS; turn++) {
             size_t size = sizes[s];
             int kind = turn % 2 ? DEVICE_TO_HOST : HOST_TO_DEVICE;
-            unsigned char *from_here = kind == HOST_TO_DEVICE ? source : block, *to_there = kind == HOST_TO_DEVICE ? block : back;
+            bool in = kind == HOST_TO_DEVICE;
+            unsigned char *from_here = in ? source : block, *to_there = in ? block : back;
             fill(from_here, size, ++seed);
             memset(to_there, 0, most);
             struct told before = told();

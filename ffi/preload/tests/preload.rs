@@ -261,7 +261,8 @@ fn the_real_engine_copies_over_its_relays() {
     command.env("GLAKE_LIBRARY", gmlake()).env("GLAKE_DEVICE", "sim:h200x4");
     // Nobody's calibration, and nobody's ranks.
     command.env("XDG_CACHE_HOME", bed.path("cache"));
-    for name in ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"] {
+    for name in ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"]
+    {
         command.env_remove(name);
     }
     ends(command, "", "");
