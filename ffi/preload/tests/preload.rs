@@ -1,5 +1,5 @@
-//! The library under programs of C, with stand-ins for CUDA's libraries and for `libgmlake.so`. What the programs must see is
-//! in `program.h` and the files that include it; here they are built and run.
+//! The library under programs of C, with stand-ins for CUDA's libraries and, but in one test, for `libgmlake.so`. What the
+//! programs must see is in `program.h` and the files that include it; here they are built and run.
 
 #![allow(clippy::unwrap_used)] // also in the functions that tests call
 
@@ -11,6 +11,11 @@ use std::process::{Command, Output};
 /// The library, which is built for these tests and lies beside them.
 fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libglake_preload.so")
+}
+
+/// The real `libgmlake.so`, which is built for these tests too.
+fn gmlake() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libgmlake.so")
 }
 
 /// A folder with the stand-ins and the program, which goes when the test does.
@@ -247,6 +252,20 @@ fn libraries_may_come_late_and_under_other_names() {
         // Of the sizes from 1 to 4^11 bytes two are large.
         ends(command, "asked 2\n", "");
     }
+}
+
+#[test]
+fn the_real_engine_copies_over_its_relays() {
+    let bed = Bed::new("engine", "engine.c");
+    let mut command = bed.scenario("over-relays");
+    command.env("GLAKE_LIBRARY", gmlake()).env("GLAKE_DEVICE", "sim:h200x4");
+    // Nobody's calibration, and nobody's ranks.
+    command.env("XDG_CACHE_HOME", bed.path("cache"));
+    for name in ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"]
+    {
+        command.env_remove(name);
+    }
+    ends(command, "", "");
 }
 
 #[test]
