@@ -5,6 +5,7 @@ use glake_device::{DeviceId, DriverError, Fault, Injected, Verb, When};
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU};
+use crate::graph::Way;
 use crate::{CopyHandle, CopyOptions, TransferError};
 
 const SIZE: Bytes = Bytes::mib(8);
@@ -24,21 +25,21 @@ fn lost(answer: crate::Result<()>) -> (DeviceId, u64) {
 
 #[test]
 fn the_handle_and_the_next_call_tell_of_a_loss() {
-    // Plain memory goes by kernels of the three relays, which the own share is not.
-    let copies = (2..=4).map(|n| (Verb::Copy, n)).chain((1..=3).map(|n| (Verb::Launch, n)));
-    for (verb, n) in copies {
+    // The first copy of a relay's lane, directly or into a slot, which another copy empties.
+    let copies = [2, 3, 4].map(|n| (Way::ZeroStaging, n)).into_iter().chain([1, 3, 5].map(|n| (Way::Staged, n)));
+    for (way, n) in copies {
         let bed = Bed::new("h200x4");
         let stream = bed.stream(GPU);
         let on = bed.user(GPU, stream.id());
         let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
-        let span = match verb {
-            Verb::Launch => plain.span.clone(),
+        let span = match way {
+            Way::Staged => plain.span.clone(),
             _ => mapped.span(Bytes::ZERO, SIZE).unwrap(),
         };
         let host = bed.pinned(SIZE, n);
         let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
         let copy = || bed.engine().copy(&span, &from, on, CopyOptions::default());
-        bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Lost(700) }]);
+        bed.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(n), error: Injected::Lost(700) }]);
         let handle = copy().unwrap();
         let (relay, copies) = lost(handle.wait());
         assert_eq!(copies, 1);
