@@ -35,6 +35,8 @@ pub struct Ground {
     blocks: Mutex<Vec<Block>>,
     /// Words in registered memory by which streams are held back, and let go when all is given back.
     flags: Mutex<Vec<Address>>,
+    /// The same devices through contexts of our own.
+    own: Mutex<Vec<Arc<Ground>>>,
 }
 
 /// Host memory of a check, on pages of its own.
@@ -60,7 +62,20 @@ const GO: u32 = 1 << 30;
 
 impl Ground {
     pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
-        Ground { driver, things: Mutex::default(), blocks: Mutex::default(), flags: Mutex::default() }
+        Ground {
+            driver,
+            things: Mutex::default(),
+            blocks: Mutex::default(),
+            flags: Mutex::default(),
+            own: Mutex::default(),
+        }
+    }
+
+    /// The same devices through contexts of our own, which are given back with all that is made in them.
+    pub(super) fn own(&self) -> Result<Arc<Ground>> {
+        let own = Arc::new(Ground::new(self.driver.own_contexts()?));
+        self.own.lock().push(own.clone());
+        Ok(own)
     }
 
     /// The driver, for verbs that make nothing.
@@ -316,9 +331,20 @@ impl Ground {
 
     /// Gives all back that is left, in the reverse order.
     pub(super) fn clean(self) -> std::result::Result<(), Failure> {
-        for flag in &*self.flags.lock() {
-            self.raise(*flag);
+        let own = std::mem::take(&mut *self.own.lock());
+        let flags = |ground: &Ground| ground.flags.lock().iter().for_each(|flag| ground.raise(*flag));
+        own.iter().for_each(|ground| flags(ground));
+        flags(&self);
+        for ground in own {
+            ground.unmake()?;
+            for info in ground.driver.devices()? {
+                ground.driver.release_context(info.id)?;
+            }
         }
+        self.unmake()
+    }
+
+    fn unmake(&self) -> std::result::Result<(), Failure> {
         for info in self.driver.devices()? {
             self.driver.context_synchronize(info.id)?;
         }

@@ -18,6 +18,8 @@ pub(super) const CHECKS: &[Check] = &[
     Check { name: "memory on the host's node is memory", run: host_node },
     Check { name: "a peer copies from and to memory it was given", run: peers },
     Check { name: "peers can be enabled twice", run: enabled },
+    Check { name: "who can be a peer is told", run: can_be_enabled },
+    Check { name: "a copy stays in the registration that it begins in", run: registrations },
 ];
 
 fn kinds(ground: &Ground) -> Outcome {
@@ -148,5 +150,40 @@ fn enabled(ground: &Ground) -> Outcome {
     ground.driver().enable_peer_access(GPU, peer)?;
     ground.driver().enable_peer_access(GPU, peer)?;
     refused("a device as its own peer", ground.driver().enable_peer_access(GPU, GPU))?;
+    Ok(Verdict::Passed)
+}
+
+fn can_be_enabled(ground: &Ground) -> Outcome {
+    let Some(peer) = peer(ground)? else { return Ok(ALONE) };
+    let driver = ground.driver();
+    same("both ways", driver.can_access_peer(GPU, peer)?, driver.can_access_peer(peer, GPU)?)?;
+    same("itself", driver.can_access_peer(GPU, GPU)?, false)?;
+    Ok(Verdict::Passed)
+}
+
+fn registrations(ground: &Ground) -> Outcome {
+    // Pinned, pinned, a gap, pinned.
+    let page = Bytes::kib(64);
+    let host = ground.pageable(Bytes::new(4 * page.get()))?;
+    let at = |index: u64| Address(host.0 + index * page.get());
+    for index in [0, 1, 3] {
+        ground.register(at(index), page)?;
+    }
+    let start = ground.memory(ground.unit()?)?;
+    let stream = ground.stream(GPU)?;
+    let pages = |count: u64| Bytes::new(count * page.get());
+    refused("a copy over two registrations", ground.copy(GPU, start, host, pages(2), stream))?;
+    refused("a copy over a gap", ground.copy(GPU, start, at(1), pages(3), stream))?;
+    refused("a copy to two registrations", ground.copy(GPU, host, start, pages(2), stream))?;
+    ground.set_host_bytes(host, &vec![0x6d; pages(4).get() as usize]);
+    for index in [0, 1, 3] {
+        if let Some(range) = ground.driver().pointer_attributes(Address(at(index).0 + 100))?.range {
+            same("the range of one registration", range, (at(index), page))?;
+        }
+        ground.copy(GPU, Address(start.0 + index * page.get()), at(index), page, stream)?;
+    }
+    ground.driver().stream_synchronize(GPU, stream)?;
+    all("the first two", &ground.read(start, pages(2))?, 0x6d)?;
+    all("the last", &ground.read(Address(start.0 + 3 * page.get()), page)?, 0x6d)?;
     Ok(Verdict::Passed)
 }

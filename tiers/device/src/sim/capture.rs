@@ -1,7 +1,8 @@
 //! Captures: streams whose work is recorded instead of run.
 //!
-//! As on CUDA, in relaxed mode: a stream that waits for an event of a capture joins it, of whatever device; a call that is not
-//! allowed breaks every capture with streams of its context, which is told when it ends, as is work that was not joined.
+//! As on CUDA, in relaxed mode: a stream that waits for an event of a capture joins it, of whatever device; a call
+//! that is not allowed breaks every capture with streams of its context, which is told when it ends, as is work that
+//! was not joined.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! Contexts: whose, which of a device's, and what goes with one.
 //!
-//! The first call that runs in a context makes it. Its memory is not simulated. What goes with a primary one is access to
-//! peers' plain memory, with one of our own its default streams.
+//! The first call that runs in a context makes it. Its memory is not simulated. What goes with a primary one is access
+//! to peers' plain memory, with one of our own its default streams.
 //!
 //! Invariants:
 //! - A context that a driver made something in which is still alive is there.

@@ -1,8 +1,8 @@
 //! Copies become work here: which bytes go where, over which pipes, and when the call returns.
 //!
-//! As CUDA has it: a copy between two ranges of host memory, and one to pageable memory, returns when it is done. One from
-//! pageable memory to a GPU returns when the last byte of the source has been read, which is not before the stream has come
-//! to it; the last piece of it may then still be on its way.
+//! As CUDA has it: a copy between two ranges of host memory, and one to pageable memory, returns when it is done. One
+//! from pageable memory to a GPU returns when the last byte of the source has been read, which is not before the
+//! stream has come to it; the last piece of it may then still be on its way.
 
 use std::sync::Arc;
 

@@ -158,7 +158,14 @@ impl State {
         {
             let mut bytes = Vec::<(End, u64)>::new();
             for (start, end) in merged(touches) {
-                let found = self.reachable(context, Address(start), end - start, usage)?;
+                // Unlike a copy, a kernel goes from one registration of host memory into the next.
+                let (mut found, mut at) = (Vec::new(), start);
+                while at < end {
+                    let until =
+                        self.world.memory.host_table.find(at).map_or(end, |(_, until)| until.min(end));
+                    found.extend(self.reachable(context, Address(at), until - at, usage)?);
+                    at = until;
+                }
                 for piece in &found {
                     match bytes.iter_mut().find(|(end, _)| *end == piece.end) {
                         Some((_, sum)) => *sum += piece.size,

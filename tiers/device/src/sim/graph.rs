@@ -1,7 +1,7 @@
 //! Graphs: recorded work, launched as often as wanted.
 //!
-//! Invariant: an operation runs in its own context, after those that it was recorded behind and after nothing else of its
-//! graph; a launch takes the place of one piece of work on its stream.
+//! Invariant: an operation runs in its own context, after those that it was recorded behind and after nothing else of
+//! its graph; a launch takes the place of one piece of work on its stream.
 
 use super::context::ContextId;
 use super::denial::Checked;

@@ -272,8 +272,8 @@ impl Memory {
         extent.pointer(arena(&self.gpus, &self.host, extent.place), offset)
     }
 
-    /// Whether work in a context reaches memory of `owner` that was made in such a way, access to mappings aside. Peers are
-    /// opened to each other's primary contexts only.
+    /// Whether work in a context reaches memory of `owner` that was made in such a way, access to mappings aside. Peers
+    /// are opened to each other's primary contexts only.
     pub(super) fn reaches(&self, context: ContextId, kind: Kind, owner: DeviceId) -> bool {
         let primary = context.kind == ContextKind::Primary;
         match kind {

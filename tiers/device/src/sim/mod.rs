@@ -18,9 +18,18 @@
 //! touched. The simulator moves bytes through a mapping of its own and never through the program's addresses, so that
 //! no verb can fault.
 //!
-//! What CUDA leaves undefined is refused by name ([`crate::Refusal`]): access before it is set, unmapping under queued
-//! work, uses on two streams that no event orders, uses at two addresses that no completion orders, a peer without
-//! access, a second release. It is stricter than CUDA in one thing that CUDA defines: unmapping what is not mapped.
+//! What CUDA leaves undefined is refused by name ([`crate::Refusal`]): access before it is set, unmapping under
+//! queued work, uses on two streams that no event orders, uses at two addresses that no completion orders, a peer
+//! without access, a second release, a handle in another context than its own (but for waits). It is stricter than
+//! CUDA in two things that CUDA defines: unmapping what is not mapped, and asking in one context after an event of
+//! another.
+//!
+//! A context is the primary one of its device, one of our own, or one that the program made: each has streams,
+//! events, modules and losses of its own; memory and addresses are the server's. What the program allocates without
+//! GLake is reached as CUDA has it: plain memory by its own GPU and by primary contexts of peers that were enabled, a
+//! pool's by its own GPU, managed memory by everyone. On demand a kernel that touches anything else kills its context
+//! ([`SimOptions::faults_kill`]), streams hold so much work only ([`SimOptions::queue`]), and share queues of the
+//! hardware ([`SimOptions::hardware_queues`]).
 //!
 //! Limits: a kernel is a closure that runs at its end, so kernels never see each other half done; in wall time work
 //! happens when a verb is called next, so a program that only looks at its own memory sees nothing move; a batch of
@@ -60,6 +69,7 @@ mod ledger;
 mod mark;
 mod memory;
 mod order;
+mod program;
 mod request;
 mod resolve;
 mod route;

@@ -107,8 +107,8 @@ impl Memory {
         Ok(pieces)
     }
 
-    /// Host memory is what its first byte is: CUDA refuses a range that leaves the registration it begins in, and takes one
-    /// that begins outside of any for pageable memory.
+    /// Host memory is what its first byte is: CUDA refuses a range that leaves the registration it begins in, and
+    /// takes one that begins outside of any for pageable memory.
     fn resolve_host(&self, start: u64, end: u64) -> Checked<Vec<Piece>> {
         let size = end - start;
         let piece = |end, home| Ok(vec![Piece { pointer: start, size, end, home }]);

@@ -10,11 +10,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::arena::Arena;
 use super::capture::Captures;
 use super::clock::{Clock, Ticking};
-use super::context::{ContextId, ContextKind, Contexts, Current, SimContext};
+use super::context::{ContextId, ContextKind, Contexts};
 use super::denial::{Checked, Denial};
 use super::event::Events;
-use super::extent::Kind;
-use super::graph::Graph;
 use super::kernel::Modules;
 use super::ledger::Account;
 use super::memory::Memory;
@@ -27,8 +25,7 @@ use super::topology::SimTopology;
 use super::world::World;
 use crate::owned::{DeviceSet, Span};
 use crate::{
-    Address, Compare, DeviceId, DeviceInfo, Driver, DriverError, KernelMemory, Priority, Result, Stream,
-    Touch, Verb,
+    Address, Compare, DeviceId, DeviceInfo, Driver, DriverError, KernelMemory, Result, Stream, Touch, Verb,
 };
 
 /// What to simulate, and how.
@@ -40,15 +37,17 @@ pub struct SimOptions {
     pub clock: Clock,
     /// Whether conflicting uses of memory must be ordered by streams and events, or are refused.
     pub strict_ordering: bool,
-    /// Whether a kernel that touches memory which its context does not reach is accepted, and its context lost when its stream
-    /// comes to it, as on CUDA: every later call in that context answers [`DriverError::Sticky`] with 700, other contexts go on.
-    /// Else such a kernel is refused when it is enqueued.
+    /// Whether a kernel that touches memory which its context does not reach is accepted, and its context lost when its
+    /// stream comes to it, as on CUDA: every later call in that context answers [`DriverError::Sticky`] with 700, other
+    /// contexts go on. Else such a kernel is refused when it is enqueued.
     pub faults_kill: bool,
-    /// How many pieces of work that have not run a stream holds at most: enqueuing more blocks the caller until one has.
+    /// How many pieces of work that have not run a stream holds at most: enqueuing more blocks the caller until one
+    /// has, and is a [`DriverError::Deadlock`] where none ever will. A copy from pageable memory takes two places.
     /// None: as many as wanted.
     pub queue: Option<usize>,
-    /// Onto how many queues of the hardware the streams of each context are dealt in turn (`CUDA_DEVICE_MAX_CONNECTIONS`): work
-    /// whose stream waits holds up what is issued later on the same queue, of other streams. None: each stream has its own.
+    /// Onto how many queues of the hardware the streams of each context are dealt in turn
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): work whose stream waits holds up what is issued later on the same queue, of
+    /// other streams. None: each stream has its own.
     pub hardware_queues: Option<u32>,
     /// A name under which processes share these GPUs: their memory is counted in common.
     pub shared: Option<String>,
@@ -86,21 +85,21 @@ pub struct Census {
     pub modules: usize,
 }
 
-/// A simulated server of GPUs: a [`crate::Driver`] whose memory is real and whose time is simulated. Its calls run in the
-/// primary contexts, but for one that [`Simulator::own`] gave.
+/// A simulated server of GPUs: a [`crate::Driver`] whose memory is real and whose time is simulated. Its calls run in
+/// the primary contexts, but for one that [`Simulator::own`] gave.
 #[derive(Debug)]
 pub struct Simulator {
-    server: Arc<Server>,
+    pub(super) server: Arc<Server>,
     /// In which contexts its calls run.
-    kind: ContextKind,
+    pub(super) kind: ContextKind,
 }
 
 /// What all drivers of a simulated server share.
 #[derive(Debug)]
-struct Server {
+pub(super) struct Server {
     state: Mutex<State>,
     /// Work was enqueued, so a wait may be over sooner than thought.
-    wake: Condvar,
+    pub(super) wake: Condvar,
     infos: Vec<DeviceInfo>,
     /// How much work a stream holds at most.
     queue: Option<usize>,
@@ -169,8 +168,8 @@ impl Simulator {
         Ok(Simulator { server: Arc::new(server), kind: ContextKind::Primary })
     }
 
-    /// The same server through contexts of our own, one for each device: [`Driver::own_contexts`], with what tests ask besides.
-    /// Memory, time and the census are those of the whole server; each call gives further contexts.
+    /// The same server through contexts of our own, one for each device: [`Driver::own_contexts`], with what tests ask
+    /// besides. Memory, time and the census are those of the whole server; each call gives further contexts.
     pub fn own(&self) -> Simulator {
         let kind = self.locked().contexts.add_own();
         Simulator { server: self.server.clone(), kind }
@@ -219,12 +218,6 @@ impl Simulator {
         }
     }
 
-    /// A stream that the legacy default stream waits for, and that waits for it.
-    pub fn stream_create_blocking(&self, device: DeviceId) -> Result<Stream> {
-        let context = self.context(device);
-        self.ask(Verb::StreamCreate, |state| state.add_stream(context, true))
-    }
-
     /// Enqueues a kernel given as a closure, which takes `duration` and runs at its end. It reaches device memory
     /// and registered memory only, by what it declares; it must not call the simulator.
     pub fn enqueue_kernel(
@@ -245,8 +238,8 @@ impl Simulator {
         self.enqueue(Verb::Launch, device, stream, Request::Kernel(kernel))
     }
 
-    /// Memory for asynchronous work: what would be undefined is refused when the work is enqueued. The devices of `reach` may
-    /// touch it; what it is, is asked of its first byte.
+    /// Memory for asynchronous work: what would be undefined is refused when the work is enqueued. The devices of
+    /// `reach` may touch it; what it is, is asked of its first byte.
     pub fn span(&self, start: Address, size: Bytes, reach: DeviceSet) -> Result<Span> {
         let kind = self.pointer_attributes(start)?.kind;
         // SAFETY: the simulator refuses work on memory that is not there.
@@ -270,42 +263,6 @@ impl Simulator {
         self.enqueue(Verb::StreamWriteValue, device, stream, Request::WriteValue { address, value })
     }
 
-    /// The program makes a context besides the primary one.
-    pub fn make_context(&self, device: DeviceId) -> Result<SimContext> {
-        self.ask(Verb::HasContext, |state| {
-            state.world.memory.device(device)?;
-            Ok(state.contexts.add_made(device))
-        })
-    }
-
-    /// The same server through a context that the program made: for its own calls, which name that context's device.
-    pub fn within(&self, context: SimContext) -> Simulator {
-        Simulator { server: self.server.clone(), kind: context.kind() }
-    }
-
-    /// A stream of a context that the program made; its verbs are those of [`Simulator::within`].
-    pub fn stream_create_in(&self, context: SimContext) -> Result<Stream> {
-        self.within(context).stream_create(context.device(), Priority::Normal)
-    }
-
-    /// The calling thread enters a context, as `cuCtxSetCurrent` does, or leaves it. In none it is as in the first device's
-    /// primary one.
-    pub fn set_current(&self, current: Option<Current>) -> Result<()> {
-        self.ask(Verb::PrimaryOf, |state| state.set_current(current.map(Current::context)))
-    }
-
-    /// The program lets a device into plain memory of a peer, as `cudaDeviceEnablePeerAccess` does. CUDA's number: 0, or 704
-    /// where it was enabled before, by whomever.
-    pub fn program_enable_peer(&self, device: DeviceId, peer: DeviceId) -> u32 {
-        self.locked().program_enable_peer(device, peer)
-    }
-
-    /// The program takes a device out of plain memory of a peer, as `cudaDeviceDisablePeerAccess` does, whoever let it in. CUDA's
-    /// number: 0, or 705 where it was not enabled.
-    pub fn program_disable_peer(&self, device: DeviceId, peer: DeviceId) -> u32 {
-        self.locked().program_disable_peer(device, peer)
-    }
-
     /// The most pieces of work that were on one stream behind a wait that had not passed, since the last reset.
     pub fn deepest_queue(&self) -> u64 {
         self.locked().timeline.deepest()
@@ -314,62 +271,6 @@ impl Simulator {
     /// Counts [`Simulator::deepest_queue`] anew.
     pub fn reset_deepest_queue(&self) {
         self.locked().timeline.forget_deepest();
-    }
-
-    /// The program holds a device's context besides: it stays, whatever the driver gives up.
-    pub fn hold_context(&self, device: DeviceId) {
-        self.locked().contexts.hold(device);
-    }
-
-    /// Begins to record a stream's work instead of running it, in relaxed mode.
-    pub fn begin_capture(&self, device: DeviceId, stream: Stream) -> Result<()> {
-        let context = self.context(device);
-        self.ask(Verb::CaptureState, |state| state.begin_capture(context, stream))
-    }
-
-    /// Ends a capture on the stream that it began on. [`DriverError::Failed`] with CUDA's number where it was broken.
-    pub fn end_capture(&self, device: DeviceId, stream: Stream) -> Result<Graph> {
-        let context = self.context(device);
-        self.ask(Verb::CaptureState, |state| state.end_capture(context, stream))
-    }
-
-    /// Enqueues what a capture recorded.
-    pub fn launch_graph(&self, graph: &Graph, device: DeviceId, stream: Stream) -> Result<()> {
-        let context = self.context(device);
-        self.ask_on(Verb::Launch, context, stream, |state| state.launch_graph(graph, context, stream))?;
-        self.server.wake.notify_all();
-        Ok(())
-    }
-
-    /// Plain memory, as `cuMemAlloc` makes it: the owner has access, peers once they were enabled, and copies by
-    /// other devices go over the owner's link.
-    pub fn plain_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
-        self.alloc(Kind::Plain, device, size)
-    }
-
-    /// Memory of a pool, as `cudaMallocAsync` makes it: its own GPU has access, in every context, and no peer gets it by being
-    /// enabled. Copies by other devices go over the owner's link.
-    pub fn async_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
-        self.alloc(Kind::Pool, device, size)
-    }
-
-    /// Managed memory, as `cudaMallocManaged` makes it: every context has access. It lies on a device, and stays there.
-    pub fn managed_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
-        self.alloc(Kind::Managed, device, size)
-    }
-
-    fn alloc(&self, kind: Kind, device: DeviceId, size: Bytes) -> Result<Address> {
-        self.ask(Verb::Create, |state| state.world.memory.alloc(kind, device, size.get()))
-    }
-
-    /// Gives plain memory, a pool's or managed memory back. It waits for the primary context of its device first, as CUDA does.
-    pub fn plain_free(&self, start: Address) -> Result<()> {
-        let owner = self.locked().world.memory.owner(start);
-        if let Some(device) = owner {
-            let context = ContextId { device, kind: ContextKind::Primary };
-            self.wait_for(Verb::Release, |state| Ok(state.points_of(context)))?;
-        }
-        self.ask(Verb::Release, |state| state.world.memory.free(start))
     }
 
     // What the verbs are made of.

@@ -1,8 +1,8 @@
 //! The streams of the simulated devices, and what is ordered before what they do next.
 //!
 //! A stream is a lane of the timeline. The legacy default stream waits for all work of its context's *blocking*
-//! streams, and they wait for it; those made through the trait are not blocking, the per-thread default streams are. Each
-//! context has default streams of its own, made when they are first used.
+//! streams, and they wait for it; those made through the trait are not blocking, the per-thread default streams are.
+//! Each context has default streams of its own, made when they are first used.
 //!
 //! Invariant: ids are unique for the life of the process, over all simulators.
 
@@ -77,8 +77,8 @@ impl Streams {
         lane
     }
 
-    /// Adds a default stream that was not used before: the legacy one, or the calling thread's own. The lane is the caller's
-    /// to open.
+    /// Adds a default stream that was not used before: the legacy one, or the calling thread's own. The lane is the
+    /// caller's to open.
     pub(super) fn add_default(&mut self, context: ContextId, stream: Stream) -> u64 {
         let own = stream == Stream::PER_THREAD;
         let lane = self.add(context, own);

@@ -20,8 +20,9 @@ pub struct SimTopology {
     pub switches: Vec<SimLink>,
     /// The GPUs, in order of their ids.
     pub gpus: Vec<SimGpu>,
-    /// Whether a copy between pinned host memory and a GPU's mapped memory, on a stream of another GPU, goes over that other
-    /// GPU's link and NVLink. Where it does not, it goes over the link of the GPU whose memory it is, as for plain memory.
+    /// Whether a copy between pinned host memory and a GPU's mapped memory, on a stream of another GPU, goes over
+    /// that other GPU's link and NVLink. Where it does not, it goes over the link of the GPU whose memory it is, as
+    /// for plain memory.
     #[serde(default = "yes")]
     pub relay: bool,
 }

@@ -111,8 +111,8 @@ pub(super) struct World {
 
 fn move_all(segments: &[Segment]) {
     for Segment { to, from, size } in segments {
-        // SAFETY: device memory and registered memory is held by the work, or by its second half; for pageable memory the
-        // caller of the unsafe verb promised that it lives until now.
+        // SAFETY: device memory and registered memory is held by the work, or by its second half; for pageable memory
+        // the caller of the unsafe verb promised that it lives until now.
         unsafe { system::move_bytes(*to, *from, *size) };
     }
 }

@@ -165,6 +165,13 @@ fn a_range_of_host_memory_is_one_registration() {
     copy(PAGE, PAGE).unwrap();
     sim.stream_synchronize(GPU, stream).unwrap();
     assert_eq!(first(&sim, device), 7);
+    let kernel = |page: u64, count: u64| {
+        let reads = touch(Address(start + page * PAGE), count * PAGE);
+        sim.enqueue_kernel(GPU, stream, &reads, &[], US(1), |_| {})
+    };
+    kernel(0, 2).unwrap();
+    assert_eq!(rule(kernel(1, 3)), Refusal::NotRegistered);
+    sim.stream_synchronize(GPU, stream).unwrap();
     let range = |at: u64| sim.pointer_attributes(Address(start + at)).unwrap().range;
     assert_eq!(range(PAGE - 1), Some((Address(start), Bytes::kib(4))));
     assert_eq!(range(PAGE), Some((Address(start + PAGE), Bytes::kib(4))));
