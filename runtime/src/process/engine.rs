@@ -107,7 +107,8 @@ impl ProcessEngine {
         let resting = self.made().map_or(DeviceSet::EMPTY, |engine| engine.resting());
         let relays = self.relays_of(device).without(resting);
         // An answer that says nothing is no permission.
-        let open = |relay: &DeviceId| self.config.shared_gpus || matches!(driver.has_context(*relay), Ok(false));
+        let open =
+            |relay: &DeviceId| self.config.shared_gpus || matches!(driver.has_context(*relay), Ok(false));
         relays.iter().filter(open).collect()
     }
 

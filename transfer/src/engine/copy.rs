@@ -362,7 +362,8 @@ impl Engine {
         mut shares: SmallVec<[Share; 8]>,
         job: Job<'_>,
     ) -> SmallVec<[Share; 8]> {
-        let (slice, mut left) = (fork.slice(), SmallVec::new());
+        let largest = shares.iter().map(|share| share.size).max().unwrap_or(Bytes::ZERO);
+        let (slice, mut left) = (fork.slice_for(largest), SmallVec::new());
         while !shares.is_empty() {
             shares.retain(|share| {
                 let size = slice.min(share.size);

@@ -29,6 +29,13 @@ use crate::Result;
 
 /// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
 pub(super) const MOST_WAITING: u32 = 256;
+/// Operations of a slice: the wait for its gate, and the copy.
+const SLICE_OPERATIONS: u32 = 2;
+/// Of a part in one: the copy, what shuts its gate, and what times it.
+const PART_OPERATIONS: u32 = 4;
+/// Larger slices hold other copies up for too long.
+const LARGEST: Bytes = Bytes::mib(4);
+const PAGE: Bytes = Bytes::kib(4);
 
 /// A copy between its fork and its join.
 pub(super) struct Fork<'a> {
@@ -139,6 +146,21 @@ impl<'a> Fork<'a> {
         self.turn.slice()
     }
 
+    /// The same, for parts of up to so many bytes: where the user's stream has not come to the fork, larger slices, so that all of a part
+    /// can be enqueued if they need not be too large.
+    pub(super) fn slice_for(&mut self, part: Bytes) -> Bytes {
+        let slice = self.turn.slice();
+        let few = Bytes::new(part.get() / u64::from(MOST_WAITING / SLICE_OPERATIONS));
+        if few < slice {
+            return slice;
+        }
+        self.look();
+        match self.event {
+            Some(_) => few.align_up(PAGE).unwrap_or(few).min(LARGEST).max(slice),
+            None => slice,
+        }
+    }
+
     /// Before a part, or a slice of one, is enqueued on a lane; false where it must not be.
     #[must_use]
     pub(super) fn is_turn(&mut self, on: StreamRef<'_>) -> bool {
@@ -176,12 +198,13 @@ impl<'a> Fork<'a> {
     ) -> bool {
         let Some(lane) = self.enter(path.relay) else { return false };
         let (device, on) = (path.relay, lane.stream.of());
-        // The copy, what its turn takes, and what times it.
-        if !self.has_room(Some(device), 3) {
+        let operations = if self.is_background() { SLICE_OPERATIONS } else { PART_OPERATIONS };
+        if !self.has_room(Some(device), operations) {
             return false;
         }
         // A part whose time is not taken is as good as one whose time is.
-        let timed = !self.is_background() && self.state.times(device) && lane.clock[0].record(on.id()).is_ok();
+        let timed =
+            !self.is_background() && self.state.times(device) && lane.clock[0].record(on.id()).is_ok();
         if !self.is_turn(on) {
             return false;
         }
@@ -214,8 +237,7 @@ impl<'a> Fork<'a> {
         size: Bytes,
         enqueue: impl FnOnce(StreamRef<'_>) -> glake_device::Result<()>,
     ) -> bool {
-        // The copy, and what its turn takes.
-        if !self.has_room(None, 3) {
+        if !self.has_room(None, SLICE_OPERATIONS) {
             return false;
         }
         let on = self.own();

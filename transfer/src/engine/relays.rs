@@ -65,7 +65,8 @@ impl Relays {
     /// Those that a copy may take now.
     pub(super) fn usable(&self) -> DeviceSet {
         let bits = self.wanted.load(Ordering::Relaxed) & self.ready.load(Ordering::Acquire);
-        let out = self.fenced.load(Ordering::Acquire) | self.asleep.load(Ordering::Acquire) | self.left().bits();
+        let out =
+            self.fenced.load(Ordering::Acquire) | self.asleep.load(Ordering::Acquire) | self.left().bits();
         DeviceSet::from_bits(bits & !out)
     }
 

@@ -48,12 +48,14 @@ impl Ring {
         if ring < LEAST {
             return Ok(SmallVec::new());
         }
-        let buffer = Arc::new(Buffer::new(own, relay, memory, reach)?);
+        let buffer = Arc::new(Buffer::lent(own, relay, memory, reach)?);
         let event = |_| OwnedEvent::new(own.driver(), relay, EventKind::Plain);
         let count = memory.get() / ring.get();
         let parts = (0..count).map_while(|index| buffer.span(Bytes::new(index * ring.get()), ring));
         parts
-            .map(|memory| Ok(Ring { memory, done: (0..SLOTS).map(event).collect::<glake_device::Result<_>>()? }))
+            .map(|memory| {
+                Ok(Ring { memory, done: (0..SLOTS).map(event).collect::<glake_device::Result<_>>()? })
+            })
             .collect()
     }
 

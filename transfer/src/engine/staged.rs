@@ -114,7 +114,12 @@ impl<'a> Fork<'a> {
 
 impl Hop<'_> {
     /// Copies behind the other side's part of the slot.
-    fn enqueue(&self, behind: Option<&Hop<'_>>, to: &Span, from: &Span) -> Result<(), (DeviceId, DriverError)> {
+    fn enqueue(
+        &self,
+        behind: Option<&Hop<'_>>,
+        to: &Span,
+        from: &Span,
+    ) -> Result<(), (DeviceId, DriverError)> {
         let wait = || behind.map_or(Ok(()), |other| self.on.wait_for(other.done.id()));
         let copied = wait().and_then(|()| self.on.of().copy(to, from));
         copied.and_then(|()| self.done.record(self.on.id())).map_err(|error| (self.device, error))

@@ -14,8 +14,8 @@ use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, StreamRef};
 use glake_units::Bytes;
 
-use super::gates::{Gates, Ticket};
 use super::Priority;
+use super::gates::{Gates, Ticket};
 use crate::graph::Direction;
 
 /// The slices of a background copy, by direction: another copy waits on each link for one of each stream that has them. Copies to

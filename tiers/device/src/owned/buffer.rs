@@ -26,6 +26,25 @@ impl Buffer {
     /// # Errors
     /// What the driver answers, above all where there is no memory, or a device of `reach` cannot reach this one.
     pub fn new(epochs: &Arc<Epochs>, device: DeviceId, size: Bytes, reach: DeviceSet) -> Result<Self> {
+        Buffer::open(epochs, device, size, reach, false)
+    }
+
+    /// The same, where work of `reach` is joined into the GPU's own context of this clock by whoever enqueues it
+    /// ([`Reservation::lend`]): its end waits for that context alone.
+    ///
+    /// # Errors
+    /// As [`Buffer::new`].
+    pub fn lent(epochs: &Arc<Epochs>, device: DeviceId, size: Bytes, reach: DeviceSet) -> Result<Self> {
+        Buffer::open(epochs, device, size, reach, true)
+    }
+
+    fn open(
+        epochs: &Arc<Epochs>,
+        device: DeviceId,
+        size: Bytes,
+        reach: DeviceSet,
+        lent: bool,
+    ) -> Result<Self> {
         let driver = epochs.driver();
         let properties = ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false };
         let rounded = size.align_up(driver.granularity(properties)?);
@@ -34,6 +53,9 @@ impl Buffer {
         let extent = Extent::new(driver, size, properties)?;
         let reservation = Reservation::new(epochs, device, size)?;
         reservation.map(Bytes::ZERO, &extent)?;
+        if lent {
+            reach.without(DeviceSet::of(device)).iter().for_each(|device| reservation.lend(device));
+        }
         let access = |device| Access { device, protection: Protection::ReadWrite };
         let access: Vec<Access> = reach.iter().map(access).collect();
         reservation.set_access(Bytes::ZERO, size, &access)?;

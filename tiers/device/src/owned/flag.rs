@@ -71,9 +71,9 @@ impl Flag {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DeviceId, Driver, EventKind};
     use crate::owned::{OwnedEvent, OwnedStream};
     use crate::sim::{Census, SimOptions, SimTopology, Simulator};
+    use crate::{DeviceId, Driver, EventKind};
 
     #[test]
     fn the_host_and_streams_of_all_devices_set_it() {

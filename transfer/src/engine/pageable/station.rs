@@ -144,7 +144,6 @@ impl Station {
         let was_free = self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         was_free.then(|| Taken(self.clone()))
     }
-
 }
 
 fn place(gates: &Gates, device: DeviceId) -> Option<&RwLock<Option<Arc<Gate>>>> {

@@ -167,7 +167,8 @@ impl Engine {
             self.want_equipment(target);
             return None;
         }
-        let reached = group.ends.iter().all(|end| kernels.target(target).is_some_and(|own| own.reaches(*end)));
+        let reached =
+            group.ends.iter().all(|end| kernels.target(target).is_some_and(|own| own.reaches(*end)));
         reached.then_some(Spread { group, target, direction, most: PIECE, by_kernels: true })
     }
 

@@ -48,7 +48,7 @@ impl Bed {
         let relays = if options.relays.is_empty() { gpus } else { options.relays };
         // The program of these tests has a context on every GPU, whose links are lent all the same.
         gpus.iter().for_each(|gpu| sim.hold_context(gpu));
-        let options = EngineOptions { relays, shared_gpus: true, ..options };
+        let options = EngineOptions { relays, shared_gpus: true, graphs: true, ..options };
         let engine = Engine::new(epochs.clone(), graph, options).unwrap();
         gpus.iter().for_each(|gpu| engine.want_equipment(gpu));
         let (done, ready) = mpsc::channel();

@@ -5,8 +5,8 @@ use glake_device::{Fault, Injected, Refusal, Verb, When};
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
-use crate::graph::{Direction, Way};
 use crate::CopyOptions;
+use crate::graph::{Direction, Way};
 
 const SIZE: Bytes = Bytes::mib(6);
 
@@ -195,6 +195,7 @@ fn copies_under_faults_at_random_are_right_or_say_so() {
             bed.faults.set(&[]);
             // What an error says of may run still.
             bed.epochs.synchronize(bed.gpus).unwrap();
+            bed.engine().own.synchronize(bed.gpus).unwrap();
             assert!(there.is_err() || bed.read(&span) == source.as_slice(), "{seed} {round}");
             bed.engine().copy_now(&host, &span, on, CopyOptions::default()).unwrap();
             assert!(bed.read(&span) == memory.as_slice(), "{seed} {round}");

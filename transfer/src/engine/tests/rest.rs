@@ -87,10 +87,9 @@ fn copies(bed: &Bed, seed: u64) {
 
 #[test]
 fn contexts_go_and_come_back() {
-    for options in [
-        EngineOptions::default(),
-        EngineOptions { slots: Bytes::ZERO, ..EngineOptions::default() },
-    ] {
+    for options in
+        [EngineOptions::default(), EngineOptions { slots: Bytes::ZERO, ..EngineOptions::default() }]
+    {
         let bed = Bed::with("h200x4", options);
         copies(&bed, 1);
         let costs = bed.engine().relay_cost().len();

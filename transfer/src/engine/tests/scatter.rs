@@ -135,14 +135,15 @@ fn every_block_arrives_and_nothing_beside_it() {
                 scene.copy(direction, &blocks).unwrap().wait().unwrap();
                 assert!(scene.found(direction) == expected, "{mapped} {direction:?} {count}");
                 let after = scene.bed.engine().statistics();
-                assert_eq!(after.split_copies - before.split_copies, 1);
-                assert_eq!(after.native_copies, before.native_copies);
+                // Memory that is not ours is copied over its GPU's own link: by its own kernels, or the driver.
+                assert_eq!(after.split_copies - before.split_copies, u64::from(mapped));
+                assert!(after.native_copies == before.native_copies || !mapped);
                 let relayed = |path: &&crate::PathStatistics| path.relay != GPU && !path.bytes.is_zero();
                 assert_eq!(after.paths.iter().filter(relayed).count() % 3, 0, "all links took part");
             }
             let paths = scene.bed.engine().statistics().paths;
             let carried: Bytes = paths.iter().map(|path| path.bytes).sum();
-            assert!(carried > Bytes::mib(50), "{carried}");
+            assert!(carried > Bytes::mib(if mapped { 50 } else { 10 }), "{carried}");
             scene.end();
         }
     }
