@@ -1,7 +1,7 @@
 //! Memory for what other GPUs gave up.
 //!
 //! Invariant: it lies in domains of its own, one guest's in each, whose blocks no program has. What was freed there is handed out again
-//! only after all work that was enqueued before, of every device that may touch it.
+//! only after all work that was enqueued before, of its own GPU and of what the clock was told of ([`super::peer`]).
 
 use glake_device::{Address, DeviceId, Stream};
 use glake_stitch::{DomainId, DomainOptions, StreamKey};
@@ -72,9 +72,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use glake_device::owned::{DeviceSet, OwnedStream};
+    use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream};
     use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
-    use glake_device::{Driver, DriverError, Fault, Faults, Injected, Refusal, Touch, Verb, When};
+    use glake_device::{Driver, DriverError, EventKind, Fault, Faults, Injected, Refusal, Touch, Verb, When};
 
     use super::*;
     use crate::{PoolError, PoolOptions};
@@ -106,7 +106,13 @@ mod tests {
         fn write(&self, peer: usize, block: Block) -> std::result::Result<(), DriverError> {
             let writes = [Touch { address: block.address, size: block.size }];
             let time = Duration::from_millis(1);
-            self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})
+            self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})?;
+            // As whoever copies for a guest does.
+            let driver = self.pool.epochs.driver();
+            let done = OwnedEvent::new(driver, PEERS[peer], EventKind::Plain)?;
+            done.record(self.streams[peer].id())?;
+            self.pool.epochs.outside(OWN, done);
+            Ok(())
         }
 
         fn assert_refused(&self, peer: usize, block: Block) {

@@ -307,6 +307,72 @@ mod tests {
     }
 
     #[test]
+    fn no_epoch_waits_for_a_gpu_that_memory_is_only_lent_to() {
+        let bed = bed(&[]);
+        let kept = bed.fragments();
+        bed.pool.lend_to(PEER).unwrap();
+        assert_eq!(bed.pool.peers(), DeviceSet::of(PEER));
+        // Nothing that the program can see has changed.
+        assert_eq!(bed.sim.program_enable_peer(PEER, OWN), 0);
+        // Work of the program there, which never ends as far as this GPU knows.
+        let word = Arc::new(glake_device::owned::Flag::several(&bed.pool.epochs, 1).unwrap());
+        word[0].await_on(bed.stream.of(), 1, glake_device::Compare::AtLeast).unwrap();
+        for block in kept {
+            bed.pool.free(block.address).unwrap();
+        }
+        // The simulator would say that nothing can complete these.
+        bed.pool.settle().unwrap();
+        bed.pool.trim(Bytes::ZERO).unwrap();
+        assert_eq!(bed.pool.reserved(), Bytes::ZERO);
+        word[0].set(1);
+        bed.stream.synchronize().unwrap();
+        drop(word);
+        bed.end();
+    }
+
+    #[test]
+    fn work_of_ours_elsewhere_is_waited_for_once_it_is_told_of() {
+        for stitched in [false, true] {
+            let bed = bed(&[]);
+            bed.pool.lend_to(PEER).unwrap();
+            let kept = if stitched { bed.fragments() } else { Vec::new() };
+            let block = bed.malloc(Bytes::mib(8));
+            bed.write(block, 7).unwrap();
+            let driver = bed.pool.epochs.driver();
+            let done = glake_device::owned::OwnedEvent::new(driver, PEER, glake_device::EventKind::Plain).unwrap();
+            done.record(bed.stream.id()).unwrap();
+            bed.pool.epochs.outside(OWN, done);
+            bed.pool.free(block.address).unwrap();
+            let start = bed.sim.now();
+            bed.pool.tick().unwrap();
+            assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
+            assert_eq!(bed.sim.now(), start);
+            bed.pool.settle().unwrap();
+            assert!(bed.sim.now() >= start + Duration::from_millis(1));
+            for block in kept {
+                bed.pool.free(block.address).unwrap();
+            }
+            bed.end();
+        }
+    }
+
+    #[test]
+    fn what_was_lent_is_watched_once_the_program_asks() {
+        let bed = bed(&[]);
+        bed.pool.lend_to(PEER).unwrap();
+        let block = bed.malloc(Bytes::mib(8));
+        bed.pool.enable_peer(PEER).unwrap();
+        assert_eq!(bed.sim.program_enable_peer(PEER, OWN), 704, "the program asked for it");
+        bed.write(block, 7).unwrap();
+        bed.pool.free(block.address).unwrap();
+        let start = bed.sim.now();
+        assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
+        bed.pool.settle().unwrap();
+        assert!(bed.sim.now() >= start + Duration::from_millis(1));
+        bed.end();
+    }
+
+    #[test]
     fn epochs_from_before_hold_for_what_no_peer_could_touch() {
         let bed = bed(&[]);
         // Free neighbours would become one piece, of the latest epoch.

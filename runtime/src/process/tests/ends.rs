@@ -6,7 +6,7 @@ use glake_device::{CopyRequest, PointerKind, Verb};
 use super::*;
 
 #[test]
-fn memory_is_what_its_ends_are() {
+fn memory_is_what_holds_all_of_it() {
     let process = started("");
     let block = process.malloc(1, mib(20), STREAM).unwrap();
     let inside = Address(block.0 + 4096);
@@ -22,6 +22,12 @@ fn memory_is_what_its_ends_are() {
     assert_eq!(pageable, End { kind: PointerKind::Pageable, reach: DeviceSet::EMPTY, is_pool: false });
     assert_eq!(process.end_of(pinned.start(), mib(3)).unwrap(), None, "half of it is not pinned");
     assert_eq!(process.end_of(pinned.start(), Bytes::MAX).unwrap(), None);
+    // Its first and its last byte are pinned, by two registrations, whatever lies between.
+    let other = Registration::new(&process.epochs, Pages::new(mib(2), 1).unwrap()).unwrap();
+    let (first, last) = (pinned.start().min(other.start()), pinned.start().max(other.start()));
+    let size = Bytes::new(last.0 + mib(2).get() - first.0);
+    assert_eq!(process.end_of(first, size).unwrap(), None, "{size} in two registrations");
+    drop(other);
     let (mut many, mut asked) = (process.ends(), Vec::new());
     for offset in [0, 5000, 1 << 20] {
         let (to, from) = (Address(pinned.start().0 + offset), Address(block.0 + offset));

@@ -35,26 +35,37 @@ impl Bed {
     }
 
     pub(super) fn timed(name: &str, options: EngineOptions, clock: Clock) -> Bed {
+        Bed::on(name, options, SimOptions { clock, ..SimOptions::default() })
+    }
+
+    /// On a device of such behaviour.
+    pub(super) fn on(name: &str, options: EngineOptions, device: SimOptions) -> Bed {
+        Bed::made(name, EngineOptions { shared_gpus: true, graphs: true, ..options }, device)
+    }
+
+    /// With these options as they are.
+    pub(super) fn made(name: &str, options: EngineOptions, device: SimOptions) -> Bed {
         let topology = match name {
             "uniform" => SimTopology::uniform(4, Bytes::gib(1)),
             name => glake_device::topology::load(name).unwrap(),
         };
         let gpus: DeviceSet = (0..u32::try_from(topology.gpus.len()).unwrap()).map(DeviceId).collect();
         let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));
-        let sim = Arc::new(Simulator::new(SimOptions { topology, clock, ..SimOptions::default() }).unwrap());
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..device }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
         let epochs = Epochs::new(driver.clone());
         let relays = if options.relays.is_empty() { gpus } else { options.relays };
-        // The program of these tests has a context on every GPU, whose links are lent all the same.
-        gpus.iter().for_each(|gpu| sim.hold_context(gpu));
-        let options = EngineOptions { relays, shared_gpus: true, graphs: true, ..options };
-        let engine = Engine::new(epochs.clone(), graph, options).unwrap();
-        gpus.iter().for_each(|gpu| engine.want_equipment(gpu));
+        // A program has a context on its GPU; on every one where they are shared.
+        let used = if options.shared_gpus { gpus } else { DeviceSet::of(GPU) };
+        used.iter().for_each(|gpu| sim.hold_context(gpu));
+        let shared = options.shared_gpus;
+        let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
+        used.iter().for_each(|gpu| engine.want_equipment(gpu));
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();
-        assert_eq!(engine.relays(), relays);
+        assert_eq!(engine.relays(), if shared { relays } else { relays.without(used) });
         Bed { sim, faults, driver, epochs, engine: Some(engine), gpus }
     }
 

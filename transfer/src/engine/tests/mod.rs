@@ -13,3 +13,4 @@ mod pageable;
 mod rest;
 mod scatter;
 mod speed;
+mod unchanged;

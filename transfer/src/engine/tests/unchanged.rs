@@ -1,0 +1,263 @@
+//! Copies beside a program that knows nothing of them: it sees no error, no wait and no state that it would not see without them.
+
+use std::time::Duration;
+
+use glake_device::owned::{DeviceSet, OwnedStream, Span};
+use glake_device::sim::SimOptions;
+use glake_device::{Address, DeviceId, PointerKind};
+use glake_units::Bytes;
+
+use super::bed::{Bed, GPU, ends};
+use crate::graph::{Direction, Way};
+use crate::{CopyOptions, EngineOptions, Priority, UserStream};
+
+const OTHER: DeviceId = DeviceId(1);
+const SIZE: Bytes = Bytes::mib(24);
+const UNWAITED: CopyOptions = CopyOptions { priority: Priority::Normal, verify: false, waited: false };
+
+/// A device on which a kernel that touches what it may not kills its context, as on CUDA.
+fn killing() -> SimOptions {
+    SimOptions { faults_kill: true, ..SimOptions::default() }
+}
+
+/// Memory of a GPU that the program made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    OfAPool,
+    Managed,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Plain, Kind::OfAPool, Kind::Managed];
+
+    fn make(self, bed: &Bed, size: Bytes) -> (Address, Span) {
+        let made = match self {
+            Kind::Plain => bed.sim.plain_alloc(GPU, size),
+            Kind::OfAPool => bed.sim.async_alloc(GPU, size),
+            Kind::Managed => bed.sim.managed_alloc(GPU, size),
+        };
+        let start = made.unwrap();
+        let reach = if self == Kind::Managed { DeviceSet::EMPTY } else { DeviceSet::of(GPU) };
+        (start, bed.sim.span(start, size, reach).unwrap())
+    }
+}
+
+/// Copies to such memory and back, in one and as a list, with other bytes each time.
+fn round_trips(bed: &Bed, kind: Kind) {
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let (start, span) = kind.make(bed, SIZE);
+    for seed in [1, 2] {
+        let (source, back) = (bed.pinned(SIZE, seed), bed.pinned(SIZE, 77));
+        let [source_span, back_span] =
+            [&source, &back].map(|memory| Span::pinned(memory, Bytes::ZERO, SIZE).unwrap());
+        bed.copy(&span, &source_span, on);
+        match seed {
+            1 => bed.copy(&back_span, &span, on),
+            _ => {
+                let part = |span: &Span, at: u64| span.part(Bytes::kib(64 * at), Bytes::kib(64)).unwrap();
+                let blocks: Vec<(Span, Span)> =
+                    (0..SIZE.get() >> 16).map(|at| (part(&back_span, at), part(&span, at))).collect();
+                drop(bed.engine().copy_list(&blocks, on, UNWAITED).unwrap());
+            }
+        }
+        bed.wait(on);
+        assert!(back.as_slice() == source.as_slice(), "{kind:?} {seed}");
+    }
+    drop((stream, span));
+    bed.sim.plain_free(start).unwrap();
+}
+
+#[test]
+fn memory_of_every_kind_is_copied_and_no_context_dies() {
+    for kind in Kind::ALL {
+        let bed = Bed::on("h200x4", EngineOptions::default(), killing());
+        round_trips(&bed, kind);
+        let staged = bed.carried(Way::Staged);
+        assert_eq!(staged.is_zero(), kind == Kind::Managed, "{kind:?}: {staged} through slots");
+        bed.gpus.iter().for_each(|gpu| bed.driver.context_synchronize(gpu).unwrap());
+        bed.end();
+    }
+}
+
+#[test]
+fn the_program_s_peer_access_is_its_own() {
+    let bed = Bed::on("h200x4", EngineOptions::default(), killing());
+    round_trips(&bed, Kind::Plain);
+    assert_eq!(bed.sim.program_enable_peer(OTHER, GPU), 0, "nobody had enabled it");
+    round_trips(&bed, Kind::Plain);
+    assert_eq!(bed.sim.program_disable_peer(OTHER, GPU), 0);
+    round_trips(&bed, Kind::Plain);
+    round_trips(&bed, Kind::OfAPool);
+    assert_eq!(bed.sim.program_disable_peer(OTHER, GPU), 705, "nobody has enabled it since");
+    bed.end();
+}
+
+/// A stream that does not go on before it is told, and what tells it.
+fn held(bed: &Bed, device: DeviceId) -> (OwnedStream, UserStream, impl FnOnce()) {
+    let word = bed.pinned(Bytes::mib(2), 0);
+    let stream = bed.stream(device);
+    bed.sim.enqueue_wait(device, stream.id(), word.start(), 4242).unwrap();
+    let on = bed.user(device, stream.id());
+    let (sim, other) = (bed.sim.clone(), bed.stream(device));
+    let release = move || {
+        sim.enqueue_signal(device, other.id(), word.start(), 4242).unwrap();
+        sim.stream_synchronize(device, other.id()).unwrap();
+        drop((other, word));
+    };
+    (stream, on, release)
+}
+
+use glake_device::Driver as _;
+
+#[test]
+fn no_gpu_waits_for_the_work_of_another() {
+    for way in [Way::ZeroStaging, Way::Staged] {
+        for hardware_queues in [None, Some(1)] {
+            let device = SimOptions { hardware_queues, ..killing() };
+            let bed = Bed::on("h200x4", EngineOptions::default(), device);
+            let (mapped, (start, plain)) = (bed.mapped(GPU, SIZE), Kind::Plain.make(&bed, SIZE));
+            let span = if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, SIZE).unwrap() };
+            let memory = bed.pinned(SIZE, 5);
+            let host = Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap();
+            let (stream, on, release) = held(&bed, GPU);
+            // Twice, so that there is a lease.
+            for _ in 0..2 {
+                drop(bed.engine().copy(&span, &host, on, UNWAITED).unwrap());
+            }
+            assert!(bed.engine().statistics().split_copies > 0);
+            // The simulator would say that nothing can complete these: work of other GPUs, also enqueued behind the copy.
+            for other in bed.gpus.without(DeviceSet::of(GPU)).iter() {
+                let theirs = bed.stream(other);
+                bed.sim.enqueue_kernel(other, theirs.id(), &[], &[], Duration::from_micros(5), |_| {}).unwrap();
+                theirs.synchronize().unwrap();
+                bed.driver.context_synchronize(other).unwrap();
+            }
+            release();
+            stream.synchronize().unwrap();
+            assert!(bed.read(&span) == memory.as_slice());
+            drop((stream, mapped, plain, span, host));
+            bed.sim.plain_free(start).unwrap();
+            bed.end();
+        }
+    }
+}
+
+#[test]
+fn no_queue_is_filled_behind_a_stream_that_is_held_back() {
+    let large = Bytes::mib(512);
+    for (way, direction) in
+        [Way::ZeroStaging, Way::Staged].into_iter().flat_map(|way| Direction::BOTH.map(|to| (way, to)))
+    {
+        for priority in [Priority::Normal, Priority::Background] {
+            let device = SimOptions { queue: Some(1000), ..killing() };
+            let bed = Bed::on("h200x4", EngineOptions::default(), device);
+            let (mapped, (start, plain)) = (bed.mapped(GPU, large), Kind::Plain.make(&bed, large));
+            let gpu = if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, large).unwrap() };
+            let memory = bed.pinned(large, 5);
+            let host = Span::pinned(&memory, Bytes::ZERO, large).unwrap();
+            let (stream, on, release) = held(&bed, GPU);
+            bed.sim.reset_deepest_queue();
+            let (to, from) = ends(direction, &host, &gpu);
+            // A call that finds a queue full would be told that nothing can complete it.
+            drop(bed.engine().copy(to, from, on, CopyOptions { priority, ..UNWAITED }).unwrap());
+            let deepest = bed.sim.deepest_queue();
+            // What joins the lanes comes on top of what one of them holds.
+            assert!(deepest <= 256 + 16, "{way:?} {direction:?} {priority:?}: {deepest}");
+            release();
+            stream.synchronize().unwrap();
+            if direction == Direction::ToGpu {
+                assert!(bed.read(&gpu) == memory.as_slice(), "{way:?} {priority:?}");
+            }
+            drop((stream, mapped, plain, gpu, host));
+            bed.sim.plain_free(start).unwrap();
+            bed.end();
+        }
+    }
+}
+
+#[test]
+fn links_of_gpus_that_the_program_uses_are_its_own() {
+    let bed = Bed::made("h200x4", EngineOptions::default(), killing());
+    let (mapped, memory) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 5));
+    let (to, from) =
+        (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let relays = || {
+        let before = bed.engine().statistics().paths;
+        bed.copy(&to, &from, on);
+        bed.wait(on);
+        let bytes = |path: &crate::PathStatistics| {
+            let earlier = before.iter().find(|other| (other.relay, other.way) == (path.relay, path.way));
+            path.bytes.saturating_sub(earlier.map_or(Bytes::ZERO, |earlier| earlier.bytes))
+        };
+        let after = bed.engine().statistics().paths;
+        let used = after.iter().filter(|path| !bytes(path).is_zero()).map(|path| path.relay);
+        used.collect::<DeviceSet>().without(DeviceSet::of(GPU))
+    };
+    let all = bed.gpus.without(DeviceSet::of(GPU));
+    assert_eq!(relays(), all);
+    // The first sign that the program uses one.
+    bed.sim.hold_context(OTHER);
+    assert_eq!(relays(), all.without(DeviceSet::of(OTHER)));
+    // What the engine had there goes back.
+    assert_eq!(bed.engine().stayed(Duration::from_secs(60)), []);
+    let own = bed.engine().relay_driver();
+    assert_eq!(own.has_context(OTHER).ok(), Some(false));
+    // It does not come back with those that rested.
+    bed.engine().rest(all);
+    assert_eq!(bed.engine().stayed(Duration::from_secs(60)), []);
+    let (done, ready) = std::sync::mpsc::channel();
+    bed.engine().wake(move |_| done.send(()).unwrap()).unwrap();
+    ready.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(bed.engine().relays(), all.without(DeviceSet::of(OTHER)));
+    assert_eq!(relays(), all.without(DeviceSet::of(OTHER)));
+    drop((stream, mapped, to, from));
+    bed.end();
+}
+
+#[test]
+fn a_gpu_that_the_program_used_before_is_no_relay() {
+    let bed = Bed::made("h200x4", EngineOptions::default(), killing());
+    assert_eq!(bed.engine().relays(), bed.gpus.without(DeviceSet::of(GPU)));
+    let own = bed.engine().relay_driver();
+    assert_eq!(own.has_context(GPU).ok(), Some(false), "no context of ours is on the program's GPU");
+    bed.end();
+}
+
+#[test]
+fn a_synchronous_copy_does_not_wait_for_a_lease_that_has_become_another_stream_s() {
+    let bed = Bed::new("h200x4");
+    let (mapped, memory) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 5));
+    let (to, from) =
+        (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
+    let stream = bed.stream(GPU);
+    let on = bed.user(GPU, stream.id());
+    let parts = bed.engine().enqueue(&to, &from, on, Priority::Normal).unwrap().unwrap();
+    bed.wait(on);
+    // Another stream's copy has the lease now, and waits with it.
+    let lease = parts.lease.upgrade().unwrap();
+    let mut state = lease.state.lock();
+    lease.set_owner(&mut state, Some(glake_device::StreamId(4_242)));
+    bed.engine().repair(&parts, &to, &from, on).unwrap();
+    lease.set_owner(&mut state, None);
+    drop(state);
+    assert!(bed.read(&to) == memory.as_slice());
+    drop((lease, parts, stream, mapped, to, from));
+    bed.end();
+}
+
+#[test]
+fn what_is_mapped_is_told_apart_from_what_moves() {
+    let bed = Bed::new("h200x4");
+    for kind in Kind::ALL {
+        let (start, span) = kind.make(&bed, Bytes::mib(2));
+        let is_managed = bed.driver.pointer_attributes(start).unwrap().kind == PointerKind::Managed;
+        assert_eq!(is_managed, kind == Kind::Managed);
+        drop(span);
+        bed.sim.plain_free(start).unwrap();
+    }
+    bed.end();
+}
