@@ -339,7 +339,8 @@ mod tests {
             let block = bed.malloc(Bytes::mib(8));
             bed.write(block, 7).unwrap();
             let driver = bed.pool.epochs.driver();
-            let done = glake_device::owned::OwnedEvent::new(driver, PEER, glake_device::EventKind::Plain).unwrap();
+            let done =
+                glake_device::owned::OwnedEvent::new(driver, PEER, glake_device::EventKind::Plain).unwrap();
             done.record(bed.stream.id()).unwrap();
             bed.pool.epochs.outside(OWN, done);
             bed.pool.free(block.address).unwrap();

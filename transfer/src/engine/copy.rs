@@ -148,7 +148,12 @@ impl Engine {
 
     /// The turn of a copy that is about to be enqueued.
     pub(super) fn turn(&self, priority: Priority, direction: Direction) -> Turn<'_> {
-        Turn::of(self.gates.get(), priority, direction, self.relays.usable().len())
+        Turn::of(
+            self.gates.get(),
+            priority,
+            direction,
+            self.relays.usable().len() + u32::from(!self.options.shared_gpus),
+        )
     }
 
     /// Whether copies of a priority have to do with others' that may be under way.
@@ -268,7 +273,8 @@ impl Engine {
         if native && !company.rivals.is_empty() {
             self.rivals.keep_apart(job.target, job.direction, shares.predicted());
         }
-        if native || (own_lane && (lease.lane(job.target).is_none() || self.relays.is_fenced(job.target))) {
+        // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
+        if native || (own_lane && !self.relays.ready().without(self.relays.fenced()).contains(job.target)) {
             state.give_rings(self, staged);
             return Ok(None);
         }

@@ -81,10 +81,12 @@ impl Engine {
         if self.gates.get().is_none()
             || to.size() < LEAST
             || !self.may_split(target, to.size())
+            || (on.device != target && !self.relays.ready().contains(target))
             || !matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
         {
             return Ok(false);
         }
+        self.want_equipment(target);
         let paths = self.late_paths(to, from, Path { target, relay: target, direction, way: Way::Direct });
         if paths.len() < 2 {
             return Ok(false);

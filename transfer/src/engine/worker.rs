@@ -312,6 +312,16 @@ impl Engine {
                 }
             }
         }
+        // Where the program has the GPU to itself: for copies that find their ways late.
+        for target in
+            self.equipped().without(self.relays.ready()).iter().filter(|_| !self.options().shared_gpus)
+        {
+            if lease.lane(target).is_none()
+                && let Ok(lane) = Lane::new(&self.driver, target)
+            {
+                lease.add_lane(target, lane);
+            }
+        }
         let pairs = self.equipped().iter().flat_map(|target| {
             let relays = self.relays.ready().without(DeviceSet::of(target));
             relays.iter().map(move |relay| (target, relay)).collect::<Vec<_>>()

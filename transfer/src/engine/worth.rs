@@ -36,7 +36,8 @@ impl Engine {
 
     /// Of a copy of memory that is no pool's.
     pub fn worth_of_other(&self, size: Bytes) -> Worth {
-        let alone = self.relays.usable().len() < 2;
+        // Where GPUs are shared its own is one of them.
+        let alone = self.relays.usable().len() <= u32::from(self.options.shared_gpus);
         match alone {
             false if size >= LEAST_STAGED => Worth::Anything,
             true if size >= ASKED => Worth::Pageable,

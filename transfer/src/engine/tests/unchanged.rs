@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use glake_device::Driver as _;
 use glake_device::owned::{DeviceSet, OwnedStream, Span};
 use glake_device::sim::SimOptions;
 use glake_device::{Address, DeviceId, PointerKind};
@@ -100,16 +101,15 @@ fn held(bed: &Bed, device: DeviceId) -> (OwnedStream, UserStream, impl FnOnce())
     let stream = bed.stream(device);
     bed.sim.enqueue_wait(device, stream.id(), word.start(), 4242).unwrap();
     let on = bed.user(device, stream.id());
-    let (sim, other) = (bed.sim.clone(), bed.stream(device));
+    // Streams of one GPU may share a queue.
+    let (sim, other) = (bed.sim.clone(), bed.stream(OTHER));
     let release = move || {
-        sim.enqueue_signal(device, other.id(), word.start(), 4242).unwrap();
-        sim.stream_synchronize(device, other.id()).unwrap();
+        sim.enqueue_signal(OTHER, other.id(), word.start(), 4242).unwrap();
+        sim.stream_synchronize(OTHER, other.id()).unwrap();
         drop((other, word));
     };
     (stream, on, release)
 }
-
-use glake_device::Driver as _;
 
 #[test]
 fn no_gpu_waits_for_the_work_of_another() {
@@ -118,7 +118,8 @@ fn no_gpu_waits_for_the_work_of_another() {
             let device = SimOptions { hardware_queues, ..killing() };
             let bed = Bed::on("h200x4", EngineOptions::default(), device);
             let (mapped, (start, plain)) = (bed.mapped(GPU, SIZE), Kind::Plain.make(&bed, SIZE));
-            let span = if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, SIZE).unwrap() };
+            let span =
+                if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, SIZE).unwrap() };
             let memory = bed.pinned(SIZE, 5);
             let host = Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap();
             let (stream, on, release) = held(&bed, GPU);
@@ -130,7 +131,9 @@ fn no_gpu_waits_for_the_work_of_another() {
             // The simulator would say that nothing can complete these: work of other GPUs, also enqueued behind the copy.
             for other in bed.gpus.without(DeviceSet::of(GPU)).iter() {
                 let theirs = bed.stream(other);
-                bed.sim.enqueue_kernel(other, theirs.id(), &[], &[], Duration::from_micros(5), |_| {}).unwrap();
+                bed.sim
+                    .enqueue_kernel(other, theirs.id(), &[], &[], Duration::from_micros(5), |_| {})
+                    .unwrap();
                 theirs.synchronize().unwrap();
                 bed.driver.context_synchronize(other).unwrap();
             }
@@ -154,7 +157,8 @@ fn no_queue_is_filled_behind_a_stream_that_is_held_back() {
             let device = SimOptions { queue: Some(1000), ..killing() };
             let bed = Bed::on("h200x4", EngineOptions::default(), device);
             let (mapped, (start, plain)) = (bed.mapped(GPU, large), Kind::Plain.make(&bed, large));
-            let gpu = if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, large).unwrap() };
+            let gpu =
+                if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, large).unwrap() };
             let memory = bed.pinned(large, 5);
             let host = Span::pinned(&memory, Bytes::ZERO, large).unwrap();
             let (stream, on, release) = held(&bed, GPU);
