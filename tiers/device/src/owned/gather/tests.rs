@@ -120,13 +120,19 @@ fn what_the_gpu_does_not_reach_is_refused() {
     let block = |size| CopyRequest { to: gpu.start(), from: host.start(), size };
     assert_eq!(refusal(push(&mut list, block(Bytes::kib(4)), &gpu, &host)), Refusal::NoPeerAccess);
     assert_eq!(refusal(gather.copy(stream.id(), &gpu, &host)), Refusal::NoPeerAccess);
-    // Plain memory is reached once it was opened; mapped memory is not by that.
+    // Plain memory of another GPU is not reached, whatever the program has opened; a GPU's own is.
     let plain = ground.sim.plain_alloc(OWNER, Bytes::mib(2)).unwrap();
     let plain = ground.sim.span(plain, Bytes::mib(2), DeviceSet::of(OWNER)).unwrap();
+    ground.driver.enable_peer_access(STRANGER, OWNER).unwrap();
     assert_eq!(refusal(gather.copy(stream.id(), &plain, &host)), Refusal::NoPeerAccess);
-    gather.open_peer(OWNER).unwrap();
-    assert!(gather.reaches(plain.side()) && gather.reaches(host.side()) && !gather.reaches(gpu.side()));
-    gather.copy(stream.id(), &plain, &host).unwrap();
+    assert!(gather.reaches(host.side()) && !gather.reaches(plain.side()) && !gather.reaches(gpu.side()));
+    let own = Gather::new(&ground.epochs, OWNER, Bytes::ZERO).unwrap();
+    assert!(own.reaches(host.side()) && own.reaches(plain.side()) && own.reaches(gpu.side()));
+    // Mapped memory is reached where it was opened.
+    let relay = Gather::new(&ground.epochs, RELAY, Bytes::ZERO).unwrap();
+    assert!(relay.reaches(host.side()) && relay.reaches(gpu.side()) && !relay.reaches(plain.side()));
+    let stream = OwnedStream::new(&ground.driver, OWNER).unwrap();
+    own.copy(stream.id(), &plain, &host).unwrap();
     stream.synchronize().unwrap();
     let mut bytes = vec![0; 2 << 20];
     ground.driver.read_now(OWNER, plain.start(), &mut bytes).unwrap();
@@ -175,12 +181,10 @@ fn bytes_go_over_the_link_of_the_gpu_that_runs_the_kernel() {
     let driver: Arc<dyn Driver> = sim.clone();
     let epochs = Epochs::new(driver.clone());
     let pinned = Arc::new(Registration::new(&epochs, Pages::new(Bytes::mib(64), 0).unwrap()).unwrap());
-    let plain = sim.plain_alloc(OWNER, Bytes::mib(64)).unwrap();
-    let plain = sim.span(plain, Bytes::mib(64), DeviceSet::of(OWNER)).unwrap();
+    let target = Arc::new(Buffer::new(&epochs, OWNER, Bytes::mib(64), DeviceSet::of(RELAY)).unwrap());
     let half = Bytes::mib(32);
     let ends = [OWNER, RELAY].map(|gpu| {
         let gather = Gather::new(&epochs, gpu, Bytes::ZERO).unwrap();
-        gather.open_peer(OWNER).unwrap_or(());
         let stream = OwnedStream::new(&driver, gpu).unwrap();
         let clock = [EventKind::Timed; 2].map(|kind| OwnedEvent::new(&driver, gpu, kind).unwrap());
         (gather, stream, clock)
@@ -188,7 +192,7 @@ fn bytes_go_over_the_link_of_the_gpu_that_runs_the_kernel() {
     for ((gather, stream, clock), offset) in ends.iter().zip([Bytes::ZERO, half]) {
         let from = Span::pinned(&pinned, offset, half).unwrap();
         clock[0].record(stream.id()).unwrap();
-        gather.copy(stream.id(), &plain.part(offset, half).unwrap(), &from).unwrap();
+        gather.copy(stream.id(), &target.span(offset, half).unwrap(), &from).unwrap();
         clock[1].record(stream.id()).unwrap();
     }
     for (_, stream, clock) in &ends {
