@@ -99,6 +99,8 @@ impl Server {
             break_even: transfer.break_even,
             slots: transfer.slots,
             streams: transfer.streams as usize,
+            graphs: transfer.graphs,
+            shared_gpus: transfer.shared_gpus,
             ..EngineOptions::default()
         };
         let engine = Engine::new(Epochs::new(driver.clone()), graph, wanted)?;

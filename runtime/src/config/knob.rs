@@ -90,6 +90,8 @@ pub const KNOBS: &[Knob] = &[
         holds: |c| c.transfer.pageable_threads.is_none_or(|threads| threads <= 256),
     },
     Knob { key: "transfer.verify", allowed: "true or false", holds: |_| true },
+    Knob { key: "transfer.graphs", allowed: "true or false", holds: |_| true },
+    Knob { key: "transfer.shared_gpus", allowed: "true or false", holds: |_| true },
     Knob { key: "transfer.calibrations", allowed: "the path of a folder, or \"\"", holds: |_| true },
     Knob { key: "tiers.host_budget", allowed: SIZE, holds: |_| true },
     Knob { key: "tiers.host_prepare", allowed: SIZE, holds: |_| true },

@@ -47,10 +47,20 @@ pub struct Transfer {
     /// there are cores bring nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pageable_threads: Option<u32>,
-    /// Whether every synchronous copy is read back and compared.
+    /// Whether both sides of every copy that its call waits for are compared, whatever way it went; what differs is copied again.
     ///
     /// Default false; it takes as long as the copy itself, over one link, and more.
     pub verify: bool,
+    /// Whether copies that a stream records into a graph are split over the links, as kernel nodes on the relays.
+    ///
+    /// Default false: they are one memcpy node each. A graph with nodes of other GPUs cannot be launched from a GPU, nor be the body
+    /// of a conditional node, and what a capture will be used for cannot be known while it is recorded.
+    pub graphs: bool,
+    /// Whether links of GPUs that the program uses too are lent to copies; else relays are only GPUs whose primary context nobody
+    /// has.
+    ///
+    /// Default false.
+    pub shared_gpus: bool,
     /// The folder that calibrations are kept in (`glake topo --calibrate`).
     ///
     /// Absent: `glake/paths` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), or none where there is none.
@@ -154,6 +164,8 @@ impl Default for Transfer {
             streams: 8,
             pageable_threads: None,
             verify: false,
+            graphs: false,
+            shared_gpus: false,
             calibrations: None,
         }
     }

@@ -60,7 +60,8 @@ impl ProcessEngine {
             }
         }
         if let (true, Some(ranks)) = (config.multi_path && !config.starts_relays(), config.local_ranks) {
-            tracing::info!(
+            // It is not what was asked for.
+            tracing::warn!(
                 target: "glake::copies",
                 ranks,
                 "copies take one link each, for this program's processes share them; transfer.relays = true overrules this"
@@ -143,6 +144,8 @@ impl ProcessEngine {
             streams: self.config.streams as usize,
             pageable_threads: threads as usize,
             pageable_slots: Bytes::new(SLOTS.get() * u64::from(threads)),
+            graphs: self.config.graphs,
+            shared_gpus: self.config.shared_gpus,
             ..EngineOptions::default()
         };
         let engine = Engine::new(epochs.clone(), PathGraph::empty(), options)?;

@@ -105,7 +105,9 @@ impl Engine {
                     let kernels = &*self.kernels.now();
                     return self.in_turn(Job { kernels, to, from, on, target, direction }, priority);
                 }
-                Ok(CaptureState::Active(capture)) if self.may_split(target, to.size()) => {
+                Ok(CaptureState::Active(capture))
+                    if self.options.graphs && self.may_split(target, to.size()) =>
+                {
                     let path = Path { target, relay: target, direction, way: Way::Direct };
                     if self.copy_captured(to, from, on, path, capture)? {
                         return Ok(None);
@@ -125,8 +127,8 @@ impl Engine {
     }
 
     /// The turn of a copy that is about to be enqueued.
-    pub(super) fn turn(&self, priority: Priority, direction: Direction) -> Turn<'_> {
-        Turn::of(self.gates.get(), priority, direction, self.relays.usable().len())
+    pub(super) fn turn(&self, priority: Priority, direction: Direction, size: Bytes) -> Turn<'_> {
+        Turn::of(self.gates.get(), priority, direction, size, self.relays.usable().len())
     }
 
     /// Whether copies of a priority have to do with others' that may be under way.
@@ -137,7 +139,7 @@ impl Engine {
 
     /// A copy that may give way or be given way to: over the lanes of its stream, if they can be had.
     fn in_turn(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
-        let mut turn = Some(self.turn(priority, job.direction));
+        let mut turn = Some(self.turn(priority, job.direction, job.to.size()));
         if self.may_split(job.target, job.to.size())
             && let Some(parts) = self.leased(job, &mut turn)?
         {

@@ -27,10 +27,17 @@ pub struct EngineOptions {
     /// Pinned memory, for each GPU, for the lists of scattered blocks that its kernels are copying: 24 bytes a block. Blocks past
     /// that are copied one by one.
     pub lists: Bytes,
+    /// Whether copies that a stream records into a graph are split: kernel nodes on relays beside a memcpy node. Such a graph
+    /// cannot be launched from a GPU, nor be the body of a conditional node, and what a capture will be used for cannot be asked
+    /// of it. False: one memcpy node, as the driver's own copy.
+    pub graphs: bool,
+    /// Whether links of GPUs that the program uses too are lent to copies; else relays are only GPUs whose primary context nobody
+    /// has.
+    pub shared_gpus: bool,
 }
 
 impl Default for EngineOptions {
-    /// No relays; 16 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks.
+    /// No relays; 16 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks; captured copies are single nodes.
     fn default() -> Self {
         EngineOptions {
             relays: DeviceSet::EMPTY,
@@ -41,6 +48,8 @@ impl Default for EngineOptions {
             pageable_threads: 6,
             pageable_slots: Bytes::mib(24),
             lists: Bytes::mib(4),
+            graphs: false,
+            shared_gpus: false,
         }
     }
 }
@@ -62,7 +71,8 @@ pub enum Priority {
 pub struct CopyOptions {
     /// Its turn on the links.
     pub priority: Priority,
-    /// Whether the bytes are read back and compared: of copies that are waited for only.
+    /// Whether the bytes are read back and compared: of [`crate::Engine::copy_now`]. For copies of another shape, once they were
+    /// waited for, there is [`crate::Engine::verify`].
     pub verify: bool,
     /// Whether somebody will wait for the handle. A handle of a copy without it waits for all work of the stream.
     pub waited: bool,

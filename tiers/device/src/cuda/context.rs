@@ -149,7 +149,9 @@ impl Cuda {
         let mut context = null_mut();
         match self.kind {
             // SAFETY: an out-parameter of this frame and a device that exists.
-            ContextKind::Primary => unsafe { self.api.cuDevicePrimaryCtxRetain(&mut context, handle) }.of(verb)?,
+            ContextKind::Primary => {
+                unsafe { self.api.cuDevicePrimaryCtxRetain(&mut context, handle) }.of(verb)?
+            }
             ContextKind::Own => {
                 // SAFETY: as above; no parameters are given.
                 unsafe { self.api.cuCtxCreate_v4(&mut context, null_mut(), 0, handle) }.of(verb)?;

@@ -238,7 +238,7 @@ impl Driver for Simulator {
     }
 
     fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
-        Err(DriverError::Unsupported { verb: Verb::OwnContexts })
+        Err(DriverError::Unsupported { verb: Verb::OwnContexts, code: DriverError::UNSUPPORTED })
     }
 
     fn primary_of(&self, stream: Stream) -> Result<Option<DeviceId>> {
