@@ -333,7 +333,7 @@ def main():
     if "preload" in names and len(visible) >= SCENARIOS["preload"].gpus:  # before this process takes memory
         attempt(log, missed, "preload", report)
     import glake
-    glake.enable()
+    glake.enable({"transfer": {"graphs": True, "shared_gpus": True}})
     import torch
     torch.cuda.init()
     glake.multi_path(True)

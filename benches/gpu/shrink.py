@@ -87,8 +87,10 @@ def tensors(size, device=0):
 
 
 def glake_with(relays=False, **tables):
-    """glake as torch's allocator; with relays once they are ready."""
+    """glake as torch's allocator; with relays, GPUs that the program uses too among them, once they are ready."""
     import glake
+    if relays:
+        tables.setdefault("transfer", {})["shared_gpus"] = True
     glake.enable(tables or None)
     import torch
     torch.cuda.init()

@@ -79,7 +79,8 @@ extern "C" {
 // The call returns when the bytes are there.
 #define GLAKE_COPY_NOW 16
 
-// With `GLAKE_COPY_NOW`: the bytes are read back and compared, and copied again where they differ.
+// With `GLAKE_COPY_NOW`: both sides are read and compared, whatever way the copy went; what differs is copied again by the driver, and
+// an error where it differs still.
 #define GLAKE_COPY_VERIFY 32
 
 // Stream 0 is the calling thread's own default stream, not the legacy one.
@@ -87,6 +88,15 @@ extern "C" {
 
 // Over the GPU's own link alone, as the driver makes it.
 #define GLAKE_COPY_DIRECT 128
+
+// Of `glake_copy_try` alone: the copy is one from host memory to a GPU's, or none for it. Not with `GLAKE_COPY_FROM_GPU`.
+#define GLAKE_COPY_TO_GPU 256
+
+// Of `glake_copy_try` alone: the copy is one from a GPU's memory to host memory, or none for it. Not with `GLAKE_COPY_TO_GPU`.
+#define GLAKE_COPY_FROM_GPU 512
+
+// Times a device's number and one: streams 0, 1 and 2 are that device's default ones, not those of the calling thread's current device.
+#define GLAKE_COPY_DEVICE 65536
 
 // Which blocks of a private pool were live at some time.
 typedef struct glake_checkpoint glake_checkpoint;
@@ -789,6 +799,12 @@ int32_t glake_copy_async(void *to,
 // `GLAKE_DRIVER`: they are not, or may not be. `GLAKE_INVALID`: the handle was waited for before, or never given.
 int32_t glake_copy_wait(uint64_t handle);
 
+// Ends the handle of a copy without waiting for it: the copy goes on, and nobody is told how it ended. 0 is no error. Every handle is
+// ended by this or by `glake_copy_wait`; until then it keeps an event of the driver.
+//
+// `GLAKE_INVALID`: the handle was ended before, or never given.
+int32_t glake_copy_drop(uint64_t handle);
+
 // Whether the bytes of a copy are there; the handle stays. Errors are those of `glake_copy_wait`, which still ends the
 // handle then.
 //
@@ -821,7 +837,8 @@ int32_t glake_copy_to_all(void *const *to,
 
 // For those who have a copy of their own to make where this one is none for the engine, as the preload library: 0 where it
 // was enqueued (with `GLAKE_COPY_NOW`: made), 1 where nothing was done, because it is too small, is not between host and
-// GPU, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
+// GPU, does not go the way that `GLAKE_COPY_TO_GPU` or `GLAKE_COPY_FROM_GPU` asks for, the driver refused before anything was
+// enqueued, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
 // `glake_copy_async`; after `GLAKE_INVALID`, `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` too nothing was done.
 //
 // # Safety
@@ -831,6 +848,13 @@ int32_t glake_copy_try(void *to,
                        size_t size,
                        void *stream,
                        uint32_t flags);
+
+// Which GPU's memory is at an address; -1 for the host's, and for memory that moves between them as it is touched.
+//
+// # Safety
+// `device` is null or may be written.
+int32_t glake_device_of(const void *at,
+                        int32_t *device);
 
 // Lets copies use the links of the other visible GPUs (1), or no longer (0). They are made ready in the background, at the
 // cost of a context on each; copies take one link until then, and none waits for it. Twice is no error.

@@ -27,6 +27,9 @@ pub const GLAKE_UNSUPPORTED: i32 = 5;
 /// over: what was to come back goes on coming.
 pub const GLAKE_CLOSED: i32 = 6;
 
+/// CUDA's number for it.
+const OUT_OF_MEMORY: u32 = 2;
+
 /// Why a call did not do what was asked.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -34,6 +37,8 @@ pub(crate) struct Failure {
     text: String,
     /// The driver's number for it, where it has one.
     code: Option<u32>,
+    /// Whether a copy was refused before the engine was asked for it, so that nothing of it was enqueued.
+    early: bool,
 }
 
 thread_local! {
@@ -43,7 +48,7 @@ thread_local! {
 
 impl Failure {
     pub(crate) fn new(status: i32, text: impl ToString) -> Self {
-        Failure { status, text: text.to_string(), code: None }
+        Failure { status, text: text.to_string(), code: None, early: false }
     }
 
     pub(crate) fn invalid(text: impl ToString) -> Self {
@@ -61,6 +66,11 @@ impl Failure {
     /// The driver's own error, negated.
     pub(crate) fn driver_error(&self) -> Option<i32> {
         self.code.and_then(|code| i32::try_from(code).ok()).map(|code| -code)
+    }
+
+    /// Whether a copy was refused before anything of it was enqueued.
+    pub(crate) fn is_early(&self) -> bool {
+        self.early
     }
 
     /// A panic, which is a mistake of ours.
@@ -89,17 +99,29 @@ impl From<ProcessError> for Failure {
     #[cold]
     fn from(error: ProcessError) -> Failure {
         let status = Failure::status_of(&error);
-        let code = match &error {
-            ProcessError::Driver(error) | ProcessError::Transfer(TransferError::Driver(error)) => {
-                error.code()
-            }
-            _ => None,
+        let code = match status {
+            GLAKE_OUT_OF_MEMORY => Some(OUT_OF_MEMORY),
+            _ => Failure::driver_error_of(&error).and_then(DriverError::code),
         };
-        Failure { code, ..Failure::new(status, error) }
+        // Of a copy: the process asks the driver of its stream and ends before it asks the engine.
+        let early = matches!(error, ProcessError::Driver(_) | ProcessError::Captured { .. });
+        Failure { code, early, ..Failure::new(status, error) }
     }
 }
 
 impl Failure {
+    /// The driver's answer that is behind an error.
+    fn driver_error_of(error: &ProcessError) -> Option<&DriverError> {
+        match error {
+            ProcessError::Driver(error)
+            | ProcessError::Transfer(TransferError::Driver(error))
+            | ProcessError::Pool(PoolError::Driver(error))
+            | ProcessError::Region(RegionError::Pool(PoolError::Driver(error))) => Some(error),
+            ProcessError::Partly { source, .. } => Failure::driver_error_of(source),
+            _ => None,
+        }
+    }
+
     fn status_of(error: &ProcessError) -> i32 {
         use ProcessError as E;
         match error {

@@ -1,7 +1,7 @@
 //! What is known of this server's links: what a calibration measured since it was started, or what is assumed of it.
 //!
-//! A calibration is kept in the user's cache folder (`transfer.calibrations`), for these GPUs, this driver and this boot. A
-//! model's is kept apart from a machine's.
+//! A calibration is kept in the user's cache folder (`transfer.calibrations`), for these GPUs with all that joins them, this driver
+//! and this boot. A model's is kept apart from a machine's, and from that of every model that says something else.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +38,8 @@ impl Calibrations {
         let gpus = GpuLinks::of(topology);
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let driver = match topology.simulated {
-            true => format!("sim:{}", topology.name),
+            // A model may be a file of any name, changed since, whose GPUs have no addresses: all that it says counts.
+            true => format!("sim:{}:{}", topology.name, cache::digest(&format!("{topology:?}"))),
             false => read(DRIVER).trim().to_owned(),
         };
         let key = CacheKey::new(&gpus, &driver, &read(BOOT), rustix::process::getuid().as_raw());
@@ -127,6 +128,43 @@ mod tests {
         assert!(nowhere.keep(&mine.graph()).unwrap().is_none());
         mine.drop_kept().and_then(|()| mine.drop_kept()).unwrap();
         assert!(mine.measured().is_none());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn models_of_one_name_that_differ_share_nothing() {
+        let folder = std::env::temp_dir().join(format!("glake-calibrations-named-{}", std::process::id()));
+        let one = Topology::from(&load("h200x4").unwrap());
+        let change = |change: &dyn Fn(&mut Topology)| {
+            let mut other = one.clone();
+            change(&mut other);
+            other
+        };
+        let slower = |link: &mut glake_units::Bandwidth| link.0 /= 2.0;
+        let others = [
+            change(&|other| drop(other.devices.pop())),
+            change(&|other| other.devices[1].name.push('X')),
+            change(&|other| other.devices[1].node = Some(7)),
+            change(&|other| other.peers.truncate(other.peers.len() - 1)),
+            change(&|other| other.host.read.iter_mut().for_each(slower)),
+            change(&|other| other.host.far_socket = Some(glake_units::Bandwidth(1.0))),
+            change(&|other| {
+                other
+                    .devices
+                    .iter_mut()
+                    .filter_map(|gpu| gpu.link.as_mut())
+                    .for_each(|link| slower(&mut link.from_gpu))
+            }),
+        ];
+        let mine = Calibrations::of(&one, Some(folder.as_path()));
+        let mut paths = mine.graph().paths().clone();
+        paths.calibrated = true;
+        mine.keep(&PathGraph::new(paths).unwrap()).unwrap();
+        assert!(Calibrations::of(&one, Some(folder.as_path())).measured().is_some());
+        for other in others {
+            assert!(other.name == one.name && other != one);
+            assert!(Calibrations::of(&other, Some(folder.as_path())).measured().is_none(), "{other:?}");
+        }
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use crate::copy::copies;
-use crate::engine::{NORMAL, NOW, PER_THREAD};
+use crate::engine::{FROM_GPU, NORMAL, NOW, PER_THREAD, TO_GPU};
 use crate::real::{Home, Real, real};
 
 copies! {
@@ -13,14 +13,14 @@ copies! {
     cuMemcpy_ptds(): stream null_mut(), flags NOW | PER_THREAD, asked true;
     cuMemcpyAsync(stream: *mut c_void): stream stream, flags NORMAL, asked true;
     cuMemcpyAsync_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD, asked true;
-    cuMemcpyHtoD_v2(): stream null_mut(), flags NOW, asked true;
-    cuMemcpyHtoD_v2_ptds(): stream null_mut(), flags NOW | PER_THREAD, asked true;
-    cuMemcpyHtoDAsync_v2(stream: *mut c_void): stream stream, flags NORMAL, asked true;
-    cuMemcpyHtoDAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD, asked true;
-    cuMemcpyDtoH_v2(): stream null_mut(), flags NOW, asked true;
-    cuMemcpyDtoH_v2_ptds(): stream null_mut(), flags NOW | PER_THREAD, asked true;
-    cuMemcpyDtoHAsync_v2(stream: *mut c_void): stream stream, flags NORMAL, asked true;
-    cuMemcpyDtoHAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD, asked true;
+    cuMemcpyHtoD_v2(): stream null_mut(), flags NOW | TO_GPU, asked true;
+    cuMemcpyHtoD_v2_ptds(): stream null_mut(), flags NOW | PER_THREAD | TO_GPU, asked true;
+    cuMemcpyHtoDAsync_v2(stream: *mut c_void): stream stream, flags NORMAL | TO_GPU, asked true;
+    cuMemcpyHtoDAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD | TO_GPU, asked true;
+    cuMemcpyDtoH_v2(): stream null_mut(), flags NOW | FROM_GPU, asked true;
+    cuMemcpyDtoH_v2_ptds(): stream null_mut(), flags NOW | PER_THREAD | FROM_GPU, asked true;
+    cuMemcpyDtoHAsync_v2(stream: *mut c_void): stream stream, flags NORMAL | FROM_GPU, asked true;
+    cuMemcpyDtoHAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD | FROM_GPU, asked true;
 }
 
 /// Whether the calling thread has a context. Without a driver to ask there are none, and nothing to keep.

@@ -8,7 +8,7 @@
 //! While one thread opens it the others copy natively: nobody waits.
 
 use std::cell::Cell;
-use std::ffi::c_int;
+use std::ffi::{OsString, c_int};
 use std::fmt::Display;
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -23,6 +23,8 @@ use crate::{driver, runtime};
 pub(crate) const NORMAL: u32 = 0;
 pub(crate) const NOW: u32 = 0x10;
 pub(crate) const PER_THREAD: u32 = 0x40;
+pub(crate) const TO_GPU: u32 = 0x100;
+pub(crate) const FROM_GPU: u32 = 0x200;
 // What `glake_copy_try` answers. Out of memory has the number of a copy that is not taken, and means the same here.
 const TAKEN: i32 = 0;
 const NOT_TAKEN: i32 = 1;
@@ -141,11 +143,15 @@ unsafe extern "C" fn in_child() {
 }
 
 fn switched_on() -> Result<bool, Unusable> {
-    match std::env::var_os("GLAKE_MULTI_PATH") {
-        None => Ok(false),
-        Some(value) if value.is_empty() || value == "0" => Ok(false),
-        Some(value) if value == "1" => Ok(true),
-        Some(value) => Err(Unusable::Switch { value }),
+    std::env::var_os("GLAKE_MULTI_PATH").map_or(Ok(false), switches_on)
+}
+
+/// What a value says, as the library and the command read it too.
+fn switches_on(value: OsString) -> Result<bool, Unusable> {
+    match value.to_str().map(str::trim) {
+        Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        _ => Err(Unusable::Switch { value }),
     }
 }
 
@@ -165,4 +171,31 @@ fn tell_of_failure(size: usize, why: &dyn Display) {
 fn tell(what: std::fmt::Arguments<'_>) {
     // Whoever closed standard error does not want to hear it.
     let _ = std::io::stderr().write_all(format!("glake: {what}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each value of the table, and whether it switches on; `None`: it is refused.
+    fn table() -> impl Iterator<Item = (String, Option<bool>)> {
+        let lines =
+            include_str!("../../../tests/tables/multi_path.txt").lines().filter(|line| line.starts_with('"'));
+        lines.map(|line| {
+            let (value, means) = line[1..].rsplit_once("\" ").unwrap();
+            let means = match means {
+                "on" => Some(true),
+                "off" => Some(false),
+                _ => None,
+            };
+            (value.replace("\\t", "\t"), means)
+        })
+    }
+
+    #[test]
+    fn the_switch_means_what_it_means_to_the_library() {
+        for (value, means) in table() {
+            assert_eq!(switches_on(value.clone().into()).ok(), means, "{value:?}");
+        }
+    }
 }

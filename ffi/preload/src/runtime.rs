@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::copy::copies;
-use crate::engine::{NORMAL, NOW, PER_THREAD};
+use crate::engine::{FROM_GPU, NORMAL, NOW, PER_THREAD, TO_GPU};
 use crate::real::{Home, Real, real};
 
 /// The kinds of `cudaMemcpyKind` that may cross a link: host to device, device to host, and the one that says neither.
@@ -15,12 +15,22 @@ fn crosses(kind: c_int) -> bool {
     matches!(kind, 1 | 2 | 4)
 }
 
+/// The way that a kind asks for: the real function refuses ends that are the other way round, or takes them for what they are.
+#[inline]
+fn way(kind: c_int) -> u32 {
+    match kind {
+        1 => TO_GPU,
+        2 => FROM_GPU,
+        _ => NORMAL,
+    }
+}
+
 copies! {
     Home::Runtime;
-    cudaMemcpy(kind: c_int): stream null_mut(), flags NOW, asked crosses(kind);
-    cudaMemcpy_ptds(kind: c_int): stream null_mut(), flags NOW | PER_THREAD, asked crosses(kind);
-    cudaMemcpyAsync(kind: c_int, stream: *mut c_void): stream stream, flags NORMAL, asked crosses(kind);
-    cudaMemcpyAsync_ptsz(kind: c_int, stream: *mut c_void): stream stream, flags PER_THREAD, asked crosses(kind);
+    cudaMemcpy(kind: c_int): stream null_mut(), flags NOW | way(kind), asked crosses(kind);
+    cudaMemcpy_ptds(kind: c_int): stream null_mut(), flags NOW | PER_THREAD | way(kind), asked crosses(kind);
+    cudaMemcpyAsync(kind: c_int, stream: *mut c_void): stream stream, flags NORMAL | way(kind), asked crosses(kind);
+    cudaMemcpyAsync_ptsz(kind: c_int, stream: *mut c_void): stream stream, flags PER_THREAD | way(kind), asked crosses(kind);
 }
 
 /// The version of the runtime at hand; 0 where none tells.

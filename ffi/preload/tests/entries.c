@@ -76,7 +76,7 @@ static int entries(void) {
     CHECK(cuGetProcAddress_v2("cuMemcpyDtoH", &found, 13000, 2, NULL) == 0);
     forget();
     CHECK(((int (*)(void *, const void *, size_t))found)(to, from, MIB) == 0 && gmlake()->calls == 1);
-    CHECK(gmlake()->last.flags == (NOW | PTDS));
+    CHECK(gmlake()->last.flags == (NOW | PTDS | FROM_GPU));
     return 0;
 }
 

@@ -23,17 +23,19 @@
 
 #define MIB ((size_t)1 << 20)
 
-enum { NORMAL = 0, NOW = 0x10, PTDS = 0x40 };
+enum { NORMAL = 0, NOW = 0x10, PTDS = 0x40, TO_GPU = 0x100, FROM_GPU = 0x200 };
 enum { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, DEFAULT };
 
 extern struct record cuda, cudart;
 
 #define DRIVER_NOW(X) \
-    X(cuMemcpy, NOW) X(cuMemcpy_ptds, NOW | PTDS) X(cuMemcpyHtoD_v2, NOW) X(cuMemcpyHtoD_v2_ptds, NOW | PTDS) \
-    X(cuMemcpyDtoH_v2, NOW) X(cuMemcpyDtoH_v2_ptds, NOW | PTDS)
+    X(cuMemcpy, NOW) X(cuMemcpy_ptds, NOW | PTDS) X(cuMemcpyHtoD_v2, NOW | TO_GPU) \
+    X(cuMemcpyHtoD_v2_ptds, NOW | PTDS | TO_GPU) X(cuMemcpyDtoH_v2, NOW | FROM_GPU) \
+    X(cuMemcpyDtoH_v2_ptds, NOW | PTDS | FROM_GPU)
 #define DRIVER_LATER(X) \
-    X(cuMemcpyAsync, NORMAL) X(cuMemcpyAsync_ptsz, PTDS) X(cuMemcpyHtoDAsync_v2, NORMAL) X(cuMemcpyHtoDAsync_v2_ptsz, PTDS) \
-    X(cuMemcpyDtoHAsync_v2, NORMAL) X(cuMemcpyDtoHAsync_v2_ptsz, PTDS)
+    X(cuMemcpyAsync, NORMAL) X(cuMemcpyAsync_ptsz, PTDS) X(cuMemcpyHtoDAsync_v2, TO_GPU) \
+    X(cuMemcpyHtoDAsync_v2_ptsz, PTDS | TO_GPU) X(cuMemcpyDtoHAsync_v2, FROM_GPU) \
+    X(cuMemcpyDtoHAsync_v2_ptsz, PTDS | FROM_GPU)
 #define RUNTIME_NOW(X) X(cudaMemcpy, NOW) X(cudaMemcpy_ptds, NOW | PTDS)
 #define RUNTIME_LATER(X) X(cudaMemcpyAsync, NORMAL) X(cudaMemcpyAsync_ptsz, PTDS)
 
@@ -61,8 +63,11 @@ enum { COUNT = sizeof ALL / sizeof *ALL };
 
 static unsigned char *from, *to;
 static void *const STREAM = (void *)0x5742;
+/* Of the last copy. */
+static int made_kind;
 
 static inline int make(const struct copies *with, size_t size, int kind) {
+    made_kind = kind;
     if (with->runtime && with->later) return with->make(to, from, size, kind, STREAM);
     if (with->runtime) return with->make(to, from, size, kind);
     if (with->later) return with->make(to, from, size, STREAM);
@@ -94,7 +99,10 @@ static inline void was_asked(const struct copies *with, size_t size) {
     const struct record *asked = gmlake();
     CHECK(asked != NULL && asked->calls == 1);
     CHECK(asked->last.to == to && asked->last.from == from && asked->last.size == size);
-    CHECK(asked->last.stream == (with->later ? STREAM : NULL) && asked->last.flags == with->flags);
+    CHECK(asked->last.stream == (with->later ? STREAM : NULL));
+    /* The runtime's functions say by the kind which way they go, the driver's by their names. */
+    uint32_t way = made_kind == HOST_TO_DEVICE ? TO_GPU : made_kind == DEVICE_TO_HOST ? FROM_GPU : 0;
+    CHECK(asked->last.flags == (with->flags | (with->runtime ? way : 0)));
 }
 
 /* Opens libgmlake.so by a first copy. */

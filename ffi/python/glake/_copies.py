@@ -20,7 +20,7 @@ Priority = Literal["normal", "critical", "background"]
 Stream = Union[None, int, Any]
 
 _PRIORITIES = {"normal": 0, "critical": 1, "background": 2}
-_NOW, _VERIFY = 0x10, 0x20
+_NOW, _VERIFY, _DEVICE = 0x10, 0x20, 0x10000
 
 # Copies whose handles were dropped before they were done, and what they keep.
 _dropped: list[tuple[int, list[Range]]] = []
@@ -121,12 +121,12 @@ def copy_(
     """
     to, from_ = _pair(dst, src, "dst", "src")
     flags = _flags(priority, wait, verify)
-    with _current([to, from_], stream) as handle:
-        return _made(_library.doors().copy_async(to.address, from_.address, to.size, handle, flags), [to, from_], wait)
+    with _current([to, from_], stream) as (handle, of):
+        return _made(_library.doors().copy_async(to.address, from_.address, to.size, handle, flags | of), [to, from_], wait)
 
 
 def copy_list(
-    pairs: Iterable[tuple[Any, Any]], stream: Stream = None, priority: Priority = "normal", wait: bool = False
+    pairs: Iterable[tuple[Any, Any]], stream: Stream = None, priority: Priority = "normal", wait: bool = False, verify: bool = False
 ) -> Copy | None:
     """Copies many blocks, each a pair of destination and source, in no order among themselves: as one ``copy_``, and faster than
     one for each where they are small.
@@ -137,14 +137,14 @@ def copy_list(
     ranges: list[Range] = []
     for number, (dst, src) in enumerate(pairs):
         ranges.extend(_pair(dst, src, f"dst of pair {number}", f"src of pair {number}"))
-    flags = _flags(priority, wait, False)
+    flags = _flags(priority, wait, verify)
     blocks = [(to.address, from_.address, to.size) for to, from_ in zip(ranges[::2], ranges[1::2])]
-    with _current(ranges, stream) as handle:
-        return _made(_library.doors().copy_list(blocks, handle, flags), ranges, wait)
+    with _current(ranges, stream) as (handle, of):
+        return _made(_library.doors().copy_list(blocks, handle, flags | of), ranges, wait)
 
 
 def copy_to_all(
-    dsts: Sequence[Any], src: Any, stream: Stream = None, priority: Priority = "normal", wait: bool = False
+    dsts: Sequence[Any], src: Any, stream: Stream = None, priority: Priority = "normal", wait: bool = False, verify: bool = False
 ) -> Copy | None:
     """Copies host memory to several GPUs. It is read once, and passed on between them.
 
@@ -157,9 +157,9 @@ def copy_to_all(
         to = range_of(dst, f"dst {number}", written=True)
         _same_size(to, from_, f"dst {number}", "src")
         ranges.extend((to, from_))
-    flags = _flags(priority, wait, False)
-    with _current(ranges, stream) as handle:
-        started = _library.doors().copy_to_all([to.address for to in ranges[::2]], from_.address, from_.size, handle, flags)
+    flags = _flags(priority, wait, verify)
+    with _current(ranges, stream) as (handle, of):
+        started = _library.doors().copy_to_all([to.address for to in ranges[::2]], from_.address, from_.size, handle, flags | of)
         return _made(started, ranges, wait)
 
 
@@ -206,12 +206,14 @@ def _flags(priority: str, wait: bool, verify: bool) -> int:
 
 @contextlib.contextmanager
 def _current(ranges: list[Range], stream: Stream) -> Any:
-    """The handle of the stream, with the device current whose default stream it may be."""
+    """The handle of the stream, and the flag that says whose default stream it may be."""
     _sweep()
     device = next((part.device for part in ranges if part.device is not None), None)
-    # A default stream's handle is the same on every GPU: the current one decides.
+    # A default stream's handle is the same on every GPU: torch's stream says whose it is, else the memory.
     device = getattr(stream, "device_index", device)
-    named = {part.stream for part in ranges if part.stream is not None}
+    # Of one GPU, and where nobody says of which, the first in the order of their handles.
+    named = {(-1 if part.device is None else part.device, part.stream) for part in ranges if part.stream is not None}
+    own = -1 if device is None else device
     torch = sys.modules.get("torch")
     with torch.cuda.device(device) if torch is not None and device is not None else contextlib.nullcontext():
         if stream is not None:
@@ -219,11 +221,11 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
         elif torch is not None and device is not None:
             handle = int(torch.cuda.current_stream(device).cuda_stream)
         else:
-            handle = min(named, default=0)
+            handle = min((handle for of, handle in named if of == own), default=0)
         # What was written on other streams is not ordered before the copy by anything else.
-        for other in named - {handle}:
-            _library.doors().stream_synchronize(-1 if device is None else device, other)
-        yield handle
+        for of, other in sorted(named - {(own, handle)}):
+            _library.doors().stream_synchronize(of, other)
+        yield handle, 0 if device is None else _DEVICE * (device + 1)
 
 
 def handle_of(stream: Any) -> int:
@@ -265,11 +267,11 @@ def _sweep() -> None:
             if not doors.copy_done(handle):
                 kept.append((handle, ranges))
                 continue
-            doors.copy_wait(handle)
         except RuntimeError:
             # The error of a copy that nobody waits for is told to the next one, by the library.
-            with contextlib.suppress(RuntimeError):
-                doors.copy_wait(handle)
+            pass
+        with contextlib.suppress(RuntimeError):
+            doors.copy_drop(handle)
         for part in ranges:
             part.release()
     if kept:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from . import _library
+
 
 class Range:
     """Bytes somewhere.
@@ -19,7 +21,7 @@ class Range:
     Attributes:
         address: where they begin.
         size: how many they are.
-        device: the GPU that torch says they are on; None for the host, and where nobody says.
+        device: the GPU that they are on, as torch or the driver says; None for the host, and for memory that moves.
         stream: the stream that they were last written on, where their owner says so.
     """
 
@@ -99,7 +101,9 @@ def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: 
     if strides is not None and size > 0 and not _side_by_side(shape, strides, item):
         raise ValueError(f"{name} is an array whose elements do not lie side by side: make it contiguous first")
     stream = interface.get("stream")
-    return Range(thing, int(address or 0), size, stream=None if stream is None else int(stream))
+    # The protocol names no GPU, and default streams have one handle on all of them: whose memory it is decides.
+    device = _library.doors().device_of(int(address)) if address else None
+    return Range(thing, int(address or 0), size, device=device, stream=None if stream is None else int(stream))
 
 
 def _side_by_side(shape: Any, strides: Any, item: int) -> bool:

@@ -92,6 +92,20 @@ pub(crate) fn copy_done(py: Python<'_>, handle: u64) -> PyResult<bool> {
 }
 
 #[pyfunction]
+pub(crate) fn copy_drop(py: Python<'_>, handle: u64) -> PyResult<()> {
+    // SAFETY: it takes a number.
+    checked(py, |symbols| unsafe { (symbols.glake_copy_drop)(handle) })
+}
+
+#[pyfunction]
+pub(crate) fn device_of(py: Python<'_>, address: usize) -> PyResult<Option<i32>> {
+    let mut device = -1;
+    // SAFETY: the address is a name to the library; it writes one number to a place that is ours.
+    checked(py, |symbols| unsafe { (symbols.glake_device_of)(pointer(address), &raw mut device) })?;
+    Ok((device >= 0).then_some(device))
+}
+
+#[pyfunction]
 #[pyo3(signature = (on=true))]
 pub(crate) fn multi_path(py: Python<'_>, on: bool) -> PyResult<()> {
     // SAFETY: it takes a number.

@@ -30,8 +30,8 @@ mod _glake {
     use crate::blocks::{alloc, find, fraction, free, largest, record_stream, set_fraction, trim};
     #[pymodule_export]
     use crate::copies::{
-        copy_async, copy_done, copy_list, copy_stats_json, copy_to_all, copy_wait, host_register,
-        host_unregister, multi_path, stream_synchronize,
+        copy_async, copy_done, copy_drop, copy_list, copy_stats_json, copy_to_all, copy_wait, device_of,
+        host_register, host_unregister, multi_path, stream_synchronize,
     };
     #[pymodule_export]
     use crate::gate::{gate_enter, gate_json, gate_leave};

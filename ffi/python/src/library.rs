@@ -89,6 +89,8 @@ symbols! {
     glake_copy_async(*mut c_void, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
     glake_copy_wait(u64) -> i32;
     glake_copy_done(u64, *mut bool) -> i32;
+    glake_copy_drop(u64) -> i32;
+    glake_device_of(*const c_void, *mut i32) -> i32;
     glake_copy_list(*const CopyBlock, usize, *mut c_void, u32, *mut u64) -> i32;
     glake_copy_to_all(*const *mut c_void, usize, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
     glake_multi_path(i32) -> i32;

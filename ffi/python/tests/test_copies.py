@@ -176,6 +176,42 @@ class Streams(unittest.TestCase):
         self.assertEqual(bytes(back), pattern(MIB))
 
 
+    def test_a_default_stream_is_that_of_the_arrays_gpu(self):
+        asked, synchronized = [], []
+        real = _library.doors()
+
+        class Doors:
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def copy_async(self, to, from_, size, stream=0, flags=0):
+                asked.append((stream, flags >> 16))
+                return real.copy_async(to, from_, size, stream, flags)
+
+            def stream_synchronize(self, device, stream):
+                synchronized.append((device, stream))
+                real.stream_synchronize(device, stream)
+
+        before, _library.doors = _library.doors, Doors
+        try:
+            for device in (0, 1):
+                for stream in (None, 1, 2):
+                    array = Array(4096, device, **({} if stream is None else {"stream": stream}))
+                    glake.copy_(array, pattern(4096), wait=True)
+                    self.assertEqual(array.bytes(), pattern(4096))
+                    self.assertEqual(asked.pop(), (stream or 0, device + 1))
+            one, two = Array(4096, 0, stream=1), Array(4096, 1, stream=1)
+            glake.copy_(two, one, wait=True)
+            # Two streams of one handle: the copy runs behind the one, and the other was waited for.
+            self.assertEqual((asked.pop(), synchronized), ((1, 2), [(0, 1)]))
+        finally:
+            _library.doors = before
+
+    def test_whose_memory_it_is(self):
+        self.assertEqual([doors.device_of(Array(4096, device).address) for device in (0, 1, 2)], [0, 1, 2])
+        self.assertIsNone(doors.device_of(_memory.range_of(bytearray(16), "bytes", written=True).address))
+
+
 class Lives(unittest.TestCase):
     def test_a_copy_keeps_its_ends_until_it_is_done(self):
         source = bytearray(pattern(4 * MIB))

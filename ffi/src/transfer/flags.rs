@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-use glake_device::Stream;
+use glake_device::{DeviceId, Stream};
+use glake_transfer::graph::Direction;
 use glake_transfer::{CopyOptions, Priority};
 
 use crate::block;
@@ -16,12 +17,21 @@ pub const GLAKE_COPY_CRITICAL: u32 = 1;
 pub const GLAKE_COPY_BACKGROUND: u32 = 2;
 /// The call returns when the bytes are there.
 pub const GLAKE_COPY_NOW: u32 = 0x10;
-/// With `GLAKE_COPY_NOW`: the bytes are read back and compared, and copied again where they differ.
+/// With `GLAKE_COPY_NOW`: both sides are read and compared, whatever way the copy went; what differs is copied again by the driver, and
+/// an error where it differs still.
 pub const GLAKE_COPY_VERIFY: u32 = 0x20;
 /// Stream 0 is the calling thread's own default stream, not the legacy one.
 pub const GLAKE_COPY_PTDS: u32 = 0x40;
 /// Over the GPU's own link alone, as the driver makes it.
 pub const GLAKE_COPY_DIRECT: u32 = 0x80;
+
+/// Of `glake_copy_try` alone: the copy is one from host memory to a GPU's, or none for it. Not with `GLAKE_COPY_FROM_GPU`.
+pub const GLAKE_COPY_TO_GPU: u32 = 0x100;
+/// Of `glake_copy_try` alone: the copy is one from a GPU's memory to host memory, or none for it. Not with `GLAKE_COPY_TO_GPU`.
+pub const GLAKE_COPY_FROM_GPU: u32 = 0x200;
+
+/// Times a device's number and one: streams 0, 1 and 2 are that device's default ones, not those of the calling thread's current device.
+pub const GLAKE_COPY_DEVICE: u32 = 0x10000;
 
 /// What the flags of a call say.
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +41,16 @@ pub(super) struct Asked {
     pub(super) now: bool,
     pub(super) verify: bool,
     pub(super) direct: bool,
+    /// Whose the default streams are, where it is said.
+    pub(super) device: Option<DeviceId>,
 }
 
 impl Asked {
     pub(super) fn of(stream: *mut c_void, flags: u32) -> Result<Asked, Failure> {
         const PRIORITY: u32 = 0xf;
+        const DEVICE: u32 = 0xff * GLAKE_COPY_DEVICE;
         const KNOWN: u32 =
-            PRIORITY | GLAKE_COPY_NOW | GLAKE_COPY_VERIFY | GLAKE_COPY_PTDS | GLAKE_COPY_DIRECT;
+            PRIORITY | GLAKE_COPY_NOW | GLAKE_COPY_VERIFY | GLAKE_COPY_PTDS | GLAKE_COPY_DIRECT | DEVICE;
         let set = |flag| flags & flag != 0;
         let priority = match flags & PRIORITY {
             GLAKE_COPY_NORMAL => Priority::Normal,
@@ -65,7 +78,24 @@ impl Asked {
             stream => stream,
         };
         let (now, verify) = (set(GLAKE_COPY_NOW), set(GLAKE_COPY_VERIFY));
-        Ok(Asked { stream, priority, now, verify, direct: set(GLAKE_COPY_DIRECT) })
+        let device = ((flags & DEVICE) / GLAKE_COPY_DEVICE).checked_sub(1).map(DeviceId);
+        Ok(Asked { stream, priority, now, verify, direct: set(GLAKE_COPY_DIRECT), device })
+    }
+
+    /// What the flags of a copy that is tried say, and the way that it must go.
+    pub(super) fn tried(stream: *mut c_void, flags: u32) -> Result<(Asked, Option<Direction>), Failure> {
+        const WAYS: u32 = GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU;
+        let way = match flags & WAYS {
+            0 => None,
+            GLAKE_COPY_TO_GPU => Some(Direction::ToGpu),
+            GLAKE_COPY_FROM_GPU => Some(Direction::FromGpu),
+            _ => {
+                return Err(Failure::invalid(format_args!(
+                    "flags {flags:#x} ask for a copy to a GPU and from one: set GLAKE_COPY_TO_GPU, GLAKE_COPY_FROM_GPU, or neither"
+                )));
+            }
+        };
+        Ok((Asked::of(stream, flags & !WAYS)?, way))
     }
 
     pub(super) fn options(self, waited: bool) -> CopyOptions {

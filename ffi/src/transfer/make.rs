@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 
 use glake_device::owned::{Blocks, Span};
-use glake_device::{Address, CopyRequest, DeviceId};
+use glake_device::{Address, CopyRequest, DeviceId, PointerKind};
 use glake_runtime::process::{End, Process, ProcessError};
+use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 
 use super::flags::Asked;
@@ -39,11 +40,12 @@ pub(super) fn split(
     request: &CopyRequest,
     asked: Asked,
 ) -> Result<Option<(End, End)>, Failure> {
-    let verifies = verifies(process, asked);
-    if asked.direct || request.size < process.least_split() && !verifies {
+    if asked.direct || request.size < process.least_split() {
         return Ok(None);
     }
-    let Some(ends) = process.both_ends(request, asked.stream, verifies)? else { return Ok(None) };
+    let Some(ends) = process.both_ends(request, asked.stream, verifies(process, asked))? else {
+        return Ok(None);
+    };
     match process.primary_of(asked.stream)? {
         Some(device) => Ok(sides(device, Some(ends))),
         None => Ok(None),
@@ -56,7 +58,42 @@ fn sides(device: DeviceId, ends: Option<(End, End)>) -> Option<(End, End)> {
     ends.filter(|(to, from)| to.is_other_side_of(from) && to.is_open_to(device) && from.is_open_to(device))
 }
 
-/// Whether the engine has to compare the bytes, of whatever size.
+/// Makes a copy where it is one for the engine, and goes the way that is asked for; whether it was. What is refused before anything
+/// was enqueued is none for it.
+///
+/// # Safety
+/// As [`super::glake_copy_async`].
+pub(super) unsafe fn attempt(
+    process: &Process,
+    request: CopyRequest,
+    asked: Asked,
+    way: Option<Direction>,
+) -> Result<bool, Failure> {
+    let taken = match split(process, &request, asked) {
+        Ok(Some(ends)) if goes(ends, way) => {
+            // SAFETY: the caller's promise.
+            unsafe { enqueue(process, request, ends, asked, false) }.map(|_| true)
+        }
+        Ok(_) => Ok(false),
+        Err(failure) => Err(failure),
+    };
+    match taken {
+        Err(failure) if failure.is_early() => Ok(false),
+        taken => taken,
+    }
+}
+
+/// Whether a copy between these goes a way. Memory that moves as it is touched is on neither side.
+fn goes((to, from): (End, End), way: Option<Direction>) -> bool {
+    let is_host = |end: End| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
+    match way {
+        None => true,
+        Some(Direction::ToGpu) => is_host(from),
+        Some(Direction::FromGpu) => is_host(to),
+    }
+}
+
+/// Whether the bytes of a copy are compared, of whatever size and whatever way.
 fn verifies(process: &Process, asked: Asked) -> bool {
     asked.now && (asked.verify || process.verifies_copies())
 }
@@ -130,7 +167,7 @@ unsafe fn native(
     }
     for request in requests.iter().filter(|request| !request.size.is_zero()) {
         process.count_native(request.size);
-        if process.is_open_to_all(request) {
+        if asked.device.is_none() && process.is_open_to_all(request) {
             // SAFETY: the caller's promise.
             unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from)?;
             continue;
@@ -148,6 +185,8 @@ unsafe fn native(
     }
     if asked.now {
         driver.stream_synchronize(device, asked.stream).map_err(ProcessError::from)?;
+        // SAFETY: the caller's promise.
+        unsafe { compare(process, requests, asked) }?;
     }
     process.is_enqueued(requests, device, asked.stream)?;
     if waited && !asked.now { Ok(process.mark(asked.stream)?) } else { Ok(0) }
@@ -189,7 +228,8 @@ pub(super) unsafe fn copy_list(
     // SAFETY: the caller's promise.
     unsafe { native(process, &rest, Asked { now: false, ..asked }, false) }?;
     let handle = process.copy_list(&blocks, asked.stream, asked.options(waited || asked.now))?.unwrap_or(0);
-    waited_for(process, handle, asked)
+    // SAFETY: the caller's promise.
+    unsafe { waited_for(process, handle, requests, asked) }
 }
 
 /// # Safety
@@ -220,15 +260,42 @@ pub(super) unsafe fn copy_to_all(
     let to: Vec<Span> = pairs.into_iter().map(|(to, _)| to).collect();
     let options = asked.options(waited || asked.now);
     let handle = process.copy_to_all(&to, &from, asked.stream, options)?.unwrap_or(0);
-    waited_for(process, handle, asked)
+    // SAFETY: the caller's promise.
+    unsafe { waited_for(process, handle, requests, asked) }
 }
 
-fn waited_for(process: &Process, handle: u64, asked: Asked) -> Result<u64, Failure> {
+/// # Safety
+/// As [`super::glake_copy_async`], for each.
+unsafe fn waited_for(
+    process: &Process,
+    handle: u64,
+    requests: &[CopyRequest],
+    asked: Asked,
+) -> Result<u64, Failure> {
     if !asked.now {
         return Ok(handle);
     }
     process.wait_for_copy(handle)?;
+    // SAFETY: the caller's promise.
+    unsafe { compare(process, requests, asked) }?;
     Ok(0)
+}
+
+/// Compares both sides of copies that are there, where that is asked for: every way that a copy can take ends here, but for those
+/// that [`Process::copy_now`] makes, which compares itself.
+///
+/// # Safety
+/// As [`super::glake_copy_async`], for each.
+unsafe fn compare(process: &Process, requests: &[CopyRequest], asked: Asked) -> Result<(), Failure> {
+    if !verifies(process, asked) {
+        return Ok(());
+    }
+    let (mut ends, mut copies) = (process.ends(), Vec::with_capacity(requests.len()));
+    for request in requests {
+        // SAFETY: the caller's promise; each part's ends are what was found.
+        copies.extend(ends.parts(request)?.into_iter().map(|(part, ends)| unsafe { spans(part, ends) }));
+    }
+    Ok(process.verify(&copies, asked.stream)?)
 }
 
 /// # Safety

@@ -10,10 +10,12 @@
 
 mod flags;
 mod make;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{c_char, c_void};
 
-use glake_device::CopyRequest;
+use glake_device::{CopyRequest, PointerKind};
 use glake_units::Bytes;
 
 use flags::Asked;
@@ -64,7 +66,8 @@ pub unsafe extern "C" fn glake_copy_async(
         let request = request(to, from, size)?;
         let process = library::process()?;
         // SAFETY: the caller's promise.
-        let given = unsafe { make::copy(process, request, asked, !handle.is_null()) }?;
+        let copy = || unsafe { make::copy(process, request, asked, !handle.is_null()) };
+        let given = process.with_default_of(asked.device, copy)??;
         // SAFETY: the caller's promise.
         unsafe { hand_over(handle, given) };
         Ok(())
@@ -88,6 +91,15 @@ unsafe fn hand_over(to: *mut u64, handle: u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_wait(handle: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.wait_for_copy(handle)?))
+}
+
+/// Ends the handle of a copy without waiting for it: the copy goes on, and nobody is told how it ended. 0 is no error. Every handle is
+/// ended by this or by `glake_copy_wait`; until then it keeps an event of the driver.
+///
+/// `GLAKE_INVALID`: the handle was ended before, or never given.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_copy_drop(handle: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.drop_copy(handle)?))
 }
 
 /// Whether the bytes of a copy are there; the handle stays. Errors are those of `glake_copy_wait`, which still ends the
@@ -129,7 +141,8 @@ pub unsafe extern "C" fn glake_copy_list(
         }
         let process = library::process()?;
         // SAFETY: the caller's promise.
-        let given = unsafe { make::copy_list(process, &requests, asked, !handle.is_null()) }?;
+        let copy = || unsafe { make::copy_list(process, &requests, asked, !handle.is_null()) };
+        let given = process.with_default_of(asked.device, copy)??;
         // SAFETY: the caller's promise.
         unsafe { hand_over(handle, given) };
         Ok(())
@@ -161,7 +174,8 @@ pub unsafe extern "C" fn glake_copy_to_all(
         let requests: Vec<CopyRequest> = requests.collect::<Result<_, _>>()?;
         let process = library::process()?;
         // SAFETY: the caller's promise.
-        let given = unsafe { make::copy_to_all(process, &requests, asked, !handle.is_null()) }?;
+        let copy = || unsafe { make::copy_to_all(process, &requests, asked, !handle.is_null()) };
+        let given = process.with_default_of(asked.device, copy)??;
         // SAFETY: the caller's promise.
         unsafe { hand_over(handle, given) };
         Ok(())
@@ -170,7 +184,8 @@ pub unsafe extern "C" fn glake_copy_to_all(
 
 /// For those who have a copy of their own to make where this one is none for the engine, as the preload library: 0 where it
 /// was enqueued (with `GLAKE_COPY_NOW`: made), 1 where nothing was done, because it is too small, is not between host and
-/// GPU, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
+/// GPU, does not go the way that `GLAKE_COPY_TO_GPU` or `GLAKE_COPY_FROM_GPU` asks for, the driver refused before anything was
+/// enqueued, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
 /// `glake_copy_async`; after `GLAKE_INVALID`, `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` too nothing was done.
 ///
 /// # Safety
@@ -221,17 +236,31 @@ unsafe fn tried(
     if Bytes::new(size as u64) < process.least_split() || !process.has_relays()? {
         return Ok(false);
     }
-    let asked = Asked::of(stream, flags)?;
+    let (asked, way) = Asked::tried(stream, flags)?;
     // Also so that what such a context is of is left to the program.
     if process.primary_of(asked.stream)?.is_none() {
         return Ok(false);
     }
     let request = request(to, from, size)?;
-    match make::split(process, &request, asked)? {
+    // SAFETY: the caller's promise.
+    process.with_default_of(asked.device, || unsafe { make::attempt(process, request, asked, way) })?
+}
+
+/// Which GPU's memory is at an address; -1 for the host's, and for memory that moves between them as it is touched.
+///
+/// # Safety
+/// `device` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_device_of(at: *const c_void, device: *mut i32) -> i32 {
+    guard::answer(|| {
+        let end = library::process()?.end_of(address(at), Bytes::new(1))?;
+        let of = match end.map(|end| end.kind) {
+            Some(PointerKind::Device { device, .. }) => i32::try_from(device.0).unwrap_or(-1),
+            _ => -1,
+        };
         // SAFETY: the caller's promise.
-        Some(ends) => unsafe { make::enqueue(process, request, ends, asked, false) }.map(|_| true),
-        None => Ok(false),
-    }
+        unsafe { guard::put(device, "device", of) }
+    })
 }
 
 /// Lets copies use the links of the other visible GPUs (1), or no longer (0). They are made ready in the background, at the

@@ -59,18 +59,32 @@ const VARIABLES: &[Variable] = &[
         read: text,
     },
     Variable { names: &["GLAKE_LOG"], key: "log.filter", allowed: "a tracing filter", read: text },
-    Variable { names: &["GLAKE_MULTI_PATH"], key: "transfer.multi_path", allowed: "0 or 1", read: switch },
+    Variable {
+        names: &["GLAKE_MULTI_PATH"],
+        key: "transfer.multi_path",
+        allowed: "0 or 1",
+        read: multi_path,
+    },
 ];
 
-/// In which launchers say how many processes of a program run on a machine: torchrun, Open MPI, Intel MPI and MPICH, MVAPICH,
-/// Slurm. They are not ours: what cannot be read says nothing.
+/// In which launchers say how many processes of a program run on a machine: torchrun, Open MPI, Intel MPI and MPICH, MVAPICH, and
+/// those that set `LOCAL_SIZE`. They are not ours: what cannot be read says nothing.
 const LOCAL_RANKS: [&str; 5] = [
     "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS",
     "MV2_COMM_WORLD_LOCAL_SIZE",
-    "SLURM_NTASKS_PER_NODE",
+    "LOCAL_SIZE",
 ];
+
+/// Slurm's: of the step that this process is a task of, for each node of it.
+const SLURM_STEP: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// Of the whole job, in which what is no task of a step runs too: only tasks go by it.
+const SLURM_JOB: [&str; 2] = ["SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"];
+/// Set for the tasks of a step alone.
+const SLURM_TASK: &str = "SLURM_PROCID";
+/// Which of the step's nodes this is.
+const SLURM_NODE: &str = "SLURM_NODEID";
 
 impl Environment {
     /// The environment of this process.
@@ -138,9 +152,38 @@ impl Environment {
     /// What the launcher says: the most, where one launcher runs under another.
     fn local_ranks(&self) -> Option<Setting> {
         let said = |name| self.get(name)?.to_str()?.trim().parse::<u32>().ok().map(|ranks| (ranks, name));
-        let (ranks, name) = LOCAL_RANKS.into_iter().filter_map(said).max_by_key(|(ranks, _)| *ranks)?;
+        let all = LOCAL_RANKS.into_iter().filter_map(said).chain(self.slurm());
+        let (ranks, name) = all.max_by_key(|(ranks, _)| *ranks)?;
         Some(set("transfer.local_ranks", Value::Integer(ranks.into()), name))
     }
+
+    /// What Slurm says: of the step, else, to its tasks, of the job.
+    fn slurm(&self) -> Option<(u32, &'static str)> {
+        let text =
+            |name| self.get(name).and_then(OsStr::to_str).map(str::trim).filter(|text| !text.is_empty());
+        let node = text(SLURM_NODE).and_then(|text| text.parse().ok());
+        let said = |name| text(name).and_then(|list| tasks_on(list, node)).map(|ranks| (ranks, name));
+        let of_job = || text(SLURM_TASK).and_then(|_| SLURM_JOB.into_iter().find_map(said));
+        said(SLURM_STEP).or_else(of_job)
+    }
+}
+
+/// The tasks on a node, of a list such as `4(x2),3`: 4, 4 and 3. The most, where the node is not known or not in it; `None` where it
+/// is no such list.
+fn tasks_on(list: &str, node: Option<usize>) -> Option<u32> {
+    let (mut most, mut first) = (None, 0_usize);
+    for entry in list.split(',') {
+        let (tasks, nodes) = match entry.trim().split_once('(') {
+            Some((tasks, rest)) => (tasks, rest.strip_prefix('x')?.strip_suffix(')')?.parse().ok()?),
+            None => (entry.trim(), 1_usize),
+        };
+        let (tasks, end) = (tasks.parse::<u32>().ok()?, first.saturating_add(nodes));
+        if node.is_some_and(|node| (first..end).contains(&node)) {
+            return Some(tasks);
+        }
+        (most, first) = (most.max(Some(tasks)), end);
+    }
+    most
 }
 
 fn set(key: &str, value: Value, name: &'static str) -> Setting {
@@ -169,6 +212,11 @@ fn switch(text: &str) -> Option<Value> {
         "1" => Some(Value::Boolean(true)),
         _ => None,
     }
+}
+
+/// Nothing says the same as 0. `ffi/preload` reads it too, with the same meaning.
+fn multi_path(text: &str) -> Option<Value> {
+    if text.trim().is_empty() { Some(Value::Boolean(false)) } else { switch(text) }
 }
 
 /// Whether two values of one variable mean the same: 512MiB is 536870912.
@@ -221,6 +269,30 @@ mod tests {
         assert!(!load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path);
     }
 
+    /// Each value of the table, and whether it switches on; `None`: it is refused.
+    fn table() -> impl Iterator<Item = (String, Option<bool>)> {
+        let lines =
+            include_str!("../../../tests/tables/multi_path.txt").lines().filter(|line| line.starts_with('"'));
+        lines.map(|line| {
+            let (value, means) = line[1..].rsplit_once("\" ").unwrap();
+            let means = match means {
+                "on" => Some(true),
+                "off" => Some(false),
+                _ => None,
+            };
+            (value.replace("\\t", "\t"), means)
+        })
+    }
+
+    #[test]
+    fn the_switch_means_what_it_means_to_the_preload_library() {
+        assert!(!load(&[]).unwrap().transfer.multi_path);
+        for (value, means) in table() {
+            let switched = load(&[("GLAKE_MULTI_PATH", &value)]).map(|config| config.transfer.multi_path);
+            assert_eq!(switched.ok(), means, "{value:?}");
+        }
+    }
+
     #[test]
     fn calibrations_are_in_the_users_cache() {
         let folder = |variables: &[(&str, &str)]| load(variables).unwrap().transfer.calibrations;
@@ -235,9 +307,38 @@ mod tests {
         let ranks = |variables: &[(&str, &str)]| load(variables).unwrap().transfer.local_ranks;
         assert_eq!(ranks(&[("LOCAL_WORLD_SIZE", "4"), ("SLURM_NTASKS_PER_NODE", "1")]), Some(4));
         assert_eq!(ranks(&[("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]), Some(1));
-        assert_eq!(ranks(&[("SLURM_NTASKS_PER_NODE", "4(x2)"), ("LOCAL_WORLD_SIZE", "")]), None);
+        assert_eq!(ranks(&[("LOCAL_SIZE", "8"), ("LOCAL_WORLD_SIZE", "")]), Some(8));
         let transfer = load(&[("GLAKE_MULTI_PATH", "1"), ("LOCAL_WORLD_SIZE", "2")]).unwrap().transfer;
         assert!(transfer.multi_path && !transfer.starts_relays());
+    }
+
+    #[test]
+    fn slurm_says_it_of_the_step_and_of_the_job_to_tasks_alone() {
+        const STEP: &str = "SLURM_STEP_TASKS_PER_NODE";
+        const JOB: &str = "SLURM_TASKS_PER_NODE";
+        const EACH: &str = "SLURM_NTASKS_PER_NODE";
+        let (task, node) = (("SLURM_PROCID", "5"), |node| ("SLURM_NODEID", node));
+        let table: &[(&[(&str, &str)], Option<u32>)] = &[
+            (&[(STEP, "4")], Some(4)),
+            (&[(STEP, "1"), (JOB, "8"), (EACH, "8"), task], Some(1)),
+            // In a batch script one process runs on behalf of the whole job.
+            (&[(JOB, "8"), (EACH, "8")], None),
+            (&[(JOB, "8"), task], Some(8)),
+            (&[(EACH, "2"), task], Some(2)),
+            (&[(STEP, "4(x2),3"), node("0")], Some(4)),
+            (&[(STEP, "4(x2),3"), node("1")], Some(4)),
+            (&[(STEP, "4(x2),3"), node("2")], Some(3)),
+            (&[(STEP, "1,2(x3),1"), node("3")], Some(2)),
+            (&[(STEP, "4(x2),3"), node("9")], Some(4)),
+            (&[(STEP, "1,3")], Some(3)),
+            (&[(STEP, " 2 "), ("LOCAL_WORLD_SIZE", "4")], Some(4)),
+            (&[(STEP, "4(x"), task, (JOB, "2")], Some(2)),
+            (&[(STEP, "many")], None),
+            (&[(STEP, ""), task, (JOB, "2(x1)")], Some(2)),
+        ];
+        for (variables, ranks) in table {
+            assert_eq!(load(variables).unwrap().transfer.local_ranks, *ranks, "{variables:?}");
+        }
     }
 
     #[test]
@@ -265,7 +366,7 @@ mod tests {
             ("autoGC", "99999999999", "a whole number of GB (2^30 bytes), at most 8589934591"),
             ("GLAKE_DEVICE", "gpu", "auto, cuda, sim or sim:TOPOLOGY"),
             ("GLAKE_LOG", "loud=very", "a tracing filter"),
-            ("GLAKE_MULTI_PATH", "", "0 or 1"),
+            ("GLAKE_MULTI_PATH", "2", "0 or 1"),
         ] {
             assert_eq!(
                 load(&[(name, value)]).unwrap_err(),

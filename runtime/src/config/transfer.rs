@@ -48,7 +48,7 @@ pub struct Transfer {
     /// there are cores bring nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pageable_threads: Option<u32>,
-    /// Whether every synchronous copy is read back and compared.
+    /// Whether both sides of every copy that its call waits for are compared, whatever way it went; what differs is copied again.
     ///
     /// Default false; it takes as long as the copy itself, over one link, and more.
     pub verify: bool,

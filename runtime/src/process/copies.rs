@@ -5,6 +5,7 @@
 //!                                                   └► driver: a copy for one link, beside the stream if need be
 //! ```
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use glake_device::owned::{Blocks, DeviceSet, OwnedEvent, OwnedStream, Span};
@@ -14,6 +15,20 @@ use glake_units::Bytes;
 
 use super::pending::{Pending, captured};
 use super::{Process, ProcessError, Result};
+
+thread_local! {
+    /// Whose the default handles are in the call that the thread makes; `None`: the current device's.
+    static DEFAULT_OF: Cell<Option<DeviceId>> = const { Cell::new(None) };
+}
+
+/// What was said before, said again at the end.
+struct Back(Option<DeviceId>);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        DEFAULT_OF.set(self.0);
+    }
+}
 
 /// Copies that were none for the engine.
 #[derive(Debug, Default)]
@@ -65,12 +80,28 @@ impl Process {
         Ok(joined.map_err(ProcessError::from)?)
     }
 
-    /// The device whose stream a handle is; the default handles are the thread's current device's.
+    /// The device whose stream a handle is; the default handles are the thread's current device's, or those of the device that
+    /// [`Process::with_default_of`] says.
     ///
     /// # Errors
     /// What the driver answers.
     pub fn stream_device(&self, raw: Stream) -> Result<DeviceId> {
-        Ok(self.driver.stream_device(raw)?)
+        let is_default = matches!(raw, Stream(0) | Stream::LEGACY | Stream::PER_THREAD);
+        match DEFAULT_OF.get().filter(|_| is_default) {
+            Some(device) => Ok(device),
+            None => Ok(self.driver.stream_device(raw)?),
+        }
+    }
+
+    /// Runs a call in which the default handles are the streams of a device, where one is given.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoSuchDevice`]: the call was not made.
+    pub fn with_default_of<T>(&self, device: Option<DeviceId>, call: impl FnOnce() -> T) -> Result<T> {
+        let Some(device) = device else { return Ok(call()) };
+        self.device(i64::from(device.0))?;
+        let _back = Back(DEFAULT_OF.replace(Some(device)));
+        Ok(call())
     }
 
     /// The device in whose primary context a copy on a stream runs that this thread makes now; none where the current context, or the
@@ -148,6 +179,15 @@ impl Process {
         Ok(self.engine()?.copy_now(to, from, on, CopyOptions { verify, ..options })?)
     }
 
+    /// Compares both sides of copies that have arrived, whatever way they went, and copies again what differs.
+    ///
+    /// # Errors
+    /// [`ProcessError::Transfer`]: bytes differ after the second copy too; what the driver answers.
+    pub fn verify(&self, copies: &[(Span, Span)], raw: Stream) -> Result<()> {
+        let on = self.user_stream(raw)?;
+        Ok(self.engine()?.verify(copies, on)?)
+    }
+
     /// Enqueues copies of blocks, in no order among themselves.
     ///
     /// # Errors
@@ -200,6 +240,14 @@ impl Process {
         if handle == 0 { Ok(()) } else { self.pending.wait(handle) }
     }
 
+    /// Ends the handle of a copy without waiting for it; 0 is that of a copy which is done.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownCopy`].
+    pub fn drop_copy(&self, handle: u64) -> Result<()> {
+        if handle == 0 { Ok(()) } else { self.pending.drop(handle) }
+    }
+
     /// Whether the bytes of a copy are there; its handle stays.
     ///
     /// # Errors
@@ -227,7 +275,7 @@ impl Process {
 
     /// Whose stream a handle is, and which.
     fn user_stream(&self, raw: Stream) -> Result<UserStream> {
-        let device = self.driver.stream_device(raw)?;
+        let device = self.stream_device(raw)?;
         let stream = self.streams.of(&*self.driver, device, raw)?;
         Ok(UserStream { device, raw, id: StreamId(stream.key.0) })
     }

@@ -77,6 +77,32 @@ impl EndsOfMany<'_> {
         Ok(to.zip(from))
     }
 
+    /// The copy in parts whose ends are each of one kind, with what these are.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn parts(&mut self, request: &CopyRequest) -> Result<Vec<(CopyRequest, (End, End))>> {
+        let (mut parts, mut left) = (Vec::new(), vec![*request]);
+        while let Some(part) = left.pop() {
+            match self.of(&part)? {
+                _ if part.size.is_zero() => {}
+                Some(ends) => parts.push((part, ends)),
+                // A range ends where its first and its last byte differ: looked for by halves.
+                None => {
+                    let half = Bytes::new(part.size.get() / 2);
+                    let at = |start: Address| Address(start.0.wrapping_add(half.get()));
+                    if half.is_zero() {
+                        continue;
+                    }
+                    let size = part.size.saturating_sub(half);
+                    left.push(CopyRequest { to: at(part.to), from: at(part.from), size });
+                    left.push(CopyRequest { size: half, ..part });
+                }
+            }
+        }
+        Ok(parts)
+    }
+
     /// What the ends of the first copy are, and how many of the copies, from the first on, have alike ends. Those of no
     /// bytes have any.
     ///

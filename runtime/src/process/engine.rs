@@ -61,7 +61,8 @@ impl ProcessEngine {
             }
         }
         if let (true, Some(ranks)) = (config.multi_path && !config.starts_relays(), config.local_ranks) {
-            tracing::info!(
+            // It is not what was asked for.
+            tracing::warn!(
                 target: "glake::copies",
                 ranks,
                 "copies take one link each, for this program's processes share them; transfer.relays = true overrules this"

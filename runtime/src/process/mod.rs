@@ -140,6 +140,17 @@ impl Process {
     /// [`ProcessError::NoDriver`] where there is no driver, unless the configuration asks for the simulator:
     /// `auto` means CUDA here, so that no program computes on simulated memory unawares.
     pub fn start(config: Config) -> Result<Process> {
+        Process::start_on(config, |driver| driver)
+    }
+
+    /// As [`Process::start`], on another driver around the one that is found: to make its calls fail, or to look at them.
+    ///
+    /// # Errors
+    /// As [`Process::start`].
+    pub fn start_on(
+        config: Config,
+        around: impl FnOnce(Arc<dyn Driver>) -> Arc<dyn Driver>,
+    ) -> Result<Process> {
         let choice = match config.device.choice {
             DeviceChoice::Auto => DeviceChoice::Cuda,
             choice => choice,
@@ -157,6 +168,7 @@ impl Process {
                 (Arc::new(Simulator::new(options)?), mappings, Some(links))
             }
         };
+        let driver = around(driver);
         let devices = driver.devices()?;
         let engine = ProcessEngine::new(config.transfer, &devices, links);
         let devices: Arc<[DeviceMemory]> =

@@ -1,6 +1,6 @@
 //! Copies that somebody still waits for, by handle.
 //!
-//! Invariants: a handle is above 0 and never given twice; it is ended by one wait. The table's lock is held for a look-up
+//! Invariants: a handle is above 0 and never given twice; it is ended by one wait, or dropped. The table's lock is held for a look-up
 //! only, a copy's own while its driver is asked.
 
 use std::sync::Arc;
@@ -51,6 +51,19 @@ impl PendingCopies {
             Pending::Native(event) => Ok(event.synchronize()?),
             Pending::Captured(on) => Err(captured(on)),
         }
+    }
+
+    /// Ends the handle of a copy, which goes on.
+    pub(super) fn drop(&self, handle: u64) -> Result<()> {
+        let slot = self.copies.lock().remove(&handle);
+        // Another thread may wait for it, or ask: it keeps what it has.
+        slot.map(std::mem::drop).ok_or(ProcessError::UnknownCopy { handle })
+    }
+
+    /// How many handles there are.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.copies.lock().len()
     }
 
     /// Whether a copy is done; its handle stays.

@@ -382,3 +382,48 @@ fn handles_are_for_one_wait() {
     process.wait_for_copy(0).unwrap();
     assert!(process.mark(Stream(0x1234)).is_err());
 }
+
+#[test]
+fn a_handle_is_ended_by_one_wait_or_dropped() {
+    let process = started("");
+    for round in 0..100 {
+        let handle = process.mark(STREAM).unwrap();
+        if round % 2 == 0 { process.drop_copy(handle) } else { process.wait_for_copy(handle) }.unwrap();
+        assert_eq!(process.pending.len(), 0);
+        for answer in [process.drop_copy(handle), process.wait_for_copy(handle)] {
+            assert!(matches!(answer, Err(ProcessError::UnknownCopy { .. })));
+        }
+    }
+    process.drop_copy(0).unwrap();
+}
+
+/// What is logged while something is done, at the level that nobody changed.
+fn logged(work: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<parking_lot::Mutex<Vec<u8>>>);
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let (lines, filter) = (Lines::default(), Config::default().log.filter);
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    tracing::subscriber::with_default(log.with_writer(move || writer.clone()).finish(), work);
+    let bytes = lines.0.lock().clone();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn ranks_that_keep_relays_off_are_told_of_once_by_default() {
+    let told = |settings: &'static str| {
+        logged(|| drop(started(settings))).matches("copies take one link each").count()
+    };
+    assert_eq!(told("transfer.multi_path = true\ntransfer.local_ranks = 4"), 1);
+    assert_eq!(told("transfer.local_ranks = 4"), 0, "nobody asked for relays");
+    assert_eq!(told("transfer.multi_path = true\ntransfer.relays = true\ntransfer.local_ranks = 4"), 0);
+}

@@ -53,7 +53,7 @@ def main():
         print("order: SKIPPED: no NVIDIA GPU on this machine")
         return
     import glake
-    glake.enable()
+    glake.enable({"transfer": {"shared_gpus": True}})
     glake.multi_path(True)
     gpus = torch.cuda.device_count()
     torch.cuda.init()

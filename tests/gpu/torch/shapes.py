@@ -15,7 +15,7 @@ def main():
         print("shapes: SKIPPED: no NVIDIA GPU on this machine")
         return
     import glake
-    glake.enable()
+    glake.enable({"transfer": {"graphs": True, "shared_gpus": True}})
     glake.multi_path(True)
     gpus = torch.cuda.device_count()
     for gpu in range(gpus):

@@ -82,9 +82,11 @@ macro_rules! delegate {
         unsafe stream_write_value StreamWriteValue (device: $crate::DeviceId, stream: $crate::Stream,
             address: $crate::Address, value: u32) -> (), on device, at address;
     ); };
-    (bytes) => { $crate::decorate::delegate!(@
+    (copy_on) => { $crate::decorate::delegate!(@
         unsafe copy_on Copy (request: $crate::CopyRequest, stream: $crate::Stream)
             -> (), at request.to, of request.size;
+    ); };
+    (bytes) => { $crate::decorate::delegate!(@
         safe read_now ReadNow (device: $crate::DeviceId, from: $crate::Address, into: &mut [u8])
             -> (), on device,
             at from, of glake_units::Bytes::new(into.len() as u64);

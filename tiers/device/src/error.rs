@@ -27,6 +27,8 @@ pub enum DriverError {
     Unsupported {
         /// What was asked.
         verb: Verb,
+        /// The driver's error number; 801 where the call was not even made.
+        code: u32,
     },
     /// There is no such device.
     #[error("{device} does not exist: the driver shows {count}")]
@@ -55,6 +57,8 @@ pub enum DriverError {
     Capturing {
         /// What was asked.
         verb: Verb,
+        /// The driver's error number; 900 where the call was not even made.
+        code: u32,
     },
     /// The arguments are wrong: a bug of the caller.
     #[error("{verb} was refused at {address}: {reason}")]
@@ -115,8 +119,14 @@ pub enum DriverError {
 pub enum Refusal {
     #[error("a value is out of range or misaligned")]
     InvalidValue,
+    #[error("there is no such device")]
+    UnknownDevice,
+    #[error("the context is not there, or not the one that it must be")]
+    UnknownContext,
     #[error("the handle names nothing that is alive")]
     UnknownHandle,
+    #[error("nothing of this name is there")]
+    NotFound,
     #[error("the range is not inside one reservation")]
     NotReserved,
     #[error("the range is already mapped")]
@@ -144,6 +154,28 @@ pub enum Refusal {
     ReleasedTwice,
     #[error("an event recorded in a capture was queried")]
     CapturedEvent,
+}
+
+impl Refusal {
+    /// CUDA's number for it, of a call of a verb.
+    fn code(self, verb: Verb) -> Option<u32> {
+        match self {
+            Refusal::InvalidValue | Refusal::NotReserved | Refusal::StillMapped => Some(1),
+            Refusal::UnknownDevice => Some(101),
+            Refusal::UnknownContext => Some(201),
+            Refusal::AlreadyMapped if verb == Verb::HostRegister => Some(712),
+            Refusal::AlreadyMapped => Some(208),
+            Refusal::NotMapped => Some(211),
+            Refusal::UnknownHandle => Some(400),
+            Refusal::NotFound => Some(500),
+            Refusal::NoPeerAccess => Some(705),
+            Refusal::NotRegistered => Some(713),
+            Refusal::CapturedEvent => Some(907),
+            // A fault of the GPU, which the driver tells of later and of the whole context.
+            Refusal::NoAccess | Refusal::ReadOnly => Some(700),
+            Refusal::InUse | Refusal::Unordered | Refusal::Aliased | Refusal::ReleasedTwice => None,
+        }
+    }
 }
 
 /// How much lives of what a driver made in a context.
@@ -192,11 +224,25 @@ impl DriverError {
         matches!(self, DriverError::Sticky { .. })
     }
 
-    /// The driver's own number for it, where it is none of those that this enum has a name for.
+    /// Nothing was made that the driver would have to be asked for: what it calls not supported.
+    pub(crate) const UNSUPPORTED: u32 = 801;
+    /// Not allowed while a stream is captured.
+    pub(crate) const CAPTURING: u32 = 900;
+
+    /// CUDA's number for it: the one that the driver answered, or the one that it would have. `None` where it has none: what only the
+    /// simulator can tell, and what the operating system refused.
     pub fn code(&self) -> Option<u32> {
         match self {
-            DriverError::Sticky { code, .. } | DriverError::Failed { code, .. } => Some(*code),
-            _ => None,
+            DriverError::Sticky { code, .. }
+            | DriverError::Failed { code, .. }
+            | DriverError::Unsupported { code, .. }
+            | DriverError::Capturing { code, .. } => Some(*code),
+            DriverError::NoDriver { .. } => Some(100),
+            DriverError::NoSuchDevice { .. } => Some(101),
+            DriverError::NotReady { .. } => Some(600),
+            DriverError::OutOfMemory { .. } => Some(2),
+            DriverError::Refused { verb, reason, .. } => reason.code(*verb),
+            DriverError::ContextInUse { .. } | DriverError::Deadlock { .. } | DriverError::Os { .. } => None,
         }
     }
 

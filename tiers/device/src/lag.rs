@@ -85,6 +85,7 @@ impl Driver for Lag {
     delegate!(memory);
     delegate!(work);
     delegate!(bytes);
+    delegate!(copy_on);
     delegate!(streams);
     delegate!(contexts);
     delegate!(kernels);

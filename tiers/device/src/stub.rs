@@ -91,10 +91,10 @@ impl Driver for Stub {
         Ok(())
     }
     fn export(&self, _: Handle) -> Result<OwnedFd> {
-        Err(DriverError::Unsupported { verb: Verb::Export })
+        Err(DriverError::Unsupported { verb: Verb::Export, code: DriverError::UNSUPPORTED })
     }
     fn import(&self, _: BorrowedFd<'_>) -> Result<Handle> {
-        Err(DriverError::Unsupported { verb: Verb::Import })
+        Err(DriverError::Unsupported { verb: Verb::Import, code: DriverError::UNSUPPORTED })
     }
     unsafe fn copy(&self, _: DeviceId, _: CopyRequest, _: Stream) -> Result<()> {
         Ok(())

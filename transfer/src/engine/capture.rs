@@ -1,5 +1,8 @@
 //! Copies that a stream records into a graph: split by nodes, for nothing of ours runs when the graph does.
 //!
+//! Only where [`super::EngineOptions::graphs`] says so: a graph that has nodes of several GPUs cannot be launched from a GPU, nor be
+//! the body of a conditional node, and a capture does not tell what its graph will be.
+//!
 //! ```text
 //!   capturing stream ──┤fork├── own share: a memcpy node ──┤join├──
 //!                          ├─► branch of relay 1: a kernel node ─┤     memcpy nodes with these ends would all use the

@@ -147,13 +147,10 @@ impl Engine {
     }
 
     /// The turn of a copy that is about to be enqueued.
-    pub(super) fn turn(&self, priority: Priority, direction: Direction) -> Turn<'_> {
-        Turn::of(
-            self.gates.get(),
-            priority,
-            direction,
-            self.relays.usable().len() + u32::from(!self.options.shared_gpus),
-        )
+    pub(super) fn turn(&self, priority: Priority, direction: Direction, size: Bytes) -> Turn<'_> {
+        // Where GPUs are shared the target is one of these.
+        let links = self.relays.usable().len() + u32::from(!self.options.shared_gpus);
+        Turn::of(self.gates.get(), priority, direction, size, links)
     }
 
     /// Whether copies of a priority have to do with others' that may be under way.
@@ -164,7 +161,7 @@ impl Engine {
 
     /// A copy that may give way or be given way to: over the lanes of its stream, if they can be had.
     fn in_turn(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
-        let mut turn = Some(self.turn(priority, job.direction));
+        let mut turn = Some(self.turn(priority, job.direction, job.to.size()));
         if self.may_split(job.target, job.to.size())
             && let Some(parts) = self.leased(job, &mut turn)?
         {

@@ -15,12 +15,13 @@
 //! - The watch makes no driver call, so that nothing keeps it from opening. It sleeps while no background copy is under way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{Epochs, Flag, StreamRef};
 use glake_device::{Compare, DeviceId};
+use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 use tracing::debug;
 
@@ -30,15 +31,20 @@ use crate::graph::{Direction, MOST_GPUS};
 
 /// The value of an open gate.
 const OPEN: u32 = 0;
-const SHUT: u32 = 1;
+/// The value of a shut gate says which copy shut it, from this bit on, and below how many looks the watch grants it beyond
+/// [`PATIENCE`], and one: so it is told where streams shut gates too.
+const SERIAL: u32 = 12;
+const MOST_LOOKS: u32 = (1 << SERIAL) - 1;
 /// How many background copies are counted at a time; others take no notice of further ones.
 const TICKETS: u32 = 32;
 /// For so long after the last background copy ended, the next one is expected; and after another copy, the next of these.
 const LINGER: Duration = Duration::from_millis(100);
 /// How often the watch looks while background copies are under way.
 const LOOK: Duration = Duration::from_millis(10);
-/// A gate that is found shut by so many looks in a row is opened, whatever shut it.
+/// A gate that is found shut by one copy in so many looks in a row, and in those that its bytes need, is opened.
 const PATIENCE: u32 = 20;
+/// How many bytes of a copy are granted one look: 4 GB/s, less than any link gives that is worth lending.
+const BYTES_A_LOOK: u64 = 40_000_000;
 
 /// The gates of all links.
 #[derive(Debug)]
@@ -63,6 +69,8 @@ struct Shared {
     /// Whether background copies are under way or expected, as last seen.
     needed: AtomicBool,
     callers: Callers,
+    /// How often gates were shut.
+    shut: AtomicU32,
     state: Mutex<State>,
     wake: Condvar,
 }
@@ -89,6 +97,7 @@ impl Gates {
             ends,
             needed: AtomicBool::new(false),
             callers: Callers::new(),
+            shut: AtomicU32::new(0),
             state,
             wake: Condvar::new(),
         };
@@ -169,10 +178,11 @@ impl Gates {
         self.shared.callers.let_pass();
     }
 
-    /// Shuts the gate of a link, now: only for work that nothing keeps from running, and from opening it.
-    pub(super) fn shut(&self, link: DeviceId, direction: Direction) {
+    /// Shuts the gate of a link, now, for a copy with so many bytes there at most: only for work that nothing keeps from running, and
+    /// from opening it.
+    pub(super) fn shut(&self, link: DeviceId, direction: Direction, size: Bytes) {
         if let Some(gate) = self.shared.gate(link, direction) {
-            gate.set(SHUT);
+            gate.set(self.shared.shut_by(size));
         }
     }
 
@@ -183,10 +193,16 @@ impl Gates {
         }
     }
 
-    /// Shuts the gate of a link once a stream has come to here; whoever shuts it opens it.
-    pub(super) fn shut_on(&self, direction: Direction, on: StreamRef<'_>) -> glake_device::Result<()> {
+    /// Shuts the gate of a link once a stream has come to here, for a copy with so many bytes there at most; whoever shuts it opens
+    /// it.
+    pub(super) fn shut_on(
+        &self,
+        direction: Direction,
+        on: StreamRef<'_>,
+        size: Bytes,
+    ) -> glake_device::Result<()> {
         match self.shared.gate(on.device(), direction) {
-            Some(gate) => gate.set_on(on, SHUT),
+            Some(gate) => gate.set_on(on, self.shared.shut_by(size)),
             None => Ok(()),
         }
     }
@@ -247,6 +263,13 @@ impl Shared {
         self.gates.get(2 * usize::try_from(link.0).ok()? + direction.index())
     }
 
+    /// The value of a gate that a copy shuts: never that of an open one, and another for each of many copies.
+    fn shut_by(&self, size: Bytes) -> u32 {
+        let looks = u32::try_from(size.get() / BYTES_A_LOOK).unwrap_or(u32::MAX);
+        let looks = looks.saturating_add(1).min(MOST_LOOKS);
+        self.shut.fetch_add(1, Ordering::Relaxed) << SERIAL | looks
+    }
+
     /// Notes which copies have ended.
     fn look(&self, state: &mut State) {
         let mut ended = false;
@@ -262,7 +285,8 @@ impl Shared {
     }
 
     fn watch(&self) {
-        let mut looks = vec![0_u32; self.gates.len()];
+        // The value of each at the last look, and in how many looks in a row it was that.
+        let mut seen = vec![(OPEN, 0_u32); self.gates.len()];
         let mut state = self.state.lock();
         loop {
             self.look(&mut state);
@@ -274,11 +298,12 @@ impl Shared {
                 self.wake.wait(&mut state);
                 continue;
             }
-            for (gate, looks) in self.gates.iter().zip(&mut looks) {
-                *looks = if gate.get() == OPEN { 0 } else { *looks + 1 };
-                if *looks > PATIENCE {
+            for (gate, (value, looks)) in self.gates.iter().zip(&mut seen) {
+                let now = gate.get();
+                *looks = if now == *value { looks.saturating_add(1) } else { 1 };
+                *value = now;
+                if now != OPEN && *looks >= PATIENCE + (now & MOST_LOOKS) {
                     gate.set(OPEN);
-                    *looks = 0;
                 }
             }
             // Whoever enters while it looks need not wake it.
@@ -341,7 +366,7 @@ mod tests {
         }
         bed.gates.leave_on(ticket, bed.background.of());
         bed.passed.record(bed.background.id()).unwrap();
-        bed.gates.shut_on(Direction::ToGpu, bed.critical.of()).unwrap();
+        bed.gates.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
         for _ in 0..3 {
             bed.work(&bed.critical);
         }
@@ -367,7 +392,7 @@ mod tests {
     fn a_gate_that_nobody_opens_is_opened_by_the_watch() {
         let bed = bed();
         let ticket = bed.gates.enter().unwrap();
-        bed.gates.shut_on(Direction::ToGpu, bed.critical.of()).unwrap();
+        bed.gates.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
         bed.slice();
         bed.gates.leave_on(ticket, bed.background.of());
         bed.passed.record(bed.background.id()).unwrap();
@@ -378,6 +403,42 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(since.elapsed() >= LOOK * (PATIENCE - 1));
+    }
+
+    /// How long a gate stays shut that a copy of so many bytes shut, and nobody opens.
+    fn shut_for(bed: &Bed, size: Bytes) -> Duration {
+        let ticket = bed.gates.enter().unwrap();
+        bed.gates.shut(GPU, Direction::ToGpu, size);
+        let since = Instant::now();
+        let gate = bed.gates.shared.gate(GPU, Direction::ToGpu).unwrap();
+        while gate.get() != OPEN {
+            assert!(since.elapsed() < Duration::from_secs(20), "the watch opens it some time");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        bed.gates.leave(ticket);
+        since.elapsed()
+    }
+
+    #[test]
+    fn a_gate_stays_shut_for_as_long_as_its_copy_may_take() {
+        let bed = bed();
+        // At 4 GB/s: 0.6 s beyond the 0.2 that every copy has.
+        assert!(shut_for(&bed, Bytes::new(2_400_000_000)) >= Duration::from_millis(750));
+        assert!(shut_for(&bed, Bytes::mib(1)) >= LOOK * (PATIENCE - 1));
+        // Copies that follow each other shut it anew, each for its own time.
+        let ticket = bed.gates.enter().unwrap();
+        let gate = bed.gates.shared.gate(GPU, Direction::ToGpu).unwrap();
+        for _ in 0..12 {
+            bed.gates.shut(GPU, Direction::ToGpu, Bytes::mib(1));
+            std::thread::sleep(LOOK * 5);
+            assert_ne!(gate.get(), OPEN);
+        }
+        bed.gates.open(GPU, Direction::ToGpu);
+        bed.gates.leave(ticket);
+        // No size, and no number of copies, is an open gate.
+        for size in [Bytes::ZERO, Bytes::MAX] {
+            assert_ne!(bed.gates.shared.shut_by(size), OPEN);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use glake_device::Driver;
+use glake_device::{Driver, Stream};
 
 use super::UserStream;
 use super::marks::Mark;
@@ -40,6 +40,10 @@ impl CopyHandle {
     pub fn wait(self) -> Result<()> {
         match &self.end {
             End::Mark(mark) => mark.synchronize()?,
+            // The handle means the waiting thread's own stream here, and the copying thread's may be another.
+            End::Stream(driver, on) if on.raw == Stream::PER_THREAD => {
+                driver.context_synchronize(on.device)?
+            }
             End::Stream(driver, on) => driver.stream_synchronize(on.device, on.raw)?,
         }
         self.parts.as_ref().map_or(Ok(()), Parts::check)

@@ -96,7 +96,7 @@ impl Engine {
         // A lease of its own: no driver counts its streams so far down from the end.
         let own = StreamId(u64::MAX - self.late.fetch_add(1, Ordering::Relaxed));
         let left = self.leases.with(self, own, |lease, state| {
-            let turn = self.turn(Priority::Background, direction);
+            let turn = self.turn(Priority::Background, direction, to.size());
             self.spread_late(lease, state, (to, from, on), &paths, turn)
         });
         self.leases.forget(own);

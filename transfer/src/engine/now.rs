@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{self, DeviceSet, Pages, Registration, Span};
+use glake_device::PointerKind;
+use glake_device::owned::{self, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -32,7 +33,7 @@ impl Engine {
             self.repair(&parts, to, from, on)?;
         }
         if options.verify {
-            self.verify(to, from, on)?;
+            self.verify(&[(to.clone(), from.clone())], on)?;
         }
         Ok(())
     }
@@ -73,8 +74,18 @@ impl Engine {
         Ok(self.driver.stream_synchronize(on.device, on.raw)?)
     }
 
-    /// Compares both sides of a copy that has arrived.
-    pub(super) fn verify(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+    /// Compares both sides of copies that have arrived, whatever way they went; what differs is copied again by the driver. A copy
+    /// whose ends overlap is passed over: its source is no longer there.
+    ///
+    /// The ends of each pair are of one size, and nothing touches them meanwhile. Waits for all work of the stream.
+    ///
+    /// # Errors
+    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] where bytes differ after the second copy too; what the driver answers.
+    pub fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
+        let differ = copies.iter().find(|(to, from)| to.size() != from.size());
+        if let Some((to, from)) = differ {
+            return Err(TransferError::SizesDiffer { to: to.size(), from: from.size() });
+        }
         let mut scratch = self.scratch.0.lock();
         let sides = match &mut *scratch {
             Some(sides) => sides,
@@ -85,45 +96,109 @@ impl Engine {
                 empty.insert([side()?, side()?])
             }
         };
-        let (mut offset, mut damaged) = (Bytes::ZERO, Bytes::ZERO);
-        while offset < to.size() {
-            let size = PIECE.min(to.size().saturating_sub(offset));
-            let (Some(to), Some(from)) = (to.part(offset, size), from.part(offset, size)) else { break };
-            if !self.is_equal(sides, &to, &from, on)? {
-                tracing::warn!(target: "glake::transfer", %offset, %size, "bytes of a copy differ: copied again");
-                self.native(&to, &from, on)?;
-                self.driver.stream_synchronize(on.device, on.raw)?;
-                if !self.is_equal(sides, &to, &from, on)? {
-                    damaged = damaged.saturating_add(size);
+        let (mut batch, mut filled) = (Vec::new(), Bytes::ZERO);
+        let (mut damaged, mut all) = (Bytes::ZERO, Bytes::ZERO);
+        for (to, from) in copies.iter().filter(|(to, from)| !overlap(to, from)) {
+            let (mut offset, whole) = (Bytes::ZERO, to.size());
+            all = all.saturating_add(whole);
+            while offset < whole {
+                let size = PIECE.saturating_sub(filled).min(whole.saturating_sub(offset));
+                let (Some(to), Some(from)) = (to.part(offset, size), from.part(offset, size)) else { break };
+                batch.push((to, from));
+                (offset, filled) = (offset.saturating_add(size), filled.saturating_add(size));
+                if filled == PIECE {
+                    damaged = damaged.saturating_add(self.made_equal(sides, &batch, on)?);
+                    batch.clear();
+                    filled = Bytes::ZERO;
                 }
             }
-            offset = offset.saturating_add(size);
         }
+        damaged = damaged.saturating_add(self.made_equal(sides, &batch, on)?);
         match damaged {
             Bytes::ZERO => Ok(()),
-            bytes => Err(TransferError::Damaged { bytes, size: to.size() }),
+            bytes => Err(TransferError::Damaged { bytes, size: all }),
         }
     }
 
-    fn is_equal(
+    /// Copies what differs again; how many bytes lie in parts that differ still.
+    fn made_equal(
         &self,
         sides: &[Arc<Registration>; 2],
-        to: &Span,
-        from: &Span,
+        batch: &[(Span, Span)],
         on: UserStream,
-    ) -> Result<bool> {
-        let mut read = [false; 2];
-        for (index, (side, span)) in sides.iter().zip([to, from]).enumerate() {
-            let Some(into) = Span::pinned(side, Bytes::ZERO, span.size()) else { return Ok(false) };
-            match span.device() {
-                Some(_) => owned::copy(&*self.driver, on.device, on.raw, &into, span)?,
-                None => span.copy_on_host(&into)?,
-            }
-            read[index] = true;
+    ) -> Result<Bytes> {
+        let again = self.unequal(sides, batch, on)?;
+        if again.is_empty() {
+            return Ok(Bytes::ZERO);
+        }
+        for (to, from) in &again {
+            tracing::warn!(
+                target: "glake::transfer",
+                to = %to.start(), from = %from.start(), size = %to.size(), "bytes of a copy differ: copied again"
+            );
+            self.copy_anyhow(to, from, on)?;
         }
         self.driver.stream_synchronize(on.device, on.raw)?;
-        let length = usize::try_from(to.size().get()).unwrap_or(usize::MAX);
-        let [a, b] = [&sides[0], &sides[1]].map(|side| side.as_slice().get(..length));
-        Ok(read == [true; 2] && a.is_some() && a == b)
+        Ok(self.unequal(sides, &again, on)?.iter().map(|(to, _)| to.size()).sum())
     }
+
+    /// Those of the pairs, which fit into the scratch together, that differ.
+    fn unequal(
+        &self,
+        sides: &[Arc<Registration>; 2],
+        batch: &[(Span, Span)],
+        on: UserStream,
+    ) -> Result<Vec<(Span, Span)>> {
+        let mut offset = Bytes::ZERO;
+        for (to, from) in batch {
+            for (side, span) in sides.iter().zip([to, from]) {
+                if let Some(into) = Span::pinned(side, offset, span.size()) {
+                    match span.kind() {
+                        PointerKind::Pinned | PointerKind::Pageable => span.copy_on_host(&into)?,
+                        PointerKind::Device { .. } | PointerKind::Managed => {
+                            self.copy_anyhow(&into, span, on)?;
+                        }
+                    }
+                }
+            }
+            offset = offset.saturating_add(to.size());
+        }
+        self.driver.stream_synchronize(on.device, on.raw)?;
+        let [to, from] = [&sides[0], &sides[1]].map(|side| side.as_slice());
+        let mut start = 0;
+        let mut differ = Vec::new();
+        for pair in batch {
+            let end = start + usize::try_from(pair.0.size().get()).unwrap_or(usize::MAX);
+            let (to, from) = (to.get(start..end), from.get(start..end));
+            if to.is_none() || to != from {
+                differ.push(pair.clone());
+            }
+            start = end;
+        }
+        Ok(differ)
+    }
+
+    /// One copy of the driver's, by a GPU that may touch both ends: pool memory is touched by those that it was opened to alone. That of
+    /// another GPU than the stream's is there when this returns.
+    fn copy_anyhow(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+        let reach = |span: &Span| match span.kind() {
+            PointerKind::Device { mapped: true, .. } => span.reach(),
+            _ => DeviceSet::ALL,
+        };
+        let may = reach(to).intersection(reach(from));
+        match may.iter().next().filter(|_| !may.contains(on.device)) {
+            None => self.native(to, from, on),
+            Some(device) => {
+                let stream = OwnedStream::new(&self.driver, device)?;
+                owned::copy(&*self.driver, device, stream.id(), to, from)?;
+                self.counters.native(to.size());
+                Ok(stream.synchronize()?)
+            }
+        }
+    }
+}
+
+/// Whether two ranges have bytes in common.
+fn overlap(one: &Span, other: &Span) -> bool {
+    one.start().0.abs_diff(other.start().0) < one.size().get()
 }

@@ -35,7 +35,7 @@ pub struct EngineOptions {
 }
 
 impl Default for EngineOptions {
-    /// No relays; 64 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks.
+    /// No relays; 64 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks; captured copies are single nodes.
     fn default() -> Self {
         EngineOptions {
             relays: DeviceSet::EMPTY,
@@ -68,7 +68,8 @@ pub enum Priority {
 pub struct CopyOptions {
     /// Its turn on the links.
     pub priority: Priority,
-    /// Whether the bytes are read back and compared: of copies that are waited for only.
+    /// Whether the bytes are read back and compared: of [`crate::Engine::copy_now`]. For copies of another shape, once they were
+    /// waited for, there is [`crate::Engine::verify`].
     pub verify: bool,
     /// Whether somebody will wait for the handle. A handle of a copy without it waits for all work of the stream.
     pub waited: bool,

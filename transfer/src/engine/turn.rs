@@ -33,6 +33,8 @@ pub(super) struct Turn<'a> {
     gates: Option<&'a Gates>,
     direction: Direction,
     kind: Kind,
+    /// Of the copy: what it has on a link at most.
+    size: Bytes,
     /// Links whose gate it shut, and that no stream was told to open yet.
     shut: DeviceSet,
 }
@@ -52,14 +54,15 @@ impl<'a> Turn<'a> {
     /// Of a copy that takes no turns.
     pub(super) fn alone() -> Turn<'a> {
         let shut = DeviceSet::EMPTY;
-        Turn { gates: None, direction: Direction::ToGpu, kind: Kind::Alone, shut }
+        Turn { gates: None, direction: Direction::ToGpu, kind: Kind::Alone, size: Bytes::ZERO, shut }
     }
 
-    /// The turn of a copy that is about to be enqueued, over so many links at most.
+    /// The turn of a copy of so many bytes that is about to be enqueued, over so many links at most.
     pub(super) fn of(
         gates: Option<&'a Gates>,
         priority: Priority,
         direction: Direction,
+        size: Bytes,
         links: u32,
     ) -> Turn<'a> {
         let kind = match (gates, priority) {
@@ -73,7 +76,7 @@ impl<'a> Turn<'a> {
             (Some(gates), Priority::Normal | Priority::Critical) if gates.is_needed() => Kind::Foreground,
             (Some(_), Priority::Normal | Priority::Critical) => Kind::Alone,
         };
-        Turn { gates, direction, kind, shut: DeviceSet::EMPTY }
+        Turn { gates, direction, kind, size, shut: DeviceSet::EMPTY }
     }
 
     /// Whether it neither gives way nor is given way to.
@@ -103,7 +106,7 @@ impl<'a> Turn<'a> {
     pub(super) fn shut_now(&mut self, links: impl Iterator<Item = DeviceId>) {
         if let (Some(gates), Kind::Foreground) = (self.gates, self.kind) {
             for link in links {
-                gates.shut(link, self.direction);
+                gates.shut(link, self.direction, self.size);
                 self.shut = self.shut.union(DeviceSet::of(link));
             }
         }
@@ -125,7 +128,7 @@ impl<'a> Turn<'a> {
             }
             Kind::Foreground => {
                 // A gate that cannot be shut costs time and nothing else.
-                if !self.shut.contains(link) && gates.shut_on(self.direction, on).is_ok() {
+                if !self.shut.contains(link) && gates.shut_on(self.direction, on, self.size).is_ok() {
                     self.shut = self.shut.union(DeviceSet::of(link));
                 }
             }

@@ -22,25 +22,17 @@ use super::{GpuLinks, PathGraph, Paths};
 use crate::{Result, TransferError};
 
 /// Of the file's layout, and of what its figures mean: another one's are of no use.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a calibration is good for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheKey {
     driver: String,
     boot: String,
     user: u32,
-    devices: Vec<CachedDevice>,
-}
-
-/// A GPU, as far as a calibration depends on it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CachedDevice {
-    name: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pci: Option<String>,
+    /// With all that joins them to the host and to each other: two servers of one name can differ in that.
+    devices: Vec<GpuLinks>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -61,24 +53,35 @@ impl CacheKey {
     /// The key of these GPUs, in order of their ids, under a driver of that version since that boot (the text of
     /// `/proc/sys/kernel/random/boot_id`), for the user of that number.
     pub fn new(gpus: &[GpuLinks], driver: &str, boot: &str, user: u32) -> CacheKey {
-        let device = |gpu: &GpuLinks| CachedDevice { name: gpu.name.clone(), pci: gpu.pci.clone() };
-        CacheKey {
-            driver: driver.to_owned(),
-            boot: boot.trim().to_owned(),
-            user,
-            devices: gpus.iter().map(device).collect(),
-        }
+        CacheKey { driver: driver.to_owned(), boot: boot.trim().to_owned(), user, devices: gpus.to_vec() }
     }
 
     /// What its file is called: the same in every process and build.
     pub fn file_name(&self) -> String {
         let mut text = format!("{VERSION}\n{}\n{}\n{}\n", self.driver, self.boot, self.user);
         for device in &self.devices {
+            let GpuLinks { device, name, pci, node, switch, link, peers } = device;
+            let number = |number: &Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+            let link = link.map_or_else(String::new, |link| format!("{:016x}", link.0.to_bits()));
+            let peers: Vec<String> = peers.iter().map(|peer| peer.0.to_string()).collect();
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "{}\t{}", device.name, device.pci.as_deref().unwrap_or_default());
+            let _ = writeln!(
+                text,
+                "{}\t{name}\t{}\t{}\t{}\t{link}\t{}",
+                device.0,
+                pci.as_deref().unwrap_or_default(),
+                number(node),
+                number(switch),
+                peers.join(",")
+            );
         }
-        format!("{:016x}.toml", fnv1a(text.as_bytes()))
+        format!("{}.toml", digest(&text))
     }
+}
+
+/// Sixteen digits that tell a text from others: the same in every process and build.
+pub fn digest(text: &str) -> String {
+    format!("{:016x}", fnv1a(text.as_bytes()))
 }
 
 /// The folder of calibrations, of the values of `XDG_CACHE_HOME` and `HOME`; none where both are missing or relative.
@@ -207,12 +210,22 @@ mod tests {
         fewer.pop();
         let mut moved = gpus();
         moved[0].pci = Some("0000:3b:00.0".to_owned());
+        let changed = |change: &dyn Fn(&mut GpuLinks)| {
+            let mut gpus = gpus();
+            change(&mut gpus[0]);
+            CacheKey::new(&gpus, "580.159.04", "8a7c", 1000)
+        };
         let others = [
             CacheKey::new(&fewer, "580.159.04", "8a7c", 1000),
             CacheKey::new(&moved, "580.159.04", "8a7c", 1000),
             CacheKey::new(&gpus(), "580.160.01", "8a7c", 1000),
             CacheKey::new(&gpus(), "580.159.04", "8a7d", 1000),
             CacheKey::new(&gpus(), "580.159.04", "8a7c", 1001),
+            changed(&|gpu| gpu.name.push('X')),
+            changed(&|gpu| gpu.node = Some(7)),
+            changed(&|gpu| gpu.switch = Some(7)),
+            changed(&|gpu| gpu.link = gpu.link.map(|link| glake_units::Bandwidth(link.0 / 2.0))),
+            changed(&|gpu| gpu.peers.truncate(gpu.peers.len() - 1)),
         ];
         let text = encode(&key(), &PathGraph::conservative(&gpus())).unwrap();
         for other in others {
@@ -231,7 +244,7 @@ mod tests {
             String::new(),
             "\0\0\0".to_owned(),
             text[..text.len() / 2].to_owned(),
-            text.replacen("version = 1", "version = 2", 1),
+            text.replacen("version = 2", "version = 3", 1),
             text.replacen("rate = 53.0", "rate = -53.0", 1),
             text.replacen("rate = 53.0", "rate = nan", 1),
             text.replacen("device = 0", "device = 77", 1).replacen("target = 0", "target = 77", 1),

@@ -6,6 +6,8 @@ import torch
 import bed, races
 from bed import GIB, MIB
 
+# The copies are of every GPU, and captured ones shall be split too.
+CONFIG = {"transfer": {"graphs": True, "shared_gpus": True}}
 SIZES = (4, 4096, MIB - 4, MIB, 5 * MIB + 4, 96 * MIB)
 
 

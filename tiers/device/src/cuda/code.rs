@@ -27,21 +27,23 @@ impl Code {
         let refused = |reason| Err(DriverError::Refused { verb, address, reason });
         match self.0 {
             0 => Ok(()),
-            // Invalid value, device, context.
-            1 | 101 | 201 => refused(Refusal::InvalidValue),
+            1 => refused(Refusal::InvalidValue),
+            101 => refused(Refusal::UnknownDevice),
+            201 => refused(Refusal::UnknownContext),
             2 => Err(DriverError::OutOfMemory { verb, wanted: size }),
             // The call needs a newer driver, or is not supported.
-            36 | 217 | 801 | u32::MAX => Err(DriverError::Unsupported { verb }),
-            208 => refused(Refusal::AlreadyMapped),
+            code @ (36 | 217 | 801) => Err(DriverError::Unsupported { verb, code }),
+            u32::MAX => Err(DriverError::Unsupported { verb, code: DriverError::UNSUPPORTED }),
+            208 if verb != Verb::HostRegister => refused(Refusal::AlreadyMapped),
             211 => refused(Refusal::NotMapped),
-            // Invalid handle, not found.
-            400 | 500 => refused(Refusal::UnknownHandle),
+            400 => refused(Refusal::UnknownHandle),
+            500 => refused(Refusal::NotFound),
             600 => Err(DriverError::NotReady { verb }),
             705 => refused(Refusal::NoPeerAccess),
-            712 => refused(Refusal::AlreadyMapped),
+            712 if verb == Verb::HostRegister => refused(Refusal::AlreadyMapped),
             713 => refused(Refusal::NotRegistered),
             907 => refused(Refusal::CapturedEvent),
-            900..=906 | 908 => Err(DriverError::Capturing { verb }),
+            code @ (900..=906 | 908) => Err(DriverError::Capturing { verb, code }),
             // Deinitialised; uncorrectable ECC and NVLink errors, and contained ones; illegal address, launch
             // timeout, destroyed context, assert; stack error, illegal instruction, misaligned address, address
             // space, program counter, launch failure; leaked tensor memory; external device.
@@ -70,6 +72,20 @@ mod tests {
         assert!(matches!(of(700), Err(DriverError::Sticky { code: 700, .. })));
         assert!(matches!(of(719), Err(DriverError::Sticky { code: 719, .. })));
         assert!(matches!(of(12345), Err(DriverError::Failed { code: 12345, .. })));
-        assert!(matches!(Code::MISSING.of(Verb::Copy), Err(DriverError::Unsupported { verb: Verb::Copy })));
+        assert!(matches!(
+            Code::MISSING.of(Verb::Copy),
+            Err(DriverError::Unsupported { verb: Verb::Copy, .. })
+        ));
+    }
+
+    #[test]
+    fn the_drivers_number_is_never_lost() {
+        for verb in [Verb::Copy, Verb::Map, Verb::HostRegister, Verb::PointerAttributes] {
+            for number in 1..=1000 {
+                let error = Code(number).at(verb, Address(7), Bytes::mib(2)).unwrap_err();
+                assert_eq!(error.code(), Some(number), "{verb}: {error}");
+            }
+        }
+        assert_eq!(Code::MISSING.of(Verb::Copy).unwrap_err().code(), Some(801));
     }
 }

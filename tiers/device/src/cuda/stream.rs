@@ -76,7 +76,9 @@ pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<Stream
     if !is_legacy(stream) && capture_here(cuda, stream, Verb::StreamId)? != CaptureState::None {
         // The question would break the capture.
         return match stream {
-            Stream::PER_THREAD => Err(DriverError::Capturing { verb: Verb::StreamId }),
+            Stream::PER_THREAD => {
+                Err(DriverError::Capturing { verb: Verb::StreamId, code: DriverError::CAPTURING })
+            }
             Stream(handle) => Ok(StreamId(STAND_IN | handle & !(0xff << 56) ^ own)),
         };
     }

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   call ──► rules ──► answered with an error        the driver below never sees it
-//!                 └──► accepted, and its device lost  ··· the stream comes to it ···►  every call on the device
-//!                      (bytes: none, or half)             other devices go on          answers the error
+//!                 ├──► accepted, and its device lost  ··· the stream comes to it ···►  every call on the device
+//!                 │    (bytes: none, or half)             other devices go on          answers the error
+//!                 └──► accepted, and done by half: nobody is told
 //! ```
 //!
 //! Invariants: a call that answers an injected error was not made, but for what destroys: that is destroyed below too. A
@@ -114,7 +115,7 @@ impl Faults {
                 }
                 return Err(DriverError::Sticky { verb: call.verb, code });
             }
-            Judged::Pass => {}
+            Judged::Pass | Judged::Shorten(_) => {}
         }
         let answer = verb(&*self.inner);
         if tells(call.verb) {
@@ -136,6 +137,8 @@ impl Faults {
         let Some(device) = call.device else { return make(&*self.inner, Part::All) };
         match self.judge(call.verb) {
             Judged::Answer(error) => Err(error.of(&call)),
+            Judged::Shorten(Part::Nothing) => Ok(()),
+            Judged::Shorten(part) => make(&*self.inner, part),
             Judged::Pass if !self.losses.is_doomed(device) => make(&*self.inner, Part::All),
             judged => {
                 if let Judged::Lose(part, code) = judged {
@@ -208,6 +211,12 @@ impl Driver for Faults {
             // SAFETY: the caller's promise is passed on, for a part of the range.
             unsafe { driver.copy(device, part.of_copy(&request), stream) }
         })
+    }
+
+    unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()> {
+        let device = self.inner.stream_device(stream)?;
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.copy(device, request, stream) }
     }
 
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {

@@ -54,6 +54,10 @@ pub enum Injected {
     Lost(u32),
     /// The first half of each of its ranges arrives (of a kernel, which cannot be cut: all), and its device is lost.
     Damaged(u32),
+
+    /// The first half of each of its ranges arrives (of a kernel, which cannot be cut: nothing), and nobody is told: what a machine
+    /// does that loses bytes. Of a verb that is no work of a stream nothing is changed.
+    Short,
 }
 
 /// What a call is to do.
@@ -65,6 +69,8 @@ pub(super) enum Judged {
     Answer(Injected),
     /// Answer as if it was done, do so much of it, and lose its device.
     Lose(Part, u32),
+    /// Answer as if it was done, and do so much of it.
+    Shorten(Part),
 }
 
 /// How much of the work reaches memory.
@@ -99,6 +105,10 @@ impl Rule {
         match self.fault.error {
             Injected::Lost(code) => Judged::Lose(Part::Nothing, code),
             Injected::Damaged(code) => Judged::Lose(Part::Half, code),
+            Injected::Short => {
+                let part = if verb == Verb::Launch { Part::Nothing } else { Part::Half };
+                Judged::Shorten(part)
+            }
             error => Judged::Answer(error),
         }
     }
@@ -127,15 +137,17 @@ impl Injected {
     pub(super) fn of(self, call: &Call) -> DriverError {
         let verb = call.verb;
         match self {
-            Injected::Unsupported => DriverError::Unsupported { verb },
+            Injected::Unsupported => DriverError::Unsupported { verb, code: DriverError::UNSUPPORTED },
             Injected::NotReady => DriverError::NotReady { verb },
             Injected::OutOfMemory => DriverError::OutOfMemory { verb, wanted: call.size },
-            Injected::Capturing => DriverError::Capturing { verb },
+            Injected::Capturing => DriverError::Capturing { verb, code: DriverError::CAPTURING },
             Injected::Refused(reason) => DriverError::Refused { verb, address: call.start, reason },
             Injected::Sticky(code) | Injected::Lost(code) | Injected::Damaged(code) => {
                 DriverError::Sticky { verb, code }
             }
             Injected::Failed(code) => DriverError::Failed { verb, code },
+            // Never answered.
+            Injected::Short => DriverError::Failed { verb, code: 999 },
         }
     }
 }

@@ -106,6 +106,7 @@ impl Driver for Recorder {
     delegate!(memory);
     delegate!(work);
     delegate!(bytes);
+    delegate!(copy_on);
     delegate!(streams);
     delegate!(completion);
     delegate!(contexts);

@@ -42,7 +42,7 @@ impl Denial {
             Denial::NoSuchDevice { device, count } => DriverError::NoSuchDevice { device, count },
             Denial::ContextInUse(device, living) => DriverError::ContextInUse { device, living },
             Denial::NotReady => DriverError::NotReady { verb },
-            Denial::Capturing => DriverError::Capturing { verb },
+            Denial::Capturing => DriverError::Capturing { verb, code: DriverError::CAPTURING },
             Denial::Lost(code) => DriverError::Sticky { verb, code },
             Denial::Failed(code) => DriverError::Failed { verb, code },
             Denial::Os(source) => DriverError::Os { verb, source },

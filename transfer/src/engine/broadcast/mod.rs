@@ -131,7 +131,7 @@ impl Engine {
         let rates: SmallVec<[f64; 8]> = sources.iter().map(|source| source.rate).collect();
         let slices = Slices::new(cast.from.size(), &rates);
         let mut fork = Fork::begin(self, lease, state, cast.on, mark);
-        let turn = self.turn(cast.priority, Direction::ToGpu);
+        let turn = self.turn(cast.priority, Direction::ToGpu, cast.from.size());
         fork.take(turn, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.

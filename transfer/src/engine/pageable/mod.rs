@@ -129,7 +129,7 @@ impl Engine {
         // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
         let mut turn = match priority {
             Priority::Background => Turn::alone(),
-            priority => self.turn(priority, direction),
+            priority => self.turn(priority, direction, to.size()),
         };
         turn.shut_now(paths.iter().copied());
         let job = Arc::new(Job::new(&self.relays, station, (to, from), (target, direction), paths));

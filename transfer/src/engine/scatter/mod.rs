@@ -189,7 +189,7 @@ impl Engine {
                     continue;
                 }
                 let mut fork = Fork::begin(self, lease, state, list.on, mark);
-                let turn = self.turn(list.priority, spread.direction);
+                let turn = self.turn(list.priority, spread.direction, spread.group.size);
                 let spread = Spread { most: spread.most.min(turn.slice()), ..*spread };
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();

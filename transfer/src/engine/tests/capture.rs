@@ -9,7 +9,12 @@ use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
 use crate::graph::Direction;
-use crate::{CopyOptions, UserStream};
+use crate::{CopyOptions, EngineOptions, UserStream};
+
+/// A server whose engine splits captured copies.
+fn split_bed() -> Bed {
+    Bed::with("h200x4", EngineOptions { graphs: true, ..EngineOptions::default() })
+}
 
 const UNWAITED: CopyOptions = CopyOptions { priority: crate::Priority::Normal, verify: false, waited: false };
 
@@ -34,7 +39,7 @@ fn paint(bed: &Bed, on: &OwnedStream, span: &Span, byte: u8) {
 #[test]
 fn a_replay_copies_what_is_there_then() {
     for mapped in [true, false] {
-        let bed = Bed::new("h200x4");
+        let bed = split_bed();
         let stream = bed.stream(GPU);
         let on = bed.user(GPU, stream.id());
         let size = Bytes::new((16 << 20) + 12_345);
@@ -68,6 +73,31 @@ fn a_replay_copies_what_is_there_then() {
     }
 }
 
+/// A graph that has nodes of several GPUs cannot be launched from a GPU: that is asked for, never assumed.
+#[test]
+fn a_captured_copy_is_the_drivers_one_node_unless_asked() {
+    for graphs in [false, true] {
+        let bed = Bed::with("h200x4", EngineOptions { graphs, ..EngineOptions::default() });
+        let stream = bed.stream(GPU);
+        let on = bed.user(GPU, stream.id());
+        for size in [Bytes::mib(4), Bytes::mib(64)] {
+            let (kept, host) = (bed.mapped(GPU, size), bed.pinned(size, 1));
+            let host_span = Span::pinned(&host, Bytes::ZERO, size).unwrap();
+            let gpu = kept.span(Bytes::ZERO, size).unwrap();
+            for direction in Direction::BOTH {
+                let (to, from) = ends(direction, &host_span, &gpu);
+                let graph = capture(&bed, to, from, on).unwrap();
+                assert_eq!(graph.operations() == 1, !graphs, "{size} {direction:?}");
+                bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
+                bed.wait(on);
+                assert!(bed.read(&gpu) == host.as_slice());
+            }
+        }
+        drop(stream);
+        bed.end_with(if graphs { 3 } else { 0 });
+    }
+}
+
 /// A copy in a capture of its own.
 fn capture(
     bed: &Bed,
@@ -82,7 +112,7 @@ fn capture(
 
 #[test]
 fn captures_come_one_after_another_and_beside_each_other() {
-    let bed = Bed::new("h200x4");
+    let bed = split_bed();
     let size = Bytes::mib(4);
     let kept = bed.mapped(GPU, size);
     let gpu = kept.span(Bytes::ZERO, size).unwrap();
@@ -118,7 +148,7 @@ fn captures_come_one_after_another_and_beside_each_other() {
 
 #[test]
 fn a_stream_of_another_gpu_records_copies_too() {
-    let bed = Bed::new("h200x4");
+    let bed = split_bed();
     let other = glake_device::DeviceId(2);
     let stream = bed.stream(other);
     let on = bed.user(other, stream.id());
@@ -138,7 +168,7 @@ fn a_stream_of_another_gpu_records_copies_too() {
 
 #[test]
 fn a_replay_uses_every_link() {
-    let bed = Bed::new("h200x4");
+    let bed = split_bed();
     let stream = bed.stream(GPU);
     let on = bed.user(GPU, stream.id());
     for (size, least) in [(Bytes::mib(16), 2.0), (Bytes::mib(64), 2.5)] {
@@ -169,7 +199,7 @@ fn a_replay_uses_every_link() {
 fn every_call_may_fail_once() {
     for verb in [Verb::Launch, Verb::EventRecord, Verb::StreamWaitEvent, Verb::CaptureState, Verb::Copy] {
         for n in 1.. {
-            let bed = Bed::new("h200x4");
+            let bed = split_bed();
             let stream = bed.stream(GPU);
             let on = bed.user(GPU, stream.id());
             let size = Bytes::mib(6);

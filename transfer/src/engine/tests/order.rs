@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use glake_device::owned::{OwnedStream, Span};
-use glake_device::{Driver, Touch};
+use glake_device::{Driver, Fault, Injected, Stream, Touch, Verb, When};
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU};
@@ -183,5 +183,28 @@ fn streams_of_several_threads_copy_at_once() {
         }
     });
     assert_eq!(bed.engine().statistics().lost_copies, 0);
+    bed.end();
+}
+
+/// Where the end of a copy cannot be marked its handle waits for more than the copy: never for less, whichever thread waits.
+#[test]
+fn a_handle_without_a_mark_waits_for_the_copying_threads_own_stream() {
+    let bed = Bed::new("h200x4");
+    let size = Bytes::kib(64);
+    let (gpu, host) = (bed.mapped(GPU, size), bed.pinned(size, 3));
+    let (to, from) = (gpu.span(Bytes::ZERO, size).unwrap(), Span::pinned(&host, Bytes::ZERO, size).unwrap());
+    for raw in [Stream::PER_THREAD, Stream(0)] {
+        let on = bed.user(GPU, raw);
+        let (took, touched) = (Duration::from_millis(1), [Touch { address: to.start(), size }]);
+        bed.sim.enqueue_kernel(GPU, raw, &[], &touched, took, |_| {}).unwrap();
+        let faults =
+            [Fault { verb: Some(Verb::EventRecord), when: When::From(1), error: Injected::NotReady }];
+        bed.faults.set(&faults);
+        let handle = bed.engine().copy(&to, &from, on, CopyOptions::default()).unwrap();
+        bed.faults.set(&[]);
+        std::thread::scope(|scope| scope.spawn(|| handle.wait().unwrap()).join().unwrap());
+        assert!(bed.read(&to) == host.as_slice(), "{raw:?}");
+    }
+    drop((gpu, host, to, from));
     bed.end();
 }

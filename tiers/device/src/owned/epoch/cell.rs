@@ -74,7 +74,7 @@ impl<'a> Quiet<'a> {
         let captures = epochs.captures.write();
         let bit = DeviceSet::of(device).bits();
         if *captures > 0 {
-            return Err(DriverError::Capturing { verb });
+            return Err(DriverError::Capturing { verb, code: DriverError::CAPTURING });
         }
         match epochs.quiet.fetch_or(bit, Ordering::Relaxed) & bit {
             0 => Ok(Quiet { epochs, device }),

@@ -134,7 +134,10 @@ impl Epochs {
     pub fn record(self: &Arc<Self>, devices: DeviceSet) -> Result<Epoch> {
         let captures = self.captures.read();
         if *captures > 0 {
-            return Err(DriverError::Capturing { verb: Verb::EventRecordContext });
+            return Err(DriverError::Capturing {
+                verb: Verb::EventRecordContext,
+                code: DriverError::CAPTURING,
+            });
         }
         let sequence = self.advance();
         let mut epoch = Epoch { epochs: self.clone(), sequence, devices, pending: Vec::new() };
@@ -271,7 +274,7 @@ impl Epochs {
         streams.push(Stream::LEGACY);
         for stream in streams {
             if self.driver.capture_state(device, stream)? != CaptureState::None {
-                return Err(DriverError::Capturing { verb: Verb::EventRecord });
+                return Err(DriverError::Capturing { verb: Verb::EventRecord, code: DriverError::CAPTURING });
             }
             let cell = self.cell(device)?;
             let recorded = cell.with(|event| event.record(stream));

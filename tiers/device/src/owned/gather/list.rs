@@ -1,8 +1,10 @@
 //! A list of blocks in pinned memory, which a kernel reads.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
 
 use glake_units::Bytes;
+use parking_lot::Mutex;
 
 use super::super::{Epochs, OwnedEvent, Pages, Piece, Registration, Side};
 use crate::{
@@ -42,6 +44,8 @@ impl Reach {
 /// Small blocks that one launch copies, in no order among themselves. It is its holder's alone until it is launched.
 #[derive(Debug)]
 pub struct BlockList {
+    /// Where it goes back to when it is dropped; nowhere, where it must not be used again.
+    pub(super) home: Weak<Mutex<Lists>>,
     /// Where the entries of all lists lie.
     memory: Arc<Registration>,
     entries: Address,
@@ -49,7 +53,32 @@ pub struct BlockList {
     size: Bytes,
     pub(super) reach: Reach,
     /// Recorded after each launch: once it has passed, nothing reads the entries.
-    pub(super) done: OwnedEvent,
+    pub(super) done: Arc<OwnedEvent>,
+}
+
+/// The lists of a GPU.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    pub(super) idle: Vec<BlockList>,
+    /// The one launched first comes first.
+    pub(super) launched: VecDeque<BlockList>,
+}
+
+/// A list that was taken and not launched is idle again, whatever happened in between: there are few, and none is made later.
+impl Drop for BlockList {
+    fn drop(&mut self) {
+        let Some(home) = self.home.upgrade() else { return };
+        let list = BlockList {
+            home: self.home.clone(),
+            memory: self.memory.clone(),
+            entries: self.entries,
+            count: 0,
+            size: Bytes::ZERO,
+            reach: self.reach,
+            done: self.done.clone(),
+        };
+        home.lock().idle.push(list);
+    }
 }
 
 impl BlockList {
@@ -59,12 +88,14 @@ impl BlockList {
         (0..memory.size().get() / LIST)
             .map(|index| {
                 Ok(BlockList {
+                    // Of nobody yet: who has all of them says where they belong.
+                    home: Weak::new(),
                     entries: Address(memory.start().0 + index * LIST),
                     memory: memory.clone(),
                     count: 0,
                     size: Bytes::ZERO,
                     reach,
-                    done: OwnedEvent::new(epochs.driver(), reach.device, EventKind::Plain)?,
+                    done: Arc::new(OwnedEvent::new(epochs.driver(), reach.device, EventKind::Plain)?),
                 })
             })
             .collect()

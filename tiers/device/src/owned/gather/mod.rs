@@ -9,12 +9,12 @@
 //! Invariants:
 //! - A kernel touches nothing but memory of the spans that were given for it, all of which its GPU reaches.
 //! - A list is written only while no kernel reads it: its holder has it alone, and launching takes it.
+//! - A list that was taken is launched, or idle again when its holder lets go of it.
 
 mod list;
 
-use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use glake_units::Bytes;
 use parking_lot::Mutex;
@@ -25,7 +25,7 @@ use crate::{
     Refusal, Result, Stream, Touch, Touched,
 };
 pub use list::BlockList;
-use list::{Reach, VERB, host};
+use list::{Lists, Reach, VERB, host};
 
 const SOURCE: ModuleSource = ModuleSource {
     ptx: include_str!("gather.ptx"),
@@ -50,16 +50,9 @@ pub struct Gather {
     copy: Kernel,
     /// Whether a graph holds a launch: its code must stay.
     captured: AtomicBool,
-    lists: Mutex<Lists>,
+    lists: Arc<Mutex<Lists>>,
     /// What all lists take of the host's memory.
     pinned: Bytes,
-}
-
-#[derive(Debug, Default)]
-struct Lists {
-    idle: Vec<BlockList>,
-    /// The one launched first comes first.
-    launched: VecDeque<BlockList>,
 }
 
 impl Gather {
@@ -78,14 +71,15 @@ impl Gather {
             gather: Kernel(0),
             copy: Kernel(0),
             captured: AtomicBool::new(false),
-            lists: Mutex::default(),
+            lists: Arc::default(),
             pinned: Bytes::ZERO,
         };
         gather.gather = driver.kernel_find(device, module, "glake_gather")?;
         gather.copy = driver.kernel_find(device, module, "glake_copy")?;
-        let lists = BlockList::several(epochs, gather.reach(), lists)?;
+        let mut lists = BlockList::several(epochs, gather.reach(), lists)?;
+        lists.iter_mut().for_each(|list| list.home = Arc::downgrade(&gather.lists));
         gather.pinned = lists.first().map_or(Bytes::ZERO, BlockList::memory);
-        gather.lists.get_mut().idle = lists;
+        gather.lists.lock().idle = lists;
         Ok(gather)
     }
 
@@ -109,7 +103,7 @@ impl Gather {
         self.reach().holds(side)
     }
 
-    /// An empty list; `None` while all are under way, or with others.
+    /// An empty list; `None` while all are under way, or with others. One that is dropped without a launch is idle again.
     ///
     /// # Errors
     /// What the driver answers to whether a list's launch has run.
@@ -139,20 +133,20 @@ impl Gather {
     /// # Errors
     /// What the driver answers; [`DriverError::Capturing`] on a stream that records a graph, which would outlive the list.
     /// Nothing is enqueued then.
-    pub fn gather(&self, stream: Stream, list: BlockList) -> Result<()> {
+    pub fn gather(&self, stream: Stream, mut list: BlockList) -> Result<()> {
         let launched = match self.epochs.driver().capture_state(self.device, stream) {
             _ if list.count() == 0 => Ok(()),
             Ok(CaptureState::None) => self.launch_list(stream, &list),
-            Ok(_) => Err(DriverError::Capturing { verb: VERB }),
+            Ok(_) => Err(DriverError::Capturing { verb: VERB, code: DriverError::CAPTURING }),
             Err(error) => Err(error),
         };
         if launched.is_err() || list.count() == 0 {
-            self.lists.lock().idle.push(list);
             return launched;
         }
         // A list whose end cannot be marked is not used again: its memory stays until all work is done.
-        if list.done.record(stream).or_else(|_| list.done.record(stream)).is_ok() {
-            self.lists.lock().launched.push_back(list);
+        match list.done.record(stream).or_else(|_| list.done.record(stream)) {
+            Ok(()) => self.lists.lock().launched.push_back(list),
+            Err(_) => list.home = Weak::new(),
         }
         Ok(())
     }

@@ -201,3 +201,35 @@ fn bytes_go_over_the_link_of_the_gpu_that_runs_the_kernel() {
         assert!((45.0..50.0).contains(&rate), "{rate} GB/s: each has a link of its own");
     }
 }
+
+#[test]
+fn a_list_that_is_not_launched_is_idle_again() {
+    let ground = ground();
+    let (pinned, buffer) = ground.memory(Bytes::mib(2));
+    let (host, gpu) = whole(&pinned, &buffer);
+    let gather = Gather::new(&ground.epochs, RELAY, Bytes::ZERO).unwrap();
+    let block = CopyRequest { to: gpu.start(), from: host.start(), size: Bytes::kib(16) };
+    let count = || {
+        let lists: Vec<BlockList> = std::iter::from_fn(|| gather.list().unwrap()).collect();
+        lists.len()
+    };
+    let all = count();
+    assert!(all > 0);
+    for _ in 0..3 * all {
+        let mut list = gather.list().unwrap().unwrap();
+        push(&mut list, block, &gpu, &host).unwrap();
+        // What its GPU does not reach is refused, and who meets that lets go of the list.
+        let plain = ground.sim.plain_alloc(OWNER, Bytes::mib(2)).unwrap();
+        let own = ground.sim.span(plain, Bytes::mib(2), DeviceSet::of(OWNER)).unwrap();
+        let refused = CopyRequest { to: own.start(), ..block };
+        assert!(push(&mut list, refused, &own, &host).is_err());
+        drop(list);
+        ground.sim.plain_free(plain).unwrap();
+    }
+    assert_eq!(count(), all);
+    // One that outlives its kernels goes nowhere.
+    let list = gather.list().unwrap().unwrap();
+    drop(gather);
+    drop((list, host, gpu, pinned, buffer));
+    assert_eq!(ground.sim.census(), Census::default());
+}

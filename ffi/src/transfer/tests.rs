@@ -1,0 +1,283 @@
+//! Copies over a driver that does some of them by half: what is waited for and compared is right, whatever way it went.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::owned::{Epochs, Pages, Registration};
+use glake_device::{
+    Address, CopyRequest, DeviceId, Driver, Fault, Faults, Injected, Refusal, Stream, Verb, When,
+};
+use glake_runtime::config::{Environment, Sources};
+use glake_runtime::process::Process;
+use glake_transfer::graph::Direction;
+use glake_units::Bytes;
+
+use super::make;
+use super::{
+    Asked, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_NOW, GLAKE_COPY_PTDS,
+    GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY,
+};
+use crate::status::GLAKE_INVALID;
+
+const SIZE: u64 = 6 << 20;
+
+/// A process whose driver fails by rule.
+struct Bed {
+    faults: Arc<Faults>,
+    process: Process,
+}
+
+/// Each way that a copy can take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    ToGpu,
+    FromGpu,
+    Pageable,
+    Small,
+    Direct,
+    BetweenGpus,
+    WithinGpu,
+    List,
+    FewLarge,
+    ToAll,
+}
+
+const FORMS: [Form; 10] = [
+    Form::ToGpu,
+    Form::FromGpu,
+    Form::Pageable,
+    Form::Small,
+    Form::Direct,
+    Form::BetweenGpus,
+    Form::WithinGpu,
+    Form::List,
+    Form::FewLarge,
+    Form::ToAll,
+];
+
+impl Bed {
+    fn new(settings: &str) -> Bed {
+        let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
+        let sources = Sources { environment, ..Sources::default() }.with_overrides("test", settings).unwrap();
+        let mut faults = None;
+        let process = Process::start_on(sources.load().unwrap(), |driver| {
+            let around = Arc::new(Faults::new(driver));
+            faults = Some(around.clone());
+            around
+        });
+        let (process, faults) = (process.unwrap(), faults.unwrap());
+        process.multi_path(true).unwrap();
+        while !process.has_relays().unwrap() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Bed { faults, process }
+    }
+
+    fn fill(&self, device: u32, at: Address, seed: u8) {
+        // SAFETY: blocks of this size, which nothing uses now.
+        unsafe { self.process.driver().write_now(DeviceId(device), at, &pattern(seed)) }.unwrap();
+    }
+
+    fn read(&self, device: u32, at: Address) -> Vec<u8> {
+        let mut bytes = vec![0; SIZE as usize];
+        self.process.driver().read_now(DeviceId(device), at, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Makes copies of a form; whether every byte arrived.
+    fn copy(&self, form: Form, flags: u32, faults: &[Fault]) -> Result<bool, i32> {
+        let process = &self.process;
+        let epochs = Epochs::new(self.faults.clone() as Arc<dyn Driver>);
+        let mut host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
+        let mut pageable = vec![0_u8; SIZE as usize];
+        let gpus = [0, 1, 0].map(|device| process.malloc(device, Bytes::new(SIZE), Stream(0)).unwrap());
+        let whole = |to, from| CopyRequest { to, from, size: Bytes::new(SIZE) };
+        let blocks = |to: Address, from: Address, size: u64| -> Vec<CopyRequest> {
+            let at = |start: Address, offset: u64| Address(start.0 + offset);
+            let offsets = (0..SIZE).step_by(size as usize);
+            offsets
+                .map(|offset| CopyRequest {
+                    to: at(to, offset),
+                    from: at(from, offset),
+                    size: Bytes::new(size),
+                })
+                .collect()
+        };
+        host.as_mut_slice()[..SIZE as usize].copy_from_slice(&pattern(1));
+        pageable.copy_from_slice(&pattern(1));
+        gpus.iter().zip([0, 1, 0]).for_each(|(at, device)| self.fill(device, *at, 2));
+        let (pinned, own) = (host.start(), Address(pageable.as_mut_ptr() as u64));
+        let asked = Asked::of(std::ptr::null_mut::<c_void>(), flags).unwrap();
+        self.faults.set(faults);
+        // SAFETY: all of it lives until the copies are done, and nothing else touches it.
+        let done = unsafe {
+            match form {
+                Form::ToGpu => make::copy(process, whole(gpus[0], pinned), asked, false),
+                Form::FromGpu => make::copy(process, whole(pinned, gpus[0]), asked, false),
+                Form::Pageable => make::copy(process, whole(gpus[0], own), asked, false),
+                Form::Small => blocks(gpus[0], pinned, 128 << 10)
+                    .into_iter()
+                    .try_fold(0, |_, request| make::copy(process, request, asked, false)),
+                Form::Direct => {
+                    let flags = flags | GLAKE_COPY_DIRECT;
+                    let asked = Asked::of(std::ptr::null_mut::<c_void>(), flags).unwrap();
+                    make::copy(process, whole(gpus[0], pinned), asked, false)
+                }
+                Form::BetweenGpus => {
+                    self.fill(1, gpus[1], 1);
+                    make::copy(process, whole(gpus[0], gpus[1]), asked, false)
+                }
+                Form::WithinGpu => {
+                    self.fill(0, gpus[2], 1);
+                    make::copy(process, whole(gpus[0], gpus[2]), asked, false)
+                }
+                Form::List => make::copy_list(process, &blocks(gpus[0], pinned, 16 << 10), asked, false),
+                Form::FewLarge => make::copy_list(process, &blocks(gpus[0], pinned, 1 << 20), asked, false),
+                Form::ToAll => make::copy_to_all(
+                    process,
+                    &[whole(gpus[0], pinned), whole(gpus[1], pinned)],
+                    asked,
+                    false,
+                ),
+            }
+        };
+        self.faults.set(&[]);
+        let length = SIZE as usize;
+        let equal = match form {
+            Form::FromGpu => host.as_slice()[..length] == pattern(2),
+            Form::ToAll => self.read(0, gpus[0]) == pattern(1) && self.read(1, gpus[1]) == pattern(1),
+            _ => self.read(0, gpus[0]) == pattern(1),
+        };
+        gpus.into_iter().for_each(|at| process.free(at).unwrap());
+        done.map(|_| equal).map_err(|failure| failure.status)
+    }
+}
+
+fn pattern(seed: u8) -> Vec<u8> {
+    (0..SIZE).map(|at| (at % 251) as u8 ^ (at >> 12) as u8 ^ seed.wrapping_mul(59)).collect()
+}
+
+fn short(verb: Verb, when: When) -> Fault {
+    Fault { verb: Some(verb), when, error: Injected::Short }
+}
+
+#[test]
+fn every_copy_that_is_waited_for_is_compared_whatever_way_it_went() {
+    let bed = Bed::new("");
+    for form in FORMS {
+        let mut hurt = 0;
+        for (verb, n) in
+            [(Verb::Copy, 1), (Verb::Copy, 3), (Verb::CopyBatch, 1), (Verb::Launch, 1), (Verb::Launch, 2)]
+        {
+            let faults = [short(verb, When::Nth(n))];
+            hurt += u32::from(!bed.copy(form, GLAKE_COPY_NOW, &faults).unwrap());
+            let verified = bed.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults).unwrap();
+            assert!(verified, "{form:?}: call {n} of {verb}");
+        }
+        assert!(hurt > 0, "{form:?}: nothing was lost, so that nothing was tested");
+    }
+}
+
+#[test]
+fn what_differs_after_a_second_copy_too_is_an_error() {
+    let bed = Bed::new("");
+    for form in [Form::ToGpu, Form::Small, Form::Direct, Form::List, Form::FewLarge, Form::ToAll] {
+        let faults = [short(Verb::Copy, When::From(1)), short(Verb::CopyBatch, When::From(1))];
+        let faults = [faults[0], faults[1], short(Verb::Launch, When::From(1))];
+        let answer = bed.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults);
+        assert_eq!(answer, Err(crate::status::GLAKE_DRIVER), "{form:?}");
+    }
+}
+
+#[test]
+fn the_configuration_asks_for_all_of_it_too() {
+    let bed = Bed::new("transfer.verify = true");
+    for form in [Form::Direct, Form::WithinGpu, Form::List, Form::ToAll] {
+        for verb in [Verb::Copy, Verb::CopyBatch, Verb::Launch] {
+            assert_eq!(
+                bed.copy(form, GLAKE_COPY_NOW, &[short(verb, When::Nth(1))]),
+                Ok(true),
+                "{form:?} {verb}"
+            );
+        }
+    }
+}
+
+/// What `glake_copy_try` does of a copy to a GPU: taken or not, or the driver's number.
+fn tried(bed: &Bed, way: Option<Direction>, back: bool, faults: &[Fault]) -> Result<bool, Option<i32>> {
+    let process = &bed.process;
+    let epochs = Epochs::new(bed.faults.clone() as Arc<dyn Driver>);
+    let host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
+    let gpu = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
+    let (to, from) = if back { (host.start(), gpu) } else { (gpu, host.start()) };
+    let asked = Asked::of(std::ptr::null_mut::<c_void>(), GLAKE_COPY_NOW).unwrap();
+    bed.faults.set(faults);
+    let request = CopyRequest { to, from, size: Bytes::new(SIZE) };
+    // SAFETY: both live until the copy is done, and nothing else touches them.
+    let taken = unsafe { make::attempt(process, request, asked, way) };
+    bed.faults.set(&[]);
+    process.synchronize(Some(0), Stream(0)).unwrap();
+    process.free(gpu).unwrap();
+    taken.map_err(|failure| failure.driver_error())
+}
+
+#[test]
+fn a_copy_the_other_way_round_is_left_to_the_driver() {
+    let bed = Bed::new("");
+    for back in [false, true] {
+        let (own, other) = match back {
+            false => (Direction::ToGpu, Direction::FromGpu),
+            true => (Direction::FromGpu, Direction::ToGpu),
+        };
+        for (way, taken) in [(None, true), (Some(own), true), (Some(other), false)] {
+            assert_eq!(tried(&bed, way, back, &[]), Ok(taken), "{way:?} {back}");
+        }
+    }
+    for flags in [GLAKE_COPY_TO_GPU, GLAKE_COPY_FROM_GPU, GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU] {
+        let stream = std::ptr::null_mut::<c_void>();
+        assert_eq!(Asked::of(stream, flags).unwrap_err().status, GLAKE_INVALID, "of glake_copy_try alone");
+        assert_eq!(Asked::tried(stream, flags).is_ok(), flags != (GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU));
+    }
+}
+
+#[test]
+fn what_is_refused_before_it_is_enqueued_is_left_to_the_driver_and_later_its_number_is_told() {
+    let bed = Bed::new("");
+    let fault = |verb, error| [Fault { verb: Some(verb), when: When::From(1), error }];
+    let errors = [
+        (Injected::Refused(Refusal::InvalidValue), 1),
+        (Injected::Refused(Refusal::UnknownHandle), 400),
+        (Injected::OutOfMemory, 2),
+        (Injected::NotReady, 600),
+        (Injected::Capturing, 900),
+        (Injected::Unsupported, 801),
+        (Injected::Refused(Refusal::NoPeerAccess), 705),
+        (Injected::Failed(46), 46),
+    ];
+    for (error, number) in errors {
+        for verb in [Verb::StreamDevice, Verb::CaptureState, Verb::PointerAttributes] {
+            assert_eq!(tried(&bed, None, false, &fault(verb, error)), Ok(false), "{verb} {error:?}");
+        }
+        let refused = tried(&bed, None, false, &fault(Verb::Copy, error));
+        assert_eq!(refused, Err(Some(-number)), "{error:?}");
+    }
+}
+
+#[test]
+fn default_streams_are_those_of_the_device_that_is_named() {
+    let bed = Bed::new("");
+    let process = &bed.process;
+    let device = |flags| {
+        let asked = Asked::of(std::ptr::null_mut::<c_void>(), flags).unwrap();
+        process.with_default_of(asked.device, || process.stream_device(asked.stream).unwrap())
+    };
+    assert_eq!(device(0).unwrap(), DeviceId(0));
+    for number in 0..4 {
+        for ptds in [0, GLAKE_COPY_PTDS] {
+            assert_eq!(device(ptds | (number + 1) * GLAKE_COPY_DEVICE).unwrap(), DeviceId(number));
+        }
+    }
+    assert!(device(5 * GLAKE_COPY_DEVICE).is_err());
+    assert_eq!(device(0).unwrap(), DeviceId(0), "said for one call");
+}
