@@ -30,6 +30,12 @@ impl Drop for Back {
     }
 }
 
+/// Whose stream a default handle is meant to be, where a call says so.
+fn default_of(raw: Stream) -> Option<DeviceId> {
+    let is_default = matches!(raw, Stream(0) | Stream::LEGACY | Stream::PER_THREAD);
+    DEFAULT_OF.get().filter(|_| is_default)
+}
+
 /// Copies that were none for the engine.
 #[derive(Debug, Default)]
 pub(super) struct NativeCopies {
@@ -86,8 +92,7 @@ impl Process {
     /// # Errors
     /// What the driver answers.
     pub fn stream_device(&self, raw: Stream) -> Result<DeviceId> {
-        let is_default = matches!(raw, Stream(0) | Stream::LEGACY | Stream::PER_THREAD);
-        match DEFAULT_OF.get().filter(|_| is_default) {
+        match default_of(raw) {
             Some(device) => Ok(device),
             None => Ok(self.driver.stream_device(raw)?),
         }
@@ -111,6 +116,9 @@ impl Process {
     /// What the driver answers.
     #[inline]
     pub fn primary_of(&self, raw: Stream) -> Result<Option<DeviceId>> {
+        if let Some(device) = default_of(raw) {
+            return Ok(Some(device));
+        }
         let primary = self.driver.primary_of(raw)?;
         if primary.is_none()
             && let (Some(engine), Ok(device)) = (self.starter.engine.made(), self.driver.stream_device(raw))
