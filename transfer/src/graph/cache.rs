@@ -232,7 +232,7 @@ mod tests {
             assert_ne!(other.file_name(), key().file_name());
             assert!(matches!(decode(&other, &text), Err(TransferError::CacheOfOthers)));
         }
-        assert_eq!(key().file_name(), "76df15a646bf3ce8.toml", "stable over builds");
+        assert_eq!(key().file_name(), "e5d770378f9563c5.toml", "stable over builds");
     }
 
     #[test]

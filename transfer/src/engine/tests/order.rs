@@ -203,7 +203,7 @@ fn a_handle_without_a_mark_waits_for_the_copying_threads_own_stream() {
         let handle = bed.engine().copy(&to, &from, on, CopyOptions::default()).unwrap();
         bed.faults.set(&[]);
         std::thread::scope(|scope| scope.spawn(|| handle.wait().unwrap()).join().unwrap());
-        assert!(bed.read(&to) == host.as_slice(), "{raw:?}");
+        assert!(bed.read(&to) == host.as_slice()[..64 << 10], "{raw:?}");
     }
     drop((gpu, host, to, from));
     bed.end();
