@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs};
+use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream};
 use glake_device::sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_device::topology::Topology;
 use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder};
@@ -106,6 +106,8 @@ impl Server {
         };
         let engine = Engine::new(Epochs::new(driver.clone()), graph, wanted)?;
         if !relays.is_empty() {
+            // Its context, which its memory takes in any case: copies of its streams are forked from the first one on.
+            drop(OwnedStream::new(&driver, target.id)?);
             let (ready, is_ready) = mpsc::channel();
             engine.start_relays(move |_| {
                 // Nobody listens any more once the patience is at its end.
@@ -237,7 +239,7 @@ fn driver(backend: &Backend, memory: Option<Bytes>) -> Result<Opened, DriverErro
     }
 }
 
-/// The GPUs whose links serve copies of the target: itself and the first others, or none.
+/// The GPUs whose links serve copies of the target beside its own: the first others, or none.
 fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option<u32>) -> DeviceSet {
     let others = usize::try_from(paths.unwrap_or(u32::MAX).saturating_sub(1)).unwrap_or(usize::MAX);
     // This program is one process, whoever launched it: `auto` is on.
@@ -247,8 +249,7 @@ fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option
     let excluded =
         |info: &DeviceInfo| config.transfer.exclude.iter().any(|gpu| gpu.is(info.id.0, info.pci.as_deref()));
     let relays = infos.iter().filter(|info| info.id != target && !excluded(info)).take(others);
-    let relays: DeviceSet = relays.map(|info| info.id).collect();
-    if relays.is_empty() { relays } else { relays.union(DeviceSet::of(target)) }
+    relays.map(|info| info.id).collect()
 }
 
 #[cfg(test)]

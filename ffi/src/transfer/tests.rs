@@ -256,9 +256,11 @@ fn what_is_refused_before_it_is_enqueued_is_left_to_the_driver_and_later_its_num
         (Injected::Failed(46), 46),
     ];
     for (error, number) in errors {
-        for verb in [Verb::StreamDevice, Verb::CaptureState, Verb::PointerAttributes] {
+        for verb in [Verb::StreamDevice, Verb::CaptureState] {
             assert_eq!(tried(&bed, None, false, &fault(verb, error)), Ok(false), "{verb} {error:?}");
         }
+        // Of memory that was found pinned a moment ago it is not asked.
+        assert!(tried(&bed, None, false, &fault(Verb::PointerAttributes, error)).is_ok(), "{error:?}");
         let refused = tried(&bed, None, false, &fault(Verb::Copy, error));
         assert_eq!(refused, Err(Some(-number)), "{error:?}");
     }

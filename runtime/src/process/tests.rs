@@ -331,7 +331,7 @@ fn reach_of(process: &Process, address: Address) -> Vec<u32> {
 
 #[test]
 fn pools_are_opened_to_relays_whenever_they_start() {
-    let process = started("transfer.exclude = [2]");
+    let process = started("transfer.exclude = [2]\ntransfer.shared_gpus = true");
     let early = process.malloc(0, mib(4), STREAM).unwrap();
     assert_eq!(reach_of(&process, early), [0]);
     process.multi_path(true).unwrap();

@@ -83,7 +83,7 @@ impl GpuPool {
     pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
         // Nothing is mapped or unmapped meanwhile.
         let _quiet = self.growth()?;
-        if peer == self.device || self.reach.watched().contains(peer) {
+        if peer == self.device || self.reach.watched().contains(peer) && self.reach.given().contains(peer) {
             return Ok(());
         }
         self.check_reach(peer)?;
@@ -337,6 +337,9 @@ mod tests {
             bed.pool.lend_to(PEER).unwrap();
             let kept = if stitched { bed.fragments() } else { Vec::new() };
             let block = bed.malloc(Bytes::mib(8));
+            // What else is free goes first.
+            bed.pool.settle().unwrap();
+            bed.pool.trim(Bytes::ZERO).unwrap();
             bed.write(block, 7).unwrap();
             let driver = bed.pool.epochs.driver();
             let done =

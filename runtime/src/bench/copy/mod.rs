@@ -223,6 +223,8 @@ impl Bench {
         if paths <= 1 {
             config.transfer.relays = Relays::Off;
         }
+        // What all links give at once is measured with memory on every GPU.
+        config.transfer.shared_gpus = true;
         let file = LIBGMLAKE.find(options.library.as_deref());
         let library = Gmlake::open(&file.map_err(|looked_for| BenchError::NoLibrary { looked_for })?)?;
         let devices = u32::try_from(backend.topology()?.devices.len()).unwrap_or(u32::MAX);

@@ -40,7 +40,7 @@ impl Bed {
 
     /// On a device of such behaviour.
     pub(super) fn on(name: &str, options: EngineOptions, device: SimOptions) -> Bed {
-        Bed::made(name, EngineOptions { shared_gpus: true, graphs: true, ..options }, device)
+        Bed::made(name, EngineOptions { shared_gpus: true, ..options }, device)
     }
 
     /// With these options as they are.

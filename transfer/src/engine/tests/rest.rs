@@ -185,7 +185,7 @@ fn what_cannot_go_stays_and_says_why() {
 
 #[test]
 fn a_graph_keeps_its_relays() {
-    let bed = Bed::new("h200x4");
+    let bed = Bed::with("h200x4", EngineOptions { graphs: true, ..EngineOptions::default() });
     let stream = bed.stream(GPU);
     let on = bed.user(GPU, stream.id());
     let mapped = bed.mapped(GPU, Bytes::mib(32));

@@ -14,8 +14,10 @@ use super::super::{Left, Refill, Shrink};
 const RELAYS: [DeviceId; 2] = [DeviceId(2), DeviceId(3)];
 
 impl Process {
+    /// Whether the engine has contexts of its own there.
     fn has_contexts(&self) -> [bool; 2] {
-        RELAYS.map(|relay| self.epochs.driver().has_context(relay).unwrap())
+        let costs = self.starter.engine.made().map_or(Vec::new(), |engine| engine.relay_cost());
+        RELAYS.map(|relay| costs.iter().any(|cost| cost.relay == relay))
     }
 
     fn wait_for_relays(&self, count: u32) {
@@ -45,7 +47,7 @@ fn served(settings: &str) -> (Process, Vec<Written>) {
     });
     let blocks = blocks.collect();
     process.multi_path(true).unwrap();
-    process.wait_for_relays(4);
+    process.wait_for_relays(2);
     (process, blocks)
 }
 
@@ -83,7 +85,7 @@ fn contexts_go_with_everything_and_come_back_with_anything() {
             }
         }
         blocks.iter().for_each(|block| process.check(block));
-        process.wait_for_relays(4);
+        process.wait_for_relays(2);
         assert_eq!(process.has_contexts(), [true; 2]);
     }
     process.end(blocks);
@@ -96,7 +98,7 @@ fn asking_for_relays_wakes_them() {
     assert_eq!(process.has_contexts(), [false; 2]);
     process.multi_path(false).unwrap();
     process.multi_path(true).unwrap();
-    process.wait_for_relays(4);
+    process.wait_for_relays(2);
     process.refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
@@ -111,20 +113,18 @@ fn relays_that_may_not_rest_stay() {
 }
 
 #[test]
-fn a_context_that_stays_is_named_with_its_reason() {
+fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
     let (process, blocks) = served("");
     let driver = process.epochs.driver().clone();
     let stream = glake_device::owned::OwnedStream::new(&driver, RELAYS[0]).unwrap();
     process.shrink(&Shrink::default()).unwrap();
-    assert_eq!(process.has_contexts(), [true, false]);
-    let named = process.named_relays();
-    assert_eq!(named.len(), 1);
-    assert_eq!(named[0].device, Some(RELAYS[0]));
-    assert!(named[0].holder.ends_with("which stays: it holds 1 streams that are in use"), "{named:?}");
-    drop(stream);
-    process.refill(&Refill::default()).unwrap();
-    process.wait_for_relays(4);
+    assert_eq!(process.has_contexts(), [false; 2]);
     assert!(process.named_relays().is_empty());
+    process.refill(&Refill::default()).unwrap();
+    process.wait_for_relays(1);
+    assert_eq!(process.has_contexts(), [false, true]);
+    drop(stream);
+    blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
 
@@ -133,9 +133,10 @@ fn a_pool_that_starts_while_relays_rest_is_opened_to_them_when_they_wake() {
     let (process, mut blocks) = served("");
     process.shrink(&Shrink::default()).unwrap();
     blocks.push(process.written(2, Bytes::mib(6), 9));
-    assert_eq!(process.has_contexts(), [true, false]);
+    assert_eq!(process.has_contexts(), [false; 2]);
     process.refill(&Refill::default()).unwrap();
-    process.wait_for_relays(4);
+    // The pool's GPU is the program's now.
+    process.wait_for_relays(1);
     let pool = &process.device(2).unwrap().started().unwrap().pool;
     let begin = Instant::now();
     while !pool.peers().contains(RELAYS[1]) {
