@@ -1,5 +1,7 @@
 //! Copies over a driver that does some of them by half: what is waited for and compared is right, whatever way it went.
 
+#![allow(clippy::cast_possible_truncation)] // Lengths of memory fit a `usize` here.
+
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
@@ -277,7 +279,7 @@ fn default_streams_are_those_of_the_device_that_is_named() {
     assert_eq!(device(0).unwrap(), DeviceId(0));
     for number in 0..4 {
         for ptds in [0, GLAKE_COPY_PTDS] {
-            assert_eq!(device(ptds | (number + 1) * GLAKE_COPY_DEVICE).unwrap(), DeviceId(number));
+            assert_eq!(device(ptds | ((number + 1) * GLAKE_COPY_DEVICE)).unwrap(), DeviceId(number));
         }
     }
     assert!(device(5 * GLAKE_COPY_DEVICE).is_err());

@@ -318,7 +318,8 @@ mod tests {
         const JOB: &str = "SLURM_TASKS_PER_NODE";
         const EACH: &str = "SLURM_NTASKS_PER_NODE";
         let (task, node) = (("SLURM_PROCID", "5"), |node| ("SLURM_NODEID", node));
-        let table: &[(&[(&str, &str)], Option<u32>)] = &[
+        type Variables<'a> = &'a [(&'a str, &'a str)];
+        let table: &[(Variables<'_>, Option<u32>)] = &[
             (&[(STEP, "4")], Some(4)),
             (&[(STEP, "1"), (JOB, "8"), (EACH, "8"), task], Some(1)),
             // In a batch script one process runs on behalf of the whole job.

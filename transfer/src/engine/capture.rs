@@ -72,7 +72,9 @@ impl Captures {
     /// Makes the events for capturing streams of a GPU, if they are not made.
     pub(super) fn open_target(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
         for branches in &self.all {
-            if !branches.state.lock().forks.contains_key(&device) {
+            // Only the engine's thread makes them; none is made under the lock.
+            let is_there = branches.state.lock().forks.contains_key(&device);
+            if !is_there {
                 let fork = OwnedEvent::new(driver, device, EventKind::Plain)?;
                 branches.state.lock().forks.insert(device, fork);
             }

@@ -94,7 +94,7 @@ impl Simulator {
         self.ask(Verb::CaptureState, |state| state.begin_capture(context, stream))
     }
 
-    /// Ends a capture on the stream that it began on. [`DriverError::Failed`] with CUDA's number where it was broken.
+    /// Ends a capture on the stream that it began on. [`crate::DriverError::Failed`] with CUDA's number where it was broken.
     pub fn end_capture(&self, device: DeviceId, stream: Stream) -> Result<Graph> {
         let context = self.context(device);
         self.ask(Verb::CaptureState, |state| state.end_capture(context, stream))
