@@ -162,7 +162,7 @@ impl Engine {
         Ok(Arc::new(engine))
     }
 
-    /// Makes the relays ready in the background: contexts, streams, events, slots, peer access. `after` is called on that
+    /// Makes the relays ready in the background: contexts, streams, events, slots. `after` is called on that
     /// thread when they are, or cannot be. None rests any more.
     ///
     /// # Errors

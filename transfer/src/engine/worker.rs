@@ -326,7 +326,12 @@ impl Engine {
             let relays = self.relays.ready().without(DeviceSet::of(target));
             relays.iter().map(move |relay| (target, relay)).collect::<Vec<_>>()
         });
-        for (target, relay) in pairs.filter(|(target, relay)| lease.side(*target, *relay).is_none()) {
+        // Of a slot that the target does not reach it is none.
+        let pairs = pairs.filter(|(target, relay)| {
+            lease.side(*target, *relay).is_none()
+                && matches!(self.driver.can_access_peer(*target, *relay), Ok(true))
+        });
+        for (target, relay) in pairs {
             match TargetSide::new(&self.driver, target) {
                 Ok(side) => lease.add_side(target, relay, side),
                 Err(error) => {
