@@ -290,6 +290,8 @@ static void memory_is_pinned_no_more(void) {
 }
 
 int main(void) {
+    /* This program uses all GPUs. */
+    OK(glake_configure(NULL, NULL, "transfer.shared_gpus = true"));
     CHECK(stats_say("\"native_copies\":0"));
     every_size_and_memory();
     neither_end_is_the_other_side();

@@ -148,23 +148,18 @@ unsafe fn native(
     waited: bool,
 ) -> Result<u64, Failure> {
     let driver = process.driver();
-    let Some(device) = process.primary_of(asked.stream)? else {
-        if asked.now || waited {
-            return Err(Failure::unsupported(
-                "nobody can wait here for a copy under a context that is not its GPU's primary one: make that one current, or wait \
-                 for the stream",
-            ));
-        }
-        for request in requests.iter().filter(|request| !request.size.is_zero()) {
-            process.count_native(request.size);
-            // SAFETY: the caller's promise.
-            unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from)?;
-        }
-        return Ok(0);
-    };
+    // A copy that nobody waits for is made in the context that is current, whichever that is.
+    if (asked.now || waited) && process.primary_of(asked.stream)?.is_none() {
+        return Err(Failure::unsupported(
+            "nobody can wait here for a copy under a context that is not its GPU's primary one: make that one current, or wait for \
+             the stream",
+        ));
+    }
     if asked.now {
         process.check_waitable(asked.stream)?;
     }
+    // The device of the stream, once it is asked for.
+    let mut known = None;
     for request in requests.iter().filter(|request| !request.size.is_zero()) {
         process.count_native(request.size);
         if asked.device.is_none() && process.is_open_to_all(request) {
@@ -172,6 +167,8 @@ unsafe fn native(
             unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from)?;
             continue;
         }
+        let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
+        known = Some(device);
         // SAFETY: the caller's promise.
         let copy =
             |device, stream| unsafe { driver.copy(device, *request, stream) }.map_err(ProcessError::from);
@@ -179,16 +176,17 @@ unsafe fn native(
             None => copy(device, asked.stream)?,
             Some(other) => process.beside(other, asked.stream, |stream| {
                 copy(other, stream)?;
-                process.is_enqueued(&[*request], other, stream)
+                process.is_enqueued(&[*request], Some(other), stream)
             })?,
         }
     }
     if asked.now {
+        let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
         driver.stream_synchronize(device, asked.stream).map_err(ProcessError::from)?;
         // SAFETY: the caller's promise.
         unsafe { compare(process, requests, asked) }?;
     }
-    process.is_enqueued(requests, device, asked.stream)?;
+    process.is_enqueued(requests, known, asked.stream)?;
     if waited && !asked.now { Ok(process.mark(asked.stream)?) } else { Ok(0) }
 }
 
