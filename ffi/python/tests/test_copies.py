@@ -175,7 +175,6 @@ class Streams(unittest.TestCase):
         glake.copy_(back, two, wait=True)
         self.assertEqual(bytes(back), pattern(MIB))
 
-
     def test_a_default_stream_is_that_of_the_arrays_gpu(self):
         asked, synchronized = [], []
         real = _library.doors()
@@ -201,6 +200,7 @@ class Streams(unittest.TestCase):
                     self.assertEqual(array.bytes(), pattern(4096))
                     self.assertEqual(asked.pop(), (stream or 0, device + 1))
             one, two = Array(4096, 0, stream=1), Array(4096, 1, stream=1)
+            real.enable_peer(1, 0)
             glake.copy_(two, one, wait=True)
             # Two streams of one handle: the copy runs behind the one, and the other was waited for.
             self.assertEqual((asked.pop(), synchronized), ((1, 2), [(0, 1)]))
