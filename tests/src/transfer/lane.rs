@@ -25,6 +25,8 @@ pub(super) struct Lane {
     /// Holds it back while it is below `shut`.
     gate: Flag,
     shut: u32,
+    /// The lanes, a bit each, that are held back and that it waits for.
+    pub(super) waits: u64,
     _stream: Option<OwnedStream>,
 }
 
@@ -48,6 +50,7 @@ impl Lane {
             event: OwnedEvent::new(driver, device, EventKind::Plain).unwrap(),
             gate,
             shut: 0,
+            waits: 0,
             _stream: own,
         }
     }
@@ -67,6 +70,7 @@ impl Lane {
     pub(super) fn follow(&mut self, driver: &dyn Driver, other: &Lane) {
         other.event.record(other.user.raw).unwrap();
         driver.stream_wait_event(self.user.device, self.user.raw, other.event.id()).unwrap();
+        self.waits |= other.waits;
         for (mine, theirs) in self.known.iter_mut().zip(&other.known) {
             *mine = (*mine).max(*theirs);
         }

@@ -103,7 +103,8 @@ impl<'a> Litmus<'a> {
                 28..30 => self.copy_plain(),
                 30..50 => self.write(),
                 50..70 => self.check(),
-                70..78 => self.follow(),
+                70..77 => self.follow(),
+                77..78 => self.another_gpu_goes_on(),
                 78..80 => self.hold(),
                 80..84 => self.let_go_of_one(),
                 84..90 => drop(self.server.sim.step()),
@@ -191,16 +192,32 @@ impl<'a> Litmus<'a> {
     fn hold(&mut self) {
         let lane = self.below(self.lanes.len() as u64);
         self.lanes[lane].hold();
+        self.lanes[lane].waits |= 1 << lane;
         self.tally.gates += 1;
     }
 
     fn let_go_of_one(&mut self) {
         let lane = self.below(self.lanes.len() as u64);
         self.lanes[lane].let_go();
+        self.lanes.iter_mut().for_each(|other| other.waits &= !(1 << lane));
+    }
+
+    /// A thread waits for a GPU none of whose streams waits for one that is held back: nothing else keeps it waiting.
+    fn another_gpu_goes_on(&self) {
+        for device in self.server.devices().iter() {
+            let is_held = |lane: &Lane| lane.user.device == device && lane.waits != 0;
+            if !self.lanes.iter().any(is_held) {
+                let wait = || self.server.driver.context_synchronize(device).unwrap();
+                std::thread::scope(|scope| scope.spawn(wait).join().unwrap());
+            }
+        }
     }
 
     pub(super) fn let_go(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::let_go);
+        for lane in &mut self.lanes {
+            lane.let_go();
+            lane.waits = 0;
+        }
     }
 
     /// Frees a block whose other users were told to the pool, and allocates one of the same size: elsewhere, or for another
@@ -227,7 +244,10 @@ impl<'a> Litmus<'a> {
         let key = self.lanes[lane].pool;
         let block = pool.malloc(Bytes::new(size), key).unwrap_or_else(|_| {
             // What was freed may wait behind a gate.
-            self.lanes.iter_mut().for_each(Lane::let_go);
+            for lane in &mut self.lanes {
+                lane.let_go();
+                lane.waits = 0;
+            }
             pool.malloc(Bytes::new(size), key).unwrap()
         });
         let span = self.server.sim.span(block.address, Bytes::new(size), self.server.devices()).unwrap();

@@ -423,6 +423,10 @@ impl Engine {
         if !device.reach().without(DeviceSet::of(job.target)).is_empty() {
             return (reach, DeviceSet::EMPTY);
         }
+        // The target's side would make its GPU's own work wait for another GPU's stream.
+        if job.on.device != job.target {
+            return (DeviceSet::EMPTY, DeviceSet::EMPTY);
+        }
         let has_side = |relay: &DeviceId| lease.side(job.target, *relay).is_some();
         let candidates: DeviceSet = readers.iter().filter(has_side).collect();
         if candidates != readers {

@@ -128,6 +128,10 @@ fn no_gpu_waits_for_the_work_of_another() {
                 drop(bed.engine().copy(&span, &host, on, UNWAITED).unwrap());
             }
             assert!(bed.engine().statistics().split_copies > 0);
+            // On the held stream too: memory of another GPU, whose own work goes on.
+            let there = bed.sim.plain_alloc(OTHER, SIZE).unwrap();
+            let theirs = bed.sim.span(there, SIZE, DeviceSet::of(OTHER)).unwrap();
+            drop(bed.engine().copy(&theirs, &host, on, UNWAITED).unwrap());
             // The simulator would say that nothing can complete these: work of other GPUs, also enqueued behind the copy.
             for other in bed.gpus.without(DeviceSet::of(GPU)).iter() {
                 let theirs = bed.stream(other);
@@ -140,6 +144,8 @@ fn no_gpu_waits_for_the_work_of_another() {
             release();
             stream.synchronize().unwrap();
             assert!(bed.read(&span) == memory.as_slice());
+            assert!(bed.read(&theirs) == memory.as_slice());
+            bed.sim.plain_free(there).unwrap();
             drop((stream, mapped, plain, span, host));
             bed.sim.plain_free(start).unwrap();
             bed.end();
