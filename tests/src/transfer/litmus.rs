@@ -193,6 +193,7 @@ impl<'a> Litmus<'a> {
         let lane = self.below(self.lanes.len() as u64);
         self.lanes[lane].hold();
         self.lanes[lane].waits |= 1 << lane;
+        self.defaults_wait_for_each_other();
         self.tally.gates += 1;
     }
 
@@ -200,6 +201,14 @@ impl<'a> Litmus<'a> {
         let lane = self.below(self.lanes.len() as u64);
         self.lanes[lane].let_go();
         self.lanes.iter_mut().for_each(|other| other.waits &= !(1 << lane));
+    }
+
+    /// The last two lanes are the default streams of one GPU.
+    fn defaults_wait_for_each_other(&mut self) {
+        if let [.., legacy, own] = &mut self.lanes[..] {
+            legacy.waits |= own.waits;
+            own.waits = legacy.waits;
+        }
     }
 
     /// A thread waits for a GPU none of whose streams waits for one that is held back: nothing else keeps it waiting.
@@ -295,6 +304,7 @@ impl<'a> Litmus<'a> {
         if let Ok([lane, after]) = self.lanes.get_disjoint_mut([lane, after]) {
             lane.follow(&*self.server.driver, after);
         }
+        self.defaults_wait_for_each_other();
     }
 
     pub(super) fn begin_on(&mut self, lane: usize, which: Which) -> Use {
