@@ -419,7 +419,7 @@ impl Engine {
         };
         let readers = usable.intersection(host.reach());
         let reach = readers.intersection(device.reach());
-        // Whoever touches it without its GPU's primary context is let to it; the rest of the GPU's memory is the program's.
+        // What other GPUs may touch is memory of ours; the rest of the GPU's is the program's.
         if !device.reach().without(DeviceSet::of(job.target)).is_empty() {
             return (reach, DeviceSet::EMPTY);
         }

@@ -443,6 +443,10 @@ impl<'a> Fork<'a> {
         if self.entered.contains(device) {
             return (!self.dead.contains(device)).then_some(lane);
         }
+        // The GPU's own work would wait for another GPU's stream.
+        if lane.is_primary && device != self.on.device {
+            return None;
+        }
         if self.state.broken().contains(device) || !self.engine.relays.begin(device) {
             return None;
         }

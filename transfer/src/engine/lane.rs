@@ -1,4 +1,5 @@
-//! A relay's streams, in a context of our own, for one stream of the program at a time.
+//! Streams on a GPU for the copies of one stream of the program at a time: a relay's, in a context of our own, or the target's, in its
+//! primary context.
 
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ pub(super) struct Lane {
     pub(super) second: Second,
     /// Before and after a part that is timed.
     pub(super) clock: [OwnedEvent; 2],
+    /// Whether it is in the primary context, in which the program's own work waits for what waits there: the default stream does.
+    pub(super) is_primary: bool,
 }
 
 /// The other stream.
@@ -28,14 +31,24 @@ pub(super) struct Second {
 }
 
 impl Lane {
-    /// By the driver of contexts of our own.
-    pub(super) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
+    /// On a relay, by the driver of contexts of our own.
+    pub(super) fn of_relay(own: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
+        Lane::new(own, device, false)
+    }
+
+    /// On a target that is no relay, in its primary context: for copies in the order of its own streams.
+    pub(super) fn of_target(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
+        Lane::new(driver, device, true)
+    }
+
+    fn new(driver: &Arc<dyn Driver>, device: DeviceId, is_primary: bool) -> Result<Lane> {
         let event = |kind| OwnedEvent::new(driver, device, kind);
         Ok(Lane {
             stream: OwnedStream::new(driver, device)?,
             done: event(EventKind::Plain)?,
             second: Second { stream: OwnedStream::new(driver, device)?, done: event(EventKind::Plain)? },
             clock: [event(EventKind::Timed)?, event(EventKind::Timed)?],
+            is_primary,
         })
     }
 }

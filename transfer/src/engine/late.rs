@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use glake_device::owned::{DeviceSet, OwnedEvent, Span};
-use glake_device::{CaptureState, EventKind, StreamId};
+use glake_device::{CaptureState, StreamId};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
@@ -87,11 +87,11 @@ impl Engine {
             return Ok(false);
         }
         self.want_equipment(target);
+        self.look_around();
         let paths = self.late_paths(to, from, Path { target, relay: target, direction, way: Way::Direct });
         if paths.len() < 2 {
             return Ok(false);
         }
-        self.look_around();
         self.relays.tell()?;
         // A lease of its own: no driver counts its streams so far down from the end.
         let own = StreamId(u64::MAX - self.late.fetch_add(1, Ordering::Relaxed));
@@ -140,10 +140,10 @@ impl Engine {
         turn: Turn<'a>,
     ) -> Result<Option<SmallVec<[Part; 8]>>> {
         let broken = state.broken();
-        let usable = |path: &&Path| lease.lane(path.relay).is_some() && !broken.contains(path.relay);
+        let usable = |path: &&Path| !broken.contains(path.relay);
         let ready = |path: &Path| {
-            let event = |_| OwnedEvent::new(self.relay_driver(), path.relay, EventKind::Plain).ok();
-            let idle = (0..AHEAD).map(event).collect::<Option<Vec<OwnedEvent>>>()?;
+            let stream = &lease.lane(path.relay)?.stream;
+            let idle = (0..AHEAD).map(|_| stream.event().ok()).collect::<Option<Vec<OwnedEvent>>>()?;
             Some(Going { path: *path, under_way: VecDeque::new(), idle, is_open: true, pace: 0 })
         };
         let going: SmallVec<[Going; 8]> = paths.iter().filter(usable).filter_map(ready).collect();

@@ -256,7 +256,7 @@ impl Engine {
     /// the engine has there is given up in the background.
     pub fn leave_to_program(&self, device: DeviceId) {
         if self.relays.leave_to_program(device) {
-            tracing::info!(target: "glake::transfer", gpu = %device, "the program uses this GPU: copies of others leave its link");
+            tracing::info!(target: "glake::transfer", gpu = %device, "the program uses this GPU: copies of other GPUs' memory no longer take its link");
             self.rest(DeviceSet::of(device));
         }
     }
@@ -267,8 +267,8 @@ impl Engine {
             return;
         }
         for relay in self.relays.usable().iter() {
-            // An answer that says nothing is no permission.
-            if self.driver.has_context(relay).unwrap_or(true) {
+            // Asked again by the next copy where the answer says nothing: what it is left to is for ever.
+            if matches!(self.driver.has_context(relay), Ok(true)) {
                 self.leave_to_program(relay);
             }
         }

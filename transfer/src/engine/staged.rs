@@ -54,10 +54,10 @@ struct Hop<'a> {
 /// A part is made of so many chunks, if they are neither too small nor too large: the first has no company.
 const CHUNKS: u64 = 4;
 const CHUNK: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(8)];
-/// A part has no more chunks, as far as the slots hold them: each is three operations on either stream.
-const MOST: u64 = 80;
-/// Operations of a chunk on either stream.
-const OPERATIONS: u32 = 3;
+/// Operations of a chunk on either stream at most: its turn on the link, the wait for the other side, the copy, and its event.
+const OPERATIONS: u32 = 4;
+/// A part has no more chunks, as far as the slots hold them.
+const MOST: u64 = 60;
 const PAGE: Bytes = Bytes::kib(4);
 
 impl<'a> Fork<'a> {
@@ -83,6 +83,10 @@ impl<'a> Fork<'a> {
         let size = going.slot.min(left);
         let Path { target, relay, direction, .. } = part.path;
         if size.is_zero() || going.slots == 0 || !self.has_room(Some(relay), OPERATIONS) {
+            return false;
+        }
+        // The link is the relay's; NVLink, on the other side, has no gates.
+        if !self.is_turn(going.lane.of()) {
             return false;
         }
         let index = going.turn % going.slots;
@@ -151,8 +155,8 @@ mod tests {
     fn chunks_are_few_and_fit_their_ring() {
         let ring = Bytes::mib(32);
         let of = |mib| chunk(Bytes::mib(mib), ring);
-        assert_eq!([1, 8, 16, 32, 512].map(of), [2, 2, 4, 8, 8].map(Bytes::mib));
-        assert!(of(1024) > Bytes::mib(12) && of(1024) < Bytes::mib(13));
+        assert_eq!([1, 8, 16, 32, 480].map(of), [2, 2, 4, 8, 8].map(Bytes::mib));
+        assert_eq!(of(600), Bytes::mib(10));
         assert_eq!(of(1 << 20), Bytes::mib(16));
         assert_eq!(chunk(Bytes::gib(1), Bytes::mib(1)), Bytes::kib(512));
     }

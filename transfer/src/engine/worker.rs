@@ -297,7 +297,7 @@ impl Engine {
 
     fn add_lane(&self, lease: &Lease, relay: DeviceId) -> Result<()> {
         if lease.lane(relay).is_none() {
-            lease.add_lane(relay, Lane::new(self.relay_driver(), relay)?);
+            lease.add_lane(relay, Lane::of_relay(self.relay_driver(), relay)?);
         }
         Ok(())
     }
@@ -317,7 +317,7 @@ impl Engine {
             self.equipped().without(self.relays.ready()).iter().filter(|_| !self.options().shared_gpus)
         {
             if lease.lane(target).is_none()
-                && let Ok(lane) = Lane::new(&self.driver, target)
+                && let Ok(lane) = Lane::of_target(&self.driver, target)
             {
                 lease.add_lane(target, lane);
             }

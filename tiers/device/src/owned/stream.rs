@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Piece, Span, copy, copy_piece};
-use crate::{CaptureState, DeviceId, Driver, Event, Priority, Result, Stream};
+use super::{OwnedEvent, Piece, Span, copy, copy_piece};
+use crate::{CaptureState, DeviceId, Driver, Event, EventKind, Priority, Result, Stream};
 
 /// A stream and whose it is: what a call on it needs to run in its context.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +100,11 @@ impl OwnedStream {
     /// Whose it is.
     pub fn device(&self) -> DeviceId {
         self.device
+    }
+
+    /// A new event of its context.
+    pub fn event(&self) -> Result<OwnedEvent> {
+        OwnedEvent::new(&self.driver, self.device, EventKind::Plain)
     }
 
     /// Makes what is enqueued from now on wait for an event.

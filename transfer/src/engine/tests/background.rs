@@ -116,16 +116,24 @@ fn slices_are_smaller_while_other_copies_come() {
 
 #[test]
 fn a_normal_copy_does_not_wait_for_a_background_copy() {
-    let bed = Bed::new("h200x4");
-    let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
-    let alone = normal.copy_now(&bed, CopyOptions::default());
-    let background = User::new(&bed, Direction::ToGpu, Bytes::mib(512));
-    background.copy(&bed, UNWAITED);
-    bed.sim.advance(Duration::from_micros(100));
-    let beside = normal.copy_now(&bed, CopyOptions::default());
-    assert!(beside <= alone * 5 / 4, "{beside:?} instead of {alone:?}");
-    drop((normal, background));
-    bed.end();
+    let size = Bytes::mib(512);
+    for memory in [Way::ZeroStaging, Way::Staged] {
+        let bed = Bed::new("h200x4");
+        let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
+        let alone = normal.copy_now(&bed, CopyOptions::default());
+        let plain = bed.plain(GPU, size);
+        let mut background = User::new(&bed, Direction::ToGpu, size);
+        if memory == Way::Staged {
+            background.gpu = plain.span.clone();
+        }
+        background.copy(&bed, UNWAITED);
+        bed.sim.advance(Duration::from_micros(100));
+        let beside = normal.copy_now(&bed, CopyOptions::default());
+        assert_eq!(bed.carried(Way::Staged).is_zero(), memory != Way::Staged);
+        assert!(beside <= alone * 5 / 4, "{memory:?}: {beside:?} instead of {alone:?}");
+        drop((normal, background, plain));
+        bed.end();
+    }
 }
 
 #[test]

@@ -4,12 +4,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use glake_device::owned::{self, OwnedStream, Span};
+use glake_device::sim::SimOptions;
 use glake_device::{DeviceId, Fault, Injected, Touch, Verb, When};
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
 use crate::graph::Direction;
-use crate::{CopyOptions, Priority, UserStream};
+use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
 const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };
 
@@ -88,6 +89,30 @@ fn bytes_are_right_in_the_order_of_the_stream() {
         assert!(bed.read(&back.gpu)[..] == expected[..super::bed::length(size.get())]);
     }
     assert_eq!(bed.engine().statistics().native_copies, 0);
+    bed.end();
+}
+
+#[test]
+fn where_the_program_has_its_gpu_to_itself_its_link_is_a_path_and_nothing_of_ours_is_there() {
+    let size = Bytes::mib(128);
+    let bed = Bed::made("h200x4", EngineOptions::default(), SimOptions::default());
+    let user = User::new(&bed, size, [1, 2]);
+    for direction in Direction::BOTH {
+        let before = carried(&bed);
+        // The target's lane is made by another thread once it is asked for.
+        for _ in 0..200 {
+            let (to, from) = ends(direction, &user.host, &user.gpu);
+            bed.engine().copy_now(to, from, user.on, BACKGROUND).unwrap();
+            if carried(&bed)[0] > before[0] {
+                break;
+            }
+        }
+        assert!(carried(&bed).iter().zip(&before).all(|(after, before)| after > before), "{direction:?}");
+    }
+    assert!(bed.read(&user.gpu) == bed.pinned(size, 1).as_slice());
+    assert_eq!(bed.engine().relay_driver().has_context(GPU).ok(), Some(false));
+    assert!(bed.engine().statistics().paths.iter().all(|path| path.retries == 0));
+    drop(user);
     bed.end();
 }
 
