@@ -160,12 +160,11 @@ unsafe fn native(
     }
     // The device of the stream, once it is asked for.
     let mut known = None;
-    for request in requests.iter().filter(|request| !request.size.is_zero()) {
+    let enqueued = requests.iter().filter(|request| !request.size.is_zero()).try_for_each(|request| {
         process.count_native(request.size);
         if asked.device.is_none() && process.is_open_to_all(request) {
             // SAFETY: the caller's promise.
-            unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from)?;
-            continue;
+            return unsafe { driver.copy_on(*request, asked.stream) }.map_err(ProcessError::from);
         }
         let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
         known = Some(device);
@@ -173,21 +172,27 @@ unsafe fn native(
         let copy =
             |device, stream| unsafe { driver.copy(device, *request, stream) }.map_err(ProcessError::from);
         match process.device_for(device, request) {
-            None => copy(device, asked.stream)?,
+            None => copy(device, asked.stream),
             Some(other) => process.beside(other, asked.stream, |stream| {
                 copy(other, stream)?;
-                process.is_enqueued(&[*request], Some(other), stream)
-            })?,
+                process.enqueued_on(&[*request], Some(other), stream)
+            }),
         }
+    });
+    if enqueued.is_err() || !asked.now {
+        // Also of what fails: a part may be enqueued.
+        let told = process.enqueued_on(requests, known, asked.stream);
+        enqueued?;
+        told?;
     }
     if asked.now {
         let device = known.map_or_else(|| process.stream_device(asked.stream), Ok)?;
         driver.stream_synchronize(device, asked.stream).map_err(ProcessError::from)?;
         // SAFETY: the caller's promise.
         unsafe { compare(process, requests, asked) }?;
+        return Ok(0);
     }
-    process.is_enqueued(requests, known, asked.stream)?;
-    if waited && !asked.now { Ok(process.mark(asked.stream)?) } else { Ok(0) }
+    if waited { Ok(process.mark(asked.stream)?) } else { Ok(0) }
 }
 
 /// # Safety

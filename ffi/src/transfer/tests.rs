@@ -1,7 +1,5 @@
 //! Copies over a driver that does some of them by half: what is waited for and compared is right, whatever way it went.
 
-#![allow(clippy::cast_possible_truncation)] // Lengths of memory fit a `usize` here.
-
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +20,8 @@ use super::{
 };
 use crate::status::GLAKE_INVALID;
 
-const SIZE: u64 = 6 << 20;
+const LENGTH: usize = 6 << 20;
+const SIZE: u64 = LENGTH as u64;
 
 /// A process whose driver fails by rule.
 struct Bed {
@@ -70,10 +69,12 @@ impl Bed {
         });
         let (process, faults) = (process.unwrap(), faults.unwrap());
         process.multi_path(true).unwrap();
-        while !process.has_relays().unwrap() {
+        let bed = Bed { faults, process };
+        // Other threads make relays ready, and open pools to them.
+        while tried(&bed, None, false, &[]) != Ok(true) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        Bed { faults, process }
+        bed
     }
 
     fn fill(&self, device: u32, at: Address, seed: u8) {
@@ -82,7 +83,7 @@ impl Bed {
     }
 
     fn read(&self, device: u32, at: Address) -> Vec<u8> {
-        let mut bytes = vec![0; SIZE as usize];
+        let mut bytes = vec![0; LENGTH];
         self.process.driver().read_now(DeviceId(device), at, &mut bytes).unwrap();
         bytes
     }
@@ -92,12 +93,13 @@ impl Bed {
         let process = &self.process;
         let epochs = Epochs::new(self.faults.clone() as Arc<dyn Driver>);
         let mut host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
-        let mut pageable = vec![0_u8; SIZE as usize];
+        let mut pageable = vec![0_u8; LENGTH];
         let gpus = [0, 1, 0].map(|device| process.malloc(device, Bytes::new(SIZE), Stream(0)).unwrap());
         let whole = |to, from| CopyRequest { to, from, size: Bytes::new(SIZE) };
-        let blocks = |to: Address, from: Address, size: u64| -> Vec<CopyRequest> {
+        let blocks = |to: Address, from: Address, count: u64| -> Vec<CopyRequest> {
             let at = |start: Address, offset: u64| Address(start.0 + offset);
-            let offsets = (0..SIZE).step_by(size as usize);
+            let size = SIZE / count;
+            let offsets = (0..count).map(|index| index * size);
             offsets
                 .map(|offset| CopyRequest {
                     to: at(to, offset),
@@ -106,7 +108,7 @@ impl Bed {
                 })
                 .collect()
         };
-        host.as_mut_slice()[..SIZE as usize].copy_from_slice(&pattern(1));
+        host.as_mut_slice()[..LENGTH].copy_from_slice(&pattern(1));
         pageable.copy_from_slice(&pattern(1));
         gpus.iter().zip([0, 1, 0]).for_each(|(at, device)| self.fill(device, *at, 2));
         let (pinned, own) = (host.start(), Address(pageable.as_mut_ptr() as u64));
@@ -118,7 +120,7 @@ impl Bed {
                 Form::ToGpu => make::copy(process, whole(gpus[0], pinned), asked, false),
                 Form::FromGpu => make::copy(process, whole(pinned, gpus[0]), asked, false),
                 Form::Pageable => make::copy(process, whole(gpus[0], own), asked, false),
-                Form::Small => blocks(gpus[0], pinned, 128 << 10)
+                Form::Small => blocks(gpus[0], pinned, 48)
                     .into_iter()
                     .try_fold(0, |_, request| make::copy(process, request, asked, false)),
                 Form::Direct => {
@@ -134,8 +136,8 @@ impl Bed {
                     self.fill(0, gpus[2], 1);
                     make::copy(process, whole(gpus[0], gpus[2]), asked, false)
                 }
-                Form::List => make::copy_list(process, &blocks(gpus[0], pinned, 16 << 10), asked, false),
-                Form::FewLarge => make::copy_list(process, &blocks(gpus[0], pinned, 1 << 20), asked, false),
+                Form::List => make::copy_list(process, &blocks(gpus[0], pinned, 384), asked, false),
+                Form::FewLarge => make::copy_list(process, &blocks(gpus[0], pinned, 6), asked, false),
                 Form::ToAll => make::copy_to_all(
                     process,
                     &[whole(gpus[0], pinned), whole(gpus[1], pinned)],
@@ -145,9 +147,8 @@ impl Bed {
             }
         };
         self.faults.set(&[]);
-        let length = SIZE as usize;
         let equal = match form {
-            Form::FromGpu => host.as_slice()[..length] == pattern(2),
+            Form::FromGpu => host.as_slice()[..LENGTH] == pattern(2),
             Form::ToAll => self.read(0, gpus[0]) == pattern(1) && self.read(1, gpus[1]) == pattern(1),
             _ => self.read(0, gpus[0]) == pattern(1),
         };
@@ -157,7 +158,8 @@ impl Bed {
 }
 
 fn pattern(seed: u8) -> Vec<u8> {
-    (0..SIZE).map(|at| (at % 251) as u8 ^ (at >> 12) as u8 ^ seed.wrapping_mul(59)).collect()
+    let byte = |value: usize| value.to_le_bytes()[0];
+    (0..LENGTH).map(|at| byte(at % 251) ^ byte(at >> 12) ^ seed.wrapping_mul(59)).collect()
 }
 
 fn short(verb: Verb, when: When) -> Fault {

@@ -128,31 +128,18 @@ impl Process {
         Ok(primary)
     }
 
-    /// Copies of pool memory were enqueued on a stream, of a device if that is known: the clock is told where that is another GPU's, which the memory's own
-    /// context does not wait for.
+    /// Copies of pool memory were enqueued on a stream, of a device if that is known: see [`Epochs::enqueued_on`].
     ///
     /// # Errors
     /// What the driver answers; the copies are done then, or their device lost.
-    pub fn is_enqueued(&self, requests: &[CopyRequest], device: Option<DeviceId>, raw: Stream) -> Result<()> {
+    pub fn enqueued_on(&self, requests: &[CopyRequest], device: Option<DeviceId>, raw: Stream) -> Result<()> {
         let ends = requests.iter().flat_map(|request| [request.to, request.from]);
         let owners: DeviceSet = ends.filter_map(|start| self.pool_owner(start)).collect();
         if owners.is_empty() || self.devices.len() < 2 {
             return Ok(());
         }
         let device = device.map_or_else(|| self.stream_device(raw), Ok)?;
-        let elsewhere = owners.without(DeviceSet::of(device));
-        if elsewhere.is_empty() || self.driver.capture_state(device, raw)? != CaptureState::None {
-            return Ok(());
-        }
-        for memory in elsewhere.iter() {
-            let marked = OwnedEvent::new(&self.driver, device, EventKind::Plain)
-                .and_then(|event| event.record(raw).map(|()| event));
-            match marked {
-                Ok(event) => self.epochs.outside(memory, event),
-                Err(_) => self.driver.stream_synchronize(device, raw)?,
-            }
-        }
-        Ok(())
+        Ok(self.epochs.enqueued_on(owners, (device, raw))?)
     }
 
     /// The driver, for what is no copy of the engine's.

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use glake_device::owned::{self, DeviceSet, OwnedEvent, Span};
-use glake_device::{CaptureState, DeviceId, EventKind};
+use glake_device::owned::{self, DeviceSet, Span};
+use glake_device::{CaptureState, DeviceId};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
@@ -47,31 +47,18 @@ impl Engine {
     /// [`TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
     /// was not, or not wholly, enqueued.
     pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
-        let parts = self.enqueue(to, from, on, options.priority)?;
-        self.is_enqueued([to.device(), from.device()].into_iter().flatten().collect(), on)?;
+        let parts = self.enqueue(to, from, on, options.priority);
+        let memory = [to.device(), from.device()].into_iter().flatten().collect();
+        let parts = self.covered(parts, memory, on)?;
         self.handle(on, options, parts)
     }
 
-    /// Work on memory of these GPUs was enqueued in the order of a stream of the program: the clock is told where that is another GPU's
-    /// stream, which the memory's own context does not wait for.
-    pub(super) fn is_enqueued(&self, memory: DeviceSet, on: UserStream) -> Result<()> {
-        let elsewhere = memory.without(DeviceSet::of(on.device));
-        if elsewhere.is_empty() {
-            return Ok(());
-        }
-        // What is captured runs as often as its graph does.
-        if !matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None)) {
-            return Ok(());
-        }
-        for memory in elsewhere.iter() {
-            let marked = OwnedEvent::new(&self.driver, on.device, EventKind::Plain)
-                .and_then(|event| event.record(on.raw).map(|()| event));
-            match marked {
-                Ok(event) => self.epochs.outside(memory, event),
-                Err(_) => self.driver.stream_synchronize(on.device, on.raw)?,
-            }
-        }
-        Ok(())
+    /// Epochs cover what was enqueued on a stream of the program; also of what failed, of which a part may be enqueued.
+    pub(super) fn covered<T>(&self, enqueued: Result<T>, memory: DeviceSet, on: UserStream) -> Result<T> {
+        let told = self.epochs.enqueued_on(memory, (on.device, on.raw));
+        let enqueued = enqueued?;
+        told?;
+        Ok(enqueued)
     }
 
     /// What a copy that was enqueued on a stream just now is waited for by.

@@ -64,6 +64,14 @@ impl Engine {
         self.look_around();
         let _call = self.call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
+        let parts = self.enqueue_cast(cast);
+        let parts = self.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
+        self.handle(on, options, parts)
+    }
+
+    /// Pulled in parts and passed on, or else one copy for each.
+    fn enqueue_cast(&self, cast: Cast<'_>) -> Result<Option<Parts>> {
+        let Cast { to, from, on, priority } = cast;
         let sources = self.sources(cast);
         // An answer that says nothing is no permission.
         if sources.len() > 1 && matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
@@ -73,8 +81,7 @@ impl Engine {
             match leased {
                 Some(outcome) => {
                     if let Some(parts) = outcome? {
-                        self.is_enqueued(to.iter().filter_map(Span::device).collect(), on)?;
-                        return self.handle(on, options, Some(parts));
+                        return Ok(Some(parts));
                     }
                 }
                 None => self.want_lease(),
@@ -82,14 +89,13 @@ impl Engine {
         }
         let mut parts: Option<Parts> = None;
         for to in to {
-            let more = self.enqueue(to, from, on, options.priority)?;
+            let more = self.enqueue(to, from, on, priority)?;
             parts = match (parts, more) {
                 (Some(parts), Some(more)) => Some(Parts { used: parts.used.union(more.used), ..more }),
                 (parts, more) => more.or(parts),
             };
         }
-        self.is_enqueued(to.iter().filter_map(Span::device).collect(), on)?;
-        self.handle(on, options, parts)
+        Ok(parts)
     }
 
     /// The GPUs that pull; none where they cannot all pass on to each other, or where it is not worth it.

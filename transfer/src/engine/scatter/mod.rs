@@ -137,17 +137,28 @@ impl Engine {
         if !spreads.is_empty() && !plain() {
             spreads.clear();
         }
+        let parts = self.enqueue_groups(list, &groups, &spreads);
+        let ends = blocks.iter().flat_map(|block| [block.to().kind, block.from().kind]);
+        let parts = self.covered(parts, ends.filter_map(PointerKind::device).collect(), on)?;
+        self.handle(on, options, parts)
+    }
+
+    /// Spread over links where they are to be; the parts of those.
+    fn enqueue_groups(
+        &self,
+        list: List<'_>,
+        groups: &[Group],
+        spreads: &[Spread<'_>],
+    ) -> Result<Option<Parts>> {
         let parts = match spreads.is_empty() {
             true => None,
-            false => self.scatter(list, &spreads)?,
+            false => self.scatter(list, spreads)?,
         };
         let is_spread = |group: &&Group| spreads.iter().any(|spread| spread.group.kind == group.kind);
         for group in groups.iter().filter(|group| !is_spread(group)) {
             self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX)?;
         }
-        let ends = blocks.iter().flat_map(|block| [block.to().kind, block.from().kind]);
-        self.is_enqueued(ends.filter_map(PointerKind::device).collect(), on)?;
-        self.handle(on, options, parts)
+        Ok(parts)
     }
 
     /// How a group is spread; `None` where the driver is better.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_device::Driver as _;
 use glake_device::owned::{DeviceSet, OwnedStream, Span};
 use glake_device::sim::SimOptions;
-use glake_device::{Address, DeviceId, PointerKind, Stream};
+use glake_device::{Address, DeviceId, Fault, Injected, PointerKind, Stream, Verb, When};
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
@@ -176,6 +176,31 @@ fn a_gpu_does_not_wait_for_another_s_stream_that_copies_its_memory() {
     assert!(bed.read(&gpu) == memory.as_slice());
     drop((stream, mapped, gpu, host));
     bed.end();
+}
+
+#[test]
+fn epochs_cover_what_another_gpu_s_stream_copies_also_where_the_call_fails() {
+    for failing in [false, true] {
+        let bed = Bed::made("h200x4", EngineOptions::default(), killing());
+        let (mapped, memory) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 5));
+        let (gpu, host) =
+            (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
+        let part = |span: &Span, at: u64| span.part(Bytes::kib(64 * at), Bytes::kib(64)).unwrap();
+        let to = [part(&gpu, 0), part(&gpu, 1)];
+        let (stream, on, release) = held(&bed, OTHER);
+        let second = Fault { verb: Some(Verb::Copy), when: When::From(2), error: Injected::Failed(1) };
+        bed.faults.set(&[second][..usize::from(failing)]);
+        let copied = bed.engine().copy_to_all(&to, &part(&host, 0), on, UNWAITED);
+        bed.faults.set(&[]);
+        assert_eq!(copied.is_err(), failing);
+        let mut epoch = bed.epochs.record(DeviceSet::of(GPU)).unwrap();
+        assert!(epoch.poll().unwrap().is_none(), "a copy of its memory waits in the stream");
+        release();
+        stream.synchronize().unwrap();
+        assert!(epoch.poll().unwrap().is_some());
+        drop((stream, mapped, memory, gpu, host, to, epoch, copied));
+        bed.end();
+    }
 }
 
 #[test]

@@ -185,6 +185,30 @@ impl Epochs {
         Ok(Passed { source: self.source, sequence, devices })
     }
 
+    /// Work of ours on memory of some GPUs was enqueued on a stream, whose device's own memory is covered by its epochs: those of the other
+    /// GPUs, whose contexts do not wait for the stream, cover it from now on. Nothing is marked while the stream is captured: a graph
+    /// runs as often as it is launched.
+    ///
+    /// # Errors
+    /// What the driver answers: the work is done then, or its device lost.
+    pub fn enqueued_on(&self, memory: DeviceSet, (device, stream): (DeviceId, Stream)) -> Result<()> {
+        let elsewhere = memory.without(DeviceSet::of(device));
+        if elsewhere.is_empty()
+            || !matches!(self.driver.capture_state(device, stream), Ok(CaptureState::None))
+        {
+            return Ok(());
+        }
+        for memory in elsewhere.iter() {
+            let marked = OwnedEvent::new(&self.driver, device, EventKind::Plain)
+                .and_then(|event| event.record(stream).map(|()| event));
+            match marked {
+                Ok(event) => self.outside(memory, event),
+                Err(_) => self.driver.stream_synchronize(device, stream)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Work of ours on memory of `memory` was enqueued in another context, up to where `done` was recorded, and nothing in the context
     /// of `memory` waits for it: its epochs and waits do until it is done.
     pub fn outside(&self, memory: DeviceId, done: OwnedEvent) {
@@ -192,7 +216,7 @@ impl Epochs {
         self.outside.lock().entry(memory).or_default().push(Arc::new(cell));
     }
 
-    /// Forgets what is done of it.
+    /// Gives back the events of such work that is done.
     pub fn sweep(&self) {
         let devices: Vec<DeviceId> = self.outside.lock().keys().copied().collect();
         devices.into_iter().for_each(|device| drop(self.still_outside(device)));
