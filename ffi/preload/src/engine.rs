@@ -177,25 +177,12 @@ fn tell(what: std::fmt::Arguments<'_>) {
 mod tests {
     use super::*;
 
-    /// Each value of the table, and whether it switches on; `None`: it is refused.
-    fn table() -> impl Iterator<Item = (String, Option<bool>)> {
-        let lines =
-            include_str!("../../../tests/tables/multi_path.txt").lines().filter(|line| line.starts_with('"'));
-        lines.map(|line| {
-            let (value, means) = line[1..].rsplit_once("\" ").unwrap();
-            let means = match means {
-                "on" => Some(true),
-                "off" => Some(false),
-                _ => None,
-            };
-            (value.replace("\\t", "\t"), means)
-        })
-    }
+    const MEANINGS: &[(&str, Option<bool>)] = &include!("../../../tests/tables/multi_path.rs");
 
     #[test]
     fn the_switch_means_what_it_means_to_the_library() {
-        for (value, means) in table() {
-            assert_eq!(switches_on(value.clone().into()).ok(), means, "{value:?}");
+        for (value, means) in MEANINGS {
+            assert_eq!(switches_on((*value).into()).ok(), *means, "{value:?}");
         }
     }
 }

@@ -269,27 +269,14 @@ mod tests {
         assert!(!load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path);
     }
 
-    /// Each value of the table, and whether it switches on; `None`: it is refused.
-    fn table() -> impl Iterator<Item = (String, Option<bool>)> {
-        let lines =
-            include_str!("../../../tests/tables/multi_path.txt").lines().filter(|line| line.starts_with('"'));
-        lines.map(|line| {
-            let (value, means) = line[1..].rsplit_once("\" ").unwrap();
-            let means = match means {
-                "on" => Some(true),
-                "off" => Some(false),
-                _ => None,
-            };
-            (value.replace("\\t", "\t"), means)
-        })
-    }
+    const MEANINGS: &[(&str, Option<bool>)] = &include!("../../../tests/tables/multi_path.rs");
 
     #[test]
     fn the_switch_means_what_it_means_to_the_preload_library() {
         assert!(!load(&[]).unwrap().transfer.multi_path);
-        for (value, means) in table() {
-            let switched = load(&[("GLAKE_MULTI_PATH", &value)]).map(|config| config.transfer.multi_path);
-            assert_eq!(switched.ok(), means, "{value:?}");
+        for (value, means) in MEANINGS {
+            let switched = load(&[("GLAKE_MULTI_PATH", value)]).map(|config| config.transfer.multi_path);
+            assert_eq!(switched.ok(), *means, "{value:?}");
         }
     }
 
