@@ -148,6 +148,9 @@ def copy_to_all(
 ) -> Copy | None:
     """Copies host memory to several GPUs. It is read once, and passed on between them.
 
+    All of it is in the order of one stream: ``stream``, or the current one of the first range's GPU. Work on the other GPUs' streams
+    that touches the memory is waited for by the caller before, and waits for the copy after.
+
     Raises:
         As ``copy_``.
     """

@@ -58,6 +58,8 @@ def main():
         same("pageable memory, from the GPU", back, source)
 
         source, targets = host(32 * MIB), [empty(32 * MIB, f"cuda:{gpu}") for gpu in range(gpus)]
+        for gpu in range(gpus):
+            torch.cuda.synchronize(gpu)  # each is zeroed on its own GPU's stream, and the copy is on one stream
         glake.copy_to_all(targets, source).wait()
         for gpu, target in enumerate(targets):
             same(f"a broadcast, GPU {gpu}", target, source)
