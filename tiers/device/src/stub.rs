@@ -19,6 +19,8 @@ pub(crate) struct Stub {
     pub(crate) mapped: Mutex<std::collections::BTreeMap<u64, u64>>,
     pub(crate) pending: std::sync::atomic::AtomicBool,
     pub(crate) events: AtomicU64,
+    /// Who waits for an event takes it, and may have to wait for it.
+    pub(crate) waits: Mutex<()>,
     /// Devices that have no context: none at first.
     pub(crate) without_context: AtomicU64,
 }
@@ -160,6 +162,7 @@ impl Driver for Stub {
         Ok(!self.pending.load(Relaxed))
     }
     fn event_synchronize(&self, _: DeviceId, _: Event) -> Result<()> {
+        drop(self.waits.lock());
         Ok(())
     }
     fn event_elapsed(&self, _: DeviceId, _: Event, _: Event) -> Result<f64> {

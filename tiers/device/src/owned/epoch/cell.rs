@@ -27,8 +27,6 @@ pub(super) struct Events {
 pub(super) struct Cell {
     pub(super) device: DeviceId,
     pub(super) event: Mutex<Option<OwnedEvent>>,
-    /// Whether it marks work outside the context of the memory that it is on: it is of one use.
-    pub(super) outside: bool,
 }
 
 impl Cell {

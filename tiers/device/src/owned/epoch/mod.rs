@@ -11,6 +11,7 @@
 //! [`Epochs::release_context`], for events are made in it: when all work there is done they have passed, and go too.
 
 mod cell;
+mod outside;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{DeviceSet, OwnedEvent};
 use crate::{CaptureState, DeviceId, Driver, DriverError, EventKind, Result, Stream, Verb};
 use cell::{Cell, Events, Quiet};
+use outside::{Mark, Outside};
 
 /// The order of epochs and marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,7 +55,7 @@ pub struct Epochs {
     whole: AtomicBool,
     known: Mutex<HashMap<DeviceId, Vec<Stream>>>,
     /// Work on a device's memory that its context does not wait for, by the device whose memory it is.
-    outside: Mutex<HashMap<DeviceId, Vec<Arc<Cell>>>>,
+    outside: Outside,
 }
 
 /// A recorded point; dropping it gives its events back.
@@ -63,6 +65,8 @@ pub struct Epoch {
     sequence: Sequence,
     devices: DeviceSet,
     pending: Vec<Arc<Cell>>,
+    /// What its devices' contexts do not wait for.
+    outside: Vec<Mark>,
 }
 
 /// While it lives, no epoch is recorded: an event for a whole context invalidates any capture in it.
@@ -111,7 +115,7 @@ impl Epochs {
             captures: RwLock::default(),
             whole: AtomicBool::new(true),
             known: Mutex::default(),
-            outside: Mutex::default(),
+            outside: Outside::default(),
         })
     }
 
@@ -140,9 +144,10 @@ impl Epochs {
             });
         }
         let sequence = self.advance();
-        let mut epoch = Epoch { epochs: self.clone(), sequence, devices, pending: Vec::new() };
+        let mut epoch =
+            Epoch { epochs: self.clone(), sequence, devices, pending: Vec::new(), outside: Vec::new() };
         for device in devices.iter() {
-            epoch.pending.extend(self.still_outside(device));
+            epoch.outside.extend(self.outside.pending(device));
             if self.is_quiet(device) {
                 // Its events are about to go.
                 self.driver.context_synchronize(device)?;
@@ -160,7 +165,7 @@ impl Epochs {
     /// modules or memory live there; [`DriverError::NotReady`] while calls run in it. The context stays, as it does where this
     /// fails in another way.
     pub fn release_context(&self, device: DeviceId) -> Result<()> {
-        self.sweep();
+        self.outside.sweep();
         let quiet = Quiet::begin(self, device)?;
         // What was recorded there before has passed after this, and nothing is recorded there meanwhile.
         self.driver.context_synchronize(device)?;
@@ -179,7 +184,7 @@ impl Epochs {
     pub fn synchronize(&self, devices: DeviceSet) -> Result<Passed> {
         let sequence = self.advance();
         for device in devices.iter() {
-            self.still_outside(device).iter().try_for_each(|cell| cell.wait())?;
+            self.outside.pending(device).iter().try_for_each(Mark::wait)?;
             self.driver.context_synchronize(device)?;
         }
         Ok(Passed { source: self.source, sequence, devices })
@@ -193,9 +198,9 @@ impl Epochs {
     /// What the driver answers: the work is done then, or its device lost.
     pub fn enqueued_on(&self, memory: DeviceSet, (device, stream): (DeviceId, Stream)) -> Result<()> {
         let elsewhere = memory.without(DeviceSet::of(device));
-        if elsewhere.is_empty()
-            || !matches!(self.driver.capture_state(device, stream), Ok(CaptureState::None))
-        {
+        // Where the answer says nothing, the mark or the wait will.
+        let captured = |state| matches!(state, Ok(CaptureState::Active(_) | CaptureState::Invalidated));
+        if elsewhere.is_empty() || captured(self.driver.capture_state(device, stream)) {
             return Ok(());
         }
         for memory in elsewhere.iter() {
@@ -212,31 +217,7 @@ impl Epochs {
     /// Work of ours on memory of `memory` was enqueued in another context, up to where `done` was recorded, and nothing in the context
     /// of `memory` waits for it: its epochs and waits do until it is done.
     pub fn outside(&self, memory: DeviceId, done: OwnedEvent) {
-        let cell = Cell { device: done.device(), event: Mutex::new(Some(done)), outside: true };
-        self.outside.lock().entry(memory).or_default().push(Arc::new(cell));
-    }
-
-    /// Gives back the events of such work that is done.
-    pub fn sweep(&self) {
-        let devices: Vec<DeviceId> = self.outside.lock().keys().copied().collect();
-        devices.into_iter().for_each(|device| drop(self.still_outside(device)));
-    }
-
-    /// What of it is not known to be done. No lock is held while the driver is asked.
-    fn still_outside(&self, memory: DeviceId) -> Vec<Arc<Cell>> {
-        let Some(cells) = self.outside.lock().get(&memory).cloned() else { return Vec::new() };
-        // Of a context that is lost no more work runs.
-        let is_done = |cell: &Arc<Cell>| match cell.is_passed() {
-            Ok(passed) => passed,
-            Err(error) => error.is_sticky(),
-        };
-        let (done, left): (Vec<_>, Vec<_>) = cells.into_iter().partition(is_done);
-        if !done.is_empty()
-            && let Some(known) = self.outside.lock().get_mut(&memory)
-        {
-            known.retain(|cell| !done.iter().any(|done| Arc::ptr_eq(done, cell)));
-        }
-        left
+        self.outside.add(memory, done);
     }
 
     /// The proof of what needs none: everything that was marked [`Sequence::START`] is done, on every device.
@@ -317,16 +298,13 @@ impl Epochs {
             }
         }
         let event = OwnedEvent::new(&self.driver, device, EventKind::Plain)?;
-        let cell = Arc::new(Cell { device, event: Mutex::new(Some(event)), outside: false });
+        let cell = Arc::new(Cell { device, event: Mutex::new(Some(event)) });
         self.events.lock().entry(device).or_default().all.push(cell.clone());
         Ok(cell)
     }
 
     /// Keeps a cell for the next epoch, unless its event has gone.
     fn give_back(&self, cell: Arc<Cell>) {
-        if cell.outside {
-            return;
-        }
         // In this order everywhere: the table, then a cell.
         let mut events = self.events.lock();
         if cell.event.lock().is_some() {
@@ -347,6 +325,12 @@ impl Epoch {
 
     /// The proof, if it has passed. Never waits.
     pub fn poll(&mut self) -> Result<Option<Passed>> {
+        while let Some(mark) = self.outside.last() {
+            if !mark.is_done()? {
+                return Ok(None);
+            }
+            self.outside.pop();
+        }
         while let Some(cell) = self.pending.last() {
             if !cell.is_passed()? {
                 return Ok(None);
@@ -358,6 +342,10 @@ impl Epoch {
 
     /// Waits on the host for the proof.
     pub fn wait(&mut self) -> Result<Passed> {
+        while let Some(mark) = self.outside.last() {
+            mark.wait()?;
+            self.outside.pop();
+        }
         while let Some(cell) = self.pending.last() {
             cell.wait()?;
             self.pop();

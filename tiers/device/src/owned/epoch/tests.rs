@@ -6,7 +6,7 @@ use super::*;
 use crate::owned::OwnedStream;
 use crate::sim::{Census, SimOptions, SimTopology, Simulator};
 use crate::stub::Stub;
-use crate::{Fault, Faults, Injected, Living, Recorder, When};
+use crate::{Fault, Faults, Injected, Living, Recorder, Refusal, When};
 use glake_units::Bytes;
 
 const BOTH: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
@@ -40,6 +40,76 @@ fn events_are_used_again() {
     assert_eq!(stub.events.load(Relaxed), 2);
     drop(epochs);
     assert_eq!(stub.events.load(Relaxed), 0);
+}
+
+const MEMORY: DeviceSet = DeviceSet::of(DeviceId(1));
+const STREAM: (DeviceId, Stream) = (DeviceId(0), Stream(7));
+
+#[test]
+fn marks_of_work_elsewhere_are_not_kept_once_it_is_done() {
+    let stub = Stub::new();
+    let epochs = Epochs::new(stub.clone());
+    for _ in 0..1000 {
+        epochs.enqueued_on(MEMORY, STREAM).unwrap();
+    }
+    assert!(stub.events.load(Relaxed) < 100, "{} events", stub.events.load(Relaxed));
+    // What is not done is kept, all of it.
+    epochs.outside.sweep();
+    stub.pending.store(true, Relaxed);
+    for _ in 0..1000 {
+        epochs.enqueued_on(MEMORY, STREAM).unwrap();
+    }
+    assert_eq!(stub.events.load(Relaxed), 1000);
+    assert!(epochs.record(MEMORY).unwrap().poll().unwrap().is_none());
+}
+
+#[test]
+fn who_waits_for_work_elsewhere_holds_nobody_up() {
+    let stub = Stub::new();
+    let epochs = Epochs::new(stub.clone());
+    stub.pending.store(true, Relaxed);
+    epochs.enqueued_on(MEMORY, STREAM).unwrap();
+    let held = stub.waits.lock();
+    let waiting = {
+        let mut epoch = epochs.record(MEMORY).unwrap();
+        std::thread::spawn(move || epoch.wait().map(drop))
+    };
+    // Most likely it waits by then; where it does not the test passes for nothing, and never fails for it.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let (done, recorded) = std::sync::mpsc::channel();
+    let other = epochs.clone();
+    let recording = std::thread::spawn(move || {
+        let mut epoch = other.record(MEMORY).unwrap();
+        let _ = done.send(epoch.poll().unwrap().is_none());
+    });
+    let told = recorded.recv_timeout(std::time::Duration::from_secs(10));
+    drop(held);
+    waiting.join().unwrap().unwrap();
+    recording.join().unwrap();
+    assert_eq!(told, Ok(true), "what is waited for is enqueued after the next epoch is recorded");
+}
+
+#[test]
+fn a_lost_gpu_ends_the_work_that_it_had_on_others_memory() {
+    for (error, ends) in [
+        (Injected::Sticky(700), true),
+        (Injected::Refused(Refusal::UnknownHandle), true),
+        (Injected::Failed(1), false),
+    ] {
+        let stub = Stub::new();
+        // No epoch of its own has an event.
+        stub.without_context.store(MEMORY.bits(), Relaxed);
+        stub.pending.store(true, Relaxed);
+        let faults = Arc::new(Faults::new(stub.clone()));
+        let epochs = Epochs::new(faults.clone());
+        epochs.enqueued_on(MEMORY, STREAM).unwrap();
+        let [mut polled, mut waited] = [0, 1].map(|_| epochs.record(MEMORY).unwrap());
+        let of = |verb| Fault { verb: Some(verb), when: When::From(1), error };
+        faults.set(&[of(Verb::EventQuery), of(Verb::EventSynchronize)]);
+        assert_eq!(polled.poll().is_ok_and(|passed| passed.is_some()), ends, "{error:?}");
+        assert_eq!(waited.wait().is_ok(), ends, "{error:?}");
+        assert_eq!(epochs.synchronize(MEMORY).is_ok(), ends, "{error:?}");
+    }
 }
 
 #[test]
