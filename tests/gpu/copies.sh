@@ -38,10 +38,9 @@ for name in "${names[@]}"; do limit_of "$name" >/dev/null || exit 2; done
 
 if [ ! -e /dev/nvidiactl ]; then echo "copies: SKIPPED: no NVIDIA GPU on this machine"; exit 0; fi
 mkdir -p "$out" || exit 2
-if ! "$python" -c 'import glake' 2>/dev/null; then
-    export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
-    cp "$dir/lib_glake.so" "$package/glake/_glake.abi3.so" || exit 2
-fi
+# This package and this build, whichever is installed.
+export PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}"
+cp "$dir/lib_glake.so" "$package/glake/_glake.abi3.so" || exit 2
 export GLAKE_LIBRARY="$dir/libgmlake.so" PYTHONUNBUFFERED=1
 sanitizer="compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"
 
@@ -74,7 +73,7 @@ for name in "${names[@]}"; do
     limit=$(limit_of "$name")
     echo "== $name (at most $limit s)"
     begin=$SECONDS
-    COPIES_PART=$name timeout --kill-after 10 "$limit" "$0" "$dir" "$old" "$out" 2>&1 | tee "$out/$name.log"
+    COPIES_PART=$name timeout --kill-after 10 "$limit" "$here/copies.sh" "$dir" "$old" "$out" 2>&1 | tee "$out/$name.log"
     code=${PIPESTATUS[0]}
     case $code in
         0) word=ok; grep -q '\bSKIPPED\b' "$out/$name.log" && word=SKIPPED ;;

@@ -217,7 +217,9 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
     # Of one GPU, and where nobody says of which, the first in the order of their handles.
     named = {(-1 if part.device is None else part.device, part.stream) for part in ranges if part.stream is not None}
     own = -1 if device is None else device
-    torch = sys.modules.get("torch")
+    # Arrays of others have nothing to do with torch's streams, whether it is imported or not.
+    of_torch = hasattr(stream, "device_index") or any(part.of_torch and part.device is not None for part in ranges)
+    torch = sys.modules.get("torch") if of_torch else None
     with torch.cuda.device(device) if torch is not None and device is not None else contextlib.nullcontext():
         if stream is not None:
             handle = handle_of(stream)

@@ -23,9 +23,10 @@ class Range:
         size: how many they are.
         device: the GPU that they are on, as torch or the driver says; None for the host, and for memory that moves.
         stream: the stream that they were last written on, where their owner says so.
+        of_torch: whether they are a tensor's, which is used on torch's current stream.
     """
 
-    __slots__ = ("address", "device", "size", "stream", "_export", "_owner")
+    __slots__ = ("address", "device", "of_torch", "size", "stream", "_export", "_owner")
 
     def __init__(
         self,
@@ -35,9 +36,11 @@ class Range:
         *,
         device: int | None = None,
         stream: int | None = None,
+        of_torch: bool = False,
         export: _Buffer | None = None,
     ) -> None:
         self._owner = owner
+        self.of_torch = of_torch
         self._export = export
         self.address = address
         self.size = size
@@ -83,7 +86,7 @@ def _of_tensor(torch: ModuleType, tensor: Any, name: str) -> Range:
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError(f"{name} is a view that conjugates or negates: its bytes are another tensor's; copy {name}.resolve_conj().resolve_neg()")
     size = tensor.numel() * tensor.element_size()
-    return Range(tensor, tensor.data_ptr(), size, device=tensor.device.index if kind == "cuda" else None)
+    return Range(tensor, tensor.data_ptr(), size, device=tensor.device.index if kind == "cuda" else None, of_torch=True)
 
 
 def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: bool) -> Range:

@@ -5,6 +5,7 @@ import gc
 import json
 import mmap
 import os
+import sys
 import threading
 import time
 import types
@@ -174,6 +175,22 @@ class Streams(unittest.TestCase):
         glake.copy_(two, one)
         glake.copy_(back, two, wait=True)
         self.assertEqual(bytes(back), pattern(MIB))
+
+    def test_torch_has_no_say_in_the_streams_of_others_arrays(self):
+        class Tensor:
+            pass
+
+        def unusable(*_):
+            raise AssertionError("torch was asked")
+
+        torch = types.ModuleType("torch")
+        torch.Tensor, torch.cuda = Tensor, types.SimpleNamespace(device=unusable, current_stream=unusable)
+        sys.modules["torch"] = torch
+        self.addCleanup(sys.modules.pop, "torch")
+        array = Array(MIB, stream=2)
+        glake.copy_(array, pattern(MIB), wait=True)
+        glake.copy_(array, pattern(MIB), stream=1, wait=True)
+        self.assertEqual(array.bytes(), pattern(MIB))
 
     def test_a_default_stream_is_that_of_the_arrays_gpu(self):
         asked, synchronized = [], []
