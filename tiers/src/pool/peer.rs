@@ -79,7 +79,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::NoSuchDevice`], or what the driver answers, above all where the two devices cannot reach each other;
-    /// the peer may touch nothing more than before, then.
+    /// the peer may touch no more of the pool than before, then; plain memory may be open to it.
     pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
         // Nothing is mapped or unmapped meanwhile.
         let _quiet = self.growth()?;

@@ -374,6 +374,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_watched_stays_so_whatever_is_lent_before_or_after() {
+        for lent_first in [false, true] {
+            let bed = bed();
+            let peer = DeviceId(1);
+            // Before anything is mapped.
+            let lend = |now: bool| if now { bed.home.lend(peer) };
+            lend(lent_first);
+            bed.home.watch(peer);
+            lend(!lent_first);
+            let mapped = bed.map(&[0]);
+            bed.home.set_access(Bytes::ZERO, TWO, &read_write(2)).unwrap();
+            bed.home.retire(&mapped, bed.epochs.mark()).unwrap();
+            let alone = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+            assert_eq!(refusal(bed.home.unmap(&mapped, &alone)), Refusal::InUse, "the peer may use it");
+            let both = bed.epochs.synchronize([GPU, peer].into_iter().collect()).unwrap();
+            bed.home.unmap(&mapped, &both).unwrap();
+        }
+    }
+
+    #[test]
     fn a_proof_from_before_the_retirement_serves_what_was_idle_before_it() {
         let bed = bed();
         let mapped = bed.map(&[0]);

@@ -253,10 +253,8 @@ impl Table {
 
     /// From now on, which `mark` was drawn before, any work of a device may touch the memory.
     pub(super) fn watch(&mut self, device: DeviceId, mark: Sequence) {
-        if self.lent.contains(device) {
-            self.lent = self.lent.without(DeviceSet::of(device));
-            self.since.insert(device, mark);
-        }
+        self.lent = self.lent.without(DeviceSet::of(device));
+        self.since.entry(device).or_insert(mark);
     }
 
     /// The devices whose work from before a mark may use a mapping.

@@ -66,6 +66,8 @@ fn marks_of_work_elsewhere_are_not_kept_once_it_is_done() {
 #[test]
 fn who_waits_for_work_elsewhere_holds_nobody_up() {
     let stub = Stub::new();
+    // No epoch of its own has an event.
+    stub.without_context.store(MEMORY.bits(), Relaxed);
     let epochs = Epochs::new(stub.clone());
     stub.pending.store(true, Relaxed);
     epochs.enqueued_on(MEMORY, STREAM).unwrap();
