@@ -128,7 +128,7 @@ impl Process {
         Ok(primary)
     }
 
-    /// Copies of pool memory were enqueued on a stream, of a device if that is known: see [`Epochs::enqueued_on`].
+    /// Copies of pool memory were enqueued on a stream, of a device if that is known: see [`glake_device::owned::Epochs::enqueued_on`].
     ///
     /// # Errors
     /// What the driver answers; the copies are done then, or their device lost.

@@ -1,0 +1,84 @@
+//! Every domain by its name. A name is given once: who asks for one that is gone is told so, whatever took its place.
+
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
+
+use crate::domain::{Domain, DomainOptions};
+use crate::ids::DomainId;
+use crate::lane::Lane;
+
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    table: Slab<Domain>,
+    /// How many there were.
+    made: u32,
+}
+
+impl Domains {
+    /// A new one, with lanes of its own.
+    pub(crate) fn add(&mut self, options: DomainOptions, lanes: &mut Slab<Lane>) -> DomainId {
+        let entry = self.table.vacant_entry();
+        let id = DomainId::new(self.made, entry.key());
+        self.made += 1;
+        entry.insert(Domain::new(id, options, lanes));
+        id
+    }
+
+    pub(crate) fn get(&self, id: DomainId) -> Option<&Domain> {
+        self.table.get(id.place()).filter(|domain| domain.id == id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: DomainId) -> Option<&mut Domain> {
+        self.table.get_mut(id.place()).filter(|domain| domain.id == id)
+    }
+
+    /// Forgets one that is there.
+    pub(crate) fn remove(&mut self, id: DomainId) -> Option<Domain> {
+        self.get(id)?;
+        self.table.try_remove(id.place())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (DomainId, &Domain)> {
+        self.table.iter().map(|(_, domain)| (domain.id, domain))
+    }
+}
+
+/// One that is there: what lies in memory names no other.
+impl Index<DomainId> for Domains {
+    type Output = Domain;
+
+    fn index(&self, id: DomainId) -> &Domain {
+        let domain = &self.table[id.place()];
+        debug_assert_eq!(domain.id, id);
+        domain
+    }
+}
+
+impl IndexMut<DomainId> for Domains {
+    fn index_mut(&mut self, id: DomainId) -> &mut Domain {
+        let domain = &mut self.table[id.place()];
+        debug_assert_eq!(domain.id, id);
+        domain
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_given_once() {
+        let (mut domains, mut lanes) = (Domains::default(), Slab::new());
+        let mut gone = Vec::new();
+        for _ in 0..100 {
+            let id = domains.add(DomainOptions::default(), &mut lanes);
+            assert!(domains.get(id).is_some() && !gone.contains(&id));
+            assert!(domains.remove(id).is_some() && domains.remove(id).is_none());
+            gone.push(id);
+        }
+        let last = domains.add(DomainOptions::default(), &mut lanes);
+        assert!(gone.iter().all(|id| domains.get(*id).is_none() && id.number() != last.number()));
+        assert_eq!(domains.iter().map(|(id, _)| id).collect::<Vec<_>>(), [last]);
+    }
+}
