@@ -3,7 +3,7 @@
 use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::ids::{AliasId, DomainId, LaneId, StreamKey};
+use crate::ids::{AliasId, DomainId, Epoch, LaneId, StreamKey};
 use crate::lane::{Class, Lane, Taker};
 use crate::piece::Pieces;
 
@@ -61,6 +61,7 @@ pub(crate) struct StreamLanes {
 
 #[derive(Debug)]
 pub(crate) struct Domain {
+    pub(crate) id: DomainId,
     pub(crate) options: DomainOptions,
     pub(crate) streams: SmallVec<[StreamLanes; 4]>,
     /// Large pieces and slabs that anyone may take.
@@ -73,8 +74,10 @@ pub(crate) struct Domain {
     pub(crate) away_large: LaneId,
     pub(crate) away_small: LaneId,
     pub(crate) aliases: Vec<AliasId>,
-    /// Its owner gave it up: what is free goes back to the driver.
-    pub(crate) released: bool,
+    /// When its owner gave it up: what was free then goes back to the driver once that has passed, for a graph may still write to it.
+    pub(crate) released: Option<Epoch>,
+    /// Plans for blocks of it that are neither committed nor aborted.
+    pub(crate) plans: usize,
     /// What is in it is not written to, so nothing new is handed out.
     pub(crate) sealed: bool,
     pub(crate) extents: usize,
@@ -84,6 +87,7 @@ impl Domain {
     pub(crate) fn new(id: DomainId, options: DomainOptions, lanes: &mut Slab<Lane>) -> Self {
         let mut lane = |class, taker| add(lanes, Lane::new(id, class, taker));
         Domain {
+            id,
             options,
             streams: SmallVec::new(),
             passed_large: lane(Class::Large, Taker::Anyone),
@@ -93,10 +97,15 @@ impl Domain {
             away_large: lane(Class::Large, Taker::Away),
             away_small: lane(Class::Small, Taker::Away),
             aliases: Vec::new(),
-            released: false,
+            released: None,
+            plans: 0,
             sealed: false,
             extents: 0,
         }
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.is_some()
     }
 
     /// The lanes of a stream that was seen before.

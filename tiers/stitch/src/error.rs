@@ -50,19 +50,19 @@ pub enum StitchError {
         obstacle: Obstacle,
     },
     /// The domain does not exist any more.
-    #[error("domain {} was released", domain.index())]
+    #[error("domain {} was released", domain.number())]
     UnknownDomain {
         /// Which.
         domain: DomainId,
     },
     /// Some of the domain's memory is not on its GPU: bring it back first.
-    #[error("some of the memory of domain {} is not on its GPU: refill it first", domain.index())]
+    #[error("some of the memory of domain {} is not on its GPU: refill it first", domain.number())]
     Away {
         /// Which.
         domain: DomainId,
     },
     /// What is in the domain is not to change, so nothing new is handed out: unseal it first.
-    #[error("domain {} is sealed: unseal it before asking for more of it", domain.index())]
+    #[error("domain {} is sealed: unseal it before asking for more of it", domain.number())]
     Sealed {
         /// Which.
         domain: DomainId,

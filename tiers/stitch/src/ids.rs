@@ -8,7 +8,11 @@ pub struct StreamKey(pub u64);
 
 /// A domain: extents of one owner (the default one, a region, a private pool of a graph), never shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DomainId(pub(crate) u32);
+pub struct DomainId {
+    number: u32,
+    /// Where it lies in its table.
+    place: u32,
+}
 
 /// A piece of physical memory: the unit of mapping, lending and release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +41,26 @@ pub(crate) struct PieceId(pub(crate) u32);
 /// The free pieces that one taker has in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId(pub(crate) u32);
+
+impl DomainId {
+    /// The one that is always there.
+    pub(crate) const DEFAULT: DomainId = DomainId { number: 0, place: 0 };
+
+    /// The table never holds 2^32 entries.
+    #[allow(clippy::cast_possible_truncation)]
+    pub(crate) const fn new(number: u32, place: usize) -> DomainId {
+        DomainId { number, place: place as u32 }
+    }
+
+    /// How many there were before it: no other one has the same.
+    pub const fn number(self) -> u32 {
+        self.number
+    }
+
+    pub(crate) const fn place(self) -> usize {
+        self.place as usize
+    }
+}
 
 impl PieceId {
     pub(crate) const NONE: PieceId = PieceId(u32::MAX);
@@ -81,7 +105,7 @@ macro_rules! indexes {
     )+};
 }
 
-indexes!(DomainId, ExtentId, AliasId, PlanId, PieceId, LaneId);
+indexes!(ExtentId, AliasId, PlanId, PieceId, LaneId);
 
 impl fmt::Display for StreamKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

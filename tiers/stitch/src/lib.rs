@@ -41,6 +41,7 @@ mod allocator;
 mod bin;
 mod bins;
 mod domain;
+mod domains;
 mod error;
 mod extent;
 mod ids;

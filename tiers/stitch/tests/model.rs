@@ -22,12 +22,12 @@ const STREAMS: u64 = 4;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Malloc { cells: u64, stream: u64, domain: usize, abort: bool },
+    Malloc { cells: u64, stream: u64, domain: usize, abort: bool, meanwhile: Vec<Quick> },
     Free { which: usize },
     Record { which: usize, stream: u64 },
     Close,
     Pass,
-    Trim { keep: u64, abort: bool },
+    Trim { keep: u64, abort: bool, meanwhile: Vec<Quick> },
     TrimDomain { which: usize },
     Claim { at: usize, cells: u64, stream: u64, again: bool },
     Checkpoint { which: usize },
@@ -43,16 +43,46 @@ enum Op {
     CameBack { which: usize },
 }
 
+/// What other threads do while the driver executes a plan: nothing of it waits for the driver.
+#[derive(Clone, Debug)]
+enum Quick {
+    Hit { cells: u64, stream: u64, domain: usize },
+    Free { which: usize },
+    Record { which: usize, stream: u64 },
+    Close,
+    Pass,
+    Release { which: usize },
+}
+
+fn meanwhile() -> impl Strategy<Value = Vec<Quick>> {
+    let quick = prop_oneof![
+        3 => (prop_oneof![1..=16u64, 17..=300u64], 0..STREAMS, 0..3usize)
+            .prop_map(|(cells, stream, domain)| Quick::Hit { cells, stream, domain }),
+        3 => any::<usize>().prop_map(|which| Quick::Free { which }),
+        1 => (any::<usize>(), 0..STREAMS).prop_map(|(which, stream)| Quick::Record { which, stream }),
+        2 => Just(Quick::Close),
+        2 => Just(Quick::Pass),
+        1 => any::<usize>().prop_map(|which| Quick::Release { which }),
+    ];
+    prop_oneof![2 => Just(Vec::new()), 1 => prop::collection::vec(quick, 1..6)]
+}
+
 fn op() -> impl Strategy<Value = Op> {
-    let malloc =
-        (prop_oneof![1..=16u64, 17..=300u64, 100..=900u64], 0..STREAMS, 0..3usize, prop::bool::weighted(0.1));
+    let malloc = (
+        prop_oneof![1..=16u64, 17..=300u64, 100..=900u64],
+        0..STREAMS,
+        0..3usize,
+        prop::bool::weighted(0.1),
+        meanwhile(),
+    );
     prop_oneof![
-        12 => malloc.prop_map(|(cells, stream, domain, abort)| Op::Malloc { cells, stream, domain, abort }),
+        12 => malloc.prop_map(|(cells, stream, domain, abort, meanwhile)| Op::Malloc { cells, stream, domain, abort, meanwhile }),
         11 => any::<usize>().prop_map(|which| Op::Free { which }),
         2 => (any::<usize>(), 0..STREAMS).prop_map(|(which, stream)| Op::Record { which, stream }),
         4 => Just(Op::Close),
         4 => Just(Op::Pass),
-        1 => (0..2000u64, prop::bool::weighted(0.3)).prop_map(|(keep, abort)| Op::Trim { keep, abort }),
+        1 => (0..2000u64, prop::bool::weighted(0.3), meanwhile())
+            .prop_map(|(keep, abort, meanwhile)| Op::Trim { keep, abort, meanwhile }),
         1 => any::<usize>().prop_map(|which| Op::TrimDomain { which }),
         3 => (any::<usize>(), prop_oneof![1..=16u64, 17..=100u64], 0..STREAMS, any::<bool>())
             .prop_map(|(at, cells, stream, again)| Op::Claim { at, cells, stream, again }),
@@ -117,6 +147,10 @@ struct Model {
     kept: HashSet<DomainId>,
     /// Of these, those that have no aliases and lend nothing.
     private: HashSet<DomainId>,
+    /// Those that there are.
+    domains: Vec<DomainId>,
+    /// Those that were given up, and when where they kept what was free: a graph's replay may write to all of that.
+    released: HashMap<DomainId, Option<Epoch>>,
     checkpoint: Option<Checkpoint>,
     /// Blocks that were freed: where, how many cells, the stream.
     gone: Vec<(Bytes, Bytes, u64)>,
@@ -171,6 +205,9 @@ impl Model {
                         let apart = end <= offset.get() || offset.get() + size.get() <= start;
                         assert!(apart, "unmapped under a live block");
                     }
+                    let replayed = |extent| self.released.get(&self.extents[extent].0).copied().flatten();
+                    let replays = extents.iter().filter_map(replayed).any(|epoch| epoch > self.passed);
+                    assert!(!replays, "unmapped under a graph's replay");
                     // Work may still run on the range: nothing in it was used at these addresses after what has passed.
                     for (index, extent) in extents.iter().enumerate() {
                         let _ = index;
@@ -193,6 +230,9 @@ impl Model {
                     // What is away has no memory to use: all work on it was done when it left, none was enqueued since, and a
                     // free there is pending in name only. Its aliases, whose other extents may be here, go when theirs have passed.
                     assert!(!pending || away.is_some(), "released under running work");
+                    let replayed =
+                        self.released.get(domain).copied().flatten().is_some_and(|epoch| epoch > self.passed);
+                    assert!(!replayed || away.is_some(), "released under a graph's replay");
                     assert!(self.mapped.values().all(|(other, ..)| other != extent), "released while mapped");
                 }
             }
@@ -337,57 +377,43 @@ fn settings(borrow: Borrow) -> Settings {
 
 fn run(borrow: Borrow, program: Vec<Op>) {
     let mut core = Allocator::new(settings(borrow)).expect("the settings are in range");
-    let mut model = Model { open: Epoch(1), ..Model::default() };
-    let mut domains = vec![Allocator::default_domain()];
+    let mut model = Model { open: Epoch(1), domains: vec![Allocator::default_domain()], ..Model::default() };
     for op in program {
         model.now += 1;
         match op {
-            Op::Malloc { cells, stream, domain, abort } => {
-                let domain = domains[domain % domains.len()];
+            Op::Malloc { cells, stream, domain, abort, meanwhile } => {
+                let domain = model.domains[domain % model.domains.len()];
                 let request = Request { size: Bytes::new(cells * CELL), stream: StreamKey(stream), domain };
                 let most = core.largest(domain, Bytes::MAX).expect("it exists");
                 let before = model.blocks.len();
-                malloc(&mut core, &mut model, &request, stream, abort);
-                assert!(model.blocks.len() == before || request.size <= most, "more than {most} was served");
+                malloc(&mut core, &mut model, &request, stream, abort, &meanwhile);
+                let served = model.blocks.len() > before;
+                assert!(
+                    !meanwhile.is_empty() || !served || request.size <= most,
+                    "more than {most} was served"
+                );
             }
-            Op::Free { which } if !model.blocks.is_empty() => {
-                let grant = model.free(which % model.blocks.len());
-                assert_eq!(core.free(grant.offset), Ok(grant.size));
-                assert!(core.free(grant.offset).is_err(), "a double free is refused");
-            }
-            Op::Record { which, stream } if !model.blocks.is_empty() => {
-                let index = which % model.blocks.len();
-                let block = &mut model.blocks[index];
-                block.recorded |= block.stream != stream;
-                assert!(core.record_stream(block.grant.offset, StreamKey(stream)));
-            }
-            Op::Close => {
-                model.open = Epoch(core.close_epoch().0 + 1);
-            }
-            Op::Pass => {
-                let next = Epoch(model.passed.0 + 1);
-                if next < model.open {
-                    model.passed = next;
-                    core.pass_epoch(next);
-                }
-            }
-            Op::Trim { keep, abort } => {
+            Op::Free { which } => quick(&mut core, &mut model, &Quick::Free { which }),
+            Op::Record { which, stream } => quick(&mut core, &mut model, &Quick::Record { which, stream }),
+            Op::Close => quick(&mut core, &mut model, &Quick::Close),
+            Op::Pass => quick(&mut core, &mut model, &Quick::Pass),
+            Op::Trim { keep, abort, meanwhile } => {
                 let plan = core.plan_trim(Bytes::new(keep * CELL));
-                finish(&mut core, &mut model, plan, abort);
+                finish(&mut core, &mut model, plan, abort, &meanwhile);
             }
             Op::TrimDomain { which } => {
-                let domain = domains[which % domains.len()];
+                let domain = model.domains[which % model.domains.len()];
                 let kept = model.kept.remove(&domain);
                 if let Some(checkpoint) = &mut model.checkpoint {
                     checkpoint.owned &= checkpoint.domain != domain;
                 }
                 let plan = core.plan_trim_domain(domain).expect("it exists");
-                finish(&mut core, &mut model, plan, false);
+                finish(&mut core, &mut model, plan, false, &[]);
                 model.kept.extend(kept.then_some(domain));
             }
             Op::Claim { at, cells, stream, again } => claim(&mut core, &mut model, at, cells, stream, again),
             Op::Checkpoint { which } => {
-                let domain = domains[which % domains.len()];
+                let domain = model.domains[which % model.domains.len()];
                 let owned = model.private.contains(&domain);
                 match core.checkpoint(domain) {
                     Ok(claims) => model.checkpoint = Some(Checkpoint { domain, claims, owned }),
@@ -397,30 +423,31 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             Op::Restore => restore(&mut core, &mut model),
             Op::Collect => {
                 let plan = core.plan_due_collection();
-                finish(&mut core, &mut model, plan, false);
+                finish(&mut core, &mut model, plan, false, &[]);
             }
             Op::Limit { quarters } => core.set_limit(Bytes::mib(64 * quarters)),
-            Op::AddDomain { alias, lend, keep } if domains.len() < 4 => {
-                domains.push(core.add_domain(DomainOptions { alias, lend, extent: None, keep }));
+            Op::AddDomain { alias, lend, keep } if model.domains.len() < 4 => {
+                let domain = core.add_domain(DomainOptions { alias, lend, extent: None, keep });
+                assert!(
+                    !model.released.contains_key(&domain),
+                    "a number that names something is never used again"
+                );
+                model.domains.push(domain);
                 if keep {
-                    model.kept.insert(domains[domains.len() - 1]);
+                    model.kept.insert(domain);
                 }
                 if keep && !alias && !lend {
-                    model.private.insert(domains[domains.len() - 1]);
+                    model.private.insert(domain);
                 }
             }
-            Op::ReleaseDomain { which } if domains.len() > 1 => {
-                let domain = domains.remove(1 + which % (domains.len() - 1));
-                core.release_domain(domain).expect("it exists");
-                model.kept.remove(&domain);
-                model.private.remove(&domain);
-                model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
-                assert!(core.release_domain(domain).is_err());
-            }
+            Op::ReleaseDomain { which } => quick(&mut core, &mut model, &Quick::Release { which }),
             Op::Seal { which, sealed } => {
-                core.seal_domain(domains[which % domains.len()], sealed).expect("it exists");
+                core.seal_domain(model.domains[which % model.domains.len()], sealed).expect("it exists");
             }
-            Op::Leave { which } => leave(&mut core, &mut model, domains[which % domains.len()], which),
+            Op::Leave { which } => {
+                let domain = model.domains[which % model.domains.len()];
+                leave(&mut core, &mut model, domain, which);
+            }
             Op::Left { which } => left(&mut core, &mut model, which),
             Op::Enter { which, made } => enter(&mut core, &mut model, which, made),
             Op::CameBack { which } => {
@@ -431,23 +458,80 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             }
             _ => {}
         }
-        for extent in core.take_emptied() {
-            let (domain, cells) = &model.extents[&extent];
-            assert!(cells.iter().all(|cell| !cell.live), "something in it is live");
-            assert!(!model.private.contains(domain), "a graph's bytes count, live or not");
-        }
+        emptied(&mut core, &model);
         core.check().unwrap_or_else(|broken| panic!("{broken}"));
         let here = model.extents.iter().filter(|(extent, _)| model.elsewhere.get(extent) != Some(&false));
         let held: u64 = here.map(|(_, (_, cells))| cells.len() as u64 * CELL).sum();
         assert_eq!(core.reserved_bytes().get(), held, "reserved counts every physical byte");
         if model.now.is_multiple_of(8) {
-            finds(&core, &model, &domains);
+            finds(&core, &model);
         }
     }
-    end(core, model, domains);
+    end(core, model);
 }
 
-fn malloc(core: &mut Allocator, model: &mut Model, request: &Request, stream: u64, abort: bool) {
+/// Extents that are not here, and whose last live block was freed: asked for with each free.
+fn emptied(core: &mut Allocator, model: &Model) {
+    for extent in core.take_emptied() {
+        let (domain, cells) = &model.extents[&extent];
+        assert!(cells.iter().all(|cell| !cell.live), "something in it is live");
+        assert!(!model.private.contains(domain), "a graph's bytes count, live or not");
+    }
+}
+
+/// What no driver is needed for.
+fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
+    match *quick {
+        Quick::Hit { cells, stream, domain } => {
+            let domain = model.domains[domain % model.domains.len()];
+            let request = Request { size: Bytes::new(cells * CELL), stream: StreamKey(stream), domain };
+            if let Some(grant) = core.take(&request) {
+                model.take(grant, stream, domain);
+            }
+        }
+        Quick::Free { which } if !model.blocks.is_empty() => {
+            let grant = model.free(which % model.blocks.len());
+            assert_eq!(core.free(grant.offset), Ok(grant.size));
+            assert!(core.free(grant.offset).is_err(), "a double free is refused");
+            emptied(core, model);
+        }
+        Quick::Record { which, stream } if !model.blocks.is_empty() => {
+            let index = which % model.blocks.len();
+            let block = &mut model.blocks[index];
+            block.recorded |= block.stream != stream;
+            assert!(core.record_stream(block.grant.offset, StreamKey(stream)));
+        }
+        Quick::Close => {
+            model.open = Epoch(core.close_epoch().0 + 1);
+        }
+        Quick::Pass => {
+            let next = Epoch(model.passed.0 + 1);
+            if next < model.open {
+                model.passed = next;
+                core.pass_epoch(next);
+            }
+        }
+        Quick::Release { which } if model.domains.len() > 1 => {
+            let domain = model.domains.remove(1 + which % (model.domains.len() - 1));
+            core.release_domain(domain).expect("it exists");
+            let kept = model.kept.remove(&domain);
+            model.released.insert(domain, kept.then_some(model.open));
+            model.private.remove(&domain);
+            model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
+            assert!(core.release_domain(domain).is_err());
+        }
+        Quick::Free { .. } | Quick::Record { .. } | Quick::Release { .. } => {}
+    }
+}
+
+fn malloc(
+    core: &mut Allocator,
+    model: &mut Model,
+    request: &Request,
+    stream: u64,
+    abort: bool,
+    meanwhile: &[Quick],
+) {
     if let Some(grant) = core.take(request) {
         return model.take(grant, stream, request.domain);
     }
@@ -456,11 +540,16 @@ fn malloc(core: &mut Allocator, model: &mut Model, request: &Request, stream: u6
         match core.plan(request, true) {
             Ok(Outcome::Ready(grant)) => return model.take(grant, stream, request.domain),
             Ok(Outcome::Work(plan)) if abort => {
+                meanwhile.iter().for_each(|step| quick(core, model, step));
                 core.abort(plan.id);
-                assert_eq!(picture(core), before, "an abort leaves everything as it was");
+                assert!(
+                    !meanwhile.is_empty() || picture(core) == before,
+                    "an abort leaves everything as it was"
+                );
                 return;
             }
             Ok(Outcome::Work(plan)) => {
+                meanwhile.iter().for_each(|step| quick(core, model, step));
                 model.execute(&plan);
                 if let Some(grant) = core.commit(plan.id) {
                     return model.take(grant, stream, request.domain);
@@ -475,6 +564,7 @@ fn malloc(core: &mut Allocator, model: &mut Model, request: &Request, stream: u6
             }
             Err(StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. }) => return,
             Err(StitchError::Sealed { .. }) => return,
+            Err(StitchError::UnknownDomain { domain }) if model.released.contains_key(&domain) => return,
             Err(error) => panic!("{error}"),
         }
     }
@@ -539,7 +629,7 @@ fn restore(core: &mut Allocator, model: &mut Model) {
 }
 
 /// What the core says of live blocks, asked by any of their bytes and by their domain.
-fn finds(core: &Allocator, model: &Model, domains: &[DomainId]) {
+fn finds(core: &Allocator, model: &Model) {
     for block in &model.blocks {
         let (start, size) = (block.grant.offset.get(), block.grant.size.get());
         for at in [start, start + size / 3, start + size - 1] {
@@ -554,7 +644,7 @@ fn finds(core: &Allocator, model: &Model, domains: &[DomainId]) {
     }
     let mut free = model.mapped.keys().filter(|&&at| !model.is_live(at));
     assert!(free.all(|&at| core.find(Bytes::new(at)).is_none()), "a block where none is live");
-    for &domain in domains {
+    for &domain in &model.domains {
         let told: Vec<Bytes> = core.blocks_of(domain).iter().map(|block| block.offset).collect();
         let owner = |block: &&Block| model.extents[&block.cells[0].0].0 == domain;
         let mut known: Vec<Bytes> =
@@ -643,8 +733,9 @@ fn enter(core: &mut Allocator, model: &mut Model, which: usize, made: bool) {
     model.elsewhere.insert(extent, true);
 }
 
-fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bool) {
+fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bool, meanwhile: &[Quick]) {
     let Some(plan) = plan else { return };
+    meanwhile.iter().for_each(|step| quick(core, model, step));
     if abort {
         core.abort(plan.id);
     } else {
@@ -654,14 +745,13 @@ fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bo
 }
 
 /// Everything is freed, has passed and is trimmed: every gauge is at zero.
-fn end(mut core: Allocator, mut model: Model, domains: Vec<DomainId>) {
+fn end(mut core: Allocator, mut model: Model) {
     while !model.blocks.is_empty() {
         let grant = model.free(0);
         core.free(grant.offset).expect("it is live");
     }
-    for domain in &domains[1..] {
-        core.release_domain(*domain).expect("it exists");
-        model.kept.remove(domain);
+    while model.domains.len() > 1 {
+        quick(&mut core, &mut model, &Quick::Release { which: 0 });
     }
     while let Some(extent) = model.nth_elsewhere(0, true) {
         core.came_back(extent).expect("it moves");
@@ -675,7 +765,7 @@ fn end(mut core: Allocator, mut model: Model, domains: Vec<DomainId>) {
         core.commit(plan.id);
     }
     let plan = core.plan_collection(Bytes::ZERO);
-    finish(&mut core, &mut model, plan, false);
+    finish(&mut core, &mut model, plan, false, &[]);
     core.check().unwrap_or_else(|broken| panic!("{broken}"));
     let stats = core.stats();
     for pool in [stats.all, stats.small_pool, stats.large_pool] {
@@ -734,6 +824,7 @@ fn growth_and_trimming_stay_inside_the_reservation() {
                 &Request { size, stream: StreamKey(index % 2), domain },
                 index % 2,
                 false,
+                &[],
             );
         }
         for keep in [4, 2, 0] {
@@ -748,6 +839,7 @@ fn growth_and_trimming_stay_inside_the_reservation() {
                 &Request { size: Bytes::mib(90), stream: StreamKey(0), domain },
                 0,
                 false,
+                &[],
             );
         }
         while !model.blocks.is_empty() {
@@ -758,7 +850,7 @@ fn growth_and_trimming_stay_inside_the_reservation() {
         model.passed = Epoch(model.open.0 - 1);
         core.pass_epoch(model.passed);
         let plan = core.plan_trim(Bytes::ZERO);
-        finish(&mut core, &mut model, plan, false);
+        finish(&mut core, &mut model, plan, false, &[]);
         core.check().unwrap_or_else(|broken| panic!("{broken}"));
         assert_eq!(core.reserved_bytes(), Bytes::ZERO);
     }

@@ -31,7 +31,7 @@ impl Allocator {
     pub fn check(&self) -> Result<(), Broken> {
         let mut in_lanes = HashSet::new();
         for (index, lane) in self.lanes.iter() {
-            let released = self.domains.get(lane.domain.index()).is_none_or(|domain| domain.released);
+            let released = self.domains.get(lane.domain).is_none_or(|domain| domain.is_released());
             let mut bytes = 0;
             for id in lane.bins.iter() {
                 let piece = &self.pieces[id];

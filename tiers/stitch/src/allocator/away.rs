@@ -165,8 +165,8 @@ impl Allocator {
             self.put_away(id);
             let emptied = &mut self.extents[extent];
             emptied.live -= cut.min(end) - start;
-            let domain = &self.domains[emptied.domain.index()];
-            if emptied.live == 0 && (domain.released || !domain.options.is_private()) {
+            let domain = &self.domains[emptied.domain];
+            if emptied.live == 0 && (domain.is_released() || !domain.options.is_private()) {
                 self.emptied.push(extent);
             }
         }
@@ -220,7 +220,7 @@ impl Allocator {
         let extent = self.extents.remove(id);
         self.not_here -= 1;
         self.zone(extent.class).give_back(start, end - start);
-        self.domains[extent.domain.index()].extents -= 1;
+        self.domains[extent.domain].extents -= 1;
         self.drop_if_done(extent.domain);
     }
 
@@ -243,7 +243,7 @@ impl Allocator {
     /// Puts a piece that is in no lane among what is away, for the lane that it names.
     fn put_away(&mut self, id: PieceId) {
         let lane = &self.lanes[self.pieces[id].lane.index()];
-        let domain = &self.domains[lane.domain.index()];
+        let domain = &self.domains[lane.domain];
         let away = if lane.class == Class::Small { domain.away_small } else { domain.away_large };
         let piece = &mut self.pieces[id];
         piece.state = State::Free;

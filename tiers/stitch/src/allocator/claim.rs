@@ -228,7 +228,7 @@ impl Allocator {
     }
 
     fn lanes_for(&mut self, id: DomainId, stream: StreamKey) -> StreamLanes {
-        let domain = &mut self.domains[id.index()];
+        let domain = &mut self.domains[id];
         let known = domain.lanes_of(stream);
         known.unwrap_or_else(|| domain.add_stream(id, stream, &mut self.lanes, &self.pieces))
     }

@@ -93,7 +93,7 @@ impl Allocator {
 
     fn limbo_of(&self, lane: LaneId) -> LaneId {
         let lane = &self.lanes[lane.index()];
-        let domain = &self.domains[lane.domain.index()];
+        let domain = &self.domains[lane.domain];
         if lane.class == Class::Small { domain.limbo_small } else { domain.limbo_large }
     }
 
@@ -173,13 +173,13 @@ impl Allocator {
     }
 
     fn is_released(&self, domain: DomainId) -> bool {
-        self.domains[domain.index()].released
+        self.domains[domain].is_released()
     }
 
     /// Moves what has passed to where more streams may take it: at once where it was nobody's, and where there is more
     /// than one stream to take it.
     pub(super) fn settle(&mut self, id: DomainId) {
-        let domain = &mut self.domains[id.index()];
+        let domain = &mut self.domains[id];
         let (limbos, passed_large, passed_slabs) =
             ([domain.limbo_large, domain.limbo_small], domain.passed_large, domain.passed_slabs);
         let lend = domain.options.lend && self.settings.borrow != Borrow::Off && domain.streams.len() > 1;

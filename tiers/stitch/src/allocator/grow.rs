@@ -61,7 +61,7 @@ fn side_by_side(bytes: u64, size: u64) -> Vec<u64> {
 
 impl Allocator {
     pub(super) fn extent_size(&self, domain: DomainId) -> Bytes {
-        self.domains[domain.index()].options.extent.unwrap_or(self.settings.extent)
+        self.domains[domain].options.extent.unwrap_or(self.settings.extent)
     }
 
     pub(super) fn reserved(&self) -> u64 {
@@ -73,7 +73,7 @@ impl Allocator {
     /// reason for it: there they are small only where others do not fit.
     fn extent_sizes(&self, missing: u64, domain: DomainId) -> Vec<u64> {
         let (full, small) = (self.extent_size(domain).get(), self.settings.extent_near_limit.get());
-        let own = self.domains[domain.index()].options.extent.is_some();
+        let own = self.domains[domain].options.extent.is_some();
         let near = if own { self.settings.limit.get() } else { self.near_limit() };
         if self.reserved() + missing.next_multiple_of(full) > near {
             return side_by_side(missing, small.min(full));

@@ -15,7 +15,7 @@ impl Allocator {
     #[inline]
     pub fn take(&mut self, request: &Request) -> Option<Grant> {
         let domain =
-            self.domains.get(request.domain.index()).filter(|domain| !domain.released && !domain.sealed)?;
+            self.domains.get(request.domain).filter(|domain| !domain.is_released() && !domain.sealed)?;
         let lanes = domain.lanes_of(request.stream)?;
         let size = packed(request.size);
         if size <= SMALL_LIMIT.get() {

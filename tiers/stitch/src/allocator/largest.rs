@@ -57,11 +57,10 @@ impl Allocator {
 
     fn largest_from(&self, id: DomainId, lanes: &[LaneId], device_free: Bytes) -> u64 {
         let mut runs = self.runs_at_home(lanes.iter().copied());
-        let returnable: u64 =
-            self.domains.iter().map(|(index, _)| self.returnable(DomainId::at(index))).sum();
+        let returnable: u64 = self.domains.iter().map(|(id, _)| self.returnable(id)).sum();
         // What is used as it is cannot be given back as well.
         let growth = |used: u64| self.growth_with(returnable.saturating_sub(used), device_free);
-        let options = self.domains[id.index()].options;
+        let options = self.domains[id].options;
         let given = |run: &Run| if options.keep { 0 } else { self.whole(run) };
         let extended = runs.iter().map(|run| run.size() + growth(given(run))).max().unwrap_or(0);
         let plain = extended.max(growth(0));
@@ -88,8 +87,8 @@ impl Allocator {
 
     /// How much a domain would give back to the driver.
     fn returnable(&self, id: DomainId) -> u64 {
-        let domain = &self.domains[id.index()];
-        if domain.options.keep && !domain.released {
+        let domain = &self.domains[id];
+        if domain.options.keep && !domain.is_released() {
             return 0;
         }
         let runs = self.runs_at_home(domain.home_lanes().chain([domain.limbo_large]));

@@ -59,7 +59,7 @@ impl Allocator {
         if self.domain(request.domain)?.sealed {
             return Err(StitchError::Sealed { domain: request.domain });
         }
-        let domain = &mut self.domains[request.domain.index()];
+        let domain = &mut self.domains[request.domain];
         let known = domain.lanes_of(request.stream);
         let lanes = known.unwrap_or_else(|| {
             domain.add_stream(request.domain, request.stream, &mut self.lanes, &self.pieces)
@@ -109,9 +109,7 @@ impl Allocator {
     }
 
     pub(super) fn may_stitch(&self, want: &Want) -> bool {
-        self.settings.alias
-            && self.domains[want.domain.index()].options.alias
-            && want.size >= want.stitch_from
+        self.settings.alias && self.domains[want.domain].options.alias && want.size >= want.stitch_from
     }
 
     /// What [`Allocator::take`] left undecided: an alias over the stream's own pieces comes before passed ones.
@@ -121,14 +119,14 @@ impl Allocator {
         if reused.is_some() {
             return reused;
         }
-        let passed = self.domains[want.domain.index()].passed_large;
+        let passed = self.domains[want.domain].passed_large;
         let piece = self.lanes[passed.index()].take_best(&mut self.pieces, want.size)?;
         Some(self.hand_out(piece, State::Live, want.lanes.large, want.requested))
     }
 
     /// What the stream may take, joined whichever lanes it is in; with `borrow`, also what is pending on others.
     pub(super) fn runs(&self, want: &Want, borrow: bool) -> Runs {
-        let domain = &self.domains[want.domain.index()];
+        let domain = &self.domains[want.domain];
         let others = domain.streams.iter().filter(|lanes| borrow && lanes.stream != want.lanes.stream);
         let others: SmallVec<[StreamLanes; 4]> = others.copied().collect();
         let large =
@@ -182,7 +180,7 @@ impl Allocator {
     fn reuse_alias(&mut self, want: &Want, runs: &[Run]) -> Option<Grant> {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let longest = (want.size as f64 * self.settings.reuse_limit) as u64;
-        let aliases = &self.domains[want.domain.index()].aliases;
+        let aliases = &self.domains[want.domain].aliases;
         let fitting = aliases
             .iter()
             .map(|&id| (id, &self.aliases[id]))
@@ -265,7 +263,7 @@ impl Allocator {
 
     /// Serves a request with what is pending on other streams, by the rules of borrowing.
     fn borrow(&mut self, want: &Want, rules: WaitRules) -> Option<Outcome> {
-        if !self.domains[want.domain.index()].options.lend {
+        if !self.domains[want.domain].options.lend {
             return None;
         }
         if let Some(grant) = self.borrow_piece(want, rules) {
@@ -284,7 +282,7 @@ impl Allocator {
 
     /// Borrows one piece, whole or split.
     fn borrow_piece(&mut self, want: &Want, rules: WaitRules) -> Option<Grant> {
-        let domain = &self.domains[want.domain.index()];
+        let domain = &self.domains[want.domain];
         let lanes: SmallVec<[LaneId; 4]> =
             domain.streams.iter().map(|lanes| lanes.large).filter(|&lane| lane != want.lanes.large).collect();
         let pieces = lanes.iter().flat_map(|lane| self.lanes[lane.index()].bins.iter());

@@ -36,6 +36,7 @@ use smallvec::SmallVec;
 use crate::alias::Aliases;
 use crate::bins::QUANTUM;
 use crate::domain::{Domain, DomainOptions};
+use crate::domains::Domains;
 use crate::error::StitchError;
 use crate::extent::Extents;
 use crate::ids::{AliasId, DomainId, Epoch, ExtentId, LaneId, Move, PieceId};
@@ -80,7 +81,7 @@ pub struct Allocator {
     settings: Settings,
     pieces: Pieces,
     lanes: Slab<Lane>,
-    domains: Slab<Domain>,
+    domains: Domains,
     extents: Extents,
     aliases: Aliases,
     /// Where large extents, the extents of slabs and aliases go.
@@ -120,7 +121,7 @@ impl Allocator {
         let mut allocator = Allocator {
             pieces: Pieces::default(),
             lanes: Slab::new(),
-            domains: Slab::new(),
+            domains: Domains::default(),
             extents: Extents::new(settings.granularity.get()),
             aliases: Aliases::default(),
             home: Zone::new(0, 2 * memory),
@@ -158,21 +159,18 @@ impl Allocator {
 
     /// The domain of requests that name no other.
     pub const fn default_domain() -> DomainId {
-        DomainId(0)
+        DomainId::DEFAULT
     }
 
     /// A new owner of extents.
     pub fn add_domain(&mut self, options: DomainOptions) -> DomainId {
-        let entry = self.domains.vacant_entry();
-        let id = DomainId::at(entry.key());
-        entry.insert(Domain::new(id, options, &mut self.lanes));
-        id
+        self.domains.add(options, &mut self.lanes)
     }
 
     /// A CUDA graph is captured in a domain: from now on it is a [`DomainOptions::private_pool`], so that the addresses in
     /// the graph stay. What is stitched or lent already stays so until it is freed.
     pub fn keep_addresses(&mut self, id: DomainId) {
-        if let Some(domain) = self.domains.get_mut(id.index()) {
+        if let Some(domain) = self.domains.get_mut(id) {
             domain.options = DomainOptions { extent: domain.options.extent, ..DomainOptions::private_pool() };
         }
     }
@@ -183,14 +181,18 @@ impl Allocator {
     /// # Errors
     /// [`StitchError::UnknownDomain`]; the default domain cannot be released.
     pub fn release_domain(&mut self, id: DomainId) -> Result<(), StitchError> {
-        let known = id != Self::default_domain() && self.domains.contains(id.index());
-        if !known || self.domains[id.index()].released {
+        if id == Self::default_domain() {
             return Err(StitchError::UnknownDomain { domain: id });
         }
-        self.domains[id.index()].released = true;
-        let lanes: Vec<LaneId> = self.domains[id.index()].home_lanes().collect();
+        self.domain(id)?;
+        self.domains[id].released = Some(self.open);
+        // Of all of it: a graph's replay may write to whatever it had, wherever that lies by now.
+        let lanes: Vec<LaneId> = self.domains[id].lanes().collect();
         for lane in lanes {
             self.renew(lane);
+        }
+        for &alias in &self.domains[id].aliases {
+            self.aliases[alias].epoch = self.open;
         }
         self.uncovered = true;
         self.drop_if_done(id);
@@ -204,7 +206,7 @@ impl Allocator {
     /// [`StitchError::UnknownDomain`].
     pub fn seal_domain(&mut self, id: DomainId, sealed: bool) -> Result<(), StitchError> {
         self.domain(id)?;
-        self.domains[id.index()].sealed = sealed;
+        self.domains[id].sealed = sealed;
         Ok(())
     }
 
@@ -235,8 +237,7 @@ impl Allocator {
     pub fn pass_epoch(&mut self, epoch: Epoch) {
         debug_assert!(epoch < self.open, "an epoch passes after it was closed");
         self.passed = self.passed.max(epoch);
-        let domains: SmallVec<[DomainId; 4]> =
-            self.domains.iter().map(|(index, _)| DomainId::at(index)).collect();
+        let domains: SmallVec<[DomainId; 4]> = self.domains.iter().map(|(id, _)| id).collect();
         for domain in domains {
             self.settle(domain);
         }
@@ -248,8 +249,8 @@ impl Allocator {
     }
 
     fn domain(&self, id: DomainId) -> Result<&Domain, StitchError> {
-        match self.domains.get(id.index()) {
-            Some(domain) if !domain.released => Ok(domain),
+        match self.domains.get(id) {
+            Some(domain) if !domain.is_released() => Ok(domain),
             _ => Err(StitchError::UnknownDomain { domain: id }),
         }
     }

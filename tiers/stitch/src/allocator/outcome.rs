@@ -55,6 +55,17 @@ pub(super) enum Pending {
     Released(Release),
 }
 
+impl Pending {
+    /// Whose block it is for; what goes back to the driver is counted as its domain's until then.
+    fn domain(&self) -> Option<DomainId> {
+        match self {
+            Pending::Extended { want, .. } | Pending::Stitched { want, .. } => Some(want.domain),
+            Pending::Slabs { grown, .. } => Some(grown.domain),
+            Pending::Released(_) => None,
+        }
+    }
+}
+
 impl Allocator {
     /// Takes `from..to` out of a run as one piece that is in no lane.
     pub(super) fn carve(&mut self, run: &Run, from: u64, to: u64) -> Carved {
@@ -99,9 +110,11 @@ impl Allocator {
         let mut pieces = SmallVec::<[PieceId; 4]>::new();
         for former in &carved.former {
             let rest = (self.pieces[id].size > former.size).then(|| self.pieces.split(id, former.size));
+            // It may have been released meanwhile.
+            let released = self.domains[self.lanes[former.lane.index()].domain].released;
             let piece = &mut self.pieces[id];
             piece.lane = former.lane;
-            piece.epoch = former.epoch;
+            piece.epoch = former.epoch.max(released.unwrap_or_default());
             piece.moved = former.moved;
             pieces.push(id);
             id = rest.unwrap_or(id);
@@ -112,12 +125,23 @@ impl Allocator {
     }
 
     pub(super) fn pend(&mut self, pending: Pending) -> PlanId {
+        if let Some(domain) = pending.domain() {
+            self.domains[domain].plans += 1;
+        }
         PlanId::at(self.plans.insert(pending))
+    }
+
+    /// A plan for a block of a domain is over: nothing more of it comes.
+    fn end_plan(&mut self, domain: DomainId) {
+        self.domains[domain].plans -= 1;
+        self.drop_if_done(domain);
     }
 
     /// The driver has done a plan's steps: makes it true. A plan for a block returns it.
     pub fn commit(&mut self, plan: PlanId) -> Option<Grant> {
-        match self.plans.try_remove(plan.index())? {
+        let pending = self.plans.try_remove(plan.index())?;
+        let domain = pending.domain();
+        let grant = match pending {
             Pending::Extended { want, carved, grown } => Some(self.commit_extended(&want, carved, &grown)),
             Pending::Stitched { want, alias, offset, carved, grown } => {
                 Some(self.commit_stitched(&want, alias, offset, carved, grown))
@@ -132,25 +156,29 @@ impl Allocator {
                 self.commit_release(release);
                 None
             }
-        }
+        };
+        domain.into_iter().for_each(|domain| self.end_plan(domain));
+        grant
     }
 
     /// The driver could not do a plan's steps and has undone those that it did: everything is as before.
     pub fn abort(&mut self, plan: PlanId) {
-        match self.plans.try_remove(plan.index()) {
-            Some(Pending::Extended { carved, grown, .. }) => {
+        let Some(pending) = self.plans.try_remove(plan.index()) else { return };
+        let domain = pending.domain();
+        match pending {
+            Pending::Extended { carved, grown, .. } => {
                 carved.into_iter().for_each(|carved| self.put_back(carved));
                 self.depart(&grown);
             }
-            Some(Pending::Stitched { alias, carved, grown, .. }) => {
+            Pending::Stitched { alias, carved, grown, .. } => {
                 carved.into_iter().for_each(|carved| self.put_back(carved));
                 grown.iter().for_each(|(_, grown)| self.depart(grown));
                 self.elsewhere.give_back(alias.start, alias.size);
             }
-            Some(Pending::Slabs { grown, .. }) => self.depart(&grown),
-            Some(Pending::Released(release)) => self.abort_release(release),
-            None => {}
+            Pending::Slabs { grown, .. } => self.depart(&grown),
+            Pending::Released(release) => self.abort_release(release),
         }
+        domain.into_iter().for_each(|domain| self.end_plan(domain));
     }
 
     fn commit_extended(&mut self, want: &Want, carved: Option<Carved>, grown: &Grown) -> Grant {
@@ -201,7 +229,7 @@ impl Allocator {
         for extent in &extents {
             self.extents[*extent].aliases.push(id);
         }
-        self.domains[domain.index()].aliases.push(id);
+        self.domains[domain].aliases.push(id);
         self.stats.alias_bytes = self.stats.alias_bytes.saturating_add(size);
         let idle = &mut self.stats.idle_alias_bytes;
         *idle = idle.saturating_add(size);
@@ -212,12 +240,14 @@ impl Allocator {
     /// New extents are mapped: they become one piece of home, in no lane.
     fn arrive(&mut self, grown: &Grown) -> PieceId {
         let piece = self.add_piece(grown.start, grown.size, grown.domain, State::Part);
+        // As everything of a domain that was released meanwhile.
+        self.pieces[piece].epoch = self.domains[grown.domain].released.unwrap_or_default();
         let count = grown.extents.len() as u64;
         if grown.class == Class::Large {
             self.live.reach(grown.start + grown.size);
         }
         self.planned -= grown.size;
-        self.domains[grown.domain.index()].extents += grown.extents.len();
+        self.domains[grown.domain].extents += grown.extents.len();
         for pool in self.stats.pools(grown.class == Class::Slabs) {
             pool.reserved.add(grown.size);
             pool.extents.add(count);

@@ -138,7 +138,7 @@ impl Allocator {
         for id in self.free_at_home() {
             let piece = &self.pieces[id];
             let lane = &self.lanes[piece.lane.index()];
-            let shared = self.domains[lane.domain.index()].streams.len() > 1;
+            let shared = self.domains[lane.domain].streams.len() > 1;
             if piece.epoch > self.passed && shared {
                 stream += piece.size;
             } else {

@@ -56,11 +56,11 @@ impl Allocator {
     /// # Errors
     /// [`StitchError::UnknownDomain`].
     pub fn plan_forget(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
-        if !self.domains.contains(domain.index()) {
+        if self.domains.get(domain).is_none() {
             return Err(StitchError::UnknownDomain { domain });
         }
-        let known = &self.domains[domain.index()];
-        if known.options.is_private() && !known.released {
+        let known = &self.domains[domain];
+        if known.options.is_private() && !known.is_released() {
             return Ok(None);
         }
         Ok(self.plan_release_of(&[domain], Vec::new(), Bytes::ZERO))
@@ -111,8 +111,8 @@ impl Allocator {
     /// slabs, then the rest, from the highest addresses down. What a domain keeps stays.
     pub(super) fn plan_release(&mut self, target: Bytes) -> Option<Plan> {
         self.dissolve_idle_slabs(None);
-        let giving = self.domains.iter().filter(|(_, domain)| domain.released || !domain.options.keep);
-        let giving: Vec<DomainId> = giving.map(|(index, _)| DomainId::at(index)).collect();
+        let giving = self.domains.iter().filter(|(_, domain)| domain.is_released() || !domain.options.keep);
+        let giving: Vec<DomainId> = giving.map(|(id, _)| id).collect();
         let mut order: Vec<(u8, Free)> =
             giving.iter().flat_map(|&id| self.releasable_of_domain(id)).collect();
         order.sort_by_key(|(rank, free)| (*rank, std::cmp::Reverse(free.from)));
@@ -164,7 +164,7 @@ impl Allocator {
     /// order in which they should go. Ranges of one run come with the highest first, so that carving one leaves the run of
     /// the others as it is.
     fn releasable_of_domain(&self, id: DomainId) -> Vec<(u8, Free)> {
-        let domain = &self.domains[id.index()];
+        let domain = &self.domains[id];
         let mut order = Vec::new();
         for class in [Class::Slabs, Class::Large] {
             let lanes = domain.home_lanes().filter(|lane| self.lanes[lane.index()].class == class);
@@ -173,7 +173,7 @@ impl Allocator {
                 let piece = &self.pieces[id];
                 Run { start: piece.start, end: piece.end(), first: id }
             });
-            let rank = if domain.released { 0 } else { 1 + u8::from(class == Class::Large) };
+            let rank = if domain.is_released() { 0 } else { 1 + u8::from(class == Class::Large) };
             for run in run::join(passed.collect()) {
                 order.extend(self.releasable_of(run).into_iter().map(|free| (rank, free)));
             }
@@ -277,7 +277,7 @@ impl Allocator {
         for extent in &alias.extents {
             self.extents[*extent].aliases.retain(|other| *other != id);
         }
-        self.domains[alias.domain.index()].aliases.retain(|other| *other != id);
+        self.domains[alias.domain].aliases.retain(|other| *other != id);
         let size = Bytes::new(alias.size);
         self.stats.alias_bytes = self.stats.alias_bytes.saturating_sub(size);
         self.stats.idle_alias_bytes = self.stats.idle_alias_bytes.saturating_sub(size);
@@ -309,7 +309,7 @@ impl Allocator {
                 pool.reserved.sub(end - start);
                 pool.extents.sub(count);
             }
-            self.domains[domain.index()].extents -= usize::try_from(count).unwrap_or(0);
+            self.domains[domain].extents -= usize::try_from(count).unwrap_or(0);
             self.drop_if_done(domain);
         }
     }
@@ -323,11 +323,12 @@ impl Allocator {
 
     /// Forgets a released domain that holds nothing any more.
     pub(super) fn drop_if_done(&mut self, id: DomainId) {
-        let domain = &self.domains[id.index()];
-        if !domain.released || domain.extents > 0 {
+        let domain = &self.domains[id];
+        if !domain.is_released() || domain.extents > 0 || domain.plans > 0 {
             return;
         }
-        for lane in self.domains.remove(id.index()).lanes() {
+        let lanes = self.domains.remove(id).into_iter().flat_map(|domain| domain.lanes().collect::<Vec<_>>());
+        for lane in lanes {
             self.lanes.remove(lane.index());
         }
     }

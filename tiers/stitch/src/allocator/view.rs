@@ -38,7 +38,7 @@ impl Allocator {
     /// # Errors
     /// [`StitchError::UnknownDomain`].
     pub fn extents_of(&self, domain: DomainId) -> Result<Vec<ExtentView>, StitchError> {
-        if !self.domains.contains(domain.index()) {
+        if self.domains.get(domain).is_none() {
             return Err(StitchError::UnknownDomain { domain });
         }
         let own = self.extents.iter().filter(|(_, extent)| extent.domain == domain);
@@ -62,7 +62,7 @@ impl Allocator {
 
     /// Whether all bytes of a domain count, those of free memory too: a captured graph knows its addresses.
     pub fn keeps_all(&self, domain: DomainId) -> bool {
-        self.domains.get(domain.index()).is_some_and(|domain| domain.options.is_private())
+        self.domains.get(domain).is_some_and(|domain| domain.options.is_private())
     }
 
     /// How large an extent is, and whose; nothing, of the default domain, where there is none.
@@ -89,8 +89,8 @@ impl Allocator {
     pub fn kept_ranges(&self, extent: ExtentId) -> Vec<HomeRange> {
         let Some(found) = self.extents.get(extent) else { return Vec::new() };
         let (start, end) = (found.start, found.end());
-        let domain = &self.domains[found.domain.index()];
-        if domain.options.is_private() && !domain.released {
+        let domain = &self.domains[found.domain];
+        if domain.options.is_private() && !domain.is_released() {
             return vec![HomeRange { offset: Bytes::new(start), size: Bytes::new(end - start) }];
         }
         let mut ranges: Vec<(u64, u64)> = Vec::new();
