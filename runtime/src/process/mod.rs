@@ -227,10 +227,6 @@ impl Process {
     pub fn malloc(&self, device: i64, size: Bytes, raw: Stream) -> Result<Address> {
         let memory = self.device(device)?;
         let started = self.started(memory)?;
-        // Sizes that cannot even be rounded up end here.
-        if size > memory.info.memory {
-            return Err(self.short(memory, started, size, raw, None));
-        }
         let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
         let capture = || self.driver.capture_state(memory.id(), raw).ok();
         let routed = started.private.domain_of(&started.pool, raw, capture);

@@ -21,26 +21,25 @@ impl Process {
         error: PoolError,
     ) -> ProcessError {
         match memory.started().filter(|_| error.is_out_of_memory()) {
-            Some(started) => self.short(memory, started, wanted, raw, Some(&error)),
+            Some(started) => self.short(memory, started, wanted, raw, &error),
             None => error.into(),
         }
     }
 
-    #[cold]
-    pub(super) fn short(
+    fn short(
         &self,
         memory: &DeviceMemory,
         started: &Started,
         wanted: Bytes,
         raw: Stream,
-        error: Option<&PoolError>,
+        error: &PoolError,
     ) -> ProcessError {
         let stats = started.pool.stats();
         let total = memory.info.memory;
         let reserved = Bytes::new(stats.all.reserved_bytes.current);
         let free = self.driver.memory_info(memory.id()).map(|info| info.free);
         let limit = match error {
-            Some(PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. }) => *limit,
+            PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. } => *limit,
             _ => total,
         };
         let shortage = Shortage {

@@ -51,6 +51,11 @@ impl fmt::Display for Shortage {
             Amount(self.allocated),
             Amount(unused)
         )?;
+        if self.wanted > self.total {
+            return f.write_str(
+                "The whole GPU is smaller than that, so nothing was given back for it: allocate less.",
+            );
+        }
         write!(
             f,
             "GLake gave back what it could and waited for all pending work first: of the unallocated memory {} is in \
@@ -59,9 +64,7 @@ impl fmt::Display for Shortage {
             Amount(self.pending)
         )?;
         let room = self.limit.saturating_sub(self.reserved);
-        f.write_str(if self.wanted > self.total {
-            "The whole GPU is smaller than that: allocate less."
-        } else if self.limit < self.total && room < self.wanted && self.free >= self.wanted {
+        f.write_str(if self.limit < self.total && room < self.wanted && self.free >= self.wanted {
             "The limit is what stops it: raise it with set_per_process_memory_fraction or pool.limit, or allocate less."
         } else if self.free < self.wanted && self.total.saturating_sub(self.free) > self.reserved.saturating_add(SLACK) {
             "Something else holds memory of this GPU too: end that, or allocate less."
@@ -135,7 +138,11 @@ mod tests {
         let crowded = Shortage { reserved: Bytes::gib(10), allocated: Bytes::gib(9), ..shortage() };
         assert!(crowded.to_string().contains("Something else holds memory"));
         let huge = Shortage { wanted: Bytes::gib(141), ..shortage() };
-        assert!(huge.to_string().ends_with("The whole GPU is smaller than that: allocate less."));
+        let text = huge.to_string();
+        assert!(text.ends_with(
+            "The whole GPU is smaller than that, so nothing was given back for it: allocate less."
+        ));
+        assert!(!text.contains("waited"), "it was not: {text}");
     }
 
     #[test]

@@ -86,6 +86,23 @@ fn a_refusal_is_told_in_torch_s_words_and_to_who_watches() {
 }
 
 #[test]
+fn what_no_device_holds_is_refused_and_counted_as_any_shortage() {
+    let process = started("");
+    // There is a free block, which is no answer.
+    let block = process.malloc(0, mib(10), STREAM).unwrap();
+    process.free(block).unwrap();
+    let memory = process.device(0).unwrap().info.memory.get();
+    let sizes = [memory + 1, u64::MAX - 1024, u64::MAX - 511, u64::MAX - 1, u64::MAX];
+    for (before, size) in (0..).zip(sizes) {
+        assert_eq!(process.stats(0).unwrap().num_ooms, before);
+        let error = process.malloc(0, Bytes::new(size), STREAM).unwrap_err();
+        assert!(matches!(error, ProcessError::OutOfMemory(_)), "{size}: {error}");
+        assert!(!error.to_string().contains("waited for all pending work"), "{error}");
+    }
+    assert_eq!(process.stats(0).unwrap().num_ooms, 5);
+}
+
+#[test]
 fn a_private_pool_is_its_own_and_goes_with_its_last_owner() {
     let process = started("");
     let id = PoolId(0, 9);

@@ -379,7 +379,11 @@ mod tests {
             let bed = bed();
             let peer = DeviceId(1);
             // Before anything is mapped.
-            let lend = |now: bool| if now { bed.home.lend(peer) };
+            let lend = |now: bool| {
+                if now {
+                    bed.home.lend(peer)
+                }
+            };
             lend(lent_first);
             bed.home.watch(peer);
             lend(!lent_first);

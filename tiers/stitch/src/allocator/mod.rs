@@ -256,9 +256,9 @@ impl Allocator {
     }
 }
 
-/// A size as it is packed; 0 is given an address too.
+/// A size as it is packed; 0 is given an address too, and what cannot be rounded up stays larger than any device.
 fn packed(size: Bytes) -> u64 {
-    size.get().max(1).next_multiple_of(QUANTUM)
+    size.get().clamp(1, u64::MAX - QUANTUM).next_multiple_of(QUANTUM)
 }
 
 fn check(settings: &Settings) -> Result<(), StitchError> {
