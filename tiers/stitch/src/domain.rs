@@ -50,6 +50,9 @@ impl DomainOptions {
     }
 }
 
+/// So many streams of a domain are kept, whatever they have.
+pub(crate) const MANY: usize = 16;
+
 /// The lanes of one stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamLanes {
@@ -64,6 +67,8 @@ pub(crate) struct Domain {
     pub(crate) id: DomainId,
     pub(crate) options: DomainOptions,
     pub(crate) streams: SmallVec<[StreamLanes; 4]>,
+    /// Where there are more streams than this, those that have nothing any more are forgotten.
+    pub(crate) most_streams: usize,
     /// Large pieces and slabs that anyone may take.
     pub(crate) passed_large: LaneId,
     pub(crate) passed_slabs: LaneId,
@@ -90,6 +95,7 @@ impl Domain {
             id,
             options,
             streams: SmallVec::new(),
+            most_streams: MANY,
             passed_large: lane(Class::Large, Taker::Anyone),
             passed_slabs: lane(Class::Slabs, Taker::Anyone),
             limbo_large: lane(Class::Large, Taker::Nobody),

@@ -200,6 +200,12 @@ impl Pieces {
         self[next].prev = left;
     }
 
+    /// Every lane that a piece is in, goes back to, or goes to later.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
+        let there = self.table.iter().filter(|piece| piece.state != State::Vacant);
+        there.flat_map(|piece| [piece.lane, piece.owner])
+    }
+
     /// An edge at `at`, linked to nothing yet.
     pub(crate) fn edge(&mut self, at: u64) -> PieceId {
         self.insert(Piece::blank(at, 0, State::Edge))

@@ -14,7 +14,6 @@ use rustc_hash::FxHashMap;
 
 use super::{Allocator, LiveBlock, SMALL_LIMIT};
 use crate::bins::QUANTUM;
-use crate::domain::StreamLanes;
 use crate::error::{Obstacle, StitchError};
 use crate::ids::{DomainId, LaneId, Move, PieceId, StreamKey};
 use crate::lane::Taker;
@@ -225,12 +224,6 @@ impl Allocator {
             }
             id = piece.next;
         }
-    }
-
-    fn lanes_for(&mut self, id: DomainId, stream: StreamKey) -> StreamLanes {
-        let domain = &mut self.domains[id];
-        let known = domain.lanes_of(stream);
-        known.unwrap_or_else(|| domain.add_stream(id, stream, &mut self.lanes, &self.pieces))
     }
 
     /// Takes a range out of free pieces as one piece in no lane, and says whether it is shared.

@@ -8,7 +8,6 @@ use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
 use crate::lane::{Class, Taker};
 use crate::live::Live;
 use crate::piece::State;
-use crate::settings::Borrow;
 
 impl Allocator {
     /// Takes a block back. Its own stream may have its bytes at once, others after the open epoch has passed.
@@ -182,8 +181,8 @@ impl Allocator {
         let domain = &mut self.domains[id];
         let (limbos, passed_large, passed_slabs) =
             ([domain.limbo_large, domain.limbo_small], domain.passed_large, domain.passed_slabs);
-        let lend = domain.options.lend && self.settings.borrow != Borrow::Off && domain.streams.len() > 1;
         let streams = domain.streams.clone();
+        let lend = self.is_lending(id);
         for limbo in limbos {
             while let Some(piece) = self.lanes[limbo.index()].next_passed(limbo, &self.pieces, self.passed) {
                 self.lanes[limbo.index()].remove(&mut self.pieces, piece);

@@ -128,6 +128,12 @@ impl Allocator {
 
     /// One more extent of slabs.
     pub(super) fn plan_slab(&mut self, want: Want, grow: bool) -> Result<Outcome, StitchError> {
+        if self.take_idle_slabs(want.domain)
+            && let Some(grant) =
+                self.take_small(want.lanes, self.domains[want.domain].passed_slabs, want.size, want.requested)
+        {
+            return Ok(Outcome::Ready(grant));
+        }
         let sizes = self.extent_sizes(self.settings.slab.get(), want.domain);
         let total: u64 = sizes.iter().sum();
         if grow

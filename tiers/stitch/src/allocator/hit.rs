@@ -41,7 +41,7 @@ impl Allocator {
     }
 
     #[inline]
-    fn take_small(
+    pub(super) fn take_small(
         &mut self,
         lanes: StreamLanes,
         passed_slabs: LaneId,

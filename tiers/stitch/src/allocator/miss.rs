@@ -59,11 +59,7 @@ impl Allocator {
         if self.domain(request.domain)?.sealed {
             return Err(StitchError::Sealed { domain: request.domain });
         }
-        let domain = &mut self.domains[request.domain];
-        let known = domain.lanes_of(request.stream);
-        let lanes = known.unwrap_or_else(|| {
-            domain.add_stream(request.domain, request.stream, &mut self.lanes, &self.pieces)
-        });
+        let lanes = self.lanes_for(request.domain, request.stream);
         if let Some(grant) = self.take(request) {
             return Ok(Outcome::Ready(grant));
         }

@@ -26,6 +26,7 @@ mod outcome;
 mod place;
 mod report;
 mod shortage;
+mod streams;
 mod trim;
 mod view;
 

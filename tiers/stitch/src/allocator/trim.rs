@@ -7,7 +7,7 @@ use super::outcome::{Carved, Pending};
 use crate::alias::Alias;
 use crate::error::StitchError;
 use crate::extent::Presence;
-use crate::ids::{AliasId, DomainId, ExtentId, PieceId};
+use crate::ids::{AliasId, DomainId, ExtentId, LaneId, PieceId};
 use crate::lane::{Class, Taker};
 use crate::plan::{Plan, Step};
 use crate::run::{self, Run};
@@ -22,6 +22,13 @@ pub(super) struct Release {
     aliases: Vec<Alias>,
     /// Extents that are away and hold nothing live.
     forgotten: Vec<ExtentId>,
+}
+
+impl Release {
+    /// The lanes that its ranges were in.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
+        self.ranges.iter().flat_map(|range| range.former.iter().map(|former| former.lane))
+    }
 }
 
 /// Whole extents inside a free run.

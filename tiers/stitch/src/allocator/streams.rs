@@ -1,0 +1,81 @@
+//! Streams come and go, and nobody says when one is gone: what it leaves behind becomes others', and its lanes are forgotten.
+
+use rustc_hash::FxHashSet;
+
+use super::Allocator;
+use super::outcome::Pending;
+use crate::domain::{MANY, StreamLanes};
+use crate::ids::{DomainId, LaneId, PieceId, StreamKey};
+use crate::settings::Borrow;
+
+impl Allocator {
+    /// The lanes of a stream, made at first sight.
+    pub(super) fn lanes_for(&mut self, id: DomainId, stream: StreamKey) -> StreamLanes {
+        if let Some(known) = self.domains[id].lanes_of(stream) {
+            return known;
+        }
+        if self.domains[id].streams.len() >= self.domains[id].most_streams {
+            self.forget_streams(id);
+        }
+        self.domains[id].add_stream(id, stream, &mut self.lanes, &self.pieces)
+    }
+
+    /// Whether streams of a domain may take what others freed, once that has passed.
+    pub(super) fn is_lending(&self, id: DomainId) -> bool {
+        let domain = &self.domains[id];
+        domain.options.lend && self.settings.borrow != Borrow::Off && domain.streams.len() > 1
+    }
+
+    /// Gives up the slabs that other streams keep open though all of each is free, and has passed; whether there was one.
+    pub(super) fn take_idle_slabs(&mut self, id: DomainId) -> bool {
+        if !self.is_lending(id) {
+            return false;
+        }
+        let slab = self.settings.slab.get();
+        let small = self.domains[id].streams.iter().map(|lanes| &self.lanes[lanes.small.index()]);
+        let open = small.filter(|lane| lane.bytes >= slab).flat_map(|lane| lane.bins.iter());
+        let idle = |piece: &PieceId| self.pieces[*piece].epoch <= self.passed && self.is_idle_slab(*piece);
+        let idle: Vec<PieceId> = open.filter(idle).collect();
+        self.dissolve_slabs(&idle);
+        self.settle(id);
+        !idle.is_empty()
+    }
+
+    /// Forgets the streams of a domain of which nothing is left: no free piece, no live block that would come back to them.
+    fn forget_streams(&mut self, id: DomainId) {
+        let mut used: FxHashSet<LaneId> = self.pieces.lanes().collect();
+        used.extend(self.stitched.iter().flat_map(|(_, block)| [block.lane, block.slabs]));
+        used.extend(self.plans.iter().flat_map(|(_, pending)| pending.lanes()));
+        let domain = &mut self.domains[id];
+        let lanes = &mut self.lanes;
+        domain.streams.retain(|stream| {
+            let own = [stream.large, stream.slabs, stream.small];
+            let stays = own.iter().any(|lane| used.contains(lane));
+            if !stays {
+                own.iter().for_each(|lane| drop(lanes.remove(lane.index())));
+            }
+            stays
+        });
+        // Looked for again when there are twice as many: each costs a look at every piece.
+        domain.most_streams = MANY.max(2 * domain.streams.len());
+    }
+}
+
+impl Pending {
+    /// The lanes that its pieces come from or go to.
+    fn lanes(&self) -> Vec<LaneId> {
+        let of = |lanes: &StreamLanes| [lanes.large, lanes.slabs, lanes.small];
+        match self {
+            Pending::Extended { want, carved, .. } => {
+                let former = carved.iter().flat_map(|carved| carved.former.iter().map(|former| former.lane));
+                former.chain(of(&want.lanes)).collect()
+            }
+            Pending::Stitched { want, carved, .. } => {
+                let former = carved.iter().flat_map(|carved| carved.former.iter().map(|former| former.lane));
+                former.chain(of(&want.lanes)).collect()
+            }
+            Pending::Slabs { lane, .. } => vec![*lane],
+            Pending::Released(release) => release.lanes().collect(),
+        }
+    }
+}
