@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use glake_device::sim::Clock;
-use glake_device::{DeviceId, DriverError, Verb};
+use glake_device::{DeviceId, DriverError, Fault, Injected, Verb, When};
 use glake_stitch::{Borrow, WaitRules};
 use glake_tests::pool::{Bed, Shape, Stamp, Verdicts};
 use glake_tiers::{Block, PoolError};
@@ -172,6 +172,45 @@ fn a_borrower_waits_for_its_lender_on_the_device() {
     borrower.synchronize();
     verdicts.assert_clean();
     assert!(bed.sim.now() >= US(511), "{:?}: the borrower ran first", bed.sim.now());
+}
+
+#[test]
+fn a_stream_that_is_gone_breaks_nothing() {
+    let rules = [Borrow::Off, Borrow::Completed, Borrow::Wait(WaitRules::default())];
+    for (borrow, whole) in rules.into_iter().flat_map(|borrow| [(borrow, true), (borrow, false)]) {
+        let bed = bed(borrow);
+        if !whole {
+            // As before CUDA 12.5: an epoch is an event of every stream that is known.
+            let lacks = Fault {
+                verb: Some(Verb::EventRecordContext),
+                when: When::From(1),
+                error: Injected::Unsupported,
+            };
+            bed.faults.set(&[lacks]);
+        }
+        let stays = bed.lane();
+        let verdicts = Verdicts::default();
+        for seed in 1..4 {
+            let goes = bed.lane();
+            let size = Bytes::mib(18);
+            let stamp = Stamp { block: bed.pool.malloc(size, goes.pool).unwrap(), seed };
+            stamp.write(&goes, US(1)).unwrap();
+            stamp.verify(&goes, US(500), &verdicts).unwrap();
+            bed.pool.free(stamp.block.address).unwrap();
+            // Its work runs on.
+            drop(goes);
+            let blocks = [16, 16].map(|mib| bed.pool.malloc(Bytes::mib(mib), stays.pool).unwrap());
+            for block in blocks {
+                Stamp { block, seed: 9 }.write(&stays, US(1)).unwrap();
+                bed.pool.free(block.address).unwrap();
+            }
+        }
+        bed.run_dry();
+        verdicts.assert_clean();
+        bed.pool.settle().unwrap();
+        bed.pool.trim(Bytes::ZERO).unwrap();
+        assert_eq!(bed.pool.stats().all.reserved_bytes.current, 0, "{borrow:?}, {whole}");
+    }
 }
 
 #[test]

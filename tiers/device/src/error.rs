@@ -224,6 +224,11 @@ impl DriverError {
         matches!(self, DriverError::Sticky { .. })
     }
 
+    /// What was named is not there any more: its owner destroyed it.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, DriverError::Refused { reason: Refusal::UnknownHandle, .. })
+    }
+
     /// Nothing was made that the driver would have to be asked for: what it calls not supported.
     pub(crate) const UNSUPPORTED: u32 = 801;
     /// Not allowed while a stream is captured.

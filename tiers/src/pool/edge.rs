@@ -93,12 +93,23 @@ impl GpuPool {
             grant.waits.iter().filter_map(|key| held.streams.get(key).copied()).collect()
         };
         for &party in lenders.iter().chain([&stream.raw]) {
-            if self.driver.capture_state(self.device, party)? != CaptureState::None {
-                return Ok(false);
+            match self.driver.capture_state(self.device, party) {
+                // Its work may still run, and only an epoch tells when it is done.
+                Err(error) if error.is_gone() && party != stream.raw => return Ok(false),
+                state => {
+                    if state? != CaptureState::None {
+                        return Ok(false);
+                    }
+                }
             }
         }
         let timed = self.begin_wait(stream.raw);
-        lenders.into_iter().try_for_each(|lender| self.wait_for(lender, stream))?;
+        for lender in lenders {
+            match self.wait_for(lender, stream) {
+                Err(error) if error.is_gone() => return Ok(false),
+                waits => waits?,
+            }
+        }
         self.end_wait(timed, stream.raw);
         Ok(true)
     }

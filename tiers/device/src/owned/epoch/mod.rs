@@ -278,15 +278,33 @@ impl Epochs {
         let mut streams = self.known.lock().get(&device).cloned().unwrap_or_default();
         streams.push(Stream::LEGACY);
         for stream in streams {
-            if self.driver.capture_state(device, stream)? != CaptureState::None {
-                return Err(DriverError::Capturing { verb: Verb::EventRecord, code: DriverError::CAPTURING });
+            match self.record_stream(device, stream, pending) {
+                Err(error) if error.is_gone() && stream != Stream::LEGACY => {
+                    // What it had may still run, and nothing marks it any more.
+                    self.driver.context_synchronize(device)?;
+                    self.forget(device, stream);
+                }
+                recorded => recorded?,
             }
-            let cell = self.cell(device)?;
-            let recorded = cell.with(|event| event.record(stream));
-            pending.push(cell);
-            recorded?;
         }
         Ok(())
+    }
+
+    fn record_stream(&self, device: DeviceId, stream: Stream, pending: &mut Vec<Arc<Cell>>) -> Result<()> {
+        if self.driver.capture_state(device, stream)? != CaptureState::None {
+            return Err(DriverError::Capturing { verb: Verb::EventRecord, code: DriverError::CAPTURING });
+        }
+        let cell = self.cell(device)?;
+        match cell.with(|event| event.record(stream)) {
+            Ok(()) => {
+                pending.push(cell);
+                Ok(())
+            }
+            Err(error) => {
+                self.give_back(cell);
+                Err(error)
+            }
+        }
     }
 
     /// A cell with an event, that nobody else has.

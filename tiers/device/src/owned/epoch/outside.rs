@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::owned::OwnedEvent;
-use crate::{DeviceId, DriverError, Refusal, Result};
+use crate::{DeviceId, DriverError, Result};
 
 /// So many marks more than were left are looked through: seldom enough to cost next to nothing.
 const MORE: usize = 32;
@@ -76,5 +76,5 @@ impl Mark {
 
 /// Whether no more work runs in the context of a mark: it is lost, or went away with the mark.
 fn is_over(error: &DriverError) -> bool {
-    error.is_sticky() || matches!(error, DriverError::Refused { reason: Refusal::UnknownHandle, .. })
+    error.is_sticky() || error.is_gone()
 }
