@@ -1,6 +1,7 @@
 """Regions of simulated GPUs: bytes leave and come back, the gate holds what uses them, requests wait for them."""
 
 import asyncio
+import contextvars
 import ctypes
 import os
 import threading
@@ -314,6 +315,121 @@ class Gate(unittest.TestCase):
         self.assertEqual(glake.gate()["uses"], 0)
         glake.shrink(tag, timeout=1)
         glake.refill(tag)
+
+
+class Lives(unittest.TestCase):
+    """A block holds memory from its begin to its end, whoever else was born inside of another one."""
+
+    def setUp(self):
+        self.tag, self.arrays = made()
+
+    def tearDown(self):
+        self.assertEqual(glake.gate()["uses"], 0)
+        glake.shrink(self.tag, timeout=1)
+        glake.refill(self.tag)
+        self.assertTrue(all(array.is_right() for array in self.arrays))
+
+    def is_held(self):
+        """Whether a shrink has to wait for somebody."""
+        try:
+            glake.shrink(self.tag, timeout=0.05)
+        except glake.ClosedError:
+            return True
+        glake.refill(self.tag)
+        return False
+
+    def test_a_task_that_was_born_inside_is_inside_no_longer_than_that(self):
+        for outer in ((), (self.tag,)):
+            for ends in ("before", "between"):
+
+                async def story(outer=outer, ends=ends):
+                    ended, entered, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+                    async def child():
+                        if ends == "before":
+                            await ended.wait()
+                        async with glake.active(self.tag):
+                            entered.set()
+                            await leave.wait()
+
+                    async with glake.active(*outer):
+                        task = asyncio.create_task(child())
+                        if ends == "between":
+                            await entered.wait()
+                    ended.set()
+                    await entered.wait()
+                    self.assertTrue(await asyncio.get_running_loop().run_in_executor(None, self.is_held))
+                    leave.set()
+                    await task
+                    self.assertFalse(await asyncio.get_running_loop().run_in_executor(None, self.is_held))
+
+                with self.subTest(outer=outer, ends=ends):
+                    asyncio.run(story())
+
+    def test_a_task_that_was_born_inside_may_shrink_later(self):
+        async def story():
+            ended = asyncio.Event()
+
+            async def child():
+                await ended.wait()
+                return await asyncio.to_thread(glake.shrink, self.tag, timeout=1)
+
+            async with glake.active():
+                task = asyncio.create_task(child())
+                with self.assertRaises(glake.StateError):
+                    await asyncio.to_thread(glake.shrink, self.tag, timeout=1)
+            ended.set()
+            return await task
+
+        self.assertGreater(asyncio.run(story())["freed"], 0)
+
+    def test_enter_and_exit_in_two_contexts(self):
+        async def numbers():
+            async with glake.active(self.tag):
+                for number in range(4):
+                    self.assertTrue(all(array.is_right() for array in self.arrays))
+                    yield number
+
+        async def each_in_a_task(numbers):
+            async def following():
+                return await anext(numbers, None)
+
+            while await asyncio.create_task(following()) is not None:
+                pass
+
+        async def left_behind(numbers):
+            async def following():
+                return await anext(numbers, None)
+
+            await asyncio.create_task(following())
+            await asyncio.create_task(numbers.aclose())
+
+        for story in (each_in_a_task, left_behind):
+            with self.subTest(story.__name__):
+                asyncio.run(story(numbers()))
+                self.assertEqual(glake.gate()["uses"], 0)
+        block = glake.active(self.tag)
+        contextvars.Context().run(block.__enter__)
+        self.assertTrue(self.is_held())
+        contextvars.Context().run(block.__exit__, None, None, None)
+        self.assertFalse(self.is_held())
+
+    def test_one_object_in_many_tasks(self):
+        shared = glake.active(self.tag)
+
+        async def story():
+            async def user(number):
+                await asyncio.sleep(number % 3 / 1000)
+                async with shared:
+                    await asyncio.sleep(number % 5 / 1000)
+                    self.assertGreaterEqual(glake.gate()["uses"], 1)
+                    async with shared:
+                        await asyncio.sleep(number % 2 / 1000)
+                    self.assertGreaterEqual(glake.gate()["uses"], 1)
+
+            await asyncio.gather(*(user(number) for number in range(20)))
+
+        asyncio.run(story())
 
 
 class Requests(unittest.TestCase):
