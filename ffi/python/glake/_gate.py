@@ -12,7 +12,6 @@ of its parts has ended, in whatever context.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
@@ -21,16 +20,13 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from . import _library
+from . import _library, _waiting
+from ._waiting import REFUSE, WHEN_CLOSED, WhenClosed
 from .errors import ClosedError, InvalidError, StateError
 
-WhenClosed = Literal["refill", "hold", "refuse"]
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-WHEN_CLOSED = {"refill": 0, "hold": 1, "refuse": 2}
-REFUSE = WHEN_CLOSED["refuse"]
 
 # Guards what blocks and uses know of each other. It is held for a moment, and is nobody's in a forked child.
 _lock = threading.Lock()
@@ -133,7 +129,7 @@ class active:
             except ClosedError:
                 if self._when_closed == "refuse":
                     raise
-                number = await self._wait()
+                number = await _waiting.wait(self._tags, self._when_closed, self._timeout)
             self._note(_Use(number))
         return self
 
@@ -188,29 +184,13 @@ class active:
 
     def _enter(self, when_closed: int) -> int:
         timeout = -1 if self._timeout is None else int(self._timeout * 1000)
-        use: int = _library.doors().gate_enter(list(self._tags), when_closed, timeout)
-        return use
-
-    async def _wait(self) -> int:
-        """Waits on a thread. A task that is cancelled meanwhile gives back what the thread gets."""
-        loop = asyncio.get_running_loop()
-        entering = loop.run_in_executor(None, self._enter, WHEN_CLOSED[self._when_closed])
-        try:
-            return await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            entering.add_done_callback(_give_back)
-            raise
+        return _waiting.enter(self._tags, when_closed, timeout)
 
     def _note(self, use: _Use) -> None:
         block = _Block(self, frozenset(self._tags) or None, use)
         with _lock:
             self._open.append(block)
         _inside.set((*(block for block in _inside.get() if block.is_open()), block))
-
-
-def _give_back(entering: asyncio.Future[int]) -> None:
-    if not entering.cancelled() and entering.exception() is None:
-        _library.doors().gate_leave(entering.result())
 
 
 def _leaves(use: _Use) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import ctypes
 import os
+import sys
 import threading
 import time
 import unittest
@@ -473,6 +474,95 @@ class Requests(unittest.TestCase):
         with self.assertRaisesRegex(glake.ClosedError, "its own"):
             self.ask(glake.asgi.Gate(app))
         self.assertEqual(glake.gate()["uses"], 0)
+
+    def test_held_requests_take_no_threads(self):
+        tag, arrays = made()
+        done = []
+
+        async def app(scope, receive, send):
+            if scope["path"] == "/wake_up":
+                await asyncio.to_thread(glake.refill, tag)
+            else:
+                self.assertTrue(all(array.is_right() for array in arrays))
+            done.append(scope["path"])
+
+        async def story(when_closed):
+            glake.shrink(tag)
+            gated = glake.asgi.Gate(app, tags=[tag], when_closed=when_closed)
+            threads = threading.active_count()
+            ask = lambda path: asyncio.create_task(gated({"type": "http", "path": path, "method": "GET"}, None, None))  # noqa: E731
+            held = [ask("/") for _ in range(200)]
+            await asyncio.sleep(0.2)
+            self.assertLess(threading.active_count() - threads, 8)
+            if when_closed == "hold":
+                self.assertEqual(done, [])
+                await asyncio.wait_for(ask("/wake_up"), 10)
+            await asyncio.wait_for(asyncio.gather(*held), 20)
+
+        for when_closed, expected in (("hold", 201), ("refill", 200)):
+            with self.subTest(when_closed):
+                done.clear()
+                asyncio.run(story(when_closed))
+                self.assertEqual(len(done), expected)
+                self.assertEqual(glake.gate()["uses"], 0)
+
+    def test_held_requests_are_told_what_their_refill_meets(self):
+        tag, arrays = made()
+
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        def refuses(event):
+            raise ValueError("not now")
+
+        async def story(*options):
+            gated = [glake.asgi.Gate(app, tags=[tag], **option) for option in options]
+            sent = []
+
+            async def send(message):
+                sent.append(message.get("status"))
+
+            tasks = [gate({"type": "http", "path": "/", "method": "GET"}, None, send) for gate in gated for _ in range(10)]
+            return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20), sent
+
+        glake.shrink(tag)
+        answers, sent = asyncio.run(story({"when_closed": "hold", "timeout": 0.05}, {"when_closed": "hold", "timeout": 0.3}))
+        self.assertEqual((set(answers), {status for status in sent if status}), ({None}, {503}))
+        with self.assertRaisesRegex(glake.ClosedError, tag):
+            asyncio.run(self.enter(glake.active(tag, when_closed="hold", timeout=0.05)))
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        glake.hooks(before=refuses)
+        answers, sent = asyncio.run(story({}))
+        glake.hooks()
+        sys.unraisablehook = hook
+        self.assertEqual((set(answers), {status for status in sent if status}), ({None}, {503}))
+        self.assertEqual(set(asyncio.run(story({}))[1]), {200})
+        self.assertTrue(all(array.is_right() for array in arrays))
+        self.assertEqual(glake.gate()["uses"], 0)
+
+    async def enter(self, block):
+        async with block:
+            pass
+
+    def test_a_program_ends_whatever_is_held(self):
+        out = child.check(
+            self,
+            """
+            import asyncio, glake
+            from glake import _library
+            with glake.region("r"):
+                _library.doors().alloc(0, 1 << 20)
+            glake.shrink("r")
+            async def use():
+                async with glake.active("r", when_closed="hold"):
+                    pass
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(use())
+            loop.run_until_complete(asyncio.sleep(0.2))
+            print("over")
+            """,
+        )
+        self.assertEqual(out.strip(), "over")
 
 
 if __name__ == "__main__":
