@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -431,6 +432,28 @@ class Lives(unittest.TestCase):
             await asyncio.gather(*(user(number) for number in range(20)))
 
         asyncio.run(story())
+
+    def test_a_tag_that_no_region_has(self):
+        async def later():
+            async with glake.active("typo"):
+                pass
+
+        def now(**options):
+            with glake.active("typo", **options):
+                pass
+
+        calls = {when: functools.partial(now, when_closed=when) for when in ("refill", "hold", "refuse")}
+        calls["async"] = lambda: asyncio.run(later())
+        calls["decorated"] = lambda: glake.active("typo")(lambda: None)()
+        for name, call in calls.items():
+            with self.subTest(name), self.assertRaisesRegex(glake.InvalidError, f"no region 'typo'.*'{self.tag}'"):
+                call()
+            with self.subTest(name, inside=True), self.assertRaisesRegex(glake.InvalidError, "no region 'typo'"):
+                with glake.active():
+                    if name == "async":
+                        later().send(None)
+                    else:
+                        call()
 
 
 class Requests(unittest.TestCase):

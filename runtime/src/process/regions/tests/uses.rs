@@ -127,6 +127,9 @@ fn a_timeout_bounds_a_refill_and_the_refill_goes_on() {
 #[test]
 fn no_refill_outlasts_its_process() {
     let process = started("");
+    for tag in ["a", "b"] {
+        process.define_region(RegionOptions::of(tag)).unwrap();
+    }
     let block = process.written(0, mib(9), 1);
     process.shrink(&Shrink::default()).unwrap();
     let (gate, calls) = held(&process);
@@ -208,4 +211,27 @@ fn it_goes_on_in_the_background() {
     process.stop();
     process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
     process.end([block]);
+}
+
+#[test]
+fn a_use_names_regions_that_are_there() {
+    let process = started("");
+    for tag in ["cache", "weights"] {
+        process.define_region(RegionOptions::of(tag)).unwrap();
+    }
+    process.begin_pool(0, PoolId(0, 5), None).unwrap();
+    process.end_pool(0, PoolId(0, 5)).unwrap();
+    for when in [WhenClosed::Refill, WhenClosed::Hold, WhenClosed::Refuse] {
+        for tags in [&["typo"][..], &["cache", "typo"], &["graph (0, 6)"]] {
+            let error = process.enter_gate(&Tags::of(tags), when, None).unwrap_err();
+            assert!(matches!(error, ProcessError::UnknownTag { .. }), "{error}");
+            let text = error.to_string();
+            assert!(["'cache'", "'weights'"].iter().all(|tag| text.contains(tag)), "{text}");
+        }
+        for tags in [&["weights"][..], &["cache", "weights"], &["default"], &["graph (0, 5)"], &[]] {
+            let entered = process.enter_gate(&Tags::of(tags), when, None).unwrap();
+            process.gate().leave(entered).unwrap();
+        }
+    }
+    assert_eq!(process.gate().view().uses, 0);
 }
