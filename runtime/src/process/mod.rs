@@ -258,9 +258,15 @@ impl Process {
         }
         // Nobody may open it any more once its bytes can be others'.
         self.exporter.forget_block(address);
+        let domain = if self.marks.is_any_away() { self.regions.domain_to_free(address) } else { None };
         for started in self.devices.iter().filter_map(DeviceMemory::started) {
             match started.pool.free(address) {
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    if self.marks.is_any_away() {
+                        self.regions.freed(domain);
+                    }
+                    return Ok(());
+                }
                 Err(PoolError::UnknownAddress { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -367,6 +373,7 @@ impl Process {
         self.imports.settle();
         // All first: the first failure shall not keep the other devices from it.
         let trimmed: Vec<Result<Bytes>> = trimmed.collect();
+        self.regions.given_up();
         trimmed.into_iter().sum()
     }
 

@@ -59,8 +59,7 @@ impl Allocator {
         if !self.domains.contains(domain.index()) {
             return Err(StitchError::UnknownDomain { domain });
         }
-        let known = &self.domains[domain.index()];
-        if known.options.is_private() && !known.released {
+        if self.is_held(domain) {
             return Ok(None);
         }
         Ok(self.plan_release_of(&[domain], Vec::new(), Bytes::ZERO))
