@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -209,6 +210,31 @@ class Refusals(unittest.TestCase):
 
     def test_the_end_of_a_process_that_is_shrunk(self):
         child.check(self, "import glake\nfrom glake import _library\nwith glake.region('r'):\n    _library.doors().alloc(0, 1 << 24)\nglake.shrink()")
+
+
+class Ends(unittest.TestCase):
+    """However a program ends, it ends well and leaves nothing."""
+
+    def test_nothing_stays_in_files(self):
+        for end in ("", "raise SystemExit(0)", "thread = threading.Thread(target=time.sleep, args=(0.1,)); thread.start()"):
+            with self.subTest(end), tempfile.TemporaryDirectory() as folder:
+                files = os.path.join(folder, "files")
+                out = child.check(
+                    self,
+                    f"""
+                    import os, threading, time, glake
+                    from glake import _library
+                    doors = _library.doors()
+                    doors.configure(None, None, 'tiers.files = "{files}"')
+                    with glake.region("r"):
+                        place = doors.alloc(0, 1 << 24)
+                    glake.shrink("r", tier="file")
+                    print(len(os.listdir("{files}")))
+                    {end}
+                    """,
+                )
+                self.assertGreater(int(out), 1)
+                self.assertEqual(os.listdir(files), [])
 
 
 class Gate(unittest.TestCase):

@@ -397,7 +397,8 @@ impl Process {
         Ok(self.device(device)?.fraction())
     }
 
-    /// Ends the threads that keep epochs going. From then on no thread of ours calls the driver: frees are bookkeeping,
+    /// Ends the threads that keep epochs going, and removes this process's files: what is in them cannot come back. From then on no
+    /// thread of ours calls the driver: frees are bookkeeping,
     /// and a miss on a caller's thread does what ticks would have done.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
@@ -406,6 +407,7 @@ impl Process {
             engine.stop();
         }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
+        self.regions.end_files();
     }
 
     #[inline]
