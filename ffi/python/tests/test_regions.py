@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import unittest
@@ -235,6 +236,69 @@ class Ends(unittest.TestCase):
                 )
                 self.assertGreater(int(out), 1)
                 self.assertEqual(os.listdir(files), [])
+
+    def test_hooks_that_run_at_the_end(self):
+        begin = """
+            import sys, threading, time, glake
+            from glake import _library
+            with glake.region("r"):
+                place = _library.doors().alloc(0, 1 << 24)
+            begun = threading.Event()
+            def hook(event):
+                begun.set()
+                for _ in range(30):
+                    time.sleep(0.01)
+                    sum(range(1000))
+                print("ran", event["when"], flush=True)
+            """
+        ends = {
+            "before, in the background": 'glake.shrink("r"); glake.hooks(before=hook); glake.refill("r", wait=False); begun.wait()',
+            "after, in the background": 'glake.shrink("r"); glake.hooks(after=hook); glake.refill("r", wait=False); begun.wait()',
+            "one that took too long": """
+glake.hooks(before=hook, timeout=0.05)
+try:
+    glake.shrink("r")
+except glake.ClosedError:
+    pass
+""",
+            "beside what is touched": """
+glake.shrink("r")
+glake.hooks(before=hook, after=hook)
+with glake.region("r"):
+    _library.doors().alloc(0, 1 << 20)
+begun.wait()
+""",
+            "one that has not begun": 'glake.shrink("r"); glake.hooks(before=hook, after=hook); glake.refill("r", wait=False)',
+        }
+        for name, end in ends.items():
+            for _ in range(3):
+                with self.subTest(name):
+                    done = child.run(textwrap.dedent(begin) + end)
+                    self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+
+    def test_hooks_in_a_forked_child(self):
+        out = child.check(
+            self,
+            """
+            import os, sys, threading, glake
+            from glake import _library
+            with glake.region("r"):
+                place = _library.doors().alloc(0, 1 << 24)
+            begun, go_on = threading.Event(), threading.Event()
+            def hook(event):
+                begun.set()
+                go_on.wait()
+            glake.shrink("r")
+            glake.hooks(before=hook)
+            glake.refill("r", wait=False)
+            begun.wait()
+            if not (pid := os.fork()):
+                sys.exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            go_on.set()
+            """,
+        )
+        self.assertEqual(out.strip(), "3")
 
 
 class Gate(unittest.TestCase):
