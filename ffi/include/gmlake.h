@@ -350,8 +350,9 @@ uint64_t glake_heap_allocations(void);
 // nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink
 // waits for the other, waits for that shrink.
 //
-// `GLAKE_CLOSED`: it is away, and `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over. A refill that it began goes on
-// then, and the next use finds it done.
+// `GLAKE_INVALID`: there is no region of one of these tags; the text says which are there. `GLAKE_CLOSED`: it is away, and
+// `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over. A refill that it began goes on then, and the next use finds
+// it done.
 //
 // # Safety
 // `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 
 /// A filter that is none.
 #[derive(Debug, thiserror::Error)]
-#[error("log filter {filter:?}: {source}; write a tracing filter such as info or warn,glake_tiers=debug")]
+#[error("log filter {filter:?}: {source}; write a tracing filter such as info or warn,glake::transfer=debug")]
 pub struct LogError {
     filter: String,
     #[source]

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // also in the functions that tests call
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -176,4 +179,74 @@ fn a_shrink_that_cannot_be_measured_is_refused() {
         assert!(output.status.code() == Some(code) && error.contains(says), "{arguments:?}: {error}");
         assert!(output.stdout.is_empty());
     }
+}
+
+/// The text files of a folder, and of those in it.
+fn texts_of(folder: &Path, endings: &[&str], found: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "tests" && name != "target") {
+            texts_of(&path, endings, found);
+        } else if endings.iter().any(|ending| path.extension().is_some_and(|have| have == *ending)) {
+            let text = fs::read_to_string(&path).unwrap();
+            found.push((path, text));
+        }
+    }
+}
+
+fn texts(endings: &[&str]) -> Vec<(PathBuf, String)> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let mut found = Vec::new();
+    for folder in ["configs", "docs", "ffi", "runtime", "tiers", "transfer"] {
+        texts_of(&root.join(folder), endings, &mut found);
+    }
+    found
+}
+
+/// A filter that names a part of GLake, wherever one is given as an example, shows that part's events.
+#[test]
+fn every_log_filter_that_is_documented_shows_events() {
+    let help = String::from_utf8(ran(&["--help"]).stdout).unwrap();
+    let mut sources = texts(&["md", "toml", "rs", "py", "h"]);
+    sources.push(("--help".into(), help));
+    let levels = ["trace", "debug", "info"];
+    let mut examples: BTreeMap<&str, &Path> = BTreeMap::new();
+    for (path, text) in &sources {
+        let is_part = |letter: char| letter.is_ascii_alphanumeric() || "_:=,".contains(letter);
+        for token in text.split(|letter| !is_part(letter)) {
+            let filter = token.trim_start_matches("GLAKE_LOG=").trim_end_matches([',', ':']);
+            let named = filter.split(',').filter_map(|part| part.split_once('='));
+            if named.clone().any(|(target, level)| target.starts_with("glake") && levels.contains(&level)) {
+                examples.insert(filter, path);
+            }
+        }
+    }
+    assert!(examples.len() >= 2 && examples.values().any(|path| path.ends_with("--help")), "{examples:?}");
+    for (filter, path) in examples {
+        let output = ran(&["--log", filter, "demo"]);
+        let log = String::from_utf8(output.stderr).unwrap();
+        for target in filter.split(',').filter_map(|part| part.split_once('=')).map(|(target, _)| target) {
+            assert!(log.contains(&format!(" {target}: ")), "{filter} of {}: {log}", path.display());
+        }
+    }
+}
+
+/// Every event names the part that it is of, and docs/TUNING.md lists all parts.
+#[test]
+fn every_event_is_of_a_part_that_is_documented() {
+    let mut parts = BTreeSet::new();
+    for (path, text) in texts(&["rs"]) {
+        for macro_name in ["error!(", "warn!(", "info!(", "debug!(", "trace!("] {
+            for (at, _) in text.match_indices(macro_name) {
+                let event = text[at + macro_name.len()..].trim_start();
+                let part = event.strip_prefix("target: \"glake::").and_then(|rest| rest.split('"').next());
+                let start: String = event.chars().take(60).collect();
+                let part = part.unwrap_or_else(|| panic!("{}: {macro_name}{start}", path.display()));
+                parts.insert(part.to_owned());
+            }
+        }
+    }
+    let tuning = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/TUNING.md")).unwrap();
+    let rows = tuning.lines().filter_map(|line| line.strip_prefix("| `glake::")?.split('`').next());
+    assert_eq!(parts, rows.map(str::to_owned).collect());
 }

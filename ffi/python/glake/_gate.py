@@ -4,30 +4,70 @@
 
     active ── enter ─► gate open: in at once        shrink ─► gate shut ─► waits for those inside ─► moves
                  └──► gate shut: refill | hold | refuse
+
+A block that begins inside another one that has its tags is part of the same use. What is inside of what is inherited by context: a task
+knows the blocks that it was born inside of, and may outlive them. So a block says itself whether it is open, and a use lasts until the last
+of its parts has ended, in whatever context.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
 import json
+import os
+import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from . import _library
+from . import _library, _waiting
+from ._waiting import REFUSE, WHEN_CLOSED, WhenClosed
 from .errors import ClosedError, InvalidError, StateError
 
-WhenClosed = Literal["refill", "hold", "refuse"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_WHEN_CLOSED = {"refill": 0, "hold": 1, "refuse": 2}
-_REFUSE = 2
+# Guards what blocks and uses know of each other. It is held for a moment, and is nobody's in a forked child.
+_lock = threading.Lock()
 
-# What the task or thread is inside of: a set of tags each, None for all.
-_inside: contextvars.ContextVar[tuple[frozenset[str] | None, ...]] = contextvars.ContextVar("glake_inside", default=())
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class _Use:
+    """A use of the gate, and how many blocks are part of it."""
+
+    __slots__ = ("number", "parts")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.parts = number, 1
+
+
+class _Block:
+    """One run of a block: its tags (None: all), and its use while it is open."""
+
+    __slots__ = ("of", "tags", "use")
+
+    def __init__(self, of: active, tags: frozenset[str] | None, use: _Use) -> None:
+        self.of, self.tags = of, tags
+        self.use: _Use | None = use
+
+    def is_open(self) -> bool:
+        return self.use is not None
+
+    def has(self, tags: tuple[str, ...]) -> bool:
+        """Whether a block of these tags may be part of it."""
+        return self.tags is None or (bool(tags) and self.tags.issuperset(tags))
+
+
+# What the task or thread is inside of, or was born inside of: what is closed counts for nothing.
+_inside: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar("glake_inside", default=())
 
 
 class active:
@@ -45,46 +85,52 @@ class active:
             it begins when somebody else has brought them back; "refuse": ``ClosedError``.
         timeout: seconds to wait; None: as long as it takes. A refill that is not over by then goes on in the background.
 
-    A block inside another of the same task or thread, or of a thread that it was handed to with its context (``asyncio.to_thread``), is
-    part of that one where the outer has its tags.
+    A block inside another of the same task or thread, or of one that was given its context (``asyncio.to_thread``, a task that begins inside),
+    is part of that one where the outer has its tags and is still open. Memory stays until the last of them has ended. A block may end in
+    another context than it began in (asynchronous generators), and one object may be used by many tasks and threads.
 
     Raises:
         ClosedError: refused, or not open in time.
-        InvalidError: there is no such region.
+        InvalidError: there is no such region; the text says which are there.
         OutOfMemoryError: a refill found the GPU's memory taken by others.
     """
 
     def __init__(self, *tags: str, when_closed: WhenClosed = "refill", timeout: float | None = None) -> None:
-        if when_closed not in _WHEN_CLOSED:
+        if when_closed not in WHEN_CLOSED:
             raise ValueError(f"when_closed is {when_closed!r}: 'refill', 'hold' and 'refuse' are there")
         if timeout is not None and timeout < 0:
             raise InvalidError(f"timeout is {timeout}: seconds, 0 or more, or None")
         self._tags = tags
         self._when_closed: WhenClosed = when_closed
         self._timeout = timeout
-        self._entered: list[tuple[int, contextvars.Token[Any] | None]] = []
+        self._open: list[_Block] = []
 
     def __enter__(self) -> active:
-        use = 0 if self._is_part() else self._enter(_WHEN_CLOSED[self._when_closed])
-        self._note(use)
+        if not self._join():
+            self._note(_Use(self._enter(WHEN_CLOSED[self._when_closed])))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        use, token = self._entered.pop()
-        if token is not None:
-            _inside.reset(token)
-            _library.doors().gate_leave(use)
+        with _lock:
+            inside = _inside.get()
+            # In another context than it began in, it is any of them: their tags are the same.
+            block = next((block for block in reversed(inside) if block.of is self and block.is_open()), None) or self._open[-1]
+            self._open.remove(block)
+            use, block.use = block.use, None
+            last = use is not None and _leaves(use)
+        _inside.set(tuple(block for block in inside if block.is_open()))
+        if use is not None and last:
+            _library.doors().gate_leave(use.number)
 
     async def __aenter__(self) -> active:
-        use = 0
-        if not self._is_part():
+        if not self._join():
             try:
-                use = self._enter(_REFUSE)
+                number = self._enter(REFUSE)
             except ClosedError:
                 if self._when_closed == "refuse":
                     raise
-                use = await self._wait()
-        self._note(use)
+                number = await _waiting.wait(self._tags, self._when_closed, self._timeout)
+            self._note(_Use(number))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -113,35 +159,44 @@ class active:
 
         return now  # type: ignore[return-value]
 
-    def _is_part(self) -> bool:
-        return any(tags is None or (self._tags and tags.issuperset(self._tags)) for tags in _inside.get())
+    def _join(self) -> bool:
+        """Becomes part of a use that is there already, if any."""
+        for outer in _inside.get():
+            if outer.is_open() and outer.has(self._tags):
+                if outer.tags is None and self._tags:
+                    self._check()
+                with _lock:
+                    use = outer.use
+                    if use is None:
+                        # It has ended in between.
+                        continue
+                    use.parts += 1
+                self._note(use)
+                return True
+        return False
+
+    def _check(self) -> None:
+        """Whether there are such regions: who uses all memory did not name them."""
+        try:
+            _library.doors().gate_leave(self._enter(REFUSE))
+        except ClosedError:
+            pass
 
     def _enter(self, when_closed: int) -> int:
         timeout = -1 if self._timeout is None else int(self._timeout * 1000)
-        use: int = _library.doors().gate_enter(list(self._tags), when_closed, timeout)
-        return use
+        return _waiting.enter(self._tags, when_closed, timeout)
 
-    def _note(self, use: int) -> None:
-        if not use:
-            self._entered.append((0, None))
-            return
-        tags = frozenset(self._tags) or None
-        self._entered.append((use, _inside.set((*_inside.get(), tags))))
-
-    async def _wait(self) -> int:
-        """Waits on a thread. A task that is cancelled meanwhile gives back what the thread gets."""
-        loop = asyncio.get_running_loop()
-        entering = loop.run_in_executor(None, self._enter, _WHEN_CLOSED[self._when_closed])
-        try:
-            return await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            entering.add_done_callback(_give_back)
-            raise
+    def _note(self, use: _Use) -> None:
+        block = _Block(self, frozenset(self._tags) or None, use)
+        with _lock:
+            self._open.append(block)
+        _inside.set((*(block for block in _inside.get() if block.is_open()), block))
 
 
-def _give_back(entering: asyncio.Future[int]) -> None:
-    if not entering.cancelled() and entering.exception() is None:
-        _library.doors().gate_leave(entering.result())
+def _leaves(use: _Use) -> bool:
+    """One part less; whether it was the last."""
+    use.parts -= 1
+    return use.parts == 0
 
 
 def refuse_inside(what: str) -> None:
@@ -150,7 +205,7 @@ def refuse_inside(what: str) -> None:
     Raises:
         StateError: the caller is.
     """
-    if _inside.get():
+    if any(block.is_open() for block in _inside.get()):
         raise StateError(f"glake.{what}() was called inside glake.active(), which it would wait for: call it outside of the block")
 
 

@@ -122,6 +122,9 @@ def gate_json() -> str: ...
 def hooks_set(before: Callable[[str], object] | None, after: Callable[[str], object] | None, timeout_ms: int) -> None:
     """Each is called with an event as JSON. Both stay alive for the life of the process."""
 
+def hooks_end() -> None:
+    """The interpreter ends: hooks that run are waited for, and none begins any more."""
+
 def enable_peer(device: int, peer: int) -> None:
     """Work of ``device`` may touch the pool's memory on ``peer``, present and future."""
 

@@ -6,6 +6,7 @@ them back; who uses their memory says so with ``glake.active``, so that nothing 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import sys
@@ -266,9 +267,17 @@ def hooks(before: Hook | None = None, after: Hook | None = None, timeout: float 
     """Functions that are called with what happens (``{"event": "shrink", "when": "before", "tags": […], …}``) before and after each shrink and
     refill, on a thread of their own and with no lock held. A ``before`` that raises, or takes longer than the timeout, stops it before
     anything is moved. Of memory that comes back because it is touched they are told too (``"touched": True``), and nothing waits for them:
-    the thread that touches it may hold Python's lock. None removes one.
+    the thread that touches it may hold Python's lock. None removes one. The end of the program waits for hooks that run, as for threads,
+    and calls none after that.
     """
+    if before is not None or after is not None:
+        _end_with_python()
     _library.doors().hooks_set(_hook(before), _hook(after), int(timeout * 1000))
+
+
+@functools.cache
+def _end_with_python() -> None:
+    atexit.register(_library.doors().hooks_end)
 
 
 def _hook(hook: Hook | None) -> Callable[[str], None] | None:

@@ -5,6 +5,8 @@
     app = glake.asgi.Gate(app)                          # each request is active; one that finds the memory gone brings it back
     app = glake.asgi.Gate(app, when_closed="refuse")    # 503 with Retry-After instead
 
+A request that is held is a task and takes no thread: however many there are, ``/wake_up`` runs.
+
 It works with every ASGI server and framework (Starlette and FastAPI: ``app.add_middleware(glake.asgi.Gate)``), and needs none.
 """
 
@@ -13,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from ._gate import WhenClosed, active
+from ._gate import active
+from ._waiting import WhenClosed
 from .errors import ClosedError, OutOfMemoryError
 
 Scope = MutableMapping[str, Any]

@@ -15,6 +15,7 @@ mod copies;
 mod error;
 mod gate;
 mod history;
+mod hooks;
 mod library;
 mod pools;
 mod regions;
@@ -38,13 +39,15 @@ mod _glake {
     #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]
+    use crate::hooks::{hooks_end, hooks_set};
+    #[pymodule_export]
     use crate::library::{open, path};
     #[pymodule_export]
     use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
     #[pymodule_export]
     use crate::regions::{
-        hooks_set, left_json, refill, region_define, region_enter, region_leave, region_of, region_order,
-        region_pin, region_prepare, region_seal, region_unseal, region_wait, regions_json, shrink,
+        left_json, refill, region_define, region_enter, region_leave, region_of, region_order, region_pin,
+        region_prepare, region_seal, region_unseal, region_wait, regions_json, shrink,
     };
     #[pymodule_export]
     use crate::share::{close_shared, enable_peer, open_shared, share};

@@ -1,8 +1,13 @@
 """Regions of simulated GPUs: bytes leave and come back, the gate holds what uses them, requests wait for them."""
 
 import asyncio
+import contextvars
 import ctypes
+import functools
 import os
+import sys
+import tempfile
+import textwrap
 import threading
 import time
 import unittest
@@ -208,6 +213,94 @@ class Refusals(unittest.TestCase):
         child.check(self, "import glake\nfrom glake import _library\nwith glake.region('r'):\n    _library.doors().alloc(0, 1 << 24)\nglake.shrink()")
 
 
+class Ends(unittest.TestCase):
+    """However a program ends, it ends well and leaves nothing."""
+
+    def test_nothing_stays_in_files(self):
+        for end in ("", "raise SystemExit(0)", "thread = threading.Thread(target=time.sleep, args=(0.1,)); thread.start()"):
+            with self.subTest(end), tempfile.TemporaryDirectory() as folder:
+                files = os.path.join(folder, "files")
+                out = child.check(
+                    self,
+                    f"""
+                    import os, threading, time, glake
+                    from glake import _library
+                    doors = _library.doors()
+                    doors.configure(None, None, 'tiers.files = "{files}"')
+                    with glake.region("r"):
+                        place = doors.alloc(0, 1 << 24)
+                    glake.shrink("r", tier="file")
+                    print(len(os.listdir("{files}")))
+                    {end}
+                    """,
+                )
+                self.assertGreater(int(out), 1)
+                self.assertEqual(os.listdir(files), [])
+
+    def test_hooks_that_run_at_the_end(self):
+        begin = """
+            import sys, threading, time, glake
+            from glake import _library
+            with glake.region("r"):
+                place = _library.doors().alloc(0, 1 << 24)
+            begun = threading.Event()
+            def hook(event):
+                begun.set()
+                for _ in range(30):
+                    time.sleep(0.01)
+                    sum(range(1000))
+                print("ran", event["when"], flush=True)
+            """
+        ends = {
+            "before, in the background": 'glake.shrink("r"); glake.hooks(before=hook); glake.refill("r", wait=False); begun.wait()',
+            "after, in the background": 'glake.shrink("r"); glake.hooks(after=hook); glake.refill("r", wait=False); begun.wait()',
+            "one that took too long": """
+glake.hooks(before=hook, timeout=0.05)
+try:
+    glake.shrink("r")
+except glake.ClosedError:
+    pass
+""",
+            "beside what is touched": """
+glake.shrink("r")
+glake.hooks(before=hook, after=hook)
+with glake.region("r"):
+    _library.doors().alloc(0, 1 << 20)
+begun.wait()
+""",
+            "one that has not begun": 'glake.shrink("r"); glake.hooks(before=hook, after=hook); glake.refill("r", wait=False)',
+        }
+        for name, end in ends.items():
+            for _ in range(3):
+                with self.subTest(name):
+                    done = child.run(textwrap.dedent(begin) + end)
+                    self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+
+    def test_hooks_in_a_forked_child(self):
+        out = child.check(
+            self,
+            """
+            import os, sys, threading, glake
+            from glake import _library
+            with glake.region("r"):
+                place = _library.doors().alloc(0, 1 << 24)
+            begun, go_on = threading.Event(), threading.Event()
+            def hook(event):
+                begun.set()
+                go_on.wait()
+            glake.shrink("r")
+            glake.hooks(before=hook)
+            glake.refill("r", wait=False)
+            begun.wait()
+            if not (pid := os.fork()):
+                sys.exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            go_on.set()
+            """,
+        )
+        self.assertEqual(out.strip(), "3")
+
+
 class Gate(unittest.TestCase):
     def test_a_use_holds_a_shrink_and_a_shrink_a_use(self):
         tag, arrays = made()
@@ -316,6 +409,143 @@ class Gate(unittest.TestCase):
         glake.refill(tag)
 
 
+class Lives(unittest.TestCase):
+    """A block holds memory from its begin to its end, whoever else was born inside of another one."""
+
+    def setUp(self):
+        self.tag, self.arrays = made()
+
+    def tearDown(self):
+        self.assertEqual(glake.gate()["uses"], 0)
+        glake.shrink(self.tag, timeout=1)
+        glake.refill(self.tag)
+        self.assertTrue(all(array.is_right() for array in self.arrays))
+
+    def is_held(self):
+        """Whether a shrink has to wait for somebody."""
+        try:
+            glake.shrink(self.tag, timeout=0.05)
+        except glake.ClosedError:
+            return True
+        glake.refill(self.tag)
+        return False
+
+    def test_a_task_that_was_born_inside_is_inside_no_longer_than_that(self):
+        for outer in ((), (self.tag,)):
+            for ends in ("before", "between"):
+
+                async def story(outer=outer, ends=ends):
+                    ended, entered, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+                    async def child():
+                        if ends == "before":
+                            await ended.wait()
+                        async with glake.active(self.tag):
+                            entered.set()
+                            await leave.wait()
+
+                    async with glake.active(*outer):
+                        task = asyncio.create_task(child())
+                        if ends == "between":
+                            await entered.wait()
+                    ended.set()
+                    await entered.wait()
+                    self.assertTrue(await asyncio.get_running_loop().run_in_executor(None, self.is_held))
+                    leave.set()
+                    await task
+                    self.assertFalse(await asyncio.get_running_loop().run_in_executor(None, self.is_held))
+
+                with self.subTest(outer=outer, ends=ends):
+                    asyncio.run(story())
+
+    def test_a_task_that_was_born_inside_may_shrink_later(self):
+        async def story():
+            ended = asyncio.Event()
+
+            async def child():
+                await ended.wait()
+                return await asyncio.to_thread(glake.shrink, self.tag, timeout=1)
+
+            async with glake.active():
+                task = asyncio.create_task(child())
+                with self.assertRaises(glake.StateError):
+                    await asyncio.to_thread(glake.shrink, self.tag, timeout=1)
+            ended.set()
+            return await task
+
+        self.assertGreater(asyncio.run(story())["freed"], 0)
+
+    def test_enter_and_exit_in_two_contexts(self):
+        async def numbers():
+            async with glake.active(self.tag):
+                for number in range(4):
+                    self.assertTrue(all(array.is_right() for array in self.arrays))
+                    yield number
+
+        async def each_in_a_task(numbers):
+            async def following():
+                return await anext(numbers, None)
+
+            while await asyncio.create_task(following()) is not None:
+                pass
+
+        async def left_behind(numbers):
+            async def following():
+                return await anext(numbers, None)
+
+            await asyncio.create_task(following())
+            await asyncio.create_task(numbers.aclose())
+
+        for story in (each_in_a_task, left_behind):
+            with self.subTest(story.__name__):
+                asyncio.run(story(numbers()))
+                self.assertEqual(glake.gate()["uses"], 0)
+        block = glake.active(self.tag)
+        contextvars.Context().run(block.__enter__)
+        self.assertTrue(self.is_held())
+        contextvars.Context().run(block.__exit__, None, None, None)
+        self.assertFalse(self.is_held())
+
+    def test_one_object_in_many_tasks(self):
+        shared = glake.active(self.tag)
+
+        async def story():
+            async def user(number):
+                await asyncio.sleep(number % 3 / 1000)
+                async with shared:
+                    await asyncio.sleep(number % 5 / 1000)
+                    self.assertGreaterEqual(glake.gate()["uses"], 1)
+                    async with shared:
+                        await asyncio.sleep(number % 2 / 1000)
+                    self.assertGreaterEqual(glake.gate()["uses"], 1)
+
+            await asyncio.gather(*(user(number) for number in range(20)))
+
+        asyncio.run(story())
+
+    def test_a_tag_that_no_region_has(self):
+        async def later():
+            async with glake.active("typo"):
+                pass
+
+        def now(**options):
+            with glake.active("typo", **options):
+                pass
+
+        calls = {when: functools.partial(now, when_closed=when) for when in ("refill", "hold", "refuse")}
+        calls["async"] = lambda: asyncio.run(later())
+        calls["decorated"] = lambda: glake.active("typo")(lambda: None)()
+        for name, call in calls.items():
+            with self.subTest(name), self.assertRaisesRegex(glake.InvalidError, f"no region 'typo'.*'{self.tag}'"):
+                call()
+            with self.subTest(name, inside=True), self.assertRaisesRegex(glake.InvalidError, "no region 'typo'"):
+                with glake.active():
+                    if name == "async":
+                        later().send(None)
+                    else:
+                        call()
+
+
 class Requests(unittest.TestCase):
     def ask(self, app, path="/", kind="http"):
         sent = []
@@ -357,6 +587,95 @@ class Requests(unittest.TestCase):
         with self.assertRaisesRegex(glake.ClosedError, "its own"):
             self.ask(glake.asgi.Gate(app))
         self.assertEqual(glake.gate()["uses"], 0)
+
+    def test_held_requests_take_no_threads(self):
+        tag, arrays = made()
+        done = []
+
+        async def app(scope, receive, send):
+            if scope["path"] == "/wake_up":
+                await asyncio.to_thread(glake.refill, tag)
+            else:
+                self.assertTrue(all(array.is_right() for array in arrays))
+            done.append(scope["path"])
+
+        async def story(when_closed):
+            glake.shrink(tag)
+            gated = glake.asgi.Gate(app, tags=[tag], when_closed=when_closed)
+            threads = threading.active_count()
+            ask = lambda path: asyncio.create_task(gated({"type": "http", "path": path, "method": "GET"}, None, None))  # noqa: E731
+            held = [ask("/") for _ in range(200)]
+            await asyncio.sleep(0.2)
+            self.assertLess(threading.active_count() - threads, 8)
+            if when_closed == "hold":
+                self.assertEqual(done, [])
+                await asyncio.wait_for(ask("/wake_up"), 10)
+            await asyncio.wait_for(asyncio.gather(*held), 20)
+
+        for when_closed, expected in (("hold", 201), ("refill", 200)):
+            with self.subTest(when_closed):
+                done.clear()
+                asyncio.run(story(when_closed))
+                self.assertEqual(len(done), expected)
+                self.assertEqual(glake.gate()["uses"], 0)
+
+    def test_held_requests_are_told_what_their_refill_meets(self):
+        tag, arrays = made()
+
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        def refuses(event):
+            raise ValueError("not now")
+
+        async def story(*options):
+            gated = [glake.asgi.Gate(app, tags=[tag], **option) for option in options]
+            sent = []
+
+            async def send(message):
+                sent.append(message.get("status"))
+
+            tasks = [gate({"type": "http", "path": "/", "method": "GET"}, None, send) for gate in gated for _ in range(10)]
+            return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20), sent
+
+        glake.shrink(tag)
+        answers, sent = asyncio.run(story({"when_closed": "hold", "timeout": 0.05}, {"when_closed": "hold", "timeout": 0.3}))
+        self.assertEqual((set(answers), {status for status in sent if status}), ({None}, {503}))
+        with self.assertRaisesRegex(glake.ClosedError, tag):
+            asyncio.run(self.enter(glake.active(tag, when_closed="hold", timeout=0.05)))
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        glake.hooks(before=refuses)
+        answers, sent = asyncio.run(story({}))
+        glake.hooks()
+        sys.unraisablehook = hook
+        self.assertEqual((set(answers), {status for status in sent if status}), ({None}, {503}))
+        self.assertEqual(set(asyncio.run(story({}))[1]), {200})
+        self.assertTrue(all(array.is_right() for array in arrays))
+        self.assertEqual(glake.gate()["uses"], 0)
+
+    async def enter(self, block):
+        async with block:
+            pass
+
+    def test_a_program_ends_whatever_is_held(self):
+        out = child.check(
+            self,
+            """
+            import asyncio, glake
+            from glake import _library
+            with glake.region("r"):
+                _library.doors().alloc(0, 1 << 20)
+            glake.shrink("r")
+            async def use():
+                async with glake.active("r", when_closed="hold"):
+                    pass
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(use())
+            loop.run_until_complete(asyncio.sleep(0.2))
+            print("over")
+            """,
+        )
+        self.assertEqual(out.strip(), "over")
 
 
 if __name__ == "__main__":

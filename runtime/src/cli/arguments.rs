@@ -51,7 +51,7 @@ pub struct Global {
     /// Print one JSON object a line, and nothing else, on standard output
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to log on standard error: off, warn, info, debug, or a tracing filter such as warn,glake_tiers=debug
+    /// What to log on standard error: off, warn, info, debug, or a tracing filter such as warn,glake::transfer=debug
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
 }

@@ -113,7 +113,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "log.filter",
-        allowed: "a tracing filter, such as \"info\" or \"warn,glake_tiers=debug\"",
+        allowed: "a tracing filter, such as \"info\" or \"warn,glake::transfer=debug\"",
         holds: |c| c.log.is_valid(),
     },
 ];

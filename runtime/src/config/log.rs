@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// A tracing filter (`GLAKE_LOG`, `--log`): `info`, or `warn,glake_tiers=debug` for one crate. Logs go to
-    /// standard error.
+    /// A tracing filter (`GLAKE_LOG`, `--log`): `info`, or `warn,glake::transfer=debug` for one part
+    /// (docs/TUNING.md lists the parts). Logs go to standard error.
     ///
-    /// Default `warn`. `off` says nothing, `trace` everything (one event a stitch is at `debug`).
+    /// Default `warn`. `off` says nothing, `trace` everything (one event a stitch is at `info`).
     pub filter: String,
 }
 

@@ -254,9 +254,15 @@ impl Process {
         }
         // Nobody may open it any more once its bytes can be others'.
         self.exporter.forget_block(address);
+        let domain = if self.marks.is_any_away() { self.regions.domain_to_free(address) } else { None };
         for started in self.devices.iter().filter_map(DeviceMemory::started) {
             match started.pool.free(address) {
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    if self.marks.is_any_away() {
+                        self.regions.freed(domain);
+                    }
+                    return Ok(());
+                }
                 Err(PoolError::UnknownAddress { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -363,6 +369,7 @@ impl Process {
         self.imports.settle();
         // All first: the first failure shall not keep the other devices from it.
         let trimmed: Vec<Result<Bytes>> = trimmed.collect();
+        self.regions.given_up();
         trimmed.into_iter().sum()
     }
 
@@ -386,7 +393,8 @@ impl Process {
         Ok(self.device(device)?.fraction())
     }
 
-    /// Ends the threads that keep epochs going. From then on no thread of ours calls the driver: frees are bookkeeping,
+    /// Ends the threads that keep epochs going, and removes this process's files: what is in them cannot come back. From then on no
+    /// thread of ours calls the driver: frees are bookkeeping,
     /// and a miss on a caller's thread does what ticks would have done.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
@@ -395,6 +403,7 @@ impl Process {
             engine.stop();
         }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
+        self.regions.end_files();
     }
 
     #[inline]

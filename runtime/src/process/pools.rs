@@ -42,7 +42,9 @@ impl Process {
     /// [`ProcessError::UnknownPool`].
     pub fn release_pool(&self, device: i64, id: PoolId) -> Result<()> {
         let started = self.named(device, id)?;
-        started.private.release(&started.pool, id)
+        let released = started.private.release(&started.pool, id);
+        self.regions.given_up();
+        released
     }
 
     /// How many owners a private pool has; 0 where there is none.
@@ -73,7 +75,9 @@ impl Process {
         let started = self.named(device, id)?;
         let domain = started.private.domain(&started.pool, id)?;
         started.settle()?;
-        Ok(started.pool.trim_domain(domain)?)
+        let trimmed = started.pool.trim_domain(domain);
+        self.regions.given_up();
+        Ok(trimmed?)
     }
 
     /// A device that has private pools.

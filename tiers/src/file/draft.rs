@@ -91,7 +91,7 @@ impl Draft {
     /// Brings it to the disk as a whole, under its last name.
     ///
     /// # Errors
-    /// [`FileError::NoSuchRange`] where it is not written to its end; [`FileError::Io`]. It is removed then.
+    /// [`FileError::NoSuchRange`] where it is not written to its end; [`FileError::Closed`]; [`FileError::Io`]. It is removed then.
     pub fn seal(self) -> Result<SealedFile> {
         let Draft { shared, mut entry, file, sealed, length, written, table, .. } = self;
         if written != length.get() {
@@ -106,6 +106,7 @@ impl Draft {
         file.sync_all().map_err(|source| entry.failed(FileStep::Sync, source))?;
         // Nobody can write to it from here on.
         drop(file);
+        let _open = shared.open()?;
         entry.rename(sealed)?;
         shared.sync_directory()?;
         SealedFile::new(entry)

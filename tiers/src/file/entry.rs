@@ -46,7 +46,10 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.path) {
+        // It is gone already where its tier was closed.
+        if let Err(error) = fs::remove_file(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
             tracing::warn!(target: "glake::file", path = %self.path.display(), %error, "a file could not be removed");
         }
         let mut counted = self.statistics.lock();

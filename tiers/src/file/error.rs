@@ -45,6 +45,12 @@ pub enum FileError {
         /// The file that was to be.
         path: PathBuf,
     },
+    /// The process ends, and its files are gone.
+    #[error("{}: the process ends, and its files with it: nothing is written there any more", path.display())]
+    Closed {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The operating system failed. Nothing was given up for what was to be done: it can be done again.
     #[error("{}: {step}: {source}; {}", path.display(), step.advice())]
     Io {

@@ -10,7 +10,7 @@
 //! The files are a process's own and die with it: what a killed one leaves is removed by the next ([`FileTier::open`],
 //! [`FileTier::collect`]). A reader takes no file for whole that is not: it has its last name only when all its bytes are on
 //! the disk, and every page is checked where it was read to. No file is mapped: a disk that cannot read one is an error then, not
-//! the end of the process.
+//! the end of the process. At a process's own end it closes its tier, which removes all of them ([`FileTier::close`]).
 
 mod collect;
 mod draft;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use glake_units::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 pub use collect::Collected;
 pub use draft::Draft;
@@ -65,8 +65,8 @@ struct Shared {
     path: PathBuf,
     directory: File,
     owner: Owner,
-    /// Locked while the tier or a file of it lives.
-    _lock: Lock,
+    /// Locked while the tier or a file of it lives; none once the tier is closed. Whoever gives a file a name reads it meanwhile.
+    lock: RwLock<Option<Lock>>,
     statistics: Arc<Mutex<FileStatistics>>,
 }
 
@@ -83,15 +83,18 @@ impl FileTier {
         // Whoever locks has made no file yet: those of its name are of a process before the machine was started again.
         let collected = collect::collect(path, owner, true)?;
         let statistics = Arc::default();
-        let shared = Arc::new(Shared { path: path.to_path_buf(), directory, owner, _lock: lock, statistics });
+        let lock = RwLock::new(Some(lock));
+        let shared = Arc::new(Shared { path: path.to_path_buf(), directory, owner, lock, statistics });
         Ok(FileTier { shared, next: AtomicU64::new(0), collected })
     }
 
     /// A file for so many bytes, with space for all of them.
     ///
     /// # Errors
-    /// [`FileError::DiskFull`], [`FileError::TooLarge`], [`FileError::NoAllocation`], [`FileError::Io`]; nothing is left then.
+    /// [`FileError::DiskFull`], [`FileError::TooLarge`], [`FileError::NoAllocation`], [`FileError::Closed`], [`FileError::Io`];
+    /// nothing is left then.
     pub fn create(&self, length: Bytes) -> Result<Draft> {
+        let _open = self.shared.open()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let name = |kind| self.shared.path.join(self.shared.owner.name(kind));
         Draft::new(&self.shared, (name(Kind::Draft(number)), name(Kind::Sealed(number))), length)
@@ -103,6 +106,21 @@ impl FileTier {
     /// [`FileError::Io`]; what was removed by then is.
     pub fn collect(&self) -> Result<Collected> {
         collect::collect(&self.shared.path, self.shared.owner, false)
+    }
+
+    /// Removes all files of this process, whoever still has one, and makes none any more: the process ends, and what is in them
+    /// with it.
+    ///
+    /// # Errors
+    /// [`FileError::Io`]; what was removed by then is.
+    pub fn close(&self) -> Result<Collected> {
+        let mut lock = self.shared.lock.write();
+        if lock.is_none() {
+            return Ok(Collected::default());
+        }
+        let collected = collect::collect(&self.shared.path, self.shared.owner, true);
+        *lock = None;
+        collected
     }
 
     /// What was removed when this tier was opened.
@@ -122,6 +140,15 @@ impl FileTier {
 }
 
 impl Shared {
+    /// The tier is not closed while this lives.
+    fn open(&self) -> Result<RwLockReadGuard<'_, Option<Lock>>> {
+        let lock = self.lock.read();
+        if lock.is_none() {
+            return Err(FileError::Closed { path: self.path.clone() });
+        }
+        Ok(lock)
+    }
+
     fn sync_directory(&self) -> Result<()> {
         self.directory.sync_all().map_err(collect::failed(FileStep::SyncDirectory, &self.path))
     }

@@ -87,6 +87,11 @@ impl GpuPool {
         self.core.lock().keeps_all(domain)
     }
 
+    /// Whether all memory of a domain stays though nothing is live in it: it has an owner, whose graph knows its addresses.
+    pub(crate) fn is_held(&self, domain: DomainId) -> bool {
+        self.core.lock().is_held(domain)
+    }
+
     /// The address of an offset.
     pub(crate) fn address_at(&self, offset: Bytes) -> Address {
         self.address(offset)

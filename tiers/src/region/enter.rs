@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::thread::Scope;
 
 use glake_device::DriverError;
-use glake_stitch::ExtentView;
+use glake_stitch::{ExtentView, StitchError};
 use glake_units::Bytes;
 
 use super::{AHEAD, AT_ONCE, CopyPolicy, Patience, Refilled, Region, RegionError, Result, choose};
@@ -41,8 +41,15 @@ impl Region {
     pub fn refill(&self, amount: Bytes, transit: Transit<'_>, patience: &dyn Patience) -> Result<Refilled> {
         let entering = self.progress.begin();
         let _turn = self.turn.lock();
-        self.pool.forget_emptied(self.domain)?;
-        let chosen = choose::to_enter(&self.pool.standing(self.domain)?, amount);
+        let standing = self.pool.forget_emptied(self.domain).and_then(|()| self.pool.standing(self.domain));
+        let standing = match standing {
+            // It was given up before, and with its last extent it is gone.
+            Err(PoolError::Refused { source: StitchError::UnknownDomain { .. }, .. }) => {
+                return Ok(Refilled::default());
+            }
+            standing => standing?,
+        };
+        let chosen = choose::to_enter(&standing, amount);
         let crossing = Crossing::new(&self.pool, &self.options.tag, transit, Bytes::ZERO);
         let pipeline = std::thread::scope(|scope| {
             let mut pipeline = Pipeline::default();

@@ -166,6 +166,18 @@ impl Region {
         Ok(standing.iter().all(|(view, _)| view.presence == Presence::Here))
     }
 
+    /// Whether all that is anybody's is on the GPU: an extent that is away with nothing live in it is nobody's, unless a graph may
+    /// still write to it. It is forgotten by the next trim or refill.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn is_usable(&self) -> Result<bool> {
+        let held = self.pool.is_held(self.domain);
+        let standing = self.pool.standing(self.domain)?;
+        let is_nobodys = |view: &ExtentView| view.presence == Presence::Away && view.live.is_zero() && !held;
+        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Here || is_nobodys(view)))
+    }
+
     /// The error of a shrink or a refill that has begun.
     fn stopped(&self, moved: Bytes, copied: Bytes, source: RegionError) -> RegionError {
         let left = self.sizes().map_or(Bytes::ZERO, |(left, _)| left);

@@ -203,7 +203,7 @@ impl<'a> Crossing<'a> {
     pub(crate) fn sweep(&self) {
         for peer in self.peers.lock().iter() {
             if let Err(error) = peer.sweep_guests() {
-                tracing::debug!(target: "glake::region", peer = %peer.device(), %error, "copies' memory stays for now");
+                tracing::debug!(target: "glake::regions", peer = %peer.device(), %error, "copies' memory stays for now");
             }
         }
     }

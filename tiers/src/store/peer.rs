@@ -155,7 +155,7 @@ impl PeerSpans {
 impl Drop for PeerBlock {
     fn drop(&mut self) {
         if let Err(error) = self.pool.dislodge(self.address) {
-            tracing::warn!(target: "glake::region", peer = %self.pool.device(), %error, "a copy's memory could not be given back");
+            tracing::warn!(target: "glake::regions", peer = %self.pool.device(), %error, "a copy's memory could not be given back");
         }
     }
 }

@@ -336,7 +336,7 @@ fn parted<T>(
         match made {
             Ok(thing) => things.push(thing),
             Err(error) => {
-                warn!(%device, %error, "{what}: it is left out of the calibration");
+                warn!(target: "glake::transfer", %device, %error, "{what}: it is left out of the calibration");
                 failed = failed.union(DeviceSet::of(device));
                 first = first.or(Some(error));
             }

@@ -179,7 +179,7 @@ impl<'a> Run<'a> {
                 Ok(true) => self.outcomes.push(Outcome { trial: trial.clone(), took }),
                 Ok(false) => {
                     for leg in trial.legs.iter().filter(|leg| leg.way != Way::Direct) {
-                        warn!(relay = %leg.relay, target = %leg.target, way = ?leg.way, "wrong bytes in a trial: this GPU relays nothing");
+                        warn!(target: "glake::transfer", relay = %leg.relay, target = %leg.target, way = ?leg.way, "wrong bytes in a trial: this GPU relays nothing");
                         self.relays_out = self.relays_out.union(DeviceSet::of(leg.relay));
                     }
                 }
@@ -194,10 +194,10 @@ impl<'a> Run<'a> {
         let Fault { device, error } = fault;
         let relays = trial.legs.iter().any(|leg| leg.relay == *device && leg.target != *device);
         if relays && !error.is_sticky() {
-            warn!(relay = %device, %error, "a trial failed: this GPU relays nothing");
+            warn!(target: "glake::transfer", relay = %device, %error, "a trial failed: this GPU relays nothing");
             self.relays_out = self.relays_out.union(DeviceSet::of(*device));
         } else {
-            warn!(%device, %error, "a trial failed: this GPU is left out");
+            warn!(target: "glake::transfer", %device, %error, "a trial failed: this GPU is left out");
             self.lost = self.lost.union(DeviceSet::of(*device));
         }
     }

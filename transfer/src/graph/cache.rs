@@ -118,13 +118,13 @@ pub fn load(folder: &Path, key: &CacheKey) -> Option<PathGraph> {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
-            warn!(path = %path.display(), %error, "the calibration cannot be read: going on without it");
+            warn!(target: "glake::transfer", path = %path.display(), %error, "the calibration cannot be read: going on without it");
             return None;
         }
     };
     decode(key, &text)
         .inspect_err(
-            |error| warn!(path = %path.display(), %error, "the calibration is ignored: calibrate again"),
+            |error| warn!(target: "glake::transfer", path = %path.display(), %error, "the calibration is ignored: calibrate again"),
         )
         .ok()
 }

@@ -8,7 +8,7 @@ use glake_tiers::{LiveBlock, RegionError, RegionOptions};
 use glake_units::Bytes;
 
 use super::super::device::DeviceMemory;
-use super::super::gate::{Admission, Gate, Tags, UseId, WhenClosed};
+use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
 use super::super::{Process, ProcessError, Result};
 use super::slot::{Slot, sizes};
 use super::{Hook, Left, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, entered};
@@ -163,7 +163,7 @@ impl Process {
             let started = memory.started()?;
             let LiveBlock { domain, .. } = started.pool.find(address)?;
             let (slot, _) = self.regions.table.of_domain(memory.id(), domain)?;
-            (slot.tag() != super::super::gate::DEFAULT).then(|| slot.tag().to_owned())
+            (slot.tag() != DEFAULT).then(|| slot.tag().to_owned())
         })
     }
 
@@ -185,8 +185,10 @@ impl Process {
     /// while it brings memory back, that goes on in the background, and the next use finds it done.
     ///
     /// # Errors
-    /// [`ProcessError::Closed`] where it is to be refused; [`ProcessError::HeldTooLong`]; what its refill meets.
+    /// [`ProcessError::UnknownTag`]; [`ProcessError::Closed`] where it is to be refused; [`ProcessError::HeldTooLong`]; what its
+    /// refill meets.
     pub fn enter_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
+        self.regions.check(tags)?;
         let begin = std::time::Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
@@ -235,6 +237,18 @@ impl Process {
 }
 
 impl Regions {
+    /// Whether there are such tags. What lies in no region is always there; graphs' pools that are new are looked for.
+    fn check(&self, tags: &Tags) -> Result<()> {
+        let Tags::These(tags) = tags else { return Ok(()) };
+        tags.iter().filter(|tag| *tag != DEFAULT).try_for_each(|tag| {
+            self.table.get(tag).or_else(|_| {
+                self.table.cover(&self.starter.devices);
+                self.table.get(tag)
+            })?;
+            Ok(())
+        })
+    }
+
     fn views(&self) -> Result<Vec<RegionView>> {
         self.table.cover(&self.starter.devices);
         let mut slots = self.table.named(None)?;

@@ -108,6 +108,11 @@ impl Regions {
         !self.prepared.swap(true, Ordering::Relaxed)
     }
 
+    /// The process ends, and what of its memory is in files ends with it.
+    pub(super) fn end_files(&self) {
+        self.stores.end_files();
+    }
+
     pub(super) fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }

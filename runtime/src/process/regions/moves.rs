@@ -248,7 +248,11 @@ impl Regions {
             })
             .collect();
         let verify = self.verifies(ask.verify);
-        on_each_device(&jobs, |job, moved| self.refill_one(job, verify).map(|one| moved.push(one))).whole()
+        let moved =
+            on_each_device(&jobs, |job, moved| self.refill_one(job, verify).map(|one| moved.push(one)));
+        // Of what nothing is away any more too: whoever made it so may not have come this far.
+        self.settle(slots);
+        moved.whole()
     }
 
     fn refill_one(&self, (slot, region, amount): &Job, verify: bool) -> Result<Moved> {

@@ -148,10 +148,10 @@ impl Slot {
         self.settle(marks, gate);
     }
 
-    /// Looks at what is away, after something was moved.
+    /// Looks at what is away, after something was moved, freed or given up.
     pub(super) fn settle(&self, marks: &Marks, gate: &Gate) {
         let out = self.out.lock();
-        let gone = self.regions().iter().any(|region| !wanting(region).is_zero());
+        let gone = self.regions().iter().any(|region| matches!(region.is_usable(), Ok(false)));
         gate.set(self.tag(), gone);
         let is_away = gone || *out > 0;
         match (self.is_away.swap(is_away, Ordering::AcqRel), is_away) {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, Digests};
-use glake_tiers::{FileTier, GpuPool, HostOptions, HostPool, HostStatistics, RegionError, Store, nodes_of};
+use glake_tiers::{
+    FileError, FileTier, GpuPool, HostOptions, HostPool, HostStatistics, RegionError, Store, nodes_of,
+};
 use glake_transfer::graph::Direction;
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
@@ -26,8 +28,18 @@ pub(super) struct Stores {
     movers: Mutex<FxHashMap<(DeviceId, Direction), Arc<LinkMover>>>,
     /// Each with the devices whose work may touch it.
     hosts: Mutex<Vec<(DeviceSet, Arc<HostPool>)>>,
-    files: Mutex<Option<Arc<FileTier>>>,
+    files: Mutex<Files>,
     digests: Mutex<FxHashMap<DeviceId, Arc<Digests>>>,
+}
+
+/// The files of a process.
+#[derive(Debug, Default)]
+enum Files {
+    #[default]
+    NotYet,
+    Open(Arc<FileTier>),
+    /// The process ends.
+    Ended,
 }
 
 impl Stores {
@@ -109,8 +121,23 @@ impl Stores {
         let folder = self.config.files.as_ref().ok_or(ProcessError::NoFiles)?;
         let mut files = self.files.lock();
         match &*files {
-            Some(files) => Ok(files.clone()),
-            None => Ok(files.insert(Arc::new(FileTier::open(folder).map_err(RegionError::from)?)).clone()),
+            Files::Open(files) => Ok(files.clone()),
+            Files::NotYet => {
+                let opened = Arc::new(FileTier::open(folder).map_err(RegionError::from)?);
+                *files = Files::Open(opened.clone());
+                Ok(opened)
+            }
+            Files::Ended => Err(RegionError::from(FileError::Closed { path: folder.clone() }).into()),
+        }
+    }
+
+    /// Removes what is in files, because the process ends; nothing goes there any more.
+    pub(super) fn end_files(&self) {
+        let files = std::mem::replace(&mut *self.files.lock(), Files::Ended);
+        if let Files::Open(files) = files
+            && let Err(error) = files.close()
+        {
+            tracing::warn!(target: "glake::file", %error, "files stay in their folder: the next process that uses it removes them");
         }
     }
 

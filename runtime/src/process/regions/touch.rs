@@ -1,11 +1,15 @@
-//! Memory that is about to be used comes back first.
+//! Memory that is about to be used comes back first; what is nobody's any more keeps nobody out.
 
-use glake_device::Address;
+use std::sync::Arc;
+
+use glake_device::{Address, DeviceId};
 use glake_stitch::{Allocator, DomainId};
+use glake_tiers::LiveBlock;
 use glake_units::Bytes;
 
 use super::super::Result;
 use super::super::device::{DeviceMemory, Started};
+use super::slot::Slot;
 use super::{Regions, entered};
 
 impl Regions {
@@ -26,6 +30,45 @@ impl Regions {
             self.touch(started, domain)?;
         }
         Ok(domain)
+    }
+
+    /// The domain of a block that is about to be freed, where what is away may then be nobody's.
+    #[cold]
+    pub(in super::super) fn domain_to_free(&self, address: Address) -> Option<(DeviceId, DomainId)> {
+        let mut found = self.starter.devices.iter().filter_map(|memory| {
+            let LiveBlock { domain, .. } = memory.started()?.pool.find(address)?;
+            Some((memory.id(), domain))
+        });
+        found.next()
+    }
+
+    /// A block was freed; of which domain is not known where nothing was away before.
+    #[cold]
+    pub(in super::super) fn freed(&self, domain: Option<(DeviceId, DomainId)>) {
+        match domain {
+            None => self.given_up(),
+            Some((device, domain)) => {
+                if let Some((slot, _)) = self.table.of_domain(device, domain) {
+                    self.settle(&[slot]);
+                }
+            }
+        }
+    }
+
+    /// Blocks were freed, or memory was given up.
+    pub(in super::super) fn given_up(&self) {
+        if self.marks.is_any_away()
+            && let Ok(slots) = self.table.named(None)
+        {
+            self.settle(&slots);
+        }
+    }
+
+    /// Opens the gate for those of which nothing is away any more.
+    pub(super) fn settle(&self, slots: &[Arc<Slot>]) {
+        for slot in slots.iter().filter(|slot| slot.is_away()) {
+            slot.settle(&self.marks, &self.gate);
+        }
     }
 
     /// Brings back what is away of a domain.

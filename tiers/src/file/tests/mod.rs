@@ -37,6 +37,56 @@ fn names(tier: &FileTier) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
+/// At a process's own end no byte stays, whoever still has a file, and whoever is making one.
+#[test]
+fn a_tier_that_is_closed_leaves_nothing() {
+    let (_root, tier) = tier();
+    let other = tier.path().join("other.txt");
+    fs::write(&other, "another's").unwrap();
+    let sealed = |length| {
+        let mut draft = tier.create(Bytes::new(length)).unwrap();
+        draft.write(&bytes(usize::try_from(length).unwrap())).unwrap();
+        draft
+    };
+    let (whole, begun) = (sealed(5000).seal().unwrap(), sealed(7000));
+    assert_eq!(names(&tier).len(), 4);
+    assert_eq!(tier.close().unwrap().files, 2);
+    assert_eq!(names(&tier), ["other.txt"]);
+    assert!(matches!(begun.seal(), Err(FileError::Closed { .. })));
+    assert!(matches!(tier.create(Bytes::new(1)), Err(FileError::Closed { .. })));
+    assert_eq!(tier.close().unwrap(), Collected::default());
+    drop(whole);
+    assert_eq!((names(&tier).len(), tier.statistics()), (1, FileStatistics::default()));
+}
+
+/// However it meets those who make files, none stays.
+#[test]
+fn a_tier_is_closed_while_files_are_made() {
+    for _ in 0..20 {
+        let (_root, tier) = tier();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut kept = Vec::new();
+                    while let Ok(mut draft) = tier.create(Bytes::new(100)) {
+                        draft.write(&bytes(100)).unwrap();
+                        match draft.seal() {
+                            Ok(file) => kept.push(file),
+                            Err(error) => assert!(matches!(error, FileError::Closed { .. }), "{error}"),
+                        }
+                    }
+                    // Their names are gone before they are.
+                    assert_eq!(names(&tier), Vec::<String>::new());
+                });
+            }
+            while names(&tier).len() < 9 {
+                std::thread::yield_now();
+            }
+            tier.close().unwrap();
+        });
+    }
+}
+
 /// Changes a byte behind the tier's back.
 fn flip(path: &Path, at: u64) {
     fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();

@@ -66,8 +66,7 @@ impl Allocator {
         if self.domains.get(domain).is_none() {
             return Err(StitchError::UnknownDomain { domain });
         }
-        let known = &self.domains[domain];
-        if known.options.is_private() && !known.is_released() {
+        if self.is_held(domain) {
             return Ok(None);
         }
         Ok(self.plan_release_of(&[domain], Vec::new(), Bytes::ZERO))

@@ -65,6 +65,13 @@ impl Allocator {
         self.domains.get(domain).is_some_and(|domain| domain.options.is_private())
     }
 
+    /// Whether all memory of a domain stays though nothing is live in it: a captured graph knows its addresses, and it was not
+    /// released.
+    pub fn is_held(&self, domain: DomainId) -> bool {
+        let known = self.domains.get(domain);
+        known.is_some_and(|domain| domain.options.is_private() && !domain.is_released())
+    }
+
     /// How large an extent is, and whose; nothing, of the default domain, where there is none.
     pub fn size_and_domain(&self, extent: ExtentId) -> (Bytes, DomainId) {
         let found = self.extents.get(extent);

@@ -148,3 +148,27 @@ fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
     process.end(blocks);
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// The bytes in files are the process's own, and end with it.
+#[test]
+fn nothing_stays_in_files_when_the_process_stops() {
+    let folder = std::env::temp_dir().join(format!("glake-regions-stop-{}", std::process::id()));
+    let process = started(&format!("tiers.files = {folder:?}"));
+    process.define_region(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(9), 1);
+    let to_files = Shrink { tier: "file".parse().unwrap(), ..shrink_of(&["a"]) };
+    process.shrink(&to_files).unwrap();
+    assert!(std::fs::read_dir(&folder).unwrap().count() > 1);
+    process.stop();
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    // Nothing new goes there.
+    let other = process.written(0, mib(9), 2);
+    assert!(process.shrink(&Shrink { tags: None, ..to_files }).is_err());
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    process.check(&other);
+    for block in [block, other] {
+        process.free(block.address).unwrap();
+    }
+    drop(process);
+    std::fs::remove_dir(&folder).unwrap();
+}

@@ -127,6 +127,9 @@ fn a_timeout_bounds_a_refill_and_the_refill_goes_on() {
 #[test]
 fn no_refill_outlasts_its_process() {
     let process = started("");
+    for tag in ["a", "b"] {
+        process.define_region(RegionOptions::of(tag)).unwrap();
+    }
     let block = process.written(0, mib(9), 1);
     process.shrink(&Shrink::default()).unwrap();
     let (gate, calls) = held(&process);
@@ -208,4 +211,132 @@ fn it_goes_on_in_the_background() {
     process.stop();
     process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
     process.end([block]);
+}
+
+#[test]
+fn a_use_names_regions_that_are_there() {
+    let process = started("");
+    for tag in ["cache", "weights"] {
+        process.define_region(RegionOptions::of(tag)).unwrap();
+    }
+    process.begin_pool(0, PoolId(0, 5), None).unwrap();
+    process.end_pool(0, PoolId(0, 5)).unwrap();
+    for when in [WhenClosed::Refill, WhenClosed::Hold, WhenClosed::Refuse] {
+        for tags in [&["typo"][..], &["cache", "typo"], &["graph (0, 6)"]] {
+            let error = process.enter_gate(&Tags::of(tags), when, None).unwrap_err();
+            assert!(matches!(error, ProcessError::UnknownTag { .. }), "{error}");
+            let text = error.to_string();
+            assert!(["'cache'", "'weights'"].iter().all(|tag| text.contains(tag)), "{text}");
+        }
+        for tags in [&["weights"][..], &["cache", "weights"], &["default"], &["graph (0, 5)"], &[]] {
+            let entered = process.enter_gate(&Tags::of(tags), when, None).unwrap();
+            process.gate().leave(entered).unwrap();
+        }
+    }
+    assert_eq!(process.gate().view().uses, 0);
+}
+
+/// Everybody gets in, whatever they do while the gate is closed, and a refill of it is no error.
+fn is_open(process: &Process, tag: &str, what: &str) {
+    let soon = Some(Duration::from_secs(5));
+    assert_eq!(process.gate().view().closed, Vec::<String>::new(), "{what}");
+    for tags in [Tags::of(&[tag]), Tags::All] {
+        for when in [WhenClosed::Refuse, WhenClosed::Hold, WhenClosed::Refill] {
+            let entered = process.enter_gate(&tags, when, soon);
+            let entered = entered.unwrap_or_else(|error| panic!("{what}, {tags}, {when:?}: {error}"));
+            process.gate().leave(entered).unwrap();
+        }
+    }
+    for refill in [refill_of(&[tag]), Refill::default()] {
+        process.refill(&refill).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+    assert!(process.marks.is_plain(), "{what}");
+}
+
+type Forgets = (&'static str, fn(&Process, Written));
+
+/// What is away keeps uses out for as long as somebody's bytes are in it.
+#[test]
+fn what_is_freed_while_it_is_away_keeps_nobody_out() {
+    let ways: [Forgets; 3] = [
+        ("freed", |process, block| process.free(block.address).unwrap()),
+        ("trimmed", |process, block| {
+            process.free(block.address).unwrap();
+            process.trim(None, Bytes::ZERO).unwrap();
+        }),
+        ("refilled", |process, block| {
+            process.free(block.address).unwrap();
+            process.refill(&refill_of(&["a"])).unwrap();
+        }),
+    ];
+    for (what, forget) in ways {
+        let process = started("");
+        process.define_region(RegionOptions::of("a")).unwrap();
+        let [one, two] = [1, 2].map(|seed| process.written_in("a", 0, mib(9), seed));
+        process.shrink(&shrink_of(&["a"])).unwrap();
+        process.free(one.address).unwrap();
+        assert_eq!(process.gate().view().closed, ["a"], "the other one is away");
+        std::thread::scope(|scope| {
+            let held = scope.spawn(|| {
+                process.enter_gate(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(5)))
+            });
+            forget(&process, two);
+            process.gate().leave(held.join().unwrap().unwrap()).unwrap();
+        });
+        is_open(&process, "a", what);
+        let next = process.written_in("a", 0, mib(9), 3);
+        process.check(&next);
+        process.end([next]);
+    }
+}
+
+#[test]
+fn a_graph_that_is_dropped_while_it_is_away_keeps_nobody_out() {
+    const POOL: PoolId = PoolId(0, 5);
+    let ways: [Forgets; 4] = [
+        ("freed, then dropped", |process, block| {
+            process.free(block.address).unwrap();
+            process.release_pool(0, POOL).unwrap();
+        }),
+        ("dropped, then freed", |process, block| {
+            process.release_pool(0, POOL).unwrap();
+            process.free(block.address).unwrap();
+        }),
+        ("dropped and trimmed", |process, block| {
+            process.free(block.address).unwrap();
+            process.release_pool(0, POOL).unwrap();
+            process.trim(None, Bytes::ZERO).unwrap();
+        }),
+        ("trimmed", |process, block| {
+            process.free(block.address).unwrap();
+            process.trim_pool(0, POOL).unwrap();
+            process.release_pool(0, POOL).unwrap();
+        }),
+    ];
+    for (what, forget) in ways {
+        let process = started("");
+        process.begin_pool(0, POOL, None).unwrap();
+        let block = process.written(0, mib(9), 1);
+        process.end_pool(0, POOL).unwrap();
+        process.shrink(&shrink_of(&["graph (0, 5)"])).unwrap();
+        assert_eq!(process.gate().view().closed, ["graph (0, 5)"]);
+        forget(&process, block);
+        is_open(&process, "graph (0, 5)", what);
+        process.end([]);
+    }
+}
+
+/// A refill that finds nothing to bring back because the graph was dropped a moment before.
+#[test]
+fn a_refill_of_what_was_dropped_is_no_error() {
+    let process = started("");
+    process.begin_pool(0, PoolId(0, 5), None).unwrap();
+    let block = process.written(0, mib(9), 1);
+    process.end_pool(0, PoolId(0, 5)).unwrap();
+    process.shrink(&Shrink::default()).unwrap();
+    process.free(block.address).unwrap();
+    process.release_pool(0, PoolId(0, 5)).unwrap();
+    assert_eq!(process.refill(&Refill::default()).unwrap().away, Bytes::ZERO);
+    is_open(&process, "graph (0, 5)", "refilled");
+    process.end([]);
 }
