@@ -3,7 +3,8 @@
 use rustc_hash::FxHashSet;
 
 use super::Allocator;
-use super::outcome::Pending;
+use super::miss::Want;
+use super::outcome::{Carved, Pending};
 use crate::domain::{MANY, StreamLanes};
 use crate::ids::{DomainId, LaneId, PieceId, StreamKey};
 use crate::settings::Borrow;
@@ -64,18 +65,17 @@ impl Allocator {
 impl Pending {
     /// The lanes that its pieces come from or go to.
     fn lanes(&self) -> Vec<LaneId> {
-        let of = |lanes: &StreamLanes| [lanes.large, lanes.slabs, lanes.small];
         match self {
-            Pending::Extended { want, carved, .. } => {
-                let former = carved.iter().flat_map(|carved| carved.former.iter().map(|former| former.lane));
-                former.chain(of(&want.lanes)).collect()
-            }
-            Pending::Stitched { want, carved, .. } => {
-                let former = carved.iter().flat_map(|carved| carved.former.iter().map(|former| former.lane));
-                former.chain(of(&want.lanes)).collect()
-            }
+            Pending::Extended { want, carved, .. } => of_block(want, carved.iter()),
+            Pending::Stitched { want, carved, .. } => of_block(want, carved.iter()),
             Pending::Slabs { lane, .. } => vec![*lane],
             Pending::Released(release) => release.lanes().collect(),
         }
     }
+}
+
+fn of_block<'a>(want: &Want, carved: impl Iterator<Item = &'a Carved>) -> Vec<LaneId> {
+    let StreamLanes { large, slabs, small, .. } = want.lanes;
+    let former = carved.flat_map(|carved| carved.former.iter().map(|former| former.lane));
+    former.chain([large, slabs, small]).collect()
 }
