@@ -34,6 +34,7 @@ ifneq ($(call have,cargo-nextest),)
 else
 	timeout 1500 $(CARGO) test --locked --workspace --lib --bins --tests --no-fail-fast
 endif
+	$(CARGO) test --locked --package glake-runtime --features shuttle --lib schedules
 
 test-doc: ## Examples in the documentation of every crate
 	$(CARGO) test --locked --workspace --doc

@@ -3,7 +3,7 @@ import contextlib, io, pathlib, subprocess, sys, tempfile, unittest
 
 GPU = pathlib.Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU))
-import batch, launch, streams, table
+import batch, launch, serving, streams, table
 
 
 def run(alloc, workload="opt13_LR", utilization=0.97, taken=10 << 30, steady=10.0, losses=(1.0, 2.0), **more):
@@ -13,6 +13,18 @@ def run(alloc, workload="opt13_LR", utilization=0.97, taken=10 << 30, steady=10.
 
 def missed(workload, rows):
     return [one["bar"] for one in table.bars(workload, rows) if not one["ok"]]
+
+
+class Serving(unittest.TestCase):
+    def rows(self, speed=1000, digest="a"):
+        row = dict(start_s=1, sleeps=[], digests=["a", "a", "a"], speeds=[500, 1000, 1000])
+        return [dict(row, alloc="native"), dict(row, alloc="glake", speeds=[100, speed, speed], digests=["a", "a", digest])]
+
+    def test_the_bars(self):
+        self.assertEqual(serving.summary(self.rows())[1], 0)
+        self.assertEqual(serving.summary(self.rows(speed=980))[1], 1)
+        self.assertEqual(serving.summary(self.rows(digest="b"))[1], 1)
+        self.assertEqual(serving.summary([*self.rows(), dict(alloc="glake", error="exit code 1")])[1], 1)
 
 
 class Bars(unittest.TestCase):

@@ -316,7 +316,8 @@ int32_t glake_record_stream(void *pointer,
 int32_t glake_largest(int32_t device, uint64_t *bytes);
 
 // Waits for pending frees (not while a capture is open), then releases free memory until at most `keep` bytes are
-// reserved: on one device, or with -1 on each. `released`, where not null, gets how much went.
+// reserved: on one device, or with -1 on each. `released`, where not null, gets how much went. In a forked child and at the end of
+// the process nothing is done.
 //
 // # Safety
 // `released` is null or may be written.
@@ -362,7 +363,7 @@ int32_t glake_gate_enter(const char *const *tags,
                          int64_t timeout_ms,
                          uint64_t *use);
 
-// Ends a use.
+// Ends a use. In a forked child and at the end of the process nothing is done.
 //
 // `GLAKE_INVALID`: it was ended before, or never begun.
 int32_t glake_gate_leave(uint64_t use);
@@ -379,7 +380,7 @@ char *glake_gate_json(void);
 int32_t glake_host_register(void *start,
                             size_t size);
 
-// Unpins what `glake_host_register` pinned.
+// Unpins what `glake_host_register` pinned. In a forked child and at the end of the process nothing is done.
 //
 // # Safety
 // No copy from or to it is under way.
@@ -418,7 +419,8 @@ int32_t glake_device_count(int32_t *count);
 // What the devices are: "cuda", or "sim:" and the model; null before the start.
 const char *glake_device_name(void);
 
-// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that. There is one.
+// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that, also in a forked child and
+// at the end of the process. There is one.
 //
 // # Safety
 // It may be called on any thread with this context for as long as the process lives, and calls nothing of the library
@@ -444,8 +446,11 @@ int32_t glake_pool_create(int32_t device,
 // take a stream, the one that was begun last has it. `drop`, where not null, is called once when the filter is no longer
 // needed, also where this fails.
 //
-// To be called before a stream capture begins: from then on no completion point is recorded on the device, which would
+// To be called before a stream capture begins: from then on no completion point is recorded on any device, which would
 // break the capture, until `glake_pool_end`, or until an allocation for the pool comes on a stream that captures nothing.
+// A capture that an allocation was seen in ends that itself, where it fails too. One without allocations that failed
+// ends it with the calling thread, or with that thread's next allocation on the device that is in no capture. A pool can
+// be begun again then without `glake_pool_end`.
 //
 // # Safety
 // `filter` and `drop` may be called on any thread with this context, and do not call back into the library.
@@ -456,22 +461,32 @@ int32_t glake_pool_begin(int32_t device,
                          void *context,
                          glake_context_drop drop);
 
-// Ends what `glake_pool_begin` began; the pool and its owners stay.
-int32_t glake_pool_end(int32_t device, uint64_t first, uint64_t second);
+// Says on which stream the capture begins that `glake_pool_begin` was called for. An allocation of the same thread on a stream
+// outside of the capture is then no sign that there is none.
+int32_t glake_pool_expect_capture(int32_t device,
+                                  uint64_t first,
+                                  uint64_t second,
+                                  void *stream);
+
+// Ends what `glake_pool_begin` began; the pool and its owners stay. In a forked child and at the end of the process nothing is done.
+int32_t glake_pool_end(int32_t device,
+                       uint64_t first,
+                       uint64_t second);
 
 // One owner less. With the last one the pool is given up: its memory goes back once its blocks are freed and all work
-// enqueued before is done.
+// enqueued before is done. In a forked child and at the end of the process nothing is done.
 int32_t glake_pool_release(int32_t device,
                            uint64_t first,
                            uint64_t second);
 
-// How many owners a pool has; 0 where there is none.
+// How many owners a pool has; 0 where there is none, as in a forked child and at the end of the process.
 //
 // # Safety
 // `count` is null or may be written.
 int32_t glake_pool_use_count(int32_t device, uint64_t first, uint64_t second, int32_t *count);
 
 // Releases what is free in a private pool, for `torch.cuda.MemPool`: not in the pool of a graph that may be replayed.
+// In a forked child and at the end of the process nothing is done.
 int32_t glake_pool_trim(int32_t device,
                         uint64_t first,
                         uint64_t second);
@@ -528,7 +543,7 @@ int32_t glake_region_define(const char *tag,
 // `tag` is null or a text that ends with a zero.
 int32_t glake_region_enter(const char *tag);
 
-// The calling thread leaves the region that it entered last.
+// The calling thread leaves the region that it entered last. In a forked child and at the end of the process nothing is done.
 int32_t glake_region_leave(void);
 
 // The program promises not to write to a region's bytes until it is unsealed; nothing new is handed out of it. With `strict` its
@@ -553,8 +568,10 @@ int32_t glake_region_unseal(const char *tag);
 // `tag` is null or a text that ends with a zero.
 int32_t glake_region_prepare(const char *tag);
 
-// Keeps the memory of the block that an address lies in on its GPU, or no longer.
-int32_t glake_region_pin(const void *pointer, bool pinned);
+// Keeps the memory of the block that an address lies in on its GPU, or no longer: in a forked child and at the end of the process
+// that does nothing.
+int32_t glake_region_pin(const void *pointer,
+                         bool pinned);
 
 // Work that is enqueued later on a stream of the device finds the region there: what is away comes back first.
 //
@@ -648,7 +665,7 @@ char *glake_left_json(void);
 // ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
 // their own and are waited for up to `timeout_ms` (-1: for ever). Where `before` answers anything but 0, or takes longer, nothing
 // is moved. Of memory that comes back because it is touched they are told too ("touched": true, "device"), and nothing waits for
-// them. Replaces those that were there.
+// them. Replaces those that were there: to have none succeeds in a forked child and at the end of the process too.
 //
 // # Safety
 // They may be called on any thread with this context for as long as the process lives.
@@ -723,7 +740,8 @@ int32_t glake_stream_create(int32_t device, void **out);
 int32_t glake_stream_synchronize(int32_t device,
                                  void *stream);
 
-// Destroys a stream of `glake_stream_create`; its work still runs to its end. At the end of the process nothing is done.
+// Destroys a stream of `glake_stream_create`; its work still runs to its end. In a forked child and at the end of the process
+// nothing is done.
 int32_t glake_stream_destroy(int32_t device,
                              void *stream);
 
@@ -749,7 +767,7 @@ void gmlake_free(void *pointer,
 void gmlake_init(int32_t device_count);
 
 // Empties the cache: waits for pending frees and releases what is free, on all devices. Blocks stay. Throws as
-// gmlake_malloc does.
+// gmlake_malloc does; in a forked child and at the end of the process nothing is done.
 //
 // # Safety
 // As `gmlake_init`.
@@ -801,7 +819,8 @@ int32_t glake_copy_async(void *to,
 int32_t glake_copy_wait(uint64_t handle);
 
 // Ends the handle of a copy without waiting for it: the copy goes on, and nobody is told how it ended. 0 is no error. Every handle is
-// ended by this or by `glake_copy_wait`; until then it keeps an event of the driver.
+// ended by this or by `glake_copy_wait`; until then it keeps an event of the driver. In a forked child and at the end of the process
+// nothing is done.
 //
 // `GLAKE_INVALID`: the handle was ended before, or never given.
 int32_t glake_copy_drop(uint64_t handle);

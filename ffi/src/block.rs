@@ -129,21 +129,24 @@ pub unsafe extern "C" fn glake_largest(device: i32, bytes: *mut u64) -> i32 {
 }
 
 /// Waits for pending frees (not while a capture is open), then releases free memory until at most `keep` bytes are
-/// reserved: on one device, or with -1 on each. `released`, where not null, gets how much went.
+/// reserved: on one device, or with -1 on each. `released`, where not null, gets how much went. In a forked child and at the end of
+/// the process nothing is done.
 ///
 /// # Safety
 /// `released` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_trim(device: i32, keep: u64, released: *mut u64) -> i32 {
-    guard::answer(|| {
+    let mut went = Bytes::ZERO;
+    let status = library::give_up(|process| {
         let device = (device != -1).then_some(i64::from(device));
-        let went = library::process()?.trim(device, Bytes::new(keep))?;
-        if !released.is_null() {
-            // SAFETY: not null, and the caller's promise.
-            unsafe { released.write(went.get()) };
-        }
+        went = process.trim(device, Bytes::new(keep))?;
         Ok(())
-    })
+    });
+    if status == GLAKE_OK && !released.is_null() {
+        // SAFETY: not null, and the caller's promise.
+        unsafe { released.write(went.get()) };
+    }
+    status
 }
 
 /// Changes the part of a device's memory that may be reserved, 0 to 1; before its first use too. A limit that was

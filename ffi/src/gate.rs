@@ -58,12 +58,12 @@ pub unsafe extern "C" fn glake_gate_enter(
     })
 }
 
-/// Ends a use.
+/// Ends a use. In a forked child and at the end of the process nothing is done.
 ///
 /// `GLAKE_INVALID`: it was ended before, or never begun.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_gate_leave(r#use: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.gate().leave(UseId(r#use))?))
+    library::give_up(|process| Ok(process.gate().leave(UseId(r#use))?))
 }
 
 /// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,

@@ -24,16 +24,15 @@ pub unsafe extern "C" fn glake_host_register(start: *mut c_void, size: usize) ->
     })
 }
 
-/// Unpins what `glake_host_register` pinned.
+/// Unpins what `glake_host_register` pinned. In a forked child and at the end of the process nothing is done.
 ///
 /// # Safety
 /// No copy from or to it is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_host_unregister(start: *mut c_void) -> i32 {
-    guard::answer(|| {
-        let driver = library::process()?.driver();
+    library::give_up(|process| {
         // SAFETY: the caller's promise.
-        unsafe { driver.host_unregister(address(start)) }.map_err(ProcessError::from)?;
+        unsafe { process.driver().host_unregister(address(start)) }.map_err(ProcessError::from)?;
         Ok(())
     })
 }

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! (nothing) ── first use, glake_start ──► serving ── exit ──► ending: frees are bookkeeping, allocations fail
-//!     ▲              └ failed: says why,       └── fork ──► in the child: frees do nothing, all else fails
+//!     ▲              └ failed: says why,       └── fork ──► in the child: nothing is handed out
 //!     └──────────────┘ tried again next time
 //! ```
+//!
+//! What gives something up succeeds in the child and at the end, and does nothing there but for frees: destructors call it.
 
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
@@ -81,6 +83,21 @@ pub(crate) fn is_forked() -> bool {
 /// Whether nothing is served any more, in a forked child or at the end of the process.
 pub(crate) fn is_over() -> bool {
     PHASE.load(Ordering::Acquire) != SERVING
+}
+
+/// Answers an entry that gives something up, or ends it. In a forked child and at the end of the process it does nothing, and
+/// that is no failure: destructors call such entries, and cannot fail.
+pub(crate) fn give_up(body: impl FnOnce(&'static Process) -> Result<(), Failure>) -> i32 {
+    give_up_if(true, body)
+}
+
+/// As [`give_up`], for an entry that gives something up or takes something, as it is asked.
+pub(crate) fn give_up_if(gives_up: bool, body: impl FnOnce(&'static Process) -> Result<(), Failure>) -> i32 {
+    guard::answer(|| match process() {
+        Ok(process) => body(process),
+        Err(_) if gives_up && is_over() => Ok(()),
+        Err(failure) => Err(failure),
+    })
 }
 
 #[cold]

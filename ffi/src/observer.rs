@@ -6,7 +6,7 @@ use std::sync::Arc;
 use glake_runtime::process::{OnMapping, OnShortage, Shortage};
 
 use crate::context::Context;
-use crate::{guard, library};
+use crate::library;
 
 /// Told of a request that is about to be refused: the device's memory, and what nobody holds of it.
 pub type ShortageObserver =
@@ -15,14 +15,15 @@ pub type ShortageObserver =
 pub type MappingObserver =
     Option<unsafe extern "C" fn(context: *mut c_void, device: i32, mapped: bool, address: u64, size: u64)>;
 
-/// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that. There is one.
+/// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that, also in a forked child and
+/// at the end of the process. There is one.
 ///
 /// # Safety
 /// It may be called on any thread with this context for as long as the process lives, and calls nothing of the library
 /// but `glake_stats`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, context: *mut c_void) -> i32 {
-    guard::answer(|| {
+    library::give_up_if(observer.is_none(), |process| {
         let context = Context(context);
         let observer = observer.map(|observer| -> OnShortage {
             Arc::new(move |shortage: &Shortage| {
@@ -33,7 +34,7 @@ pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, cont
                 unsafe { observer(context.get(), device, wanted, total, free) };
             })
         });
-        library::process()?.on_shortage(observer);
+        process.on_shortage(observer);
         Ok(())
     })
 }
@@ -45,7 +46,7 @@ pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, cont
 /// As `glake_on_out_of_memory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_on_mapping(observer: MappingObserver, context: *mut c_void) -> i32 {
-    guard::answer(|| {
+    library::give_up_if(observer.is_none(), |process| {
         let context = Context(context);
         let observer = observer.map(|observer| -> OnMapping {
             Arc::new(move |device, mapped, address, size| {
@@ -54,7 +55,7 @@ pub unsafe extern "C" fn glake_on_mapping(observer: MappingObserver, context: *m
                 unsafe { observer(context.get(), device, mapped, address.0, size.get()) };
             })
         });
-        library::process()?.on_mapping(observer);
+        process.on_mapping(observer);
         Ok(())
     })
 }

@@ -62,8 +62,11 @@ pub extern "C" fn glake_pool_create(device: i32, first: u64, second: u64) -> i32
 /// take a stream, the one that was begun last has it. `drop`, where not null, is called once when the filter is no longer
 /// needed, also where this fails.
 ///
-/// To be called before a stream capture begins: from then on no completion point is recorded on the device, which would
+/// To be called before a stream capture begins: from then on no completion point is recorded on any device, which would
 /// break the capture, until `glake_pool_end`, or until an allocation for the pool comes on a stream that captures nothing.
+/// A capture that an allocation was seen in ends that itself, where it fails too. One without allocations that failed
+/// ends it with the calling thread, or with that thread's next allocation on the device that is in no capture. A pool can
+/// be begun again then without `glake_pool_end`.
 ///
 /// # Safety
 /// `filter` and `drop` may be called on any thread with this context, and do not call back into the library.
@@ -93,37 +96,54 @@ pub unsafe extern "C" fn glake_pool_begin(
     })
 }
 
-/// Ends what `glake_pool_begin` began; the pool and its owners stay.
+/// Says on which stream the capture begins that `glake_pool_begin` was called for. An allocation of the same thread on a stream
+/// outside of the capture is then no sign that there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_pool_expect_capture(
+    device: i32,
+    first: u64,
+    second: u64,
+    stream: *mut c_void,
+) -> i32 {
+    let stream = crate::block::stream(stream);
+    guard::answer(|| Ok(library::process()?.expect_capture(device.into(), PoolId(first, second), stream)?))
+}
+
+/// Ends what `glake_pool_begin` began; the pool and its owners stay. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_end(device: i32, first: u64, second: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.end_pool(device.into(), PoolId(first, second))?))
+    library::give_up(|process| Ok(process.end_pool(device.into(), PoolId(first, second))?))
 }
 
 /// One owner less. With the last one the pool is given up: its memory goes back once its blocks are freed and all work
-/// enqueued before is done.
+/// enqueued before is done. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_release(device: i32, first: u64, second: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.release_pool(device.into(), PoolId(first, second))?))
+    library::give_up(|process| Ok(process.release_pool(device.into(), PoolId(first, second))?))
 }
 
-/// How many owners a pool has; 0 where there is none.
+/// How many owners a pool has; 0 where there is none, as in a forked child and at the end of the process.
 ///
 /// # Safety
 /// `count` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_pool_use_count(device: i32, first: u64, second: u64, count: *mut i32) -> i32 {
     guard::answer(|| {
-        let owners = library::process()?.pool_owners(device.into(), PoolId(first, second))?;
+        let mut owners = 0;
+        if !library::is_over() {
+            owners = library::process()?.pool_owners(device.into(), PoolId(first, second))?;
+        }
         // SAFETY: the caller's promise.
         unsafe { guard::put(count, "count", i32::try_from(owners).unwrap_or(i32::MAX)) }
     })
 }
 
 /// Releases what is free in a private pool, for `torch.cuda.MemPool`: not in the pool of a graph that may be replayed.
+/// In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_trim(device: i32, first: u64, second: u64) -> i32 {
-    guard::answer(|| {
-        library::process()?.trim_pool(device.into(), PoolId(first, second))?;
+    library::give_up(|process| {
+        process.trim_pool(device.into(), PoolId(first, second))?;
         Ok(())
     })
 }

@@ -71,10 +71,10 @@ pub unsafe extern "C" fn glake_region_enter(tag: *const c_char) -> i32 {
     })
 }
 
-/// The calling thread leaves the region that it entered last.
+/// The calling thread leaves the region that it entered last. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_leave() -> i32 {
-    guard::answer(|| Ok(library::process()?.leave_region()?))
+    library::give_up(|process| Ok(process.leave_region()?))
 }
 
 /// The program promises not to write to a region's bytes until it is unsealed; nothing new is handed out of it. With `strict` its
@@ -119,10 +119,11 @@ pub unsafe extern "C" fn glake_region_prepare(tag: *const c_char) -> i32 {
     })
 }
 
-/// Keeps the memory of the block that an address lies in on its GPU, or no longer.
+/// Keeps the memory of the block that an address lies in on its GPU, or no longer: in a forked child and at the end of the process
+/// that does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_pin(pointer: *const c_void, pinned: bool) -> i32 {
-    guard::answer(|| Ok(library::process()?.pin(address(pointer), pinned)?))
+    library::give_up_if(!pinned, |process| Ok(process.pin(address(pointer), pinned)?))
 }
 
 /// Work that is enqueued later on a stream of the device finds the region there: what is away comes back first.

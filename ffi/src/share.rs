@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use glake_device::Address;
 
 use crate::block::{address, pointer};
-use crate::status::{Failure, GLAKE_OK};
+use crate::status::Failure;
 use crate::{guard, library};
 
 /// Lets work of `device` touch pool memory of `peer`, what there is and what comes.
@@ -77,8 +77,5 @@ pub unsafe extern "C" fn glake_open_shared(
 /// that is waited for, or put off while a capture is open. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_close_shared(base: *mut c_void) -> i32 {
-    if library::is_over() {
-        return GLAKE_OK;
-    }
-    guard::answer(|| Ok(library::process()?.close_shared(Address(base as u64))?))
+    library::give_up(|process| Ok(process.close_shared(Address(base as u64))?))
 }

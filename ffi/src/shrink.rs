@@ -73,7 +73,7 @@ pub extern "C" fn glake_left_json() -> *mut c_char {
 /// ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
 /// their own and are waited for up to `timeout_ms` (-1: for ever). Where `before` answers anything but 0, or takes longer, nothing
 /// is moved. Of memory that comes back because it is touched they are told too ("touched": true, "device"), and nothing waits for
-/// them. Replaces those that were there.
+/// them. Replaces those that were there: to have none succeeds in a forked child and at the end of the process too.
 ///
 /// # Safety
 /// They may be called on any thread with this context for as long as the process lives.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn glake_hooks_set(
     context: *mut c_void,
     timeout_ms: i64,
 ) -> i32 {
-    guard::answer(|| {
+    library::give_up_if(before.is_none() && after.is_none(), |process| {
         let context = Context(context);
         let hook = |hook: RegionHook| {
             hook.map(|hook| -> Hook {
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn glake_hooks_set(
                 })
             })
         };
-        library::process()?.set_hooks(hook(before), hook(after), duration(timeout_ms));
+        process.set_hooks(hook(before), hook(after), duration(timeout_ms));
         Ok(())
     })
 }

@@ -145,7 +145,10 @@ impl Failure {
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,
             E::Transfer(_) => GLAKE_DRIVER,
             E::Share(
-                ShareError::NoDoor { .. } | ShareError::TooManyFiles { .. } | ShareError::Broken { .. },
+                ShareError::NoDoor { .. }
+                | ShareError::TooManyFiles { .. }
+                | ShareError::NotGiven { .. }
+                | ShareError::Broken { .. },
             ) => GLAKE_DRIVER,
             _ => GLAKE_INVALID,
         }
@@ -164,9 +167,9 @@ impl Failure {
 
     fn status_of_pool(error: &PoolError) -> i32 {
         match error {
-            PoolError::Driver(DriverError::Unsupported { .. }) | PoolError::NotExportable { .. } => {
-                GLAKE_UNSUPPORTED
-            }
+            PoolError::Driver(DriverError::Unsupported { .. })
+            | PoolError::NotExportable { .. }
+            | PoolError::NoDescriptors { .. } => GLAKE_UNSUPPORTED,
             PoolError::Driver(_) | PoolError::Poisoned { .. } => GLAKE_DRIVER,
             _ if error.is_out_of_memory() => GLAKE_OUT_OF_MEMORY,
             _ => GLAKE_INVALID,

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::block::stream;
-use crate::status::{Failure, GLAKE_OK};
+use crate::status::Failure;
 use crate::{guard, library};
 
 /// Makes a stream of a device that does not synchronise with the legacy default one.
@@ -36,11 +36,9 @@ pub unsafe extern "C" fn glake_stream_synchronize(device: i32, stream: *mut c_vo
     })
 }
 
-/// Destroys a stream of `glake_stream_create`; its work still runs to its end. At the end of the process nothing is done.
+/// Destroys a stream of `glake_stream_create`; its work still runs to its end. In a forked child and at the end of the process
+/// nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_stream_destroy(device: i32, stream: *mut c_void) -> i32 {
-    if library::is_over() {
-        return GLAKE_OK;
-    }
-    guard::answer(|| Ok(library::process()?.destroy_stream(device.into(), self::stream(stream))?))
+    library::give_up(|process| Ok(process.destroy_stream(device.into(), self::stream(stream))?))
 }

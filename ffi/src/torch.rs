@@ -77,7 +77,7 @@ pub unsafe extern "C-unwind" fn gmlake_init(device_count: i32) {
 }
 
 /// Empties the cache: waits for pending frees and releases what is free, on all devices. Blocks stay. Throws as
-/// gmlake_malloc does.
+/// gmlake_malloc does; in a forked child and at the end of the process nothing is done.
 ///
 /// # Safety
 /// As `gmlake_init`.
@@ -162,9 +162,9 @@ pub extern "C" fn gmlake_release_pool(device: i32, id: PairId) {
     pooled(|process| process.release_pool(device.into(), id.into()));
 }
 
-/// For destructors: a child's and a process's end are no failures.
+/// For destructors: in a forked child and at the end of the process nothing is done.
 fn pooled(body: impl FnOnce(&glake_runtime::process::Process) -> Result<(), ProcessError>) {
-    if library::is_forked() {
+    if library::is_over() {
         return;
     }
     guard::logged(|| match library::books()? {

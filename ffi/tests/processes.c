@@ -62,23 +62,98 @@ static int asked_for_by_the_environment(void) {
     return 0;
 }
 
-/* A child may look at nothing of its parent's: it frees into the void, and everything else fails. */
+/* One of each that a program gives up, from destructors above all. */
+static struct {
+    char *block, *other, *text;
+    void *stream, *shared;
+    glake_checkpoint *checkpoint;
+    uint64_t copy, use;
+    _Alignas(4096) char pinned[4096];
+} given;
+
+static void take_one_of_each(void) {
+    uint8_t handle[4096];
+    size_t length = 0;
+    uint64_t offset = 0;
+    given.block = block_of(0, 20 * MIB, NULL);
+    given.other = block_of(0, MIB, NULL);
+    given.text = glake_snapshot_json();
+    OK(glake_stream_create(0, &given.stream));
+    OK(glake_share(block_of(0, MIB, NULL), handle, sizeof handle, &length, &offset));
+    OK(glake_open_shared(handle, length, 0, &given.shared));
+    OK(glake_pool_begin(0, 0, 9, NULL, NULL, NULL));
+    OK(glake_pool_checkpoint(0, 0, 9, &given.checkpoint));
+    OK(glake_copy_async(given.block, given.block + MIB, MIB, given.stream, 0, &given.copy));
+    OK(glake_host_register(given.pinned, sizeof given.pinned));
+    OK(glake_region_define("r", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
+    OK(glake_region_enter("r"));
+    OK(glake_region_pin(given.block, true));
+    OK(glake_gate_enter(NULL, 0, GLAKE_WHEN_CLOSED_REFUSE, 0, &given.use));
+}
+
+/* Where nothing is served any more all of it is given up without a word. */
+static void give_all_of_it_up(void) {
+    char before[300];
+    snprintf(before, sizeof before, "%s", glake_last_error());
+    int32_t owners = -1;
+    uint64_t released = 1;
+    const struct {
+        const char *name;
+        int32_t status;
+    } ends[] = {
+        {"free", glake_free(given.block)},
+        {"trim", glake_trim(-1, 0, &released)},
+        {"trim without an answer", glake_trim(0, 0, NULL)},
+        {"pool_end", glake_pool_end(0, 0, 9)},
+        {"pool_release", glake_pool_release(0, 0, 9)},
+        {"pool_use_count", glake_pool_use_count(0, 0, 9, &owners)},
+        {"pool_trim", glake_pool_trim(0, 0, 9)},
+        {"stream_destroy", glake_stream_destroy(0, given.stream)},
+        {"copy_drop", glake_copy_drop(given.copy)},
+        {"host_unregister", glake_host_unregister(given.pinned)},
+        {"close_shared", glake_close_shared(given.shared)},
+        {"region_leave", glake_region_leave()},
+        {"region_pin", glake_region_pin(given.block, false)},
+        {"gate_leave", glake_gate_leave(given.use)},
+        {"on_out_of_memory", glake_on_out_of_memory(NULL, NULL)},
+        {"on_mapping", glake_on_mapping(NULL, NULL)},
+        {"hooks_set", glake_hooks_set(NULL, NULL, NULL, -1)},
+    };
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (ends[i].status != GLAKE_OK) {
+            fprintf(stderr, "glake_%s answered %d: %s\n", ends[i].name, ends[i].status, glake_last_error());
+            exit(1);
+        }
+    CHECK(owners == 0 && released == 0);
+    glake_checkpoint_drop(given.checkpoint);
+    glake_string_free(given.text);
+    gmlake_free(given.other, MIB, 0, NULL);
+    gmlake_record_stream(given.other, NULL);
+    gmlake_reset();
+    CHECK(strcmp(glake_last_error(), before) == 0);
+}
+
+/* A child may look at nothing of its parent's: it gives up into the void, and everything else fails. */
 static int in_a_forked_child(void) {
-    char *block = block_of(0, 20 * MIB, NULL);
+    take_one_of_each();
+    char *block = given.block;
     block[0] = 'p';
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         void *out = NULL;
-        OK(glake_free(block));
-        gmlake_free(block, 20 * MIB, 0, NULL);
-        gmlake_record_stream(block, NULL);
+        give_all_of_it_up();
         FAILS(glake_alloc(0, 1, NULL, &out), GLAKE_UNAVAILABLE, "was forked from one that uses the GPU");
         CHECK(gmlake_malloc(1, 0, NULL) == NULL && !glake_started());
         FAILS(glake_stats(0, &(glake_device_stats){0}), GLAKE_UNAVAILABLE, "spawn");
-        FAILS(glake_trim(0, 0, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_configure(NULL, NULL, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_pool_create(0, 0, 1), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_pool_begin(0, 0, 1, NULL, NULL, NULL), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_stream_create(0, &out), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_host_register(given.pinned, sizeof given.pinned), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_region_enter("r"), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_region_pin(block, true), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_copy_wait(given.copy), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_copy_async(block, block, 1, NULL, 0, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_multi_path(1), GLAKE_UNAVAILABLE, "spawn");
         CHECK(glake_copy_try(block, block, 1, NULL, 0) == 1);
@@ -86,8 +161,57 @@ static int in_a_forked_child(void) {
     }
     int status = 0;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    CHECK(block[0] == 'p' && stats_of(0).all.allocation.current == 1);
+    int32_t owners = 0;
+    OK(glake_pool_use_count(0, 0, 9, &owners));
+    CHECK(block[0] == 'p' && stats_of(0).all.allocation.current == 3 && owners == 1);
+    OK(glake_gate_leave(given.use));
+    OK(glake_region_leave());
+    OK(glake_pool_end(0, 0, 9));
+    OK(glake_pool_release(0, 0, 9));
     OK(glake_free(block));
+    return 0;
+}
+
+static void at_the_end_of_what_was_taken(void) {
+    give_all_of_it_up();
+    puts("given up");
+    fflush(stdout);
+}
+
+static int ended_with_one_of_each(void) {
+    atexit(at_the_end_of_what_was_taken);
+    take_one_of_each();
+    return 0;
+}
+
+/* How many descriptors of memory are open: those of simulated extents, and those that are exported of them. */
+static int memory_files(void) {
+    int count = 0;
+    char path[64], name[64] = "";
+    for (int fd = 0; fd < 1024; fd++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        count += readlink(path, name, sizeof name) > 0 && strncmp(name, "/memfd:", 7) == 0;
+    }
+    return count;
+}
+
+/* A child that is forked has nothing by which memory that is shared would outlive its block. */
+static int forked_after_sharing(void) {
+    uint8_t handle[4096];
+    size_t length = 0;
+    uint64_t offset = 0;
+    void *block = block_of(0, 100 * MIB, NULL);
+    const int before = memory_files();
+    CHECK(before > 0);
+    OK(glake_share(block, handle, sizeof handle, &length, &offset));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(memory_files() == before);
+        _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     return 0;
 }
 
@@ -189,8 +313,10 @@ static const struct scenario SCENARIOS[] = {
     {"other-ranks", beside_other_ranks, "LOCAL_WORLD_SIZE", "2", ""},
     {"multi-path", asked_for_by_the_environment, "GLAKE_MULTI_PATH", "1", ""},
     {"forked-child", in_a_forked_child, NULL, NULL, ""},
+    {"forked-after-sharing", forked_after_sharing, NULL, NULL, ""},
     {"forked-before", forked_before_the_start, NULL, NULL, ""},
     {"ended", ended_with_blocks_alive, NULL, NULL, "ended\n"},
+    {"ended-holding", ended_with_one_of_each, NULL, NULL, "given up\n"},
     {"second-copy", with_a_second_copy, NULL, NULL, ""},
     {"never-used", loaded_and_never_used, NULL, NULL, ""},
 };

@@ -1,7 +1,10 @@
 // Torch's side of the library: what is passed by value, and what is thrown where torch is loaded. For torch stands an
 // empty libc10.so, which GLAKE_FAKE_C10 names.
 #include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
@@ -95,12 +98,37 @@ static void with_torch_what_fails_is_thrown() {
     gmlake_init(4);
 }
 
+// What destructors of torch's call, in a forked child and after the library's own handler of the exit: an exception would end the
+// process by a signal.
+static void give_up() noexcept {
+    gmlake_end_allocate_to_pool(0, Id(5, 0));
+    gmlake_release_pool(0, Id(5, 0));
+    gmlake_reset();
+}
+
+static void a_forked_child_gives_up_into_the_void() {
+    gmlake_begin_allocate_to_pool(0, Id(5, 0), [](CUstream_st *) { return false; });
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        give_up();
+        _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    std::int32_t owners = 0;
+    OK(glake_pool_use_count(0, 5, 0, &owners));
+    CHECK(owners == 1);
+}
+
 int main() {
+    std::atexit(give_up);
     gmlake_init(4);
     CHECK(glake_started());
     filters_and_ids_come_by_value();
     a_filter_that_throws_takes_nothing();
     without_torch_nothing_is_thrown();
     with_torch_what_fails_is_thrown();
+    a_forked_child_gives_up_into_the_void();
     return 0;
 }

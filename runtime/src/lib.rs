@@ -20,5 +20,6 @@ pub mod replay;
 mod server;
 pub mod share;
 mod stamps;
+mod sync;
 pub mod topo;
 pub mod trace;

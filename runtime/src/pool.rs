@@ -80,8 +80,13 @@ mod tests {
 
     #[test]
     fn peers_are_all_others_or_none() {
-        let info =
-            |id| DeviceInfo { id: DeviceId(id), name: String::new(), memory: Bytes::gib(80), pci: None };
+        let info = |id| DeviceInfo {
+            id: DeviceId(id),
+            name: String::new(),
+            memory: Bytes::gib(80),
+            pci: None,
+            exportable: true,
+        };
         let visible = [info(0), info(1), info(2)];
         let of = |pool: Pool| options(&pool, &visible[1], &visible, 1000);
         let (alone, open) = (of(Pool::default()), of(Pool { peer_access: true, ..Pool::default() }));

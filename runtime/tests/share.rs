@@ -9,7 +9,7 @@ use std::sync::Arc;
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::sim::{SimOptions, SimTopology, Simulator};
 use glake_device::{DeviceId, Driver, Stream};
-use glake_runtime::share::{Exporter, ShareError, open};
+use glake_runtime::share::{Exporter, ShareError, Shared, open};
 use glake_stitch::Settings;
 use glake_tiers::{Block, GpuPool, Import, PoolOptions, PoolStream};
 use glake_units::Bytes;
@@ -25,11 +25,16 @@ fn driver(name: &str) -> Arc<dyn Driver> {
     Arc::new(Simulator::new(SimOptions { topology, shared, ..SimOptions::default() }).unwrap())
 }
 
-fn pool(driver: &Arc<dyn Driver>) -> GpuPool {
+fn pool(driver: &Arc<dyn Driver>) -> Arc<GpuPool> {
     let (extent, limit) = (Bytes::mib(4), Bytes::mib(32));
     let settings = Settings { extent, limit, ..Settings::for_memory(Bytes::mib(64)) };
     let options = PoolOptions { settings: Some(settings), exportable: true, ..PoolOptions::default() };
-    GpuPool::new(driver.clone(), GPU, options).unwrap()
+    Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap())
+}
+
+fn share(exporter: &Exporter, pool: &Arc<GpuPool>, block: &Block) -> Shared {
+    let (pool, address) = (pool.clone(), block.address);
+    exporter.share(address, move || pool.export(address)).unwrap()
 }
 
 /// What each side writes all over the block of a number.
@@ -78,7 +83,7 @@ fn two_processes_see_the_same_bytes() {
     let mut told = String::new();
     for (number, block) in blocks.iter().enumerate() {
         pool.write(block.address, &pattern(1, number, block.size)).unwrap();
-        let shared = exporter.share(block.address, || pool.export(block.address)).unwrap();
+        let shared = share(&exporter, &pool, block);
         told += &format!("{} {} {} ", hex(&shared.handle), shared.offset.get(), block.size.get());
     }
     assert_ran(&other("the_importer", &name, &told).output().unwrap());
@@ -138,7 +143,7 @@ fn the_exporter() {
     let pool = pool(&driver);
     let block = pool.malloc(Bytes::mib(3), PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap()).unwrap();
     let exporter = Exporter::new();
-    let shared = exporter.share(block.address, || pool.export(block.address)).unwrap();
+    let shared = share(&exporter, &pool, &block);
     println!(" {}.", hex(&shared.handle));
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     std::process::exit(0);

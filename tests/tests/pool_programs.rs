@@ -1,5 +1,8 @@
 //! Random programs on a pool, with real bytes: every block is marked by a kernel of its stream and looked at before it is
-//! freed; the device refuses whatever no event orders, so a byte given away too early is refused or seen.
+//! freed; the device refuses whatever no event orders, so a byte given away too early is refused or seen. Streams are destroyed with work
+//! under way and nobody tells the pool, blocks are shared, graphs' pools go back to checkpoints and are released while they run.
+//!
+//! 3 x 150 programs; a million steps: `PROPTEST_CASES=4200 cargo nextest run --locked --release -p glake-tests --test pool_programs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,7 +12,7 @@ use glake_device::DriverError;
 use glake_device::owned::CaptureHold;
 use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
 use glake_tests::pool::{Bed, Lane, Ledger, Shape, Stamp, Verdicts};
-use glake_tiers::{Block, PoolError};
+use glake_tiers::{Block, BlockLife, Checkpoint, LiveBlock, PoolError, PoolOptions, PoolStream, Restored};
 use glake_units::Bytes;
 use proptest::prelude::*;
 
@@ -30,6 +33,10 @@ enum Op {
     AddDomain { private: bool },
     ReleaseDomain { which: usize },
     Capture,
+    DestroyStream { which: usize },
+    Share { which: usize },
+    Checkpoint { which: usize },
+    Restore { which: usize },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -46,14 +53,23 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<bool>().prop_map(|private| Op::AddDomain { private }),
         1 => any::<usize>().prop_map(|which| Op::ReleaseDomain { which }),
         1 => Just(Op::Capture),
+        1 => (0..STREAMS).prop_map(|which| Op::DestroyStream { which }),
+        2 => any::<usize>().prop_map(|which| Op::Share { which }),
+        1 => any::<usize>().prop_map(|which| Op::Checkpoint { which }),
+        1 => any::<usize>().prop_map(|which| Op::Restore { which }),
     ]
 }
 
 /// A block, whose it is, and whether the capture under way has it.
 #[derive(Debug)]
 struct Held {
+    /// No other block has it, whatever address it gets.
+    number: u64,
     stamp: Stamp,
+    domain: DomainId,
+    /// Who works on it: the stream that it was allocated for, or what took its place.
     stream: usize,
+    home: PoolStream,
     captured: bool,
 }
 
@@ -71,12 +87,16 @@ struct Run {
     blocks: Vec<Held>,
     domains: Vec<DomainId>,
     capture: Option<Capture>,
+    checkpoints: Vec<(DomainId, Checkpoint)>,
+    /// Which blocks were shared.
+    shared: Vec<(u64, BlockLife)>,
     seeds: u64,
 }
 
 impl Run {
     fn new(borrow: Borrow) -> Self {
-        let bed = Bed::new(Shape { memory: Bytes::mib(96), borrow, ..Shape::default() });
+        let shape = Shape { memory: Bytes::mib(96), borrow, ..Shape::default() };
+        let bed = Bed::with(shape, |_| (), PoolOptions { exportable: true, ..PoolOptions::default() });
         Run {
             lanes: (0..STREAMS).map(|_| bed.lane()).collect(),
             bed,
@@ -85,6 +105,8 @@ impl Run {
             blocks: Vec::new(),
             domains: vec![Allocator::default_domain()],
             capture: None,
+            checkpoints: Vec::new(),
+            shared: Vec::new(),
             seeds: 0,
         }
     }
@@ -122,6 +144,24 @@ impl Run {
             }
             Op::Capture if self.capture.is_none() => self.begin_capture(),
             Op::Capture => self.end_capture(),
+            Op::DestroyStream { which } if which != CAPTURING || self.capture.is_none() => {
+                // As a program does: its work goes on, and what takes its place comes after it.
+                let next = self.bed.lane();
+                next.follows(&self.lanes[which]);
+                self.lanes[which] = next;
+            }
+            Op::Share { which } if !self.blocks.is_empty() => self.share(which % self.blocks.len()),
+            Op::Checkpoint { which } => {
+                let domain = self.domains[which % self.domains.len()];
+                // Nothing of a stitched domain is to be claimed.
+                if let Ok(checkpoint) = self.bed.pool.checkpoint(domain) {
+                    self.checkpoints.push((domain, checkpoint));
+                }
+            }
+            Op::Restore { which } if !self.checkpoints.is_empty() && self.capture.is_none() => {
+                let (domain, checkpoint) = self.checkpoints[which % self.checkpoints.len()].clone();
+                self.restore(domain, &checkpoint);
+            }
             _ => {}
         }
     }
@@ -140,10 +180,14 @@ impl Run {
         };
         assert!(block.size >= size && block.size.is_aligned(Bytes::new(512)));
         self.ledger.take(block, domain);
+        self.hold(block, domain, stream, self.lanes[stream].pool, captured);
+    }
+
+    fn hold(&mut self, block: Block, domain: DomainId, stream: usize, home: PoolStream, captured: bool) {
         let time = self.time();
-        let stamp = Stamp { block, seed: self.seeds };
+        let (number, stamp) = (self.seeds, Stamp { block, seed: self.seeds });
         stamp.write(&self.lanes[stream], time).unwrap();
-        self.blocks.push(Held { stamp, stream, captured });
+        self.blocks.push(Held { number, stamp, domain, stream, home, captured });
     }
 
     fn free(&mut self, index: usize) {
@@ -151,10 +195,60 @@ impl Run {
         if self.capture.is_some() && self.blocks[index].stream == CAPTURING && !self.blocks[index].captured {
             return;
         }
-        let Held { stamp, stream, .. } = self.blocks.swap_remove(index);
+        let Held { stamp, stream, home, .. } = self.blocks.swap_remove(index);
         let time = self.time();
         stamp.verify(&self.lanes[stream], time, &self.verdicts).unwrap();
+        self.record(stamp.block, stream, home);
         self.give(stamp.block);
+    }
+
+    /// A stream that took the place of a block's own is another one to the pool.
+    fn record(&self, block: Block, stream: usize, home: PoolStream) {
+        let pool = self.lanes[stream].pool;
+        assert!(pool == home || self.bed.pool.record_stream(block.address, pool));
+    }
+
+    fn share(&mut self, index: usize) {
+        let Held { number, stamp, .. } = self.blocks[index];
+        let exported = self.bed.pool.export(stamp.block.address).unwrap();
+        assert_eq!((exported.base, exported.size), (stamp.block.address, stamp.block.size));
+        self.shared.push((number, exported.life));
+    }
+
+    /// Goes back to a checkpoint, or stays as it is where the pool or its memory is gone.
+    fn restore(&mut self, domain: DomainId, checkpoint: &Checkpoint) {
+        let Restored { freed, claimed } = match self.bed.pool.restore(domain, checkpoint) {
+            Ok(restored) => restored,
+            Err(PoolError::Refused { .. }) => return,
+            Err(error) => panic!("{error}"),
+        };
+        let same = |live: &LiveBlock, held: &Held| {
+            (live.address, live.size) == (held.stamp.block.address, held.stamp.block.size)
+        };
+        let (before, others): (Vec<Held>, Vec<Held>) =
+            std::mem::take(&mut self.blocks).into_iter().partition(|held| held.domain == domain);
+        self.blocks = others;
+        assert_eq!(before.len(), freed.len());
+        before.iter().for_each(|held| self.ledger.give(held.stamp.block));
+        let mut before: Vec<Held> = before.into_iter().collect();
+        for live in &claimed {
+            let block = Block { address: live.address, size: live.size };
+            self.ledger.take(block, domain);
+            match before.iter().position(|held| same(live, held)) {
+                Some(at) => self.blocks.push(before.swap_remove(at)),
+                // The program knows what every stream still does with such bytes: it waits for all of them here.
+                None => {
+                    let home = self.lanes.iter().position(|lane| lane.pool.key == live.stream);
+                    let stream = home.unwrap_or(0);
+                    for other in 0..STREAMS {
+                        self.lanes[stream].follows(&self.lanes[other]);
+                    }
+                    // A stream that is gone: whoever has its place is another one to the pool.
+                    let gone = PoolStream { key: live.stream, ..self.lanes[stream].pool };
+                    self.hold(block, domain, stream, gone, false);
+                }
+            }
+        }
     }
 
     fn give(&mut self, block: Block) {
@@ -194,6 +288,10 @@ impl Run {
         self.bed.pool.check().unwrap_or_else(|broken| panic!("{broken}"));
         self.ledger.compare(&self.bed.pool);
         self.verdicts.assert_clean();
+        for (number, life) in &self.shared {
+            let lives = self.blocks.iter().any(|held| held.number == *number);
+            assert_eq!(life.has_ended(), !lives, "a share ends with its block, and not before");
+        }
     }
 
     /// Everything is freed, done and trimmed: nothing is left anywhere.
@@ -226,8 +324,13 @@ fn programs() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op(), 1..160)
 }
 
+/// How many of each kind.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]
     fn completed(program in programs()) {

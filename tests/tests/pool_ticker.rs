@@ -79,6 +79,27 @@ fn it_sleeps_while_there_is_nothing_to_do_and_wakes_again() {
 }
 
 #[test]
+fn every_ticker_of_a_pool_is_woken() {
+    let (bed, first, [lane, _]) = bed();
+    let woken = |which: &str| {
+        idle(&bed);
+        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        bed.pool.free(block.address).unwrap();
+        until(which, || !bed.pool.is_ticking());
+    };
+    woken("the first");
+    drop(first);
+    let second = Ticker::start(&bed.pool, INTERVAL).unwrap();
+    woken("one that came after another had ended");
+    let third = Ticker::start(&bed.pool, INTERVAL).unwrap();
+    drop(second);
+    woken("one that came beside another, which then ended");
+    drop(Ticker::start(&bed.pool, INTERVAL).unwrap());
+    woken("one beside which another came and ended");
+    drop(third);
+}
+
+#[test]
 fn frees_do_not_make_it_tick_more_often() {
     let (bed, _ticker, [lane, _]) = bed();
     let start = Instant::now();

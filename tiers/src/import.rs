@@ -154,7 +154,10 @@ mod tests {
     }
 
     fn bed(exportable: bool) -> Bed {
-        let topology = SimTopology::uniform(2, Bytes::mib(64));
+        bed_on(exportable, SimTopology::uniform(2, Bytes::mib(64)))
+    }
+
+    fn bed_on(exportable: bool, topology: SimTopology) -> Bed {
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
         let epochs = Epochs::new(driver.clone());
@@ -263,6 +266,18 @@ mod tests {
         import.close().unwrap();
         assert!(bed.sim.now() >= time);
         assert!(import.read(Bytes::ZERO, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn a_device_without_descriptors_serves_and_shares_nothing() {
+        let mut topology = SimTopology::uniform(2, Bytes::mib(64));
+        topology.gpus[0].exportable = false;
+        let bed = bed_on(true, topology);
+        let block = bed.malloc(FOUR);
+        bed.pool.write(block.address, &[3; 9]).unwrap();
+        let error = bed.pool.export(block.address).unwrap_err();
+        assert!(matches!(error, PoolError::NoDescriptors { .. }), "{error}");
+        assert!(error.to_string().contains("pool.exportable"), "{error}");
     }
 
     #[test]

@@ -54,8 +54,8 @@ pub use host::{
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};
 pub use pool::{
-    Block, Checkpoint, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver, PoolError,
-    PoolOptions, PoolStream, Restored, SharedExtent,
+    Block, BlockLife, Checkpoint, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver,
+    PoolError, PoolOptions, PoolStream, Restored, SharedExtent,
 };
 pub use region::{
     CopyPolicy, Impatient, Mark, MoveError, Mover, Moving, Patience, Policy, Refilled, Region, RegionError,

@@ -25,8 +25,6 @@ impl Ticker {
             let (pool, stop) = (Arc::downgrade(pool), stop.clone());
             move || run(&pool, &stop, interval)
         })?;
-        pool.wakes(thread.thread().clone());
-        thread.thread().unpark();
         Ok(Ticker { stop, thread: Some(thread) })
     }
 
@@ -41,7 +39,13 @@ impl Ticker {
     }
 }
 
+/// Ticks until told to stop. A pool may have several tickers, one after another or at once.
 fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
+    let thread = std::thread::current();
+    // Before it first looks whether there is something to do: what comes after that wakes it.
+    if let Some(pool) = pool.upgrade() {
+        pool.wakes(thread.clone());
+    }
     while !stop.load(Ordering::Acquire) {
         let Some(pool) = pool.upgrade() else { return };
         if !pool.is_ticking() {
@@ -54,6 +58,9 @@ fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
         }
         drop(pool);
         pause(stop, interval);
+    }
+    if let Some(pool) = pool.upgrade() {
+        pool.wakes_no_more(thread.id());
     }
 }
 

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any, Union
 
-from . import _layer, _library
+from . import _layer, _library, compiled
 from .errors import InvalidError
 
 Device = Union[None, int, str, Any]
@@ -23,7 +23,8 @@ _LINES = (
 def memory_stats(device: Device = None) -> dict[str, int | float]:
     """Statistics of one device under torch's keys ("active_bytes.all.peak"), and GLake's own under "glake." ("glake.stitches").
 
-    Amounts are bytes. A device whose pool has not started has zeroes.
+    Amounts are bytes. A device whose pool has not started has zeroes. "glake.foreign_reserved_bytes" and its like are of pools with an
+    allocator of their own (``torch.cuda.MemPool(allocator)``), which torch's own statistics count and all other figures here do not.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for torch's current device (0 where CUDA has not started).
@@ -32,7 +33,9 @@ def memory_stats(device: Device = None) -> dict[str, int | float]:
         InvalidError: there is no such device.
         UnavailableError: the library cannot start.
     """
-    stats: dict[str, int | float] = json.loads(_library.doors().stats_json(index(device)))
+    number = index(device)
+    stats: dict[str, int | float] = json.loads(_library.doors().stats_json(number))
+    stats.update((f"glake.foreign_{name}", figure) for name, figure in compiled.foreign(number).items())
     return stats
 
 

@@ -62,9 +62,9 @@ class _Line:
                     continue
                 self._tell(lambda opened, error=error: opened.set_exception(type(error)(*error.args)))  # type: ignore[misc]
             else:
-                # Where a shrink comes before they have entered they wait on.
-                self._tell(lambda opened: opened.set_result(None))
+                # First: nobody who goes on shall see this thread's use. Where a shrink comes before they have entered they wait on.
                 _library.doors().gate_leave(use)
+                self._tell(lambda opened: opened.set_result(None))
 
     def _has_any(self) -> bool:
         """Whether anybody waits; ends the line where nobody does."""

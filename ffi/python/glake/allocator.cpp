@@ -14,11 +14,22 @@ extern "C" __attribute__((visibility("default"))) const char* glake_torch_instal
       return reason.c_str();
     }
     auto& ours = glake::Allocator::instance();
+    ours.take_the_place_of(present);
     glake::caching::allocator.store(&ours);
     c10::SetAllocator(c10::DeviceType::CUDA, &ours);
     return nullptr;
   } catch (const std::exception& error) {
     reason = error.what();
     return reason.c_str();
+  }
+}
+
+/// What pools with an allocator of their own hold on a device: their number, bytes handed out and bytes in segments. False: no such device.
+extern "C" __attribute__((visibility("default"))) bool glake_torch_foreign(int device, uint64_t* pools, uint64_t* allocated, uint64_t* reserved) {
+  try {
+    glake::Allocator::instance().foreign(static_cast<glake::DeviceIndex>(device), *pools, *allocated, *reserved);
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
 }

@@ -28,6 +28,8 @@ OLDEST = (2, 8)
 """The oldest torch whose headers it has been compiled against; the newest is 2.11, where it was run too."""
 
 _COMPILE_SECONDS = 600
+_built: ctypes.CDLL | None = None
+"""What is torch's allocator in this process."""
 
 
 class CompileError(RuntimeError):
@@ -102,15 +104,29 @@ def load(libgmlake: str | os.PathLike[str], include_dir: str | os.PathLike[str])
     path = build(recipe(Torch.installed(), Path(include_dir)))
     # Its symbols are what the allocator is resolved against.
     ctypes.CDLL(os.fspath(libgmlake), mode=ctypes.RTLD_GLOBAL)
+    global _built
     try:
-        install = ctypes.CDLL(str(path)).glake_torch_install
+        built = ctypes.CDLL(str(path))
+        install = built.glake_torch_install
     except (OSError, AttributeError) as error:
         raise CompileError(f"the allocator built for this torch, {path}, does not load: {error}") from error
     install.restype = ctypes.c_char_p
     reason = install()
     if reason is not None:
         raise RuntimeError(reason.decode(errors="replace"))
+    built.glake_torch_foreign.argtypes = [ctypes.c_int, *[ctypes.POINTER(ctypes.c_uint64)] * 3]
+    built.glake_torch_foreign.restype = ctypes.c_bool
+    _built = built
     _switch_registration_off()
+
+
+def foreign(device: int) -> dict[str, int]:
+    """What the pools of torch that bring an allocator of their own hold on a device; empty where this is not torch's allocator."""
+    names = ("pools", "allocated_bytes", "reserved_bytes")
+    figures = [ctypes.c_uint64() for _ in names]
+    if _built is None or not _built.glake_torch_foreign(device, *map(ctypes.byref, figures)):
+        return {}
+    return {name: figure.value for name, figure in zip(names, figures)}
 
 
 def _switch_registration_off() -> None:
@@ -153,7 +169,7 @@ def recipe(torch: Torch, include_dir: Path) -> Recipe:
             "-std=c++17" if torch.release() <= (2, 11) else "-std=c++20",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}",
         ),
-        libraries=(f"-L{torch.root / 'lib'}", "-lc10", "-lc10_cuda"),
+        libraries=(f"-L{torch.root / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cuda"),
         stamp=f"torch {torch.version} cuda {torch.cuda}",
     )
 

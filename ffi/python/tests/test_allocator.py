@@ -65,8 +65,9 @@ class OnTheSimulator(unittest.TestCase):
                 "SIMULATED_PROBE": str(made / "probe.so"),
                 "XDG_CACHE_HOME": str(made / "cache"),
             }
-            command = [sys.executable, "-W", "ignore", str(HERE / "simulated/checks.py"), "-v"]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=600)
+            command = [sys.executable, "-W", "ignore", "-m", "unittest", "-v", "checks", "own_allocators"]
+            where = HERE / "simulated"
+            done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, errors="replace", timeout=600)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def run_tool(self, *command):

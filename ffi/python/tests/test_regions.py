@@ -11,11 +11,12 @@ import textwrap
 import threading
 import time
 import unittest
+from unittest import mock
 
 os.environ["GLAKE_DEVICE"] = "sim"
 
 import glake  # noqa: E402
-from glake import _library  # noqa: E402
+from glake import _library, _waiting  # noqa: E402
 
 import child  # noqa: E402
 
@@ -570,6 +571,24 @@ class Requests(unittest.TestCase):
         self.assertIn(tag.encode(), text["body"])
         self.assertEqual(self.ask(refusing, kind="websocket")[0]["code"], 1013)
         self.assertEqual(self.ask(holding)[0]["status"], 200)
+        self.assertEqual(glake.gate()["uses"], 0)
+
+    def test_whoever_goes_on_is_alone(self):
+        # The thread that waits for all has a use of its own only until it tells them.
+        tag, _ = made()
+        glake.shrink(tag)
+        seen, tell = [], _waiting._Line._tell
+
+        def looks_first(line, how):
+            seen.append(glake.gate()["uses"])
+            tell(line, how)
+
+        async def app(scope, receive, send):
+            seen.append(glake.gate()["uses"])
+
+        with mock.patch.object(_waiting._Line, "_tell", looks_first):
+            self.ask(glake.asgi.Gate(app, tags=[tag]))
+        self.assertEqual(seen, [0, 1])
         self.assertEqual(glake.gate()["uses"], 0)
 
     def test_what_passes(self):

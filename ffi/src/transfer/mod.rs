@@ -94,12 +94,13 @@ pub extern "C" fn glake_copy_wait(handle: u64) -> i32 {
 }
 
 /// Ends the handle of a copy without waiting for it: the copy goes on, and nobody is told how it ended. 0 is no error. Every handle is
-/// ended by this or by `glake_copy_wait`; until then it keeps an event of the driver.
+/// ended by this or by `glake_copy_wait`; until then it keeps an event of the driver. In a forked child and at the end of the process
+/// nothing is done.
 ///
 /// `GLAKE_INVALID`: the handle was ended before, or never given.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_drop(handle: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.drop_copy(handle)?))
+    library::give_up(|process| Ok(process.drop_copy(handle)?))
 }
 
 /// Whether the bytes of a copy are there; the handle stays. Errors are those of `glake_copy_wait`, which still ends the

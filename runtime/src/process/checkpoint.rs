@@ -32,6 +32,8 @@ impl Process {
         let PoolCheckpoint { device, id, blocks } = checkpoint;
         let started = self.named(*device, *id)?;
         let restored = started.pool.restore(started.private.domain(&started.pool, *id)?, blocks)?;
+        // The pool has ended them before their bytes could be others'; what they were opened by is closed.
+        self.exporter.forget_ended();
         let history = &self.observers.history;
         if history.is_on() {
             let freed = restored.freed.iter().flat_map(|block| {

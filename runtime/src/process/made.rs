@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use glake_device::owned::OwnedStream;
 use glake_device::{DeviceId, Driver, Result, Stream};
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
 
 /// Those that live.
 #[derive(Debug, Default)]
@@ -25,5 +26,38 @@ impl MadeStreams {
     pub(super) fn destroy(&self, device: DeviceId, raw: Stream) -> bool {
         let stream = self.streams.lock().remove(&(device, raw));
         stream.is_some()
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod schedules {
+    use glake_device::sim::{SimOptions, Simulator};
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::schedules;
+
+    /// Each stream is destroyed once, however many ask for it, and all that were made are gone then.
+    #[test]
+    fn a_stream_is_destroyed_once() {
+        let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+        schedules(move || {
+            let (made, driver): (_, Arc<dyn Driver>) = (Arc::new(MadeStreams::default()), sim.clone());
+            let common = made.create(&driver, DeviceId(0)).unwrap();
+            let threads: Vec<_> = (0..3)
+                .map(|_| {
+                    let (made, driver) = (made.clone(), driver.clone());
+                    thread::spawn(move || {
+                        let own = made.create(&driver, DeviceId(0)).unwrap();
+                        let destroyed = made.destroy(DeviceId(0), common);
+                        assert!(made.destroy(DeviceId(0), own) && !made.destroy(DeviceId(1), own));
+                        usize::from(destroyed)
+                    })
+                })
+                .collect();
+            let destroyed: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert_eq!((destroyed, made.streams.lock().len()), (1, 0));
+        });
     }
 }

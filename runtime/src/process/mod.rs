@@ -252,7 +252,7 @@ impl Process {
         if self.observers.history.is_on() {
             self.note_free(address);
         }
-        // Nobody may open it any more once its bytes can be others'.
+        // The pool ends its sharing; what it could be opened by keeps memory.
         self.exporter.forget_block(address);
         let domain = if self.marks.is_any_away() { self.regions.domain_to_free(address) } else { None };
         for started in self.devices.iter().filter_map(DeviceMemory::started) {
@@ -393,12 +393,13 @@ impl Process {
         Ok(self.device(device)?.fraction())
     }
 
-    /// Ends the threads that keep epochs going, and removes this process's files: what is in them cannot come back. From then on no
-    /// thread of ours calls the driver: frees are bookkeeping,
-    /// and a miss on a caller's thread does what ticks would have done.
+    /// Ends the threads that keep epochs going and that share blocks, and removes this process's files: what is in them cannot come
+    /// back. From then on no thread of ours calls the driver: frees are bookkeeping, and a miss on a caller's thread does what ticks
+    /// would have done.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.background.stop();
+        self.exporter.stop();
         if let Some(engine) = self.starter.engine.made() {
             engine.stop();
         }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use glake_device::Address;
+use glake_tiers::PoolError;
 use glake_units::Bytes;
 
-use super::{Process, ProcessError, Result};
+use super::{Found, Process, ProcessError, Result};
 
 impl Process {
     /// Lets work of a device touch another's pool memory, what there is and what comes; twice is no error.
@@ -26,7 +27,15 @@ impl Process {
     pub fn share(&self, address: Address) -> Result<(Arc<[u8]>, Bytes)> {
         let found = self.find(address).ok_or(ProcessError::InNoBlock { address })?;
         let started = self.started(self.device(found.device.0.into())?)?;
-        let shared = self.exporter.share(found.address, || started.pool.export(found.address))?;
+        // Not to keep the pool: a process that ends shares nothing.
+        let (pool, Found { device, address: block, .. }) = (Arc::downgrade(&started.pool), found);
+        let unknown = move || PoolError::UnknownAddress { device, address: block };
+        let export = move || match pool.upgrade().ok_or_else(unknown)?.export(block)? {
+            exported if exported.base == block => Ok(exported),
+            // The block was freed since, and lies in another one now.
+            _ => Err(unknown()),
+        };
+        let shared = self.exporter.share(block, export)?;
         Ok((shared.handle, shared.offset.saturating_add(Bytes::new(address.0 - found.address.0))))
     }
 

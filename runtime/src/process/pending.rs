@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use glake_device::owned::OwnedEvent;
 use glake_transfer::{CopyHandle, UserStream};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::{ProcessError, Result};
+use crate::sync::Mutex;
 
 /// A copy that somebody waits for.
 #[derive(Debug)]
@@ -83,4 +83,43 @@ impl PendingCopies {
 /// Why nobody can wait for it.
 pub(super) fn captured(on: UserStream) -> ProcessError {
     ProcessError::Captured { device: on.device, stream: on.raw }
+}
+
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod schedules {
+    use glake_device::{DeviceId, Stream, StreamId};
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::schedules;
+
+    /// A handle is ended once, by whoever comes first; who comes later is told that there is none.
+    #[test]
+    fn a_handle_is_ended_once() {
+        schedules(|| {
+            let copies = Arc::new(PendingCopies::default());
+            let stream = UserStream { device: DeviceId(0), raw: Stream(5), id: StreamId(5) };
+            let handles = [copies.keep(Pending::Captured(stream)), copies.keep(Pending::Captured(stream))];
+            let threads: Vec<_> = (0..3)
+                .map(|who| {
+                    let copies = copies.clone();
+                    thread::spawn(move || {
+                        let ended = handles.map(|handle| match who {
+                            0 => PendingCopies::drop(&copies, handle).is_ok(),
+                            1 => matches!(copies.wait(handle), Err(ProcessError::Captured { .. })),
+                            _ => {
+                                assert!(copies.is_done(handle).is_err());
+                                false
+                            }
+                        });
+                        ended.map(u32::from)
+                    })
+                })
+                .collect();
+            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            assert!((0..2).all(|handle| ended.iter().map(|who| who[handle]).sum::<u32>() == 1), "{ended:?}");
+            assert_eq!(copies.len(), 0);
+        });
+    }
 }

@@ -1,6 +1,6 @@
 //! Private pools, as programs ask for them: by device and number.
 
-use glake_device::Address;
+use glake_device::{Address, Stream};
 use glake_units::Bytes;
 
 use super::device::Started;
@@ -18,13 +18,23 @@ impl Process {
     }
 
     /// Sends allocations on streams that the filter takes (`None`: on all) to a private pool from now on, the newest such
-    /// pool first. It adds an owner. Until it is known that no capture follows, no epoch is recorded on the device.
+    /// pool first. It adds an owner. Until it is known that no capture follows, or that it is over, no epoch is recorded.
     ///
     /// # Errors
-    /// [`ProcessError::PoolOpen`] where they go there already.
+    /// [`ProcessError::PoolOpen`] where they go there already, but for a capture that is over.
     pub fn begin_pool(&self, device: i64, id: PoolId, filter: Option<Filter>) -> Result<()> {
         let started = self.started(self.device(device)?)?;
         started.private.begin(&started.pool, id, filter)
+    }
+
+    /// Says on which stream the capture begins that [`Process::begin_pool`] was called for. An allocation of its thread elsewhere is
+    /// then no sign that there is none.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownPool`] where nothing was begun.
+    pub fn expect_capture(&self, device: i64, id: PoolId, stream: Stream) -> Result<()> {
+        let started = self.named(device, id)?;
+        started.private.expect(&started.pool, id, stream)
     }
 
     /// Ends what [`Process::begin_pool`] began; the pool stays.

@@ -1,20 +1,28 @@
 //! Private pools of one device: domains by the number that the program gives them, and which allocations go there.
 //!
-//! Invariants: a pool that is open has a route, and `open` counts routes; a route's hold lives from before the capture
-//! until the route ends, or until an allocation shows that its stream is not capturing.
+//! Invariants: a pool that is open has a route, and `open` counts routes. Every hold on epochs has an owner that ends it, since torch
+//! never says that a capture failed: neither the end of its pool nor the release comes then.
+//!
+//! ```text
+//!   Expected: the route's, and its thread's ──┬─ allocation in it on a stream that captures ──────► Captures: the capture's own
+//!      └ until the thread has ended           ├─ allocation in it on one that does not ───────────► Free
+//!                                             └─ its thread allocates elsewhere, captured nowhere ─► Missed
+//! ```
+//!
+//! A route ends with its `end`, with its pool's last owner, or by a `begin` of the same pool where its capture is over.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
-use glake_device::owned::CaptureHold;
+use glake_device::owned::{CaptureHold, SeenCapture, may_ask, this_thread};
 use glake_device::{CaptureState, Stream};
 use glake_stitch::{Allocator, DomainId, DomainOptions};
 use glake_tiers::GpuPool;
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::ProcessError;
+use crate::sync::Mutex;
 
 /// A private pool's number, as torch numbers them: two words, of which one is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,10 +58,24 @@ struct Route {
     id: PoolId,
     domain: DomainId,
     filter: Option<Filter>,
-    /// Epochs would break a capture; `None` once it is known that there is none.
-    hold: Option<CaptureHold>,
-    /// Whether it is known that there is a capture.
-    captures: bool,
+    /// The thread that began it, while it lives.
+    thread: Weak<()>,
+    /// Where its capture begins, if the program has said so.
+    stream: Option<Stream>,
+    phase: Phase,
+}
+
+/// What is known of the capture that a route is for.
+#[derive(Debug)]
+enum Phase {
+    /// It may begin, or have begun.
+    Expected { _hold: CaptureHold },
+    /// It was seen. What follows it holds epochs back until it is over.
+    Captures(SeenCapture),
+    /// There is none: the pool is for whatever the program puts there.
+    Free,
+    /// It never began, or is over, and nobody saw it.
+    Missed,
 }
 
 impl PrivatePools {
@@ -79,28 +101,41 @@ impl PrivatePools {
             table.routes.iter().rev().map(|route| (route.id, route.domain, route.filter.clone())).collect()
         };
         let takes = |filter: &Option<Filter>| filter.as_ref().is_none_or(|filter| filter(raw));
-        let Some((id, domain, _)) = routes.into_iter().find(|(.., filter)| takes(filter)) else {
-            return Allocator::default_domain();
+        let taken = routes.into_iter().find(|(.., filter)| takes(filter));
+        let (id, domain) = match taken {
+            Some((id, domain, _)) => (Some(id), domain),
+            None => (None, Allocator::default_domain()),
         };
-        let is_open = |table: &Table| {
-            let route = table.routes.iter().find(|route| route.id == id);
-            route.is_some_and(|route| route.hold.is_some() && !route.captures)
+        let thread = this_thread();
+        let learn: Vec<(PoolId, Stream)> = {
+            let table = self.table.lock();
+            let learn = table.routes.iter().filter(|route| route.learns(id, &thread));
+            learn.map(|route| (route.id, route.tells(raw, id))).collect()
         };
-        if is_open(&self.table.lock()) {
-            let state = state();
+        if learn.is_empty() {
+            return domain;
+        }
+        // Not under the lock: it asks the driver.
+        let (asked, driver) = (state(), pool.epochs().driver());
+        for (learns, stream) in learn {
+            let state = if stream == raw { asked } else { driver.capture_state(pool.device(), stream).ok() };
             let mut table = self.table.lock();
-            if let Some(route) = table.routes.iter_mut().find(|route| route.id == id) {
-                match state {
-                    Some(CaptureState::None) => drop(route.hold.take()),
-                    Some(CaptureState::Active(_)) => {
-                        route.captures = true;
-                        pool.keep_addresses(domain);
-                    }
-                    Some(CaptureState::Invalidated) | None => {}
-                }
+            let route = table.routes.iter_mut().find(|route| route.id == learns && route.learns(id, &thread));
+            if let (Some(route), Some(state)) = (route, state) {
+                route.learn(pool, stream, state, Some(learns) == id);
             }
         }
         domain
+    }
+
+    /// The capture that the pool was begun for begins on this stream.
+    pub(super) fn expect(&self, pool: &GpuPool, id: PoolId, stream: Stream) -> Result<(), ProcessError> {
+        let mut table = self.table.lock();
+        let route = table.routes.iter_mut().find(|route| route.id == id);
+        let route = route.ok_or(ProcessError::UnknownPool { device: pool.device(), id })?;
+        // The handle of a thread's default stream says nothing to others.
+        route.stream = (stream != Stream::PER_THREAD).then_some(stream);
+        Ok(())
     }
 
     /// One more owner of a pool, which is made if there is none: one for whatever the program puts there, until a graph is
@@ -109,27 +144,48 @@ impl PrivatePools {
         self.table.lock().own(pool, id, DomainOptions::own_pool());
     }
 
-    /// Sends allocations to a pool from now on, and holds epochs back in case a capture begins. It adds an owner.
+    /// Sends allocations to a pool from now on, and holds epochs back in case a capture begins. It adds an owner. A route whose capture
+    /// is over, and which nobody ended, gives way.
     pub(super) fn begin(
         &self,
         pool: &GpuPool,
         id: PoolId,
         filter: Option<Filter>,
     ) -> Result<(), ProcessError> {
-        let hold = Some(pool.hold_epochs());
+        let thread = this_thread();
+        let hold = pool.epochs().hold_for(thread.clone());
+        let seen =
+            self.table.lock().route(id).filter(|route| may_ask(&route.thread)).and_then(Route::capture);
+        // Not under the lock: it asks the driver.
+        let over = seen.filter(|capture| pool.epochs().is_over(capture));
         let mut table = self.table.lock();
-        if table.routes.iter().any(|route| route.id == id) {
-            return Err(ProcessError::PoolOpen { device: pool.device(), id });
-        }
+        let earlier = match table.routes.iter().position(|route| route.id == id) {
+            Some(at) if table.routes[at].gives_way(&thread, over) => Some(table.routes.remove(at)),
+            Some(_) => return Err(ProcessError::PoolOpen { device: pool.device(), id }),
+            None => None,
+        };
         let domain = table.own(pool, id, DomainOptions::private_pool());
-        table.routes.push(Route { id, domain, filter, hold, captures: false });
+        table.routes.push(Route {
+            id,
+            domain,
+            filter,
+            thread,
+            stream: None,
+            phase: Phase::Expected { _hold: hold },
+        });
         self.open.store(table.routes.len(), Ordering::Release);
+        drop(table);
+        // The filter's end is the program's code.
+        drop(earlier);
         Ok(())
     }
 
     /// Ends what [`PrivatePools::begin`] began.
     pub(super) fn end(&self, pool: &GpuPool, id: PoolId) -> Result<(), ProcessError> {
-        self.close(id).ok_or(ProcessError::UnknownPool { device: pool.device(), id })
+        let ended = self.close(id).ok_or(ProcessError::UnknownPool { device: pool.device(), id });
+        // Its capture has ended before, if it had one.
+        pool.epochs().sweep_holds();
+        ended
     }
 
     fn close(&self, id: PoolId) -> Option<()> {
@@ -158,6 +214,7 @@ impl PrivatePools {
             domain
         };
         self.close(id);
+        pool.epochs().sweep_holds();
         Ok(pool.release_domain(domain)?)
     }
 
@@ -186,6 +243,10 @@ impl PrivatePools {
 }
 
 impl Table {
+    fn route(&self, id: PoolId) -> Option<&Route> {
+        self.routes.iter().find(|route| route.id == id)
+    }
+
     fn own(&mut self, pool: &GpuPool, id: PoolId, options: DomainOptions) -> DomainId {
         if let Some(entry) = self.pools.get_mut(&id) {
             entry.owners += 1;
@@ -198,17 +259,149 @@ impl Table {
     }
 }
 
+impl Route {
+    /// Whether an allocation of `thread` in the pool `taken`, or in none, can tell something of its capture.
+    fn learns(&self, taken: Option<PoolId>, thread: &Weak<()>) -> bool {
+        match self.phase {
+            Phase::Expected { .. } | Phase::Captures(_) => {
+                Some(self.id) == taken || self.thread.ptr_eq(thread)
+            }
+            // Another capture may have begun in it.
+            Phase::Missed => Some(self.id) == taken,
+            Phase::Free => false,
+        }
+    }
+
+    /// The stream whose state says how it stands with its capture, where memory was asked for on `raw`.
+    fn tells(&self, raw: Stream, taken: Option<PoolId>) -> Stream {
+        match self.phase {
+            _ if taken == Some(self.id) => raw,
+            Phase::Captures(capture) => capture.stream,
+            _ => self.stream.unwrap_or(raw),
+        }
+    }
+
+    /// Memory was asked for, and this is the state of a stream: what that says of the capture. `takes`: it is for this pool.
+    fn learn(&mut self, pool: &GpuPool, stream: Stream, state: CaptureState, takes: bool) {
+        match state {
+            CaptureState::Active(id) => {
+                if takes {
+                    pool.keep_addresses(self.domain);
+                }
+                // The handle of a thread's default stream says nothing to others: then the route keeps the hold.
+                if stream != Stream::PER_THREAD {
+                    let capture = SeenCapture { device: pool.device(), stream, id };
+                    pool.epochs().follow(capture, self.thread.clone());
+                    self.phase = Phase::Captures(capture);
+                }
+            }
+            // Its own capture is over where the stream is that one's; else this says nothing of it.
+            CaptureState::None | CaptureState::Invalidated if self.capture().is_some() => {
+                if let Some(capture) = self.capture().filter(|capture| capture.stream == stream) {
+                    pool.epochs().captured(capture);
+                    self.phase = Phase::Missed;
+                }
+            }
+            CaptureState::None if takes => self.phase = Phase::Free,
+            CaptureState::None | CaptureState::Invalidated => self.phase = Phase::Missed,
+        }
+    }
+
+    fn capture(&self) -> Option<SeenCapture> {
+        match self.phase {
+            Phase::Captures(capture) => Some(capture),
+            _ => None,
+        }
+    }
+
+    /// Whether its capture is over, as a thread knows that begins the same pool again; `over` is one that is.
+    fn gives_way(&self, thread: &Weak<()>, over: Option<SeenCapture>) -> bool {
+        match self.phase {
+            // No thread begins two captures in one pool at once.
+            Phase::Expected { .. } => self.thread.ptr_eq(thread) || self.thread.strong_count() == 0,
+            Phase::Captures(capture) => over == Some(capture),
+            Phase::Missed => true,
+            Phase::Free => false,
+        }
+    }
+}
+
 impl fmt::Debug for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Route { id, domain, filter, hold, captures } = self;
+        let Route { id, domain, filter, thread: _, stream, phase } = self;
         let mut shown = f.debug_struct("Route");
         shown.field("id", id).field("domain", domain).field("filter", &filter.is_some());
-        shown.field("hold", hold).field("captures", captures).finish()
+        shown.field("stream", stream).field("phase", phase).finish()
     }
 }
 
 impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "({}, {})", self.0, self.1)
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod schedules {
+    use glake_device::owned::DeviceSet;
+    use glake_device::sim::{Clock, SimOptions, SimTopology, Simulator};
+    use glake_device::{DeviceId, Driver};
+    use glake_tiers::{PoolOptions, PoolStream};
+    use glake_units::Bytes;
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::schedules;
+
+    /// Threads that begin, use, end and release pools, one of them in common, while others allocate: each allocation goes to a pool
+    /// whose filter takes it and that is open, owners come out even, and at the end nothing holds epochs back.
+    #[test]
+    fn pools_come_and_go_under_allocations() {
+        let options = SimOptions {
+            topology: SimTopology::uniform(1, Bytes::mib(64)),
+            clock: Clock::Wall,
+            ..SimOptions::default()
+        };
+        let driver: Arc<dyn Driver> = Arc::new(Simulator::new(options).unwrap());
+        let pool = Arc::new(GpuPool::new(driver.clone(), DeviceId(0), PoolOptions::default()).unwrap());
+        let stream = PoolStream::of(&*driver, DeviceId(0), Stream::LEGACY).unwrap();
+        schedules(move || {
+            let private = Arc::new(PrivatePools::default());
+            let common = PoolId(9, 0);
+            private.create(&pool, common);
+            let users = (1..=2).map(|number| {
+                let (private, pool) = (private.clone(), pool.clone());
+                thread::spawn(move || {
+                    let (own, raw) = (PoolId(number, 0), Stream(number));
+                    private.begin(&pool, own, Some(Arc::new(move |asked| asked == raw))).unwrap();
+                    private.create(&pool, common);
+                    let state = || Some(CaptureState::None);
+                    assert_eq!(private.domain_of(&pool, raw, state), private.domain(&pool, own).unwrap());
+                    private.end(&pool, own).unwrap();
+                    assert_eq!(private.domain_of(&pool, raw, state), Allocator::default_domain());
+                    private.release(&pool, own).unwrap();
+                    private.release(&pool, common).unwrap();
+                    assert!(matches!(private.release(&pool, own), Err(ProcessError::UnknownPool { .. })));
+                })
+            });
+            let allocates = {
+                let (private, pool) = (private.clone(), pool.clone());
+                thread::spawn(move || {
+                    for _ in 0..3 {
+                        let domain = private.domain_of(&pool, Stream(7), || Some(CaptureState::None));
+                        assert_eq!(domain, Allocator::default_domain());
+                        let block = pool.malloc_in(domain, Bytes::kib(4), stream).unwrap();
+                        pool.free(block.address).unwrap();
+                    }
+                })
+            };
+            let threads: Vec<_> = users.chain([allocates]).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!((private.owners(PoolId(1, 0)), private.owners(common)), (0, 1));
+            private.release(&pool, common).unwrap();
+            assert_eq!(private.open.load(Ordering::Relaxed), 0);
+            pool.epochs().record(DeviceSet::of(DeviceId(0))).unwrap();
+        });
     }
 }

@@ -39,7 +39,8 @@ impl Process {
         let reserved = Bytes::new(stats.all.reserved_bytes.current);
         let free = self.driver.memory_info(memory.id()).map(|info| info.free);
         let limit = match error {
-            PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. } => *limit,
+            PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. }
+            | PoolError::CaptureOpen { refusal: StitchError::OutOfMemory { limit, .. }, .. } => *limit,
             _ => total,
         };
         let shortage = Shortage {
@@ -52,6 +53,7 @@ impl Process {
             allocated: Bytes::new(stats.all.allocated_bytes.current),
             stitchable: stats.waste.soft,
             pending: stats.waste.stream,
+            in_capture: matches!(error, PoolError::CaptureOpen { .. }),
         };
         if self.observers.history.is_on() {
             let place = (shortage.free.get(), wanted.get());

@@ -26,6 +26,8 @@ pub struct Shortage {
     pub stitchable: Bytes,
     /// Free, but still in use by work that streams have not finished.
     pub pending: Bytes,
+    /// Whether a stream capture was open, so that what is pending could not be waited for.
+    pub in_capture: bool,
 }
 
 impl std::error::Error for Shortage {}
@@ -56,13 +58,20 @@ impl fmt::Display for Shortage {
                 "The whole GPU is smaller than that, so nothing was given back for it: allocate less.",
             );
         }
+        let waited = match self.in_capture {
+            true => "but pending work cannot be waited for while a stream capture is open",
+            false => "and waited for all pending work first",
+        };
         write!(
             f,
-            "GLake gave back what it could and waited for all pending work first: of the unallocated memory {} is in \
-             whole free extents that can be stitched, {} is pending on streams. ",
+            "GLake gave back what it could {waited}: of the unallocated memory {} is in whole free extents that can be \
+             stitched, {} is pending on streams. ",
             Amount(self.stitchable),
             Amount(self.pending)
         )?;
+        if self.in_capture {
+            return f.write_str("End the capture, or free memory before it begins.");
+        }
         let room = self.limit.saturating_sub(self.reserved);
         f.write_str(if self.limit < self.total && room < self.wanted && self.free >= self.wanted {
             "The limit is what stops it: raise it with set_per_process_memory_fraction or pool.limit, or allocate less."
@@ -110,6 +119,7 @@ mod tests {
             allocated: Bytes::gib(137),
             stitchable: Bytes::mib(512),
             pending: Bytes::ZERO,
+            in_capture: false,
         }
     }
 

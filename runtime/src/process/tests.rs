@@ -1,6 +1,8 @@
 //! A process of simulated devices, from the outside.
 
+mod captures;
 mod ends;
+mod shares;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
 //! Why a block is not shared.
 
+use glake_device::Address;
 use glake_tiers::PoolError;
 
 /// Why a block cannot be shared, or what was shared cannot be opened.
@@ -9,6 +10,12 @@ pub enum ShareError {
     /// The pool does not give the block's memory out.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// The block was freed while it was being shared.
+    #[error("the block at {block} was freed while it was being shared: share it before it is freed")]
+    Freed {
+        /// Where it began.
+        block: Address,
+    },
     /// This process was forked from the one that the exporter is of.
     #[error("a forked process cannot share blocks of its parent: start processes by spawn or forkserver")]
     Forked,
@@ -48,6 +55,12 @@ pub enum ShareError {
     /// The process lives, and does not share this block any more.
     #[error("process {pid} does not share this block any more: it was freed before it was opened")]
     Forgotten {
+        /// Which process.
+        pid: u32,
+    },
+    /// The process could not give the block's memory out.
+    #[error("process {pid} could not give the block's memory out: its log says why (glake::share)")]
+    NotGiven {
         /// Which process.
         pid: u32,
     },

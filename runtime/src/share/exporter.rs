@@ -1,14 +1,19 @@
 //! The process that shares blocks.
 //!
-//! Invariant: what `by_block` names is in `exports`, under the same id; both change under the lock of the state.
+//! Descriptors are made when another process asks, sent and closed: a child that is forked meanwhile has none of them, and keeps no
+//! memory of its parent's.
+//!
+//! Invariant: what `by_block` names is in `exports`, under the same id; both change under the lock of the state. What others are given is of
+//! a block that is live: its pool says when it is not, whatever has been forgotten here.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 
 use glake_device::Address;
-use glake_tiers::{Exported, PoolError};
+use glake_tiers::{BlockLife, Exported, PoolError};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustix::net::{
@@ -19,7 +24,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::ShareError;
 use super::handle::{Handle, Name};
 use super::process::started;
-use super::server::{Exports, serve};
+use super::server::{Export, Exports, serve};
 
 /// One shared block, for as long as it is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,7 +42,7 @@ pub struct Shared {
 }
 
 /// Gives descriptors of shared blocks to other processes of the same user. Its thread starts with the first block that is
-/// shared, holds nothing up when the process ends, and ends when this is dropped; then nothing is shared any more.
+/// shared, holds nothing up when the process ends, and ends when this is stopped or dropped; then nothing is shared any more.
 ///
 /// In a forked child nothing can be shared: thread and socket are the parent's.
 #[derive(Debug)]
@@ -51,9 +56,30 @@ pub struct Exporter {
 
 #[derive(Debug, Default)]
 struct State {
-    door: Option<Arc<Door>>,
-    by_block: HashMap<Address, Shared>,
+    door: Option<(Arc<Door>, JoinHandle<()>)>,
+    by_block: HashMap<Address, Block>,
     last: u64,
+}
+
+/// A block that is shared, until its life has ended.
+#[derive(Debug)]
+struct Block {
+    shared: Shared,
+    life: BlockLife,
+}
+
+impl State {
+    fn live(&self, block: Address) -> Option<Shared> {
+        let known = self.by_block.get(&block).filter(|block| !block.life.has_ended());
+        known.map(|block| block.shared.clone())
+    }
+
+    /// The export of a block that is shared no more, to be dropped without the lock.
+    fn remove(&mut self, block: Address) -> Option<Export> {
+        let Block { shared, .. } = self.by_block.remove(&block)?;
+        let (door, _) = self.door.as_ref()?;
+        door.exports.lock().remove(&shared.id)
+    }
 }
 
 /// Where others ask.
@@ -76,53 +102,64 @@ impl Exporter {
     }
 
     /// Shares the block that begins at `block`; `export` is asked for its memory ([`glake_tiers::GpuPool::export`]) unless
-    /// it is shared already: then it is the same export. It stays shared until it is forgotten, which must be before the
-    /// block is freed.
+    /// it is shared already: then it is the same export. It is asked again, on the exporter's thread, for each process that
+    /// opens the block. The block stays shared until it is freed, and should be forgotten then.
     ///
     /// # Errors
-    /// What `export` answers; [`ShareError::NoDoor`]; [`ShareError::Forked`].
+    /// What `export` answers; [`ShareError::Freed`] where the block was freed meanwhile; [`ShareError::NoDoor`];
+    /// [`ShareError::Forked`].
     pub fn share(
         &self,
         block: Address,
-        export: impl FnOnce() -> Result<Exported, PoolError>,
+        export: impl Fn() -> Result<Exported, PoolError> + Send + Sync + 'static,
     ) -> Result<Shared, ShareError> {
         if self.is_forked() {
             return Err(ShareError::Forked);
         }
-        if let Some(shared) = self.state.lock().by_block.get(&block) {
-            return Ok(shared.clone());
+        if let Some(shared) = self.state.lock().live(block) {
+            return Ok(shared);
         }
         // Not under the lock: it asks the driver.
-        let exported = export()?;
+        let Exported { extents, offset, life, .. } = export()?;
+        // Dropped after the lock is given back.
+        let _gone;
         let mut state = self.state.lock();
-        if let Some(shared) = state.by_block.get(&block) {
-            return Ok(shared.clone());
+        if life.has_ended() {
+            return Err(ShareError::Freed { block });
         }
+        if let Some(shared) = state.live(block) {
+            return Ok(shared);
+        }
+        _gone = state.remove(block);
         let door = match &state.door {
-            Some(door) => door.clone(),
-            None => state.door.insert(Door::open()?).clone(),
+            Some((door, _)) => door.clone(),
+            None => state.door.insert(Door::open()?).0.clone(),
         };
         state.last += 1;
         let id = ExportId(state.last);
-        let sizes = exported.extents.iter().map(|extent| extent.size).collect();
+        let sizes = extents.iter().map(|extent| extent.size).collect();
         let handle = Handle { pid: self.pid, started: door.started, name: door.name, id, sizes };
-        let shared = Shared { id, handle: handle.encode().into(), offset: exported.offset };
-        let fds = exported.extents.into_iter().map(|extent| extent.fd).collect();
-        door.exports.lock().insert(id, Arc::new(fds));
-        state.by_block.insert(block, shared.clone());
+        let shared = Shared { id, handle: handle.encode().into(), offset };
+        door.exports.lock().insert(id, Export::new(export, life.clone()));
+        state.by_block.insert(block, Block { shared: shared.clone(), life });
         self.count.store(state.by_block.len(), Ordering::Release);
         Ok(shared)
     }
 
     /// Ends the sharing of one export; what others have opened stays theirs. Returns whether it was shared.
     pub fn forget(&self, id: ExportId) -> bool {
-        self.forget_where(|_, shared| shared.id == id)
+        self.forget_where(|_, block| block.shared.id == id)
     }
 
     /// As [`Exporter::forget`], for the block that begins at an address; cheap where nothing is shared.
     #[inline]
     pub fn forget_block(&self, block: Address) -> bool {
-        self.count.load(Ordering::Acquire) > 0 && self.forget_where(|address, _| *address == block)
+        self.exports() > 0 && self.forget_where(|address, _| address == block)
+    }
+
+    /// As [`Exporter::forget`], for all blocks that are live no more.
+    pub fn forget_ended(&self) -> bool {
+        self.exports() > 0 && self.forget_where(|_, block| block.life.has_ended())
     }
 
     /// How many blocks are shared.
@@ -130,19 +167,38 @@ impl Exporter {
         self.count.load(Ordering::Acquire)
     }
 
-    fn forget_where(&self, is_it: impl Fn(&Address, &Shared) -> bool) -> bool {
+    fn forget_where(&self, is_it: impl Fn(Address, &Block) -> bool) -> bool {
         if self.is_forked() {
             return false;
         }
         let mut state = self.state.lock();
-        let found = state.by_block.iter().find(|(address, shared)| is_it(address, shared));
-        let Some((&block, &Shared { id, .. })) = found else { return false };
-        state.by_block.remove(&block);
+        let found = state.by_block.iter().filter(|(address, block)| is_it(**address, block));
+        let found: Vec<Address> = found.map(|(address, _)| *address).collect();
+        let ended: Vec<_> = found.into_iter().filter_map(|block| state.remove(block)).collect();
         self.count.store(state.by_block.len(), Ordering::Release);
-        // Closed after both locks are given back.
-        let closed = state.door.as_ref().and_then(|door| door.exports.lock().remove(&id));
+        // Dropped after both locks are given back.
         drop(state);
-        closed.is_some()
+        !ended.is_empty()
+    }
+
+    /// Ends the sharing of all blocks. The thread is waited for: from then on it asks for no memory.
+    pub fn stop(&self) {
+        // The listening socket is shared with the parent: shutting it down here would shut it there.
+        if self.is_forked() {
+            return;
+        }
+        let open = {
+            let mut state = self.state.lock();
+            state.by_block.clear();
+            self.count.store(0, Ordering::Release);
+            state.door.take()
+        };
+        let Some((door, thread)) = open else { return };
+        door.exports.lock().clear();
+        // Ends the thread. Where that fails it waits for clients that find nothing.
+        if shutdown(&door.listener, Shutdown::Both).is_ok() {
+            let _ = thread.join();
+        }
     }
 
     fn is_forked(&self) -> bool {
@@ -152,28 +208,20 @@ impl Exporter {
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        // The listening socket is shared with the parent: shutting it down here would shut it there.
-        if self.is_forked() {
-            return;
-        }
-        if let Some(door) = self.state.get_mut().door.take() {
-            // Ends the thread. A failure leaves it waiting for clients that find nothing.
-            let _ = shutdown(&door.listener, Shutdown::Both);
-            door.exports.lock().clear();
-        }
+        self.stop();
     }
 }
 
 impl Door {
     /// Listens under a new name, on a thread of its own.
-    fn open() -> Result<Arc<Self>, ShareError> {
+    fn open() -> Result<(Arc<Self>, JoinHandle<()>), ShareError> {
         let failed = |source| ShareError::NoDoor { source };
         let door = Arc::new(Door::listen().map_err(failed)?);
         let thread = std::thread::Builder::new().name("glake-share".into()).spawn({
             let door = door.clone();
             move || serve(&door.listener, &door.exports)
         });
-        thread.map(|_| door).map_err(failed)
+        thread.map(|thread| (door, thread)).map_err(failed)
     }
 
     fn listen() -> std::io::Result<Self> {
@@ -191,22 +239,21 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
 
     #[test]
     fn the_thread_ends_with_its_exporter() {
         let exporter = Exporter::new();
-        let nothing =
-            Exported { base: Address(0), size: Bytes::ZERO, offset: Bytes::ZERO, extents: Vec::new() };
-        exporter.share(Address(0), || Ok(nothing)).unwrap();
-        let door = exporter.state.lock().door.as_ref().map(Arc::downgrade).unwrap();
+        let nothing = || Exported {
+            base: Address(0),
+            size: Bytes::ZERO,
+            offset: Bytes::ZERO,
+            extents: Vec::new(),
+            life: BlockLife::default(),
+        };
+        exporter.share(Address(0), move || Ok(nothing())).unwrap();
+        let door = exporter.state.lock().door.as_ref().map(|(door, _)| Arc::downgrade(door)).unwrap();
         drop(exporter);
-        let start = Instant::now();
-        while door.strong_count() > 0 {
-            assert!(start.elapsed() < Duration::from_secs(5), "it waits for ever");
-            std::thread::yield_now();
-        }
+        assert_eq!(door.strong_count(), 0);
     }
 }

@@ -86,6 +86,7 @@ fn ask(socket: &OwnedFd, handle: &Handle, fds: &mut Vec<OwnedFd>) -> Result<(), 
             Err(ShareError::TooManyFiles { wanted: handle.sizes.len(), got: fds.len() })
         }
         Some(Reply::Unknown) => Err(ShareError::Forgotten { pid: handle.pid }),
+        Some(Reply::Failed) => Err(ShareError::NotGiven { pid: handle.pid }),
         Some(Reply::Refused) => Err(ShareError::Refused { pid: handle.pid }),
         None if received.bytes == 0 => Err(ShareError::Gone { pid: handle.pid }),
         _ => Err(confused(handle)),

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The socket lies in the abstract namespace, under a name that only handles tell; both processes need the same network and
-//! process namespaces. The thread knows descriptors only and never calls the driver.
+//! process namespaces. The thread has the pool make descriptors when it is asked for them, and closes them when they are sent.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -23,12 +23,12 @@
 //!
 //! let driver: Arc<dyn Driver> = Arc::new(Simulator::new(SimOptions::default())?);
 //! let options = PoolOptions { exportable: true, ..PoolOptions::default() };
-//! let pool = GpuPool::new(driver.clone(), DeviceId(0), options)?;
+//! let pool = Arc::new(GpuPool::new(driver.clone(), DeviceId(0), options)?);
 //! let stream = PoolStream::of(&*driver, DeviceId(0), Stream::LEGACY)?;
 //! let block = pool.malloc(Bytes::mib(20), stream)?;
 //! pool.write(block.address, b"one byte is one byte")?;
 //! let exporter = Exporter::new();
-//! let shared = exporter.share(block.address, || pool.export(block.address))?;
+//! let shared = exporter.share(block.address, move || pool.export(block.address))?;
 //!
 //! // In the other process:
 //! let import = Import::open(&Epochs::new(driver), DeviceId(0), DeviceSet::EMPTY, open(&shared.handle)?)?;

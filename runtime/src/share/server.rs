@@ -1,15 +1,17 @@
 //! The thread that hands descriptors out.
 //!
-//! It never blocks but in `poll`: a client that says nothing, says nonsense or does not read costs a place for a few
-//! seconds, and the oldest goes when there are too many.
+//! It never waits for a client but in `poll`: one that says nothing, says nonsense or does not read costs a place for a few
+//! seconds, and the oldest goes when there are too many. It asks the pool, and so the driver, for what it sends.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use glake_tiers::{BlockLife, Exported, PoolError};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -30,8 +32,30 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to leave the door shut where this process may open no more files.
 const BREATH: Duration = Duration::from_millis(20);
 
-/// The descriptors of every export.
-pub(super) type Exports = Mutex<HashMap<ExportId, Arc<Vec<OwnedFd>>>>;
+/// All exports.
+pub(super) type Exports = Mutex<HashMap<ExportId, Export>>;
+
+/// A shared block, and how descriptors of its memory are made.
+#[derive(Clone)]
+pub(super) struct Export {
+    make: Arc<dyn Fn() -> Result<Exported, PoolError> + Send + Sync>,
+    life: BlockLife,
+}
+
+impl Export {
+    pub(super) fn new(
+        make: impl Fn() -> Result<Exported, PoolError> + Send + Sync + 'static,
+        life: BlockLife,
+    ) -> Self {
+        Export { make: Arc::new(make), life }
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export").field("life", &self.life).finish_non_exhaustive()
+    }
+}
 
 #[derive(Debug)]
 struct Client {
@@ -117,12 +141,25 @@ fn answer(client: &OwnedFd, exports: &Exports) -> bool {
         send(client, Reply::Malformed, &[]);
         return false;
     };
-    let export = exports.lock().get(&request.id).cloned();
+    let Some(export) = exports.lock().get(&request.id).cloned() else {
+        return send(client, Reply::Unknown, &[]);
+    };
+    // Not under the lock: it asks the driver.
+    let exported = (export.make)();
+    let exported = match exported {
+        // Else it was freed meanwhile, and the memory may be another block's.
+        Ok(exported) if !export.life.has_ended() => exported,
+        Ok(_) | Err(PoolError::UnknownAddress { .. }) => return send(client, Reply::Unknown, &[]),
+        Err(error) => {
+            tracing::warn!(target: "glake::share", %error, "a shared block could not be given to another process");
+            return send(client, Reply::Failed, &[]);
+        }
+    };
     let from = usize::try_from(request.from).unwrap_or(usize::MAX);
-    let left = export.as_ref().and_then(|export| export.get(from..)).filter(|left| !left.is_empty());
-    let Some(left) = left else { return send(client, Reply::Unknown, &[]) };
-    let fds: Vec<BorrowedFd<'_>> = left.iter().take(MOST_FDS).map(AsFd::as_fd).collect();
-    send(client, Reply::Descriptors(count(fds.len())), &fds)
+    let fds = exported.extents.iter().skip(from).take(MOST_FDS).map(|extent| extent.fd.as_fd());
+    let fds: Vec<BorrowedFd<'_>> = fds.collect();
+    let reply = if fds.is_empty() { Reply::Unknown } else { Reply::Descriptors(count(fds.len())) };
+    send(client, reply, &fds)
 }
 
 fn is_ours(uid: Uid) -> bool {

@@ -2,12 +2,17 @@
 
 use std::io::Read as _;
 use std::io::Write as _;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use glake_device::Address;
-use glake_tiers::{Exported, PoolError, SharedExtent};
+use glake_device::sim::{SimOptions, Simulator};
+use glake_device::{Address, DeviceId, Driver, Stream};
+use glake_tiers::{BlockLife, Exported, GpuPool, PoolError, PoolOptions, PoolStream, SharedExtent};
 use glake_units::Bytes;
+use parking_lot::Mutex;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
 };
@@ -25,7 +30,8 @@ fn exported(count: u64) -> Result<Exported, PoolError> {
         SharedExtent { fd: reader.into(), size: Bytes::mib(2 + number % 2) }
     };
     let extents = (0..count).map(extent).collect();
-    Ok(Exported { base: BLOCK, size: Bytes::mib(count), offset: Bytes::kib(3), extents })
+    let life = BlockLife::default();
+    Ok(Exported { base: BLOCK, size: Bytes::mib(count), offset: Bytes::kib(3), extents, life })
 }
 
 fn numbers(opened: Vec<(OwnedFd, Bytes)>) -> Vec<u64> {
@@ -43,6 +49,40 @@ fn dial(shared: &Shared) -> OwnedFd {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     connect(&socket, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
     socket
+}
+
+/// A child that this process forks has all that is open here, and would keep the memory by it.
+#[test]
+fn memory_is_open_only_while_it_is_given_out() {
+    let names = Arc::new(Mutex::new(Vec::new()));
+    let link = |fd: &str| std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    let noted = names.clone();
+    let export = move || {
+        let exported = exported(3)?;
+        let opened = exported.extents.iter().map(|extent| link(&extent.fd.as_raw_fd().to_string()));
+        noted.lock().extend(opened);
+        Ok(exported)
+    };
+    let open_here = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
+        let links: Vec<PathBuf> = files.map(|file| link(&file.file_name().to_string_lossy())).collect();
+        links.iter().filter(|link| names.lock().contains(link)).count()
+    };
+    let until = |count: usize| {
+        let start = Instant::now();
+        while open_here() != count {
+            assert!(start.elapsed() < Duration::from_secs(5), "{} are open, not {count}", open_here());
+            std::thread::yield_now();
+        }
+    };
+    let exporter = Exporter::new();
+    let shared = exporter.share(BLOCK, export).unwrap();
+    assert_eq!(names.lock().len(), 3);
+    assert_eq!(open_here(), 0, "while nobody opens it");
+    let opened = open(&shared.handle).unwrap();
+    until(3);
+    assert_eq!(numbers(opened), [0, 1, 2]);
+    assert_eq!(open_here(), 0, "once the importer has closed its own");
 }
 
 #[test]
@@ -73,9 +113,61 @@ fn the_same_block_is_the_same_export() {
 fn what_cannot_be_exported_is_not_shared() {
     let exporter = Exporter::new();
     let unknown = || PoolError::UnknownAddress { device: glake_device::DeviceId(0), address: BLOCK };
-    let error = exporter.share(BLOCK, || Err(unknown())).unwrap_err();
+    let error = exporter.share(BLOCK, move || Err(unknown())).unwrap_err();
     assert!(matches!(error, ShareError::Pool(PoolError::UnknownAddress { .. })));
     assert_eq!(exporter.exports(), 0);
+}
+
+/// Another thread frees the block while its memory is asked for, before or after its sharing is forgotten.
+#[test]
+fn a_block_that_is_freed_while_it_is_shared_is_not_shared() {
+    let driver: Arc<dyn Driver> = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+    let options = PoolOptions { exportable: true, ..PoolOptions::default() };
+    let pool = Arc::new(GpuPool::new(driver.clone(), DeviceId(0), options).unwrap());
+    let stream = PoolStream::of(&*driver, DeviceId(0), Stream::LEGACY).unwrap();
+    let exporter = Arc::new(Exporter::new());
+    let block = pool.malloc(Bytes::mib(20), stream).unwrap().address;
+    let export = {
+        let pool = pool.clone();
+        move || pool.export(block)
+    };
+    let freed_meanwhile = {
+        let (pool, exporter) = (pool.clone(), exporter.clone());
+        move || {
+            let exported = pool.export(block);
+            exporter.forget_block(block);
+            pool.free(block).unwrap();
+            exported
+        }
+    };
+    let shared = exporter.share(block, freed_meanwhile);
+    assert!(matches!(shared, Err(ShareError::Freed { .. })), "{shared:?}");
+    // Shared between what a free forgets and the free itself.
+    assert_eq!(pool.malloc(Bytes::mib(20), stream).unwrap().address, block);
+    let early = exporter.share(block, export.clone()).unwrap();
+    pool.free(block).unwrap();
+    assert!(matches!(open(&early.handle), Err(ShareError::Forgotten { .. })));
+    assert_eq!(pool.malloc(Bytes::mib(20), stream).unwrap().address, block);
+    let late = exporter.share(block, export.clone()).unwrap();
+    assert_ne!(late.id, early.id);
+    assert!(open(&late.handle).is_ok() && open(&early.handle).is_err());
+    assert_eq!(exporter.exports(), 1);
+}
+
+#[test]
+fn what_cannot_be_given_out_any_more_is_told() {
+    let exporter = Exporter::new();
+    const GPU: glake_device::DeviceId = glake_device::DeviceId(0);
+    let once = |then: fn() -> PoolError| {
+        let first = AtomicBool::new(true);
+        move || if first.swap(false, Ordering::Relaxed) { exported(1) } else { Err(then()) }
+    };
+    let away = once(|| PoolError::Away { device: GPU, address: BLOCK });
+    let shared = exporter.share(BLOCK, away).unwrap();
+    assert!(matches!(open(&shared.handle), Err(ShareError::NotGiven { .. })));
+    let freed = once(|| PoolError::UnknownAddress { device: GPU, address: BLOCK });
+    let shared = exporter.share(Address(1), freed).unwrap();
+    assert!(matches!(open(&shared.handle), Err(ShareError::Forgotten { .. })));
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(super) enum Reply {
     Refused,
     /// That was no request.
     Malformed,
+    /// The pool or the driver does not give the memory out.
+    Failed,
 }
 
 impl Request {
@@ -60,6 +62,7 @@ impl Reply {
             Reply::Unknown => (1, 0),
             Reply::Refused => (2, 0),
             Reply::Malformed => (3, 0),
+            Reply::Failed => (4, 0),
         };
         let [a, b, c, d] = u32::to_le_bytes(count);
         [kind, a, b, c, d]
@@ -73,6 +76,7 @@ impl Reply {
             ([1], true) => Some(Reply::Unknown),
             ([2], true) => Some(Reply::Refused),
             ([3], true) => Some(Reply::Malformed),
+            ([4], true) => Some(Reply::Failed),
             _ => None,
         }
     }
@@ -88,7 +92,9 @@ mod tests {
         assert_eq!(Request::decode(&request.encode()), Some(request));
         assert_eq!(Request::decode(&request.encode()[1..]), None);
         assert_eq!(Request::decode(&[0; REQUEST]), None);
-        for reply in [Reply::Descriptors(253), Reply::Unknown, Reply::Refused, Reply::Malformed] {
+        for reply in
+            [Reply::Descriptors(253), Reply::Unknown, Reply::Refused, Reply::Malformed, Reply::Failed]
+        {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
             assert_eq!(Reply::decode(&reply.encode()[..4]), None);
         }

@@ -75,6 +75,24 @@ def wrong(tensor, seed):
     return sum(int((piece != base + (seed + STEP * number)).sum()) for number, piece, base in pieces(tensor))
 
 
+def failed_capture():
+    """A capture that fails: it asks for a value. Its tensors are gone, and the device is idle."""
+    import gc
+
+    import torch
+
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            kept = torch.ones(5 * MIB, device="cuda")
+            float(kept.sum())
+    except RuntimeError:
+        kept = None
+    else:
+        raise AssertionError("the capture did not fail")
+    torch.cuda.synchronize()
+    gc.collect()
+
+
 def stitched(size=GIB, device="cuda", block=64 * MIB):
     """(a tensor that no contiguous free memory held, the live tensors between its parts), all stamped: seeds 0, and 1, 2, ...
 

@@ -1,4 +1,4 @@
-"""A short program for compute-sanitizer: allocations, frees, stitches, streams and a graph over small tensors.
+"""A short program for compute-sanitizer: allocations, frees, stitches, streams, a graph and a pool with its own allocator, over small tensors.
 
     compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/torch/sanitize.py [compiled|pluggable]
 
@@ -45,7 +45,43 @@ def main():
         graph.replay()
         assert float(result[0]) == 2 * value + 1
         torch.cuda.empty_cache()
+    if bed.BACKEND == "compiled":
+        own_allocator()
     print(f"sanitize: {bed.BACKEND}: right bytes, {bed.ours('stitches')} stitches")
+
+
+def own_allocator():
+    """A pool that brings an allocator of its own: its memory sleeps and wakes, and a graph is captured in it."""
+    import torch
+
+    import bed
+    from bed import MIB
+
+    sys.path.insert(0, str(bed.HERE / "cases"))
+    from own_allocators import Brought
+
+    own = Brought()
+    pool, still = own.pool(), torch.ones(MIB, device="cuda")
+    with torch.cuda.use_mem_pool(pool):
+        kept = bed.stamp(bed.new(20 * MIB), 1)
+        del still
+        still = torch.ones(MIB, device="cuda")
+    saved = kept.cpu()
+    torch.cuda.synchronize()
+    own.map(kept, False)
+    torch.cuda.empty_cache()
+    own.map(kept, True)
+    kept.copy_(saved)
+    assert bed.wrong(kept, 1) == 0
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        result = still * 3
+    graph.replay()
+    torch.cuda.empty_cache()
+    assert float(result[0]) == 3.0
+    del kept, still, graph, result, pool
+    torch.cuda.synchronize()
+    assert own.count("own_wrong") == 0
 
 
 if __name__ == "__main__":

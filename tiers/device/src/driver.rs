@@ -22,6 +22,8 @@ pub struct DeviceInfo {
     pub memory: Bytes,
     /// Its PCI address (`0000:3b:00.0`), where it has one.
     pub pci: Option<String>,
+    /// Whether its memory can be exported, as file descriptors: not under WSL2.
+    pub exportable: bool,
 }
 
 /// How a device's memory stands, counting every process.

@@ -56,6 +56,7 @@ impl Driver for Stub {
                 name: "stub".to_owned(),
                 memory: Bytes::gib(1),
                 pci: None,
+                exportable: true,
             })
             .collect())
     }

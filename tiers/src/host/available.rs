@@ -5,8 +5,8 @@ use std::path::Path;
 
 use glake_units::Bytes;
 
-/// What the machine, and every control group (version 2) that this process is in, still has; `None` where nothing is known.
-/// `root` is the root of the file system.
+/// What the machine, and every control group that this process is in, still has; `None` where nothing is known. Both versions of
+/// control groups count, each where it is mounted: a machine may have both. `root` is the root of the file system.
 pub(super) fn available(root: &Path) -> Option<Bytes> {
     let machine = read(&root.join("proc/meminfo"))
         .lines()
@@ -14,22 +14,54 @@ pub(super) fn available(root: &Path) -> Option<Bytes> {
         .and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok())
         .map(Bytes::kib);
     let groups = read(&root.join("proc/self/cgroup"));
-    let group =
-        groups.lines().find_map(|line| line.strip_prefix("0::/")).map(|path| path.trim_end().to_owned());
-    let tree = root.join("sys/fs/cgroup");
-    let own = group.map(|path| tree.join(path));
-    let limits = own.iter().flat_map(|own| own.ancestors()).take_while(|dir| dir.starts_with(&tree));
-    machine.into_iter().chain(limits.filter_map(left)).min()
+    let limits = groups.lines().filter_map(|line| least(root, line));
+    machine.into_iter().chain(limits).min()
+}
+
+/// How a version of control groups names things.
+struct Names {
+    /// Where its groups are mounted.
+    tree: &'static str,
+    limit: &'static str,
+    taken: &'static str,
+    /// In `memory.stat`: file pages that nobody uses, of a group and all below it, as `taken` is.
+    idle: &'static [&'static str],
+}
+
+const VERSION_1: Names = Names {
+    tree: "sys/fs/cgroup/memory",
+    limit: "memory.limit_in_bytes",
+    taken: "memory.usage_in_bytes",
+    // The second where groups do not count what is below them.
+    idle: &["total_inactive_file ", "inactive_file "],
+};
+const VERSION_2: Names =
+    Names { tree: "sys/fs/cgroup", limit: "memory.max", taken: "memory.current", idle: &["inactive_file "] };
+
+/// What a line of `/proc/self/cgroup` (`number:controllers:/path`) leaves: the least of its group and of all above. In a container the
+/// path may be the machine's, of which only the last group is mounted, as the root: the others are not there, and no limit.
+fn least(root: &Path, line: &str) -> Option<Bytes> {
+    let mut fields = line.trim_end().splitn(3, ':');
+    let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?.strip_prefix('/')?);
+    let names = match controllers {
+        "" if number == "0" => VERSION_2,
+        _ if controllers.split(',').any(|controller| controller == "memory") => VERSION_1,
+        _ => return None,
+    };
+    let tree = root.join(names.tree);
+    let own = tree.join(path);
+    own.ancestors().take_while(|dir| dir.starts_with(&tree)).filter_map(|dir| left(dir, &names)).min()
 }
 
 /// What a control group may still take. File pages that nobody uses are given up by themselves.
-fn left(group: &Path) -> Option<Bytes> {
+fn left(group: &Path, names: &Names) -> Option<Bytes> {
     let number = |name| read(&group.join(name)).trim().parse().ok().map(Bytes::new);
-    let limit: Bytes = number("memory.max")?;
-    let taken: Bytes = number("memory.current")?;
+    let limit: Bytes = number(names.limit)?;
+    let taken: Bytes = number(names.taken)?;
     let stat = read(&group.join("memory.stat"));
-    let idle = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok());
-    Some(limit.saturating_sub(taken.saturating_sub(Bytes::new(idle.unwrap_or(0)))))
+    let of = |name| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    let idle = names.idle.iter().find_map(of).unwrap_or(0);
+    Some(limit.saturating_sub(taken.saturating_sub(Bytes::new(idle))))
 }
 
 fn read(path: &Path) -> String {
@@ -71,6 +103,44 @@ mod tests {
             ("sys/fs/cgroup/outer/inner/memory.current", "2000"),
         ];
         assert_eq!(of(&[&[meminfo, member], &outer[..], &inner[..]].concat()), Some(Bytes::ZERO));
+    }
+
+    /// Version 1 says which group holds the memory on a line of its own; inside a container only the container's own is mounted.
+    #[test]
+    fn groups_of_version_1_count_too() {
+        let meminfo = ("proc/meminfo", "MemAvailable:    4096 kB\n");
+        let member = (
+            "proc/self/cgroup",
+            "12:cpu,cpuacct:/outer\n4:memory:/outer/inner\n1:name=systemd:/\n0::/outer\n",
+        );
+        let unlimited = [
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "123456\n"),
+        ];
+        let of = |files: &[_]| available(host(files).path());
+        assert_eq!(of(&[&[meminfo, member], &unlimited[..]].concat()), Some(Bytes::mib(4)));
+        let outer = [
+            ("sys/fs/cgroup/memory/outer/memory.limit_in_bytes", "1000000\n"),
+            ("sys/fs/cgroup/memory/outer/memory.usage_in_bytes", "700000\n"),
+            (
+                "sys/fs/cgroup/memory/outer/memory.stat",
+                "inactive_file 1\nhierarchical_memory_limit 9\ntotal_inactive_file 50000\n",
+            ),
+        ];
+        assert_eq!(of(&[&[meminfo, member], &unlimited[..], &outer[..]].concat()), Some(Bytes::new(350_000)));
+        let container = [
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000000\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "500000\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 7\n"),
+        ];
+        assert_eq!(of(&[&[meminfo, member], &container[..]].concat()), Some(Bytes::new(1_500_007)));
+        // Beside groups of version 2 that hold no memory, and with some that do.
+        let unified = [
+            ("sys/fs/cgroup/outer/memory.max", "400000\n"),
+            ("sys/fs/cgroup/outer/memory.current", "300000\n"),
+        ];
+        let both = [&[meminfo, member], &container[..], &unified[..]].concat();
+        assert_eq!(of(&both), Some(Bytes::new(100_000)));
     }
 
     #[test]

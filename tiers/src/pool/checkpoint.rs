@@ -5,6 +5,7 @@
 
 use glake_device::Address;
 use glake_stitch::{Claim, DomainId, Obstacle, StitchError};
+use rustc_hash::FxHashSet;
 
 use super::report::LiveBlock;
 use super::{GpuPool, PoolError, Result};
@@ -71,7 +72,17 @@ impl GpuPool {
     fn try_restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
         // No plan holds memory of the domain meanwhile.
         let _quiet = self.growth()?;
-        let restored = self.core.lock().restore(domain, &checkpoint.claims);
+        let restored = {
+            let mut core = self.core.lock();
+            let restored = core.restore(domain, &checkpoint.claims);
+            if let Ok(glake_stitch::Restored { freed, claimed }) = &restored {
+                // What stays, stays shared.
+                let stays: FxHashSet<_> = claimed.iter().map(|block| (block.offset, block.size)).collect();
+                let gone = freed.iter().filter(|block| !stays.contains(&(block.offset, block.size)));
+                gone.for_each(|block| self.lives.end(block.offset));
+            }
+            restored
+        };
         self.note_freed();
         let restored = restored.map_err(|source| self.refused(source))?;
         let told = |blocks: Vec<_>| blocks.into_iter().map(|block| self.live_block(block)).collect();

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::{Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 use glake_device::DriverError;
@@ -160,8 +161,13 @@ impl GpuPool {
         }
     }
 
-    /// The thread to wake when there is something to do again.
-    pub(crate) fn wakes(&self, thread: std::thread::Thread) {
-        let _ = self.sleeper.set(thread);
+    /// A thread to wake when there is something to do again.
+    pub(crate) fn wakes(&self, thread: Thread) {
+        self.sleepers.lock().push(thread);
+    }
+
+    /// A thread that is woken no more.
+    pub(crate) fn wakes_no_more(&self, thread: ThreadId) {
+        self.sleepers.lock().retain(|sleeper| sleeper.id() != thread);
     }
 }

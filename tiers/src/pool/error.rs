@@ -26,6 +26,15 @@ pub enum PoolError {
         /// The pool's own account.
         refusal: StitchError,
     },
+    /// There is not enough memory without what was freed and may still be in use, and nobody can wait for that while a stream
+    /// capture is open: end it, or free memory before it begins.
+    #[error("{device}: {refusal}; what is pending cannot be waited for while a stream capture is open")]
+    CaptureOpen {
+        /// Where.
+        device: DeviceId,
+        /// The pool's own account.
+        refusal: StitchError,
+    },
     /// The driver refused; the pool is as it was before the call.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -74,6 +83,18 @@ pub enum PoolError {
         /// What was given.
         address: Address,
     },
+    /// The driver gives no memory of the device to other processes.
+    #[error(
+        "{device}: the memory at {address} cannot be shared with another process, because the driver gives no file \
+         descriptors of this device's memory (under WSL2 it gives none), so that pool.exportable has no effect: send the \
+         bytes, by way of host memory"
+    )]
+    NoDescriptors {
+        /// Where.
+        device: DeviceId,
+        /// What was given.
+        address: Address,
+    },
     /// The clock that the pool was to use belongs to another driver: make it of the same one.
     #[error(
         "{device}: the clock of epochs given for its pool belongs to another driver; make it of the pool's own driver"
@@ -96,7 +117,7 @@ impl PoolError {
     /// Whether there was not enough memory.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            PoolError::DeviceFull { .. } => true,
+            PoolError::DeviceFull { .. } | PoolError::CaptureOpen { .. } => true,
             PoolError::Refused { source, .. } => {
                 matches!(source, StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. })
             }

@@ -5,12 +5,19 @@
 //! extents     [   e1   |   e7   |   e8   ]     whole ones: an importer sees their other bytes too
 //!             ^────────^ offset
 //! ```
+//!
+//! What is exported ends with its block: the life of an export is ended under the core's lock, by a free and by a restore, so that
+//! nobody else has the bytes before.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use glake_device::Address;
 use glake_stitch::Presence;
 use glake_units::Bytes;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use super::execute::retry;
 use super::{GpuPool, PoolError, Result};
@@ -26,6 +33,55 @@ pub struct Exported {
     pub offset: Bytes,
     /// To be mapped side by side, in this order.
     pub extents: Vec<SharedExtent>,
+    /// Whether the block is still that one.
+    pub life: BlockLife,
+}
+
+/// The life of an exported block: the pool ends it when the block is freed, or goes by a restore.
+#[derive(Clone, Debug, Default)]
+pub struct BlockLife {
+    ended: Arc<AtomicBool>,
+}
+
+impl BlockLife {
+    /// Whether it is over: the bytes are others' now, or may be.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+/// The lives of exported blocks, by where they begin. Both change under the core's lock.
+#[derive(Debug, Default)]
+pub(super) struct Lives {
+    /// Most pools export nothing, and ask at every free.
+    count: AtomicUsize,
+    by_block: Mutex<FxHashMap<Bytes, BlockLife>>,
+}
+
+impl Lives {
+    fn of(&self, block: Bytes) -> BlockLife {
+        let mut lives = self.by_block.lock();
+        let life = lives.entry(block).or_default().clone();
+        self.count.store(lives.len(), Ordering::Relaxed);
+        life
+    }
+
+    /// The block that begins there is live no more.
+    #[inline]
+    pub(super) fn end(&self, block: Bytes) {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            self.end_exported(block);
+        }
+    }
+
+    #[cold]
+    fn end_exported(&self, block: Bytes) {
+        let mut lives = self.by_block.lock();
+        if let Some(life) = lives.remove(&block) {
+            life.ended.store(true, Ordering::Release);
+        }
+        self.count.store(lives.len(), Ordering::Relaxed);
+    }
 }
 
 /// An extent that another process can import.
@@ -44,24 +100,27 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
-    /// ([`super::PoolOptions::exportable`]); [`PoolError::Away`] while some of it is elsewhere; what the driver answers.
+    /// ([`super::PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Away`] while some of it is elsewhere; what the driver answers.
     pub fn export(&self, address: Address) -> Result<Exported> {
         // What the block lies in stays while this is held.
         let held = self.growth()?;
         let unknown = || PoolError::UnknownAddress { device: self.device, address };
         let offset = self.offset(address)?;
-        let (base, size, backing) = {
+        let (base, size, backing, life) = {
             let core = self.core.lock();
             let block = core.find(offset).ok_or_else(unknown)?;
             let backing = core.backing(block.offset).ok_or_else(unknown)?;
             if backing.extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Here)) {
                 return Err(PoolError::Away { device: self.device, address });
             }
-            (block.offset, block.size, backing)
+            (block.offset, block.size, backing, self.lives.of(block.offset))
         };
         let mut extents = Vec::with_capacity(backing.extents.len());
         for id in &backing.extents {
             let extent = held.extents.get(id).ok_or_else(unknown)?;
+            if !self.exports {
+                return Err(PoolError::NoDescriptors { device: self.device, address });
+            }
             if !extent.properties().exportable {
                 return Err(PoolError::NotExportable { device: self.device, address });
             }
@@ -69,6 +128,6 @@ impl GpuPool {
             extents.push(SharedExtent { fd, size: extent.size() });
         }
         let offset = base.saturating_sub(backing.start);
-        Ok(Exported { base: self.address(base), size, offset, extents })
+        Ok(Exported { base: self.address(base), size, offset, extents, life })
     }
 }

@@ -50,7 +50,8 @@ pub use checkpoint::{Checkpoint, Restored};
 use clock::EpochClock;
 use edge::Edges;
 pub use error::PoolError;
-pub use export::{Exported, SharedExtent};
+use export::Lives;
+pub use export::{BlockLife, Exported, SharedExtent};
 use guests::Guests;
 pub use lag::EpochLag;
 pub use observer::MappingObserver;
@@ -73,7 +74,7 @@ pub struct PoolOptions {
     /// Devices whose work may touch the pool's memory from the start: see [`GpuPool::enable_peer`].
     pub peers: Vec<DeviceId>,
     /// Whether other processes may be given the memory of the default domain, and of domains that name no properties: see
-    /// [`GpuPool::export`].
+    /// [`GpuPool::export`]. Without effect where the driver exports no memory of the device.
     pub exportable: bool,
     /// Told of every range that is mapped and unmapped.
     pub observer: Option<Arc<dyn MappingObserver>>,
@@ -114,17 +115,20 @@ pub struct GpuPool {
     kept: Mutex<FxHashMap<ExtentId, Kept>>,
     /// Taken before the core's lock.
     pins: Mutex<pin::Pins>,
+    lives: Lives,
     clock: Mutex<EpochClock>,
     /// Whether something was freed since the clock last looked.
     freed: AtomicBool,
-    /// Woken by the first free after a pause.
-    sleeper: OnceLock<std::thread::Thread>,
+    /// Woken by the first free after a pause: the threads of all tickers.
+    sleepers: Mutex<Vec<std::thread::Thread>>,
     edges: Edges,
     waits: Mutex<WaitTimes>,
     observer: Option<Arc<dyn MappingObserver>>,
     reach: Reach,
     /// What extents are like where their domain does not say.
     properties: ExtentProperties,
+    /// Whether the driver exports memory of the device at all.
+    exports: bool,
     poison: OnceLock<String>,
 }
 
@@ -137,8 +141,8 @@ impl GpuPool {
         let devices = driver.devices()?;
         let info = devices.iter().find(|info| info.id == device);
         let info = info.ok_or(PoolError::NoSuchDevice { device, count: devices.len() })?;
-        let properties =
-            ExtentProperties { place: Place::Gpu(device), exportable: options.exportable, gpu_direct: false };
+        let exportable = options.exportable && info.exportable;
+        let properties = ExtentProperties { place: Place::Gpu(device), exportable, gpu_direct: false };
         let granularity = driver.granularity(properties)?;
         let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
         settings.granularity = granularity;
@@ -165,14 +169,16 @@ impl GpuPool {
             held: Mutex::new(held),
             kept: Mutex::default(),
             pins: Mutex::default(),
+            lives: Lives::default(),
             clock: Mutex::default(),
             freed: AtomicBool::new(false),
-            sleeper: OnceLock::new(),
+            sleepers: Mutex::default(),
             edges,
             waits: Mutex::default(),
             observer: options.observer,
             reach: Reach::of(device),
             properties,
+            exports: info.exportable,
             poison: OnceLock::new(),
         };
         options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;
@@ -188,7 +194,8 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::Refused`] or [`PoolError::DeviceFull`] when there is not enough memory, after everything that may be
-    /// taken back was and every pending free was waited for; [`PoolError::Driver`]; [`PoolError::Poisoned`].
+    /// taken back was and every pending free was waited for; [`PoolError::CaptureOpen`] where that could not be;
+    /// [`PoolError::Driver`]; [`PoolError::Poisoned`].
     pub fn malloc(&self, size: Bytes, stream: PoolStream) -> Result<Block> {
         self.malloc_in(Allocator::default_domain(), size, stream)
     }
@@ -243,7 +250,11 @@ impl GpuPool {
         let offset = self.offset(address)?;
         let (freed, emptied) = {
             let mut core = self.core.lock();
-            (core.free(offset), core.take_emptied())
+            let freed = core.free(offset);
+            if freed.is_ok() {
+                self.lives.end(offset);
+            }
+            (freed, core.take_emptied())
         };
         if !emptied.is_empty() {
             self.drop_emptied(&emptied);
@@ -310,6 +321,11 @@ impl GpuPool {
         self.epochs.hold()
     }
 
+    /// The clock of the driver's completions.
+    pub fn epochs(&self) -> &Arc<Epochs> {
+        &self.epochs
+    }
+
     /// The address of offset 0.
     pub fn base(&self) -> Address {
         self.reservation.start()
@@ -373,7 +389,13 @@ impl GpuPool {
                 // What is waited for may need memory of another thread first.
                 Outcome::Wait(epoch) => {
                     drop(held);
-                    self.wait(epoch)?;
+                    match self.wait(epoch) {
+                        Err(PoolError::Driver(DriverError::Capturing { .. })) => {
+                            let refusal = self.core.lock().refuse(request.size);
+                            return Err(PoolError::CaptureOpen { device: self.device, refusal });
+                        }
+                        waited => waited?,
+                    }
                     held = self.growth()?;
                 }
             }
@@ -446,9 +468,7 @@ impl GpuPool {
     fn note_freed(&self) {
         if !self.freed.load(Ordering::Relaxed) {
             self.freed.store(true, Ordering::Release);
-            if let Some(sleeper) = self.sleeper.get() {
-                sleeper.unpark();
-            }
+            self.sleepers.lock().iter().for_each(std::thread::Thread::unpark);
         }
     }
 

@@ -62,29 +62,31 @@ pub(crate) struct StreamLanes {
     pub(crate) small: LaneId,
 }
 
+/// What a hit looks at comes first, in two cache lines.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
-    pub(crate) options: DomainOptions,
-    pub(crate) streams: SmallVec<[StreamLanes; 4]>,
-    /// Where there are more streams than this, those that have nothing any more are forgotten.
-    pub(crate) most_streams: usize,
+    /// When its owner gave it up: what was free then goes back to the driver once that has passed, for a graph may still write to it.
+    pub(crate) released: Option<Epoch>,
+    /// What is in it is not written to, so nothing new is handed out.
+    pub(crate) sealed: bool,
     /// Large pieces and slabs that anyone may take.
     pub(crate) passed_large: LaneId,
     pub(crate) passed_slabs: LaneId,
+    pub(crate) aliases: Vec<AliasId>,
+    pub(crate) streams: SmallVec<[StreamLanes; 4]>,
+    pub(crate) options: DomainOptions,
+    /// Where there are more streams than this, those that have nothing any more are forgotten.
+    pub(crate) most_streams: usize,
     /// Pieces that nobody may take yet.
     pub(crate) limbo_large: LaneId,
     pub(crate) limbo_small: LaneId,
     /// Free pieces of extents that are not here.
     pub(crate) away_large: LaneId,
     pub(crate) away_small: LaneId,
-    pub(crate) aliases: Vec<AliasId>,
-    /// When its owner gave it up: what was free then goes back to the driver once that has passed, for a graph may still write to it.
-    pub(crate) released: Option<Epoch>,
     /// Plans for blocks of it that are neither committed nor aborted.
     pub(crate) plans: usize,
-    /// What is in it is not written to, so nothing new is handed out.
-    pub(crate) sealed: bool,
     pub(crate) extents: usize,
 }
 

@@ -8,11 +8,10 @@ pub struct StreamKey(pub u64);
 
 /// A domain: extents of one owner (the default one, a region, a private pool of a graph), never shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DomainId {
-    number: u32,
-    /// Where it lies in its table.
-    place: u32,
-}
+pub struct DomainId(
+    /// Its number, then where it lies in its table: one word, because every hit compares it.
+    u64,
+);
 
 /// A piece of physical memory: the unit of mapping, lending and release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,21 +43,21 @@ pub(crate) struct LaneId(pub(crate) u32);
 
 impl DomainId {
     /// The one that is always there.
-    pub(crate) const DEFAULT: DomainId = DomainId { number: 0, place: 0 };
+    pub(crate) const DEFAULT: DomainId = DomainId(0);
 
     /// The table never holds 2^32 entries.
-    #[allow(clippy::cast_possible_truncation)]
     pub(crate) const fn new(number: u32, place: usize) -> DomainId {
-        DomainId { number, place: place as u32 }
+        DomainId((number as u64) << u32::BITS | place as u64)
     }
 
     /// How many there were before it: no other one has the same.
     pub const fn number(self) -> u32 {
-        self.number
+        (self.0 >> u32::BITS) as u32
     }
 
+    #[allow(clippy::cast_possible_truncation)] // the lower half
     pub(crate) const fn place(self) -> usize {
-        self.place as usize
+        self.0 as u32 as usize
     }
 }
 

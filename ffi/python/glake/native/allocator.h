@@ -11,11 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint.h"
 #include "exhaustion.h"
 #include "history.h"
 #include "imports.h"
-#include "routes.h"
+#include "pools.h"
 #include "segments.h"
 #include "snapshot.h"
 #include "statistics.h"
@@ -32,25 +31,47 @@ class Allocator final : public caching::CUDAAllocator {
     return *allocator;
   }
 
+  /// The allocator that was torch's hands out the blocks of pools that bring an allocator of their own.
+  void take_the_place_of(caching::CUDAAllocator* native) {
+    pools_.take_from(native);
+  }
+
+  /// What pools with an allocator of their own hold.
+  void foreign(DeviceIndex device, uint64_t& pools, uint64_t& allocated, uint64_t& reserved) {
+    known(device);
+    pools = foreign_.count(device);
+    auto* native = foreign_.native();
+    allocated = native == nullptr ? 0 : Statistics::allocated_by(native, device);
+    reserved = native == nullptr ? 0 : Statistics::reserved_by(native, device);
+  }
+
   // ---- blocks ----
 
   c10::DataPtr allocate(size_t bytes) override {
-    DeviceIndex device = 0;
-    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-    void* block = bytes == 0 ? nullptr : take(device, bytes, c10::cuda::getCurrentCUDAStream(device).stream());
+    const DeviceIndex device = current_device();
+    if (bytes == 0) {
+      return {nullptr, nullptr, &release, cuda(device)};
+    }
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
+    if (const auto pool = foreign_pool(device, stream); C10_UNLIKELY(pool != kNoPool)) {
+      void* block = take_foreign(device, pool, bytes, stream);
+      return {block, block, foreign_.native()->raw_deleter(), cuda(device)};
+    }
+    void* block = take(device, bytes, stream);
     return {block, block, &release, cuda(device)};
   }
 
   void* raw_alloc(size_t bytes) override {
-    DeviceIndex device = 0;
-    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-    return bytes == 0 ? nullptr : take(device, bytes, c10::cuda::getCurrentCUDAStream(device).stream());
+    return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(current_device()).stream());
   }
 
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
-    DeviceIndex device = 0;
-    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-    return bytes == 0 ? nullptr : take(device, bytes, stream);
+    const DeviceIndex device = current_device();
+    if (bytes == 0) {
+      return nullptr;
+    }
+    const auto pool = foreign_pool(device, stream);
+    return C10_LIKELY(pool == kNoPool) ? take(device, bytes, stream) : take_foreign(device, pool, bytes, stream);
   }
 
   void raw_delete(void* block) override {
@@ -67,6 +88,10 @@ class Allocator final : public caching::CUDAAllocator {
 
   using caching::CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& data, CUDAStream stream) override {
+    if (foreign_.owns(data)) {
+      foreign_.native()->recordStream(data, stream);
+      return;
+    }
     // Memory that came from elsewhere (another process, another allocator) keeps itself alive by other means.
     if (data.get() != nullptr && data.get_deleter() == &release) {
       check(glake_record_stream(data.get(), stream.stream()));
@@ -75,6 +100,9 @@ class Allocator final : public caching::CUDAAllocator {
 
   void* getBaseAllocation(void* inside, size_t* size) override {
     glake_block block{};
+    if (auto* native = foreign_.native(); native != nullptr && glake_find(inside, &block) != GLAKE_OK) {
+      return native->getBaseAllocation(inside, size);
+    }
     check(glake_find(inside, &block));
     if (size != nullptr) {
       *size = block.size;
@@ -91,6 +119,7 @@ class Allocator final : public caching::CUDAAllocator {
     TORCH_CHECK(
         found >= device_count, "glake: torch found ", device_count, " CUDA devices, ", glake_device_name(), " has ", found,
         ". Check CUDA_VISIBLE_DEVICES and GLAKE_DEVICE.");
+    pools_.init(device_count);
     devices_.store(device_count);
   }
 
@@ -114,15 +143,13 @@ class Allocator final : public caching::CUDAAllocator {
     if (pool == kNoPool) {
       uint64_t released = 0;
       check(glake_trim(-1, 0, &released));
+      if (auto* native = foreign_.native()) {
+        native->emptyCache(kNoPool); // What is left of pools that have ended; none that lives is asked for anything.
+      }
       return;
     }
     for (DeviceIndex device = 0; device < devices(); ++device) {
-      const int32_t status = glake_pool_trim(device, pool.first, pool.second);
-      // A pool lives on the devices that used it, and may have ended with its last owner. No exception: torch calls this in the
-      // destructor of its MemPool.
-      if (status != GLAKE_OK && status != GLAKE_INVALID) {
-        warn(last_error());
-      }
+      pools_.empty(device, pool);
     }
   }
 
@@ -150,17 +177,27 @@ class Allocator final : public caching::CUDAAllocator {
 
   DeviceStats getDeviceStats(DeviceIndex device) override {
     known(device);
-    return Statistics(device).torch();
+    DeviceStats stats = Statistics(device).torch();
+    if (auto* native = foreign_.native()) {
+      Statistics::add(stats, native->getDeviceStats(device));
+    }
+    return stats;
   }
 
   void resetAccumulatedStats(DeviceIndex device) override {
     known(device);
     check(glake_reset_totals(device));
+    if (auto* native = foreign_.native()) {
+      native->resetAccumulatedStats(device);
+    }
   }
 
   void resetPeakStats(DeviceIndex device) override {
     known(device);
     check(glake_reset_peaks(device));
+    if (auto* native = foreign_.native()) {
+      native->resetPeakStats(device);
+    }
   }
 
 #if GLAKE_TORCH >= 210
@@ -173,7 +210,7 @@ class Allocator final : public caching::CUDAAllocator {
 
 #if GLAKE_TORCH >= 211
   caching::SnapshotInfo snapshot(MempoolId_t pool = kNoPool, bool include_traces = true) override {
-    return Snapshot::take(history_, devices(), pool, include_traces);
+    return Snapshot::take(history_, devices(), pool, include_traces, foreign_.native());
   }
 
   void recordHistory(
@@ -188,14 +225,20 @@ class Allocator final : public caching::CUDAAllocator {
       skipped |= 1u << c10::CachingDeviceAllocator::parseTraceEntryAction(action);
     }
     record(enabled, recorder, max_entries, when, clear, skipped);
+    if (auto* native = foreign_.listener()) {
+      native->recordHistory(enabled, recorder, max_entries, when, clear, skip_actions);
+    }
   }
 #else
   caching::SnapshotInfo snapshot(MempoolId_t pool = kNoPool) override {
-    return Snapshot::take(history_, devices(), pool, true);
+    return Snapshot::take(history_, devices(), pool, true, foreign_.native());
   }
 
   void recordHistory(bool enabled, caching::CreateContextFn recorder, size_t max_entries, RecordContext when, bool clear) override {
     record(enabled, recorder, max_entries, when, clear, 0);
+    if (auto* native = foreign_.listener()) {
+      native->recordHistory(enabled, recorder, max_entries, when, clear);
+    }
   }
 #endif
 
@@ -205,9 +248,7 @@ class Allocator final : public caching::CUDAAllocator {
 
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
     if (history_.enabled()) {
-      DeviceIndex device = 0;
-      C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-      history_.annotate(device, metadata);
+      history_.annotate(current_device(), metadata);
     }
   }
 
@@ -239,6 +280,9 @@ class Allocator final : public caching::CUDAAllocator {
 
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
     seed();
+    if (auto* native = foreign_.listener()) {
+      native->attachAllocatorTraceTracker(tracker);
+    }
     history_.attach(std::move(tracker));
   }
 
@@ -246,86 +290,61 @@ class Allocator final : public caching::CUDAAllocator {
 
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
     known(device);
-    routes_.begin(device, pool, std::move(filter));
+    pools_.routes().begin(device, pool, std::move(filter));
   }
 
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
     known(device);
-    routes_.end(device, pool);
+    pools_.routes().end(device, pool);
   }
 
   void releasePool(DeviceIndex device, MempoolId_t pool) override {
     known(device);
-    check(glake_pool_release(device, pool.first, pool.second));
-    if (getPoolUseCount(device, pool) == 0) {
-      routes_.help(device, pool, false);
-    }
+    pools_.release(device, pool);
   }
 
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
     known(device);
-    int32_t count = 0;
-    const int32_t status = glake_pool_use_count(device, pool.first, pool.second, &count);
-    if (status == GLAKE_INVALID) {
-      return 0;
-    }
-    check(status);
-    return count;
+    return PrivatePools::owners(device, pool);
   }
 
-#if GLAKE_TORCH >= 211
-  using Inner = std::shared_ptr<caching::CUDAAllocator>;
-#else
-  using Inner = caching::CUDAAllocator*;
-#endif
-  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, Inner inner = nullptr) override {
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, ForeignPools::Inner inner = nullptr) override {
     known(device);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        inner == nullptr || &*inner == this,
-        "glake: torch.cuda.MemPool was given an allocator of its own, but the pool takes its memory from the driver itself. "
-        "Use torch.cuda.MemPool() or glake.mem_pool().");
-    check(glake_pool_create(device, pool.first, pool.second));
+    pools_.create(device, pool, inner != nullptr && &*inner == this ? nullptr : std::move(inner));
   }
 
 #if GLAKE_TORCH >= 211
   void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override {
     known(device);
-    routes_.help(device, pool, use);
+    pools_.routes().help(device, pool, use);
   }
 #else
   void setUseOnOOM(DeviceIndex device, MempoolId_t pool) override {
     known(device);
-    routes_.help(device, pool, true);
+    pools_.routes().help(device, pool, true);
   }
 #endif
 
 #if GLAKE_TORCH >= 210
-  /// Accepted without effect: there are no segments to be kept whole, memory is mapped to fit.
-  void setNoSplit(DeviceIndex device, MempoolId_t) override {
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override {
     known(device);
+    pools_.no_split(device, pool);
   }
 #endif
 
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool, const std::unordered_set<void*>& expected) override {
     known(device);
-    std::unordered_set<void*> live;
-    const auto visit = [](void* context, void* block, uint64_t) noexcept {
-      static_cast<std::unordered_set<void*>*>(context)->insert(block);
-    };
-    check(glake_pool_blocks(device, pool.first, pool.second, visit, &live));
-    return live == expected;
+    return pools_.lives(device, pool, expected);
   }
 
   std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
     known(device);
-    return std::make_shared<Checkpoint>(device, std::move(pool));
+    return pools_.checkpoint(device, pool);
   }
 
   caching::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) override {
     known(device);
-    const auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
-    TORCH_CHECK(checkpoint != nullptr, "glake: the checkpoint is of another allocator");
-    return checkpoint->restore(history_, &release);
+    return pools_.restore(device, std::move(state), history_, &release);
   }
 
   // ---- several devices, several processes ----
@@ -362,17 +381,28 @@ class Allocator final : public caching::CUDAAllocator {
   }
 
   caching::ShareableHandle shareIpcHandle(void* inside) override {
+    glake_block block{};
+    if (auto* native = foreign_.native(); native != nullptr && glake_find(inside, &block) != GLAKE_OK) {
+      return native->shareIpcHandle(inside);
+    }
     return Imports::share(inside);
   }
 
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
-    DeviceIndex device = 0;
-    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-    return imports_.open(handle, device);
+    if (auto* native = foreign_.listener(); native != nullptr && !Imports::is_ours(handle)) {
+      return native->getIpcDevPtr(std::move(handle));
+    }
+    return imports_.open(handle, current_device());
   }
 
  private:
   Allocator() = default;
+
+  static DeviceIndex current_device() {
+    DeviceIndex device = 0;
+    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+    return device;
+  }
 
   DeviceIndex devices() const {
     return static_cast<DeviceIndex>(devices_.load());
@@ -397,17 +427,54 @@ class Allocator final : public caching::CUDAAllocator {
     return C10_LIKELY(status == GLAKE_OK) ? block : exhaustion_.recover(status, device, bytes, stream);
   }
 
+  /// The pool with an allocator of its own that an allocation is for, or no pool.
+  MempoolId_t foreign_pool(DeviceIndex device, cudaStream_t stream) {
+    if (C10_LIKELY(!foreign_.is_open())) {
+      return kNoPool;
+    }
+    const auto pool = pools_.routes().pool_of(device, stream);
+    return foreign_.has(device, pool) ? pool : kNoPool;
+  }
+
+  /// A block of a pool with an allocator of its own.
+  C10_NOINLINE void* take_foreign(DeviceIndex device, const MempoolId_t& pool, size_t bytes, cudaStream_t stream) {
+    pools_.routes().served_elsewhere(device, pool, stream);
+    try {
+      return pools_.foreign().allocate(device, pool, bytes, stream);
+    } catch (const c10::OutOfMemoryError&) {
+      // What is free of ours may be what is missing.
+      if (!Exhaustion::give_back(device)) {
+        exhaustion_.tell(device, rounded(bytes));
+        throw;
+      }
+    }
+    try {
+      return pools_.foreign().allocate(device, pool, bytes, stream);
+    } catch (const c10::OutOfMemoryError&) {
+      exhaustion_.tell(device, rounded(bytes));
+      throw;
+    }
+  }
+
   /// The deleter of every block. A free never throws.
   static void release(void* block) {
     if (C10_UNLIKELY(instance().looked_at())) {
       instance().release_watched(block);
     } else if (C10_UNLIKELY(glake_free(block) != GLAKE_OK)) {
-      warn(last_error());
+      instance().not_ours(block);
+    }
+  }
+
+  /// libgmlake has refused to free it.
+  C10_NOINLINE void not_ours(void* block) noexcept {
+    const std::string text = last_error();
+    if (!foreign_.release(block)) {
+      warn(text);
     }
   }
 
   C10_NOINLINE void* take_watched(DeviceIndex device, size_t bytes, cudaStream_t stream) {
-    const MempoolId_t pool = history_.watched() ? routes_.pool_of(device, stream) : kNoPool;
+    const MempoolId_t pool = history_.watched() ? pools_.routes().pool_of(device, stream) : kNoPool;
     Context context = history_.gather(RecordContext::STATE);
     void* block = nullptr;
     {
@@ -439,7 +506,7 @@ class Allocator final : public caching::CUDAAllocator {
         }
       }
       if (glake_free(block) != GLAKE_OK) {
-        warn(last_error());
+        not_ours(block);
       } else if (ours) {
         report(device, block, -static_cast<int64_t>(found.size));
       }
@@ -489,9 +556,10 @@ class Allocator final : public caching::CUDAAllocator {
   }
 
   std::atomic<int> devices_{0};
+  PrivatePools pools_;
+  const ForeignPools& foreign_ = pools_.foreign();
   History history_;
-  Routes routes_;
-  Exhaustion exhaustion_{history_, routes_};
+  Exhaustion exhaustion_{history_, pools_.routes(), foreign_};
   Imports imports_;
 };
 

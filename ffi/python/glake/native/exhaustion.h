@@ -16,7 +16,7 @@ namespace glake {
 
 class Exhaustion {
  public:
-  Exhaustion(History& history, Routes& routes) : history_(history), routes_(routes) {}
+  Exhaustion(History& history, Routes& routes, const ForeignPools& foreign) : history_(history), routes_(routes), foreign_(foreign) {}
 
   void attach(caching::OutOfMemoryObserver observer) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -27,7 +27,7 @@ class Exhaustion {
   C10_NOINLINE void* recover(int32_t status, DeviceIndex device, size_t bytes, cudaStream_t stream) {
     std::string text = last_error();
     void* block = nullptr;
-    if (status == GLAKE_OUT_OF_MEMORY && give_up_memory()) {
+    if (status == GLAKE_OUT_OF_MEMORY && (give_up_memory() | foreign_gives_back(device))) {
       status = glake_alloc(device, bytes, stream, &block);
       if (status == GLAKE_OK) {
         return block;
@@ -39,9 +39,35 @@ class Exhaustion {
       if (block != nullptr) {
         return block;
       }
-      tell(device, rounded(bytes), stream);
+      const Statistics now(device);
+      const Cause cause = History::cause();
+      history_.add(TraceEntry::OOM, device, memory(device).first, rounded(bytes), stream, cause.pool, cause.context);
+      c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(rounded(bytes)), now.allocated(), now.reserved(), cuda(device));
+      tell(device, rounded(bytes));
     }
     raise(status, text);
+  }
+
+  /// Gives the driver what is free of ours; false if nothing was.
+  static bool give_back(DeviceIndex device) {
+    uint64_t released = 0;
+    check(glake_trim(device, 0, &released));
+    return released != 0;
+  }
+
+  /// With no lock held: observers may want the interpreter's.
+  void tell(DeviceIndex device, size_t bytes) {
+    const auto [free, total] = memory(device);
+    double fraction = 1.0;
+    check(glake_fraction(device, &fraction));
+    std::vector<caching::OutOfMemoryObserver> observers;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      observers = observers_;
+    }
+    for (const auto& observer : observers) {
+      observer(device, bytes, static_cast<size_t>(static_cast<double>(total) * fraction), free);
+    }
   }
 
  private:
@@ -54,23 +80,15 @@ class Exhaustion {
     return freed;
   }
 
-  void tell(DeviceIndex device, size_t bytes, cudaStream_t stream) {
-    const auto [free, total] = memory(device);
-    const Statistics now(device);
-    double fraction = 1.0;
-    check(glake_fraction(device, &fraction));
-    const Cause cause = History::cause();
-    history_.add(TraceEntry::OOM, device, free, bytes, stream, cause.pool, cause.context);
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), now.allocated(), now.reserved(), cuda(device));
-    std::vector<caching::OutOfMemoryObserver> observers;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      observers = observers_;
+  /// What is left of pools that had an allocator of their own and have ended.
+  bool foreign_gives_back(DeviceIndex device) {
+    auto* native = foreign_.native();
+    if (native == nullptr) {
+      return false;
     }
-    // With no lock held: observers may want the interpreter's.
-    for (const auto& observer : observers) {
-      observer(device, bytes, static_cast<size_t>(static_cast<double>(total) * fraction), free);
-    }
+    const size_t before = Statistics::reserved_by(native, device);
+    native->emptyCache(kNoPool);
+    return Statistics::reserved_by(native, device) < before;
   }
 
   /// The device's free and total memory.
@@ -84,6 +102,7 @@ class Exhaustion {
 
   History& history_;
   Routes& routes_;
+  const ForeignPools& foreign_;
   std::mutex mutex_;
   std::vector<caching::OutOfMemoryObserver> observers_;
 };

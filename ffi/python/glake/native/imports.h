@@ -25,6 +25,11 @@ class Imports {
         static_cast<ptrdiff_t>(offset), std::string(reinterpret_cast<const char*>(handle.data()), length)};
   }
 
+  /// Whether a name was made by `share`, in this process or another. torch's own begin with other bytes.
+  static bool is_ours(const std::string& handle) {
+    return handle.compare(0, 4, "GLSH") == 0;
+  }
+
   /// Opens what another process shared; it is closed with its last owner.
   std::shared_ptr<void> open(const std::string& handle, DeviceIndex device) {
     const std::lock_guard<std::mutex> lock(mutex_);

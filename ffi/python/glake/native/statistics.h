@@ -14,6 +14,37 @@ class Statistics {
     check(glake_stats(device, &from_));
   }
 
+  /// What another allocator has reserved.
+  static size_t reserved_by(caching::CUDAAllocator* other, DeviceIndex device) {
+    return static_cast<size_t>(other->getDeviceStats(device).reserved_bytes[kAll].current);
+  }
+
+  static size_t allocated_by(caching::CUDAAllocator* other, DeviceIndex device) {
+    return static_cast<size_t>(other->getDeviceStats(device).allocated_bytes[kAll].current);
+  }
+
+  /// Adds what another allocator holds. The peaks of two need not have met: their sum is the most that it can have been.
+  static void add(DeviceStats& to, const DeviceStats& from) {
+    for (const auto what :
+         {&DeviceStats::allocation, &DeviceStats::segment, &DeviceStats::active, &DeviceStats::inactive_split,
+          &DeviceStats::allocated_bytes, &DeviceStats::reserved_bytes, &DeviceStats::active_bytes, &DeviceStats::inactive_split_bytes,
+          &DeviceStats::requested_bytes}) {
+      for (size_t type = 0; type < (to.*what).size(); ++type) {
+        auto& sum = (to.*what)[type];
+        const auto& more = (from.*what)[type];
+        sum.current += more.current;
+        sum.peak += more.peak;
+        sum.allocated += more.allocated;
+        sum.freed += more.freed;
+      }
+    }
+    to.num_alloc_retries += from.num_alloc_retries;
+    to.num_ooms += from.num_ooms;
+    to.num_sync_all_streams += from.num_sync_all_streams;
+    to.num_device_alloc += from.num_device_alloc;
+    to.num_device_free += from.num_device_free;
+  }
+
   size_t allocated() const {
     return static_cast<size_t>(from_.all.allocated_bytes.current);
   }
@@ -46,6 +77,7 @@ class Statistics {
  private:
   using StatArray = c10::CachingAllocator::StatArray;
   using StatType = c10::CachingAllocator::StatType;
+  static constexpr auto kAll = static_cast<size_t>(StatType::AGGREGATE);
 
   void fill(StatArray& to, glake_stat glake_pool_stats::* what) const {
     copy(to, StatType::AGGREGATE, from_.all.*what);

@@ -1,7 +1,10 @@
 /* The calls of CUDA's runtime that torch makes where no kernel runs, so that torch starts on a machine without a GPU and its tensors
    can be made, copied and freed on simulated memory, which is memory. Preloaded into the process; everything else fails there. */
+#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/types.h>
 
 #include <cuda_runtime_api.h>
 
@@ -83,9 +86,55 @@ cudaError_t cudaEventQuery(cudaEvent_t event) { (void)event; return cudaSuccess;
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { (void)event; return cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) { (void)stream, (void)event, (void)flags; return cudaSuccess; }
+
+/* An allocator that a program brings along, and what it was asked for. Memory that its owner has unmapped cannot be touched. */
+static struct segment { char *at; size_t bytes; int mapped; } segments[1024];
+static int used_segments;
+size_t own_room = 1ull << 40;
+int own_given;
+int own_taken;
+int own_wrong; /* Asked to free what it does not have, or has unmapped. */
+void (*own_called)(void); /* Called by it each time, if a test says so. */
+
+static struct segment *own_segment(const void *address) {
+  for (int at = 0; at < used_segments; at++)
+    if (segments[at].at != NULL && segments[at].at <= (const char *)address && (const char *)address < segments[at].at + segments[at].bytes)
+      return &segments[at];
+  return NULL;
+}
+void *own_alloc(ssize_t bytes, int on, cudaStream_t stream) {
+  (void)on, (void)stream;
+  if (own_called != NULL) own_called();
+  if ((size_t)bytes > own_room || used_segments == 1024) return NULL;
+  void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return NULL;
+  own_given++;
+  own_room -= bytes;
+  segments[used_segments++] = (struct segment){at, bytes, 1};
+  return at;
+}
+void own_free(void *at, ssize_t bytes, int on, cudaStream_t stream) {
+  (void)on, (void)stream;
+  if (own_called != NULL) own_called();
+  struct segment *segment = own_segment(at);
+  if (segment == NULL || segment->at != at || segment->bytes != (size_t)bytes || !segment->mapped) {
+    own_wrong++;
+    return;
+  }
+  own_taken++;
+  own_room += bytes;
+  munmap(at, bytes);
+  segment->at = NULL;
+}
+void own_map(void *inside, int mapped) {
+  struct segment *segment = own_segment(inside);
+  segment->mapped = mapped;
+  mprotect(segment->at, segment->bytes, mapped ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address) {
-  (void)address;
+  const struct segment *segment = own_segment(address);
   memset(attributes, 0, sizeof *attributes);
-  attributes->type = cudaMemoryTypeUnregistered;
+  attributes->type = segment != NULL && segment->mapped ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
   return cudaSuccess;
 }

@@ -14,7 +14,6 @@ mod tags;
 
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
 pub use state::UseId;
@@ -23,6 +22,7 @@ pub use tags::Tags;
 pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
 
 use super::{ProcessError, Result};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What a use does that begins while its tags are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -190,18 +190,23 @@ impl Wait {
     }
 
     /// Waits for a change; false once the time is over.
-    fn on<T>(&self, changed: &Condvar, guard: &mut parking_lot::MutexGuard<'_, T>) -> bool {
+    fn on<T>(&self, changed: &Condvar, guard: &mut MutexGuard<'_, T>) -> bool {
         match self.end {
             None => changed.wait(guard),
             Some(end) if end <= Instant::now() => return false,
             // What has changed by the end is looked at once more.
-            Some(end) => drop(changed.wait_until(guard, end)),
+            Some(end) => _ = changed.wait_until(guard, end),
         }
         true
     }
 }
 
 #[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod schedules;
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

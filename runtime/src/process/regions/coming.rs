@@ -11,11 +11,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::super::gate::Tags;
 use super::super::{Process, ProcessError, Result};
-use super::{Refill, RefillReport, Regions};
+use super::{Refill, RefillReport};
+use crate::sync::{Condvar, Mutex};
 
 /// The refills that uses have begun and that are under way.
 #[derive(Debug, Default)]
@@ -53,7 +52,7 @@ enum Waited {
 /// Says that a refill is over, whatever becomes of its job.
 #[derive(Debug)]
 struct Ending {
-    regions: Arc<Regions>,
+    comings: Arc<Comings>,
     coming: Arc<Coming>,
 }
 
@@ -103,7 +102,7 @@ impl Drop for Coming {
 
 impl Ending {
     fn end(&self, outcome: State) {
-        self.regions.comings.0.lock().retain(|(_, coming)| !Arc::ptr_eq(coming, &self.coming));
+        self.comings.0.lock().retain(|(_, coming)| !Arc::ptr_eq(coming, &self.coming));
         let mut state = self.coming.state.lock();
         if matches!(*state, State::UnderWay) {
             *state = outcome;
@@ -162,7 +161,71 @@ impl Process {
     }
 
     fn begin_refill(&self, ask: Refill, coming: &Arc<Coming>) -> Result<()> {
-        let ending = Ending { regions: self.regions.clone(), coming: coming.clone() };
-        self.background.spawn(move || ending.end(State::Over(ending.regions.refill(&ask))))
+        let ending = Ending { comings: self.regions.comings.clone(), coming: coming.clone() };
+        let regions = self.regions.clone();
+        self.background.spawn(move || ending.end(State::Over(regions.refill(&ask))))
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod schedules {
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::schedules;
+
+    fn report() -> RefillReport {
+        RefillReport::default()
+    }
+
+    /// Uses of the same tags share one job; whoever waits is woken, and one of them is told.
+    #[test]
+    fn uses_share_a_job_and_all_are_woken() {
+        schedules(|| {
+            let comings = Arc::new(Comings::default());
+            let jobs = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+            let uses: Vec<_> = (0..3)
+                .map(|_| {
+                    let (comings, jobs) = (comings.clone(), jobs.clone());
+                    thread::spawn(move || {
+                        let (coming, is_new) = comings.join(vec!["weights".to_owned()]);
+                        let job = is_new.then(|| {
+                            jobs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                            let ending = Ending { comings, coming: coming.clone() };
+                            thread::spawn(move || ending.end(State::Over(Ok(report()))))
+                        });
+                        let waited = coming.wait(None);
+                        if let Some(job) = job {
+                            job.join().unwrap();
+                        }
+                        assert!(!matches!(waited, Waited::InVain), "{waited:?}");
+                        usize::from(matches!(waited, Waited::Over(_)))
+                    })
+                })
+                .collect();
+            let told: usize = uses.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert_eq!(told, jobs.load(std::sync::atomic::Ordering::SeqCst), "each job is told once");
+            assert!(comings.0.lock().is_empty());
+        });
+    }
+
+    /// A job that never runs wakes whoever waits for it.
+    #[test]
+    fn a_job_that_is_given_up_wakes_everybody() {
+        schedules(|| {
+            let comings = Arc::new(Comings::default());
+            let (coming, _) = comings.join(vec![]);
+            let ending = Ending { comings: comings.clone(), coming: coming.clone() };
+            let waits: Vec<_> = (0..2)
+                .map(|_| {
+                    let coming = coming.clone();
+                    thread::spawn(move || assert!(matches!(coming.wait(None), Waited::InVain)))
+                })
+                .collect();
+            drop(ending);
+            waits.into_iter().for_each(|thread| thread.join().unwrap());
+            assert!(comings.0.lock().is_empty());
+        });
     }
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use glake_tiers::Patience;
-use parking_lot::{Condvar, Mutex};
+
+use crate::sync::{Condvar, Mutex};
 
 /// How soon a refill looks again: an extent of a shrink takes longer.
 const STEP: Duration = Duration::from_millis(1);
@@ -70,6 +71,7 @@ impl Patience for Waiting<'_> {
 }
 
 #[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests {
     use super::*;
 

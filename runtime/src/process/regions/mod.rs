@@ -75,7 +75,7 @@ pub(super) struct Regions {
     prediction: Prediction,
     hooks: Hooks,
     imports: Arc<Imports>,
-    comings: Comings,
+    comings: Arc<Comings>,
     /// By device.
     freeing: Box<[Freeing]>,
     /// Whether host memory was pinned ahead, or is about to be.
@@ -95,7 +95,7 @@ impl Regions {
             prediction: Prediction::new(starter),
             hooks: Hooks::default(),
             imports: imports.clone(),
-            comings: Comings::default(),
+            comings: Arc::default(),
             freeing: (0..devices).map(|_| Freeing::default()).collect(),
             prepared: AtomicBool::new(false),
             begun: Begun::default(),

@@ -8,12 +8,12 @@ use glake_device::DeviceId;
 use glake_stitch::{Allocator, DomainId};
 use glake_tiers::{Region, RegionOptions};
 use glake_units::Bytes;
-use parking_lot::RwLock;
 
 use super::super::device::DeviceMemory;
 use super::super::gate::{DEFAULT, GRAPH, is_reserved};
 use super::super::{ProcessError, Result};
 use super::slot::{Kind, Slot};
+use crate::sync::RwLock;
 
 /// All tags, by name.
 #[derive(Debug)]
@@ -140,6 +140,41 @@ impl Table {
                 Kind::Default => 2,
             };
             (said(slot).unwrap_or(usize::MAX), kind, slot.first())
+        });
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod schedules {
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::schedules;
+
+    /// A name means one tag, whoever makes it first and whoever looks meanwhile.
+    #[test]
+    fn a_name_means_one_tag() {
+        schedules(|| {
+            let table = Arc::new(Table::new(1, Bytes::mib(64)));
+            let threads: Vec<_> = (0..3)
+                .map(|_| {
+                    let table = table.clone();
+                    thread::spawn(move || {
+                        table.define(RegionOptions::of("weights".to_owned())).unwrap();
+                        let graph = table.reserved(format!("{GRAPH}(1, 0)"), Kind::Graph);
+                        table.set_order(&["weights".to_owned()]).unwrap();
+                        let mut all = table.named(None).unwrap();
+                        table.sort(&mut all);
+                        assert_eq!(all[0].tag(), "weights");
+                        (table.get("weights").unwrap(), graph)
+                    })
+                })
+                .collect();
+            let found: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            let same = |one: &Arc<Slot>, other: &Arc<Slot>| Arc::ptr_eq(one, other);
+            assert!(found.windows(2).all(|two| same(&two[0].0, &two[1].0) && same(&two[0].1, &two[1].1)));
+            assert_eq!(table.named(None).unwrap().len(), 2);
         });
     }
 }

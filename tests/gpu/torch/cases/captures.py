@@ -14,15 +14,7 @@ class Captures(unittest.TestCase):
             bed.enable()
             before = torch.cuda.memory_allocated()
             for _ in range(3):
-                try:
-                    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-                        kept = torch.ones(5 * MIB, device="cuda")
-                        float(kept.sum())
-                    print("no error")
-                except RuntimeError:
-                    kept = None
-            torch.cuda.synchronize()
-            gc.collect()
+                bed.failed_capture()
             tensor = bed.stamp(bed.new(100 * MIB), 4)
             assert bed.wrong(tensor, 4) == 0
             graph, still = torch.cuda.CUDAGraph(), torch.ones(1000, device="cuda")
@@ -35,6 +27,72 @@ class Captures(unittest.TestCase):
             assert left <= 64 * MIB, left
             whole, kept = bed.stitched(256 * MIB)
             assert bed.wrong(whole, 0) == 0
+            print("done")
+        """)
+        self.assertEqual((done.code, done.out.split()), (0, ["done"]), done.text())
+
+    def test_a_failed_capture_holds_nothing_back(self):
+        # Completion points go on: what another stream freed is lent, a trim gives memory back, a shrink and a refill work, and what is
+        # too much is told as torch tells it.
+        done = bed.code("""
+            import gc, torch, bed
+            from bed import GIB, MIB
+            bed.enable()
+            import glake
+            refused = torch.OutOfMemoryError if bed.BACKEND == "compiled" else RuntimeError
+            bed.failed_capture()
+            held = bed.stamp(bed.new(200 * MIB), 5)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                bed.new(GIB).fill_(1)
+            torch.cuda.synchronize()
+            import time
+            time.sleep(0.1)
+            before = torch.cuda.memory_reserved()
+            lent = bed.stamp(bed.new(GIB - 64 * MIB), 6)
+            assert torch.cuda.memory_reserved() - before < 512 * MIB, "what another stream freed is not lent"
+            assert bed.wrong(lent, 6) == 0
+            del lent
+            torch.cuda.empty_cache()
+            assert torch.cuda.memory_reserved() < 512 * MIB, f"a trim left {torch.cuda.memory_reserved() >> 20} MiB"
+            if glake.backend() == "compiled":
+                moved = glake.shrink()
+                assert moved["freed"] >= 150 * MIB, moved
+                glake.refill()
+                assert bed.wrong(held, 5) == 0
+            try:
+                bed.new(1 << 40)
+                print("no error")
+            except refused as error:
+                assert "CUDA out of memory" in str(error), error
+            torch.cuda.set_per_process_memory_fraction(0.01)
+            try:
+                bed.new(8 * GIB)
+                print("no error")
+            except refused as error:
+                assert "CUDA out of memory" in str(error), error
+            print("done")
+        """)
+        self.assertEqual((done.code, done.out.split()), (0, ["done"]), done.text())
+
+    def test_a_forked_child_may_drop_a_graph(self):
+        done = bed.code("""
+            import gc, os, torch, bed
+            from bed import MIB
+            bed.enable()
+            still = torch.ones(5 * MIB, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = still * 2
+            pool = torch.cuda.MemPool() if bed.BACKEND == "compiled" else None
+            child = os.fork()
+            if child == 0:
+                del graph, result, still, pool
+                gc.collect()
+                os._exit(3)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code == 3, code
+            graph.replay()
+            assert float(result.sum()) == 2.0 * 5 * MIB
             print("done")
         """)
         self.assertEqual((done.code, done.out.split()), (0, ["done"]), done.text())

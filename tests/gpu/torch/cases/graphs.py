@@ -105,6 +105,49 @@ class Graphs(unittest.TestCase):
             self.assertTrue(torch.equal(result, net(still)))
             bed.new(50 * MIB).fill_(255)
 
+    @bed.limit(120)
+    @torch.no_grad()
+    def test_thousands_of_captures_beside_another_thread(self):
+        # Nothing of ours may ask CUDA about a capture while its own thread ends it: that crashes, once in some hundred times.
+        still = torch.ones(1000, device="cuda")
+        Busy.checks.clear()
+        with Busy() as busy:
+            for round in range(3000):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    result = still + 1
+            Busy.checks.set()
+            graph.replay()
+        self.assertEqual(float(result.sum()), 2000.0)
+        self.assertGreater(busy.rounds, 50)
+
+    @bed.limit(120)
+    @torch.no_grad()
+    def test_a_graph_that_is_dropped_while_it_runs_keeps_its_memory(self):
+        # Nobody else gets it, and none of it is unmapped, before the replay is done: a miss of another stream is where it would be.
+        still, side = torch.ones(16 * MIB, device="cuda"), torch.cuda.Stream()
+        for round in range(10):
+            kept = torch.empty(16 * MIB, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                torch.cuda._sleep(100_000_000)
+                first = still * (round + 1)
+                second = first + 1
+                kept.copy_(second)
+                del first
+            graph.replay()
+            del graph, second
+            gc.collect()
+            with torch.cuda.stream(side):
+                others = [bed.stamp(bed.new((round + 2) * 40 * MIB), seed) for seed in range(3)]
+                torch.cuda.empty_cache()
+            torch.cuda.synchronize()
+            self.assertTrue(bool((kept == round + 2).all()), round)
+            for seed, other in enumerate(others):
+                self.assertEqual(bed.wrong(other, seed), 0, round)
+            del others, other, kept
+            torch.cuda.empty_cache()
+
     @torch.no_grad()
     def test_large_buffers_that_come_and_go_in_a_capture(self):
         still = torch.ones(16 * MIB, device="cuda")

@@ -53,6 +53,7 @@ api! {
     cuInit(flags: c_uint);
     cuDeviceGetCount(count: *mut c_int);
     cuDeviceGet(device: *mut sys::CUdevice, ordinal: c_int);
+    cuDeviceGetAttribute(value: *mut c_int, attribute: sys::CUdevice_attribute, device: sys::CUdevice);
     cuDeviceGetName(name: *mut c_char, len: c_int, device: sys::CUdevice);
     cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
     cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: sys::CUdevice);

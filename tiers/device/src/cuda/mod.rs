@@ -102,7 +102,12 @@ impl Cuda {
         let mut memory = 0;
         // SAFETY: an out-parameter of this frame.
         unsafe { self.api.cuDeviceTotalMem_v2(&mut memory, device) }.of(Verb::Devices)?;
-        Ok(DeviceInfo { id, name, memory: Bytes::new(memory as u64), pci: Some(pci.to_ascii_lowercase()) })
+        let mut descriptors = 0;
+        let asked = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        // SAFETY: as above.
+        unsafe { self.api.cuDeviceGetAttribute(&mut descriptors, asked, device) }.of(Verb::Devices)?;
+        let (memory, pci) = (Bytes::new(memory as u64), Some(pci.to_ascii_lowercase()));
+        Ok(DeviceInfo { id, name, memory, pci, exportable: descriptors != 0 })
     }
 }
 

@@ -38,7 +38,7 @@ pub use blocks::{Blocks, Piece, Side, copy_piece, copy_pieces};
 pub use buffer::Buffer;
 pub use devices::DeviceSet;
 pub use digest::{Digest, Digesting, Digests};
-pub use epoch::{CaptureHold, Epoch, Epochs, Passed, Sequence};
+pub use epoch::{CaptureHold, Epoch, Epochs, Passed, SeenCapture, Sequence, may_ask, this_thread};
 pub use event::OwnedEvent;
 pub use extent::Extent;
 pub use flag::Flag;

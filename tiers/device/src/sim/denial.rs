@@ -20,6 +20,7 @@ pub(super) enum Denial {
     },
     ContextInUse(DeviceId, Living),
     NotReady,
+    Unsupported,
     Capturing,
     /// The context is lost, by this error number of CUDA.
     Lost(u32),
@@ -41,6 +42,7 @@ impl Denial {
             Denial::OutOfMemory(wanted) => DriverError::OutOfMemory { verb, wanted },
             Denial::NoSuchDevice { device, count } => DriverError::NoSuchDevice { device, count },
             Denial::ContextInUse(device, living) => DriverError::ContextInUse { device, living },
+            Denial::Unsupported => DriverError::Unsupported { verb, code: DriverError::UNSUPPORTED },
             Denial::NotReady => DriverError::NotReady { verb },
             Denial::Capturing => DriverError::Capturing { verb, code: DriverError::CAPTURING },
             Denial::Lost(code) => DriverError::Sticky { verb, code },

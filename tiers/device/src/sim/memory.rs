@@ -29,13 +29,15 @@ pub(super) struct Memory {
     gpus: Vec<Arena>,
     host: Arena,
     sockets: u32,
+    /// For each device, whether its memory can be exported.
+    exportable: Vec<bool>,
     /// For each device, which others may touch its plain memory.
     guests: Vec<u64>,
     next: u64,
 }
 
 impl Memory {
-    pub(super) fn new(gpus: Vec<Arena>, host: Arena, sockets: u32) -> Self {
+    pub(super) fn new(gpus: Vec<Arena>, host: Arena, sockets: u32, exportable: Vec<bool>) -> Self {
         let guests = vec![0; gpus.len()];
         Memory {
             space: AddressSpace::default(),
@@ -45,6 +47,7 @@ impl Memory {
             gpus,
             host,
             sockets,
+            exportable,
             guests,
             next: 1,
         }
@@ -77,6 +80,12 @@ impl Memory {
         self.place(place)?;
         if size == 0 || !size.is_multiple_of(GRANULE) {
             return refuse(Address(0), Refusal::InvalidValue);
+        }
+        if let Place::Gpu(device) = place
+            && properties.exportable
+            && !self.exportable[self.device(device)?]
+        {
+            return Err(Denial::Unsupported);
         }
         let arena = arena_mut(&mut self.gpus, &mut self.host, place);
         let backing = if properties.exportable {

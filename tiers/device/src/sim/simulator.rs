@@ -137,14 +137,16 @@ impl Simulator {
                 name: gpu.name.clone(),
                 memory: arena.capacity(),
                 pci: None,
+                exportable: gpu.exportable,
             });
             arenas.push(arena);
             latencies.push((gpu.latency.0.max(0.0) * 1e3) as u64);
         }
         let host = Arena::new("glake-arena-host", HOST_MEMORY, None)?;
+        let exportable = topology.gpus.iter().map(|gpu| gpu.exportable).collect();
         let sockets = topology.gpus.iter().map(|gpu| gpu.socket + 1).max().unwrap_or(1);
         let world = World {
-            memory: Memory::new(arenas, host, sockets),
+            memory: Memory::new(arenas, host, sockets, exportable),
             events: Events::default(),
             strays: Vec::new(),
             lost: HashMap::new(),

@@ -87,6 +87,9 @@ pub struct SimGpu {
     pub local: Bandwidth,
     /// What every operation takes besides its bytes.
     pub latency: Micros,
+    /// Whether its memory can be exported: not under WSL2.
+    #[serde(default = "yes")]
+    pub exportable: bool,
 }
 
 impl SimTopology {
@@ -120,5 +123,6 @@ fn h200(memory: Bytes) -> SimGpu {
         nvlink: Some(Bandwidth(396.0)),
         local: Bandwidth(1980.0),
         latency: Micros(7.0),
+        exportable: true,
     }
 }

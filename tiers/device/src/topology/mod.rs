@@ -237,6 +237,7 @@ mod tests {
             name: "ghost".to_owned(),
             memory: Bytes::gib(1),
             pci: Some("ffff:ff:1f.7".to_owned()),
+            exportable: true,
         };
         let topology = Topology::of_machine(&[ghost]);
         assert!(!topology.simulated && !topology.name.is_empty());

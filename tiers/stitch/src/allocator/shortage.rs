@@ -30,14 +30,19 @@ impl Allocator {
             self.stats.counters.host_waits += 1;
             return Ok(Outcome::Wait(epoch));
         }
+        Err(self.refuse(Bytes::new(want.requested)))
+    }
+
+    /// Counts a request that is refused, and says how memory stands: also where what [`Outcome::Wait`] asks for cannot be waited for.
+    pub fn refuse(&mut self, wanted: Bytes) -> StitchError {
         self.stats.counters.ooms += 1;
-        Err(StitchError::OutOfMemory {
-            wanted: Bytes::new(want.requested),
+        StitchError::OutOfMemory {
+            wanted,
             reserved: Bytes::new(self.reserved()),
             limit: self.settings.limit,
             free: Bytes::new(self.free_bytes()),
             stitchable: Bytes::new(self.stitchable_bytes()),
-        })
+        }
     }
 
     /// The oldest epoch that holds back bytes somebody could use.

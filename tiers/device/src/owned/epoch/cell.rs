@@ -68,10 +68,11 @@ pub(super) struct Quiet<'a> {
 impl<'a> Quiet<'a> {
     pub(super) fn begin(epochs: &'a Epochs, device: DeviceId) -> Result<Quiet<'a>> {
         let verb = Verb::ReleaseContext;
+        epochs.sweep_holds();
         // Whoever records has ended.
-        let captures = epochs.captures.write();
+        let holds = epochs.holds.write();
         let bit = DeviceSet::of(device).bits();
-        if *captures > 0 {
+        if holds.is_any() {
             return Err(DriverError::Capturing { verb, code: DriverError::CAPTURING });
         }
         match epochs.quiet.fetch_or(bit, Ordering::Relaxed) & bit {

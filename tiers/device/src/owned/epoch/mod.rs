@@ -11,6 +11,7 @@
 //! [`Epochs::release_context`], for events are made in it: when all work there is done they have passed, and go too.
 
 mod cell;
+mod hold;
 mod outside;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,8 @@ use parking_lot::{Mutex, RwLock};
 use super::{DeviceSet, OwnedEvent};
 use crate::{CaptureState, DeviceId, Driver, DriverError, EventKind, Result, Stream, Verb};
 use cell::{Cell, Events, Quiet};
+use hold::Holds;
+pub use hold::{CaptureHold, SeenCapture, may_ask, this_thread};
 use outside::{Mark, Outside};
 
 /// The order of epochs and marks.
@@ -48,9 +51,9 @@ pub struct Epochs {
     events: Mutex<HashMap<DeviceId, Events>>,
     /// Devices whose contexts are being given back: nothing is recorded there. The bits of a [`DeviceSet`].
     quiet: AtomicU64,
-    /// How many captures are open. Held for reading while events are recorded: a capture that began in between
+    /// Captures that are open or about to begin. Held for reading while events are recorded: a capture that began in between
     /// would be invalidated by them.
-    captures: RwLock<u32>,
+    holds: RwLock<Holds>,
     /// Whether the driver has an event for a whole context.
     whole: AtomicBool,
     known: Mutex<HashMap<DeviceId, Vec<Stream>>>,
@@ -67,12 +70,6 @@ pub struct Epoch {
     pending: Vec<Arc<Cell>>,
     /// What its devices' contexts do not wait for.
     outside: Vec<Mark>,
-}
-
-/// While it lives, no epoch is recorded: an event for a whole context invalidates any capture in it.
-#[derive(Debug)]
-pub struct CaptureHold {
-    epochs: Arc<Epochs>,
 }
 
 impl Sequence {
@@ -112,7 +109,7 @@ impl Epochs {
             sequence: AtomicU64::new(0),
             events: Mutex::default(),
             quiet: AtomicU64::new(0),
-            captures: RwLock::default(),
+            holds: RwLock::default(),
             whole: AtomicBool::new(true),
             known: Mutex::default(),
             outside: Outside::default(),
@@ -134,15 +131,9 @@ impl Epochs {
     /// given none.
     ///
     /// # Errors
-    /// [`DriverError::Capturing`] while a [`CaptureHold`] lives, with no call of the driver.
+    /// [`DriverError::Capturing`] while a [`CaptureHold`] lives, with no call of the driver, and while a capture is open that was seen.
     pub fn record(self: &Arc<Self>, devices: DeviceSet) -> Result<Epoch> {
-        let captures = self.captures.read();
-        if *captures > 0 {
-            return Err(DriverError::Capturing {
-                verb: Verb::EventRecordContext,
-                code: DriverError::CAPTURING,
-            });
-        }
+        let _none = self.unheld(Verb::EventRecordContext)?;
         let sequence = self.advance();
         let mut epoch =
             Epoch { epochs: self.clone(), sequence, devices, pending: Vec::new(), outside: Vec::new() };
@@ -223,12 +214,6 @@ impl Epochs {
     /// The proof of what needs none: everything that was marked [`Sequence::START`] is done, on every device.
     pub fn start(&self) -> Passed {
         Passed { source: self.source, sequence: Sequence::START, devices: DeviceSet::ALL }
-    }
-
-    /// Holds epochs back. To be called before a capture begins; the hold is dropped after it has ended.
-    pub fn hold(self: &Arc<Self>) -> CaptureHold {
-        *self.captures.write() += 1;
-        CaptureHold { epochs: self.clone() }
     }
 
     /// Tells of a stream. Where the driver has no event for a whole context (before CUDA 12.5), an epoch is an
@@ -387,12 +372,5 @@ impl Drop for Epoch {
         while !self.pending.is_empty() {
             self.pop();
         }
-    }
-}
-
-impl Drop for CaptureHold {
-    fn drop(&mut self) {
-        let mut captures = self.epochs.captures.write();
-        *captures = captures.saturating_sub(1);
     }
 }

@@ -217,6 +217,68 @@ fn a_capture_holds_epochs_back() {
 }
 
 #[test]
+fn a_capture_that_was_seen_holds_epochs_back_until_it_is_over() {
+    let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+    let faults = Arc::new(Faults::new(sim.clone()));
+    let epochs = Epochs::new(faults.clone());
+    let driver: Arc<dyn Driver> = sim.clone();
+    let (device, stream) = (DeviceId(0), OwnedStream::new(&driver, DeviceId(0)).unwrap());
+    let record = || epochs.record(DeviceSet::of(device));
+    let seen = || match sim.capture_state(device, stream.id()).unwrap() {
+        CaptureState::Active(id) => SeenCapture { device, stream: stream.id(), id },
+        state => panic!("{state:?}"),
+    };
+    for _ in 0..2 {
+        let hold = epochs.hold();
+        sim.begin_capture(device, stream.id()).unwrap();
+        epochs.follow(seen(), this_thread());
+        epochs.follow(seen(), this_thread());
+        drop(hold);
+        assert!(matches!(record(), Err(DriverError::Capturing { .. })));
+        let refused = epochs.release_context(device);
+        assert!(matches!(refused, Err(DriverError::Capturing { .. })));
+        sim.end_capture(device, stream.id()).unwrap();
+        drop(record().unwrap());
+    }
+    for (error, holds) in [
+        (Injected::Failed(1), true),
+        (Injected::Refused(Refusal::UnknownHandle), false),
+        (Injected::Sticky(700), false),
+    ] {
+        epochs.follow(SeenCapture { device, stream: stream.id(), id: 7 }, this_thread());
+        faults.set(&[Fault { verb: Some(Verb::CaptureState), when: When::From(1), error }]);
+        assert_eq!(record().is_err(), holds, "{error:?}");
+        faults.set(&[]);
+        drop(record().unwrap());
+    }
+}
+
+/// CUDA crashes where one thread asks of a stream whose capture another is ending.
+#[test]
+fn only_the_thread_that_captures_asks_whether_it_is_over() {
+    let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+    let recorder = Arc::new(crate::Recorder::measured(sim.clone()).with_log());
+    let epochs = Epochs::new(recorder.clone());
+    let driver: Arc<dyn Driver> = sim.clone();
+    let (device, stream) = (DeviceId(0), OwnedStream::new(&driver, DeviceId(0)).unwrap());
+    let capture = SeenCapture { device, stream: stream.id(), id: 7 };
+    let asked = || recorder.take_log().iter().filter(|logged| logged.call.verb == Verb::CaptureState).count();
+    epochs.follow(capture, this_thread());
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| epochs.record(DeviceSet::of(device)).is_err());
+        assert!(other.join().unwrap(), "it holds epochs back");
+    });
+    assert_eq!(asked(), 0);
+    drop(epochs.record(DeviceSet::of(device)).unwrap());
+    assert_eq!(asked(), 1);
+    // Once that thread has ended, nobody ends its capture.
+    std::thread::scope(|scope| {
+        scope.spawn(|| epochs.follow(capture, this_thread())).join().unwrap();
+    });
+    drop(epochs.record(DeviceSet::of(device)).unwrap());
+}
+
+#[test]
 fn without_context_events_every_known_stream_gets_one() {
     let faults = Arc::new(Faults::new(Stub::new()));
     faults.set(&[Fault {

@@ -1,0 +1,99 @@
+//! The gate under many ways to take turns. A wake-up that is missed is a deadlock here, which the scheduler finds.
+//!
+//! `cargo nextest run --locked -p glake-runtime --features shuttle schedules`; `GLAKE_SCHEDULES` says how many of each test.
+
+use shuttle::sync::Arc;
+use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use shuttle::thread;
+
+use super::*;
+use crate::sync::schedules;
+
+/// What of each tag is in use and being moved.
+#[derive(Default)]
+struct Memory {
+    gate: Gate,
+    moving: [AtomicBool; 2],
+    using: [AtomicUsize; 2],
+}
+
+const NAMES: [&str; 2] = ["weights", "cache"];
+
+impl Memory {
+    fn touch(&self, which: usize) {
+        self.using[which].fetch_add(1, Ordering::SeqCst);
+        assert!(!self.moving[which].load(Ordering::SeqCst), "a use met a move");
+        thread::yield_now();
+        assert!(!self.moving[which].load(Ordering::SeqCst), "a move met a use");
+        self.using[which].fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// A use that waits, or brings back what is away, as `when` says.
+    fn use_of(&self, which: usize, when: WhenClosed) {
+        let tags = Tags::of(&[NAMES[which]]);
+        loop {
+            match self.gate.admit(&tags, when, None).unwrap() {
+                Admission::Admitted(id) => {
+                    self.touch(which);
+                    self.gate.leave(id).unwrap();
+                    return;
+                }
+                Admission::Away(away) => away.iter().for_each(|tag| self.gate.set(tag, false)),
+            }
+        }
+    }
+
+    /// A shrink, and later whoever brings it back.
+    fn shrink(&self, tags: &Tags, which: &[usize]) {
+        let closing = self.gate.close(tags, None).unwrap();
+        for &which in which {
+            self.moving[which].store(true, Ordering::SeqCst);
+            assert_eq!(self.using[which].load(Ordering::SeqCst), 0, "it closed over a use");
+            self.gate.set(NAMES[which], true);
+            self.moving[which].store(false, Ordering::SeqCst);
+        }
+        drop(closing);
+        thread::yield_now();
+        which.iter().for_each(|&which| self.gate.set(NAMES[which], false));
+    }
+}
+
+#[test]
+fn uses_and_moves_never_meet_and_nobody_sleeps_for_ever() {
+    schedules(|| {
+        let memory = Arc::new(Memory::default());
+        let mut threads = Vec::new();
+        for which in 0..2 {
+            for when in [WhenClosed::Hold, WhenClosed::Refill] {
+                let memory = memory.clone();
+                threads.push(thread::spawn(move || memory.use_of(which, when)));
+            }
+        }
+        let one = memory.clone();
+        threads.push(thread::spawn(move || one.shrink(&Tags::of(&[NAMES[0]]), &[0])));
+        let all = memory.clone();
+        threads.push(thread::spawn(move || all.shrink(&Tags::All, &[0, 1])));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(memory.gate.view(), GateView { uses: 0, closing: vec![], closed: vec![] });
+    });
+}
+
+#[test]
+fn a_close_that_gives_up_leaves_the_gate_as_it_was() {
+    schedules(|| {
+        let memory = Arc::new(Memory::default());
+        let user = memory.clone();
+        let user = thread::spawn(move || user.use_of(0, WhenClosed::Hold));
+        let closer = memory.clone();
+        let closer = thread::spawn(move || match closer.gate.close(&Tags::All, Some(Duration::ZERO)) {
+            Ok(closing) => {
+                assert_eq!(closer.using[0].load(Ordering::SeqCst), 0);
+                drop(closing);
+            }
+            Err(error) => assert!(matches!(error, ProcessError::StillUsed { .. }), "{error}"),
+        });
+        user.join().unwrap();
+        closer.join().unwrap();
+        assert_eq!(memory.gate.view(), GateView { uses: 0, closing: vec![], closed: vec![] });
+    });
+}
