@@ -363,6 +363,18 @@ int32_t glake_gate_enter(const char *const *tags,
                          int64_t timeout_ms,
                          uint64_t *use);
 
+// Waits until a use of these regions could begin, and begins none: no shrink waits for it. A shrink that comes before the use that
+// begins next makes that one wait again.
+//
+// Answers as `glake_gate_enter`.
+//
+// # Safety
+// `tags` may be read for `count` texts that end with zeros.
+int32_t glake_gate_wait(const char *const *tags,
+                        size_t count,
+                        uint32_t when_closed,
+                        int64_t timeout_ms);
+
 // Ends a use. In a forked child and at the end of the process nothing is done.
 //
 // `GLAKE_INVALID`: it was ended before, or never begun.

@@ -41,21 +41,44 @@ pub unsafe extern "C" fn glake_gate_enter(
         }
         // SAFETY: the caller's promise.
         let tags = Tags::of(&unsafe { texts(tags, count) }?);
-        let when = match when_closed {
-            GLAKE_WHEN_CLOSED_REFILL => WhenClosed::Refill,
-            GLAKE_WHEN_CLOSED_HOLD => WhenClosed::Hold,
-            GLAKE_WHEN_CLOSED_REFUSE => WhenClosed::Refuse,
-            other => {
-                return Err(Failure::invalid(format_args!(
-                    "when_closed {other}: 0 (refill), 1 (hold) and 2 (refuse) are there"
-                )));
-            }
-        };
-        let id = library::process()?.enter_gate(&tags, when, duration(timeout_ms))?;
+        let id = library::process()?.enter_gate(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
         // SAFETY: not null, and the caller's promise.
         unsafe { r#use.write(id.0) };
         Ok(())
     })
+}
+
+/// Waits until a use of these regions could begin, and begins none: no shrink waits for it. A shrink that comes before the use that
+/// begins next makes that one wait again.
+///
+/// Answers as `glake_gate_enter`.
+///
+/// # Safety
+/// `tags` may be read for `count` texts that end with zeros.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_gate_wait(
+    tags: *const *const c_char,
+    count: usize,
+    when_closed: u32,
+    timeout_ms: i64,
+) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        let tags = Tags::of(&unsafe { texts(tags, count) }?);
+        library::process()?.wait_gate(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
+        Ok(())
+    })
+}
+
+fn when_closed_of(number: u32) -> Result<WhenClosed, Failure> {
+    match number {
+        GLAKE_WHEN_CLOSED_REFILL => Ok(WhenClosed::Refill),
+        GLAKE_WHEN_CLOSED_HOLD => Ok(WhenClosed::Hold),
+        GLAKE_WHEN_CLOSED_REFUSE => Ok(WhenClosed::Refuse),
+        other => Err(Failure::invalid(format_args!(
+            "when_closed {other}: 0 (refill), 1 (hold) and 2 (refuse) are there"
+        ))),
+    }
 }
 
 /// Ends a use. In a forked child and at the end of the process nothing is done.

@@ -127,6 +127,8 @@ static void the_gate(void) {
     FAILS(glake_gate_leave(use), GLAKE_INVALID, "it was ended before");
     FAILS(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use), GLAKE_CLOSED, "the gate is closed: 'weights'");
     FAILS(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20, &use), GLAKE_CLOSED, "was held for");
+    FAILS(glake_gate_wait(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1), GLAKE_CLOSED, "the gate is closed: 'weights'");
+    FAILS(glake_gate_wait(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20), GLAKE_CLOSED, "was held for");
     OK(glake_gate_enter(NULL, 0, GLAKE_WHEN_CLOSED_REFILL, -1, &use));
     compare(block, 5 * MIB, 6);
     OK(glake_gate_leave(use));

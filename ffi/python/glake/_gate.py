@@ -178,7 +178,7 @@ class active:
     def _check(self) -> None:
         """Whether there are such regions: who uses all memory did not name them."""
         try:
-            _library.doors().gate_leave(self._enter(REFUSE))
+            _library.doors().gate_wait(list(self._tags), REFUSE, -1)
         except ClosedError:
             pass
 

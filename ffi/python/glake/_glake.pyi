@@ -117,6 +117,9 @@ def left_json() -> str: ...
 def gate_enter(tags: list[str], when_closed: int, timeout_ms: int) -> int:
     """What ``gate_leave`` takes. When closed: refill, hold, refuse. A timeout of -1 is none."""
 
+def gate_wait(tags: list[str], when_closed: int, timeout_ms: int) -> None:
+    """As ``gate_enter``, but begins no use."""
+
 def gate_leave(use: int) -> None: ...
 def gate_json() -> str: ...
 def hooks_set(before: Callable[[str], object] | None, after: Callable[[str], object] | None, timeout_ms: int) -> None:

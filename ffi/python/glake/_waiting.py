@@ -56,14 +56,13 @@ class _Line:
     def _run(self) -> None:
         while self._has_any():
             try:
-                use = enter(self._tags, self._when, self._slice_ms)
+                _library.doors().gate_wait(list(self._tags), self._when, self._slice_ms)
             except Error as error:
                 if self._slice_ms > 0 and isinstance(error, ClosedError):
                     continue
                 self._tell(lambda opened, error=error: opened.set_exception(type(error)(*error.args)))  # type: ignore[misc]
             else:
-                # First: nobody who goes on shall see this thread's use. Where a shrink comes before they have entered they wait on.
-                _library.doors().gate_leave(use)
+                # Where a shrink comes before they have entered they wait on.
                 self._tell(lambda opened: opened.set_result(None))
 
     def _has_any(self) -> bool:

@@ -27,6 +27,21 @@ pub(crate) fn gate_enter(
 }
 
 #[pyfunction]
+pub(crate) fn gate_wait(
+    py: Python<'_>,
+    tags: Vec<String>,
+    when_closed: u32,
+    timeout_ms: i64,
+) -> PyResult<()> {
+    let tags = texts(tags)?;
+    checked(py, |symbols| {
+        let tags = pointers(&tags);
+        // SAFETY: the list and its texts live to the end of the call.
+        unsafe { (symbols.glake_gate_wait)(tags.as_ptr(), tags.len(), when_closed, timeout_ms) }
+    })
+}
+
+#[pyfunction]
 pub(crate) fn gate_leave(py: Python<'_>, entered: u64) -> PyResult<()> {
     // SAFETY: it takes a number.
     checked(py, |symbols| unsafe { (symbols.glake_gate_leave)(entered) })

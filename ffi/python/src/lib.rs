@@ -35,7 +35,7 @@ mod _glake {
         host_register, host_unregister, multi_path, stream_synchronize,
     };
     #[pymodule_export]
-    use crate::gate::{gate_enter, gate_json, gate_leave};
+    use crate::gate::{gate_enter, gate_json, gate_leave, gate_wait};
     #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]

@@ -113,6 +113,7 @@ symbols! {
     glake_refill(*const c_char) -> *mut c_char;
     glake_left_json() -> *mut c_char;
     glake_gate_enter(*const *const c_char, usize, u32, i64, *mut u64) -> i32;
+    glake_gate_wait(*const *const c_char, usize, u32, i64) -> i32;
     glake_gate_leave(u64) -> i32;
     glake_gate_json() -> *mut c_char;
     glake_hooks_set(Option<Hook>, Option<Hook>, *mut c_void, i64) -> i32;

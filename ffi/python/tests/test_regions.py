@@ -573,23 +573,35 @@ class Requests(unittest.TestCase):
         self.assertEqual(self.ask(holding)[0]["status"], 200)
         self.assertEqual(glake.gate()["uses"], 0)
 
-    def test_whoever_goes_on_is_alone(self):
-        # The thread that waits for all has a use of its own only until it tells them.
+    def test_only_the_program_s_blocks_are_uses(self):
+        # Neither the thread that waits for all nor a check of names is one at any time: a shrink would wait for it.
         tag, _ = made()
-        glake.shrink(tag)
-        seen, tell = [], _waiting._Line._tell
+        began, enter = [], _waiting.enter
 
-        def looks_first(line, how):
-            seen.append(glake.gate()["uses"])
-            tell(line, how)
+        def notes(*arguments):
+            use = enter(*arguments)
+            began.append(threading.current_thread())
+            return use
 
         async def app(scope, receive, send):
-            seen.append(glake.gate()["uses"])
+            self.assertEqual(glake.gate()["uses"], 1)
 
-        with mock.patch.object(_waiting._Line, "_tell", looks_first):
-            self.ask(glake.asgi.Gate(app, tags=[tag]))
-        self.assertEqual(seen, [0, 1])
-        self.assertEqual(glake.gate()["uses"], 0)
+        async def named_inside():
+            async with glake.active(), glake.active(tag):
+                self.assertEqual(glake.gate()["uses"], 1)
+
+        with mock.patch.object(_waiting, "enter", notes):
+            for options in ({}, {"when_closed": "hold", "timeout": 0.05}):
+                glake.shrink(tag)
+                self.ask(glake.asgi.Gate(app, tags=[tag], **options))
+            # The thread of those who were held outlives them for a moment, and meets this.
+            glake.refill(tag)
+            for thread in threading.enumerate():
+                if thread.name == "glake-gate":
+                    thread.join()
+            asyncio.run(named_inside())
+        self.assertEqual(set(began), {threading.main_thread()})
+        self.assertEqual((len(began), glake.gate()["uses"]), (2, 0))
 
     def test_what_passes(self):
         async def app(scope, receive, send):

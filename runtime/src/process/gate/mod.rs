@@ -6,6 +6,8 @@
 //! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is away
 //! ```
 //!
+//! Who only waits until its tags are there ([`Gate::wait`]) is no use at any time.
+//!
 //! Invariants: what can let somebody go on is said under the lock, and everybody who waits is woken. The lock is held for
 //! bookkeeping only.
 
@@ -17,7 +19,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 pub use state::UseId;
-use state::{ClosingId, Entry, GateState};
+use state::{ClosingId, GateState, Obstacle};
 pub use tags::Tags;
 pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
 
@@ -70,11 +72,11 @@ pub struct Gate {
     changed: Condvar,
 }
 
-/// What has come of a use that began.
+/// What a use that wants to begin finds.
 #[derive(Debug)]
-pub(super) enum Admission {
-    Admitted(UseId),
-    /// These are away, and whoever began it shall bring them back.
+pub(super) enum Admission<T> {
+    Admitted(T),
+    /// These are away, and whoever asked shall bring them back.
     Away(Vec<String>),
 }
 
@@ -103,14 +105,37 @@ impl Gate {
         tags: &Tags,
         when: WhenClosed,
         timeout: Option<Duration>,
-    ) -> Result<Admission> {
+    ) -> Result<Admission<UseId>> {
+        self.pass(tags, when, timeout, |state| state.enter(tags))
+    }
+
+    /// Waits until a use could begin, and begins none: it may meet another closing when it does.
+    ///
+    /// # Errors
+    /// As [`Gate::admit`].
+    pub(super) fn wait(
+        &self,
+        tags: &Tags,
+        when: WhenClosed,
+        timeout: Option<Duration>,
+    ) -> Result<Admission<()>> {
+        self.pass(tags, when, timeout, |state| state.obstacle(tags).map_or(Ok(()), Err))
+    }
+
+    fn pass<T>(
+        &self,
+        tags: &Tags,
+        when: WhenClosed,
+        timeout: Option<Duration>,
+        attempt: impl Fn(&mut GateState) -> std::result::Result<T, Obstacle>,
+    ) -> Result<Admission<T>> {
         let wait = Wait::of(timeout);
         let mut state = self.state.lock();
         loop {
-            let closed = match state.enter(tags) {
-                Entry::Admitted(id) => return Ok(Admission::Admitted(id)),
-                Entry::Closing => None,
-                Entry::Closed(closed) => Some(closed),
+            let closed = match attempt(&mut state) {
+                Ok(passed) => return Ok(Admission::Admitted(passed)),
+                Err(Obstacle::Closing) => None,
+                Err(Obstacle::Closed(closed)) => Some(closed),
             };
             match (when, closed) {
                 (WhenClosed::Refuse, closed) => {
@@ -269,6 +294,23 @@ mod tests {
             gate.set("weights", false);
             assert!(matches!(held.join().unwrap().unwrap(), Admission::Admitted(_)));
         });
+    }
+
+    #[test]
+    fn who_waits_is_no_use() {
+        let gate = Gate::default();
+        let weights = Tags::of(&["weights"]);
+        gate.set("weights", true);
+        assert!(matches!(gate.wait(&weights, WhenClosed::Refuse, NEVER), Err(ProcessError::Closed { .. })));
+        assert!(matches!(gate.wait(&weights, WhenClosed::Hold, SOON), Err(ProcessError::HeldTooLong { .. })));
+        let away = gate.wait(&weights, WhenClosed::Refill, NEVER).unwrap();
+        assert!(matches!(away, Admission::Away(tags) if tags == ["weights"]));
+        std::thread::scope(|scope| {
+            let held = scope.spawn(|| gate.wait(&weights, WhenClosed::Hold, NEVER));
+            gate.set("weights", false);
+            assert!(matches!(held.join().unwrap().unwrap(), Admission::Admitted(())));
+        });
+        assert_eq!(gate.view().uses, 0);
     }
 
     /// Nobody sleeps through a change, and no use meets a move.

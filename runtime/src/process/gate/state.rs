@@ -1,7 +1,7 @@
 //! Who uses what, what is being closed and what is closed: pure.
 //!
 //! ```text
-//! use       enter ──admitted──► running ──leave──►          enter ──closing, closed──► not admitted
+//! use       enter ──► running ──leave──►          enter ──closing, closed──► an obstacle
 //! closing   close ──► waits for the uses that were there ──► moves ──► end             no new use meanwhile
 //! closed    tags of which some memory is away, until all of it is back
 //! ```
@@ -21,11 +21,9 @@ pub struct UseId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClosingId(u64);
 
-/// What becomes of a use that begins.
+/// What keeps a use from beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
-    /// It runs.
-    Admitted(UseId),
+pub(super) enum Obstacle {
     /// Something of it is being closed: it waits.
     Closing,
     /// These of its tags are closed, and nobody is closing any.
@@ -41,18 +39,24 @@ pub(super) struct GateState {
 }
 
 impl GateState {
-    pub(super) fn enter(&mut self, tags: &Tags) -> Entry {
+    /// What keeps a use of these tags from beginning now.
+    pub(super) fn obstacle(&self, tags: &Tags) -> Option<Obstacle> {
         if self.closings.values().any(|closing| tags.uses_any_of(closing)) {
-            return Entry::Closing;
+            return Some(Obstacle::Closing);
         }
         let closed: Vec<String> = self.closed.iter().filter(|tag| tags.use_of(tag)).cloned().collect();
-        if !closed.is_empty() {
-            return Entry::Closed(closed);
+        (!closed.is_empty()).then_some(Obstacle::Closed(closed))
+    }
+
+    /// Begins a use, where nothing keeps it from that.
+    pub(super) fn enter(&mut self, tags: &Tags) -> Result<UseId, Obstacle> {
+        if let Some(obstacle) = self.obstacle(tags) {
+            return Err(obstacle);
         }
         self.last += 1;
         let id = UseId(self.last);
         self.uses.insert(id, tags.clone());
-        Entry::Admitted(id)
+        Ok(id)
     }
 
     /// Whether there was such a use.
@@ -168,12 +172,12 @@ mod tests {
                         });
                         let gone = NAMES.iter().any(|name| away.contains(name) && touches(&tags, name));
                         match gate.enter(&tags) {
-                            Entry::Admitted(id) => {
+                            Ok(id) => {
                                 prop_assert!(!being && !gone);
                                 uses.push((id, tags));
                             }
-                            Entry::Closing => prop_assert!(being),
-                            Entry::Closed(named) => {
+                            Err(Obstacle::Closing) => prop_assert!(being),
+                            Err(Obstacle::Closed(named)) => {
                                 prop_assert!(!being && gone);
                                 prop_assert!(named.iter().all(|name| away.contains(name.as_str())));
                             }
@@ -216,7 +220,7 @@ mod tests {
             // With everything given up and opened again, everybody gets in.
             closings.into_iter().for_each(|(id, _)| gate.end(id));
             NAMES.iter().for_each(|name| gate.set(name, false));
-            prop_assert!(matches!(gate.enter(&Tags::All), Entry::Admitted(_)));
+            prop_assert!(gate.enter(&Tags::All).is_ok());
         }
     }
 }

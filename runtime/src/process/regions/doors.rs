@@ -188,15 +188,32 @@ impl Process {
     /// [`ProcessError::UnknownTag`]; [`ProcessError::Closed`] where it is to be refused; [`ProcessError::HeldTooLong`]; what its
     /// refill meets.
     pub fn enter_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
+        let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
+        self.regions.wake_relays();
+        Ok(id)
+    }
+
+    /// Waits until a use could begin, as [`Process::enter_gate`] would, and begins none: no shrink waits for who waits here. Where a
+    /// shrink comes next, the use that begins then waits again.
+    ///
+    /// # Errors
+    /// As [`Process::enter_gate`].
+    pub fn wait_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<()> {
+        self.pass_gate(tags, timeout, |gate, left| gate.wait(tags, when, left))
+    }
+
+    fn pass_gate<T>(
+        &self,
+        tags: &Tags,
+        timeout: Option<Duration>,
+        attempt: impl Fn(&Gate, Option<Duration>) -> Result<Admission<T>>,
+    ) -> Result<T> {
         self.regions.check(tags)?;
         let begin = std::time::Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
-            match self.regions.gate.admit(tags, when, left)? {
-                Admission::Admitted(id) => {
-                    self.regions.wake_relays();
-                    return Ok(id);
-                }
+            match attempt(&self.regions.gate, left)? {
+                Admission::Admitted(passed) => return Ok(passed),
                 Admission::Away(away) => self.refill_for_use(tags, away, begin, timeout)?,
             }
         }
