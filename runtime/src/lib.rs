@@ -15,7 +15,6 @@ pub mod peers;
 pub mod plot;
 pub mod pool;
 pub mod process;
-mod random;
 pub mod replay;
 mod server;
 pub mod share;

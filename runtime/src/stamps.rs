@@ -7,8 +7,8 @@
 use glake_device::Address;
 use glake_tiers::{Block, GpuPool, PoolError};
 
-use crate::random::SplitMix;
 use crate::trace::BlockId;
+use fastrand::Rng;
 
 /// How long a stamp is.
 const LENGTH: u64 = 64;
@@ -79,7 +79,7 @@ impl Stamps {
         self.expected.clear();
         for word in (at..at + length).step_by(8) {
             self.expected
-                .extend_from_slice(&SplitMix::new(u64::from(id.0) << 40 ^ word).next().to_le_bytes());
+                .extend_from_slice(&Rng::with_seed(u64::from(id.0) << 40 ^ word).u64(..).to_le_bytes());
         }
     }
 }

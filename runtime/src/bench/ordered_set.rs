@@ -209,20 +209,20 @@ impl Allocates for OrderedSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::SplitMix;
+    use fastrand::Rng;
 
     #[test]
     fn blocks_never_overlap_and_everything_joins_again() {
-        let (set, mut random) = (OrderedSet::new(64 << 20, 2), SplitMix::new(5));
+        let (set, mut random) = (OrderedSet::new(64 << 20, 2), Rng::with_seed(5));
         let mut set = set.state.into_inner();
         let mut live: Vec<(u64, u64)> = Vec::new();
         for turn in 0..20_000 {
-            if live.len() > 100 || (random.below(2) == 0 && !live.is_empty()) {
-                let (start, _) = live.swap_remove(random.below(live.len()));
+            if live.len() > 100 || (random.usize(..2) == 0 && !live.is_empty()) {
+                let (start, _) = live.swap_remove(random.usize(..live.len()));
                 set.give(start).unwrap();
                 continue;
             }
-            let size = 1 + random.below(100_000) as u64;
+            let size = 1 + random.usize(..100_000) as u64;
             let start = set.take(size, turn % 2).unwrap();
             assert!(live.iter().all(|&(other, length)| start + size <= other || other + length <= start));
             live.push((start, size));

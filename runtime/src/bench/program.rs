@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::BenchError;
-use crate::random::SplitMix;
 use crate::trace::{Event, Trace};
+use fastrand::Rng;
 
 /// Requests of a training run of OPT-1.3B with low-rank adapters: bytes and how often.
 const SIZES: &str = include_str!("opt13_LR.sizes");
@@ -59,9 +59,9 @@ impl Sizes {
         Sizes { upto: upto.collect() }
     }
 
-    fn draw(&self, random: &mut SplitMix, most: u64) -> u64 {
+    fn draw(&self, random: &mut Rng, most: u64) -> u64 {
         let all = self.upto.last().map_or(0, |(_, sum)| *sum);
-        let which = random.below(usize::try_from(all).unwrap_or(usize::MAX)) as u64;
+        let which = random.u64(..all.max(1));
         let place = self.upto.partition_point(|(_, sum)| *sum <= which);
         self.upto.get(place).map_or(1, |(size, _)| *size).min(most)
     }
@@ -78,12 +78,12 @@ impl Program {
         streams: u32,
         memory: u64,
     ) -> Program {
-        let mut random = SplitMix::new(SEED);
+        let mut random = Rng::with_seed(SEED);
         let (live, holes) = (live.max(1) as usize, holes as usize);
         let most = (memory / 2 / (live + holes) as u64).max(512);
         let fill = (0..live + holes).map(|_| sizes.draw(&mut random, most)).collect();
-        let holes = (0..holes).map(|done| random.below(live + holes - done)).collect();
-        let pairs = (0..pairs).map(|_| (random.below(live), sizes.draw(&mut random, most))).collect();
+        let holes = (0..holes).map(|done| random.usize(..live + holes - done)).collect();
+        let pairs = (0..pairs).map(|_| (random.usize(..live), sizes.draw(&mut random, most))).collect();
         Program { fill, holes, pairs, streams: streams.max(1) as usize }
     }
 }
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn sizes_are_drawn_as_often_as_they_were_asked_for() {
         let sizes = Sizes::counted([(10, 1), (20, 0), (30, 3)].into_iter());
-        let mut random = SplitMix::new(1);
+        let mut random = Rng::with_seed(1);
         let drawn: Vec<u64> = (0..4000).map(|_| sizes.draw(&mut random, 25)).collect();
         assert!(drawn.iter().all(|size| [10, 25].contains(size)));
         let tens = drawn.iter().filter(|size| **size == 10).count();
@@ -106,7 +106,7 @@ mod tests {
     fn the_built_in_sizes_are_those_of_the_trace() {
         let trace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/traces/opt13_LR.trace.gz"));
         let (built_in, read) = (Sizes::of(None).unwrap(), Sizes::of(Some(trace)).unwrap());
-        let (mut a, mut b) = (SplitMix::new(3), SplitMix::new(3));
+        let (mut a, mut b) = (Rng::with_seed(3), Rng::with_seed(3));
         assert!((0..10_000).all(|_| built_in.draw(&mut a, u64::MAX) == read.draw(&mut b, u64::MAX)));
     }
 }

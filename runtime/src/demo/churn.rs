@@ -9,9 +9,9 @@ use glake_tiers::{Block, GpuPool, PoolStream};
 use glake_units::Bytes;
 
 use super::{DemoError, LIMIT, Stage, Story, figures};
-use crate::random::SplitMix;
 use crate::stamps::Stamps;
 use crate::trace::{BlockId, Trace, TraceError};
+use fastrand::Rng;
 
 const STEPS: u32 = 3000;
 /// Shorter than an extent, so that nothing is stitched on the way.
@@ -90,18 +90,18 @@ impl Churn {
 
 pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
     let (pool, churn) = (&story.pool, &mut story.churn);
-    let mut random = SplitMix::new(2024);
+    let mut random = Rng::with_seed(2024);
     for _ in 0..STEPS {
         let span = usize::try_from(SIZES[1] - SIZES[0]).unwrap_or(usize::MAX);
-        let size = SIZES[0] + 1 + random.below(span) as u64;
+        let size = SIZES[0] + 1 + random.usize(..span) as u64;
         while churn.bytes() + size > LIMIT.get() / 100 * LIVE[0] {
-            let place = random.below(churn.live.len());
+            let place = random.usize(..churn.live.len());
             churn.free(pool, place)?;
         }
         churn.allocate(pool, Bytes::new(size), story.stream)?;
     }
     while churn.bytes() > LIMIT.get() / 100 * LIVE[1] {
-        let place = random.below(churn.live.len());
+        let place = random.usize(..churn.live.len());
         churn.free(pool, place)?;
     }
     pool.settle()?;

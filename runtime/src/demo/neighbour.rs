@@ -9,7 +9,7 @@ use glake_units::Bytes;
 
 use super::DemoError;
 use crate::pattern::{fill, matching};
-use crate::random::SplitMix;
+use fastrand::Rng;
 
 /// Blocks that it has at a time, and how large they are at most.
 const BLOCKS: usize = 8;
@@ -47,18 +47,18 @@ impl Neighbour {
 
     /// Works until it is told to end; the bytes that it has compared.
     fn work(&self, pool: &GpuPool, stream: PoolStream) -> Result<Bytes, DemoError> {
-        let (mut random, mut live, mut compared) = (SplitMix::new(11), Vec::new(), Bytes::ZERO);
+        let (mut random, mut live, mut compared) = (Rng::with_seed(11), Vec::new(), Bytes::ZERO);
         let mut bytes = vec![0; LARGEST];
         let mut seed = 0;
         while !self.done.load(Ordering::Acquire) {
             seed += 1;
-            let size = 8 * (1 + random.below(LARGEST / 8));
+            let size = 8 * (1 + random.usize(..LARGEST / 8));
             fill(&mut bytes[..size], 0, seed);
             let block = pool.malloc(Bytes::new(size as u64), stream)?;
             pool.write(block.address, &bytes[..size])?;
             live.push((block, size, seed));
             if live.len() == BLOCKS {
-                let gone = live.swap_remove(random.below(BLOCKS));
+                let gone = live.swap_remove(random.usize(..BLOCKS));
                 compared = compared.saturating_add(self.give(pool, gone, &mut bytes)?);
             }
         }

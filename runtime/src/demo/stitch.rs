@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::home::{Home, Range};
 use super::{DemoError, Stage, Story, figures};
-use crate::random::SplitMix;
+use fastrand::Rng;
 
 /// Bytes written and compared at a time.
 const CHUNK: usize = 4 << 20;
@@ -93,7 +93,7 @@ fn alias(pool: &GpuPool, block: Block) -> Option<Range> {
 /// What is written at a place of the block.
 fn pattern(from: u64, into: &mut [u8]) {
     for (word, place) in into.chunks_mut(8).zip((from..).step_by(8)) {
-        word.copy_from_slice(&SplitMix::new(place).next().to_le_bytes()[..word.len()]);
+        word.copy_from_slice(&Rng::with_seed(place).u64(..).to_le_bytes()[..word.len()]);
     }
 }
 

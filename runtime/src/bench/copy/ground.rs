@@ -5,7 +5,7 @@ use glake_units::Bytes;
 
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
 use crate::pattern::{fill, matching};
-use crate::random::SplitMix;
+use fastrand::Rng;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -228,9 +228,9 @@ fn scattered(case: &Case) -> Vec<(usize, usize, usize)> {
     let (size, block) = (case.bytes(), usize::try_from(case.block.get()).unwrap_or(1).max(1));
     let whole = size / block;
     let mut places: Vec<usize> = (0..whole).collect();
-    let mut random = SplitMix::new(1);
+    let mut random = Rng::with_seed(1);
     for left in (1..whole).rev() {
-        places.swap(left, random.below(left + 1));
+        places.swap(left, random.usize(..left + 1));
     }
     let mut blocks: Vec<_> =
         places.into_iter().enumerate().map(|(here, there)| (here * block, there * block, block)).collect();

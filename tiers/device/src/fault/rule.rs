@@ -85,16 +85,16 @@ pub(super) enum Part {
 pub(super) struct Rule {
     fault: Fault,
     seen: u64,
-    random: u64,
+    random: fastrand::Rng,
 }
 
 impl Rule {
     pub(super) fn new(fault: &Fault) -> Self {
-        let random = match fault.when {
+        let seed = match fault.when {
             When::Chance { seed, .. } => seed,
             When::Nth(_) | When::From(_) => 0,
         };
-        Rule { fault: *fault, seen: 0, random }
+        Rule { fault: *fault, seen: 0, random: fastrand::Rng::with_seed(seed) }
     }
 
     /// What becomes of a call of a verb; [`Judged::Pass`] where the rule is not about it.
@@ -118,19 +118,9 @@ impl Rule {
         match self.fault.when {
             When::Nth(n) => self.seen == n,
             When::From(n) => self.seen >= n,
-            When::Chance { probability, .. } => split_mix(&mut self.random) < probability,
+            When::Chance { probability, .. } => self.random.f64() < probability,
         }
     }
-}
-
-/// The next number in [0, 1) of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-#[allow(clippy::cast_precision_loss)]
-fn split_mix(state: &mut u64) -> f64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 impl Injected {

@@ -108,12 +108,12 @@ fn random_cycles_beside_threads_that_allocate() {
                 })
             })
             .collect();
-        let mut random = crate::random::SplitMix::new(5);
+        let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..120 {
-            let some: Vec<&str> = tags.iter().copied().filter(|_| random.below(2) == 0).collect();
+            let some: Vec<&str> = tags.iter().copied().filter(|_| random.usize(..2) == 0).collect();
             let some = if some.is_empty() { vec!["a"] } else { some };
-            let bytes = (random.below(2) == 0).then(|| mib(1 + random.below(30) as u64));
-            match random.below(3) {
+            let bytes = (random.usize(..2) == 0).then(|| mib(1 + random.usize(..30) as u64));
+            match random.usize(..3) {
                 0 => drop(process.shrink(&Shrink { bytes, ..shrink_of(&some) }).unwrap()),
                 1 => drop(process.refill(&Refill { bytes, ..refill_of(&some) }).unwrap()),
                 _ => {
