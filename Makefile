@@ -24,7 +24,7 @@ help: ## List the targets
 		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
 
 build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, optimized
-	$(CARGO) build --locked --release --package glake-runtime --package glake-ffi --package glake-preload
+	$(CARGO) build --locked --release --package glake --package glake-ffi --package glake-preload
 
 test: test-rust test-doc test-c test-python ## Run every test there is (Rust, C, Python), building what it needs
 

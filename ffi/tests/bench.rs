@@ -4,8 +4,8 @@
 
 use std::path::PathBuf;
 
+use glake::bench::{AllocOptions, AllocReport, alloc};
 use glake_runtime::backend::Backend;
-use glake_runtime::bench::{AllocOptions, AllocReport, alloc};
 use glake_runtime::config::Config;
 
 fn library() -> PathBuf {

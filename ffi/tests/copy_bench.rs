@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // also in the functions that tests call
 
+use glake::bench::{CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, copy};
 use glake_runtime::backend::Backend;
-use glake_runtime::bench::{CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, copy};
 use glake_runtime::config::Config;
 use glake_units::Bytes;
 

@@ -1,24 +1,10 @@
-//! Configuration, sharing with other processes, the replay of traces and the glake command.
+//! What a process has of its GPUs' memory: pools, regions, copies, sharing with others; and what a user can configure of that.
 
 pub mod backend;
-pub mod bench;
 pub mod calibrations;
-pub mod cli;
 pub mod config;
-pub mod demo;
-mod filled;
-mod installed;
 pub mod log;
-pub mod machine;
-mod pattern;
-pub mod peers;
-pub mod plot;
 pub mod pool;
 pub mod process;
-pub mod replay;
-mod server;
 pub mod share;
-mod stamps;
 mod sync;
-pub mod topo;
-pub mod trace;

@@ -5,13 +5,13 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use glake_replay::baselines::{Caching, Expandable, GmLake, Knobs};
+use glake_replay::glake::{Glake, Options};
+use glake_replay::machine::Machine;
+use glake_replay::trace::Trace;
+use glake_replay::{Report, Setting, Subject, find_limit, replay};
 use glake_runtime::backend::Backend;
 use glake_runtime::config::{Borrow, Pool};
-use glake_runtime::machine::Machine;
-use glake_runtime::peers::{Caching, Expandable, GmLake, Knobs};
-use glake_runtime::replay::glake::{Glake, Options};
-use glake_runtime::replay::{Report, Setting, Subject, find_limit, replay};
-use glake_runtime::trace::Trace;
 use glake_units::Bytes;
 
 const ONE_STREAM: [&str; 3] = ["opt13_LR", "gpt2_full", "convmix"];

@@ -1,0 +1,286 @@
+//! `glake bench copy`: copies through `libgmlake.so`, beside the driver's own and beside what the links give at most.
+//!
+//! ```text
+//! a run:  native   one copy of the driver's           host ══link 0══► GPU 0
+//!         engine   one copy through the C interface   host ══links 0 to 3══► GPU 0
+//!         limit    each GPU its own share to itself   host ══link k══► GPU k, all at once
+//! ```
+//!
+//! The three take turns in every run, so that what disturbs one disturbs all; medians are told. Each is timed on the host
+//! from its first call until the stream is done. On the simulated device there is no driver beside the library: native
+//! copies are then the library's own with `GLAKE_COPY_DIRECT`.
+
+mod critical;
+mod ground;
+mod overhead;
+mod report;
+mod rounds;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use glake_loader::{Gmlake, Libcuda};
+use glake_units::Bytes;
+use serde::Serialize;
+
+use super::BenchError;
+use crate::installed::LIBGMLAKE;
+use glake_runtime::backend::Backend;
+use glake_runtime::config::{Config, DeviceChoice, Gpu, Relays};
+use ground::{Case, Ground};
+pub use report::{CopyReport, CriticalReport, OverheadReport};
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyDirection {
+    /// To the GPU.
+    H2d,
+    /// From the GPU.
+    D2h,
+}
+
+/// What the memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyMemory {
+    /// Pinned, and of the pool.
+    Pool,
+    /// Pinned, and of `cuMemAlloc`.
+    Foreign,
+    /// Pageable, and of the pool.
+    Pageable,
+    /// As `pool`, in many blocks that lie anywhere.
+    Scattered,
+    /// As `pool`, to every GPU at once.
+    Broadcast,
+}
+
+/// What `glake bench copy` measures.
+#[derive(Clone, Debug)]
+pub struct CopyOptions {
+    /// Which ways.
+    pub directions: Vec<CopyDirection>,
+    /// Which memory.
+    pub memory: Vec<CopyMemory>,
+    /// How many bytes; none: sizes from 1 MiB up.
+    pub sizes: Vec<Bytes>,
+    /// How many GPUs take part, the measured one among them; `None`: all.
+    pub paths: Option<u32>,
+    /// Whose memory.
+    pub target: u32,
+    /// How often.
+    pub runs: u32,
+    /// The size of a scattered block.
+    pub block: Bytes,
+    /// How large the background copies are that a critical one is measured beside.
+    pub background: Bytes,
+    /// The library's file; `None`: the one beside the program.
+    pub library: Option<PathBuf>,
+}
+
+/// What is told while it measures.
+#[derive(Clone, Debug)]
+pub enum CopyNews {
+    /// What is measured next, of so many measurements done.
+    Next(String, u64),
+    /// Something to know about the results.
+    Note(String),
+    /// A measurement.
+    Copy(CopyReport),
+    /// A measurement of `overhead`.
+    Overhead(OverheadReport),
+    /// A measurement of `critical`.
+    Critical(CriticalReport),
+}
+
+/// Measures copies, one report for each direction, memory and size.
+///
+/// # Errors
+/// [`BenchError`]: the library or its device cannot be had, a copy fails, or bytes differ.
+pub fn copy(
+    backend: &Backend,
+    config: &Config,
+    options: &CopyOptions,
+    mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let bench = Bench::start(backend, config, options)?;
+    let calibrated = bench.wait_for_relays(options, &mut news)?;
+    let ground = Ground::new(&bench.library, bench.cuda.as_ref(), options)?;
+    rounds::wake(&ground)?;
+    let mut done = 0;
+    for &memory in &options.memory {
+        for &direction in &options.directions {
+            if memory == CopyMemory::Broadcast && direction == CopyDirection::D2h {
+                continue;
+            }
+            for &size in &bench.sizes(options) {
+                let case = Case { memory, direction, size, block: options.block };
+                news(CopyNews::Next(case.name(), done))?;
+                let times = rounds::measure(&ground, &case, options.runs)?;
+                let gigabytes = |us: f64| times.bytes / us / 1e3;
+                news(CopyNews::Copy(CopyReport {
+                    device: bench.name.clone(),
+                    target: options.target,
+                    direction,
+                    memory,
+                    bytes: size.get(),
+                    paths: times.paths,
+                    runs: options.runs,
+                    native_gbps: gigabytes(times.native_us),
+                    limit_gbps: gigabytes(times.limit_us),
+                    engine_gbps: gigabytes(times.engine_us),
+                    native_us: times.native_us,
+                    limit_us: times.limit_us,
+                    engine_us: times.engine_us,
+                    host_us: times.host_us,
+                    cpu_cores: times.cpu_cores,
+                    calibrated,
+                    verified: true,
+                }))?;
+                done += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Measures what a copy below the break-even costs more than the driver's own.
+///
+/// # Errors
+/// As [`copy`].
+pub fn overhead(
+    backend: &Backend,
+    config: &Config,
+    options: &CopyOptions,
+    mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let bench = Bench::start(backend, config, options)?;
+    bench.wait_for_relays(options, &mut news)?;
+    let ground = Ground::new(&bench.library, bench.cuda.as_ref(), options)?;
+    rounds::wake(&ground)?;
+    for (done, case) in (0..).zip(cases(options)) {
+        news(CopyNews::Next(case.name(), done))?;
+        let report = overhead::measure(&ground, &case, options, bench.name.clone())?;
+        news(CopyNews::Overhead(report))?;
+    }
+    Ok(())
+}
+
+/// Measures what a critical copy takes while background copies keep every link busy.
+///
+/// # Errors
+/// As [`copy`].
+pub fn critical(
+    backend: &Backend,
+    config: &Config,
+    options: &CopyOptions,
+    mut news: impl FnMut(CopyNews) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let bench = Bench::start(backend, config, options)?;
+    bench.wait_for_relays(options, &mut news)?;
+    let of = || Ground::new(&bench.library, bench.cuda.as_ref(), options);
+    let ground = of()?;
+    rounds::wake(&ground)?;
+    let busy = (0..critical::STREAMS).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
+    for (done, case) in (0..).zip(cases(options)) {
+        news(CopyNews::Next(case.name(), done))?;
+        let report = critical::measure(&ground, &busy, &case, options, bench.name.clone())?;
+        news(CopyNews::Critical(report))?;
+    }
+    Ok(())
+}
+
+/// Every size of pool memory, each way.
+fn cases(options: &CopyOptions) -> impl Iterator<Item = Case> {
+    options.directions.iter().flat_map(move |&direction| {
+        let case = move |&size| Case { memory: CopyMemory::Pool, direction, size, block: options.block };
+        options.sizes.iter().map(case)
+    })
+}
+
+/// The library, started for measurements.
+struct Bench {
+    name: String,
+    library: Gmlake,
+    /// `None` on the simulated device.
+    cuda: Option<Libcuda>,
+}
+
+impl Bench {
+    fn start(backend: &Backend, config: &Config, options: &CopyOptions) -> Result<Bench, BenchError> {
+        let mut config = config.clone();
+        let simulated = matches!(backend, Backend::Sim { .. });
+        // A library takes no simulator where the choice is left open.
+        if let (DeviceChoice::Auto, true) = (&config.device.choice, simulated) {
+            config.device.choice = DeviceChoice::Sim { topology: None };
+        }
+        let paths = options.paths.unwrap_or(u32::MAX);
+        // This program is one, whoever launched it.
+        if config.transfer.relays == Relays::Auto && paths > 1 {
+            config.transfer.relays = Relays::On;
+        }
+        if paths <= 1 {
+            config.transfer.relays = Relays::Off;
+        }
+        // What all links give at once is measured with memory on every GPU.
+        config.transfer.shared_gpus = true;
+        let file = LIBGMLAKE.find(options.library.as_deref());
+        let library = Gmlake::open(&file.map_err(|looked_for| BenchError::NoLibrary { looked_for })?)?;
+        let devices = u32::try_from(backend.topology()?.devices.len()).unwrap_or(u32::MAX);
+        let others = (0..devices).filter(|device| *device != options.target);
+        let beyond = others.skip(usize::try_from(paths.saturating_sub(1)).unwrap_or(usize::MAX));
+        config.transfer.exclude.extend(beyond.map(Gpu::Index));
+        library.start(&toml::to_string(&config).map_err(BenchError::Unwritable)?)?;
+        let cuda = if simulated { None } else { Some(Libcuda::open(library.device_count()?)?) };
+        Ok(Bench { name: backend.name(), library, cuda })
+    }
+
+    /// Waits until the relays are ready, as a program's first copies do not; whether the paths are calibrated.
+    fn wait_for_relays(
+        &self,
+        options: &CopyOptions,
+        news: &mut impl FnMut(CopyNews) -> Result<(), BenchError>,
+    ) -> Result<bool, BenchError> {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let devices = self.library.device_count()?;
+        if options.paths.unwrap_or(u32::MAX).min(devices) > 1 {
+            self.library.multi_path(true)?;
+            let begin = Instant::now();
+            while !self.stats()?.ready {
+                if begin.elapsed() > PATIENCE {
+                    news(CopyNews::Note("no GPU became a relay: copies take one link each".to_owned()))?;
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let stats = self.stats()?;
+        news(CopyNews::Note(match stats.calibrated {
+            true => "the paths are calibrated".to_owned(),
+            false => "the paths are assumed, not calibrated: glake topo --calibrate measures them".to_owned(),
+        }))?;
+        Ok(stats.calibrated)
+    }
+
+    fn stats(&self) -> Result<Stats, BenchError> {
+        let text = self.library.copy_stats()?;
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        Ok(Stats { ready: value["ready"] == true, calibrated: value["calibrated"] == true })
+    }
+
+    fn sizes(&self, options: &CopyOptions) -> Vec<Bytes> {
+        // What the simulator copies is real memory.
+        let most = if self.cuda.is_some() { Bytes::gib(4) } else { Bytes::mib(64) };
+        let all = [1, 4, 16, 64, 256, 1024, 4096].map(Bytes::mib);
+        match options.sizes.is_empty() {
+            true => all.into_iter().filter(|size| *size <= most).collect(),
+            false => options.sizes.clone(),
+        }
+    }
+}
+
+struct Stats {
+    ready: bool,
+    calibrated: bool,
+}

@@ -1,0 +1,112 @@
+//! The program that is measured: the same for every allocator and every time.
+
+use std::path::Path;
+
+use super::BenchError;
+use fastrand::Rng;
+use glake_replay::trace::{Event, Trace};
+
+/// Requests of a training run of OPT-1.3B with low-rank adapters: bytes and how often.
+const SIZES: &str = include_str!("opt13_LR.sizes");
+
+/// Any number would do: programs are the same from run to run.
+const SEED: u64 = 0x676c_616b_6531;
+
+/// Requests by size: drawing one is drawing from what a program asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Sizes {
+    /// Sizes, and how many requests were not larger.
+    upto: Vec<(u64, u64)>,
+}
+
+/// What is done: a fill, holes in it, and pairs of a free and a malloc.
+#[derive(Clone, Debug)]
+pub(super) struct Program {
+    /// Sizes allocated first.
+    pub(super) fill: Vec<u64>,
+    /// Then freed, one after the other: a place among the live blocks, filled by the last of them.
+    pub(super) holes: Vec<usize>,
+    /// Then measured: the block at this place is freed, and one of this size takes its place.
+    pub(super) pairs: Vec<(usize, u64)>,
+    /// The mallocs go to so many streams in turn.
+    pub(super) streams: usize,
+}
+
+impl Sizes {
+    /// Those of a trace, or the built-in ones.
+    pub(super) fn of(trace: Option<&Path>) -> Result<Sizes, BenchError> {
+        let Some(path) = trace else {
+            let lines = SIZES.lines().filter_map(|line| line.split_once(' '));
+            return Ok(Sizes::counted(lines.filter_map(|(b, n)| Some((b.parse().ok()?, n.parse().ok()?)))));
+        };
+        let trace = Trace::open(path)?;
+        let mut sizes: Vec<u64> = (trace.events().iter())
+            .filter_map(|event| match event {
+                Event::Allocate { bytes, .. } => Some(bytes.get()),
+                _ => None,
+            })
+            .collect();
+        sizes.sort_unstable();
+        Ok(Sizes::counted(sizes.into_iter().map(|size| (size, 1))))
+    }
+
+    fn counted(sizes: impl Iterator<Item = (u64, u64)>) -> Sizes {
+        let mut sum = 0;
+        let upto = sizes.map(|(size, count)| {
+            sum += count;
+            (size, sum)
+        });
+        Sizes { upto: upto.collect() }
+    }
+
+    fn draw(&self, random: &mut Rng, most: u64) -> u64 {
+        let all = self.upto.last().map_or(0, |(_, sum)| *sum);
+        let which = random.u64(..all.max(1));
+        let place = self.upto.partition_point(|(_, sum)| *sum <= which);
+        self.upto.get(place).map_or(1, |(size, _)| *size).min(most)
+    }
+}
+
+impl Program {
+    /// A program of `live` blocks and about `holes` free ranges between them, on no more than `memory`: larger sizes
+    /// are cut.
+    pub(super) fn new(
+        sizes: &Sizes,
+        live: u32,
+        holes: u32,
+        pairs: usize,
+        streams: u32,
+        memory: u64,
+    ) -> Program {
+        let mut random = Rng::with_seed(SEED);
+        let (live, holes) = (live.max(1) as usize, holes as usize);
+        let most = (memory / 2 / (live + holes) as u64).max(512);
+        let fill = (0..live + holes).map(|_| sizes.draw(&mut random, most)).collect();
+        let holes = (0..holes).map(|done| random.usize(..live + holes - done)).collect();
+        let pairs = (0..pairs).map(|_| (random.usize(..live), sizes.draw(&mut random, most))).collect();
+        Program { fill, holes, pairs, streams: streams.max(1) as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_drawn_as_often_as_they_were_asked_for() {
+        let sizes = Sizes::counted([(10, 1), (20, 0), (30, 3)].into_iter());
+        let mut random = Rng::with_seed(1);
+        let drawn: Vec<u64> = (0..4000).map(|_| sizes.draw(&mut random, 25)).collect();
+        assert!(drawn.iter().all(|size| [10, 25].contains(size)));
+        let tens = drawn.iter().filter(|size| **size == 10).count();
+        assert!((900..1100).contains(&tens), "{tens}");
+    }
+
+    #[test]
+    fn the_built_in_sizes_are_those_of_the_trace() {
+        let trace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/opt13_LR.trace.gz"));
+        let (built_in, read) = (Sizes::of(None).unwrap(), Sizes::of(Some(trace)).unwrap());
+        let (mut a, mut b) = (Rng::with_seed(3), Rng::with_seed(3));
+        assert!((0..10_000).all(|_| built_in.draw(&mut a, u64::MAX) == read.draw(&mut b, u64::MAX)));
+    }
+}

@@ -1,0 +1,120 @@
+//! What can be asked on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use super::{bench, demo, replay, run, topo};
+use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources};
+
+const EXAMPLES: &str = "\
+Examples:
+  glake demo                                       the whole story on real bytes, without a GPU
+  glake replay tests/traces/opt13_LR.trace.gz      how much memory this run needs under each policy
+  glake replay --find-limit --policy glake,caching snapshot.pickle
+  glake topo --device sim:h20x8                    a published server, drawn
+  glake bench alloc --json                         the hot path of malloc and free
+  glake bench copy                                 copies over every link, beside one
+  glake run --multi-path -- python train.py        a program whose copies use every link
+
+Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB, 32GiB
+Settings:    flags go over the environment, over the file, over the preset, over the defaults
+Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG, and GMLake's own: vmmDefragment, fragLimit,
+             reuseLimit, defragLevel, autoGC
+Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad input";
+
+/// GLake: a runtime for the memory of a GPU server
+#[derive(Debug, Parser)]
+#[command(name = "glake", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 100)]
+pub struct Arguments {
+    /// What every command takes.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Everywhere")]
+pub struct Global {
+    /// Device to run on: auto (CUDA where a driver answers, else the simulator), cuda, sim or sim:TOPOLOGY
+    #[arg(long, global = true, value_name = "DEVICE")]
+    pub device: Option<DeviceChoice>,
+    /// Settings from this TOML file [default: the file that GLAKE_CONFIG names, if any]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Start from the settings for training, serverless or offload
+    #[arg(long, global = true, value_name = "NAME")]
+    pub preset: Option<Preset>,
+    /// Print one JSON object a line, and nothing else, on standard output
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to log on standard error: off, warn, info, debug, or a tracing filter such as warn,glake::transfer=debug
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The whole story on real bytes, under a minute without a GPU
+    ///
+    /// Fragments are stitched into one range, what was written through one address is read back through another,
+    /// memory passes between streams, goes back to the device and grows again. A copy takes every link; an idle region
+    /// leaves its GPU and comes back while others work. Every byte is checked.
+    Demo(demo::DemoArguments),
+    /// How much memory recorded programs need, under GLake and under PyTorch's allocators
+    ///
+    /// Reads traces v1 and v2 (plain or gzip) and the pickles of torch.cuda.memory._dump_snapshot(). The policy
+    /// glake is the product: it runs on the device, with real driver calls and real bytes. The others are models
+    /// that never touch a device: gmlake is the paper's, caching and expandable are PyTorch's own.
+    Replay(replay::ReplayArguments),
+    /// Devices and the links between them, drawn
+    Topo(topo::TopoArguments),
+    /// Measurements
+    #[command(subcommand, arg_required_else_help = true)]
+    Bench(bench::Bench),
+    /// A program, unchanged, with its copies in GLake's hands
+    ///
+    /// CMD runs in this process's place, under the preload library: with --multi-path its large copies between host and GPU
+    /// use the links of every visible GPU. Which copies are taken stands in docs/SEMANTICS.md, Preload.
+    Run(run::RunArguments),
+}
+
+impl Global {
+    /// Where the configuration comes from.
+    pub fn sources(&self, environment: Environment) -> Sources {
+        let device = self.device.as_ref().map(|d| Setting::flag("--device", "device.choice", d.to_string()));
+        let log = self.log.as_deref().map(|filter| Setting::flag("--log", "log.filter", filter));
+        Sources {
+            preset: self.preset,
+            file: self.config.clone(),
+            environment,
+            flags: device.into_iter().chain(log).collect(),
+        }
+    }
+}
+
+impl Command {
+    /// What its flags set in the configuration.
+    pub fn settings(&self) -> Vec<Setting> {
+        match self {
+            Command::Replay(arguments) => arguments.settings(),
+            Command::Demo(_) | Command::Topo(_) | Command::Bench(_) | Command::Run(_) => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn are_well_formed() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,101 @@
+//! How a command ends that did not do what was asked.
+
+use std::fmt::Display;
+use std::io;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+
+use glake_runtime::backend::BackendError;
+use glake_runtime::config::ConfigError;
+
+/// Why a command did not do what was asked, in one line, and its exit code.
+#[derive(Debug)]
+pub enum Failure {
+    /// What was asked cannot be: wrong arguments, configuration or input. Exit code 2.
+    Usage(String),
+    /// What was asked failed. Exit code 1.
+    Failed(String),
+    /// The results say what went wrong already. Exit code 1, and not a word more.
+    Told,
+    /// Nobody reads any more: not a failure. Exit code 0.
+    ReaderGone,
+}
+
+impl Failure {
+    /// Wrong arguments or input.
+    pub fn usage(message: impl Display) -> Self {
+        Failure::Usage(message.to_string())
+    }
+
+    /// The work failed.
+    pub fn failed(message: impl Display) -> Self {
+        Failure::Failed(message.to_string())
+    }
+
+    /// Writes its line to standard error.
+    pub(super) fn report(self) -> ExitCode {
+        match self {
+            Failure::Usage(message) => say(&message, 2),
+            Failure::Failed(message) => say(&message, 1),
+            Failure::Told => ExitCode::from(1),
+            Failure::ReaderGone => ExitCode::SUCCESS,
+        }
+    }
+}
+
+fn say(message: &str, code: u8) -> ExitCode {
+    use io::Write as _;
+    // Whoever closed standard error does not want to hear it.
+    let _ = writeln!(io::stderr(), "glake: {}", one_line(message));
+    ExitCode::from(code)
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Failure::usage(error)
+    }
+}
+
+/// A model that does not exist is a mistake of who named it; a driver that does not answer is not.
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Topology(_) => Failure::usage(error),
+            _ => Failure::failed(error),
+        }
+    }
+}
+
+/// Standard output could not be written.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::ReaderGone,
+            _ => Failure::Failed(format!("cannot write the result: {error}")),
+        }
+    }
+}
+
+/// What the parser of the arguments stopped at: help and version are results, the rest is usage.
+pub(super) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(error.print()?),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            Err(Failure::Usage("no command given: see above".to_owned()))
+        }
+        _ => {
+            let text = error.render().to_string();
+            let text = text.split("\n\nUsage:").next().unwrap_or_default();
+            let text = text.split("\n\nFor more information").next().unwrap_or_default();
+            let text = text.trim_start_matches("error: ").replace("\n\n", "; ");
+            Err(Failure::Usage(format!("{}; try --help", one_line(&text))))
+        }
+    }
+}
+
+/// Several lines become one.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

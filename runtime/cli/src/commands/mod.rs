@@ -1,0 +1,83 @@
+//! The `glake` command: arguments in, a call of the library, tables or JSON out.
+//!
+//! ```text
+//! main.rs ─► arguments ─► config ─► replay | topo | bench | demo ─► output (stdout)
+//!                 └───────── failure (one line on stderr, exit code) ◄──────┘
+//! ```
+//!
+//! Nothing is decided here that a program calling the library would have to decide again. Standard output
+//! carries results only; progress, logs and errors go to standard error.
+
+mod arguments;
+mod bench;
+mod copy_bench;
+mod demo;
+mod failure;
+mod output;
+mod policy;
+mod program;
+mod progress;
+mod replay;
+mod run;
+mod shrink_bench;
+mod topo;
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+pub use arguments::{Arguments, Command, Global};
+pub use bench::{AllocArguments, Bench};
+pub use copy_bench::CopyArguments;
+pub use demo::DemoArguments;
+pub use failure::Failure;
+pub use policy::Policy;
+pub use replay::ReplayArguments;
+pub use run::RunArguments;
+pub use shrink_bench::ShrinkArguments;
+pub use topo::TopoArguments;
+
+use glake_runtime::backend::Backend;
+use glake_runtime::config::{Config, Environment};
+use glake_runtime::log;
+use output::Output;
+
+/// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage.
+pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+    let outcome = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => execute(&arguments, environment),
+        Err(error) => failure::from_clap(&error),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
+    let library = environment.get("GLAKE_LIBRARY").map(PathBuf::from);
+    let mut sources = arguments.global.sources(environment);
+    sources.flags.extend(arguments.command.settings());
+    let config = sources.load()?;
+    log::start(&config.log.filter).map_err(Failure::usage)?;
+    let mut output = Output::new(arguments.global.json);
+    match &arguments.command {
+        Command::Demo(_) => demo::run(&config, &mut output),
+        Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
+        Command::Topo(arguments) => topo::run(arguments, &config, &mut output),
+        Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
+        Command::Run(run) => run::run(run, &arguments.global, &sources.environment, &config),
+    }
+}
+
+/// The chosen device; says on standard error which it is where the choice was left open.
+fn found(config: &Config) -> Result<Backend, Failure> {
+    let backend = Backend::find(&config.device.choice)?;
+    if let Some(notice) = backend.notice() {
+        let _ = writeln!(io::stderr(), "glake: {notice}");
+    }
+    Ok(backend)
+}

@@ -1,0 +1,241 @@
+//! `glake replay`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use glake_units::Bytes;
+
+use super::Failure;
+use super::output::{Output, table};
+use super::policy::{Policy, Subjects, Way};
+use super::progress::Progress;
+use glake_replay::plot::{self, Curve, Panel};
+use glake_replay::trace::Trace;
+use glake_replay::{FirstOom, Outcome, Report, Timeline, find_limit, replay};
+use glake_runtime::config::{Borrow, Config, Setting};
+
+/// What `glake replay` can be asked.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ReplayArguments {
+    /// Policies to replay under, several with commas [default: all four]
+    #[arg(long, value_name = "P", value_delimiter = ',', hide_default_value = true)]
+    policy: Vec<Policy>,
+    /// The most memory a policy may reserve [default: all of the device]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Bytes>,
+    /// Also find the smallest limit under which the trace completes; takes some twenty replays more
+    #[arg(long, conflicts_with = "limit")]
+    find_limit: bool,
+    /// How far the GPU is behind the host, in milliseconds: what was freed on one stream is another's only this
+    /// long after. Several with commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [100], allow_negative_numbers = true)]
+    gpu_lag_ms: Vec<u64>,
+    /// What a stream may take from another: off, completed (what is surely done) or wait (behind a wait on the
+    /// GPU) [default: completed]
+    #[arg(long, value_name = "B")]
+    borrow: Option<Borrow>,
+    /// The unit of mapping, a multiple of 2MiB [default: 16MiB]
+    #[arg(long, value_name = "SIZE")]
+    extent: Option<Bytes>,
+    /// Write every block and compare its bytes when it is freed (slow; glake only)
+    #[arg(long)]
+    verify: bool,
+    /// Draw live and reserved memory over time into this file (.svg), one panel a trace, one line a policy
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Traces or snapshots
+    #[arg(required = true)]
+    trace: Vec<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  glake replay tests/traces/*.gz                              every policy, as a table
+  glake replay --policy glake,expandable --plot m.svg t.gz    two policies over time, as a picture
+  glake replay --policy glake --gpu-lag-ms 0,20,100,500 t.gz  how much a late GPU costs
+  glake replay --limit 32GiB t.gz                             does it fit? exit code 1 if not
+  glake replay --find-limit --json t.gz | jq .fit_limit       the least that it fits in
+
+Figures:
+  live is the peak of requested memory, each block rounded up to 512 B: the same for every policy;
+  utilization is live / reserved. Driver time is measured on a GPU and taken from a cost table on
+  the simulator and for the models; late is what came after the first fifth of the events.
+
+JSON fields (memory in bytes, null where a figure does not apply):
+  trace, policy, device, gpu_lag_ms, borrow, events, allocations, requested_peak, active_peak,
+  reserved_peak, utilization, fit_limit, ooms, stitches, extent_maps, stream_waits, driver_calls,
+  driver_us, driver_us_late, ns_per_op
+
+Exit codes:
+  0 done, 1 out of memory or failed, 2 usage or a trace that cannot be read";
+
+impl ReplayArguments {
+    pub(super) fn settings(&self) -> Vec<Setting> {
+        // Past 2^63 no integer of TOML, but still a size.
+        let size = |size: Bytes| match i64::try_from(size.get()) {
+            Ok(bytes) => toml::Value::from(bytes),
+            Err(_) => toml::Value::from(size.get().to_string()),
+        };
+        [
+            self.limit.map(|limit| Setting::flag("--limit", "pool.limit", size(limit))),
+            self.extent.map(|extent| Setting::flag("--extent", "pool.extent", size(extent))),
+            self.borrow.map(|borrow| Setting::flag("--borrow", "pool.borrow", borrow.to_string())),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    fn policies(&self) -> &[Policy] {
+        if self.policy.is_empty() { &Policy::ALL } else { &self.policy }
+    }
+
+    /// Every way to replay a trace: the models know no lag.
+    fn ways(&self) -> Vec<Way> {
+        let lags = |policy| if policy == Policy::Glake { self.gpu_lag_ms.as_slice() } else { &[0] };
+        self.policies()
+            .iter()
+            .flat_map(|&policy| lags(policy).iter().map(move |&gpu_lag_ms| Way { policy, gpu_lag_ms }))
+            .collect()
+    }
+}
+
+pub(super) fn run(arguments: &ReplayArguments, config: &Config, output: &mut Output) -> Result<(), Failure> {
+    if let Some(path) = &arguments.plot {
+        plot::check(path).map_err(Failure::usage)?;
+    }
+    let traces: Vec<_> = arguments
+        .trace
+        .iter()
+        .map(|path| Trace::open(path).map_err(Failure::usage))
+        .collect::<Result<_, _>>()?;
+    let subjects = Subjects::open(config, arguments.policies(), arguments.verify)?;
+    let ways = arguments.ways();
+
+    let events: u64 = traces.iter().map(|trace| trace.events().len() as u64).sum();
+    let progress = Progress::new(events * ways.len() as u64);
+    let (mut reports, mut panels, mut first) = (Vec::new(), Vec::new(), None);
+    let mut done = 0;
+    for trace in &traces {
+        let begin_us = trace.events().first().map_or(0, |event| event.at_us());
+        let mut panel = Panel { title: trace.name().to_owned(), begin_us, curves: Vec::new() };
+        for &way in &ways {
+            let mut timeline = arguments.plot.as_ref().map(|_| Timeline::new());
+            let task = Task { trace, way, subjects: &subjects, progress: &progress, done };
+            let Outcome { mut report, first_oom } = task.replay(config.pool.limit, timeline.as_mut())?;
+            if arguments.find_limit && report.ooms == 0 {
+                report.fit_limit = Some(task.find_limit(report.reserved_peak)?);
+            }
+            done += trace.events().len() as u64;
+            first = first.or_else(|| first_oom.map(|oom| out_of_memory(&report, oom)));
+            if output.is_json() {
+                progress.pause(|| output.object(&report))?;
+            }
+            panel.curves.extend(timeline.map(|timeline| curve(&report, &ways, &timeline)));
+            reports.push(report);
+        }
+        panels.push(panel);
+    }
+    drop(progress);
+    output.text(&figures(&reports, arguments.find_limit))?;
+    if let Some(path) = &arguments.plot {
+        plot::write(path, &panels).map_err(Failure::failed)?;
+    }
+    first.map_or(Ok(()), Err)
+}
+
+/// One trace under one policy.
+struct Task<'a> {
+    trace: &'a Trace,
+    way: Way,
+    subjects: &'a Subjects<'a>,
+    progress: &'a Progress,
+    /// Events of the replays before.
+    done: u64,
+}
+
+impl Task<'_> {
+    fn replay(&self, limit: Option<Bytes>, timeline: Option<&mut Timeline>) -> Result<Outcome, Failure> {
+        self.progress.say(format!("{} {}", self.trace.name(), self.way.policy));
+        let refused = |error| self.failed(&error);
+        let mut subject = self.subjects.make(self.trace, self.way, limit).map_err(refused)?;
+        let mut reach = |events| self.progress.reach(self.done + events);
+        replay(self.trace, subject.as_mut(), &self.subjects.setting(self.way), timeline, &mut reach)
+            .map_err(refused)
+    }
+
+    fn find_limit(&self, ceiling: Bytes) -> Result<Bytes, Failure> {
+        let make = |limit| self.subjects.make(self.trace, self.way, Some(limit));
+        let name = |replays| format!("{} {} limit, try {}", self.trace.name(), self.way.policy, replays + 1);
+        self.progress.say(name(0));
+        find_limit(self.trace, ceiling, make, &mut |replays| self.progress.say(name(replays)))
+            .map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &dyn std::error::Error) -> Failure {
+        Failure::failed(format!("{} under {}: {error}", self.trace.name(), self.way.policy))
+    }
+}
+
+fn out_of_memory(report: &Report, oom: FirstOom) -> Failure {
+    Failure::failed(format!(
+        "{} under {} ran out of memory {} times, first at line {}: {} wanted with {} reserved; give a higher --limit, \
+         or look for the least with --find-limit",
+        report.trace, report.policy, report.ooms, oom.line, oom.wanted, oom.reserved
+    ))
+}
+
+fn curve(report: &Report, ways: &[Way], timeline: &Timeline) -> Curve {
+    let several = ways.iter().filter(|way| way.policy == Policy::Glake).count() > 1;
+    let variant = match report.gpu_lag_ms {
+        Some(lag) if several => format!("{lag} ms"),
+        _ => String::new(),
+    };
+    Curve {
+        policy: report.policy.clone(),
+        variant,
+        peak: report.reserved_peak,
+        points: timeline.points().to_vec(),
+    }
+}
+
+/// The table for people.
+fn figures(reports: &[Report], limits: bool) -> String {
+    let mut headers =
+        vec!["trace", "policy", "lag ms", "live GiB", "reserved GiB", "utilization", "limit GiB", "OOMs"];
+    headers.extend(["stitches", "maps", "waits", "driver ms", "late ms", "ns/op"]);
+    let mut rows: Vec<_> = reports.iter().map(row).collect();
+    // A trace's name stands once.
+    for place in (1..rows.len()).rev() {
+        if reports[place].trace == reports[place - 1].trace {
+            rows[place][0].clear();
+        }
+    }
+    if !limits {
+        headers.retain(|header| *header != "limit GiB");
+        rows.iter_mut().for_each(|row| drop(row.remove(6)));
+    }
+    table(2, &headers, &rows)
+}
+
+fn row(report: &Report) -> Vec<String> {
+    let gib = |bytes: Bytes| format!("{:.2}", bytes.as_gib());
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    vec![
+        report.trace.clone(),
+        report.policy.clone(),
+        known(report.gpu_lag_ms.map(|lag| lag.to_string())),
+        gib(report.active_peak),
+        gib(report.reserved_peak),
+        known(report.utilization.map(|part| format!("{:.1} %", part * 100.0))),
+        known(report.fit_limit.map(gib)),
+        report.ooms.to_string(),
+        report.stitches.to_string(),
+        report.extent_maps.to_string(),
+        report.stream_waits.to_string(),
+        format!("{:.1}", report.driver_us / 1e3),
+        format!("{:.1}", report.driver_us_late / 1e3),
+        format!("{:.0}", report.ns_per_op),
+    ]
+}

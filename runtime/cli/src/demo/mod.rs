@@ -1,0 +1,181 @@
+//! The whole story on real bytes: `glake demo`.
+//!
+//! ```text
+//! device ─► churn ─► stitch ─► streams ─► compare ─► replay ─► trim ─► copy ─► shrink     a stage each, told when it is over
+//!           └──── one pool of 2 GiB, its blocks stamped ─────────┘     └ all GPUs ┘
+//! ```
+
+mod churn;
+mod compare;
+mod copy;
+mod device;
+mod home;
+mod neighbour;
+mod replayed;
+mod shrink;
+mod stitch;
+mod streams;
+mod trim;
+
+use std::sync::Arc;
+
+use glake_device::{DriverError, Recorder, Stream};
+use glake_tiers::{GpuPool, HostError, PoolError, PoolOptions, PoolStream, RegionError};
+use glake_transfer::TransferError;
+use glake_units::Bytes;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::server::ServerError;
+use churn::Churn;
+use glake_replay::machine::Machine;
+use glake_replay::stamps::StampError;
+use glake_replay::trace::TraceError;
+use glake_replay::{FitError, Refusal};
+use glake_runtime::backend::{Backend, BackendError};
+use glake_runtime::config::{self, Config};
+use home::Home;
+
+/// What the pool of the story may reserve.
+const LIMIT: Bytes = Bytes::gib(2);
+
+/// One step of the story, told when it is over.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stage {
+    /// Its name, a word.
+    pub stage: &'static str,
+    /// What happened, in a sentence for people.
+    #[serde(skip)]
+    pub says: String,
+    /// The same in a few words, for a table.
+    #[serde(skip)]
+    pub short: String,
+    /// A drawing of it, if there is one: lines.
+    #[serde(skip)]
+    pub picture: Option<String>,
+    /// The figures of the sentence, by name and unit: `reserved_bytes`.
+    pub figures: Map<String, Value>,
+    /// Whether it came out as it should, byte by byte.
+    pub ok: bool,
+}
+
+/// Why the story broke off.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// The device cannot be had.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The pool refused.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A replay failed.
+    #[error(transparent)]
+    Replay(#[from] Refusal),
+    /// No limit was found under which a program completes.
+    #[error(transparent)]
+    Fit(#[from] FitError),
+    /// A trace that is part of the program cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The server cannot be opened.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// A copy was refused.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// There is no pinned host memory.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A region could not be shrunk or refilled.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// Bytes are not what was written.
+    #[error("{0}")]
+    Bytes(String),
+}
+
+impl From<StampError> for DemoError {
+    fn from(error: StampError) -> Self {
+        match error {
+            StampError::Pool(error) => DemoError::Pool(error),
+            mismatch => DemoError::Bytes(mismatch.to_string()),
+        }
+    }
+}
+
+/// Figures by name.
+macro_rules! figures {
+    ($($name:literal: $value:expr),* $(,)?) => {
+        match serde_json::json!({ $($name: $value),* }) {
+            serde_json::Value::Object(figures) => figures,
+            _ => serde_json::Map::new(),
+        }
+    };
+}
+use figures;
+
+/// Runs every stage on the configured device and tells each; true where every byte matched.
+///
+/// # Errors
+/// [`DemoError`]: a stage could not be run at all, or a block lost its bytes.
+pub fn run(backend: Backend, config: &Config, tell: &mut dyn FnMut(Stage)) -> Result<bool, DemoError> {
+    let mut ok = true;
+    let mut tell = |stage: Stage| {
+        ok &= stage.ok;
+        tell(stage);
+    };
+    let topology = backend.topology()?;
+    let machine = Machine::open(&backend)?;
+    tell(device::stage(&machine, &topology));
+    let before = trim::Footprint::of(&machine)?;
+    let mut story = Story::new(&machine, config)?;
+    tell(churn::stage(&mut story)?);
+    tell(stitch::stage(&mut story)?);
+    tell(streams::stage(&machine, config)?);
+    tell(compare::stage(&story, config)?);
+    tell(replayed::stage(&machine, config)?);
+    tell(trim::stage(story, before)?);
+    drop(machine);
+    tell(copy::stage(&backend, config)?);
+    tell(shrink::stage(&backend, config)?);
+    Ok(ok)
+}
+
+/// The pool of the story and what lies in it.
+struct Story<'a> {
+    machine: &'a Machine,
+    recorder: Arc<Recorder>,
+    pool: GpuPool,
+    stream: PoolStream,
+    churn: Churn,
+    home: Home,
+}
+
+impl<'a> Story<'a> {
+    fn new(machine: &'a Machine, config: &Config) -> Result<Self, DemoError> {
+        let recorder = Arc::new(machine.recorder().with_log());
+        let settings = machine.settings(&pool(config));
+        let pool = GpuPool::new(
+            recorder.clone(),
+            machine.id(),
+            PoolOptions { settings: Some(settings), ..PoolOptions::default() },
+        )?;
+        let stream = PoolStream::of(&**machine.driver(), machine.id(), Stream::LEGACY)?;
+        Ok(Story { machine, recorder, pool, stream, churn: Churn::default(), home: Home::default() })
+    }
+}
+
+/// The configured pool, as the story needs it: small, and with aliases.
+fn pool(config: &Config) -> config::Pool {
+    config::Pool {
+        alias: true,
+        fragment_limit: None,
+        memory_fraction: 1.0,
+        limit: Some(LIMIT),
+        ..config.pool.clone()
+    }
+}

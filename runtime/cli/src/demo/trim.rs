@@ -1,0 +1,87 @@
+//! Everything goes back to the device, and comes again when it is asked for.
+
+use glake_device::owned::OwnedStream;
+use glake_device::sim::Census;
+use glake_stitch::Stats;
+use glake_units::Bytes;
+
+use super::{DemoError, Stage, Story, figures};
+use glake_replay::machine::Machine;
+
+/// A GPU's own bookkeeping may keep some memory after mappings are gone.
+const SLACK: Bytes = Bytes::mib(64);
+
+/// What a device held before the story began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Footprint {
+    free: Bytes,
+    census: Option<Census>,
+}
+
+impl Footprint {
+    pub(super) fn of(machine: &Machine) -> Result<Self, DemoError> {
+        // The driver takes its own part of a GPU, half a gibibyte, with the first that a process makes there.
+        drop(OwnedStream::new(machine.driver(), machine.id())?);
+        Ok(Footprint { free: machine.free_memory()?, census: machine.census() })
+    }
+}
+
+pub(super) fn stage(mut story: Story<'_>, before: Footprint) -> Result<Stage, DemoError> {
+    let reserved = story.pool.reserved();
+    give_all_back(&mut story)?;
+    let (empty, free) = (is_empty(&story.pool.stats()), story.machine.free_memory()?);
+
+    let again = Bytes::mib(256);
+    story.churn.allocate(&story.pool, again, story.stream)?;
+    let grown = story.pool.reserved();
+    give_all_back(&mut story)?;
+    let empty = empty && is_empty(&story.pool.stats());
+
+    let machine = story.machine;
+    drop(story);
+    let after = Footprint::of(machine)?;
+    let slack = if machine.is_simulated() { Bytes::ZERO } else { SLACK };
+    let back = [free, after.free].iter().all(|free| free.saturating_add(slack) >= before.free);
+    let says = format!(
+        "everything freed and trimmed: {reserved} went back, every gauge is at zero and the device has {free} free as \
+         before; {again} more came and went; nothing is left mapped",
+    );
+    let short = format!("{reserved} given back, nothing left");
+    let figures = figures! {
+        "released_bytes": reserved.get(),
+        "grown_bytes": grown.get(),
+        "gauges_at_zero": empty,
+        "free_before_bytes": before.free.get(),
+        "free_after_bytes": after.free.get(),
+        "leaked": before.census != after.census,
+    };
+    let ok = empty && back && grown >= again && before.census == after.census;
+    Ok(Stage { stage: "trim", says, short, picture: None, figures, ok })
+}
+
+/// Compares and frees every block, and gives the memory back.
+fn give_all_back(story: &mut Story<'_>) -> Result<(), DemoError> {
+    while !story.churn.live.is_empty() {
+        story.churn.free(&story.pool, 0)?;
+    }
+    story.pool.settle()?;
+    story.pool.trim(Bytes::ZERO)?;
+    Ok(())
+}
+
+fn is_empty(stats: &Stats) -> bool {
+    let gauges = [&stats.all, &stats.small_pool, &stats.large_pool].map(|pool| {
+        [
+            pool.allocation,
+            pool.allocated_bytes,
+            pool.requested_bytes,
+            pool.active,
+            pool.active_bytes,
+            pool.extents,
+            pool.reserved_bytes,
+        ]
+    });
+    gauges.iter().flatten().all(|gauge| gauge.current == 0)
+        && stats.mappings == 0
+        && stats.alias_bytes.is_zero()
+}

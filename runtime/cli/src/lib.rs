@@ -1,0 +1,17 @@
+//! The `glake` command, and what it shows and measures.
+//!
+//! ```text
+//! main ─► commands ─┬► demo      the whole story on real bytes     ─┐
+//!                   ├► bench     the hot path, copies, shrinks      ├► server: all GPUs of a backend
+//!                   ├► topo      devices and links, drawn          ─┘
+//!                   └► glake_replay
+//! ```
+
+pub mod bench;
+pub mod commands;
+pub mod demo;
+mod filled;
+mod installed;
+mod pattern;
+mod server;
+pub mod topo;

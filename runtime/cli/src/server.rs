@@ -1,0 +1,297 @@
+//! All GPUs of a backend with an engine over their links, as `glake demo` and `glake bench shrink` use them.
+//!
+//! ```text
+//! Backend ─► Server ─┬ Engine    its relays ready, or none     ─► LinkMover
+//!                    ├ GpuPool   open to the relays            ─► Region
+//!                    └ HostPool  near to the links of the paths
+//! ```
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream};
+use glake_device::sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
+use glake_device::topology::Topology;
+use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder};
+use glake_tiers::{GpuPool, HostError, HostOptions, HostPool, PoolError, PoolOptions, nodes_of};
+use glake_transfer::{Engine, EngineOptions, TransferError};
+use glake_units::Bytes;
+
+use glake_runtime::backend::{Backend, BackendError};
+use glake_runtime::calibrations::Calibrations;
+use glake_runtime::config::{self, Config, Relays};
+use glake_runtime::pool;
+
+/// How long relays may take to be ready.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Which part of a server is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ServerOptions {
+    /// Whose memory.
+    pub(crate) target: u32,
+    /// How many GPUs' links serve its copies, its own among them; `None`: all.
+    pub(crate) paths: Option<u32>,
+    /// The memory of each GPU where they are simulated; `None`: the model's.
+    pub(crate) memory: Option<Bytes>,
+}
+
+/// Why a server is not opened.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The backend is not there.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The engine cannot be made.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// There is no such GPU.
+    #[error("GPU {device} does not exist: {count} are here, counted from 0")]
+    NoSuchGpu {
+        /// What was asked for.
+        device: u32,
+        /// How many there are.
+        count: u32,
+    },
+}
+
+/// The GPUs of a backend, and an engine whose relays are ready.
+#[derive(Debug)]
+pub(crate) struct Server {
+    target: DeviceInfo,
+    topology: Topology,
+    engine: Arc<Engine>,
+    calibrated: bool,
+    driver: Arc<dyn Driver>,
+    recorder: Arc<Recorder>,
+    simulator: Option<Arc<Simulator>>,
+}
+
+impl Server {
+    /// Opens a server and waits until its relays are ready; where none becomes one, copies take one link each.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub(crate) fn open(
+        backend: &Backend,
+        config: &Config,
+        options: ServerOptions,
+    ) -> Result<Server, ServerError> {
+        let (driver, simulator) = driver(backend, options.memory)?;
+        let recorder = Arc::new(Recorder::measured(driver));
+        let driver: Arc<dyn Driver> = recorder.clone();
+        let infos = driver.devices()?;
+        let count = u32::try_from(infos.len()).unwrap_or(u32::MAX);
+        let target = infos.iter().find(|info| info.id.0 == options.target).cloned();
+        let target = target.ok_or(ServerError::NoSuchGpu { device: options.target, count })?;
+        let topology = backend.topology()?;
+        let graph = Calibrations::of(&topology, config.transfer.calibrations.as_deref()).graph();
+        let calibrated = graph.is_calibrated();
+        let relays = relays(&infos, target.id, config, options.paths);
+        let transfer = &config.transfer;
+        let wanted = EngineOptions {
+            relays,
+            break_even: transfer.break_even,
+            slots: transfer.slots,
+            streams: transfer.streams as usize,
+            graphs: transfer.graphs,
+            // It measures what all links give, and makes contexts on all GPUs for that.
+            shared_gpus: true,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::new(Epochs::new(driver.clone()), graph, wanted)?;
+        if !relays.is_empty() {
+            // Its context, which its memory takes in any case: copies of its streams are forked from the first one on.
+            drop(OwnedStream::new(&driver, target.id)?);
+            let (ready, is_ready) = mpsc::channel();
+            engine.start_relays(move |_| {
+                // Nobody listens any more once the patience is at its end.
+                let _ = ready.send(());
+            })?;
+            // Those that are not ready by then are no relays, and copies take the links that there are.
+            let _ = is_ready.recv_timeout(PATIENCE);
+        }
+        Ok(Server { target, topology, engine, calibrated, driver, recorder, simulator })
+    }
+
+    /// The driver's calls so far.
+    pub(crate) fn calls(&self) -> Counters {
+        self.recorder.counters()
+    }
+
+    /// The GPU whose memory it is about.
+    pub(crate) fn target(&self) -> &DeviceInfo {
+        &self.target
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn epochs(&self) -> &Arc<Epochs> {
+        self.engine.epochs()
+    }
+
+    /// Whether the engine goes by what was measured of the links.
+    pub(crate) fn is_calibrated(&self) -> bool {
+        self.calibrated
+    }
+
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.simulator.is_some()
+    }
+
+    /// The other GPUs whose links serve the target's copies.
+    pub(crate) fn relays(&self) -> DeviceSet {
+        self.engine.relays().without(DeviceSet::of(self.target.id))
+    }
+
+    /// Memory of a GPU that nobody holds.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn free_memory(&self, device: DeviceId) -> Result<Bytes, DriverError> {
+        Ok(self.driver.memory_info(device)?.free)
+    }
+
+    /// A pool of a GPU's memory, which the relays may touch.
+    ///
+    /// # Errors
+    /// As [`GpuPool::new`].
+    pub(crate) fn pool(&self, device: DeviceId, knobs: &config::Pool) -> Result<Arc<GpuPool>, PoolError> {
+        let memory = self.driver.memory_info(device)?.total;
+        // As of a machine: an alias cuts address space at its ends too.
+        let mappings = if self.is_simulated() { mapping_budget() / 5 * 4 } else { u64::MAX };
+        let settings = Some(pool::settings(knobs, memory, mappings));
+        let options = PoolOptions { settings, epochs: Some(self.epochs().clone()), ..PoolOptions::default() };
+        let pool = GpuPool::new(self.driver.clone(), device, options)?;
+        for relay in self.engine.relays().without(DeviceSet::of(device)).iter() {
+            if let Err(error) = pool.lend_to(relay) {
+                tracing::warn!(target: "glake::copies", %relay, %device, %error, "no relay of copies to this memory");
+            }
+        }
+        Ok(Arc::new(pool))
+    }
+
+    /// Memory of the target that the relays may touch, or it alone where one of them cannot reach it.
+    ///
+    /// # Errors
+    /// As [`Buffer::new`].
+    pub(crate) fn buffer(&self, size: Bytes) -> Result<Arc<Buffer>, DriverError> {
+        let of = |reach| Buffer::new(self.epochs(), self.target.id, size, reach);
+        let buffer = match of(self.relays()) {
+            Err(error) if !error.is_out_of_memory() && !error.is_sticky() => of(DeviceSet::EMPTY),
+            made => made,
+        };
+        Ok(Arc::new(buffer?))
+    }
+
+    /// Host memory for the paths' copies, nothing of it pinned yet.
+    ///
+    /// # Errors
+    /// As [`HostPool::new`].
+    pub(crate) fn host(&self) -> Result<Arc<HostPool>, HostError> {
+        let devices = self.engine.relays().union(DeviceSet::of(self.target.id));
+        // What a simulated device copies fits a smaller one.
+        let arena = if self.is_simulated() { Bytes::mib(32) } else { HostOptions::default().arena };
+        let nodes = nodes_of(&self.topology, devices);
+        HostPool::new(self.epochs(), HostOptions { devices, nodes, arena, ..HostOptions::default() })
+    }
+
+    /// Ends it; what is alive then on simulated devices, of which nobody else knows anything.
+    pub(crate) fn end(self) -> Option<Census> {
+        let simulator = self.simulator.clone();
+        drop(self);
+        simulator.map(|simulator| simulator.census())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.engine.stop();
+    }
+}
+
+type Opened = (Arc<dyn Driver>, Option<Arc<Simulator>>);
+
+fn driver(backend: &Backend, memory: Option<Bytes>) -> Result<Opened, DriverError> {
+    match backend {
+        Backend::Cuda(cuda) => Ok((cuda.clone(), None)),
+        Backend::Sim { model, .. } => {
+            let mut topology = model.clone();
+            for gpu in &mut topology.gpus {
+                gpu.memory = memory.unwrap_or(gpu.memory);
+            }
+            let (clock, strict_ordering) = (Clock::Virtual, false);
+            let options = SimOptions { topology, clock, strict_ordering, ..SimOptions::default() };
+            let simulator = Arc::new(Simulator::new(options)?);
+            Ok((simulator.clone(), Some(simulator)))
+        }
+    }
+}
+
+/// The GPUs whose links serve copies of the target beside its own: the first others, or none.
+fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option<u32>) -> DeviceSet {
+    let others = usize::try_from(paths.unwrap_or(u32::MAX).saturating_sub(1)).unwrap_or(usize::MAX);
+    // This program is one process, whoever launched it: `auto` is on.
+    if others == 0 || config.transfer.relays == Relays::Off {
+        return DeviceSet::EMPTY;
+    }
+    let excluded =
+        |info: &DeviceInfo| config.transfer.exclude.iter().any(|gpu| gpu.is(info.id.0, info.pci.as_deref()));
+    let relays = infos.iter().filter(|info| info.id != target && !excluded(info)).take(others);
+    relays.map(|info| info.id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::topology::load;
+
+    use super::*;
+    use glake_runtime::config::Gpu;
+
+    fn open(options: ServerOptions, config: &Config) -> Result<Server, ServerError> {
+        let backend = Backend::Sim { model: load("h200x4").unwrap(), instead_of: None };
+        Server::open(&backend, config, options)
+    }
+
+    fn set(ids: &[u32]) -> DeviceSet {
+        ids.iter().copied().map(DeviceId).collect()
+    }
+
+    #[test]
+    fn relays_are_the_others_up_to_the_paths() {
+        let mut config = Config::default();
+        let relays = |paths, config: &Config| {
+            let options = ServerOptions { target: 1, paths, memory: Some(Bytes::mib(64)) };
+            let server = open(options, config).unwrap();
+            assert!(server.free_memory(DeviceId(0)).is_ok());
+            let relays = server.relays();
+            assert_eq!(server.end(), Some(Census::default()));
+            relays
+        };
+        assert_eq!(relays(None, &config), set(&[0, 2, 3]));
+        assert_eq!(relays(Some(2), &config), set(&[0]));
+        assert_eq!(relays(Some(1), &config), DeviceSet::EMPTY);
+        config.transfer.exclude = vec![Gpu::Index(0)];
+        assert_eq!(relays(None, &config), set(&[2, 3]));
+        config.transfer.relays = Relays::Off;
+        assert_eq!(relays(None, &config), DeviceSet::EMPTY);
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_named() {
+        let options = ServerOptions { target: 4, ..ServerOptions::default() };
+        let error = open(options, &Config::default()).unwrap_err().to_string();
+        assert_eq!(error, "GPU 4 does not exist: 4 are here, counted from 0");
+    }
+}

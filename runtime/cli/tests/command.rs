@@ -1,0 +1,247 @@
+//! The `glake` command from outside: exit codes, what goes where, and one line for every mistake.
+
+#![allow(clippy::unwrap_used)] // also in the functions that tests call
+
+use std::fs;
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+const SMALL: &str = "a 0 1048576 0 0\na 1 20971520 0 5\nf 0 10\nf 1 20\n";
+
+fn glake(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_glake"));
+    command.args(arguments).env_clear().current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    command
+}
+
+fn ran(arguments: &[&str]) -> Output {
+    glake(arguments).output().unwrap()
+}
+
+/// A folder that goes when the test does.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("glake-command-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Scratch(folder)
+    }
+
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Exit code and the one line on standard error; nothing on standard output.
+fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = ran(arguments);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
+    assert!(error.starts_with("glake: "), "{error}");
+    (output.status.code().unwrap(), error)
+}
+
+#[test]
+fn help_and_version_are_results() {
+    for arguments in [&["--help"][..], &["help", "replay"], &["replay", "--help"], &["bench", "alloc", "-h"]]
+    {
+        let output = ran(arguments);
+        assert!(output.status.success() && output.stderr.is_empty(), "{arguments:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("Usage: glake"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{arguments:?}: wider than 100");
+    }
+    assert!(ran(&["--version"]).stdout.starts_with(b"glake "));
+}
+
+#[test]
+fn a_mistake_in_the_arguments_is_one_line_and_exit_code_2() {
+    let scratch = Scratch::new("mistakes");
+    let trace = &*scratch.file("t.trace", SMALL);
+    let config = &*scratch.file("c.toml", "[pool]\nextend = \"16MiB\"\n");
+    for (arguments, says) in [
+        (&["frobnicate"][..], "unrecognized subcommand 'frobnicate'"),
+        (&["replay"], "<TRACE>"),
+        (&["replay", "--policy", "best", trace], "possible values: glake, gmlake, caching, expandable"),
+        (&["replay", "--limit", "5GB", trace], "\"5GB\" is not an amount of memory"),
+        (&["replay", "--gpu-lag-ms", "-1", trace], "'-1'"),
+        (&["replay", "--borrow", "all", trace], "write off, completed or wait"),
+        (&["replay", "--extent", "3MiB", trace], "--extent = 3145728: allowed is a multiple of 2MiB"),
+        (&["replay", "--plot", "m.png", trace], "only SVG is drawn"),
+        (&["replay", "--plot", "/no/such/m.svg", trace], "/no/such/m.svg: cannot be written"),
+        (&["replay", "--find-limit", "--limit", "1GiB", trace], "cannot be used with"),
+        (&["replay", "--device", "tpu", trace], "write auto, cuda, sim or sim:TOPOLOGY"),
+        (&["replay", "--preset", "fast", trace], "write training, serverless or offload"),
+        (&["replay", "--config", "/no/such.toml", trace], "/no/such.toml: No such file"),
+        (&["replay", "--config", config, trace], "c.toml:2: unknown key pool.extend; allowed: pool.extent, "),
+        (&["replay", "--log", "a=b=c", trace], "a tracing filter"),
+        (&["bench", "copy", "--sizes", "1MiB,0"], "take sizes from 1 byte up, and one is 0"),
+    ] {
+        let (code, error) = refused(arguments);
+        assert!(code == 2 && error.contains(says), "{arguments:?}: {code} {error}");
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_read_is_one_line_and_exit_code_2() {
+    let scratch = Scratch::new("traces");
+    let whole =
+        fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/convmix.trace.gz")).unwrap();
+    for (name, content, says) in [
+        ("empty", &b""[..], "no events"),
+        ("half.gz", &whole[..whole.len() / 2], "truncated"),
+        ("unknown", b"a 0 512 0 0\nf 1 5\n", "unknown:2: "),
+        ("double", b"a 0 512 0 0\nf 0 5\nf 0 6\n", "double:3: "),
+        ("negative", b"a 0 -512 0 0\n", "negative:1: "),
+        ("pickle", b"\x80\x04", "pickle"),
+    ] {
+        let file = scratch.file(name, content);
+        let (code, error) = refused(&["replay", "--policy", "caching", &file]);
+        assert!(code == 2 && error.contains(says), "{name}: {code} {error}");
+    }
+    assert_eq!(refused(&["replay", "--policy", "caching", "/no/such.trace"]).0, 2);
+}
+
+#[test]
+fn the_environment_configures_and_is_checked() {
+    let scratch = Scratch::new("environment");
+    let trace = scratch.file("t.trace", SMALL);
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = glake(&["replay", "--policy", "caching", &trace]);
+        command.envs(variables.iter().copied()).output().unwrap()
+    };
+    assert!(run(&[("reuseLimit", "2")]).status.success());
+    let output = run(&[("fragLimit", "1MiB"), ("fragment_limit", "2MiB")]);
+    assert_eq!(output.status.code(), Some(2));
+    let config = scratch.file("c.toml", "pool.limit = \"8MiB\"\n");
+    let output = run(&[("GLAKE_CONFIG", &config)]);
+    assert_eq!(output.status.code(), Some(1), "the file's limit holds");
+}
+
+#[test]
+fn out_of_memory_is_exit_code_1_after_the_figures() {
+    let scratch = Scratch::new("oom");
+    let trace = scratch.file("t.trace", SMALL);
+    let output = ran(&["replay", "--policy", "caching", "--limit", "16MiB", &trace]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("caching"));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.starts_with("glake: t under caching ran out of memory 1 times, first at line 2: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn json_is_one_object_a_line_and_nothing_else() {
+    let output =
+        ran(&["replay", "--json", "--policy", "caching,expandable", "tests/traces/convmix.trace.gz"]);
+    assert!(output.status.success() && output.stderr.is_empty());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let objects: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(objects.len(), 2);
+    assert_eq!(objects[0]["policy"], "caching");
+    for field in "trace policy device gpu_lag_ms borrow events allocations requested_peak active_peak \
+                  reserved_peak utilization fit_limit ooms stitches extent_maps stream_waits driver_calls \
+                  driver_us driver_us_late ns_per_op"
+        .split_whitespace()
+    {
+        assert!(objects.iter().all(|object| object.get(field).is_some()), "{field}");
+    }
+}
+
+#[test]
+fn a_plot_appears_whole_and_alone() {
+    let scratch = Scratch::new("plot");
+    let plot = scratch.0.join("m.svg");
+    let output = ran(&[
+        "replay",
+        "--policy",
+        "caching,expandable",
+        "--plot",
+        plot.to_str().unwrap(),
+        "tests/traces/convmix.trace.gz",
+    ]);
+    assert!(output.status.success());
+    assert!(fs::read_to_string(&plot).unwrap().trim_end().ends_with("</svg>"));
+    assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let traces = ["tests/traces/convmix.trace.gz"; 40];
+    let arguments = [&["replay", "--json", "--policy", "caching"][..], &traces].concat();
+    let mut child = glake(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut error = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert!(child.wait().unwrap().success() && error.is_empty(), "{error}");
+}
+
+#[test]
+fn topologies_are_drawn_and_checked() {
+    let output = ran(&["topo", "--device", "sim:a100x8"]);
+    assert!(output.status.success() && output.stderr.is_empty());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("a100x8 (simulated)") && text.contains("NVLink"), "{text}");
+
+    let output = ran(&["topo", "--json", "--device", "sim:h20x8"]);
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["devices"].as_array().map(Vec::len), Some(8));
+
+    let scratch = Scratch::new("topologies");
+    let half = format!("sim:{}", scratch.file("half.toml", "name = \"half\"\n"));
+    for (device, says) in [
+        ("sim:h300", "\"h300\" does not exist"),
+        (&*half, "half.toml:1: "),
+        ("sim:./none.toml", "No such file"),
+    ] {
+        let (code, error) = refused(&["topo", "--device", device]);
+        assert!(code == 2 && error.contains(says), "{device}: {code} {error}");
+    }
+}
+
+#[test]
+fn links_are_measured_once_they_are_asked_to_be() {
+    let scratch = Scratch::new("calibrations");
+    let cache = scratch.0.to_str().unwrap();
+    let topo = |flags: &[&str]| {
+        let arguments = [&["topo", "--json", "--device", "sim:h200x4"], flags].concat();
+        let output = glake(&arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (object, String::from_utf8(output.stderr).unwrap())
+    };
+    assert!(topo(&[]).0["calibrated"].is_null());
+    let (measured, told) = topo(&["--calibrate"]);
+    assert!(told.contains(" trials in ") && told.contains(cache), "{told}");
+    let gpu = &measured["calibrated"][0];
+    assert!(gpu["together_gbps"].as_f64().unwrap() > 2.0 * gpu["paths"][0]["gbps"].as_f64().unwrap());
+    let (kept, told) = topo(&[]);
+    assert_eq!((&kept["calibrated"], told.as_str()), (&measured["calibrated"], ""));
+}
+
+#[test]
+fn auto_says_what_it_took_and_cuda_is_an_error_without_a_driver() {
+    let output = ran(&["topo", "--json"]);
+    assert!(output.status.success());
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    if object["simulated"] == true {
+        let notice = String::from_utf8(output.stderr).unwrap();
+        assert!(notice.starts_with("glake: device sim:h200x4, because there is no CUDA driver"), "{notice}");
+        let (code, error) = refused(&["topo", "--device", "cuda"]);
+        assert!(code == 1 && error.contains("no CUDA driver"), "{code} {error}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Real bytes in every block: written when it is handed out, compared when it is freed.
+//!
+//! A stamp lies at a block's first and at its last bytes, and across every boundary of 16 MiB in the address space, so
+//! that every extent inside a block carries one. Its bytes follow from the block and from where in the block they lie:
+//! what another block wrote, and what was written elsewhere in the same block, is told apart.
+
+use glake_device::Address;
+use glake_tiers::{Block, GpuPool, PoolError};
+
+use crate::trace::BlockId;
+use fastrand::Rng;
+
+/// How long a stamp is.
+const LENGTH: u64 = 64;
+/// Where stamps lie inside a block.
+const STRIDE: usize = 16 << 20;
+
+/// Writes and compares stamps; its buffers are kept between blocks.
+#[derive(Debug, Default)]
+pub struct Stamps {
+    expected: Vec<u8>,
+    found: Vec<u8>,
+}
+
+/// Why a stamp could not be written, or does not match.
+#[derive(Debug, thiserror::Error)]
+pub enum StampError {
+    /// The pool refused to be written or read.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Bytes that are not what was written there.
+    #[error(
+        "{block} at {address}, byte {at}: {expected:02x} was written and {found:02x} was found: the memory was given to \
+         somebody else"
+    )]
+    Mismatch {
+        /// Which block.
+        block: BlockId,
+        /// Where it begins.
+        address: Address,
+        /// Where in it.
+        at: u64,
+        /// What was written.
+        expected: u8,
+        /// What was found.
+        found: u8,
+    },
+}
+
+impl Stamps {
+    /// Stamps a block.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn write(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), StampError> {
+        places(pool, block).try_for_each(|(at, length)| {
+            self.expect(id, at, length);
+            Ok(pool.write(address(block, at), &self.expected)?)
+        })
+    }
+
+    /// Compares a block with what it was stamped with.
+    ///
+    /// # Errors
+    /// [`StampError::Mismatch`]; what the pool answers.
+    pub fn compare(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), StampError> {
+        places(pool, block).try_for_each(|(at, length)| {
+            self.expect(id, at, length);
+            self.found.resize(self.expected.len(), 0);
+            pool.read(address(block, at), &mut self.found)?;
+            let wrong = self.expected.iter().zip(&self.found).position(|(expected, found)| expected != found);
+            match wrong {
+                None => Ok(()),
+                Some(place) => Err(StampError::Mismatch {
+                    block: id,
+                    address: block.address,
+                    at: at + place as u64,
+                    expected: self.expected[place],
+                    found: self.found[place],
+                }),
+            }
+        })
+    }
+
+    /// What is written at a place of a block.
+    fn expect(&mut self, id: BlockId, at: u64, length: u64) {
+        self.expected.clear();
+        for word in (at..at + length).step_by(8) {
+            self.expected
+                .extend_from_slice(&Rng::with_seed(u64::from(id.0) << 40 ^ word).u64(..).to_le_bytes());
+        }
+    }
+}
+
+/// The stamps of a block: where, and how long. Blocks are at least 512 bytes and multiples of that.
+fn places(pool: &GpuPool, block: Block) -> impl Iterator<Item = (u64, u64)> {
+    let size = block.size.get();
+    let length = LENGTH.min(size);
+    let stride = STRIDE as u64;
+    let first_boundary = stride - (block.address.0 - pool.base().0) % stride;
+    let boundaries = (first_boundary..size).step_by(STRIDE).map(|at| at.saturating_sub(LENGTH / 2));
+    let inside = boundaries.filter(move |&at| at + length <= size).map(move |at| (at, length));
+    [(0, length), (size - length, length)].into_iter().chain(inside)
+}
+
+fn address(block: Block, at: u64) -> Address {
+    Address(block.address.0 + at)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use glake_device::sim::{SimOptions, Simulator};
+    use glake_device::{DeviceId, Driver, Stream};
+    use glake_tiers::{PoolOptions, PoolStream};
+    use glake_units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn one_wrong_byte_is_found_and_named() {
+        let driver: Arc<dyn Driver> = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+        let gpu = DeviceId(0);
+        let pool = GpuPool::new(driver.clone(), gpu, PoolOptions::default()).unwrap();
+        let stream = PoolStream::of(&*driver, gpu, Stream::LEGACY).unwrap();
+        let mut stamps = Stamps::default();
+        for size in [1, 512, 700, 5 << 20, 40 << 20] {
+            let block = pool.malloc(Bytes::new(size), stream).unwrap();
+            stamps.write(&pool, BlockId(7), block).unwrap();
+            stamps.compare(&pool, BlockId(7), block).unwrap();
+            assert!(stamps.compare(&pool, BlockId(8), block).is_err(), "another block's stamps");
+            for (at, length) in places(&pool, block) {
+                let place = at + length - 1;
+                let mut byte = [0];
+                pool.read(address(block, place), &mut byte).unwrap();
+                pool.write(address(block, place), &[!byte[0]]).unwrap();
+                let error = stamps.compare(&pool, BlockId(7), block).unwrap_err().to_string();
+                let says = format!("block 7 at {}, byte {place}: {:02x} was written", block.address, byte[0]);
+                assert!(error.starts_with(&says), "{error}");
+                pool.write(address(block, place), &byte).unwrap();
+            }
+            let across = places(&pool, block).count() - 2;
+            assert!(across as u64 >= size / (16 << 20), "{across} boundaries in {size} bytes");
+        }
+    }
+}
