@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use glake_device::sim::SimTopology;
-use glake_device::topology::{Topology, TopologyError, load};
+use glake_device::topology::Topology;
 use glake_device::{Cuda, Driver as _, DriverError};
+use glake_sim::SimTopology;
+use glake_sim::{TopologyError, load};
 
 use crate::config::DeviceChoice;
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use glake_device::Driver;
 use glake_device::owned::Epochs;
-use glake_device::sim::{Clock, SimOptions, Simulator};
 use glake_device::topology::Topology;
+use glake_sim::{Clock, SimOptions, Simulator};
 use glake_transfer::calibrate::{Calibration, Progress};
 use glake_transfer::graph::cache::{self, CacheKey};
 use glake_transfer::graph::{GpuLinks, PathGraph};
@@ -105,7 +105,7 @@ impl Calibrations {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::topology::load;
+    use glake_sim::load;
 
     use super::*;
 

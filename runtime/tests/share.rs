@@ -7,9 +7,9 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, Epochs};
-use glake_device::sim::{SimOptions, SimTopology, Simulator};
 use glake_device::{DeviceId, Driver, Stream};
 use glake_runtime::share::{Exporter, ShareError, Shared, open};
+use glake_sim::{SimOptions, SimTopology, Simulator};
 use glake_stitch::Settings;
 use glake_tiers::{Block, GpuPool, Import, PoolOptions, PoolStream};
 use glake_units::Bytes;

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use glake_device::conformance::{Slack, Verdict, checks, run};
 use glake_device::{Cuda, Driver};
+use glake_sim::conformance::{Slack, Verdict, checks, run};
 use glake_units::Bytes;
 
 /// Past the test harness, which keeps what passing tests print.

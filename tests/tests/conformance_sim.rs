@@ -5,9 +5,9 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use glake_device::conformance::{Failure, Slack, Verdict, checks, run, run_failing};
-use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_device::{Driver, DriverError, Fault, Faults, Injected, Verb, When};
+use glake_sim::conformance::{Failure, Slack, Verdict, checks, run, run_failing};
+use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_units::Bytes;
 
 /// Past the test harness, which keeps what passing tests print.

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use glake_device::owned::Epochs;
-use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_device::{Address, DeviceId, Driver, DriverError, Stream};
+use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_tests::pool::{Bed, Shape, Stamp, assert_empty};
 use glake_tiers::{GpuPool, PoolError, PoolOptions, PoolStream};
 use glake_units::Bytes;

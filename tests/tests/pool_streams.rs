@@ -5,8 +5,8 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use glake_device::sim::Clock;
 use glake_device::{DeviceId, DriverError, Fault, Injected, Verb, When};
+use glake_sim::Clock;
 use glake_stitch::{Borrow, WaitRules};
 use glake_tests::pool::{Bed, Shape, Stamp, Verdicts};
 use glake_tiers::{Block, PoolError};

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use glake_device::DriverError;
-use glake_device::sim::Clock;
+use glake_sim::Clock;
 use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
 use glake_tests::pool::{Bed, Lane, Ledger, Shape, Stamp, Verdicts};
 use glake_tiers::{PoolError, Ticker};

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use glake_device::Verb;
-use glake_device::sim::{Census, Clock};
+use glake_sim::{Census, Clock};
 use glake_stitch::DomainOptions;
 use glake_tests::pool::{Bed, Lane, Shape, Stamp};
 use glake_tiers::Ticker;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use glake_device::owned::{self, Epochs, OwnedEvent, OwnedStream, Span};
-use glake_device::sim::{SimOptions, SimTopology, Simulator};
 use glake_device::{DeviceId, Driver, EventKind, Faults, Stream};
+use glake_sim::{SimOptions, SimTopology, Simulator};
 use glake_stitch::Settings;
 use glake_units::Bytes;
 use parking_lot::Mutex;

@@ -136,8 +136,8 @@ mod tests {
     use std::time::Duration;
 
     use glake_device::owned::OwnedStream;
-    use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
     use glake_device::{Driver, Stream, Touch};
+    use glake_sim::{Census, SimOptions, SimTopology, Simulator};
     use glake_stitch::Settings;
 
     use super::*;

@@ -16,7 +16,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use glake_device::sim::{SimOptions, Simulator};
+//! use glake_sim::{SimOptions, Simulator};
 //! use glake_device::{DeviceId, Driver, Stream};
 //! use glake_tiers::{GpuPool, PoolOptions, PoolStream};
 //! use glake_units::Bytes;

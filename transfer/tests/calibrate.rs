@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{DeviceSet, Epochs};
-use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
-use glake_device::topology::{Topology, load};
+use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver, Fault, Faults, Injected, Verb, When};
+use glake_sim::load;
+use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_transfer::calibrate::{Calibration, Progress};
 use glake_transfer::graph::{Direction, GpuLinks, PathGraph, Way};
 use glake_units::Bytes;

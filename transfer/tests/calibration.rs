@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_device::sim::SimTopology;
-use glake_device::topology::{Topology, load};
+use glake_device::topology::Topology;
+use glake_sim::SimTopology;
+use glake_sim::load;
 use glake_transfer::graph::trials::{Leg, Memory, Outcome, Step, Trial, plan};
 use glake_transfer::graph::{Ask, Direction, GpuLinks, Load, PathGraph, Shares, Way, split};
 use glake_units::{Bytes, Micros};

@@ -8,9 +8,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
-use glake_device::sim::{SimOptions, Simulator};
-use glake_device::topology::{Topology, load};
+use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver};
+use glake_sim::load;
+use glake_sim::{SimOptions, Simulator};
 use glake_transfer::graph::{GpuLinks, PathGraph};
 use glake_transfer::{CopyOptions, Engine, EngineOptions, Priority, UserStream};
 use glake_units::Bytes;

@@ -11,9 +11,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream};
-use glake_device::sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_device::topology::Topology;
 use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder};
+use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_tiers::{GpuPool, HostError, HostOptions, HostPool, PoolError, PoolOptions, nodes_of};
 use glake_transfer::{Engine, EngineOptions, TransferError};
 use glake_units::Bytes;
@@ -254,7 +254,7 @@ fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option
 
 #[cfg(test)]
 mod tests {
-    use glake_device::topology::load;
+    use glake_sim::load;
 
     use super::*;
     use glake_runtime::config::Gpu;

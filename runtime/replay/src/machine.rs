@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use glake_device::sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_device::{CostTable, DeviceId, DeviceInfo, Driver, DriverError, Recorder};
+use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_stitch::Settings;
 use glake_units::Bytes;
 

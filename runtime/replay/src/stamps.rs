@@ -111,8 +111,8 @@ fn address(block: Block, at: u64) -> Address {
 mod tests {
     use std::sync::Arc;
 
-    use glake_device::sim::{SimOptions, Simulator};
     use glake_device::{DeviceId, Driver, Stream};
+    use glake_sim::{SimOptions, Simulator};
     use glake_tiers::{PoolOptions, PoolStream};
     use glake_units::Bytes;
 

@@ -38,9 +38,9 @@ impl Preset {
     /// Its text.
     pub fn text(self) -> &'static str {
         match self {
-            Preset::Training => include_str!("../../../configs/training.toml"),
-            Preset::Serverless => include_str!("../../../configs/serverless.toml"),
-            Preset::Offload => include_str!("../../../configs/offload.toml"),
+            Preset::Training => glake_configs::TRAINING,
+            Preset::Serverless => glake_configs::SERVERLESS,
+            Preset::Offload => glake_configs::OFFLOAD,
         }
     }
 }

@@ -24,8 +24,7 @@ pub struct Config {
 mod tests {
     use super::super::{KNOBS, Preset};
     use super::*;
-
-    const DEFAULT: &str = include_str!("../../../configs/default.toml");
+    use glake_configs::DEFAULT;
 
     #[test]
     fn the_default_file_says_what_the_code_does() {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use glake_device::topology::TopologyError;
 use glake_device::{Address, DeviceId, DriverError, Stream};
+use glake_sim::TopologyError;
 use glake_tiers::{HostError, PoolError, RegionError, RegionOptions};
 use glake_transfer::TransferError;
 use glake_units::Bytes;

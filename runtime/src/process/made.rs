@@ -32,7 +32,7 @@ impl MadeStreams {
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules {
-    use glake_device::sim::{SimOptions, Simulator};
+    use glake_sim::{SimOptions, Simulator};
     use shuttle::thread;
 
     use super::*;

@@ -56,9 +56,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::owned::Epochs;
-use glake_device::sim::{Clock, SimOptions, Simulator, mapping_budget};
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Recorder, Stream};
+use glake_sim::{Clock, SimOptions, Simulator, mapping_budget};
 use glake_tiers::{LiveBlock, PoolError};
 use glake_units::Bytes;
 

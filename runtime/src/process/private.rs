@@ -345,8 +345,8 @@ impl fmt::Display for PoolId {
 #[cfg(feature = "shuttle")]
 mod schedules {
     use glake_device::owned::DeviceSet;
-    use glake_device::sim::{Clock, SimOptions, SimTopology, Simulator};
     use glake_device::{DeviceId, Driver};
+    use glake_sim::{Clock, SimOptions, SimTopology, Simulator};
     use glake_tiers::{PoolOptions, PoolStream};
     use glake_units::Bytes;
     use shuttle::thread;

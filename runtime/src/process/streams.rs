@@ -175,8 +175,8 @@ mod tests {
     use std::sync::Arc;
 
     use glake_device::Priority;
-    use glake_device::sim::{SimOptions, SimTopology, Simulator};
     use glake_device::{Recorder, Verb};
+    use glake_sim::{SimOptions, SimTopology, Simulator};
     use glake_units::Bytes;
 
     use super::*;

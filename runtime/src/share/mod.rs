@@ -15,7 +15,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use glake_device::owned::{DeviceSet, Epochs};
-//! use glake_device::sim::{SimOptions, Simulator};
+//! use glake_sim::{SimOptions, Simulator};
 //! use glake_device::{DeviceId, Driver, Stream};
 //! use glake_runtime::share::{Exporter, open};
 //! use glake_tiers::{GpuPool, Import, PoolOptions, PoolStream};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use glake_device::sim::{SimOptions, Simulator};
 use glake_device::{Address, DeviceId, Driver, Stream};
+use glake_sim::{SimOptions, Simulator};
 use glake_tiers::{BlockLife, Exported, GpuPool, PoolError, PoolOptions, PoolStream, SharedExtent};
 use glake_units::Bytes;
 use parking_lot::Mutex;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::owned::{OwnedEvent, OwnedStream};
-use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_device::{DeviceId, Driver, EventKind, Faults, Recorder};
+use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_stitch::{Borrow, Settings};
 use glake_tiers::{GpuPool, PoolOptions, PoolStream};
 use glake_units::Bytes;

@@ -1,6 +1,6 @@
 //! What a pool and its device look like, to be compared.
 
-use glake_device::sim::Census;
+use glake_sim::Census;
 use glake_stitch::{BlockInfo, Gauge, PoolGauges, Segment, Stats};
 use glake_tiers::GpuPool;
 use glake_units::Bytes;

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use glake_device::sim::Simulator;
 use glake_device::{Address, DriverError, KernelMemory, Touch};
+use glake_sim::Simulator;
 use glake_tiers::{Block, GpuPool, PoolError};
 use parking_lot::Mutex;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use glake_device::owned::DeviceSet;
-use glake_device::sim::Simulator;
 use glake_device::{Address, DeviceId};
+use glake_sim::Simulator;
 use glake_units::Bytes;
 
 use super::place::Place;

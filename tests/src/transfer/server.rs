@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, Epochs, Pages, Registration};
-use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
-use glake_device::topology::{self, Topology};
+use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver, Faults};
+use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_tiers::{GpuPool, PoolOptions};
 use glake_transfer::graph::{GpuLinks, PathGraph};
 use glake_transfer::{Engine, EngineOptions};
@@ -35,7 +35,7 @@ impl ServerShape {
     /// There is no model of that name.
     #[allow(clippy::unwrap_used)]
     pub fn named(name: &str) -> Self {
-        ServerShape::of(topology::load(name).unwrap())
+        ServerShape::of(glake_sim::load(name).unwrap())
     }
 
     fn of(topology: SimTopology) -> Self {

@@ -230,9 +230,9 @@ impl DriverError {
     }
 
     /// Nothing was made that the driver would have to be asked for: what it calls not supported.
-    pub(crate) const UNSUPPORTED: u32 = 801;
+    pub const UNSUPPORTED: u32 = 801;
     /// Not allowed while a stream is captured.
-    pub(crate) const CAPTURING: u32 = 900;
+    pub const CAPTURING: u32 = 900;
 
     /// CUDA's number for it: the one that the driver answered, or the one that it would have. `None` where it has none: what only the
     /// simulator can tell, and what the operating system refused.

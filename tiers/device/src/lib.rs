@@ -1,17 +1,15 @@
 //! The only seam between GLake and hardware.
 //!
 //! ```text
-//! ffi ─► runtime ─► transfer ─► tiers ─► glake-device ─► libcuda | simulated device
+//! ffi ─► runtime ─► transfer ─► tiers ─► glake-device ─► libcuda
 //!
 //!             ┌ fault ┐ ┌ record ┐ ┌ lag ┐          decorators: each wraps any driver
-//!  owned ───► │       │►│        │►│     │► cuda | sim
+//!  owned ───► │       │►│        │►│     │► cuda | glake_sim::Simulator
 //!             └───────┘ └────────┘ └─────┘
 //! ```
 //!
 //! [`Driver`] holds the raw verbs; [`owned`] makes them safe.
 
-#[cfg(feature = "conformance")]
-pub mod conformance;
 mod cuda;
 mod decorate;
 mod driver;
@@ -22,7 +20,6 @@ mod lag;
 mod nvml;
 pub mod owned;
 mod record;
-pub mod sim;
 #[cfg(test)]
 mod stub;
 pub mod topology;

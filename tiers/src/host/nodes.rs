@@ -18,7 +18,7 @@ pub fn nodes_of(topology: &Topology, paths: DeviceSet) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use glake_device::DeviceId;
-    use glake_device::topology::load;
+    use glake_sim::load;
 
     use super::*;
 

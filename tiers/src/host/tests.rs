@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use glake_device::owned::{self, Buffer, OwnedStream};
-use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_device::{
     DeviceId, Driver, DriverError, Fault, Faults, Injected, PointerKind, Recorder, Touch, Verb, When,
 };
+use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 use proptest::prelude::*;
 
 use super::*;

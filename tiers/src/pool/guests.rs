@@ -73,8 +73,8 @@ mod tests {
     use std::time::Duration;
 
     use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream};
-    use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
     use glake_device::{Driver, DriverError, EventKind, Fault, Faults, Injected, Refusal, Touch, Verb, When};
+    use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 
     use super::*;
     use crate::{PoolError, PoolOptions};

@@ -179,8 +179,8 @@ mod tests {
     use std::time::Duration;
 
     use glake_device::owned::OwnedStream;
-    use glake_device::sim::{Census, SimOptions, SimTopology, Simulator};
     use glake_device::{Address, Driver, Fault, Faults, Injected, Refusal, Stream, Touch, Verb, When};
+    use glake_sim::{Census, SimOptions, SimTopology, Simulator};
     use glake_stitch::Settings;
     use glake_units::Bytes;
 

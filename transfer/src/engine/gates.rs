@@ -317,7 +317,7 @@ mod tests {
     use glake_device::Driver;
     use glake_device::EventKind;
     use glake_device::owned::{OwnedEvent, OwnedStream};
-    use glake_device::sim::{Census, SimOptions, Simulator};
+    use glake_sim::{Census, SimOptions, Simulator};
 
     use super::*;
 

@@ -172,12 +172,12 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use glake_device::topology::{self, Topology};
+    use glake_device::topology::Topology;
 
     use super::*;
 
     fn gpus() -> Vec<GpuLinks> {
-        GpuLinks::of(&Topology::from(&topology::load("h20x8").unwrap()))
+        GpuLinks::of(&Topology::from(&glake_sim::load("h20x8").unwrap()))
     }
 
     fn key() -> CacheKey {

@@ -196,13 +196,13 @@ fn cut(
 mod tests {
     use glake_device::DeviceId;
     use glake_device::owned::DeviceSet;
-    use glake_device::topology::{self, Topology};
+    use glake_device::topology::Topology;
 
     use super::super::{Ceiling, Direction, GpuLinks, Load};
     use super::*;
 
     fn graph(name: &str) -> PathGraph {
-        PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology::load(name).unwrap())))
+        PathGraph::conservative(&GpuLinks::of(&Topology::from(&glake_sim::load(name).unwrap())))
     }
 
     fn ask(size: Bytes, load: &Load) -> Ask<'_> {
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn small_copies_of_one_of_two_gpus_are_not_split() {
-        let (load, gpus) = (Load::new(), GpuLinks::of(&Topology::from(&topology::load("h200x4").unwrap())));
+        let (load, gpus) = (Load::new(), GpuLinks::of(&Topology::from(&glake_sim::load("h200x4").unwrap())));
         let (two, four) = (PathGraph::conservative(&gpus[..2]), PathGraph::conservative(&gpus));
         let paths = |graph, direction, size| split(graph, &Ask { direction, ..ask(size, &load) }).len();
         for direction in [Direction::ToGpu, Direction::FromGpu] {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{self, Buffer, OwnedEvent, OwnedStream, Span};
-use glake_device::sim::Census;
 use glake_device::{DeviceId, EventKind};
+use glake_sim::Census;
 use glake_tiers::HostBlock;
 use glake_transfer::{CopyOptions, PathStatistics, UserStream};
 use glake_units::Bytes;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use glake_device::sim::Census;
 use glake_device::{Address, Stream};
+use glake_sim::Census;
 use glake_tiers::{
     Block, CopyPolicy, GpuPool, Policy, PoolStream, Refilled, Region, RegionOptions, Shrunk, Store, Transit,
 };

@@ -1,7 +1,7 @@
 //! Everything goes back to the device, and comes again when it is asked for.
 
 use glake_device::owned::OwnedStream;
-use glake_device::sim::Census;
+use glake_sim::Census;
 use glake_stitch::Stats;
 use glake_units::Bytes;
 

@@ -60,7 +60,7 @@ fn link(link: &HostLink) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::topology::load;
+    use glake_sim::load;
 
     use super::*;
 

@@ -72,7 +72,8 @@ fn way_of(direction: Direction) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::topology::{Topology, load};
+    use glake_device::topology::Topology;
+    use glake_sim::load;
     use glake_transfer::graph::GpuLinks;
 
     use super::*;

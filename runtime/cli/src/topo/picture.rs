@@ -115,7 +115,8 @@ fn nvlink(topology: &Topology) -> String {
 #[cfg(test)]
 mod tests {
     use glake_device::DeviceId;
-    use glake_device::topology::{CpuSide, HostCeilings, PeerLink, load};
+    use glake_device::topology::{CpuSide, HostCeilings, PeerLink};
+    use glake_sim::load;
     use glake_units::Bytes;
 
     use super::*;

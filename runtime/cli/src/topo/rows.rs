@@ -63,7 +63,7 @@ pub fn peers(topology: &Topology) -> Option<Rows> {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::topology::load;
+    use glake_sim::load;
 
     use super::*;
 

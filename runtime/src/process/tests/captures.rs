@@ -1,7 +1,7 @@
 //! Captures as torch makes them: a pool is begun before its capture, and ended after it, unless the capture fails.
 
 use glake_device::CaptureState;
-use glake_device::sim::SimTopology;
+use glake_sim::SimTopology;
 
 use super::*;
 

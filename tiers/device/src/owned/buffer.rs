@@ -95,38 +95,3 @@ impl Buffer {
         self.reservation.write(offset, bytes)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::owned::{self, OwnedStream, Pages, Registration};
-    use crate::sim::{Census, SimOptions, SimTopology, Simulator};
-    use crate::{Driver, Refusal};
-
-    #[test]
-    fn bytes_come_and_go_over_every_device_that_may_touch_it() {
-        let topology = SimTopology::uniform(3, Bytes::mib(64));
-        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
-        let driver: Arc<dyn Driver> = sim.clone();
-        let epochs = Epochs::new(driver.clone());
-        let size = Bytes::mib(4);
-        let buffer = Arc::new(Buffer::new(&epochs, DeviceId(0), size, DeviceSet::of(DeviceId(1))).unwrap());
-        let mut pinned = Registration::new(&epochs, Pages::new(size, 1).unwrap()).unwrap();
-        pinned.as_mut_slice().fill(9);
-        let pinned = Arc::new(pinned);
-        let from = Span::pinned(&pinned, Bytes::ZERO, size).unwrap();
-        let to = buffer.span(Bytes::ZERO, size).unwrap();
-        assert!(buffer.span(size, Bytes::new(1)).is_none());
-        let stream = OwnedStream::new(&driver, DeviceId(1)).unwrap();
-        owned::copy(&*driver, DeviceId(1), stream.id(), &to, &from).unwrap();
-        stream.synchronize().unwrap();
-        let mut bytes = vec![0; 4 << 20];
-        buffer.read(Bytes::ZERO, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|byte| *byte == 9));
-        let third = OwnedStream::new(&driver, DeviceId(2)).unwrap();
-        let refused = owned::copy(&*driver, DeviceId(2), third.id(), &to, &from).unwrap_err();
-        assert!(matches!(refused, DriverError::Refused { reason: Refusal::NoPeerAccess, .. }), "{refused}");
-        drop((to, from, buffer, pinned, stream, third));
-        assert_eq!(sim.census(), Census::default());
-    }
-}

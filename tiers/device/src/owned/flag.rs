@@ -67,39 +67,3 @@ impl Flag {
         unsafe { AtomicU32::from_ptr(word) }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::owned::{OwnedEvent, OwnedStream};
-    use crate::sim::{Census, SimOptions, SimTopology, Simulator};
-    use crate::{DeviceId, Driver, EventKind};
-
-    #[test]
-    fn the_host_and_streams_of_all_devices_set_it() {
-        let topology = SimTopology::uniform(2, Bytes::mib(64));
-        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
-        let driver: Arc<dyn Driver> = sim.clone();
-        let epochs = Epochs::new(driver.clone());
-        let flags = Flag::several(&epochs, 3).unwrap();
-        let streams = [DeviceId(0), DeviceId(1)].map(|device| OwnedStream::new(&driver, device).unwrap());
-        let passed = OwnedEvent::new(&driver, DeviceId(0), EventKind::Plain).unwrap();
-        let await_flag = |flag: &Flag, value| {
-            flag.await_on(streams[0].of(), value, Compare::AtLeast).unwrap();
-            passed.record(streams[0].id()).unwrap();
-        };
-        await_flag(&flags[0], 7);
-        assert!(!passed.is_passed().unwrap());
-        flags[1].set(7);
-        flags[0].set(6);
-        assert!(!passed.is_passed().unwrap());
-        flags[0].set(8);
-        assert!(passed.is_passed().unwrap());
-        await_flag(&flags[2], 1);
-        flags[2].set_on(streams[1].of(), 5).unwrap();
-        passed.synchronize().unwrap();
-        assert_eq!([0, 1, 2].map(|at: usize| flags[at].get()), [8, 7, 5]);
-        drop((flags, streams, passed, epochs));
-        assert_eq!(sim.census(), Census::default());
-    }
-}

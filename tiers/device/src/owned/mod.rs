@@ -17,7 +17,7 @@
 mod blocks;
 mod buffer;
 mod devices;
-pub(crate) mod digest;
+pub mod digest;
 mod epoch;
 mod event;
 mod extent;
@@ -30,8 +30,6 @@ mod reservation;
 mod span;
 mod stream;
 mod table;
-#[cfg(test)]
-mod tests;
 mod uncached;
 
 pub use blocks::{Blocks, Piece, Side, copy_piece, copy_pieces};

@@ -52,7 +52,7 @@ impl CpuSide {
     }
 
     /// A model's: one node a socket, with nothing known of its CPUs.
-    pub(super) fn of_sockets(sockets: impl Iterator<Item = u32>) -> CpuSide {
+    pub fn of_sockets(sockets: impl Iterator<Item = u32>) -> CpuSide {
         let sockets: BTreeSet<u32> = sockets.collect();
         let node = |&id: &u32| NumaNode { id, cpus: CpuList::default(), memory: None };
         CpuSide {

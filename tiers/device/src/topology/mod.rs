@@ -1,19 +1,16 @@
-//! What this machine, or the one being simulated, looks like: GPUs, links, NUMA nodes, ceilings.
+//! What a machine looks like: GPUs, links, NUMA nodes, ceilings.
 //!
 //! ```text
-//!   machine:  driver's devices ─┐
-//!             sysfs ────────────┼─► Topology          whatever is not known is `None`
-//!             NVML ─────────────┘      ▲
-//!   model:    preset or file ─► SimTopology ─► the simulator
+//!   driver's devices ─┐
+//!   sysfs ────────────┼─► Topology          whatever is not known is `None`
+//!   NVML ─────────────┘
 //! ```
 //!
-//! Reading a machine never fails: a source that is absent leaves gaps. Reading a file fails with one line.
+//! Reading a machine never fails: a source that is absent leaves gaps. A simulated server has a topology too.
 //! With the feature `hwloc`, the module of that name reads the CPU side from libhwloc too; sysfs is the default because a binary
 //! linked with libhwloc does not start where it is absent.
 
 mod cpus;
-mod error;
-mod file;
 #[cfg(feature = "hwloc")]
 pub mod hwloc;
 mod nvlink;
@@ -21,14 +18,11 @@ mod pcie;
 
 use std::path::Path;
 
-use glake_units::Bytes;
+use glake_units::{Bandwidth, Bytes};
 
-use crate::sim::{Bandwidth, SimTopology};
 use crate::{DeviceId, DeviceInfo};
 
 pub use cpus::{CpuList, CpuSide, NumaNode};
-pub use error::TopologyError;
-pub use file::{PRESETS, load};
 
 /// A server's GPUs and what lies between them.
 #[derive(Clone, Debug, PartialEq)]
@@ -170,65 +164,9 @@ impl Topology {
     }
 }
 
-/// A model as a topology.
-impl From<&SimTopology> for Topology {
-    fn from(model: &SimTopology) -> Topology {
-        let link = |link: &crate::sim::SimLink| HostLink {
-            to_gpu: link.to_gpu,
-            from_gpu: link.from_gpu,
-            nominal: false,
-        };
-        let ids = || (0_u32..).map(DeviceId).zip(&model.gpus);
-        let mut peers = Vec::new();
-        for (a, first) in ids() {
-            for (b, second) in ids().filter(|(b, _)| *b > a) {
-                if let (Some(x), Some(y)) = (first.nvlink, second.nvlink) {
-                    peers.push(PeerLink { a, b, bandwidth: Some(if x < y { x } else { y }), lanes: None });
-                }
-            }
-        }
-        Topology {
-            name: model.name.clone(),
-            simulated: true,
-            cpus: CpuSide::of_sockets(model.gpus.iter().map(|gpu| gpu.socket)),
-            host: HostCeilings {
-                read: model.host.read.ceiling(),
-                write: model.host.write.ceiling(),
-                both: model.host.both,
-                far_socket: model.host.far_socket,
-            },
-            devices: ids()
-                .map(|(id, gpu)| DeviceNode {
-                    id,
-                    name: gpu.name.clone(),
-                    memory: gpu.memory,
-                    pci: None,
-                    node: Some(gpu.socket),
-                    link: Some(link(&gpu.link)),
-                    switch: gpu.switch,
-                })
-                .collect(),
-            switches: model.switches.iter().map(|switch| Switch { link: Some(link(switch)) }).collect(),
-            peers,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_model_becomes_a_topology() {
-        let topology = Topology::from(&load("a100x8").unwrap());
-        assert!(topology.simulated);
-        assert_eq!((topology.devices.len(), topology.switches.len(), topology.peers.len()), (8, 4, 28));
-        assert_eq!(topology.cpus.packages, 2);
-        assert_eq!(topology.devices[7].switch, Some(3));
-        let pair = topology.peer(DeviceId(6), DeviceId(2)).unwrap();
-        assert_eq!((pair.a, pair.bandwidth), (DeviceId(2), Some(Bandwidth(250.0))));
-        assert!(topology.peer(DeviceId(1), DeviceId(1)).is_none());
-    }
 
     #[test]
     fn this_machine_can_be_read() {

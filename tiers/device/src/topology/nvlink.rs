@@ -5,8 +5,8 @@ use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::structs::device::FieldId;
 
 use super::PeerLink;
-use crate::sim::Bandwidth;
 use crate::{DeviceId, DeviceInfo, nvml};
+use glake_units::Bandwidth;
 
 /// More links than a GPU has: 18 on Hopper and Blackwell.
 const MOST_LINKS: u32 = 36;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::HostLink;
-use crate::sim::Bandwidth;
+use glake_units::Bandwidth;
 
 /// What sysfs says of a PCI device; everything else is unknown.
 #[derive(Clone, Debug, Default, PartialEq)]

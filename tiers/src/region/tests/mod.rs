@@ -12,8 +12,8 @@ mod withheld;
 use std::time::Duration;
 
 use glake_device::owned::{Epochs, OwnedStream, Span};
-use glake_device::sim::{Census, Simulator};
 use glake_device::{Address, DeviceId, Driver, DriverError, Faults, Recorder, Stream, Touch};
+use glake_sim::{Census, Simulator};
 use glake_stitch::StitchError;
 
 use super::*;

@@ -10,8 +10,8 @@ mod peer;
 use std::path::Path;
 
 use glake_device::owned::{Epochs, Span};
-use glake_device::sim::{Census, Simulator};
 use glake_device::{DeviceId, Driver, Faults, Stream};
+use glake_sim::{Census, Simulator};
 use glake_units::Bytes;
 use tempfile::TempDir;
 

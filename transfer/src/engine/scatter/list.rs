@@ -212,8 +212,8 @@ mod tests {
     use std::sync::Arc;
 
     use glake_device::owned::Span;
-    use glake_device::sim::{SimOptions, SimTopology, Simulator};
     use glake_device::{Address, CopyRequest};
+    use glake_sim::{SimOptions, SimTopology, Simulator};
     use proptest::prelude::*;
 
     use super::*;

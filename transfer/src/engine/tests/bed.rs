@@ -5,9 +5,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
-use glake_device::sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Faults, Stream};
+use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_units::Bytes;
 
 use crate::graph::{Direction, GpuLinks, PathGraph};
@@ -47,7 +47,7 @@ impl Bed {
     pub(super) fn made(name: &str, options: EngineOptions, device: SimOptions) -> Bed {
         let topology = match name {
             "uniform" => SimTopology::uniform(4, Bytes::gib(1)),
-            name => glake_device::topology::load(name).unwrap(),
+            name => glake_sim::load(name).unwrap(),
         };
         let gpus: DeviceSet = (0..u32::try_from(topology.gpus.len()).unwrap()).map(DeviceId).collect();
         let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));

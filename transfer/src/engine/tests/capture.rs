@@ -99,12 +99,7 @@ fn a_captured_copy_is_the_drivers_one_node_unless_asked() {
 }
 
 /// A copy in a capture of its own.
-fn capture(
-    bed: &Bed,
-    to: &Span,
-    from: &Span,
-    on: UserStream,
-) -> glake_device::Result<glake_device::sim::Graph> {
+fn capture(bed: &Bed, to: &Span, from: &Span, on: UserStream) -> glake_device::Result<glake_sim::Graph> {
     bed.sim.begin_capture(on.device, on.raw)?;
     bed.engine().copy(to, from, on, UNWAITED).unwrap();
     bed.sim.end_capture(on.device, on.raw)

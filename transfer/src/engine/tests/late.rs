@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use glake_device::owned::{self, OwnedStream, Span};
-use glake_device::sim::SimOptions;
 use glake_device::{DeviceId, Fault, Injected, Touch, Verb, When};
+use glake_sim::SimOptions;
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};

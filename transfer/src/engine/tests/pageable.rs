@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use glake_device::owned::{self, Buffer, DeviceSet, Span};
-use glake_device::sim::Clock;
 use glake_device::{Address, DeviceId, Fault, Injected, Touch, Verb, When};
+use glake_sim::Clock;
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends, fill, length};

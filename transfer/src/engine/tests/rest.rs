@@ -6,8 +6,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{DeviceSet, OwnedStream, Span};
-use glake_device::sim::Clock;
 use glake_device::{DeviceId, Driver, Fault, Injected, Verb, When};
+use glake_sim::Clock;
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use glake_device::Driver as _;
 use glake_device::owned::{DeviceSet, OwnedStream, Span};
-use glake_device::sim::SimOptions;
 use glake_device::{Address, DeviceId, Fault, Injected, PointerKind, Stream, Verb, When};
+use glake_sim::SimOptions;
 use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};

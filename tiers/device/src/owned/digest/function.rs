@@ -41,7 +41,7 @@ impl fmt::Display for Digest {
 }
 
 /// What bytes add to a sum, the first word of which stands at `position`.
-pub(crate) fn sum(bytes: &[u8], position: u64) -> u64 {
+pub fn sum(bytes: &[u8], position: u64) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);

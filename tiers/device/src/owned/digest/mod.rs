@@ -21,13 +21,13 @@ use crate::{
     Address, DeviceId, DriverError, EventKind, HostKernel, Kernel, KernelMemory, LaunchRequest, Module,
     ModuleSource, PointerKind, Refusal, Result, Stream, Touch, Touched, Verb,
 };
-pub use function::Digest;
-#[cfg(feature = "conformance")]
-pub(crate) use function::sum;
+pub use function::{Digest, sum};
 
-pub(crate) const SOURCE: ModuleSource =
+/// The module of the digest kernel.
+pub const SOURCE: ModuleSource =
     ModuleSource { ptx: include_str!("digest.ptx"), host: &[HostKernel { name: KERNEL, body: host }] };
-pub(crate) const KERNEL: &str = "glake_digest";
+/// Its name there.
+pub const KERNEL: &str = "glake_digest";
 
 /// Threads of a block, and blocks of a launch.
 const THREADS: u32 = 512;
@@ -262,6 +262,3 @@ fn host(memory: &mut dyn KernelMemory, arguments: &[u64]) {
     }
     let _ = memory.write(Address(sums), &found);
 }
-
-#[cfg(test)]
-mod tests;

@@ -221,6 +221,3 @@ impl Drop for Gather {
 fn refused(address: Address, reason: Refusal) -> DriverError {
     DriverError::Refused { verb: VERB, address, reason }
 }
-
-#[cfg(test)]
-mod tests;

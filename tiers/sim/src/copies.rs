@@ -1,0 +1,95 @@
+//! Copies become work here: which bytes go where, over which pipes, and when the call returns.
+//!
+//! As CUDA has it: a copy between two ranges of host memory, and one to pageable memory, returns when it is done. One
+//! from pageable memory to a GPU returns when the last byte of the source has been read, which is not before the
+//! stream has come to it; the last piece of it may then still be on its way.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::context::ContextId;
+use super::denial::Checked;
+use super::enqueue::{Resolved, Returns};
+use super::flow::Load;
+use super::resolve::{Piece, Use};
+use super::route::End;
+use super::state::State;
+use super::timeline::Cost;
+use super::world::{Action, Segment};
+use glake_device::CopyRequest;
+
+/// What of a pageable source is on its way when the call returns: the driver's buffer for it.
+const STAGED: u64 = 64 << 10;
+/// How many nanoseconds that takes: 64 KiB at 55 GB/s.
+const LANDING: u64 = 1200;
+
+impl State {
+    pub(super) fn resolve_copies(&self, context: ContextId, requests: &[CopyRequest]) -> Checked<Resolved> {
+        let by = context.device.0 as usize;
+        let (mut pieces, mut segments, mut loads) = (Vec::new(), Vec::new(), Vec::<Load>::new());
+        let (mut reads_pageable, mut waits) = (false, false);
+        for request in requests {
+            let memory = &self.world.memory;
+            let sources = memory.resolve(context, request.from, request.size.get(), Use::Read)?;
+            let targets = memory.resolve(context, request.to, request.size.get(), Use::Write)?;
+            pairs(&sources, &targets, |from, to| {
+                let (route, cap) = self.plumbing.route(from.end, to.end, by);
+                match loads.iter_mut().find(|load| load.route == route && load.cap == cap) {
+                    Some(load) => load.bytes += from.size,
+                    None => loads.push(Load { route, bytes: from.size, cap }),
+                }
+                segments.push(Segment { to: to.pointer, from: from.pointer, size: from.size });
+                reads_pageable |= from.end == End::Pageable;
+                let on_host = from.end.gpu().is_none() && to.end.gpu().is_none();
+                waits |= to.end == End::Pageable || on_host;
+            });
+            pieces.extend(sources.into_iter().map(|piece| (piece, Use::Read)));
+            pieces.extend(targets.into_iter().map(|piece| (piece, Use::Write)));
+        }
+        let cost = Cost::Flow(self.latencies[by], loads);
+        let (action, returns) = match (waits, reads_pageable) {
+            (true, _) => (Action::Copy(segments), Returns::Done),
+            (false, true) => {
+                let last = split_off(&mut segments, STAGED);
+                let staging = Arc::new(Mutex::new(Vec::new()));
+                let land = Action::Land { last: last.clone(), from: staging.clone() };
+                (Action::Stage { first: segments, last, into: staging }, Returns::Read(land, LANDING))
+            }
+            (false, false) => (Action::Copy(segments), Returns::AtOnce),
+        };
+        Ok(Resolved { pieces, cost, action, returns })
+    }
+}
+
+/// Takes the last bytes of a list of segments.
+fn split_off(segments: &mut Vec<Segment>, mut size: u64) -> Vec<Segment> {
+    let mut last = Vec::new();
+    while size > 0
+        && let Some(mut segment) = segments.pop()
+    {
+        let taken = segment.size.min(size);
+        size -= taken;
+        segment.size -= taken;
+        let (to, from) = (segment.to + segment.size, segment.from + segment.size);
+        last.push(Segment { to, from, size: taken });
+        if segment.size > 0 {
+            segments.push(segment);
+        }
+    }
+    last
+}
+
+/// Visits two lists of pieces of equal length in parts that lie in one piece at both ends.
+fn pairs(sources: &[Piece], targets: &[Piece], mut visit: impl FnMut(&Piece, &Piece)) {
+    let (mut sources, mut targets) = (sources.iter().copied(), targets.iter().copied());
+    let (mut from, mut to) = (sources.next(), targets.next());
+    while let (Some(source), Some(target)) = (from, to) {
+        let size = source.size.min(target.size);
+        let (head, rest) = source.split(size);
+        from = if rest.size > 0 { Some(rest) } else { sources.next() };
+        let (target_head, rest) = target.split(size);
+        to = if rest.size > 0 { Some(rest) } else { targets.next() };
+        visit(&head, &target_head);
+    }
+}

@@ -1,0 +1,129 @@
+//! Physical memory: what a handle names.
+//!
+//! Memory that may be exported lies in a file of its own, sealed at its size, so that the descriptor is all that an
+//! importer needs, and so that the operating system keeps the bytes until the last process has let go of them. All
+//! other memory is a range of its device's arena.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::arena::Arena;
+use super::budget;
+use super::context::ContextId;
+use super::denial::{Checked, Denial};
+use super::order::Shadow;
+use super::system;
+use glake_device::{DeviceId, Place};
+use glake_units::Bytes;
+
+#[derive(Debug)]
+pub(super) struct Extent {
+    pub(super) place: Place,
+    pub(super) size: u64,
+    pub(super) backing: Backing,
+    /// How often it is mapped.
+    pub(super) mappings: u32,
+    /// Whether the handle is gone, and the memory stays for its mappings only.
+    pub(super) released: bool,
+    pub(super) kind: Kind,
+    /// The context that it was created in; none where that was another process's, or the host's memory.
+    pub(super) made_in: Option<ContextId>,
+    /// Its last uses.
+    pub(super) shadow: Shadow,
+}
+
+/// How memory was made, which says who reaches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// By handle: whom it was opened to.
+    Mapped,
+    /// As `cudaMalloc` does: its own GPU, and peers that were enabled.
+    Plain,
+    /// Out of a memory pool, as `cudaMallocAsync` does: its own GPU, whoever was enabled.
+    Pool,
+    /// As `cudaMallocManaged` does: everyone.
+    Managed,
+}
+
+#[derive(Debug)]
+pub(super) enum Backing {
+    /// A range of the arena.
+    Arena { offset: u64 },
+    /// A file of its own.
+    Own(Own),
+}
+
+/// A file of memory, and where all of it is mapped.
+#[derive(Debug)]
+pub(super) struct Own {
+    file: OwnedFd,
+    base: u64,
+    size: u64,
+    /// Whether it counts as memory of the device: another process's does not.
+    pub(super) counted: bool,
+}
+
+impl Own {
+    pub(super) fn new(file: OwnedFd, size: u64, counted: bool) -> Checked<Self> {
+        if !budget::take(1) {
+            return Err(Denial::OutOfMemory(Bytes::new(size)));
+        }
+        let base = system::map_whole(file.as_fd(), size).inspect_err(|_| budget::give(1))?;
+        Ok(Own { file, base, size, counted })
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this file's own, and the extent that was read through it is gone.
+        let _ = unsafe { system::unreserve(self.base, self.size) };
+        budget::give(1);
+    }
+}
+
+impl Extent {
+    pub(super) fn new(place: Place, size: u64, backing: Backing) -> Self {
+        Extent {
+            place,
+            size,
+            backing,
+            mappings: 0,
+            released: false,
+            kind: Kind::Mapped,
+            made_in: None,
+            shadow: Shadow::default(),
+        }
+    }
+
+    /// Where the byte at `offset` can be reached.
+    pub(super) fn pointer(&self, arena: &Arena, offset: u64) -> u64 {
+        match &self.backing {
+            Backing::Arena { offset: start } => arena.pointer(start + offset),
+            Backing::Own(own) => own.base + offset,
+        }
+    }
+
+    /// The file that it lies in, and where.
+    pub(super) fn file<'a>(&'a self, arena: &'a Arena) -> (BorrowedFd<'a>, u64) {
+        match &self.backing {
+            Backing::Arena { offset } => (arena.file(), *offset),
+            Backing::Own(own) => (own.file.as_fd(), 0),
+        }
+    }
+}
+
+/// The name of a file of memory: it tells an importer where the memory lies.
+pub(super) fn file_name(place: Place) -> String {
+    match place {
+        Place::Gpu(device) => format!("glake-gpu-{}", device.0),
+        Place::HostNuma(node) => format!("glake-node-{node}"),
+    }
+}
+
+/// What [`file_name`] says, read back from the name that the kernel shows.
+pub(super) fn place_of(name: &str) -> Option<Place> {
+    let name = name.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)");
+    if let Some(index) = name.strip_prefix("glake-gpu-") {
+        return index.parse().ok().map(|index| Place::Gpu(DeviceId(index)));
+    }
+    name.strip_prefix("glake-node-")?.parse().ok().map(Place::HostNuma)
+}

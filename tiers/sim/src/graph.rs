@@ -1,0 +1,97 @@
+//! Graphs: recorded work, launched as often as wanted.
+//!
+//! Invariant: an operation runs in its own context, after those that it was recorded behind and after nothing else of
+//! its graph; a launch takes the place of one piece of work on its stream.
+
+use super::context::ContextId;
+use super::denial::Checked;
+use super::order::{Epoch, VectorClock};
+use super::request::Request;
+use super::state::State;
+use super::timeline::{Cost, Point};
+use super::world::Work;
+use glake_device::Stream;
+
+/// Recorded work, to be launched as often as wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    nodes: Vec<Node>,
+}
+
+/// An operation.
+#[derive(Clone, Debug)]
+struct Node {
+    context: ContextId,
+    request: Request,
+    /// Earlier ones that it comes after.
+    after: Vec<usize>,
+}
+
+impl Graph {
+    /// How many operations were recorded.
+    pub fn operations(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Records an operation; its number.
+    pub(super) fn add(&mut self, context: ContextId, request: Request, after: Vec<usize>) -> usize {
+        self.nodes.push(Node { context, request, after });
+        self.nodes.len() - 1
+    }
+
+    /// Whether all of `nodes` are among `tail` or before it.
+    pub(super) fn leads_to(&self, tail: &[usize], nodes: &[usize]) -> bool {
+        let mut before = vec![false; self.nodes.len()];
+        let mut next = tail.to_vec();
+        while let Some(node) = next.pop() {
+            if !std::mem::replace(&mut before[node], true) {
+                next.extend_from_slice(&self.nodes[node].after);
+            }
+        }
+        nodes.iter().all(|node| before[*node])
+    }
+}
+
+impl State {
+    pub(super) fn launch_graph(&mut self, graph: &Graph, context: ContextId, stream: Stream) -> Checked<()> {
+        let origin = self.lane(context, stream)?;
+        self.not_capturing(origin)?;
+        let mut start = self.implied_points(origin);
+        start.push(self.timeline.last(origin));
+        let begun = self.streams.order(origin).clock;
+        let mut done: Vec<(Point, VectorClock)> = Vec::new();
+        let mut outcome = Ok(());
+        for node in &graph.nodes {
+            let own = self.add_branch(node.context)?;
+            let mut points = start.clone();
+            let mut clock = begun.clone();
+            for (point, before) in node.after.iter().filter_map(|node| done.get(*node)) {
+                points.push(*point);
+                clock.join(before);
+            }
+            self.come_after(own.0, points, &clock);
+            outcome = self.enqueue(node.context, own, node.request.clone()).map(drop);
+            let clock = self.streams.get(own.0).map(|state| state.clock.clone()).unwrap_or_default();
+            done.push((self.timeline.last(own.0), clock));
+            self.remove_stream(node.context, own)?;
+            if outcome.is_err() {
+                break;
+            }
+        }
+        let mut clock = VectorClock::default();
+        done.iter().for_each(|(_, of)| clock.join(of));
+        self.come_after(origin, done.into_iter().map(|(point, _)| point).collect(), &clock);
+        outcome
+    }
+
+    /// What is enqueued on a lane from now on comes after these points, and what is ordered before them.
+    pub(super) fn come_after(&mut self, lane: u64, points: Vec<Point>, clock: &VectorClock) {
+        let mut order = self.streams.order(lane);
+        order.completes(clock);
+        let mut after = self.implied_points(lane);
+        after.extend(points);
+        let point = self.timeline.issue(lane, after, Cost::None, Work::nothing());
+        self.streams.enqueued(Epoch { lane, n: point.n }, order);
+        self.timeline.settle(&mut self.world);
+    }
+}

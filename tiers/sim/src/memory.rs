@@ -1,0 +1,357 @@
+//! All memory of a simulated server: extents, where they are mapped, and what addresses mean.
+//!
+//! Invariants: an extent lives while its handle or a mapping does; what an address resolves to stays so while
+//! anything holds it (`hold`), since unmapping and unregistering are refused until then.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use glake_units::Bytes;
+
+use super::arena::Arena;
+use super::context::{ContextId, ContextKind};
+use super::denial::{Checked, Denial, refuse};
+use super::extent::{Backing, Extent, Kind, Own, file_name, place_of};
+use super::host::HostTable;
+use super::order::Shadow;
+use super::space::AddressSpace;
+use super::system::{self, GRANULE};
+use glake_device::{
+    Access, Address, DeviceId, ExtentProperties, Handle, Place, PointerKind, Protection, Refusal,
+};
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    // Before the arenas: mappings go before what they map.
+    pub(super) space: AddressSpace,
+    pub(super) host_table: HostTable,
+    /// Last uses of host memory, by address.
+    pub(super) host_shadow: Shadow,
+    extents: HashMap<Handle, Extent>,
+    gpus: Vec<Arena>,
+    host: Arena,
+    sockets: u32,
+    /// For each device, whether its memory can be exported.
+    exportable: Vec<bool>,
+    /// For each device, which others may touch its plain memory.
+    guests: Vec<u64>,
+    next: u64,
+}
+
+impl Memory {
+    pub(super) fn new(gpus: Vec<Arena>, host: Arena, sockets: u32, exportable: Vec<bool>) -> Self {
+        let guests = vec![0; gpus.len()];
+        Memory {
+            space: AddressSpace::default(),
+            host_table: HostTable::default(),
+            host_shadow: Shadow::default(),
+            extents: HashMap::new(),
+            gpus,
+            host,
+            sockets,
+            exportable,
+            guests,
+            next: 1,
+        }
+    }
+
+    /// Free and total memory of a device.
+    pub(super) fn info(&mut self, device: DeviceId) -> Checked<(Bytes, Bytes)> {
+        self.device(device)?;
+        let arena = &mut self.gpus[device.0 as usize];
+        let (used, total) = (arena.used()?, arena.capacity());
+        Ok((total.saturating_sub(used), total))
+    }
+
+    /// The index of a device that exists.
+    pub(super) fn device(&self, device: DeviceId) -> Checked<usize> {
+        let index = device.0 as usize;
+        if index < self.gpus.len() {
+            return Ok(index);
+        }
+        Err(Denial::NoSuchDevice { device, count: u32::try_from(self.gpus.len()).unwrap_or(u32::MAX) })
+    }
+
+    pub(super) fn granularity(&self, properties: ExtentProperties) -> Checked<Bytes> {
+        self.place(properties.place)?;
+        Ok(Bytes::new(GRANULE))
+    }
+
+    pub(super) fn create(&mut self, size: u64, properties: ExtentProperties) -> Checked<Handle> {
+        let place = properties.place;
+        self.place(place)?;
+        if size == 0 || !size.is_multiple_of(GRANULE) {
+            return refuse(Address(0), Refusal::InvalidValue);
+        }
+        if let Place::Gpu(device) = place
+            && properties.exportable
+            && !self.exportable[self.device(device)?]
+        {
+            return Err(Denial::Unsupported);
+        }
+        let arena = arena_mut(&mut self.gpus, &mut self.host, place);
+        let backing = if properties.exportable {
+            arena.charge(size)?;
+            let own = system::memory_file(&file_name(place), size, true)
+                .map_err(Denial::from)
+                .and_then(|file| Own::new(file, size, true));
+            Backing::Own(own.inspect_err(|_| arena.credit(size))?)
+        } else {
+            Backing::Arena { offset: arena.take(size)? }
+        };
+        Ok(self.add(Extent::new(place, size, backing)))
+    }
+
+    pub(super) fn release(&mut self, handle: Handle) -> Checked<()> {
+        let known = handle.0 > 0 && handle.0 < self.next;
+        match self.extents.get_mut(&handle) {
+            Some(extent) if !extent.released => {
+                extent.released = true;
+                self.drop_if_unused(handle)
+            }
+            _ if known => refuse(Address(0), Refusal::ReleasedTwice),
+            _ => refuse(Address(0), Refusal::UnknownHandle),
+        }
+    }
+
+    pub(super) fn map(&mut self, start: u64, size: u64, handle: Handle) -> Checked<()> {
+        let Some(extent) = self.extents.get_mut(&handle).filter(|extent| !extent.released) else {
+            return refuse(Address(start), Refusal::UnknownHandle);
+        };
+        if extent.size != size {
+            return refuse(Address(start), Refusal::InvalidValue);
+        }
+        let (file, offset) = extent.file(arena(&self.gpus, &self.host, extent.place));
+        self.space.map(start, size, handle, file, offset)?;
+        extent.mappings += 1;
+        Ok(())
+    }
+
+    pub(super) fn unmap(&mut self, start: u64, size: u64) -> Checked<()> {
+        for handle in self.space.unmap(start, size)? {
+            if let Some(extent) = self.extents.get_mut(&handle) {
+                extent.mappings -= 1;
+                self.drop_if_unused(handle)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_access(&mut self, start: u64, size: u64, access: &[Access]) -> Checked<()> {
+        for one in access {
+            self.device(one.device)?;
+        }
+        self.space.set_access(start, size, access)
+    }
+
+    /// Memory that is not mapped by the caller: mapped whole, and its owner's.
+    pub(super) fn alloc(&mut self, kind: Kind, device: DeviceId, size: u64) -> Checked<Address> {
+        self.device(device)?;
+        let size = size.max(1).next_multiple_of(GRANULE);
+        let properties = ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false };
+        let access = [Access { device, protection: Protection::ReadWrite }];
+        let start = self.space.reserve(size)?;
+        let filled = self.create(size, properties).and_then(|handle| {
+            if let Some(extent) = self.extents.get_mut(&handle) {
+                extent.kind = kind;
+            }
+            let mapped = self.map(start.0, size, handle);
+            let mapped = mapped.and_then(|()| self.space.set_access(start.0, size, &access));
+            self.release(handle).and(mapped)
+        });
+        if let Err(denial) = filled {
+            self.space.unreserve(start.0, size)?;
+            return Err(denial);
+        }
+        Ok(start)
+    }
+
+    pub(super) fn free(&mut self, start: Address) -> Checked<()> {
+        let found = self.space.find(start.0).filter(|(at, _)| *at == start.0).map(|(_, mapping)| *mapping);
+        let Some(mapping) = found.filter(|mapping| self.is_program(mapping.extent)) else {
+            return refuse(start, Refusal::UnknownHandle);
+        };
+        self.unmap(start.0, mapping.size)?;
+        self.space.unreserve(start.0, mapping.size)
+    }
+
+    pub(super) fn export(&self, handle: Handle) -> Checked<OwnedFd> {
+        match self.extents.get(&handle).filter(|extent| !extent.released) {
+            None => refuse(Address(0), Refusal::UnknownHandle),
+            Some(Extent { backing: Backing::Arena { .. }, .. }) => refuse(Address(0), Refusal::InvalidValue),
+            Some(extent) => {
+                let (file, _) = extent.file(arena(&self.gpus, &self.host, extent.place));
+                Ok(file.try_clone_to_owned()?)
+            }
+        }
+    }
+
+    pub(super) fn import(&mut self, shared: BorrowedFd<'_>) -> Checked<Handle> {
+        let wrong = || Denial::Refused(Address(0), Refusal::InvalidValue);
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", shared.as_raw_fd()))?;
+        let place = name.to_str().and_then(place_of).ok_or_else(wrong)?;
+        self.place(place)?;
+        let size = system::sealed_size(shared)?.filter(|size| *size > 0).ok_or_else(wrong)?;
+        let own = Own::new(shared.try_clone_to_owned()?, size, false)?;
+        Ok(self.add(Extent::new(place, size, Backing::Own(own))))
+    }
+
+    /// Opens a peer's plain memory to a context; that is none of it where the context is one of our own.
+    pub(super) fn enable_peer_access(&mut self, context: ContextId, peer: DeviceId) -> Checked<()> {
+        let (guest, owner) = (self.device(context.device)?, self.device(peer)?);
+        if guest == owner {
+            return refuse(Address(0), Refusal::InvalidValue);
+        }
+        if context.kind == ContextKind::Primary {
+            self.guests[owner] |= 1 << guest;
+        }
+        Ok(())
+    }
+
+    /// The context of a device has gone: it may touch no peer's plain memory any more, nor they its own.
+    pub(super) fn forget_peers(&mut self, device: DeviceId) {
+        for (owner, guests) in (0_u32..).zip(&mut self.guests) {
+            *guests &= if owner == device.0 { 0 } else { !(1 << (device.0 % 64)) };
+        }
+    }
+
+    /// Notes in which context an extent was created.
+    pub(super) fn note_made(&mut self, handle: Handle, context: ContextId) {
+        if let Some(extent) = self.extents.get_mut(&handle) {
+            extent.made_in = Some(context);
+        }
+    }
+
+    /// How many extents were created in a context.
+    pub(super) fn made_in(&self, context: ContextId) -> u64 {
+        self.of(context.device).filter(|extent| extent.made_in == Some(context)).count() as u64
+    }
+
+    /// Whether a device has memory that the program allocated without a handle.
+    pub(super) fn has_plain(&self, device: DeviceId) -> bool {
+        self.of(device).any(|extent| extent.kind != Kind::Mapped)
+    }
+
+    fn of(&self, device: DeviceId) -> impl Iterator<Item = &Extent> {
+        self.extents.values().filter(move |extent| extent.place == Place::Gpu(device))
+    }
+
+    pub(super) fn kind(&self, address: Address) -> PointerKind {
+        match self.space.find(address.0).and_then(|(_, mapping)| self.extents.get(&mapping.extent)) {
+            Some(Extent { kind: Kind::Managed, .. }) => PointerKind::Managed,
+            Some(Extent { place: Place::Gpu(device), kind, .. }) => {
+                PointerKind::Device { device: *device, mapped: *kind == Kind::Mapped }
+            }
+            Some(_) => PointerKind::Pinned,
+            None if self.host_table.find(address.0).is_some() => PointerKind::Pinned,
+            None => PointerKind::Pageable,
+        }
+    }
+
+    /// The device whose memory an address lies in.
+    pub(super) fn owner(&self, address: Address) -> Option<DeviceId> {
+        let (_, mapping) = self.space.find(address.0)?;
+        match self.extents.get(&mapping.extent)?.place {
+            Place::Gpu(device) => Some(device),
+            Place::HostNuma(_) => None,
+        }
+    }
+
+    /// The mapping or the registration that an address lies in.
+    pub(super) fn range(&self, address: Address) -> Option<(Address, Bytes)> {
+        let mapped = self.space.find(address.0).map(|(start, mapping)| (start, start + mapping.size));
+        let (start, end) = mapped.or_else(|| self.host_table.find(address.0))?;
+        Some((Address(start), Bytes::new(end - start)))
+    }
+
+    /// How many reservations, mappings and extents are alive.
+    pub(super) fn counts(&self) -> (usize, usize, usize) {
+        let (reservations, mappings) = self.space.counts();
+        (reservations, mappings, self.extents.len())
+    }
+
+    pub(super) fn extent(&self, handle: Handle) -> Option<&Extent> {
+        self.extents.get(&handle)
+    }
+
+    pub(super) fn extent_mut(&mut self, handle: Handle) -> Option<&mut Extent> {
+        self.extents.get_mut(&handle)
+    }
+
+    /// Where a byte of an extent can be reached.
+    pub(super) fn pointer(&self, extent: &Extent, offset: u64) -> u64 {
+        extent.pointer(arena(&self.gpus, &self.host, extent.place), offset)
+    }
+
+    /// Whether work in a context reaches memory of `owner` that was made in such a way, access to mappings aside. Peers
+    /// are opened to each other's primary contexts only.
+    pub(super) fn reaches(&self, context: ContextId, kind: Kind, owner: DeviceId) -> bool {
+        let primary = context.kind == ContextKind::Primary;
+        match kind {
+            Kind::Mapped | Kind::Managed => true,
+            Kind::Pool => context.device == owner,
+            Kind::Plain => context.device == owner || primary && self.is_enabled(context.device, owner),
+        }
+    }
+
+    /// Whether a device was let into a peer's plain memory.
+    pub(super) fn is_enabled(&self, device: DeviceId, peer: DeviceId) -> bool {
+        let guests = self.guests.get(peer.0 as usize).copied().unwrap_or_default();
+        guests & (1 << (device.0 % 64)) != 0
+    }
+
+    /// Takes a device out of a peer's plain memory.
+    pub(super) fn disable_peer_access(&mut self, device: DeviceId, peer: DeviceId) {
+        if let Some(guests) = self.guests.get_mut(peer.0 as usize) {
+            *guests &= !(1 << (device.0 % 64));
+        }
+    }
+
+    fn is_program(&self, handle: Handle) -> bool {
+        self.extents.get(&handle).is_some_and(|extent| extent.kind != Kind::Mapped)
+    }
+
+    fn place(&self, place: Place) -> Checked<()> {
+        match place {
+            Place::Gpu(device) => self.device(device).map(drop),
+            Place::HostNuma(node) if node < self.sockets => Ok(()),
+            Place::HostNuma(_) => refuse(Address(0), Refusal::InvalidValue),
+        }
+    }
+
+    fn add(&mut self, extent: Extent) -> Handle {
+        let handle = Handle(self.next);
+        self.next += 1;
+        self.extents.insert(handle, extent);
+        handle
+    }
+
+    fn drop_if_unused(&mut self, handle: Handle) -> Checked<()> {
+        let unused = |extent: &Extent| extent.released && extent.mappings == 0;
+        if !self.extents.get(&handle).is_some_and(unused) {
+            return Ok(());
+        }
+        let Some(extent) = self.extents.remove(&handle) else { return Ok(()) };
+        let arena = arena_mut(&mut self.gpus, &mut self.host, extent.place);
+        match extent.backing {
+            Backing::Arena { offset } => arena.give(offset, extent.size)?,
+            Backing::Own(own) if own.counted => arena.credit(extent.size),
+            Backing::Own(_) => {}
+        }
+        Ok(())
+    }
+}
+
+fn arena<'a>(gpus: &'a [Arena], host: &'a Arena, place: Place) -> &'a Arena {
+    match place {
+        Place::Gpu(device) => gpus.get(device.0 as usize).unwrap_or(host),
+        Place::HostNuma(_) => host,
+    }
+}
+
+fn arena_mut<'a>(gpus: &'a mut [Arena], host: &'a mut Arena, place: Place) -> &'a mut Arena {
+    match place {
+        Place::Gpu(device) => gpus.get_mut(device.0 as usize).unwrap_or(host),
+        Place::HostNuma(_) => host,
+    }
+}

@@ -1,0 +1,264 @@
+//! Which work is ordered before which: vector clocks over streams, and the last uses of every byte.
+//!
+//! Work is ordered before what is enqueued later on its stream, before what waits for an event recorded after it,
+//! and, once the host has seen it done, before everything enqueued from then on. That it happened to be done in time
+//! is no order. (Clocks: Mattern, Virtual time and global states of distributed systems, 1989; the shadow is that of
+//! FastTrack, Flanagan and Freund, 2009, by ranges.)
+//!
+//! One memory at two addresses is coherent only once the work that wrote it is done. So what was last used at another
+//! address needs more than the order of its own stream: an event recorded after it and waited for, on the same stream
+//! too. The *edges* of a stream are what it is ordered after in that way.
+//!
+//! A wait for a value whose write is not enqueued yet makes a clock *loose*: what it is ordered after is not known,
+//! so nothing is held against it until the host has waited for it.
+
+use std::collections::BTreeMap;
+
+use glake_device::Refusal;
+
+/// Work on a stream, by its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Epoch {
+    pub(super) lane: u64,
+    pub(super) n: u64,
+}
+
+/// A use of memory: whose, and at which address the memory was mapped for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub(super) epoch: Epoch,
+    pub(super) via: u64,
+}
+
+/// What work is ordered after.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Order {
+    /// In any way.
+    pub(super) clock: VectorClock,
+    /// By the completion of what was before.
+    pub(super) edges: VectorClock,
+}
+
+impl Order {
+    /// Adds what is done before the work begins.
+    pub(super) fn completes(&mut self, clock: &VectorClock) {
+        self.clock.join(clock);
+        self.edges.join(clock);
+    }
+
+    /// The rule that a use at an address breaks, if an earlier one conflicts with it; `seen` is what the host has
+    /// seen done.
+    pub(super) fn breach(&self, seen: &VectorClock, earlier: Stamp, via: u64) -> Option<Refusal> {
+        if seen.covers(earlier.epoch) || self.edges.covers(earlier.epoch) {
+            None
+        } else if !self.clock.covers(earlier.epoch) {
+            Some(Refusal::Unordered)
+        } else if earlier.via != via {
+            Some(Refusal::Aliased)
+        } else {
+            None
+        }
+    }
+}
+
+/// For each stream, up to which of its work something is ordered after.
+#[derive(Clone, Debug, Default)]
+pub(super) struct VectorClock {
+    /// Ordered by stream.
+    seen: Vec<(u64, u64)>,
+    pub(super) loose: bool,
+}
+
+impl VectorClock {
+    /// After something, but what is not known.
+    pub(super) fn unknown() -> Self {
+        VectorClock { seen: Vec::new(), loose: true }
+    }
+
+    pub(super) fn covers(&self, epoch: Epoch) -> bool {
+        self.loose || self.covers_surely(epoch)
+    }
+
+    fn covers_surely(&self, epoch: Epoch) -> bool {
+        match self.seen.binary_search_by_key(&epoch.lane, |entry| entry.0) {
+            Ok(at) => self.seen[at].1 >= epoch.n,
+            Err(_) => false,
+        }
+    }
+
+    pub(super) fn see(&mut self, epoch: Epoch) {
+        match self.seen.binary_search_by_key(&epoch.lane, |entry| entry.0) {
+            Ok(at) => self.seen[at].1 = self.seen[at].1.max(epoch.n),
+            Err(at) => self.seen.insert(at, (epoch.lane, epoch.n)),
+        }
+    }
+
+    /// Drops what `other` says too.
+    pub(super) fn forget(&mut self, other: &VectorClock) {
+        self.seen.retain(|&(lane, n)| !other.covers_surely(Epoch { lane, n }));
+    }
+
+    /// Becomes ordered after all that `other` is ordered after.
+    pub(super) fn join(&mut self, other: &VectorClock) {
+        let mut at = 0;
+        for &(lane, n) in &other.seen {
+            at += self.seen[at..].partition_point(|entry| entry.0 < lane);
+            match self.seen.get_mut(at) {
+                Some(entry) if entry.0 == lane => entry.1 = entry.1.max(n),
+                _ => self.seen.insert(at, (lane, n)),
+            }
+        }
+        self.loose |= other.loose;
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Cell {
+    end: u64,
+    write: Option<Stamp>,
+    /// Since the write; one a stream and address.
+    reads: Vec<Stamp>,
+}
+
+/// The last uses of a range of bytes. Invariant: cells do not overlap.
+#[derive(Debug, Default)]
+pub(super) struct Shadow {
+    cells: BTreeMap<u64, Cell>,
+    /// How many cells it takes to look for those that can go.
+    crowded: usize,
+}
+
+/// Fewer cells are not worth pruning.
+const FEW: usize = 256;
+
+impl Shadow {
+    /// Where a use conflicts with an earlier one, and which rule it breaks by that.
+    pub(super) fn conflict(
+        &self,
+        start: u64,
+        end: u64,
+        write: bool,
+        breach: impl Fn(Stamp) -> Option<Refusal>,
+    ) -> Option<(u64, Refusal)> {
+        let first = self.cells.range(..=start).next_back().map_or(start, |(at, _)| *at);
+        self.cells.range(first..end).filter(|(_, cell)| cell.end > start).find_map(|(at, cell)| {
+            let reads = cell.reads.iter().filter(|_| write);
+            let rule = cell.write.iter().chain(reads).find_map(|stamp| breach(*stamp))?;
+            Some((start.max(*at), rule))
+        })
+    }
+
+    /// Notes a use that conflicts with nothing.
+    pub(super) fn note(&mut self, start: u64, end: u64, write: bool, stamp: Stamp) {
+        if start >= end {
+            return;
+        }
+        self.split(start);
+        self.split(end);
+        let inside: Vec<u64> = self.cells.range(start..end).map(|(at, _)| *at).collect();
+        if write {
+            for at in inside {
+                self.cells.remove(&at);
+            }
+            self.cells.insert(start, Cell { end, write: Some(stamp), reads: Vec::new() });
+            return;
+        }
+        let mut from = start;
+        for at in inside {
+            if from < at {
+                self.cells.insert(from, Cell { end: at, write: None, reads: vec![stamp] });
+            }
+            if let Some(cell) = self.cells.get_mut(&at) {
+                let older = |read: &Stamp| read.epoch.lane == stamp.epoch.lane && read.via == stamp.via;
+                cell.reads.retain(|read| !older(read));
+                cell.reads.push(stamp);
+                from = cell.end;
+            }
+        }
+        if from < end {
+            self.cells.insert(from, Cell { end, write: None, reads: vec![stamp] });
+        }
+    }
+
+    /// Forgets uses that the host has seen done, once there are many.
+    pub(super) fn prune(&mut self, seen: &VectorClock) {
+        if self.cells.len() <= self.crowded.max(FEW) {
+            return;
+        }
+        self.cells.retain(|_, cell| {
+            !cell.write.iter().chain(&cell.reads).all(|stamp| seen.covers_surely(stamp.epoch))
+        });
+        self.crowded = self.cells.len() * 2;
+    }
+
+    fn split(&mut self, at: u64) {
+        if let Some((_, cell)) = self.cells.range_mut(..at).next_back()
+            && cell.end > at
+        {
+            let right = cell.clone();
+            cell.end = at;
+            self.cells.insert(at, right);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn epoch(lane: u64, n: u64) -> Epoch {
+        Epoch { lane, n }
+    }
+
+    fn stamp(lane: u64, n: u64) -> Stamp {
+        Stamp { epoch: epoch(lane, n), via: 0 }
+    }
+
+    #[test]
+    fn conflicts_are_with_what_is_not_ordered_before() {
+        let mut shadow = Shadow::default();
+        shadow.note(0, 100, true, stamp(1, 1));
+        shadow.note(20, 40, false, stamp(2, 1));
+        let (mut order, seen) = (Order::default(), VectorClock::default());
+        order.clock.see(epoch(1, 1));
+        let conflict = |shadow: &Shadow, start, end, write, order: &Order| {
+            shadow.conflict(start, end, write, |stamp| order.breach(&seen, stamp, 0)).map(|(at, _)| at)
+        };
+        assert_eq!(conflict(&shadow, 0, 100, false, &order), None);
+        assert_eq!(conflict(&shadow, 0, 100, true, &order), Some(20));
+        assert_eq!(conflict(&shadow, 30, 100, true, &order), Some(30));
+        assert_eq!(conflict(&shadow, 40, 100, true, &order), None);
+        order.clock.see(epoch(2, 1));
+        assert_eq!(conflict(&shadow, 0, 100, true, &order), None);
+        shadow.note(10, 30, true, stamp(3, 7));
+        assert_eq!(conflict(&shadow, 0, 10, true, &order), None);
+        assert_eq!(conflict(&shadow, 0, 11, false, &order), Some(10));
+        assert_eq!(conflict(&shadow, 30, 200, true, &order), None);
+        order.clock.loose = true;
+        assert_eq!(conflict(&shadow, 0, 100, true, &order), None);
+    }
+
+    #[test]
+    fn another_address_needs_a_completion() {
+        let (mut order, seen) = (Order::default(), VectorClock::default());
+        order.clock.see(epoch(1, 5));
+        assert_eq!(order.breach(&seen, stamp(1, 5), 0), None);
+        assert_eq!(order.breach(&seen, stamp(1, 5), 8), Some(Refusal::Aliased));
+        assert_eq!(order.breach(&seen, stamp(2, 1), 8), Some(Refusal::Unordered));
+        order.edges.see(epoch(1, 5));
+        assert_eq!(order.breach(&seen, stamp(1, 5), 8), None);
+        assert_eq!(order.breach(&order.clock, stamp(1, 4), 8), None, "the host has seen it");
+    }
+
+    #[test]
+    fn what_the_host_has_seen_is_forgotten() {
+        let mut shadow = Shadow::default();
+        for n in 0..1000 {
+            shadow.note(n * 10, n * 10 + 5, true, stamp(1, n));
+        }
+        let mut seen = VectorClock::default();
+        seen.see(epoch(1, 989));
+        shadow.prune(&seen);
+        assert_eq!(shadow.cells.len(), 10);
+    }
+}

@@ -1,0 +1,289 @@
+//! Which pipes a copy goes through.
+//!
+//! - Between pinned host memory and *mapped* memory of GPU *o*, enqueued on a stream of GPU *k*: over *k*'s own link
+//!   and then over NVLink, with no staging, unless the topology says that it does not. This is the relay that makes a
+//!   transfer use every link at once.
+//! - Plain memory, or *k* = *o*: over *o*'s link.
+//! - Between GPUs: over NVLink where both have it; else over both links. Plain memory that *k* was given no access to:
+//!   through host memory, over both links.
+//! - Over a link of another socket than the owner's: shares what the owner can get from there.
+
+use super::flow::Route;
+use super::topology::{Bandwidth, SimTopology};
+
+/// One end of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Memory of a GPU; `mapped` unless it is plain.
+    Gpu { index: usize, mapped: bool },
+    /// Memory of a GPU that the one which copies has no access to: the driver copies it.
+    Foreign { index: usize },
+    /// Host memory that a GPU reaches by itself.
+    Pinned,
+    /// Host memory that the driver copies from and to in pieces of its own.
+    Pageable,
+}
+
+impl End {
+    /// The GPU that it is memory of.
+    pub(super) fn gpu(self) -> Option<usize> {
+        match self {
+            End::Gpu { index, .. } | End::Foreign { index } => Some(index),
+            End::Pinned | End::Pageable => None,
+        }
+    }
+}
+
+/// The pipes of a server, numbered.
+#[derive(Debug)]
+pub(super) struct Plumbing {
+    capacity: Vec<f64>,
+    gpus: Vec<Pipes>,
+    switches: Vec<Duplex>,
+    host: Duplex,
+    pageable_to_gpu: f64,
+    pageable_from_gpu: f64,
+    /// Whether a copy on a peer's stream uses the peer's link.
+    relay: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Duplex {
+    to_gpu: usize,
+    from_gpu: usize,
+    both: Option<Both>,
+}
+
+/// A pipe of capacity one that both ways share, and what a GB/s of each takes of it.
+#[derive(Clone, Copy, Debug)]
+struct Both {
+    pipe: usize,
+    to_gpu: f64,
+    from_gpu: f64,
+}
+
+#[derive(Debug)]
+struct Pipes {
+    link: Duplex,
+    nvlink: Option<Duplex>,
+    far: Option<Duplex>,
+    local: usize,
+    socket: u32,
+    switch: Option<usize>,
+}
+
+/// A way through a [`Duplex`].
+#[derive(Clone, Copy)]
+enum Way {
+    ToGpu,
+    FromGpu,
+}
+
+impl Plumbing {
+    pub(super) fn new(topology: &SimTopology) -> Self {
+        let mut capacity = Vec::new();
+        let mut pipe = |bandwidth: Bandwidth| {
+            capacity.push(bandwidth.0);
+            capacity.len() - 1
+        };
+        let mut duplex = |to_gpu: Bandwidth, from_gpu: Bandwidth, both: Option<Bandwidth>| Duplex {
+            to_gpu: pipe(to_gpu),
+            from_gpu: pipe(from_gpu),
+            // An even mix fills the pipe at `both`; the narrower way takes more of it for a byte.
+            both: both.map(|both| {
+                let scale = 2.0 / (both.0 * (1.0 / to_gpu.0 + 1.0 / from_gpu.0));
+                let (to_gpu, from_gpu) = (scale / to_gpu.0, scale / from_gpu.0);
+                Both { pipe: pipe(Bandwidth(1.0)), to_gpu, from_gpu }
+            }),
+        };
+        let host = duplex(topology.host.read, topology.host.write, topology.host.both);
+        let switches: Vec<Duplex> =
+            topology.switches.iter().map(|link| duplex(link.to_gpu, link.from_gpu, link.both)).collect();
+        let gpus = topology
+            .gpus
+            .iter()
+            .map(|gpu| Pipes {
+                link: duplex(gpu.link.to_gpu, gpu.link.from_gpu, gpu.link.both),
+                nvlink: gpu.nvlink.map(|bandwidth| duplex(bandwidth, bandwidth, None)),
+                far: topology.host.far_socket.map(|bandwidth| duplex(bandwidth, bandwidth, None)),
+                local: duplex(gpu.local, gpu.local, None).to_gpu,
+                socket: gpu.socket,
+                switch: gpu.switch.map(|index| index as usize).filter(|index| *index < switches.len()),
+            })
+            .collect();
+        Plumbing {
+            capacity,
+            gpus,
+            switches,
+            host,
+            pageable_to_gpu: topology.host.pageable_to_gpu.0,
+            pageable_from_gpu: topology.host.pageable_from_gpu.0,
+            relay: topology.relay,
+        }
+    }
+
+    /// What each pipe carries, by number.
+    pub(super) fn capacity(&self) -> Vec<f64> {
+        self.capacity.clone()
+    }
+
+    /// The route of a copy enqueued on a stream of GPU `by`, and the most that it can do by itself.
+    pub(super) fn route(&self, from: End, to: End, by: usize) -> (Route, f64) {
+        let mut pipes = Vec::with_capacity(6);
+        let mut cap = f64::INFINITY;
+        match (from.gpu(), to.gpu()) {
+            (Some(a), Some(b)) if a == b => pipes.push((self.gpus[a].local, 1.0)),
+            (Some(a), Some(b)) => {
+                let staged = [from, to].iter().any(|end| matches!(end, End::Foreign { .. }));
+                if staged {
+                    through(self.host, Way::FromGpu, &mut pipes);
+                    through(self.host, Way::ToGpu, &mut pipes);
+                }
+                if staged || !self.over_nvlink(a, b, &mut pipes) {
+                    self.over_link(a, Way::FromGpu, &mut pipes);
+                    self.over_link(b, Way::ToGpu, &mut pipes);
+                }
+            }
+            (Some(owner), None) => {
+                self.to_host(owner, self.is_relayed(from, to), by, Way::FromGpu, &mut pipes);
+                if to == End::Pageable {
+                    cap = self.pageable_from_gpu;
+                }
+            }
+            (None, Some(owner)) => {
+                self.to_host(owner, self.is_relayed(to, from), by, Way::ToGpu, &mut pipes);
+                if from == End::Pageable {
+                    cap = self.pageable_to_gpu;
+                }
+            }
+            (None, None) => {
+                through(self.host, Way::ToGpu, &mut pipes);
+                through(self.host, Way::FromGpu, &mut pipes);
+            }
+        }
+        pipes.sort_unstable_by_key(|(pipe, _)| *pipe);
+        pipes.dedup_by(|again, first| {
+            let same = again.0 == first.0;
+            if same {
+                first.1 += again.1;
+            }
+            same
+        });
+        (pipes.into(), cap)
+    }
+
+    /// The route of a kernel's or fill's bytes inside GPU `by`.
+    pub(super) fn local(&self, by: usize) -> Route {
+        [(self.gpus[by].local, 1.0)].into()
+    }
+
+    fn is_relayed(&self, device: End, host: End) -> bool {
+        self.relay && matches!(device, End::Gpu { mapped: true, .. }) && host == End::Pinned
+    }
+
+    fn to_host(&self, owner: usize, relayed: bool, by: usize, way: Way, pipes: &mut Vec<(usize, f64)>) {
+        through(self.host, way, pipes);
+        let crossed = relayed
+            && by != owner
+            && match way {
+                Way::ToGpu => self.over_nvlink(by, owner, pipes),
+                Way::FromGpu => self.over_nvlink(owner, by, pipes),
+            };
+        let link = if crossed { by } else { owner };
+        self.over_link(link, way, pipes);
+        if let Some(far) = self.gpus[owner].far
+            && self.gpus[link].socket != self.gpus[owner].socket
+        {
+            through(far, way, pipes);
+        }
+    }
+
+    fn over_link(&self, gpu: usize, way: Way, pipes: &mut Vec<(usize, f64)>) {
+        through(self.gpus[gpu].link, way, pipes);
+        if let Some(switch) = self.gpus[gpu].switch {
+            through(self.switches[switch], way, pipes);
+        }
+    }
+
+    fn over_nvlink(&self, from: usize, to: usize, pipes: &mut Vec<(usize, f64)>) -> bool {
+        match (self.gpus[from].nvlink, self.gpus[to].nvlink) {
+            (Some(out), Some(into)) => {
+                pipes.extend([(out.from_gpu, 1.0), (into.to_gpu, 1.0)]);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+fn through(duplex: Duplex, way: Way, pipes: &mut Vec<(usize, f64)>) {
+    let (own, both) = match way {
+        Way::ToGpu => (duplex.to_gpu, duplex.both.map(|both| (both.pipe, both.to_gpu))),
+        Way::FromGpu => (duplex.from_gpu, duplex.both.map(|both| (both.pipe, both.from_gpu))),
+    };
+    pipes.push((own, 1.0));
+    pipes.extend(both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flow::{FlowNet, Load};
+    use super::*;
+
+    /// GB/s of `bytes` split evenly over copies enqueued on each GPU, to memory of GPU 0.
+    fn speed(topology: &SimTopology, mapped: bool, to_gpu: bool, by: usize) -> f64 {
+        let plumbing = Plumbing::new(topology);
+        let mut net = FlowNet::new(plumbing.capacity());
+        let bytes = 1 << 30;
+        for gpu in 0..by {
+            let ends = (End::Pinned, End::Gpu { index: 0, mapped });
+            let (from, to) = if to_gpu { ends } else { (ends.1, ends.0) };
+            let (route, cap) = plumbing.route(from, to, gpu);
+            net.begin(0, 0, &[Load { route, bytes, cap }]);
+        }
+        let mut now = 0;
+        while let Some(next) = net.next() {
+            now = next;
+            net.end(now);
+        }
+        (bytes * by as u64) as f64 / now as f64
+    }
+
+    #[test]
+    fn both_ways_at_once_reach_what_was_measured() {
+        let plumbing = Plumbing::new(&crate::load("h200x4").unwrap());
+        let ways = |gpu| {
+            let device = End::Gpu { index: gpu, mapped: true };
+            [(End::Pinned, device), (device, End::Pinned)].map(|(from, to)| plumbing.route(from, to, gpu).0)
+        };
+        for (gpus, expected) in [(1, 101.7), (4, 204.0)] {
+            let mut net = FlowNet::new(plumbing.capacity());
+            let bytes = 1 << 30;
+            let routes: Vec<Route> = (0..gpus).flat_map(ways).collect();
+            for route in &routes {
+                net.begin(0, 0, &[Load { route: route.clone(), bytes, cap: f64::INFINITY }]);
+            }
+            let speed = (bytes * routes.len() as u64) as f64 / net.next().unwrap() as f64;
+            assert!((speed - expected).abs() < 0.1, "{gpus}: {speed}");
+        }
+    }
+
+    #[test]
+    fn relays_reach_what_was_measured() {
+        let model = |name| crate::load(name).unwrap();
+        let h200 = model("h200x4");
+        for (mapped, to_gpu, by, expected) in [
+            (true, true, 1, 55.5),
+            (true, true, 2, 111.0),
+            (true, true, 4, 213.0),
+            (true, false, 4, 160.0),
+            (false, true, 4, 55.5),
+        ] {
+            let got = speed(&h200, mapped, to_gpu, by);
+            assert!((got - expected).abs() < 0.1, "{mapped} {to_gpu} {by}: {got}");
+        }
+        assert!((speed(&model("a100x8"), true, true, 8) - 97.2).abs() < 0.1);
+        // Four near links, and what the far socket lets through, at the pace of the slowest slice.
+        assert!((speed(&model("h20x8"), true, true, 8) - 8.0 * 15.0).abs() < 0.1);
+    }
+}

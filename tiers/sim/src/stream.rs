@@ -1,0 +1,281 @@
+//! The streams of the simulated devices, and what is ordered before what they do next.
+//!
+//! A stream is a lane of the timeline. The legacy default stream waits for all work of its context's *blocking*
+//! streams, and they wait for it; those made through the trait are not blocking, the per-thread default streams are.
+//! Each context has default streams of its own, made when they are first used.
+//!
+//! Invariant: ids are unique for the life of the process, over all simulators.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::{self, ThreadId};
+
+use super::context::ContextId;
+use super::denial::{Checked, refuse};
+use super::order::{Epoch, Order, VectorClock};
+use glake_device::{Address, Refusal, Stream};
+
+/// One stream.
+#[derive(Debug)]
+pub(super) struct StreamState {
+    pub(super) context: ContextId,
+    /// Whether it and the legacy stream wait for each other.
+    pub(super) blocking: bool,
+    /// What its next work is ordered after.
+    pub(super) clock: VectorClock,
+    /// What of that it is ordered after by completion, and not only by its own order.
+    pub(super) edges: VectorClock,
+    /// The capture that records it.
+    pub(super) capture: Option<u64>,
+    /// Whether it is a default stream, which the program may not destroy.
+    default: bool,
+    /// Whether it was destroyed, and only its work is left.
+    retired: bool,
+}
+
+/// What the streams of a context have in common.
+#[derive(Debug, Default)]
+struct Common {
+    /// The legacy default stream.
+    legacy: Option<u64>,
+    /// What destroyed streams had.
+    past: VectorClock,
+    /// The first of its hardware queues, and how many streams were dealt onto them.
+    queues: Option<u64>,
+    dealt: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    table: HashMap<u64, StreamState>,
+    contexts: HashMap<ContextId, Common>,
+    per_thread: HashMap<(ContextId, ThreadId), u64>,
+    /// How many hardware queues there are.
+    queues: u64,
+    /// What the host has seen done.
+    pub(super) seen: VectorClock,
+    /// What is ordered before the values that streams wrote, by address.
+    flags: HashMap<u64, VectorClock>,
+}
+
+/// After [`Stream::LEGACY`] and [`Stream::PER_THREAD`].
+static NEXT: AtomicU64 = AtomicU64::new(16);
+
+/// A number that no other lane of the process has.
+pub(super) fn fresh_lane() -> u64 {
+    NEXT.fetch_add(1, Relaxed)
+}
+
+impl Streams {
+    /// Adds a stream; the lane is the caller's to open.
+    pub(super) fn add(&mut self, context: ContextId, blocking: bool) -> u64 {
+        let lane = fresh_lane();
+        let (clock, edges) = Default::default();
+        let state =
+            StreamState { context, blocking, clock, edges, capture: None, default: false, retired: false };
+        self.table.insert(lane, state);
+        lane
+    }
+
+    /// Adds a default stream that was not used before: the legacy one, or the calling thread's own. The lane is the
+    /// caller's to open.
+    pub(super) fn add_default(&mut self, context: ContextId, stream: Stream) -> u64 {
+        let own = stream == Stream::PER_THREAD;
+        let lane = self.add(context, own);
+        if own {
+            self.per_thread.insert((context, thread::current().id()), lane);
+        } else {
+            self.contexts.entry(context).or_default().legacy = Some(lane);
+        }
+        if let Some(state) = self.table.get_mut(&lane) {
+            state.default = true;
+        }
+        lane
+    }
+
+    /// Deals a stream of a context onto one of its `count` hardware queues: the queue.
+    pub(super) fn deal(&mut self, context: ContextId, count: u32) -> u64 {
+        let (count, fresh) = (u64::from(count), self.queues);
+        let common = self.contexts.entry(context).or_default();
+        let first = *common.queues.get_or_insert(fresh);
+        if first == fresh {
+            self.queues = fresh + count;
+        }
+        common.dealt += 1;
+        first + (common.dealt - 1) % count
+    }
+
+    /// Forgets a context with its default streams, whose work is done: their lanes.
+    pub(super) fn forget(&mut self, context: ContextId) -> Vec<u64> {
+        self.contexts.remove(&context);
+        self.per_thread.retain(|(of, _), _| *of != context);
+        let lanes: Vec<u64> = self.of(context).map(|(lane, _)| lane).collect();
+        self.table.retain(|_, state| state.context != context);
+        lanes
+    }
+
+    /// Takes a stream from the program; its work is still its context's.
+    pub(super) fn retire(&mut self, lane: u64) {
+        if let Some(state) = self.table.get_mut(&lane) {
+            state.retired = true;
+        }
+    }
+
+    /// Forgets retired streams whose work is done.
+    pub(super) fn sweep(&mut self, done: impl Fn(u64) -> bool) {
+        let contexts = &mut self.contexts;
+        self.table.retain(|lane, state| {
+            let goes = state.retired && done(*lane);
+            if goes {
+                contexts.entry(state.context).or_default().past.join(&state.clock);
+            }
+            !goes
+        });
+    }
+
+    /// The lane of a stream of a context; `None` for a default stream not used before.
+    pub(super) fn lane(&self, context: ContextId, stream: Stream) -> Checked<Option<u64>> {
+        match stream {
+            Stream(0) | Stream::LEGACY => Ok(self.legacy(context)),
+            Stream::PER_THREAD => Ok(self.per_thread.get(&(context, thread::current().id())).copied()),
+            Stream(lane) => match self.table.get(&lane) {
+                Some(state) if state.context == context && !state.retired && !state.default => Ok(Some(lane)),
+                _ => refuse(Address(0), Refusal::UnknownHandle),
+            },
+        }
+    }
+
+    /// The context whose stream a handle is; the default ones are `current`'s.
+    pub(super) fn context(&self, stream: Stream, current: ContextId) -> Checked<ContextId> {
+        match stream {
+            Stream(0) | Stream::LEGACY | Stream::PER_THREAD => Ok(current),
+            Stream(lane) => match self.table.get(&lane) {
+                Some(state) if !state.retired => Ok(state.context),
+                _ => refuse(Address(0), Refusal::UnknownHandle),
+            },
+        }
+    }
+
+    /// Whether the program may not destroy it.
+    pub(super) fn is_default(&self, lane: u64) -> bool {
+        self.table.get(&lane).is_some_and(|state| state.default)
+    }
+
+    fn legacy(&self, context: ContextId) -> Option<u64> {
+        self.contexts.get(&context).and_then(|common| common.legacy)
+    }
+
+    pub(super) fn get(&self, lane: u64) -> Option<&StreamState> {
+        self.table.get(&lane)
+    }
+
+    pub(super) fn get_mut(&mut self, lane: u64) -> Option<&mut StreamState> {
+        self.table.get_mut(&lane)
+    }
+
+    /// All lanes of a context that may have work.
+    pub(super) fn of(&self, context: ContextId) -> impl Iterator<Item = (u64, &StreamState)> {
+        self.table
+            .iter()
+            .filter(move |(_, state)| state.context == context)
+            .map(|(lane, state)| (*lane, state))
+    }
+
+    /// How many streams of a context were made and not destroyed.
+    pub(super) fn made_in(&self, context: ContextId) -> u64 {
+        self.of(context).filter(|(_, state)| !state.retired && !state.default).count() as u64
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.values().filter(|state| !state.retired && !state.default).count()
+    }
+
+    /// The lanes that work on this one waits for without being told to.
+    pub(super) fn implied(&self, lane: u64) -> Vec<u64> {
+        let Some(state) = self.table.get(&lane) else { return Vec::new() };
+        let legacy = self.legacy(state.context);
+        if legacy == Some(lane) {
+            return self
+                .of(state.context)
+                .filter(|(_, other)| other.blocking)
+                .map(|(lane, _)| lane)
+                .collect();
+        }
+        legacy.into_iter().filter(|_| state.blocking).collect()
+    }
+
+    /// What work enqueued now on a lane is ordered after, the host's knowledge aside.
+    pub(super) fn order(&self, lane: u64) -> Order {
+        let Some(state) = self.table.get(&lane) else { return Order::default() };
+        let mut order = Order { clock: state.clock.clone(), edges: state.edges.clone() };
+        if let Some(common) = self.contexts.get(&state.context).filter(|common| common.legacy == Some(lane)) {
+            order.completes(&common.past);
+        }
+        for other in self.implied(lane) {
+            if let Some(state) = self.table.get(&other) {
+                order.completes(&state.clock);
+            }
+        }
+        order
+    }
+
+    /// Notes that work was enqueued: what comes next on the lane is after it. What the host has seen done goes without
+    /// saying, so that clocks stay as short as the work under way is wide.
+    pub(super) fn enqueued(&mut self, epoch: Epoch, mut order: Order) {
+        order.clock.forget(&self.seen);
+        order.edges.forget(&self.seen);
+        order.clock.see(epoch);
+        if let Some(state) = self.table.get_mut(&epoch.lane) {
+            state.clock = order.clock;
+            state.edges = order.edges;
+        }
+    }
+
+    /// What the streams of a context have in all.
+    pub(super) fn clock_of(&self, context: ContextId) -> VectorClock {
+        let mut clock = self.contexts.get(&context).map(|common| common.past.clone()).unwrap_or_default();
+        for (_, state) in self.of(context) {
+            clock.join(&state.clock);
+        }
+        clock
+    }
+
+    /// Notes that the host has seen all of this done.
+    pub(super) fn observe(&mut self, clock: &VectorClock) {
+        self.seen.join(clock);
+        if self.seen.loose {
+            // It waited for a value, and so for whatever was before the writing of some value.
+            for flag in self.flags.values() {
+                self.seen.join(flag);
+            }
+            self.seen.loose = false;
+        }
+        for common in self.contexts.values_mut() {
+            common.past.forget(&self.seen);
+        }
+    }
+
+    /// Notes that the host has seen all work of a stream done.
+    pub(super) fn observe_lane(&mut self, lane: u64) {
+        let clock = self.order(lane).clock;
+        self.observe_on(lane, &clock);
+    }
+
+    /// Notes that the host has waited for a stream, and has seen this done.
+    pub(super) fn observe_on(&mut self, lane: u64, clock: &VectorClock) {
+        self.observe(clock);
+        if let Some(state) = self.table.get_mut(&lane) {
+            state.clock.loose = false;
+            state.edges.loose = false;
+        }
+    }
+
+    /// What is ordered before a value at this address, as far as is known.
+    pub(super) fn flag(&self, address: u64) -> VectorClock {
+        self.flags.get(&address).cloned().unwrap_or_else(VectorClock::unknown)
+    }
+
+    pub(super) fn raise(&mut self, address: u64, clock: &VectorClock) {
+        self.flags.entry(address).or_default().join(clock);
+    }
+}
