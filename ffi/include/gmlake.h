@@ -18,6 +18,28 @@ struct CUstream_st;
 extern "C" {
 #endif
 
+// Done.
+#define GLAKE_OK 0
+
+// Not enough memory, after everything that may be taken back was: ask for less, free something, raise the limit.
+#define GLAKE_OUT_OF_MEMORY 1
+
+// An argument is wrong, or names no device, block or pool; nothing was changed.
+#define GLAKE_INVALID 2
+
+// The driver refused, or GLake itself failed.
+#define GLAKE_DRIVER 3
+
+// Nothing is served: no driver, a bad configuration, a second copy of the library, a forked child, the end of the process.
+#define GLAKE_UNAVAILABLE 4
+
+// Not possible here.
+#define GLAKE_UNSUPPORTED 5
+
+// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused: the call moved nothing. Or time was
+// over: what was to come back goes on coming.
+#define GLAKE_CLOSED 6
+
 // A use that begins while its memory is away brings it back, and waits for that.
 #define GLAKE_WHEN_CLOSED_REFILL 0
 
@@ -44,28 +66,6 @@ extern "C" {
 
 // As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
 #define GLAKE_HOST_COPY_PREPARE 2
-
-// Done.
-#define GLAKE_OK 0
-
-// Not enough memory, after everything that may be taken back was: ask for less, free something, raise the limit.
-#define GLAKE_OUT_OF_MEMORY 1
-
-// An argument is wrong, or names no device, block or pool; nothing was changed.
-#define GLAKE_INVALID 2
-
-// The driver refused, or GLake itself failed.
-#define GLAKE_DRIVER 3
-
-// Nothing is served: no driver, a bad configuration, a second copy of the library, a forked child, the end of the process.
-#define GLAKE_UNAVAILABLE 4
-
-// Not possible here.
-#define GLAKE_UNSUPPORTED 5
-
-// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused: the call moved nothing. Or time was
-// over: what was to come back goes on coming.
-#define GLAKE_CLOSED 6
 
 // A copy of the usual priority.
 #define GLAKE_COPY_NORMAL 0
@@ -98,7 +98,7 @@ extern "C" {
 // Times a device's number and one: streams 0, 1 and 2 are that device's default ones, not those of the calling thread's current device.
 #define GLAKE_COPY_DEVICE 65536
 
-// Which blocks of a private pool were live at some time.
+// Which blocks of a private pool were live at some time; the library's alone to look into.
 typedef struct glake_checkpoint glake_checkpoint;
 
 // A live block.

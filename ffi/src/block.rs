@@ -2,26 +2,13 @@
 
 use std::ffi::c_void;
 
+use glake_abi::{Block, GLAKE_OK};
 use glake_device::{Address, Stream};
 use glake_runtime::process::ProcessError;
 use glake_units::Bytes;
 
-use crate::status::{Failure, GLAKE_OK};
+use crate::status::Failure;
 use crate::{guard, library};
-
-/// A live block.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Block {
-    /// Where it begins.
-    pub base: *mut c_void,
-    /// How long it is: the request rounded up to 512 bytes.
-    pub size: u64,
-    /// What was asked for.
-    pub requested: u64,
-    /// Whose memory it is.
-    pub device: i32,
-}
 
 #[inline]
 pub(crate) fn address(pointer: *const c_void) -> Address {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_char;
 
+use glake_abi::{GLAKE_WHEN_CLOSED_HOLD, GLAKE_WHEN_CLOSED_REFILL, GLAKE_WHEN_CLOSED_REFUSE};
 use glake_runtime::process::{Tags, UseId, WhenClosed};
 
 use crate::region::texts;
@@ -9,13 +10,6 @@ use crate::shrink::duration;
 use crate::stats::string;
 use crate::status::Failure;
 use crate::{guard, library};
-
-/// A use that begins while its memory is away brings it back, and waits for that.
-pub const GLAKE_WHEN_CLOSED_REFILL: u32 = 0;
-/// It waits until somebody brings it back.
-pub const GLAKE_WHEN_CLOSED_HOLD: u32 = 1;
-/// It is refused: `GLAKE_CLOSED`.
-pub const GLAKE_WHEN_CLOSED_REFUSE: u32 = 2;
 
 /// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_gate_leave`
 /// nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::status::{Failure, GLAKE_OK};
+use crate::status::Failure;
+use glake_abi::GLAKE_OK;
 
 /// Runs the body of an entry; its outcome as a number, and its text kept for the thread.
 #[inline]

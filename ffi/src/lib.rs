@@ -32,6 +32,10 @@ mod stream;
 mod torch;
 mod transfer;
 
+use std::ffi::{c_char, c_void};
+
+pub use glake_abi::*;
+
 pub use block::*;
 pub use cost::*;
 pub use gate::*;
@@ -48,3 +52,12 @@ pub use status::*;
 pub use stream::*;
 pub use torch::*;
 pub use transfer::*;
+
+/// Each definition is what the interface declares.
+macro_rules! held {
+    ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        $(const _: unsafe extern "C" fn($($argument),*) $(-> $answer)? = $name;)*
+    };
+}
+
+glake_abi::functions!(held);

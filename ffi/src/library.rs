@@ -13,12 +13,13 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use glake_abi::{ABI, GLAKE_UNAVAILABLE};
 use glake_runtime::config::{Environment, Preset, Sources};
 use glake_runtime::log;
 use glake_runtime::process::Process;
 use parking_lot::Mutex;
 
-use crate::status::{Failure, GLAKE_UNAVAILABLE};
+use crate::status::Failure;
 use crate::{copies, guard};
 
 /// Never dropped: its end would call the driver, at a time when there may be none.
@@ -173,7 +174,7 @@ pub extern "C" fn glake_version() -> *const c_char {
 /// The number of this interface: raised when a structure or a signature changes.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_abi() -> u32 {
-    1
+    ABI
 }
 
 /// Says what to start with, before the first use: a preset's name or null, the path of a TOML file or null (then the

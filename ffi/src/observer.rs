@@ -3,17 +3,11 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use glake_abi::{MappingObserver, ShortageObserver};
 use glake_runtime::process::{OnMapping, OnShortage, Shortage};
 
 use crate::context::Context;
 use crate::library;
-
-/// Told of a request that is about to be refused: the device's memory, and what nobody holds of it.
-pub type ShortageObserver =
-    Option<unsafe extern "C" fn(context: *mut c_void, device: i32, requested: u64, total: u64, free: u64)>;
-/// Told of memory that was mapped for blocks, or is about to be unmapped.
-pub type MappingObserver =
-    Option<unsafe extern "C" fn(context: *mut c_void, device: i32, mapped: bool, address: u64, size: u64)>;
 
 /// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that, also in a forked child and
 /// at the end of the process. There is one.

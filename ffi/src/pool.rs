@@ -3,25 +3,13 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use glake_abi::{BlockFreed, BlockVisit, Checkpoint, ContextDrop, StreamFilter};
 use glake_device::Stream;
 use glake_runtime::process::{Filter, PoolCheckpoint, PoolId};
 
 use crate::block::pointer;
 use crate::status::Failure;
 use crate::{guard, library};
-
-/// Says whether allocations on a stream go to a pool; called on the thread that allocates.
-pub type StreamFilter = Option<unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool>;
-/// Called once when a context is no longer needed.
-pub type ContextDrop = Option<unsafe extern "C" fn(context: *mut c_void)>;
-/// Called for each block.
-pub type BlockVisit = Option<unsafe extern "C" fn(context: *mut c_void, pointer: *mut c_void, size: u64)>;
-/// Called for each block that is freed.
-pub type BlockFreed = Option<unsafe extern "C" fn(context: *mut c_void, pointer: *mut c_void)>;
-
-/// Which blocks of a private pool were live at some time.
-#[derive(Debug)]
-pub struct Checkpoint(PoolCheckpoint);
 
 /// A filter of the program's, and what it looks at.
 struct Program {
@@ -189,7 +177,7 @@ pub unsafe extern "C" fn glake_pool_checkpoint(
         }
         let checkpoint = library::process()?.checkpoint(device.into(), PoolId(first, second))?;
         // SAFETY: not null, and the caller's promise.
-        unsafe { out.write(Box::into_raw(Box::new(Checkpoint(checkpoint)))) };
+        unsafe { out.write(Box::into_raw(Box::new(checkpoint)).cast()) };
         Ok(())
     })
 }
@@ -210,10 +198,10 @@ pub unsafe extern "C" fn glake_pool_restore(
     context: *mut c_void,
 ) -> i32 {
     guard::answer(|| {
-        // SAFETY: the caller's promise.
-        let checkpoint = unsafe { checkpoint.as_ref() };
+        // SAFETY: the caller's promise: it came from `glake_pool_checkpoint`.
+        let checkpoint = unsafe { checkpoint.cast::<PoolCheckpoint>().as_ref() };
         let checkpoint = checkpoint.ok_or_else(|| Failure::invalid("checkpoint is null"))?;
-        let restored = library::process()?.restore(&checkpoint.0)?;
+        let restored = library::process()?.restore(checkpoint)?;
         if let Some(freed) = freed {
             for block in &restored.freed {
                 // SAFETY: the caller's promise.
@@ -238,6 +226,6 @@ pub unsafe extern "C" fn glake_pool_restore(
 pub unsafe extern "C" fn glake_checkpoint_drop(checkpoint: *mut Checkpoint) {
     if !checkpoint.is_null() {
         // SAFETY: the caller's promise: it came from `glake_pool_checkpoint`.
-        drop(unsafe { Box::from_raw(checkpoint) });
+        drop(unsafe { Box::from_raw(checkpoint.cast::<PoolCheckpoint>()) });
     }
 }

@@ -2,25 +2,16 @@
 
 use std::ffi::{c_char, c_void};
 
+use glake_abi::{
+    GLAKE_HOST_COPY_DROP, GLAKE_HOST_COPY_PREPARE, GLAKE_HOST_COPY_RETAIN, GLAKE_POLICY_DISCARD,
+    GLAKE_POLICY_KEEP, GLAKE_POLICY_SEALED,
+};
 use glake_tiers::{CopyPolicy, Policy, RegionOptions};
 
 use crate::block::{address, stream};
 use crate::stats::string;
 use crate::status::Failure;
 use crate::{guard, library};
-
-/// A region's bytes are copied when it leaves, and copied back.
-pub const GLAKE_POLICY_KEEP: u32 = 0;
-/// As `GLAKE_POLICY_KEEP`, and the region can be sealed: nobody writes to its bytes then.
-pub const GLAKE_POLICY_SEALED: u32 = 1;
-/// Its bytes are given up: after a refill its blocks have their addresses, and any bytes.
-pub const GLAKE_POLICY_DISCARD: u32 = 2;
-/// The copy goes when the bytes are back.
-pub const GLAKE_HOST_COPY_DROP: u32 = 0;
-/// The copy of a sealed region stays: it leaves without copying the next time.
-pub const GLAKE_HOST_COPY_RETAIN: u32 = 1;
-/// As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
-pub const GLAKE_HOST_COPY_PREPARE: u32 = 2;
 
 /// Makes a region of this tag, on every device where something is allocated in it. The same again is no error.
 ///

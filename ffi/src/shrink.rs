@@ -4,14 +4,12 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
+use glake_abi::RegionHook;
 use glake_runtime::process::{Hook, Refill, Shrink};
 
 use crate::context::Context;
 use crate::stats::string;
 use crate::{guard, library};
-
-/// Called before memory leaves or comes back, and after, with the event as JSON; answers 0 where all is well.
-pub type RegionHook = Option<unsafe extern "C" fn(context: *mut c_void, event_json: *const c_char) -> i32>;
 
 /// Gives memory of GPUs back; blocks keep their addresses and, but for regions made with `GLAKE_POLICY_DISCARD`, their bytes.
 /// `request` is null (everything, to the host) or a JSON object: "tags" (an array; absent: all, the memory of no region and private

@@ -2,55 +2,13 @@
 
 use std::ffi::{c_char, c_void};
 
+use glake_abi::{Segment, SegmentBlock, SegmentBlockVisit, SegmentVisit};
 use glake_runtime::process::{BlockView, SegmentView};
 use glake_stitch::SegmentKind;
 
 use crate::block::pointer;
 use crate::stats::{process, string};
 use crate::{guard, library};
-
-/// A mapped range of addresses.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Segment {
-    /// Where it begins.
-    pub address: u64,
-    /// How long it is.
-    pub size: u64,
-    /// The stream of its first block that belongs to one.
-    pub stream: *mut c_void,
-    /// The private pool that it belongs to; 0 and 0: none.
-    pub pool_first: u64,
-    /// The second number of that pool.
-    pub pool_second: u64,
-    /// Whose memory it is.
-    pub device: i32,
-    /// Whether it holds requests above 1 MiB.
-    pub large: bool,
-    /// A second view of memory that other segments count: it reserves nothing.
-    pub stitched: bool,
-}
-
-/// A part of a segment.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct SegmentBlock {
-    /// Where it begins.
-    pub address: u64,
-    /// How long it is.
-    pub size: u64,
-    /// What was asked for; 0 where it is free.
-    pub requested: u64,
-    /// Handed out.
-    pub live: bool,
-    /// Freed, and still in use by other streams.
-    pub pending: bool,
-}
-
-/// Called for each segment.
-pub type SegmentVisit = Option<unsafe extern "C" fn(context: *mut c_void, segment: *const Segment)>;
-/// Called for each part of the segment before it, in order.
-pub type SegmentBlockVisit = Option<unsafe extern "C" fn(context: *mut c_void, block: *const SegmentBlock)>;
 
 /// The state of all pools as torch's `_cuda_memorySnapshot` tells it, as JSON. Null on failure; to be given to
 /// `glake_string_free`.
@@ -74,12 +32,12 @@ pub unsafe extern "C" fn glake_segments(
         for view in process()?.segments(device.into())? {
             if let Some(segment) = segment {
                 // SAFETY: the caller's promise; the segment lives until the call returns.
-                unsafe { segment(context, &Segment::from(&view)) };
+                unsafe { segment(context, &segment_of(&view)) };
             }
             for part in &view.blocks {
                 if let Some(block) = block {
                     // SAFETY: as above.
-                    unsafe { block(context, &SegmentBlock::from(part)) };
+                    unsafe { block(context, &block_of(part)) };
                 }
             }
         }
@@ -102,24 +60,20 @@ pub extern "C" fn glake_history_enabled() -> bool {
     guard::value(false, || Ok(library::books()?.is_some_and(|process| process.keeps_history())))
 }
 
-impl From<&SegmentView> for Segment {
-    fn from(view: &SegmentView) -> Segment {
-        Segment {
-            address: view.address.0,
-            size: view.size,
-            stream: pointer(glake_device::Address(view.stream.0)),
-            pool_first: view.pool.0,
-            pool_second: view.pool.1,
-            device: i32::try_from(view.device.0).unwrap_or(i32::MAX),
-            large: view.kind != SegmentKind::Slabs,
-            stitched: view.kind == SegmentKind::Stitched,
-        }
+fn segment_of(view: &SegmentView) -> Segment {
+    Segment {
+        address: view.address.0,
+        size: view.size,
+        stream: pointer(glake_device::Address(view.stream.0)),
+        pool_first: view.pool.0,
+        pool_second: view.pool.1,
+        device: i32::try_from(view.device.0).unwrap_or(i32::MAX),
+        large: view.kind != SegmentKind::Slabs,
+        stitched: view.kind == SegmentKind::Stitched,
     }
 }
 
-impl From<&BlockView> for SegmentBlock {
-    fn from(view: &BlockView) -> SegmentBlock {
-        let BlockView { address, size, requested, live, pending, .. } = *view;
-        SegmentBlock { address: address.0, size, requested, live, pending }
-    }
+fn block_of(view: &BlockView) -> SegmentBlock {
+    let BlockView { address, size, requested, live, pending, .. } = *view;
+    SegmentBlock { address: address.0, size, requested, live, pending }
 }

@@ -4,28 +4,15 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
 
+use glake_abi::{
+    GLAKE_CLOSED, GLAKE_DRIVER, GLAKE_INVALID, GLAKE_OK, GLAKE_OUT_OF_MEMORY, GLAKE_UNAVAILABLE,
+    GLAKE_UNSUPPORTED,
+};
 use glake_device::DriverError;
 use glake_runtime::process::ProcessError;
 use glake_runtime::share::ShareError;
 use glake_tiers::{PoolError, RegionError};
 use glake_transfer::TransferError;
-
-/// Done.
-pub const GLAKE_OK: i32 = 0;
-/// Not enough memory, after everything that may be taken back was: ask for less, free something, raise the limit.
-pub const GLAKE_OUT_OF_MEMORY: i32 = 1;
-/// An argument is wrong, or names no device, block or pool; nothing was changed.
-pub const GLAKE_INVALID: i32 = 2;
-/// The driver refused, or GLake itself failed.
-pub const GLAKE_DRIVER: i32 = 3;
-/// Nothing is served: no driver, a bad configuration, a second copy of the library, a forked child, the end of the process.
-pub const GLAKE_UNAVAILABLE: i32 = 4;
-/// Not possible here.
-pub const GLAKE_UNSUPPORTED: i32 = 5;
-
-/// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused: the call moved nothing. Or time was
-/// over: what was to come back goes on coming.
-pub const GLAKE_CLOSED: i32 = 6;
 
 /// CUDA's number for it.
 const OUT_OF_MEMORY: u32 = 2;

@@ -20,11 +20,11 @@ use crate::real::Home;
 use crate::{driver, runtime};
 
 // Flags of `gmlake.h`.
-pub(crate) const NORMAL: u32 = 0;
-pub(crate) const NOW: u32 = 0x10;
-pub(crate) const PER_THREAD: u32 = 0x40;
-pub(crate) const TO_GPU: u32 = 0x100;
-pub(crate) const FROM_GPU: u32 = 0x200;
+pub(crate) const NORMAL: u32 = glake_abi::GLAKE_COPY_NORMAL;
+pub(crate) const NOW: u32 = glake_abi::GLAKE_COPY_NOW;
+pub(crate) const PER_THREAD: u32 = glake_abi::GLAKE_COPY_PTDS;
+pub(crate) const TO_GPU: u32 = glake_abi::GLAKE_COPY_TO_GPU;
+pub(crate) const FROM_GPU: u32 = glake_abi::GLAKE_COPY_FROM_GPU;
 // What `glake_copy_try` answers. Out of memory has the number of a copy that is not taken, and means the same here.
 const TAKEN: i32 = 0;
 const NOT_TAKEN: i32 = 1;

@@ -1,22 +1,17 @@
 //! The file `libgmlake.so`, and those of its functions that copies need.
 
 use std::error::Error as _;
-use std::ffi::{CStr, OsString, c_char, c_void};
+use std::ffi::{CStr, OsString, c_void};
 use std::path::PathBuf;
 
+use glake_abi::{ABI, Unfit};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::copy::Copy;
 use crate::real::object_of;
 
-/// The interface that these declarations are of.
-const ABI: u32 = 1;
 /// What the file is called, and what it calls itself.
 const FILE: &str = "libgmlake.so";
-
-type Try = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void, u32) -> i32;
-type Started = unsafe extern "C" fn() -> bool;
-type Text = unsafe extern "C" fn() -> *const c_char;
 
 /// Why the library is of no use here.
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +52,12 @@ fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The functions of the library, which is never closed.
-pub(crate) struct Gmlake {
-    copy: Try,
-    started: Started,
-    last_error: Text,
+glake_abi::table! {
+    struct Functions { glake_copy_try, glake_started, glake_last_error }
 }
+
+/// The functions of the library, which is never closed.
+pub(crate) struct Gmlake(Functions);
 
 impl Gmlake {
     /// The library that the process has; where it has none, the one that `GLAKE_LIBRARY` names, or that lies beside this
@@ -80,41 +75,35 @@ impl Gmlake {
     }
 
     fn of(library: &'static Library) -> Result<Gmlake, Unusable> {
-        let failed = |source| Unusable::Load { source };
-        // SAFETY: the name has had this signature in every version.
-        let abi = *unsafe { library.get::<unsafe extern "C" fn() -> u32>(b"glake_abi\0") }.map_err(failed)?;
-        // SAFETY: it takes nothing and answers a constant.
-        let found = unsafe { abi() };
-        if found != ABI {
-            let path = object_of(abi as *const c_void).map(|(_, path)| path.to_owned()).unwrap_or_default();
-            return Err(Unusable::OtherVersion { path, found });
-        }
-        // SAFETY: these are the signatures of `gmlake.h` with this number.
-        unsafe {
-            Ok(Gmlake {
-                copy: *library.get::<Try>(b"glake_copy_try\0").map_err(failed)?,
-                started: *library.get::<Started>(b"glake_started\0").map_err(failed)?,
-                last_error: *library.get::<Text>(b"glake_last_error\0").map_err(failed)?,
-            })
+        // SAFETY: a name's address is looked up, and not followed.
+        let find = |name: &CStr| unsafe { library.get(name.to_bytes_with_nul()) }.map(|found| *found);
+        // SAFETY: all of them are that library's, which is never closed.
+        match unsafe { Functions::of(find) } {
+            Ok(functions) => Ok(Gmlake(functions)),
+            Err(Unfit::Missing(source)) => Err(Unusable::Load { source }),
+            Err(Unfit::OtherVersion { found }) => {
+                let path = find(c"glake_abi").ok().and_then(object_of).map(|(_, path)| path.to_owned());
+                Err(Unusable::OtherVersion { path: path.unwrap_or_default(), found })
+            }
         }
     }
 
     /// `glake_copy_try`.
     pub(crate) fn copy(&self, copy: &Copy) -> i32 {
         // SAFETY: what the program promised of a copy of these, it promised for the real function.
-        unsafe { (self.copy)(copy.to, copy.from, copy.size, copy.stream, copy.flags) }
+        unsafe { (self.0.glake_copy_try)(copy.to, copy.from, copy.size, copy.stream, copy.flags) }
     }
 
     /// Whether it serves, or did until the process began to end.
     pub(crate) fn has_started(&self) -> bool {
         // SAFETY: it takes nothing.
-        unsafe { (self.started)() }
+        unsafe { (self.0.glake_started)() }
     }
 
     /// Why its last call on this thread failed.
     pub(crate) fn last_error(&self) -> String {
         // SAFETY: a text of this thread that ends with a zero and stays until its next failure.
-        unsafe { CStr::from_ptr((self.last_error)()) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr((self.0.glake_last_error)()) }.to_string_lossy().into_owned()
     }
 }
 

@@ -6,7 +6,7 @@ use std::ptr;
 use pyo3::prelude::*;
 
 use crate::error::{InvalidError, checked};
-use crate::library::Block;
+use glake_abi::Block;
 
 /// A Python integer as the pointer that C wants; it is never followed here.
 fn pointer(address: usize) -> *mut c_void {

@@ -6,8 +6,8 @@ use std::ptr;
 use pyo3::prelude::*;
 
 use crate::error::checked;
-use crate::library::CopyBlock;
 use crate::statistics::written;
+use glake_abi::CopyBlock;
 
 fn pointer(address: usize) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address)

@@ -2,9 +2,12 @@
 
 use std::ffi::{CStr, CString, c_char};
 
+use glake_abi::{
+    GLAKE_CLOSED, GLAKE_DRIVER, GLAKE_INVALID, GLAKE_OUT_OF_MEMORY, GLAKE_UNAVAILABLE, GLAKE_UNSUPPORTED,
+};
 use pyo3::prelude::*;
 
-use crate::library::{Symbols, symbols};
+use crate::library::{Functions, symbols};
 
 pyo3::import_exception!(glake.errors, ClosedError);
 pyo3::import_exception!(glake.errors, Error);
@@ -15,7 +18,7 @@ pyo3::import_exception!(glake.errors, UnavailableError);
 pyo3::import_exception!(glake.errors, UnsupportedError);
 
 /// Makes one call without Python's lock and raises what its status says.
-pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Symbols) -> i32 + Send) -> PyResult<()> {
+pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Functions) -> i32 + Send) -> PyResult<()> {
     let symbols = symbols()?;
     match py.detach(|| call(symbols)) {
         0 => Ok(()),
@@ -24,21 +27,21 @@ pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Symbols) -> i32 + Send)
 }
 
 /// The exception for a status, with the text of this thread's last failed call.
-pub(crate) fn raised(symbols: &Symbols, status: i32) -> PyErr {
+pub(crate) fn raised(symbols: &Functions, status: i32) -> PyErr {
     let text = last_error(symbols);
     match status {
-        1 => OutOfMemoryError::new_err(text),
-        2 => InvalidError::new_err(text),
-        3 => DriverError::new_err(text),
-        4 => UnavailableError::new_err(text),
-        5 => UnsupportedError::new_err(text),
-        6 => ClosedError::new_err(text),
+        GLAKE_OUT_OF_MEMORY => OutOfMemoryError::new_err(text),
+        GLAKE_INVALID => InvalidError::new_err(text),
+        GLAKE_DRIVER => DriverError::new_err(text),
+        GLAKE_UNAVAILABLE => UnavailableError::new_err(text),
+        GLAKE_UNSUPPORTED => UnsupportedError::new_err(text),
+        GLAKE_CLOSED => ClosedError::new_err(text),
         other => Error::new_err(format!("status {other}: {text}")),
     }
 }
 
 /// The text of this thread's last failed call.
-fn last_error(symbols: &Symbols) -> String {
+fn last_error(symbols: &Functions) -> String {
     // SAFETY: the answer is valid until this thread's next call that fails, and is copied at once.
     unsafe { text((symbols.gmlake_last_error)()) }.unwrap_or_else(|| "the library gave no reason".to_owned())
 }

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use pyo3::prelude::*;
 
 use crate::error::{checked, raised, text};
-use crate::library::{Symbols, symbols};
+use crate::library::{Functions, symbols};
 
 #[pyfunction]
 pub(crate) fn stats_json(py: Python<'_>, device: i32) -> PyResult<String> {
@@ -34,7 +34,7 @@ pub(crate) fn reset_totals(py: Python<'_>, device: i32) -> PyResult<()> {
 /// Takes a text that the library writes for us, and gives it back to it; raises where it writes none.
 pub(crate) fn written(
     py: Python<'_>,
-    write: impl FnOnce(&Symbols) -> *mut c_char + Send,
+    write: impl FnOnce(&Functions) -> *mut c_char + Send,
 ) -> PyResult<String> {
     let symbols = symbols()?;
     py.detach(|| {
@@ -45,7 +45,7 @@ pub(crate) fn written(
 }
 
 /// A copy of a text that the library wrote for us, which goes back to it; nothing for null.
-pub(crate) fn taken(symbols: &Symbols, given: *mut c_char) -> Option<String> {
+pub(crate) fn taken(symbols: &Functions, given: *mut c_char) -> Option<String> {
     // SAFETY: null or a text that the library wrote and gave to us.
     let copy = unsafe { text(given) }?;
     // SAFETY: ours, copied, and not used again.

@@ -2,36 +2,16 @@
 
 use std::ffi::c_void;
 
+use glake_abi::{
+    GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU,
+    GLAKE_COPY_NORMAL, GLAKE_COPY_NOW, GLAKE_COPY_PTDS, GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY,
+};
 use glake_device::{DeviceId, Stream};
 use glake_transfer::graph::Direction;
 use glake_transfer::{CopyOptions, Priority};
 
 use crate::block;
 use crate::status::Failure;
-
-/// A copy of the usual priority.
-pub const GLAKE_COPY_NORMAL: u32 = 0;
-/// A copy that background ones make way for.
-pub const GLAKE_COPY_CRITICAL: u32 = 1;
-/// A copy that makes way: few bytes of it are in flight at a time.
-pub const GLAKE_COPY_BACKGROUND: u32 = 2;
-/// The call returns when the bytes are there.
-pub const GLAKE_COPY_NOW: u32 = 0x10;
-/// With `GLAKE_COPY_NOW`: both sides are read and compared, whatever way the copy went; what differs is copied again by the driver, and
-/// an error where it differs still.
-pub const GLAKE_COPY_VERIFY: u32 = 0x20;
-/// Stream 0 is the calling thread's own default stream, not the legacy one.
-pub const GLAKE_COPY_PTDS: u32 = 0x40;
-/// Over the GPU's own link alone, as the driver makes it.
-pub const GLAKE_COPY_DIRECT: u32 = 0x80;
-
-/// Of `glake_copy_try` alone: the copy is one from host memory to a GPU's, or none for it. Not with `GLAKE_COPY_FROM_GPU`.
-pub const GLAKE_COPY_TO_GPU: u32 = 0x100;
-/// Of `glake_copy_try` alone: the copy is one from a GPU's memory to host memory, or none for it. Not with `GLAKE_COPY_TO_GPU`.
-pub const GLAKE_COPY_FROM_GPU: u32 = 0x200;
-
-/// Times a device's number and one: streams 0, 1 and 2 are that device's default ones, not those of the calling thread's current device.
-pub const GLAKE_COPY_DEVICE: u32 = 0x10000;
 
 /// What the flags of a call say.
 #[derive(Clone, Copy, Debug)]

@@ -15,29 +15,17 @@ mod tests;
 
 use std::ffi::{c_char, c_void};
 
+use glake_abi::{CopyBlock, GLAKE_DRIVER, GLAKE_OK, GLAKE_OUT_OF_MEMORY};
 use glake_device::{CopyRequest, PointerKind};
 use glake_units::Bytes;
 
 use flags::Asked;
-pub use flags::*;
 use make::request;
 
 use crate::block::address;
 use crate::stats::{self, string};
-use crate::status::{Failure, GLAKE_DRIVER, GLAKE_OK, GLAKE_OUT_OF_MEMORY};
+use crate::status::Failure;
 use crate::{guard, library};
-
-/// One copy of a list.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CopyBlock {
-    /// Where the bytes go.
-    pub to: *mut c_void,
-    /// Where they come from.
-    pub from: *const c_void,
-    /// How many.
-    pub size: usize,
-}
 
 /// Enqueues a copy on a stream of any device (null and 1: the legacy default stream of the calling thread's current device, 2:
 /// the thread's own). `handle`, where not null, gets what `glake_copy_wait` takes, or 0 where nothing is left to wait for.

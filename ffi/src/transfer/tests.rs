@@ -4,6 +4,10 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
+use glake_abi::{
+    GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_NOW, GLAKE_COPY_PTDS,
+    GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY, GLAKE_INVALID,
+};
 use glake_device::owned::{Epochs, Pages, Registration};
 use glake_device::{
     Address, CopyRequest, DeviceId, Driver, Fault, Faults, Injected, Refusal, Stream, Verb, When,
@@ -13,12 +17,8 @@ use glake_runtime::process::Process;
 use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 
+use super::Asked;
 use super::make;
-use super::{
-    Asked, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_NOW, GLAKE_COPY_PTDS,
-    GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY,
-};
-use crate::status::GLAKE_INVALID;
 
 const LENGTH: usize = 6 << 20;
 const SIZE: u64 = LENGTH as u64;
@@ -190,7 +190,7 @@ fn what_differs_after_a_second_copy_too_is_an_error() {
         let faults = [short(Verb::Copy, When::From(1)), short(Verb::CopyBatch, When::From(1))];
         let faults = [faults[0], faults[1], short(Verb::Launch, When::From(1))];
         let answer = bed.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults);
-        assert_eq!(answer, Err(crate::status::GLAKE_DRIVER), "{form:?}");
+        assert_eq!(answer, Err(glake_abi::GLAKE_DRIVER), "{form:?}");
     }
 }
 

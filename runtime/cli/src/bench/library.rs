@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use glake_loader::{Block, Gmlake, Stream};
+use glake_client::{Block, Gmlake, Stream};
 
 use super::BenchError;
 use super::measure::Allocates;

@@ -18,8 +18,8 @@ mod times;
 
 use std::path::PathBuf;
 
+use glake_client::LoadError;
 use glake_device::DriverError;
-use glake_loader::LoadError;
 use glake_tiers::{FileError, HostError, MoveError, PoolError, RegionError};
 use glake_transfer::TransferError;
 use glake_units::Bytes;

@@ -345,7 +345,7 @@ fn processes_share_a_name_and_memory() {
     let memory = sim.export(handle).unwrap();
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "sim::tests::the_other_process"])
+        .args(["--ignored", "--exact", "tests::the_other_process"])
         .envs([(NAME, name.as_str()), (MEMORY, path.as_str())])
         .output()
         .unwrap();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use glake_loader::{BACKGROUND, CRITICAL};
+use glake_client::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL};
 
 use super::super::times::{gbps, percentile, us};
 use super::ground::{Case, Field, Ground, Work};
@@ -45,12 +45,12 @@ pub(super) fn measure<'a>(
     field.verify(1)?;
     let background = Case { size: options.background, ..*case };
     let mut others = busy.iter().map(|ground| ground.field(background)).collect::<Result<Vec<_>, _>>()?;
-    warm_up(ground, &field.engine(), CRITICAL)?;
+    warm_up(ground, &field.engine(), GLAKE_COPY_CRITICAL)?;
     for (ground, field) in busy.iter().zip(&others) {
-        warm_up(ground, &field.engine(), BACKGROUND)?;
+        warm_up(ground, &field.engine(), GLAKE_COPY_BACKGROUND)?;
     }
     let native = row(ground, &field.native(), 0, options.runs)?;
-    let alone = row(ground, &field.engine(), CRITICAL, options.runs)?;
+    let alone = row(ground, &field.engine(), GLAKE_COPY_CRITICAL, options.runs)?;
     let (beside, rate) = beside(ground, busy, &field, &others, options.runs)?;
     field.verify(2)?;
     for other in &mut others {
@@ -93,7 +93,7 @@ fn beside(
             let (library, cuda) = (ground.library, ground.cuda);
             scope.spawn(move || -> Result<(), BenchError> {
                 loop {
-                    library.timed(cuda, &work, BACKGROUND)?;
+                    library.timed(cuda, &work, GLAKE_COPY_BACKGROUND)?;
                     moved.fetch_add(size.get(), Ordering::Relaxed);
                     if over.load(Ordering::Relaxed) {
                         return Ok(());
@@ -102,7 +102,7 @@ fn beside(
             })
         });
         let threads: Vec<_> = threads.collect();
-        let row = row(ground, &field.engine(), CRITICAL, runs);
+        let row = row(ground, &field.engine(), GLAKE_COPY_CRITICAL, runs);
         over.store(true, Ordering::Relaxed);
         for thread in threads {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;

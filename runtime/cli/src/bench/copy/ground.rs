@@ -1,6 +1,6 @@
 //! What copies are measured on: GPUs, a stream of each, and the memory of one measurement.
 
-use glake_loader::{Enqueued, Gmlake, GpuMemory, HostMemory, Libcuda, On, Part};
+use glake_client::{Enqueued, Gmlake, GpuMemory, HostMemory, Libcuda, On, Part};
 use glake_units::Bytes;
 
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};

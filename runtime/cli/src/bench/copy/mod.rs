@@ -19,7 +19,7 @@ mod rounds;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use glake_loader::{Gmlake, Libcuda};
+use glake_client::{Gmlake, Libcuda};
 use glake_units::Bytes;
 use serde::Serialize;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use glake_loader::Timed;
+use glake_client::Timed;
 use glake_units::Bytes;
 
 use super::super::links::changed;

@@ -3,22 +3,9 @@
 use std::ffi::{CStr, c_void};
 use std::time::{Duration, Instant};
 
+use glake_abi::{CopyBlock, GLAKE_COPY_DIRECT};
+
 use crate::{Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, Part, Result, Stream};
-
-/// `GLAKE_COPY_CRITICAL`.
-pub const CRITICAL: u32 = 1;
-/// `GLAKE_COPY_BACKGROUND`.
-pub const BACKGROUND: u32 = 2;
-/// `GLAKE_COPY_DIRECT`.
-const DIRECT: u32 = 0x80;
-
-/// `glake_copy_block`.
-#[repr(C)]
-pub(crate) struct CopyBlock {
-    to: *mut c_void,
-    from: *const c_void,
-    size: usize,
-}
 
 /// A stream of a device.
 #[derive(Clone, Copy, Debug)]
@@ -197,7 +184,9 @@ impl Gmlake {
                 // SAFETY: as above.
                 unsafe { cuda.copy(*to, *from, on.stream) }
             }),
-            (Enqueued::Native(pairs), None) => pairs.iter().try_for_each(|(to, from)| one(to, from, DIRECT)),
+            (Enqueued::Native(pairs), None) => {
+                pairs.iter().try_for_each(|(to, from)| one(to, from, GLAKE_COPY_DIRECT))
+            }
         }
     }
 

@@ -1,29 +1,26 @@
 //! `libgmlake.so` opened by a Rust program, which measures it as C programs use it: each call goes through the C interface.
 //!
 //! ```text
-//! glake bench ─► glake-runtime ─► glake-loader ─ ─ dlopen ─ ─► libgmlake.so (glake-ffi, which is built on glake-runtime)
+//! glake bench ─► glake-client ─ ─ dlopen ─ ─► libgmlake.so (glake-ffi, which is built on glake-runtime)
 //! ```
 //!
-//! It stands apart because it must be unsafe and the runtime must not, and because the library is built on the runtime and
-//! so cannot be linked by it.
+//! It stands apart because it must be unsafe and the command must not.
 
 mod copies;
 mod memory;
 mod native;
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
+use glake_abi::{ABI, Segment, SegmentBlock, Unfit};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use copies::CopyBlock;
-pub use copies::{BACKGROUND, CRITICAL, Enqueued, On, Timed};
+pub use copies::{Enqueued, On, Timed};
+pub use glake_abi::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL};
 pub use memory::{GpuMemory, HostMemory, Part};
 pub use native::Libcuda;
-
-/// The interface that these declarations are of.
-const ABI: u32 = 1;
 
 /// Why the library does not do what it is asked.
 #[non_exhaustive]
@@ -91,28 +88,6 @@ pub struct Stream(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block(usize);
 
-/// `glake_segment_block`.
-#[repr(C)]
-struct SegmentBlock {
-    address: u64,
-    size: u64,
-    requested: u64,
-    live: bool,
-    pending: bool,
-}
-
-/// `glake_segment`.
-#[repr(C)]
-struct Segment {
-    address: u64,
-    size: u64,
-    stream: *mut c_void,
-    pool: [u64; 2],
-    device: i32,
-    large: bool,
-    stitched: bool,
-}
-
 /// Free ranges, as they are counted.
 #[derive(Default)]
 struct Ranges {
@@ -121,56 +96,36 @@ struct Ranges {
     free: u32,
 }
 
-type SegmentVisit = unsafe extern "C" fn(*mut c_void, *const Segment);
-type BlockVisit = unsafe extern "C" fn(*mut c_void, *const SegmentBlock);
-
-macro_rules! functions {
-    ($($name:ident($($argument:ty),*) -> $answer:ty;)*) => {
-        #[derive(Debug)]
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> $answer,)*
-        }
-
-        impl Functions {
-            fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
-                Ok(Functions {
-                    // SAFETY: these are the signatures of `gmlake.h`, whose number is compared before any is called.
-                    $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }?,)*
-                })
-            }
-        }
-    };
-}
-
-functions! {
-    glake_abi() -> u32;
-    glake_last_error() -> *const c_char;
-    glake_configure(*const c_char, *const c_char, *const c_char) -> i32;
-    glake_start() -> i32;
-    glake_alloc(i32, usize, *mut c_void, *mut *mut c_void) -> i32;
-    glake_free(*mut c_void) -> i32;
-    glake_trim(i32, u64, *mut u64) -> i32;
-    glake_stream_create(i32, *mut *mut c_void) -> i32;
-    glake_segments(i32, Option<SegmentVisit>, Option<BlockVisit>, *mut c_void) -> i32;
-    glake_stream_synchronize(i32, *mut c_void) -> i32;
-    glake_device_count(*mut i32) -> i32;
-    glake_host_register(*mut c_void, usize) -> i32;
-    glake_host_unregister(*mut c_void) -> i32;
-    glake_copy_async(*mut c_void, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
-    glake_copy_list(*const CopyBlock, usize, *mut c_void, u32, *mut u64) -> i32;
-    glake_copy_to_all(*const *mut c_void, usize, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
-    glake_multi_path(i32) -> i32;
-    glake_copy_stats_json() -> *mut c_char;
-    glake_string_free(*mut c_char) -> ();
-    glake_driver_calls(*mut u64, *mut u64) -> i32;
-    glake_heap_allocations() -> u64;
+glake_abi::table! {
+    struct Functions {
+        glake_last_error,
+        glake_configure,
+        glake_start,
+        glake_alloc,
+        glake_free,
+        glake_trim,
+        glake_stream_create,
+        glake_segments,
+        glake_stream_synchronize,
+        glake_device_count,
+        glake_host_register,
+        glake_host_unregister,
+        glake_copy_async,
+        glake_copy_list,
+        glake_copy_to_all,
+        glake_multi_path,
+        glake_copy_stats_json,
+        glake_string_free,
+        glake_driver_calls,
+        glake_heap_allocations,
+    }
 }
 
 /// The library, which is never unloaded.
 #[derive(Debug)]
 pub struct Gmlake {
     functions: Functions,
-    _library: Library,
+    _library: std::mem::ManuallyDrop<Library>,
 }
 
 impl Gmlake {
@@ -182,11 +137,15 @@ impl Gmlake {
         let failed = |source| LoadError::Load { path: path.to_owned(), source };
         // SAFETY: the library runs nothing when it is loaded.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(failed)?;
-        let functions = Functions::of(&library).map_err(failed)?;
-        // SAFETY: it takes nothing.
-        match unsafe { (functions.glake_abi)() } {
-            ABI => Ok(Gmlake { functions, _library: library }),
-            found => Err(LoadError::OtherVersion { path: path.to_owned(), found }),
+        // SAFETY: a name's address is looked up, and not followed.
+        let find = |name: &CStr| unsafe { library.get(name.to_bytes_with_nul()) }.map(|found| *found);
+        // SAFETY: all of them are that library's, which is kept below and closed by nobody.
+        match unsafe { Functions::of(find) } {
+            Ok(functions) => Ok(Gmlake { functions, _library: std::mem::ManuallyDrop::new(library) }),
+            Err(Unfit::Missing(source)) => Err(failed(source)),
+            Err(Unfit::OtherVersion { found }) => {
+                Err(LoadError::OtherVersion { path: path.to_owned(), found })
+            }
         }
     }
 

@@ -1,0 +1,193 @@
+//! The functions, each declared once: [`functions!`](crate::functions) hands the list to a macro.
+//!
+//! ```text
+//! functions! ─┬─► signatures, NAMES ─► table!     for those who open the library: what each of them needs of it
+//!             └─► glake-ffi                       each definition is held against its declaration, when it is compiled
+//! ```
+
+use std::ffi::{CStr, c_char, c_void};
+
+use crate::{
+    ABI, Block, BlockFreed, BlockVisit, Checkpoint, ContextDrop, CopyBlock, DeviceStats, MappingObserver,
+    RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver, StreamFilter,
+};
+
+/// Hands every declaration of `gmlake.h`, but torch's own names, to a macro of the caller's: `name(types) -> answer;`. The types are
+/// this crate's and `std::ffi`'s.
+#[macro_export]
+macro_rules! functions {
+    ($macro:ident) => {
+        $macro! {
+            glake_alloc(i32, usize, *mut c_void, *mut *mut c_void) -> i32;
+            glake_free(*mut c_void) -> i32;
+            glake_find(*const c_void, *mut Block) -> i32;
+            glake_record_stream(*mut c_void, *mut c_void) -> i32;
+            glake_largest(i32, *mut u64) -> i32;
+            glake_trim(i32, u64, *mut u64) -> i32;
+            glake_set_fraction(i32, f64) -> i32;
+            glake_fraction(i32, *mut f64) -> i32;
+            glake_driver_calls(*mut u64, *mut u64) -> i32;
+            glake_heap_allocations() -> u64;
+            glake_gate_enter(*const *const c_char, usize, u32, i64, *mut u64) -> i32;
+            glake_gate_wait(*const *const c_char, usize, u32, i64) -> i32;
+            glake_gate_leave(u64) -> i32;
+            glake_gate_json() -> *mut c_char;
+            glake_host_register(*mut c_void, usize) -> i32;
+            glake_host_unregister(*mut c_void) -> i32;
+            glake_version() -> *const c_char;
+            glake_abi() -> u32;
+            glake_configure(*const c_char, *const c_char, *const c_char) -> i32;
+            glake_start() -> i32;
+            glake_started() -> bool;
+            glake_device_count(*mut i32) -> i32;
+            glake_device_name() -> *const c_char;
+            glake_on_out_of_memory(ShortageObserver, *mut c_void) -> i32;
+            glake_on_mapping(MappingObserver, *mut c_void) -> i32;
+            glake_pool_create(i32, u64, u64) -> i32;
+            glake_pool_begin(i32, u64, u64, StreamFilter, *mut c_void, ContextDrop) -> i32;
+            glake_pool_expect_capture(i32, u64, u64, *mut c_void) -> i32;
+            glake_pool_end(i32, u64, u64) -> i32;
+            glake_pool_release(i32, u64, u64) -> i32;
+            glake_pool_use_count(i32, u64, u64, *mut i32) -> i32;
+            glake_pool_trim(i32, u64, u64) -> i32;
+            glake_pool_blocks(i32, u64, u64, BlockVisit, *mut c_void) -> i32;
+            glake_pool_checkpoint(i32, u64, u64, *mut *mut Checkpoint) -> i32;
+            glake_pool_restore(*const Checkpoint, BlockFreed, BlockVisit, *mut c_void) -> i32;
+            glake_checkpoint_drop(*mut Checkpoint);
+            glake_region_define(*const c_char, u32, u32) -> i32;
+            glake_region_enter(*const c_char) -> i32;
+            glake_region_leave() -> i32;
+            glake_region_seal(*const c_char, bool) -> i32;
+            glake_region_unseal(*const c_char) -> i32;
+            glake_region_prepare(*const c_char) -> i32;
+            glake_region_pin(*const c_void, bool) -> i32;
+            glake_region_wait(*const c_char, i32, *mut c_void) -> i32;
+            glake_region_order(*const *const c_char, usize) -> i32;
+            glake_region_of(*const c_void) -> *mut c_char;
+            glake_regions_json() -> *mut c_char;
+            glake_enable_peer(i32, i32) -> i32;
+            glake_share(*const c_void, *mut u8, usize, *mut usize, *mut u64) -> i32;
+            glake_open_shared(*const u8, usize, i32, *mut *mut c_void) -> i32;
+            glake_close_shared(*mut c_void) -> i32;
+            glake_shrink(*const c_char) -> *mut c_char;
+            glake_refill(*const c_char) -> *mut c_char;
+            glake_left_json() -> *mut c_char;
+            glake_hooks_set(RegionHook, RegionHook, *mut c_void, i64) -> i32;
+            glake_snapshot_json() -> *mut c_char;
+            glake_segments(i32, SegmentVisit, SegmentBlockVisit, *mut c_void) -> i32;
+            glake_record_history(bool, u64, bool) -> i32;
+            glake_history_enabled() -> bool;
+            glake_stats(i32, *mut DeviceStats) -> i32;
+            glake_reset_peaks(i32) -> i32;
+            glake_reset_totals(i32) -> i32;
+            glake_stats_json(i32) -> *mut c_char;
+            glake_string_free(*mut c_char);
+            glake_last_error() -> *const c_char;
+            glake_last_status() -> i32;
+            gmlake_last_error() -> *const c_char;
+            glake_stream_create(i32, *mut *mut c_void) -> i32;
+            glake_stream_synchronize(i32, *mut c_void) -> i32;
+            glake_stream_destroy(i32, *mut c_void) -> i32;
+            glake_copy_async(*mut c_void, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
+            glake_copy_wait(u64) -> i32;
+            glake_copy_drop(u64) -> i32;
+            glake_copy_done(u64, *mut bool) -> i32;
+            glake_copy_list(*const CopyBlock, usize, *mut c_void, u32, *mut u64) -> i32;
+            glake_copy_to_all(*const *mut c_void, usize, *const c_void, usize, *mut c_void, u32, *mut u64) -> i32;
+            glake_copy_try(*mut c_void, *const c_void, usize, *mut c_void, u32) -> i32;
+            glake_device_of(*const c_void, *mut i32) -> i32;
+            glake_multi_path(i32) -> i32;
+            glake_copy_stats_json() -> *mut c_char;
+        }
+    };
+}
+
+macro_rules! signatures {
+    ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        /// The functions' types, under the functions' own names; what each promises and asks stands in `gmlake.h`.
+        #[allow(non_camel_case_types)]
+        pub mod signatures {
+            use super::*;
+
+            $(
+                #[doc = concat!("`", stringify!($name), "`")]
+                pub type $name = unsafe extern "C" fn($($argument),*) $(-> $answer)?;
+            )*
+        }
+
+        /// What they are called.
+        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+functions!(signatures);
+
+/// Makes a structure of functions that are found in an open library, each under its own name and with its declared type:
+/// `table! { struct Functions { glake_alloc, glake_free } }`. Its `of` takes a function that answers where a name is, and asks for
+/// `glake_abi` first: only a library that answers [`ABI`](crate::ABI) has these functions.
+#[macro_export]
+macro_rules! table {
+    ($(#[$attribute:meta])* $visible:vis struct $table:ident { $($name:ident),* $(,)? }) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug)]
+        $visible struct $table {
+            $($visible $name: $crate::signatures::$name,)*
+        }
+
+        impl $table {
+            /// # Errors
+            /// [`Unfit`](glake_abi::Unfit).
+            ///
+            /// # Safety
+            /// Every address that is found is one of the same library, which is never closed.
+            $visible unsafe fn of<E>(
+                mut find: impl FnMut(&::std::ffi::CStr) -> ::std::result::Result<*const ::std::ffi::c_void, E>,
+            ) -> ::std::result::Result<$table, $crate::Unfit<E>> {
+                // SAFETY: the caller's promise.
+                unsafe { $crate::check(&mut find) }?;
+                Ok($table {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0");
+                        // A name of Rust has no zero in it.
+                        let name = ::std::ffi::CStr::from_bytes_until_nul(name.as_bytes()).unwrap_or_default();
+                        let found = find(name).map_err($crate::Unfit::Missing)?;
+                        // SAFETY: a function of this type: its library answers the number of this interface.
+                        unsafe {
+                            ::std::mem::transmute::<*const ::std::ffi::c_void, $crate::signatures::$name>(found)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+/// Whether the library in which `find` finds names has this interface; [`table!`](crate::table) asks it.
+///
+/// # Errors
+/// [`Unfit`].
+///
+/// # Safety
+/// As of [`table!`](crate::table).
+pub unsafe fn check<E>(find: &mut impl FnMut(&CStr) -> Result<*const c_void, E>) -> Result<(), Unfit<E>> {
+    let version = find(c"glake_abi").map_err(Unfit::Missing)?;
+    // SAFETY: the name has had this signature in every version.
+    let version = unsafe { std::mem::transmute::<*const c_void, signatures::glake_abi>(version) };
+    // SAFETY: it takes nothing and answers a constant.
+    match unsafe { version() } {
+        ABI => Ok(()),
+        found => Err(Unfit::OtherVersion { found }),
+    }
+}
+
+/// Why a library is none that has these functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit<E> {
+    /// A name is not there.
+    Missing(E),
+    /// It has another interface.
+    OtherVersion {
+        /// Its number.
+        found: u32,
+    },
+}
