@@ -10,8 +10,8 @@ use glake_device::owned::{OwnedStream, Span};
 use glake_device::{Address, DeviceId, Fault, Injected, KernelMemory, Stream, Touch, Verb, When};
 use glake_tests::transfer::{Server, ServerShape};
 use glake_tiers::{
-    Block, FileTier, HostOptions, HostPool, Impatient, Mark, MoveError, Mover, Moving, PoolStream, Refilled,
-    Region, RegionError, RegionOptions, Shrunk, Store, Transit,
+    Block, FileTier, HostOptions, HostPool, Mark, MoveError, Mover, Moving, NoWait, PoolStream, Refilled,
+    Region, RegionError, RegionOptions, Shrunk, Store, TransferContext,
 };
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
@@ -67,11 +67,11 @@ impl Weights {
     }
 
     fn shrink(&self, to: &Store, mover: &dyn Mover) -> Result<Shrunk, RegionError> {
-        self.region.shrink(Bytes::MAX, to, Transit { mover, checks: None })
+        self.region.shrink(Bytes::MAX, to, TransferContext { mover, checks: None })
     }
 
     fn refill(&self, mover: &dyn Mover) -> Result<Refilled, RegionError> {
-        self.region.refill(Bytes::MAX, Transit { mover, checks: None }, &Impatient)
+        self.region.refill(Bytes::MAX, TransferContext { mover, checks: None }, &NoWait)
     }
 
     fn assert_bytes(&self) {
@@ -323,14 +323,14 @@ fn four_links_take_a_region_out_and_bring_it_back() {
     let on = PoolStream::of(&*bed.server.driver, GPU, Stream::LEGACY).unwrap();
     let blocks: Vec<Block> = (0..8).map(|_| region.malloc(size, on).unwrap()).collect();
     let link = Duration::from_secs_f64(all.get() as f64 / 55.5e9);
-    let transit = Transit { mover: &bed.mover, checks: None };
+    let transit = TransferContext { mover: &bed.mover, checks: None };
     let timed = |work: &dyn Fn() -> Bytes| {
         let start = bed.server.sim.now();
         assert_eq!(work(), all);
         link.as_secs_f64() / (bed.server.sim.now() - start).as_secs_f64()
     };
     let out = || region.shrink(Bytes::MAX, &bed.host(), transit).unwrap().copied;
-    let back = || region.refill(Bytes::MAX, transit, &Impatient).unwrap().copied;
+    let back = || region.refill(Bytes::MAX, transit, &NoWait).unwrap().copied;
     let [_, _, out, back] = [timed(&out), timed(&back), timed(&out), timed(&back)];
     println!("of one link: out {out:.2}, back {back:.2}");
     assert!(out >= 2.4 && back >= 3.0, "{out:.2} {back:.2}");

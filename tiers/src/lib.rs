@@ -58,8 +58,8 @@ pub use pool::{
     PoolError, PoolOptions, PoolStream, Restored, SharedExtent,
 };
 pub use region::{
-    CopyPolicy, Impatient, Mark, MoveError, Mover, Moving, Patience, Policy, Refilled, Region, RegionError,
-    RegionOptions, Shrunk, SkipReason, Skipped,
+    CopyPolicy, Mark, MoveError, Mover, Moving, NoWait, Policy, Refilled, Region, RegionError, RegionOptions,
+    Shrunk, SkipReason, Skipped, WaitPolicy,
 };
-pub use store::{Store, Transit};
+pub use store::{Store, TransferContext};
 pub use ticker::Ticker;

@@ -1,26 +1,26 @@
 //! Where an extent's bytes are, and which copy of them counts: pure, no driver, no clock.
 //!
 //! ```text
-//!  Resident ──Leave──► GoingOut ──Copied──► Releasing ──Released──► Out
+//!  Resident ──Evict──► Evicting ──Copied──► Releasing ──Released──► Evicted
 //!     ▲                   │                  ▲     │                 │
-//!     ├──────Failed───────┘            Leave │     │ Failed          │
+//!     ├──────Failed───────┘            Evict │     │ Failed          │
 //!     │                                      │     ▼                 │
-//!     │                                    Halfway                   │
-//!     │                             Failed ▲     │ Enter             │ Enter
+//!     │                                    Interrupted                   │
+//!     │                             Failed ▲     │ Refill            │ Enter
 //!     │                                    │     ▼                   │
-//!     └──────────────Arrived────────────── ComingIn ◄────────────────┘
+//!     └──────────────Arrived────────────── Refilling ◄────────────────┘
 //!
-//!  Resident with a copy ──Leave──► Releasing: nothing is copied       DropCopy: resident without one
+//!  Resident with a copy ──Evict──► Releasing: nothing is copied       DropCopy: resident without one
 //! ```
 //!
 //! | state | memory of the GPU | the copy | authority |
 //! |---|---|---|---|
 //! | resident | the bytes | none, or equal | the GPU |
-//! | going out | the bytes | being written | the GPU |
+//! | evicting | the bytes | being written | the GPU |
 //! | releasing | the bytes, then nothing | whole | the copy |
-//! | out | nothing | whole | the copy |
-//! | coming in | made, mapped, being filled | whole | the copy |
-//! | halfway | anything | whole | the copy |
+//! | evicted | nothing | whole | the copy |
+//! | refilling | made, mapped, being filled | whole | the copy |
+//! | interrupted | anything | whole | the copy |
 //!
 //! Invariant: every state names exactly one copy that counts ([`Residency::authority`]), and it is whole. Authority leaves the GPU
 //! when the copy is known to be whole, before anything of the GPU's is given up, and returns when all bytes have arrived.
@@ -55,7 +55,7 @@ pub enum Residency {
         copy: Option<Place>,
     },
     /// Being copied. What is there of the copy is worth nothing yet.
-    GoingOut {
+    Evicting {
         /// Where to.
         to: Place,
     },
@@ -65,17 +65,17 @@ pub enum Residency {
         at: Place,
     },
     /// The GPU has nothing of them.
-    Out {
+    Evicted {
         /// Where they are.
         at: Place,
     },
     /// Memory of the GPU is being made, mapped and filled.
-    ComingIn {
+    Refilling {
         /// Where from.
         from: Place,
     },
     /// Releasing or coming in failed. Memory of the GPU may be left, and what it holds is worth nothing.
-    Halfway {
+    Interrupted {
         /// Where they are.
         at: Place,
     },
@@ -85,13 +85,13 @@ pub enum Residency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Begins to move the bytes out; without a copy where a whole one is there already.
-    Leave(Place),
+    Evict(Place),
     /// All bytes are in the copy, and were checked where checks are on.
     Copied,
     /// The extent is unmapped at all its addresses, and its memory released.
     Released,
     /// Begins to bring them back, at the addresses that they had. What is left of the GPU's memory is used or released first.
-    Enter,
+    Refill,
     /// All bytes are on the GPU. The copy stays, until it is dropped.
     Arrived,
     /// What was begun failed, or was given up.
@@ -117,9 +117,9 @@ impl Residency {
     /// Where the copy is that counts.
     pub fn authority(self) -> Place {
         match self {
-            Residency::Resident { .. } | Residency::GoingOut { .. } => Place::Gpu,
-            Residency::Releasing { at } | Residency::Out { at } | Residency::Halfway { at } => at,
-            Residency::ComingIn { from } => from,
+            Residency::Resident { .. } | Residency::Evicting { .. } => Place::Gpu,
+            Residency::Releasing { at } | Residency::Evicted { at } | Residency::Interrupted { at } => at,
+            Residency::Refilling { from } => from,
         }
     }
 
@@ -127,20 +127,20 @@ impl Residency {
     pub fn copy(self) -> Option<Place> {
         match self {
             Residency::Resident { copy } => copy,
-            Residency::GoingOut { .. } => None,
+            Residency::Evicting { .. } => None,
             other => Some(other.authority()),
         }
     }
 
     /// Whether memory of the GPU is held for it, or may be.
     pub fn holds_gpu(self) -> bool {
-        !matches!(self, Residency::Out { .. })
+        !matches!(self, Residency::Evicted { .. })
     }
 
     /// Whether something is under way that has to end before anything else begins.
     pub fn is_moving(self) -> bool {
-        use Residency::{ComingIn, GoingOut, Releasing};
-        matches!(self, GoingOut { .. } | Releasing { .. } | ComingIn { .. })
+        use Residency::{Evicting, Refilling, Releasing};
+        matches!(self, Evicting { .. } | Releasing { .. } | Refilling { .. })
     }
 
     /// What it is after a step.
@@ -148,18 +148,18 @@ impl Residency {
     /// # Errors
     /// [`NotNow`], which says what is allowed.
     pub fn after(self, step: Step) -> Result<Residency, NotNow> {
-        use Residency::{ComingIn, GoingOut, Halfway, Out, Releasing, Resident};
+        use Residency::{Evicted, Evicting, Interrupted, Refilling, Releasing, Resident};
         match (self, step) {
-            (Resident { copy: None }, Step::Leave(to)) if to != Place::Gpu => Ok(GoingOut { to }),
-            (Resident { copy: Some(at) } | Halfway { at }, Step::Leave(to)) if to == at => {
+            (Resident { copy: None }, Step::Evict(to)) if to != Place::Gpu => Ok(Evicting { to }),
+            (Resident { copy: Some(at) } | Interrupted { at }, Step::Evict(to)) if to == at => {
                 Ok(Releasing { at })
             }
-            (GoingOut { to }, Step::Copied) => Ok(Releasing { at: to }),
-            (GoingOut { .. }, Step::Failed) => Ok(Resident { copy: None }),
-            (Releasing { at }, Step::Released) => Ok(Out { at }),
-            (Out { at } | Halfway { at }, Step::Enter) => Ok(ComingIn { from: at }),
-            (ComingIn { from }, Step::Arrived) => Ok(Resident { copy: Some(from) }),
-            (Releasing { at } | ComingIn { from: at }, Step::Failed) => Ok(Halfway { at }),
+            (Evicting { to }, Step::Copied) => Ok(Releasing { at: to }),
+            (Evicting { .. }, Step::Failed) => Ok(Resident { copy: None }),
+            (Releasing { at }, Step::Released) => Ok(Evicted { at }),
+            (Evicted { at } | Interrupted { at }, Step::Refill) => Ok(Refilling { from: at }),
+            (Refilling { from }, Step::Arrived) => Ok(Resident { copy: Some(from) }),
+            (Releasing { at } | Refilling { from: at }, Step::Failed) => Ok(Interrupted { at }),
             (Resident { .. }, Step::DropCopy) => Ok(Resident { copy: None }),
             (residency, step) => Err(NotNow { residency, step }),
         }
@@ -169,13 +169,15 @@ impl Residency {
 /// What may be asked instead.
 fn allowed(residency: Residency) -> &'static str {
     match residency {
-        Residency::Resident { copy: None } => "it can leave, for another place than its GPU",
-        Residency::Resident { copy: Some(_) } => "it can leave for where its copy is, or the copy be dropped",
-        Residency::GoingOut { .. } => "wait until it is copied or has failed",
+        Residency::Resident { copy: None } => "it can be evicted, to another place than its GPU",
+        Residency::Resident { copy: Some(_) } => {
+            "it can be evicted to where its copy is, or the copy be dropped"
+        }
+        Residency::Evicting { .. } => "wait until it is copied or has failed",
         Residency::Releasing { .. } => "wait until it is released or that has failed",
-        Residency::Out { .. } => "it can enter",
-        Residency::ComingIn { .. } => "wait until it has arrived or failed",
-        Residency::Halfway { .. } => "it can enter, or leave for where its copy is",
+        Residency::Evicted { .. } => "it can be refilled",
+        Residency::Refilling { .. } => "wait until it has arrived or failed",
+        Residency::Interrupted { .. } => "it can be refilled, or evicted to where its copy is",
     }
 }
 
@@ -195,11 +197,11 @@ impl fmt::Display for Residency {
         match self {
             Residency::Resident { copy: None } => f.pad("resident"),
             Residency::Resident { copy: Some(at) } => write!(f, "resident with a copy ({at})"),
-            Residency::GoingOut { to } => write!(f, "going out ({to})"),
-            Residency::Releasing { at } => write!(f, "being released ({at})"),
-            Residency::Out { at } => write!(f, "out ({at})"),
-            Residency::ComingIn { from } => write!(f, "coming in ({from})"),
-            Residency::Halfway { at } => write!(f, "halfway ({at})"),
+            Residency::Evicting { to } => write!(f, "evicting ({to})"),
+            Residency::Releasing { at } => write!(f, "releasing ({at})"),
+            Residency::Evicted { at } => write!(f, "evicted ({at})"),
+            Residency::Refilling { from } => write!(f, "refilling ({from})"),
+            Residency::Interrupted { at } => write!(f, "interrupted ({at})"),
         }
     }
 }
@@ -207,10 +209,10 @@ impl fmt::Display for Residency {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Leave(to) => write!(f, "leave ({to})"),
+            Step::Evict(to) => write!(f, "evict ({to})"),
             Step::Copied => f.pad("copied"),
             Step::Released => f.pad("released"),
-            Step::Enter => f.pad("enter"),
+            Step::Refill => f.pad("refill"),
             Step::Arrived => f.pad("arrived"),
             Step::Failed => f.pad("failed"),
             Step::DropCopy => f.pad("drop the copy"),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use glake_device::Address;
-use glake_tiers::{Block, Impatient, PoolError, Refilled, Region, RegionError, Shrunk, Store, Transit};
+use glake_tiers::{Block, NoWait, PoolError, Refilled, Region, RegionError, Shrunk, Store, TransferContext};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -65,7 +65,7 @@ impl Filled {
     ///
     /// # Errors
     /// As [`Region::shrink`].
-    pub(crate) fn shrink(&self, to: &Store, transit: Transit<'_>) -> Result<Shrunk, RegionError> {
+    pub(crate) fn shrink(&self, to: &Store, transit: TransferContext<'_>) -> Result<Shrunk, RegionError> {
         self.region.shrink(Bytes::MAX, to, transit)
     }
 
@@ -73,8 +73,8 @@ impl Filled {
     ///
     /// # Errors
     /// As [`Region::refill`].
-    pub(crate) fn refill(&self, transit: Transit<'_>) -> Result<Refilled, RegionError> {
-        self.region.refill(Bytes::MAX, transit, &Impatient)
+    pub(crate) fn refill(&self, transit: TransferContext<'_>) -> Result<Refilled, RegionError> {
+        self.region.refill(Bytes::MAX, transit, &NoWait)
     }
 
     /// Compares every byte with what was written, and tells of one that differs.

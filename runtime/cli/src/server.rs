@@ -24,7 +24,7 @@ use glake_runtime::config::{self, Config, Relays};
 use glake_runtime::pool;
 
 /// How long relays may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(30);
+const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Which part of a server is opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -114,7 +114,7 @@ impl Server {
                 let _ = ready.send(());
             })?;
             // Those that are not ready by then are no relays, and copies take the links that there are.
-            let _ = is_ready.recv_timeout(PATIENCE);
+            let _ = is_ready.recv_timeout(RELAY_TIMEOUT);
         }
         Ok(Server { target, topology, engine, calibrated, driver, recorder, simulator })
     }

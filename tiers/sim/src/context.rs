@@ -122,7 +122,7 @@ impl Contexts {
 
 impl State {
     /// A call runs in a context.
-    pub(super) fn enter(&mut self, context: ContextId) -> Checked<()> {
+    pub(super) fn use_context(&mut self, context: ContextId) -> Checked<()> {
         self.world.memory.device(context.device)?;
         self.alive(context)?;
         if !self.contexts.is_there(context) {
@@ -201,7 +201,7 @@ impl State {
     }
 
     /// Whether the driver's hold may go: nothing that it made there lives.
-    pub(super) fn may_leave(&self, context: ContextId) -> Checked<()> {
+    pub(super) fn may_release(&self, context: ContextId) -> Checked<()> {
         self.world.memory.device(context.device)?;
         self.alive(context)?;
         let living = Living {
@@ -216,8 +216,8 @@ impl State {
     }
 
     /// The driver's hold goes.
-    pub(super) fn leave(&mut self, context: ContextId) -> Checked<()> {
-        self.may_leave(context)?;
+    pub(super) fn release_context(&mut self, context: ContextId) -> Checked<()> {
+        self.may_release(context)?;
         self.contexts.made.remove(&context);
         if context.kind != ContextKind::Primary {
             for lane in self.streams.forget(context) {

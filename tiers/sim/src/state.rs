@@ -41,7 +41,7 @@ impl State {
 
     /// The lane of a stream.
     pub(super) fn lane(&mut self, context: ContextId, stream: Stream) -> Checked<u64> {
-        self.enter(context)?;
+        self.use_context(context)?;
         if let Some(lane) = self.streams.lane(context, stream)? {
             return Ok(lane);
         }
@@ -51,7 +51,7 @@ impl State {
     }
 
     pub(super) fn add_stream(&mut self, context: ContextId, blocking: bool) -> Checked<Stream> {
-        self.enter(context)?;
+        self.use_context(context)?;
         let lane = self.streams.add(context, blocking);
         self.open(context, lane);
         Ok(Stream(lane))
@@ -67,7 +67,7 @@ impl State {
 
     /// A stream of a graph, which shares no queue.
     pub(super) fn add_branch(&mut self, context: ContextId) -> Checked<Stream> {
-        self.enter(context)?;
+        self.use_context(context)?;
         let lane = self.streams.add(context, false);
         self.timeline.open(lane);
         Ok(Stream(lane))

@@ -51,7 +51,7 @@ impl Driver for Simulator {
                 Place::Gpu(device) => {
                     let context = self.context(device);
                     state.world.memory.note_made(handle, context);
-                    state.enter(context).map(|()| handle)
+                    state.use_context(context).map(|()| handle)
                 }
                 Place::HostNuma(_) => Ok(handle),
             }
@@ -112,7 +112,7 @@ impl Driver for Simulator {
     fn read_now(&self, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
         let context = self.context(device);
         self.ask(Verb::ReadNow, |state| {
-            state.enter(context)?;
+            state.use_context(context)?;
             let pieces = state.touch_now(context, from, into.len() as u64, Use::Read)?;
             let mut rest = into;
             for piece in pieces {
@@ -128,7 +128,7 @@ impl Driver for Simulator {
     unsafe fn write_now(&self, device: DeviceId, to: Address, bytes: &[u8]) -> Result<()> {
         let context = self.context(device);
         self.ask(Verb::WriteNow, |state| {
-            state.enter(context)?;
+            state.use_context(context)?;
             let pieces = state.touch_now(context, to, bytes.len() as u64, Use::Write)?;
             let mut rest = bytes;
             for piece in pieces {
@@ -211,7 +211,7 @@ impl Driver for Simulator {
     fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event> {
         let context = self.context(device);
         self.ask(Verb::EventCreate, |state| {
-            state.enter(context)?;
+            state.use_context(context)?;
             Ok(state.world.events.create(context, kind == EventKind::Timed))
         })
     }
@@ -288,20 +288,20 @@ impl Driver for Simulator {
         let verb = Verb::ReleaseContext;
         let context = self.context(device);
         let (points, clock) = self.ask(verb, |state| {
-            state.may_leave(context)?;
+            state.may_release(context)?;
             Ok((state.points_of(context), state.streams.clock_of(context)))
         })?;
         self.wait_for(verb, |_| Ok(points))?;
         self.ask(verb, |state| {
             state.streams.observe(&clock);
-            state.leave(context)
+            state.release_context(context)
         })
     }
 
     fn module_load(&self, device: DeviceId, source: &ModuleSource) -> Result<Module> {
         let context = self.context(device);
         self.ask(Verb::ModuleLoad, |state| {
-            state.enter(context)?;
+            state.use_context(context)?;
             Ok(state.modules.load(context, source.host))
         })
     }
@@ -353,8 +353,8 @@ impl Driver for Simulator {
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         self.ask(Verb::EnablePeerAccess, |state| {
             state.world.memory.enable_peer_access(self.context(device), peer)?;
-            state.enter(self.context(device))?;
-            state.enter(self.context(peer))
+            state.use_context(self.context(device))?;
+            state.use_context(self.context(peer))
         })
     }
 

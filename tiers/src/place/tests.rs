@@ -51,8 +51,8 @@ impl World {
     /// Moves out; fails before the `left`-th thing that is done, with nothing, something or all of the memory gone.
     fn leave(&mut self, to: Place, left: usize) {
         let to = self.residency.copy().unwrap_or(to);
-        self.step(Step::Leave(to));
-        if let Residency::GoingOut { to } = self.residency {
+        self.step(Step::Evict(to));
+        if let Residency::Evicting { to } = self.residency {
             if left > 0 {
                 self.put(to, 0);
             }
@@ -80,7 +80,7 @@ impl World {
 
     /// Brings back; fails as above.
     fn enter(&mut self, left: usize) {
-        self.step(Step::Enter);
+        self.step(Step::Refill);
         if left > 0 {
             self.put(Place::Gpu, 0);
         }
@@ -112,10 +112,10 @@ impl World {
     /// Both directions lead to their end from here.
     fn goes_on(&self) {
         let mut out = self.clone();
-        if !matches!(out.residency, Residency::Out { .. }) {
+        if !matches!(out.residency, Residency::Evicted { .. }) {
             out.leave(Place::File, usize::MAX);
         }
-        assert!(matches!(out.residency, Residency::Out { .. }));
+        assert!(matches!(out.residency, Residency::Evicted { .. }));
         let mut back = self.clone();
         if !matches!(back.residency, Residency::Resident { .. }) {
             back.enter(usize::MAX);
@@ -147,7 +147,7 @@ proptest! {
         let mut world = World::new();
         for action in actions {
             let resident = matches!(world.residency, Residency::Resident { .. });
-            let out = matches!(world.residency, Residency::Out { .. });
+            let out = matches!(world.residency, Residency::Evicted { .. });
             match action {
                 Action::Leave(to, left) if !out => world.leave(PLACES[to], left),
                 Action::Enter(left) if !resident => world.enter(left),
@@ -166,32 +166,32 @@ proptest! {
 fn only_the_steps_of_the_picture_are_taken() {
     let (at, other) = (Place::Host, Place::File);
     let allowed = [
-        (Residency::NEW, Step::Leave(at)),
-        (Residency::NEW, Step::Leave(other)),
+        (Residency::NEW, Step::Evict(at)),
+        (Residency::NEW, Step::Evict(other)),
         (Residency::NEW, Step::DropCopy),
-        (Residency::Resident { copy: Some(at) }, Step::Leave(at)),
+        (Residency::Resident { copy: Some(at) }, Step::Evict(at)),
         (Residency::Resident { copy: Some(at) }, Step::DropCopy),
-        (Residency::GoingOut { to: at }, Step::Copied),
-        (Residency::GoingOut { to: at }, Step::Failed),
+        (Residency::Evicting { to: at }, Step::Copied),
+        (Residency::Evicting { to: at }, Step::Failed),
         (Residency::Releasing { at }, Step::Released),
         (Residency::Releasing { at }, Step::Failed),
-        (Residency::Out { at }, Step::Enter),
-        (Residency::ComingIn { from: at }, Step::Arrived),
-        (Residency::ComingIn { from: at }, Step::Failed),
-        (Residency::Halfway { at }, Step::Enter),
-        (Residency::Halfway { at }, Step::Leave(at)),
+        (Residency::Evicted { at }, Step::Refill),
+        (Residency::Refilling { from: at }, Step::Arrived),
+        (Residency::Refilling { from: at }, Step::Failed),
+        (Residency::Interrupted { at }, Step::Refill),
+        (Residency::Interrupted { at }, Step::Evict(at)),
     ];
     let states = [
         Residency::NEW,
         Residency::Resident { copy: Some(at) },
-        Residency::GoingOut { to: at },
+        Residency::Evicting { to: at },
         Residency::Releasing { at },
-        Residency::Out { at },
-        Residency::ComingIn { from: at },
-        Residency::Halfway { at },
+        Residency::Evicted { at },
+        Residency::Refilling { from: at },
+        Residency::Interrupted { at },
     ];
-    let leaves = [Place::Gpu, at, other].map(Step::Leave);
-    let rest = [Step::Copied, Step::Released, Step::Enter, Step::Arrived, Step::Failed, Step::DropCopy];
+    let leaves = [Place::Gpu, at, other].map(Step::Evict);
+    let rest = [Step::Copied, Step::Released, Step::Refill, Step::Arrived, Step::Failed, Step::DropCopy];
     for residency in states {
         for step in leaves.into_iter().chain(rest) {
             let answer = residency.after(step);

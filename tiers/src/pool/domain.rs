@@ -3,7 +3,7 @@
 use glake_device::ExtentProperties;
 use glake_stitch::{DomainId, DomainOptions};
 
-use super::{GpuPool, Held, Result};
+use super::{GpuPool, PlanState, Result};
 
 impl GpuPool {
     /// A new owner of extents, with properties of its own; `None`: those of the default domain.
@@ -13,7 +13,7 @@ impl GpuPool {
 
     pub(super) fn new_domain(
         &self,
-        held: &mut Held,
+        held: &mut PlanState,
         options: DomainOptions,
         properties: ExtentProperties,
     ) -> DomainId {

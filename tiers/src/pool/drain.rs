@@ -22,7 +22,7 @@ impl GpuPool {
     /// Waits for all work that was enqueued before on any device, in its primary context.
     pub(crate) fn drain(&self) -> Result<()> {
         self.settle()?;
-        let own = self.passage()?;
+        let own = self.completion_point()?;
         let others = self.devices.without(self.reach.watched());
         let recorded = others.iter().map(|device| self.record_other(device)).collect::<Result<Vec<_>>>()?;
         self.passed(own)?;

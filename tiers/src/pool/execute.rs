@@ -5,7 +5,7 @@ use glake_device::owned::{Extent, Mapping, Passed, Sequence};
 use glake_stitch::{Allocator, DomainId, ExtentId, Plan, Step};
 use glake_units::Bytes;
 
-use super::{GpuPool, Held, PoolError, Result};
+use super::{GpuPool, PlanState, PoolError, Result};
 
 /// How often a busy device is asked again before the plan is given up: about 100 ms.
 const ATTEMPTS: u32 = 1000;
@@ -13,7 +13,7 @@ const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
 
 impl GpuPool {
     /// Does all of a plan's steps, or none: then the driver is as it was, or the pool is poisoned.
-    pub(super) fn execute(&self, held: &mut Held, plan: &Plan) -> Result<()> {
+    pub(super) fn execute(&self, held: &mut PlanState, plan: &Plan) -> Result<()> {
         for (done, step) in plan.steps.iter().enumerate() {
             if let Err(error) = self.step(held, step) {
                 return Err(self.undo(held, &plan.steps[..done], error));
@@ -29,7 +29,7 @@ impl GpuPool {
         Ok(())
     }
 
-    fn step(&self, held: &mut Held, step: &Step) -> std::result::Result<(), DriverError> {
+    fn step(&self, held: &mut PlanState, step: &Step) -> std::result::Result<(), DriverError> {
         match step {
             Step::Create { extent, size, domain } => {
                 let properties = held.properties.get(domain).copied().unwrap_or(self.properties);
@@ -58,7 +58,7 @@ impl GpuPool {
 
     pub(super) fn map(
         &self,
-        held: &Held,
+        held: &PlanState,
         extent: ExtentId,
         offset: Bytes,
     ) -> std::result::Result<Option<Mapping>, DriverError> {
@@ -68,12 +68,12 @@ impl GpuPool {
     /// To a range of one domain.
     pub(super) fn give_access(
         &self,
-        held: &Held,
+        held: &PlanState,
         domain: DomainId,
         offset: Bytes,
         size: Bytes,
     ) -> std::result::Result<(), DriverError> {
-        let access = self.reach.access(held.guests.of(domain));
+        let access = self.reach.access(held.peer_blocks.of(domain));
         retry(|| self.reservation.set_access(offset, size, &access))?;
         self.tell_mapped(offset, size);
         Ok(())
@@ -92,7 +92,7 @@ impl GpuPool {
     }
 
     /// Undoes the steps that were done, last first; returns the error to report.
-    fn undo(&self, held: &mut Held, done: &[Step], error: DriverError) -> PoolError {
+    fn undo(&self, held: &mut PlanState, done: &[Step], error: DriverError) -> PoolError {
         let undone = done.iter().rev().try_for_each(|step| self.undo_step(held, step));
         match undone {
             Ok(()) => self.failed(error),
@@ -100,7 +100,7 @@ impl GpuPool {
         }
     }
 
-    fn undo_step(&self, held: &mut Held, step: &Step) -> std::result::Result<(), DriverError> {
+    fn undo_step(&self, held: &mut PlanState, step: &Step) -> std::result::Result<(), DriverError> {
         match step {
             Step::Create { extent, .. } => {
                 held.extents.remove(extent);
@@ -138,7 +138,7 @@ impl GpuPool {
 }
 
 /// The mappings of extents that lie side by side from `offset` on.
-fn mappings(held: &Held, offset: Bytes, extents: &[ExtentId]) -> Vec<Mapping> {
+fn mappings(held: &PlanState, offset: Bytes, extents: &[ExtentId]) -> Vec<Mapping> {
     let mut at = offset;
     let sizes = extents.iter().filter_map(|extent| held.extents.get(extent)).map(Extent::size);
     sizes

@@ -110,7 +110,7 @@ impl GpuPool {
             let core = self.core.lock();
             let block = core.find(offset).ok_or_else(unknown)?;
             let backing = core.backing(block.offset).ok_or_else(unknown)?;
-            if backing.extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Here)) {
+            if backing.extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Resident)) {
                 return Err(PoolError::Away { device: self.device, address });
             }
             (block.offset, block.size, backing, self.lives.of(block.offset))

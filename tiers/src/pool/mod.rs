@@ -13,19 +13,19 @@
 //! Invariant: every extent of the core that is here is a key of `held.extents` between two plans, mapped where the core says; one
 //! that is away is none, and mapped nowhere.
 
-mod away;
 mod checkpoint;
 mod clock;
 mod domain;
 mod drain;
 mod edge;
 mod error;
+mod evict;
 mod execute;
 mod export;
-mod guests;
 mod lag;
 mod observer;
 mod peer;
+mod peer_blocks;
 mod pin;
 mod protect;
 mod report;
@@ -44,18 +44,18 @@ use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use away::Kept;
-pub(crate) use away::{Leave, Passage};
 pub use checkpoint::{Checkpoint, Restored};
 use clock::EpochClock;
 use edge::Edges;
 pub use error::PoolError;
+use evict::ExtentRecord;
+pub(crate) use evict::{CompletionPoint, Eviction};
 use export::Lives;
 pub use export::{BlockLife, Exported, SharedExtent};
-use guests::Guests;
 pub use lag::EpochLag;
 pub use observer::MappingObserver;
 use peer::Reach;
+use peer_blocks::PeerBlocks;
 pub use report::LiveBlock;
 pub use stream::PoolStream;
 pub use waits::GpuWaits;
@@ -91,12 +91,12 @@ pub struct Block {
 
 /// What only plans touch.
 #[derive(Debug)]
-struct Held {
+struct PlanState {
     extents: FxHashMap<ExtentId, Extent>,
     properties: FxHashMap<DomainId, ExtentProperties>,
     streams: FxHashMap<StreamKey, Stream>,
     /// Whose blocks are copies of what other GPUs gave up.
-    guests: Guests,
+    peer_blocks: PeerBlocks,
 }
 
 /// The memory of one GPU.
@@ -110,9 +110,9 @@ pub struct GpuPool {
     /// Before the extents: what is dropped first unmaps them.
     reservation: Arc<Reservation>,
     core: Mutex<Allocator>,
-    held: Mutex<Held>,
+    held: Mutex<PlanState>,
     /// Of extents whose bytes are elsewhere, or somewhere else too. Taken before the core's lock.
-    kept: Mutex<FxHashMap<ExtentId, Kept>>,
+    kept: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
     /// Taken before the core's lock.
     pins: Mutex<pin::Pins>,
     lives: Lives,
@@ -153,11 +153,11 @@ impl GpuPool {
         }
         let reservation = Arc::new(Reservation::new(&epochs, device, core.address_space())?);
         let edges = Edges::new(&driver, device)?;
-        let held = Held {
+        let held = PlanState {
             extents: FxHashMap::default(),
             properties: FxHashMap::from_iter([(Allocator::default_domain(), properties)]),
             streams: FxHashMap::default(),
-            guests: Guests::default(),
+            peer_blocks: PeerBlocks::default(),
         };
         let pool = GpuPool {
             device,
@@ -403,7 +403,7 @@ impl GpuPool {
     }
 
     /// Executes a plan and commits it, or undoes and aborts it.
-    fn carry_out(&self, held: &mut Held, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
+    fn carry_out(&self, held: &mut PlanState, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
         match self.execute(held, plan) {
             Ok(()) => {
                 let mut core = self.core.lock();
@@ -418,7 +418,7 @@ impl GpuPool {
 
     /// Unmaps idle aliases above their limit. The block that made them too many is there all the same: where this fails
     /// they stay, for the next time.
-    fn collect(&self, held: &mut Held, stream: StreamKey) {
+    fn collect(&self, held: &mut PlanState, stream: StreamKey) {
         let plan = self.core.lock().plan_due_collection();
         let done = plan.map_or(Ok(None), |plan| self.carry_out(held, &plan, stream));
         if let Err(error) = done {
@@ -442,7 +442,7 @@ impl GpuPool {
     }
 
     /// The growth lock, if the pool is still of use.
-    fn growth(&self) -> Result<MutexGuard<'_, Held>> {
+    fn growth(&self) -> Result<MutexGuard<'_, PlanState>> {
         let held = self.held.lock();
         self.usable().map(|()| held)
     }

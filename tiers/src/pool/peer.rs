@@ -3,7 +3,7 @@
 //! ```text
 //! enable_peer   the program asked   watched: every epoch waits for all of that GPU's work        access to all memory
 //! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to all memory
-//! lodge         guests (guests.rs)  not watched, as above                                        access to their domains
+//! alloc         owners (owners.rs)  not watched, as above                                        access to their domains
 //! ```
 //!
 //! Invariants:
@@ -46,9 +46,9 @@ impl Reach {
         self.peers.lock().watched.union(DeviceSet::of(self.own))
     }
 
-    /// What new mappings are given; with a guest, those of its lodgings.
-    pub(super) fn access(&self, guest: Option<DeviceId>) -> Vec<Access> {
-        let others = guest.map_or_else(|| self.given(), DeviceSet::of);
+    /// What new mappings are given; with a owner, those of its peer blocks.
+    pub(super) fn access(&self, owner: Option<DeviceId>) -> Vec<Access> {
+        let others = owner.map_or_else(|| self.given(), DeviceSet::of);
         [self.own].into_iter().chain(others.iter()).map(read_write).collect()
     }
 
@@ -120,11 +120,11 @@ impl GpuPool {
         self.reach.given()
     }
 
-    /// Work of ours for a guest will touch memory that lodges here; it is opened to nobody. To be called under the growth lock.
-    pub(super) fn admit(&self, guest: DeviceId) -> Result<()> {
-        if guest != self.device {
-            self.check_reach(guest)?;
-            self.reservation.lend(guest);
+    /// Work of ours for a owner will touch memory that lodges here; it is opened to nobody. To be called under the growth lock.
+    pub(super) fn admit(&self, owner: DeviceId) -> Result<()> {
+        if owner != self.device {
+            self.check_reach(owner)?;
+            self.reservation.lend(owner);
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ impl GpuPool {
         let mut pins = self.pins.lock();
         let (base, extents) = self.block_of(domain, address)?;
         let core = self.core.lock();
-        if extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Here)) {
+        if extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Resident)) {
             return Err(PoolError::Away { device: self.device, address });
         }
         *pins.entry(base).or_default() += 1;

@@ -8,7 +8,7 @@ use glake_stitch::{DomainId, ExtentId, Presence};
 use glake_units::Bytes;
 
 use super::execute::retry;
-use super::{GpuPool, Held, Result};
+use super::{GpuPool, PlanState, Result};
 
 impl GpuPool {
     /// Takes from every device the right to write to what is here of a domain, at all its addresses; waits for their work.
@@ -46,7 +46,7 @@ impl GpuPool {
     }
 
     /// Opens an extent at home before it is copied: a copy goes over devices that may load and store.
-    pub(super) fn open_home(&self, held: &Held, extent: ExtentId) -> Result<()> {
+    pub(super) fn open_home(&self, held: &PlanState, extent: ExtentId) -> Result<()> {
         let Some(home) = self.mappings_of(held, extent).first().copied() else { return Ok(()) };
         if self.may_all_write(self.reservation.writers(home)) {
             return Ok(());
@@ -62,12 +62,12 @@ impl GpuPool {
     /// The mappings of a domain's extents that are here and of whose writers this is so, joined where they touch and have the same.
     fn runs_of(
         &self,
-        held: &Held,
+        held: &PlanState,
         domain: DomainId,
         so: impl Fn(DeviceSet) -> bool,
     ) -> Result<Vec<(Mapping, DeviceSet)>> {
         let views = self.core.lock().extents_of(domain).map_err(|source| self.refused(source))?;
-        let here = views.iter().filter(|view| view.presence == Presence::Here);
+        let here = views.iter().filter(|view| view.presence == Presence::Resident);
         let mappings = here.flat_map(|view| self.mappings_of(held, view.extent));
         let mut found: Vec<(Mapping, DeviceSet)> =
             mappings.map(|mapping| (mapping, self.reservation.writers(mapping))).collect();

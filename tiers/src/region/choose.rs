@@ -11,20 +11,20 @@ type Standing = (ExtentView, Residency);
 /// copy already, then the rest; each in the order of addresses.
 pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
-        Residency::Halfway { .. } => Some(0),
+        Residency::Interrupted { .. } => Some(0),
         Residency::Resident { copy: Some(_) } => Some(1),
         Residency::Resident { copy: None } => Some(2),
         _ => None,
     };
-    chosen(standing, rank, |view| view.presence != Presence::Away, amount)
+    chosen(standing, rank, |view| view.presence != Presence::Evicted, amount)
 }
 
 /// Extents to refill, at least `amount` of memory where so much is away: first what was stopped halfway; each in the order of
 /// addresses.
 pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
-        Residency::Halfway { .. } => Some(0),
-        Residency::Out { .. } => Some(1),
+        Residency::Interrupted { .. } => Some(0),
+        Residency::Evicted { .. } => Some(1),
         _ => None,
     };
     chosen(standing, rank, |_| true, amount)

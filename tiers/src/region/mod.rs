@@ -15,17 +15,17 @@
 //! over, is the promise of who calls [`Region::shrink`].
 
 mod choose;
-mod enter;
 mod error;
-mod leave;
 mod mover;
 mod options;
-mod patience;
+mod refill;
 mod report;
 mod seal;
+mod shrink;
 #[cfg(test)]
 mod tests;
 mod wait;
+mod wait_policy;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -37,8 +37,8 @@ use parking_lot::Mutex;
 pub use error::RegionError;
 pub use mover::{Mark, MoveError, Mover, Moving};
 pub use options::{CopyPolicy, Policy, RegionOptions};
-pub use patience::{Impatient, Patience};
 pub use report::{Refilled, Shrunk, SkipReason, Skipped};
+pub use wait_policy::{NoWait, WaitPolicy};
 
 use crate::{Block, GpuPool, HostPool, Place, PoolStream};
 use wait::Progress;
@@ -133,7 +133,7 @@ impl Region {
     pub fn sizes(&self) -> Result<(Bytes, Bytes)> {
         let standing = self.pool.standing(self.domain)?;
         let of = |away: bool| {
-            let views = standing.iter().filter(|(view, _)| (view.presence == Presence::Away) == away);
+            let views = standing.iter().filter(|(view, _)| (view.presence == Presence::Evicted) == away);
             views.map(|(view, _)| view.size).sum()
         };
         Ok((of(false), of(true)))
@@ -146,7 +146,7 @@ impl Region {
     pub fn places(&self) -> Result<Vec<(Place, Bytes)>> {
         let mut places: Vec<(Place, Bytes)> = Vec::new();
         let standing = self.pool.standing(self.domain)?;
-        for (view, residency) in standing.iter().filter(|(view, _)| view.presence == Presence::Away) {
+        for (view, residency) in standing.iter().filter(|(view, _)| view.presence == Presence::Evicted) {
             let place = residency.authority();
             match places.iter_mut().find(|(known, _)| *known == place) {
                 Some((_, size)) => *size = size.saturating_add(view.size),
@@ -163,7 +163,7 @@ impl Region {
     /// What the pool answers.
     pub fn is_whole(&self) -> Result<bool> {
         let standing = self.pool.standing(self.domain)?;
-        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Here))
+        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Resident))
     }
 
     /// Whether all that is anybody's is on the GPU: an extent that is away with nothing live in it is nobody's, unless a graph may
@@ -174,8 +174,9 @@ impl Region {
     pub fn is_usable(&self) -> Result<bool> {
         let held = self.pool.is_held(self.domain);
         let standing = self.pool.standing(self.domain)?;
-        let is_nobodys = |view: &ExtentView| view.presence == Presence::Away && view.live.is_zero() && !held;
-        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Here || is_nobodys(view)))
+        let is_nobodys =
+            |view: &ExtentView| view.presence == Presence::Evicted && view.live.is_zero() && !held;
+        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Resident || is_nobodys(view)))
     }
 
     /// The error of a shrink or a refill that has begun.

@@ -30,16 +30,16 @@ struct State {
 
 /// A refill that has begun; dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Entering<'a>(&'a Progress);
+pub(super) struct Refilling<'a>(&'a Progress);
 
 impl Progress {
-    pub(super) fn begin(&self) -> Entering<'_> {
+    pub(super) fn begin(&self) -> Refilling<'_> {
         self.state.lock().refills += 1;
-        Entering(self)
+        Refilling(self)
     }
 }
 
-impl Entering<'_> {
+impl Refilling<'_> {
     /// All its copies are enqueued before this point.
     pub(super) fn enqueued(&self, mark: Arc<dyn Mark>) {
         self.0.state.lock().mark = Some(mark);
@@ -47,7 +47,7 @@ impl Entering<'_> {
     }
 }
 
-impl Drop for Entering<'_> {
+impl Drop for Refilling<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.refills -= 1;
@@ -71,7 +71,7 @@ impl Region {
             let in_order = mark.is_some();
             let is_apart = |residency: Residency| match residency {
                 Residency::Resident { .. } => false,
-                Residency::ComingIn { .. } => !in_order,
+                Residency::Refilling { .. } => !in_order,
                 _ => true,
             };
             if !self.pool.has_any(self.domain, is_apart) {

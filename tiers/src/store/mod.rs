@@ -12,7 +12,7 @@
 
 mod ahead;
 mod copy;
-mod crossing;
+mod extent_transfer;
 mod peer;
 mod read;
 mod slots;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use glake_device::owned::Digests;
 
 pub(crate) use copy::{Return, StoredCopy};
-pub(crate) use crossing::{Crossing, Entering, Leaving};
+pub(crate) use extent_transfer::{Evicting, ExtentTransfer, Refilling};
 
 use crate::{FileTier, GpuPool, HostPool, Mover, Place};
 
@@ -60,7 +60,7 @@ impl Store {
 
 /// How bytes are moved, and whether they are checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Transit<'a> {
+pub struct TransferContext<'a> {
     /// By whom.
     pub mover: &'a dyn Mover,
     /// Digests on the region's own GPU. On the way out one is taken of each extent's bytes and kept with the copy; on the way back

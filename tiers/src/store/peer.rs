@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! copies   [ copy ][ copy ][  copy  ][ copy ]
-//! blocks   [          |          |          ]      as large as the copies to come, or as may lodge together; a copy may lie in two
+//! blocks   [          |          |          ]      as large as the copies to come, or as may alloc together; a copy may lie in two
 //! ```
 
 use std::sync::Arc;
@@ -55,18 +55,18 @@ impl PeerRoom {
         PeerRoom { expected, last: None }
     }
 
-    /// Memory of `pool` for a copy, which the work of `guest` may touch.
+    /// Memory of `pool` for a copy, which the work of `owner` may touch.
     pub(super) fn take(
         &mut self,
         pool: &Arc<GpuPool>,
-        guest: DeviceId,
+        owner: DeviceId,
         size: Bytes,
     ) -> Result<PeerPart, PoolError> {
         let (mut pieces, mut missing) = (Vec::new(), size);
         while !missing.is_zero() {
             let (block, offset) = match self.last.take() {
                 Some((block, used)) if used < block.size => (block, used),
-                _ => (self.next(pool, guest, missing)?, Bytes::ZERO),
+                _ => (self.next(pool, owner, missing)?, Bytes::ZERO),
             };
             let size = missing.min(block.size.saturating_sub(offset));
             missing = missing.saturating_sub(size);
@@ -78,21 +78,21 @@ impl PeerRoom {
     }
 
     /// A block for this copy and for others to come; where there is none, for the rest of this one.
-    fn next(&self, pool: &Arc<GpuPool>, guest: DeviceId, size: Bytes) -> Result<Arc<PeerBlock>, PoolError> {
-        let large = self.expected.min(pool.shared_lodging());
+    fn next(&self, pool: &Arc<GpuPool>, owner: DeviceId, size: Bytes) -> Result<Arc<PeerBlock>, PoolError> {
+        let large = self.expected.min(pool.shared_peer_blocks());
         if large > size {
-            match PeerBlock::take(pool, guest, large) {
+            match PeerBlock::take(pool, owner, large) {
                 Err(error) if error.is_out_of_memory() => {}
                 taken => return taken,
             }
         }
-        PeerBlock::take(pool, guest, size)
+        PeerBlock::take(pool, owner, size)
     }
 }
 
 impl PeerBlock {
-    fn take(pool: &Arc<GpuPool>, guest: DeviceId, size: Bytes) -> Result<Arc<Self>, PoolError> {
-        let block = pool.lodge(guest, size)?;
+    fn take(pool: &Arc<GpuPool>, owner: DeviceId, size: Bytes) -> Result<Arc<Self>, PoolError> {
+        let block = pool.alloc_peer_block(owner, size)?;
         Ok(Arc::new(PeerBlock { pool: pool.clone(), address: block.address, size }))
     }
 }
@@ -154,7 +154,7 @@ impl PeerSpans {
 
 impl Drop for PeerBlock {
     fn drop(&mut self) {
-        if let Err(error) = self.pool.dislodge(self.address) {
+        if let Err(error) = self.pool.free_peer_block(self.address) {
             tracing::warn!(target: "glake::regions", peer = %self.pool.device(), %error, "a copy's memory could not be given back");
         }
     }

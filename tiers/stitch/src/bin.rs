@@ -129,7 +129,7 @@ impl Bin {
             }
             At::More(at) => {
                 let entry = self.more.remove(at);
-                self.leave(rooms);
+                self.give_room_back(rooms);
                 entry
             }
         }
@@ -140,7 +140,7 @@ impl Bin {
         if let Some(next) = self.more.pop() {
             self.keys[at] = next.key;
             self.pieces[at] = next.piece;
-            return self.leave(rooms);
+            return self.give_room_back(rooms);
         }
         let last = (self.taken - 1) % PLACES;
         self.keys[at] = self.keys[last];
@@ -150,7 +150,7 @@ impl Bin {
     }
 
     /// Gives the room behind the places back once it is empty.
-    fn leave(&mut self, rooms: &mut Rooms) {
+    fn give_room_back(&mut self, rooms: &mut Rooms) {
         if self.more.is_empty() {
             rooms.take_back(std::mem::take(&mut self.more));
         }
@@ -173,7 +173,7 @@ impl Bin {
 }
 
 /// Room for what does not fit in the places of a bin, lent to those that need it and as large as it ever had to be. It is
-/// made in batches, so that a lane soon has all that it will ever need and a hit finds it.
+/// made in batches, so that a free list soon has all that it will ever need and a hit finds it.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms(Vec<Vec<Entry>>);
 

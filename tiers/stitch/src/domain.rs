@@ -1,10 +1,10 @@
-//! Owners of extents, and the lanes of their free pieces.
+//! Owners of extents, and the free lists of their free pieces.
 
 use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::ids::{AliasId, DomainId, Epoch, LaneId, StreamKey};
-use crate::lane::{Class, Lane, Taker};
+use crate::free_list::{Class, FreeList, Owner};
+use crate::ids::{AliasId, DomainId, Epoch, FreeListId, StreamKey};
 use crate::piece::Pieces;
 
 /// What a domain allows.
@@ -53,13 +53,13 @@ impl DomainOptions {
 /// So many streams of a domain are kept, whatever they have.
 pub(crate) const MANY: usize = 16;
 
-/// The lanes of one stream.
+/// The free lists of one stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamLanes {
+pub(crate) struct StreamLists {
     pub(crate) stream: StreamKey,
-    pub(crate) large: LaneId,
-    pub(crate) slabs: LaneId,
-    pub(crate) small: LaneId,
+    pub(crate) large: FreeListId,
+    pub(crate) slabs: FreeListId,
+    pub(crate) small: FreeListId,
 }
 
 /// What a hit looks at comes first, in two cache lines.
@@ -72,38 +72,38 @@ pub(crate) struct Domain {
     /// What is in it is not written to, so nothing new is handed out.
     pub(crate) sealed: bool,
     /// Large pieces and slabs that anyone may take.
-    pub(crate) passed_large: LaneId,
-    pub(crate) passed_slabs: LaneId,
+    pub(crate) passed_large: FreeListId,
+    pub(crate) passed_slabs: FreeListId,
     pub(crate) aliases: Vec<AliasId>,
-    pub(crate) streams: SmallVec<[StreamLanes; 4]>,
+    pub(crate) streams: SmallVec<[StreamLists; 4]>,
     pub(crate) options: DomainOptions,
     /// Where there are more streams than this, those that have nothing any more are forgotten.
     pub(crate) most_streams: usize,
     /// Pieces that nobody may take yet.
-    pub(crate) limbo_large: LaneId,
-    pub(crate) limbo_small: LaneId,
+    pub(crate) limbo_large: FreeListId,
+    pub(crate) limbo_small: FreeListId,
     /// Free pieces of extents that are not here.
-    pub(crate) away_large: LaneId,
-    pub(crate) away_small: LaneId,
+    pub(crate) evicted_large: FreeListId,
+    pub(crate) evicted_small: FreeListId,
     /// Plans for blocks of it that are neither committed nor aborted.
     pub(crate) plans: usize,
     pub(crate) extents: usize,
 }
 
 impl Domain {
-    pub(crate) fn new(id: DomainId, options: DomainOptions, lanes: &mut Slab<Lane>) -> Self {
-        let mut lane = |class, taker| add(lanes, Lane::new(id, class, taker));
+    pub(crate) fn new(id: DomainId, options: DomainOptions, lists: &mut Slab<FreeList>) -> Self {
+        let mut list = |class, owner| add(lists, FreeList::new(id, class, owner));
         Domain {
             id,
             options,
             streams: SmallVec::new(),
             most_streams: MANY,
-            passed_large: lane(Class::Large, Taker::Anyone),
-            passed_slabs: lane(Class::Slabs, Taker::Anyone),
-            limbo_large: lane(Class::Large, Taker::Nobody),
-            limbo_small: lane(Class::Small, Taker::Nobody),
-            away_large: lane(Class::Large, Taker::Away),
-            away_small: lane(Class::Small, Taker::Away),
+            passed_large: list(Class::Large, Owner::Anyone),
+            passed_slabs: list(Class::Slabs, Owner::Anyone),
+            limbo_large: list(Class::Large, Owner::Nobody),
+            limbo_small: list(Class::Small, Owner::Nobody),
+            evicted_large: list(Class::Large, Owner::Evicted),
+            evicted_small: list(Class::Small, Owner::Evicted),
             aliases: Vec::new(),
             released: None,
             plans: 0,
@@ -116,50 +116,50 @@ impl Domain {
         self.released.is_some()
     }
 
-    /// The lanes of a stream that was seen before.
-    pub(crate) fn lanes_of(&self, stream: StreamKey) -> Option<StreamLanes> {
-        self.streams.iter().find(|lanes| lanes.stream == stream).copied()
+    /// The free lists of a stream that was seen before.
+    pub(crate) fn lists_of(&self, stream: StreamKey) -> Option<StreamLists> {
+        self.streams.iter().find(|lists| lists.stream == stream).copied()
     }
 
-    /// The lanes of a stream, made at first sight.
+    /// The free lists of a stream, made at first sight.
     pub(crate) fn add_stream(
         &mut self,
         id: DomainId,
         stream: StreamKey,
-        lanes: &mut Slab<Lane>,
+        lists: &mut Slab<FreeList>,
         pieces: &Pieces,
-    ) -> StreamLanes {
-        let mut lane = |class| add(lanes, Lane::new(id, class, Taker::Stream(stream)));
-        let own = StreamLanes {
+    ) -> StreamLists {
+        let mut list = |class| add(lists, FreeList::new(id, class, Owner::Stream(stream)));
+        let own = StreamLists {
             stream,
-            large: lane(Class::Large),
-            slabs: lane(Class::Slabs),
-            small: lane(Class::Small),
+            large: list(Class::Large),
+            slabs: list(Class::Slabs),
+            small: list(Class::Small),
         };
         self.streams.push(own);
         if self.streams.len() > 1 && self.options.lend {
             for own in self.streams.iter().flat_map(|own| [own.large, own.slabs]) {
-                lanes[own.index()].keep_ages(pieces);
+                lists[own.index()].keep_ages(pieces);
             }
         }
         own
     }
 
-    /// Every lane.
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
-        let small = self.streams.iter().map(|lanes| lanes.small);
-        let apart = [self.limbo_large, self.limbo_small, self.away_large, self.away_small];
-        self.home_lanes().chain(apart).chain(small)
+    /// Every free list.
+    pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
+        let small = self.streams.iter().map(|lists| lists.small);
+        let apart = [self.limbo_large, self.limbo_small, self.evicted_large, self.evicted_small];
+        self.home_lists().chain(apart).chain(small)
     }
 
-    /// Every lane that holds whole pieces of home.
-    pub(crate) fn home_lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
+    /// Every free list that holds whole pieces of home.
+    pub(crate) fn home_lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         [self.passed_large, self.passed_slabs]
             .into_iter()
-            .chain(self.streams.iter().flat_map(|lanes| [lanes.large, lanes.slabs]))
+            .chain(self.streams.iter().flat_map(|lists| [lists.large, lists.slabs]))
     }
 }
 
-fn add(lanes: &mut Slab<Lane>, lane: Lane) -> LaneId {
-    LaneId::at(lanes.insert(lane))
+fn add(lists: &mut Slab<FreeList>, list: FreeList) -> FreeListId {
+    FreeListId::at(lists.insert(list))
 }

@@ -5,8 +5,8 @@ use std::ops::{Index, IndexMut};
 use slab::Slab;
 
 use crate::domain::{Domain, DomainOptions};
+use crate::free_list::FreeList;
 use crate::ids::DomainId;
-use crate::lane::Lane;
 
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
@@ -16,12 +16,12 @@ pub(crate) struct Domains {
 }
 
 impl Domains {
-    /// A new one, with lanes of its own.
-    pub(crate) fn add(&mut self, options: DomainOptions, lanes: &mut Slab<Lane>) -> DomainId {
+    /// A new one, with free lists of its own.
+    pub(crate) fn add(&mut self, options: DomainOptions, lists: &mut Slab<FreeList>) -> DomainId {
         let entry = self.table.vacant_entry();
         let id = DomainId::new(self.made, entry.key());
         self.made += 1;
-        entry.insert(Domain::new(id, options, lanes));
+        entry.insert(Domain::new(id, options, lists));
         id
     }
 
@@ -69,15 +69,15 @@ mod tests {
 
     #[test]
     fn a_name_is_given_once() {
-        let (mut domains, mut lanes) = (Domains::default(), Slab::new());
+        let (mut domains, mut lists) = (Domains::default(), Slab::new());
         let mut gone = Vec::new();
         for _ in 0..100 {
-            let id = domains.add(DomainOptions::default(), &mut lanes);
+            let id = domains.add(DomainOptions::default(), &mut lists);
             assert!(domains.get(id).is_some() && !gone.contains(&id));
             assert!(domains.remove(id).is_some() && domains.remove(id).is_none());
             gone.push(id);
         }
-        let last = domains.add(DomainOptions::default(), &mut lanes);
+        let last = domains.add(DomainOptions::default(), &mut lists);
         assert!(gone.iter().all(|id| domains.get(*id).is_none() && id.number() != last.number()));
         assert_eq!(domains.iter().map(|(id, _)| id).collect::<Vec<_>>(), [last]);
     }

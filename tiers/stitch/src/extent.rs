@@ -3,27 +3,27 @@
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::free_list::Class;
 use crate::ids::{AliasId, DomainId, ExtentId};
-use crate::lane::Class;
 
 /// Whether the memory of an extent is there for its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
     /// Mapped at all its addresses: what is free in it can be handed out.
     #[default]
-    Here,
+    Resident,
     /// On its way out or back, or stopped halfway: memory is held for it, and nothing of it is handed out.
     Moving,
     /// No memory is held for it. Its addresses stay taken, its blocks live.
-    Away,
+    Evicted,
 }
 
 impl Presence {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Presence::Here => "here",
+            Presence::Resident => "resident",
             Presence::Moving => "moving",
-            Presence::Away => "away",
+            Presence::Evicted => "evicted",
         }
     }
 }

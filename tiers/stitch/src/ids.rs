@@ -37,9 +37,9 @@ pub(crate) struct Move(pub(crate) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PieceId(pub(crate) u32);
 
-/// The free pieces that one taker has in common.
+/// The free pieces that one owner has in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct LaneId(pub(crate) u32);
+pub(crate) struct FreeListId(pub(crate) u32);
 
 impl DomainId {
     /// The one that is always there.
@@ -65,8 +65,8 @@ impl PieceId {
     pub(crate) const NONE: PieceId = PieceId(u32::MAX);
 }
 
-impl LaneId {
-    pub(crate) const NONE: LaneId = LaneId(u32::MAX);
+impl FreeListId {
+    pub(crate) const NONE: FreeListId = FreeListId(u32::MAX);
 }
 
 impl Move {
@@ -104,7 +104,7 @@ macro_rules! indexes {
     )+};
 }
 
-indexes!(ExtentId, AliasId, PlanId, PieceId, LaneId);
+indexes!(ExtentId, AliasId, PlanId, PieceId, FreeListId);
 
 impl fmt::Display for StreamKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,16 +5,16 @@
 //! ```
 //!
 //! Invariants: the pieces of a segment cover it without gap or overlap; an edge has size 0 and never changes; so every
-//! other piece has two neighbours. A free piece is in exactly one lane.
+//! other piece has two neighbours. A free piece is in exactly one free list.
 
-use crate::ids::{Epoch, LaneId, Move, PieceId};
+use crate::ids::{Epoch, FreeListId, Move, PieceId};
 
 /// What a piece is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// The end of a segment: nothing lies beyond it.
     Edge,
-    /// In its lane.
+    /// In its free list.
     Free,
     /// Handed out, whole, at home.
     Live,
@@ -38,10 +38,10 @@ pub(crate) struct Piece {
     pub(crate) requested: u64,
     pub(crate) prev: PieceId,
     pub(crate) next: PieceId,
-    /// Free: the lane that it is in. Live: the lane that it goes back to.
-    pub(crate) lane: LaneId,
-    /// Free and nobody's: the lane that it goes to once its epoch has passed.
-    pub(crate) owner: LaneId,
+    /// Free: the free list that it is in. Live: the free list that it goes back to.
+    pub(crate) list: FreeListId,
+    /// Free and nobody's: the free list that it goes to once its epoch has passed.
+    pub(crate) returns_to: FreeListId,
     /// The slab that this is a piece of.
     pub(crate) slab: PieceId,
     /// Slab: the first edge of what lies in it.
@@ -66,8 +66,8 @@ impl Piece {
             requested: 0,
             prev: PieceId::NONE,
             next: PieceId::NONE,
-            lane: LaneId::NONE,
-            owner: LaneId::NONE,
+            list: FreeListId::NONE,
+            returns_to: FreeListId::NONE,
             slab: PieceId::NONE,
             inside: PieceId::NONE,
             state,
@@ -81,9 +81,9 @@ impl Piece {
 #[derive(Debug)]
 pub(crate) struct Pieces {
     table: Vec<Piece>,
-    /// The lane that each is in, or none. Beside the pieces: whether a freed one merges with its neighbours is then asked of
+    /// The free list that each is in, or none. Beside the pieces: whether a freed one merges with its neighbours is then asked of
     /// two words in a small table, and not of two cache lines that are seldom at hand.
-    within: Vec<LaneId>,
+    within: Vec<FreeListId>,
     /// The name that was given back last.
     vacant: PieceId,
 }
@@ -126,7 +126,7 @@ impl Pieces {
         self[right].prev = left;
     }
 
-    /// Cuts a piece that is in no lane after `size` bytes; the rest is a new piece with the same properties.
+    /// Cuts a piece that is in no free list after `size` bytes; the rest is a new piece with the same properties.
     pub(crate) fn split(&mut self, id: PieceId, size: u64) -> PieceId {
         let piece = &mut self[id];
         let mut rest = piece.clone();
@@ -166,29 +166,29 @@ impl Pieces {
             return id;
         }
         self.table.push(piece);
-        self.within.push(LaneId::NONE);
+        self.within.push(FreeListId::NONE);
         PieceId::at(self.table.len() - 1)
     }
 
-    /// A piece comes into the lane that it names.
+    /// A piece comes into the free list that it names.
     #[inline]
-    pub(crate) fn enter(&mut self, id: PieceId) {
-        self.within[id.index()] = self[id].lane;
+    pub(crate) fn add_to_list(&mut self, id: PieceId) {
+        self.within[id.index()] = self[id].list;
     }
 
-    /// A piece is in no lane any more.
+    /// A piece is in no free list any more.
     #[inline]
-    pub(crate) fn leave(&mut self, id: PieceId) {
-        self.within[id.index()] = LaneId::NONE;
+    pub(crate) fn take_from_list(&mut self, id: PieceId) {
+        self.within[id.index()] = FreeListId::NONE;
     }
 
-    /// Whether a piece is free and in this lane.
+    /// Whether a piece is free and in this free list.
     #[inline]
-    pub(crate) fn is_in(&self, id: PieceId, lane: LaneId) -> bool {
-        self.within[id.index()] == lane
+    pub(crate) fn is_in(&self, id: PieceId, list: FreeListId) -> bool {
+        self.within[id.index()] == list
     }
 
-    /// Makes `left` cover its right neighbour too, which is in no lane and goes.
+    /// Makes `left` cover its right neighbour too, which is in no free list and goes.
     #[inline]
     pub(crate) fn absorb_next(&mut self, left: PieceId) {
         let right = self[left].next;
@@ -200,10 +200,10 @@ impl Pieces {
         self[next].prev = left;
     }
 
-    /// Every lane that a piece is in, goes back to, or goes to later.
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
+    /// Every free list that a piece is in, goes back to, or goes to later.
+    pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         let there = self.table.iter().filter(|piece| piece.state != State::Vacant);
-        there.flat_map(|piece| [piece.lane, piece.owner])
+        there.flat_map(|piece| [piece.list, piece.returns_to])
     }
 
     /// An edge at `at`, linked to nothing yet.

@@ -1,4 +1,4 @@
-//! Free bytes at home that one stream may take, side by side whichever lanes they are in.
+//! Free bytes at home that one stream may take, side by side whichever free lists they are in.
 
 use crate::ids::PieceId;
 

@@ -10,7 +10,7 @@ pub enum Borrow {
     /// Another stream's bytes can be taken once the epoch of their free has passed: no waits, no deadlock.
     #[default]
     Completed,
-    /// As `Completed`, and before the epoch the taker may wait on the GPU for the stream that freed them.
+    /// As `Completed`, and before the epoch the owner may wait on the GPU for the stream that freed them.
     Wait(WaitRules),
 }
 

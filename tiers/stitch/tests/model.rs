@@ -226,18 +226,18 @@ impl Model {
                 }
                 Step::Release { extent, domain, .. } => {
                     assert!(!self.kept.contains(domain), "a domain keeps its extents");
-                    let away = self.elsewhere.remove(extent);
-                    assert!(away != Some(true), "released on its way");
+                    let evicted = self.elsewhere.remove(extent);
+                    assert!(evicted != Some(true), "released on its way");
                     let (_, cells) = self.extents.remove(extent).expect("released twice");
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
                     let pending =
                         cells.iter().filter_map(|cell| cell.last).any(|last| last.epoch > self.passed);
                     // What is away has no memory to use: all work on it was done when it left, none was enqueued since, and a
                     // free there is pending in name only. Its aliases, whose other extents may be here, go when theirs have passed.
-                    assert!(!pending || away.is_some(), "released under running work");
+                    assert!(!pending || evicted.is_some(), "released under running work");
                     let replayed =
                         self.released.get(domain).copied().flatten().is_some_and(|epoch| epoch > self.passed);
-                    assert!(!replayed || away.is_some(), "released under a graph's replay");
+                    assert!(!replayed || evicted.is_some(), "released under a graph's replay");
                     assert!(self.mapped.values().all(|(other, ..)| other != extent), "released while mapped");
                 }
             }
@@ -351,7 +351,7 @@ fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats
     let mut segments = core.segments();
     segments.sort_by_key(|segment| segment.offset);
     for segment in &mut segments {
-        // How free bytes are divided (a slab kept open, pieces of two lanes) is not what an abort has to keep.
+        // How free bytes are divided (a slab kept open, pieces of two free lists) is not what an abort has to keep.
         segment.blocks.dedup_by(|next, block| {
             let joined = !next.live && !block.live;
             if joined {
@@ -456,13 +456,13 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             }
             Op::Leave { which } => {
                 let domain = model.domains[which % model.domains.len()];
-                leave(&mut core, &mut model, domain, which);
+                begin_evict(&mut core, &mut model, domain, which);
             }
-            Op::Left { which } => left(&mut core, &mut model, which),
-            Op::Enter { which, made } => enter(&mut core, &mut model, which, made),
+            Op::Left { which } => finish_evict(&mut core, &mut model, which),
+            Op::Enter { which, made } => begin_refill(&mut core, &mut model, which, made),
             Op::CameBack { which } => {
                 if let Some(extent) = model.nth_elsewhere(which, true) {
-                    core.came_back(extent).expect("it moves");
+                    core.finish_refill(extent).expect("it moves");
                     model.elsewhere.remove(&extent);
                 }
             }
@@ -665,14 +665,14 @@ fn finds(core: &Allocator, model: &Model) {
 }
 
 /// An extent of a domain begins to leave.
-fn leave(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize) {
+fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize) {
     let extents = core.extents_of(domain).expect("it exists");
     let Some(view) = extents.get(which % extents.len().max(1)) else { return };
     let cells = &model.extents[&view.extent].1;
     let before = picture(core);
-    match core.leave(view.extent) {
+    match core.begin_evict(view.extent) {
         Ok(()) => {
-            assert_eq!(view.presence, Presence::Here);
+            assert_eq!(view.presence, Presence::Resident);
             let live = |cell: &u64| cells[(cell / CELL) as usize].live;
             let (at, size) = (view.offset.get(), view.size.get());
             let kept = core.kept_ranges(view.extent);
@@ -687,7 +687,7 @@ fn leave(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize
             }
             model.elsewhere.insert(view.extent, true);
         }
-        Err(StitchError::WrongPresence { .. }) => assert_ne!(view.presence, Presence::Here),
+        Err(StitchError::WrongPresence { .. }) => assert_ne!(view.presence, Presence::Resident),
         Err(StitchError::Withheld { .. }) => {
             let mut used = cells.iter().filter_map(|cell| cell.last);
             // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for an epoch more.
@@ -701,7 +701,7 @@ fn leave(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize
 }
 
 /// A moving extent is unmapped everywhere and released: not before all work on it is done.
-fn left(core: &mut Allocator, model: &mut Model, which: usize) {
+fn finish_evict(core: &mut Allocator, model: &mut Model, which: usize) {
     let Some(extent) = model.nth_elsewhere(which, true) else { return };
     let mut told = core.addresses_of(extent);
     let of_extent = |(address, found): (&u64, &(ExtentId, u64, bool))| {
@@ -710,8 +710,8 @@ fn left(core: &mut Allocator, model: &mut Model, which: usize) {
     let known: Vec<Bytes> = model.mapped.iter().filter_map(of_extent).collect();
     told.sort();
     assert_eq!(told, known, "all addresses of an extent");
-    core.left(extent).expect("it moves");
-    assert!(core.left(extent).is_err());
+    core.finish_evict(extent).expect("it moves");
+    assert!(core.finish_evict(extent).is_err());
     model.mapped.retain(|_, found| found.0 != extent);
     for cell in &mut model.extents.get_mut(&extent).expect("it is known").1 {
         cell.last = None;
@@ -720,11 +720,11 @@ fn left(core: &mut Allocator, model: &mut Model, which: usize) {
 }
 
 /// An extent that is away gets memory, if the limit and the driver allow it, and is mapped where it was.
-fn enter(core: &mut Allocator, model: &mut Model, which: usize, made: bool) {
+fn begin_refill(core: &mut Allocator, model: &mut Model, which: usize, made: bool) {
     let Some(extent) = model.nth_elsewhere(which, false) else { return };
     let size = model.extents[&extent].1.len() as u64 * CELL;
-    match core.enter(extent) {
-        Ok(()) => core.entered(extent, made),
+    match core.begin_refill(extent) {
+        Ok(()) => core.refill_made(extent, made),
         Err(StitchError::OutOfMemory { .. }) => {
             let limit = core.settings().limit.get();
             return assert!(core.reserved_bytes().get() + size > limit);
@@ -764,7 +764,7 @@ fn end(mut core: Allocator, mut model: Model) {
         quick(&mut core, &mut model, &Quick::Release { which: 0 });
     }
     while let Some(extent) = model.nth_elsewhere(0, true) {
-        core.came_back(extent).expect("it moves");
+        core.finish_refill(extent).expect("it moves");
         model.elsewhere.remove(&extent);
     }
     let last = core.close_epoch();

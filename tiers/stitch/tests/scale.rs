@@ -45,19 +45,19 @@ fn ten_thousand_blocks_leave_and_come_back() {
     assert!(extents.len() > 500, "{}", extents.len());
     let mut kept = Bytes::ZERO;
     for view in &extents {
-        core.leave(view.extent).expect("nothing is withheld");
+        core.begin_evict(view.extent).expect("nothing is withheld");
         kept = kept.saturating_add(core.kept_ranges(view.extent).iter().map(|range| range.size).sum());
-        core.left(view.extent).expect("it moves");
+        core.finish_evict(view.extent).expect("it moves");
     }
     assert_eq!(kept.get(), live);
     assert_eq!(core.reserved_bytes(), Bytes::ZERO);
     for view in &extents {
-        core.enter(view.extent).expect("there is room");
-        core.entered(view.extent, true);
-        core.came_back(view.extent).expect("it moves");
+        core.begin_refill(view.extent).expect("there is room");
+        core.refill_made(view.extent, true);
+        core.finish_refill(view.extent).expect("it moves");
     }
     let after = core.extents_of(Allocator::default_domain()).expect("it exists");
-    assert!(after.iter().all(|view| view.presence == Presence::Here));
+    assert!(after.iter().all(|view| view.presence == Presence::Resident));
     let took = begin.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?} for {} extents", extents.len());
     core.check().unwrap_or_else(|broken| panic!("{broken}"));

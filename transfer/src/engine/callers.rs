@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// How long a slice lets others pass. They take some 20 us; where one waits for what the background copy's thread holds, it goes on
 /// after this.
-const PATIENCE: Duration = Duration::from_micros(200);
+const RELAY_TIMEOUT: Duration = Duration::from_micros(200);
 
 /// The threads.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Callers {
             return;
         }
         let begin = Instant::now();
-        while self.now.load(Ordering::Relaxed) > 0 && begin.elapsed() < PATIENCE {
+        while self.now.load(Ordering::Relaxed) > 0 && begin.elapsed() < RELAY_TIMEOUT {
             std::thread::yield_now();
         }
     }
@@ -76,7 +76,7 @@ mod tests {
         let call = callers.call();
         let begin = Instant::now();
         callers.let_pass();
-        assert!(begin.elapsed() >= PATIENCE);
+        assert!(begin.elapsed() >= RELAY_TIMEOUT);
         drop(call);
         callers.let_pass();
         assert_eq!(callers.now.load(Ordering::Relaxed), 0);

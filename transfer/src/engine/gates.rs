@@ -32,7 +32,7 @@ use crate::graph::{Direction, MOST_GPUS};
 /// The value of an open gate.
 const OPEN: u32 = 0;
 /// The value of a shut gate says which copy shut it, from this bit on, and below how many looks the watch grants it beyond
-/// [`PATIENCE`], and one: so it is told where streams shut gates too.
+/// [`RELAY_TIMEOUT`], and one: so it is told where streams shut gates too.
 const SERIAL: u32 = 12;
 const MOST_LOOKS: u32 = (1 << SERIAL) - 1;
 /// How many background copies are counted at a time; others take no notice of further ones.
@@ -42,7 +42,7 @@ const LINGER: Duration = Duration::from_millis(100);
 /// How often the watch looks while background copies are under way.
 const LOOK: Duration = Duration::from_millis(10);
 /// A gate that is found shut by one copy in so many looks in a row, and in those that its bytes need, is opened.
-const PATIENCE: u32 = 20;
+const RELAY_TIMEOUT: u32 = 20;
 /// How many bytes of a copy are granted one look: 4 GB/s, less than any link gives that is worth lending.
 const BYTES_A_LOOK: u64 = 40_000_000;
 
@@ -302,7 +302,7 @@ impl Shared {
                 let now = gate.get();
                 *looks = if now == *value { looks.saturating_add(1) } else { 1 };
                 *value = now;
-                if now != OPEN && *looks >= PATIENCE + (now & MOST_LOOKS) {
+                if now != OPEN && *looks >= RELAY_TIMEOUT + (now & MOST_LOOKS) {
                     gate.set(OPEN);
                 }
             }
@@ -402,7 +402,7 @@ mod tests {
             bed.sim.step();
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(since.elapsed() >= LOOK * (PATIENCE - 1));
+        assert!(since.elapsed() >= LOOK * (RELAY_TIMEOUT - 1));
     }
 
     /// How long a gate stays shut that a copy of so many bytes shut, and nobody opens.
@@ -424,7 +424,7 @@ mod tests {
         let bed = bed();
         // At 4 GB/s: 0.6 s beyond the 0.2 that every copy has.
         assert!(shut_for(&bed, Bytes::new(2_400_000_000)) >= Duration::from_millis(750));
-        assert!(shut_for(&bed, Bytes::mib(1)) >= LOOK * (PATIENCE - 1));
+        assert!(shut_for(&bed, Bytes::mib(1)) >= LOOK * (RELAY_TIMEOUT - 1));
         // Copies that follow each other shut it anew, each for its own time.
         let ticket = bed.gates.enter().unwrap();
         let gate = bed.gates.shared.gate(GPU, Direction::ToGpu).unwrap();

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use glake_device::{Address, Stream};
 use glake_sim::Census;
 use glake_tiers::{
-    Block, CopyPolicy, GpuPool, Policy, PoolStream, Refilled, Region, RegionOptions, Shrunk, Store, Transit,
+    Block, CopyPolicy, GpuPool, Policy, PoolStream, Refilled, Region, RegionOptions, Shrunk, Store,
+    TransferContext,
 };
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
@@ -35,7 +36,7 @@ const FREED: u64 = 4;
 /// A simulated GPU has room for the region and the neighbour, and for little else.
 const MEMORY: Bytes = Bytes::mib(256);
 /// The neighbour has worked in both directions by then, or never will.
-const PATIENCE: Duration = Duration::from_secs(4);
+const RELAY_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The region and what is moved with it.
 struct Bed {
@@ -174,7 +175,7 @@ impl Bed {
         thread::scope(|scope| {
             let working = neighbour.begin(scope, &self.pool, self.stream);
             let begin = Instant::now();
-            while neighbour.blocks() == 0 && begin.elapsed() < PATIENCE {
+            while neighbour.blocks() == 0 && begin.elapsed() < RELAY_TIMEOUT {
                 thread::yield_now();
             }
             let free = server.free_memory(server.target().id)?;
@@ -199,7 +200,7 @@ impl Bed {
             (told.again, told.shrink_again) = timed(|| self.shrink())?;
             self.refill()?;
             // Threads get their turns when the machine pleases.
-            while neighbour.blocks() == before && begin.elapsed() < PATIENCE {
+            while neighbour.blocks() == before && begin.elapsed() < RELAY_TIMEOUT {
                 self.shrink()?;
                 self.refill()?;
             }
@@ -218,8 +219,8 @@ impl Bed {
         Ok(self.idle.refill(self.transit())?)
     }
 
-    fn transit(&self) -> Transit<'_> {
-        Transit { mover: &self.mover, checks: None }
+    fn transit(&self) -> TransferContext<'_> {
+        TransferContext { mover: &self.mover, checks: None }
     }
 
     /// Another pool of the same GPU uses memory and gives it back.

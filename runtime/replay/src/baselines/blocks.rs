@@ -91,12 +91,12 @@ impl Blocks {
 
     /// Takes the segment of a whole block away.
     pub(super) fn forget(&mut self, place: Place) {
-        self.enter(place, State::Used);
+        self.set_state(place, State::Used);
         self.spare.push(place);
     }
 
     /// Puts a block into the set of its new state; neighbours stay as they are.
-    pub(super) fn enter(&mut self, place: Place, state: State) {
+    pub(super) fn set_state(&mut self, place: Place, state: State) {
         let Block { address, size, state: before, pool, .. } = *self.get(place);
         let sets = &mut self.pools[pool.0 as usize];
         match before {
@@ -129,7 +129,7 @@ impl Blocks {
         let first = &mut self.blocks[place.0 as usize];
         first.size = size;
         first.next = Some(cut);
-        self.enter(cut, rest);
+        self.set_state(cut, rest);
         cut
     }
 
@@ -137,7 +137,7 @@ impl Blocks {
     pub(super) fn give_back(&mut self, place: Place, state: State) {
         let Block { prev, next, .. } = *self.get(place);
         if let Some(prev) = prev.filter(|&prev| self.get(prev).state == state) {
-            self.enter(prev, State::Used);
+            self.set_state(prev, State::Used);
             let Block { address, size, prev: before, .. } = *self.get(prev);
             let joined = &mut self.blocks[place.0 as usize];
             joined.address = address;
@@ -149,7 +149,7 @@ impl Blocks {
             self.spare.push(prev);
         }
         if let Some(next) = next.filter(|&next| self.get(next).state == state) {
-            self.enter(next, State::Used);
+            self.set_state(next, State::Used);
             let Block { size, next: after, .. } = *self.get(next);
             let joined = &mut self.blocks[place.0 as usize];
             joined.size += size;
@@ -159,7 +159,7 @@ impl Blocks {
             }
             self.spare.push(next);
         }
-        self.enter(place, state);
+        self.set_state(place, state);
     }
 
     fn add(&mut self, block: Block) -> Place {

@@ -47,7 +47,7 @@ impl Caching {
 
     fn best_fit(&mut self, pool: Pool, size: u64) -> Option<Place> {
         let &(_, _, place) = self.blocks.sets(pool).free.range((size, 0, Place::FIRST)..).next()?;
-        self.blocks.enter(place, State::Used);
+        self.blocks.set_state(place, State::Used);
         Some(place)
     }
 

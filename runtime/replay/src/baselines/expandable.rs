@@ -59,7 +59,7 @@ impl Expandable {
             }
             best = next;
         }
-        self.blocks.enter(best, State::Used);
+        self.blocks.set_state(best, State::Used);
         Some(best)
     }
 
@@ -86,7 +86,7 @@ impl Expandable {
             self.map(next, class, part)?;
             place = next;
         }
-        self.blocks.enter(place, State::Used);
+        self.blocks.set_state(place, State::Used);
         Some(place)
     }
 
@@ -116,7 +116,7 @@ impl Expandable {
         let space = space.next_multiple_of(page(class));
         let place = self.blocks.segment(pool, self.frontier, space);
         self.frontier += space;
-        self.blocks.enter(place, State::Unmapped);
+        self.blocks.set_state(place, State::Unmapped);
         place
     }
 
@@ -131,7 +131,7 @@ impl Expandable {
         self.reserved = reserved;
         self.costs.create(mapped / page(class));
         self.costs.map(mapped / page(class));
-        self.blocks.enter(place, State::Used);
+        self.blocks.set_state(place, State::Used);
         if mapped < self.blocks.get(place).size {
             self.blocks.split(place, mapped, State::Unmapped);
         }
@@ -163,10 +163,10 @@ impl Expandable {
         self.reserved -= end - begin;
         self.costs.unmap((end - begin) / page);
         self.costs.release((end - begin) / page);
-        self.blocks.enter(place, State::Used);
+        self.blocks.set_state(place, State::Used);
         let pages = if address < begin {
             let pages = self.blocks.split(place, begin - address, State::Used);
-            self.blocks.enter(place, State::Free);
+            self.blocks.set_state(place, State::Free);
             pages
         } else {
             place

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use glake_tiers::Patience;
+use glake_tiers::WaitPolicy;
 
 use crate::sync::{Condvar, Mutex};
 
@@ -56,7 +56,7 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-impl Patience for Waiting<'_> {
+impl WaitPolicy for Waiting<'_> {
     fn wait(&self) -> bool {
         let mut state = self.freeing.state.lock();
         if self.seen.swap(state.ended, Ordering::Relaxed) != state.ended {

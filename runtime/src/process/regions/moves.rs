@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
-use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, Transit};
+use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
 use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
@@ -205,7 +205,7 @@ impl Regions {
         let mover = self.stores.mover(device, Direction::FromGpu)?;
         let store = self.stores.store(ask.tier, device)?;
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
-        let transit = Transit { mover: &*mover, checks: checks.as_deref() };
+        let transit = TransferContext { mover: &*mover, checks: checks.as_deref() };
         let shrunk = region.shrink(*amount, &store, transit);
         let (memory, copied, left, skipped) = match &shrunk {
             Ok(Shrunk { freed, copied, left, skipped }) => (*freed, *copied, *left, &**skipped),
@@ -262,7 +262,7 @@ impl Regions {
                 ProcessError::NoSuchDevice { device: device.0.into(), count: self.starter.devices.len() };
             let freeing = self.freeing_of(device).ok_or(no_device)?;
             let checks = self.stores.digests(verify, device)?;
-            let transit = Transit { mover: &*mover, checks: checks.as_deref() };
+            let transit = TransferContext { mover: &*mover, checks: checks.as_deref() };
             region.refill(*amount, transit, &freeing.waiting()).map_err(|error| self.no_room(region, error))
         });
         slot.settle(&self.marks, &self.gate);

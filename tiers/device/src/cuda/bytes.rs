@@ -11,7 +11,7 @@ use crate::{Address, CaptureState, CopyRequest, DeviceId, DriverError, Result, S
 /// # Safety
 /// As [`crate::Driver::copy`].
 pub(super) unsafe fn copy(cuda: &Cuda, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
-    let _entered = cuda.enter_as_is(device, Verb::Copy)?;
+    let _guard = cuda.make_current_as_is(device, Verb::Copy)?;
     // SAFETY: the caller's promise.
     unsafe { copy_here(cuda, request, stream, Verb::Copy) }
 }
@@ -41,7 +41,7 @@ pub(super) unsafe fn copy_batch(
     requests: &[CopyRequest],
     stream: Stream,
 ) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::CopyBatch)?;
+    let _guard = cuda.make_current(device, Verb::CopyBatch)?;
     let requests = || requests.iter().filter(|request| !request.size.is_zero());
     let count = requests().count();
     if count > 1
@@ -96,7 +96,7 @@ pub(super) unsafe fn fill(
     byte: u8,
     stream: Stream,
 ) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::Fill)?;
+    let _guard = cuda.make_current(device, Verb::Fill)?;
     if size.is_zero() {
         return Ok(());
     }
@@ -107,11 +107,11 @@ pub(super) unsafe fn fill(
 /// On a stream of ours, for the legacy one would wait for every other, and break a capture.
 pub(super) fn read_now(cuda: &Cuda, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
     let verb = Verb::ReadNow;
-    let _entered = cuda.enter(device, verb)?;
+    let _guard = cuda.make_current(device, verb)?;
     if into.is_empty() {
         return Ok(());
     }
-    let (own, _kept) = cuda.own_stream(device, verb)?;
+    let (own, _hold) = cuda.own_stream(device, verb)?;
     let stream = raw(own);
     let size = Bytes::new(into.len() as u64);
     // SAFETY: the slice is writable and outlives the wait below; the call takes no address of the host for one of
@@ -126,11 +126,11 @@ pub(super) fn read_now(cuda: &Cuda, device: DeviceId, from: Address, into: &mut 
 /// As [`crate::Driver::write_now`].
 pub(super) unsafe fn write_now(cuda: &Cuda, device: DeviceId, to: Address, bytes: &[u8]) -> Result<()> {
     let verb = Verb::WriteNow;
-    let _entered = cuda.enter(device, verb)?;
+    let _guard = cuda.make_current(device, verb)?;
     if bytes.is_empty() {
         return Ok(());
     }
-    let (own, _kept) = cuda.own_stream(device, verb)?;
+    let (own, _hold) = cuda.own_stream(device, verb)?;
     let stream = raw(own);
     let size = Bytes::new(bytes.len() as u64);
     // SAFETY: the caller's promise; the slice outlives the wait below.

@@ -35,78 +35,92 @@ pub(super) struct Context {
 }
 
 /// While it lives, the thread is in some context, and under relaxed capture mode where that was asked for.
-pub(super) struct Entered<'a> {
+pub(super) struct CurrentContext<'a> {
     cuda: &'a Cuda,
     pushed: bool,
     /// The capture mode before.
     relaxed: Option<sys::CUstreamCaptureMode>,
     /// Keeps the context from being given back.
-    _kept: Option<Kept<'a>>,
+    _hold: Option<ContextHold<'a>>,
 }
 
 /// Keeps a context that is retained from being given back.
-pub(super) type Kept<'a> = RwLockReadGuard<'a, ()>;
+pub(super) type ContextHold<'a> = RwLockReadGuard<'a, ()>;
 
 impl Cuda {
-    /// Enters a device's context.
-    pub(super) fn enter(&self, device: DeviceId, verb: Verb) -> Result<Entered<'_>> {
-        let entered = self.relax(verb)?;
-        self.switch(entered, device, verb)
+    /// Makes a device's context current.
+    pub(super) fn make_current(&self, device: DeviceId, verb: Verb) -> Result<CurrentContext<'_>> {
+        let guard = self.relax(verb)?;
+        self.switch(guard, device, verb)
     }
 
-    /// Enters a device's context for what no capture mode forbids, which is cheaper.
-    pub(super) fn enter_as_is(&self, device: DeviceId, verb: Verb) -> Result<Entered<'_>> {
-        self.switch(Entered { cuda: self, pushed: false, relaxed: None, _kept: None }, device, verb)
+    /// Makes a device's context current for what no capture mode forbids, which is cheaper.
+    pub(super) fn make_current_as_is(&self, device: DeviceId, verb: Verb) -> Result<CurrentContext<'_>> {
+        self.switch(CurrentContext { cuda: self, pushed: false, relaxed: None, _hold: None }, device, verb)
     }
 
     /// For marks on a stream and waits of it, which no capture mode forbids, and which belong to its context whatever the current one
     /// is; but each context has default streams of its own. A stream that lives keeps its context.
-    pub(super) fn enter_for(&self, device: DeviceId, stream: Stream, verb: Verb) -> Result<Entered<'_>> {
+    pub(super) fn make_current_for(
+        &self,
+        device: DeviceId,
+        stream: Stream,
+        verb: Verb,
+    ) -> Result<CurrentContext<'_>> {
         if stream::is_default(stream) || self.current(verb)?.is_null() {
-            return self.enter(device, verb);
+            return self.make_current(device, verb);
         }
-        Ok(Entered { cuda: self, pushed: false, relaxed: None, _kept: None })
+        Ok(CurrentContext { cuda: self, pushed: false, relaxed: None, _hold: None })
     }
 
-    /// Enters a device's context if it has one, by whomever it was made. Makes none.
-    pub(super) fn enter_made(&self, device: DeviceId, verb: Verb) -> Result<Option<Entered<'_>>> {
+    /// Makes a device's context current if it has one, by whomever it was made. Makes none.
+    pub(super) fn make_current_if_made(
+        &self,
+        device: DeviceId,
+        verb: Verb,
+    ) -> Result<Option<CurrentContext<'_>>> {
         // It is not given back between the question and the entry, which takes it once more.
-        let _kept = self.slot(device)?.calls.read_recursive();
-        if self.has_context(device, verb)? { self.enter(device, verb).map(Some) } else { Ok(None) }
+        let _hold = self.slot(device)?.calls.read_recursive();
+        if self.has_context(device, verb)? { self.make_current(device, verb).map(Some) } else { Ok(None) }
     }
 
-    fn switch<'a>(&'a self, mut entered: Entered<'a>, device: DeviceId, verb: Verb) -> Result<Entered<'a>> {
+    fn switch<'a>(
+        &'a self,
+        mut guard: CurrentContext<'a>,
+        device: DeviceId,
+        verb: Verb,
+    ) -> Result<CurrentContext<'a>> {
         let current = self.current(verb)?;
         let retained = self.slot(device)?.raw.load(Ordering::Acquire);
         if retained != 0 && current as usize == retained {
-            return Ok(entered);
+            return Ok(guard);
         }
         let (context, kept) = self.keep(device, verb)?;
         if current != context {
             // SAFETY: a retained context, which is kept.
             unsafe { self.api.cuCtxPushCurrent_v2(context) }.of(verb)?;
-            entered.pushed = true;
+            guard.pushed = true;
         }
-        entered._kept = Some(kept);
-        Ok(entered)
+        guard._hold = Some(kept);
+        Ok(guard)
     }
 
     /// For calls that need a context, and any will do: stays in the current one, else takes the one that has been used for the
     /// longest, which is likeliest to stay, and the first device's only if there is none.
-    pub(super) fn enter_any(&self, verb: Verb) -> Result<Entered<'_>> {
-        self.enter_some(verb).map(|(entered, _)| entered)
+    pub(super) fn make_any_current(&self, verb: Verb) -> Result<CurrentContext<'_>> {
+        self.make_some_current(verb).map(|(guard, _)| guard)
     }
 
     /// As above, and whose context it is, if it is one of ours.
-    pub(super) fn enter_some(&self, verb: Verb) -> Result<(Entered<'_>, Option<DeviceId>)> {
-        let entered = self.relax(verb)?;
+    pub(super) fn make_some_current(&self, verb: Verb) -> Result<(CurrentContext<'_>, Option<DeviceId>)> {
+        let guard = self.relax(verb)?;
         let current = self.current(verb)?;
         if !current.is_null() {
             let is = |slot: &&Context| slot.raw.load(Ordering::Acquire) == current as usize;
             let found = (0_u32..).map(DeviceId).zip(&self.contexts).find(|(_, slot)| is(slot));
-            return Ok((entered, found.map(|(device, _)| device)));
+            return Ok((guard, found.map(|(device, _)| device)));
         }
-        drop(entered);
+        drop(guard);
         let retained = |slot: &Context| slot.raw.load(Ordering::Acquire) != 0;
         // One may be given back meanwhile.
         for _ in &self.contexts {
@@ -114,23 +128,23 @@ impl Cuda {
             let Some((device, _)) = used.min_by_key(|(_, slot)| slot.since.load(Ordering::Relaxed)) else {
                 break;
             };
-            if let Some(inside) = self.enter_made(device, verb)? {
-                return Ok((inside, Some(device)));
+            if let Some(guard) = self.make_current_if_made(device, verb)? {
+                return Ok((guard, Some(device)));
             }
         }
-        Ok((self.enter(DeviceId(0), verb)?, Some(DeviceId(0))))
+        Ok((self.make_current(DeviceId(0), verb)?, Some(DeviceId(0))))
     }
 
     /// For calls that need no context.
-    pub(super) fn relax(&self, verb: Verb) -> Result<Entered<'_>> {
+    pub(super) fn relax(&self, verb: Verb) -> Result<CurrentContext<'_>> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: an out-parameter of this frame.
         unsafe { self.api.cuThreadExchangeStreamCaptureMode(&mut mode) }.of(verb)?;
-        Ok(Entered { cuda: self, pushed: false, relaxed: Some(mode), _kept: None })
+        Ok(CurrentContext { cuda: self, pushed: false, relaxed: Some(mode), _hold: None })
     }
 
     /// A device's context, retained if it is not yet, which stays while the second value lives.
-    pub(super) fn keep(&self, device: DeviceId, verb: Verb) -> Result<(sys::CUcontext, Kept<'_>)> {
+    pub(super) fn keep(&self, device: DeviceId, verb: Verb) -> Result<(sys::CUcontext, ContextHold<'_>)> {
         let slot = self.slot(device)?;
         // A thread that has it already, in a call around this one, gets it again.
         let kept = slot.calls.read_recursive();
@@ -179,10 +193,10 @@ impl Cuda {
         }
         let handle = self.device(device, verb)?;
         {
-            let mut inside = self.relax(verb)?;
+            let mut guard = self.relax(verb)?;
             // SAFETY: a retained context, which nobody but this call can give back now.
             unsafe { self.api.cuCtxPushCurrent_v2(retained as sys::CUcontext) }.of(verb)?;
-            inside.pushed = true;
+            guard.pushed = true;
             // SAFETY: a call without parameters, in the context that was pushed.
             unsafe { self.api.cuCtxSynchronize() }.of(verb)?;
             let own = Stream(slot.own.load(Ordering::Acquire));
@@ -219,7 +233,7 @@ impl Cuda {
 
     /// The stream for copies that the host waits for, which lives as long as the second value: it neither waits for nor delays
     /// the caller's streams. To be called inside the device's context.
-    pub(super) fn own_stream(&self, device: DeviceId, verb: Verb) -> Result<(Stream, Kept<'_>)> {
+    pub(super) fn own_stream(&self, device: DeviceId, verb: Verb) -> Result<(Stream, ContextHold<'_>)> {
         let slot = self.slot(device)?;
         let kept = slot.calls.read_recursive();
         let made = || match slot.own.load(Ordering::Acquire) {
@@ -281,7 +295,7 @@ impl Cuda {
         if !self.has_context(device, verb)? {
             return Ok(None);
         }
-        let (primary, _kept) = self.keep(device, verb)?;
+        let (primary, _hold) = self.keep(device, verb)?;
         Ok((primary == context).then_some(device))
     }
 
@@ -303,7 +317,7 @@ impl Cuda {
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = null_mut();

@@ -17,7 +17,7 @@ pub(super) fn raw_event(event: Event) -> sys::CUevent {
 }
 
 pub(super) fn create(cuda: &Cuda, device: DeviceId, kind: EventKind) -> Result<Event> {
-    let _entered = cuda.enter(device, Verb::EventCreate)?;
+    let _guard = cuda.make_current(device, Verb::EventCreate)?;
     let flags = match kind {
         EventKind::Plain => DISABLE_TIMING,
         EventKind::Timed => 0,
@@ -33,7 +33,7 @@ pub(super) fn create(cuda: &Cuda, device: DeviceId, kind: EventKind) -> Result<E
 /// # Safety
 /// As [`crate::Driver::event_destroy`].
 pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::EventDestroy)?;
+    let _guard = cuda.make_current(device, Verb::EventDestroy)?;
     // SAFETY: the caller's promise.
     unsafe { cuda.api.cuEventDestroy_v2(raw_event(event)) }.of(Verb::EventDestroy)?;
     cuda.slot(device)?.alive.events.less();
@@ -41,21 +41,21 @@ pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, event: Event) -> Res
 }
 
 pub(super) fn record(cuda: &Cuda, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
-    let _entered = cuda.enter_for(device, stream, Verb::EventRecord)?;
+    let _guard = cuda.make_current_for(device, stream, Verb::EventRecord)?;
     // SAFETY: stream and event are the caller's to name.
     unsafe { cuda.api.cuEventRecord(raw_event(event), raw(stream)) }.of(Verb::EventRecord)
 }
 
 pub(super) fn record_context(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
     let verb = Verb::EventRecordContext;
-    let _entered = cuda.enter(device, verb)?;
-    let (context, _kept) = cuda.keep(device, verb)?;
+    let _guard = cuda.make_current(device, verb)?;
+    let (context, _hold) = cuda.keep(device, verb)?;
     // SAFETY: a retained context, which is kept; the event is the caller's to name.
     unsafe { cuda.api.cuCtxRecordEvent(context, raw_event(event)) }.of(verb)
 }
 
 pub(super) fn query(cuda: &Cuda, device: DeviceId, event: Event) -> Result<bool> {
-    let _entered = cuda.enter(device, Verb::EventQuery)?;
+    let _guard = cuda.make_current(device, Verb::EventQuery)?;
     // SAFETY: the event is the caller's to name.
     match unsafe { cuda.api.cuEventQuery(raw_event(event)) } {
         Code::NOT_READY => Ok(false),
@@ -64,13 +64,13 @@ pub(super) fn query(cuda: &Cuda, device: DeviceId, event: Event) -> Result<bool>
 }
 
 pub(super) fn synchronize(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::EventSynchronize)?;
+    let _guard = cuda.make_current(device, Verb::EventSynchronize)?;
     // SAFETY: the event is the caller's to name.
     unsafe { cuda.api.cuEventSynchronize(raw_event(event)) }.of(Verb::EventSynchronize)
 }
 
 pub(super) fn elapsed(cuda: &Cuda, device: DeviceId, from: Event, to: Event) -> Result<f64> {
-    let _entered = cuda.enter(device, Verb::EventElapsed)?;
+    let _guard = cuda.make_current(device, Verb::EventElapsed)?;
     let mut milliseconds = 0.0;
     // SAFETY: an out-parameter of this frame; the events are the caller's to name.
     unsafe { cuda.api.cuEventElapsedTime_v2(&mut milliseconds, raw_event(from), raw_event(to)) }
@@ -80,7 +80,7 @@ pub(super) fn elapsed(cuda: &Cuda, device: DeviceId, from: Event, to: Event) -> 
 
 pub(super) fn context_synchronize(cuda: &Cuda, device: DeviceId) -> Result<()> {
     // Making one would take memory of a device that nobody uses.
-    let Some(_entered) = cuda.enter_made(device, Verb::ContextSynchronize)? else { return Ok(()) };
+    let Some(_guard) = cuda.make_current_if_made(device, Verb::ContextSynchronize)? else { return Ok(()) };
     // SAFETY: a call without parameters, in the context that was entered.
     unsafe { cuda.api.cuCtxSynchronize() }.of(Verb::ContextSynchronize)
 }

@@ -16,7 +16,7 @@ const PORTABLE: u32 = 1;
 /// # Safety
 /// As [`crate::Driver::host_register`].
 pub(super) unsafe fn register(cuda: &Cuda, start: Address, size: Bytes) -> Result<()> {
-    let (_entered, device) = cuda.enter_some(Verb::HostRegister)?;
+    let (_guard, device) = cuda.make_some_current(Verb::HostRegister)?;
     // SAFETY: the caller's promise.
     unsafe { cuda.api.cuMemHostRegister_v2(pointer(start), length(size), PORTABLE) }.at(
         Verb::HostRegister,
@@ -34,7 +34,7 @@ pub(super) unsafe fn register(cuda: &Cuda, start: Address, size: Bytes) -> Resul
 /// # Safety
 /// As [`crate::Driver::host_unregister`].
 pub(super) unsafe fn unregister(cuda: &Cuda, start: Address) -> Result<()> {
-    let _entered = cuda.enter_any(Verb::HostUnregister)?;
+    let _guard = cuda.make_any_current(Verb::HostUnregister)?;
     // SAFETY: the caller's promise.
     unsafe { cuda.api.cuMemHostUnregister(pointer(start)) }.at(Verb::HostUnregister, start, Bytes::ZERO)?;
     if let Some(device) = cuda.registrations.gone(&start) {
@@ -54,8 +54,8 @@ pub(super) fn can_access_peer(cuda: &Cuda, device: DeviceId, peer: DeviceId) -> 
 
 pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) -> Result<()> {
     let verb = Verb::EnablePeerAccess;
-    let _entered = cuda.enter(device, verb)?;
-    let (context, _kept) = cuda.keep(peer, verb)?;
+    let _guard = cuda.make_current(device, verb)?;
+    let (context, _hold) = cuda.keep(peer, verb)?;
     // SAFETY: a retained context, which is kept.
     match unsafe { cuda.api.cuCtxEnablePeerAccess(context, 0) } {
         Code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
@@ -66,7 +66,7 @@ pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) 
 /// In one call: of an address that is nobody's it tells zeroes, which is no error.
 pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<PointerAttributes> {
     let verb = Verb::PointerAttributes;
-    let _entered = cuda.enter_any(verb)?;
+    let _guard = cuda.make_any_current(verb)?;
     let (mut memory, mut ordinal, mut managed) = (0_u32, -1_i32, 0_u32);
     let (mut start, mut size, mut number) = (0_u64, 0_usize, 0_u64);
     let mut names = [

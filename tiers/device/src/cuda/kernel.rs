@@ -15,7 +15,7 @@ fn raw_module(module: Module) -> sys::CUmodule {
 }
 
 pub(super) fn load(cuda: &Cuda, device: DeviceId, source: &ModuleSource) -> Result<Module> {
-    let _entered = cuda.enter(device, Verb::ModuleLoad)?;
+    let _guard = cuda.make_current(device, Verb::ModuleLoad)?;
     let ptx = terminated(source.ptx, Verb::ModuleLoad)?;
     let mut module = null_mut();
     // SAFETY: an out-parameter of this frame; PTX that ends with a zero.
@@ -27,7 +27,7 @@ pub(super) fn load(cuda: &Cuda, device: DeviceId, source: &ModuleSource) -> Resu
 /// # Safety
 /// As [`crate::Driver::module_unload`].
 pub(super) unsafe fn unload(cuda: &Cuda, device: DeviceId, module: Module) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::ModuleUnload)?;
+    let _guard = cuda.make_current(device, Verb::ModuleUnload)?;
     // SAFETY: the caller's promise.
     unsafe { cuda.api.cuModuleUnload(raw_module(module)) }.of(Verb::ModuleUnload)?;
     cuda.slot(device)?.alive.modules.less();
@@ -35,7 +35,7 @@ pub(super) unsafe fn unload(cuda: &Cuda, device: DeviceId, module: Module) -> Re
 }
 
 pub(super) fn find(cuda: &Cuda, device: DeviceId, module: Module, name: &str) -> Result<Kernel> {
-    let _entered = cuda.enter(device, Verb::KernelFind)?;
+    let _guard = cuda.make_current(device, Verb::KernelFind)?;
     let name = terminated(name, Verb::KernelFind)?;
     let mut kernel = null_mut();
     // SAFETY: an out-parameter of this frame; the module is the caller's to name.
@@ -52,7 +52,7 @@ pub(super) unsafe fn launch(
     request: &LaunchRequest<'_>,
     stream: Stream,
 ) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::Launch)?;
+    let _guard = cuda.make_current(device, Verb::Launch)?;
     let kernel = request.kernel.0 as usize as sys::CUfunction;
     let ([grid_x, grid_y, grid_z], [x, y, z]) = (request.grid, request.block);
     let mut arguments: Vec<*mut c_void> =

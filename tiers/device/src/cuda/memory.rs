@@ -20,7 +20,7 @@ pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
             return Ok(MemoryInfo { free, total: described.memory });
         }
     }
-    let _entered = cuda.enter(device, Verb::MemoryInfo)?;
+    let _guard = cuda.make_current(device, Verb::MemoryInfo)?;
     let (mut free, mut total) = (0, 0);
     // SAFETY: out-parameters of this frame.
     unsafe { cuda.api.cuMemGetInfo_v2(&mut free, &mut total) }.of(Verb::MemoryInfo)?;
@@ -58,8 +58,8 @@ pub(super) unsafe fn unreserve(cuda: &Cuda, start: Address, size: Bytes) -> Resu
 }
 
 pub(super) fn create(cuda: &Cuda, size: Bytes, properties: ExtentProperties) -> Result<Handle> {
-    let _entered = match properties.place {
-        Place::Gpu(device) => cuda.enter(device, Verb::Create)?,
+    let _guard = match properties.place {
+        Place::Gpu(device) => cuda.make_current(device, Verb::Create)?,
         Place::HostNuma(_) => cuda.relax(Verb::Create)?,
     };
     let mut handle = 0;
@@ -116,11 +116,11 @@ pub(super) unsafe fn set_access(cuda: &Cuda, start: Address, size: Bytes, access
     if access.is_empty() {
         return Ok(());
     }
-    let made = access.iter().find_map(|of| cuda.enter_made(of.device, Verb::SetAccess).transpose());
-    let _entered = match made {
+    let made = access.iter().find_map(|of| cuda.make_current_if_made(of.device, Verb::SetAccess).transpose());
+    let _guard = match made {
         Some(made) => made?,
         // A device needs no context of its own to be given access.
-        None => cuda.enter_any(Verb::SetAccess)?,
+        None => cuda.make_any_current(Verb::SetAccess)?,
     };
     let described: Vec<sys::CUmemAccessDesc> = access
         .iter()

@@ -31,7 +31,7 @@ pub(super) fn is_legacy(stream: Stream) -> bool {
 
 pub(super) fn create(cuda: &Cuda, device: DeviceId, priority: Priority) -> Result<Stream> {
     let verb = Verb::StreamCreate;
-    let _entered = cuda.enter(device, verb)?;
+    let _guard = cuda.make_current(device, verb)?;
     let stream = match priority {
         Priority::Normal => create_here(cuda, verb)?,
         Priority::High => create_first(cuda, verb)?,
@@ -62,7 +62,7 @@ pub(super) fn create_here(cuda: &Cuda, verb: Verb) -> Result<Stream> {
 /// # Safety
 /// As [`crate::Driver::stream_destroy`].
 pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::StreamDestroy)?;
+    let _guard = cuda.make_current(device, Verb::StreamDestroy)?;
     // SAFETY: the caller's promise.
     unsafe { cuda.api.cuStreamDestroy_v2(raw(stream)) }.of(Verb::StreamDestroy)?;
     cuda.slot(device)?.alive.streams.less();
@@ -71,7 +71,7 @@ pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, stream: Stream) -> R
 
 /// CUDA's ids are unique within a context for its default streams; the device on top makes them so in the process.
 pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<StreamId> {
-    let _entered = cuda.enter(device, Verb::StreamId)?;
+    let _guard = cuda.make_current(device, Verb::StreamId)?;
     let own = u64::from(device.0) << 56;
     if !is_legacy(stream) && capture_here(cuda, stream, Verb::StreamId)? != CaptureState::None {
         // The question would break the capture.
@@ -93,7 +93,7 @@ pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
     let verb = Verb::StreamDevice;
     let mut context = cuda.current(verb)?;
     // No capture mode forbids the question.
-    let _entered = if context.is_null() { Some(cuda.enter_any(verb)?) } else { None };
+    let _guard = if context.is_null() { Some(cuda.make_any_current(verb)?) } else { None };
     if context.is_null() || !is_default(stream) {
         // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
         unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut context) }.of(verb)?;
@@ -115,20 +115,20 @@ pub(super) fn primary_of(cuda: &Cuda, stream: Stream) -> Result<Option<DeviceId>
     }
     let mut of = null_mut();
     // No capture mode forbids the question.
-    let _entered = if current.is_null() { Some(cuda.enter_any(verb)?) } else { None };
+    let _guard = if current.is_null() { Some(cuda.make_any_current(verb)?) } else { None };
     // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
     unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut of) }.of(verb)?;
     if of == current { Ok(own) } else { cuda.primary_device(of, verb) }
 }
 
 pub(super) fn synchronize(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::StreamSynchronize)?;
+    let _guard = cuda.make_current(device, Verb::StreamSynchronize)?;
     // SAFETY: the stream is the caller's to name.
     unsafe { cuda.api.cuStreamSynchronize(raw(stream)) }.of(Verb::StreamSynchronize)
 }
 
 pub(super) fn wait_event(cuda: &Cuda, device: DeviceId, stream: Stream, event: Event) -> Result<()> {
-    let _entered = cuda.enter_for(device, stream, Verb::StreamWaitEvent)?;
+    let _guard = cuda.make_current_for(device, stream, Verb::StreamWaitEvent)?;
     // SAFETY: stream and event are the caller's to name.
     unsafe { cuda.api.cuStreamWaitEvent(raw(stream), raw_event(event), 0) }.of(Verb::StreamWaitEvent)
 }
@@ -143,7 +143,7 @@ pub(super) unsafe fn wait_value(
     value: u32,
     compare: Compare,
 ) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::StreamWaitValue)?;
+    let _guard = cuda.make_current(device, Verb::StreamWaitValue)?;
     let flags = match compare {
         Compare::AtLeast => sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ,
         Compare::Equal => sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ,
@@ -165,7 +165,7 @@ pub(super) unsafe fn write_value(
     address: Address,
     value: u32,
 ) -> Result<()> {
-    let _entered = cuda.enter(device, Verb::StreamWriteValue)?;
+    let _guard = cuda.make_current(device, Verb::StreamWriteValue)?;
     // SAFETY: the caller's promise.
     unsafe { cuda.api.cuStreamWriteValue32_v2(raw(stream), address.0, value, 0) }.at(
         Verb::StreamWriteValue,
@@ -175,7 +175,7 @@ pub(super) unsafe fn write_value(
 }
 
 pub(super) fn capture_state(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<CaptureState> {
-    let _entered = cuda.enter(device, Verb::CaptureState)?;
+    let _guard = cuda.make_current(device, Verb::CaptureState)?;
     capture_here(cuda, stream, Verb::CaptureState)
 }
 

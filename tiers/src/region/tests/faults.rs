@@ -205,7 +205,7 @@ fn a_failure_while_memory_is_waited_for() {
     #[derive(Debug)]
     struct Giving(Arc<GpuPool>);
 
-    impl Patience for Giving {
+    impl WaitPolicy for Giving {
         fn wait(&self) -> bool {
             let fraction = self.0.memory_fraction();
             self.0.set_memory_fraction(fraction + 2.0 / 64.0);
@@ -219,8 +219,10 @@ fn a_failure_while_memory_is_waited_for() {
         bed.pool.set_memory_fraction(0.0);
     };
     let refill = |bed: &Bed| {
-        let patience = Giving(bed.pool.clone());
-        bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &patience).map(|_| ())
+        let wait_policy = Giving(bed.pool.clone());
+        bed.region
+            .refill(Bytes::MAX, TransferContext { mover: &bed.mover, checks: None }, &wait_policy)
+            .map(|_| ())
     };
     each_call(bed, &[Verb::Create, Verb::Map, Verb::Copy], ready, refill, |bed, verb, _| {
         bed.pool.set_memory_fraction(1.0);

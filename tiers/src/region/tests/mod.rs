@@ -3,10 +3,10 @@
 mod drain;
 mod faults;
 mod over;
-mod patience;
 mod random;
 mod seal;
 mod wait;
+mod wait_policy;
 mod withheld;
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use glake_stitch::StitchError;
 
 use super::*;
 use crate::bed::{self, GPU, Native, PEER, pattern};
-use crate::{HostError, PoolError, PoolOptions, Store, Transit};
+use crate::{HostError, PoolError, PoolOptions, Store, TransferContext};
 
 const EXTENT: Bytes = Bytes::mib(2);
 
@@ -109,12 +109,12 @@ impl Bed {
         self.region.shrink(
             amount,
             &Store::Host(self.host.clone()),
-            Transit { mover: &self.mover, checks: None },
+            TransferContext { mover: &self.mover, checks: None },
         )
     }
 
     fn refill_by(&self, amount: Bytes) -> Result<Refilled> {
-        self.region.refill(amount, Transit { mover: &self.mover, checks: None }, &Impatient)
+        self.region.refill(amount, TransferContext { mover: &self.mover, checks: None }, &NoWait)
     }
 
     fn used(&self) -> Bytes {
@@ -131,8 +131,8 @@ impl Bed {
         for (view, residency) in self.pool.standing(self.region.domain).unwrap() {
             assert!(!residency.is_moving(), "{residency}");
             let here = residency.authority() == crate::Place::Gpu;
-            assert_eq!(here, view.presence == Presence::Here, "{residency}");
-            assert!(residency.holds_gpu() || view.presence == Presence::Away, "{residency}");
+            assert_eq!(here, view.presence == Presence::Resident, "{residency}");
+            assert!(residency.holds_gpu() || view.presence == Presence::Evicted, "{residency}");
         }
     }
 

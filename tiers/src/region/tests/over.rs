@@ -87,12 +87,12 @@ impl World {
     }
 
     fn shrink(&self, of: Of, amount: Bytes) -> Result<Shrunk> {
-        let transit = Transit { mover: &self.bed.mover, checks: None };
-        self.region(of).shrink(amount, &Store::Host(self.bed.host.clone()), transit)
+        let context = TransferContext { mover: &self.bed.mover, checks: None };
+        self.region(of).shrink(amount, &Store::Host(self.bed.host.clone()), context)
     }
 
     fn refill(&self, of: Of, amount: Bytes) -> Result<Refilled> {
-        self.region(of).refill(amount, Transit { mover: &self.bed.mover, checks: None }, &Impatient)
+        self.region(of).refill(amount, TransferContext { mover: &self.bed.mover, checks: None }, &NoWait)
     }
 
     fn malloc(&mut self, of: Of, size: Bytes, stream: PoolStream, seed: u8) {

@@ -47,7 +47,9 @@ fn a_stream_finds_the_bytes_behind_it() {
         let found = Arc::new(AtomicUsize::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                bed.region.refill(Bytes::MAX, Transit { mover: &slow, checks: None }, &Impatient).unwrap()
+                bed.region
+                    .refill(Bytes::MAX, TransferContext { mover: &slow, checks: None }, &NoWait)
+                    .unwrap()
             });
             begins.recv().unwrap();
             bed.region.wait(PEER, stream.id()).unwrap();
@@ -84,8 +86,9 @@ fn a_part_is_not_all() {
     let (begun, begins) = mpsc::sync_channel(1);
     let slow = Slow { native: &bed.mover, sim: &bed.sim, begun, marks: true };
     std::thread::scope(|scope| {
-        scope
-            .spawn(|| bed.region.refill(EXTENT, Transit { mover: &slow, checks: None }, &Impatient).unwrap());
+        scope.spawn(|| {
+            bed.region.refill(EXTENT, TransferContext { mover: &slow, checks: None }, &NoWait).unwrap()
+        });
         begins.recv().unwrap();
         assert!(is_away(bed.region.wait(GPU, Stream::LEGACY)));
     });

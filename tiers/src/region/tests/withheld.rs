@@ -43,7 +43,8 @@ fn what_is_freed_meanwhile_is_waited_for() {
         let address = Mutex::new(Some(block.address));
         let freeing = Freeing { native: &bed.mover, pool: &bed.pool, address };
         let to = Store::Host(bed.host.clone());
-        let report = bed.region.shrink(Bytes::MAX, &to, Transit { mover: &freeing, checks: None }).unwrap();
+        let report =
+            bed.region.shrink(Bytes::MAX, &to, TransferContext { mover: &freeing, checks: None }).unwrap();
         assert_eq!((report.left, report.skipped.len()), (Bytes::ZERO, 0));
         bed.refill().unwrap();
         bed.assert_bytes();

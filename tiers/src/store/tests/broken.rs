@@ -32,7 +32,7 @@ fn shrinks(bed: &Bed, call: &str, error: Errno, nth: u32) -> bool {
     let failed = order.failed();
     assert_eq!(failed, outcome.is_err(), "{call} {error} {nth}: {outcome:?}");
     assert_sound(bed);
-    let out = count(bed, Residency::Out { at: Place::File });
+    let out = count(bed, Residency::Evicted { at: Place::File });
     assert_eq!(out + count(bed, Residency::NEW), bed.residencies().len());
     assert_files(bed, out);
     assert_eq!(descriptors(), before + out);
@@ -67,7 +67,7 @@ fn refills(bed: &Bed, nth: u32) -> bool {
         };
         assert!(path.exists(), "the file stays");
         assert_files(bed, 1);
-        let there = (count(bed, Residency::Halfway { at: Place::File }), count(bed, Residency::NEW));
+        let there = (count(bed, Residency::Interrupted { at: Place::File }), count(bed, Residency::NEW));
         assert_eq!(there, (1, bed.residencies().len() - 1), "the others are back");
         if nth.is_multiple_of(2) {
             // Out again, the one from its file.

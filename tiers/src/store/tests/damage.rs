@@ -52,7 +52,7 @@ fn a_flipped_byte_is_found_and_the_others_go_on() {
         assert_eq!((device, &*tag, size, place), (GPU, "weights", EXTENT, bed.store(to).place()));
         assert!(source.is_none() && text.contains("load these bytes from their source again"), "{text}");
         assert!((address.0 - bed.pool.base().0).is_multiple_of(EXTENT.get()), "{address}");
-        let halfway = Residency::Halfway { at: place };
+        let halfway = Residency::Interrupted { at: place };
         let stopped = bed.residencies().iter().filter(|found| **found == halfway).count();
         let back = bed.residencies().iter().filter(|found| **found == Residency::NEW).count();
         assert_eq!((stopped, back), (1, extents - 1), "{to:?}");

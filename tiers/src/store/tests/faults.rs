@@ -70,7 +70,7 @@ fn a_budget_that_ends_in_the_middle() {
     let source = stopped(bed.shrink(To::Host, true).unwrap_err());
     assert!(matches!(source, RegionError::Host(HostError::OverBudget { .. })), "{source}");
     assert_sound(&bed);
-    let out = bed.residencies().iter().filter(|found| matches!(found, Residency::Out { .. })).count();
+    let out = bed.residencies().iter().filter(|found| matches!(found, Residency::Evicted { .. })).count();
     assert!(out > 0 && out < bed.residencies().len());
     // There is no slot either, until somebody gives memory back.
     let rest: Vec<_> = std::iter::from_fn(|| bed.host.take(Bytes::kib(512)).ok()).collect();
@@ -128,7 +128,7 @@ fn a_peer_that_is_full() {
     let RegionError::Peer { device: GPU, peer: PEER, size, .. } = source else { panic!("{source}") };
     assert!(size <= EXTENT && source.to_string().contains("host or to files"), "{source}");
     assert_sound(&bed);
-    assert!(bed.residencies().contains(&Residency::Out { at: Place::Peer(PEER) }));
+    assert!(bed.residencies().contains(&Residency::Evicted { at: Place::Peer(PEER) }));
     bed.shrink(To::Host, true).unwrap();
     assert_eq!(bed.used(GPU), Bytes::ZERO);
     bed.refill(true).unwrap();
@@ -167,7 +167,7 @@ fn a_disk_that_is_full() {
     let source = stopped(bed.shrink(To::File, true).unwrap_err());
     assert!(matches!(source, RegionError::File(FileError::DiskFull { .. })), "{source}");
     assert_sound(&bed);
-    let out = bed.residencies().iter().filter(|found| matches!(found, Residency::Out { .. })).count();
+    let out = bed.residencies().iter().filter(|found| matches!(found, Residency::Evicted { .. })).count();
     assert_eq!(bed.files.statistics().files, out as u64, "no half file is left");
     assert!(out > 0);
     bed.shrink(To::Host, true).unwrap();

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::bed::{self, GPU, Native, PEER, pattern};
 use crate::{
-    Block, CopyPolicy, FileStatistics, HostStatistics, Impatient, MappingObserver, MoveError, Policy,
+    Block, CopyPolicy, FileStatistics, HostStatistics, MappingObserver, MoveError, NoWait, Policy,
     PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions, Residency, Shrunk,
 };
 
@@ -134,16 +134,16 @@ impl Bed {
         }
     }
 
-    fn transit(&self, checked: bool) -> Transit<'_> {
-        Transit { mover: &self.mover, checks: checked.then_some(&self.digests) }
+    fn context(&self, checked: bool) -> TransferContext<'_> {
+        TransferContext { mover: &self.mover, checks: checked.then_some(&self.digests) }
     }
 
     fn shrink(&self, to: To, checked: bool) -> Result<Shrunk, RegionError> {
-        self.region.shrink(Bytes::MAX, &self.store(to), self.transit(checked))
+        self.region.shrink(Bytes::MAX, &self.store(to), self.context(checked))
     }
 
     fn refill(&self, checked: bool) -> Result<Refilled, RegionError> {
-        self.region.refill(Bytes::MAX, self.transit(checked), &Impatient)
+        self.region.refill(Bytes::MAX, self.context(checked), &NoWait)
     }
 
     fn meddle(&self, meddle: impl FnMut(&[(Span, Span)]) -> Result<(), MoveError> + Send + 'static) {
@@ -213,7 +213,7 @@ fn bytes_come_back_from_every_store() {
             assert_eq!((report.freed, report.copied, report.left), expected, "{to:?}");
             assert_eq!(bed.used(GPU), Bytes::ZERO);
             let at = bed.store(to).place();
-            assert!(bed.residencies().iter().all(|found| *found == Residency::Out { at }));
+            assert!(bed.residencies().iter().all(|found| *found == Residency::Evicted { at }));
             let on_peer = bed.used(PEER);
             assert_eq!(on_peer >= bed.live_bytes(), to == To::Peer, "{to:?}: {on_peer}");
             let extents = bed.residencies().len() as u64;
@@ -234,7 +234,7 @@ fn bytes_come_back_from_every_store() {
 fn each_extent_comes_back_from_where_it_is() {
     let mut bed = bed();
     bed.furnish();
-    let by = |to, amount| bed.region.shrink(amount, &bed.store(to), bed.transit(true)).unwrap();
+    let by = |to, amount| bed.region.shrink(amount, &bed.store(to), bed.context(true)).unwrap();
     by(To::Peer, EXTENT);
     by(To::File, EXTENT);
     by(To::Host, Bytes::MAX);
@@ -262,7 +262,7 @@ fn a_retained_copy_serves_wherever_it_is() {
         for other in ALL {
             let again = bed.shrink(other, true).unwrap();
             assert_eq!((again.copied, again.left), (Bytes::ZERO, Bytes::ZERO), "{to:?}, {other:?}");
-            assert!(bed.residencies().iter().all(|found| *found == Residency::Out { at }));
+            assert!(bed.residencies().iter().all(|found| *found == Residency::Evicted { at }));
             bed.refill(true).unwrap();
             assert_eq!(bed.wrong_bytes(), 0);
         }
@@ -294,7 +294,7 @@ fn its_own_gpu_is_no_store() {
     let mut bed = bed();
     bed.furnish();
     let own = Store::Peer(bed.pool.clone());
-    let refused = bed.region.shrink(Bytes::MAX, &own, bed.transit(false)).unwrap_err();
+    let refused = bed.region.shrink(Bytes::MAX, &own, bed.context(false)).unwrap_err();
     drop(own);
     let RegionError::Stopped { source, .. } = refused else { panic!("{refused}") };
     assert!(matches!(*source, RegionError::OwnMemory { .. }), "{source}");

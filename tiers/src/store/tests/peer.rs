@@ -16,7 +16,7 @@ fn the_copies_of_a_shrink_share_a_block_until_the_last_one_goes() {
     bed.furnish();
     bed.shrink(To::Peer, true).unwrap();
     assert_eq!(taken(&bed).0, 1);
-    let one = || bed.region.refill(EXTENT, bed.transit(true), &Impatient).unwrap();
+    let one = || bed.region.refill(EXTENT, bed.context(true), &NoWait).unwrap();
     while one().away > Bytes::ZERO {
         assert_eq!(taken(&bed).0, 1);
     }

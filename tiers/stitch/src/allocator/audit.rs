@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use super::Allocator;
 use crate::extent::{Extent, Presence};
+use crate::free_list::Owner;
 use crate::ids::{ExtentId, PieceId};
-use crate::lane::Taker;
 use crate::live::Live;
 use crate::piece::State;
 
@@ -29,25 +29,25 @@ impl Allocator {
     /// # Errors
     /// The first one that is broken.
     pub fn check(&self) -> Result<(), Broken> {
-        let mut in_lanes = HashSet::new();
-        for (index, lane) in self.lanes.iter() {
-            let released = self.domains.get(lane.domain).is_none_or(|domain| domain.is_released());
+        let mut in_lists = HashSet::new();
+        for (index, list) in self.lists.iter() {
+            let released = self.domains.get(list.domain).is_none_or(|domain| domain.is_released());
             let mut bytes = 0;
-            for id in lane.bins.iter() {
+            for id in list.bins.iter() {
                 let piece = &self.pieces[id];
-                hold(piece.state == State::Free, "a piece in a lane is free", piece.start)?;
-                hold(piece.lane.index() == index, "a free piece knows its lane", piece.start)?;
+                hold(piece.state == State::Free, "a piece in a list is free", piece.start)?;
+                hold(piece.list.index() == index, "a free piece knows its list", piece.start)?;
                 hold(
-                    self.pieces.is_in(id, piece.lane),
-                    "a free piece is known to be in its lane",
+                    self.pieces.is_in(id, piece.list),
+                    "a free piece is known to be in its list",
                     piece.start,
                 )?;
-                hold(in_lanes.insert(id), "a free piece is in one lane", piece.start)?;
-                let passed = lane.taker != Taker::Anyone || released || piece.epoch <= self.passed;
+                hold(in_lists.insert(id), "a free piece is in one list", piece.start)?;
+                let passed = list.owner != Owner::Anyone || released || piece.epoch <= self.passed;
                 hold(passed, "what anyone may take has passed", piece.start)?;
                 bytes += piece.size;
             }
-            hold(bytes == lane.bytes, "a lane knows its bytes", 0)?;
+            hold(bytes == list.bytes, "a list knows its bytes", 0)?;
         }
         let mut covered = 0;
         let mut free = 0;
@@ -55,10 +55,10 @@ impl Allocator {
             covered += self.check_segment(first, &mut free)?;
         }
         let reserved = self.stats.reserved();
-        let away = self.extents.iter().filter(|(_, extent)| extent.presence == Presence::Away);
-        let away: u64 = away.map(|(_, extent)| extent.size).sum();
-        hold(covered == reserved + away, "pieces cover what is reserved, or away", 0)?;
-        hold(free == in_lanes.len(), "every free piece is in a lane", 0)?;
+        let evicted = self.extents.iter().filter(|(_, extent)| extent.presence == Presence::Evicted);
+        let evicted: u64 = evicted.map(|(_, extent)| extent.size).sum();
+        hold(covered == reserved + evicted, "pieces cover what is reserved, or evicted", 0)?;
+        hold(free == in_lists.len(), "every free piece is in a list", 0)?;
         hold(self.reserved() <= self.settings.limit.get().max(reserved), "the limit is kept", 0)?;
         self.check_blocks()?;
         self.check_extents()
@@ -76,9 +76,9 @@ impl Allocator {
             let next = &self.pieces[piece.next];
             let merged = piece.state != State::Free
                 || next.state != State::Free
-                || piece.lane != next.lane
-                || matches!(self.lanes[piece.lane.index()].taker, Taker::Nobody | Taker::Away);
-            hold(merged, "free neighbours of one lane are one piece", at)?;
+                || piece.list != next.list
+                || matches!(self.lists[piece.list.index()].owner, Owner::Nobody | Owner::Evicted);
+            hold(merged, "free neighbours of one list are one piece", at)?;
             *free += usize::from(piece.state == State::Free);
             if piece.state == State::Slab {
                 let inner = self.check_segment(piece.inside, free)?;
@@ -126,15 +126,18 @@ impl Allocator {
     }
 
     fn check_presence(&self, id: ExtentId, extent: &Extent) -> Result<(), Broken> {
-        let here = extent.presence == Presence::Here;
+        let here = extent.presence == Presence::Resident;
         let mut broken = Ok(());
         self.each_in(extent.start, extent.end(), |id| {
             let piece = &self.pieces[id];
             if piece.state == State::Free && broken.is_ok() {
-                let away = self.lanes[piece.lane.index()].taker == Taker::Away;
+                let evicted = self.lists[piece.list.index()].owner == Owner::Evicted;
                 let within = here || extent.start <= piece.start && piece.end() <= extent.end();
-                broken =
-                    hold(away != here && within, "what is free is away where its extent is", piece.start);
+                broken = hold(
+                    evicted != here && within,
+                    "what is free is evicted where its extent is",
+                    piece.start,
+                );
             }
         });
         broken?;
@@ -145,7 +148,7 @@ impl Allocator {
     fn check_extents(&self) -> Result<(), Broken> {
         let mut mappings = 0;
         for (id, extent) in self.extents.iter() {
-            mappings += u64::from(extent.presence != Presence::Away);
+            mappings += u64::from(extent.presence != Presence::Evicted);
             self.check_presence(id, extent)?;
         }
         for (id, alias) in self.aliases.iter() {

@@ -15,8 +15,8 @@ use rustc_hash::FxHashMap;
 use super::{Allocator, LiveBlock, SMALL_LIMIT};
 use crate::bins::QUANTUM;
 use crate::error::{Obstacle, StitchError};
-use crate::ids::{DomainId, LaneId, Move, PieceId, StreamKey};
-use crate::lane::Taker;
+use crate::free_list::Owner;
+use crate::ids::{DomainId, FreeListId, Move, PieceId, StreamKey};
 use crate::live::Live;
 use crate::piece::State;
 
@@ -81,7 +81,7 @@ impl Allocator {
     /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`] for a block whose memory is not the domain's any
     /// more; the same blocks as before are live then.
     pub fn restore(&mut self, domain: DomainId, checkpoint: &[Claim]) -> Result<Restored, StitchError> {
-        self.all_here(domain)?;
+        self.all_resident(domain)?;
         let now = self.checkpoint(domain)?;
         let freed = self.blocks_of(domain);
         let by_offset = |claims: &[Claim]| -> FxHashMap<Bytes, Claim> {
@@ -122,7 +122,7 @@ impl Allocator {
     /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`], which says why; nothing has changed.
     pub fn claim(&mut self, domain: DomainId, claim: &Claim) -> Result<(), StitchError> {
         self.domain(domain)?;
-        self.all_here(domain)?;
+        self.all_resident(domain)?;
         self.claim_at(domain, claim, Pending::Refused)
     }
 
@@ -144,9 +144,9 @@ impl Allocator {
         let to = from.saturating_add(size);
         if !small {
             self.check_free(first, to).map_err(refused)?;
-            let lanes = self.lanes_for(domain, claim.stream);
+            let lists = self.lists_for(domain, claim.stream);
             let (piece, shared) = self.extract(first, from, to, claim.stream);
-            self.hand_out_claimed(piece, lanes.large, claim.requested, shared);
+            self.hand_out_claimed(piece, lists.large, claim.requested, shared);
             return Ok(());
         }
         if self.pieces[first].state != State::Slab {
@@ -154,16 +154,16 @@ impl Allocator {
         }
         let slab = self.piece_from(edge, from).filter(|&id| self.pieces[id].state == State::Slab);
         let slab = slab.ok_or_else(|| refused(Obstacle::InUse))?;
-        let theirs = self.lanes[self.pieces[slab].lane.index()].taker != Taker::Stream(claim.stream);
+        let theirs = self.lists[self.pieces[slab].list.index()].owner != Owner::Stream(claim.stream);
         if theirs || to > self.pieces[slab].end() {
             return Err(refused(Obstacle::OtherSlab));
         }
         let inside = self.piece_from(self.pieces[slab].inside, from);
         let inside = inside.ok_or_else(|| refused(Obstacle::InUse))?;
         self.check_free(inside, to).map_err(refused)?;
-        let lanes = self.lanes_for(domain, claim.stream);
+        let lists = self.lists_for(domain, claim.stream);
         let (piece, shared) = self.extract(inside, from, to, claim.stream);
-        self.hand_out_claimed(piece, lanes.small, claim.requested, shared);
+        self.hand_out_claimed(piece, lists.small, claim.requested, shared);
         Ok(())
     }
 
@@ -191,9 +191,9 @@ impl Allocator {
         if pending == Pending::Refused && self.is_shared(first, end, claim.stream) {
             return Err(Obstacle::Pending);
         }
-        let lanes = self.lanes_for(domain, claim.stream);
+        let lists = self.lists_for(domain, claim.stream);
         let (piece, _) = self.extract(first, start, end, claim.stream);
-        self.open_slab(piece, lanes);
+        self.open_slab(piece, lists);
         Ok(())
     }
 
@@ -215,7 +215,7 @@ impl Allocator {
         let mut id = first;
         loop {
             let piece = &self.pieces[id];
-            let own = self.lanes[piece.lane.index()].taker == Taker::Stream(stream);
+            let own = self.lists[piece.list.index()].owner == Owner::Stream(stream);
             if piece.epoch > self.passed && (!own || piece.moved > Move::default()) {
                 return true;
             }
@@ -226,24 +226,24 @@ impl Allocator {
         }
     }
 
-    /// Takes a range out of free pieces as one piece in no lane, and says whether it is shared.
+    /// Takes a range out of free pieces as one piece in no free list, and says whether it is shared.
     fn extract(&mut self, first: PieceId, from: u64, to: u64, stream: StreamKey) -> (PieceId, bool) {
         let shared = self.is_shared(first, to, stream);
         let (mut id, mut whole) = (first, PieceId::NONE);
         loop {
-            let lane = self.pieces[id].lane;
-            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            let list = self.pieces[id].list;
+            self.lists[list.index()].remove(&mut self.pieces, id);
             // Of a withheld piece that is cut, the part that stays completes its blocks.
-            let withheld = self.lanes[lane.index()].taker == Taker::Nobody;
+            let withheld = self.lists[list.index()].owner == Owner::Nobody;
             if self.pieces[id].start < from {
                 let front = id;
                 id = self.pieces.split(front, from - self.pieces[front].start);
-                self.lanes[lane.index()].insert(&mut self.pieces, front);
+                self.lists[list.index()].insert(&mut self.pieces, front);
                 self.pieces[id].requested = 0;
             }
             if self.pieces[id].end() > to {
                 let rest = self.pieces.split(id, to - self.pieces[id].start);
-                self.lanes[lane.index()].insert(&mut self.pieces, rest);
+                self.lists[list.index()].insert(&mut self.pieces, rest);
                 self.pieces[id].requested = 0;
             }
             let piece = &mut self.pieces[id];
@@ -266,9 +266,9 @@ impl Allocator {
         }
     }
 
-    fn hand_out_claimed(&mut self, piece: PieceId, lane: LaneId, requested: Bytes, shared: bool) {
+    fn hand_out_claimed(&mut self, piece: PieceId, list: FreeListId, requested: Bytes, shared: bool) {
         self.pieces[piece].moved = Move::default();
-        self.hand_out(piece, State::Live, lane, requested.get());
+        self.hand_out(piece, State::Live, list, requested.get());
         self.pieces[piece].recorded = shared;
     }
 }

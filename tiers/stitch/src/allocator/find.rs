@@ -3,7 +3,7 @@
 use glake_units::Bytes;
 
 use super::Allocator;
-use crate::ids::{DomainId, LaneId, PieceId, StreamKey};
+use crate::ids::{DomainId, FreeListId, PieceId, StreamKey};
 use crate::live::Live;
 use crate::piece::State;
 
@@ -79,17 +79,17 @@ impl Allocator {
     }
 
     fn live_block(&self, live: Live) -> LiveBlock {
-        let (offset, size, requested, lane) = match live {
+        let (offset, size, requested, list) = match live {
             Live::Piece(id) => {
                 let piece = &self.pieces[id];
-                (piece.start, piece.size, piece.requested, piece.lane)
+                (piece.start, piece.size, piece.requested, piece.list)
             }
             Live::Stitched(index) => {
                 let block = &self.stitched[index as usize];
-                (block.start, block.size, block.requested, block.lane)
+                (block.start, block.size, block.requested, block.list)
             }
         };
-        let (domain, stream) = self.owner_of_lane(lane);
+        let (domain, stream) = self.owner_of_list(list);
         LiveBlock {
             offset: Bytes::new(offset),
             size: Bytes::new(size),
@@ -99,9 +99,9 @@ impl Allocator {
         }
     }
 
-    /// Whose a live block's lane is; it is always a stream's.
-    fn owner_of_lane(&self, lane: LaneId) -> (DomainId, StreamKey) {
-        let lane = &self.lanes[lane.index()];
-        (lane.domain, lane.stream().unwrap_or_default())
+    /// Whose a live block's free list is; it is always a stream's.
+    fn owner_of_list(&self, list: FreeListId) -> (DomainId, StreamKey) {
+        let list = &self.lists[list.index()];
+        (list.domain, list.stream().unwrap_or_default())
     }
 }

@@ -4,8 +4,8 @@ use glake_units::Bytes;
 
 use super::Allocator;
 use crate::error::StitchError;
-use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
-use crate::lane::{Class, Taker};
+use crate::free_list::{Class, Owner};
+use crate::ids::{DomainId, Epoch, FreeListId, Move, PieceId, StreamKey};
 use crate::live::Live;
 use crate::piece::State;
 
@@ -68,7 +68,7 @@ impl Allocator {
             let piece = &mut self.pieces[part];
             piece.epoch = self.open;
             piece.moved = self.moves;
-            piece.lane = if piece.start < self.slab_zone { block.lane } else { block.slabs };
+            piece.list = if piece.start < self.slab_zone { block.list } else { block.slabs };
             if apart {
                 self.give_apart(part);
             } else if recorded {
@@ -82,18 +82,18 @@ impl Allocator {
 
     /// Keeps a freed piece from everybody until its epoch has passed; `blocks` are complete with it.
     fn withhold(&mut self, id: PieceId, blocks: u64) {
-        let limbo = self.limbo_of(self.pieces[id].lane);
+        let limbo = self.limbo_of(self.pieces[id].list);
         let piece = &mut self.pieces[id];
         piece.state = State::Free;
         piece.requested = blocks;
-        piece.owner = std::mem::replace(&mut piece.lane, limbo);
-        self.lanes[limbo.index()].insert(&mut self.pieces, id);
+        piece.returns_to = std::mem::replace(&mut piece.list, limbo);
+        self.lists[limbo.index()].insert(&mut self.pieces, id);
     }
 
-    fn limbo_of(&self, lane: LaneId) -> LaneId {
-        let lane = &self.lanes[lane.index()];
-        let domain = &self.domains[lane.domain];
-        if lane.class == Class::Small { domain.limbo_small } else { domain.limbo_large }
+    fn limbo_of(&self, list: FreeListId) -> FreeListId {
+        let list = &self.lists[list.index()];
+        let domain = &self.domains[list.domain];
+        if list.class == Class::Small { domain.limbo_small } else { domain.limbo_large }
     }
 
     /// Another stream uses a block. A block that begins nowhere is ignored, as torch does with foreign pointers.
@@ -101,11 +101,11 @@ impl Allocator {
     /// Returns whether there was such a block.
     pub fn record_stream(&mut self, offset: Bytes, stream: StreamKey) -> bool {
         let Some(live) = self.live.get(offset.get(), &self.pieces) else { return false };
-        let lane = match live {
-            Live::Piece(id) => self.pieces[id].lane,
-            Live::Stitched(index) => self.stitched[index as usize].lane,
+        let list = match live {
+            Live::Piece(id) => self.pieces[id].list,
+            Live::Stitched(index) => self.stitched[index as usize].list,
         };
-        if self.lanes[lane.index()].taker != Taker::Stream(stream) {
+        if self.lists[list.index()].owner != Owner::Stream(stream) {
             match live {
                 Live::Piece(id) => self.pieces[id].recorded = true,
                 Live::Stitched(index) => self.stitched[index as usize].recorded = true,
@@ -114,20 +114,20 @@ impl Allocator {
         true
     }
 
-    /// Puts a piece that is in no lane into the one it names, merged with its neighbours there.
+    /// Puts a piece that is in no free list into the one it names, merged with its neighbours there.
     pub(super) fn give(&mut self, id: PieceId) {
         let piece = &mut self.pieces[id];
         piece.state = State::Free;
-        let (lane, prev, next) = (piece.lane, piece.prev, piece.next);
+        let (list, prev, next) = (piece.list, piece.prev, piece.next);
         // Both are read before the first branch on either: two cache misses at a time instead of one after the other.
-        let (behind, in_front) = (self.pieces.is_in(next, lane), self.pieces.is_in(prev, lane));
+        let (behind, in_front) = (self.pieces.is_in(next, list), self.pieces.is_in(prev, list));
         if behind {
-            self.lanes[lane.index()].remove(&mut self.pieces, next);
+            self.lists[list.index()].remove(&mut self.pieces, next);
             self.inherit(id, next);
             self.pieces.absorb_next(id);
         }
         let id = if in_front {
-            self.lanes[lane.index()].remove(&mut self.pieces, prev);
+            self.lists[list.index()].remove(&mut self.pieces, prev);
             self.inherit(prev, id);
             self.pieces.absorb_next(prev);
             prev
@@ -135,7 +135,7 @@ impl Allocator {
             id
         };
         if self.pieces[id].slab == PieceId::NONE || !self.close_slab(id) {
-            self.lanes[lane.index()].insert(&mut self.pieces, id);
+            self.lists[list.index()].insert(&mut self.pieces, id);
         }
     }
 
@@ -146,11 +146,11 @@ impl Allocator {
         piece.moved = piece.moved.max(moved);
     }
 
-    /// Gives a slab back to the stream's slabs where `id`, in no lane, is all of it; the last free one stays open, so
+    /// Gives a slab back to the stream's slabs where `id`, in no free list, is all of it; the last free one stays open, so
     /// that a program which frees and asks again does not open one each time.
     fn close_slab(&mut self, id: PieceId) -> bool {
-        let (size, slab, lane) = (self.pieces[id].size, self.pieces[id].slab, self.pieces[id].lane);
-        let keep = self.lanes[lane.index()].bytes == 0 && !self.is_released(self.lanes[lane.index()].domain);
+        let (size, slab, list) = (self.pieces[id].size, self.pieces[id].slab, self.pieces[id].list);
+        let keep = self.lists[list.index()].bytes == 0 && !self.is_released(self.lists[list.index()].domain);
         if size != self.pieces[slab].size || keep {
             return false;
         }
@@ -158,7 +158,7 @@ impl Allocator {
         true
     }
 
-    /// Turns a slab whose one piece is free, and in no lane, back into a free piece of its zone.
+    /// Turns a slab whose one piece is free, and in no free list, back into a free piece of its zone.
     pub(super) fn dissolve_slab(&mut self, id: PieceId) {
         let (slab, epoch, moved) = (self.pieces[id].slab, self.pieces[id].epoch, self.pieces[id].moved);
         let (first, last) = (self.pieces[id].prev, self.pieces[id].next);
@@ -184,10 +184,10 @@ impl Allocator {
         let streams = domain.streams.clone();
         let lend = self.is_lending(id);
         for limbo in limbos {
-            while let Some(piece) = self.lanes[limbo.index()].next_passed(limbo, &self.pieces, self.passed) {
-                self.lanes[limbo.index()].remove(&mut self.pieces, piece);
+            while let Some(piece) = self.lists[limbo.index()].next_passed(limbo, &self.pieces, self.passed) {
+                self.lists[limbo.index()].remove(&mut self.pieces, piece);
                 let withheld = &mut self.pieces[piece];
-                withheld.lane = withheld.owner;
+                withheld.list = withheld.returns_to;
                 let (small, blocks, size) =
                     (withheld.slab != PieceId::NONE, withheld.requested, withheld.size);
                 self.stats.completed(small, blocks, size);
@@ -197,13 +197,13 @@ impl Allocator {
         if !lend {
             return;
         }
-        for lanes in streams {
-            for (from, to) in [(lanes.large, passed_large), (lanes.slabs, passed_slabs)] {
-                while let Some(piece) = self.lanes[from.index()].next_passed(from, &self.pieces, self.passed)
+        for lists in streams {
+            for (from, to) in [(lists.large, passed_large), (lists.slabs, passed_slabs)] {
+                while let Some(piece) = self.lists[from.index()].next_passed(from, &self.pieces, self.passed)
                 {
-                    self.lanes[from.index()].remove(&mut self.pieces, piece);
+                    self.lists[from.index()].remove(&mut self.pieces, piece);
                     let passed = &mut self.pieces[piece];
-                    passed.lane = to;
+                    passed.list = to;
                     passed.epoch = Epoch(0);
                     passed.moved = Move::default();
                     self.give(piece);
@@ -212,14 +212,14 @@ impl Allocator {
         }
     }
 
-    /// Gives every piece of a lane the open epoch.
-    pub(super) fn renew(&mut self, lane: LaneId) {
+    /// Gives every piece of a free list the open epoch.
+    pub(super) fn renew(&mut self, list: FreeListId) {
         let mut ids = Vec::new();
-        ids.extend(self.lanes[lane.index()].bins.iter());
+        ids.extend(self.lists[list.index()].bins.iter());
         for id in ids {
-            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            self.lists[list.index()].remove(&mut self.pieces, id);
             self.pieces[id].epoch = self.open;
-            self.lanes[lane.index()].insert(&mut self.pieces, id);
+            self.lists[list.index()].insert(&mut self.pieces, id);
         }
     }
 }

@@ -14,8 +14,8 @@ use super::miss::{Runs, Want};
 use super::outcome::{Carved, Grown, Pending};
 use crate::StitchError;
 use crate::alias::{Alias, Span};
+use crate::free_list::Class;
 use crate::ids::{DomainId, Epoch, ExtentId};
-use crate::lane::Class;
 use crate::plan::{Outcome, Plan, Step, Stitch};
 use crate::run::Run;
 
@@ -130,7 +130,7 @@ impl Allocator {
     pub(super) fn plan_slab(&mut self, want: Want, grow: bool) -> Result<Outcome, StitchError> {
         if self.take_idle_slabs(want.domain)
             && let Some(grant) =
-                self.take_small(want.lanes, self.domains[want.domain].passed_slabs, want.size, want.requested)
+                self.take_small(want.lists, self.domains[want.domain].passed_slabs, want.size, want.requested)
         {
             return Ok(Outcome::Ready(grant));
         }
@@ -142,7 +142,7 @@ impl Allocator {
         {
             let mut steps = Vec::new();
             let grown = self.grow(start, &sizes, 0, want.domain, Class::Slabs, &mut steps);
-            let id = self.pend(Pending::Slabs { lane: want.lanes.slabs, grown });
+            let id = self.pend(Pending::Slabs { list: want.lists.slabs, grown });
             return Ok(Outcome::Work(Plan { id, steps, stitch: None }));
         }
         self.shortage(&want, &Runs::default(), grow)

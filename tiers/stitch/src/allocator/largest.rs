@@ -8,8 +8,8 @@ use glake_units::Bytes;
 use super::{Allocator, SMALL_LIMIT};
 use crate::domain::Domain;
 use crate::error::StitchError;
-use crate::ids::{DomainId, LaneId, PieceId};
-use crate::lane::{Class, Taker};
+use crate::free_list::{Class, Owner};
+use crate::ids::{DomainId, FreeListId, PieceId};
 use crate::piece::State;
 use crate::run::{self, Run};
 use crate::settings::Borrow;
@@ -26,28 +26,28 @@ impl Allocator {
     /// [`StitchError::UnknownDomain`].
     pub fn largest(&self, id: DomainId, device_free: Bytes) -> Result<Bytes, StitchError> {
         let domain = self.domain(id)?;
-        let takers = self.takers(domain).into_iter();
-        let best = takers.map(|lanes| self.largest_from(id, &lanes, device_free)).max().unwrap_or(0);
+        let owners = self.owners(domain).into_iter();
+        let best = owners.map(|lists| self.largest_from(id, &lists, device_free)).max().unwrap_or(0);
         let best = best.min(self.settings.memory.get());
         Ok(Bytes::new(if best > SMALL_LIMIT.get() { best } else { self.largest_small(domain) }))
     }
 
     /// The longest free range of slabs, where there is no memory for a large block.
     fn largest_small(&self, domain: &Domain) -> u64 {
-        let lanes = domain
-            .lanes()
-            .map(|lane| &self.lanes[lane.index()])
-            .filter(|lane| lane.class != Class::Large && lane.taker != Taker::Away);
-        let pieces = lanes.flat_map(|lane| lane.bins.iter()).map(|id| &self.pieces[id]);
+        let lists = domain
+            .lists()
+            .map(|list| &self.lists[list.index()])
+            .filter(|list| list.class != Class::Large && list.owner != Owner::Evicted);
+        let pieces = lists.flat_map(|list| list.bins.iter()).map(|id| &self.pieces[id]);
         let slab = self.settings.slab.get();
         let usable = pieces.filter(|piece| piece.slab != PieceId::NONE || piece.size >= slab);
         usable.map(|piece| piece.size).max().unwrap_or(0).min(SMALL_LIMIT.get())
     }
 
-    /// The lanes of large pieces that each stream may take from once all has passed.
-    fn takers(&self, domain: &Domain) -> Vec<Vec<LaneId>> {
+    /// The free lists of large pieces that each stream may take from once all has passed.
+    fn owners(&self, domain: &Domain) -> Vec<Vec<FreeListId>> {
         let shared = [domain.passed_large, domain.limbo_large];
-        let own = domain.streams.iter().map(|lanes| lanes.large);
+        let own = domain.streams.iter().map(|lists| lists.large);
         if domain.options.lend && self.settings.borrow != Borrow::Off {
             return vec![own.chain(shared).collect()];
         }
@@ -55,8 +55,8 @@ impl Allocator {
         each.chain([shared.to_vec()]).collect()
     }
 
-    fn largest_from(&self, id: DomainId, lanes: &[LaneId], device_free: Bytes) -> u64 {
-        let mut runs = self.runs_at_home(lanes.iter().copied());
+    fn largest_from(&self, id: DomainId, lists: &[FreeListId], device_free: Bytes) -> u64 {
+        let mut runs = self.runs_at_home(lists.iter().copied());
         let returnable: u64 = self.domains.iter().map(|(id, _)| self.returnable(id)).sum();
         // What is used as it is cannot be given back as well.
         let growth = |used: u64| self.growth_with(returnable.saturating_sub(used), device_free);
@@ -91,7 +91,7 @@ impl Allocator {
         if domain.options.keep && !domain.is_released() {
             return 0;
         }
-        let runs = self.runs_at_home(domain.home_lanes().chain([domain.limbo_large]));
+        let runs = self.runs_at_home(domain.home_lists().chain([domain.limbo_large]));
         runs.iter().chain(&self.free_slabs(id)).map(|run| self.whole(run)).sum()
     }
 
@@ -102,8 +102,8 @@ impl Allocator {
     }
 
     /// Free runs of large pieces.
-    fn runs_at_home(&self, lanes: impl Iterator<Item = LaneId>) -> Vec<Run> {
-        let pieces = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter());
+    fn runs_at_home(&self, lists: impl Iterator<Item = FreeListId>) -> Vec<Run> {
+        let pieces = lists.flat_map(|list| self.lists[list.index()].bins.iter());
         let large = pieces.map(|id| (id, &self.pieces[id])).filter(|(_, piece)| piece.start < self.slab_zone);
         run::join(large.map(|(first, piece)| Run { start: piece.start, end: piece.end(), first }).collect())
     }

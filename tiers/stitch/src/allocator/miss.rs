@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 
 use super::outcome::{Carved, Former};
 use super::{Allocator, SMALL_LIMIT, Stitched, packed};
-use crate::domain::StreamLanes;
+use crate::domain::StreamLists;
 use crate::error::StitchError;
-use crate::ids::{AliasId, DomainId, LaneId, StreamKey};
-use crate::lane::Taker;
+use crate::free_list::Owner;
+use crate::ids::{AliasId, DomainId, FreeListId, StreamKey};
 use crate::live::Live;
 use crate::piece::State;
 use crate::plan::{Grant, Outcome, Request};
@@ -23,7 +23,7 @@ const KEPT_SLAB_EXTENTS: u64 = 2;
 pub(super) struct Want {
     pub(super) size: u64,
     pub(super) requested: u64,
-    pub(super) lanes: StreamLanes,
+    pub(super) lists: StreamLists,
     pub(super) domain: DomainId,
     /// Requests below are not stitched.
     pub(super) stitch_from: u64,
@@ -59,7 +59,7 @@ impl Allocator {
         if self.domain(request.domain)?.sealed {
             return Err(StitchError::Sealed { domain: request.domain });
         }
-        let lanes = self.lanes_for(request.domain, request.stream);
+        let lists = self.lists_for(request.domain, request.stream);
         if let Some(grant) = self.take(request) {
             return Ok(Outcome::Ready(grant));
         }
@@ -67,7 +67,7 @@ impl Allocator {
         let want = Want {
             size,
             requested: request.size.get(),
-            lanes,
+            lists,
             domain: request.domain,
             stitch_from: self.settings.fragment_limit.unwrap_or(self.extent_size(request.domain)).get(),
         };
@@ -110,25 +110,25 @@ impl Allocator {
 
     /// What [`Allocator::take`] left undecided: an alias over the stream's own pieces comes before passed ones.
     fn take_own_or_passed(&mut self, want: &Want) -> Option<Grant> {
-        let own = run::join(self.ranges_in([want.lanes.large].into_iter()));
+        let own = run::join(self.ranges_in([want.lists.large].into_iter()));
         let reused = if self.may_stitch(want) { self.reuse_alias(want, &own) } else { None };
         if reused.is_some() {
             return reused;
         }
         let passed = self.domains[want.domain].passed_large;
-        let piece = self.lanes[passed.index()].take_best(&mut self.pieces, want.size)?;
-        Some(self.hand_out(piece, State::Live, want.lanes.large, want.requested))
+        let piece = self.lists[passed.index()].take_best(&mut self.pieces, want.size)?;
+        Some(self.hand_out(piece, State::Live, want.lists.large, want.requested))
     }
 
-    /// What the stream may take, joined whichever lanes it is in; with `borrow`, also what is pending on others.
+    /// What the stream may take, joined whichever free lists it is in; with `borrow`, also what is pending on others.
     pub(super) fn runs(&self, want: &Want, borrow: bool) -> Runs {
         let domain = &self.domains[want.domain];
-        let others = domain.streams.iter().filter(|lanes| borrow && lanes.stream != want.lanes.stream);
-        let others: SmallVec<[StreamLanes; 4]> = others.copied().collect();
+        let others = domain.streams.iter().filter(|lists| borrow && lists.stream != want.lists.stream);
+        let others: SmallVec<[StreamLists; 4]> = others.copied().collect();
         let large =
-            [want.lanes.large, domain.passed_large].into_iter().chain(others.iter().map(|lanes| lanes.large));
+            [want.lists.large, domain.passed_large].into_iter().chain(others.iter().map(|lists| lists.large));
         let slabs =
-            [want.lanes.slabs, domain.passed_slabs].into_iter().chain(others.iter().map(|lanes| lanes.slabs));
+            [want.lists.slabs, domain.passed_slabs].into_iter().chain(others.iter().map(|lists| lists.slabs));
         let mut all = run::join(self.ranges_in(large));
         let home = all.len();
         all.extend(self.spare(run::join(self.ranges_in(slabs))));
@@ -145,8 +145,8 @@ impl Allocator {
         })
     }
 
-    fn ranges_in(&self, lanes: impl Iterator<Item = LaneId>) -> Vec<Run> {
-        let pieces = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter());
+    fn ranges_in(&self, lists: impl Iterator<Item = FreeListId>) -> Vec<Run> {
+        let pieces = lists.flat_map(|list| self.lists[list.index()].bins.iter());
         let ranges =
             pieces.map(|id| Run { start: self.pieces[id].start, end: self.pieces[id].end(), first: id });
         ranges.collect()
@@ -168,7 +168,7 @@ impl Allocator {
     /// Hands out a carved home range; what others freed is waited for.
     pub(super) fn hand_out_carved(&mut self, want: &Want, carved: Carved) -> Grant {
         let waits = self.lenders(want, &carved.former);
-        let mut grant = self.hand_out(carved.piece, State::Live, want.lanes.large, want.requested);
+        let mut grant = self.hand_out(carved.piece, State::Live, want.lists.large, want.requested);
         grant.waits = waits;
         grant
     }
@@ -212,7 +212,7 @@ impl Allocator {
         let former: Vec<Former> = carved.iter().flat_map(|range| range.former.iter().copied()).collect();
         let edge = former.iter().any(|former| former.epoch > self.passed);
         if edge {
-            self.lanes[want.lanes.large.index()].edge = self.moves;
+            self.lists[want.lists.large.index()].edge = self.moves;
         }
         let waits = self.lenders(want, &former);
         let parts = carved.into_iter().map(|range| range.piece).collect();
@@ -222,8 +222,8 @@ impl Allocator {
             start,
             size: want.size,
             requested: want.requested,
-            lane: want.lanes.large,
-            slabs: want.lanes.slabs,
+            list: want.lists.large,
+            slabs: want.lists.slabs,
             recorded: false,
             parts,
         };
@@ -242,12 +242,12 @@ impl Allocator {
         Grant { offset: Bytes::new(start), size: Bytes::new(want.size), edge, waits }
     }
 
-    /// The streams that the taker of these pieces has to wait for.
+    /// The streams that the owner of these pieces has to wait for.
     pub(super) fn lenders(&mut self, want: &Want, former: &[Former]) -> SmallVec<[StreamKey; 2]> {
         let mut waits = SmallVec::new();
         for former in former.iter().filter(|former| former.epoch > self.passed) {
-            if let Taker::Stream(stream) = self.lanes[former.lane.index()].taker
-                && stream != want.lanes.stream
+            if let Owner::Stream(stream) = self.lists[former.list.index()].owner
+                && stream != want.lists.stream
                 && !waits.contains(&stream)
             {
                 waits.push(stream);
@@ -279,9 +279,9 @@ impl Allocator {
     /// Borrows one piece, whole or split.
     fn borrow_piece(&mut self, want: &Want, rules: WaitRules) -> Option<Grant> {
         let domain = &self.domains[want.domain];
-        let lanes: SmallVec<[LaneId; 4]> =
-            domain.streams.iter().map(|lanes| lanes.large).filter(|&lane| lane != want.lanes.large).collect();
-        let pieces = lanes.iter().flat_map(|lane| self.lanes[lane.index()].bins.iter());
+        let lists: SmallVec<[FreeListId; 4]> =
+            domain.streams.iter().map(|lists| lists.large).filter(|&list| list != want.lists.large).collect();
+        let pieces = lists.iter().flat_map(|list| self.lists[list.index()].bins.iter());
         let fits = |size: u64| size >= want.size && size - want.size <= rules.max_excess.get();
         let fitting = pieces.filter(|&id| fits(self.pieces[id].size));
         let chosen = fitting.min_by_key(|&id| {

@@ -1,4 +1,4 @@
-//! The allocator of one device: home, aliases, lanes and epochs behind a few pure methods.
+//! The allocator of one device: home, aliases, free lists and epochs behind a few pure methods.
 //!
 //! ```text
 //! take ──hit──► Grant                                             no driver, no heap
@@ -8,14 +8,14 @@
 //!
 //! Invariants (checked whole by [`Allocator::check`] in tests):
 //! - the pieces of home cover every extent exactly once; a live byte belongs to one live block;
-//! - a piece is in a stream's lane only if that stream may take it now, in `Anyone`'s only if its epoch has passed;
+//! - a piece is in a stream's free list only if that stream may take it now, in `Anyone`'s only if its epoch has passed;
 //! - reserved memory, plans included, is at most the limit;
 //! - an alias maps only extents of its own domain, and an extent is released only when no alias maps it.
 
 mod audit;
-mod away;
 mod backing;
 mod claim;
+mod evict;
 mod find;
 mod free;
 mod grow;
@@ -40,8 +40,8 @@ use crate::domain::{Domain, DomainOptions};
 use crate::domains::Domains;
 use crate::error::StitchError;
 use crate::extent::Extents;
-use crate::ids::{AliasId, DomainId, Epoch, ExtentId, LaneId, Move, PieceId};
-use crate::lane::Lane;
+use crate::free_list::FreeList;
+use crate::ids::{AliasId, DomainId, Epoch, ExtentId, FreeListId, Move, PieceId};
 use crate::live::LiveBlocks;
 use crate::piece::Pieces;
 use crate::settings::Settings;
@@ -68,9 +68,9 @@ struct Stitched {
     start: u64,
     size: u64,
     requested: u64,
-    lane: LaneId,
+    list: FreeListId,
     /// Where its parts that are slabs go back to.
-    slabs: LaneId,
+    slabs: FreeListId,
     recorded: bool,
     /// Its bytes at home, in alias order.
     parts: Vec<PieceId>,
@@ -81,7 +81,7 @@ struct Stitched {
 pub struct Allocator {
     settings: Settings,
     pieces: Pieces,
-    lanes: Slab<Lane>,
+    lists: Slab<FreeList>,
     domains: Domains,
     extents: Extents,
     aliases: Aliases,
@@ -103,7 +103,7 @@ pub struct Allocator {
     uncovered: bool,
     passed: Epoch,
     /// How many extents are not here: while there is none, a free asks no further.
-    not_here: usize,
+    not_resident: usize,
     /// Of them, those whose last live block was freed.
     emptied: Vec<ExtentId>,
     /// Counts what changes its address: frees of stitched blocks.
@@ -121,7 +121,7 @@ impl Allocator {
         let memory = settings.memory.get().next_multiple_of(settings.granularity.get());
         let mut allocator = Allocator {
             pieces: Pieces::default(),
-            lanes: Slab::new(),
+            lists: Slab::new(),
             domains: Domains::default(),
             extents: Extents::new(settings.granularity.get()),
             aliases: Aliases::default(),
@@ -137,7 +137,7 @@ impl Allocator {
             planned: 0,
             uncovered: false,
             passed: Epoch(0),
-            not_here: 0,
+            not_resident: 0,
             emptied: Vec::new(),
             moves: Move::default(),
             stats: Tallies::default(),
@@ -165,7 +165,7 @@ impl Allocator {
 
     /// A new owner of extents.
     pub fn add_domain(&mut self, options: DomainOptions) -> DomainId {
-        self.domains.add(options, &mut self.lanes)
+        self.domains.add(options, &mut self.lists)
     }
 
     /// A CUDA graph is captured in a domain: from now on it is a [`DomainOptions::private_pool`], so that the addresses in
@@ -188,9 +188,9 @@ impl Allocator {
         self.domain(id)?;
         self.domains[id].released = Some(self.open);
         // Of all of it: a graph's replay may write to whatever it had, wherever that lies by now.
-        let lanes: Vec<LaneId> = self.domains[id].lanes().collect();
-        for lane in lanes {
-            self.renew(lane);
+        let lists: Vec<FreeListId> = self.domains[id].lists().collect();
+        for list in lists {
+            self.renew(list);
         }
         for &alias in &self.domains[id].aliases {
             self.aliases[alias].epoch = self.open;

@@ -7,8 +7,8 @@ use super::Allocator;
 use super::miss::Want;
 use super::trim::Release;
 use crate::alias::Alias;
-use crate::ids::{AliasId, DomainId, Epoch, ExtentId, LaneId, Move, PieceId, PlanId};
-use crate::lane::Class;
+use crate::free_list::Class;
+use crate::ids::{AliasId, DomainId, Epoch, ExtentId, FreeListId, Move, PieceId, PlanId};
 use crate::piece::State;
 use crate::plan::Grant;
 use crate::run::Run;
@@ -17,12 +17,12 @@ use crate::run::Run;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Former {
     pub(super) size: u64,
-    pub(super) lane: LaneId,
+    pub(super) list: FreeListId,
     pub(super) epoch: Epoch,
     pub(super) moved: Move,
 }
 
-/// A home range taken out of its lanes as one piece.
+/// A home range taken out of its free lists as one piece.
 #[derive(Debug)]
 pub(super) struct Carved {
     pub(super) piece: PieceId,
@@ -50,7 +50,7 @@ pub(super) enum Pending {
     /// A large block in a new alias; the grown range is the part at `grown_at`.
     Stitched { want: Want, alias: Alias, offset: u64, carved: Vec<Carved>, grown: Option<(usize, Grown)> },
     /// Slabs for a stream.
-    Slabs { lane: LaneId, grown: Grown },
+    Slabs { list: FreeListId, grown: Grown },
     /// Extents and aliases going back to the driver.
     Released(Release),
 }
@@ -67,7 +67,7 @@ impl Pending {
 }
 
 impl Allocator {
-    /// Takes `from..to` out of a run as one piece that is in no lane.
+    /// Takes `from..to` out of a run as one piece that is in no free list.
     pub(super) fn carve(&mut self, run: &Run, from: u64, to: u64) -> Carved {
         let mut id = run.first;
         while self.pieces[id].end() <= from {
@@ -76,20 +76,20 @@ impl Allocator {
         let mut former = SmallVec::new();
         let mut whole = PieceId::NONE;
         loop {
-            let lane = self.pieces[id].lane;
-            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            let list = self.pieces[id].list;
+            self.lists[list.index()].remove(&mut self.pieces, id);
             if self.pieces[id].start < from {
                 let front = id;
                 id = self.pieces.split(front, from - self.pieces[front].start);
-                self.lanes[lane.index()].insert(&mut self.pieces, front);
+                self.lists[list.index()].insert(&mut self.pieces, front);
             }
             if self.pieces[id].end() > to {
                 let rest = self.pieces.split(id, to - self.pieces[id].start);
-                self.lanes[lane.index()].insert(&mut self.pieces, rest);
+                self.lists[list.index()].insert(&mut self.pieces, rest);
             }
             let piece = &mut self.pieces[id];
             piece.state = State::Part;
-            former.push(Former { size: piece.size, lane, epoch: piece.epoch, moved: piece.moved });
+            former.push(Former { size: piece.size, list, epoch: piece.epoch, moved: piece.moved });
             let (end, next) = (piece.end(), piece.next);
             if whole == PieceId::NONE {
                 whole = id;
@@ -111,9 +111,9 @@ impl Allocator {
         for former in &carved.former {
             let rest = (self.pieces[id].size > former.size).then(|| self.pieces.split(id, former.size));
             // It may have been released meanwhile.
-            let released = self.domains[self.lanes[former.lane.index()].domain].released;
+            let released = self.domains[self.lists[former.list.index()].domain].released;
             let piece = &mut self.pieces[id];
-            piece.lane = former.lane;
+            piece.list = former.list;
             piece.epoch = former.epoch.max(released.unwrap_or_default());
             piece.moved = former.moved;
             pieces.push(id);
@@ -146,9 +146,9 @@ impl Allocator {
             Pending::Stitched { want, alias, offset, carved, grown } => {
                 Some(self.commit_stitched(&want, alias, offset, carved, grown))
             }
-            Pending::Slabs { lane, grown } => {
+            Pending::Slabs { list, grown } => {
                 let piece = self.arrive(&grown);
-                self.pieces[piece].lane = lane;
+                self.pieces[piece].list = list;
                 self.give(piece);
                 None
             }
@@ -183,7 +183,7 @@ impl Allocator {
 
     fn commit_extended(&mut self, want: &Want, carved: Option<Carved>, grown: &Grown) -> Grant {
         let tail = self.arrive(grown);
-        self.pieces[tail].lane = want.lanes.large;
+        self.pieces[tail].list = want.lists.large;
         if grown.used < grown.size {
             let rest = self.pieces.split(tail, grown.used);
             self.give(rest);
@@ -208,7 +208,7 @@ impl Allocator {
     ) -> Grant {
         if let Some((at, grown)) = grown {
             let piece = self.arrive(&grown);
-            self.pieces[piece].lane = want.lanes.large;
+            self.pieces[piece].list = want.lists.large;
             if grown.used < grown.size {
                 let rest = self.pieces.split(piece, grown.used);
                 self.give(rest);
@@ -237,7 +237,7 @@ impl Allocator {
         id
     }
 
-    /// New extents are mapped: they become one piece of home, in no lane.
+    /// New extents are mapped: they become one piece of home, in no free list.
     fn arrive(&mut self, grown: &Grown) -> PieceId {
         let piece = self.add_piece(grown.start, grown.size, grown.domain, State::Part);
         // As everything of a domain that was released meanwhile.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::Allocator;
 use crate::extent::{Extent, Presence};
+use crate::free_list::Class;
 use crate::ids::{DomainId, ExtentId, PieceId};
-use crate::lane::Class;
 use crate::piece::State;
 use crate::zone::Zone;
 
@@ -51,7 +51,7 @@ impl Allocator {
                     domain,
                     class,
                     aliases: Default::default(),
-                    presence: Presence::Here,
+                    presence: Presence::Resident,
                     live: 0,
                 };
                 at += size;
@@ -95,7 +95,7 @@ impl Allocator {
         self.extents[self.extents.at(offset)].domain
     }
 
-    /// Takes a piece of whole extents, which is in no lane, out of home; its segment ends before and begins after it.
+    /// Takes a piece of whole extents, which is in no free list, out of home; its segment ends before and begins after it.
     pub(super) fn remove_piece(&mut self, id: PieceId) {
         let (start, end) = (self.pieces[id].start, self.pieces[id].end());
         let (prev, next) = (self.pieces[id].prev, self.pieces[id].next);

@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::Allocator;
 use crate::extent::Presence;
+use crate::free_list::{Class, FreeList, Owner};
 use crate::ids::{AliasId, DomainId, ExtentId, PieceId, StreamKey};
-use crate::lane::{Class, Lane, Taker};
 use crate::live::Live;
 use crate::piece::{Piece, State};
 use crate::stats::{Counters, Inactive, Stats, Waste};
@@ -31,7 +31,7 @@ pub struct Segment {
     /// How long.
     pub size: Bytes,
     /// Of it, addresses that have no memory because it is elsewhere.
-    pub away: Bytes,
+    pub evicted: Bytes,
     /// What it is.
     pub kind: SegmentKind,
     /// Whose.
@@ -106,13 +106,13 @@ impl Allocator {
         self.live.len()
     }
 
-    /// How many free ranges there are, over all lanes.
+    /// How many free ranges there are, over all free lists.
     pub fn free_ranges(&self) -> usize {
-        self.lanes.iter().map(|(_, lane)| lane.bins.len()).sum()
+        self.lists.iter().map(|(_, list)| list.bins.len()).sum()
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
-        self.stats.reserved() + self.live_away() - self.stats.active_bytes()
+        self.stats.reserved() + self.live_evicted() - self.stats.active_bytes()
     }
 
     pub(super) fn stitchable_bytes(&self) -> u64 {
@@ -120,10 +120,11 @@ impl Allocator {
     }
 
     fn free_at_home(&self) -> impl Iterator<Item = PieceId> + '_ {
-        let is_free =
-            |lane: &Lane| lane.class != Class::Small && !matches!(lane.taker, Taker::Nobody | Taker::Away);
-        let lanes = self.lanes.iter().filter(move |(_, lane)| is_free(lane));
-        lanes.flat_map(|(_, lane)| lane.bins.iter())
+        let is_free = |list: &FreeList| {
+            list.class != Class::Small && !matches!(list.owner, Owner::Nobody | Owner::Evicted)
+        };
+        let lists = self.lists.iter().filter(move |(_, list)| is_free(list));
+        lists.flat_map(|(_, list)| list.bins.iter())
     }
 
     fn whole_extents(&self, id: PieceId) -> u64 {
@@ -137,8 +138,8 @@ impl Allocator {
         let (mut stream, mut soft) = (0, 0);
         for id in self.free_at_home() {
             let piece = &self.pieces[id];
-            let lane = &self.lanes[piece.lane.index()];
-            let shared = self.domains[lane.domain].streams.len() > 1;
+            let list = &self.lists[piece.list.index()];
+            let shared = self.domains[list.domain].streams.len() > 1;
             if piece.epoch > self.passed && shared {
                 stream += piece.size;
             } else {
@@ -151,8 +152,8 @@ impl Allocator {
 
     /// What is free of one pool and lies in extents that are not free as a whole.
     fn inactive(&self, small: bool) -> Inactive {
-        let of_pool = |lane: &Lane| (lane.class != Class::Large) == small && lane.taker != Taker::Away;
-        let free = self.lanes.iter().filter(|(_, lane)| of_pool(lane)).flat_map(|(_, lane)| lane.bins.iter());
+        let of_pool = |list: &FreeList| (list.class != Class::Large) == small && list.owner != Owner::Evicted;
+        let free = self.lists.iter().filter(|(_, list)| of_pool(list)).flat_map(|(_, list)| list.bins.iter());
         let mut inactive = Inactive::default();
         for id in free {
             let piece = &self.pieces[id];
@@ -174,14 +175,14 @@ impl Allocator {
             let blocks = self.blocks_from(first);
             let size: Bytes = blocks.iter().map(|block| block.size).sum();
             let kind = if extent.class == Class::Slabs { SegmentKind::Slabs } else { SegmentKind::Home };
-            let away = self.away_in(self.extents.touching(offset, offset + size.get()));
-            Segment { offset: Bytes::new(offset), size, away, kind, domain: extent.domain, blocks }
+            let evicted = self.evicted_in(self.extents.touching(offset, offset + size.get()));
+            Segment { offset: Bytes::new(offset), size, evicted, kind, domain: extent.domain, blocks }
         });
         let mut segments: Vec<Segment> = home.collect();
         segments.extend(self.aliases.iter().map(|(id, alias)| Segment {
             offset: Bytes::new(alias.start),
             size: Bytes::new(alias.size),
-            away: self.away_in(alias.extents.iter().copied()),
+            evicted: self.evicted_in(alias.extents.iter().copied()),
             kind: SegmentKind::Stitched,
             domain: alias.domain,
             blocks: self.blocks_in_alias(id),
@@ -189,9 +190,10 @@ impl Allocator {
         segments
     }
 
-    fn away_in(&self, extents: impl Iterator<Item = ExtentId>) -> Bytes {
-        let away = extents.map(|id| &self.extents[id]).filter(|extent| extent.presence == Presence::Away);
-        Bytes::new(away.map(|extent| extent.size).sum())
+    fn evicted_in(&self, extents: impl Iterator<Item = ExtentId>) -> Bytes {
+        let evicted =
+            extents.map(|id| &self.extents[id]).filter(|extent| extent.presence == Presence::Evicted);
+        Bytes::new(evicted.map(|extent| extent.size).sum())
     }
 
     fn blocks_from(&self, first: PieceId) -> Vec<BlockInfo> {
@@ -211,10 +213,10 @@ impl Allocator {
 
     fn describe(&self, piece: &Piece) -> BlockInfo {
         let (live, free) = (piece.state == State::Live, piece.state == State::Free);
-        let lane = self.lanes.get(piece.lane.index());
-        let withheld = free && lane.is_some_and(|lane| lane.taker == Taker::Nobody);
-        let apart = free && lane.is_some_and(|lane| lane.taker == Taker::Away);
-        let owner = if withheld || apart { self.lanes.get(piece.owner.index()) } else { lane };
+        let list = self.lists.get(piece.list.index());
+        let withheld = free && list.is_some_and(|list| list.owner == Owner::Nobody);
+        let apart = free && list.is_some_and(|list| list.owner == Owner::Evicted);
+        let list = if withheld || apart { self.lists.get(piece.returns_to.index()) } else { list };
         BlockInfo {
             offset: Bytes::new(piece.start),
             size: Bytes::new(piece.size),
@@ -223,7 +225,7 @@ impl Allocator {
             lent: piece.state == State::Part,
             pending: free && piece.epoch > self.passed,
             withheld,
-            stream: owner.and_then(Lane::stream),
+            stream: list.and_then(FreeList::stream),
         }
     }
 
@@ -238,7 +240,7 @@ impl Allocator {
                 lent: false,
                 pending: false,
                 withheld: false,
-                stream: self.lanes[block.lane.index()].stream(),
+                stream: self.lists[block.list.index()].stream(),
             })
             .collect();
         blocks.sort_unstable_by_key(|block| block.offset);

@@ -47,6 +47,6 @@ impl Allocator {
 
     /// The oldest epoch that holds back bytes somebody could use.
     fn oldest_pending(&self) -> Option<Epoch> {
-        self.lanes.iter().filter_map(|(_, lane)| lane.oldest_pending(&self.pieces, self.passed)).min()
+        self.lists.iter().filter_map(|(_, list)| list.oldest_pending(&self.pieces, self.passed)).min()
     }
 }

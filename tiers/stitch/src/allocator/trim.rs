@@ -7,8 +7,8 @@ use super::outcome::{Carved, Pending};
 use crate::alias::Alias;
 use crate::error::StitchError;
 use crate::extent::Presence;
-use crate::ids::{AliasId, DomainId, ExtentId, LaneId, PieceId};
-use crate::lane::{Class, Taker};
+use crate::free_list::{Class, Owner};
+use crate::ids::{AliasId, DomainId, ExtentId, FreeListId, PieceId};
 use crate::plan::{Plan, Step};
 use crate::run::{self, Run};
 
@@ -25,9 +25,9 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// The lanes that its ranges were in.
-    pub(super) fn lanes(&self) -> impl Iterator<Item = LaneId> + '_ {
-        self.ranges.iter().flat_map(|range| range.former.iter().map(|former| former.lane))
+    /// The free lists that its ranges were in.
+    pub(super) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
+        self.ranges.iter().flat_map(|range| range.former.iter().map(|former| former.list))
     }
 }
 
@@ -166,15 +166,15 @@ impl Allocator {
         self.plan_to(release, steps)
     }
 
-    /// Whole free extents of a domain that nothing can touch any more, whichever lanes they are in, with their rank in the
+    /// Whole free extents of a domain that nothing can touch any more, whichever free lists they are in, with their rank in the
     /// order in which they should go. Ranges of one run come with the highest first, so that carving one leaves the run of
     /// the others as it is.
     fn releasable_of_domain(&self, id: DomainId) -> Vec<(u8, Free)> {
         let domain = &self.domains[id];
         let mut order = Vec::new();
         for class in [Class::Slabs, Class::Large] {
-            let lanes = domain.home_lanes().filter(|lane| self.lanes[lane.index()].class == class);
-            let pieces = lanes.flat_map(|lane| self.lanes[lane.index()].bins.iter());
+            let lists = domain.home_lists().filter(|list| self.lists[list.index()].class == class);
+            let pieces = lists.flat_map(|list| self.lists[list.index()].bins.iter());
             let passed = pieces.filter(|&id| self.pieces[id].epoch <= self.passed).map(|id| {
                 let piece = &self.pieces[id];
                 Run { start: piece.start, end: piece.end(), first: id }
@@ -218,17 +218,17 @@ impl Allocator {
 
     /// How many extents are mapped in an alias: those that are away are not.
     pub(super) fn mapped_in(&self, alias: &Alias) -> u64 {
-        let mapped = alias.extents.iter().filter(|&&id| self.extents[id].presence != Presence::Away);
+        let mapped = alias.extents.iter().filter(|&&id| self.extents[id].presence != Presence::Evicted);
         mapped.count() as u64
     }
 
     /// The steps that unmap an alias: one for each run of extents that are mapped.
     fn unmap_alias(&self, alias: &Alias, steps: &mut Vec<Step>) {
         let mut at = alias.start;
-        let is_away = |id: ExtentId| self.extents[id].presence == Presence::Away;
-        for run in alias.extents.chunk_by(|&one, &next| is_away(one) == is_away(next)) {
+        let is_evicted = |id: ExtentId| self.extents[id].presence == Presence::Evicted;
+        for run in alias.extents.chunk_by(|&one, &next| is_evicted(one) == is_evicted(next)) {
             let size = run.iter().map(|&id| self.extents[id].size).sum();
-            if run.first().is_some_and(|&id| !is_away(id)) {
+            if run.first().is_some_and(|&id| !is_evicted(id)) {
                 let (offset, size) = (Bytes::new(at), Bytes::new(size));
                 steps.push(Step::Unmap { offset, size, extents: run.to_vec() });
             }
@@ -238,9 +238,9 @@ impl Allocator {
 
     /// Gives slabs back that were kept open for their stream though all of them is free: of one domain, or of all.
     pub(super) fn dissolve_idle_slabs(&mut self, of: Option<DomainId>) {
-        let small = self.lanes.iter().map(|(_, lane)| lane).filter(|lane| lane.class == Class::Small);
-        let small = small.filter(|lane| of.is_none_or(|domain| lane.domain == domain));
-        let free = small.flat_map(|lane| lane.bins.iter());
+        let small = self.lists.iter().map(|(_, list)| list).filter(|list| list.class == Class::Small);
+        let small = small.filter(|list| of.is_none_or(|domain| list.domain == domain));
+        let free = small.flat_map(|list| list.bins.iter());
         let idle: Vec<PieceId> = free.filter(|&id| self.is_idle_slab(id)).collect();
         self.dissolve_slabs(&idle);
     }
@@ -248,22 +248,22 @@ impl Allocator {
     /// Whether a free piece is all of a slab, and somebody may take it.
     pub(super) fn is_idle_slab(&self, id: PieceId) -> bool {
         let piece = &self.pieces[id];
-        let takes = !matches!(self.lanes[piece.lane.index()].taker, Taker::Nobody | Taker::Away);
+        let takes = !matches!(self.lists[piece.list.index()].owner, Owner::Nobody | Owner::Evicted);
         takes && piece.slab != PieceId::NONE && piece.size == self.pieces[piece.slab].size
     }
 
-    /// Gives slabs back whose one piece is free, and in a lane.
+    /// Gives slabs back whose one piece is free, and in a free list.
     pub(super) fn dissolve_slabs(&mut self, idle: &[PieceId]) {
         for &id in idle {
-            let lane = self.pieces[id].lane;
-            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            let list = self.pieces[id].list;
+            self.lists[list.index()].remove(&mut self.pieces, id);
             self.dissolve_slab(id);
         }
     }
 
     /// Extents of domains that are away, with nothing live in them.
     fn forgettable_of(&self, domains: &[DomainId]) -> Vec<ExtentId> {
-        if self.not_here == 0 {
+        if self.not_resident == 0 {
             return Vec::new();
         }
         let own = self.extents.iter().filter(|(_, extent)| domains.contains(&extent.domain));
@@ -333,9 +333,9 @@ impl Allocator {
         if !domain.is_released() || domain.extents > 0 || domain.plans > 0 {
             return;
         }
-        let lanes = self.domains.remove(id).into_iter().flat_map(|domain| domain.lanes().collect::<Vec<_>>());
-        for lane in lanes {
-            self.lanes.remove(lane.index());
+        let lists = self.domains.remove(id).into_iter().flat_map(|domain| domain.lists().collect::<Vec<_>>());
+        for list in lists {
+            self.lists.remove(list.index());
         }
     }
 }

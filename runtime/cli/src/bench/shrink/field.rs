@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use glake_device::Stream;
 use glake_tiers::{
-    CopyPolicy, FileTier, Policy, PoolStream, Refilled, Region, RegionOptions, Shrunk, Store, Transit,
+    CopyPolicy, FileTier, Policy, PoolStream, Refilled, Region, RegionOptions, Shrunk, Store, TransferContext,
 };
 use glake_units::Bytes;
 
@@ -70,8 +70,8 @@ impl<'a> Field<'a> {
         Ok(self.region.refill(self.transit())?)
     }
 
-    fn transit(&self) -> Transit<'_> {
-        Transit { mover: self.ground.mover(), checks: self.ground.digests() }
+    fn transit(&self) -> TransferContext<'_> {
+        TransferContext { mover: self.ground.mover(), checks: self.ground.digests() }
     }
 
     /// Compares every byte.

@@ -16,10 +16,10 @@ const MORE: usize = 32;
 
 /// By the device whose memory it is.
 #[derive(Debug, Default)]
-pub(super) struct Outside(Mutex<HashMap<DeviceId, Marks>>);
+pub(super) struct Outside(Mutex<HashMap<DeviceId, DeviceMarks>>);
 
 #[derive(Debug, Default)]
-struct Marks {
+struct DeviceMarks {
     all: Vec<Mark>,
     /// How many were not done when they were looked through last.
     left: usize,

@@ -1,14 +1,14 @@
-//! The free pieces that one taker has in common: by size for best fit, and by age where somebody waits for epochs.
+//! The free pieces that one owner has in common: by size for best fit, and by age where somebody waits for epochs.
 //!
 //! Ages are notes in the order of frees, made only where more than one stream could take the pieces. Nothing is looked up
 //! when a piece leaves: its note is found void when its turn comes. So a free costs one write at the end of a queue.
 //!
-//! Invariant: while ages are kept, every piece in the lane has a note with its epoch or an older one.
+//! Invariant: while ages are kept, every piece in the free list has a note with its epoch or an older one.
 
 use std::collections::VecDeque;
 
 use crate::bins::Bins;
-use crate::ids::{DomainId, Epoch, LaneId, Move, PieceId, StreamKey};
+use crate::ids::{DomainId, Epoch, FreeListId, Move, PieceId, StreamKey};
 use crate::piece::Pieces;
 
 /// Notes are made anew when there are so many times more of them than pieces, and so many more: seldom enough to cost a
@@ -18,7 +18,7 @@ const VOID_MORE: usize = 256;
 
 /// Whose pieces these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taker {
+pub(crate) enum Owner {
     /// Freed by blocks of this stream: its own at once, anyone's after the epoch.
     Stream(StreamKey),
     /// Their epochs have passed: anyone's.
@@ -26,10 +26,10 @@ pub(crate) enum Taker {
     /// Nobody's before the epoch: other streams used them.
     Nobody,
     /// Nobody's while their extents are not here.
-    Away,
+    Evicted,
 }
 
-/// What the pieces of a lane are cut for.
+/// What the pieces of a free list are cut for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Blocks above [`crate::SMALL_LIMIT`].
@@ -41,10 +41,10 @@ pub(crate) enum Class {
 }
 
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct FreeList {
     pub(crate) domain: DomainId,
     pub(crate) class: Class,
-    pub(crate) taker: Taker,
+    pub(crate) owner: Owner,
     /// The last move that the stream's latest completion edge covers.
     pub(crate) edge: Move,
     pub(crate) bins: Bins,
@@ -53,28 +53,28 @@ pub(crate) struct Lane {
     ages: Option<VecDeque<Age>>,
 }
 
-/// A note that a piece came into the lane with an epoch; void once the piece has gone, or came again later.
+/// A note that a piece came into the free list with an epoch; void once the piece has gone, or came again later.
 #[derive(Clone, Copy, Debug)]
 struct Age {
     epoch: Epoch,
     piece: PieceId,
 }
 
-impl Lane {
-    pub(crate) fn new(domain: DomainId, class: Class, taker: Taker) -> Self {
-        let ages = (taker == Taker::Nobody).then(VecDeque::new);
-        Lane { domain, class, taker, edge: Move(0), bins: Bins::new(), bytes: 0, ages }
+impl FreeList {
+    pub(crate) fn new(domain: DomainId, class: Class, owner: Owner) -> Self {
+        let ages = (owner == Owner::Nobody).then(VecDeque::new);
+        FreeList { domain, class, owner, edge: Move(0), bins: Bins::new(), bytes: 0, ages }
     }
 
     /// Whose it is, if it is a stream's.
     pub(crate) fn stream(&self) -> Option<StreamKey> {
-        match self.taker {
-            Taker::Stream(stream) => Some(stream),
-            Taker::Anyone | Taker::Nobody | Taker::Away => None,
+        match self.owner {
+            Owner::Stream(stream) => Some(stream),
+            Owner::Anyone | Owner::Nobody | Owner::Evicted => None,
         }
     }
 
-    /// From now on what has passed is told by [`Lane::next_passed`].
+    /// From now on what has passed is told by [`FreeList::next_passed`].
     pub(crate) fn keep_ages(&mut self, pieces: &Pieces) {
         if self.ages.is_none() {
             self.ages = Some(VecDeque::new());
@@ -92,7 +92,7 @@ impl Lane {
 
     /// Adds a free piece.
     pub(crate) fn insert(&mut self, pieces: &mut Pieces, id: PieceId) {
-        pieces.enter(id);
+        pieces.add_to_list(id);
         let piece = &pieces[id];
         self.bins.insert(piece.size, piece.start, id);
         self.bytes += piece.size;
@@ -112,18 +112,18 @@ impl Lane {
 
     /// Takes a free piece out.
     pub(crate) fn remove(&mut self, pieces: &mut Pieces, id: PieceId) {
-        pieces.leave(id);
+        pieces.take_from_list(id);
         let piece = &pieces[id];
         self.bins.remove(piece.size, piece.start);
         self.bytes -= piece.size;
     }
 
-    /// Takes `size` bytes off the front of the best piece for it, as a new piece; what is left stays in the lane.
+    /// Takes `size` bytes off the front of the best piece for it, as a new piece; what is left stays in the free list.
     pub(crate) fn take_best(&mut self, pieces: &mut Pieces, size: u64) -> Option<PieceId> {
         let (id, found) = self.bins.take_best(size)?;
         self.bytes -= size;
         if found == size {
-            pieces.leave(id);
+            pieces.take_from_list(id);
             return Some(id);
         }
         let front = pieces.split_front(id, size);
@@ -133,7 +133,12 @@ impl Lane {
     }
 
     /// A piece whose epoch has passed: the oldest first. Each is told once; the caller takes it out.
-    pub(crate) fn next_passed(&mut self, this: LaneId, pieces: &Pieces, passed: Epoch) -> Option<PieceId> {
+    pub(crate) fn next_passed(
+        &mut self,
+        this: FreeListId,
+        pieces: &Pieces,
+        passed: Epoch,
+    ) -> Option<PieceId> {
         let ages = self.ages.as_mut()?;
         while let Some(age) = ages.pop_front_if(|age| age.epoch <= passed) {
             if pieces.is_in(age.piece, this) && pieces[age.piece].epoch <= passed {

@@ -18,7 +18,7 @@ use super::copy::{Origin, Return, Stored, StoredCopy, home, packed};
 use super::peer::{PeerPart, PeerRoom};
 use super::slots::{self, Halt};
 use super::write::{Unwritten, write};
-use super::{Store, Transit, read};
+use super::{Store, TransferContext, read};
 use crate::{
     FileError, FileTier, GpuPool, HostPool, MoveError, Moving, Place, PoolError, RegionError, Ring,
     SealedFile,
@@ -28,10 +28,10 @@ type Result<T> = std::result::Result<T, RegionError>;
 
 /// What the extents of one shrink or one refill have in common.
 #[derive(Debug)]
-pub(crate) struct Crossing<'a> {
+pub(crate) struct ExtentTransfer<'a> {
     pool: &'a GpuPool,
     tag: &'a str,
-    transit: Transit<'a>,
+    context: TransferContext<'a>,
     /// Made for the first that needs it.
     ring: Mutex<Option<Ring>>,
     room: Mutex<PeerRoom>,
@@ -41,50 +41,55 @@ pub(crate) struct Crossing<'a> {
 
 /// An extent on its way out.
 #[derive(Debug)]
-pub(crate) struct Leaving<'s> {
+pub(crate) struct Evicting<'s> {
     size: Bytes,
     ranges: Vec<HomeRange>,
     digesting: Option<Digesting<'s>>,
-    way: Out<'s>,
+    way: EvictWay<'s>,
 }
 
 #[derive(Debug)]
-enum Out<'s> {
+enum EvictWay<'s> {
     Copying(Stored, Box<dyn Moving>),
     Writing(ScopedJoinHandle<'s, std::result::Result<SealedFile, Unwritten>>, Arc<HostPool>),
 }
 
 /// An extent on its way in.
 #[derive(Debug)]
-pub(crate) struct Entering<'s> {
+pub(crate) struct Refilling<'s> {
     view: ExtentView,
     size: Bytes,
     home: Vec<Span>,
     digest: Option<Digest>,
     place: Place,
-    way: In<'s>,
+    way: RefillWay<'s>,
 }
 
 #[derive(Debug)]
-enum In<'s> {
+enum RefillWay<'s> {
     Copying(Box<dyn Moving>),
     Reading(ScopedJoinHandle<'s, std::result::Result<(), Unwritten>>),
 }
 
-impl<'a> Crossing<'a> {
+impl<'a> ExtentTransfer<'a> {
     /// `expected` are the bytes that are to leave.
-    pub(crate) fn new(pool: &'a GpuPool, tag: &'a str, transit: Transit<'a>, expected: Bytes) -> Self {
+    pub(crate) fn new(
+        pool: &'a GpuPool,
+        tag: &'a str,
+        context: TransferContext<'a>,
+        expected: Bytes,
+    ) -> Self {
         let room = Mutex::new(PeerRoom::new(expected));
-        Crossing { pool, tag, transit, ring: Mutex::default(), room, peers: Mutex::default() }
+        ExtentTransfer { pool, tag, context, ring: Mutex::default(), room, peers: Mutex::default() }
     }
 
     /// Begins to copy these ranges, which are not empty and lie in one extent.
-    pub(crate) fn leave<'s, 'e>(
+    pub(crate) fn begin_evict<'s, 'e>(
         &'s self,
         scope: &'s Scope<'s, 'e>,
         to: &Store,
         ranges: Vec<HomeRange>,
-    ) -> Result<Leaving<'s>> {
+    ) -> Result<Evicting<'s>> {
         let size: Bytes = ranges.iter().map(|range| range.size).sum();
         // What it needs comes first: a digest is begun only for what goes.
         let (way, digesting, ranges) = match to {
@@ -93,7 +98,7 @@ impl<'a> Crossing<'a> {
                 let copies = packed(self.pool, &ranges, |at, size| block.span(at, size))?;
                 let home = home(self.pool, &ranges)?;
                 let digesting = self.begin_digest(&home)?;
-                (Out::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting, ranges)
+                (EvictWay::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting, ranges)
             }
             Store::Peer(peer) => {
                 let part = self.peer_part(peer, size)?;
@@ -101,7 +106,7 @@ impl<'a> Crossing<'a> {
                 let copies = packed(self.pool, &ranges, |at, size| spans.part(at, size))?;
                 let home = home(self.pool, &ranges)?;
                 let digesting = self.begin_digest(&home)?;
-                (Out::Copying(Stored::Peer(part), self.enqueue(copies, home)?), digesting, ranges)
+                (EvictWay::Copying(Stored::Peer(part), self.enqueue(copies, home)?), digesting, ranges)
             }
             Store::File { files, host } => {
                 let home = home(self.pool, &ranges)?;
@@ -109,7 +114,7 @@ impl<'a> Crossing<'a> {
                 (self.begin_writing(scope, files, host, home)?, digesting, ranges)
             }
         };
-        Ok(Leaving { size, ranges, digesting, way })
+        Ok(Evicting { size, ranges, digesting, way })
     }
 
     fn begin_writing<'s, 'e>(
@@ -118,22 +123,22 @@ impl<'a> Crossing<'a> {
         files: &Arc<FileTier>,
         host: &Arc<HostPool>,
         home: Vec<Span>,
-    ) -> Result<Out<'s>> {
-        let (ring, files, mover) = (self.ring(host)?, files.clone(), self.transit.mover);
+    ) -> Result<EvictWay<'s>> {
+        let (ring, files, mover) = (self.ring(host)?, files.clone(), self.context.mover);
         let work = move || write(&files, &ring, mover, &home);
         let thread = Builder::new().name("glake-write".to_owned()).spawn_scoped(scope, work);
-        Ok(Out::Writing(thread.map_err(|source| self.no_thread(source))?, host.clone()))
+        Ok(EvictWay::Writing(thread.map_err(|source| self.no_thread(source))?, host.clone()))
     }
 
     /// Waits until all bytes are in the copy.
-    pub(crate) fn left(&self, leaving: Leaving<'_>) -> Result<StoredCopy> {
-        let Leaving { size, ranges, digesting, way } = leaving;
+    pub(crate) fn finish_evict(&self, evicting: Evicting<'_>) -> Result<StoredCopy> {
+        let Evicting { size, ranges, digesting, way } = evicting;
         let stored = match way {
-            Out::Copying(stored, moving) => {
+            EvictWay::Copying(stored, moving) => {
                 moving.wait().map_err(|source| self.unmoved(size, source))?;
                 stored
             }
-            Out::Writing(thread, host) => {
+            EvictWay::Writing(thread, host) => {
                 let file = joined(thread).map_err(|error| self.unwritten(size, error))?;
                 Stored::File(Arc::new(file), host)
             }
@@ -143,12 +148,12 @@ impl<'a> Crossing<'a> {
     }
 
     /// Begins to copy an extent's bytes back.
-    pub(crate) fn enter<'s, 'e>(
+    pub(crate) fn begin_refill<'s, 'e>(
         &'s self,
         scope: &'s Scope<'s, 'e>,
         view: ExtentView,
         back: Return,
-    ) -> Result<Entering<'s>> {
+    ) -> Result<Refilling<'s>> {
         let size = back.size();
         let Return { home, origin, digest, place, peer } = back;
         if let Some(peer) = peer {
@@ -160,27 +165,29 @@ impl<'a> Crossing<'a> {
         let way = match origin {
             Origin::Memory(copies) => {
                 let pairs: Vec<(Span, Span)> = home.iter().cloned().zip(copies).collect();
-                In::Copying(self.transit.mover.enqueue(&pairs).map_err(|source| self.unmoved(size, source))?)
+                RefillWay::Copying(
+                    self.context.mover.enqueue(&pairs).map_err(|source| self.unmoved(size, source))?,
+                )
             }
             Origin::File(file, host) => {
-                let (ring, mover, home) = (self.ring(&host)?, self.transit.mover, home.clone());
+                let (ring, mover, home) = (self.ring(&host)?, self.context.mover, home.clone());
                 let work = move || read::read(&file, &ring, mover, &home);
                 let thread = Builder::new().name("glake-read".to_owned()).spawn_scoped(scope, work);
-                In::Reading(thread.map_err(|source| self.no_thread(source))?)
+                RefillWay::Reading(thread.map_err(|source| self.no_thread(source))?)
             }
         };
-        Ok(Entering { view, size, home, digest, place, way })
+        Ok(Refilling { view, size, home, digest, place, way })
     }
 
     /// Waits until all bytes are there, and compares them.
     ///
     /// # Errors
     /// [`RegionError::Damaged`] where they are not those that left; [`RegionError::Unread`] where a disk could not read them.
-    pub(crate) fn entered(&self, entering: Entering<'_>) -> Result<()> {
-        let Entering { view, size, home, digest, place, way } = entering;
+    pub(crate) fn finish_refill(&self, refilling: Refilling<'_>) -> Result<()> {
+        let Refilling { view, size, home, digest, place, way } = refilling;
         match way {
-            In::Copying(moving) => moving.wait().map_err(|source| self.unmoved(size, source))?,
-            In::Reading(thread) => match joined(thread) {
+            RefillWay::Copying(moving) => moving.wait().map_err(|source| self.unmoved(size, source))?,
+            RefillWay::Reading(thread) => match joined(thread) {
                 Err(Unwritten::File(source @ (FileError::Damaged { .. } | FileError::NotWhole { .. }))) => {
                     return Err(self.damaged(view, place, Some(source)));
                 }
@@ -202,7 +209,7 @@ impl<'a> Crossing<'a> {
     /// Gives the memory of copies that are gone back to the drivers of their GPUs, as far as nothing has to be waited for.
     pub(crate) fn sweep(&self) {
         for peer in self.peers.lock().iter() {
-            if let Err(error) = peer.sweep_guests() {
+            if let Err(error) = peer.sweep_peer_blocks() {
                 tracing::debug!(target: "glake::regions", peer = %peer.device(), %error, "copies' memory stays for now");
             }
         }
@@ -211,12 +218,12 @@ impl<'a> Crossing<'a> {
     fn enqueue(&self, copies: Vec<Span>, home: Vec<Span>) -> Result<Box<dyn Moving>> {
         let size = home.iter().map(Span::size).sum();
         let pairs: Vec<(Span, Span)> = copies.into_iter().zip(home).collect();
-        self.transit.mover.enqueue(&pairs).map_err(|source| self.unmoved(size, source))
+        self.context.mover.enqueue(&pairs).map_err(|source| self.unmoved(size, source))
     }
 
     /// All work on the spans is done, and nothing writes to them: the digest needs no order with the copies.
     fn begin_digest(&self, home: &[Span]) -> Result<Option<Digesting<'a>>> {
-        let Some(digests) = self.transit.checks else { return Ok(None) };
+        let Some(digests) = self.context.checks else { return Ok(None) };
         let begun = digests.enqueue(digests.stream(), home).map_err(PoolError::from)?;
         Ok(Some(begun))
     }
@@ -271,14 +278,14 @@ impl<'a> Crossing<'a> {
     }
 }
 
-impl Leaving<'_> {
+impl Evicting<'_> {
     /// How many bytes are copied.
     pub(crate) fn size(&self) -> Bytes {
         self.size
     }
 }
 
-impl Entering<'_> {
+impl Refilling<'_> {
     /// How many bytes are copied.
     pub(crate) fn size(&self) -> Bytes {
         self.size

@@ -1,6 +1,6 @@
 //! Memory for what other GPUs gave up.
 //!
-//! Invariant: it lies in domains of its own, one guest's in each, whose blocks no program has. What was freed there is handed out again
+//! Invariant: it lies in domains of its own, one owner's in each, whose blocks no program has. What was freed there is handed out again
 //! only after all work that was enqueued before, of its own GPU and of what the clock was told of ([`super::peer`]).
 
 use glake_device::{Address, DeviceId, Stream};
@@ -8,35 +8,35 @@ use glake_stitch::{DomainId, DomainOptions, StreamKey};
 use glake_units::Bytes;
 use rustc_hash::FxHashMap;
 
-use super::{Block, GpuPool, Held, PoolStream, Result};
+use super::{Block, GpuPool, PlanState, PoolStream, Result};
 
-/// An extent of guests. Copies are made while the next one is opened; larger ones are opened in less time and hide less of it.
+/// An extent of owners. Copies are made while the next one is opened; larger ones are opened in less time and hide less of it.
 const EXTENT: Bytes = Bytes::mib(256);
 /// At most such a part of the device's memory.
 const PART: u64 = 4;
 /// A stream that nobody has: what it is said to have used waits for an epoch.
 const NOBODY: PoolStream = PoolStream { raw: Stream::LEGACY, key: StreamKey(u64::MAX) };
 
-/// The domains of guests, made when they are needed: the driver takes longer the more GPUs memory is opened to.
+/// The domains of owners, made when they are needed: the driver takes longer the more GPUs memory is opened to.
 #[derive(Debug, Default)]
-pub(super) struct Guests(FxHashMap<DeviceId, DomainId>);
+pub(super) struct PeerBlocks(FxHashMap<DeviceId, DomainId>);
 
-impl Guests {
+impl PeerBlocks {
     /// Who lodges in a domain.
     pub(super) fn of(&self, domain: DomainId) -> Option<DeviceId> {
-        self.0.iter().find(|(_, known)| **known == domain).map(|(guest, _)| *guest)
+        self.0.iter().find(|(_, known)| **known == domain).map(|(owner, _)| *owner)
     }
 }
 
 impl GpuPool {
     /// Memory that the work of one other device may touch, and that of devices which are let to all of the pool's later.
-    pub(crate) fn lodge(&self, guest: DeviceId, size: Bytes) -> Result<Block> {
-        let domain = self.domain_of(&mut *self.growth()?, guest)?;
+    pub(crate) fn alloc_peer_block(&self, owner: DeviceId, size: Bytes) -> Result<Block> {
+        let domain = self.domain_of(&mut *self.growth()?, owner)?;
         self.malloc_in(domain, size, PoolStream::of(&*self.driver, self.device, Stream::LEGACY)?)
     }
 
-    /// How much may lodge together.
-    pub(crate) fn shared_lodging(&self) -> Bytes {
+    /// How much may alloc together.
+    pub(crate) fn shared_peer_blocks(&self) -> Bytes {
         let core = self.core.lock();
         let (unit, memory) = (core.settings().granularity, core.settings().memory);
         let units = memory.get() / PART / unit.get().max(1);
@@ -44,25 +44,25 @@ impl GpuPool {
     }
 
     /// Takes it back.
-    pub(crate) fn dislodge(&self, address: Address) -> Result<Bytes> {
+    pub(crate) fn free_peer_block(&self, address: Address) -> Result<Bytes> {
         self.record_stream(address, NOBODY);
         self.free(address)
     }
 
-    /// Gives back to the driver what no guest has any more and no work touches. Never waits.
-    pub(crate) fn sweep_guests(&self) -> Result<Bytes> {
-        let domains: Vec<DomainId> = self.growth()?.guests.0.values().copied().collect();
+    /// Gives back to the driver what no owner has any more and no work touches. Never waits.
+    pub(crate) fn sweep_peer_blocks(&self) -> Result<Bytes> {
+        let domains: Vec<DomainId> = self.growth()?.peer_blocks.0.values().copied().collect();
         domains.into_iter().map(|domain| self.trim_domain(domain)).sum()
     }
 
-    fn domain_of(&self, held: &mut Held, guest: DeviceId) -> Result<DomainId> {
-        self.admit(guest)?;
-        if let Some(domain) = held.guests.0.get(&guest) {
+    fn domain_of(&self, held: &mut PlanState, owner: DeviceId) -> Result<DomainId> {
+        self.admit(owner)?;
+        if let Some(domain) = held.peer_blocks.0.get(&owner) {
             return Ok(*domain);
         }
-        let options = DomainOptions::region(self.shared_lodging());
+        let options = DomainOptions::region(self.shared_peer_blocks());
         let domain = self.new_domain(held, options, self.properties);
-        held.guests.0.insert(guest, domain);
+        held.peer_blocks.0.insert(owner, domain);
         Ok(domain)
     }
 }
@@ -107,7 +107,7 @@ mod tests {
             let writes = [Touch { address: block.address, size: block.size }];
             let time = Duration::from_millis(1);
             self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})?;
-            // As whoever copies for a guest does.
+            // As whoever copies for a owner does.
             let driver = self.pool.epochs.driver();
             let done = OwnedEvent::new(driver, PEERS[peer], EventKind::Plain)?;
             done.record(self.streams[peer].id())?;
@@ -124,7 +124,7 @@ mod tests {
 
         fn end(self) {
             self.pool.settle().unwrap();
-            self.pool.sweep_guests().unwrap();
+            self.pool.sweep_peer_blocks().unwrap();
             self.pool.trim(Bytes::ZERO).unwrap();
             assert_eq!(self.pool.reserved(), Bytes::ZERO);
             let sim = self.sim.clone();
@@ -134,20 +134,20 @@ mod tests {
     }
 
     #[test]
-    fn a_lodging_is_open_to_its_guest_alone() {
+    fn a_peer_block_is_open_to_its_owner_alone() {
         for peers in [&[][..], &PEERS] {
             let bed = bed(peers);
-            let one = bed.pool.lodge(PEERS[0], SIZE).unwrap();
-            let other = bed.pool.lodge(PEERS[1], SIZE).unwrap();
+            let one = bed.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
+            let other = bed.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
             bed.write(0, one).unwrap();
             bed.write(1, other).unwrap();
             for (peer, block) in [(1, one), (2, one), (0, other), (2, other)] {
                 bed.assert_refused(peer, block);
             }
             // What was one's does not become another's.
-            bed.pool.dislodge(one.address).unwrap();
+            bed.pool.free_peer_block(one.address).unwrap();
             bed.pool.settle().unwrap();
-            let again = bed.pool.lodge(PEERS[1], SIZE).unwrap();
+            let again = bed.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
             assert_ne!(again.address, one.address);
             bed.assert_refused(0, again);
             bed.write(1, again).unwrap();
@@ -165,22 +165,22 @@ mod tests {
     }
 
     #[test]
-    fn a_lodging_goes_after_its_guests_work() {
+    fn a_peer_block_goes_after_its_owners_work() {
         let bed = bed(&[]);
-        let block = bed.pool.lodge(PEERS[0], SIZE).unwrap();
+        let block = bed.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
         assert_eq!(bed.pool.peers(), DeviceSet::EMPTY);
         bed.write(0, block).unwrap();
-        bed.pool.dislodge(block.address).unwrap();
-        assert_eq!(bed.pool.sweep_guests().unwrap(), Bytes::ZERO, "the guest still writes");
+        bed.pool.free_peer_block(block.address).unwrap();
+        assert_eq!(bed.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
         bed.pool.settle().unwrap();
-        assert!(bed.pool.sweep_guests().unwrap() >= SIZE);
+        assert!(bed.pool.sweep_peer_blocks().unwrap() >= SIZE);
         bed.end();
     }
 
     #[test]
     fn a_device_that_is_let_to_all_is_watched_though_that_fails() {
         let bed = bed(&[]);
-        let block = bed.pool.lodge(PEERS[0], SIZE).unwrap();
+        let block = bed.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
         bed.faults.set(&[Fault {
             verb: Some(Verb::SetAccess),
             when: When::Nth(1),
@@ -189,15 +189,15 @@ mod tests {
         bed.pool.enable_peer(PEERS[0]).unwrap_err();
         bed.faults.set(&[]);
         bed.write(0, block).unwrap();
-        bed.pool.dislodge(block.address).unwrap();
-        assert_eq!(bed.pool.sweep_guests().unwrap(), Bytes::ZERO, "the guest still writes");
+        bed.pool.free_peer_block(block.address).unwrap();
+        assert_eq!(bed.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
         bed.end();
     }
 
     #[test]
-    fn who_is_no_guest() {
+    fn who_owns_no_peer_block() {
         let bed = bed(&[]);
-        let unknown = bed.pool.lodge(DeviceId(4), SIZE).unwrap_err();
+        let unknown = bed.pool.alloc_peer_block(DeviceId(4), SIZE).unwrap_err();
         assert!(matches!(unknown, PoolError::NoSuchDevice { device: DeviceId(4), count: 4 }), "{unknown}");
         bed.end();
     }

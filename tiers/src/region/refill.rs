@@ -7,16 +7,16 @@ use glake_device::DriverError;
 use glake_stitch::{ExtentView, StitchError};
 use glake_units::Bytes;
 
-use super::{AHEAD, AT_ONCE, CopyPolicy, Patience, Refilled, Region, RegionError, Result, choose};
-use crate::store::{Crossing, Entering, Return};
-use crate::{PoolError, Transit};
+use super::{AHEAD, AT_ONCE, CopyPolicy, Refilled, Region, RegionError, Result, WaitPolicy, choose};
+use crate::store::{ExtentTransfer, Refilling, Return};
+use crate::{PoolError, TransferContext};
 
 /// An extent whose bytes are on their way back.
 #[derive(Debug)]
 struct Copying<'s> {
     view: ExtentView,
     /// `None`: there is nothing to copy.
-    entering: Option<Entering<'s>>,
+    refilling: Option<Refilling<'s>>,
 }
 
 /// Extents on their way in, in the order in which they began.
@@ -33,13 +33,18 @@ struct Pipeline<'s> {
 impl Region {
     /// Makes at least `amount` of memory for what is away of the region, for all of it with [`Bytes::MAX`], at the addresses that it
     /// had, and copies the bytes back. They are there when it returns. Where there is no memory, what is free elsewhere goes back to the
-    /// driver, and `patience` is asked whether more will.
+    /// driver, and `wait_policy` is asked whether more will.
     ///
     /// # Errors
     /// [`RegionError::Stopped`]: what came back by then is there, the rest is away or halfway; either direction goes on from
     /// there. [`RegionError::Damaged`], [`RegionError::Unread`]: all others came back, and this one is halfway.
-    pub fn refill(&self, amount: Bytes, transit: Transit<'_>, patience: &dyn Patience) -> Result<Refilled> {
-        let entering = self.progress.begin();
+    pub fn refill(
+        &self,
+        amount: Bytes,
+        context: TransferContext<'_>,
+        wait_policy: &dyn WaitPolicy,
+    ) -> Result<Refilled> {
+        let refilling = self.progress.begin();
         let _turn = self.turn.lock();
         let standing = self.pool.forget_emptied(self.domain).and_then(|()| self.pool.standing(self.domain));
         let standing = match standing {
@@ -50,31 +55,31 @@ impl Region {
             standing => standing?,
         };
         let chosen = choose::to_enter(&standing, amount);
-        let crossing = Crossing::new(&self.pool, &self.options.tag, transit, Bytes::ZERO);
+        let transfer = ExtentTransfer::new(&self.pool, &self.options.tag, context, Bytes::ZERO);
         let pipeline = std::thread::scope(|scope| {
             let mut pipeline = Pipeline::default();
             for view in chosen {
                 if pipeline.failed.is_some() {
                     break;
                 }
-                match self.begin_entering(scope, view, &crossing, patience, &mut pipeline) {
+                match self.begin_refill(scope, view, &transfer, wait_policy, &mut pipeline) {
                     Ok(copying) => pipeline.copying.push_back(copying),
                     Err(error) => pipeline.fail(error),
                 }
-                let ahead = if crossing.is_enqueued() { AHEAD } else { AT_ONCE };
+                let ahead = if transfer.is_enqueued() { AHEAD } else { AT_ONCE };
                 while pipeline.copying.len() >= ahead {
-                    self.finish_entering(&crossing, &mut pipeline);
+                    self.finish_refill(&transfer, &mut pipeline);
                 }
             }
             // Without a mark those who wait do so until the copies are done, and compared.
-            if crossing.is_enqueued()
-                && transit.checks.is_none()
-                && let Ok(mark) = transit.mover.mark()
+            if transfer.is_enqueued()
+                && context.checks.is_none()
+                && let Ok(mark) = context.mover.mark()
             {
-                entering.enqueued(mark);
+                refilling.enqueued(mark);
             }
             while !pipeline.copying.is_empty() {
-                self.finish_entering(&crossing, &mut pipeline);
+                self.finish_refill(&transfer, &mut pipeline);
             }
             if let Err(error) = self.protect() {
                 pipeline.fail(error);
@@ -92,21 +97,21 @@ impl Region {
         }
     }
 
-    fn begin_entering<'s>(
+    fn begin_refill<'s>(
         &self,
         scope: &'s Scope<'s, '_>,
         view: ExtentView,
-        crossing: &'s Crossing<'_>,
-        patience: &dyn Patience,
+        transfer: &'s ExtentTransfer<'_>,
+        wait_policy: &dyn WaitPolicy,
         pipeline: &mut Pipeline<'s>,
     ) -> Result<Copying<'s>> {
-        let Some(back) = self.enter(view, crossing, patience, pipeline)? else {
-            return Ok(Copying { view, entering: None });
+        let Some(back) = self.refill_next(view, transfer, wait_policy, pipeline)? else {
+            return Ok(Copying { view, refilling: None });
         };
-        match crossing.enter(scope, view, back) {
-            Ok(entering) => Ok(Copying { view, entering: Some(entering) }),
+        match transfer.begin_refill(scope, view, back) {
+            Ok(refilling) => Ok(Copying { view, refilling: Some(refilling) }),
             Err(error) => {
-                self.pool.halfway(view.extent)?;
+                self.pool.interrupted(view.extent)?;
                 Err(error)
             }
         }
@@ -114,16 +119,16 @@ impl Region {
 
     /// Makes and maps an extent's memory. Where there is none, it tries again whenever one of the copies under way has ended. Then frees
     /// that are pending are waited for, and at last others who give memory back: these may need what copies hold of the host's.
-    fn enter(
+    fn refill_next(
         &self,
         view: ExtentView,
-        crossing: &Crossing<'_>,
-        patience: &dyn Patience,
+        transfer: &ExtentTransfer<'_>,
+        wait_policy: &dyn WaitPolicy,
         pipeline: &mut Pipeline<'_>,
     ) -> Result<Option<Return>> {
         let mut settled = false;
         loop {
-            let error = match self.pool.begin_enter(view.extent) {
+            let error = match self.pool.begin_refill(view.extent) {
                 Err(error) if error.is_out_of_memory() => error,
                 entered => return Ok(entered?),
             };
@@ -131,7 +136,7 @@ impl Region {
                 return Err(error.into());
             }
             if !pipeline.copying.is_empty() {
-                self.finish_entering(crossing, pipeline);
+                self.finish_refill(transfer, pipeline);
             } else if !settled {
                 settled = true;
                 match self.pool.settle() {
@@ -139,34 +144,34 @@ impl Region {
                     Ok(()) | Err(PoolError::Driver(DriverError::Capturing { .. })) => {}
                     Err(error) => return Err(error.into()),
                 }
-            } else if !patience.wait() {
+            } else if !wait_policy.wait() {
                 return Err(error.into());
             }
         }
     }
 
-    fn finish_entering(&self, crossing: &Crossing<'_>, pipeline: &mut Pipeline<'_>) {
-        let Some(Copying { view, entering }) = pipeline.copying.pop_front() else { return };
-        let size = entering.as_ref().map_or(Bytes::ZERO, Entering::size);
-        if let Err(error) = entering.map_or(Ok(()), |entering| crossing.entered(entering)) {
+    fn finish_refill(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
+        let Some(Copying { view, refilling }) = pipeline.copying.pop_front() else { return };
+        let size = refilling.as_ref().map_or(Bytes::ZERO, Refilling::size);
+        if let Err(error) = refilling.map_or(Ok(()), |refilling| transfer.finish_refill(refilling)) {
             match error {
                 RegionError::Damaged { .. } | RegionError::Unread { .. } => {
                     pipeline.unusable.get_or_insert(error);
                 }
                 error => pipeline.fail(error),
             }
-            if let Err(error) = self.pool.halfway(view.extent) {
+            if let Err(error) = self.pool.interrupted(view.extent) {
                 pipeline.fail(error.into());
             }
             return;
         }
         let retain = self.is_sealed() && self.options.host_copy == CopyPolicy::Retain;
-        match self.pool.arrived(view.extent, retain) {
+        match self.pool.finish_refill(view.extent, retain) {
             Ok(()) => {
                 let report = &mut pipeline.report;
                 report.mapped = report.mapped.saturating_add(view.size);
                 report.copied = report.copied.saturating_add(size);
-                crossing.sweep();
+                transfer.sweep();
             }
             Err(error) => pipeline.fail(error.into()),
         }

@@ -7,7 +7,7 @@
 //!   └───came_back────┘  nothing was given up
 //! ```
 //!
-//! Invariants: a free piece lies in the lane of what is away exactly where its extent is not here, and then inside that one
+//! Invariants: a free piece lies in the free list of what is away exactly where its extent is not here, and then inside that one
 //! extent; what counts as reserved are the extents that are here or moving; an alias over a moving extent is not unmapped, so
 //! that an extent keeps its addresses while the driver works on them.
 
@@ -16,8 +16,8 @@ use glake_units::Bytes;
 use super::Allocator;
 use crate::error::StitchError;
 use crate::extent::Presence;
-use crate::ids::{DomainId, ExtentId, LaneId, PieceId};
-use crate::lane::{Class, Taker};
+use crate::free_list::{Class, Owner};
+use crate::ids::{DomainId, ExtentId, FreeListId, PieceId};
 use crate::piece::State;
 
 impl Allocator {
@@ -26,24 +26,24 @@ impl Allocator {
     /// # Errors
     /// [`StitchError::WrongPresence`] where it is not here; [`StitchError::Withheld`] where blocks were freed in it that other
     /// streams may still use. Nothing has changed then.
-    pub fn leave(&mut self, extent: ExtentId) -> Result<(), StitchError> {
-        self.in_presence(extent, Presence::Here)?;
+    pub fn begin_evict(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+        self.in_presence(extent, Presence::Resident)?;
         let (start, end) = (self.extents[extent].start, self.extents[extent].end());
         let idle: Vec<PieceId> =
             self.free_in(start, end).into_iter().filter(|&id| self.is_idle_slab(id)).collect();
         self.dissolve_slabs(&idle);
         let free = self.free_in(start, end);
-        if free.iter().any(|&id| self.taker_of(id) == Taker::Nobody) {
+        if free.iter().any(|&id| self.list_owner_of(id) == Owner::Nobody) {
             return Err(StitchError::Withheld { extent });
         }
         for id in free {
-            self.put_free_away(id, start, end);
+            self.put_free_evicted(id, start, end);
         }
         let live = self.live_in(extent);
         let leaving = &mut self.extents[extent];
         leaving.live = live;
         leaving.presence = Presence::Moving;
-        self.not_here += 1;
+        self.not_resident += 1;
         Ok(())
     }
 
@@ -51,16 +51,16 @@ impl Allocator {
     ///
     /// # Errors
     /// [`StitchError::WrongPresence`].
-    pub fn came_back(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+    pub fn finish_refill(&mut self, extent: ExtentId) -> Result<(), StitchError> {
         self.in_presence(extent, Presence::Moving)?;
         let (start, end) = (self.extents[extent].start, self.extents[extent].end());
-        self.extents[extent].presence = Presence::Here;
-        self.not_here -= 1;
+        self.extents[extent].presence = Presence::Resident;
+        self.not_resident -= 1;
         for id in self.free_in(start, end) {
-            let lane = self.pieces[id].lane;
-            self.lanes[lane.index()].remove(&mut self.pieces, id);
+            let list = self.pieces[id].list;
+            self.lists[list.index()].remove(&mut self.pieces, id);
             let piece = &mut self.pieces[id];
-            piece.lane = std::mem::replace(&mut piece.owner, LaneId::NONE);
+            piece.list = std::mem::replace(&mut piece.returns_to, FreeListId::NONE);
             self.give(id);
         }
         Ok(())
@@ -70,10 +70,10 @@ impl Allocator {
     ///
     /// # Errors
     /// [`StitchError::WrongPresence`].
-    pub fn left(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+    pub fn finish_evict(&mut self, extent: ExtentId) -> Result<(), StitchError> {
         self.in_presence(extent, Presence::Moving)?;
         let (size, small, mappings) = self.account(extent);
-        self.extents[extent].presence = Presence::Away;
+        self.extents[extent].presence = Presence::Evicted;
         for pool in self.stats.pools(small) {
             pool.reserved.sub(size);
             pool.extents.sub(1);
@@ -83,12 +83,12 @@ impl Allocator {
         Ok(())
     }
 
-    /// Sets a part of the limit aside for an extent that is away, until [`Allocator::entered`].
+    /// Sets a part of the limit aside for an extent that is away, until [`Allocator::refill_made`].
     ///
     /// # Errors
     /// [`StitchError::OutOfMemory`] where the limit does not allow it; [`StitchError::WrongPresence`].
-    pub fn enter(&mut self, extent: ExtentId) -> Result<(), StitchError> {
-        self.in_presence(extent, Presence::Away)?;
+    pub fn begin_refill(&mut self, extent: ExtentId) -> Result<(), StitchError> {
+        self.in_presence(extent, Presence::Evicted)?;
         let size = self.extents[extent].size;
         if self.reserved() + size > self.settings.limit.get() {
             return Err(StitchError::OutOfMemory {
@@ -103,8 +103,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Ends [`Allocator::enter`]: the driver has made the memory, and the extent moves; or it has not.
-    pub fn entered(&mut self, extent: ExtentId, made: bool) {
+    /// Ends [`Allocator::begin_refill`]: the driver has made the memory, and the extent moves; or it has not.
+    pub fn refill_made(&mut self, extent: ExtentId, made: bool) {
         let (size, small, mappings) = self.account(extent);
         self.planned -= size;
         if !made {
@@ -128,10 +128,10 @@ impl Allocator {
     }
 
     /// Whether all extents of a domain are here.
-    pub(super) fn all_here(&self, domain: DomainId) -> Result<(), StitchError> {
-        let is_away =
-            |extent: &crate::extent::Extent| extent.domain == domain && extent.presence != Presence::Here;
-        if self.not_here > 0 && self.extents.iter().any(|(_, extent)| is_away(extent)) {
+    pub(super) fn all_resident(&self, domain: DomainId) -> Result<(), StitchError> {
+        let is_evicted =
+            |extent: &crate::extent::Extent| extent.domain == domain && extent.presence != Presence::Resident;
+        if self.not_resident > 0 && self.extents.iter().any(|(_, extent)| is_evicted(extent)) {
             return Err(StitchError::Away { domain });
         }
         Ok(())
@@ -140,15 +140,15 @@ impl Allocator {
     /// Whether a range of home touches an extent that is not here.
     #[inline]
     pub(super) fn is_apart(&self, start: u64, end: u64) -> bool {
-        self.not_here > 0 && self.touches_elsewhere(start, end)
+        self.not_resident > 0 && self.touches_elsewhere(start, end)
     }
 
     #[cold]
     fn touches_elsewhere(&self, start: u64, end: u64) -> bool {
-        self.extents.touching(start, end).any(|extent| self.extents[extent].presence != Presence::Here)
+        self.extents.touching(start, end).any(|extent| self.extents[extent].presence != Presence::Resident)
     }
 
-    /// Frees a piece that is in no lane, part by part: what lies in extents that are here goes into the lane that it names, the
+    /// Frees a piece that is in no free list, part by part: what lies in extents that are here goes into the free list that it names, the
     /// rest is kept for when they are back.
     #[cold]
     pub(super) fn give_apart(&mut self, id: PieceId) {
@@ -158,11 +158,11 @@ impl Allocator {
             let extent = self.extents.at(start);
             let cut = self.extents[extent].end();
             next = (cut < end).then(|| self.pieces.split(id, cut - start));
-            if self.extents[extent].presence == Presence::Here {
+            if self.extents[extent].presence == Presence::Resident {
                 self.give(id);
                 continue;
             }
-            self.put_away(id);
+            self.put_evicted(id);
             let emptied = &mut self.extents[extent];
             emptied.live -= cut.min(end) - start;
             let domain = &self.domains[emptied.domain];
@@ -173,12 +173,12 @@ impl Allocator {
     }
 
     /// Bytes in live blocks of extents for which no memory is held.
-    pub(super) fn live_away(&self) -> u64 {
-        if self.not_here == 0 {
+    pub(super) fn live_evicted(&self) -> u64 {
+        if self.not_resident == 0 {
             return 0;
         }
-        let away = self.extents.iter().filter(|(_, extent)| extent.presence == Presence::Away);
-        away.map(|(_, extent)| extent.live).sum()
+        let evicted = self.extents.iter().filter(|(_, extent)| extent.presence == Presence::Evicted);
+        evicted.map(|(_, extent)| extent.live).sum()
     }
 
     /// Whether an extent is away, and nothing at all is left of it to come back for.
@@ -188,7 +188,7 @@ impl Allocator {
             let piece = &self.pieces[piece];
             extent.start <= piece.start && piece.end() <= extent.end()
         };
-        extent.presence == Presence::Away
+        extent.presence == Presence::Evicted
             && extent.live == 0
             && self.aliases_are_done(id)
             && self.outer_in(extent.start, extent.end()).iter().all(whole)
@@ -199,8 +199,8 @@ impl Allocator {
         let (start, end) = (self.extents[id].start, self.extents[id].end());
         let free = self.free_in(start, end);
         for &piece in &free {
-            let lane = self.pieces[piece].lane;
-            self.lanes[lane.index()].remove(&mut self.pieces, piece);
+            let list = self.pieces[piece].list;
+            self.lists[list.index()].remove(&mut self.pieces, piece);
         }
         let outer = self.outer_in(start, end);
         for &piece in &outer {
@@ -218,41 +218,41 @@ impl Allocator {
         outer.iter().skip(1).for_each(|_| self.pieces.absorb_next(whole));
         self.remove_piece(whole);
         let extent = self.extents.remove(id);
-        self.not_here -= 1;
+        self.not_resident -= 1;
         self.zone(extent.class).give_back(start, end - start);
         self.domains[extent.domain].extents -= 1;
         self.drop_if_done(extent.domain);
     }
 
-    /// Moves what a free piece has inside a range to the lane of what is away; the rest stays in its lane.
-    fn put_free_away(&mut self, mut id: PieceId, start: u64, end: u64) {
-        let lane = self.pieces[id].lane;
-        self.lanes[lane.index()].remove(&mut self.pieces, id);
+    /// Moves what a free piece has inside a range to the free list of what is away; the rest stays in its free list.
+    fn put_free_evicted(&mut self, mut id: PieceId, start: u64, end: u64) {
+        let list = self.pieces[id].list;
+        self.lists[list.index()].remove(&mut self.pieces, id);
         if self.pieces[id].start < start {
             let front = id;
             id = self.pieces.split(front, start - self.pieces[front].start);
-            self.lanes[lane.index()].insert(&mut self.pieces, front);
+            self.lists[list.index()].insert(&mut self.pieces, front);
         }
         if self.pieces[id].end() > end {
             let rest = self.pieces.split(id, end - self.pieces[id].start);
-            self.lanes[lane.index()].insert(&mut self.pieces, rest);
+            self.lists[list.index()].insert(&mut self.pieces, rest);
         }
-        self.put_away(id);
+        self.put_evicted(id);
     }
 
-    /// Puts a piece that is in no lane among what is away, for the lane that it names.
-    fn put_away(&mut self, id: PieceId) {
-        let lane = &self.lanes[self.pieces[id].lane.index()];
-        let domain = &self.domains[lane.domain];
-        let away = if lane.class == Class::Small { domain.away_small } else { domain.away_large };
+    /// Puts a piece that is in no free list among what is away, for the free list that it names.
+    fn put_evicted(&mut self, id: PieceId) {
+        let list = &self.lists[self.pieces[id].list.index()];
+        let domain = &self.domains[list.domain];
+        let evicted = if list.class == Class::Small { domain.evicted_small } else { domain.evicted_large };
         let piece = &mut self.pieces[id];
         piece.state = State::Free;
-        piece.owner = std::mem::replace(&mut piece.lane, away);
-        self.lanes[away.index()].insert(&mut self.pieces, id);
+        piece.returns_to = std::mem::replace(&mut piece.list, evicted);
+        self.lists[evicted.index()].insert(&mut self.pieces, id);
     }
 
-    fn taker_of(&self, id: PieceId) -> Taker {
-        self.lanes[self.pieces[id].lane.index()].taker
+    fn list_owner_of(&self, id: PieceId) -> Owner {
+        self.lists[self.pieces[id].list.index()].owner
     }
 
     /// An extent's size, whether it is of slabs, and how many mappings it has when it is here.

@@ -16,13 +16,13 @@ use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, Presence, StitchEr
 use glake_units::Bytes;
 
 use super::execute::retry;
-use super::{GpuPool, Held, PoolError, Result};
+use super::{GpuPool, PlanState, PoolError, Result};
 use crate::place::{NotNow, Place, Residency, Step};
 use crate::store::{Return, StoredCopy};
 
 /// Where an extent's bytes are, and their copy where there is one.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct ExtentRecord {
     pub(crate) residency: Residency,
     /// None: there is nothing in it that counts.
     pub(crate) copy: Option<StoredCopy>,
@@ -30,14 +30,14 @@ pub(crate) struct Kept {
 
 /// A moment, and the completion that tells that all work from before it is done.
 #[derive(Debug)]
-pub(crate) struct Passage {
+pub(crate) struct CompletionPoint {
     mark: Sequence,
     epoch: Epoch,
 }
 
-impl Passage {
+impl CompletionPoint {
     /// Whether that work is done. Never waits.
-    pub(crate) fn is_over(&mut self) -> glake_device::Result<bool> {
+    pub(crate) fn has_passed(&mut self) -> glake_device::Result<bool> {
         Ok(self.epoch.poll()?.is_some())
     }
 }
@@ -51,7 +51,7 @@ pub(crate) struct Done {
 
 /// What begins when an extent is asked to leave.
 #[derive(Debug)]
-pub(crate) enum Leave {
+pub(crate) enum Eviction {
     /// These bytes are to be copied first.
     Copy(Vec<HomeRange>),
     /// A whole copy is there already, or nothing has to be kept.
@@ -102,30 +102,30 @@ impl GpuPool {
     }
 
     /// Marks now: nothing uses what was copied by now.
-    pub(crate) fn passage(&self) -> Result<Passage> {
+    pub(crate) fn completion_point(&self) -> Result<CompletionPoint> {
         self.usable()?;
         let mark = self.epochs.mark();
         let epoch = retry(|| self.epochs.record(self.reach.watched())).map_err(|error| self.failed(error))?;
-        Ok(Passage { mark, epoch })
+        Ok(CompletionPoint { mark, epoch })
     }
 
     /// Waits until all work from before a mark is done.
-    pub(crate) fn passed(&self, passage: Passage) -> Result<Done> {
-        let Passage { mark, mut epoch } = passage;
+    pub(crate) fn passed(&self, point: CompletionPoint) -> Result<Done> {
+        let CompletionPoint { mark, mut epoch } = point;
         let passed = retry(|| epoch.wait()).map_err(|error| self.failed(error))?;
         Ok(Done { mark, passed })
     }
 
     /// An extent begins to leave its GPU for `to`, or for where its copy is; with `discard` its bytes are given up.
-    pub(crate) fn begin_leave(&self, extent: ExtentId, to: Place, discard: bool) -> Result<Leave> {
+    pub(crate) fn begin_evict(&self, extent: ExtentId, to: Place, discard: bool) -> Result<Eviction> {
         let held = self.growth()?;
         let residency = self.kept.lock().get(&extent).map_or(Residency::NEW, |kept| kept.residency);
-        let next = self.after(residency, Step::Leave(residency.copy().unwrap_or(to)))?;
+        let next = self.after(residency, Step::Evict(residency.copy().unwrap_or(to)))?;
         let is_resident = matches!(residency, Residency::Resident { .. });
         if is_resident && held.extents.get(&extent).is_some_and(Extent::is_exported) {
-            return Ok(Leave::Exported);
+            return Ok(Eviction::Exported);
         }
-        if !discard && matches!(next, Residency::GoingOut { .. }) {
+        if !discard && matches!(next, Residency::Evicting { .. }) {
             self.open_home(&held, extent)?;
         }
         let pins = self.pins.lock();
@@ -133,28 +133,28 @@ impl GpuPool {
         if is_resident {
             let domain = self.core.lock().size_and_domain(extent).1;
             if !pins.is_empty() && self.extents_of_pins(&pins, domain).contains(&extent) {
-                return Ok(Leave::Pinned);
+                return Ok(Eviction::Pinned);
             }
-            match self.core.lock().leave(extent) {
+            match self.core.lock().begin_evict(extent) {
                 Ok(()) => {}
-                Err(StitchError::Withheld { .. }) => return Ok(Leave::Withheld),
+                Err(StitchError::Withheld { .. }) => return Ok(Eviction::Withheld),
                 Err(source) => return Err(self.refused(source)),
             }
         }
-        let entry = kept.entry(extent).or_insert(Kept { residency, copy: None });
+        let entry = kept.entry(extent).or_insert(ExtentRecord { residency, copy: None });
         entry.residency = next;
         if let Some(copy) = &mut entry.copy {
             copy.set_needed();
         }
-        if !matches!(next, Residency::GoingOut { .. }) {
-            return Ok(Leave::Release);
+        if !matches!(next, Residency::Evicting { .. }) {
+            return Ok(Eviction::Release);
         }
         let ranges = if discard { Vec::new() } else { self.core.lock().kept_ranges(extent) };
         if !ranges.is_empty() {
-            return Ok(Leave::Copy(ranges));
+            return Ok(Eviction::Copy(ranges));
         }
         entry.residency = self.after(next, Step::Copied)?;
-        Ok(Leave::Release)
+        Ok(Eviction::Release)
     }
 
     /// Memory of the pool for asynchronous work.
@@ -163,7 +163,7 @@ impl GpuPool {
     }
 
     /// All bytes of an extent are in its copy.
-    pub(crate) fn copied(&self, extent: ExtentId, copy: StoredCopy) -> Result<()> {
+    pub(crate) fn finish_copy(&self, extent: ExtentId, copy: StoredCopy) -> Result<()> {
         let mut kept = self.kept.lock();
         let needed = !self.core.lock().kept_ranges(extent).is_empty();
         if let Some(entry) = kept.get_mut(&extent) {
@@ -176,13 +176,13 @@ impl GpuPool {
     }
 
     /// The copy out failed: the extent stays, as it was.
-    pub(crate) fn stays(&self, extent: ExtentId) -> Result<()> {
+    pub(crate) fn cancel_evict(&self, extent: ExtentId) -> Result<()> {
         let mut kept = self.kept.lock();
         if let Some(entry) = kept.get(&extent) {
             self.after(entry.residency, Step::Failed)?;
             kept.remove(&extent);
         }
-        self.core.lock().came_back(extent).map_err(|source| self.refused(source))
+        self.core.lock().finish_refill(extent).map_err(|source| self.refused(source))
     }
 
     /// Unmaps extents at all their addresses: what used them was done when it was marked. What lies side by side goes in one call:
@@ -202,7 +202,7 @@ impl GpuPool {
             outcome
         });
         for extent in extents.iter().filter(|extent| !unmapped.contains(extent)) {
-            outcome = outcome.and(self.halfway(*extent));
+            outcome = outcome.and(self.interrupted(*extent));
         }
         (unmapped, outcome)
     }
@@ -217,7 +217,7 @@ impl GpuPool {
         released.and(self.advance(extent, step))
     }
 
-    fn unmap_everywhere(&self, held: &Held, extents: &[ExtentId], done: &Done) -> Result<()> {
+    fn unmap_everywhere(&self, held: &PlanState, extents: &[ExtentId], done: &Done) -> Result<()> {
         let moving = |extent: &&ExtentId| self.core.lock().presence(**extent) == Some(Presence::Moving);
         let mappings = extents.iter().filter(moving).flat_map(|extent| self.mappings_of(held, *extent));
         let mut mapped: Vec<Mapping> =
@@ -239,7 +239,7 @@ impl GpuPool {
     }
 
     /// Does nothing where it is gone.
-    fn release_memory(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+    fn release_memory(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
         if self.core.lock().presence(extent) != Some(Presence::Moving) {
             return Ok(());
         }
@@ -249,10 +249,10 @@ impl GpuPool {
                 self.failed(error)
             })?;
         }
-        self.core.lock().left(extent).map_err(|source| self.refused(source))
+        self.core.lock().finish_evict(extent).map_err(|source| self.refused(source))
     }
 
-    pub(super) fn mappings_of(&self, held: &Held, extent: ExtentId) -> Vec<Mapping> {
+    pub(super) fn mappings_of(&self, held: &PlanState, extent: ExtentId) -> Vec<Mapping> {
         let Some(size) = held.extents.get(&extent).map(Extent::size) else { return Vec::new() };
         let addresses = self.core.lock().addresses_of(extent);
         addresses.into_iter().map(|offset| Mapping { offset, size }).collect()
@@ -264,12 +264,12 @@ impl GpuPool {
     /// # Errors
     /// [`PoolError::Refused`] or [`PoolError::DeviceFull`] where there is no memory for it, after what is free in other domains
     /// was given back; what the driver answers. The extent is halfway then.
-    pub(crate) fn begin_enter(&self, extent: ExtentId) -> Result<Option<Return>> {
+    pub(crate) fn begin_refill(&self, extent: ExtentId) -> Result<Option<Return>> {
         let mut held = self.growth()?;
         {
             let mut kept = self.kept.lock();
             let Some(entry) = kept.get_mut(&extent) else { return Ok(None) };
-            entry.residency = self.after(entry.residency, Step::Enter)?;
+            entry.residency = self.after(entry.residency, Step::Refill)?;
         }
         let entered = self.make_and_map(&mut held, extent).and_then(|()| {
             let kept = self.kept.lock();
@@ -277,14 +277,14 @@ impl GpuPool {
             copy.map(|copy| copy.back(self)).transpose()
         });
         if entered.is_err() {
-            self.halfway(extent)?;
+            self.interrupted(extent)?;
         }
         entered
     }
 
-    fn make_and_map(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+    fn make_and_map(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
         let presence = self.core.lock().presence(extent);
-        if presence == Some(Presence::Away) {
+        if presence == Some(Presence::Evicted) {
             self.make(held, extent)?;
         }
         let domain = self.core.lock().size_and_domain(extent).1;
@@ -299,7 +299,7 @@ impl GpuPool {
     }
 
     /// New memory for an extent; where there is none, what is free elsewhere goes first.
-    fn make(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+    fn make(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
         match self.try_make(held, extent) {
             Err(error) if error.is_out_of_memory() => {
                 let plan = self.core.lock().plan_trim(Bytes::ZERO);
@@ -311,21 +311,21 @@ impl GpuPool {
         }
     }
 
-    fn try_make(&self, held: &mut Held, extent: ExtentId) -> Result<()> {
+    fn try_make(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
         let (size, domain) = {
             let mut core = self.core.lock();
-            core.enter(extent).map_err(|source| self.refused(source))?;
+            core.begin_refill(extent).map_err(|source| self.refused(source))?;
             core.size_and_domain(extent)
         };
         let properties = held.properties.get(&domain).copied().unwrap_or(self.properties);
         let made = retry(|| Extent::new(&self.driver, size, properties));
-        self.core.lock().entered(extent, made.is_ok());
+        self.core.lock().refill_made(extent, made.is_ok());
         held.extents.insert(extent, made.map_err(|error| self.failed(error))?);
         Ok(())
     }
 
     /// All bytes of an extent are on its GPU again; `retain` keeps the copy, because nobody writes to them.
-    pub(crate) fn arrived(&self, extent: ExtentId, retain: bool) -> Result<()> {
+    pub(crate) fn finish_refill(&self, extent: ExtentId, retain: bool) -> Result<()> {
         let _gone;
         let mut kept = self.kept.lock();
         let Some(entry) = kept.get_mut(&extent) else { return Ok(()) };
@@ -337,11 +337,11 @@ impl GpuPool {
                 _gone = kept.remove(&extent);
             }
         }
-        self.core.lock().came_back(extent).map_err(|source| self.refused(source))
+        self.core.lock().finish_refill(extent).map_err(|source| self.refused(source))
     }
 
     /// What was begun with an extent that has a whole copy failed.
-    pub(crate) fn halfway(&self, extent: ExtentId) -> Result<()> {
+    pub(crate) fn interrupted(&self, extent: ExtentId) -> Result<()> {
         self.advance(extent, Step::Failed)
     }
 
@@ -369,7 +369,7 @@ impl GpuPool {
         core.seal_domain(domain, sealed).map_err(|source| self.refused(source))?;
         if !sealed {
             let own = core.extents_of(domain).map_err(|source| self.refused(source))?;
-            for view in own.iter().filter(|view| view.presence == Presence::Here) {
+            for view in own.iter().filter(|view| view.presence == Presence::Resident) {
                 gone.push(kept.remove(&view.extent));
             }
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Asked by a refill when there is no memory, after what is free elsewhere was given back.
-pub trait Patience: fmt::Debug + Sync {
+pub trait WaitPolicy: fmt::Debug + Sync {
     /// Waits until there may be more memory than when it was last asked, and says whether there may: then the refill tries again.
     /// The refill holds its region's turn meanwhile, and no lock of the pool.
     fn wait(&self) -> bool;
@@ -11,9 +11,9 @@ pub trait Patience: fmt::Debug + Sync {
 
 /// Waits for nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Impatient;
+pub struct NoWait;
 
-impl Patience for Impatient {
+impl WaitPolicy for NoWait {
     fn wait(&self) -> bool {
         false
     }

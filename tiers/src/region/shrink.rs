@@ -13,9 +13,9 @@ use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
 use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
-use crate::pool::{Leave, Passage};
-use crate::store::{Crossing, Leaving};
-use crate::{Place, PoolError, Residency, Store, Transit};
+use crate::pool::{CompletionPoint, Eviction};
+use crate::store::{Evicting, ExtentTransfer};
+use crate::{Place, PoolError, Residency, Store, TransferContext};
 
 /// How often an extent's pending frees are waited for, where other threads go on freeing.
 const DRAINS: usize = 8;
@@ -49,7 +49,7 @@ impl Pace {
 #[derive(Debug)]
 struct Copying<'s> {
     view: ExtentView,
-    leaving: Leaving<'s>,
+    evicting: Evicting<'s>,
 }
 
 /// Extents on their way out, in the order in which they began.
@@ -59,7 +59,7 @@ struct Pipeline<'s> {
     /// Nothing uses them any more; the next epoch is theirs.
     unused: Vec<ExtentView>,
     /// Those of one epoch at a time.
-    marked: VecDeque<(Vec<ExtentView>, Passage)>,
+    marked: VecDeque<(Vec<ExtentView>, CompletionPoint)>,
     /// Their memory can be released.
     unmapped: VecDeque<ExtentView>,
     report: Shrunk,
@@ -78,7 +78,7 @@ impl Region {
     /// # Errors
     /// While a capture is open that is refused, with nothing changed. [`RegionError::Stopped`]: what went by then is gone, the
     /// rest is where it was or halfway; either direction goes on from there.
-    pub fn shrink(&self, amount: Bytes, to: &Store, transit: Transit<'_>) -> Result<Shrunk> {
+    pub fn shrink(&self, amount: Bytes, to: &Store, context: TransferContext<'_>) -> Result<Shrunk> {
         let _turn = self.turn.lock();
         self.pool.drain()?;
         let free = if self.pool.keeps_all(self.domain) {
@@ -93,11 +93,12 @@ impl Region {
         report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Pinned)));
         let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
         let sizes = self.copied_sizes(&standing, &chosen);
-        let crossing = Crossing::new(&self.pool, &self.options.tag, transit, sizes.iter().copied().sum());
+        let transfer =
+            ExtentTransfer::new(&self.pool, &self.options.tag, context, sizes.iter().copied().sum());
         let over = AtomicBool::new(false);
         let (mut report, mut failed) = std::thread::scope(|scope| {
             to.pin_ahead(scope, &sizes, &over);
-            let left = self.leave(scope, &crossing, to, chosen, report);
+            let left = self.evict_next(scope, &transfer, to, chosen, report);
             over.store(true, Ordering::Relaxed);
             left
         });
@@ -127,10 +128,10 @@ impl Region {
         sizes.filter(|size| !size.is_zero()).collect()
     }
 
-    fn leave<'s>(
+    fn evict_next<'s>(
         &self,
         scope: &'s Scope<'s, '_>,
-        crossing: &'s Crossing<'_>,
+        transfer: &'s ExtentTransfer<'_>,
         to: &Store,
         chosen: Vec<ExtentView>,
         report: Shrunk,
@@ -141,15 +142,15 @@ impl Region {
             if pipeline.failed.is_some() {
                 break;
             }
-            self.begin(scope, view, to, crossing, &mut pipeline);
+            self.begin(scope, view, to, transfer, &mut pipeline);
             if pace.apart {
                 self.release(1, &mut pipeline);
             }
             while pipeline.copying.len() >= pace.at_once {
-                self.finish_copy(crossing, &mut pipeline);
+                self.finish_copy(transfer, &mut pipeline);
             }
             if pace.apart && pipeline.copying.len() + pipeline.unused.len() >= pace.batch {
-                self.unmap_all(crossing, &mut pipeline);
+                self.unmap_all(transfer, &mut pipeline);
             }
             if !pace.apart {
                 if pipeline.unused.len() >= pace.batch {
@@ -161,15 +162,15 @@ impl Region {
                 self.release(usize::MAX, &mut pipeline);
             }
         }
-        self.unmap_all(crossing, &mut pipeline);
+        self.unmap_all(transfer, &mut pipeline);
         self.release(usize::MAX, &mut pipeline);
         (pipeline.report, pipeline.failed)
     }
 
     /// Whatever was begun is unmapped when it returns, or stays.
-    fn unmap_all(&self, crossing: &Crossing<'_>, pipeline: &mut Pipeline<'_>) {
+    fn unmap_all(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
         while !pipeline.copying.is_empty() {
-            self.finish_copy(crossing, pipeline);
+            self.finish_copy(transfer, pipeline);
         }
         self.mark(pipeline);
         while !pipeline.marked.is_empty() {
@@ -182,18 +183,18 @@ impl Region {
         scope: &'s Scope<'s, '_>,
         view: ExtentView,
         to: &Store,
-        crossing: &'s Crossing<'_>,
+        transfer: &'s ExtentTransfer<'_>,
         pipeline: &mut Pipeline<'s>,
     ) {
-        let begun = self.begin_leaving(view.extent, to.place());
+        let begun = self.begin_evict(view.extent, to.place());
         let skip = |reason| self.skip(&view, reason);
         match begun {
-            Ok(Leave::Pinned) => pipeline.report.skipped.push(skip(SkipReason::Pinned)),
-            Ok(Leave::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
-            Ok(Leave::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
-            Ok(Leave::Release) => pipeline.unused.push(view),
-            Ok(Leave::Copy(ranges)) => match crossing.leave(scope, to, ranges) {
-                Ok(leaving) => pipeline.copying.push_back(Copying { view, leaving }),
+            Ok(Eviction::Pinned) => pipeline.report.skipped.push(skip(SkipReason::Pinned)),
+            Ok(Eviction::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
+            Ok(Eviction::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
+            Ok(Eviction::Release) => pipeline.unused.push(view),
+            Ok(Eviction::Copy(ranges)) => match transfer.begin_evict(scope, to, ranges) {
+                Ok(evicting) => pipeline.copying.push_back(Copying { view, evicting }),
                 Err(error) => self.gave_up(view.extent, error, pipeline),
             },
             Err(error) => pipeline.fail(error),
@@ -205,21 +206,21 @@ impl Region {
     }
 
     /// Where blocks were freed meanwhile that other streams used, their work is waited for.
-    fn begin_leaving(&self, extent: ExtentId, to: Place) -> Result<Leave> {
+    fn begin_evict(&self, extent: ExtentId, to: Place) -> Result<Eviction> {
         for _ in 0..DRAINS {
-            match self.pool.begin_leave(extent, to, self.options.policy == Policy::Discard)? {
-                Leave::Withheld => self.pool.drain()?,
+            match self.pool.begin_evict(extent, to, self.options.policy == Policy::Discard)? {
+                Eviction::Withheld => self.pool.drain()?,
                 begun => return Ok(begun),
             }
         }
-        Ok(Leave::Withheld)
+        Ok(Eviction::Withheld)
     }
 
-    fn finish_copy(&self, crossing: &Crossing<'_>, pipeline: &mut Pipeline<'_>) {
-        let Some(Copying { view, leaving }) = pipeline.copying.pop_front() else { return };
-        let size = leaving.size();
-        match crossing.left(leaving) {
-            Ok(copy) => match self.pool.copied(view.extent, copy) {
+    fn finish_copy(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
+        let Some(Copying { view, evicting }) = pipeline.copying.pop_front() else { return };
+        let size = evicting.size();
+        match transfer.finish_evict(evicting) {
+            Ok(copy) => match self.pool.finish_copy(view.extent, copy) {
                 Ok(()) => {
                     pipeline.report.copied = pipeline.report.copied.saturating_add(size);
                     pipeline.unused.push(view);
@@ -233,7 +234,7 @@ impl Region {
     /// The bytes were not copied: the extent stays.
     fn gave_up(&self, extent: ExtentId, error: RegionError, pipeline: &mut Pipeline<'_>) {
         pipeline.fail(error);
-        if let Err(error) = self.pool.stays(extent) {
+        if let Err(error) = self.pool.cancel_evict(extent) {
             pipeline.fail(error.into());
         }
     }
@@ -244,17 +245,17 @@ impl Region {
         if views.is_empty() {
             return;
         }
-        match self.pool.passage() {
-            Ok(passage) => pipeline.marked.push_back((views, passage)),
-            Err(error) => self.left_halfway(&views, error, pipeline),
+        match self.pool.completion_point() {
+            Ok(point) => pipeline.marked.push_back((views, point)),
+            Err(error) => self.interrupted(&views, error, pipeline),
         }
     }
 
     fn unmap_next(&self, pipeline: &mut Pipeline<'_>) {
-        let Some((views, passage)) = pipeline.marked.pop_front() else { return };
-        let done = match self.pool.passed(passage) {
+        let Some((views, point)) = pipeline.marked.pop_front() else { return };
+        let done = match self.pool.passed(point) {
             Ok(done) => done,
-            Err(error) => return self.left_halfway(&views, error, pipeline),
+            Err(error) => return self.interrupted(&views, error, pipeline),
         };
         let extents: Vec<ExtentId> = views.iter().map(|view| view.extent).collect();
         let (unmapped, outcome) = self.pool.unmap(&extents, &done);
@@ -269,7 +270,7 @@ impl Region {
         let most = most.min(pipeline.unmapped.len());
         for view in pipeline.unmapped.drain(..most).collect::<Vec<_>>() {
             match self.pool.release(view.extent) {
-                Ok(()) if view.presence == Presence::Away => {}
+                Ok(()) if view.presence == Presence::Evicted => {}
                 Ok(()) => pipeline.report.freed = pipeline.report.freed.saturating_add(view.size),
                 Err(error) => pipeline.fail(error.into()),
             }
@@ -277,10 +278,10 @@ impl Region {
     }
 
     /// Extents have whole copies, and memory that cannot be given back now.
-    fn left_halfway(&self, views: &[ExtentView], error: PoolError, pipeline: &mut Pipeline<'_>) {
+    fn interrupted(&self, views: &[ExtentView], error: PoolError, pipeline: &mut Pipeline<'_>) {
         pipeline.fail(error.into());
         for view in views {
-            if let Err(error) = self.pool.halfway(view.extent) {
+            if let Err(error) = self.pool.interrupted(view.extent) {
                 pipeline.fail(error.into());
             }
         }
@@ -291,7 +292,7 @@ impl Pipeline<'_> {
     /// Whether extents can be unmapped without waiting, or have to be. An error of the driver's is told by the wait.
     fn is_unmapping_due(&mut self) -> bool {
         self.marked.len() > EPOCHS
-            || self.marked.front_mut().is_some_and(|(_, passage)| passage.is_over().unwrap_or(true))
+            || self.marked.front_mut().is_some_and(|(_, point)| point.has_passed().unwrap_or(true))
     }
 
     fn fail(&mut self, error: RegionError) {

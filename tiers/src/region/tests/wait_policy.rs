@@ -12,7 +12,7 @@ struct Until {
     asked: AtomicUsize,
 }
 
-impl Patience for Until {
+impl WaitPolicy for Until {
     fn wait(&self) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_micros(100));
@@ -57,19 +57,21 @@ fn one_goes_while_another_comes() {
                 let out = other.shrink(
                     Bytes::MAX,
                     &Store::Host(bed.host.clone()),
-                    Transit { mover: &mover, checks: None },
+                    TransferContext { mover: &mover, checks: None },
                 );
                 until.over.store(true, Ordering::Release);
                 assert_eq!(out.unwrap().left, Bytes::ZERO);
             });
-            let back =
-                bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &until).unwrap();
+            let back = bed
+                .region
+                .refill(Bytes::MAX, TransferContext { mover: &bed.mover, checks: None }, &until)
+                .unwrap();
             assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(16)), "{round}");
         });
         bed.assert_bytes();
         bed.assert_sound();
         bed.shrink().unwrap();
-        other.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &Impatient).unwrap();
+        other.refill(Bytes::MAX, TransferContext { mover: &bed.mover, checks: None }, &NoWait).unwrap();
         for (block, seed) in blocks {
             let mut bytes = vec![0; 2 << 20];
             bed.pool.read(block.address, &mut bytes).unwrap();
@@ -94,8 +96,10 @@ fn without_anybody_who_gives_it_ends() {
     bed.limit(2);
     let until = Until::default();
     until.over.store(true, Ordering::Release);
-    let stopped =
-        bed.region.refill(Bytes::MAX, Transit { mover: &bed.mover, checks: None }, &until).unwrap_err();
+    let stopped = bed
+        .region
+        .refill(Bytes::MAX, TransferContext { mover: &bed.mover, checks: None }, &until)
+        .unwrap_err();
     let RegionError::Stopped { moved, source, .. } = stopped else { panic!("{stopped}") };
     assert!(matches!(*source, RegionError::Pool(ref error) if error.is_out_of_memory()), "{source}");
     assert_eq!((moved, until.asked.load(Ordering::Relaxed)), (Bytes::mib(4), 2));
