@@ -14,7 +14,7 @@ use glake_units::Bytes;
 const INTERVAL: Duration = Duration::from_millis(2);
 const LONG: Duration = Duration::from_secs(3600);
 /// Far more than any of it takes.
-const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn bed() -> (Bed, Ticker, [Lane; 2]) {
     let bed = Bed::new(Shape { clock: Clock::Wall, ..Shape::default() });
@@ -27,7 +27,7 @@ fn bed() -> (Bed, Ticker, [Lane; 2]) {
 fn until(what: &str, so: impl Fn() -> bool) -> Duration {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < RELAY_TIMEOUT, "{what}: not after {RELAY_TIMEOUT:?}");
+        assert!(start.elapsed() < TIMEOUT, "{what}: not after {TIMEOUT:?}");
         std::thread::sleep(Duration::from_micros(200));
     }
     start.elapsed()
@@ -141,7 +141,7 @@ fn dropping_it_ends_it_at_once() {
     std::thread::sleep(INTERVAL);
     let start = Instant::now();
     drop(pausing);
-    assert!(start.elapsed() < RELAY_TIMEOUT);
+    assert!(start.elapsed() < TIMEOUT);
 }
 
 #[test]

@@ -16,8 +16,8 @@ pub mod graph;
 mod mover;
 
 pub use engine::{
-    CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
-    StayedRelay, UserStream, WhyStayed, Worth,
+    Benefit, CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
+    UnsuspendedRelay, UserStream, WhyUnsuspended,
 };
 pub use error::{Result, TransferError};
 pub use mover::LinkMover;

@@ -60,7 +60,7 @@ fn threads_sleep_while_there_is_nothing_to_do() {
     // What is under way may end.
     std::thread::sleep(Duration::from_millis(200));
     let before = runs();
-    assert!(before.iter().any(|(name, _)| name == "glake-gates"), "{before:?}");
+    assert!(before.iter().any(|(name, _)| name == "glake-barriers"), "{before:?}");
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(runs(), before);
     engine.stop();

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use glake_device::owned::{Blocks, Span};
 use glake_device::{Address, CopyRequest, DeviceId, PointerKind};
-use glake_runtime::process::{End, Process, ProcessError};
+use glake_runtime::process::{Endpoint, Process, ProcessError};
 use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 
@@ -39,7 +39,7 @@ pub(super) fn split(
     process: &Process,
     request: &CopyRequest,
     asked: Asked,
-) -> Result<Option<(End, End)>, Failure> {
+) -> Result<Option<(Endpoint, Endpoint)>, Failure> {
     if asked.direct || request.size < process.least_split() {
         return Ok(None);
     }
@@ -54,7 +54,7 @@ pub(super) fn split(
 
 /// The ends, where one is host memory and the other a GPU's. Where the stream's device may not make the copy the engine has no
 /// way back to one link: then it is none for it.
-fn sides(device: DeviceId, ends: Option<(End, End)>) -> Option<(End, End)> {
+fn sides(device: DeviceId, ends: Option<(Endpoint, Endpoint)>) -> Option<(Endpoint, Endpoint)> {
     ends.filter(|(to, from)| to.is_other_side_of(from) && to.is_open_to(device) && from.is_open_to(device))
 }
 
@@ -84,8 +84,8 @@ pub(super) unsafe fn attempt(
 }
 
 /// Whether a copy between these goes a way. Memory that moves as it is touched is on neither side.
-fn goes((to, from): (End, End), way: Option<Direction>) -> bool {
-    let is_host = |end: End| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
+fn goes((to, from): (Endpoint, Endpoint), way: Option<Direction>) -> bool {
+    let is_host = |end: Endpoint| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
     match way {
         None => true,
         Some(Direction::ToGpu) => is_host(from),
@@ -124,14 +124,14 @@ pub(super) unsafe fn copy(
 pub(super) unsafe fn enqueue(
     process: &Process,
     request: CopyRequest,
-    ends: (End, End),
+    ends: (Endpoint, Endpoint),
     asked: Asked,
     waited: bool,
 ) -> Result<u64, Failure> {
     // SAFETY: the caller's promise.
     let (to, from) = unsafe { spans(request, ends) };
     if asked.now {
-        process.copy_now(&to, &from, asked.stream, asked.options(false))?;
+        process.copy_blocking(&to, &from, asked.stream, asked.options(false))?;
         return Ok(0);
     }
     Ok(process.copy(&to, &from, asked.stream, asked.options(waited))?.unwrap_or(0))
@@ -245,7 +245,7 @@ pub(super) unsafe fn copy_to_all(
 ) -> Result<u64, Failure> {
     bring_back(process, requests)?;
     let small = requests.first().is_none_or(|first| first.size < process.least_split());
-    let ends: Option<Vec<(End, End)>> = match small || asked.direct {
+    let ends: Option<Vec<(Endpoint, Endpoint)>> = match small || asked.direct {
         true => None,
         false => requests.iter().map(|request| split(process, request, asked)).collect::<Result<_, _>>()?,
     };
@@ -285,7 +285,7 @@ unsafe fn waited_for(
 }
 
 /// Compares both sides of copies that are there, where that is asked for: every way that a copy can take ends here, but for those
-/// that [`Process::copy_now`] makes, which compares itself.
+/// that [`Process::copy_blocking`] makes, which compares itself.
 ///
 /// # Safety
 /// As [`super::glake_copy_async`], for each.
@@ -304,7 +304,7 @@ unsafe fn compare(process: &Process, requests: &[CopyRequest], asked: Asked) -> 
 /// # Safety
 /// Both ranges are memory that lives, and that nothing else touches unordered, until all work that is enqueued on it has
 /// run; the ends say what they are.
-unsafe fn spans(request: CopyRequest, ends: (End, End)) -> (Span, Span) {
+unsafe fn spans(request: CopyRequest, ends: (Endpoint, Endpoint)) -> (Span, Span) {
     let CopyRequest { to, from, size } = request;
     // SAFETY: the caller's promise.
     unsafe {

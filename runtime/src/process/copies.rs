@@ -171,11 +171,11 @@ impl Process {
     ///
     /// # Errors
     /// As [`Process::copy`].
-    pub fn copy_now(&self, to: &Span, from: &Span, raw: Stream, options: CopyOptions) -> Result<()> {
+    pub fn copy_blocking(&self, to: &Span, from: &Span, raw: Stream, options: CopyOptions) -> Result<()> {
         let on = self.user_stream(raw)?;
         self.refuse_capture(on)?;
         let verify = options.verify || self.verifies_copies();
-        Ok(self.engine()?.copy_now(to, from, on, CopyOptions { verify, ..options })?)
+        Ok(self.engine()?.copy_blocking(to, from, on, CopyOptions { verify, ..options })?)
     }
 
     /// Compares both sides of copies that have arrived, whatever way they went, and copies again what differs.

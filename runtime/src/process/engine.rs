@@ -20,7 +20,7 @@ use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, DeviceInfo, Driver, PointerKind};
 use glake_transfer::graph::{Direction, PathGraph};
-use glake_transfer::{Engine, EngineOptions, Worth};
+use glake_transfer::{Benefit, Engine, EngineOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -89,24 +89,24 @@ impl ProcessEngine {
 
     /// What a copy between a pool and the host has to be for the engine, which is made for the first that is large enough.
     #[inline]
-    pub(super) fn worth(&self, of_gpu: PointerKind, direction: Direction, size: Bytes) -> Worth {
+    pub(super) fn benefit(&self, of_gpu: PointerKind, direction: Direction, size: Bytes) -> Benefit {
         match (self.made(), of_gpu) {
-            (Some(engine), PointerKind::Device { device, .. }) => engine.worth(device, direction, size),
-            _ => self.worth_of_other(size),
+            (Some(engine), PointerKind::Device { device, .. }) => engine.benefit(device, direction, size),
+            _ => self.benefit_of_other(size),
         }
     }
 
     /// As above, of memory that is no pool's.
     #[inline]
-    pub(super) fn worth_of_other(&self, size: Bytes) -> Worth {
-        self.made().map_or(Worth::Anything, |engine| engine.worth_of_other(size))
+    pub(super) fn benefit_of_other(&self, size: Bytes) -> Benefit {
+        self.made().map_or(Benefit::Anything, |engine| engine.benefit_of_other(size))
     }
 
     /// What a pool of a device is opened to when it is made: not to relays that rest, which would make their contexts.
     /// Nor to GPUs that the program has to itself.
     pub(super) fn awake_relays_of(&self, device: DeviceId, driver: &dyn Driver) -> DeviceSet {
-        let resting = self.made().map_or(DeviceSet::EMPTY, |engine| engine.resting());
-        let relays = self.relays_of(device).without(resting);
+        let suspended = self.made().map_or(DeviceSet::EMPTY, |engine| engine.suspended());
+        let relays = self.relays_of(device).without(suspended);
         // An answer that says nothing is no permission.
         let open =
             |relay: &DeviceId| self.config.shared_gpus || matches!(driver.has_context(*relay), Ok(false));
@@ -164,7 +164,7 @@ impl ProcessEngine {
         engine.set_relays(self.candidates);
         if *started {
             drop(started);
-            self.wake(devices);
+            self.resume_relays(devices);
             return Ok(());
         }
         let (devices, candidates, model) = (devices.clone(), self.candidates, self.model.clone());
@@ -192,20 +192,20 @@ impl ProcessEngine {
     }
 
     /// Relays of no pool's device give back what they cost, in the background.
-    pub(super) fn rest(&self, devices: &[DeviceMemory]) {
+    pub(super) fn suspend_relays(&self, devices: &[DeviceMemory]) {
         let Some(engine) = self.made() else { return };
         let used: DeviceSet =
             devices.iter().filter(|memory| memory.started().is_some()).map(DeviceMemory::id).collect();
-        engine.rest(self.candidates.without(used));
+        engine.suspend(self.candidates.without(used));
     }
 
     /// Relays that rest are made ready again in the background.
-    pub(super) fn wake(&self, devices: &Arc<[DeviceMemory]>) {
+    pub(super) fn resume_relays(&self, devices: &Arc<[DeviceMemory]>) {
         let Some(engine) = self.made() else { return };
         let (devices, relays) =
             (devices.clone(), if self.is_on() { self.candidates } else { DeviceSet::EMPTY });
         // Pools that were made meanwhile are not open to them.
-        let woken = engine.wake(move |_| devices.iter().for_each(|memory| memory.open_to(relays)));
+        let woken = engine.resume(move |_| devices.iter().for_each(|memory| memory.open_to(relays)));
         if let Err(error) = woken {
             tracing::warn!(target: "glake::copies", %error, "relays are not made ready again: copies take one link");
         }

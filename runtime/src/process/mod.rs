@@ -28,7 +28,7 @@
 mod checkpoint;
 mod copies;
 mod device;
-mod ends;
+mod endpoint;
 mod engine;
 mod error;
 mod gate;
@@ -68,7 +68,7 @@ use crate::share::Exporter;
 pub use checkpoint::PoolCheckpoint;
 use copies::NativeCopies;
 use device::{DeviceMemory, Started};
-pub use ends::{End, EndsOfMany};
+pub use endpoint::{Endpoint, EndsOfMany};
 use engine::ProcessEngine;
 pub use error::ProcessError;
 pub use gate::{Gate, GateView, Tags, UseId, WhenClosed};

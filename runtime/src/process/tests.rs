@@ -1,7 +1,7 @@
 //! A process of simulated devices, from the outside.
 
 mod captures;
-mod ends;
+mod endpoint;
 mod shares;
 
 use std::sync::Arc;

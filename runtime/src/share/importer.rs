@@ -20,7 +20,7 @@ use super::process::started;
 use super::wire::{MOST_FDS, REPLY, Reply, Request};
 
 /// So long an exporter may take for one answer.
-const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks the process that shared a block for the memory that it lies in: the descriptors and sizes of its extents, to be
 /// mapped side by side ([`glake_tiers::Import`]).
@@ -51,7 +51,7 @@ fn reach(handle: &Handle) -> Result<OwnedFd, ShareError> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let socket = socket.map_err(failed)?;
     for timeout in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&socket, timeout, Some(RELAY_TIMEOUT)).map_err(failed)?;
+        set_socket_timeout(&socket, timeout, Some(TIMEOUT)).map_err(failed)?;
     }
     let address = SocketAddrUnix::new_abstract_name(&handle.name).map_err(failed)?;
     retry_on_intr(|| connect(&socket, &address)).map_err(failed)?;
@@ -102,7 +102,7 @@ fn failure(handle: &Handle, error: Errno) -> ShareError {
     let pid = handle.pid;
     match error {
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => ShareError::Gone { pid },
-        Errno::AGAIN | Errno::TIMEDOUT => ShareError::NoAnswer { pid, seconds: RELAY_TIMEOUT.as_secs() },
+        Errno::AGAIN | Errno::TIMEDOUT => ShareError::NoAnswer { pid, seconds: TIMEOUT.as_secs() },
         error => ShareError::Broken { pid, source: error.into() },
     }
 }

@@ -28,7 +28,7 @@ use super::wire::{MOST_FDS, REQUEST, Reply, Request};
 /// So many clients are listened to at once.
 const MOST_CLIENTS: usize = 64;
 /// So long a client may say nothing.
-const RELAY_TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to leave the door shut where this process may open no more files.
 const BREATH: Duration = Duration::from_millis(20);
 
@@ -76,7 +76,7 @@ pub(super) fn serve(listener: &OwnedFd, exports: &Exports) {
             index += 1;
             let served = !ready[index - 1] || answer(&client.socket, exports);
             if ready[index - 1] {
-                client.until = Instant::now() + RELAY_TIMEOUT;
+                client.until = Instant::now() + TIMEOUT;
             }
             served
         });
@@ -113,7 +113,7 @@ fn admit(listener: &OwnedFd, clients: &mut Vec<Client>) {
             if clients.len() >= MOST_CLIENTS {
                 clients.remove(0);
             }
-            clients.push(Client { socket, until: Instant::now() + RELAY_TIMEOUT });
+            clients.push(Client { socket, until: Instant::now() + TIMEOUT });
         }
         Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => std::thread::sleep(BREATH),
         // Whoever knocked has gone again.

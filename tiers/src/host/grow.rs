@@ -9,7 +9,7 @@ use super::{HUGE, HostPool, Result, pin};
 
 /// How long work on memory that was given back is waited for before more is pinned: many times what pinning an arena takes, because
 /// pinned memory stays, and one wait is for all that was given back.
-const RELAY_TIMEOUT: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// How soon it is looked again whether work is done.
 const STEP: Duration = Duration::from_micros(50);
 
@@ -111,7 +111,7 @@ impl HostPool {
     /// What was given back and fits once its work is done, if that is soon.
     fn hit_soon(&self, size: Bytes) -> Result<Option<PinnedRange>> {
         let begun = Instant::now();
-        while self.core.lock().free.largest() >= size && begun.elapsed() < RELAY_TIMEOUT {
+        while self.core.lock().free.largest() >= size && begun.elapsed() < TIMEOUT {
             if let Some(range) = self.hit(size)? {
                 return Ok(Some(range));
             }

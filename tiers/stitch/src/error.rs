@@ -75,7 +75,7 @@ pub enum StitchError {
     },
     /// The extent is not where it would have to be for what was asked.
     #[error(
-        "extent {} is {}: it leaves when it is here, and enters when it is evicted",
+        "extent {} is {}: it is evicted when it is resident, and refilled when it is evicted",
         extent.index(), presence.map_or("gone", Presence::name)
     )]
     WrongPresence {

@@ -175,7 +175,7 @@ impl Engine {
         };
         let Some(fork) = branches.forks.get(&on.device) else {
             drop(branches);
-            self.want_equipment(on.device);
+            self.want_resources(on.device);
             return Ok(false);
         };
         if fork.record(on.raw).is_err() {

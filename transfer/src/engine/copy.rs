@@ -14,15 +14,15 @@ use glake_device::{CaptureState, DeviceId};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::callers::Call;
+use super::barriers::Barriers;
 use super::counters::Path;
-use super::ends::Ends;
+use super::endpoints::Endpoints;
 use super::fork::{Fork, MOST_WAITING};
-use super::gates::Gates;
-use super::lease::{Lease, LeaseState};
+use super::lane_set::{LaneSet, LaneSetState};
 use super::parts::Parts;
+use super::prioritized::Prioritized;
 use super::staged::Staged;
-use super::turn::Turn;
+use super::urgent_calls::UrgentCall;
 use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::graph::{Ask, Direction, MANY_RELAYS, Share, Shares, Way, split};
 use crate::{Result, TransferError};
@@ -88,10 +88,10 @@ impl Engine {
         on: UserStream,
         priority: Priority,
     ) -> Result<Option<Parts>> {
-        let ends = Ends::of(to, from)?;
+        let ends = Endpoints::of(to, from)?;
         self.relays.tell()?;
         self.look_around();
-        if let Ends::HostAndGpu { target, direction, pinned: false } = ends
+        if let Endpoints::HostAndGpu { target, direction, pinned: false } = ends
             && self.copy_pageable(
                 to,
                 from,
@@ -103,8 +103,8 @@ impl Engine {
             self.drift.begin();
             return Ok(None);
         }
-        let _call = self.call(priority);
-        if let Ends::HostAndGpu { target, direction, pinned: true } = ends
+        let _call = self.urgent_call(priority);
+        if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
             && (self.may_split(target, to.size()) || self.takes_turns(priority))
         {
             // An answer that says nothing is no permission.
@@ -128,69 +128,81 @@ impl Engine {
     }
 
     /// A copy is about to be enqueued that background ones give way to.
-    pub(super) fn call(&self, priority: Priority) -> Option<Call<'_>> {
-        let gates = self.gates.get().filter(|_| priority != Priority::Background);
-        gates.and_then(Gates::call)
+    pub(super) fn urgent_call(&self, priority: Priority) -> Option<UrgentCall<'_>> {
+        let barriers = self.barriers.get().filter(|_| priority != Priority::Background);
+        barriers.and_then(Barriers::urgent_call)
     }
 
     /// The turn of a copy that is about to be enqueued.
-    pub(super) fn turn(&self, priority: Priority, direction: Direction, size: Bytes) -> Turn<'_> {
+    pub(super) fn prioritized(
+        &self,
+        priority: Priority,
+        direction: Direction,
+        size: Bytes,
+    ) -> Prioritized<'_> {
         // Where GPUs are shared the target is one of these.
         let links = self.relays.usable().len() + u32::from(!self.options.shared_gpus);
-        Turn::of(self.gates.get(), priority, direction, size, links)
+        Prioritized::of(self.barriers.get(), priority, direction, size, links)
     }
 
     /// Whether copies of a priority have to do with others' that may be under way.
     fn takes_turns(&self, priority: Priority) -> bool {
-        let gates = self.gates.get();
-        gates.is_some_and(|gates| priority == Priority::Background || gates.is_needed())
+        let barriers = self.barriers.get();
+        barriers.is_some_and(|barriers| priority == Priority::Background || barriers.is_needed())
     }
 
     /// A copy that may give way or be given way to: over the lanes of its stream, if they can be had.
     fn in_turn(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
-        let mut turn = Some(self.turn(priority, job.direction, job.to.size()));
+        let mut prioritized = Some(self.prioritized(priority, job.direction, job.to.size()));
         if self.may_split(job.target, job.to.size())
-            && let Some(parts) = self.leased(job, &mut turn)?
+            && let Some(parts) = self.leased(job, &mut prioritized)?
         {
             return Ok(Some(parts));
         }
         self.drift.begin();
         // Gates are of links, and their GPUs' streams wait for them.
-        match turn.filter(|turn| !turn.is_alone() && job.on.device == job.target) {
-            Some(turn) => self.native_in_turn(job, turn)?,
+        match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
+            Some(prioritized) => self.native_in_turn(job, prioritized)?,
             None => self.native(job.to, job.from, job.on)?,
         }
         Ok(None)
     }
 
     /// Splits a copy over the lanes of its stream, if they can be had; then its turn is taken too.
-    fn leased<'a>(&'a self, job: Job<'_>, turn: &mut Option<Turn<'a>>) -> Result<Option<Parts>> {
-        match self.leases.with(self, job.on.id, |lease, state| self.split(lease, state, job, turn)) {
+    fn leased<'a>(
+        &'a self,
+        job: Job<'_>,
+        prioritized: &mut Option<Prioritized<'a>>,
+    ) -> Result<Option<Parts>> {
+        match self
+            .lane_sets
+            .with(self, job.on.id, |lane_set, state| self.split(lane_set, state, job, prioritized))
+        {
             Some(split) => split,
             None => {
-                self.want_lease();
+                self.want_lane_set();
                 Ok(None)
             }
         }
     }
 
     /// A copy over the target's own link, on its own stream.
-    fn native_in_turn(&self, job: Job<'_>, mut turn: Turn<'_>) -> Result<()> {
+    fn native_in_turn(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
         let (mut sent, own) = (Bytes::ZERO, job.on.of_driver(&*self.driver));
         // Two operations a slice.
-        let most = Bytes::new(turn.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));
+        let most = Bytes::new(prioritized.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));
         let begin = if job.to.size() > most { self.marks.mark(job.on).ok() } else { None };
         let has_begun = || begin.as_ref().is_some_and(|begin| matches!(begin.is_passed(), Ok(true)));
         while sent < job.to.size() && (sent < most || has_begun()) {
-            let size = turn.slice().min(job.to.size().saturating_sub(sent));
+            let size = prioritized.slice().min(job.to.size().saturating_sub(sent));
             let (Some(to), Some(from)) = (job.to.part(sent, size), job.from.part(sent, size)) else { break };
-            let enqueued = turn.before(own).is_ok() && own.copy(&to, &from).is_ok();
+            let enqueued = prioritized.before(own).is_ok() && own.copy(&to, &from).is_ok();
             if !enqueued {
                 break;
             }
             sent = sent.saturating_add(size);
         }
-        turn.after(own);
+        prioritized.after(own);
         if !sent.is_zero() {
             self.counters.native(sent);
         }
@@ -200,7 +212,7 @@ impl Engine {
         {
             self.native(&to, &from, job.on)?;
         }
-        turn.end(own);
+        prioritized.end(own);
         Ok(())
     }
 
@@ -228,17 +240,17 @@ impl Engine {
     /// Splits a copy over the lanes of its stream; `None`, and nothing done, where a native copy is better.
     fn split<'a>(
         &'a self,
-        lease: &Arc<Lease>,
-        state: &mut LeaseState,
+        lane_set: &Arc<LaneSet>,
+        state: &mut LaneSetState,
         job: Job<'_>,
-        turn: &mut Option<Turn<'a>>,
+        prioritized: &mut Option<Prioritized<'a>>,
     ) -> Result<Option<Parts>> {
         state.withdraw(self);
         if self.is_loaded(job.direction) {
-            self.leases.refresh(self, lease);
+            self.lane_sets.refresh(self, lane_set);
         }
-        let company = self.rivals.of(job.target, job.direction, &self.load, self.devices);
-        let (zero_staging, staged) = self.relays_of(lease, state, job, company.rivals);
+        let contenders = self.contention.of(job.target, job.direction, &self.load, self.devices);
+        let (zero_staging, staged) = self.relays_of(lane_set, state, job, contenders.rivals);
         let graph = self.graph();
         let shares = split(
             &graph,
@@ -249,21 +261,21 @@ impl Engine {
                 zero_staging,
                 staged,
                 load: &self.load,
-                expected: company.expected,
+                expected: contenders.expected,
             },
         );
         let own_lane = job.on.device != job.target;
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
-        if native && !company.rivals.is_empty() {
-            self.rivals.keep_apart(job.target, job.direction, shares.predicted());
+        if native && !contenders.rivals.is_empty() {
+            self.contention.keep_apart(job.target, job.direction, shares.predicted());
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
         if native || (own_lane && !self.relays.ready().without(self.relays.fenced()).contains(job.target)) {
             state.give_rings(self, staged);
             return Ok(None);
         }
-        let others = self.time(lease, state, &graph, (job.on, job.target), job.to.size());
-        let event = match Fork::mark(lease, job.on) {
+        let others = self.time(lane_set, state, &graph, (job.on, job.target), job.to.size());
+        let event = match Fork::mark(lane_set, job.on) {
             Ok(Some(event)) => event,
             outcome => {
                 if outcome.is_ok() {
@@ -273,23 +285,23 @@ impl Engine {
                 return Ok(None);
             }
         };
-        let mut fork = Fork::begin(self, lease, state, job.on, event);
+        let mut fork = Fork::begin(self, lane_set, state, job.on, event);
         // One that others give way to looks anyway.
-        if shares.len() > MANY_RELAYS && !turn.as_ref().is_some_and(Turn::is_foreground) {
+        if shares.len() > MANY_RELAYS && !prioritized.as_ref().is_some_and(Prioritized::is_foreground) {
             fork.look();
         }
-        if let Some(turn) = turn.take() {
-            fork.take(turn, shares.iter().map(|share| share.relay));
+        if let Some(prioritized) = prioritized.take() {
+            fork.take(prioritized, shares.iter().map(|share| share.relay));
         }
         let mut left = self.spread(&mut fork, &shares, job);
         // The links are busy meanwhile: of a copy that takes longer than to ask, this costs nothing.
         if fork.state.is_due(Instant::now()) || job.to.size() >= LONG {
             fork.poll();
         }
-        let (entered, serial) = (fork.entered(), fork.state.serial);
+        let (forked, serial) = (fork.forked(), fork.state.serial);
         let dead = fork.join()?;
         if let Some(others) = others.filter(|_| dead.is_empty() && left.is_empty()) {
-            self.timed(lease, state, (job.on, job.direction), &shares, (graph, others));
+            self.timed(lane_set, state, (job.on, job.direction), &shares, (graph, others));
         }
         left.retain(|share| !dead.contains(share.relay));
         left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());
@@ -304,10 +316,10 @@ impl Engine {
             "a copy over several links"
         );
         self.relays.tell()?;
-        let used = entered.without(dead);
+        let used = forked.without(dead);
         Ok(Some(Parts {
             relays: self.relays.clone(),
-            lease: Arc::downgrade(lease),
+            lane_set: Arc::downgrade(lane_set),
             used,
             serial,
             shares: Some(shares),
@@ -393,8 +405,8 @@ impl Engine {
     /// The relays that may touch the memory of a copy directly; or else those that have slots for it.
     fn relays_of(
         &self,
-        lease: &Arc<Lease>,
-        state: &mut LeaseState,
+        lane_set: &Arc<LaneSet>,
+        state: &mut LaneSetState,
         job: Job<'_>,
         rivals: DeviceSet,
     ) -> (DeviceSet, DeviceSet) {
@@ -414,10 +426,10 @@ impl Engine {
         if job.on.device != job.target {
             return (DeviceSet::EMPTY, DeviceSet::EMPTY);
         }
-        let has_side = |relay: &DeviceId| lease.side(job.target, *relay).is_some();
+        let has_side = |relay: &DeviceId| lane_set.side(job.target, *relay).is_some();
         let candidates: DeviceSet = readers.iter().filter(has_side).collect();
         if candidates != readers {
-            self.want_equipment(job.target);
+            self.want_resources(job.target);
         }
         let (mut staged, mut refreshed) = (DeviceSet::EMPTY, false);
         for relay in candidates.iter() {
@@ -425,7 +437,7 @@ impl Engine {
             if !has && !refreshed {
                 // Slots come back when their work is seen done.
                 refreshed = true;
-                self.leases.refresh(self, lease);
+                self.lane_sets.refresh(self, lane_set);
                 has = state.take_ring(self, relay);
             }
             if has {

@@ -2,7 +2,7 @@
 //! that its calibration is stale.
 //!
 //! ```text
-//!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lease's marks on that GPU
+//!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lane set's marks on that GPU
 //!                                     ─► Observations ─► another graph, or stale
 //! ```
 //!
@@ -15,8 +15,8 @@ use glake_device::DeviceId;
 use glake_units::{Bytes, Micros};
 use parking_lot::Mutex;
 
-use super::gates::Gates;
-use super::lease::{Lease, LeaseState, StreamMarks};
+use super::barriers::Barriers;
+use super::lane_set::{LaneSet, LaneSetState, StreamMarks};
 use super::{Engine, UserStream};
 use crate::graph::{Direction, Observations, PathGraph, Shares};
 
@@ -68,8 +68,8 @@ impl Drift {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many were begun on streams other than that of a lease.
-    fn others(&self, state: &LeaseState) -> u64 {
+    /// How many were begun on streams other than that of a lane set.
+    fn others(&self, state: &LaneSetState) -> u64 {
         self.begun.load(Ordering::Relaxed).wrapping_sub(state.serial)
     }
 }
@@ -78,8 +78,8 @@ impl Engine {
     /// Begins to time a copy that is about to fork, if its turn has come and it is alone: how many were begun on other streams.
     pub(super) fn time(
         &self,
-        lease: &Lease,
-        state: &LeaseState,
+        lane_set: &LaneSet,
+        state: &LaneSetState,
         graph: &PathGraph,
         (on, target): (UserStream, DeviceId),
         size: Bytes,
@@ -89,29 +89,29 @@ impl Engine {
         let others = due.then(|| self.drift.others(state))?;
         let begun = state.is_clock_free()
             && Direction::BOTH.into_iter().all(|direction| !self.is_loaded(direction))
-            && !self.gates.get().is_some_and(Gates::is_needed)
-            && lease.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
+            && !self.barriers.get().is_some_and(Barriers::is_needed)
+            && lane_set.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
         begun.then_some(others)
     }
 
     /// The copy that is timed is joined.
     pub(super) fn timed(
         &self,
-        lease: &Lease,
-        state: &mut LeaseState,
+        lane_set: &LaneSet,
+        state: &mut LaneSetState,
         (on, direction): (UserStream, Direction),
         shares: &Shares,
         (graph, others): (Arc<PathGraph>, u64),
     ) {
-        if lease.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
+        if lane_set.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
             let shares = shares.clone();
             state.sample = Some(Sample { on: on.device, direction, shares, graph, others });
         }
     }
 
-    /// All lanes of a lease are idle: what a copy took, if one was timed and its join has passed.
-    pub(super) fn observe(&self, lease: &Lease, state: &mut LeaseState) {
-        let marks = state.sample.as_ref().and_then(|sample| lease.marks(sample.on));
+    /// All lanes of a lane set are idle: what a copy took, if one was timed and its join has passed.
+    pub(super) fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
+        let marks = state.sample.as_ref().and_then(|sample| lane_set.marks(sample.on));
         let Some(StreamMarks { clock, .. }) = marks else { return };
         if matches!(clock[1].is_passed(), Ok(false)) {
             return;

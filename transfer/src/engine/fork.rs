@@ -21,17 +21,17 @@ use smallvec::SmallVec;
 
 use super::counters::Path;
 use super::lane::Lane;
-use super::lease::{Carried, Lease, LeaseState, Part, StreamMarks};
+use super::lane_set::{Carried, LaneSet, LaneSetState, Part, StreamMarks};
+use super::prioritized::Prioritized;
 use super::target::TargetSide;
-use super::turn::Turn;
 use super::{Engine, UserStream};
 use crate::Result;
 
 /// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
 pub(super) const MOST_WAITING: u32 = 256;
-/// Operations of a slice: the wait for its gate, and the copy.
+/// Operations of a slice: the wait for its barrier, and the copy.
 const SLICE_OPERATIONS: u32 = 2;
-/// Of a part in one: the copy, what shuts its gate, and what times it.
+/// Of a part in one: the copy, what shuts its barrier, and what times it.
 const PART_OPERATIONS: u32 = 4;
 /// Larger slices hold other copies up for too long.
 const LARGEST: Bytes = Bytes::mib(4);
@@ -40,8 +40,8 @@ const PAGE: Bytes = Bytes::kib(4);
 /// A copy between its fork and its join.
 pub(super) struct Fork<'a> {
     pub(super) engine: &'a Engine,
-    lease: &'a Lease,
-    pub(super) state: &'a mut LeaseState,
+    lane_set: &'a LaneSet,
+    pub(super) state: &'a mut LaneSetState,
     on: UserStream,
     /// What lanes wait for; nothing where the user's stream has come to the fork.
     event: Option<Event>,
@@ -55,16 +55,16 @@ pub(super) struct Fork<'a> {
     /// Relays that were found lost.
     dead: DeviceSet,
     parts: SmallVec<[(DeviceId, Part); 8]>,
-    turn: Turn<'a>,
+    prioritized: Prioritized<'a>,
 }
 
 impl<'a> Fork<'a> {
-    /// Marks where a stream forks; `None` where the lease has no event for the stream's device yet.
+    /// Marks where a stream forks; `None` where the lane set has no event for the stream's device yet.
     ///
     /// # Errors
     /// The driver's: nothing is enqueued.
-    pub(super) fn mark(lease: &Lease, on: UserStream) -> Result<Option<Event>> {
-        let Some(marks) = lease.marks(on.device) else { return Ok(None) };
+    pub(super) fn mark(lane_set: &LaneSet, on: UserStream) -> Result<Option<Event>> {
+        let Some(marks) = lane_set.marks(on.device) else { return Ok(None) };
         marks.fork.record(on.raw)?;
         Ok(Some(marks.fork.id()))
     }
@@ -72,8 +72,8 @@ impl<'a> Fork<'a> {
     /// Begins behind a mark.
     pub(super) fn begin(
         engine: &'a Engine,
-        lease: &'a Lease,
-        state: &'a mut LeaseState,
+        lane_set: &'a LaneSet,
+        state: &'a mut LaneSetState,
         on: UserStream,
         event: Event,
     ) -> Fork<'a> {
@@ -82,7 +82,7 @@ impl<'a> Fork<'a> {
         let none = DeviceSet::EMPTY;
         Fork {
             engine,
-            lease,
+            lane_set,
             state,
             on,
             event: Some(event),
@@ -92,13 +92,13 @@ impl<'a> Fork<'a> {
             enqueued: SmallVec::new(),
             dead: none,
             parts: SmallVec::new(),
-            turn: Turn::alone(),
+            prioritized: Prioritized::alone(),
         }
     }
 
     /// Looks whether the user's stream has come to the fork already. The question takes as long as one lane's wait.
     pub(super) fn look(&mut self) {
-        let marks = self.lease.marks(self.on.device);
+        let marks = self.lane_set.marks(self.on.device);
         let passed = |marks: &StreamMarks| matches!(marks.fork.is_passed(), Ok(true));
         self.event = self.event.filter(|_| !marks.is_some_and(passed));
     }
@@ -130,26 +130,26 @@ impl<'a> Fork<'a> {
     }
 
     /// Gives way to others' copies on these links, or is given way to.
-    pub(super) fn take(&mut self, mut turn: Turn<'a>, links: impl Iterator<Item = DeviceId>) {
-        if turn.is_foreground() {
+    pub(super) fn take(&mut self, mut prioritized: Prioritized<'a>, links: impl Iterator<Item = DeviceId>) {
+        if prioritized.is_foreground() {
             self.look();
-            // What waits for nothing on its own stream waits for nothing at all, and may shut gates before its streams can.
+            // What waits for nothing on its own stream waits for nothing at all, and may shut barriers before its streams can.
             if self.event.is_none() {
-                turn.shut_now(links);
+                prioritized.shut_now(links);
             }
         }
-        self.turn = turn;
+        self.prioritized = prioritized;
     }
 
     /// What is enqueued at a time at most.
     pub(super) fn slice(&self) -> Bytes {
-        self.turn.slice()
+        self.prioritized.slice()
     }
 
     /// The same, for parts of up to so many bytes: where the user's stream has not come to the fork, larger slices, so that all of a part
     /// can be enqueued if they need not be too large.
     pub(super) fn slice_for(&mut self, part: Bytes) -> Bytes {
-        let slice = self.turn.slice();
+        let slice = self.prioritized.slice();
         let few = Bytes::new(part.get() / u64::from(MOST_WAITING / SLICE_OPERATIONS));
         if few < slice {
             return slice;
@@ -164,7 +164,7 @@ impl<'a> Fork<'a> {
     /// Before a part, or a slice of one, is enqueued on a lane; false where it must not be.
     #[must_use]
     pub(super) fn is_turn(&mut self, on: StreamRef<'_>) -> bool {
-        match self.turn.before(on) {
+        match self.prioritized.before(on) {
             Ok(()) => true,
             Err(error) => {
                 self.blame(on.device(), &error);
@@ -175,7 +175,7 @@ impl<'a> Fork<'a> {
 
     /// Whether parts are enqueued slice by slice.
     pub(super) fn is_background(&self) -> bool {
-        self.turn.is_background()
+        self.prioritized.is_background()
     }
 
     /// Enqueues one copy on the lane of a path. False: it was not, and must go another way.
@@ -196,7 +196,7 @@ impl<'a> Fork<'a> {
         size: Bytes,
         enqueue: impl FnOnce(StreamRef<'_>) -> glake_device::Result<()>,
     ) -> bool {
-        let Some(lane) = self.enter(path.relay) else { return false };
+        let Some(lane) = self.fork_lane(path.relay) else { return false };
         let (device, on) = (path.relay, lane.stream.of());
         let operations = if self.is_background() { SLICE_OPERATIONS } else { PART_OPERATIONS };
         if !self.has_room(Some(device), operations) {
@@ -241,8 +241,8 @@ impl<'a> Fork<'a> {
             return false;
         }
         let on = self.own();
-        let enqueued = self.turn.before(on).and_then(|()| enqueue(on));
-        self.turn.after(on);
+        let enqueued = self.prioritized.before(on).and_then(|()| enqueue(on));
+        self.prioritized.after(on);
         if let Err(error) = enqueued {
             tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
             return false;
@@ -259,23 +259,23 @@ impl<'a> Fork<'a> {
     #[must_use]
     pub(super) fn is_own_turn(&mut self) -> bool {
         let on = self.own();
-        self.turn.before(on).is_ok()
+        self.prioritized.before(on).is_ok()
     }
 
     /// They are enqueued. Only where there were some: the link may be that of a lane of the copy otherwise.
     pub(super) fn end_own_turn(&mut self) {
         let on = self.own();
-        self.turn.after(on);
+        self.prioritized.after(on);
     }
 
     /// The lanes that wait for the fork.
-    pub(super) fn entered(&self) -> DeviceSet {
+    pub(super) fn forked(&self) -> DeviceSet {
         self.entered
     }
 
     /// The stream of a lane, to enqueue on it what [`Fork::sent`] is told of; `None` where it cannot be used.
     pub(super) fn stream(&mut self, device: DeviceId) -> Option<&'a OwnedStream> {
-        self.enter(device).map(|lane| &lane.stream)
+        self.fork_lane(device).map(|lane| &lane.stream)
     }
 
     /// Records an event on a stream of a lane; false where it could not be.
@@ -287,7 +287,7 @@ impl<'a> Fork<'a> {
 
     /// Both streams of a lane.
     pub(super) fn streams(&mut self, device: DeviceId) -> Option<[&'a OwnedStream; 2]> {
-        let lane = self.enter(device)?;
+        let lane = self.fork_lane(device)?;
         let second = &lane.second;
         if !self.second.contains(device) {
             if let Some(Err(error)) = self.event.map(|event| second.stream.wait_for(event)) {
@@ -305,8 +305,8 @@ impl<'a> Fork<'a> {
         target: DeviceId,
         relay: DeviceId,
     ) -> Option<(&'a OwnedStream, &'a TargetSide)> {
-        let side = self.lease.side(target, relay)?;
-        let lane = self.enter(relay)?;
+        let side = self.lane_set.side(target, relay)?;
+        let lane = self.fork_lane(relay)?;
         if let Some(Err(error)) = self.event.map(|event| side.stream.wait_for(event)) {
             self.blame(target, &error);
             return None;
@@ -317,7 +317,7 @@ impl<'a> Fork<'a> {
 
     /// What comes on a lane's second stream begins after what is on its first by now.
     pub(super) fn stagger(&self, device: DeviceId) -> glake_device::Result<()> {
-        let Some(lane) = self.lease.lane(device) else { return Ok(()) };
+        let Some(lane) = self.lane_set.lane(device) else { return Ok(()) };
         let second = &lane.second;
         // The join records it anew, on the second stream.
         second.done.record(lane.stream.id())?;
@@ -338,7 +338,7 @@ impl<'a> Fork<'a> {
 
     /// Looks what earlier copies' lanes have done, before their events are recorded anew.
     pub(super) fn poll(&mut self) {
-        let lost = self.state.poll(self.engine, self.lease, self.entered);
+        let lost = self.state.poll(self.engine, self.lane_set, self.entered);
         lost.iter().for_each(|device| self.lose(device));
     }
 
@@ -366,22 +366,22 @@ impl<'a> Fork<'a> {
     /// A lane could be joined by no means; the others are.
     pub(super) fn join(mut self) -> Result<DeviceSet> {
         self.join_all()?;
-        self.turn.end(self.own());
+        self.prioritized.end(self.own());
         Ok(self.dead)
     }
 
     fn join_all(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         for device in self.entered.iter() {
-            let Some(lane) = self.lease.lane(device) else { continue };
+            let Some(lane) = self.lane_set.lane(device) else { continue };
             if let Err(error) = self.join_lane(lane) {
                 self.state.break_lane(device);
                 outcome = Err(error);
             }
             // Behind the join: nobody waits for it.
-            self.turn.after(lane.stream.of());
+            self.prioritized.after(lane.stream.of());
             let part = std::mem::take(self.part(device));
-            self.state.enter(self.engine, device, part);
+            self.state.add_part(self.engine, device, part);
         }
         self.entered = DeviceSet::EMPTY;
         outcome
@@ -412,7 +412,7 @@ impl<'a> Fork<'a> {
         };
         // What the target's side does is a part of the lane: its slots are used until then.
         let target = self.through_slots.iter().find(|(relay, _)| *relay == device).map(|(_, target)| *target);
-        let staged = match target.and_then(|target| self.lease.side(target, device)) {
+        let staged = match target.and_then(|target| self.lane_set.side(target, device)) {
             Some(side) => twice(|| side.end.record(side.stream.id()))
                 .and_then(|()| twice(|| lane.stream.wait_for(side.end.id())))
                 .or_else(|_| self.wait_on_host(side.stream.device(), side.stream.synchronize())),
@@ -438,8 +438,8 @@ impl<'a> Fork<'a> {
     }
 
     /// The lane of a GPU, behind the fork.
-    fn enter(&mut self, device: DeviceId) -> Option<&'a Lane> {
-        let lane = self.lease.lane(device)?;
+    fn fork_lane(&mut self, device: DeviceId) -> Option<&'a Lane> {
+        let lane = self.lane_set.lane(device)?;
         if self.entered.contains(device) {
             return (!self.dead.contains(device)).then_some(lane);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use glake_device::{Driver, Stream};
 
 use super::UserStream;
-use super::marks::Mark;
+use super::event_pool::PooledEvent;
 use super::parts::Parts;
 use crate::Result;
 
@@ -20,13 +20,13 @@ pub struct CopyHandle {
 /// What tells that the copy is done.
 #[derive(Debug)]
 enum End {
-    Mark(Mark),
+    PooledEvent(PooledEvent),
     Stream(Arc<dyn Driver>, UserStream),
 }
 
 impl CopyHandle {
-    pub(super) fn marked(mark: Mark, parts: Option<Parts>) -> CopyHandle {
-        CopyHandle { end: End::Mark(mark), parts }
+    pub(super) fn marked(mark: PooledEvent, parts: Option<Parts>) -> CopyHandle {
+        CopyHandle { end: End::PooledEvent(mark), parts }
     }
 
     pub(super) fn unmarked(driver: &Arc<dyn Driver>, on: UserStream, parts: Option<Parts>) -> CopyHandle {
@@ -39,7 +39,7 @@ impl CopyHandle {
     /// [`crate::TransferError::Lost`] where a relay was lost before its part was seen to arrive; what the driver answers.
     pub fn wait(self) -> Result<()> {
         match &self.end {
-            End::Mark(mark) => mark.synchronize()?,
+            End::PooledEvent(mark) => mark.synchronize()?,
             // The handle means the waiting thread's own stream here, and the copying thread's may be another.
             End::Stream(driver, on) if on.raw == Stream::PER_THREAD => {
                 driver.context_synchronize(on.device)?
@@ -56,11 +56,11 @@ impl CopyHandle {
     /// As [`CopyHandle::wait`].
     pub fn is_done(&self) -> Result<bool> {
         match &self.end {
-            End::Mark(mark) if mark.is_passed()? => {
+            End::PooledEvent(mark) if mark.is_passed()? => {
                 self.parts.as_ref().map_or(Ok(()), Parts::check)?;
                 Ok(true)
             }
-            End::Mark(_) | End::Stream(..) => Ok(false),
+            End::PooledEvent(_) | End::Stream(..) => Ok(false),
         }
     }
 }

@@ -3,11 +3,11 @@
 //! ```text
 //!  user's stream ──work──┤fork├────own share────┤join├──work──      fork, join: events; nothing waits on the host
 //!                          │ └─► lane of relay 1 ──share──┐│
-//!                          ├───► lane of relay 2 ──share──┤│       a lease: the lanes that one user's stream has
+//!                          ├───► lane of relay 2 ──share──┤│       a lane set: the lanes that one user's stream has
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  copy, now, late             what a caller asks          leases ─► lease ─► lane, slots   what a stream has
-//!    └─► fork, staged          how a copy is enqueued      turn ─► gates                    who gives way to whom
+//!  copy, now, late             what a caller asks          lane sets ─► lane set ─► lane, slots   what a stream has
+//!    └─► fork, staged          how a copy is enqueued      turn ─► barriers                    who gives way to whom
 //!          └─► parts, handle   how it is waited for        drift                            whether the graph holds
 //!                                                          relays                           who serves, who is lost
 //!  callers                     who enqueues first
@@ -23,44 +23,44 @@
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
 //! - A copy owns what it stands on until it ends; a relay rests, and its context goes, only when nobody owns anything there.
 //! - A copy creates nothing, but for the thread that the first background one starts and the events of `late`. It takes no lock
-//!   but its lease's, and tables' for a moment; the driver is never called under a table's.
+//!   but its lane set's, and tables' for a moment; the driver is never called under a table's.
 
+mod barriers;
+mod benefit;
+mod blocking;
 mod broadcast;
-mod callers;
 mod capture;
+mod contention;
 mod copy;
 mod counters;
+mod deferred;
 mod drift;
-mod ends;
-mod equip;
+mod endpoints;
+mod event_pool;
 mod fork;
-mod gates;
 mod handle;
 mod kernels;
 mod lane;
-mod late;
-mod lease;
-mod leases;
-mod marks;
-mod now;
+mod lane_set;
+mod lane_sets;
 mod options;
 mod pageable;
 mod parts;
 mod pinned;
+mod prioritized;
 mod relays;
-mod rest;
-mod rivals;
+mod resources;
 mod scatter;
 mod slots;
 mod staged;
 mod statistics;
 mod stream;
+mod suspension;
 mod target;
 #[cfg(test)]
 mod tests;
-mod turn;
+mod urgent_calls;
 mod worker;
-mod worth;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -70,25 +70,25 @@ use glake_device::{DeviceId, Driver, StreamId};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
+use barriers::Barriers;
+pub use benefit::Benefit;
+use blocking::Scratch;
 use capture::Captures;
+use contention::Contention;
 use counters::Counters;
 use drift::Drift;
-use gates::Gates;
+use event_pool::EventPool;
 pub use handle::CopyHandle;
 use kernels::Kernels;
-use leases::Leases;
-use marks::Marks;
-use now::Scratch;
+use lane_sets::LaneSets;
 pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
 use pageable::Pageable;
 use relays::Relays;
-use rest::Rests;
-pub use rest::{StayedRelay, WhyStayed};
-use rivals::Rivals;
 pub use statistics::{PathStatistics, Statistics};
 pub use stream::UserStream;
+use suspension::Suspensions;
+pub use suspension::{UnsuspendedRelay, WhyUnsuspended};
 use worker::Worker;
-pub use worth::Worth;
 
 use crate::Result;
 use crate::graph::{Load, PathGraph};
@@ -107,22 +107,22 @@ pub struct Engine {
     /// Smaller copies are native, whatever their target.
     floor: AtomicU64,
     load: Load,
-    rivals: Rivals,
+    contention: Contention,
     relays: Arc<Relays>,
-    rests: Rests,
-    leases: Leases,
-    marks: Arc<Marks>,
+    rests: Suspensions,
+    lane_sets: LaneSets,
+    marks: Arc<EventPool>,
     counters: Counters,
     scratch: Scratch,
     kernels: Kernels,
     captures: Captures,
     pageable: Pageable,
     /// GPUs that kernels and slots were asked for.
-    equipped: AtomicU64,
+    with_resources: AtomicU64,
     /// How many copies were bound late.
     late: AtomicU64,
     /// Made with the first relay.
-    gates: OnceLock<Gates>,
+    barriers: OnceLock<Barriers>,
     drift: Drift,
     worker: Worker,
 }
@@ -134,22 +134,22 @@ impl Engine {
         let devices = driver.devices()?.len();
         let own = Epochs::new(driver.own_contexts()?);
         let engine = Engine {
-            marks: Marks::new(driver.clone()),
+            marks: EventPool::new(driver.clone()),
             relays: Arc::new(Relays::new(devices, options.relays, options.shared_gpus)),
-            rests: Rests::default(),
+            rests: Suspensions::default(),
             counters: Counters::new(devices),
             floor: AtomicU64::new(0),
             graph: RwLock::new(Arc::new(PathGraph::empty())),
             load: Load::new(),
-            rivals: Rivals::new(),
-            leases: Leases::default(),
+            contention: Contention::new(),
+            lane_sets: LaneSets::default(),
             scratch: Scratch::default(),
             kernels: Kernels::new(devices),
             captures: Captures::new(devices),
-            equipped: AtomicU64::new(0),
+            with_resources: AtomicU64::new(0),
             pageable: Pageable::new(options.pageable_threads),
             late: AtomicU64::new(0),
-            gates: OnceLock::new(),
+            barriers: OnceLock::new(),
             drift: Drift::default(),
             worker: Worker::default(),
             devices,
@@ -168,7 +168,7 @@ impl Engine {
     /// # Errors
     /// [`crate::TransferError::NoThread`].
     pub fn start_relays(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
-        self.relays.awake();
+        self.relays.resume();
         self.worker.prepare(self, Box::new(after))
     }
 
@@ -224,7 +224,7 @@ impl Engine {
 
     /// A stream of the program is about to be destroyed: what was kept for it can serve another.
     pub fn forget_stream(&self, id: StreamId) {
-        self.leases.forget(id);
+        self.lane_sets.forget(id);
     }
 
     /// Ends the engine's threads. Copies are native from now on.
@@ -232,8 +232,8 @@ impl Engine {
         self.relays.want(DeviceSet::EMPTY);
         self.worker.stop();
         self.pageable.stop();
-        if let Some(gates) = self.gates.get() {
-            gates.stop();
+        if let Some(barriers) = self.barriers.get() {
+            barriers.stop();
         }
     }
 
@@ -257,7 +257,7 @@ impl Engine {
     pub fn leave_to_program(&self, device: DeviceId) {
         if self.relays.leave_to_program(device) {
             tracing::info!(target: "glake::transfer", gpu = %device, "the program uses this GPU: copies of other GPUs' memory no longer take its link");
-            self.rest(DeviceSet::of(device));
+            self.suspend(DeviceSet::of(device));
         }
     }
 

@@ -68,7 +68,7 @@ pub enum Priority {
 pub struct CopyOptions {
     /// Its turn on the links.
     pub priority: Priority,
-    /// Whether the bytes are read back and compared: of [`crate::Engine::copy_now`]. For copies of another shape, once they were
+    /// Whether the bytes are read back and compared: of [`crate::Engine::copy_blocking`]. For copies of another shape, once they were
     /// waited for, there is [`crate::Engine::verify`].
     pub verify: bool,
     /// Whether somebody will wait for the handle. A handle of a copy without it waits for all work of the stream.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 
-use super::lease::Lease;
+use super::lane_set::LaneSet;
 use super::relays::Relays;
 use crate::graph::Shares;
 use crate::{Result, TransferError};
@@ -15,10 +15,10 @@ use crate::{Result, TransferError};
 pub(super) struct Parts {
     pub(super) relays: Arc<Relays>,
     /// Gone once its relays rest: all that was on its lanes had arrived, or was told of.
-    pub(super) lease: Weak<Lease>,
+    pub(super) lane_set: Weak<LaneSet>,
     /// The GPUs whose lanes have parts.
     pub(super) used: DeviceSet,
-    /// Which copy of its lease it is.
+    /// Which copy of its lane set it is.
     pub(super) serial: u64,
     /// What each carried, of a copy between two spans.
     pub(super) shares: Option<Shares>,
@@ -31,10 +31,12 @@ impl Parts {
     /// # Errors
     /// The driver's, where a relay's answer says nothing.
     pub(super) fn lost(&self, relays: DeviceSet) -> Result<DeviceSet> {
-        let Some(lease) = self.lease.upgrade() else { return Ok(self.relays.fenced().intersection(relays)) };
+        let Some(lane_set) = self.lane_set.upgrade() else {
+            return Ok(self.relays.fenced().intersection(relays));
+        };
         let mut lost = DeviceSet::EMPTY;
         for relay in relays.iter() {
-            let Some(lane) = lease.lane(relay) else { continue };
+            let Some(lane) = lane_set.lane(relay) else { continue };
             // Of a later copy's event too: what is asked is the context's error.
             let asked = lane.done.is_passed().or_else(|error| match error.is_sticky() {
                 true => Err(error),

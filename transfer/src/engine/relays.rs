@@ -26,7 +26,7 @@ pub(super) struct Relays {
     ready: AtomicU64,
     fenced: AtomicU64,
     /// Those that rest, or are to.
-    asleep: AtomicU64,
+    suspended: AtomicU64,
     /// Those that the program uses; none where GPUs are shared.
     left: AtomicU64,
     shared: bool,
@@ -52,7 +52,7 @@ impl Relays {
             wanted: AtomicU64::new(wanted.bits()),
             ready: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
-            asleep: AtomicU64::new(0),
+            suspended: AtomicU64::new(0),
             left: AtomicU64::new(0),
             shared,
             each: (0..devices).map(|_| Relay::default()).collect(),
@@ -66,7 +66,7 @@ impl Relays {
     pub(super) fn usable(&self) -> DeviceSet {
         let bits = self.wanted.load(Ordering::Relaxed) & self.ready.load(Ordering::Acquire);
         let out =
-            self.fenced.load(Ordering::Acquire) | self.asleep.load(Ordering::Acquire) | self.left().bits();
+            self.fenced.load(Ordering::Acquire) | self.suspended.load(Ordering::Acquire) | self.left().bits();
         DeviceSet::from_bits(bits & !out)
     }
 
@@ -82,18 +82,18 @@ impl Relays {
     }
 
     /// Those that rest, or are to.
-    pub(super) fn asleep(&self) -> DeviceSet {
-        DeviceSet::from_bits(self.asleep.load(Ordering::SeqCst))
+    pub(super) fn suspended(&self) -> DeviceSet {
+        DeviceSet::from_bits(self.suspended.load(Ordering::SeqCst))
     }
 
     /// No copy takes these from its beginning on.
-    pub(super) fn sleep(&self, relays: DeviceSet) {
-        self.asleep.fetch_or(relays.bits(), Ordering::SeqCst);
+    pub(super) fn suspend(&self, relays: DeviceSet) {
+        self.suspended.fetch_or(relays.bits(), Ordering::SeqCst);
     }
 
     /// All may be taken again, but for those that the program uses; those that have lanes at once.
-    pub(super) fn awake(&self) {
-        self.asleep.fetch_and(self.left().bits(), Ordering::SeqCst);
+    pub(super) fn resume(&self) {
+        self.suspended.fetch_and(self.left().bits(), Ordering::SeqCst);
     }
 
     pub(super) fn wanted(&self) -> DeviceSet {
@@ -127,7 +127,7 @@ impl Relays {
         self.fenced().contains(relay)
     }
 
-    /// All rings that no lease has.
+    /// All rings that no lane set has.
     pub(super) fn take_rings(&self, relay: DeviceId) -> Vec<Ring> {
         let Some(of) = self.of(relay) else { return Vec::new() };
         if let Some(cost) = &mut *of.cost.lock() {

@@ -5,7 +5,7 @@
 //!          filled by one side, emptied by the other, which tell each other by an event a slot
 //! ```
 //!
-//! Invariant: a ring is in the pool of its relay, where no work uses it, or with a lease until its work was seen done. So a
+//! Invariant: a ring is in the pool of its relay, where no work uses it, or with a lane set until its work was seen done. So a
 //! copy never waits for a slot that another stream's copy holds.
 
 use std::sync::Arc;

@@ -40,7 +40,7 @@ struct Going<'a> {
     /// What a slot holds, and how many there are.
     slot: Bytes,
     slots: usize,
-    turn: usize,
+    prioritized: usize,
 }
 
 /// One side of a chunk: on which stream, and the events of a slot that it waits for and records.
@@ -70,7 +70,7 @@ impl<'a> Fork<'a> {
             let slot = chunk(part.to.size(), ring).min(self.slice());
             let Some(slots) = self.state.ring(relay).map(|ring| ring.count(slot)) else { continue };
             let Some((lane, side)) = self.both_sides(target, relay) else { continue };
-            going.push(Going { index, lane, side, slot, slots, turn: 0 });
+            going.push(Going { index, lane, side, slot, slots, prioritized: 0 });
         }
         while !going.is_empty() {
             going.retain(|going| self.chunk(&mut parts[going.index], going));
@@ -85,11 +85,11 @@ impl<'a> Fork<'a> {
         if size.is_zero() || going.slots == 0 || !self.has_room(Some(relay), OPERATIONS) {
             return false;
         }
-        // The link is the relay's; NVLink, on the other side, has no gates.
+        // The link is the relay's; NVLink, on the other side, has no barriers.
         if !self.is_turn(going.lane.of()) {
             return false;
         }
-        let index = going.turn % going.slots;
+        let index = going.prioritized % going.slots;
         let ends = (part.to.part(part.sent, size), part.from.part(part.sent, size));
         let Some(ring) = self.state.ring(relay) else { return false };
         let (Some(slot), (Some(to), Some(from))) = (ring.slot(index, going.slot, size), ends) else {
@@ -101,7 +101,7 @@ impl<'a> Fork<'a> {
             Direction::ToGpu => (lane, side),
             Direction::FromGpu => (side, lane),
         };
-        let again = going.turn >= going.slots;
+        let again = going.prioritized >= going.slots;
         let filled = fill.enqueue(again.then_some(&empty), &slot, &from);
         // A slot that was filled in vain is filled again by whoever is next, behind the lane's end.
         let enqueued = filled.and_then(|()| empty.enqueue(Some(&fill), &to, &slot));
@@ -111,7 +111,7 @@ impl<'a> Fork<'a> {
         }
         self.sent(part.path, size, 2);
         part.sent = part.sent.saturating_add(size);
-        going.turn += 1;
+        going.prioritized += 1;
         true
     }
 }

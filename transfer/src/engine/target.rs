@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::slots::SLOTS;
 use crate::Result;
 
-/// What one lease has on a target for the slots of one relay.
+/// What one lane set has on a target for the slots of one relay.
 #[derive(Debug)]
 pub(super) struct TargetSide {
     pub(super) stream: OwnedStream,

@@ -11,11 +11,11 @@ use glake_device::{DeviceId, MemoryInfo};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use super::gates::Gates;
+use super::barriers::Barriers;
 use super::lane::Lane;
-use super::lease::{Lease, StreamMarks};
-use super::rest::{PAUSE, Resting};
+use super::lane_set::{LaneSet, StreamMarks};
 use super::slots::Ring;
+use super::suspension::{PAUSE, Suspension};
 use super::target::TargetSide;
 use super::{Engine, RelayCost};
 use crate::{Result, TransferError};
@@ -45,11 +45,11 @@ struct Orders {
     when_stale: Vec<After>,
     /// Devices whose streams copies fork from.
     forks: DeviceSet,
-    more_leases: bool,
+    more_lane_sets: bool,
     /// GPUs whose memory is copied.
-    equip: DeviceSet,
+    make_resources: DeviceSet,
     /// How many rests were asked for, if one was since.
-    rest: Option<u64>,
+    suspend: Option<u64>,
     stop: bool,
 }
 
@@ -79,8 +79,8 @@ impl Worker {
     }
 
     /// Relays were put to rest.
-    pub(super) fn rest(&self, asked: u64) {
-        self.order(|orders| orders.rest = orders.rest.max(Some(asked)));
+    pub(super) fn suspend(&self, asked: u64) {
+        self.order(|orders| orders.suspend = orders.suspend.max(Some(asked)));
     }
 
     /// The relays that are wanted have changed.
@@ -88,10 +88,10 @@ impl Worker {
         self.order(|orders| orders.prepare = true);
     }
 
-    fn more_leases(&self) {
+    fn more_lane_sets(&self) {
         // Asked by every copy of such a stream.
-        if !self.shared.orders.lock().more_leases {
-            self.order(|orders| orders.more_leases = true);
+        if !self.shared.orders.lock().more_lane_sets {
+            self.order(|orders| orders.more_lane_sets = true);
         }
     }
 
@@ -101,8 +101,8 @@ impl Worker {
     }
 
     /// Copies of a GPU's memory could use what is not made yet.
-    pub(super) fn equip(&self, device: DeviceId) {
-        self.order(|orders| orders.equip = orders.equip.union(DeviceSet::of(device)));
+    pub(super) fn make_resources(&self, device: DeviceId) {
+        self.order(|orders| orders.make_resources = orders.make_resources.union(DeviceSet::of(device)));
     }
 
     /// Has `call` called when a calibrated graph is seen not to hold.
@@ -157,8 +157,8 @@ impl Shared {
 
 impl Orders {
     fn is_some(&self) -> bool {
-        let asked = self.prepare || self.stop || self.stale || self.more_leases || self.rest.is_some();
-        asked || !self.forks.is_empty() || !self.equip.is_empty()
+        let asked = self.prepare || self.stop || self.stale || self.more_lane_sets || self.suspend.is_some();
+        asked || !self.forks.is_empty() || !self.make_resources.is_empty()
     }
 }
 
@@ -170,7 +170,7 @@ impl std::fmt::Debug for Orders {
 
 fn run(shared: &Shared, engine: &Weak<Engine>) {
     let mut forks = DeviceSet::EMPTY;
-    let (mut resting, mut more) = (Resting::default(), false);
+    let (mut suspension, mut more) = (Suspension::default(), false);
     loop {
         let orders = shared.next(more.then_some(PAUSE));
         let Some(engine) = engine.upgrade() else { return };
@@ -185,28 +185,28 @@ fn run(shared: &Shared, engine: &Weak<Engine>) {
         for after in orders.after {
             after(&engine);
         }
-        if let Some(asked) = orders.rest {
-            resting.ask(asked);
+        if let Some(asked) = orders.suspend {
+            suspension.ask(asked);
         }
-        more = resting.step(&engine);
+        more = suspension.step(&engine);
         if !engine.relays.ready().is_empty() {
             // Those that were of relays at rest are gone.
-            engine.make_leases(forks);
+            engine.make_lane_sets(forks);
         }
     }
 }
 
 impl Engine {
-    /// A stream found no lease: one more is made, up to the limit.
-    pub(super) fn want_lease(&self) {
-        if self.leases.len() < self.options().streams.max(1) {
-            self.worker.more_leases();
+    /// A stream found no lane set: one more is made, up to the limit.
+    pub(super) fn want_lane_set(&self) {
+        if self.lane_sets.len() < self.options().streams.max(1) {
+            self.worker.more_lane_sets();
         }
     }
 
     fn provide(&self, orders: &Orders, forks: DeviceSet) {
         if orders.prepare {
-            let ready = self.relays.ready().union(self.relays.asleep());
+            let ready = self.relays.ready().union(self.relays.suspended());
             let missing = self.relays.wanted().without(ready).without(self.of_program()).iter();
             // Asked of all before any is made: what is made for one can need a context on another.
             let missing: Vec<_> = missing.map(|relay| (relay, self.driver.memory_info(relay))).collect();
@@ -217,18 +217,18 @@ impl Engine {
                 }
             }
         }
-        let asleep = self.relays.asleep();
-        let targets = if orders.prepare { self.equipped() } else { DeviceSet::EMPTY };
-        targets.union(orders.equip).iter().for_each(|device| self.equip(device));
+        let suspended = self.relays.suspended();
+        let targets = if orders.prepare { self.with_resources() } else { DeviceSet::EMPTY };
+        targets.union(orders.make_resources).iter().for_each(|device| self.make_resources(device));
         if orders.prepare {
-            self.relays.ready().without(asleep).iter().for_each(|relay| self.equip_relay(relay));
+            self.relays.ready().without(suspended).iter().for_each(|relay| self.make_relay_resources(relay));
         }
         let most = self.options().streams.max(1);
-        if orders.more_leases && self.leases.is_short() && self.leases.len() < most {
-            self.add_lease(forks);
+        if orders.more_lane_sets && self.lane_sets.is_short() && self.lane_sets.len() < most {
+            self.add_lane_set(forks);
         }
-        for lease in self.leases.snapshot() {
-            self.furnish(&lease, forks);
+        for lane_set in self.lane_sets.snapshot() {
+            self.furnish(&lane_set, forks);
         }
     }
 
@@ -245,9 +245,9 @@ impl Engine {
     /// Makes a GPU a relay: its context first, which may take half a second.
     fn make_ready(&self, relay: DeviceId, before: MemoryInfo, forks: DeviceSet) -> Result<()> {
         self.make_gates();
-        self.make_leases(forks);
-        for lease in self.leases.snapshot() {
-            self.add_lane(&lease, relay)?;
+        self.make_lane_sets(forks);
+        for lane_set in self.lane_sets.snapshot() {
+            self.add_lane(&lane_set, relay)?;
         }
         // Where a rest was given up, some of it is there still.
         let earlier = self.relays.cost(relay);
@@ -263,19 +263,19 @@ impl Engine {
         Ok(())
     }
 
-    /// The leases that there are before one is missed.
-    fn make_leases(&self, forks: DeviceSet) {
-        while self.leases.len() < FIRST.min(self.options().streams.max(1)) {
-            self.add_lease(forks);
+    /// The lane sets that there are before one is missed.
+    fn make_lane_sets(&self, forks: DeviceSet) {
+        while self.lane_sets.len() < FIRST.min(self.options().streams.max(1)) {
+            self.add_lane_set(forks);
         }
     }
 
     /// Gates for the links, by which background copies give way: without them they do not.
     fn make_gates(&self) {
-        if self.gates.get().is_none() {
-            match Gates::new(&self.epochs) {
+        if self.barriers.get().is_none() {
+            match Barriers::new(&self.epochs) {
                 // Only this thread makes them.
-                Ok(gates) => drop(self.gates.set(gates)),
+                Ok(barriers) => drop(self.barriers.set(barriers)),
                 Err(error) => {
                     tracing::warn!(target: "glake::transfer", %error, "background copies do not give way");
                 }
@@ -283,30 +283,30 @@ impl Engine {
         }
     }
 
-    /// A lease more, with a lane on every relay that is ready.
-    fn add_lease(&self, forks: DeviceSet) {
-        let lease = Arc::new(Lease::new(self.devices));
+    /// A lane set more, with a lane on every relay that is ready.
+    fn add_lane_set(&self, forks: DeviceSet) {
+        let lane_set = Arc::new(LaneSet::new(self.devices));
         for relay in self.relays.ready().iter() {
-            if let Err(error) = self.add_lane(&lease, relay) {
+            if let Err(error) = self.add_lane(&lane_set, relay) {
                 tracing::warn!(target: "glake::transfer", %relay, %error, "a stream's copies do without a relay");
             }
         }
-        self.furnish(&lease, forks);
-        self.leases.add(lease);
+        self.furnish(&lane_set, forks);
+        self.lane_sets.add(lane_set);
     }
 
-    fn add_lane(&self, lease: &Lease, relay: DeviceId) -> Result<()> {
-        if lease.lane(relay).is_none() {
-            lease.add_lane(relay, Lane::of_relay(self.relay_driver(), relay)?);
+    fn add_lane(&self, lane_set: &LaneSet, relay: DeviceId) -> Result<()> {
+        if lane_set.lane(relay).is_none() {
+            lane_set.add_lane(relay, Lane::of_relay(self.relay_driver(), relay)?);
         }
         Ok(())
     }
 
-    /// What a lease has in the primary contexts of GPUs: marks where copies fork, and a target's side of slots.
-    fn furnish(&self, lease: &Lease, forks: DeviceSet) {
-        for device in forks.iter().filter(|device| lease.marks(*device).is_none()) {
+    /// What a lane set has in the primary contexts of GPUs: marks where copies fork, and a target's side of slots.
+    fn furnish(&self, lane_set: &LaneSet, forks: DeviceSet) {
+        for device in forks.iter().filter(|device| lane_set.marks(*device).is_none()) {
             match StreamMarks::new(&self.driver, device) {
-                Ok(marks) => lease.add_marks(device, marks),
+                Ok(marks) => lane_set.add_marks(device, marks),
                 Err(error) => {
                     tracing::warn!(target: "glake::transfer", %device, %error, "copies of its streams stay native");
                 }
@@ -314,26 +314,26 @@ impl Engine {
         }
         // Where the program has the GPU to itself: for copies that find their ways late.
         for target in
-            self.equipped().without(self.relays.ready()).iter().filter(|_| !self.options().shared_gpus)
+            self.with_resources().without(self.relays.ready()).iter().filter(|_| !self.options().shared_gpus)
         {
-            if lease.lane(target).is_none()
+            if lane_set.lane(target).is_none()
                 && let Ok(lane) = Lane::of_target(&self.driver, target)
             {
-                lease.add_lane(target, lane);
+                lane_set.add_lane(target, lane);
             }
         }
-        let pairs = self.equipped().iter().flat_map(|target| {
+        let pairs = self.with_resources().iter().flat_map(|target| {
             let relays = self.relays.ready().without(DeviceSet::of(target));
             relays.iter().map(move |relay| (target, relay)).collect::<Vec<_>>()
         });
         // Of a slot that the target does not reach it is none.
         let pairs = pairs.filter(|(target, relay)| {
-            lease.side(*target, *relay).is_none()
+            lane_set.side(*target, *relay).is_none()
                 && matches!(self.driver.can_access_peer(*target, *relay), Ok(true))
         });
         for (target, relay) in pairs {
             match TargetSide::new(&self.driver, target) {
-                Ok(side) => lease.add_side(target, relay, side),
+                Ok(side) => lane_set.add_side(target, relay, side),
                 Err(error) => {
                     tracing::warn!(target: "glake::transfer", %target, %relay, %error, "no slots for its memory");
                 }

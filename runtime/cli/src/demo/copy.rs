@@ -27,7 +27,7 @@ const SIZES: [Bytes; 2] = [Bytes::mib(48), Bytes::gib(1)];
 /// How often each is timed, of which the best counts.
 const RUNS: usize = 3;
 /// A stream gets its paths in the background once it has asked for them.
-const RELAY_TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 const SEED: u64 = 7;
 /// What other links bring at least where they bring anything.
 const GAIN: f64 = 1.1;
@@ -158,7 +158,7 @@ impl Field {
         let begin = Instant::now();
         while !server.relays().is_empty()
             && server.engine().statistics().split_copies == 0
-            && begin.elapsed() < RELAY_TIMEOUT
+            && begin.elapsed() < TIMEOUT
         {
             self.all_links(server)?;
         }

@@ -36,7 +36,7 @@ const FREED: u64 = 4;
 /// A simulated GPU has room for the region and the neighbour, and for little else.
 const MEMORY: Bytes = Bytes::mib(256);
 /// The neighbour has worked in both directions by then, or never will.
-const RELAY_TIMEOUT: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The region and what is moved with it.
 struct Bed {
@@ -175,7 +175,7 @@ impl Bed {
         thread::scope(|scope| {
             let working = neighbour.begin(scope, &self.pool, self.stream);
             let begin = Instant::now();
-            while neighbour.blocks() == 0 && begin.elapsed() < RELAY_TIMEOUT {
+            while neighbour.blocks() == 0 && begin.elapsed() < TIMEOUT {
                 thread::yield_now();
             }
             let free = server.free_memory(server.target().id)?;
@@ -200,7 +200,7 @@ impl Bed {
             (told.again, told.shrink_again) = timed(|| self.shrink())?;
             self.refill()?;
             // Threads get their turns when the machine pleases.
-            while neighbour.blocks() == before && begin.elapsed() < RELAY_TIMEOUT {
+            while neighbour.blocks() == before && begin.elapsed() < TIMEOUT {
                 self.shrink()?;
                 self.refill()?;
             }

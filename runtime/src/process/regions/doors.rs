@@ -189,7 +189,7 @@ impl Process {
     /// refill meets.
     pub fn enter_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
-        self.regions.wake_relays();
+        self.regions.resume_relays();
         Ok(id)
     }
 

@@ -1,7 +1,7 @@
 //! What is on each GPU, and who holds it.
 
 use glake_device::DeviceId;
-use glake_transfer::WhyStayed;
+use glake_transfer::WhyUnsuspended;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ impl Regions {
         self.table.cover(&self.starter.devices);
         let slots = self.table.named(None)?;
         // First: it waits for contexts that go.
-        let stayed = self.stayed_relays();
+        let stayed = self.unsuspended_relays();
         let costs = self.starter.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
         let mut left = Vec::new();
         for memory in self.starter.devices.iter() {
@@ -66,7 +66,7 @@ impl Regions {
             }
             // A context that is about to go would be made again by the question.
             let asked = match stays.map(|stayed| stayed.why) {
-                Some(WhyStayed::UnderWay | WhyStayed::Lost) => false,
+                Some(WhyUnsuspended::UnderWay | WhyUnsuspended::Lost) => false,
                 Some(_) => true,
                 None => holders.iter().any(|(_, bytes)| !bytes.is_zero()),
             };

@@ -56,7 +56,7 @@ impl Regions {
             Batch { moved, failed: None } => {
                 let took = begin.elapsed();
                 if ask.is_everything() {
-                    self.rest_relays(begun);
+                    self.suspend_relays(begun);
                 }
                 self.shrink_report(moved, ask, took)
             }
@@ -74,7 +74,7 @@ impl Regions {
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
         let moved = self.move_in(&slots, ask);
-        self.wake_relays();
+        self.resume_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
         self.tell_after(&mut event, report.as_ref().map(RefillReport::json));
         report
@@ -93,7 +93,7 @@ impl Regions {
         let first = slot.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
         let moved = self.refill_one(&(slot.clone(), region.clone(), Bytes::MAX), self.config.verify);
-        self.wake_relays();
+        self.resume_relays();
         if let Some(beside) = beside {
             match &moved {
                 Ok(moved) => event["report"] = RefillReport::of(vec![moved.clone()], begin.elapsed()).json(),

@@ -58,7 +58,7 @@ impl Prediction {
         };
         let own = graph.rates(device, Direction::ToGpu).next().map_or(0.0, |path| path.rate.0);
         let engine = self.starter.engine.made().filter(|_| self.starter.engine.is_on());
-        match engine.is_some_and(|engine| engine.resting().is_empty()) {
+        match engine.is_some_and(|engine| engine.suspended().is_empty()) {
             true => graph.together(device, Direction::ToGpu).0.max(own),
             false => own,
         }

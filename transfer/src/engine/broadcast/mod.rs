@@ -18,9 +18,9 @@ use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use super::counters::Path;
-use super::ends::Ends;
+use super::endpoints::Endpoints;
 use super::fork::Fork;
-use super::lease::{Lease, LeaseState};
+use super::lane_set::{LaneSet, LaneSetState};
 use super::parts::Parts;
 use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::Result;
@@ -59,10 +59,10 @@ impl Engine {
         on: UserStream,
         options: CopyOptions,
     ) -> Result<CopyHandle> {
-        to.iter().try_for_each(|to| Ends::of(to, from).map(drop))?;
+        to.iter().try_for_each(|to| Endpoints::of(to, from).map(drop))?;
         self.relays.tell()?;
         self.look_around();
-        let _call = self.call(options.priority);
+        let _call = self.urgent_call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let parts = self.enqueue_cast(cast);
         let parts = self.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
@@ -76,15 +76,16 @@ impl Engine {
         // An answer that says nothing is no permission.
         if sources.len() > 1 && matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
         {
-            let leased =
-                self.leases.with(self, on.id, |lease, state| self.cast(lease, state, cast, &sources));
+            let leased = self
+                .lane_sets
+                .with(self, on.id, |lane_set, state| self.cast(lane_set, state, cast, &sources));
             match leased {
                 Some(outcome) => {
                     if let Some(parts) = outcome? {
                         return Ok(Some(parts));
                     }
                 }
-                None => self.want_lease(),
+                None => self.want_lane_set(),
             }
         }
         let mut parts: Option<Parts> = None;
@@ -116,29 +117,29 @@ impl Engine {
         let joined =
             sources.iter().all(|source| devices.without(are_joined(&graph, source.device)).is_empty());
         let least = LEAST.get().saturating_mul(devices.len().into());
-        let worth = cast.from.kind() == PointerKind::Pinned && cast.from.size().get() >= least;
+        let benefit = cast.from.kind() == PointerKind::Pinned && cast.from.size().get() >= least;
         let usable = devices.is_subset(self.relays.usable());
-        if worth && reached && joined && usable { sources } else { none }
+        if benefit && reached && joined && usable { sources } else { none }
     }
 
     /// Copies over all lanes; `None`, and nothing done, where it cannot be forked.
     fn cast(
         &self,
-        lease: &Arc<Lease>,
-        state: &mut LeaseState,
+        lane_set: &Arc<LaneSet>,
+        state: &mut LaneSetState,
         cast: Cast<'_>,
         sources: &[Source],
     ) -> Result<Option<Parts>> {
         state.withdraw(self);
-        let Ok(Some(mark)) = Fork::mark(lease, cast.on) else {
+        let Ok(Some(mark)) = Fork::mark(lane_set, cast.on) else {
             self.worker.fork_event(cast.on.device);
             return Ok(None);
         };
         let rates: SmallVec<[f64; 8]> = sources.iter().map(|source| source.rate).collect();
         let slices = Slices::new(cast.from.size(), &rates);
-        let mut fork = Fork::begin(self, lease, state, cast.on, mark);
-        let turn = self.turn(cast.priority, Direction::ToGpu, cast.from.size());
-        fork.take(turn, sources.iter().map(|source| source.device));
+        let mut fork = Fork::begin(self, lane_set, state, cast.on, mark);
+        let prioritized = self.prioritized(cast.priority, Direction::ToGpu, cast.from.size());
+        fork.take(prioritized, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.
         let mut left: Vec<(Slice, SmallVec<[usize; 8]>)> = Vec::new();
@@ -148,7 +149,7 @@ impl Engine {
                 left.push((slice, missed));
             }
         }
-        let (used, serial) = (fork.entered(), fork.state.serial);
+        let (used, serial) = (fork.forked(), fork.state.serial);
         let dead = fork.join()?;
         let lost = slices.filter(|slice| dead.contains(sources[slice.source].device));
         left.extend(lost.map(|slice| (slice, (0..cast.to.len()).collect())));
@@ -169,8 +170,8 @@ impl Engine {
             "one copy to several GPUs"
         );
         self.relays.tell()?;
-        let (relays, lease, used) = (self.relays.clone(), Arc::downgrade(lease), used.without(dead));
-        Ok(Some(Parts { relays, lease, used, serial, shares: None }))
+        let (relays, lane_set, used) = (self.relays.clone(), Arc::downgrade(lane_set), used.without(dead));
+        Ok(Some(Parts { relays, lane_set, used, serial, shares: None }))
     }
 
     /// Enqueues a slice: from the host to its source's own copy, from there to all others. The targets that it does not go to.

@@ -24,7 +24,7 @@ pub(super) struct Slice {
 pub(super) struct Slices {
     /// What is left of each share, and what it is cut into.
     left: SmallVec<[(Slice, Bytes); 8]>,
-    turn: usize,
+    prioritized: usize,
 }
 
 /// What a slice is at least, so that issuing it does not take longer than the bytes do. On H200s 2 MiB are best for 64 MiB, 8 MiB
@@ -52,7 +52,7 @@ impl Slices {
             left.push((Slice { source, offset, size: share }, slice));
             offset = offset.max(end);
         }
-        Slices { left, turn: 0 }
+        Slices { left, prioritized: 0 }
     }
 }
 
@@ -61,9 +61,10 @@ impl Iterator for Slices {
 
     fn next(&mut self) -> Option<Slice> {
         let count = self.left.len();
-        let at =
-            (0..count).map(|step| (self.turn + step) % count).find(|at| !self.left[*at].0.size.is_zero())?;
-        self.turn = at + 1;
+        let at = (0..count)
+            .map(|step| (self.prioritized + step) % count)
+            .find(|at| !self.left[*at].0.size.is_zero())?;
+        self.prioritized = at + 1;
         let (rest, most) = &mut self.left[at];
         let slice = Slice { size: rest.size.min(*most), ..*rest };
         rest.offset = rest.offset.saturating_add(slice.size);

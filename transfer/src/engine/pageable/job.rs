@@ -19,13 +19,13 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::super::relays::Relays;
-use super::station::{Gate, SLOTS, Slot, Station};
+use super::staging::{SLOTS, Slot, StagingBuffers, StagingStream};
 use super::threads::Work;
 use crate::graph::Direction;
 
 pub(super) struct Job {
     relays: Arc<Relays>,
-    station: Arc<Station>,
+    staging: Arc<StagingBuffers>,
     to: Span,
     from: Span,
     /// Whose memory it is about.
@@ -68,7 +68,7 @@ struct Flight<'a> {
     chunk: Chunk,
     slot: &'a Slot,
     path: DeviceId,
-    gate: Arc<Gate>,
+    staging_stream: Arc<StagingStream>,
     /// Whether an event marks its end; its stream was waited for if not.
     marked: bool,
 }
@@ -84,16 +84,16 @@ enum End {
 impl Job {
     pub(super) fn new(
         relays: &Arc<Relays>,
-        station: &Arc<Station>,
+        staging: &Arc<StagingBuffers>,
         ends: (&Span, &Span),
         (target, direction): (DeviceId, Direction),
         paths: SmallVec<[DeviceId; 8]>,
     ) -> Job {
         let (to, from) = (ends.0.clone(), ends.1.clone());
-        let chunk = chunk(to.size(), station.threads(), station.slot());
+        let chunk = chunk(to.size(), staging.threads(), staging.slot());
         Job {
             relays: relays.clone(),
-            station: station.clone(),
+            staging: staging.clone(),
             to,
             from,
             target,
@@ -111,7 +111,7 @@ impl Job {
     /// How many threads have something to do.
     pub(super) fn width(&self) -> usize {
         let chunks = self.to.size().get().div_ceil(self.chunk.get().max(1));
-        self.station.threads().min(usize::try_from(chunks).unwrap_or(usize::MAX))
+        self.staging.threads().min(usize::try_from(chunks).unwrap_or(usize::MAX))
     }
 
     /// Waits until no thread works on any of its bytes; what no thread could take is left too.
@@ -168,23 +168,24 @@ impl Job {
         };
         let count = self.paths.len();
         for path in (0..count).map(|step| self.paths[(thread + step) % count]) {
-            let gate = self.station.gate(self.target, path).filter(|_| !self.is_dead(path));
-            let Some(gate) = gate else { continue };
-            let (stream, done) = (gate.stream.id(), gate.done.get(slot.index)?);
-            if let Err(error) = gate.stream.of().copy(&to, &from) {
+            let staging_stream =
+                self.staging.staging_stream(self.target, path).filter(|_| !self.is_dead(path));
+            let Some(staging_stream) = staging_stream else { continue };
+            let (stream, done) = (staging_stream.stream.id(), staging_stream.done.get(slot.index)?);
+            if let Err(error) = staging_stream.stream.of().copy(&to, &from) {
                 self.blame(path, &error);
                 continue;
             }
             let marked = done.record(stream).or_else(|_| done.record(stream)).is_ok();
-            return Some(Flight { chunk, slot, path, gate, marked });
+            return Some(Flight { chunk, slot, path, staging_stream, marked });
         }
         None
     }
 
     /// Waits for a chunk's copy, and takes the bytes out of the slot.
     fn land(&self, flight: &Flight<'_>) {
-        let Flight { chunk, slot, path, gate, marked } = flight;
-        let arrived = match self.end(gate, slot, *path, *marked) {
+        let Flight { chunk, slot, path, staging_stream, marked } = flight;
+        let arrived = match self.end(staging_stream, slot, *path, *marked) {
             End::Done => self.direction == Direction::ToGpu || self.empty(*chunk, slot),
             End::Lost => false,
             End::Unknown(error) => {
@@ -205,12 +206,13 @@ impl Job {
         held.copy_on_host_uncached(&to).is_ok()
     }
 
-    fn end(&self, gate: &Gate, slot: &Slot, path: DeviceId, marked: bool) -> End {
-        let by_event = || gate.done.get(slot.index).map(|done| done.synchronize());
+    fn end(&self, staging_stream: &StagingStream, slot: &Slot, path: DeviceId, marked: bool) -> End {
+        let by_event = || staging_stream.done.get(slot.index).map(|done| done.synchronize());
         let mut last = None;
         for attempt in 0..4 {
             // A stream covers more than one slot's work: only where the event does not answer.
-            let waited = if marked && attempt < 2 { by_event() } else { Some(gate.stream.synchronize()) };
+            let waited =
+                if marked && attempt < 2 { by_event() } else { Some(staging_stream.stream.synchronize()) };
             match waited {
                 Some(Ok(())) => return End::Done,
                 Some(Err(error)) if error.is_sticky() => {
@@ -240,13 +242,13 @@ impl Job {
 impl Work for Job {
     fn help(&self) {
         let thread = self.threads.fetch_add(1, Ordering::Relaxed);
-        let slots = self.station.slots_of(thread);
+        let slots = self.staging.slots_of(thread);
         let mut flights: SmallVec<[Option<Flight<'_>>; SLOTS]> = slots.iter().map(|_| None).collect();
-        for turn in (0..slots.len()).cycle() {
-            if let Some(flight) = flights[turn].take() {
+        for prioritized in (0..slots.len()).cycle() {
+            if let Some(flight) = flights[prioritized].take() {
                 self.land(&flight);
             }
-            let usable = !slots[turn].lost.load(Ordering::Relaxed);
+            let usable = !slots[prioritized].lost.load(Ordering::Relaxed);
             if !usable && slots.iter().all(|slot| slot.lost.load(Ordering::Relaxed)) {
                 break;
             }
@@ -256,14 +258,14 @@ impl Work for Job {
             let Some(chunk) = self.claim() else {
                 // Those launched first land first.
                 (1..slots.len()).for_each(|step| {
-                    if let Some(flight) = flights[(turn + step) % slots.len()].take() {
+                    if let Some(flight) = flights[(prioritized + step) % slots.len()].take() {
                         self.land(&flight);
                     }
                 });
                 break;
             };
-            flights[turn] = self.launch(chunk, slots[turn], thread);
-            if flights[turn].is_none() {
+            flights[prioritized] = self.launch(chunk, slots[prioritized], thread);
+            if flights[prioritized].is_none() {
                 self.settle(chunk, None);
             }
         }

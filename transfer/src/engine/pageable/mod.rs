@@ -11,7 +11,7 @@
 //! - While the host waits for the user's stream, nothing is held that another call needs.
 
 mod job;
-mod station;
+mod staging;
 mod threads;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +25,13 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::counters::Path;
-use super::turn::Turn;
+use super::prioritized::Prioritized;
 use super::{Engine, Priority, UserStream};
 use crate::Result;
 use crate::graph::{Ask, Direction, Way, split};
 use job::{Job, Outcome};
-pub(super) use station::Gate;
-use station::{Station, Taken};
+pub(super) use staging::StagingStream;
+use staging::{StagingBuffers, StagingHold};
 use threads::{Threads, Work};
 
 /// Smaller copies are the driver's: waking threads takes as long.
@@ -43,7 +43,7 @@ const GLANCES: u32 = 40;
 #[derive(Debug)]
 pub(super) struct Pageable {
     threads: Threads,
-    station: OnceLock<Arc<Station>>,
+    staging: OnceLock<Arc<StagingBuffers>>,
     /// Events on which the host sleeps, by whose streams they mark.
     marks: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
     stopped: AtomicBool,
@@ -53,13 +53,13 @@ impl Pageable {
     /// For so many threads, of which the caller is one.
     pub(super) fn new(threads: usize) -> Pageable {
         let threads = Threads::new(threads.saturating_sub(1));
-        let (station, marks) = (OnceLock::new(), Mutex::default());
-        Pageable { threads, station, marks, stopped: AtomicBool::new(false) }
+        let (staging, marks) = (OnceLock::new(), Mutex::default());
+        Pageable { threads, staging, marks, stopped: AtomicBool::new(false) }
     }
 
     /// Host memory that is pinned for it.
     pub(super) fn pinned(&self) -> Bytes {
-        self.station.get().map_or(Bytes::ZERO, |station| station.pinned())
+        self.staging.get().map_or(Bytes::ZERO, |staging| staging.pinned())
     }
 
     /// Ends the threads; copies are the driver's from now on.
@@ -72,31 +72,31 @@ impl Pageable {
 impl Engine {
     /// Makes what pageable copies of a GPU's memory need: slots, and a stream on it.
     pub(super) fn open_pageable(&self, device: DeviceId) -> Result<()> {
-        self.station()?.map_or(Ok(()), |station| station.open_target(&self.driver, device))
+        self.staging()?.map_or(Ok(()), |staging| staging.open_target(&self.driver, device))
     }
 
     /// Makes what a relay needs for them.
     pub(super) fn open_pageable_relay(&self, device: DeviceId) -> Result<()> {
-        self.station()?.map_or(Ok(()), |station| station.open_relay(self.relay_driver(), device))
+        self.staging()?.map_or(Ok(()), |staging| staging.open_relay(self.relay_driver(), device))
     }
 
     /// The slots, made now if they were not.
-    fn station(&self) -> Result<Option<&Arc<Station>>> {
+    fn staging(&self) -> Result<Option<&Arc<StagingBuffers>>> {
         let (threads, memory) = (self.options.pageable_threads, self.options.pageable_slots);
         if threads == 0 {
             return Ok(None);
         }
-        if self.pageable.station.get().is_none()
-            && let Some(station) = Station::new(&self.epochs, self.devices, threads, memory)?
+        if self.pageable.staging.get().is_none()
+            && let Some(staging) = StagingBuffers::new(&self.epochs, self.devices, threads, memory)?
         {
-            let _ = self.pageable.station.set(station);
+            let _ = self.pageable.staging.set(staging);
         }
-        Ok(self.pageable.station.get())
+        Ok(self.pageable.staging.get())
     }
 
     /// Takes what pageable copies have on a relay out of use: those that use it have it until they end.
-    pub(super) fn close_pageable(&self, device: DeviceId) -> Option<Arc<Gate>> {
-        self.pageable.station.get()?.close_relay(device)
+    pub(super) fn close_pageable(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
+        self.pageable.staging.get()?.close_relay(device)
     }
 
     /// Copies between pageable memory and a GPU; false, and nothing done, where that is better left to the driver.
@@ -109,13 +109,13 @@ impl Engine {
         priority: Priority,
     ) -> Result<bool> {
         let Path { target, direction, .. } = own;
-        let Pageable { station, stopped, .. } = &self.pageable;
+        let Pageable { staging, stopped, .. } = &self.pageable;
         let none = self.options.pageable_threads == 0 || stopped.load(Ordering::Relaxed);
         if none || to.size() < LEAST {
             return Ok(false);
         }
-        let Some(station) = station.get().filter(|station| station.serves(target)) else {
-            self.want_equipment(target);
+        let Some(staging) = staging.get().filter(|staging| staging.serves(target)) else {
+            self.want_resources(target);
             return Ok(false);
         };
         if !matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None)) {
@@ -124,20 +124,20 @@ impl Engine {
         if !self.reached(on)? {
             return Ok(false);
         }
-        let Some(taken) = station.take() else { return Ok(false) };
+        let Some(taken) = staging.take() else { return Ok(false) };
         let paths = self.paths(&taken, to, from, target, direction);
         // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
-        let mut turn = match priority {
-            Priority::Background => Turn::alone(),
-            priority => self.turn(priority, direction, to.size()),
+        let mut prioritized = match priority {
+            Priority::Background => Prioritized::alone(),
+            priority => self.prioritized(priority, direction, to.size()),
         };
-        turn.shut_now(paths.iter().copied());
-        let job = Arc::new(Job::new(&self.relays, station, (to, from), (target, direction), paths));
+        prioritized.shut_now(paths.iter().copied());
+        let job = Arc::new(Job::new(&self.relays, staging, (to, from), (target, direction), paths));
         let work: Arc<dyn Work> = job.clone();
         self.pageable.threads.call(&work, job.width().saturating_sub(1));
         work.help();
         let Outcome { left, carried, unjoined, .. } = job.finish();
-        drop((taken, turn));
+        drop((taken, prioritized));
         let path = |relay| if relay == target { own } else { Path { relay, way: Way::ZeroStaging, ..own } };
         for (relay, bytes, copies) in carried {
             self.counters.sent(path(relay), bytes, copies);
@@ -176,14 +176,14 @@ impl Engine {
     /// Whose links a copy goes over.
     fn paths(
         &self,
-        taken: &Taken,
+        taken: &StagingHold,
         to: &Span,
         from: &Span,
         target: DeviceId,
         direction: Direction,
     ) -> SmallVec<[DeviceId; 8]> {
         let memory = if direction == Direction::ToGpu { to } else { from };
-        let open = |relay: &DeviceId| taken.station().gate(target, *relay).is_some();
+        let open = |relay: &DeviceId| taken.staging().staging_stream(target, *relay).is_some();
         self.look_around();
         let usable = self.relays.usable().without(DeviceSet::of(target));
         let reach = usable.intersection(memory.reach()).iter().filter(open).collect();

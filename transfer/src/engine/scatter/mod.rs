@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 use super::counters::Path;
 use super::fork::Fork;
 use super::kernels::KernelSet;
-use super::lease::LeaseState;
+use super::lane_set::LaneSetState;
 use super::parts::Parts;
 use super::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
 use crate::graph::{Ask, Direction, Shares, Way, split};
@@ -127,7 +127,7 @@ impl Engine {
         let groups = groups(blocks);
         self.relays.tell()?;
         self.look_around();
-        let _call = self.call(options.priority);
+        let _call = self.urgent_call(options.priority);
         let kernels = &*self.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
@@ -175,7 +175,7 @@ impl Engine {
             return Some(Spread { group, target, direction, most, by_kernels: false });
         }
         if kernels.target(target).is_none() {
-            self.want_equipment(target);
+            self.want_resources(target);
             return None;
         }
         let reached =
@@ -185,10 +185,10 @@ impl Engine {
 
     /// Copies groups over the lanes of their stream; no parts where all went over the user's own.
     fn scatter(&self, list: List<'_>, spreads: &[Spread<'_>]) -> Result<Option<Parts>> {
-        let leased = self.leases.with(self, list.on.id, |lease, state| {
+        let leased = self.lane_sets.with(self, list.on.id, |lane_set, state| {
             state.withdraw(self);
             // One mark for all, so that they run side by side.
-            let Ok(Some(mark)) = Fork::mark(lease, list.on) else {
+            let Ok(Some(mark)) = Fork::mark(lane_set, list.on) else {
                 self.worker.fork_event(list.on.device);
                 return Ok::<_, TransferError>(None);
             };
@@ -199,8 +199,8 @@ impl Engine {
                     self.scatter_alone(list, *spread)?;
                     continue;
                 }
-                let mut fork = Fork::begin(self, lease, state, list.on, mark);
-                let turn = self.turn(list.priority, spread.direction, spread.group.size);
+                let mut fork = Fork::begin(self, lane_set, state, list.on, mark);
+                let turn = self.prioritized(list.priority, spread.direction, spread.group.size);
                 let spread = Spread { most: spread.most.min(turn.slice()), ..*spread };
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();
@@ -208,7 +208,7 @@ impl Engine {
                 let used = parts.map_or(used, |parts| parts.used.union(used));
                 parts = Some(Parts {
                     relays: self.relays.clone(),
-                    lease: Arc::downgrade(lease),
+                    lane_set: Arc::downgrade(lane_set),
                     used,
                     serial,
                     shares: None,
@@ -217,7 +217,7 @@ impl Engine {
             Ok(Some(parts))
         });
         if leased.is_none() {
-            self.want_lease();
+            self.want_lane_set();
         }
         match leased.transpose()?.flatten() {
             Some(parts) => {
@@ -232,7 +232,7 @@ impl Engine {
     }
 
     /// Which GPU takes how much.
-    fn shares(&self, kernels: &KernelSet, spread: Spread<'_>, state: &LeaseState) -> Shares {
+    fn shares(&self, kernels: &KernelSet, spread: Spread<'_>, state: &LaneSetState) -> Shares {
         let Spread { group, target, direction, by_kernels, .. } = spread;
         let reach = match by_kernels {
             true => kernels.relays_reaching(group.ends.iter().copied()),
@@ -249,7 +249,7 @@ impl Engine {
         )
     }
 
-    /// Copies a group behind its fork; the lanes that have work of it, and which copy of the lease it is.
+    /// Copies a group behind its fork; the lanes that have work of it, and which copy of the lane set it is.
     fn scatter_over(
         &self,
         mut fork: Fork<'_>,
@@ -279,7 +279,7 @@ impl Engine {
             first.size = first.size.saturating_add(refused);
         }
         let turns = self.deal(list, spread, &mut takers, Some(&mut fork));
-        // Elsewhere the gate of the stream's own link is that of a lane, which opens it.
+        // Elsewhere the barrier of the stream's own link is that of a lane, which opens it.
         if takers.iter().any(|taker| taker.own) {
             fork.end_own_turn();
         }
@@ -289,7 +289,7 @@ impl Engine {
                 false => fork.sent(taker.path, taker.carried, taker.launches),
             }
         }
-        let (used, serial) = (fork.entered(), fork.state.serial);
+        let (used, serial) = (fork.forked(), fork.state.serial);
         let dead = fork.join()?;
         let lost = turns.taken.iter().filter(|turn| dead.contains(turn.relay));
         for turn in turns.left.iter().chain(lost) {

@@ -40,7 +40,7 @@ impl User {
         bed.engine().copy(to, from, self.on, options).unwrap();
     }
 
-    fn copy_now(&self, bed: &Bed, options: CopyOptions) -> Duration {
+    fn copy_blocking(&self, bed: &Bed, options: CopyOptions) -> Duration {
         let start = bed.sim.now();
         self.copy(bed, options);
         bed.wait(self.on);
@@ -57,13 +57,13 @@ fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
     for direction in Direction::BOTH {
         let bed = Bed::new("h200x4");
         let critical = User::new(&bed, direction, Bytes::mib(16));
-        let alone = critical.copy_now(&bed, CRITICAL);
+        let alone = critical.copy_blocking(&bed, CRITICAL);
         let background = [(); 2].map(|()| User::new(&bed, direction, Bytes::mib(192)));
-        // Until there is a lease for every stream.
+        // Until there is a lane set for every stream.
         loop {
             let before = bed.engine().statistics().native_copies;
             background.iter().for_each(|user| user.copy(&bed, UNWAITED));
-            critical.copy_now(&bed, CRITICAL);
+            critical.copy_blocking(&bed, CRITICAL);
             background.iter().for_each(|user| bed.wait(user.on));
             if bed.engine().statistics().native_copies == before {
                 break;
@@ -76,7 +76,7 @@ fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
             user.copy(&bed, UNWAITED);
             for pause in [7, 61, 23] {
                 bed.sim.advance(Duration::from_micros(pause * (round % 5 + 1)));
-                took.push(critical.copy_now(&bed, CRITICAL));
+                took.push(critical.copy_blocking(&bed, CRITICAL));
             }
         }
         took.sort();
@@ -95,7 +95,7 @@ fn slices_are_smaller_while_other_copies_come() {
     let background = User::new(&bed, Direction::ToGpu, Bytes::mib(192));
     let sliced = || {
         let before = slices(&bed);
-        background.copy_now(&bed, UNWAITED);
+        background.copy_blocking(&bed, UNWAITED);
         slices(&bed) - before
     };
     let whole = background.host.size().get();
@@ -104,7 +104,7 @@ fn slices_are_smaller_while_other_copies_come() {
     assert!(of(Bytes::mib(1)).contains(&sliced()));
     // A test that is kept from running may be too late for it.
     let smaller = |_| {
-        critical.copy_now(&bed, CRITICAL);
+        critical.copy_blocking(&bed, CRITICAL);
         of(Bytes::kib(256)).contains(&sliced())
     };
     assert!((0..20).any(smaller), "on each of four links a fourth of 1 MiB");
@@ -120,7 +120,7 @@ fn a_normal_copy_does_not_wait_for_a_background_copy() {
     for memory in [Way::ZeroStaging, Way::Staged] {
         let bed = Bed::new("h200x4");
         let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
-        let alone = normal.copy_now(&bed, CopyOptions::default());
+        let alone = normal.copy_blocking(&bed, CopyOptions::default());
         let plain = bed.plain(GPU, size);
         let mut background = User::new(&bed, Direction::ToGpu, size);
         if memory == Way::Staged {
@@ -128,7 +128,7 @@ fn a_normal_copy_does_not_wait_for_a_background_copy() {
         }
         background.copy(&bed, UNWAITED);
         bed.sim.advance(Duration::from_micros(100));
-        let beside = normal.copy_now(&bed, CopyOptions::default());
+        let beside = normal.copy_blocking(&bed, CopyOptions::default());
         assert_eq!(bed.carried(Way::Staged).is_zero(), memory != Way::Staged);
         assert!(beside <= alone * 5 / 4, "{memory:?}: {beside:?} instead of {alone:?}");
         drop((normal, background, plain));
@@ -176,9 +176,9 @@ fn alone_a_background_copy_is_nearly_as_fast_as_any() {
     let bed = Bed::new("h200x4");
     for direction in Direction::BOTH {
         let user = User::new(&bed, direction, Bytes::mib(256));
-        let normal = user.copy_now(&bed, CopyOptions::default());
+        let normal = user.copy_blocking(&bed, CopyOptions::default());
         let before = slices(&bed);
-        let background = user.copy_now(&bed, BACKGROUND);
+        let background = user.copy_blocking(&bed, BACKGROUND);
         assert!(slices(&bed) - before >= 256);
         println!("{direction:?}: {background:?}, as a normal one {normal:?}");
         // Each slice costs the model what a copy costs besides its bytes.

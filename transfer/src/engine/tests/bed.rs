@@ -61,7 +61,7 @@ impl Bed {
         used.iter().for_each(|gpu| sim.hold_context(gpu));
         let shared = options.shared_gpus;
         let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
-        used.iter().for_each(|gpu| engine.want_equipment(gpu));
+        used.iter().for_each(|gpu| engine.want_resources(gpu));
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();

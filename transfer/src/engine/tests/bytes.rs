@@ -157,7 +157,7 @@ fn synchronous_copies_are_there_when_they_return() {
         let memory = bed.pinned(ROOM, seed);
         let host = Span::pinned(&memory, Bytes::ZERO, ROOM).unwrap();
         let (to, from) = ends(direction, &host, &span);
-        bed.engine().copy_now(to, from, on, options).unwrap();
+        bed.engine().copy_blocking(to, from, on, options).unwrap();
         assert!(bed.read(&span) == memory.as_slice());
     }
     drop((stream, gpu, span));

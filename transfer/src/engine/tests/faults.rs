@@ -191,13 +191,13 @@ fn copies_under_faults_at_random_are_right_or_say_so() {
             let from = Span::pinned(&source, Bytes::ZERO, SIZE).unwrap();
             let chance = When::Chance { probability: 0.15, seed: 1000 * seed + round };
             bed.faults.set(&[Fault { verb: None, when: chance, error: Injected::Failed(2) }]);
-            let there = bed.engine().copy_now(&span, &from, on, CopyOptions::default());
+            let there = bed.engine().copy_blocking(&span, &from, on, CopyOptions::default());
             bed.faults.set(&[]);
             // What an error says of may run still.
             bed.epochs.synchronize(bed.gpus).unwrap();
             bed.engine().own.synchronize(bed.gpus).unwrap();
             assert!(there.is_err() || bed.read(&span) == source.as_slice(), "{seed} {round}");
-            bed.engine().copy_now(&host, &span, on, CopyOptions::default()).unwrap();
+            bed.engine().copy_blocking(&host, &span, on, CopyOptions::default()).unwrap();
             assert!(bed.read(&span) == memory.as_slice(), "{seed} {round}");
         }
         drop((stream, mapped, span, host));

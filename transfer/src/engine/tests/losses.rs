@@ -102,11 +102,11 @@ fn a_copy_that_is_waited_for_makes_its_own_losses_good() {
         if direction == 0 {
             lose(&bed, n);
         }
-        bed.engine().copy_now(&span, &from, on, options).unwrap();
+        bed.engine().copy_blocking(&span, &from, on, options).unwrap();
         if direction == 1 {
             lose(&bed, n);
         }
-        bed.engine().copy_now(&back, &span, on, options).unwrap();
+        bed.engine().copy_blocking(&back, &span, on, options).unwrap();
         assert!(bed.read(&span) == a.as_slice() && a.as_slice() == b.as_slice());
         assert_eq!(bed.engine().relays().len(), 3);
         assert_eq!(bed.engine().statistics().lost_copies, 0);

@@ -111,7 +111,7 @@ fn a_stream_that_is_held_back_holds_back_no_other() {
 }
 
 #[test]
-fn leases_change_hands_when_they_are_idle() {
+fn lane_sets_change_hands_when_they_are_idle() {
     let bed = Bed::with("h200x4", EngineOptions { streams: 1, ..EngineOptions::default() });
     let gpu = bed.mapped(GPU, SIZE);
     let span = gpu.span(Bytes::ZERO, SIZE).unwrap();

@@ -123,7 +123,7 @@ fn no_gpu_waits_for_the_work_of_another() {
             let memory = bed.pinned(SIZE, 5);
             let host = Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap();
             let (stream, on, release) = held(&bed, GPU);
-            // Twice, so that there is a lease.
+            // Twice, so that there is a lane set.
             for _ in 0..2 {
                 drop(bed.engine().copy(&span, &host, on, UNWAITED).unwrap());
             }
@@ -271,14 +271,14 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
     bed.sim.hold_context(OTHER);
     takes(all.without(DeviceSet::of(OTHER)));
     // What the engine had there goes back.
-    assert_eq!(bed.engine().stayed(Duration::from_secs(60)), []);
+    assert_eq!(bed.engine().unsuspended(Duration::from_secs(60)), []);
     let own = bed.engine().relay_driver();
     assert_eq!(own.has_context(OTHER).ok(), Some(false));
     // It does not come back with those that rested.
-    bed.engine().rest(all);
-    assert_eq!(bed.engine().stayed(Duration::from_secs(60)), []);
+    bed.engine().suspend(all);
+    assert_eq!(bed.engine().unsuspended(Duration::from_secs(60)), []);
     let (done, ready) = std::sync::mpsc::channel();
-    bed.engine().wake(move |_| done.send(()).unwrap()).unwrap();
+    bed.engine().resume(move |_| done.send(()).unwrap()).unwrap();
     ready.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!(bed.engine().relays(), all.without(DeviceSet::of(OTHER)));
     takes(all.without(DeviceSet::of(OTHER)));
@@ -305,15 +305,15 @@ fn a_synchronous_copy_does_not_wait_for_a_lease_that_has_become_another_stream_s
     let on = bed.user(GPU, stream.id());
     let parts = bed.engine().enqueue(&to, &from, on, Priority::Normal).unwrap().unwrap();
     bed.wait(on);
-    // Another stream's copy has the lease now, and waits with it.
-    let lease = parts.lease.upgrade().unwrap();
-    let mut state = lease.state.lock();
-    lease.set_owner(&mut state, Some(glake_device::StreamId(4_242)));
+    // Another stream's copy has the lane set now, and waits with it.
+    let lane_set = parts.lane_set.upgrade().unwrap();
+    let mut state = lane_set.state.lock();
+    lane_set.set_owner(&mut state, Some(glake_device::StreamId(4_242)));
     bed.engine().repair(&parts, &to, &from, on).unwrap();
-    lease.set_owner(&mut state, None);
+    lane_set.set_owner(&mut state, None);
     drop(state);
     assert!(bed.read(&to) == memory.as_slice());
-    drop((lease, parts, stream, mapped, to, from));
+    drop((lane_set, parts, stream, mapped, to, from));
     bed.end();
 }
 

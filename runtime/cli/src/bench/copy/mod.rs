@@ -242,13 +242,13 @@ impl Bench {
         options: &CopyOptions,
         news: &mut impl FnMut(CopyNews) -> Result<(), BenchError>,
     ) -> Result<bool, BenchError> {
-        const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
+        const TIMEOUT: Duration = Duration::from_secs(30);
         let devices = self.library.device_count()?;
         if options.paths.unwrap_or(u32::MAX).min(devices) > 1 {
             self.library.multi_path(true)?;
             let begin = Instant::now();
             while !self.stats()?.ready {
-                if begin.elapsed() > RELAY_TIMEOUT {
+                if begin.elapsed() > TIMEOUT {
                     news(CopyNews::Note("no GPU became a relay: copies take one link each".to_owned()))?;
                     break;
                 }

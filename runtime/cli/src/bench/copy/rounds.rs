@@ -30,7 +30,7 @@ const MOST: u32 = 500;
 /// How long idle GPUs take to be as fast as they get.
 const WAKING: Duration = Duration::from_millis(500);
 /// A stream gets its paths in the background once it has asked for them; small copies may never ask.
-const RELAY_TIMEOUT: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Measures one case.
 ///
@@ -95,7 +95,7 @@ pub(super) fn wake(ground: &Ground<'_>) -> Result<(), BenchError> {
 /// Copies until more than one link takes part.
 pub(super) fn warm_up(ground: &Ground<'_>, work: &Work<'_>, flags: u32) -> Result<(), BenchError> {
     let (before, begin) = (paths(ground)?, Instant::now());
-    while ground.gpus() > 1 && begin.elapsed() < RELAY_TIMEOUT {
+    while ground.gpus() > 1 && begin.elapsed() < TIMEOUT {
         ground.library.timed(ground.cuda, work, flags)?;
         if changed(&before, &paths(ground)?) > 1 {
             break;

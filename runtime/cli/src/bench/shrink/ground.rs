@@ -18,7 +18,7 @@ use glake_runtime::config::Config;
 /// What the native copy of one link copies at most, on the simulator and on a GPU: more shows no other rate.
 const LINKS: [Bytes; 2] = [Bytes::mib(64), Bytes::gib(1)];
 /// A stream gets its paths in the background once it has asked for them.
-const RELAY_TIMEOUT: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A server, and memory for copies over one link.
 pub(super) struct Ground {
@@ -158,7 +158,7 @@ impl Ground {
                 let moving = self.mover.enqueue(&pair).map_err(BenchError::Unmoved)?;
                 moving.wait().map_err(BenchError::Unmoved)?;
                 let has_paths = self.server.engine().statistics().split_copies > split;
-                if has_paths || self.server.relays().is_empty() || begin.elapsed() > RELAY_TIMEOUT {
+                if has_paths || self.server.relays().is_empty() || begin.elapsed() > TIMEOUT {
                     break;
                 }
             }

@@ -16,7 +16,7 @@ mod tests;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use glake_transfer::StayedRelay;
+use glake_transfer::UnsuspendedRelay;
 
 use super::Regions;
 
@@ -34,29 +34,29 @@ impl Begun {
 }
 
 impl Regions {
-    /// Memory is about to come back; [`Regions::wake_relays`] follows.
+    /// Memory is about to come back; [`Regions::resume_relays`] follows.
     pub(super) fn begin_coming(&self) {
         self.begun.0.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Memory has come back, or will not: relays that rest are made ready, in the background.
-    pub(super) fn wake_relays(&self) {
-        self.starter.engine.wake(&self.starter.devices);
+    pub(super) fn resume_relays(&self) {
+        self.starter.engine.resume_relays(&self.starter.devices);
     }
 
     /// All was to leave, since so many times that some began to come back: relays rest.
-    pub(super) fn rest_relays(&self, begun: u64) {
+    pub(super) fn suspend_relays(&self, begun: u64) {
         if !self.config.relays_rest {
             return;
         }
-        self.starter.engine.rest(&self.starter.devices);
+        self.starter.engine.suspend_relays(&self.starter.devices);
         if self.begun.get() != begun {
-            self.wake_relays();
+            self.resume_relays();
         }
     }
 
     /// Relays that were to rest and whose contexts are there still.
-    pub(super) fn stayed_relays(&self) -> Vec<StayedRelay> {
-        self.starter.engine.made().map(|engine| engine.stayed(REPORT)).unwrap_or_default()
+    pub(super) fn unsuspended_relays(&self) -> Vec<UnsuspendedRelay> {
+        self.starter.engine.made().map(|engine| engine.unsuspended(REPORT)).unwrap_or_default()
     }
 }

@@ -1,8 +1,8 @@
 //! What one stream of the program has for its copies: a lane on every GPU that is ready, and what is under way there.
 //!
 //! Invariants:
-//! - Only the stream that owns a lease enqueues on its lanes, under the lease's lock, so that its copies keep its order.
-//! - A lease changes hands only when all its lanes were seen idle. So no copy waits for another stream's.
+//! - Only the stream that owns a lane set enqueues on its lanes, under the lane set's lock, so that its copies keep its order.
+//! - A lane set changes hands only when all its lanes were seen idle. So no copy waits for another stream's.
 //! - A lane whose work could not be joined is never used again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use crate::graph::Direction;
 
 /// Lanes by relay, and what is in the primary contexts of the program's GPUs; the thread that makes relays ready adds them.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct LaneSet {
     lanes: Box<[OnceLock<Lane>]>,
     /// Of the owner's stream, by its device.
     marks: Box<[OnceLock<StreamMarks>]>,
@@ -33,7 +33,7 @@ pub(super) struct Lease {
     sides: Box<[OnceLock<TargetSide>]>,
     /// Whose copies these are, as its state says: for those who need not wait for its lock then. 0: nobody's.
     owner: AtomicU64,
-    pub(super) state: Mutex<LeaseState>,
+    pub(super) state: Mutex<LaneSetState>,
 }
 
 /// Events that are recorded on a stream of the program.
@@ -47,7 +47,7 @@ pub(super) struct StreamMarks {
 
 /// What changes with each copy.
 #[derive(Debug)]
-pub(super) struct LeaseState {
+pub(super) struct LaneSetState {
     /// Whether it is out of use for ever: its relays rest.
     retired: bool,
     /// Whose copies these are; nobody's at first.
@@ -101,14 +101,14 @@ const TIMED: u64 = 16;
 /// Small copies do not ask more often what has arrived.
 const PAUSE: Duration = Duration::from_millis(1);
 
-impl Lease {
-    pub(super) fn new(devices: usize) -> Lease {
-        Lease {
+impl LaneSet {
+    pub(super) fn new(devices: usize) -> LaneSet {
+        LaneSet {
             lanes: (0..devices).map(|_| OnceLock::new()).collect(),
             marks: (0..devices).map(|_| OnceLock::new()).collect(),
             sides: (0..devices * devices).map(|_| OnceLock::new()).collect(),
             owner: AtomicU64::new(0),
-            state: Mutex::new(LeaseState {
+            state: Mutex::new(LaneSetState {
                 retired: false,
                 owner: None,
                 serial: 0,
@@ -146,7 +146,7 @@ impl Lease {
     }
 
     /// Says whose copies are on it from now on; under its lock.
-    pub(super) fn set_owner(&self, state: &mut LeaseState, owner: Option<StreamId>) -> Option<StreamId> {
+    pub(super) fn set_owner(&self, state: &mut LaneSetState, owner: Option<StreamId>) -> Option<StreamId> {
         self.owner.store(owner_bits(owner), Ordering::Release);
         std::mem::replace(&mut state.owner, owner)
     }
@@ -192,13 +192,13 @@ fn owner_bits(owner: Option<StreamId>) -> u64 {
     owner.map_or(0, |stream| stream.0)
 }
 
-impl LeaseState {
+impl LaneSetState {
     /// Looks which lanes are idle by now; the relays that are found lost are the caller's to fence. Never waits. Lanes of `kept`
     /// have more work of the copy at hand, and keep their slots.
-    pub(super) fn poll(&mut self, engine: &Engine, lease: &Lease, kept: DeviceSet) -> DeviceSet {
+    pub(super) fn poll(&mut self, engine: &Engine, lane_set: &LaneSet, kept: DeviceSet) -> DeviceSet {
         let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
-            let Some(lane) = lease.lane(device) else { continue };
+            let Some(lane) = lane_set.lane(device) else { continue };
             if engine.relays.is_fenced(device) {
                 self.forget(engine, device);
                 continue;
@@ -214,7 +214,7 @@ impl LeaseState {
             if let Some(own) = self.own.take() {
                 own.end(engine);
             }
-            engine.observe(lease, self);
+            engine.observe(lane_set, self);
         }
         lost
     }
@@ -244,7 +244,7 @@ impl LeaseState {
         self.broken
     }
 
-    /// Takes what this lease carries out of what copies reckon with: a copy does not run beside those before it on its own
+    /// Takes what this lane set carries out of what copies reckon with: a copy does not run beside those before it on its own
     /// stream.
     pub(super) fn withdraw(&mut self, engine: &Engine) {
         for device in self.busy.iter() {
@@ -258,7 +258,7 @@ impl LeaseState {
     }
 
     /// A lane has a part of the copy at hand, which relays have counted; its done event stands behind it.
-    pub(super) fn enter(&mut self, engine: &Engine, device: DeviceId, part: Part) {
+    pub(super) fn add_part(&mut self, engine: &Engine, device: DeviceId, part: Part) {
         self.busy = self.busy.union(DeviceSet::of(device));
         let serial = self.serial;
         let Some(flight) = self.flight(device) else { return };
@@ -301,7 +301,7 @@ impl LeaseState {
         due
     }
 
-    /// Takes the slots that this lease's lane works with already, or free ones; true where it has some now.
+    /// Takes the slots that this lane set's lane works with already, or free ones; true where it has some now.
     pub(super) fn take_ring(&mut self, engine: &Engine, relay: DeviceId) -> bool {
         let Some(flight) = self.flight(relay) else { return false };
         if flight.ring.is_none() {

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 /// How long a slice lets others pass. They take some 20 us; where one waits for what the background copy's thread holds, it goes on
 /// after this.
-const RELAY_TIMEOUT: Duration = Duration::from_micros(200);
+const LONGEST_YIELD: Duration = Duration::from_micros(200);
 
 /// The threads.
 #[derive(Debug)]
-pub(super) struct Callers {
+pub(super) struct UrgentCalls {
     now: AtomicU32,
     /// When the last one came, in milliseconds since `begun`; 0: none did.
     last: AtomicU64,
@@ -21,18 +21,18 @@ pub(super) struct Callers {
 
 /// One of them; dropping it ends its call.
 #[derive(Debug)]
-pub(super) struct Call<'a>(&'a Callers);
+pub(super) struct UrgentCall<'a>(&'a UrgentCalls);
 
-impl Callers {
-    pub(super) fn new() -> Callers {
-        Callers { now: AtomicU32::new(0), last: AtomicU64::new(0), begun: Instant::now() }
+impl UrgentCalls {
+    pub(super) fn new() -> UrgentCalls {
+        UrgentCalls { now: AtomicU32::new(0), last: AtomicU64::new(0), begun: Instant::now() }
     }
 
     /// A copy is about to be enqueued.
-    pub(super) fn call(&self) -> Call<'_> {
+    pub(super) fn begin(&self) -> UrgentCall<'_> {
         self.now.fetch_add(1, Ordering::Relaxed);
         self.last.store(self.milliseconds(), Ordering::Relaxed);
-        Call(self)
+        UrgentCall(self)
     }
 
     /// Whether one was so shortly ago.
@@ -42,12 +42,12 @@ impl Callers {
     }
 
     /// Lets them be enqueued first.
-    pub(super) fn let_pass(&self) {
+    pub(super) fn yield_to_them(&self) {
         if self.now.load(Ordering::Relaxed) == 0 {
             return;
         }
         let begin = Instant::now();
-        while self.now.load(Ordering::Relaxed) > 0 && begin.elapsed() < RELAY_TIMEOUT {
+        while self.now.load(Ordering::Relaxed) > 0 && begin.elapsed() < LONGEST_YIELD {
             std::thread::yield_now();
         }
     }
@@ -58,7 +58,7 @@ impl Callers {
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for UrgentCall<'_> {
     fn drop(&mut self) {
         self.0.now.fetch_sub(1, Ordering::Relaxed);
     }
@@ -70,34 +70,34 @@ mod tests {
 
     #[test]
     fn slices_let_calls_pass_but_not_for_ever() {
-        let callers = Callers::new();
-        assert!(!callers.were_here(Duration::MAX));
-        callers.let_pass();
-        let call = callers.call();
+        let urgent_calls = UrgentCalls::new();
+        assert!(!urgent_calls.were_here(Duration::MAX));
+        urgent_calls.yield_to_them();
+        let call = urgent_calls.begin();
         let begin = Instant::now();
-        callers.let_pass();
-        assert!(begin.elapsed() >= RELAY_TIMEOUT);
+        urgent_calls.yield_to_them();
+        assert!(begin.elapsed() >= LONGEST_YIELD);
         drop(call);
-        callers.let_pass();
-        assert_eq!(callers.now.load(Ordering::Relaxed), 0);
-        assert!(callers.were_here(Duration::from_secs(60)));
+        urgent_calls.yield_to_them();
+        assert_eq!(urgent_calls.now.load(Ordering::Relaxed), 0);
+        assert!(urgent_calls.were_here(Duration::from_secs(60)));
         std::thread::sleep(Duration::from_millis(3));
-        assert!(!callers.were_here(Duration::from_millis(1)));
+        assert!(!urgent_calls.were_here(Duration::from_millis(1)));
     }
 
     #[test]
     fn a_slice_goes_on_when_the_last_call_has_ended() {
-        let callers = Callers::new();
+        let urgent_calls = UrgentCalls::new();
         std::thread::scope(|scope| {
-            let first = callers.call();
-            let second = callers.call();
+            let first = urgent_calls.begin();
+            let second = urgent_calls.begin();
             drop(first);
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_micros(50));
                 drop(second);
             });
-            callers.let_pass();
+            urgent_calls.yield_to_them();
         });
-        assert_eq!(callers.now.load(Ordering::Relaxed), 0);
+        assert_eq!(urgent_calls.now.load(Ordering::Relaxed), 0);
     }
 }

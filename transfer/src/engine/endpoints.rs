@@ -8,7 +8,7 @@ use crate::{Result, TransferError};
 
 /// What a copy is between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ends {
+pub(super) enum Endpoints {
     /// Host memory and a GPU's.
     HostAndGpu {
         target: DeviceId,
@@ -20,25 +20,25 @@ pub(super) enum Ends {
     Other,
 }
 
-impl Ends {
+impl Endpoints {
     /// # Errors
     /// [`TransferError::SizesDiffer`].
-    pub(super) fn of(to: &Span, from: &Span) -> Result<Ends> {
+    pub(super) fn of(to: &Span, from: &Span) -> Result<Endpoints> {
         if to.size() != from.size() {
             return Err(TransferError::SizesDiffer { to: to.size(), from: from.size() });
         }
         Ok(match (to.kind(), from.kind()) {
             (PointerKind::Device { device, .. }, host @ (PointerKind::Pinned | PointerKind::Pageable)) => {
-                Ends::between(device, Direction::ToGpu, host)
+                Endpoints::between(device, Direction::ToGpu, host)
             }
             (host @ (PointerKind::Pinned | PointerKind::Pageable), PointerKind::Device { device, .. }) => {
-                Ends::between(device, Direction::FromGpu, host)
+                Endpoints::between(device, Direction::FromGpu, host)
             }
-            _ => Ends::Other,
+            _ => Endpoints::Other,
         })
     }
 
-    fn between(target: DeviceId, direction: Direction, host: PointerKind) -> Ends {
-        Ends::HostAndGpu { target, direction, pinned: host == PointerKind::Pinned }
+    fn between(target: DeviceId, direction: Direction, host: PointerKind) -> Endpoints {
+        Endpoints::HostAndGpu { target, direction, pinned: host == PointerKind::Pinned }
     }
 }

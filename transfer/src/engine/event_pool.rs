@@ -12,25 +12,25 @@ use crate::Result;
 
 /// Idle events, by the device whose streams they mark.
 #[derive(Debug)]
-pub(super) struct Marks {
+pub(super) struct EventPool {
     driver: Arc<dyn Driver>,
     idle: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
 }
 
 /// A marked point of a stream; dropping it keeps the event for the next one.
 #[derive(Debug)]
-pub(super) struct Mark {
-    marks: Arc<Marks>,
+pub(super) struct PooledEvent {
+    marks: Arc<EventPool>,
     event: Option<OwnedEvent>,
 }
 
-impl Marks {
-    pub(super) fn new(driver: Arc<dyn Driver>) -> Arc<Marks> {
-        Arc::new(Marks { driver, idle: Mutex::default() })
+impl EventPool {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Arc<EventPool> {
+        Arc::new(EventPool { driver, idle: Mutex::default() })
     }
 
     /// Marks where a stream is now.
-    pub(super) fn mark(self: &Arc<Self>, on: UserStream) -> Result<Mark> {
+    pub(super) fn mark(self: &Arc<Self>, on: UserStream) -> Result<PooledEvent> {
         let idle = self.idle.lock().get_mut(&on.device).and_then(Vec::pop);
         let event = match idle {
             Some(event) => event,
@@ -38,13 +38,13 @@ impl Marks {
         };
         // On failure too the event is kept.
         let recorded = event.record(on.raw);
-        let mark = Mark { marks: self.clone(), event: Some(event) };
+        let mark = PooledEvent { marks: self.clone(), event: Some(event) };
         recorded?;
         Ok(mark)
     }
 }
 
-impl Mark {
+impl PooledEvent {
     pub(super) fn synchronize(&self) -> Result<()> {
         self.event.as_ref().map_or(Ok(()), |event| Ok(event.synchronize()?))
     }
@@ -54,7 +54,7 @@ impl Mark {
     }
 }
 
-impl Drop for Mark {
+impl Drop for PooledEvent {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
             self.marks.idle.lock().entry(event.device()).or_default().push(event);

@@ -25,8 +25,8 @@ impl Engine {
     /// # Errors
     /// As [`Engine::copy`], but for this copy's own losses: those are made good. [`TransferError::Damaged`] where bytes differ
     /// still.
-    pub fn copy_now(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        let late = options.priority == Priority::Background && self.copy_late(to, from, on)?;
+    pub fn copy_blocking(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
+        let late = options.priority == Priority::Background && self.copy_deferred(to, from, on)?;
         let parts = if late { None } else { self.enqueue(to, from, on, options.priority)? };
         self.driver.stream_synchronize(on.device, on.raw)?;
         if let Some(parts) = parts {
@@ -41,15 +41,15 @@ impl Engine {
     /// Copies again what lost relays carried.
     pub(super) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         // Where it has become another stream's, all of this copy's work on it was seen done.
-        let lease = parts.lease.upgrade().filter(|lease| lease.is_of_stream(on.id));
-        let mut state = lease.as_ref().map(|lease| (lease, lease.state.lock()));
+        let lane_set = parts.lane_set.upgrade().filter(|lane_set| lane_set.is_of_stream(on.id));
+        let mut state = lane_set.as_ref().map(|lane_set| (lane_set, lane_set.state.lock()));
         let mut lost = self.relays.fenced().intersection(parts.used);
         let mut unknown = parts.used.without(lost);
-        if let Some((lease, state)) = &mut state
+        if let Some((lane_set, state)) = &mut state
             && state.owner == Some(on.id)
         {
             // Tells what else has arrived, too, so that the next copy need not ask.
-            lost = lost.union(state.poll(self, lease, DeviceSet::EMPTY).intersection(parts.used));
+            lost = lost.union(state.poll(self, lane_set, DeviceSet::EMPTY).intersection(parts.used));
             unknown = state.busy().intersection(parts.used).without(lost);
         }
         lost = lost.union(parts.lost(unknown)?);

@@ -12,7 +12,7 @@
 use glake_device::owned::{DeviceSet, Side};
 use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
 use glake_tiers::GpuPool;
-use glake_transfer::Worth;
+use glake_transfer::Benefit;
 use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 
@@ -23,7 +23,7 @@ type Range = (Address, Bytes);
 
 /// What memory is, and whose streams may touch it without a copy in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct Endpoint {
     /// What it is.
     pub kind: PointerKind,
     /// Those devices.
@@ -32,9 +32,9 @@ pub struct End {
     pub is_pool: bool,
 }
 
-impl End {
+impl Endpoint {
     /// Pinned memory of the host.
-    const PINNED: End = End { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false };
+    const PINNED: Endpoint = Endpoint { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false };
 
     /// Whether streams of a device can take part in a copy of it.
     pub fn is_open_to(&self, device: DeviceId) -> bool {
@@ -47,8 +47,8 @@ impl End {
     }
 
     /// Whether a copy between these is one between host memory and a GPU's.
-    pub fn is_other_side_of(&self, other: &End) -> bool {
-        let on_host = |end: &End| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
+    pub fn is_other_side_of(&self, other: &Endpoint) -> bool {
+        let on_host = |end: &Endpoint| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
         let [own, others] = [self, other].map(|end| (end.kind.device().is_some(), on_host(end)));
         own.0 && others.1 || own.1 && others.0
     }
@@ -59,7 +59,7 @@ impl End {
 pub struct EndsOfMany<'p> {
     process: &'p Process,
     /// The last is the one that was found last.
-    known: Vec<(Range, End)>,
+    known: Vec<(Range, Endpoint)>,
     /// Where the ends of the last copy lay, where that is known.
     last: [Option<usize>; 2],
 }
@@ -72,7 +72,7 @@ impl EndsOfMany<'_> {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn of(&mut self, request: &CopyRequest) -> Result<Option<(End, End)>> {
+    pub fn of(&mut self, request: &CopyRequest) -> Result<Option<(Endpoint, Endpoint)>> {
         let (to, from) = (self.end(0, request.to, request.size)?, self.end(1, request.from, request.size)?);
         Ok(to.zip(from))
     }
@@ -81,7 +81,7 @@ impl EndsOfMany<'_> {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn parts(&mut self, request: &CopyRequest) -> Result<Vec<(CopyRequest, (End, End))>> {
+    pub fn parts(&mut self, request: &CopyRequest) -> Result<Vec<(CopyRequest, (Endpoint, Endpoint))>> {
         let (mut parts, mut left) = (Vec::new(), vec![*request]);
         while let Some(part) = left.pop() {
             match self.of(&part)? {
@@ -108,7 +108,7 @@ impl EndsOfMany<'_> {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn alike(&mut self, requests: &[CopyRequest]) -> Result<(Option<(End, End)>, usize)> {
+    pub fn alike(&mut self, requests: &[CopyRequest]) -> Result<(Option<(Endpoint, Endpoint)>, usize)> {
         let Some(first) = requests.iter().position(|request| !request.size.is_zero()) else {
             return Ok((None, requests.len()));
         };
@@ -132,7 +132,7 @@ impl EndsOfMany<'_> {
         holds(to.0, request.to, request.size) && holds(from.0, request.from, request.size)
     }
 
-    fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<End>> {
+    fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         self.last[side] = self.known.iter().rposition(|(range, _)| holds(*range, start, size));
         match self.last[side] {
             Some(place) => Ok(Some(self.known[place].1)),
@@ -140,7 +140,7 @@ impl EndsOfMany<'_> {
         }
     }
 
-    fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<End>> {
+    fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.process.found(start, size)?;
         if let (Some(end), Some(range)) = (end, range) {
             if self.known.len() == KNOWN {
@@ -153,10 +153,10 @@ impl EndsOfMany<'_> {
     }
 }
 
-fn end_of_pool(pool: &GpuPool) -> End {
+fn end_of_pool(pool: &GpuPool) -> Endpoint {
     let kind = PointerKind::Device { device: pool.device(), mapped: true };
     let reach = pool.peers().union(DeviceSet::of(pool.device()));
-    End { kind, reach, is_pool: true }
+    Endpoint { kind, reach, is_pool: true }
 }
 
 /// Whether a range lies in another.
@@ -172,12 +172,12 @@ impl Process {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn end_of(&self, start: Address, size: Bytes) -> Result<Option<End>> {
+    pub fn end_of(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         Ok(self.found(start, size)?.0)
     }
 
     /// As above, and the range of which the same is true, where one is known.
-    fn found(&self, start: Address, size: Bytes) -> Result<(Option<End>, Option<Range>)> {
+    fn found(&self, start: Address, size: Bytes) -> Result<(Option<Endpoint>, Option<Range>)> {
         if let Some(pool) = self.pool_of(start, size) {
             return Ok((Some(end_of_pool(pool)), Some(pool.range())));
         }
@@ -199,7 +199,7 @@ impl Process {
         // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
         let is_whole = matches!(kind, PointerKind::Pinned | PointerKind::Device { mapped: false, .. });
         let range = range.filter(|_| is_whole);
-        Ok((is_one.then_some(End { kind, reach, is_pool: false }), range))
+        Ok((is_one.then_some(Endpoint { kind, reach, is_pool: false }), range))
     }
 
     /// What both ends of a copy on a stream are; `None` where it is one for the driver. That is asked only where the answer can matter,
@@ -207,42 +207,49 @@ impl Process {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn both_ends(&self, request: &CopyRequest, on: Stream, anyway: bool) -> Result<Option<(End, End)>> {
+    pub fn both_ends(
+        &self,
+        request: &CopyRequest,
+        on: Stream,
+        anyway: bool,
+    ) -> Result<Option<(Endpoint, Endpoint)>> {
         let size = request.size;
         let pool_end = |start| self.pool_of(start, size).map(end_of_pool);
         let (to, from) = (pool_end(request.to), pool_end(request.from));
-        let worth = match (to, from) {
+        let benefit = match (to, from) {
             (Some(_), Some(_)) => return Ok(None),
-            _ if anyway => Worth::Anything,
-            (Some(to), None) => self.starter.engine.worth(to.kind, Direction::ToGpu, size),
-            (None, Some(from)) => self.starter.engine.worth(from.kind, Direction::FromGpu, size),
-            (None, None) => self.starter.engine.worth_of_other(size),
+            _ if anyway => Benefit::Anything,
+            (Some(to), None) => self.starter.engine.benefit(to.kind, Direction::ToGpu, size),
+            (None, Some(from)) => self.starter.engine.benefit(from.kind, Direction::FromGpu, size),
+            (None, None) => self.starter.engine.benefit_of_other(size),
         };
         let mut ends = [(request.to, to), (request.from, from)];
         let mut unknown = ends.iter().filter(|(_, end)| end.is_none());
-        match worth {
-            Worth::Nothing => return Ok(None),
-            Worth::Pageable if unknown.any(|(start, _)| self.pinned.holds(*start, size)) => return Ok(None),
-            Worth::Pageable | Worth::Anything => {}
+        match benefit {
+            Benefit::Nothing => return Ok(None),
+            Benefit::Pageable if unknown.any(|(start, _)| self.pinned.holds(*start, size)) => {
+                return Ok(None);
+            }
+            Benefit::Pageable | Benefit::Anything => {}
         }
         let of_pool = to.is_some() || from.is_some();
         for (start, end) in ends.iter_mut().filter(|(_, end)| end.is_none()) {
             // All parts of a copy of pool memory are the driver's own copies, unless a graph keeps them.
             *end = match of_pool && !anyway && self.pinned.holds(*start, size) && !self.captures(on)? {
-                true => Some(End::PINNED),
+                true => Some(Endpoint::PINNED),
                 false => self.seen(*start, size)?,
             };
         }
         let [(_, to), (_, from)] = ends;
-        let is_pageable = |end: &End| end.kind == PointerKind::Pageable;
-        let gains = worth == Worth::Anything || to.iter().chain(&from).any(is_pageable);
+        let is_pageable = |end: &Endpoint| end.kind == PointerKind::Pageable;
+        let gains = benefit == Benefit::Anything || to.iter().chain(&from).any(is_pageable);
         Ok(to.zip(from).filter(|_| gains))
     }
 
     /// As [`Process::end_of`]; what is pinned is remembered.
-    fn seen(&self, start: Address, size: Bytes) -> Result<Option<End>> {
+    fn seen(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.found(start, size)?;
-        if let (Some(End { kind: PointerKind::Pinned, .. }), Some(range)) = (end, range) {
+        if let (Some(Endpoint { kind: PointerKind::Pinned, .. }), Some(range)) = (end, range) {
             self.pinned.saw(range);
         }
         Ok(end)

@@ -1,21 +1,21 @@
 //! Whose turn it is on the links: what the priority of a copy makes of its parts.
 //!
 //! ```text
-//!   Background        each part in slices, each slice behind the gate of its link
-//!   Normal, Critical  while background copies are under way: the gates of its links are shut from its begin to its end
+//!   Background        each part in slices, each slice behind the barrier of its link
+//!   Normal, Critical  while background copies are under way: the barriers of its links are shut from its begin to its end
 //! ```
 //!
 //! A copy engine stays with a stream that has work queued: on an H200, a copy beside another stream's queued slices of 4 MiB took
-//! tens of milliseconds instead of a tenth. So normal copies shut gates too.
+//! tens of milliseconds instead of a tenth. So normal copies shut barriers too.
 //!
-//! Invariant: a gate that a turn shut is opened by a stream behind the part, or by the turn's end.
+//! Invariant: a barrier that a turn shut is opened by a stream behind the part, or by the turn's end.
 
 use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, StreamRef};
 use glake_units::Bytes;
 
 use super::Priority;
-use super::gates::{Gates, Ticket};
+use super::barriers::{Barriers, Ticket};
 use crate::graph::Direction;
 
 /// The slices of a background copy, by direction: another copy waits on each link for one of each stream that has them. Copies to
@@ -29,13 +29,13 @@ const LEAST: Bytes = Bytes::kib(256);
 
 /// One copy's.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
-    gates: Option<&'a Gates>,
+pub(super) struct Prioritized<'a> {
+    barriers: Option<&'a Barriers>,
     direction: Direction,
     kind: Kind,
     /// Of the copy: what it has on a link at most.
     size: Bytes,
-    /// Links whose gate it shut, and that no stream was told to open yet.
+    /// Links whose barrier it shut, and that no stream was told to open yet.
     shut: DeviceSet,
 }
 
@@ -50,33 +50,41 @@ enum Kind {
     },
 }
 
-impl<'a> Turn<'a> {
+impl<'a> Prioritized<'a> {
     /// Of a copy that takes no turns.
-    pub(super) fn alone() -> Turn<'a> {
+    pub(super) fn alone() -> Prioritized<'a> {
         let shut = DeviceSet::EMPTY;
-        Turn { gates: None, direction: Direction::ToGpu, kind: Kind::Alone, size: Bytes::ZERO, shut }
+        Prioritized {
+            barriers: None,
+            direction: Direction::ToGpu,
+            kind: Kind::Alone,
+            size: Bytes::ZERO,
+            shut,
+        }
     }
 
     /// The turn of a copy of so many bytes that is about to be enqueued, over so many links at most.
     pub(super) fn of(
-        gates: Option<&'a Gates>,
+        barriers: Option<&'a Barriers>,
         priority: Priority,
         direction: Direction,
         size: Bytes,
         links: u32,
-    ) -> Turn<'a> {
-        let kind = match (gates, priority) {
+    ) -> Prioritized<'a> {
+        let kind = match (barriers, priority) {
             (None, _) => Kind::Alone,
-            (Some(gates), Priority::Background) => {
+            (Some(barriers), Priority::Background) => {
                 let most = SLICES[direction.index()];
                 let near = || Bytes::new(NEAR.get() / u64::from(links.max(1))).max(LEAST).min(most);
-                let slice = if gates.are_called() { near() } else { most };
-                Kind::Background { ticket: gates.enter(), slice }
+                let slice = if barriers.have_urgent_calls() { near() } else { most };
+                Kind::Background { ticket: barriers.begin_background(), slice }
             }
-            (Some(gates), Priority::Normal | Priority::Critical) if gates.is_needed() => Kind::Foreground,
+            (Some(barriers), Priority::Normal | Priority::Critical) if barriers.is_needed() => {
+                Kind::Foreground
+            }
             (Some(_), Priority::Normal | Priority::Critical) => Kind::Alone,
         };
-        Turn { gates, direction, kind, size, shut: DeviceSet::EMPTY }
+        Prioritized { barriers, direction, kind, size, shut: DeviceSet::EMPTY }
     }
 
     /// Whether it neither gives way nor is given way to.
@@ -102,11 +110,11 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Shuts the gates of links now: of a copy that nothing keeps from running.
+    /// Shuts the barriers of links now: of a copy that nothing keeps from running.
     pub(super) fn shut_now(&mut self, links: impl Iterator<Item = DeviceId>) {
-        if let (Some(gates), Kind::Foreground) = (self.gates, self.kind) {
+        if let (Some(barriers), Kind::Foreground) = (self.barriers, self.kind) {
             for link in links {
-                gates.shut(link, self.direction, self.size);
+                barriers.shut(link, self.direction, self.size);
                 self.shut = self.shut.union(DeviceSet::of(link));
             }
         }
@@ -118,17 +126,17 @@ impl<'a> Turn<'a> {
     /// The driver's: the slice must not be enqueued here.
     pub(super) fn before(&mut self, on: StreamRef<'_>) -> glake_device::Result<()> {
         let link = on.device();
-        let Some(gates) = self.gates else { return Ok(()) };
+        let Some(barriers) = self.barriers else { return Ok(()) };
         match self.kind {
             Kind::Alone => {}
             Kind::Background { .. } => {
-                gates.let_pass();
-                gates.await_on(self.direction, on)?;
-                gates.let_pass();
+                barriers.yield_to_urgent();
+                barriers.await_on(self.direction, on)?;
+                barriers.yield_to_urgent();
             }
             Kind::Foreground => {
-                // A gate that cannot be shut costs time and nothing else.
-                if !self.shut.contains(link) && gates.shut_on(self.direction, on, self.size).is_ok() {
+                // A barrier that cannot be shut costs time and nothing else.
+                if !self.shut.contains(link) && barriers.shut_on(self.direction, on, self.size).is_ok() {
                     self.shut = self.shut.union(DeviceSet::of(link));
                 }
             }
@@ -138,30 +146,30 @@ impl<'a> Turn<'a> {
 
     /// All of this copy's work on a stream of a link is enqueued.
     pub(super) fn after(&mut self, on: StreamRef<'_>) {
-        if let Some(gates) = self.gates.filter(|_| self.shut.contains(on.device())) {
-            gates.open_on(self.direction, on);
+        if let Some(barriers) = self.barriers.filter(|_| self.shut.contains(on.device())) {
+            barriers.open_on(self.direction, on);
             self.shut = self.shut.without(DeviceSet::of(on.device()));
         }
     }
 
     /// The copy is enqueued, and ends where its stream is now.
     pub(super) fn end(&mut self, on: StreamRef<'_>) {
-        if let (Some(gates), Kind::Background { ticket, .. }) = (self.gates, &mut self.kind)
+        if let (Some(barriers), Kind::Background { ticket, .. }) = (self.barriers, &mut self.kind)
             && let Some(ticket) = ticket.take()
         {
-            gates.leave_on(ticket, on);
+            barriers.end_background_on(ticket, on);
         }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Prioritized<'_> {
     fn drop(&mut self) {
-        let Some(gates) = self.gates else { return };
+        let Some(barriers) = self.barriers else { return };
         for link in self.shut.iter() {
-            gates.open(link, self.direction);
+            barriers.open(link, self.direction);
         }
         if let Kind::Background { ticket: Some(ticket), .. } = self.kind {
-            gates.leave(ticket);
+            barriers.end_background(ticket);
         }
     }
 }

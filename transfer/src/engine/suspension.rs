@@ -1,14 +1,14 @@
 //! Relays at rest: their contexts, half a GiB each, go back to the driver, and are made again when they wake.
 //!
 //! ```text
-//!   rest ─► asleep ─► leases idle? ─► out of reach: lanes, rings, kernels, branches, gates, events
+//!   rest ─► asleep ─► lane sets idle? ─► out of reach: lanes, rings, kernels, branches, gates, events
 //!            ▲  │                            │ nobody has any of it, and their GPUs' work is done
 //!     wake ──┘  └── no copy takes them       └─► dropped ─► context given back, or told why not
 //!     wake ─► not asleep ─► made ready again, as at the start
 //! ```
 //!
 //! Invariants:
-//! - A copy owns what it stands on: its lease, its set of kernels, its gate. Whatever is taken out of reach here is dropped by the
+//! - A copy owns what it stands on: its lane set, its set of kernels, its gate. Whatever is taken out of reach here is dropped by the
 //!   engine's thread, and not before the last copy has put it down. So a copy that began before a rest ends as it began, and the
 //!   driver gives no context back of which a copy has anything.
 //! - No copy takes a relay that is asleep from its beginning on. Whether one is asleep is one word, so the last wish holds: what is
@@ -23,8 +23,8 @@ use glake_device::{DeviceId, DriverError, Living};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use super::lease::Lease;
-use super::pageable::Gate;
+use super::lane_set::LaneSet;
+use super::pageable::StagingStream;
 use super::slots::Ring;
 use super::{Engine, RelayCost};
 use crate::Result;
@@ -36,19 +36,19 @@ const TRIES: u32 = 50;
 
 /// A relay whose context is still there after a rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StayedRelay {
+pub struct UnsuspendedRelay {
     /// Which.
     pub relay: DeviceId,
     /// What it takes, as [`super::RelayCost`] has it.
     pub context: Bytes,
     /// What keeps it.
-    pub why: WhyStayed,
+    pub why: WhyUnsuspended,
 }
 
 /// What keeps a relay's context.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WhyStayed {
+pub enum WhyUnsuspended {
     /// Copies, or work of the program on that GPU, are not done yet: it goes after them.
     #[error("work on it is not done yet")]
     UnderWay,
@@ -68,7 +68,7 @@ pub enum WhyStayed {
 
 /// What rests have come to.
 #[derive(Debug, Default)]
-pub(super) struct Rests {
+pub(super) struct Suspensions {
     state: Mutex<State>,
     over: Condvar,
 }
@@ -78,21 +78,21 @@ struct State {
     /// How many were asked for, and how many of these are over.
     asked: u64,
     over: u64,
-    stayed: Vec<StayedRelay>,
+    stayed: Vec<UnsuspendedRelay>,
 }
 
 /// What the engine's thread knows of a rest.
 #[derive(Debug, Default)]
-pub(super) struct Resting {
+pub(super) struct Suspension {
     /// Whose things are being given up.
     going: DeviceSet,
     /// Whose things are in these lists, and may have work under way.
     stripped: DeviceSet,
     /// What became of these is known.
     told: DeviceSet,
-    leases: Vec<Arc<Lease>>,
+    lane_sets: Vec<Arc<LaneSet>>,
     kernels: Vec<Arc<Gather>>,
-    gates: Vec<Arc<Gate>>,
+    gates: Vec<Arc<StagingStream>>,
     rings: Vec<Ring>,
     /// Recorded behind all work that what is out of reach may have.
     done: Option<Epoch>,
@@ -101,14 +101,14 @@ pub(super) struct Resting {
     asked: u64,
 }
 
-impl Rests {
-    fn stay(&self, stayed: StayedRelay) {
+impl Suspensions {
+    fn note_unsuspended(&self, stayed: UnsuspendedRelay) {
         let mut state = self.state.lock();
         state.stayed.retain(|other| other.relay != stayed.relay);
         state.stayed.push(stayed);
     }
 
-    fn leave(&self, relay: DeviceId) {
+    fn forget(&self, relay: DeviceId) {
         self.state.lock().stayed.retain(|other| other.relay != relay);
     }
 
@@ -123,17 +123,17 @@ impl Engine {
     /// No copy takes these relays from its beginning on; when nothing is under way on them, their contexts and all that the engine
     /// has there goes back, in the background. Those that rest already are tried again, if their contexts stayed. What cannot go
     /// stays, and is told by [`Engine::stayed`]. Nothing is done where relays were never started.
-    pub fn rest(&self, relays: DeviceSet) {
+    pub fn suspend(&self, relays: DeviceSet) {
         if !self.worker.is_started() {
             return;
         }
-        self.relays.sleep(relays);
+        self.relays.suspend(relays);
         let asked = {
             let mut state = self.rests.state.lock();
             state.asked += 1;
             state.asked
         };
-        self.worker.rest(asked);
+        self.worker.suspend(asked);
     }
 
     /// Makes the relays that rest ready again, in the background; those of which nothing was given up yet are ready at once.
@@ -141,35 +141,35 @@ impl Engine {
     ///
     /// # Errors
     /// [`crate::TransferError::NoThread`].
-    pub fn wake(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
-        if self.relays.asleep().is_empty() {
+    pub fn resume(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
+        if self.relays.suspended().is_empty() {
             return Ok(());
         }
         self.start_relays(after)
     }
 
     /// The relays that rest, or are to.
-    pub fn resting(&self) -> DeviceSet {
-        self.relays.asleep()
+    pub fn suspended(&self) -> DeviceSet {
+        self.relays.suspended()
     }
 
     /// The resting relays whose contexts are still there, and why, once all rests that were asked for are over, or so much time has
     /// passed.
-    pub fn stayed(&self, timeout: Duration) -> Vec<StayedRelay> {
+    pub fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
         let until = Instant::now() + timeout;
         let mut state = self.rests.state.lock();
         let asked = state.asked;
         while state.over < asked && !self.rests.over.wait_until(&mut state, until).timed_out() {}
-        let asleep = self.relays.asleep();
-        let mut stayed: Vec<StayedRelay> =
-            state.stayed.iter().filter(|stayed| asleep.contains(stayed.relay)).copied().collect();
+        let suspended = self.relays.suspended();
+        let mut stayed: Vec<UnsuspendedRelay> =
+            state.stayed.iter().filter(|stayed| suspended.contains(stayed.relay)).copied().collect();
         if state.over < asked {
             let known: DeviceSet = stayed.iter().map(|stayed| stayed.relay).collect();
-            let costs = asleep.without(known).iter().filter_map(|relay| self.relays.cost(relay));
-            let under_way = |cost: RelayCost| StayedRelay {
+            let costs = suspended.without(known).iter().filter_map(|relay| self.relays.cost(relay));
+            let under_way = |cost: RelayCost| UnsuspendedRelay {
                 relay: cost.relay,
                 context: cost.context,
-                why: WhyStayed::UnderWay,
+                why: WhyUnsuspended::UnderWay,
             };
             stayed.extend(costs.map(under_way));
         }
@@ -177,14 +177,14 @@ impl Engine {
         stayed
     }
 
-    fn stay(&self, relay: DeviceId, why: WhyStayed) {
+    fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
         let context = self.relays.cost(relay).map_or(Bytes::ZERO, |cost| cost.context);
         tracing::info!(target: "glake::transfer", %relay, %context, %why, "the context of a relay stays");
-        self.rests.stay(StayedRelay { relay, context, why });
+        self.rests.note_unsuspended(UnsuspendedRelay { relay, context, why });
     }
 }
 
-impl Resting {
+impl Suspension {
     /// So many rests were asked for by now: after a further one, what stayed is tried again.
     pub(super) fn ask(&mut self, asked: u64) {
         if asked > self.asked {
@@ -202,12 +202,12 @@ impl Resting {
     }
 
     fn go_on(&mut self, engine: &Engine) -> bool {
-        let asleep = engine.relays.asleep();
-        self.told = self.told.intersection(asleep);
+        let suspended = engine.relays.suspended();
+        self.told = self.told.intersection(suspended);
         // What woke meanwhile is made ready by what is missing there; what then was put to rest again begins anew.
-        self.going = self.going.intersection(asleep);
-        self.begin(engine, asleep.without(self.told));
-        if !engine.leases.retire(engine, self.going, &mut self.leases) {
+        self.going = self.going.intersection(suspended);
+        self.begin(engine, suspended.without(self.told));
+        if !engine.lane_sets.retire(engine, self.going, &mut self.lane_sets) {
             return true;
         }
         if !self.strip(engine) {
@@ -226,7 +226,10 @@ impl Resting {
             if graph || engine.relays.is_fenced(relay) {
                 self.going = self.going.without(DeviceSet::of(relay));
                 self.told = self.told.union(DeviceSet::of(relay));
-                engine.stay(relay, if graph { WhyStayed::Graph } else { WhyStayed::Lost });
+                engine.note_unsuspended(
+                    relay,
+                    if graph { WhyUnsuspended::Graph } else { WhyUnsuspended::Lost },
+                );
                 continue;
             }
             engine.relays.remove_ready(relay);
@@ -255,13 +258,13 @@ impl Resting {
 
     /// Drops what nobody has any more; whether that is all.
     fn drop_all(&mut self, engine: &Engine) -> bool {
-        self.leases = std::mem::take(&mut self.leases)
+        self.lane_sets = std::mem::take(&mut self.lane_sets)
             .into_iter()
             // A handle that is asked meanwhile has it for a moment.
-            .filter_map(|lease| Arc::try_unwrap(lease).err())
+            .filter_map(|lane_set| Arc::try_unwrap(lane_set).err())
             .collect();
         let shared = |count: usize| count > 1;
-        if !self.leases.is_empty()
+        if !self.lane_sets.is_empty()
             || self.kernels.iter().any(|kernels| shared(Arc::strong_count(kernels)))
             || self.gates.iter().any(|gate| shared(Arc::strong_count(gate)))
         {
@@ -297,29 +300,29 @@ impl Resting {
         self.tries = self.tries.saturating_add(1);
         for relay in self.going.iter() {
             // Each takes a while.
-            if !engine.relays.asleep().contains(relay) {
+            if !engine.relays.suspended().contains(relay) {
                 continue;
             }
             let released = engine.own.release_context(relay);
             let why = match released {
                 Ok(()) => None,
                 Err(_) if !last => continue,
-                Err(DriverError::ContextInUse { living, .. }) => Some(WhyStayed::InUse(living)),
+                Err(DriverError::ContextInUse { living, .. }) => Some(WhyUnsuspended::InUse(living)),
                 Err(DriverError::NotReady { .. } | DriverError::Capturing { .. }) => {
-                    Some(WhyStayed::UnderWay)
+                    Some(WhyUnsuspended::UnderWay)
                 }
                 Err(error) => {
                     tracing::warn!(target: "glake::transfer", %relay, %error, "the context of a relay was not given back");
-                    Some(WhyStayed::Refused)
+                    Some(WhyUnsuspended::Refused)
                 }
             };
             self.going = self.going.without(DeviceSet::of(relay));
             self.told = self.told.union(DeviceSet::of(relay));
             match why {
-                Some(why) => engine.stay(relay, why),
+                Some(why) => engine.note_unsuspended(relay, why),
                 None => {
                     engine.relays.drop_cost(relay);
-                    engine.rests.leave(relay);
+                    engine.rests.forget(relay);
                     tracing::debug!(target: "glake::transfer", %relay, "a relay rests");
                 }
             }

@@ -21,17 +21,17 @@ const MOST: Bytes = Bytes::mib(2);
 const LEAST: Bytes = Bytes::kib(256);
 
 #[derive(Debug)]
-pub(super) struct Station {
+pub(super) struct StagingBuffers {
     slots: Vec<Slot>,
     /// Of GPUs whose memory is copied, in their primary contexts.
-    targets: Gates,
+    targets: StagingStreams,
     /// Of relays, in contexts of our own.
-    relays: Gates,
+    relays: StagingStreams,
     taken: AtomicBool,
 }
 
 /// By device.
-type Gates = Box<[RwLock<Option<Arc<Gate>>>]>;
+type StagingStreams = Box<[RwLock<Option<Arc<StagingStream>>>]>;
 
 /// Pinned memory that one thread fills or empties.
 #[derive(Debug)]
@@ -44,24 +44,24 @@ pub(super) struct Slot {
 
 /// A GPU's stream between slots and GPU memory.
 #[derive(Debug)]
-pub(in super::super) struct Gate {
+pub(in super::super) struct StagingStream {
     pub(super) stream: OwnedStream,
     /// By slot: recorded after its copy.
     pub(super) done: Vec<OwnedEvent>,
 }
 
-/// Has the whole station.
+/// Has the whole staging buffers.
 #[derive(Debug)]
-pub(super) struct Taken(Arc<Station>);
+pub(super) struct StagingHold(Arc<StagingBuffers>);
 
-impl Station {
+impl StagingBuffers {
     /// Slots for so many threads in at most so much pinned memory, without streams yet; `None` where that is too little.
     pub(super) fn new(
         epochs: &Arc<Epochs>,
         devices: usize,
         threads: usize,
         memory: Bytes,
-    ) -> Result<Option<Arc<Station>>> {
+    ) -> Result<Option<Arc<StagingBuffers>>> {
         let count = threads.saturating_mul(SLOTS);
         let Some(each) = u64::try_from(count).ok().and_then(|count| memory.get().checked_div(count)) else {
             return Ok(None);
@@ -73,12 +73,12 @@ impl Station {
         let all = Bytes::new(slot.get().saturating_mul(count as u64));
         let memory = Arc::new(Registration::new(epochs, Pages::new(all, 0)?)?);
         let part = |index: usize| Span::pinned(&memory, Bytes::new(slot.get() * index as u64), slot);
-        let gates = || (0..devices).map(|_| RwLock::default()).collect();
+        let streams = || (0..devices).map(|_| RwLock::default()).collect();
         let slot = |index| part(index).map(|memory| Slot { index, memory, lost: AtomicBool::new(false) });
-        Ok(Some(Arc::new(Station {
+        Ok(Some(Arc::new(StagingBuffers {
             slots: (0..count).map_while(slot).collect(),
-            targets: gates(),
-            relays: gates(),
+            targets: streams(),
+            relays: streams(),
             taken: AtomicBool::new(false),
         })))
     }
@@ -93,28 +93,30 @@ impl Station {
         self.open(&self.relays, driver, device)
     }
 
-    fn open(&self, gates: &Gates, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
-        let Some(place) = place(gates, device).filter(|place| place.read().is_none()) else { return Ok(()) };
+    fn open(&self, streams: &StagingStreams, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+        let Some(place) = place(streams, device).filter(|place| place.read().is_none()) else {
+            return Ok(());
+        };
         let event = |_: &Slot| OwnedEvent::new(driver, device, EventKind::Plain);
         let done = self.slots.iter().map(event).collect::<glake_device::Result<_>>()?;
-        let gate = Gate { stream: OwnedStream::new(driver, device)?, done };
-        *place.write() = Some(Arc::new(gate));
+        let staging_stream = StagingStream { stream: OwnedStream::new(driver, device)?, done };
+        *place.write() = Some(Arc::new(staging_stream));
         Ok(())
     }
 
     /// Whether copies of a GPU's memory can go through here.
     pub(super) fn serves(&self, target: DeviceId) -> bool {
-        self.gate(target, target).is_some()
+        self.staging_stream(target, target).is_some()
     }
 
     /// What copies of `target`'s memory over the link of `path` go through.
-    pub(super) fn gate(&self, target: DeviceId, path: DeviceId) -> Option<Arc<Gate>> {
-        let gates = if path == target { &self.targets } else { &self.relays };
-        place(gates, path)?.read().clone()
+    pub(super) fn staging_stream(&self, target: DeviceId, path: DeviceId) -> Option<Arc<StagingStream>> {
+        let streams = if path == target { &self.targets } else { &self.relays };
+        place(streams, path)?.read().clone()
     }
 
     /// Takes the gate of a relay from copies' next chunks.
-    pub(super) fn close_relay(&self, device: DeviceId) -> Option<Arc<Gate>> {
+    pub(super) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
         place(&self.relays, device)?.write().take()
     }
 
@@ -140,23 +142,23 @@ impl Station {
     }
 
     /// Takes all of it, if nobody has.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Taken> {
+    pub(super) fn take(self: &Arc<Self>) -> Option<StagingHold> {
         let was_free = self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        was_free.then(|| Taken(self.clone()))
+        was_free.then(|| StagingHold(self.clone()))
     }
 }
 
-fn place(gates: &Gates, device: DeviceId) -> Option<&RwLock<Option<Arc<Gate>>>> {
-    gates.get(usize::try_from(device.0).ok()?)
+fn place(streams: &StagingStreams, device: DeviceId) -> Option<&RwLock<Option<Arc<StagingStream>>>> {
+    streams.get(usize::try_from(device.0).ok()?)
 }
 
-impl Taken {
-    pub(super) fn station(&self) -> &Arc<Station> {
+impl StagingHold {
+    pub(super) fn staging(&self) -> &Arc<StagingBuffers> {
         &self.0
     }
 }
 
-impl Drop for Taken {
+impl Drop for StagingHold {
     fn drop(&mut self) {
         self.0.taken.store(false, Ordering::Release);
     }

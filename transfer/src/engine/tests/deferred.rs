@@ -41,7 +41,7 @@ impl User {
     fn late(&self, bed: &Bed, direction: Direction) -> Duration {
         let (to, from) = ends(direction, &self.host, &self.gpu);
         let start = bed.sim.now();
-        bed.engine().copy_now(to, from, self.on, BACKGROUND).unwrap();
+        bed.engine().copy_blocking(to, from, self.on, BACKGROUND).unwrap();
         bed.sim.now() - start
     }
 
@@ -84,7 +84,7 @@ fn bytes_are_right_in_the_order_of_the_stream() {
         expected[..4096].fill(7);
         let back = User::new(&bed, size, [3, 3]);
         // What came to the host goes to other memory.
-        bed.engine().copy_now(&back.gpu, &user.host, user.on, BACKGROUND).unwrap();
+        bed.engine().copy_blocking(&back.gpu, &user.host, user.on, BACKGROUND).unwrap();
         assert_eq!(bound_late(&bed) - before, 2);
         assert!(bed.read(&back.gpu)[..] == expected[..super::bed::length(size.get())]);
     }
@@ -102,7 +102,7 @@ fn where_the_program_has_its_gpu_to_itself_its_link_is_a_path_and_nothing_of_our
         // The target's lane is made by another thread once it is asked for.
         for _ in 0..200 {
             let (to, from) = ends(direction, &user.host, &user.gpu);
-            bed.engine().copy_now(to, from, user.on, BACKGROUND).unwrap();
+            bed.engine().copy_blocking(to, from, user.on, BACKGROUND).unwrap();
             if carried(&bed)[0] > before[0] {
                 break;
             }
@@ -121,8 +121,8 @@ fn small_copies_and_those_of_other_priorities_are_split_at_once() {
     let bed = Bed::new("h200x4");
     let user = User::new(&bed, Bytes::mib(65), [1, 2]);
     let part = |span: &Span| span.part(Bytes::ZERO, Bytes::mib(63)).unwrap();
-    bed.engine().copy_now(&part(&user.gpu), &part(&user.host), user.on, BACKGROUND).unwrap();
-    bed.engine().copy_now(&user.gpu, &user.host, user.on, CopyOptions::default()).unwrap();
+    bed.engine().copy_blocking(&part(&user.gpu), &part(&user.host), user.on, BACKGROUND).unwrap();
+    bed.engine().copy_blocking(&user.gpu, &user.host, user.on, CopyOptions::default()).unwrap();
     assert_eq!(bound_late(&bed), 0);
     drop(user);
     bed.end();
@@ -187,7 +187,7 @@ fn every_call_may_fail_once() {
             let bed = Bed::new("h200x4");
             let user = User::new(&bed, size, [n, 1000]);
             bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Failed(1) }]);
-            let answer = bed.engine().copy_now(&user.gpu, &user.host, user.on, BACKGROUND);
+            let answer = bed.engine().copy_blocking(&user.gpu, &user.host, user.on, BACKGROUND);
             let injected = bed.faults.injected();
             bed.faults.set(&[]);
             assert!(answer.is_ok(), "{verb} {n}: {answer:?}");
@@ -210,7 +210,7 @@ fn what_a_lost_relay_did_not_bring_is_copied_again() {
             let bed = Bed::new("h200x4");
             let user = User::new(&bed, size, [n, 1000]);
             bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Damaged(700) }]);
-            let answer = bed.engine().copy_now(&user.gpu, &user.host, user.on, BACKGROUND);
+            let answer = bed.engine().copy_blocking(&user.gpu, &user.host, user.on, BACKGROUND);
             bed.faults.set(&[]);
             let own = bed.engine().relays.is_fenced(GPU);
             assert!(answer.is_ok() || own || n == 1 && verb == Verb::EventRecord, "{verb} {n}: {answer:?}");

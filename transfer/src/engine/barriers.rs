@@ -1,16 +1,16 @@
-//! What makes background copies give way: a gate before each of their slices, which other copies shut while they run.
+//! What makes background copies give way: a barrier before each of their slices, which other copies shut while they run.
 //!
 //! ```text
-//!   background  ──fork──┤gate│slice├┤gate│slice├┤gate ················· │slice├──join──
+//!   background  ──fork──┤barrier│slice├┤barrier│slice├┤barrier ················· │slice├──join──
 //!   another                           ──fork──┤shut│ its share │open├──join──
 //! ```
 //!
-//! A gate is a word of pinned memory for a link and a direction, [`OPEN`] or not. Slices of a background copy are enqueued at the
+//! A barrier is a word of pinned memory for a link and a direction, [`OPEN`] or not. Slices of a background copy are enqueued at the
 //! call, as everything is that the user's stream waits for: work that a thread enqueued later could be kept from it for ever,
 //! by a driver call that waits for the device with a lock held, or by a queue of the hardware that two streams share.
 //!
 //! Invariants:
-//! - A gate that was shut is opened by work that is enqueued with what shut it; where that work itself stands behind a slice
+//! - A barrier that was shut is opened by work that is enqueued with what shut it; where that work itself stands behind a slice
 //!   that waits, in a shared queue, by the watch.
 //! - The watch makes no driver call, so that nothing keeps it from opening. It sleeps while no background copy is under way.
 
@@ -25,14 +25,14 @@ use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 use tracing::debug;
 
-use super::callers::{Call, Callers};
+use super::urgent_calls::{UrgentCall, UrgentCalls};
 use crate::Result;
 use crate::graph::{Direction, MOST_GPUS};
 
-/// The value of an open gate.
+/// The value of an open barrier.
 const OPEN: u32 = 0;
-/// The value of a shut gate says which copy shut it, from this bit on, and below how many looks the watch grants it beyond
-/// [`RELAY_TIMEOUT`], and one: so it is told where streams shut gates too.
+/// The value of a shut barrier says which copy shut it, from this bit on, and below how many looks the watch grants it beyond
+/// [`LOOKS_BEFORE_OPENING`], and one: so it is told where streams shut barriers too.
 const SERIAL: u32 = 12;
 const MOST_LOOKS: u32 = (1 << SERIAL) - 1;
 /// How many background copies are counted at a time; others take no notice of further ones.
@@ -41,14 +41,14 @@ const TICKETS: u32 = 32;
 const LINGER: Duration = Duration::from_millis(100);
 /// How often the watch looks while background copies are under way.
 const LOOK: Duration = Duration::from_millis(10);
-/// A gate that is found shut by one copy in so many looks in a row, and in those that its bytes need, is opened.
-const RELAY_TIMEOUT: u32 = 20;
+/// A barrier that is found shut by one copy in so many looks in a row, and in those that its bytes need, is opened.
+const LOOKS_BEFORE_OPENING: u32 = 20;
 /// How many bytes of a copy are granted one look: 4 GB/s, less than any link gives that is worth lending.
 const BYTES_A_LOOK: u64 = 40_000_000;
 
-/// The gates of all links.
+/// The barriers of all links.
 #[derive(Debug)]
-pub(super) struct Gates {
+pub(super) struct Barriers {
     shared: Arc<Shared>,
     watch: Mutex<Option<JoinHandle<()>>>,
 }
@@ -63,13 +63,13 @@ pub(super) struct Ticket {
 #[derive(Debug)]
 struct Shared {
     /// Two a device, by direction.
-    gates: Vec<Flag>,
+    barriers: Vec<Flag>,
     /// The generation of the last copy of each place that has ended.
     ends: Vec<Flag>,
     /// Whether background copies are under way or expected, as last seen.
     needed: AtomicBool,
-    callers: Callers,
-    /// How often gates were shut.
+    urgent_calls: UrgentCalls,
+    /// How often barriers were shut.
     shut: AtomicU32,
     state: Mutex<State>,
     wake: Condvar,
@@ -84,29 +84,29 @@ struct State {
     stopped: bool,
 }
 
-impl Gates {
+impl Barriers {
     /// Gates that are open. Pins memory.
-    pub(super) fn new(epochs: &Arc<Epochs>) -> Result<Gates> {
+    pub(super) fn new(epochs: &Arc<Epochs>) -> Result<Barriers> {
         let count = u32::try_from(2 * MOST_GPUS).unwrap_or(u32::MAX);
-        let mut gates = Flag::several(epochs, count + TICKETS)?;
-        let ends = gates.split_off(2 * MOST_GPUS);
+        let mut barriers = Flag::several(epochs, count + TICKETS)?;
+        let ends = barriers.split_off(2 * MOST_GPUS);
         let places = ends.iter().map(|_| (0, false)).collect();
         let state = Mutex::new(State { places, last: None, stopped: false });
         let shared = Shared {
-            gates,
+            barriers,
             ends,
             needed: AtomicBool::new(false),
-            callers: Callers::new(),
+            urgent_calls: UrgentCalls::new(),
             shut: AtomicU32::new(0),
             state,
             wake: Condvar::new(),
         };
-        Ok(Gates { shared: Arc::new(shared), watch: Mutex::default() })
+        Ok(Barriers { shared: Arc::new(shared), watch: Mutex::default() })
     }
 
     /// A background copy is about to be enqueued. `None` where it is not counted: too many are under way, the system gives no
     /// thread for the watch, or the engine has stopped.
-    pub(super) fn enter(&self) -> Option<Ticket> {
+    pub(super) fn begin_background(&self) -> Option<Ticket> {
         if !self.is_watched() {
             return None;
         }
@@ -126,7 +126,7 @@ impl Gates {
     }
 
     /// The background copy has ended where the stream is now. A copy whose end cannot be told counts as ended.
-    pub(super) fn leave_on(&self, ticket: Ticket, on: StreamRef<'_>) {
+    pub(super) fn end_background_on(&self, ticket: Ticket, on: StreamRef<'_>) {
         let Some(end) = self.shared.ends.get(ticket.place) else { return };
         if let Err(error) = end.set_on(on, ticket.generation) {
             debug!(target: "glake::transfer", %error, "a background copy is no longer counted");
@@ -135,21 +135,21 @@ impl Gates {
     }
 
     /// The background copy was not enqueued, or its end is not told by a stream.
-    pub(super) fn leave(&self, ticket: Ticket) {
+    pub(super) fn end_background(&self, ticket: Ticket) {
         if let Some(end) = self.shared.ends.get(ticket.place) {
             end.set(ticket.generation);
         }
     }
 
-    /// Makes a slice of a background copy wait until the gate of its link is open.
+    /// Makes a slice of a background copy wait until the barrier of its link is open.
     pub(super) fn await_on(&self, direction: Direction, on: StreamRef<'_>) -> glake_device::Result<()> {
-        match self.shared.gate(on.device(), direction) {
-            Some(gate) => gate.await_on(on, OPEN, Compare::Equal),
+        match self.shared.barrier(on.device(), direction) {
+            Some(barrier) => barrier.await_on(on, OPEN, Compare::Equal),
             None => Ok(()),
         }
     }
 
-    /// Whether background copies are under way or expected, so that others shut gates. Where none ever were, this is one load.
+    /// Whether background copies are under way or expected, so that others shut barriers. Where none ever were, this is one load.
     pub(super) fn is_needed(&self) -> bool {
         if !self.shared.needed.load(Ordering::Relaxed) {
             return false;
@@ -164,36 +164,36 @@ impl Gates {
     }
 
     /// A copy that background copies give way to is about to be enqueued; `None` where there are none, as last seen.
-    pub(super) fn call(&self) -> Option<Call<'_>> {
-        self.shared.needed.load(Ordering::Relaxed).then(|| self.shared.callers.call())
+    pub(super) fn urgent_call(&self) -> Option<UrgentCall<'_>> {
+        self.shared.needed.load(Ordering::Relaxed).then(|| self.shared.urgent_calls.begin())
     }
 
     /// Whether copies that background ones give way to come again and again.
-    pub(super) fn are_called(&self) -> bool {
-        self.shared.callers.were_here(LINGER)
+    pub(super) fn have_urgent_calls(&self) -> bool {
+        self.shared.urgent_calls.were_here(LINGER)
     }
 
     /// Before a driver call of a background copy.
-    pub(super) fn let_pass(&self) {
-        self.shared.callers.let_pass();
+    pub(super) fn yield_to_urgent(&self) {
+        self.shared.urgent_calls.yield_to_them();
     }
 
-    /// Shuts the gate of a link, now, for a copy with so many bytes there at most: only for work that nothing keeps from running, and
+    /// Shuts the barrier of a link, now, for a copy with so many bytes there at most: only for work that nothing keeps from running, and
     /// from opening it.
     pub(super) fn shut(&self, link: DeviceId, direction: Direction, size: Bytes) {
-        if let Some(gate) = self.shared.gate(link, direction) {
-            gate.set(self.shared.shut_by(size));
+        if let Some(barrier) = self.shared.barrier(link, direction) {
+            barrier.set(self.shared.shut_by(size));
         }
     }
 
     /// Opens it, now.
     pub(super) fn open(&self, link: DeviceId, direction: Direction) {
-        if let Some(gate) = self.shared.gate(link, direction) {
-            gate.set(OPEN);
+        if let Some(barrier) = self.shared.barrier(link, direction) {
+            barrier.set(OPEN);
         }
     }
 
-    /// Shuts the gate of a link once a stream has come to here, for a copy with so many bytes there at most; whoever shuts it opens
+    /// Shuts the barrier of a link once a stream has come to here, for a copy with so many bytes there at most; whoever shuts it opens
     /// it.
     pub(super) fn shut_on(
         &self,
@@ -201,23 +201,23 @@ impl Gates {
         on: StreamRef<'_>,
         size: Bytes,
     ) -> glake_device::Result<()> {
-        match self.shared.gate(on.device(), direction) {
-            Some(gate) => gate.set_on(on, self.shared.shut_by(size)),
+        match self.shared.barrier(on.device(), direction) {
+            Some(barrier) => barrier.set_on(on, self.shared.shut_by(size)),
             None => Ok(()),
         }
     }
 
-    /// Opens the gate of a link once a stream has come to here; now, where that cannot be enqueued. If it is shut after that,
+    /// Opens the barrier of a link once a stream has come to here; now, where that cannot be enqueued. If it is shut after that,
     /// the watch opens it.
     pub(super) fn open_on(&self, direction: Direction, on: StreamRef<'_>) {
-        if let Some(gate) = self.shared.gate(on.device(), direction)
-            && gate.set_on(on, OPEN).is_err()
+        if let Some(barrier) = self.shared.barrier(on.device(), direction)
+            && barrier.set_on(on, OPEN).is_err()
         {
-            gate.set(OPEN);
+            barrier.set(OPEN);
         }
     }
 
-    /// Ends the watch. Background copies that are under way go on, and the watch with them; no gate is shut by later copies.
+    /// Ends the watch. Background copies that are under way go on, and the watch with them; no barrier is shut by later copies.
     pub(super) fn stop(&self) {
         let idle = {
             let mut state = self.shared.state.lock();
@@ -238,7 +238,7 @@ impl Gates {
         let mut watch = self.watch.lock();
         if watch.is_none() && !self.shared.state.lock().stopped {
             let shared = self.shared.clone();
-            let named = std::thread::Builder::new().name("glake-gates".to_owned());
+            let named = std::thread::Builder::new().name("glake-barriers".to_owned());
             *watch = named.spawn(move || shared.watch()).ok();
         }
         watch.is_some()
@@ -252,18 +252,18 @@ impl State {
     }
 }
 
-impl Drop for Gates {
+impl Drop for Barriers {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
 impl Shared {
-    fn gate(&self, link: DeviceId, direction: Direction) -> Option<&Flag> {
-        self.gates.get(2 * usize::try_from(link.0).ok()? + direction.index())
+    fn barrier(&self, link: DeviceId, direction: Direction) -> Option<&Flag> {
+        self.barriers.get(2 * usize::try_from(link.0).ok()? + direction.index())
     }
 
-    /// The value of a gate that a copy shuts: never that of an open one, and another for each of many copies.
+    /// The value of a barrier that a copy shuts: never that of an open one, and another for each of many copies.
     fn shut_by(&self, size: Bytes) -> u32 {
         let looks = u32::try_from(size.get() / BYTES_A_LOOK).unwrap_or(u32::MAX);
         let looks = looks.saturating_add(1).min(MOST_LOOKS);
@@ -286,11 +286,11 @@ impl Shared {
 
     fn watch(&self) {
         // The value of each at the last look, and in how many looks in a row it was that.
-        let mut seen = vec![(OPEN, 0_u32); self.gates.len()];
+        let mut seen = vec![(OPEN, 0_u32); self.barriers.len()];
         let mut state = self.state.lock();
         loop {
             self.look(&mut state);
-            let shut = self.gates.iter().any(|gate| gate.get() != OPEN);
+            let shut = self.barriers.iter().any(|barrier| barrier.get() != OPEN);
             if state.is_idle() && !shut {
                 if state.stopped {
                     return;
@@ -298,12 +298,12 @@ impl Shared {
                 self.wake.wait(&mut state);
                 continue;
             }
-            for (gate, (value, looks)) in self.gates.iter().zip(&mut seen) {
-                let now = gate.get();
+            for (barrier, (value, looks)) in self.barriers.iter().zip(&mut seen) {
+                let now = barrier.get();
                 *looks = if now == *value { looks.saturating_add(1) } else { 1 };
                 *value = now;
-                if now != OPEN && *looks >= RELAY_TIMEOUT + (now & MOST_LOOKS) {
-                    gate.set(OPEN);
+                if now != OPEN && *looks >= LOOKS_BEFORE_OPENING + (now & MOST_LOOKS) {
+                    barrier.set(OPEN);
                 }
             }
             // Whoever enters while it looks need not wake it.
@@ -325,7 +325,7 @@ mod tests {
 
     struct Bed {
         sim: Arc<Simulator>,
-        gates: Gates,
+        barriers: Barriers,
         background: OwnedStream,
         critical: OwnedStream,
         passed: OwnedEvent,
@@ -336,7 +336,7 @@ mod tests {
         let driver: Arc<dyn Driver> = sim.clone();
         let epochs = Epochs::new(driver.clone());
         Bed {
-            gates: Gates::new(&epochs).unwrap(),
+            barriers: Barriers::new(&epochs).unwrap(),
             background: OwnedStream::new(&driver, GPU).unwrap(),
             critical: OwnedStream::new(&driver, GPU).unwrap(),
             passed: OwnedEvent::new(&driver, GPU, EventKind::Plain).unwrap(),
@@ -350,7 +350,7 @@ mod tests {
         }
 
         fn slice(&self) {
-            self.gates.await_on(Direction::ToGpu, self.background.of()).unwrap();
+            self.barriers.await_on(Direction::ToGpu, self.background.of()).unwrap();
             self.work(&self.background);
         }
     }
@@ -358,32 +358,32 @@ mod tests {
     #[test]
     fn slices_wait_while_a_critical_copy_runs() {
         let bed = bed();
-        assert!(!bed.gates.is_needed());
-        let ticket = bed.gates.enter().unwrap();
-        assert!(bed.gates.is_needed());
+        assert!(!bed.barriers.is_needed());
+        let ticket = bed.barriers.begin_background().unwrap();
+        assert!(bed.barriers.is_needed());
         for _ in 0..4 {
             bed.slice();
         }
-        bed.gates.leave_on(ticket, bed.background.of());
+        bed.barriers.end_background_on(ticket, bed.background.of());
         bed.passed.record(bed.background.id()).unwrap();
-        bed.gates.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
+        bed.barriers.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
         for _ in 0..3 {
             bed.work(&bed.critical);
         }
-        bed.gates.open_on(Direction::ToGpu, bed.critical.of());
+        bed.barriers.open_on(Direction::ToGpu, bed.critical.of());
         bed.passed.synchronize().unwrap();
         // One slice had begun; the others came after the critical copy.
         assert_eq!(bed.sim.now(), Duration::from_micros(10 + 20 + 30));
-        assert!(bed.gates.is_needed(), "the next one is expected");
+        assert!(bed.barriers.is_needed(), "the next one is expected");
         std::thread::sleep(LINGER);
         // The watch may look just now.
         let is_over = |_| {
             std::thread::sleep(Duration::from_millis(1));
-            !bed.gates.is_needed()
+            !bed.barriers.is_needed()
         };
         assert!((0..1000).any(is_over));
-        let Bed { sim, gates, .. } = bed;
-        drop(gates);
+        let Bed { sim, barriers, .. } = bed;
+        drop(barriers);
         drop((bed.background, bed.critical, bed.passed));
         assert_eq!(sim.census(), Census::default());
     }
@@ -391,10 +391,10 @@ mod tests {
     #[test]
     fn a_gate_that_nobody_opens_is_opened_by_the_watch() {
         let bed = bed();
-        let ticket = bed.gates.enter().unwrap();
-        bed.gates.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
+        let ticket = bed.barriers.begin_background().unwrap();
+        bed.barriers.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
         bed.slice();
-        bed.gates.leave_on(ticket, bed.background.of());
+        bed.barriers.end_background_on(ticket, bed.background.of());
         bed.passed.record(bed.background.id()).unwrap();
         let since = Instant::now();
         while !bed.passed.is_passed().unwrap() {
@@ -402,20 +402,20 @@ mod tests {
             bed.sim.step();
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(since.elapsed() >= LOOK * (RELAY_TIMEOUT - 1));
+        assert!(since.elapsed() >= LOOK * (LOOKS_BEFORE_OPENING - 1));
     }
 
-    /// How long a gate stays shut that a copy of so many bytes shut, and nobody opens.
+    /// How long a barrier stays shut that a copy of so many bytes shut, and nobody opens.
     fn shut_for(bed: &Bed, size: Bytes) -> Duration {
-        let ticket = bed.gates.enter().unwrap();
-        bed.gates.shut(GPU, Direction::ToGpu, size);
+        let ticket = bed.barriers.begin_background().unwrap();
+        bed.barriers.shut(GPU, Direction::ToGpu, size);
         let since = Instant::now();
-        let gate = bed.gates.shared.gate(GPU, Direction::ToGpu).unwrap();
-        while gate.get() != OPEN {
+        let barrier = bed.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
+        while barrier.get() != OPEN {
             assert!(since.elapsed() < Duration::from_secs(20), "the watch opens it some time");
             std::thread::sleep(Duration::from_millis(1));
         }
-        bed.gates.leave(ticket);
+        bed.barriers.end_background(ticket);
         since.elapsed()
     }
 
@@ -424,41 +424,41 @@ mod tests {
         let bed = bed();
         // At 4 GB/s: 0.6 s beyond the 0.2 that every copy has.
         assert!(shut_for(&bed, Bytes::new(2_400_000_000)) >= Duration::from_millis(750));
-        assert!(shut_for(&bed, Bytes::mib(1)) >= LOOK * (RELAY_TIMEOUT - 1));
+        assert!(shut_for(&bed, Bytes::mib(1)) >= LOOK * (LOOKS_BEFORE_OPENING - 1));
         // Copies that follow each other shut it anew, each for its own time.
-        let ticket = bed.gates.enter().unwrap();
-        let gate = bed.gates.shared.gate(GPU, Direction::ToGpu).unwrap();
+        let ticket = bed.barriers.begin_background().unwrap();
+        let barrier = bed.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
         for _ in 0..12 {
-            bed.gates.shut(GPU, Direction::ToGpu, Bytes::mib(1));
+            bed.barriers.shut(GPU, Direction::ToGpu, Bytes::mib(1));
             std::thread::sleep(LOOK * 5);
-            assert_ne!(gate.get(), OPEN);
+            assert_ne!(barrier.get(), OPEN);
         }
-        bed.gates.open(GPU, Direction::ToGpu);
-        bed.gates.leave(ticket);
-        // No size, and no number of copies, is an open gate.
+        bed.barriers.open(GPU, Direction::ToGpu);
+        bed.barriers.end_background(ticket);
+        // No size, and no number of copies, is an open barrier.
         for size in [Bytes::ZERO, Bytes::MAX] {
-            assert_ne!(bed.gates.shared.shut_by(size), OPEN);
+            assert_ne!(bed.barriers.shared.shut_by(size), OPEN);
         }
     }
 
     #[test]
     fn stopping_ends_the_watch_and_shuts_nothing_any_more() {
         let bed = bed();
-        let ticket = bed.gates.enter().unwrap();
-        bed.gates.stop();
-        assert!(!bed.gates.is_needed() && bed.gates.enter().is_none());
+        let ticket = bed.barriers.begin_background().unwrap();
+        bed.barriers.stop();
+        assert!(!bed.barriers.is_needed() && bed.barriers.begin_background().is_none());
         bed.slice();
-        bed.gates.leave_on(ticket, bed.background.of());
+        bed.barriers.end_background_on(ticket, bed.background.of());
         bed.background.synchronize().unwrap();
-        bed.gates.stop();
+        bed.barriers.stop();
     }
 
     #[test]
     fn more_copies_than_are_counted_do_no_harm() {
         let bed = bed();
-        let tickets: Vec<Ticket> = (0..TICKETS).map(|_| bed.gates.enter().unwrap()).collect();
-        assert!(bed.gates.enter().is_none());
-        bed.gates.leave_on(tickets[7], bed.critical.of());
-        assert!(bed.gates.enter().is_some_and(|ticket| ticket.place == 7));
+        let tickets: Vec<Ticket> = (0..TICKETS).map(|_| bed.barriers.begin_background().unwrap()).collect();
+        assert!(bed.barriers.begin_background().is_none());
+        bed.barriers.end_background_on(tickets[7], bed.critical.of());
+        assert!(bed.barriers.begin_background().is_some_and(|ticket| ticket.place == 7));
     }
 }

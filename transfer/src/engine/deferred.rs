@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   the copy   ├──┬──┬──┬──┬──┬──┬──┬──┬─┬─┬┤     batches, smaller towards the end
-//!   path 1      └──►▓▓▓▓ ░░░░                      two a path are enqueued, in slices behind its gate; whichever path has room
+//!   path 1      └──►▓▓▓▓ ░░░░                      two a path are enqueued, in slices behind its barrier; whichever path has room
 //!   path 2         └──►▓▓ ░░░░  (a busy link)      takes the next one, so a busy link takes fewer
 //! ```
 //!
 //! Invariants:
 //! - No stream of the program waits for what is enqueued late: the copy's own stream is joined when all of it is enqueued, and
-//!   the lanes are of a lease that is the copy's alone. Only the caller waits.
+//!   the lanes are of a lane set that is the copy's alone. Only the caller waits.
 //! - Every batch was seen to arrive, or is copied again on the copy's stream, behind what was enqueued of it.
 
 use std::collections::VecDeque;
@@ -21,10 +21,10 @@ use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use super::counters::Path;
-use super::ends::Ends;
+use super::endpoints::Endpoints;
 use super::fork::Fork;
-use super::lease::{Lease, LeaseState};
-use super::turn::Turn;
+use super::lane_set::{LaneSet, LaneSetState};
+use super::prioritized::Prioritized;
 use super::{Engine, Priority, UserStream};
 use crate::Result;
 use crate::graph::Way;
@@ -58,7 +58,7 @@ struct Part {
 }
 
 /// A copy whose bytes find their ways.
-struct Late<'a> {
+struct Deferred<'a> {
     to: &'a Span,
     from: &'a Span,
     /// How much of it was given to paths.
@@ -74,11 +74,11 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::copy`].
-    pub(super) fn copy_late(&self, to: &Span, from: &Span, on: UserStream) -> Result<bool> {
-        let Ends::HostAndGpu { target, direction, pinned: true } = Ends::of(to, from)? else {
+    pub(super) fn copy_deferred(&self, to: &Span, from: &Span, on: UserStream) -> Result<bool> {
+        let Endpoints::HostAndGpu { target, direction, pinned: true } = Endpoints::of(to, from)? else {
             return Ok(false);
         };
-        if self.gates.get().is_none()
+        if self.barriers.get().is_none()
             || to.size() < LEAST
             || !self.may_split(target, to.size())
             || (on.device != target && !self.relays.ready().contains(target))
@@ -86,22 +86,23 @@ impl Engine {
         {
             return Ok(false);
         }
-        self.want_equipment(target);
+        self.want_resources(target);
         self.look_around();
-        let paths = self.late_paths(to, from, Path { target, relay: target, direction, way: Way::Direct });
+        let paths =
+            self.deferred_paths(to, from, Path { target, relay: target, direction, way: Way::Direct });
         if paths.len() < 2 {
             return Ok(false);
         }
         self.relays.tell()?;
-        // A lease of its own: no driver counts its streams so far down from the end.
+        // A lane set of its own: no driver counts its streams so far down from the end.
         let own = StreamId(u64::MAX - self.late.fetch_add(1, Ordering::Relaxed));
-        let left = self.leases.with(self, own, |lease, state| {
-            let turn = self.turn(Priority::Background, direction, to.size());
-            self.spread_late(lease, state, (to, from, on), &paths, turn)
+        let left = self.lane_sets.with(self, own, |lane_set, state| {
+            let prioritized = self.prioritized(Priority::Background, direction, to.size());
+            self.spread_deferred(lane_set, state, (to, from, on), &paths, prioritized)
         });
-        self.leases.forget(own);
+        self.lane_sets.forget(own);
         if left.is_none() {
-            self.want_lease();
+            self.want_lane_set();
         }
         let Some(left) = left.transpose()?.flatten() else { return Ok(false) };
         for part in left {
@@ -115,9 +116,9 @@ impl Engine {
     }
 
     /// The target's own link, which `direct` is, and those of the relays that may touch its memory and are known to serve it.
-    fn late_paths(&self, to: &Span, from: &Span, direct: Path) -> SmallVec<[Path; 8]> {
+    fn deferred_paths(&self, to: &Span, from: &Span, direct: Path) -> SmallVec<[Path; 8]> {
         let (target, direction) = (direct.target, direct.direction);
-        let rivals = self.rivals.of(target, direction, &self.load, self.devices).rivals;
+        let rivals = self.contention.of(target, direction, &self.load, self.devices).rivals;
         let usable = self.relays.usable().without(rivals);
         let reach = usable.intersection(to.reach()).intersection(from.reach());
         let graph = self.graph();
@@ -130,19 +131,19 @@ impl Engine {
         rates.map(|path| Path { relay: path.relay, way: path.way, ..direct }).collect()
     }
 
-    /// What no lane brought; `None`, and nothing done, where the lease lacks something.
-    fn spread_late<'a>(
+    /// What no lane brought; `None`, and nothing done, where the lane set lacks something.
+    fn spread_deferred<'a>(
         &'a self,
-        lease: &Arc<Lease>,
-        state: &mut LeaseState,
+        lane_set: &Arc<LaneSet>,
+        state: &mut LaneSetState,
         (to, from, on): (&Span, &Span, UserStream),
         paths: &[Path],
-        turn: Turn<'a>,
+        prioritized: Prioritized<'a>,
     ) -> Result<Option<SmallVec<[Part; 8]>>> {
         let broken = state.broken();
         let usable = |path: &&Path| !broken.contains(path.relay);
         let ready = |path: &Path| {
-            let stream = &lease.lane(path.relay)?.stream;
+            let stream = &lane_set.lane(path.relay)?.stream;
             let idle = (0..AHEAD).map(|_| stream.event().ok()).collect::<Option<Vec<OwnedEvent>>>()?;
             Some(Going { path: *path, under_way: VecDeque::new(), idle, is_open: true, pace: 0 })
         };
@@ -150,13 +151,13 @@ impl Engine {
         if going.len() < 2 {
             return Ok(None);
         }
-        let Ok(Some(event)) = Fork::mark(lease, on) else {
+        let Ok(Some(event)) = Fork::mark(lane_set, on) else {
             self.worker.fork_event(on.device);
             return Ok(None);
         };
-        let mut fork = Fork::begin(self, lease, state, on, event);
-        fork.take(turn, std::iter::empty());
-        let mut late = Late { to, from, next: Bytes::ZERO, going, left: SmallVec::new() };
+        let mut fork = Fork::begin(self, lane_set, state, on, event);
+        fork.take(prioritized, std::iter::empty());
+        let mut late = Deferred { to, from, next: Bytes::ZERO, going, left: SmallVec::new() };
         while late.fill(&mut fork) {
             late.wait(&mut fork);
         }
@@ -165,14 +166,14 @@ impl Engine {
         for going in &late.going {
             state.make_good(self, going.path.relay, state.owner.unwrap_or_default(), state.serial);
         }
-        let lost = state.poll(self, lease, DeviceSet::EMPTY);
+        let lost = state.poll(self, lane_set, DeviceSet::EMPTY);
         lost.iter().for_each(|relay| self.relays.fence(relay));
         self.counters.split();
         Ok(Some(late.left))
     }
 }
 
-impl Late<'_> {
+impl Deferred<'_> {
     /// Gives batches to the paths that have room; whether anything is under way then.
     fn fill(&mut self, fork: &mut Fork<'_>) -> bool {
         let size = self.to.size();

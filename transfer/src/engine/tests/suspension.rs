@@ -12,7 +12,7 @@ use glake_units::Bytes;
 
 use super::bed::{Bed, GPU, ends};
 use crate::graph::{Direction, Way};
-use crate::{CopyOptions, Engine, EngineOptions, StayedRelay, UserStream, WhyStayed};
+use crate::{CopyOptions, Engine, EngineOptions, UnsuspendedRelay, UserStream, WhyUnsuspended};
 
 const SIZE: Bytes = Bytes::mib(8);
 const LONG: Duration = Duration::from_secs(20);
@@ -23,14 +23,14 @@ impl Bed {
         self.gpus.without(DeviceSet::of(GPU))
     }
 
-    fn rest(&self) -> Vec<StayedRelay> {
-        self.engine().rest(self.others());
-        self.engine().stayed(LONG)
+    fn suspend(&self) -> Vec<UnsuspendedRelay> {
+        self.engine().suspend(self.others());
+        self.engine().unsuspended(LONG)
     }
 
-    fn wake(&self) {
+    fn resume(&self) {
         let (done, ready) = mpsc::channel();
-        self.engine().wake(move |_| done.send(()).unwrap()).unwrap();
+        self.engine().resume(move |_| done.send(()).unwrap()).unwrap();
         ready.recv_timeout(LONG).unwrap();
     }
 
@@ -94,26 +94,29 @@ fn contexts_go_and_come_back() {
         copies(&bed, 1);
         let costs = bed.engine().relay_cost().len();
         for round in 0..50 {
-            assert_eq!(bed.rest(), []);
+            assert_eq!(bed.suspend(), []);
             // It rests already.
-            assert_eq!(bed.rest(), []);
-            assert_eq!((bed.contexts(), bed.engine().resting()), (DeviceSet::of(GPU), bed.others()));
+            assert_eq!(bed.suspend(), []);
+            assert_eq!((bed.contexts(), bed.engine().suspended()), (DeviceSet::of(GPU), bed.others()));
             assert_eq!(bed.engine().relays(), DeviceSet::of(GPU));
             assert_eq!(bed.engine().relay_cost().len(), 1);
             if round % 10 == 0 {
                 copies(&bed, round + 10);
                 assert_eq!(bed.contexts(), DeviceSet::of(GPU));
             }
-            bed.wake();
+            bed.resume();
             assert_eq!(bed.engine().relays(), bed.gpus);
-            assert_eq!((bed.engine().relay_cost().len(), bed.engine().resting()), (costs, DeviceSet::EMPTY));
+            assert_eq!(
+                (bed.engine().relay_cost().len(), bed.engine().suspended()),
+                (costs, DeviceSet::EMPTY)
+            );
             if round % 10 == 5 {
                 let split = bed.carried(Way::ZeroStaging);
                 copies(&bed, round + 20);
                 assert!(bed.carried(Way::ZeroStaging) > split);
             }
         }
-        assert_eq!(bed.rest(), []);
+        assert_eq!(bed.suspend(), []);
         // All of their memory is free.
         for gpu in bed.others().iter() {
             assert_eq!(bed.free(gpu), bed.sim.devices().unwrap()[gpu.0 as usize].memory);
@@ -127,20 +130,22 @@ fn what_is_under_way_is_waited_for_and_its_handle_keeps_nothing() {
     let bed = Bed::new("h200x4");
     let Upload { stream, on, to, from } = Upload::new(&bed);
     let handle = bed.engine().copy(&to, &from, on, CopyOptions::default()).unwrap();
-    bed.engine().rest(bed.others());
-    let stayed = bed.engine().stayed(Duration::from_millis(30));
+    bed.engine().suspend(bed.others());
+    let stayed = bed.engine().unsuspended(Duration::from_millis(30));
     assert_eq!(stayed.len(), 3);
-    assert!(stayed.iter().all(|stayed| stayed.why == WhyStayed::UnderWay), "{stayed:?}");
+    assert!(stayed.iter().all(|stayed| stayed.why == WhyUnsuspended::UnderWay), "{stayed:?}");
     assert_eq!(bed.contexts(), bed.gpus);
     bed.wait(on);
-    assert_eq!(bed.engine().stayed(LONG), []);
+    assert_eq!(bed.engine().unsuspended(LONG), []);
     assert_eq!(bed.contexts(), DeviceSet::of(GPU));
     assert!(handle.is_done().unwrap());
     handle.wait().unwrap();
     assert!(bed.read(&to) == bed.pinned(SIZE, 3).as_slice());
     // One that is waited for by the engine, with nothing of its lanes left.
-    bed.wake();
-    bed.engine().copy_now(&to, &from, on, CopyOptions { verify: true, ..CopyOptions::default() }).unwrap();
+    bed.resume();
+    bed.engine()
+        .copy_blocking(&to, &from, on, CopyOptions { verify: true, ..CopyOptions::default() })
+        .unwrap();
     drop((stream, to));
     bed.end();
 }
@@ -153,9 +158,9 @@ fn waking_meanwhile_leaves_everything_as_it_was() {
     for _ in 0..20 {
         bed.copy(&to, &from, on);
         // The copy is under way: nothing can go.
-        bed.engine().rest(bed.others());
+        bed.engine().suspend(bed.others());
         std::thread::sleep(Duration::from_millis(2));
-        bed.wake();
+        bed.resume();
         assert_eq!((bed.engine().relays(), bed.contexts()), (bed.gpus, bed.gpus));
         bed.wait(on);
         copies(&bed, 5);
@@ -170,15 +175,16 @@ fn what_cannot_go_stays_and_says_why() {
     let bed = Bed::new("h200x4");
     let [used, free] = [2, 3].map(DeviceId);
     let stream = OwnedStream::new(bed.engine().relay_driver(), used).unwrap();
-    let stayed = bed.rest();
-    let why: Vec<(DeviceId, WhyStayed)> = stayed.iter().map(|stayed| (stayed.relay, stayed.why)).collect();
+    let stayed = bed.suspend();
+    let why: Vec<(DeviceId, WhyUnsuspended)> =
+        stayed.iter().map(|stayed| (stayed.relay, stayed.why)).collect();
     let living = glake_device::Living { streams: 1, ..Default::default() };
-    assert_eq!(why, [(used, WhyStayed::InUse(living))]);
+    assert_eq!(why, [(used, WhyUnsuspended::InUse(living))]);
     assert!(!bed.contexts().contains(free));
     drop(stream);
     // Asked again, it goes.
-    assert_eq!(bed.rest(), []);
-    bed.wake();
+    assert_eq!(bed.suspend(), []);
+    bed.resume();
     copies(&bed, 9);
     bed.end();
 }
@@ -195,15 +201,15 @@ fn a_graph_keeps_its_relays() {
     bed.sim.begin_capture(GPU, on.raw).unwrap();
     bed.engine().copy(&span, &from, on, CopyOptions { waited: false, ..CopyOptions::default() }).unwrap();
     let graph = bed.sim.end_capture(GPU, on.raw).unwrap();
-    let stayed = bed.rest();
+    let stayed = bed.suspend();
     let held = stayed.len();
-    assert!(held > 0 && stayed.iter().all(|stayed| stayed.why == WhyStayed::Graph), "{stayed:?}");
+    assert!(held > 0 && stayed.iter().all(|stayed| stayed.why == WhyUnsuspended::Graph), "{stayed:?}");
     for seed in [4, 5] {
         bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
         bed.wait(on);
         assert!(bed.read(&span) == host.as_slice(), "{seed}");
     }
-    bed.wake();
+    bed.resume();
     copies(&bed, 9);
     drop(from);
     assert!(Arc::get_mut(&mut host).is_some());
@@ -219,9 +225,12 @@ fn a_fenced_relay_stays_fenced() {
     bed.engine().copy(&to, &from, on, CopyOptions::default()).unwrap().wait().unwrap_err();
     let lost = bed.gpus.without(bed.engine().relays());
     assert_eq!(lost.len(), 1);
-    let stayed = bed.rest();
-    assert!(stayed.iter().all(|stayed| stayed.why == WhyStayed::Lost) && stayed.len() == 1, "{stayed:?}");
-    bed.wake();
+    let stayed = bed.suspend();
+    assert!(
+        stayed.iter().all(|stayed| stayed.why == WhyUnsuspended::Lost) && stayed.len() == 1,
+        "{stayed:?}"
+    );
+    bed.resume();
     assert_eq!(bed.engine().relays(), bed.gpus.without(lost));
     bed.faults.set(&[]);
     drop((stream, to));
@@ -262,15 +271,15 @@ fn every_call_may_fail_once() {
             let bed = Bed::with("h200x4", EngineOptions { pageable_threads: 2, ..EngineOptions::default() });
             let fault = Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Failed(999) };
             bed.faults.set(&[fault]);
-            bed.rest();
+            bed.suspend();
             bed.faults.set(&[fault]);
-            bed.wake();
+            bed.resume();
             bed.faults.set(&[]);
             copies(&bed, n);
             // Without faults all is as it should be.
-            assert_eq!(bed.rest(), [], "{fault:?}");
+            assert_eq!(bed.suspend(), [], "{fault:?}");
             assert_eq!(bed.contexts(), DeviceSet::of(GPU), "{fault:?}");
-            bed.wake();
+            bed.resume();
             assert_eq!(bed.engine().relays(), bed.gpus, "{fault:?}");
             bed.end();
         }
@@ -317,12 +326,12 @@ fn threads_copy_while_relays_rest_and_wake() {
             if begin.elapsed() > Duration::from_secs(3) && rested > 10 {
                 break;
             }
-            bed.engine().rest(bed.others());
+            bed.engine().suspend(bed.others());
             if round % 3 != 0 {
-                let stayed = bed.engine().stayed(Duration::from_millis(200));
+                let stayed = bed.engine().unsuspended(Duration::from_millis(200));
                 rested += u32::from(stayed.is_empty());
             }
-            bed.engine().wake(|_| {}).unwrap();
+            bed.engine().resume(|_| {}).unwrap();
             if round % 2 == 0 {
                 std::thread::sleep(Duration::from_millis(10));
             }

@@ -25,7 +25,7 @@ const EXPECTED: Duration = Duration::from_millis(500);
 type Moments = [[AtomicU64; MOST_GPUS]; 2];
 
 #[derive(Debug)]
-pub(super) struct Rivals {
+pub(super) struct Contention {
     begin: Instant,
     /// Until when each GPU's memory is expected to be copied beside others'.
     until: Moments,
@@ -37,23 +37,29 @@ pub(super) struct Rivals {
 
 /// The other GPUs that a copy has to reckon with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Company {
+pub(super) struct Contenders {
     /// Those whose links are their own.
     pub(super) rivals: DeviceSet,
     /// How many of these have no copy under way yet, and will want the other links too.
     pub(super) expected: u32,
 }
 
-impl Rivals {
-    pub(super) fn new() -> Rivals {
+impl Contention {
+    pub(super) fn new() -> Contention {
         let none = || [const { AtomicU64::new(0) }; MOST_GPUS];
         let (begin, last) = (Instant::now(), [const { AtomicU64::new(0) }; 2]);
-        Rivals { begin, until: [none(), none()], last, busy: [none(), none()] }
+        Contention { begin, until: [none(), none()], last, busy: [none(), none()] }
     }
 
     /// The GPUs that had copies beside those of `target`, or that `target` had beside theirs, a short time ago. Takes note of
     /// those that have some now.
-    pub(super) fn of(&self, target: DeviceId, direction: Direction, load: &Load, devices: usize) -> Company {
+    pub(super) fn of(
+        &self,
+        target: DeviceId,
+        direction: Direction,
+        load: &Load,
+        devices: usize,
+    ) -> Contenders {
         self.at(|| micros(self.begin.elapsed()), target, direction, load, devices)
     }
 
@@ -70,14 +76,14 @@ impl Rivals {
         direction: Direction,
         load: &Load,
         devices: usize,
-    ) -> Company {
+    ) -> Contenders {
         let others = || (0_u32..).map(DeviceId).take(devices).filter(|other| *other != target);
         let links = || (0_u32..).map(DeviceId).take(devices);
         let copied = |other: &DeviceId| links().any(|link| !load.target(*other, link, direction).is_zero());
         let seen: DeviceSet = others().filter(copied).collect();
         let last = &self.last[direction.index()];
         if seen.is_empty() && last.load(Ordering::Relaxed) == 0 {
-            return Company::default();
+            return Contenders::default();
         }
         let now = now();
         let later = |moments: &Moments, other: &DeviceId| {
@@ -94,7 +100,7 @@ impl Rivals {
             }
             last.store(until, Ordering::Relaxed);
         }
-        Company { rivals, expected: rivals.without(met).len() }
+        Contenders { rivals, expected: rivals.without(met).len() }
     }
 
     fn keep_apart_at(&self, now: u64, target: DeviceId, direction: Direction, took: Micros) {
@@ -123,30 +129,30 @@ mod tests {
 
     const TO: Direction = Direction::ToGpu;
 
-    fn company(rivals: DeviceSet, expected: u32) -> Company {
-        Company { rivals, expected }
+    fn contenders_of(rivals: DeviceSet, expected: u32) -> Contenders {
+        Contenders { rivals, expected }
     }
 
     #[test]
     fn those_that_met_are_expected_to_meet_again() {
-        let (rivals, load) = (Rivals::new(), Load::new());
+        let (rivals, load) = (Contention::new(), Load::new());
         let [a, b, idle] = [0, 1, 2].map(DeviceId);
         let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 3);
-        assert_eq!(at(0, a), Company::default());
+        assert_eq!(at(0, a), Contenders::default());
         load.begin(a, b, TO, Bytes::mib(1));
         // Where they meet first, the first one's copy uses both links already.
-        assert_eq!(at(1, b), Company::default());
+        assert_eq!(at(1, b), Contenders::default());
         load.end(a, b, TO, Bytes::mib(1));
-        assert_eq!(at(2, a), company(DeviceSet::of(b), 1));
-        assert_eq!(at(2, b), company(DeviceSet::of(a), 1));
-        assert_eq!(at(2, idle), company(DeviceSet::of(a).union(DeviceSet::of(b)), 2));
-        assert_eq!(rivals.at(|| 2, a, Direction::FromGpu, &load, 3), Company::default());
-        assert_eq!(at(1 + micros(EXPECTED), a), Company::default(), "not for ever");
+        assert_eq!(at(2, a), contenders_of(DeviceSet::of(b), 1));
+        assert_eq!(at(2, b), contenders_of(DeviceSet::of(a), 1));
+        assert_eq!(at(2, idle), contenders_of(DeviceSet::of(a).union(DeviceSet::of(b)), 2));
+        assert_eq!(rivals.at(|| 2, a, Direction::FromGpu, &load, 3), Contenders::default());
+        assert_eq!(at(1 + micros(EXPECTED), a), Contenders::default(), "not for ever");
     }
 
     #[test]
     fn copies_that_nobody_sees_end_keep_the_expectation_up() {
-        let (rivals, load) = (Rivals::new(), Load::new());
+        let (rivals, load) = (Contention::new(), Load::new());
         let [a, b] = [0, 1].map(DeviceId);
         let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 2);
         load.begin(a, b, TO, Bytes::mib(1));
@@ -155,10 +161,10 @@ mod tests {
         // A round in 50 ms, whose copies take 20 ms each.
         for round in 1..100 {
             let now = round * 50_000;
-            assert_eq!(at(now, a), company(DeviceSet::of(b), 1));
+            assert_eq!(at(now, a), contenders_of(DeviceSet::of(b), 1));
             rivals.keep_apart_at(now, a, TO, Micros(20_000.0));
-            assert_eq!(at(now + 10, b), company(DeviceSet::of(a), 0), "it is under way");
-            assert_eq!(at(now + 30_000, b), company(DeviceSet::of(a), 1), "it has ended");
+            assert_eq!(at(now + 10, b), contenders_of(DeviceSet::of(a), 0), "it is under way");
+            assert_eq!(at(now + 30_000, b), contenders_of(DeviceSet::of(a), 1), "it has ended");
         }
     }
 }

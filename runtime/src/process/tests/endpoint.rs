@@ -15,11 +15,11 @@ fn memory_is_what_holds_all_of_it() {
     assert_eq!(reach_of(&process, inside), [1, 3]);
     let pinned = Registration::new(&process.epochs, Pages::new(mib(2), 1).unwrap()).unwrap();
     let whole = process.end_of(pinned.start(), mib(2)).unwrap().unwrap();
-    assert_eq!(whole, End { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false });
+    assert_eq!(whole, Endpoint { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false });
     assert!(!whole.is_other_side_of(&whole));
     let bytes = vec![0_u8; 4096];
     let pageable = process.end_of(Address(bytes.as_ptr() as u64), Bytes::new(4096)).unwrap().unwrap();
-    assert_eq!(pageable, End { kind: PointerKind::Pageable, reach: DeviceSet::EMPTY, is_pool: false });
+    assert_eq!(pageable, Endpoint { kind: PointerKind::Pageable, reach: DeviceSet::EMPTY, is_pool: false });
     assert_eq!(process.end_of(pinned.start(), mib(3)).unwrap(), None, "half of it is not pinned");
     assert_eq!(process.end_of(pinned.start(), Bytes::MAX).unwrap(), None);
     // Its first and its last byte are pinned, by two registrations, whatever lies between.
