@@ -64,7 +64,7 @@ pub extern "C" fn glake_free(pointer: *mut c_void) -> i32 {
     }
     guard::answer(|| {
         let address = address(pointer);
-        match library::books()? {
+        match library::started_process()? {
             Some(process) => Ok(process.free(address)?),
             None => Err(ProcessError::UnknownAddress { address }.into()),
         }
@@ -79,7 +79,7 @@ pub extern "C" fn glake_free(pointer: *mut c_void) -> i32 {
 pub unsafe extern "C" fn glake_find(pointer: *const c_void, out: *mut Block) -> i32 {
     guard::answer(|| {
         let address = address(pointer);
-        let found = library::books()?.and_then(|process| process.find(address));
+        let found = library::started_process()?.and_then(|process| process.find(address));
         let found = found.ok_or(ProcessError::InNoBlock { address })?;
         let block = Block {
             base: self::pointer(found.address),

@@ -35,7 +35,7 @@ pub unsafe extern "C" fn glake_gate_enter(
         }
         // SAFETY: the caller's promise.
         let tags = Tags::of(&unsafe { texts(tags, count) }?);
-        let id = library::process()?.enter_gate(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
+        let id = library::process()?.begin_use(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
         // SAFETY: not null, and the caller's promise.
         unsafe { r#use.write(id.0) };
         Ok(())
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn glake_gate_wait(
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tags = Tags::of(&unsafe { texts(tags, count) }?);
-        library::process()?.wait_gate(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
+        library::process()?.wait_for_gate(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
         Ok(())
     })
 }
@@ -80,7 +80,7 @@ fn when_closed_of(number: u32) -> Result<WhenClosed, Failure> {
 /// `GLAKE_INVALID`: it was ended before, or never begun.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_gate_leave(r#use: u64) -> i32 {
-    library::give_up(|process| Ok(process.gate().leave(UseId(r#use))?))
+    library::give_up(|process| Ok(process.gate().end_use(UseId(r#use))?))
 }
 
 /// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,

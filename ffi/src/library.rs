@@ -68,7 +68,7 @@ pub(crate) fn process() -> Result<&'static Process, Failure> {
 
 /// The process, for calls that only keep books; `None` where none has started.
 #[inline]
-pub(crate) fn books() -> Result<Option<&'static Process>, Failure> {
+pub(crate) fn started_process() -> Result<Option<&'static Process>, Failure> {
     match PHASE.load(Ordering::Acquire) {
         FORKED => Err(over(FORKED)),
         _ => Ok(PROCESS.get().map(|library| &library.process)),

@@ -148,7 +148,7 @@ pub unsafe extern "C" fn glake_region_order(tags: *const *const c_char, count: u
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
-        let tag = library::books()?.and_then(|process| process.region_of(address(pointer)));
+        let tag = library::started_process()?.and_then(|process| process.region_of(address(pointer)));
         tag.map_or(Ok(std::ptr::null_mut()), string)
     })
 }

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn glake_refill(request: *const c_char) -> *mut c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_left_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
-        let left = library::process()?.left()?;
+        let left = library::process()?.memory_usage()?;
         string(format!("[{}]", left.iter().map(|left| left.json().to_string()).collect::<Vec<_>>().join(",")))
     })
 }

@@ -57,7 +57,7 @@ pub extern "C" fn glake_record_history(enabled: bool, max_entries: u64, clear: b
 /// Whether events are kept.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_history_enabled() -> bool {
-    guard::value(false, || Ok(library::books()?.is_some_and(|process| process.keeps_history())))
+    guard::value(false, || Ok(library::started_process()?.is_some_and(|process| process.keeps_history())))
 }
 
 fn segment_of(view: &SegmentView) -> Segment {

@@ -59,7 +59,7 @@ pub(crate) fn string(text: String) -> Result<*mut c_char, Failure> {
 
 /// The process, for what needs no driver; at the end of the process too.
 pub(crate) fn process() -> Result<&'static process::Process, Failure> {
-    match library::books()? {
+    match library::started_process()? {
         Some(process) => Ok(process),
         None => library::process(),
     }

@@ -59,7 +59,7 @@ pub extern "C" fn gmlake_free(pointer: *mut c_void, _size: usize, _device: i32, 
     }
     guard::logged(|| {
         let address = address(pointer);
-        match library::books()? {
+        match library::started_process()? {
             Some(process) => Ok(process.free(address)?),
             None => Err(ProcessError::UnknownAddress { address }.into()),
         }
@@ -105,7 +105,7 @@ pub unsafe extern "C-unwind" fn gmlake_memory_fraction(fraction: f64, device: i3
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmlake_base_alloc(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
     guard::value(std::ptr::null_mut(), || {
-        let Some(found) = library::books()?.and_then(|process| process.find(address(ptr))) else {
+        let Some(found) = library::started_process()?.and_then(|process| process.find(address(ptr))) else {
             return Ok(std::ptr::null_mut());
         };
         if !size.is_null() {
@@ -167,7 +167,7 @@ fn pooled(body: impl FnOnce(&glake_runtime::process::Process) -> Result<(), Proc
     if library::is_over() {
         return;
     }
-    guard::logged(|| match library::books()? {
+    guard::logged(|| match library::started_process()? {
         Some(process) => Ok(body(process)?),
         None => Err(Failure::invalid("nothing has started: no private pool was ever begun")),
     });

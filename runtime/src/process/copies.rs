@@ -47,7 +47,7 @@ impl Process {
     /// Smaller copies are the driver's own: nothing is asked about their ends.
     #[inline]
     pub fn least_split(&self) -> Bytes {
-        self.starter.engine.least()
+        self.registry.engine.least()
     }
 
     /// Whether any GPU's link is lent to others' copies now; starts the relays where they are on and were not started.
@@ -56,7 +56,7 @@ impl Process {
     /// [`ProcessError::Transfer`].
     #[inline]
     pub fn has_relays(&self) -> Result<bool> {
-        Ok(self.starter.engine.is_on() && !self.engine()?.relays().is_empty())
+        Ok(self.registry.engine.is_on() && !self.engine()?.relays().is_empty())
     }
 
     /// Enqueues work of one device in the order of another device's stream: behind what is there, before what comes.
@@ -121,7 +121,7 @@ impl Process {
         }
         let primary = self.driver.primary_of(raw)?;
         if primary.is_none()
-            && let (Some(engine), Ok(device)) = (self.starter.engine.made(), self.driver.stream_device(raw))
+            && let (Some(engine), Ok(device)) = (self.registry.engine.made(), self.driver.stream_device(raw))
         {
             engine.leave_to_program(device);
         }
@@ -149,7 +149,7 @@ impl Process {
 
     /// Whether every copy that is waited for at once is read back.
     pub fn verifies_copies(&self) -> bool {
-        self.starter.engine.config().verify
+        self.registry.engine.config().verify
     }
 
     /// Counts a copy that the caller makes with the driver.

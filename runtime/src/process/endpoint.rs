@@ -219,9 +219,9 @@ impl Process {
         let benefit = match (to, from) {
             (Some(_), Some(_)) => return Ok(None),
             _ if anyway => Benefit::Anything,
-            (Some(to), None) => self.starter.engine.benefit(to.kind, Direction::ToGpu, size),
-            (None, Some(from)) => self.starter.engine.benefit(from.kind, Direction::FromGpu, size),
-            (None, None) => self.starter.engine.benefit_of_other(size),
+            (Some(to), None) => self.registry.engine.benefit(to.kind, Direction::ToGpu, size),
+            (None, Some(from)) => self.registry.engine.benefit(from.kind, Direction::FromGpu, size),
+            (None, None) => self.registry.engine.benefit_of_other(size),
         };
         let mut ends = [(request.to, to), (request.from, from)];
         let mut unknown = ends.iter().filter(|(_, end)| end.is_none());

@@ -25,7 +25,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::device::DeviceMemory;
-use super::starter::Starter;
+use super::device_registry::DeviceRegistry;
 use super::{Process, ProcessError, Result};
 use crate::calibrations::Calibrations;
 use crate::config::{Relays, Transfer};
@@ -219,20 +219,20 @@ impl Process {
     /// # Errors
     /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] where there is no thread.
     pub fn multi_path(&self, on: bool) -> Result<()> {
-        let Transfer { relays, local_ranks, .. } = *self.starter.engine.config();
-        if on && !self.starter.engine.config().allows_relays() {
+        let Transfer { relays, local_ranks, .. } = *self.registry.engine.config();
+        if on && !self.registry.engine.config().allows_relays() {
             let (configured, ranks) = match relays {
                 Relays::Auto => ("\"auto\"", local_ranks),
                 _ => ("false", None),
             };
             return Err(ProcessError::NoRelays { configured, ranks });
         }
-        self.starter.engine.on.store(on, Ordering::Release);
+        self.registry.engine.on.store(on, Ordering::Release);
         if on {
-            let engine = self.starter.engine.make(&self.epochs)?;
-            return self.starter.engine.start(engine, &self.devices);
+            let engine = self.registry.engine.make(&self.epochs)?;
+            return self.registry.engine.start(engine, &self.devices);
         }
-        if let Some(engine) = self.starter.engine.made() {
+        if let Some(engine) = self.registry.engine.made() {
             engine.set_relays(DeviceSet::EMPTY);
         }
         Ok(())
@@ -241,11 +241,11 @@ impl Process {
     /// The engine, made now if it was not; its relays start with it where they are on.
     #[inline]
     pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
-        self.starter.engine()
+        self.registry.engine()
     }
 }
 
-impl Starter {
+impl DeviceRegistry {
     /// The engine, made now if it was not; its relays start with it where they are on.
     #[inline]
     pub(super) fn engine(&self) -> Result<&Arc<Engine>> {

@@ -46,7 +46,7 @@ mod regions;
 mod report;
 mod shortage;
 mod snapshot;
-mod starter;
+mod device_registry;
 mod stats;
 mod streams;
 #[cfg(test)]
@@ -80,13 +80,13 @@ pub use observers::{OnMapping, OnShortage};
 use pending::PendingCopies;
 use pinned::PinnedRanges;
 pub use private::{Filter, PoolId};
-use regions::{Background, Marks, Regions};
+use regions::{Background, RegionFlags, Regions};
 pub use regions::{
-    Hook, Left, Moved, Refill, RefillReport, RegionView, Shrink, ShrinkReport, SkippedExtent, Tier,
+    Hook, MemoryUsage, Moved, Refill, RefillReport, RegionView, Shrink, ShrinkReport, SkippedExtent, Tier,
 };
 pub use shortage::Shortage;
 pub use snapshot::{BlockView, SegmentView};
-use starter::Starter;
+use device_registry::DeviceRegistry;
 pub use stats::{DeviceStats, OwnStats, PoolStats, Stat};
 use streams::Streams;
 
@@ -116,11 +116,11 @@ pub struct Process {
     epochs: Arc<Epochs>,
     /// Shared with the engine's thread, which opens pools to relays.
     devices: Arc<[DeviceMemory]>,
-    starter: Arc<Starter>,
+    registry: Arc<DeviceRegistry>,
     /// Before `regions`: what it is still doing there ends with it.
     background: Background,
     regions: Arc<Regions>,
-    marks: Arc<Marks>,
+    flags: Arc<RegionFlags>,
     streams: Streams,
     made: MadeStreams,
     pending: PendingCopies,
@@ -177,7 +177,7 @@ impl Process {
         let driver: Arc<dyn Driver> = recorder.clone();
         let epochs = Epochs::new(driver.clone());
         let observers = Observers::new(devices.len());
-        let starter = Arc::new(Starter {
+        let registry = Arc::new(DeviceRegistry {
             devices: devices.clone(),
             epochs: epochs.clone(),
             engine,
@@ -186,7 +186,7 @@ impl Process {
             observers: observers.clone(),
         });
         let imports = Arc::<Imports>::default();
-        let regions = Arc::new(Regions::new(&starter, config.tiers, &imports));
+        let regions = Arc::new(Regions::new(&registry, config.tiers, &imports));
         Ok(Process {
             name,
             recorder,
@@ -196,9 +196,9 @@ impl Process {
             epochs,
             devices,
             background: Background::default(),
-            marks: regions.marks().clone(),
+            flags: regions.flags().clone(),
             regions,
-            starter,
+            registry,
             streams: Streams::new(),
             made: MadeStreams::default(),
             pending: PendingCopies::default(),
@@ -230,7 +230,7 @@ impl Process {
         let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
         let capture = || self.driver.capture_state(memory.id(), raw).ok();
         let routed = started.private.domain_of(&started.pool, raw, capture);
-        let domain = if self.marks.is_plain() { routed } else { self.regions.domain_of(started, routed)? };
+        let domain = if self.flags.is_plain() { routed } else { self.regions.domain_of(started, routed)? };
         let block = match started.pool.malloc_in(domain, size, stream) {
             Ok(block) => block,
             Err(error) => return Err(self.refused(memory, size, raw, error)),
@@ -254,11 +254,11 @@ impl Process {
         }
         // The pool ends its sharing; what it could be opened by keeps memory.
         self.exporter.forget_block(address);
-        let domain = if self.marks.is_any_away() { self.regions.domain_to_free(address) } else { None };
+        let domain = if self.flags.is_any_evicted() { self.regions.domain_to_free(address) } else { None };
         for started in self.devices.iter().filter_map(DeviceMemory::started) {
             match started.pool.free(address) {
                 Ok(_) => {
-                    if self.marks.is_any_away() {
+                    if self.flags.is_any_evicted() {
                         self.regions.freed(domain);
                     }
                     return Ok(());
@@ -344,7 +344,7 @@ impl Process {
         }
         self.epochs.forget(device, raw);
         if let Some(stream) = self.streams.forget(device, raw)
-            && let Some(engine) = self.starter.engine.made()
+            && let Some(engine) = self.registry.engine.made()
         {
             engine.forget_stream(stream);
         }
@@ -381,7 +381,7 @@ impl Process {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(ProcessError::BadFraction { fraction });
         }
-        self.device(device)?.set_fraction(fraction, self.starter.config.limit);
+        self.device(device)?.set_fraction(fraction, self.registry.config.limit);
         Ok(())
     }
 
@@ -400,7 +400,7 @@ impl Process {
         self.stopped.store(true, Ordering::Release);
         self.background.stop();
         self.exporter.stop();
-        if let Some(engine) = self.starter.engine.made() {
+        if let Some(engine) = self.registry.engine.made() {
             engine.stop();
         }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
@@ -409,11 +409,11 @@ impl Process {
 
     #[inline]
     fn device(&self, device: i64) -> Result<&DeviceMemory> {
-        self.starter.device(device)
+        self.registry.device(device)
     }
 
     #[inline]
     fn started<'a>(&self, memory: &'a DeviceMemory) -> Result<&'a Started> {
-        self.starter.started(memory)
+        self.registry.started(memory)
     }
 }

@@ -43,7 +43,7 @@ impl Process {
 
     /// What copies did, and what their relays cost; see `glake_copy_stats_json`.
     pub fn copy_stats(&self) -> Value {
-        let engine = self.starter.engine.made();
+        let engine = self.registry.engine.made();
         let done = engine.map(|engine| engine.statistics()).unwrap_or_default();
         let native = |own: &AtomicU64, of_engine: u64| own.load(Ordering::Relaxed) + of_engine;
         let path = |path: &PathStatistics| {
@@ -63,12 +63,12 @@ impl Process {
         let costs = engine.map(|engine| engine.relay_cost()).unwrap_or_default();
         let relays = engine.map_or(DeviceSet::EMPTY, |engine| engine.relays());
         json!({
-            "multi_path": self.starter.engine.is_on(),
+            "multi_path": self.registry.engine.is_on(),
             "relays": relays.iter().map(|relay| relay.0).collect::<Vec<u32>>(),
             "ready": !relays.is_empty() && engine.is_some_and(|engine| !engine.graph().paths().links.is_empty()),
             "relay_costs": costs.iter().map(cost).collect::<Vec<Value>>(),
             "calibrated": engine.is_some_and(|engine| engine.graph().is_calibrated()),
-            "break_even": self.starter.engine.least().get(),
+            "break_even": self.registry.engine.least().get(),
             "native_copies": native(&self.native.copies, done.native_copies),
             "native_bytes": native(&self.native.bytes, done.native_bytes.get()),
             "split_copies": done.split_copies,

@@ -118,7 +118,7 @@ impl Process {
             "pinned_use_cuda_host_register": false,
             "graph_capture_record_stream_reuse": false,
             "roundup_power2_divisions": {},
-            "glake": serde_json::to_value(&self.starter.config).unwrap_or_default(),
+            "glake": serde_json::to_value(&self.registry.config).unwrap_or_default(),
             // Here, because torch's snapshots have no other place for what they do not know.
             "glake_regions": self.regions().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
         })

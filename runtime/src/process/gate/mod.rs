@@ -106,7 +106,7 @@ impl Gate {
         when: WhenClosed,
         timeout: Option<Duration>,
     ) -> Result<Admission<UseId>> {
-        self.pass(tags, when, timeout, |state| state.enter(tags))
+        self.pass(tags, when, timeout, |state| state.begin(tags))
     }
 
     /// Waits until a use could begin, and begins none: it may meet another closing when it does.
@@ -155,8 +155,8 @@ impl Gate {
     ///
     /// # Errors
     /// [`ProcessError::UnknownUse`].
-    pub fn leave(&self, id: UseId) -> Result<()> {
-        let left = self.state.lock().leave(id);
+    pub fn end_use(&self, id: UseId) -> Result<()> {
+        let left = self.state.lock().end_use(id);
         self.changed.notify_all();
         if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
     }
@@ -255,11 +255,11 @@ mod tests {
         let error = gate.close(&weights, SOON).unwrap_err();
         assert!(matches!(error, ProcessError::StillUsed { uses: 1, .. }), "{error}");
         assert!(error.to_string().contains("1 use of 'weights' was still running after"), "{error}");
-        gate.leave(admitted(&gate, &weights)).unwrap();
+        gate.end_use(admitted(&gate, &weights)).unwrap();
         drop(gate.close(&cache, SOON).unwrap());
         assert!(gate.close(&Tags::of(&[DEFAULT]), SOON).is_err(), "every use touches what is in no region");
-        gate.leave(running).unwrap();
-        assert!(matches!(gate.leave(running), Err(ProcessError::UnknownUse { .. })));
+        gate.end_use(running).unwrap();
+        assert!(matches!(gate.end_use(running), Err(ProcessError::UnknownUse { .. })));
         assert_eq!(gate.view(), GateView { uses: 0, closing: vec![], closed: vec![] });
     }
 
@@ -288,7 +288,7 @@ mod tests {
         ));
         let away = gate.admit(&Tags::All, WhenClosed::Refill, NEVER).unwrap();
         assert!(matches!(away, Admission::Away(tags) if tags == ["weights"]));
-        gate.leave(admitted(&gate, &Tags::of(&["cache"]))).unwrap();
+        gate.end_use(admitted(&gate, &Tags::of(&["cache"]))).unwrap();
         std::thread::scope(|scope| {
             let held = scope.spawn(|| gate.admit(&weights, WhenClosed::Hold, NEVER));
             gate.set("weights", false);
@@ -331,7 +331,7 @@ mod tests {
                                 using[which].fetch_add(1, Ordering::SeqCst);
                                 assert!(!moving[which].load(Ordering::SeqCst));
                                 using[which].fetch_sub(1, Ordering::SeqCst);
-                                gate.leave(id).unwrap();
+                                gate.end_use(id).unwrap();
                             }
                             Admission::Away(away) => away.iter().for_each(|tag| gate.set(tag, false)),
                         }

@@ -35,7 +35,7 @@ impl Memory {
             match self.gate.admit(&tags, when, None).unwrap() {
                 Admission::Admitted(id) => {
                     self.touch(which);
-                    self.gate.leave(id).unwrap();
+                    self.gate.end_use(id).unwrap();
                     return;
                 }
                 Admission::Away(away) => away.iter().for_each(|tag| self.gate.set(tag, false)),

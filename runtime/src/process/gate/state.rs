@@ -49,7 +49,7 @@ impl GateState {
     }
 
     /// Begins a use, where nothing keeps it from that.
-    pub(super) fn enter(&mut self, tags: &Tags) -> Result<UseId, Obstacle> {
+    pub(super) fn begin(&mut self, tags: &Tags) -> Result<UseId, Obstacle> {
         if let Some(obstacle) = self.obstacle(tags) {
             return Err(obstacle);
         }
@@ -60,7 +60,7 @@ impl GateState {
     }
 
     /// Whether there was such a use.
-    pub(super) fn leave(&mut self, id: UseId) -> bool {
+    pub(super) fn end_use(&mut self, id: UseId) -> bool {
         self.uses.remove(&id).is_some()
     }
 
@@ -171,7 +171,7 @@ mod tests {
                             NAMES.iter().any(|name| closes(closing, name) && touches(&tags, name))
                         });
                         let gone = NAMES.iter().any(|name| away.contains(name) && touches(&tags, name));
-                        match gate.enter(&tags) {
+                        match gate.begin(&tags) {
                             Ok(id) => {
                                 prop_assert!(!being && !gone);
                                 uses.push((id, tags));
@@ -184,8 +184,8 @@ mod tests {
                         }
                     }
                     Op::Leave(which) if which < uses.len() => {
-                        prop_assert!(gate.leave(uses[which].0));
-                        prop_assert!(!gate.leave(uses.remove(which).0));
+                        prop_assert!(gate.end_use(uses[which].0));
+                        prop_assert!(!gate.end_use(uses.remove(which).0));
                     }
                     Op::Close(tags) => closings.push((gate.close(tags.clone()), tags)),
                     Op::Move(which, leaves_away) if which < closings.len() => {
@@ -220,7 +220,7 @@ mod tests {
             // With everything given up and opened again, everybody gets in.
             closings.into_iter().for_each(|(id, _)| gate.end(id));
             NAMES.iter().for_each(|name| gate.set(name, false));
-            prop_assert!(gate.enter(&Tags::All).is_ok());
+            prop_assert!(gate.begin(&Tags::All).is_ok());
         }
     }
 }

@@ -18,13 +18,13 @@
 mod ask;
 mod background;
 mod choose;
-mod coming;
-mod doors;
-mod entered;
-mod freeing;
+mod background_refills;
+mod api;
+mod current_region;
+mod ongoing_shrinks;
 mod hooks;
-mod left;
-mod marks;
+mod memory_usage;
+mod flags;
 mod moves;
 mod others;
 mod predict;
@@ -45,18 +45,18 @@ use glake_device::DeviceId;
 
 use super::gate::Gate;
 use super::imports::Imports;
-use super::starter::Starter;
+use super::device_registry::DeviceRegistry;
 use crate::config;
 pub use ask::{Refill, Shrink, Tier};
 pub(super) use background::Background;
-use coming::Comings;
-use freeing::Freeing;
+use background_refills::BackgroundRefills;
+use ongoing_shrinks::OngoingShrinks;
 pub use hooks::Hook;
 use hooks::Hooks;
-pub use left::Left;
-pub(super) use marks::Marks;
+pub use memory_usage::MemoryUsage;
+pub(super) use flags::RegionFlags;
 use predict::Prediction;
-use relays::Begun;
+use relays::RefillCount;
 pub use report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
 use stores::Stores;
 use table::Table;
@@ -66,39 +66,39 @@ pub(super) use view::{copy_name, policy_name};
 /// The regions of a process; shared with what goes on in the background.
 #[derive(Debug)]
 pub(super) struct Regions {
-    starter: Arc<Starter>,
+    registry: Arc<DeviceRegistry>,
     config: config::Tiers,
-    marks: Arc<Marks>,
+    flags: Arc<RegionFlags>,
     gate: Gate,
     table: Table,
     stores: Stores,
     prediction: Prediction,
     hooks: Hooks,
     imports: Arc<Imports>,
-    comings: Arc<Comings>,
+    background_refills: Arc<BackgroundRefills>,
     /// By device.
-    freeing: Box<[Freeing]>,
+    ongoing_shrinks: Box<[OngoingShrinks]>,
     /// Whether host memory was pinned ahead, or is about to be.
     prepared: AtomicBool,
-    begun: Begun,
+    refills_begun: RefillCount,
 }
 
 impl Regions {
-    pub(super) fn new(starter: &Arc<Starter>, config: config::Tiers, imports: &Arc<Imports>) -> Regions {
-        let devices = starter.devices.len();
+    pub(super) fn new(registry: &Arc<DeviceRegistry>, config: config::Tiers, imports: &Arc<Imports>) -> Regions {
+        let devices = registry.devices.len();
         Regions {
-            starter: starter.clone(),
-            marks: Arc::default(),
+            registry: registry.clone(),
+            flags: Arc::default(),
             gate: Gate::default(),
             table: Table::new(devices, config.extent),
-            stores: Stores::new(starter, config.clone()),
-            prediction: Prediction::new(starter),
+            stores: Stores::new(registry, config.clone()),
+            prediction: Prediction::new(registry),
             hooks: Hooks::default(),
             imports: imports.clone(),
-            comings: Arc::default(),
-            freeing: (0..devices).map(|_| Freeing::default()).collect(),
+            background_refills: Arc::default(),
+            ongoing_shrinks: (0..devices).map(|_| OngoingShrinks::default()).collect(),
             prepared: AtomicBool::new(false),
-            begun: Begun::default(),
+            refills_begun: RefillCount::default(),
             config,
         }
     }
@@ -113,11 +113,11 @@ impl Regions {
         self.stores.end_files();
     }
 
-    pub(super) fn marks(&self) -> &Arc<Marks> {
-        &self.marks
+    pub(super) fn flags(&self) -> &Arc<RegionFlags> {
+        &self.flags
     }
 
-    fn freeing_of(&self, device: DeviceId) -> Option<&Freeing> {
-        self.freeing.get(usize::try_from(device.0).ok()?)
+    fn freeing_of(&self, device: DeviceId) -> Option<&OngoingShrinks> {
+        self.ongoing_shrinks.get(usize::try_from(device.0).ok()?)
     }
 }

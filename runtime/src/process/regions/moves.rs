@@ -44,8 +44,8 @@ impl Batch {
 impl Regions {
     /// As [`super::super::Process::shrink`].
     pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
-        let (begin, begun) = (Instant::now(), self.begun.get());
-        self.table.cover(&self.starter.devices);
+        let (begin, begun) = (Instant::now(), self.refills_begun.get());
+        self.table.cover(&self.registry.devices);
         let slots = self.table.named(ask.tags.as_deref())?;
         self.stores.check(ask.tier)?;
         let mut event = json!({
@@ -88,7 +88,7 @@ impl Regions {
         }
         let begin = Instant::now();
         let device = region.pool().device();
-        self.begin_coming();
+        self.count_refill();
         let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = slot.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
@@ -120,7 +120,7 @@ impl Regions {
         let regions = self.table.named(None)?;
         let away = regions.iter().flat_map(|slot| slot.regions());
         // Devices come back at the same time, regions of one after one another.
-        let mut predicted = vec![Duration::ZERO; self.starter.devices.len()];
+        let mut predicted = vec![Duration::ZERO; self.registry.devices.len()];
         for region in away {
             let place = usize::try_from(region.pool().device().0).unwrap_or(usize::MAX);
             if let Some(total) = predicted.get_mut(place) {
@@ -129,7 +129,7 @@ impl Regions {
         }
         let predicted_refill = predicted.into_iter().max().unwrap_or_default();
         let skipped = if ask.is_everything() { self.imported() } else { Vec::new() };
-        Ok(ShrinkReport { took, predicted_refill, skipped, gpu: self.left()?, ..ShrinkReport::of(moved) })
+        Ok(ShrinkReport { took, predicted_refill, skipped, gpu: self.memory_usage()?, ..ShrinkReport::of(moved) })
     }
 
     /// Memory of other processes: only they can give it back.
@@ -189,11 +189,11 @@ impl Regions {
             Err(error) => return Batch { moved: Vec::new(), failed: Some(error) },
         };
         for (slot, ..) in jobs {
-            slot.begin_out(&self.marks);
+            slot.begin_out(&self.flags);
         }
         let moved = on_each_device(jobs, |job, moved| self.shrink_one(job, ask, moved));
         for (slot, ..) in jobs {
-            slot.end_out(&self.marks, &self.gate);
+            slot.end_out(&self.flags, &self.gate);
         }
         moved
     }
@@ -201,7 +201,7 @@ impl Regions {
     /// Says what was moved, where it stopped in between too.
     fn shrink_one(&self, (slot, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
         let device = region.pool().device();
-        let _under_way = self.freeing_of(device).map(super::freeing::Freeing::begin);
+        let _under_way = self.freeing_of(device).map(super::ongoing_shrinks::OngoingShrinks::begin);
         let mover = self.stores.mover(device, Direction::FromGpu)?;
         let store = self.stores.store(ask.tier, device)?;
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
@@ -239,7 +239,7 @@ impl Regions {
         let wanted: Vec<(usize, Bytes)> =
             away.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
         let chosen = in_order(&wanted, bytes.unwrap_or(Bytes::MAX));
-        self.begin_coming();
+        self.count_refill();
         let jobs: Vec<Job> = chosen
             .into_iter()
             .map(|(at, amount)| {
@@ -259,13 +259,13 @@ impl Regions {
         let device = region.pool().device();
         let refilled = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
             let no_device =
-                ProcessError::NoSuchDevice { device: device.0.into(), count: self.starter.devices.len() };
-            let freeing = self.freeing_of(device).ok_or(no_device)?;
+                ProcessError::NoSuchDevice { device: device.0.into(), count: self.registry.devices.len() };
+            let ongoing_shrinks = self.freeing_of(device).ok_or(no_device)?;
             let checks = self.stores.digests(verify, device)?;
             let transit = TransferContext { mover: &*mover, checks: checks.as_deref() };
-            region.refill(*amount, transit, &freeing.waiting()).map_err(|error| self.no_room(region, error))
+            region.refill(*amount, transit, &ongoing_shrinks.waiting()).map_err(|error| self.no_room(region, error))
         });
-        slot.settle(&self.marks, &self.gate);
+        slot.settle(&self.flags, &self.gate);
         let refilled = refilled?;
         Ok(Moved {
             tag: slot.tag().to_owned(),
@@ -284,7 +284,7 @@ impl Regions {
             return error.into();
         }
         let device = region.pool().device();
-        let free = self.starter.epochs.driver().memory_info(device).map(|info| info.free).unwrap_or_default();
+        let free = self.registry.epochs.driver().memory_info(device).map(|info| info.free).unwrap_or_default();
         let (resident, away) = sizes(region);
         let tag = region.options().tag.clone();
         ProcessError::NoRoom { device, tag, resident, away, free, source: Box::new(error) }

@@ -8,7 +8,7 @@ use glake_tiers::Region;
 use glake_transfer::graph::{Direction, PathGraph};
 use glake_units::Bytes;
 
-use super::super::starter::Starter;
+use super::super::device_registry::DeviceRegistry;
 use super::slot::sizes;
 
 /// Making, mapping and opening an extent, on an H200, for its own GPU.
@@ -19,14 +19,14 @@ const PEER: Duration = Duration::from_micros(15);
 /// Knows what the links give.
 #[derive(Debug)]
 pub(super) struct Prediction {
-    starter: Arc<Starter>,
+    registry: Arc<DeviceRegistry>,
     /// What is assumed while the engine has learned nothing.
     assumed: OnceLock<PathGraph>,
 }
 
 impl Prediction {
-    pub(super) fn new(starter: &Arc<Starter>) -> Prediction {
-        Prediction { starter: starter.clone(), assumed: OnceLock::new() }
+    pub(super) fn new(registry: &Arc<DeviceRegistry>) -> Prediction {
+        Prediction { registry: registry.clone(), assumed: OnceLock::new() }
     }
 
     /// The time for what is away of a region.
@@ -51,13 +51,13 @@ impl Prediction {
 
     /// What the links that are awake give to a device, in GB/s.
     fn rate(&self, device: DeviceId) -> f64 {
-        let known = self.starter.engine.made().map(|engine| engine.graph());
+        let known = self.registry.engine.made().map(|engine| engine.graph());
         let graph = match &known {
             Some(graph) if !graph.paths().links.is_empty() => graph,
-            _ => self.assumed.get_or_init(|| self.starter.assumed_paths()),
+            _ => self.assumed.get_or_init(|| self.registry.assumed_paths()),
         };
         let own = graph.rates(device, Direction::ToGpu).next().map_or(0.0, |path| path.rate.0);
-        let engine = self.starter.engine.made().filter(|_| self.starter.engine.is_on());
+        let engine = self.registry.engine.made().filter(|_| self.registry.engine.is_on());
         match engine.is_some_and(|engine| engine.suspended().is_empty()) {
             true => graph.together(device, Direction::ToGpu).0.max(own),
             false => own,

@@ -8,7 +8,7 @@ use glake_units::Bytes;
 use serde_json::{Value, json};
 
 use super::ask::place_name;
-use super::left::Left;
+use super::memory_usage::MemoryUsage;
 
 /// What was moved of one region on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub struct ShrinkReport {
     /// What lies in no region and had to stay, where everything was to leave.
     pub skipped: Vec<SkippedExtent>,
     /// What is on each GPU now.
-    pub gpu: Vec<Left>,
+    pub gpu: Vec<MemoryUsage>,
     /// How long it took.
     pub took: Duration,
     /// How long a refill of what is away now should take.
@@ -97,7 +97,7 @@ impl ShrinkReport {
             "left": self.left.get(),
             "regions": self.regions.iter().map(|moved| moved.json("freed", "left")).collect::<Vec<Value>>(),
             "skipped": self.skipped.iter().map(SkippedExtent::json).collect::<Vec<Value>>(),
-            "gpu": self.gpu.iter().map(Left::json).collect::<Vec<Value>>(),
+            "gpu": self.gpu.iter().map(MemoryUsage::json).collect::<Vec<Value>>(),
             "seconds": self.took.as_secs_f64(),
             "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
         })

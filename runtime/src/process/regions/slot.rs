@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::super::gate::Gate;
 use super::choose::Rank;
-use super::marks::Marks;
+use super::flags::RegionFlags;
 
 /// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,29 +134,29 @@ impl Slot {
     }
 
     /// A shrink begins: whoever touches it from now on asks for it back.
-    pub(super) fn begin_out(&self, marks: &Marks) {
+    pub(super) fn begin_out(&self, flags: &RegionFlags) {
         let mut out = self.out.lock();
         *out += 1;
         if !self.is_away.swap(true, Ordering::AcqRel) {
-            marks.add_away();
+            flags.add_evicted();
         }
     }
 
     /// It has ended.
-    pub(super) fn end_out(&self, marks: &Marks, gate: &Gate) {
+    pub(super) fn end_out(&self, flags: &RegionFlags, gate: &Gate) {
         *self.out.lock() -= 1;
-        self.settle(marks, gate);
+        self.settle(flags, gate);
     }
 
     /// Looks at what is away, after something was moved, freed or given up.
-    pub(super) fn settle(&self, marks: &Marks, gate: &Gate) {
+    pub(super) fn settle(&self, flags: &RegionFlags, gate: &Gate) {
         let out = self.out.lock();
         let gone = self.regions().iter().any(|region| matches!(region.is_usable(), Ok(false)));
         gate.set(self.tag(), gone);
         let is_away = gone || *out > 0;
         match (self.is_away.swap(is_away, Ordering::AcqRel), is_away) {
-            (false, true) => marks.add_away(),
-            (true, false) => marks.sub_away(),
+            (false, true) => flags.add_evicted(),
+            (true, false) => flags.sub_evicted(),
             _ => {}
         }
     }

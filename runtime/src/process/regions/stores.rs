@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::super::device::DeviceMemory;
-use super::super::starter::Starter;
+use super::super::device_registry::DeviceRegistry;
 use super::super::{ProcessError, Result};
 use super::ask::Tier;
 use crate::config;
@@ -22,7 +22,7 @@ use crate::config;
 /// What moves the bytes of a process's regions, and where they go.
 #[derive(Debug)]
 pub(super) struct Stores {
-    starter: Arc<Starter>,
+    registry: Arc<DeviceRegistry>,
     config: config::Tiers,
     /// One a direction, because what goes out and what comes in shall not wait for each other's stream.
     movers: Mutex<FxHashMap<(DeviceId, Direction), Arc<LinkMover>>>,
@@ -43,9 +43,9 @@ enum Files {
 }
 
 impl Stores {
-    pub(super) fn new(starter: &Arc<Starter>, config: config::Tiers) -> Stores {
+    pub(super) fn new(registry: &Arc<DeviceRegistry>, config: config::Tiers) -> Stores {
         Stores {
-            starter: starter.clone(),
+            registry: registry.clone(),
             config,
             movers: Mutex::default(),
             hosts: Mutex::default(),
@@ -59,7 +59,7 @@ impl Stores {
     /// # Errors
     /// What making the engine or a stream meets.
     pub(super) fn mover(&self, device: DeviceId, direction: Direction) -> Result<Arc<LinkMover>> {
-        let engine = self.starter.engine()?;
+        let engine = self.registry.engine()?;
         let mut movers = self.movers.lock();
         if let Some(mover) = movers.get(&(device, direction)) {
             return Ok(mover.clone());
@@ -76,8 +76,8 @@ impl Stores {
     pub(super) fn check(&self, tier: Tier) -> Result<()> {
         match tier {
             Tier::File if self.config.files.is_none() => Err(ProcessError::NoFiles),
-            Tier::Peer(_) if self.starter.devices.len() < 2 => Err(ProcessError::NoPeer { device: None }),
-            Tier::Peer(Some(device)) => self.starter.device(device.0.into()).map(|_| ()),
+            Tier::Peer(_) if self.registry.devices.len() < 2 => Err(ProcessError::NoPeer { device: None }),
+            Tier::Peer(Some(device)) => self.registry.device(device.0.into()).map(|_| ()),
             Tier::Host | Tier::Peer(None) | Tier::File => Ok(()),
         }
     }
@@ -100,17 +100,17 @@ impl Stores {
             Some(peer) => peer,
             None => self.roomiest_but(device)?,
         };
-        let memory = self.starter.device(peer.0.into())?;
+        let memory = self.registry.device(peer.0.into())?;
         if peer == device {
             return Err(ProcessError::NoPeer { device: Some(device) });
         }
-        Ok(self.starter.started(memory)?.pool.clone())
+        Ok(self.registry.started(memory)?.pool.clone())
     }
 
     /// The other GPU that has the most free memory.
     fn roomiest_but(&self, device: DeviceId) -> Result<DeviceId> {
-        let driver = self.starter.epochs.driver();
-        let others = self.starter.devices.iter().map(DeviceMemory::id).filter(|other| *other != device);
+        let driver = self.registry.epochs.driver();
+        let others = self.registry.devices.iter().map(DeviceMemory::id).filter(|other| *other != device);
         let free = |other| driver.memory_info(other).ok().map(|info| (info.free, other));
         let roomiest = others.filter_map(free).max_by_key(|(free, other)| (*free, std::cmp::Reverse(*other)));
         roomiest.map(|(_, other)| other).ok_or(ProcessError::NoPeer { device: Some(device) })
@@ -150,7 +150,7 @@ impl Stores {
         if let Some(digests) = digests.get(&device) {
             return Ok(Some(digests.clone()));
         }
-        let made = Arc::new(Digests::new(&self.starter.epochs, device)?);
+        let made = Arc::new(Digests::new(&self.registry.epochs, device)?);
         digests.insert(device, made.clone());
         Ok(Some(made))
     }
@@ -165,19 +165,19 @@ impl Stores {
         if let Some((_, pool)) = hosts.iter().find(|(devices, _)| devices.contains(device)) {
             return Ok(pool.clone());
         }
-        let started = self.starter.devices.iter().filter(|memory| memory.started().is_some());
+        let started = self.registry.devices.iter().filter(|memory| memory.started().is_some());
         let started: DeviceSet = started.map(DeviceMemory::id).collect();
-        let devices = started.union(DeviceSet::of(device)).union(self.starter.engine.relays_of(device));
+        let devices = started.union(DeviceSet::of(device)).union(self.registry.engine.relays_of(device));
         let pinned: Bytes = hosts.iter().map(|(_, pool)| pool.statistics().pinned).sum();
         let options = HostOptions {
             budget: self.config.host_budget.unwrap_or(Bytes::MAX).saturating_sub(pinned),
             arena: self.config.host_arena,
             spare: self.config.host_spare,
-            nodes: nodes_of(&self.starter.topology(), devices),
+            nodes: nodes_of(&self.registry.topology(), devices),
             devices,
             ..HostOptions::default()
         };
-        let pool = HostPool::new(&self.starter.epochs, options)?;
+        let pool = HostPool::new(&self.registry.epochs, options)?;
         hosts.push((devices, pool.clone()));
         Ok(pool)
     }

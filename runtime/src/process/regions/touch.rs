@@ -10,7 +10,7 @@ use glake_units::Bytes;
 use super::super::Result;
 use super::super::device::{DeviceMemory, Started};
 use super::slot::Slot;
-use super::{Regions, entered};
+use super::{Regions, current_region};
 
 impl Regions {
     /// The domain that an allocation goes to which private pools leave in `routed`: that of the region that the thread is in, if any.
@@ -21,12 +21,12 @@ impl Regions {
     #[inline(never)]
     pub(in super::super) fn domain_of(&self, started: &Started, routed: DomainId) -> Result<DomainId> {
         let own =
-            || entered::with_innermost(&self.marks, |slot| slot.domain(&started.pool, &self.table.clock));
+            || current_region::with_innermost(&self.flags, |slot| slot.domain(&started.pool, &self.table.clock));
         let domain = match routed == Allocator::default_domain() {
             true => own().flatten().unwrap_or(routed),
             false => routed,
         };
-        if self.marks.is_any_away() {
+        if self.flags.is_any_evicted() {
             self.touch(started, domain)?;
         }
         Ok(domain)
@@ -35,7 +35,7 @@ impl Regions {
     /// The domain of a block that is about to be freed, where what is away may then be nobody's.
     #[cold]
     pub(in super::super) fn domain_to_free(&self, address: Address) -> Option<(DeviceId, DomainId)> {
-        let mut found = self.starter.devices.iter().filter_map(|memory| {
+        let mut found = self.registry.devices.iter().filter_map(|memory| {
             let LiveBlock { domain, .. } = memory.started()?.pool.find(address)?;
             Some((memory.id(), domain))
         });
@@ -57,7 +57,7 @@ impl Regions {
 
     /// Blocks were freed, or memory was given up.
     pub(in super::super) fn given_up(&self) {
-        if self.marks.is_any_away()
+        if self.flags.is_any_evicted()
             && let Ok(slots) = self.table.named(None)
         {
             self.settle(&slots);
@@ -67,7 +67,7 @@ impl Regions {
     /// Opens the gate for those of which nothing is away any more.
     pub(super) fn settle(&self, slots: &[Arc<Slot>]) {
         for slot in slots.iter().filter(|slot| slot.is_away()) {
-            slot.settle(&self.marks, &self.gate);
+            slot.settle(&self.flags, &self.gate);
         }
     }
 
@@ -87,7 +87,7 @@ impl Regions {
             let (start, size) = started.pool.range();
             address.0.checked_sub(start.0).is_some_and(|offset| Bytes::new(offset) < size)
         };
-        let started = self.starter.devices.iter().filter_map(DeviceMemory::started).find(holds);
+        let started = self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds);
         match started.and_then(|started| Some((started, started.pool.find(address)?.domain))) {
             Some((started, domain)) => self.touch(started, domain),
             None => Ok(()),

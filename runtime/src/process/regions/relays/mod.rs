@@ -22,12 +22,12 @@ use super::Regions;
 
 /// How many times memory began to come back.
 #[derive(Debug, Default)]
-pub(super) struct Begun(AtomicU64);
+pub(super) struct RefillCount(AtomicU64);
 
 /// How long a report waits for contexts to go: each takes some 65 ms on an H200.
 const REPORT: Duration = Duration::from_secs(2);
 
-impl Begun {
+impl RefillCount {
     pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
@@ -35,13 +35,13 @@ impl Begun {
 
 impl Regions {
     /// Memory is about to come back; [`Regions::resume_relays`] follows.
-    pub(super) fn begin_coming(&self) {
-        self.begun.0.fetch_add(1, Ordering::SeqCst);
+    pub(super) fn count_refill(&self) {
+        self.refills_begun.0.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Memory has come back, or will not: relays that rest are made ready, in the background.
     pub(super) fn resume_relays(&self) {
-        self.starter.engine.resume_relays(&self.starter.devices);
+        self.registry.engine.resume_relays(&self.registry.devices);
     }
 
     /// All was to leave, since so many times that some began to come back: relays rest.
@@ -49,14 +49,14 @@ impl Regions {
         if !self.config.relays_rest {
             return;
         }
-        self.starter.engine.suspend_relays(&self.starter.devices);
-        if self.begun.get() != begun {
+        self.registry.engine.suspend_relays(&self.registry.devices);
+        if self.refills_begun.get() != begun {
             self.resume_relays();
         }
     }
 
     /// Relays that were to rest and whose contexts are there still.
     pub(super) fn unsuspended_relays(&self) -> Vec<UnsuspendedRelay> {
-        self.starter.engine.made().map(|engine| engine.unsuspended(REPORT)).unwrap_or_default()
+        self.registry.engine.made().map(|engine| engine.unsuspended(REPORT)).unwrap_or_default()
     }
 }

@@ -9,27 +9,27 @@ use glake_tiers::RegionOptions;
 
 use super::super::super::Process;
 use super::super::tests::{Written, started};
-use super::super::{Left, Refill, Shrink};
+use super::super::{MemoryUsage, Refill, Shrink};
 
 const RELAYS: [DeviceId; 2] = [DeviceId(2), DeviceId(3)];
 
 impl Process {
     /// Whether the engine has contexts of its own there.
     fn has_contexts(&self) -> [bool; 2] {
-        let costs = self.starter.engine.made().map_or(Vec::new(), |engine| engine.relay_cost());
+        let costs = self.registry.engine.made().map_or(Vec::new(), |engine| engine.relay_cost());
         RELAYS.map(|relay| costs.iter().any(|cost| cost.relay == relay))
     }
 
     fn wait_for_relays(&self, count: u32) {
         let begin = Instant::now();
-        while self.starter.engine.made().is_none_or(|engine| engine.relays().len() != count) {
+        while self.registry.engine.made().is_none_or(|engine| engine.relays().len() != count) {
             assert!(begin.elapsed() < Duration::from_secs(20), "relays are not made ready");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    fn named_relays(&self) -> Vec<Left> {
-        self.left()
+    fn named_relays(&self) -> Vec<MemoryUsage> {
+        self.memory_usage()
             .unwrap()
             .into_iter()
             .filter(|left| left.holder.contains("copies of other GPUs,"))

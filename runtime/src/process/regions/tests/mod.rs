@@ -91,7 +91,7 @@ impl Process {
             assert_eq!(self.reserved(device), Bytes::ZERO, "of device {device}");
         }
         assert_eq!(self.gate().view().closed, Vec::<String>::new());
-        assert!(self.marks.is_plain());
+        assert!(self.flags.is_plain());
         for host in self.regions.stores.host_statistics() {
             assert_eq!((host.in_use, host.retained), (Bytes::ZERO, Bytes::ZERO));
         }

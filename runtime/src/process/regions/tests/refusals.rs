@@ -19,7 +19,7 @@ fn somebody_took_the_space() {
         "{error}"
     );
     for timeout in [None, Some(Duration::from_secs(60))] {
-        let entered = process.enter_gate(&Tags::All, WhenClosed::Refill, timeout);
+        let entered = process.begin_use(&Tags::All, WhenClosed::Refill, timeout);
         assert!(matches!(entered, Err(ProcessError::NoRoom { .. })), "{entered:?}");
     }
     assert_eq!(process.gate().view().closed, ["a"]);

@@ -11,14 +11,14 @@ fn a_shrink_by_bytes_that_fails_tells_what_went_before() {
     let blocks =
         [("a", 1), ("a", 2), ("b", 3), ("b", 4)].map(|(tag, seed)| process.written_in(tag, 0, mib(4), seed));
     process.pin(blocks[0].address, true).unwrap();
-    let used = process.enter_gate(&Tags::of(&["b"]), WhenClosed::Refuse, None).unwrap();
+    let used = process.begin_use(&Tags::of(&["b"]), WhenClosed::Refuse, None).unwrap();
     let ask = Shrink { bytes: Some(mib(8)), timeout: Some(Duration::from_millis(20)), ..Shrink::default() };
     let error = process.shrink(&ask).unwrap_err();
     let ProcessError::Partly { freed, copied, regions, source } = &error else { panic!("{error}") };
     assert_eq!((*freed, *copied), (mib(4), mib(4)));
     assert!(regions.len() == 1 && regions[0].skipped[0].reason == SkipReason::Pinned, "{regions:?}");
     assert!(matches!(**source, ProcessError::StillUsed { uses: 1, .. }), "{error}");
-    process.gate().leave(used).unwrap();
+    process.gate().end_use(used).unwrap();
     process.pin(blocks[0].address, false).unwrap();
     assert!(process.shrink(&ask).unwrap().freed >= mib(8));
     process.refill(&Refill::default()).unwrap();
@@ -58,7 +58,7 @@ fn everybody_who_holds_memory_is_named() {
     process.define_region(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let held = |process: &Process, holder: &str| -> Bytes {
-        let left = process.left().unwrap();
+        let left = process.memory_usage().unwrap();
         left.iter().filter(|left| left.holder.contains(holder)).map(|left| left.bytes).sum()
     };
     assert_eq!(held(&process, "pool: 'a'"), process.reserved(0));

@@ -65,7 +65,7 @@ fn threads_have_their_own_regions() {
     process.leave_region().unwrap();
     let outer = process.written(0, mib(1), 4);
     process.leave_region().unwrap();
-    assert!(process.marks.is_plain(), "a thread that ends leaves");
+    assert!(process.flags.is_plain(), "a thread that ends leaves");
     let found = [tag(&inner), tag(&elsewhere.0), tag(&elsewhere.1), tag(&outer)];
     assert_eq!(found.map(|tag| tag.unwrap_or_default()), ["b", "", "a", "a"]);
     process.end([inner, elsewhere.0, elsewhere.1, outer]);
@@ -117,13 +117,13 @@ fn random_cycles_beside_threads_that_allocate() {
                 0 => drop(process.shrink(&Shrink { bytes, ..shrink_of(&some) }).unwrap()),
                 1 => drop(process.refill(&Refill { bytes, ..refill_of(&some) }).unwrap()),
                 _ => {
-                    let used = process.enter_gate(&Tags::of(&some), WhenClosed::Refill, None).unwrap();
+                    let used = process.begin_use(&Tags::of(&some), WhenClosed::Refill, None).unwrap();
                     for block in &blocks {
                         if process.region_of(block.address).is_some_and(|tag| some.contains(&&*tag)) {
                             process.check(block);
                         }
                     }
-                    process.gate().leave(used).unwrap();
+                    process.gate().end_use(used).unwrap();
                 }
             }
         }

@@ -8,7 +8,7 @@ fn uses_keep_memory_and_what_is_away_keeps_uses_out() {
     process.define_region(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let a = Tags::of(&["a"]);
-    let running = process.enter_gate(&a, WhenClosed::Refuse, None).unwrap();
+    let running = process.begin_use(&a, WhenClosed::Refuse, None).unwrap();
     let short = Shrink { timeout: Some(Duration::from_millis(20)), ..shrink_of(&["a"]) };
     assert!(matches!(process.shrink(&short), Err(ProcessError::StillUsed { uses: 1, .. })));
     process.check(&block);
@@ -17,17 +17,17 @@ fn uses_keep_memory_and_what_is_away_keeps_uses_out() {
         while process.gate().view().closing.is_empty() {
             std::thread::yield_now();
         }
-        assert!(matches!(process.enter_gate(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
+        assert!(matches!(process.begin_use(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
         process.check(&block);
-        process.gate().leave(running).unwrap();
+        process.gate().end_use(running).unwrap();
         assert!(shrunk.join().unwrap().freed >= mib(9));
     });
-    assert!(matches!(process.enter_gate(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
+    assert!(matches!(process.begin_use(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
     let soon = Some(Duration::from_millis(20));
-    assert!(matches!(process.enter_gate(&a, WhenClosed::Hold, soon), Err(ProcessError::HeldTooLong { .. })));
-    let running = process.enter_gate(&a, WhenClosed::Refill, None).unwrap();
+    assert!(matches!(process.begin_use(&a, WhenClosed::Hold, soon), Err(ProcessError::HeldTooLong { .. })));
+    let running = process.begin_use(&a, WhenClosed::Refill, None).unwrap();
     process.check(&block);
-    process.gate().leave(running).unwrap();
+    process.gate().end_use(running).unwrap();
     process.end([block]);
 }
 
@@ -102,22 +102,22 @@ fn a_timeout_bounds_a_refill_and_the_refill_goes_on() {
             assert!(error.to_string().contains("goes on in the background"), "{error}");
         } else {
             for _ in 0..3 {
-                let entered = process.enter_gate(&a, WhenClosed::Refill, Some(soon));
+                let entered = process.begin_use(&a, WhenClosed::Refill, Some(soon));
                 assert!(matches!(entered, Err(ProcessError::HeldTooLong { .. })), "{entered:?}");
             }
         }
         drop(shut);
-        let entered = process.enter_gate(&a, WhenClosed::Hold, None).unwrap();
+        let entered = process.begin_use(&a, WhenClosed::Hold, None).unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 1, "all wait for one refill");
         process.check(&block);
-        process.gate().leave(entered).unwrap();
+        process.gate().end_use(entered).unwrap();
         process.set_hooks(None, None, None);
     }
     process.shrink(&shrink_of(&["a"])).unwrap();
     let enough = Some(Duration::from_secs(60));
-    let entered = process.enter_gate(&a, WhenClosed::Refill, enough).unwrap();
+    let entered = process.begin_use(&a, WhenClosed::Refill, enough).unwrap();
     process.check(&block);
-    process.gate().leave(entered).unwrap();
+    process.gate().end_use(entered).unwrap();
     process.shrink(&shrink_of(&["a"])).unwrap();
     assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["a"]) }).unwrap().copied >= mib(9));
     assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["x"]) }).is_err());
@@ -136,7 +136,7 @@ fn no_refill_outlasts_its_process() {
     let shut = gate.lock();
     let soon = Some(Duration::from_millis(20));
     for tags in [Tags::All, Tags::of(&["a"])] {
-        assert!(process.enter_gate(&tags, WhenClosed::Refill, soon).is_err());
+        assert!(process.begin_use(&tags, WhenClosed::Refill, soon).is_err());
     }
     while calls.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
@@ -149,7 +149,7 @@ fn no_refill_outlasts_its_process() {
     });
     process.check(&block);
     assert!(matches!(
-        process.enter_gate(&Tags::of(&["b"]), WhenClosed::Refill, soon).map(|id| process.gate().leave(id)),
+        process.begin_use(&Tags::of(&["b"]), WhenClosed::Refill, soon).map(|id| process.gate().end_use(id)),
         Ok(Ok(()))
     ));
     drop(process);
@@ -204,9 +204,9 @@ fn it_goes_on_in_the_background() {
     let report = process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
     assert_eq!(report, RefillReport::default());
     let use_of_a =
-        process.enter_gate(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(60))).unwrap();
+        process.begin_use(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(60))).unwrap();
     process.check(&block);
-    process.gate().leave(use_of_a).unwrap();
+    process.gate().end_use(use_of_a).unwrap();
     process.refill(&Refill::default()).unwrap();
     process.stop();
     process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
@@ -223,14 +223,14 @@ fn a_use_names_regions_that_are_there() {
     process.end_pool(0, PoolId(0, 5)).unwrap();
     for when in [WhenClosed::Refill, WhenClosed::Hold, WhenClosed::Refuse] {
         for tags in [&["typo"][..], &["cache", "typo"], &["graph (0, 6)"]] {
-            let error = process.enter_gate(&Tags::of(tags), when, None).unwrap_err();
+            let error = process.begin_use(&Tags::of(tags), when, None).unwrap_err();
             assert!(matches!(error, ProcessError::UnknownTag { .. }), "{error}");
             let text = error.to_string();
             assert!(["'cache'", "'weights'"].iter().all(|tag| text.contains(tag)), "{text}");
         }
         for tags in [&["weights"][..], &["cache", "weights"], &["default"], &["graph (0, 5)"], &[]] {
-            let entered = process.enter_gate(&Tags::of(tags), when, None).unwrap();
-            process.gate().leave(entered).unwrap();
+            let entered = process.begin_use(&Tags::of(tags), when, None).unwrap();
+            process.gate().end_use(entered).unwrap();
         }
     }
     assert_eq!(process.gate().view().uses, 0);
@@ -242,15 +242,15 @@ fn is_open(process: &Process, tag: &str, what: &str) {
     assert_eq!(process.gate().view().closed, Vec::<String>::new(), "{what}");
     for tags in [Tags::of(&[tag]), Tags::All] {
         for when in [WhenClosed::Refuse, WhenClosed::Hold, WhenClosed::Refill] {
-            let entered = process.enter_gate(&tags, when, soon);
+            let entered = process.begin_use(&tags, when, soon);
             let entered = entered.unwrap_or_else(|error| panic!("{what}, {tags}, {when:?}: {error}"));
-            process.gate().leave(entered).unwrap();
+            process.gate().end_use(entered).unwrap();
         }
     }
     for refill in [refill_of(&[tag]), Refill::default()] {
         process.refill(&refill).unwrap_or_else(|error| panic!("{what}: {error}"));
     }
-    assert!(process.marks.is_plain(), "{what}");
+    assert!(process.flags.is_plain(), "{what}");
 }
 
 type Forgets = (&'static str, fn(&Process, Written));
@@ -278,10 +278,10 @@ fn what_is_freed_while_it_is_away_keeps_nobody_out() {
         assert_eq!(process.gate().view().closed, ["a"], "the other one is away");
         std::thread::scope(|scope| {
             let held = scope.spawn(|| {
-                process.enter_gate(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(5)))
+                process.begin_use(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(5)))
             });
             forget(&process, two);
-            process.gate().leave(held.join().unwrap().unwrap()).unwrap();
+            process.gate().end_use(held.join().unwrap().unwrap()).unwrap();
         });
         is_open(&process, "a", what);
         let next = process.written_in("a", 0, mib(9), 3);

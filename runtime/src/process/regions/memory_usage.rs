@@ -17,7 +17,7 @@ const STAYS: &str = "context for copies of other GPUs, which stays: ";
 
 /// Memory that somebody holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct MemoryUsage {
     /// On which GPU; none: on the host.
     pub device: Option<DeviceId>,
     /// Who, in words.
@@ -26,7 +26,7 @@ pub struct Left {
     pub bytes: Bytes,
 }
 
-impl Left {
+impl MemoryUsage {
     /// As the C interface gives it.
     pub fn json(&self) -> Value {
         json!({ "device": self.device.map(|device| device.0), "holder": self.holder, "bytes": self.bytes.get() })
@@ -34,15 +34,15 @@ impl Left {
 }
 
 impl Regions {
-    /// As [`super::super::Process::left`].
-    pub(super) fn left(&self) -> Result<Vec<Left>> {
-        self.table.cover(&self.starter.devices);
+    /// As [`super::super::Process::memory_usage`].
+    pub(super) fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
+        self.table.cover(&self.registry.devices);
         let slots = self.table.named(None)?;
         // First: it waits for contexts that go.
         let stayed = self.unsuspended_relays();
-        let costs = self.starter.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
+        let costs = self.registry.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
         let mut left = Vec::new();
-        for memory in self.starter.devices.iter() {
+        for memory in self.registry.devices.iter() {
             let device = memory.id();
             let mut holders: Vec<(String, Bytes)> = Vec::new();
             for slot in &slots {
@@ -73,7 +73,7 @@ impl Regions {
             if memory.started().is_some() || asked {
                 self.rest(memory, &mut holders)?;
             }
-            left.extend(holders.into_iter().map(|(holder, bytes)| Left {
+            left.extend(holders.into_iter().map(|(holder, bytes)| MemoryUsage {
                 device: Some(device),
                 holder,
                 bytes,
@@ -88,10 +88,10 @@ impl Regions {
                     host.pinned.saturating_sub(host.in_use).saturating_sub(host.retained),
                 ),
             ] {
-                left.push(Left { device: None, holder: holder.to_owned(), bytes });
+                left.push(MemoryUsage { device: None, holder: holder.to_owned(), bytes });
             }
         }
-        left.push(Left {
+        left.push(MemoryUsage {
             device: None,
             holder: "pinned host memory: slots and lists of copies".to_owned(),
             bytes: self.pinned_by_engine(),
@@ -102,7 +102,7 @@ impl Regions {
 
     /// What the device has given out besides.
     fn rest(&self, memory: &DeviceMemory, holders: &mut Vec<(String, Bytes)>) -> Result<()> {
-        let info = self.starter.epochs.driver().memory_info(memory.id())?;
+        let info = self.registry.epochs.driver().memory_info(memory.id())?;
         let ours: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
         let others = info.total.saturating_sub(info.free).saturating_sub(ours);
         let known = Known {
@@ -127,7 +127,7 @@ impl Regions {
     }
 
     fn pinned_by_engine(&self) -> Bytes {
-        self.starter.engine.made().map_or(Bytes::ZERO, |engine| engine.pinned())
+        self.registry.engine.made().map_or(Bytes::ZERO, |engine| engine.pinned())
     }
 }
 

@@ -18,11 +18,11 @@ use crate::sync::{Condvar, Mutex};
 
 /// The refills that uses have begun and that are under way.
 #[derive(Debug, Default)]
-pub(super) struct Comings(Mutex<Vec<(Vec<String>, Arc<Coming>)>>);
+pub(super) struct BackgroundRefills(Mutex<Vec<(Vec<String>, Arc<BackgroundRefill>)>>);
 
 /// A refill that goes on in the background.
 #[derive(Debug, Default)]
-struct Coming {
+struct BackgroundRefill {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -52,24 +52,24 @@ enum Waited {
 /// Says that a refill is over, whatever becomes of its job.
 #[derive(Debug)]
 struct Ending {
-    comings: Arc<Comings>,
-    coming: Arc<Coming>,
+    background_refills: Arc<BackgroundRefills>,
+    coming: Arc<BackgroundRefill>,
 }
 
-impl Comings {
+impl BackgroundRefills {
     /// The refill of these tags that is under way, or a new one, which the caller begins.
-    fn join(&self, tags: Vec<String>) -> (Arc<Coming>, bool) {
+    fn join(&self, tags: Vec<String>) -> (Arc<BackgroundRefill>, bool) {
         let mut under_way = self.0.lock();
         if let Some((_, coming)) = under_way.iter().find(|(of, _)| *of == tags) {
             return (coming.clone(), false);
         }
-        let coming = Arc::<Coming>::default();
+        let coming = Arc::<BackgroundRefill>::default();
         under_way.push((tags, coming.clone()));
         (coming, true)
     }
 }
 
-impl Coming {
+impl BackgroundRefill {
     fn wait(&self, until: Option<Instant>) -> Waited {
         let mut state = self.state.lock();
         loop {
@@ -92,7 +92,7 @@ impl Coming {
     }
 }
 
-impl Drop for Coming {
+impl Drop for BackgroundRefill {
     fn drop(&mut self) {
         if let State::Over(Err(error)) = self.state.get_mut() {
             tracing::warn!(target: "glake::regions", %error, "a refill that nobody waited for any more failed");
@@ -102,7 +102,7 @@ impl Drop for Coming {
 
 impl Ending {
     fn end(&self, outcome: State) {
-        self.comings.0.lock().retain(|(_, coming)| !Arc::ptr_eq(coming, &self.coming));
+        self.background_refills.0.lock().retain(|(_, coming)| !Arc::ptr_eq(coming, &self.coming));
         let mut state = self.coming.state.lock();
         if matches!(*state, State::UnderWay) {
             *state = outcome;
@@ -132,7 +132,7 @@ impl Process {
     ) -> Result<()> {
         let ask = Refill { tags: Some(away.clone()), ..Refill::default() };
         let Some(timeout) = timeout else { return self.regions.refill(&ask).map(|_| ()) };
-        let (coming, is_new) = self.regions.comings.join(away);
+        let (coming, is_new) = self.regions.background_refills.join(away);
         if is_new {
             self.begin_refill(ask, &coming)?;
         }
@@ -149,7 +149,7 @@ impl Process {
     /// What the refill meets; [`ProcessError::StillComing`].
     pub(super) fn refill_within(&self, ask: &Refill, timeout: Duration) -> Result<RefillReport> {
         let begin = Instant::now();
-        let coming = Arc::<Coming>::default();
+        let coming = Arc::<BackgroundRefill>::default();
         self.begin_refill(ask.clone(), &coming)?;
         match coming.wait(begin.checked_add(timeout)) {
             Waited::Over(outcome) => outcome,
@@ -160,8 +160,8 @@ impl Process {
         }
     }
 
-    fn begin_refill(&self, ask: Refill, coming: &Arc<Coming>) -> Result<()> {
-        let ending = Ending { comings: self.regions.comings.clone(), coming: coming.clone() };
+    fn begin_refill(&self, ask: Refill, coming: &Arc<BackgroundRefill>) -> Result<()> {
+        let ending = Ending { background_refills: self.regions.background_refills.clone(), coming: coming.clone() };
         let regions = self.regions.clone();
         self.background.spawn(move || ending.end(State::Over(regions.refill(&ask))))
     }
@@ -183,16 +183,16 @@ mod schedules {
     #[test]
     fn uses_share_a_job_and_all_are_woken() {
         schedules(|| {
-            let comings = Arc::new(Comings::default());
+            let background_refills = Arc::new(BackgroundRefills::default());
             let jobs = Arc::new(std::sync::atomic::AtomicUsize::new(0));
             let uses: Vec<_> = (0..3)
                 .map(|_| {
-                    let (comings, jobs) = (comings.clone(), jobs.clone());
+                    let (background_refills, jobs) = (background_refills.clone(), jobs.clone());
                     thread::spawn(move || {
-                        let (coming, is_new) = comings.join(vec!["weights".to_owned()]);
+                        let (coming, is_new) = background_refills.join(vec!["weights".to_owned()]);
                         let job = is_new.then(|| {
                             jobs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                            let ending = Ending { comings, coming: coming.clone() };
+                            let ending = Ending { background_refills, coming: coming.clone() };
                             thread::spawn(move || ending.end(State::Over(Ok(report()))))
                         });
                         let waited = coming.wait(None);
@@ -206,7 +206,7 @@ mod schedules {
                 .collect();
             let told: usize = uses.into_iter().map(|thread| thread.join().unwrap()).sum();
             assert_eq!(told, jobs.load(std::sync::atomic::Ordering::SeqCst), "each job is told once");
-            assert!(comings.0.lock().is_empty());
+            assert!(background_refills.0.lock().is_empty());
         });
     }
 
@@ -214,9 +214,9 @@ mod schedules {
     #[test]
     fn a_job_that_is_given_up_wakes_everybody() {
         schedules(|| {
-            let comings = Arc::new(Comings::default());
-            let (coming, _) = comings.join(vec![]);
-            let ending = Ending { comings: comings.clone(), coming: coming.clone() };
+            let background_refills = Arc::new(BackgroundRefills::default());
+            let (coming, _) = background_refills.join(vec![]);
+            let ending = Ending { background_refills: background_refills.clone(), coming: coming.clone() };
             let waits: Vec<_> = (0..2)
                 .map(|_| {
                     let coming = coming.clone();
@@ -225,7 +225,7 @@ mod schedules {
                 .collect();
             drop(ending);
             waits.into_iter().for_each(|thread| thread.join().unwrap());
-            assert!(comings.0.lock().is_empty());
+            assert!(background_refills.0.lock().is_empty());
         });
     }
 }

@@ -11,7 +11,7 @@ use super::super::device::DeviceMemory;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
 use super::super::{Process, ProcessError, Result};
 use super::slot::{Slot, sizes};
-use super::{Hook, Left, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, entered};
+use super::{Hook, MemoryUsage, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, current_region};
 
 impl Process {
     /// Makes a region. The same tag with the same options again is no error. Its extents are of `tiers.extent`.
@@ -30,7 +30,7 @@ impl Process {
     /// [`ProcessError::UnknownTag`].
     pub fn enter_region(&self, tag: &str) -> Result<()> {
         let slot = self.regions.table.get(tag)?;
-        entered::push(&self.marks, slot);
+        current_region::push(&self.flags, slot);
         Ok(())
     }
 
@@ -39,7 +39,7 @@ impl Process {
     /// # Errors
     /// [`ProcessError::InNoRegion`].
     pub fn leave_region(&self) -> Result<()> {
-        if entered::pop(&self.marks) { Ok(()) } else { Err(ProcessError::InNoRegion) }
+        if current_region::pop(&self.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
     }
 
     /// The program promises not to write to a region's bytes until it is unsealed, on every device where it has any. With `strict` they
@@ -171,8 +171,8 @@ impl Process {
     ///
     /// # Errors
     /// What the driver answers when asked for its free memory.
-    pub fn left(&self) -> Result<Vec<Left>> {
-        self.regions.left()
+    pub fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
+        self.regions.memory_usage()
     }
 
     /// The gate.
@@ -187,18 +187,18 @@ impl Process {
     /// # Errors
     /// [`ProcessError::UnknownTag`]; [`ProcessError::Closed`] where it is to be refused; [`ProcessError::HeldTooLong`]; what its
     /// refill meets.
-    pub fn enter_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
+    pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
         self.regions.resume_relays();
         Ok(id)
     }
 
-    /// Waits until a use could begin, as [`Process::enter_gate`] would, and begins none: no shrink waits for who waits here. Where a
+    /// Waits until a use could begin, as [`Process::begin_use`] would, and begins none: no shrink waits for who waits here. Where a
     /// shrink comes next, the use that begins then waits again.
     ///
     /// # Errors
-    /// As [`Process::enter_gate`].
-    pub fn wait_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<()> {
+    /// As [`Process::begin_use`].
+    pub fn wait_for_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<()> {
         self.pass_gate(tags, timeout, |gate, left| gate.wait(tags, when, left))
     }
 
@@ -232,7 +232,7 @@ impl Process {
     /// As [`Process::refill`].
     #[inline]
     pub fn bring_back(&self, address: Address) -> Result<()> {
-        if self.marks.is_any_away() { self.regions.touch_address(address) } else { Ok(()) }
+        if self.flags.is_any_evicted() { self.regions.touch_address(address) } else { Ok(()) }
     }
 
     /// Pins what is configured, with the first region.
@@ -243,7 +243,7 @@ impl Process {
         }
         let regions = self.regions.clone();
         self.background.spawn(move || {
-            let device = regions.starter.devices.iter().find(|memory| memory.started().is_some());
+            let device = regions.registry.devices.iter().find(|memory| memory.started().is_some());
             let device = device.map_or(DeviceId(0), DeviceMemory::id);
             let prepared = regions.stores.host(device).and_then(|host| Ok(host.prepare(wanted)?));
             if let Err(error) = prepared {
@@ -259,7 +259,7 @@ impl Regions {
         let Tags::These(tags) = tags else { return Ok(()) };
         tags.iter().filter(|tag| *tag != DEFAULT).try_for_each(|tag| {
             self.table.get(tag).or_else(|_| {
-                self.table.cover(&self.starter.devices);
+                self.table.cover(&self.registry.devices);
                 self.table.get(tag)
             })?;
             Ok(())
@@ -267,7 +267,7 @@ impl Regions {
     }
 
     fn views(&self) -> Result<Vec<RegionView>> {
-        self.table.cover(&self.starter.devices);
+        self.table.cover(&self.registry.devices);
         let mut slots = self.table.named(None)?;
         self.table.sort(&mut slots);
         Ok(slots.iter().flat_map(|slot| self.views_of(slot)).collect())

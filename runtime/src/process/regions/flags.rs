@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Two counts in one word: threads' entries below, tags that are away above.
 #[derive(Debug, Default)]
-pub(in super::super) struct Marks(AtomicU64);
+pub(in super::super) struct RegionFlags(AtomicU64);
 
 /// One tag that is away.
-const AWAY: u64 = 1 << 32;
+const EVICTED: u64 = 1 << 32;
 
-impl Marks {
+impl RegionFlags {
     /// Whether nothing has to be asked: no thread is in a region, and nothing is away. One relaxed load: who enters a region sees
     /// it on its own thread, and who uses what another thread is shrinking breaks that one's promise anyway.
     #[inline]
@@ -19,23 +19,23 @@ impl Marks {
 
     /// Whether anything is away, or about to be.
     #[inline]
-    pub(in super::super) fn is_any_away(&self) -> bool {
-        self.0.load(Ordering::Relaxed) >= AWAY
+    pub(in super::super) fn is_any_evicted(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= EVICTED
     }
 
-    pub(super) fn enter(&self) {
+    pub(super) fn add_thread(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn leave(&self) {
+    pub(super) fn sub_thread(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn add_away(&self) {
-        self.0.fetch_add(AWAY, Ordering::Release);
+    pub(super) fn add_evicted(&self) {
+        self.0.fetch_add(EVICTED, Ordering::Release);
     }
 
-    pub(super) fn sub_away(&self) {
-        self.0.fetch_sub(AWAY, Ordering::Release);
+    pub(super) fn sub_evicted(&self) {
+        self.0.fetch_sub(EVICTED, Ordering::Release);
     }
 }

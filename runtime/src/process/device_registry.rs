@@ -13,7 +13,7 @@ use crate::config;
 
 /// The devices of a process, and what their pools are started with.
 #[derive(Debug)]
-pub(super) struct Starter {
+pub(super) struct DeviceRegistry {
     /// Shared with the engine's thread, which opens pools to relays.
     pub(super) devices: Arc<[DeviceMemory]>,
     /// One clock for all pools: a capture on any device holds it.
@@ -25,7 +25,7 @@ pub(super) struct Starter {
     pub(super) observers: Arc<Observers>,
 }
 
-impl Starter {
+impl DeviceRegistry {
     #[inline]
     pub(super) fn device(&self, device: i64) -> Result<&DeviceMemory> {
         // No error is made, and dropped, where there is such a device.

@@ -12,7 +12,7 @@ const STEP: Duration = Duration::from_millis(1);
 
 /// The shrinks that give back memory of one device.
 #[derive(Debug, Default)]
-pub(super) struct Freeing {
+pub(super) struct OngoingShrinks {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -25,24 +25,24 @@ struct State {
 
 /// A shrink that is under way.
 #[derive(Debug)]
-pub(super) struct UnderWay<'f>(&'f Freeing);
+pub(super) struct UnderWay<'f>(&'f OngoingShrinks);
 
 /// Waits while there is one.
 #[derive(Debug)]
 pub(super) struct Waiting<'f> {
-    freeing: &'f Freeing,
+    ongoing_shrinks: &'f OngoingShrinks,
     /// How many had ended when it was last asked.
     seen: AtomicU64,
 }
 
-impl Freeing {
+impl OngoingShrinks {
     pub(super) fn begin(&self) -> UnderWay<'_> {
         self.state.lock().under_way += 1;
         UnderWay(self)
     }
 
     pub(super) fn waiting(&self) -> Waiting<'_> {
-        Waiting { freeing: self, seen: AtomicU64::new(self.state.lock().ended) }
+        Waiting { ongoing_shrinks: self, seen: AtomicU64::new(self.state.lock().ended) }
     }
 }
 
@@ -58,14 +58,14 @@ impl Drop for UnderWay<'_> {
 
 impl WaitPolicy for Waiting<'_> {
     fn wait(&self) -> bool {
-        let mut state = self.freeing.state.lock();
+        let mut state = self.ongoing_shrinks.state.lock();
         if self.seen.swap(state.ended, Ordering::Relaxed) != state.ended {
             return true;
         }
         if state.under_way == 0 {
             return false;
         }
-        self.freeing.changed.wait_for(&mut state, STEP);
+        self.ongoing_shrinks.changed.wait_for(&mut state, STEP);
         true
     }
 }
@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn it_is_worth_waiting_while_and_once_after_a_shrink() {
-        let freeing = Freeing::default();
-        let waiting = freeing.waiting();
+        let ongoing_shrinks = OngoingShrinks::default();
+        let waiting = ongoing_shrinks.waiting();
         assert!(!waiting.wait());
-        let under_way = freeing.begin();
+        let under_way = ongoing_shrinks.begin();
         assert!(waiting.wait() && waiting.wait());
         drop(under_way);
         assert!(waiting.wait(), "what it gave back last was not looked at");
-        assert!(!waiting.wait() && !freeing.waiting().wait());
+        assert!(!waiting.wait() && !ongoing_shrinks.waiting().wait());
     }
 }
