@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use glake_stitch::{Allocator, DomainId, DomainOptions, Obstacle, Settings, StitchError};
-use glake_tests::pool::{Bed, Lane, Shape};
+use glake_tests::pool::{Fixture, Lane, Shape};
 use glake_tiers::{Block, Checkpoint, LiveBlock, PoolError};
 use glake_units::Bytes;
 use proptest::prelude::*;
 
 struct Scene {
-    bed: Bed,
+    fixture: Fixture,
     lanes: Vec<Lane>,
     domain: DomainId,
 }
@@ -23,34 +23,34 @@ impl Scene {
     }
 
     fn tuned(tune: impl FnOnce(&mut Settings)) -> Self {
-        let bed = Bed::tuned(Shape { memory: Bytes::mib(256), ..Shape::default() }, tune);
-        let domain = bed.pool.add_domain(DomainOptions::private_pool(), None);
-        Scene { lanes: vec![bed.lane(), bed.lane()], bed, domain }
+        let fixture = Fixture::tuned(Shape { memory: Bytes::mib(256), ..Shape::default() }, tune);
+        let domain = fixture.pool.add_domain(DomainOptions::private_pool(), None);
+        Scene { lanes: vec![fixture.lane(), fixture.lane()], fixture, domain }
     }
 
     fn malloc(&self, size: Bytes, stream: usize) -> Block {
-        self.bed.pool.malloc_in(self.domain, size, self.lanes[stream].pool).unwrap()
+        self.fixture.pool.malloc_in(self.domain, size, self.lanes[stream].pool).unwrap()
     }
 
     fn free(&self, block: Block) {
-        self.bed.pool.free(block.address).unwrap();
+        self.fixture.pool.free(block.address).unwrap();
     }
 
     fn checkpoint(&self) -> Checkpoint {
-        self.bed.pool.checkpoint(self.domain).unwrap()
+        self.fixture.pool.checkpoint(self.domain).unwrap()
     }
 
     fn live(&self) -> Vec<LiveBlock> {
-        self.bed.pool.blocks_of(self.domain)
+        self.fixture.pool.blocks_of(self.domain)
     }
 
     fn end(self) {
         for block in self.live() {
-            self.bed.pool.free(block.address).unwrap();
+            self.fixture.pool.free(block.address).unwrap();
         }
-        self.bed.pool.release_domain(self.domain).unwrap();
+        self.fixture.pool.release_domain(self.domain).unwrap();
         drop(self.lanes);
-        self.bed.end();
+        self.fixture.end();
     }
 }
 
@@ -62,22 +62,26 @@ fn what_was_live_is_live_again_with_its_bytes() {
     let scene = Scene::new();
     let blocks: Vec<Block> = SIZES.iter().map(|&size| scene.malloc(size, 0)).collect();
     for (block, byte) in blocks.iter().zip(1u8..) {
-        scene.bed.pool.write(block.address, &vec![byte; usize::try_from(block.size.get()).unwrap()]).unwrap();
+        scene
+            .fixture
+            .pool
+            .write(block.address, &vec![byte; usize::try_from(block.size.get()).unwrap()])
+            .unwrap();
     }
     let then = scene.checkpoint();
     assert_eq!(then.blocks().len(), SIZES.len());
     // All but the last go; what replaces them lies elsewhere, and has other sizes.
     blocks[..5].iter().for_each(|&block| scene.free(block));
     let others = [Bytes::kib(40), Bytes::mib(2)].map(|size| scene.malloc(size, 0));
-    let restored = scene.bed.pool.restore(scene.domain, &then).unwrap();
+    let restored = scene.fixture.pool.restore(scene.domain, &then).unwrap();
     assert_eq!(restored.freed.len(), 3, "the last one too, though it stays");
     assert!(others.iter().all(|other| restored.freed.iter().any(|freed| freed.address == other.address)));
     assert_eq!(restored.claimed, then.blocks());
     assert_eq!(scene.live(), then.blocks());
-    scene.bed.pool.check().unwrap();
+    scene.fixture.pool.check().unwrap();
     for (block, byte) in blocks.iter().zip(1u8..) {
         let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
-        scene.bed.pool.read(block.address, &mut bytes).unwrap();
+        scene.fixture.pool.read(block.address, &mut bytes).unwrap();
         assert!(bytes.iter().all(|found| *found == byte));
     }
     let next = scene.malloc(Bytes::mib(3), 0);
@@ -92,22 +96,25 @@ fn a_trimmed_pool_says_that_its_memory_is_gone_and_stays_as_it_is() {
     let large = scene.malloc(Bytes::mib(30), 0);
     let then = scene.checkpoint();
     scene.free(large);
-    scene.bed.pool.settle().unwrap();
-    scene.bed.pool.trim_domain(scene.domain).unwrap();
+    scene.fixture.pool.settle().unwrap();
+    scene.fixture.pool.trim_domain(scene.domain).unwrap();
     scene.free(small);
     let other = scene.malloc(Bytes::kib(600), 0);
     let before = scene.live();
-    let refused = scene.bed.pool.restore(scene.domain, &then);
+    let refused = scene.fixture.pool.restore(scene.domain, &then);
     let Err(PoolError::Refused { source: StitchError::NotClaimable { obstacle, .. }, .. }) = refused else {
         panic!("{refused:?}")
     };
     assert_eq!(obstacle, Obstacle::OtherMemory);
     assert_eq!(scene.live(), before);
-    scene.bed.pool.check().unwrap();
+    scene.fixture.pool.check().unwrap();
     scene.free(other);
-    assert!(scene.bed.pool.restore(Allocator::default_domain(), &then).is_err());
+    assert!(scene.fixture.pool.restore(Allocator::default_domain(), &then).is_err());
     let elsewhere = Scene::new();
-    assert!(elsewhere.bed.pool.restore(elsewhere.domain, &then).is_err(), "the checkpoint of another pool");
+    assert!(
+        elsewhere.fixture.pool.restore(elsewhere.domain, &then).is_err(),
+        "the checkpoint of another pool"
+    );
     elsewhere.end();
     scene.end();
 }
@@ -119,14 +126,14 @@ fn what_is_still_read_is_remembered() {
     let block = scene.malloc(Bytes::mib(4), 0);
     let then = scene.checkpoint();
     scene.lanes[1].busy(Duration::from_millis(1));
-    assert!(scene.bed.pool.record_stream(block.address, scene.lanes[1].pool));
+    assert!(scene.fixture.pool.record_stream(block.address, scene.lanes[1].pool));
     scene.free(block);
-    scene.bed.pool.restore(scene.domain, &then).unwrap();
-    assert_eq!(scene.bed.pool.stats().all.active.current, 1);
+    scene.fixture.pool.restore(scene.domain, &then).unwrap();
+    assert_eq!(scene.fixture.pool.stats().all.active.current, 1);
     scene.free(block);
     assert_ne!(scene.malloc(Bytes::mib(4), 0).address, block.address, "it is nobody's yet");
-    scene.bed.run_dry();
-    scene.bed.pool.settle().unwrap();
+    scene.fixture.run_dry();
+    scene.fixture.pool.settle().unwrap();
     assert_eq!(scene.malloc(Bytes::mib(4), 0).address, block.address);
     scene.end();
 }
@@ -165,7 +172,7 @@ proptest! {
                 (settings.slab, settings.extent, settings.extent_near_limit) = (Bytes::mib(4), six, six);
             }
         });
-        let pool = &scene.bed.pool;
+        let pool = &scene.fixture.pool;
         let mut checkpoints: Vec<Checkpoint> = Vec::new();
         for op in program {
             let live = scene.live();
@@ -181,7 +188,7 @@ proptest! {
                     pool.record_stream(live[which % live.len()].address, scene.lanes[1].pool);
                 }
                 Op::Tick => {
-                    scene.bed.sim.step();
+                    scene.fixture.sim.step();
                     pool.tick().unwrap();
                 }
                 Op::Trim => _ = pool.trim(Bytes::ZERO).unwrap(),
@@ -200,7 +207,7 @@ proptest! {
                 scene.live().iter().map(|block| (block.address.0, block.size.get())).collect();
             prop_assert_eq!(starts.len(), scene.live().len());
         }
-        scene.bed.run_dry();
+        scene.fixture.run_dry();
         scene.end();
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use glake_device::owned::Epochs;
 use glake_device::{Address, DeviceId, Driver, DriverError, Stream};
 use glake_sim::{Census, SimOptions, SimTopology, Simulator};
-use glake_tests::pool::{Bed, Shape, Stamp, assert_empty};
+use glake_tests::pool::{Fixture, Shape, Stamp, assert_empty};
 use glake_tiers::{GpuPool, PoolError, PoolOptions, PoolStream};
 use glake_units::Bytes;
 
@@ -87,24 +87,24 @@ fn a_device_that_does_not_exist_is_named() {
 
 #[test]
 fn a_request_larger_than_the_device_is_refused_and_named() {
-    let bed = Bed::new(Shape::default());
-    let error = bed.pool.malloc(Bytes::mib(65), bed.lane().pool).unwrap_err();
+    let fixture = Fixture::new(Shape::default());
+    let error = fixture.pool.malloc(Bytes::mib(65), fixture.lane().pool).unwrap_err();
     assert!(error.is_out_of_memory());
     assert_eq!(error.to_string(), "GPU 0: 65.00 MiB wanted of a device with 64.00 MiB");
 }
 
 #[test]
 fn an_address_where_no_block_begins_is_named() {
-    let bed = Bed::new(Shape::default());
-    let lane = bed.lane();
+    let fixture = Fixture::new(Shape::default());
+    let lane = fixture.lane();
     let (small, large) = (
-        bed.pool.malloc(Bytes::kib(3), lane.pool).unwrap(),
-        bed.pool.malloc(Bytes::mib(5), lane.pool).unwrap(),
+        fixture.pool.malloc(Bytes::kib(3), lane.pool).unwrap(),
+        fixture.pool.malloc(Bytes::mib(5), lane.pool).unwrap(),
     );
-    let stranger = bed.sim.plain_alloc(DeviceId(0), Bytes::mib(2)).unwrap();
-    let before = bed.pool.stats();
+    let stranger = fixture.sim.plain_alloc(DeviceId(0), Bytes::mib(2)).unwrap();
+    let before = fixture.pool.stats();
     let inside = |address: Address| Address(address.0 + 512);
-    let base = bed.pool.base();
+    let base = fixture.pool.base();
     for wrong in [
         inside(small.address),
         inside(large.address),
@@ -113,20 +113,20 @@ fn an_address_where_no_block_begins_is_named() {
         Address(base.0 - 1),
         Address(u64::MAX),
     ] {
-        let error = bed.pool.free(wrong).unwrap_err();
+        let error = fixture.pool.free(wrong).unwrap_err();
         assert!(matches!(error, PoolError::UnknownAddress { address, .. } if address == wrong));
         assert!(error.to_string().contains(&wrong.to_string()), "{error}");
-        assert!(!bed.pool.record_stream(wrong, lane.pool) && bed.pool.block(wrong).is_none());
+        assert!(!fixture.pool.record_stream(wrong, lane.pool) && fixture.pool.block(wrong).is_none());
     }
-    assert_eq!(bed.pool.stats(), before);
-    assert!(!bed.pool.is_ticking(), "nothing was freed");
-    assert_eq!(bed.pool.block(large.address), Some((large.size, Bytes::mib(5))));
+    assert_eq!(fixture.pool.stats(), before);
+    assert!(!fixture.pool.is_ticking(), "nothing was freed");
+    assert_eq!(fixture.pool.block(large.address), Some((large.size, Bytes::mib(5))));
     for block in [small, large] {
-        bed.pool.free(block.address).unwrap();
-        let twice = bed.pool.free(block.address).unwrap_err();
+        fixture.pool.free(block.address).unwrap();
+        let twice = fixture.pool.free(block.address).unwrap_err();
         assert!(twice.to_string().contains(&block.address.to_string()), "{twice}");
     }
-    assert!(bed.pool.is_ticking());
+    assert!(fixture.pool.is_ticking());
 }
 
 /// The driver of a pool that was made elsewhere keeps serving others.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use glake_device::{DeviceId, DriverError, Fault, Injected, Verb, When};
 use glake_stitch::DomainOptions;
-use glake_tests::pool::{Bed, Lane, Picture, Shape, Stamp};
+use glake_tests::pool::{Fixture, Lane, Picture, Shape, Stamp};
 use glake_tiers::{Block, PoolError};
 use glake_units::Bytes;
 
 /// A pool made ready for a plan, with live blocks that the plan must not disturb.
 struct Scene {
-    bed: Bed,
+    fixture: Fixture,
     one: Lane,
     two: Lane,
     live: Vec<Stamp>,
@@ -33,30 +33,30 @@ struct Case {
 
 impl Scene {
     fn of(case: &Case) -> Self {
-        let bed = Bed::new(Shape::default());
-        let (one, two) = (bed.lane(), bed.lane());
-        let mut scene = Scene { bed, one, two, live: Vec::new() };
+        let fixture = Fixture::new(Shape::default());
+        let (one, two) = (fixture.lane(), fixture.lane());
+        let mut scene = Scene { fixture, one, two, live: Vec::new() };
         (case.ready)(&mut scene);
-        scene.bed.recorder.take_log();
+        scene.fixture.recorder.take_log();
         scene
     }
 
     fn add(&mut self, mib: u64) -> Block {
-        let block = self.bed.pool.malloc(Bytes::mib(mib), self.one.pool).unwrap();
+        let block = self.fixture.pool.malloc(Bytes::mib(mib), self.one.pool).unwrap();
         self.stamp(block);
         block
     }
 
     fn stamp(&mut self, block: Block) {
         let stamp = Stamp { block, seed: block.address.0 };
-        stamp.write_now(&self.bed.pool).unwrap();
+        stamp.write_now(&self.fixture.pool).unwrap();
         self.live.push(stamp);
     }
 
     fn free(&mut self, index: usize) {
         let stamp = self.live.remove(index);
-        stamp.assert_on(&self.bed.pool);
-        self.bed.pool.free(stamp.block.address).unwrap();
+        stamp.assert_on(&self.fixture.pool);
+        self.fixture.pool.free(stamp.block.address).unwrap();
     }
 
     /// A kernel is under way that keeps epochs from passing.
@@ -75,24 +75,24 @@ impl Scene {
     /// A stitched block over three holes.
     fn stitched(&mut self) -> Block {
         self.holes(8, 3);
-        self.bed.pool.settle().unwrap();
+        self.fixture.pool.settle().unwrap();
         let block = self.add(20);
-        assert_eq!(self.bed.pool.counters().stitches, 1);
+        assert_eq!(self.fixture.pool.counters().stitches, 1);
         block
     }
 
     fn malloc(&self, size: Bytes, lane: &Lane) -> Answer {
-        self.bed.pool.malloc(size, lane.pool).map(Some)
+        self.fixture.pool.malloc(size, lane.pool).map(Some)
     }
 
     fn fail(&self, when: When, error: Injected) {
-        self.bed.faults.set(&[Fault { verb: None, when, error }]);
+        self.fixture.faults.set(&[Fault { verb: None, when, error }]);
     }
 
     /// The pool is whole and every live block holds its bytes.
     fn check(&self, what: &str) {
-        self.bed.pool.check().unwrap_or_else(|broken| panic!("{what}: {broken}"));
-        self.live.iter().for_each(|stamp| stamp.assert_on(&self.bed.pool));
+        self.fixture.pool.check().unwrap_or_else(|broken| panic!("{what}: {broken}"));
+        self.live.iter().for_each(|stamp| stamp.assert_on(&self.fixture.pool));
     }
 }
 
@@ -115,7 +115,7 @@ const CASES: &[Case] = &[
         name: "stitch without growth",
         ready: |scene| {
             scene.holes(8, 3);
-            scene.bed.pool.settle().unwrap();
+            scene.fixture.pool.settle().unwrap();
         },
         ask: |scene| scene.malloc(Bytes::mib(20), &scene.one),
         needs: &[Verb::Map, Verb::SetAccess],
@@ -125,7 +125,7 @@ const CASES: &[Case] = &[
         name: "stitch with growth",
         ready: |scene| {
             scene.holes(6, 2);
-            scene.bed.pool.settle().unwrap();
+            scene.fixture.pool.settle().unwrap();
         },
         ask: |scene| scene.malloc(Bytes::mib(28), &scene.one),
         needs: &[Verb::Create, Verb::Map, Verb::SetAccess],
@@ -170,9 +170,9 @@ const CASES: &[Case] = &[
         ready: |scene| {
             scene.stitched();
             scene.free(scene.live.len() - 1);
-            scene.bed.pool.settle().unwrap();
+            scene.fixture.pool.settle().unwrap();
         },
-        ask: |scene| scene.bed.pool.trim(Bytes::ZERO).map(|_| None),
+        ask: |scene| scene.fixture.pool.trim(Bytes::ZERO).map(|_| None),
         needs: &[Verb::Unmap, Verb::Release],
         late: false,
     },
@@ -181,10 +181,10 @@ const CASES: &[Case] = &[
         ready: |scene| {
             scene.add(8);
             let options = DomainOptions { keep: false, ..DomainOptions::private_pool() };
-            let domain = scene.bed.pool.add_domain(options, None);
-            let block = scene.bed.pool.malloc_in(domain, Bytes::mib(40), scene.one.pool).unwrap();
-            scene.bed.pool.free(block.address).unwrap();
-            scene.bed.pool.settle().unwrap();
+            let domain = scene.fixture.pool.add_domain(options, None);
+            let block = scene.fixture.pool.malloc_in(domain, Bytes::mib(40), scene.one.pool).unwrap();
+            scene.fixture.pool.free(block.address).unwrap();
+            scene.fixture.pool.settle().unwrap();
         },
         ask: |scene| scene.malloc(Bytes::mib(40), &scene.one),
         needs: &[Verb::Unmap, Verb::Release, Verb::Create, Verb::Map, Verb::SetAccess],
@@ -206,7 +206,7 @@ const CASES: &[Case] = &[
 fn verbs(case: &Case) -> Vec<Verb> {
     let scene = Scene::of(case);
     (case.ask)(&scene).unwrap_or_else(|error| panic!("{}: {error}", case.name));
-    let verbs: Vec<Verb> = scene.bed.recorder.take_log().iter().map(|logged| logged.call.verb).collect();
+    let verbs: Vec<Verb> = scene.fixture.recorder.take_log().iter().map(|logged| logged.call.verb).collect();
     assert!(case.needs.iter().all(|verb| verbs.contains(verb)), "{}: {verbs:?}", case.name);
     verbs
 }
@@ -231,10 +231,10 @@ fn used(scene: &mut Scene, answer: Option<Block>, what: &str) {
 fn fails(error: Injected) {
     each_call(|case, n, verb, what| {
         let mut scene = Scene::of(case);
-        let before = Picture::of(&scene.bed);
+        let before = Picture::of(&scene.fixture);
         scene.fail(When::Nth(n), error);
         let answer = (case.ask)(&scene);
-        scene.bed.faults.set(&[]);
+        scene.fixture.faults.set(&[]);
         match answer {
             // Another way was found, or nothing depended on it.
             Ok(block) => used(&mut scene, block, what),
@@ -243,7 +243,7 @@ fn fails(error: Injected) {
                 assert_eq!(error.is_out_of_memory(), error.to_string().contains("memory"), "{what}: {error}");
                 scene.check(what);
                 if !case.late {
-                    assert_eq!(Picture::of(&scene.bed), before, "{what}: the pool is not as it was");
+                    assert_eq!(Picture::of(&scene.fixture), before, "{what}: the pool is not as it was");
                 }
                 let again = (case.ask)(&scene).unwrap_or_else(|error| panic!("{what}, again: {error}"));
                 used(&mut scene, again, what);
@@ -261,10 +261,10 @@ fn empties(mut scene: Scene, what: &str) {
     while !scene.live.is_empty() {
         scene.free(0);
     }
-    scene.bed.pool.settle().unwrap();
-    scene.bed.pool.trim(Bytes::ZERO).unwrap();
-    glake_tests::pool::assert_empty(&scene.bed.pool);
-    let census = scene.bed.sim.census();
+    scene.fixture.pool.settle().unwrap();
+    scene.fixture.pool.trim(Bytes::ZERO).unwrap();
+    glake_tests::pool::assert_empty(&scene.fixture.pool);
+    let census = scene.fixture.sim.census();
     assert_eq!((census.mappings, census.extents), (0, 0), "{what}");
 }
 
@@ -284,7 +284,7 @@ fn a_busy_device_is_asked_again() {
         let mut scene = Scene::of(case);
         scene.fail(When::Nth(n), Injected::NotReady);
         let answer = (case.ask)(&scene).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!(scene.bed.faults.injected(), 1, "{what}");
+        assert_eq!(scene.fixture.faults.injected(), 1, "{what}");
         used(&mut scene, answer, what);
         empties(scene, what);
     });
@@ -307,9 +307,9 @@ fn a_lost_context_is_reported_as_itself() {
         if answer.is_err() {
             poisoned(answer.map(drop));
         }
-        let pool = &scene.bed.pool;
+        let pool = &scene.fixture.pool;
         poisoned(pool.malloc(Bytes::mib(16), scene.one.pool).map(drop));
-        let calls = scene.bed.calls();
+        let calls = scene.fixture.calls();
         poisoned(pool.malloc(Bytes::new(1), scene.two.pool).map(drop));
         poisoned(pool.malloc(Bytes::mib(8), scene.one.pool).map(drop));
         poisoned(pool.trim(Bytes::ZERO).map(drop));
@@ -319,7 +319,7 @@ fn a_lost_context_is_reported_as_itself() {
         assert!(!pool.is_ticking(), "{what}");
         // Frees are bookkeeping: a program that unwinds is not hindered.
         scene.live.iter().for_each(|stamp| assert!(pool.free(stamp.block.address).is_ok()));
-        assert_eq!(scene.bed.calls(), calls, "{what}: the driver was asked");
+        assert_eq!(scene.fixture.calls(), calls, "{what}: the driver was asked");
     });
 }
 
@@ -328,12 +328,12 @@ fn a_lost_context_is_reported_as_itself() {
 fn what_cannot_be_undone_ends_the_pool_with_both_causes() {
     let scene = Scene::of(&CASES[0]);
     let fault = |verb, when| Fault { verb: Some(verb), when, error: Injected::Failed(999) };
-    scene.bed.faults.set(&[fault(Verb::SetAccess, When::Nth(1)), fault(Verb::Unmap, When::From(1))]);
+    scene.fixture.faults.set(&[fault(Verb::SetAccess, When::Nth(1)), fault(Verb::Unmap, When::From(1))]);
     let error = (CASES[0].ask)(&scene).unwrap_err();
     assert!(matches!(error, PoolError::Poisoned { .. }));
     let told = error.to_string();
     assert!(told.contains("set_access: CUDA error 999") && told.contains("unmap: CUDA error 999"), "{told}");
-    assert_eq!(scene.bed.pool.trim(Bytes::ZERO).unwrap_err().to_string(), told);
+    assert_eq!(scene.fixture.pool.trim(Bytes::ZERO).unwrap_err().to_string(), told);
 }
 
 /// What a trim had unmapped before it failed is mapped again, with access, at home and in aliases.
@@ -345,15 +345,15 @@ fn a_trim_that_fails_half_way_leaves_everything_usable() {
         for size in [Bytes::mib(20), Bytes::mib(8)] {
             let mut scene = Scene::of(&CASES[7]);
             let fault = Fault { verb: Some(Verb::Unmap), when: When::Nth(n), error: Injected::Failed(999) };
-            scene.bed.faults.set(&[fault]);
-            scene.bed.pool.trim(Bytes::ZERO).unwrap_err();
-            let creates = |bed: &Bed| bed.recorder.counters().of(Verb::Create).calls;
-            let before = creates(&scene.bed);
+            scene.fixture.faults.set(&[fault]);
+            scene.fixture.pool.trim(Bytes::ZERO).unwrap_err();
+            let creates = |fixture: &Fixture| fixture.recorder.counters().of(Verb::Create).calls;
+            let before = creates(&scene.fixture);
             for _ in 0..20 / size.get().div_ceil(1 << 20) {
-                let block = scene.bed.pool.malloc(size, scene.one.pool).unwrap();
+                let block = scene.fixture.pool.malloc(size, scene.one.pool).unwrap();
                 scene.stamp(block);
             }
-            assert_eq!(creates(&scene.bed), before, "what was there serves");
+            assert_eq!(creates(&scene.fixture), before, "what was there serves");
             scene.check("after a trim that failed");
             empties(scene, "after a trim that failed");
         }
@@ -363,18 +363,18 @@ fn a_trim_that_fails_half_way_leaves_everything_usable() {
 /// Memory that is there is handed out, though idle aliases could not be unmapped.
 #[test]
 fn a_collection_that_fails_takes_no_block_with_it() {
-    let bed = Bed::tuned(Shape::default(), |settings| settings.idle_aliases = Bytes::ZERO);
-    let (one, two) = (bed.lane(), bed.lane());
-    let mut scene = Scene { bed, one, two, live: Vec::new() };
+    let fixture = Fixture::tuned(Shape::default(), |settings| settings.idle_aliases = Bytes::ZERO);
+    let (one, two) = (fixture.lane(), fixture.lane());
+    let mut scene = Scene { fixture, one, two, live: Vec::new() };
     scene.stitched();
     scene.free(scene.live.len() - 1);
-    scene.bed.pool.settle().unwrap();
+    scene.fixture.pool.settle().unwrap();
     scene.free(0);
-    scene.bed.pool.settle().unwrap();
+    scene.fixture.pool.settle().unwrap();
     let fault = Fault { verb: Some(Verb::Unmap), when: When::Nth(1), error: Injected::Failed(999) };
-    scene.bed.faults.set(&[fault]);
-    let block = scene.bed.pool.malloc(Bytes::mib(28), scene.one.pool).unwrap();
-    assert_eq!((scene.bed.faults.injected(), scene.bed.pool.counters().aliases_collected), (1, 0));
+    scene.fixture.faults.set(&[fault]);
+    let block = scene.fixture.pool.malloc(Bytes::mib(28), scene.one.pool).unwrap();
+    assert_eq!((scene.fixture.faults.injected(), scene.fixture.pool.counters().aliases_collected), (1, 0));
     scene.stamp(block);
     scene.check("after a collection that failed");
     empties(scene, "after a collection that failed");
@@ -390,16 +390,20 @@ fn an_edge_that_fails_is_owed() {
         scene.live.pop();
         scene.busy();
         Stamp { block: stitched, seed: 1 }.write(&scene.one, Duration::from_millis(1)).unwrap();
-        scene.bed.pool.free(stitched.address).unwrap();
-        scene.bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(1), error: Injected::Failed(999) }]);
-        let refused = scene.bed.pool.malloc(Bytes::mib(8), scene.one.pool).unwrap_err();
+        scene.fixture.pool.free(stitched.address).unwrap();
+        scene.fixture.faults.set(&[Fault {
+            verb: Some(verb),
+            when: When::Nth(1),
+            error: Injected::Failed(999),
+        }]);
+        let refused = scene.fixture.pool.malloc(Bytes::mib(8), scene.one.pool).unwrap_err();
         assert!(matches!(refused, PoolError::Driver(DriverError::Failed { code: 999, .. })), "{refused}");
-        assert_eq!(scene.bed.pool.stats().all.active_bytes.current, 48 << 20, "withheld, not free");
-        let waits = |bed: &Bed| bed.recorder.counters().of(Verb::StreamWaitEvent).calls;
-        let before = waits(&scene.bed);
+        assert_eq!(scene.fixture.pool.stats().all.active_bytes.current, 48 << 20, "withheld, not free");
+        let waits = |fixture: &Fixture| fixture.recorder.counters().of(Verb::StreamWaitEvent).calls;
+        let before = waits(&scene.fixture);
         // The device refuses a write through an address that the bytes were not last used at, without an edge.
-        let block = scene.bed.pool.malloc(Bytes::mib(8), scene.one.pool).unwrap();
-        assert_eq!(waits(&scene.bed), before + 1);
+        let block = scene.fixture.pool.malloc(Bytes::mib(8), scene.one.pool).unwrap();
+        assert_eq!(waits(&scene.fixture), before + 1);
         Stamp { block, seed: 2 }.write(&scene.one, Duration::ZERO).unwrap();
         scene.one.synchronize();
         scene.live.push(Stamp { block, seed: 2 });
@@ -411,12 +415,12 @@ fn an_edge_that_fails_is_owed() {
 /// The rest of a device that others hold is not an error of the pool's own account.
 #[test]
 fn a_device_that_others_fill_is_reported_as_that() {
-    let bed = Bed::new(Shape::default());
-    let lane = bed.lane();
-    let held = bed.sim.plain_alloc(DeviceId(0), Bytes::mib(40)).unwrap();
-    let error = bed.pool.malloc(Bytes::mib(30), lane.pool).unwrap_err();
+    let fixture = Fixture::new(Shape::default());
+    let lane = fixture.lane();
+    let held = fixture.sim.plain_alloc(DeviceId(0), Bytes::mib(40)).unwrap();
+    let error = fixture.pool.malloc(Bytes::mib(30), lane.pool).unwrap_err();
     assert!(matches!(error, PoolError::DeviceFull { .. }) && error.is_out_of_memory(), "{error}");
-    assert_eq!(bed.sim.census().extents, 1);
-    bed.sim.plain_free(held).unwrap();
-    bed.pool.malloc(Bytes::mib(30), lane.pool).unwrap();
+    assert_eq!(fixture.sim.census().extents, 1);
+    fixture.sim.plain_free(held).unwrap();
+    fixture.pool.malloc(Bytes::mib(30), lane.pool).unwrap();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use glake_device::{Address, DeviceId, Fault, Injected, Verb, When};
 use glake_stitch::{Borrow, WaitRules};
-use glake_tests::pool::{Bed, Shape};
+use glake_tests::pool::{Fixture, Shape};
 use glake_tiers::{Block, MappingObserver, PoolOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;
@@ -33,10 +33,10 @@ impl MappingObserver for Map {
     }
 }
 
-fn check(map: &Map, bed: &Bed) {
+fn check(map: &Map, fixture: &Fixture) {
     let mut mapped: Vec<u64> = Vec::new();
-    for segment in bed.pool.segments() {
-        let start = bed.pool.base().0 + segment.offset.get();
+    for segment in fixture.pool.segments() {
+        let start = fixture.pool.base().0 + segment.offset.get();
         mapped.extend((start..start + segment.size.get()).step_by(GRANULE));
     }
     mapped.sort_unstable();
@@ -44,24 +44,24 @@ fn check(map: &Map, bed: &Bed) {
 }
 
 /// Grows, stitches, trims and frees; what fails is left out.
-fn program(bed: &Bed, check: impl Fn()) {
-    let lane = bed.lane();
-    let malloc = |mib| bed.pool.malloc(Bytes::mib(mib), lane.pool);
+fn program(fixture: &Fixture, check: impl Fn()) {
+    let lane = fixture.lane();
+    let malloc = |mib| fixture.pool.malloc(Bytes::mib(mib), lane.pool);
     let all: Vec<Block> = (0..8).filter_map(|_| malloc(6).ok()).collect();
     check();
     for block in all.iter().step_by(2) {
-        bed.pool.free(block.address).unwrap();
+        fixture.pool.free(block.address).unwrap();
     }
     let mut blocks: Vec<Block> = all.into_iter().skip(1).step_by(2).collect();
     blocks.extend(malloc(20));
     check();
     for block in blocks {
-        bed.pool.free(block.address).unwrap();
+        fixture.pool.free(block.address).unwrap();
     }
-    bed.pool.settle().unwrap();
+    fixture.pool.settle().unwrap();
     for keep in [Bytes::mib(16), Bytes::ZERO] {
         // Where an unmap fails everything stays as it was.
-        let _ = bed.pool.trim(keep);
+        let _ = fixture.pool.trim(keep);
         check();
     }
 }
@@ -72,14 +72,14 @@ fn an_observer_knows_what_is_mapped_whatever_fails() {
         for nth in 1..12 {
             let map = Arc::new(Map::default());
             let options = PoolOptions { observer: Some(map.clone()), ..PoolOptions::default() };
-            let bed = Bed::with(Shape::default(), |_| (), options);
+            let fixture = Fixture::with(Shape::default(), |_| (), options);
             if let Some(verb) = verb {
                 let error = Injected::OutOfMemory;
-                bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(nth), error }]);
+                fixture.faults.set(&[Fault { verb: Some(verb), when: When::Nth(nth), error }]);
             }
-            program(&bed, || check(&map, &bed));
-            bed.faults.set(&[]);
-            bed.end();
+            program(&fixture, || check(&map, &fixture));
+            fixture.faults.set(&[]);
+            fixture.end();
             assert!(map.0.lock().is_empty());
         }
     }
@@ -87,65 +87,74 @@ fn an_observer_knows_what_is_mapped_whatever_fails() {
 
 #[test]
 fn the_lag_is_the_age_of_the_oldest_event_not_passed() {
-    let bed = Bed::new(Shape::default());
-    let lane = bed.lane();
-    let block = bed.pool.malloc(Bytes::mib(4), lane.pool).unwrap();
-    assert_eq!((bed.pool.epoch_lag().misses, bed.pool.epoch_lag().max), (1, Duration::ZERO));
+    let fixture = Fixture::new(Shape::default());
+    let lane = fixture.lane();
+    let block = fixture.pool.malloc(Bytes::mib(4), lane.pool).unwrap();
+    assert_eq!((fixture.pool.epoch_lag().misses, fixture.pool.epoch_lag().max), (1, Duration::ZERO));
     lane.busy(Duration::from_millis(50));
-    bed.pool.free(block.address).unwrap();
-    bed.pool.tick().unwrap();
+    fixture.pool.free(block.address).unwrap();
+    fixture.pool.tick().unwrap();
     let recorded = Instant::now();
     let wait = Duration::from_millis(3);
     while recorded.elapsed() < wait {}
-    let large = bed.pool.malloc(Bytes::mib(20), lane.pool).unwrap();
-    let lag = bed.pool.epoch_lag();
+    let large = fixture.pool.malloc(Bytes::mib(20), lane.pool).unwrap();
+    let lag = fixture.pool.epoch_lag();
     assert!(lag.misses == 2 && lag.max >= wait && lag.p95 >= wait && lag.p50 == Duration::ZERO, "{lag:?}");
-    bed.run_dry();
-    bed.pool.malloc(Bytes::mib(30), lane.pool).map(|block| bed.pool.free(block.address)).unwrap().unwrap();
-    assert_eq!((bed.pool.epoch_lag().misses, bed.pool.epoch_lag().max), (3, lag.max), "it has passed");
-    bed.pool.free(large.address).unwrap();
-    bed.pool.reset_totals();
-    assert_eq!(bed.pool.epoch_lag(), glake_tiers::EpochLag::default());
+    fixture.run_dry();
+    fixture
+        .pool
+        .malloc(Bytes::mib(30), lane.pool)
+        .map(|block| fixture.pool.free(block.address))
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        (fixture.pool.epoch_lag().misses, fixture.pool.epoch_lag().max),
+        (3, lag.max),
+        "it has passed"
+    );
+    fixture.pool.free(large.address).unwrap();
+    fixture.pool.reset_totals();
+    assert_eq!(fixture.pool.epoch_lag(), glake_tiers::EpochLag::default());
 }
 
 #[test]
 fn waits_for_lenders_are_timed_on_the_gpu() {
-    let bed = Bed::new(Shape { borrow: Borrow::Wait(WaitRules::default()), ..Shape::default() });
-    let (lender, taker) = (bed.lane(), bed.lane());
-    assert_eq!(bed.pool.gpu_waits(), glake_tiers::GpuWaits::default());
-    let block = bed.pool.malloc(Bytes::mib(8), lender.pool).unwrap();
+    let fixture = Fixture::new(Shape { borrow: Borrow::Wait(WaitRules::default()), ..Shape::default() });
+    let (lender, taker) = (fixture.lane(), fixture.lane());
+    assert_eq!(fixture.pool.gpu_waits(), glake_tiers::GpuWaits::default());
+    let block = fixture.pool.malloc(Bytes::mib(8), lender.pool).unwrap();
     lender.busy(Duration::from_micros(700));
-    bed.pool.free(block.address).unwrap();
-    let taken = bed.pool.malloc(Bytes::mib(8), taker.pool).unwrap();
+    fixture.pool.free(block.address).unwrap();
+    let taken = fixture.pool.malloc(Bytes::mib(8), taker.pool).unwrap();
     assert_eq!(taken, block);
-    let waits = bed.pool.gpu_waits();
+    let waits = fixture.pool.gpu_waits();
     assert_eq!((waits.count, waits.timed), (1, 0), "it is under way");
-    bed.run_dry();
-    bed.pool.tick().unwrap();
-    let waits = bed.pool.gpu_waits();
+    fixture.run_dry();
+    fixture.pool.tick().unwrap();
+    let waits = fixture.pool.gpu_waits();
     assert_eq!((waits.count, waits.timed), (1, 1));
     assert!((650..=750).contains(&waits.time.as_micros()), "{waits:?}");
-    bed.pool.free(taken.address).unwrap();
+    fixture.pool.free(taken.address).unwrap();
     drop((lender, taker));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn extents_and_waits_of_the_host_are_counted() {
-    let bed = Bed::new(Shape::default());
-    let (one, two) = (bed.lane(), bed.lane());
-    let block = bed.pool.malloc(Bytes::mib(60), one.pool).unwrap();
-    let made = bed.pool.counters().extents_created;
-    assert!(made > 0 && bed.pool.counters().extents_released == 0);
+    let fixture = Fixture::new(Shape::default());
+    let (one, two) = (fixture.lane(), fixture.lane());
+    let block = fixture.pool.malloc(Bytes::mib(60), one.pool).unwrap();
+    let made = fixture.pool.counters().extents_created;
+    assert!(made > 0 && fixture.pool.counters().extents_released == 0);
     one.busy(Duration::from_micros(10));
-    bed.pool.free(block.address).unwrap();
-    let other = bed.pool.malloc(Bytes::mib(60), two.pool).unwrap();
-    assert_eq!(bed.pool.counters().host_waits, 1);
-    bed.pool.free(other.address).unwrap();
-    bed.pool.settle().unwrap();
-    bed.pool.trim(Bytes::ZERO).unwrap();
-    let counters = bed.pool.counters();
+    fixture.pool.free(block.address).unwrap();
+    let other = fixture.pool.malloc(Bytes::mib(60), two.pool).unwrap();
+    assert_eq!(fixture.pool.counters().host_waits, 1);
+    fixture.pool.free(other.address).unwrap();
+    fixture.pool.settle().unwrap();
+    fixture.pool.trim(Bytes::ZERO).unwrap();
+    let counters = fixture.pool.counters();
     assert_eq!(counters.extents_created, counters.extents_released);
     drop((one, two));
-    bed.end();
+    fixture.end();
 }

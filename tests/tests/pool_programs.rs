@@ -11,7 +11,7 @@ use std::time::Duration;
 use glake_device::DriverError;
 use glake_device::owned::CaptureHold;
 use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
-use glake_tests::pool::{Bed, Lane, Ledger, Shape, Stamp, Verdicts};
+use glake_tests::pool::{Fixture, Lane, Ledger, Shape, Stamp, Verdicts};
 use glake_tiers::{Block, BlockLife, Checkpoint, LiveBlock, PoolError, PoolOptions, PoolStream, Restored};
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ struct Capture {
 }
 
 struct Run {
-    bed: Bed,
+    fixture: Fixture,
     lanes: Vec<Lane>,
     ledger: Ledger,
     verdicts: Verdicts,
@@ -96,10 +96,11 @@ struct Run {
 impl Run {
     fn new(borrow: Borrow) -> Self {
         let shape = Shape { memory: Bytes::mib(96), borrow, ..Shape::default() };
-        let bed = Bed::with(shape, |_| (), PoolOptions { exportable: true, ..PoolOptions::default() });
+        let fixture =
+            Fixture::with(shape, |_| (), PoolOptions { exportable: true, ..PoolOptions::default() });
         Run {
-            lanes: (0..STREAMS).map(|_| bed.lane()).collect(),
-            bed,
+            lanes: (0..STREAMS).map(|_| fixture.lane()).collect(),
+            fixture,
             ledger: Ledger::default(),
             verdicts: Verdicts::default(),
             blocks: Vec::new(),
@@ -124,29 +125,29 @@ impl Run {
             Op::Use { which, stream } if !self.blocks.is_empty() => {
                 self.lend(which % self.blocks.len(), stream);
             }
-            Op::Step { count } => (0..count).for_each(|_| _ = self.bed.sim.step()),
-            Op::Tick => self.bed.pool.tick().unwrap(),
-            Op::Settle => match self.bed.pool.settle() {
+            Op::Step { count } => (0..count).for_each(|_| _ = self.fixture.sim.step()),
+            Op::Tick => self.fixture.pool.tick().unwrap(),
+            Op::Settle => match self.fixture.pool.settle() {
                 Ok(()) => {}
                 Err(PoolError::Driver(DriverError::Capturing { .. })) if self.capture.is_some() => {}
                 Err(error) => panic!("{error}"),
             },
-            Op::Trim { keep } => drop(self.bed.pool.trim(Bytes::new(keep)).unwrap()),
-            Op::Fraction { eighths } => self.bed.pool.set_memory_fraction(f64::from(eighths) / 8.0),
+            Op::Trim { keep } => drop(self.fixture.pool.trim(Bytes::new(keep)).unwrap()),
+            Op::Fraction { eighths } => self.fixture.pool.set_memory_fraction(f64::from(eighths) / 8.0),
             Op::AddDomain { private } if self.domains.len() < 4 => {
                 let options = if private { DomainOptions::private_pool() } else { DomainOptions::default() };
-                self.domains.push(self.bed.pool.add_domain(options, None));
+                self.domains.push(self.fixture.pool.add_domain(options, None));
             }
             Op::ReleaseDomain { which } if self.domains.len() > 1 => {
                 let domain = self.domains.remove(1 + which % (self.domains.len() - 1));
-                self.bed.pool.release_domain(domain).unwrap();
-                assert!(self.bed.pool.release_domain(domain).is_err());
+                self.fixture.pool.release_domain(domain).unwrap();
+                assert!(self.fixture.pool.release_domain(domain).is_err());
             }
             Op::Capture if self.capture.is_none() => self.begin_capture(),
             Op::Capture => self.end_capture(),
             Op::DestroyStream { which } if which != CAPTURING || self.capture.is_none() => {
                 // As a program does: its work goes on, and what takes its place comes after it.
-                let next = self.bed.lane();
+                let next = self.fixture.lane();
                 next.follows(&self.lanes[which]);
                 self.lanes[which] = next;
             }
@@ -154,7 +155,7 @@ impl Run {
             Op::Checkpoint { which } => {
                 let domain = self.domains[which % self.domains.len()];
                 // Nothing of a stitched domain is to be claimed.
-                if let Ok(checkpoint) = self.bed.pool.checkpoint(domain) {
+                if let Ok(checkpoint) = self.fixture.pool.checkpoint(domain) {
                     self.checkpoints.push((domain, checkpoint));
                 }
             }
@@ -172,7 +173,7 @@ impl Run {
             Some(capture) if captured => capture.domain,
             _ => self.domains[domain % self.domains.len()],
         };
-        let block = match self.bed.pool.malloc_in(domain, size, self.lanes[stream].pool) {
+        let block = match self.fixture.pool.malloc_in(domain, size, self.lanes[stream].pool) {
             Ok(block) => block,
             Err(error) if error.is_out_of_memory() => return,
             Err(PoolError::Driver(DriverError::Capturing { .. })) if self.capture.is_some() => return,
@@ -205,19 +206,19 @@ impl Run {
     /// A stream that took the place of a block's own is another one to the pool.
     fn record(&self, block: Block, stream: usize, home: PoolStream) {
         let pool = self.lanes[stream].pool;
-        assert!(pool == home || self.bed.pool.record_stream(block.address, pool));
+        assert!(pool == home || self.fixture.pool.record_stream(block.address, pool));
     }
 
     fn share(&mut self, index: usize) {
         let Held { number, stamp, .. } = self.blocks[index];
-        let exported = self.bed.pool.export(stamp.block.address).unwrap();
+        let exported = self.fixture.pool.export(stamp.block.address).unwrap();
         assert_eq!((exported.base, exported.size), (stamp.block.address, stamp.block.size));
         self.shared.push((number, exported.life));
     }
 
     /// Goes back to a checkpoint, or stays as it is where the pool or its memory is gone.
     fn restore(&mut self, domain: DomainId, checkpoint: &Checkpoint) {
-        let Restored { freed, claimed } = match self.bed.pool.restore(domain, checkpoint) {
+        let Restored { freed, claimed } = match self.fixture.pool.restore(domain, checkpoint) {
             Ok(restored) => restored,
             Err(PoolError::Refused { .. }) => return,
             Err(error) => panic!("{error}"),
@@ -253,8 +254,8 @@ impl Run {
 
     fn give(&mut self, block: Block) {
         self.ledger.give(block);
-        assert_eq!(self.bed.pool.free(block.address).unwrap(), block.size);
-        assert!(matches!(self.bed.pool.free(block.address), Err(PoolError::UnknownAddress { .. })));
+        assert_eq!(self.fixture.pool.free(block.address).unwrap(), block.size);
+        assert!(matches!(self.fixture.pool.free(block.address), Err(PoolError::UnknownAddress { .. })));
     }
 
     /// Another stream reads a block, as a program may: ordered after its marking, recorded, and never joined again.
@@ -266,12 +267,12 @@ impl Run {
         self.lanes[stream].follows(&self.lanes[own]);
         let time = self.time();
         stamp.verify(&self.lanes[stream], time, &self.verdicts).unwrap();
-        assert!(self.bed.pool.record_stream(stamp.block.address, self.lanes[stream].pool));
+        assert!(self.fixture.pool.record_stream(stamp.block.address, self.lanes[stream].pool));
     }
 
     fn begin_capture(&mut self) {
-        let domain = self.bed.pool.add_domain(DomainOptions::private_pool(), None);
-        let _hold = self.bed.pool.hold_epochs();
+        let domain = self.fixture.pool.add_domain(DomainOptions::private_pool(), None);
+        let _hold = self.fixture.pool.hold_epochs();
         self.lanes[CAPTURING].begin_capture();
         self.capture = Some(Capture { domain, _hold });
     }
@@ -281,12 +282,12 @@ impl Run {
         let Some(capture) = self.capture.take() else { return };
         self.lanes[CAPTURING].end_capture();
         self.blocks.iter_mut().for_each(|held| held.captured = false);
-        self.bed.pool.release_domain(capture.domain).unwrap();
+        self.fixture.pool.release_domain(capture.domain).unwrap();
     }
 
     fn check(&self) {
-        self.bed.pool.check().unwrap_or_else(|broken| panic!("{broken}"));
-        self.ledger.compare(&self.bed.pool);
+        self.fixture.pool.check().unwrap_or_else(|broken| panic!("{broken}"));
+        self.ledger.compare(&self.fixture.pool);
         self.verdicts.assert_clean();
         for (number, life) in &self.shared {
             let lives = self.blocks.iter().any(|held| held.number == *number);
@@ -301,13 +302,13 @@ impl Run {
             self.free(0);
         }
         for domain in self.domains.split_off(1) {
-            self.bed.pool.release_domain(domain).unwrap();
+            self.fixture.pool.release_domain(domain).unwrap();
         }
-        self.bed.run_dry();
+        self.fixture.run_dry();
         self.verdicts.assert_clean();
-        let Run { bed, lanes, .. } = self;
+        let Run { fixture, lanes, .. } = self;
         drop(lanes);
-        bed.end();
+        fixture.end();
     }
 }
 

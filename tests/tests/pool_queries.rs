@@ -4,7 +4,7 @@
 
 use glake_device::Address;
 use glake_stitch::{DomainOptions, SegmentKind};
-use glake_tests::pool::{Bed, Shape};
+use glake_tests::pool::{Fixture, Shape};
 use glake_tiers::Block;
 use glake_units::Bytes;
 
@@ -12,53 +12,54 @@ fn at(block: Block, offset: u64) -> Address {
     Address(block.address.0 + offset)
 }
 
-fn free<'a>(bed: &Bed, blocks: impl Iterator<Item = &'a Block>) {
+fn free<'a>(fixture: &Fixture, blocks: impl Iterator<Item = &'a Block>) {
     for block in blocks {
-        bed.pool.free(block.address).unwrap();
+        fixture.pool.free(block.address).unwrap();
     }
 }
 
 #[test]
 fn a_block_is_found_by_any_of_its_bytes() {
-    let bed = Bed::new(Shape::default());
-    let lane = bed.lane();
+    let fixture = Fixture::new(Shape::default());
+    let lane = fixture.lane();
     let sizes = [Bytes::new(100), Bytes::kib(700), Bytes::mib(3), Bytes::mib(9)];
     let mut blocks: Vec<Block> =
-        sizes.iter().map(|&size| bed.pool.malloc(size, lane.pool).unwrap()).collect();
+        sizes.iter().map(|&size| fixture.pool.malloc(size, lane.pool).unwrap()).collect();
     // Every second one of these is freed, so that the last block is stitched.
-    let spread: Vec<Block> = (0..10).map(|_| bed.pool.malloc(Bytes::mib(4), lane.pool).unwrap()).collect();
-    free(&bed, spread.iter().step_by(2));
-    blocks.push(bed.pool.malloc(Bytes::mib(18), lane.pool).unwrap());
-    assert_eq!(bed.pool.counters().stitches, 1);
+    let spread: Vec<Block> =
+        (0..10).map(|_| fixture.pool.malloc(Bytes::mib(4), lane.pool).unwrap()).collect();
+    free(&fixture, spread.iter().step_by(2));
+    blocks.push(fixture.pool.malloc(Bytes::mib(18), lane.pool).unwrap());
+    assert_eq!(fixture.pool.counters().stitches, 1);
     let requested = [100, 700 << 10, 3 << 20, 9 << 20, 18 << 20];
     for (&block, requested) in blocks.iter().zip(requested) {
         for offset in [0, 1, block.size.get() / 2, block.size.get() - 1] {
-            let found = bed.pool.find(at(block, offset)).unwrap();
+            let found = fixture.pool.find(at(block, offset)).unwrap();
             assert_eq!((found.address, found.size), (block.address, block.size));
             assert_eq!((found.requested.get(), found.stream), (requested, lane.pool.key));
         }
-        let behind = bed.pool.find(at(block, block.size.get()));
+        let behind = fixture.pool.find(at(block, block.size.get()));
         assert!(behind.is_none_or(|other| other.address != block.address));
     }
-    assert_eq!(bed.pool.find(spread[0].address).map(|found| found.address), None, "freed");
-    assert_eq!(bed.pool.find(Address(0)), None);
-    let told = bed.pool.blocks_of(glake_stitch::Allocator::default_domain());
+    assert_eq!(fixture.pool.find(spread[0].address).map(|found| found.address), None, "freed");
+    assert_eq!(fixture.pool.find(Address(0)), None);
+    let told = fixture.pool.blocks_of(glake_stitch::Allocator::default_domain());
     assert_eq!(told.len(), 10);
     let lent = |segment: &glake_stitch::Segment| segment.blocks.iter().any(|block| block.lent);
-    let segments = bed.pool.segments();
+    let segments = fixture.pool.segments();
     assert!(segments.iter().any(|segment| segment.kind == SegmentKind::Home && lent(segment)));
     for block in told {
-        bed.pool.free(block.address).unwrap();
+        fixture.pool.free(block.address).unwrap();
     }
     drop(lane);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn a_private_pool_keeps_its_memory_until_it_is_given_up_or_trimmed_by_name() {
-    let bed = Bed::new(Shape::default());
-    let lane = bed.lane();
-    let pool = &bed.pool;
+    let fixture = Fixture::new(Shape::default());
+    let lane = fixture.lane();
+    let pool = &fixture.pool;
     let domain = pool.add_domain(DomainOptions::private_pool(), None);
     let private = pool.malloc_in(domain, Bytes::mib(8), lane.pool).unwrap();
     let small = pool.malloc_in(domain, Bytes::kib(8), lane.pool).unwrap();
@@ -81,50 +82,50 @@ fn a_private_pool_keeps_its_memory_until_it_is_given_up_or_trimmed_by_name() {
     let counters = pool.counters();
     assert!(counters.extents_created > 0 && counters.extents_created == counters.extents_released);
     drop(lane);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn the_largest_request_is_served_and_a_larger_one_is_not() {
-    let bed = Bed::new(Shape::default());
-    let lane = bed.lane();
-    let pool = &bed.pool;
+    let fixture = Fixture::new(Shape::default());
+    let lane = fixture.lane();
+    let pool = &fixture.pool;
     assert_eq!(pool.largest().unwrap(), Bytes::mib(64));
     pool.set_memory_fraction(0.75);
     assert!((pool.memory_fraction() - 0.75).abs() < 1e-9);
     assert_eq!(pool.largest().unwrap(), Bytes::mib(48));
     let blocks: Vec<Block> = (0..6).map(|_| pool.malloc(Bytes::mib(4), lane.pool).unwrap()).collect();
-    free(&bed, blocks.iter().step_by(2));
+    free(&fixture, blocks.iter().step_by(2));
     let largest = pool.largest().unwrap();
     assert_eq!(largest, Bytes::mib(36), "three holes of 4 MiB, and 24 MiB to grow");
     assert!(pool.malloc(largest.saturating_add(Bytes::mib(1)), lane.pool).is_err());
     let block = pool.malloc(largest, lane.pool).unwrap();
     assert_eq!(pool.largest().unwrap(), Bytes::ZERO);
-    free(&bed, blocks.iter().skip(1).step_by(2).chain([&block]));
+    free(&fixture, blocks.iter().skip(1).step_by(2).chain([&block]));
     assert_eq!(pool.counters().ooms, 1);
     drop(lane);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn a_domain_that_a_graph_was_captured_in_is_stitched_no_more() {
-    let bed = Bed::new(Shape::default());
-    let lane = bed.lane();
-    let domain = bed.pool.add_domain(DomainOptions::own_pool(), None);
+    let fixture = Fixture::new(Shape::default());
+    let lane = fixture.lane();
+    let domain = fixture.pool.add_domain(DomainOptions::own_pool(), None);
     let stitched = || {
-        let take = |size| bed.pool.malloc_in(domain, size, lane.pool).unwrap();
+        let take = |size| fixture.pool.malloc_in(domain, size, lane.pool).unwrap();
         let blocks: Vec<Block> = (0..6).map(|_| take(Bytes::mib(4))).collect();
-        free(&bed, blocks.iter().step_by(2));
+        free(&fixture, blocks.iter().step_by(2));
         let whole = take(Bytes::mib(10));
-        free(&bed, blocks.iter().skip(1).step_by(2).chain([&whole]));
-        let counters = bed.pool.counters();
+        free(&fixture, blocks.iter().skip(1).step_by(2).chain([&whole]));
+        let counters = fixture.pool.counters();
         counters.stitches + counters.alias_reuses
     };
     let before = stitched();
     assert_eq!(before, 1);
-    bed.pool.keep_addresses(domain);
+    fixture.pool.keep_addresses(domain);
     assert_eq!(stitched(), before);
-    bed.pool.release_domain(domain).unwrap();
+    fixture.pool.release_domain(domain).unwrap();
     drop(lane);
-    bed.end();
+    fixture.end();
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use glake_device::DriverError;
 use glake_sim::Clock;
 use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
-use glake_tests::pool::{Bed, Lane, Ledger, Shape, Stamp, Verdicts};
+use glake_tests::pool::{Fixture, Lane, Ledger, Shape, Stamp, Verdicts};
 use glake_tiers::{PoolError, Ticker};
 use glake_units::Bytes;
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ const CAPTURING: usize = STREAMS - 1;
 
 /// What the threads have in common.
 struct Shared {
-    bed: Bed,
+    fixture: Fixture,
     lanes: Vec<Lane>,
     ledger: Mutex<Ledger>,
     verdicts: Verdicts,
@@ -58,12 +58,12 @@ impl Worker<'_> {
 
     fn run(&mut self, rounds: u64) {
         for _ in 0..rounds {
-            let pool = &self.shared.bed.pool;
+            let pool = &self.shared.fixture.pool;
             match self.below(40) {
                 0..=15 => self.malloc(),
                 16..=27 => self.free(),
                 28..=29 => self.lend(),
-                30..=33 => _ = self.shared.bed.sim.step(),
+                30..=33 => _ = self.shared.fixture.sim.step(),
                 34 => pool.tick().unwrap(),
                 35 => self.may_meet_a_capture(pool.settle()),
                 36 => {
@@ -98,7 +98,7 @@ impl Worker<'_> {
     fn take(&mut self, domain: DomainId, stream: usize) -> Option<Held> {
         let size = self.size();
         let lane = &self.shared.lanes[stream];
-        let block = match self.shared.bed.pool.malloc_in(domain, size, lane.pool) {
+        let block = match self.shared.fixture.pool.malloc_in(domain, size, lane.pool) {
             Ok(block) => block,
             Err(error) if error.is_out_of_memory() => return None,
             Err(error) => {
@@ -133,7 +133,7 @@ impl Worker<'_> {
         let time = self.time();
         stamp.verify(&self.shared.lanes[stream], time, &self.shared.verdicts).unwrap();
         self.shared.ledger.lock().give(stamp.block);
-        assert_eq!(self.shared.bed.pool.free(stamp.block.address).unwrap(), stamp.block.size);
+        assert_eq!(self.shared.fixture.pool.free(stamp.block.address).unwrap(), stamp.block.size);
     }
 
     /// Another thread's stream reads a block, is recorded, and is never joined again.
@@ -144,12 +144,12 @@ impl Worker<'_> {
         let time = self.time();
         to.follows(from);
         held.stamp.verify(to, time, &self.shared.verdicts).unwrap();
-        assert!(self.shared.bed.pool.record_stream(held.stamp.block.address, to.pool));
+        assert!(self.shared.fixture.pool.record_stream(held.stamp.block.address, to.pool));
         self.blocks.push(held);
     }
 
     fn change_domains(&mut self) {
-        let pool = &self.shared.bed.pool;
+        let pool = &self.shared.fixture.pool;
         if self.domains.len() < 3 {
             let private = self.below(2) == 0;
             let options = if private { DomainOptions::private_pool() } else { DomainOptions::default() };
@@ -163,7 +163,7 @@ impl Worker<'_> {
     fn capture(&mut self) {
         let Some(mut open) = self.shared.captures.try_lock() else { return };
         *open += 1;
-        let pool = &self.shared.bed.pool;
+        let pool = &self.shared.fixture.pool;
         let lane = &self.shared.lanes[CAPTURING];
         let domain = pool.add_domain(DomainOptions::private_pool(), None);
         let hold = pool.hold_epochs();
@@ -193,17 +193,17 @@ impl Worker<'_> {
 }
 
 fn stress(seed: u64, borrow: Borrow, clock: Clock, rounds: u64) {
-    let bed = Bed::new(Shape { memory: Bytes::mib(128), borrow, clock, ..Shape::default() });
+    let fixture = Fixture::new(Shape { memory: Bytes::mib(128), borrow, clock, ..Shape::default() });
     let shared = Shared {
-        lanes: (0..STREAMS).map(|_| bed.lane()).collect(),
-        bed,
+        lanes: (0..STREAMS).map(|_| fixture.lane()).collect(),
+        fixture,
         ledger: Mutex::default(),
         verdicts: Verdicts::default(),
         handed: Mutex::default(),
         captures: Mutex::default(),
     };
-    let ticker =
-        (clock == Clock::Wall).then(|| Ticker::start(&shared.bed.pool, Duration::from_millis(1)).unwrap());
+    let ticker = (clock == Clock::Wall)
+        .then(|| Ticker::start(&shared.fixture.pool, Duration::from_millis(1)).unwrap());
     let left: Vec<Held> = std::thread::scope(|scope| {
         let workers = (0..THREADS).map(|index| {
             let random = seed * 1000 + index as u64 + 1;
@@ -212,7 +212,7 @@ fn stress(seed: u64, borrow: Borrow, clock: Clock, rounds: u64) {
             scope.spawn(move || {
                 worker.run(rounds);
                 for domain in worker.domains.split_off(1) {
-                    worker.shared.bed.pool.release_domain(domain).unwrap();
+                    worker.shared.fixture.pool.release_domain(domain).unwrap();
                 }
                 worker.blocks
             })
@@ -220,19 +220,19 @@ fn stress(seed: u64, borrow: Borrow, clock: Clock, rounds: u64) {
         let workers: Vec<_> = workers.collect();
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
-    shared.bed.pool.check().unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
-    shared.ledger.lock().compare(&shared.bed.pool);
+    shared.fixture.pool.check().unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+    shared.ledger.lock().compare(&shared.fixture.pool);
     let mut last = Worker { shared: &shared, index: 0, random: 1, domains: Vec::new(), blocks: left };
     last.blocks.append(&mut shared.handed.lock());
     std::mem::take(&mut last.blocks).into_iter().for_each(|held| last.give(held));
     shared.lanes.iter().for_each(Lane::synchronize);
     shared.verdicts.assert_clean();
     assert!(*shared.captures.lock() > 0, "seed {seed}: no capture was open");
-    assert!(shared.bed.pool.counters().stitches > 0, "seed {seed}: nothing was stitched");
+    assert!(shared.fixture.pool.counters().stitches > 0, "seed {seed}: nothing was stitched");
     drop(ticker);
-    let Shared { bed, lanes, .. } = shared;
+    let Shared { fixture, lanes, .. } = shared;
     drop(lanes);
-    bed.end();
+    fixture.end();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use glake_device::Verb;
 use glake_sim::{Census, Clock};
 use glake_stitch::DomainOptions;
-use glake_tests::pool::{Bed, Lane, Shape, Stamp};
+use glake_tests::pool::{Fixture, Lane, Shape, Stamp};
 use glake_tiers::Ticker;
 use glake_units::Bytes;
 
@@ -16,11 +16,11 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Far more than any of it takes.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-fn bed() -> (Bed, Ticker, [Lane; 2]) {
-    let bed = Bed::new(Shape { clock: Clock::Wall, ..Shape::default() });
-    let ticker = Ticker::start(&bed.pool, INTERVAL).unwrap();
-    let lanes = [bed.lane(), bed.lane()];
-    (bed, ticker, lanes)
+fn fixture() -> (Fixture, Ticker, [Lane; 2]) {
+    let fixture = Fixture::new(Shape { clock: Clock::Wall, ..Shape::default() });
+    let ticker = Ticker::start(&fixture.pool, INTERVAL).unwrap();
+    let lanes = [fixture.lane(), fixture.lane()];
+    (fixture, ticker, lanes)
 }
 
 /// Waits until it is so; how long that took.
@@ -34,110 +34,110 @@ fn until(what: &str, so: impl Fn() -> bool) -> Duration {
 }
 
 /// Waits until no call has reached the device for ten intervals.
-fn idle(bed: &Bed) {
+fn idle(fixture: &Fixture) {
     until("it goes to sleep", || {
-        let calls = bed.calls();
+        let calls = fixture.calls();
         std::thread::sleep(10 * INTERVAL);
-        bed.calls() == calls && !bed.pool.is_ticking()
+        fixture.calls() == calls && !fixture.pool.is_ticking()
     });
 }
 
 #[test]
 fn what_is_freed_becomes_anyones() {
-    let (bed, _ticker, [owner, taker]) = bed();
+    let (fixture, _ticker, [owner, taker]) = fixture();
     for round in 0..5 {
-        let stamp = Stamp { block: bed.pool.malloc(Bytes::mib(60), owner.pool).unwrap(), seed: round };
+        let stamp = Stamp { block: fixture.pool.malloc(Bytes::mib(60), owner.pool).unwrap(), seed: round };
         stamp.write(&owner, Duration::from_millis(1)).unwrap();
-        bed.pool.free(stamp.block.address).unwrap();
-        until("its epoch passes", || !bed.pool.is_ticking());
-        let calls = bed.calls();
-        let block = bed.pool.malloc(Bytes::mib(60), taker.pool).unwrap();
+        fixture.pool.free(stamp.block.address).unwrap();
+        until("its epoch passes", || !fixture.pool.is_ticking());
+        let calls = fixture.calls();
+        let block = fixture.pool.malloc(Bytes::mib(60), taker.pool).unwrap();
         assert_eq!(block, stamp.block);
         if round > 0 {
-            assert_eq!(bed.calls(), calls, "a hit");
+            assert_eq!(fixture.calls(), calls, "a hit");
         }
         Stamp { block, seed: 99 }.write(&taker, Duration::ZERO).unwrap();
-        bed.pool.free(block.address).unwrap();
-        until("its epoch passes", || !bed.pool.is_ticking());
+        fixture.pool.free(block.address).unwrap();
+        until("its epoch passes", || !fixture.pool.is_ticking());
     }
 }
 
 #[test]
 fn it_sleeps_while_there_is_nothing_to_do_and_wakes_again() {
-    let (bed, _ticker, [lane, _]) = bed();
-    idle(&bed);
+    let (fixture, _ticker, [lane, _]) = fixture();
+    idle(&fixture);
     for _ in 0..3 {
-        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
-        idle(&bed);
-        bed.pool.free(block.address).unwrap();
-        until("it is woken by a free", || !bed.pool.is_ticking());
-        idle(&bed);
-        let domain = bed.pool.add_domain(DomainOptions::private_pool(), None);
-        bed.pool.release_domain(domain).unwrap();
-        until("it is woken by a domain that is released", || !bed.pool.is_ticking());
+        let block = fixture.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        idle(&fixture);
+        fixture.pool.free(block.address).unwrap();
+        until("it is woken by a free", || !fixture.pool.is_ticking());
+        idle(&fixture);
+        let domain = fixture.pool.add_domain(DomainOptions::private_pool(), None);
+        fixture.pool.release_domain(domain).unwrap();
+        until("it is woken by a domain that is released", || !fixture.pool.is_ticking());
     }
 }
 
 #[test]
 fn every_ticker_of_a_pool_is_woken() {
-    let (bed, first, [lane, _]) = bed();
+    let (fixture, first, [lane, _]) = fixture();
     let woken = |which: &str| {
-        idle(&bed);
-        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
-        bed.pool.free(block.address).unwrap();
-        until(which, || !bed.pool.is_ticking());
+        idle(&fixture);
+        let block = fixture.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        fixture.pool.free(block.address).unwrap();
+        until(which, || !fixture.pool.is_ticking());
     };
     woken("the first");
     drop(first);
-    let second = Ticker::start(&bed.pool, INTERVAL).unwrap();
+    let second = Ticker::start(&fixture.pool, INTERVAL).unwrap();
     woken("one that came after another had ended");
-    let third = Ticker::start(&bed.pool, INTERVAL).unwrap();
+    let third = Ticker::start(&fixture.pool, INTERVAL).unwrap();
     drop(second);
     woken("one that came beside another, which then ended");
-    drop(Ticker::start(&bed.pool, INTERVAL).unwrap());
+    drop(Ticker::start(&fixture.pool, INTERVAL).unwrap());
     woken("one beside which another came and ended");
     drop(third);
 }
 
 #[test]
 fn frees_do_not_make_it_tick_more_often() {
-    let (bed, _ticker, [lane, _]) = bed();
+    let (fixture, _ticker, [lane, _]) = fixture();
     let start = Instant::now();
     while start.elapsed() < 20 * INTERVAL {
-        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
-        bed.pool.free(block.address).unwrap();
+        let block = fixture.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        fixture.pool.free(block.address).unwrap();
     }
     let elapsed = start.elapsed().as_millis() / INTERVAL.as_millis();
-    let recorded = bed.recorder.counters().of(Verb::EventRecordContext).calls;
+    let recorded = fixture.recorder.counters().of(Verb::EventRecordContext).calls;
     assert!(u128::from(recorded) <= elapsed + 2, "{recorded} epochs in {elapsed} intervals");
 }
 
 #[test]
 fn nothing_is_recorded_while_a_capture_is_open() {
-    let (bed, _ticker, [captured, other]) = bed();
-    let block = bed.pool.malloc(Bytes::mib(3), other.pool).unwrap();
-    idle(&bed);
-    let hold = bed.pool.hold_epochs();
+    let (fixture, _ticker, [captured, other]) = fixture();
+    let block = fixture.pool.malloc(Bytes::mib(3), other.pool).unwrap();
+    idle(&fixture);
+    let hold = fixture.pool.hold_epochs();
     captured.begin_capture();
-    bed.pool.free(block.address).unwrap();
-    let before = bed.recorder.counters();
+    fixture.pool.free(block.address).unwrap();
+    let before = fixture.recorder.counters();
     std::thread::sleep(10 * INTERVAL);
-    let since = bed.recorder.counters().since(&before);
+    let since = fixture.recorder.counters().since(&before);
     assert_eq!(since.calls(), 0);
     captured.end_capture();
     drop(hold);
-    until("the first epoch after the capture covers it", || !bed.pool.is_ticking());
+    until("the first epoch after the capture covers it", || !fixture.pool.is_ticking());
 }
 
 #[test]
 fn dropping_it_ends_it_at_once() {
-    let bed = Bed::new(Shape { clock: Clock::Wall, ..Shape::default() });
-    let lane = bed.lane();
-    let asleep = Ticker::start(&bed.pool, LONG).unwrap();
+    let fixture = Fixture::new(Shape { clock: Clock::Wall, ..Shape::default() });
+    let lane = fixture.lane();
+    let asleep = Ticker::start(&fixture.pool, LONG).unwrap();
     drop(asleep);
-    let pausing = Ticker::start(&bed.pool, LONG).unwrap();
-    let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
-    bed.pool.free(block.address).unwrap();
+    let pausing = Ticker::start(&fixture.pool, LONG).unwrap();
+    let block = fixture.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+    fixture.pool.free(block.address).unwrap();
     std::thread::sleep(INTERVAL);
     let start = Instant::now();
     drop(pausing);
@@ -147,12 +147,12 @@ fn dropping_it_ends_it_at_once() {
 #[test]
 fn a_pool_is_dropped_on_any_thread() {
     for round in 0..20 {
-        let (bed, ticker, [lane, other]) = bed();
-        let block = bed.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
+        let (fixture, ticker, [lane, other]) = fixture();
+        let block = fixture.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
         Stamp { block, seed: 1 }.write(&lane, Duration::from_micros(100)).unwrap();
-        bed.pool.free(block.address).unwrap();
+        fixture.pool.free(block.address).unwrap();
         drop((lane, other));
-        let Bed { sim, pool, .. } = bed;
+        let Fixture { sim, pool, .. } = fixture;
         // Before the ticker, after it, or whichever is first: its thread may be the last to hold the pool.
         match round % 3 {
             0 => drop((ticker, pool)),

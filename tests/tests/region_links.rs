@@ -27,24 +27,24 @@ struct Weights {
     seed: u64,
 }
 
-struct Bed {
+struct Fixture {
     server: Server,
     host: Arc<HostPool>,
     weights: Weights,
     mover: LinkMover,
 }
 
-fn bed(shape: ServerShape) -> Bed {
+fn fixture(shape: ServerShape) -> Fixture {
     let server = Server::new(shape);
     let host = HostOptions { arena: Bytes::mib(32), threads: 1, ..HostOptions::default() };
     let host = HostPool::new(&server.epochs, host).unwrap();
     let weights = Weights::new(&server, GPU, 1);
     let mover = LinkMover::new(&server.engine, GPU, Priority::Normal).unwrap();
-    Bed { server, host, weights, mover }
+    Fixture { server, host, weights, mover }
 }
 
-fn four() -> Bed {
-    bed(ServerShape::four(Bytes::mib(192)))
+fn four() -> Fixture {
+    fixture(ServerShape::four(Bytes::mib(192)))
 }
 
 fn bytes(seed: u64) -> Vec<u8> {
@@ -100,7 +100,7 @@ impl Weights {
     }
 }
 
-impl Bed {
+impl Fixture {
     fn host(&self) -> Store {
         Store::Host(self.host.clone())
     }
@@ -129,7 +129,7 @@ impl Bed {
     }
 
     fn end(self) {
-        let Bed { server, host, weights, mover } = self;
+        let Fixture { server, host, weights, mover } = self;
         weights.end();
         assert_eq!(host.statistics().in_use, Bytes::ZERO);
         drop((mover, host));
@@ -139,40 +139,40 @@ impl Bed {
 
 #[test]
 fn bytes_leave_and_come_back_over_other_gpus_links() {
-    let bed = four();
-    let before = bed.addresses();
-    let gone = bed.shrink().unwrap();
+    let fixture = four();
+    let before = fixture.addresses();
+    let gone = fixture.shrink().unwrap();
     assert_eq!((gone.left, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
-    assert_eq!(bed.weights.region.sizes().unwrap().0, Bytes::ZERO);
-    let back = bed.refill().unwrap();
+    assert_eq!(fixture.weights.region.sizes().unwrap().0, Bytes::ZERO);
+    let back = fixture.refill().unwrap();
     assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(72)));
-    assert_eq!(bed.addresses(), before);
-    bed.weights.assert_bytes();
-    assert_eq!(bed.relays(), 3);
-    bed.end();
+    assert_eq!(fixture.addresses(), before);
+    fixture.weights.assert_bytes();
+    assert_eq!(fixture.relays(), 3);
+    fixture.end();
 }
 
 #[test]
 fn a_copy_that_is_refused_anywhere_loses_nothing() {
     for error in [Injected::Failed(1), Injected::NotReady] {
         for nth in 1..12 {
-            let bed = four();
-            bed.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
-            let gone = bed.shrink();
-            bed.server.faults.set(&[]);
+            let fixture = four();
+            fixture.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
+            let gone = fixture.shrink();
+            fixture.server.faults.set(&[]);
             if gone.is_err() {
-                bed.shrink().unwrap();
+                fixture.shrink().unwrap();
             }
-            assert_eq!(bed.weights.region.sizes().unwrap().0, Bytes::ZERO);
-            bed.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
-            let back = bed.refill();
-            bed.server.faults.set(&[]);
-            assert!(nth > 4 || bed.server.faults.injected() == 2, "fewer copies than that");
+            assert_eq!(fixture.weights.region.sizes().unwrap().0, Bytes::ZERO);
+            fixture.server.faults.set(&[Fault { verb: Some(Verb::Copy), when: When::Nth(nth), error }]);
+            let back = fixture.refill();
+            fixture.server.faults.set(&[]);
+            assert!(nth > 4 || fixture.server.faults.injected() == 2, "fewer copies than that");
             if back.is_err() {
-                bed.refill().unwrap();
+                fixture.refill().unwrap();
             }
-            bed.weights.assert_bytes();
-            bed.end();
+            fixture.weights.assert_bytes();
+            fixture.end();
         }
     }
 }
@@ -224,26 +224,26 @@ impl Moving for HeldCopy {
 
 #[test]
 fn streams_of_all_gpus_wait_for_what_is_on_its_way_over_every_link() {
-    let bed = bed(ServerShape::named("h20x8"));
-    let sim = &bed.server.sim;
-    let streams: Vec<OwnedStream> = bed
+    let fixture = fixture(ServerShape::named("h20x8"));
+    let sim = &fixture.server.sim;
+    let streams: Vec<OwnedStream> = fixture
         .server
         .devices()
         .iter()
-        .map(|device| OwnedStream::new(&bed.server.driver, device).unwrap())
+        .map(|device| OwnedStream::new(&fixture.server.driver, device).unwrap())
         .collect();
-    bed.shrink().unwrap();
+    fixture.shrink().unwrap();
     let (marked, marks) = mpsc::sync_channel(1);
-    let held = Held { links: &bed.mover, marked, latch: Arc::default() };
+    let held = Held { links: &fixture.mover, marked, latch: Arc::default() };
     let (right, run) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     std::thread::scope(|scope| {
         let _opening = Opening(held.latch.clone());
-        scope.spawn(|| bed.weights.refill(&held).unwrap());
+        scope.spawn(|| fixture.weights.refill(&held).unwrap());
         marks.recv().unwrap();
         for stream in &streams {
             // It returns before the copies are done; what comes behind it does not begin before.
-            bed.weights.region.wait(stream.device(), stream.id()).unwrap();
-            for (block, seed) in bed.weights.blocks.iter().zip(bed.weights.seed * 10..) {
+            fixture.weights.region.wait(stream.device(), stream.id()).unwrap();
+            for (block, seed) in fixture.weights.blocks.iter().zip(fixture.weights.seed * 10..) {
                 let touch = Touch { address: block.address, size: SIZE };
                 let (right, run) = (right.clone(), run.clone());
                 let work = move |memory: &mut dyn KernelMemory| {
@@ -258,47 +258,47 @@ fn streams_of_all_gpus_wait_for_what_is_on_its_way_over_every_link() {
         }
         assert_eq!(run.load(Ordering::Relaxed), 0, "the copies are under way");
         streams.iter().for_each(|stream| stream.synchronize().unwrap());
-        assert_eq!(right.load(Ordering::Relaxed), streams.len() * bed.weights.blocks.len());
+        assert_eq!(right.load(Ordering::Relaxed), streams.len() * fixture.weights.blocks.len());
     });
-    bed.weights.assert_bytes();
-    assert!(bed.relays() >= 3, "{:?}", bed.server.engine.statistics());
+    fixture.weights.assert_bytes();
+    assert!(fixture.relays() >= 3, "{:?}", fixture.server.engine.statistics());
     drop(streams);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn one_mover_serves_several_threads() {
-    let bed = bed(ServerShape::named("h20x8"));
+    let fixture = fixture(ServerShape::named("h20x8"));
     let directory = tempfile::tempdir().unwrap();
     let files = Arc::new(FileTier::open(&directory.path().join("extents")).unwrap());
     let stores = [
-        bed.host(),
-        Store::Peer(bed.server.pools[6].clone()),
+        fixture.host(),
+        Store::Peer(fixture.server.pools[6].clone()),
         // Three threads more.
-        Store::File { files: files.clone(), host: bed.host.clone() },
+        Store::File { files: files.clone(), host: fixture.host.clone() },
     ];
-    let others: Vec<Weights> = (2..5).map(|seed| Weights::new(&bed.server, GPU, seed)).collect();
+    let others: Vec<Weights> = (2..5).map(|seed| Weights::new(&fixture.server, GPU, seed)).collect();
     std::thread::scope(|scope| {
         for (weights, store) in others.iter().zip(&stores) {
-            scope.spawn(|| weights.cycle(store, &bed.mover, &bed.mover));
+            scope.spawn(|| weights.cycle(store, &fixture.mover, &fixture.mover));
         }
-        bed.weights.cycle(&bed.host(), &bed.mover, &bed.mover);
+        fixture.weights.cycle(&fixture.host(), &fixture.mover, &fixture.mover);
     });
-    assert!(bed.relays() >= 3, "{:?}", bed.server.engine.statistics());
+    assert!(fixture.relays() >= 3, "{:?}", fixture.server.engine.statistics());
     assert_eq!(files.statistics().files, 0);
     others.into_iter().for_each(Weights::end);
     drop(stores);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn movers_of_several_gpus_share_the_links() {
-    let bed = bed(ServerShape::named("h200x4"));
+    let fixture = fixture(ServerShape::named("h200x4"));
     let others: Vec<Weights> =
-        (1..4).map(|gpu| Weights::new(&bed.server, DeviceId(gpu), u64::from(gpu) + 1)).collect();
-    let (engine, host) = (&bed.server.engine, bed.host());
+        (1..4).map(|gpu| Weights::new(&fixture.server, DeviceId(gpu), u64::from(gpu) + 1)).collect();
+    let (engine, host) = (&fixture.server.engine, fixture.host());
     std::thread::scope(|scope| {
-        for weights in others.iter().chain([&bed.weights]) {
+        for weights in others.iter().chain([&fixture.weights]) {
             let host = &host;
             scope.spawn(move || {
                 let mover =
@@ -310,33 +310,33 @@ fn movers_of_several_gpus_share_the_links() {
     assert_eq!(engine.statistics().lost_copies, 0);
     others.into_iter().for_each(Weights::end);
     drop(host);
-    bed.end();
+    fixture.end();
 }
 
 /// By the model: what the driver's own calls take is not in it.
 #[test]
 fn four_links_take_a_region_out_and_bring_it_back() {
-    let bed = bed(ServerShape::named("h200x4"));
+    let fixture = fixture(ServerShape::named("h200x4"));
     let (size, all) = (Bytes::mib(128), Bytes::mib(1024));
     let options = RegionOptions { extent: size, ..RegionOptions::of("large") };
-    let region = Region::new(&bed.server.pools[0], options);
-    let on = PoolStream::of(&*bed.server.driver, GPU, Stream::LEGACY).unwrap();
+    let region = Region::new(&fixture.server.pools[0], options);
+    let on = PoolStream::of(&*fixture.server.driver, GPU, Stream::LEGACY).unwrap();
     let blocks: Vec<Block> = (0..8).map(|_| region.malloc(size, on).unwrap()).collect();
     let link = Duration::from_secs_f64(all.get() as f64 / 55.5e9);
-    let transit = TransferContext { mover: &bed.mover, checks: None };
+    let transit = TransferContext { mover: &fixture.mover, checks: None };
     let timed = |work: &dyn Fn() -> Bytes| {
-        let start = bed.server.sim.now();
+        let start = fixture.server.sim.now();
         assert_eq!(work(), all);
-        link.as_secs_f64() / (bed.server.sim.now() - start).as_secs_f64()
+        link.as_secs_f64() / (fixture.server.sim.now() - start).as_secs_f64()
     };
-    let out = || region.shrink(Bytes::MAX, &bed.host(), transit).unwrap().copied;
+    let out = || region.shrink(Bytes::MAX, &fixture.host(), transit).unwrap().copied;
     let back = || region.refill(Bytes::MAX, transit, &NoWait).unwrap().copied;
     let [_, _, out, back] = [timed(&out), timed(&back), timed(&out), timed(&back)];
     println!("of one link: out {out:.2}, back {back:.2}");
     assert!(out >= 2.4 && back >= 3.0, "{out:.2} {back:.2}");
     for block in blocks {
-        bed.server.pools[0].free(block.address).unwrap();
+        fixture.server.pools[0].free(block.address).unwrap();
     }
     drop(region);
-    bed.end();
+    fixture.end();
 }

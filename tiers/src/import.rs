@@ -146,18 +146,18 @@ mod tests {
     const GPU: DeviceId = DeviceId(0);
     const FOUR: Bytes = Bytes::mib(4);
 
-    struct Bed {
+    struct Fixture {
         sim: Arc<Simulator>,
         pool: GpuPool,
         epochs: Arc<Epochs>,
         stream: PoolStream,
     }
 
-    fn bed(exportable: bool) -> Bed {
-        bed_on(exportable, SimTopology::uniform(2, Bytes::mib(64)))
+    fn fixture(exportable: bool) -> Fixture {
+        fixture_on(exportable, SimTopology::uniform(2, Bytes::mib(64)))
     }
 
-    fn bed_on(exportable: bool, topology: SimTopology) -> Bed {
+    fn fixture_on(exportable: bool, topology: SimTopology) -> Fixture {
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
         let epochs = Epochs::new(driver.clone());
@@ -166,10 +166,10 @@ mod tests {
         let (settings, clock) = (Some(settings), Some(epochs.clone()));
         let options = PoolOptions { settings, epochs: clock, exportable, ..PoolOptions::default() };
         let pool = GpuPool::new(driver.clone(), GPU, options).unwrap();
-        Bed { stream: PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap(), sim, pool, epochs }
+        Fixture { stream: PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap(), sim, pool, epochs }
     }
 
-    impl Bed {
+    impl Fixture {
         fn malloc(&self, size: Bytes) -> Block {
             self.pool.malloc(size, self.stream).unwrap()
         }
@@ -213,58 +213,58 @@ mod tests {
 
     #[test]
     fn both_sides_see_the_same_bytes() {
-        let bed = bed(true);
-        let (stitched, mut blocks) = bed.stitched();
-        bed.compare(stitched);
-        let tail = bed.malloc(Bytes::kib(700));
-        blocks.extend([tail, bed.malloc(Bytes::new(3)), bed.malloc(Bytes::mib(2))]);
-        blocks.iter().for_each(|block| bed.compare(*block));
+        let fixture = fixture(true);
+        let (stitched, mut blocks) = fixture.stitched();
+        fixture.compare(stitched);
+        let tail = fixture.malloc(Bytes::kib(700));
+        blocks.extend([tail, fixture.malloc(Bytes::new(3)), fixture.malloc(Bytes::mib(2))]);
+        blocks.iter().for_each(|block| fixture.compare(*block));
         for block in blocks.into_iter().chain([stitched]) {
-            bed.pool.free(block.address).unwrap();
+            fixture.pool.free(block.address).unwrap();
         }
-        let Bed { sim, pool, epochs, .. } = bed;
+        let Fixture { sim, pool, epochs, .. } = fixture;
         drop((pool, epochs));
         assert_eq!(sim.census(), Census::default());
     }
 
     #[test]
     fn an_import_keeps_its_memory_when_the_exporter_lets_go() {
-        let bed = bed(true);
-        let block = bed.malloc(Bytes::mib(9));
-        bed.pool.write(block.address, &[5; 100]).unwrap();
-        let exported = bed.pool.export(block.address).unwrap();
+        let fixture = fixture(true);
+        let block = fixture.malloc(Bytes::mib(9));
+        fixture.pool.write(block.address, &[5; 100]).unwrap();
+        let exported = fixture.pool.export(block.address).unwrap();
         let held: u64 = exported.extents.iter().map(|extent| extent.size.get()).sum();
-        assert_eq!(held, bed.pool.reserved().get());
-        let import = bed.open(exported);
-        bed.pool.free(block.address).unwrap();
-        bed.pool.settle().unwrap();
-        assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap().get(), held);
+        assert_eq!(held, fixture.pool.reserved().get());
+        let import = fixture.open(exported);
+        fixture.pool.free(block.address).unwrap();
+        fixture.pool.settle().unwrap();
+        assert_eq!(fixture.pool.trim(Bytes::ZERO).unwrap().get(), held);
         let mut bytes = [0; 100];
         import.read(Bytes::ZERO, &mut bytes).unwrap();
         assert_eq!(bytes, [5; 100]);
-        let Bed { sim, pool, epochs, .. } = bed;
+        let Fixture { sim, pool, epochs, .. } = fixture;
         drop((import, pool, epochs));
         assert_eq!(sim.census(), Census::default());
     }
 
     #[test]
     fn closing_waits_for_work_and_not_in_a_capture() {
-        let bed = bed(true);
-        let driver: Arc<dyn Driver> = bed.sim.clone();
+        let fixture = fixture(true);
+        let driver: Arc<dyn Driver> = fixture.sim.clone();
         let peer = DeviceId(1);
-        let import = bed.open(bed.pool.export(bed.malloc(FOUR).address).unwrap());
+        let import = fixture.open(fixture.pool.export(fixture.malloc(FOUR).address).unwrap());
         import.enable_peer(peer).unwrap();
         import.enable_peer(peer).unwrap();
         let stream = OwnedStream::new(&driver, peer).unwrap();
         let writes = [Touch { address: import.base(), size: FOUR }];
         let time = Duration::from_millis(1);
-        bed.sim.enqueue_kernel(peer, stream.id(), &[], &writes, time, |_| {}).unwrap();
-        let hold = bed.pool.hold_epochs();
+        fixture.sim.enqueue_kernel(peer, stream.id(), &[], &writes, time, |_| {}).unwrap();
+        let hold = fixture.pool.hold_epochs();
         assert!(matches!(import.close(), Err(DriverError::Capturing { .. })));
         drop(hold);
-        assert_eq!(bed.sim.now(), Duration::ZERO);
+        assert_eq!(fixture.sim.now(), Duration::ZERO);
         import.close().unwrap();
-        assert!(bed.sim.now() >= time);
+        assert!(fixture.sim.now() >= time);
         assert!(import.read(Bytes::ZERO, &mut [0]).is_err());
     }
 
@@ -272,36 +272,39 @@ mod tests {
     fn a_device_without_descriptors_serves_and_shares_nothing() {
         let mut topology = SimTopology::uniform(2, Bytes::mib(64));
         topology.gpus[0].exportable = false;
-        let bed = bed_on(true, topology);
-        let block = bed.malloc(FOUR);
-        bed.pool.write(block.address, &[3; 9]).unwrap();
-        let error = bed.pool.export(block.address).unwrap_err();
+        let fixture = fixture_on(true, topology);
+        let block = fixture.malloc(FOUR);
+        fixture.pool.write(block.address, &[3; 9]).unwrap();
+        let error = fixture.pool.export(block.address).unwrap_err();
         assert!(matches!(error, PoolError::NoDescriptors { .. }), "{error}");
         assert!(error.to_string().contains("pool.exportable"), "{error}");
     }
 
     #[test]
     fn what_cannot_be_shared_is_refused() {
-        let plain = bed(false);
+        let plain = fixture(false);
         let block = plain.malloc(FOUR);
         let error = plain.pool.export(block.address).unwrap_err();
         assert!(
             matches!(error, PoolError::NotExportable { .. }) && error.to_string().contains("pool.exportable")
         );
-        let bed = bed(true);
-        let block = bed.malloc(FOUR);
+        let fixture = fixture(true);
+        let block = fixture.malloc(FOUR);
         let unknown = [Address(block.address.0 - 1), Address(block.address.0 + block.size.get()), Address(0)];
         for address in unknown {
-            assert!(matches!(bed.pool.export(address), Err(PoolError::UnknownAddress { .. })), "{address}");
+            assert!(
+                matches!(fixture.pool.export(address), Err(PoolError::UnknownAddress { .. })),
+                "{address}"
+            );
         }
-        let open = |parts| Import::open(&bed.epochs, GPU, DeviceSet::EMPTY, parts).map(drop);
+        let open = |parts| Import::open(&fixture.epochs, GPU, DeviceSet::EMPTY, parts).map(drop);
         assert!(open(Vec::new()).is_err(), "nothing");
-        let fd = || bed.pool.export(block.address).unwrap().extents.remove(0).fd;
+        let fd = || fixture.pool.export(block.address).unwrap().extents.remove(0).fd;
         assert!(open(vec![(fd(), Bytes::mib(2))]).is_err(), "another size");
         assert!(open(vec![(fd(), FOUR), (fd(), Bytes::MAX)]).is_err(), "no address space");
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(open(vec![(fd(), FOUR), (file.into(), FOUR)]).is_err(), "no memory");
         open(vec![(fd(), FOUR), (fd(), FOUR)]).unwrap();
-        assert_eq!(bed.sim.census().reservations, 1, "nothing is left of what failed");
+        assert_eq!(fixture.sim.census().reservations, 1, "nothing is left of what failed");
     }
 }

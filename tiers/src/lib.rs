@@ -33,9 +33,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#[cfg(test)]
-mod bed;
 mod file;
+#[cfg(test)]
+mod fixture;
 mod host;
 mod import;
 mod place;

@@ -45,7 +45,7 @@ fn calibrated(topology: &SimTopology) -> PathGraph {
 }
 
 /// An engine with a stream, and memory for copies to a GPU.
-struct Bed {
+struct Fixture {
     sim: Arc<Simulator>,
     engine: Arc<Engine>,
     streams: [(OwnedStream, UserStream); 2],
@@ -54,8 +54,8 @@ struct Bed {
     from: Span,
 }
 
-impl Bed {
-    fn new(topology: &SimTopology, graph: PathGraph) -> Bed {
+impl Fixture {
+    fn new(topology: &SimTopology, graph: PathGraph) -> Fixture {
         let sim = simulator(topology);
         let driver: Arc<dyn Driver> = sim.clone();
         let epochs = Epochs::new(driver.clone());
@@ -78,7 +78,7 @@ impl Bed {
             (stream, on)
         });
         let from = Span::pinned(&from, Bytes::ZERO, size).unwrap();
-        Bed { sim, engine, streams, to, from }
+        Fixture { sim, engine, streams, to, from }
     }
 
     fn copy(&self, stream: usize) -> CopyHandle {
@@ -115,66 +115,66 @@ impl Bed {
 fn a_calibration_holds_until_links_give_a_fifth_less() {
     let graph = calibrated(&two(50.0));
     for (rate, stale) in [(50.0, false), (44.0, false), (35.0, true), (65.0, true)] {
-        let bed = Bed::new(&two(rate), graph.clone());
-        assert!(bed.engine.graph().is_calibrated());
+        let fixture = Fixture::new(&two(rate), graph.clone());
+        assert!(fixture.engine.graph().is_calibrated());
         let (told, stale_now) = mpsc::channel();
-        bed.engine.when_stale(move |engine| told.send(engine.is_stale()).unwrap());
-        bed.copies(16);
-        assert!(!bed.engine.is_stale(), "{rate}: after 1 GiB, of which some copies are timed");
-        bed.copies(160);
-        assert_eq!(bed.engine.is_stale(), stale, "{rate}");
-        assert_eq!(bed.engine.graph().is_calibrated(), !stale, "{rate}");
+        fixture.engine.when_stale(move |engine| told.send(engine.is_stale()).unwrap());
+        fixture.copies(16);
+        assert!(!fixture.engine.is_stale(), "{rate}: after 1 GiB, of which some copies are timed");
+        fixture.copies(160);
+        assert_eq!(fixture.engine.is_stale(), stale, "{rate}");
+        assert_eq!(fixture.engine.graph().is_calibrated(), !stale, "{rate}");
         if stale {
             assert!(stale_now.recv().unwrap());
         }
         assert!(stale_now.try_recv().is_err());
-        bed.engine.replace_graph(graph.clone());
-        assert!(!bed.engine.is_stale());
-        bed.end();
+        fixture.engine.replace_graph(graph.clone());
+        assert!(!fixture.engine.is_stale());
+        fixture.end();
     }
 }
 
 #[test]
 fn copies_beside_others_say_nothing() {
-    let bed = Bed::new(&two(50.0), calibrated(&two(50.0)));
+    let fixture = Fixture::new(&two(50.0), calibrated(&two(50.0)));
     for _ in 0..120 {
-        let handles = [0, 1].map(|stream| bed.copy(stream));
+        let handles = [0, 1].map(|stream| fixture.copy(stream));
         handles.into_iter().for_each(|handle| handle.wait().unwrap());
     }
-    assert!(!bed.engine.is_stale() && bed.engine.graph().is_calibrated());
-    bed.end();
+    assert!(!fixture.engine.is_stale() && fixture.engine.graph().is_calibrated());
+    fixture.end();
 }
 
 #[test]
 fn what_was_assumed_is_refined() {
     // Links of which the system says 55 give 35.
-    let bed = Bed::new(&two(35.0), PathGraph::conservative(&links(&two(55.0))));
-    let before = bed.engine.graph().together(GPU, Direction::ToGpu).0;
-    bed.copies(120);
-    let after = bed.engine.graph().together(GPU, Direction::ToGpu).0;
+    let fixture = Fixture::new(&two(35.0), PathGraph::conservative(&links(&two(55.0))));
+    let before = fixture.engine.graph().together(GPU, Direction::ToGpu).0;
+    fixture.copies(120);
+    let after = fixture.engine.graph().together(GPU, Direction::ToGpu).0;
     assert!(before > 100.0 && (after / 70.0 - 1.0).abs() < 0.1, "{before}, {after}");
-    assert!(bed.own() > 0.0 && !bed.engine.is_stale() && !bed.engine.graph().is_calibrated());
-    assert!(bed.rate() > 60.0, "still over both");
-    bed.end();
+    assert!(fixture.own() > 0.0 && !fixture.engine.is_stale() && !fixture.engine.graph().is_calibrated());
+    assert!(fixture.rate() > 60.0, "still over both");
+    fixture.end();
 }
 
 #[test]
 fn relays_that_gain_nothing_are_given_up() {
     let mut topology = load("h200x4-direct").unwrap();
     topology.gpus.truncate(2);
-    let bed = Bed::new(&topology, PathGraph::conservative(&links(&topology)));
+    let fixture = Fixture::new(&topology, PathGraph::conservative(&links(&topology)));
     let native = {
-        bed.engine.set_relays(DeviceSet::EMPTY);
-        let native = bed.rate();
-        bed.engine.set_relays((0..2).map(DeviceId).collect());
+        fixture.engine.set_relays(DeviceSet::EMPTY);
+        let native = fixture.rate();
+        fixture.engine.set_relays((0..2).map(DeviceId).collect());
         native
     };
-    let first = bed.rate();
+    let first = fixture.rate();
     assert!(first >= 0.98 * native, "{first}, native {native}");
-    bed.copies(200);
-    let splits = bed.engine.statistics().split_copies;
-    let rate = bed.rate();
+    fixture.copies(200);
+    let splits = fixture.engine.statistics().split_copies;
+    let rate = fixture.rate();
     assert!(rate >= 0.98 * native, "{rate}, native {native}");
-    assert_eq!(bed.engine.statistics().split_copies, splits, "it goes over its own link");
-    bed.end();
+    assert_eq!(fixture.engine.statistics().split_copies, splits, "it goes over its own link");
+    fixture.end();
 }

@@ -24,7 +24,7 @@ const LENGTH: usize = 6 << 20;
 const SIZE: u64 = LENGTH as u64;
 
 /// A process whose driver fails by rule.
-struct Bed {
+struct Fixture {
     faults: Arc<Faults>,
     process: Process,
 }
@@ -57,8 +57,8 @@ const FORMS: [Form; 10] = [
     Form::ToAll,
 ];
 
-impl Bed {
-    fn new(settings: &str) -> Bed {
+impl Fixture {
+    fn new(settings: &str) -> Fixture {
         let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
         let sources = Sources { environment, ..Sources::default() }.with_overrides("test", settings).unwrap();
         let mut faults = None;
@@ -69,12 +69,12 @@ impl Bed {
         });
         let (process, faults) = (process.unwrap(), faults.unwrap());
         process.multi_path(true).unwrap();
-        let bed = Bed { faults, process };
+        let fixture = Fixture { faults, process };
         // Other threads make relays ready, and open pools to them.
-        while tried(&bed, None, false, &[]) != Ok(true) {
+        while tried(&fixture, None, false, &[]) != Ok(true) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        bed
+        fixture
     }
 
     fn fill(&self, device: u32, at: Address, seed: u8) {
@@ -168,15 +168,15 @@ fn short(verb: Verb, when: When) -> Fault {
 
 #[test]
 fn every_copy_that_is_waited_for_is_compared_whatever_way_it_went() {
-    let bed = Bed::new("");
+    let fixture = Fixture::new("");
     for form in FORMS {
         let mut hurt = 0;
         for (verb, n) in
             [(Verb::Copy, 1), (Verb::Copy, 3), (Verb::CopyBatch, 1), (Verb::Launch, 1), (Verb::Launch, 2)]
         {
             let faults = [short(verb, When::Nth(n))];
-            hurt += u32::from(!bed.copy(form, GLAKE_COPY_NOW, &faults).unwrap());
-            let verified = bed.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults).unwrap();
+            hurt += u32::from(!fixture.copy(form, GLAKE_COPY_NOW, &faults).unwrap());
+            let verified = fixture.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults).unwrap();
             assert!(verified, "{form:?}: call {n} of {verb}");
         }
         assert!(hurt > 0, "{form:?}: nothing was lost, so that nothing was tested");
@@ -185,22 +185,22 @@ fn every_copy_that_is_waited_for_is_compared_whatever_way_it_went() {
 
 #[test]
 fn what_differs_after_a_second_copy_too_is_an_error() {
-    let bed = Bed::new("");
+    let fixture = Fixture::new("");
     for form in [Form::ToGpu, Form::Small, Form::Direct, Form::List, Form::FewLarge, Form::ToAll] {
         let faults = [short(Verb::Copy, When::From(1)), short(Verb::CopyBatch, When::From(1))];
         let faults = [faults[0], faults[1], short(Verb::Launch, When::From(1))];
-        let answer = bed.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults);
+        let answer = fixture.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults);
         assert_eq!(answer, Err(glake_abi::GLAKE_DRIVER), "{form:?}");
     }
 }
 
 #[test]
 fn the_configuration_asks_for_all_of_it_too() {
-    let bed = Bed::new("transfer.verify = true");
+    let fixture = Fixture::new("transfer.verify = true");
     for form in [Form::Direct, Form::WithinGpu, Form::List, Form::ToAll] {
         for verb in [Verb::Copy, Verb::CopyBatch, Verb::Launch] {
             assert_eq!(
-                bed.copy(form, GLAKE_COPY_NOW, &[short(verb, When::Nth(1))]),
+                fixture.copy(form, GLAKE_COPY_NOW, &[short(verb, When::Nth(1))]),
                 Ok(true),
                 "{form:?} {verb}"
             );
@@ -209,18 +209,23 @@ fn the_configuration_asks_for_all_of_it_too() {
 }
 
 /// What `glake_copy_try` does of a copy to a GPU: taken or not, or the driver's number.
-fn tried(bed: &Bed, way: Option<Direction>, back: bool, faults: &[Fault]) -> Result<bool, Option<i32>> {
-    let process = &bed.process;
-    let epochs = Epochs::new(bed.faults.clone() as Arc<dyn Driver>);
+fn tried(
+    fixture: &Fixture,
+    way: Option<Direction>,
+    back: bool,
+    faults: &[Fault],
+) -> Result<bool, Option<i32>> {
+    let process = &fixture.process;
+    let epochs = Epochs::new(fixture.faults.clone() as Arc<dyn Driver>);
     let host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
     let gpu = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
     let (to, from) = if back { (host.start(), gpu) } else { (gpu, host.start()) };
     let asked = Asked::of(std::ptr::null_mut::<c_void>(), GLAKE_COPY_NOW).unwrap();
-    bed.faults.set(faults);
+    fixture.faults.set(faults);
     let request = CopyRequest { to, from, size: Bytes::new(SIZE) };
     // SAFETY: both live until the copy is done, and nothing else touches them.
     let taken = unsafe { make::attempt(process, request, asked, way) };
-    bed.faults.set(&[]);
+    fixture.faults.set(&[]);
     process.synchronize(Some(0), Stream(0)).unwrap();
     process.free(gpu).unwrap();
     taken.map_err(|failure| failure.driver_error())
@@ -228,14 +233,14 @@ fn tried(bed: &Bed, way: Option<Direction>, back: bool, faults: &[Fault]) -> Res
 
 #[test]
 fn a_copy_the_other_way_round_is_left_to_the_driver() {
-    let bed = Bed::new("");
+    let fixture = Fixture::new("");
     for back in [false, true] {
         let (own, other) = match back {
             false => (Direction::ToGpu, Direction::FromGpu),
             true => (Direction::FromGpu, Direction::ToGpu),
         };
         for (way, taken) in [(None, true), (Some(own), true), (Some(other), false)] {
-            assert_eq!(tried(&bed, way, back, &[]), Ok(taken), "{way:?} {back}");
+            assert_eq!(tried(&fixture, way, back, &[]), Ok(taken), "{way:?} {back}");
         }
     }
     for flags in [GLAKE_COPY_TO_GPU, GLAKE_COPY_FROM_GPU, GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU] {
@@ -247,7 +252,7 @@ fn a_copy_the_other_way_round_is_left_to_the_driver() {
 
 #[test]
 fn what_is_refused_before_it_is_enqueued_is_left_to_the_driver_and_later_its_number_is_told() {
-    let bed = Bed::new("");
+    let fixture = Fixture::new("");
     let fault = |verb, error| [Fault { verb: Some(verb), when: When::From(1), error }];
     let errors = [
         (Injected::Refused(Refusal::InvalidValue), 1),
@@ -261,19 +266,19 @@ fn what_is_refused_before_it_is_enqueued_is_left_to_the_driver_and_later_its_num
     ];
     for (error, number) in errors {
         for verb in [Verb::StreamDevice, Verb::CaptureState] {
-            assert_eq!(tried(&bed, None, false, &fault(verb, error)), Ok(false), "{verb} {error:?}");
+            assert_eq!(tried(&fixture, None, false, &fault(verb, error)), Ok(false), "{verb} {error:?}");
         }
         // Of memory that was found pinned a moment ago it is not asked.
-        assert!(tried(&bed, None, false, &fault(Verb::PointerAttributes, error)).is_ok(), "{error:?}");
-        let refused = tried(&bed, None, false, &fault(Verb::Copy, error));
+        assert!(tried(&fixture, None, false, &fault(Verb::PointerAttributes, error)).is_ok(), "{error:?}");
+        let refused = tried(&fixture, None, false, &fault(Verb::Copy, error));
         assert_eq!(refused, Err(Some(-number)), "{error:?}");
     }
 }
 
 #[test]
 fn default_streams_are_those_of_the_device_that_is_named() {
-    let bed = Bed::new("");
-    let process = &bed.process;
+    let fixture = Fixture::new("");
+    let process = &fixture.process;
     let device = |flags| {
         let asked = Asked::of(std::ptr::null_mut::<c_void>(), flags).unwrap();
         process.with_default_of(asked.device, || process.stream_device(asked.stream).unwrap())

@@ -28,6 +28,7 @@
 mod checkpoint;
 mod copies;
 mod device;
+mod device_registry;
 mod endpoint;
 mod engine;
 mod error;
@@ -46,7 +47,6 @@ mod regions;
 mod report;
 mod shortage;
 mod snapshot;
-mod device_registry;
 mod stats;
 mod streams;
 #[cfg(test)]
@@ -68,6 +68,7 @@ use crate::share::Exporter;
 pub use checkpoint::PoolCheckpoint;
 use copies::NativeCopies;
 use device::{DeviceMemory, Started};
+use device_registry::DeviceRegistry;
 pub use endpoint::{Endpoint, EndsOfMany};
 use engine::ProcessEngine;
 pub use error::ProcessError;
@@ -86,7 +87,6 @@ pub use regions::{
 };
 pub use shortage::Shortage;
 pub use snapshot::{BlockView, SegmentView};
-use device_registry::DeviceRegistry;
 pub use stats::{DeviceStats, OwnStats, PoolStats, Stat};
 use streams::Streams;
 

@@ -8,7 +8,7 @@ import run, schedule, worker
 CASES = {
     "plain": """
         import os, time, unittest
-        import bed
+        import fixture
         ISOLATED = True
 
         class Plain(unittest.TestCase):
@@ -19,18 +19,18 @@ CASES = {
                 with self.subTest("one"):
                     self.assertEqual(1, 2)
 
-            @bed.only("pluggable", "a reason")
+            @fixture.only("pluggable", "a reason")
             def test_c_is_skipped(self):
                 pass
 
-            @bed.limit(1)
+            @fixture.limit(1)
             def test_d_hangs(self):
                 time.sleep(60)
 
             def test_e_crashes(self):
                 os.abort()
 
-            @bed.gpus(2)
+            @fixture.gpus(2)
             def test_f_wants_two(self):
                 self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"].count(","), 1)
     """,
@@ -41,7 +41,7 @@ CASES = {
         class Broken(unittest.TestCase):
             @classmethod
             def setUpClass(cls):
-                raise OSError("no bed")
+                raise OSError("no fixture")
 
             def test_a(self):
                 pass
@@ -99,7 +99,7 @@ class Driver(unittest.TestCase):
     def test_a_class_that_cannot_be_set_up_fails(self):
         failed = [row for row in self.outcomes.values() if "broken" in row["test"].lower() and row["outcome"] == "FAILED"]
         self.assertTrue(failed)
-        self.assertIn("no bed", "".join(row["text"] for row in failed))
+        self.assertIn("no fixture", "".join(row["text"] for row in failed))
 
     def test_a_bad_exit_after_the_last_test_fails(self):
         self.assertEqual(self.outcome("leaving.Leaving.test_a")[0], "ok")

@@ -4,7 +4,7 @@ Each returns how many elements were found wrong; `late` is a kernel of some mill
 """
 import torch
 
-import bed
+import fixture
 
 
 def late(cycles=3_000_000):
@@ -50,7 +50,7 @@ def recorded_elsewhere(size, rounds, one, other):
     return bad
 
 
-def stitched_while_writing(rounds, one, other, block=32 * bed.MIB, count=16):
+def stitched_while_writing(rounds, one, other, block=32 * fixture.MIB, count=16):
     """Every other block of one stream is freed with its writes to come; another stream asks for all of it in one piece."""
     bad = 0
     for number in range(rounds):

@@ -10,21 +10,21 @@ import subprocess, sys
 def main():
     import torch
 
-    import bed
-    from bed import MIB
+    import fixture
+    from fixture import MIB
 
-    bed.enable()
+    fixture.enable()
     live = []
     for step in range(60):
         size = (512, 40_000, 3 * MIB, 20 * MIB)[step % 4]
-        live.append((bed.stamp(bed.new(size // 4 * 4), step), step))
+        live.append((fixture.stamp(fixture.new(size // 4 * 4), step), step))
         if len(live) > 10:
             tensor, seed = live.pop(step % 10)
-            assert bed.wrong(tensor, seed) == 0
+            assert fixture.wrong(tensor, seed) == 0
             del tensor
     live.clear()
-    whole, kept = bed.stitched(128 * MIB, block=32 * MIB)
-    assert bed.wrong(whole, 0) == 0 and all(bed.wrong(t, seed) == 0 for seed, t in enumerate(kept, 1))
+    whole, kept = fixture.stitched(128 * MIB, block=32 * MIB)
+    assert fixture.wrong(whole, 0) == 0 and all(fixture.wrong(t, seed) == 0 for seed, t in enumerate(kept, 1))
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     for number in range(6):
         with torch.cuda.stream(one):
@@ -45,25 +45,25 @@ def main():
         graph.replay()
         assert float(result[0]) == 2 * value + 1
         torch.cuda.empty_cache()
-    if bed.BACKEND == "compiled":
+    if fixture.BACKEND == "compiled":
         own_allocator()
-    print(f"sanitize: {bed.BACKEND}: right bytes, {bed.ours('stitches')} stitches")
+    print(f"sanitize: {fixture.BACKEND}: right bytes, {fixture.ours('stitches')} stitches")
 
 
 def own_allocator():
     """A pool that brings an allocator of its own: its memory sleeps and wakes, and a graph is captured in it."""
     import torch
 
-    import bed
-    from bed import MIB
+    import fixture
+    from fixture import MIB
 
-    sys.path.insert(0, str(bed.HERE / "cases"))
+    sys.path.insert(0, str(fixture.HERE / "cases"))
     from own_allocators import Brought
 
     own = Brought()
     pool, still = own.pool(), torch.ones(MIB, device="cuda")
     with torch.cuda.use_mem_pool(pool):
-        kept = bed.stamp(bed.new(20 * MIB), 1)
+        kept = fixture.stamp(fixture.new(20 * MIB), 1)
         del still
         still = torch.ones(MIB, device="cuda")
     saved = kept.cpu()
@@ -72,7 +72,7 @@ def own_allocator():
     torch.cuda.empty_cache()
     own.map(kept, True)
     kept.copy_(saved)
-    assert bed.wrong(kept, 1) == 0
+    assert fixture.wrong(kept, 1) == 0
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool.id):
         result = still * 3

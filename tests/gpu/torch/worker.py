@@ -9,7 +9,7 @@ limit ends the worker, with the stacks of all its threads on stderr.
 """
 import argparse, faulthandler, importlib, json, os, pathlib, sys, time, traceback, unittest
 
-LIMIT, LIMIT_ISOLATED = 60, 120  # seconds a test may take, unless it says otherwise (bed.limit)
+LIMIT, LIMIT_ISOLATED = 60, 120  # seconds a test may take, unless it says otherwise (fixture.limit)
 
 
 def limit(module, function):
@@ -95,8 +95,8 @@ def main():
     module = importlib.import_module(a.tests[0].split(".")[0])
     known = {name: kind(method) for name, kind, method in methods(module)}
     if not getattr(module, "ISOLATED", False):
-        import bed
-        bed.enable(getattr(module, "CONFIG", None))
+        import fixture
+        fixture.enable(getattr(module, "CONFIG", None))
     unittest.TestSuite(known[name] for name in a.tests).run(Events(a.events))
 
 

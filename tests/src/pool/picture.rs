@@ -5,7 +5,7 @@ use glake_stitch::{BlockInfo, Gauge, PoolGauges, Segment, Stats};
 use glake_tiers::GpuPool;
 use glake_units::Bytes;
 
-use super::Bed;
+use super::Fixture;
 
 /// What a call that fails must leave as it was.
 #[derive(Debug, PartialEq)]
@@ -20,20 +20,20 @@ pub struct Picture {
 impl Picture {
     /// Takes one. How free bytes are divided among streams, and how many events are kept for the next time, is not part
     /// of it: time passes also where a call fails.
-    pub fn of(bed: &Bed) -> Self {
-        let mut segments = bed.pool.segments();
+    pub fn of(fixture: &Fixture) -> Self {
+        let mut segments = fixture.pool.segments();
         segments.sort_by_key(|segment| segment.offset);
         for segment in &mut segments {
             segment.blocks.dedup_by(join);
             segment.blocks.iter_mut().filter(|block| !block.live).for_each(|block| block.stream = None);
         }
-        let stats = bed.pool.stats();
+        let stats = fixture.pool.stats();
         Picture {
             segments,
             gauges: currents(&stats).map(|gauge| gauge.current).collect(),
             mappings: (stats.mappings, stats.alias_bytes),
-            reserved: bed.pool.reserved(),
-            census: Census { events: 0, ..bed.sim.census() },
+            reserved: fixture.pool.reserved(),
+            census: Census { events: 0, ..fixture.sim.census() },
         }
     }
 }

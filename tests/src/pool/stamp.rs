@@ -12,7 +12,7 @@ use glake_tiers::{Block, GpuPool, PoolError};
 use parking_lot::Mutex;
 
 use super::Lane;
-use super::bed::GPU;
+use super::fixture::GPU;
 
 const WHOLE: u64 = 128 << 10;
 const END: u64 = 1 << 10;

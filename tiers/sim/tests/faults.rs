@@ -19,7 +19,7 @@ const PEER: DeviceId = DeviceId(1);
 const SIZE: Bytes = Bytes::kib(64);
 
 /// A copy of two halves into memory of the first device: each enqueued on a stream of another device, and joined.
-struct Bed {
+struct Fixture {
     sim: Arc<Simulator>,
     faults: Arc<Faults>,
     target: Arc<Buffer>,
@@ -29,8 +29,8 @@ struct Bed {
     done: OwnedEvent,
 }
 
-impl Bed {
-    fn new() -> Bed {
+impl Fixture {
+    fn new() -> Fixture {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
@@ -47,7 +47,7 @@ impl Bed {
         };
         let [user, path] = [USER, PEER].map(|device| OwnedStream::new(&driver, device).unwrap());
         let done = OwnedEvent::new(&driver, PEER, EventKind::Plain).unwrap();
-        Bed { halves: [half(0), half(1)], sim, faults, target, user, path, done }
+        Fixture { halves: [half(0), half(1)], sim, faults, target, user, path, done }
     }
 
     fn fail(&self, verb: Verb, n: u64, error: Injected) {
@@ -74,7 +74,7 @@ impl Bed {
 
     /// Nothing is left once everything has been given back.
     fn end(self) {
-        let Bed { sim, faults, .. } = self;
+        let Fixture { sim, faults, .. } = self;
         faults.set(&[]);
         drop((self.target, self.halves, self.user, self.path, self.done, faults));
         assert_eq!(sim.census(), Census::default());
@@ -91,76 +91,76 @@ fn sticky<T: std::fmt::Debug>(result: Result<T>) -> (Verb, u32) {
 #[test]
 fn a_lost_copy_is_accepted_and_other_devices_go_on() {
     for (error, relayed) in [(Injected::Lost(700), 0), (Injected::Damaged(700), SIZE.get() as usize / 4)] {
-        let bed = Bed::new();
-        bed.fail(Verb::Copy, 1, error);
-        bed.copy().unwrap();
-        assert_eq!(bed.faults.injected(), 1);
-        bed.user.synchronize().unwrap();
-        assert_eq!(bed.arrived(), [SIZE.get() as usize / 2, relayed]);
-        let faults = &bed.faults;
-        assert_eq!(sticky(bed.done.is_passed()), (Verb::EventQuery, 700));
-        assert_eq!(sticky(bed.path.synchronize()), (Verb::StreamSynchronize, 700));
-        assert_eq!(sticky(bed.done.record(bed.path.id())), (Verb::EventRecord, 700));
-        assert_eq!(sticky(bed.copy()), (Verb::Copy, 700));
+        let fixture = Fixture::new();
+        fixture.fail(Verb::Copy, 1, error);
+        fixture.copy().unwrap();
+        assert_eq!(fixture.faults.injected(), 1);
+        fixture.user.synchronize().unwrap();
+        assert_eq!(fixture.arrived(), [SIZE.get() as usize / 2, relayed]);
+        let faults = &fixture.faults;
+        assert_eq!(sticky(fixture.done.is_passed()), (Verb::EventQuery, 700));
+        assert_eq!(sticky(fixture.path.synchronize()), (Verb::StreamSynchronize, 700));
+        assert_eq!(sticky(fixture.done.record(fixture.path.id())), (Verb::EventRecord, 700));
+        assert_eq!(sticky(fixture.copy()), (Verb::Copy, 700));
         assert_eq!(sticky(faults.stream_create(PEER, Priority::Normal)), (Verb::StreamCreate, 700));
         assert_eq!(sticky(faults.memory_info(PEER)), (Verb::MemoryInfo, 700));
         assert_eq!(sticky(faults.context_synchronize(PEER)), (Verb::ContextSynchronize, 700));
         faults.context_synchronize(USER).unwrap();
-        bed.user.wait_for(bed.done.id()).unwrap();
-        bed.user.synchronize().unwrap();
-        bed.end();
+        fixture.user.wait_for(fixture.done.id()).unwrap();
+        fixture.user.synchronize().unwrap();
+        fixture.end();
     }
 }
 
 #[test]
 fn the_error_is_told_when_the_stream_has_come_to_it() {
-    let bed = Bed::new();
+    let fixture = Fixture::new();
     let busy = std::time::Duration::from_millis(1);
-    bed.sim.enqueue_kernel(PEER, bed.path.id(), &[], &[], busy, |_| {}).unwrap();
-    bed.done.record(bed.path.id()).unwrap();
-    bed.fail(Verb::Copy, 1, Injected::Lost(719));
-    bed.copy().unwrap();
-    assert!(!bed.done.is_passed().unwrap());
-    bed.copy().unwrap();
-    bed.user.synchronize().unwrap();
-    assert!(bed.sim.now() >= busy, "the user's stream waits for the peer's all the same");
-    assert_eq!(bed.arrived()[1], 0, "nothing that the device did after it arrives");
-    assert_eq!(sticky(bed.done.synchronize()), (Verb::EventSynchronize, 719));
-    bed.end();
+    fixture.sim.enqueue_kernel(PEER, fixture.path.id(), &[], &[], busy, |_| {}).unwrap();
+    fixture.done.record(fixture.path.id()).unwrap();
+    fixture.fail(Verb::Copy, 1, Injected::Lost(719));
+    fixture.copy().unwrap();
+    assert!(!fixture.done.is_passed().unwrap());
+    fixture.copy().unwrap();
+    fixture.user.synchronize().unwrap();
+    assert!(fixture.sim.now() >= busy, "the user's stream waits for the peer's all the same");
+    assert_eq!(fixture.arrived()[1], 0, "nothing that the device did after it arrives");
+    assert_eq!(sticky(fixture.done.synchronize()), (Verb::EventSynchronize, 719));
+    fixture.end();
 }
 
 #[test]
 fn a_copy_that_waits_tells_at_once() {
-    let bed = Bed::new();
-    bed.fail(Verb::Copy, 1, Injected::Lost(700));
+    let fixture = Fixture::new();
+    fixture.fail(Verb::Copy, 1, Injected::Lost(700));
     let mut bytes = vec![0_u8; SIZE.get() as usize];
     let to = Address(bytes.as_mut_ptr().expose_provenance() as u64);
-    let request = CopyRequest { to, from: bed.target.start(), size: SIZE };
+    let request = CopyRequest { to, from: fixture.target.start(), size: SIZE };
     // SAFETY: the call returns when the copy has run.
-    let answer = unsafe { bed.faults.copy(USER, request, bed.user.id()) };
+    let answer = unsafe { fixture.faults.copy(USER, request, fixture.user.id()) };
     assert_eq!(sticky(answer), (Verb::Copy, 700));
-    assert_eq!(sticky(bed.target.read(Bytes::ZERO, &mut bytes)), (Verb::ReadNow, 700));
-    bed.end();
+    assert_eq!(sticky(fixture.target.read(Bytes::ZERO, &mut bytes)), (Verb::ReadNow, 700));
+    fixture.end();
 }
 
 #[test]
 fn every_work_of_a_lost_device_is_dropped() {
-    let bed = Bed::new();
-    let (to, stream) = (bed.target.start(), bed.path.id());
-    bed.fail(Verb::Fill, 2, Injected::Damaged(700));
+    let fixture = Fixture::new();
+    let (to, stream) = (fixture.target.start(), fixture.path.id());
+    fixture.fail(Verb::Fill, 2, Injected::Damaged(700));
     // SAFETY: the buffer lives, and nothing else uses it.
     unsafe {
-        bed.faults.fill(PEER, to, SIZE, 7, stream).unwrap();
-        bed.faults.fill(PEER, to, SIZE, 8, stream).unwrap();
-        bed.faults.stream_write_value(PEER, stream, to, 9).unwrap();
-        let request = CopyRequest { to, from: bed.halves[0].1.start(), size: SIZE };
-        bed.faults.copy_batch(PEER, &[request, request], stream).unwrap();
+        fixture.faults.fill(PEER, to, SIZE, 7, stream).unwrap();
+        fixture.faults.fill(PEER, to, SIZE, 8, stream).unwrap();
+        fixture.faults.stream_write_value(PEER, stream, to, 9).unwrap();
+        let request = CopyRequest { to, from: fixture.halves[0].1.start(), size: SIZE };
+        fixture.faults.copy_batch(PEER, &[request, request], stream).unwrap();
     }
-    assert_eq!(sticky(bed.path.synchronize()), (Verb::StreamSynchronize, 700));
-    bed.sim.stream_synchronize(PEER, stream).unwrap();
-    assert_eq!(bed.arrived(), [0, SIZE.get() as usize / 2]);
+    assert_eq!(sticky(fixture.path.synchronize()), (Verb::StreamSynchronize, 700));
+    fixture.sim.stream_synchronize(PEER, stream).unwrap();
+    assert_eq!(fixture.arrived(), [0, SIZE.get() as usize / 2]);
     let mut first = [0];
-    bed.target.read(Bytes::ZERO, &mut first).unwrap();
+    fixture.target.read(Bytes::ZERO, &mut first).unwrap();
     assert_eq!(first, [8]);
-    bed.end();
+    fixture.end();
 }

@@ -13,20 +13,20 @@ const OWNER: DeviceId = DeviceId(0);
 const RELAY: DeviceId = DeviceId(1);
 const STRANGER: DeviceId = DeviceId(2);
 
-struct Ground {
+struct Harness {
     sim: Arc<Simulator>,
     driver: Arc<dyn Driver>,
     epochs: Arc<Epochs>,
 }
 
-fn ground() -> Ground {
+fn harness() -> Harness {
     let topology = SimTopology::uniform(3, Bytes::mib(256));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
-    Ground { sim, epochs: Epochs::new(driver.clone()), driver }
+    Harness { sim, epochs: Epochs::new(driver.clone()), driver }
 }
 
-impl Ground {
+impl Harness {
     /// Pinned memory whose bytes differ from their neighbours, and a buffer of `OWNER` that `RELAY` may touch.
     fn memory(&self, size: Bytes) -> (Arc<Registration>, Arc<Buffer>) {
         let mut pinned = Registration::new(&self.epochs, Pages::new(size, 1).unwrap()).unwrap();
@@ -51,11 +51,11 @@ fn push(list: &mut BlockList, block: CopyRequest, to: &Span, from: &Span) -> Res
 
 #[test]
 fn blocks_arrive_where_the_list_says() {
-    let ground = ground();
-    let (pinned, buffer) = ground.memory(Bytes::mib(4));
+    let harness = harness();
+    let (pinned, buffer) = harness.memory(Bytes::mib(4));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&ground.epochs, RELAY, Bytes::mib(2)).unwrap();
-    let stream = OwnedStream::new(&ground.driver, RELAY).unwrap();
+    let gather = Gather::new(&harness.epochs, RELAY, Bytes::mib(2)).unwrap();
+    let stream = OwnedStream::new(&harness.driver, RELAY).unwrap();
     let mut list = gather.list().unwrap().unwrap();
     let mut expected = vec![0_u8; 4 << 20];
     for block in 0..200_u64 {
@@ -77,16 +77,16 @@ fn blocks_arrive_where_the_list_says() {
     buffer.read(Bytes::ZERO, &mut bytes).unwrap();
     assert!(bytes == expected);
     drop((host, gpu, pinned, buffer, stream, gather));
-    assert_eq!(ground.sim.census(), Census::default());
+    assert_eq!(harness.sim.census(), Census::default());
 }
 
 #[test]
 fn a_list_comes_back_when_its_launch_has_run() {
-    let ground = ground();
-    let (pinned, buffer) = ground.memory(Bytes::mib(2));
+    let harness = harness();
+    let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&ground.epochs, OWNER, Bytes::ZERO).unwrap();
-    let stream = OwnedStream::new(&ground.driver, OWNER).unwrap();
+    let gather = Gather::new(&harness.epochs, OWNER, Bytes::ZERO).unwrap();
+    let stream = OwnedStream::new(&harness.driver, OWNER).unwrap();
     let block = CopyRequest { to: gpu.start(), from: host.start(), size: Bytes::kib(16) };
     let mut lists = 0;
     while let Some(mut list) = gather.list().unwrap() {
@@ -111,11 +111,11 @@ fn a_list_comes_back_when_its_launch_has_run() {
 
 #[test]
 fn what_the_gpu_does_not_reach_is_refused() {
-    let ground = ground();
-    let (pinned, buffer) = ground.memory(Bytes::mib(2));
+    let harness = harness();
+    let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&ground.epochs, STRANGER, Bytes::ZERO).unwrap();
-    let stream = OwnedStream::new(&ground.driver, STRANGER).unwrap();
+    let gather = Gather::new(&harness.epochs, STRANGER, Bytes::ZERO).unwrap();
+    let stream = OwnedStream::new(&harness.driver, STRANGER).unwrap();
     let mut list = gather.list().unwrap().unwrap();
     let refusal = |result: Result<()>| match result {
         Err(DriverError::Refused { verb: Verb::Launch, reason, .. }) => reason,
@@ -125,21 +125,21 @@ fn what_the_gpu_does_not_reach_is_refused() {
     assert_eq!(refusal(push(&mut list, block(Bytes::kib(4)), &gpu, &host)), Refusal::NoPeerAccess);
     assert_eq!(refusal(gather.copy(stream.id(), &gpu, &host)), Refusal::NoPeerAccess);
     // Plain memory of another GPU is not reached, whatever the program has opened; a GPU's own is.
-    let plain = ground.sim.plain_alloc(OWNER, Bytes::mib(2)).unwrap();
-    let plain = ground.sim.span(plain, Bytes::mib(2), DeviceSet::of(OWNER)).unwrap();
-    ground.driver.enable_peer_access(STRANGER, OWNER).unwrap();
+    let plain = harness.sim.plain_alloc(OWNER, Bytes::mib(2)).unwrap();
+    let plain = harness.sim.span(plain, Bytes::mib(2), DeviceSet::of(OWNER)).unwrap();
+    harness.driver.enable_peer_access(STRANGER, OWNER).unwrap();
     assert_eq!(refusal(gather.copy(stream.id(), &plain, &host)), Refusal::NoPeerAccess);
     assert!(gather.reaches(host.side()) && !gather.reaches(plain.side()) && !gather.reaches(gpu.side()));
-    let own = Gather::new(&ground.epochs, OWNER, Bytes::ZERO).unwrap();
+    let own = Gather::new(&harness.epochs, OWNER, Bytes::ZERO).unwrap();
     assert!(own.reaches(host.side()) && own.reaches(plain.side()) && own.reaches(gpu.side()));
     // Mapped memory is reached where it was opened.
-    let relay = Gather::new(&ground.epochs, RELAY, Bytes::ZERO).unwrap();
+    let relay = Gather::new(&harness.epochs, RELAY, Bytes::ZERO).unwrap();
     assert!(relay.reaches(host.side()) && relay.reaches(gpu.side()) && !relay.reaches(plain.side()));
-    let stream = OwnedStream::new(&ground.driver, OWNER).unwrap();
+    let stream = OwnedStream::new(&harness.driver, OWNER).unwrap();
     own.copy(stream.id(), &plain, &host).unwrap();
     stream.synchronize().unwrap();
     let mut bytes = vec![0; 2 << 20];
-    ground.driver.read_now(OWNER, plain.start(), &mut bytes).unwrap();
+    harness.driver.read_now(OWNER, plain.start(), &mut bytes).unwrap();
     assert!(bytes == pinned.as_slice());
     // The driver copies pageable memory, kernels cannot.
     let kind = PointerKind::Pageable;
@@ -150,26 +150,26 @@ fn what_the_gpu_does_not_reach_is_refused() {
 
 #[test]
 fn a_list_is_no_part_of_a_graph_and_a_copy_is() {
-    let ground = ground();
-    let (pinned, buffer) = ground.memory(Bytes::mib(2));
+    let harness = harness();
+    let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&ground.epochs, OWNER, Bytes::ZERO).unwrap();
-    let stream = OwnedStream::new(&ground.driver, OWNER).unwrap();
-    ground.sim.begin_capture(OWNER, stream.id()).unwrap();
+    let gather = Gather::new(&harness.epochs, OWNER, Bytes::ZERO).unwrap();
+    let stream = OwnedStream::new(&harness.driver, OWNER).unwrap();
+    harness.sim.begin_capture(OWNER, stream.id()).unwrap();
     let mut list = gather.list().unwrap().unwrap();
     let byte = CopyRequest { to: gpu.start(), from: host.start(), size: Bytes::new(1) };
     push(&mut list, byte, &gpu, &host).unwrap();
     assert!(matches!(gather.gather(stream.id(), list), Err(DriverError::Capturing { .. })));
     gather.copy(stream.id(), &gpu, &host).unwrap();
-    let graph = ground.sim.end_capture(OWNER, stream.id()).unwrap();
+    let graph = harness.sim.end_capture(OWNER, stream.id()).unwrap();
     assert_eq!(graph.operations(), 1);
-    ground.sim.launch_graph(&graph, OWNER, stream.id()).unwrap();
+    harness.sim.launch_graph(&graph, OWNER, stream.id()).unwrap();
     stream.synchronize().unwrap();
     let mut bytes = vec![0; 2 << 20];
     buffer.read(Bytes::ZERO, &mut bytes).unwrap();
     assert!(bytes == pinned.as_slice());
     drop(gather);
-    assert_eq!(ground.sim.census().modules, 1, "a graph's code stays");
+    assert_eq!(harness.sim.census().modules, 1, "a graph's code stays");
 }
 
 #[test]
@@ -208,10 +208,10 @@ fn bytes_go_over_the_link_of_the_gpu_that_runs_the_kernel() {
 
 #[test]
 fn a_list_that_is_not_launched_is_idle_again() {
-    let ground = ground();
-    let (pinned, buffer) = ground.memory(Bytes::mib(2));
+    let harness = harness();
+    let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&ground.epochs, RELAY, Bytes::ZERO).unwrap();
+    let gather = Gather::new(&harness.epochs, RELAY, Bytes::ZERO).unwrap();
     let block = CopyRequest { to: gpu.start(), from: host.start(), size: Bytes::kib(16) };
     let count = || {
         let lists: Vec<BlockList> = std::iter::from_fn(|| gather.list().unwrap()).collect();
@@ -223,17 +223,17 @@ fn a_list_that_is_not_launched_is_idle_again() {
         let mut list = gather.list().unwrap().unwrap();
         push(&mut list, block, &gpu, &host).unwrap();
         // What its GPU does not reach is refused, and who meets that lets go of the list.
-        let plain = ground.sim.plain_alloc(OWNER, Bytes::mib(2)).unwrap();
-        let own = ground.sim.span(plain, Bytes::mib(2), DeviceSet::of(OWNER)).unwrap();
+        let plain = harness.sim.plain_alloc(OWNER, Bytes::mib(2)).unwrap();
+        let own = harness.sim.span(plain, Bytes::mib(2), DeviceSet::of(OWNER)).unwrap();
         let refused = CopyRequest { to: own.start(), ..block };
         assert!(push(&mut list, refused, &own, &host).is_err());
         drop(list);
-        ground.sim.plain_free(plain).unwrap();
+        harness.sim.plain_free(plain).unwrap();
     }
     assert_eq!(count(), all);
     // One that outlives its kernels goes nowhere.
     let list = gather.list().unwrap().unwrap();
     drop(gather);
     drop((list, host, gpu, pinned, buffer));
-    assert_eq!(ground.sim.census(), Census::default());
+    assert_eq!(harness.sim.census(), Census::default());
 }

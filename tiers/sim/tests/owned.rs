@@ -20,7 +20,7 @@ const PROPERTIES: ExtentProperties =
     ExtentProperties { place: Place::Gpu(GPU), exportable: false, gpu_direct: false };
 const ACCESS: [Access; 1] = [Access { device: GPU, protection: Protection::ReadWrite }];
 
-fn bed() -> (Arc<Simulator>, Arc<Epochs>) {
+fn fixture() -> (Arc<Simulator>, Arc<Epochs>) {
     let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
     let epochs = Epochs::new(sim.clone());
     (sim, epochs)
@@ -32,7 +32,7 @@ fn slot(index: u64) -> Bytes {
 
 #[test]
 fn an_alias_shows_the_same_bytes_in_another_order() {
-    let (sim, epochs) = bed();
+    let (sim, epochs) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
     let range = Reservation::new(&epochs, GPU, Bytes::mib(64)).unwrap();
     let extents: Vec<Extent> = (0..4).map(|_| Extent::new(&driver, TWO, PROPERTIES).unwrap()).collect();
@@ -62,7 +62,7 @@ fn an_alias_shows_the_same_bytes_in_another_order() {
 
 #[test]
 fn work_under_way_gives_no_proof() {
-    let (sim, epochs) = bed();
+    let (sim, epochs) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
     let range = Reservation::new(&epochs, GPU, Bytes::mib(8)).unwrap();
     let mapping = range.map(slot(1), &Extent::new(&driver, TWO, PROPERTIES).unwrap()).unwrap();
@@ -84,7 +84,7 @@ fn work_under_way_gives_no_proof() {
 
 #[test]
 fn dropping_waits_for_work_under_way() {
-    let (sim, epochs) = bed();
+    let (sim, epochs) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
     let range = Reservation::new(&epochs, GPU, Bytes::mib(8)).unwrap();
     range.map(slot(0), &Extent::new(&driver, TWO, PROPERTIES).unwrap()).unwrap();
@@ -100,7 +100,7 @@ fn dropping_waits_for_work_under_way() {
 
 #[test]
 fn pinned_memory_is_known_to_the_driver_while_it_lives() {
-    let (sim, epochs) = bed();
+    let (sim, epochs) = fixture();
     let pinned = Registration::new(&epochs, Pages::new(TWO, 1).unwrap()).unwrap();
     assert_eq!(sim.pointer_attributes(pinned.start()).unwrap().kind, glake_device::PointerKind::Pinned);
     let start = pinned.start();
@@ -142,7 +142,7 @@ proptest! {
 
     #[test]
     fn a_reservation_is_what_its_model_says(steps in prop::collection::vec(step(), 1..60)) {
-        let (sim, epochs) = bed();
+        let (sim, epochs) = fixture();
         let driver: Arc<dyn Driver> = sim.clone();
         let range = Reservation::new(&epochs, GPU, Bytes::mib(16)).unwrap();
         let mut model: BTreeMap<u64, Model> = BTreeMap::new();

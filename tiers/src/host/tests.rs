@@ -15,7 +15,7 @@ const GPU: DeviceId = DeviceId(0);
 const ARENA: Bytes = Bytes::mib(4);
 const ONE: Bytes = Bytes::mib(1);
 
-struct Bed {
+struct Fixture {
     sim: Arc<Simulator>,
     faults: Arc<Faults>,
     recorder: Arc<Recorder>,
@@ -23,7 +23,7 @@ struct Bed {
     pool: Arc<HostPool>,
 }
 
-fn bed(budget: Bytes) -> Bed {
+fn fixture(budget: Bytes) -> Fixture {
     let topology = SimTopology::uniform(2, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let faults = Arc::new(Faults::new(sim.clone()));
@@ -32,10 +32,10 @@ fn bed(budget: Bytes) -> Bed {
     let options =
         HostOptions { budget, arena: ARENA, spare: Bytes::ZERO, threads: 2, ..HostOptions::default() };
     let pool = HostPool::new(&epochs, options).unwrap();
-    Bed { sim, faults, recorder, epochs, pool }
+    Fixture { sim, faults, recorder, epochs, pool }
 }
 
-impl Bed {
+impl Fixture {
     fn take(&self, size: Bytes) -> HostBlock {
         self.pool.take(size).unwrap()
     }
@@ -57,7 +57,7 @@ impl Bed {
 
     /// Nothing is pinned, nothing is held.
     fn end(self) {
-        let Bed { sim, recorder, epochs, pool, .. } = self;
+        let Fixture { sim, recorder, epochs, pool, .. } = self;
         let statistics = pool.statistics();
         assert_eq!((statistics.in_use, statistics.retained), (Bytes::ZERO, Bytes::ZERO));
         drop((pool, epochs));
@@ -74,11 +74,11 @@ fn all(bytes: &[u8], byte: u8) -> bool {
 
 #[test]
 fn bytes_go_to_a_gpu_and_back_through_blocks() {
-    let bed = bed(Bytes::MAX);
-    let driver: Arc<dyn Driver> = bed.recorder.clone();
-    let buffer = Arc::new(Buffer::new(&bed.epochs, GPU, Bytes::mib(3), DeviceSet::EMPTY).unwrap());
+    let fixture = fixture(Bytes::MAX);
+    let driver: Arc<dyn Driver> = fixture.recorder.clone();
+    let buffer = Arc::new(Buffer::new(&fixture.epochs, GPU, Bytes::mib(3), DeviceSet::EMPTY).unwrap());
     let stream = OwnedStream::new(&driver, GPU).unwrap();
-    let (mut from, to) = (bed.take(Bytes::mib(3)), bed.take(Bytes::new((3 << 20) - 1)));
+    let (mut from, to) = (fixture.take(Bytes::mib(3)), fixture.take(Bytes::new((3 << 20) - 1)));
     assert_eq!(driver.pointer_attributes(from.start()).unwrap().kind, PointerKind::Pinned);
     for (at, byte) in (0_u32..).zip(from.as_mut_slice().unwrap()) {
         *byte = at.wrapping_mul(2_654_435_761).to_be_bytes()[0];
@@ -91,178 +91,185 @@ fn bytes_go_to_a_gpu_and_back_through_blocks() {
     assert!(to.as_slice() == &from.as_slice()[..to.as_slice().len()] && !all(to.as_slice(), 0));
     assert!(to.span(Bytes::ZERO, Bytes::mib(3)).is_none(), "past its end");
     drop((from, to, on_gpu, buffer, stream));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn memory_is_pinned_once() {
-    let bed = bed(Bytes::MAX);
+    let fixture = fixture(Bytes::MAX);
     for _ in 0..3 {
-        let blocks: Vec<HostBlock> = (0..8).map(|_| bed.take(ONE)).collect();
-        assert_eq!(bed.pool.statistics().in_use, Bytes::mib(8));
+        let blocks: Vec<HostBlock> = (0..8).map(|_| fixture.take(ONE)).collect();
+        assert_eq!(fixture.pool.statistics().in_use, Bytes::mib(8));
         drop(blocks);
     }
-    assert_eq!((bed.pins(), bed.pool.statistics().pins), (2, 2));
-    let larger = bed.take(Bytes::mib(6));
-    assert_eq!(bed.pool.statistics().pinned, Bytes::mib(14));
+    assert_eq!((fixture.pins(), fixture.pool.statistics().pins), (2, 2));
+    let larger = fixture.take(Bytes::mib(6));
+    assert_eq!(fixture.pool.statistics().pinned, Bytes::mib(14));
     drop(larger);
-    let went = bed.pool.trim(Bytes::mib(10));
+    let went = fixture.pool.trim(Bytes::mib(10));
     assert!([4, 6].map(Bytes::mib).contains(&went), "one arena is enough: {went}");
-    assert_eq!(bed.pool.trim(Bytes::ZERO), Bytes::mib(14).saturating_sub(went));
-    assert_eq!(bed.pool.statistics().pinned, Bytes::ZERO);
-    assert!(bed.pool.statistics().pinning > Duration::ZERO);
-    bed.end();
+    assert_eq!(fixture.pool.trim(Bytes::ZERO), Bytes::mib(14).saturating_sub(went));
+    assert_eq!(fixture.pool.statistics().pinned, Bytes::ZERO);
+    assert!(fixture.pool.statistics().pinning > Duration::ZERO);
+    fixture.end();
 }
 
 #[test]
 fn what_was_prepared_is_not_pinned_again() {
-    let bed = bed(Bytes::mib(32));
-    bed.pool.prepare(Bytes::mib(10)).unwrap();
-    assert_eq!((bed.pins(), bed.pool.statistics().pinned), (3, Bytes::mib(10)));
-    bed.pool.prepare(Bytes::mib(9)).unwrap();
-    let blocks = [4, 4, 2].map(|mib| bed.take(Bytes::mib(mib)));
-    assert_eq!(bed.pins(), 3);
-    let refused = bed.pool.prepare(Bytes::mib(23)).unwrap_err();
+    let fixture = fixture(Bytes::mib(32));
+    fixture.pool.prepare(Bytes::mib(10)).unwrap();
+    assert_eq!((fixture.pins(), fixture.pool.statistics().pinned), (3, Bytes::mib(10)));
+    fixture.pool.prepare(Bytes::mib(9)).unwrap();
+    let blocks = [4, 4, 2].map(|mib| fixture.take(Bytes::mib(mib)));
+    assert_eq!(fixture.pins(), 3);
+    let refused = fixture.pool.prepare(Bytes::mib(23)).unwrap_err();
     assert!(matches!(refused, HostError::OverBudget { .. }), "{refused}");
-    bed.pool.prepare(Bytes::mib(22)).unwrap();
-    assert_eq!(bed.pool.statistics().pinned, Bytes::mib(32));
+    fixture.pool.prepare(Bytes::mib(22)).unwrap();
+    assert_eq!(fixture.pool.statistics().pinned, Bytes::mib(32));
     drop(blocks);
-    bed.end();
+    fixture.end();
 }
 
 /// Threads take what another pins, and pin nothing themselves.
 #[test]
 fn what_is_being_prepared_is_taken_as_it_arrives() {
-    let bed = bed(Bytes::mib(64));
+    let fixture = fixture(Bytes::mib(64));
     std::thread::scope(|scope| {
-        scope.spawn(|| bed.pool.prepare(Bytes::mib(64)).unwrap());
-        while bed.pool.statistics().pinned.is_zero() {
+        scope.spawn(|| fixture.pool.prepare(Bytes::mib(64)).unwrap());
+        while fixture.pool.statistics().pinned.is_zero() {
             std::thread::yield_now();
         }
-        let takes: Vec<_> = (0..16).map(|_| scope.spawn(|| bed.take(ARENA))).collect();
+        let takes: Vec<_> = (0..16).map(|_| scope.spawn(|| fixture.take(ARENA))).collect();
         let blocks: Vec<HostBlock> = takes.into_iter().map(|take| take.join().unwrap()).collect();
-        assert!(bed.pool.take(ONE).unwrap_err().is_shortage());
+        assert!(fixture.pool.take(ONE).unwrap_err().is_shortage());
         drop(blocks);
     });
-    assert_eq!(bed.pins(), 16);
-    bed.end();
+    assert_eq!(fixture.pins(), 16);
+    fixture.end();
 }
 
 #[test]
 fn what_is_expected_is_pinned_while_it_is_wanted() {
-    let bed = bed(Bytes::mib(32));
-    let expect = |mib, count| bed.pool.expect(&vec![Bytes::mib(mib); count]);
+    let fixture = fixture(Bytes::mib(32));
+    let expect = |mib, count| fixture.pool.expect(&vec![Bytes::mib(mib); count]);
     expect(3, 5).unwrap().pin(|| false);
-    assert_eq!(bed.pins(), 0);
-    expect(3, 5).unwrap().pin(|| bed.pins() < 2);
-    assert_eq!(bed.pins(), 3, "the third was under way");
+    assert_eq!(fixture.pins(), 0);
+    expect(3, 5).unwrap().pin(|| fixture.pins() < 2);
+    assert_eq!(fixture.pins(), 3, "the third was under way");
     let expected = expect(3, 5).unwrap();
     assert!(expect(3, 5).is_none(), "one thread pins at a time");
     expected.pin(|| true);
-    let blocks: Vec<HostBlock> = (0..4).map(|_| bed.take(Bytes::mib(3))).collect();
-    assert_eq!(bed.pins(), 4, "what is free in pieces counts as one: the rest is pinned when it is taken");
+    let blocks: Vec<HostBlock> = (0..4).map(|_| fixture.take(Bytes::mib(3))).collect();
+    assert_eq!(
+        fixture.pins(),
+        4,
+        "what is free in pieces counts as one: the rest is pinned when it is taken"
+    );
     // Nobody is told here: who takes memory is.
     let fault = Fault { verb: Some(Verb::HostRegister), when: When::Nth(1), error: Injected::Failed(304) };
-    bed.faults.set(&[fault]);
+    fixture.faults.set(&[fault]);
     expect(8, 1).unwrap().pin(|| true);
-    bed.faults.set(&[]);
+    fixture.faults.set(&[]);
     assert!(expect(1000, 1).is_none(), "the budget does not allow it");
     drop(blocks);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn memory_that_work_still_touches_is_not_handed_out() {
-    let bed = bed(Bytes::mib(8));
-    let driver: Arc<dyn Driver> = bed.recorder.clone();
+    let fixture = fixture(Bytes::mib(8));
+    let driver: Arc<dyn Driver> = fixture.recorder.clone();
     let stream = OwnedStream::new(&driver, GPU).unwrap();
-    let block = bed.take(ARENA);
-    let (start, begin) = (block.start(), bed.sim.now());
-    bed.fill_slowly(&stream, &block, 7);
+    let block = fixture.take(ARENA);
+    let (start, begin) = (block.start(), fixture.sim.now());
+    fixture.fill_slowly(&stream, &block, 7);
     drop(block);
-    let other = bed.take(ARENA);
-    assert!(other.start() != start && bed.sim.now() == begin, "there is other memory: nothing is waited for");
-    let mut again = bed.take(ARENA);
-    assert!(again.start() == start && bed.sim.now() >= begin + Duration::from_millis(1));
+    let other = fixture.take(ARENA);
+    assert!(
+        other.start() != start && fixture.sim.now() == begin,
+        "there is other memory: nothing is waited for"
+    );
+    let mut again = fixture.take(ARENA);
+    assert!(again.start() == start && fixture.sim.now() >= begin + Duration::from_millis(1));
     assert!(all(again.as_slice(), 7));
     again.as_mut_slice().unwrap().fill(8);
     stream.synchronize().unwrap();
     assert!(all(again.as_slice(), 8));
     drop((other, again, stream));
-    bed.end();
+    fixture.end();
 }
 
 /// Neighbours become one range, which waits for the work on either.
 #[test]
 fn joined_memory_waits_for_all_of_it() {
     for busy in 0..2 {
-        let bed = bed(ARENA);
-        let driver: Arc<dyn Driver> = bed.recorder.clone();
+        let fixture = fixture(ARENA);
+        let driver: Arc<dyn Driver> = fixture.recorder.clone();
         let stream = OwnedStream::new(&driver, GPU).unwrap();
-        let mut halves = vec![bed.take(Bytes::mib(2)), bed.take(Bytes::mib(2))];
-        let begin = bed.sim.now();
+        let mut halves = vec![fixture.take(Bytes::mib(2)), fixture.take(Bytes::mib(2))];
+        let begin = fixture.sim.now();
         let slow = halves.remove(busy);
         drop(halves);
-        assert!(bed.pool.take(ARENA).is_err(), "the half that is free has passed now");
-        bed.fill_slowly(&stream, &slow, 7);
+        assert!(fixture.pool.take(ARENA).is_err(), "the half that is free has passed now");
+        fixture.fill_slowly(&stream, &slow, 7);
         drop(slow);
-        let whole = bed.take(ARENA);
-        assert!(bed.sim.now() >= begin + Duration::from_millis(1) && bed.pins() == 1);
+        let whole = fixture.take(ARENA);
+        assert!(fixture.sim.now() >= begin + Duration::from_millis(1) && fixture.pins() == 1);
         assert_eq!(whole.as_slice().iter().filter(|byte| **byte == 7).count(), 2 << 20);
         drop((whole, stream));
-        bed.end();
+        fixture.end();
     }
 }
 
 #[test]
 fn spans_keep_memory_from_being_handed_out() {
-    let bed = bed(ARENA);
-    let mut block = bed.take(ARENA);
+    let fixture = fixture(ARENA);
+    let mut block = fixture.take(ARENA);
     let span = block.span(ONE, ONE).unwrap();
     assert!(block.as_mut_slice().is_none());
     drop(block);
-    assert_eq!(bed.pool.statistics().in_use, ARENA);
-    assert!(bed.pool.take(ONE).unwrap_err().is_shortage());
+    assert_eq!(fixture.pool.statistics().in_use, ARENA);
+    assert!(fixture.pool.take(ONE).unwrap_err().is_shortage());
     drop(span);
-    drop(bed.take(ARENA));
-    assert_eq!(bed.pins(), 1);
-    bed.end();
+    drop(fixture.take(ARENA));
+    assert_eq!(fixture.pins(), 1);
+    fixture.end();
 }
 
 #[test]
 fn a_capture_is_not_broken() {
-    let bed = bed(ARENA);
-    drop(bed.take(ARENA));
-    let hold = bed.epochs.hold();
-    assert!(matches!(bed.pool.take(ARENA), Err(HostError::OverBudget { .. })));
+    let fixture = fixture(ARENA);
+    drop(fixture.take(ARENA));
+    let hold = fixture.epochs.hold();
+    assert!(matches!(fixture.pool.take(ARENA), Err(HostError::OverBudget { .. })));
     drop(hold);
-    drop(bed.take(ARENA));
-    bed.end();
+    drop(fixture.take(ARENA));
+    fixture.end();
 }
 
 #[test]
 fn small_pieces_make_room_for_a_large_one() {
-    let bed = bed(Bytes::mib(8));
-    let blocks = [bed.take(ARENA), bed.take(ARENA)];
-    let refused = bed.pool.take(Bytes::mib(8)).unwrap_err();
+    let fixture = fixture(Bytes::mib(8));
+    let blocks = [fixture.take(ARENA), fixture.take(ARENA)];
+    let refused = fixture.pool.take(Bytes::mib(8)).unwrap_err();
     assert!(refused.is_shortage());
     drop(blocks);
-    let large = bed.take(Bytes::mib(8));
-    assert_eq!((bed.pins(), bed.pool.statistics().pinned), (3, Bytes::mib(8)));
+    let large = fixture.take(Bytes::mib(8));
+    assert_eq!((fixture.pins(), fixture.pool.statistics().pinned), (3, Bytes::mib(8)));
     drop(large);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn retained_copies_count_against_the_budget_and_are_told_apart() {
-    let bed = bed(Bytes::mib(8));
-    let mut copy = bed.take(Bytes::mib(5));
+    let fixture = fixture(Bytes::mib(8));
+    let mut copy = fixture.take(Bytes::mib(5));
     copy.set_retained(true);
     copy.set_retained(true);
-    let block = bed.take(ONE);
-    let statistics = bed.pool.statistics();
+    let block = fixture.take(ONE);
+    let statistics = fixture.pool.statistics();
     assert_eq!((statistics.retained, statistics.in_use), (Bytes::mib(5), ONE));
-    match bed.pool.take(Bytes::mib(4)).unwrap_err() {
+    match fixture.pool.take(Bytes::mib(4)).unwrap_err() {
         error @ HostError::OverBudget { wanted, budget, in_use, retained, .. } => {
             assert_eq!([wanted, budget, in_use, retained], [4, 8, 1, 5].map(Bytes::mib));
             let text = error.to_string();
@@ -271,54 +278,54 @@ fn retained_copies_count_against_the_budget_and_are_told_apart() {
         other => panic!("{other}"),
     }
     drop((copy, block));
-    drop(bed.take(Bytes::mib(8)));
-    bed.end();
+    drop(fixture.take(Bytes::mib(8)));
+    fixture.end();
 }
 
 #[test]
 fn a_host_that_has_not_so_much_is_asked_for_nothing() {
-    let bed = bed(Bytes::MAX);
-    let error = bed.pool.take(Bytes::gib(1 << 20)).unwrap_err();
+    let fixture = fixture(Bytes::MAX);
+    let error = fixture.pool.take(Bytes::gib(1 << 20)).unwrap_err();
     assert!(matches!(error, HostError::Exhausted { wanted, .. } if wanted == Bytes::gib(1 << 20)), "{error}");
-    assert!(bed.pool.take(Bytes::MAX).unwrap_err().is_shortage());
-    assert_eq!(bed.pool.statistics().pinned, Bytes::ZERO);
-    drop(bed.take(ONE));
-    bed.end();
+    assert!(fixture.pool.take(Bytes::MAX).unwrap_err().is_shortage());
+    assert_eq!(fixture.pool.statistics().pinned, Bytes::ZERO);
+    drop(fixture.take(ONE));
+    fixture.end();
 }
 
 #[test]
 fn a_driver_that_does_not_pin_leaves_the_pool_as_it_was() {
-    let bed = bed(Bytes::mib(32));
+    let fixture = fixture(Bytes::mib(32));
     let fail = |when, error| Fault { verb: Some(Verb::HostRegister), when, error };
-    bed.faults.set(&[fail(When::Nth(2), Injected::Failed(304))]);
-    let refused = bed.pool.prepare(Bytes::mib(12)).unwrap_err();
+    fixture.faults.set(&[fail(When::Nth(2), Injected::Failed(304))]);
+    let refused = fixture.pool.prepare(Bytes::mib(12)).unwrap_err();
     assert!(matches!(refused, HostError::PinRefused { .. }), "{refused}");
     assert!(refused.to_string().contains("RLIMIT_MEMLOCK"), "{refused}");
-    assert_eq!(bed.pool.statistics().pinned, ARENA, "what was pinned before stays");
-    bed.faults.set(&[fail(When::From(1), Injected::OutOfMemory)]);
-    drop(bed.take(ARENA));
-    assert!(bed.pool.take(Bytes::mib(8)).unwrap_err().is_shortage());
-    bed.faults.set(&[fail(When::Nth(1), Injected::Sticky(700))]);
-    let lost = bed.pool.take(Bytes::mib(8)).unwrap_err();
+    assert_eq!(fixture.pool.statistics().pinned, ARENA, "what was pinned before stays");
+    fixture.faults.set(&[fail(When::From(1), Injected::OutOfMemory)]);
+    drop(fixture.take(ARENA));
+    assert!(fixture.pool.take(Bytes::mib(8)).unwrap_err().is_shortage());
+    fixture.faults.set(&[fail(When::Nth(1), Injected::Sticky(700))]);
+    let lost = fixture.pool.take(Bytes::mib(8)).unwrap_err();
     assert!(matches!(lost, HostError::Driver(DriverError::Sticky { code: 700, .. })), "{lost}");
-    bed.faults.set(&[]);
-    drop(bed.take(Bytes::mib(8)));
-    bed.end();
+    fixture.faults.set(&[]);
+    drop(fixture.take(Bytes::mib(8)));
+    fixture.end();
 }
 
 /// More bytes than the budget go from GPU memory through the slots of a ring.
 #[test]
 fn a_ring_streams_what_is_larger_than_the_budget() {
-    let bed = bed(ARENA);
-    let driver: Arc<dyn Driver> = bed.recorder.clone();
-    let whole = bed.pool.stage(Bytes::mib(3), ONE, 2).unwrap();
+    let fixture = fixture(ARENA);
+    let driver: Arc<dyn Driver> = fixture.recorder.clone();
+    let whole = fixture.pool.stage(Bytes::mib(3), ONE, 2).unwrap();
     assert!(matches!(whole, Staging::Whole(_)));
     drop(whole);
-    let Staging::Ring(ring) = bed.pool.stage(Bytes::mib(12), ONE, 3).unwrap() else {
+    let Staging::Ring(ring) = fixture.pool.stage(Bytes::mib(12), ONE, 3).unwrap() else {
         panic!("it fits nowhere")
     };
     assert_eq!((ring.slots(), ring.slot()), (3, ONE));
-    let buffer = Arc::new(Buffer::new(&bed.epochs, GPU, Bytes::mib(12), DeviceSet::EMPTY).unwrap());
+    let buffer = Arc::new(Buffer::new(&fixture.epochs, GPU, Bytes::mib(12), DeviceSet::EMPTY).unwrap());
     let ours: Vec<u8> = (0..12_usize << 20).map(|at| (at / 4099 * 31 % 251).to_le_bytes()[0]).collect();
     buffer.write(Bytes::ZERO, &ours).unwrap();
     let stream = OwnedStream::new(&driver, GPU).unwrap();
@@ -340,7 +347,7 @@ fn a_ring_streams_what_is_larger_than_the_budget() {
     drop(held);
     waiting.join().unwrap();
     // What is given up is nobody's next, and who waits for it is told.
-    let spent = bed.pool.ring(Bytes::kib(256), 2).unwrap();
+    let spent = fixture.pool.ring(Bytes::kib(256), 2).unwrap();
     let held = [(); 2].map(|()| spent.next().unwrap());
     let waiting = std::thread::spawn({
         let spent = spent.clone();
@@ -348,19 +355,19 @@ fn a_ring_streams_what_is_larger_than_the_budget() {
     });
     held.into_iter().for_each(RingSlot::give_up);
     assert!(waiting.join().unwrap() && spent.slots() == 0);
-    let fewer = bed.pool.ring(Bytes::kib(512), 9).unwrap();
+    let fewer = fixture.pool.ring(Bytes::kib(512), 9).unwrap();
     assert_eq!(fewer.slots(), 2, "the other ring has the rest");
-    assert!(bed.pool.ring(Bytes::kib(512), 2).unwrap_err().is_shortage(), "one slot is no ring");
+    assert!(fixture.pool.ring(Bytes::kib(512), 2).unwrap_err().is_shortage(), "one slot is no ring");
     drop((ring, fewer, buffer, stream));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn threads_never_have_the_same_memory() {
-    let bed = bed(Bytes::mib(12));
+    let fixture = fixture(Bytes::mib(12));
     std::thread::scope(|scope| {
         for byte in 1..=6_u8 {
-            let pool = &bed.pool;
+            let pool = &fixture.pool;
             scope.spawn(move || {
                 for turn in 0..40_u64 {
                     let size = Bytes::kib(256 * (1 + turn % 5));
@@ -372,17 +379,17 @@ fn threads_never_have_the_same_memory() {
             });
         }
     });
-    assert!(bed.pool.statistics().pinned <= Bytes::mib(12));
-    bed.end();
+    assert!(fixture.pool.statistics().pinned <= Bytes::mib(12));
+    fixture.end();
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn pinning_costs() {
     for threads in [1, 2, 4] {
-        let bed = bed(ARENA);
+        let fixture = fixture(ARENA);
         let options = HostOptions { threads, ..HostOptions::default() };
-        let pool = HostPool::new(&bed.epochs, options).unwrap();
+        let pool = HostPool::new(&fixture.epochs, options).unwrap();
         pool.prepare(Bytes::gib(2)).unwrap();
         let HostStatistics { pinned, pinning, .. } = pool.statistics();
         println!("{threads} threads: {:.2} GB/s", pinned.get() as f64 / pinning.as_secs_f64() / 1e9);
@@ -415,12 +422,12 @@ proptest! {
     #[test]
     fn blocks_keep_their_bytes_and_the_budget_holds(acts in prop::collection::vec(act(), 1..60)) {
         let budget = Bytes::mib(16);
-        let bed = bed(budget);
+        let fixture = fixture(budget);
         let mut model: Vec<(HostBlock, u8)> = Vec::new();
         for (act, byte) in acts.into_iter().zip(1..) {
             let taken: u64 = model.iter().map(|(block, _)| block.size().align_up(PAGE).unwrap().get()).sum();
             match act {
-                Act::Take(kib) => match bed.pool.take(Bytes::kib(kib)) {
+                Act::Take(kib) => match fixture.pool.take(Bytes::kib(kib)) {
                     Ok(mut block) => {
                         prop_assert_eq!(block.size(), Bytes::kib(kib));
                         block.as_mut_slice().unwrap().fill(byte);
@@ -437,12 +444,12 @@ proptest! {
                 }
                 Act::Retain(which, retained) if which < model.len() => model[which].0.set_retained(retained),
                 Act::Prepare(kib) => {
-                    let answer = bed.pool.prepare(Bytes::kib(kib));
+                    let answer = fixture.pool.prepare(Bytes::kib(kib));
                     prop_assert!(answer.is_ok() || taken > 0);
                 }
                 Act::Trim(mib) => {
-                    bed.pool.trim(Bytes::mib(mib));
-                    let pinned = bed.pool.statistics().pinned;
+                    fixture.pool.trim(Bytes::mib(mib));
+                    let pinned = fixture.pool.statistics().pinned;
                     prop_assert!(!model.is_empty() || pinned <= Bytes::mib(mib));
                 }
                 _ => {}
@@ -451,12 +458,12 @@ proptest! {
                 let blocks = model.iter().filter(|(block, _)| block.is_retained() == retained);
                 Bytes::new(blocks.map(|(block, _)| block.size().align_up(PAGE).unwrap().get()).sum())
             };
-            let statistics = bed.pool.statistics();
+            let statistics = fixture.pool.statistics();
             prop_assert_eq!((statistics.in_use, statistics.retained), (of(false), of(true)));
             prop_assert!(statistics.pinned <= budget);
         }
         prop_assert!(model.iter().all(|(block, byte)| all(block.as_slice(), *byte)));
         drop(model);
-        bed.end();
+        fixture.end();
     }
 }

@@ -191,7 +191,7 @@ mod tests {
     const PEER: DeviceId = DeviceId(1);
     const FOUR: Bytes = Bytes::mib(4);
 
-    struct Bed {
+    struct Fixture {
         sim: Arc<Simulator>,
         faults: Arc<Faults>,
         pool: GpuPool,
@@ -200,7 +200,7 @@ mod tests {
         here: PoolStream,
     }
 
-    fn bed(peers: &[DeviceId]) -> Bed {
+    fn fixture(peers: &[DeviceId]) -> Fixture {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
@@ -211,10 +211,10 @@ mod tests {
             PoolOptions { settings: Some(settings), peers: peers.to_vec(), ..PoolOptions::default() };
         let pool = GpuPool::new(driver.clone(), OWN, options).unwrap();
         let here = PoolStream::of(&*driver, OWN, Stream::LEGACY).unwrap();
-        Bed { stream: OwnedStream::new(&driver, PEER).unwrap(), sim, faults, pool, here }
+        Fixture { stream: OwnedStream::new(&driver, PEER).unwrap(), sim, faults, pool, here }
     }
 
-    impl Bed {
+    impl Fixture {
         fn malloc(&self, size: Bytes) -> Block {
             self.pool.malloc(size, self.here).unwrap()
         }
@@ -264,191 +264,196 @@ mod tests {
 
     #[test]
     fn a_peer_touches_what_is_there_and_what_comes() {
-        let bed = bed(&[]);
-        let kept = bed.fragments();
-        let stitched = bed.malloc(Bytes::mib(10));
-        assert_eq!(bed.pool.counters().stitches, 1);
+        let fixture = fixture(&[]);
+        let kept = fixture.fragments();
+        let stitched = fixture.malloc(Bytes::mib(10));
+        assert_eq!(fixture.pool.counters().stitches, 1);
         for block in [kept[0], stitched] {
-            assert_eq!(refusal(bed.write(block, 1)), Refusal::NoPeerAccess);
+            assert_eq!(refusal(fixture.write(block, 1)), Refusal::NoPeerAccess);
         }
-        bed.pool.enable_peer(PEER).unwrap();
-        assert_eq!(bed.pool.peers(), DeviceSet::of(PEER));
-        let later = bed.malloc(Bytes::mib(3));
+        fixture.pool.enable_peer(PEER).unwrap();
+        assert_eq!(fixture.pool.peers(), DeviceSet::of(PEER));
+        let later = fixture.malloc(Bytes::mib(3));
         let blocks = [kept[0], kept[3], stitched, later];
         for (block, byte) in blocks.into_iter().zip(1..) {
-            bed.write(block, byte).unwrap();
+            fixture.write(block, byte).unwrap();
         }
-        bed.stream.synchronize().unwrap();
+        fixture.stream.synchronize().unwrap();
         for (block, byte) in blocks.into_iter().zip(1..) {
-            bed.assert_all(block, byte);
+            fixture.assert_all(block, byte);
         }
         for block in kept.into_iter().chain([stitched, later]) {
-            bed.pool.free(block.address).unwrap();
+            fixture.pool.free(block.address).unwrap();
         }
-        bed.end();
+        fixture.end();
     }
 
     #[test]
     fn what_a_peer_uses_goes_only_after_it() {
         for peers in [&[][..], &[PEER]] {
-            let bed = bed(peers);
-            let block = bed.malloc(Bytes::mib(8));
-            bed.pool.enable_peer(PEER).unwrap();
-            bed.write(block, 7).unwrap();
-            bed.pool.free(block.address).unwrap();
-            let start = bed.sim.now();
-            assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
-            assert_eq!(bed.sim.now(), start);
-            bed.pool.settle().unwrap();
-            assert!(bed.sim.now() >= start + Duration::from_millis(1));
-            assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap(), Bytes::mib(8));
-            bed.end();
+            let fixture = fixture(peers);
+            let block = fixture.malloc(Bytes::mib(8));
+            fixture.pool.enable_peer(PEER).unwrap();
+            fixture.write(block, 7).unwrap();
+            fixture.pool.free(block.address).unwrap();
+            let start = fixture.sim.now();
+            assert_eq!(fixture.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
+            assert_eq!(fixture.sim.now(), start);
+            fixture.pool.settle().unwrap();
+            assert!(fixture.sim.now() >= start + Duration::from_millis(1));
+            assert_eq!(fixture.pool.trim(Bytes::ZERO).unwrap(), Bytes::mib(8));
+            fixture.end();
         }
     }
 
     #[test]
     fn no_epoch_waits_for_a_gpu_that_memory_is_only_lent_to() {
-        let bed = bed(&[]);
-        let kept = bed.fragments();
-        bed.pool.lend_to(PEER).unwrap();
-        assert_eq!(bed.pool.peers(), DeviceSet::of(PEER));
+        let fixture = fixture(&[]);
+        let kept = fixture.fragments();
+        fixture.pool.lend_to(PEER).unwrap();
+        assert_eq!(fixture.pool.peers(), DeviceSet::of(PEER));
         // Nothing that the program can see has changed.
-        assert_eq!(bed.sim.program_enable_peer(PEER, OWN), 0);
+        assert_eq!(fixture.sim.program_enable_peer(PEER, OWN), 0);
         // Work of the program there, which never ends as far as this GPU knows.
-        let word = Arc::new(glake_device::owned::Flag::several(&bed.pool.epochs, 1).unwrap());
-        word[0].await_on(bed.stream.of(), 1, glake_device::Compare::AtLeast).unwrap();
+        let word = Arc::new(glake_device::owned::Flag::several(&fixture.pool.epochs, 1).unwrap());
+        word[0].await_on(fixture.stream.of(), 1, glake_device::Compare::AtLeast).unwrap();
         for block in kept {
-            bed.pool.free(block.address).unwrap();
+            fixture.pool.free(block.address).unwrap();
         }
         // The simulator would say that nothing can complete these.
-        bed.pool.settle().unwrap();
-        bed.pool.trim(Bytes::ZERO).unwrap();
-        assert_eq!(bed.pool.reserved(), Bytes::ZERO);
+        fixture.pool.settle().unwrap();
+        fixture.pool.trim(Bytes::ZERO).unwrap();
+        assert_eq!(fixture.pool.reserved(), Bytes::ZERO);
         word[0].set(1);
-        bed.stream.synchronize().unwrap();
+        fixture.stream.synchronize().unwrap();
         drop(word);
-        bed.end();
+        fixture.end();
     }
 
     #[test]
     fn work_of_ours_elsewhere_is_waited_for_once_it_is_told_of() {
         for stitched in [false, true] {
-            let bed = bed(&[]);
-            bed.pool.lend_to(PEER).unwrap();
-            let kept = if stitched { bed.fragments() } else { Vec::new() };
-            let block = bed.malloc(Bytes::mib(8));
+            let fixture = fixture(&[]);
+            fixture.pool.lend_to(PEER).unwrap();
+            let kept = if stitched { fixture.fragments() } else { Vec::new() };
+            let block = fixture.malloc(Bytes::mib(8));
             // What else is free goes first.
-            bed.pool.settle().unwrap();
-            bed.pool.trim(Bytes::ZERO).unwrap();
-            bed.write(block, 7).unwrap();
-            let driver = bed.pool.epochs.driver();
+            fixture.pool.settle().unwrap();
+            fixture.pool.trim(Bytes::ZERO).unwrap();
+            fixture.write(block, 7).unwrap();
+            let driver = fixture.pool.epochs.driver();
             let done =
                 glake_device::owned::OwnedEvent::new(driver, PEER, glake_device::EventKind::Plain).unwrap();
-            done.record(bed.stream.id()).unwrap();
-            bed.pool.epochs.outside(OWN, done);
-            bed.pool.free(block.address).unwrap();
-            let start = bed.sim.now();
-            bed.pool.tick().unwrap();
-            assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
-            assert_eq!(bed.sim.now(), start);
-            bed.pool.settle().unwrap();
-            assert!(bed.sim.now() >= start + Duration::from_millis(1));
+            done.record(fixture.stream.id()).unwrap();
+            fixture.pool.epochs.outside(OWN, done);
+            fixture.pool.free(block.address).unwrap();
+            let start = fixture.sim.now();
+            fixture.pool.tick().unwrap();
+            assert_eq!(fixture.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
+            assert_eq!(fixture.sim.now(), start);
+            fixture.pool.settle().unwrap();
+            assert!(fixture.sim.now() >= start + Duration::from_millis(1));
             for block in kept {
-                bed.pool.free(block.address).unwrap();
+                fixture.pool.free(block.address).unwrap();
             }
-            bed.end();
+            fixture.end();
         }
     }
 
     #[test]
     fn what_was_lent_is_watched_once_the_program_asks() {
-        let bed = bed(&[]);
-        bed.pool.lend_to(PEER).unwrap();
-        let block = bed.malloc(Bytes::mib(8));
-        bed.pool.enable_peer(PEER).unwrap();
-        assert_eq!(bed.sim.program_enable_peer(PEER, OWN), 704, "the program asked for it");
-        bed.write(block, 7).unwrap();
-        bed.pool.free(block.address).unwrap();
-        let start = bed.sim.now();
-        assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
-        bed.pool.settle().unwrap();
-        assert!(bed.sim.now() >= start + Duration::from_millis(1));
-        bed.end();
+        let fixture = fixture(&[]);
+        fixture.pool.lend_to(PEER).unwrap();
+        let block = fixture.malloc(Bytes::mib(8));
+        fixture.pool.enable_peer(PEER).unwrap();
+        assert_eq!(fixture.sim.program_enable_peer(PEER, OWN), 704, "the program asked for it");
+        fixture.write(block, 7).unwrap();
+        fixture.pool.free(block.address).unwrap();
+        let start = fixture.sim.now();
+        assert_eq!(fixture.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
+        fixture.pool.settle().unwrap();
+        assert!(fixture.sim.now() >= start + Duration::from_millis(1));
+        fixture.end();
     }
 
     #[test]
     fn epochs_from_before_hold_for_what_no_peer_could_touch() {
-        let bed = bed(&[]);
+        let fixture = fixture(&[]);
         // Free neighbours would become one piece, of the latest epoch.
-        let [early, one, pending, another, late] = [(); 5].map(|()| bed.malloc(FOUR));
-        bed.pool.free(early.address).unwrap();
-        bed.pool.settle().unwrap();
-        bed.pool.free(pending.address).unwrap();
-        bed.pool.tick().unwrap();
-        bed.pool.enable_peer(PEER).unwrap();
-        bed.write(late, 9).unwrap();
-        bed.pool.free(late.address).unwrap();
-        assert_eq!(bed.pool.trim(Bytes::ZERO).unwrap(), Bytes::mib(8), "no work of the peer is waited for");
-        assert_eq!(bed.sim.now(), Duration::ZERO);
+        let [early, one, pending, another, late] = [(); 5].map(|()| fixture.malloc(FOUR));
+        fixture.pool.free(early.address).unwrap();
+        fixture.pool.settle().unwrap();
+        fixture.pool.free(pending.address).unwrap();
+        fixture.pool.tick().unwrap();
+        fixture.pool.enable_peer(PEER).unwrap();
+        fixture.write(late, 9).unwrap();
+        fixture.pool.free(late.address).unwrap();
+        assert_eq!(
+            fixture.pool.trim(Bytes::ZERO).unwrap(),
+            Bytes::mib(8),
+            "no work of the peer is waited for"
+        );
+        assert_eq!(fixture.sim.now(), Duration::ZERO);
         for block in [one, another] {
-            bed.pool.free(block.address).unwrap();
+            fixture.pool.free(block.address).unwrap();
         }
-        bed.end();
+        fixture.end();
     }
 
     #[test]
     fn a_failure_gives_no_access() {
         for nth in 1..=3 {
-            let bed = bed(&[]);
-            let (first, hole, second) = (bed.malloc(FOUR), bed.malloc(FOUR), bed.malloc(FOUR));
-            let last = bed.malloc(Bytes::kib(3));
-            bed.pool.free(hole.address).unwrap();
-            bed.pool.settle().unwrap();
-            bed.pool.trim(Bytes::ZERO).unwrap();
+            let fixture = fixture(&[]);
+            let (first, hole, second) = (fixture.malloc(FOUR), fixture.malloc(FOUR), fixture.malloc(FOUR));
+            let last = fixture.malloc(Bytes::kib(3));
+            fixture.pool.free(hole.address).unwrap();
+            fixture.pool.settle().unwrap();
+            fixture.pool.trim(Bytes::ZERO).unwrap();
             let fail = |verb| Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::Failed(1) };
-            bed.faults.set(&[fail(Verb::SetAccess)]);
-            bed.pool.enable_peer(PEER).unwrap_err();
-            assert_eq!(bed.pool.peers(), DeviceSet::EMPTY);
+            fixture.faults.set(&[fail(Verb::SetAccess)]);
+            fixture.pool.enable_peer(PEER).unwrap_err();
+            assert_eq!(fixture.pool.peers(), DeviceSet::EMPTY);
             for block in [first, second, last] {
-                assert_eq!(refusal(bed.write(block, 1)), Refusal::NoPeerAccess, "{nth}");
+                assert_eq!(refusal(fixture.write(block, 1)), Refusal::NoPeerAccess, "{nth}");
             }
-            bed.faults.set(&[]);
-            bed.pool.enable_peer(PEER).unwrap();
+            fixture.faults.set(&[]);
+            fixture.pool.enable_peer(PEER).unwrap();
             for block in [first, second, last] {
-                bed.write(block, 1).unwrap();
-                bed.pool.free(block.address).unwrap();
+                fixture.write(block, 1).unwrap();
+                fixture.pool.free(block.address).unwrap();
             }
-            bed.end();
+            fixture.end();
         }
     }
 
     #[test]
     fn who_is_no_peer() {
-        let bed = bed(&[PEER, PEER, OWN]);
-        bed.pool.enable_peer(OWN).unwrap();
-        bed.pool.enable_peer(PEER).unwrap();
-        let unknown = bed.pool.enable_peer(DeviceId(2)).unwrap_err();
+        let fixture = fixture(&[PEER, PEER, OWN]);
+        fixture.pool.enable_peer(OWN).unwrap();
+        fixture.pool.enable_peer(PEER).unwrap();
+        let unknown = fixture.pool.enable_peer(DeviceId(2)).unwrap_err();
         assert!(matches!(unknown, PoolError::NoSuchDevice { device: DeviceId(2), count: 2 }), "{unknown}");
-        let block = bed.malloc(FOUR);
-        bed.write(block, 3).unwrap();
-        bed.stream.synchronize().unwrap();
-        let copied = bed.sim.plain_alloc(PEER, FOUR).unwrap();
+        let block = fixture.malloc(FOUR);
+        fixture.write(block, 3).unwrap();
+        fixture.stream.synchronize().unwrap();
+        let copied = fixture.sim.plain_alloc(PEER, FOUR).unwrap();
         let copy = Touch { address: copied, size: FOUR };
         let from: Address = block.address;
         let reads = [Touch { address: from, size: FOUR }];
         let time = Duration::from_micros(1);
-        let copying = bed.sim.enqueue_kernel(PEER, bed.stream.id(), &reads, &[copy], time, move |memory| {
-            let mut bytes = vec![0; 4 << 20];
-            memory.read(from, &mut bytes).unwrap();
-            memory.write(copied, &bytes).unwrap();
-        });
+        let copying =
+            fixture.sim.enqueue_kernel(PEER, fixture.stream.id(), &reads, &[copy], time, move |memory| {
+                let mut bytes = vec![0; 4 << 20];
+                memory.read(from, &mut bytes).unwrap();
+                memory.write(copied, &bytes).unwrap();
+            });
         copying.unwrap();
-        bed.stream.synchronize().unwrap();
+        fixture.stream.synchronize().unwrap();
         let mut bytes = vec![0; 4 << 20];
-        bed.sim.read_now(PEER, copied, &mut bytes).unwrap();
+        fixture.sim.read_now(PEER, copied, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 3));
-        bed.sim.plain_free(copied).unwrap();
-        bed.pool.free(block.address).unwrap();
-        bed.end();
+        fixture.sim.plain_free(copied).unwrap();
+        fixture.pool.free(block.address).unwrap();
+        fixture.end();
     }
 }

@@ -83,14 +83,14 @@ mod tests {
     const PEERS: [DeviceId; 3] = [DeviceId(1), DeviceId(2), DeviceId(3)];
     const SIZE: Bytes = Bytes::mib(2);
 
-    struct Bed {
+    struct Fixture {
         sim: Arc<Simulator>,
         faults: Arc<Faults>,
         pool: GpuPool,
         streams: Vec<OwnedStream>,
     }
 
-    fn bed(peers: &[DeviceId]) -> Bed {
+    fn fixture(peers: &[DeviceId]) -> Fixture {
         let topology = SimTopology::uniform(4, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
@@ -98,10 +98,10 @@ mod tests {
         let options = PoolOptions { peers: peers.to_vec(), ..PoolOptions::default() };
         let pool = GpuPool::new(driver.clone(), OWN, options).unwrap();
         let streams = PEERS.map(|peer| OwnedStream::new(&driver, peer).unwrap()).into();
-        Bed { sim, faults, pool, streams }
+        Fixture { sim, faults, pool, streams }
     }
 
-    impl Bed {
+    impl Fixture {
         /// A peer writes all of a block, in a kernel that takes a millisecond.
         fn write(&self, peer: usize, block: Block) -> std::result::Result<(), DriverError> {
             let writes = [Touch { address: block.address, size: block.size }];
@@ -136,69 +136,69 @@ mod tests {
     #[test]
     fn a_peer_block_is_open_to_its_owner_alone() {
         for peers in [&[][..], &PEERS] {
-            let bed = bed(peers);
-            let one = bed.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
-            let other = bed.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
-            bed.write(0, one).unwrap();
-            bed.write(1, other).unwrap();
+            let fixture = fixture(peers);
+            let one = fixture.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
+            let other = fixture.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
+            fixture.write(0, one).unwrap();
+            fixture.write(1, other).unwrap();
             for (peer, block) in [(1, one), (2, one), (0, other), (2, other)] {
-                bed.assert_refused(peer, block);
+                fixture.assert_refused(peer, block);
             }
             // What was one's does not become another's.
-            bed.pool.free_peer_block(one.address).unwrap();
-            bed.pool.settle().unwrap();
-            let again = bed.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
+            fixture.pool.free_peer_block(one.address).unwrap();
+            fixture.pool.settle().unwrap();
+            let again = fixture.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
             assert_ne!(again.address, one.address);
-            bed.assert_refused(0, again);
-            bed.write(1, again).unwrap();
-            let here = PoolStream::of(&**bed.pool.epochs.driver(), OWN, Stream::LEGACY).unwrap();
-            let own = bed.pool.malloc(SIZE, here).unwrap();
+            fixture.assert_refused(0, again);
+            fixture.write(1, again).unwrap();
+            let here = PoolStream::of(&**fixture.pool.epochs.driver(), OWN, Stream::LEGACY).unwrap();
+            let own = fixture.pool.malloc(SIZE, here).unwrap();
             match peers {
-                [] => bed.assert_refused(0, own),
-                _ => bed.write(0, own).unwrap(),
+                [] => fixture.assert_refused(0, own),
+                _ => fixture.write(0, own).unwrap(),
             }
             for block in [other, again, own] {
-                bed.pool.free(block.address).unwrap();
+                fixture.pool.free(block.address).unwrap();
             }
-            bed.end();
+            fixture.end();
         }
     }
 
     #[test]
     fn a_peer_block_goes_after_its_owners_work() {
-        let bed = bed(&[]);
-        let block = bed.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
-        assert_eq!(bed.pool.peers(), DeviceSet::EMPTY);
-        bed.write(0, block).unwrap();
-        bed.pool.free_peer_block(block.address).unwrap();
-        assert_eq!(bed.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
-        bed.pool.settle().unwrap();
-        assert!(bed.pool.sweep_peer_blocks().unwrap() >= SIZE);
-        bed.end();
+        let fixture = fixture(&[]);
+        let block = fixture.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
+        assert_eq!(fixture.pool.peers(), DeviceSet::EMPTY);
+        fixture.write(0, block).unwrap();
+        fixture.pool.free_peer_block(block.address).unwrap();
+        assert_eq!(fixture.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
+        fixture.pool.settle().unwrap();
+        assert!(fixture.pool.sweep_peer_blocks().unwrap() >= SIZE);
+        fixture.end();
     }
 
     #[test]
     fn a_device_that_is_let_to_all_is_watched_though_that_fails() {
-        let bed = bed(&[]);
-        let block = bed.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
-        bed.faults.set(&[Fault {
+        let fixture = fixture(&[]);
+        let block = fixture.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
+        fixture.faults.set(&[Fault {
             verb: Some(Verb::SetAccess),
             when: When::Nth(1),
             error: Injected::Failed(1),
         }]);
-        bed.pool.enable_peer(PEERS[0]).unwrap_err();
-        bed.faults.set(&[]);
-        bed.write(0, block).unwrap();
-        bed.pool.free_peer_block(block.address).unwrap();
-        assert_eq!(bed.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
-        bed.end();
+        fixture.pool.enable_peer(PEERS[0]).unwrap_err();
+        fixture.faults.set(&[]);
+        fixture.write(0, block).unwrap();
+        fixture.pool.free_peer_block(block.address).unwrap();
+        assert_eq!(fixture.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
+        fixture.end();
     }
 
     #[test]
     fn who_owns_no_peer_block() {
-        let bed = bed(&[]);
-        let unknown = bed.pool.alloc_peer_block(DeviceId(4), SIZE).unwrap_err();
+        let fixture = fixture(&[]);
+        let unknown = fixture.pool.alloc_peer_block(DeviceId(4), SIZE).unwrap_err();
         assert!(matches!(unknown, PoolError::NoSuchDevice { device: DeviceId(4), count: 4 }), "{unknown}");
-        bed.end();
+        fixture.end();
     }
 }

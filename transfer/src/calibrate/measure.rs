@@ -5,7 +5,7 @@ use glake_device::owned::{self, Span};
 use glake_device::{DeviceId, DriverError, Stream};
 use glake_units::{Bytes, Micros};
 
-use super::ground::{Ground, Lane, SLOT};
+use super::harness::{Harness, Lane, SLOT};
 use crate::graph::trials::{Leg, Trial};
 use crate::graph::{MANY_RELAYS, Way};
 
@@ -20,11 +20,11 @@ type Outcome<T> = std::result::Result<T, Fault>;
 
 /// The median time of a trial from its fork to its join, after one run that does not count. All its work is done when it
 /// returns, also where it failed.
-pub(super) fn measure(ground: &Ground, trial: &Trial, turn: u64) -> Outcome<Micros> {
+pub(super) fn measure(harness: &Harness, trial: &Trial, turn: u64) -> Outcome<Micros> {
     let mut times = Vec::new();
     for run in 0..=trial.repeats {
-        let took = once(ground, trial, turn);
-        let ended = lanes(ground, trial).map(Lane::synchronize).fold(Ok(()), Result::and);
+        let took = once(harness, trial, turn);
+        let ended = lanes(harness, trial).map(Lane::synchronize).fold(Ok(()), Result::and);
         let took = took.and_then(|took| ended.map(|()| took))?;
         if run > 0 {
             times.push(took);
@@ -34,15 +34,15 @@ pub(super) fn measure(ground: &Ground, trial: &Trial, turn: u64) -> Outcome<Micr
     Ok(Micros(times.get(times.len() / 2).copied().unwrap_or(f64::NAN)))
 }
 
-fn lanes<'a>(ground: &'a Ground, trial: &'a Trial) -> impl Iterator<Item = &'a Lane> {
-    let targets = trial.legs.first().and_then(|leg| ground.lane(leg.target));
-    let relays = trial.legs.iter().filter_map(|leg| ground.lane(leg.relay));
+fn lanes<'a>(harness: &'a Harness, trial: &'a Trial) -> impl Iterator<Item = &'a Lane> {
+    let targets = trial.legs.first().and_then(|leg| harness.lane(leg.target));
+    let relays = trial.legs.iter().filter_map(|leg| harness.lane(leg.relay));
     targets.into_iter().chain(relays)
 }
 
 /// Microseconds of one run.
-fn once(ground: &Ground, trial: &Trial, turn: u64) -> Outcome<f64> {
-    let Some(home) = trial.legs.first().and_then(|leg| ground.lane(leg.target)) else { return Ok(f64::NAN) };
+fn once(harness: &Harness, trial: &Trial, turn: u64) -> Outcome<f64> {
+    let Some(home) = trial.legs.first().and_then(|leg| harness.lane(leg.target)) else { return Ok(f64::NAN) };
     let at_home = |error| Fault { device: home.device, error };
     let stream = home.stream.id();
     home.begun.record(stream).map_err(at_home)?;
@@ -52,7 +52,7 @@ fn once(ground: &Ground, trial: &Trial, turn: u64) -> Outcome<f64> {
     }
     for (index, leg) in trial.legs.iter().enumerate() {
         let (Some(lane), Some(ends)) =
-            (ground.lane(leg.relay), ground.ends(trial.direction, leg, index, turn))
+            (harness.lane(leg.relay), harness.ends(trial.direction, leg, index, turn))
         else {
             return Ok(f64::NAN);
         };
@@ -60,12 +60,12 @@ fn once(ground: &Ground, trial: &Trial, turn: u64) -> Outcome<f64> {
         if lane.device != home.device && relayed < MANY_RELAYS {
             lane.stream.wait_for(home.fork.id()).map_err(forked)?;
         }
-        let last = enqueue(ground, lane, leg, &ends).map_err(forked)?;
+        let last = enqueue(harness, lane, leg, &ends).map_err(forked)?;
         if lane.device != home.device {
             lane.done.record(last).map_err(forked)?;
         }
     }
-    for lane in trial.legs.iter().filter_map(|leg| ground.lane(leg.relay)) {
+    for lane in trial.legs.iter().filter_map(|leg| harness.lane(leg.relay)) {
         if lane.device != home.device {
             home.stream.wait_for(lane.done.id()).map_err(at_home)?;
         }
@@ -77,22 +77,22 @@ fn once(ground: &Ground, trial: &Trial, turn: u64) -> Outcome<f64> {
 
 /// Enqueues a leg on its relay's lane; the stream that its last work is on.
 fn enqueue(
-    ground: &Ground,
+    harness: &Harness,
     lane: &Lane,
     leg: &Leg,
     (to, from): &(Span, Span),
 ) -> glake_device::Result<Stream> {
     match leg.way {
         Way::Direct | Way::ZeroStaging => {
-            owned::copy(&*ground.driver, lane.device, lane.stream.id(), to, from)?;
+            owned::copy(&*harness.driver, lane.device, lane.stream.id(), to, from)?;
             Ok(lane.stream.id())
         }
-        Way::Staged => staged(ground, lane, to, from),
+        Way::Staged => staged(harness, lane, to, from),
     }
 }
 
 /// Through the relay's slots: one stream fills them, the other one drains them.
-fn staged(ground: &Ground, lane: &Lane, to: &Span, from: &Span) -> glake_device::Result<Stream> {
+fn staged(harness: &Harness, lane: &Lane, to: &Span, from: &Span) -> glake_device::Result<Stream> {
     let (fill, drain) = (lane.stream.id(), lane.second.id());
     let mut offset = Bytes::ZERO;
     let mut turn = 0;
@@ -101,7 +101,7 @@ fn staged(ground: &Ground, lane: &Lane, to: &Span, from: &Span) -> glake_device:
         let slot = turn % lane.slots.len().max(1);
         let (Some((filled, drained)), Some(buffer), Some(to), Some(from)) = (
             lane.slots.get(slot),
-            ground.slot(lane.device, slot, size),
+            harness.slot(lane.device, slot, size),
             to.part(offset, size),
             from.part(offset, size),
         ) else {
@@ -110,10 +110,10 @@ fn staged(ground: &Ground, lane: &Lane, to: &Span, from: &Span) -> glake_device:
         if turn >= lane.slots.len() {
             lane.stream.wait_for(drained.id())?;
         }
-        owned::copy(&*ground.driver, lane.device, fill, &buffer, &from)?;
+        owned::copy(&*harness.driver, lane.device, fill, &buffer, &from)?;
         filled.record(fill)?;
         lane.second.wait_for(filled.id())?;
-        owned::copy(&*ground.driver, lane.device, drain, &to, &buffer)?;
+        owned::copy(&*harness.driver, lane.device, drain, &to, &buffer)?;
         drained.record(drain)?;
         offset = offset.saturating_add(size);
         turn += 1;

@@ -11,7 +11,7 @@
 //! Invariants: nothing is begun once the budget is used up; a relay that failed, or whose bytes were wrong, is no part of the
 //! graph; a question whose trials were left out is answered as carefully as the graph does without them.
 
-mod ground;
+mod harness;
 mod measure;
 mod pattern;
 
@@ -26,7 +26,7 @@ use tracing::warn;
 use crate::Result;
 use crate::graph::trials::{Outcome, Step, Trial, plan};
 use crate::graph::{GpuLinks, PathGraph, Way};
-use ground::{Ground, Lanes};
+use harness::{Harness, Lanes};
 use measure::{Fault, measure};
 
 /// What a server's links gave.
@@ -81,15 +81,15 @@ impl Calibration {
         run.leave(lanes.failed());
         let all = micros(left().mul_f64(1.0 - MEMORY));
         let wanted = largest(&plan(Step::Ways, &run.gpus(), &[], all));
-        let ground = Ground::new(epochs, lanes, wanted, left().mul_f64(MEMORY), clock)?;
-        run.leave(ground.failed());
+        let harness = Harness::new(epochs, lanes, wanted, left().mul_f64(MEMORY), clock)?;
+        run.leave(harness.failed());
         for (step, rest) in STEPS {
             let trials =
-                fitting(&ground, |part| plan(step, &run.gpus(), &run.trusted(), Micros(all.0 * part)));
+                fitting(&harness, |part| plan(step, &run.gpus(), &run.trusted(), Micros(all.0 * part)));
             let over = left().mul_f64(rest);
-            run.trials(&ground, &trials, &|| left() <= over, progress);
+            run.trials(&harness, &trials, &|| left() <= over, progress);
         }
-        drop(ground);
+        drop(harness);
         let graph = PathGraph::from_outcomes(&run.gpus(), &run.trusted())?;
         Ok(Calibration {
             graph,
@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
 
     fn trials(
         &mut self,
-        ground: &Ground,
+        harness: &Harness,
         trials: &[Trial],
         over: &dyn Fn() -> bool,
         progress: &mut dyn FnMut(Progress),
@@ -163,19 +163,19 @@ impl<'a> Run<'a> {
                 self.planned -= trials.len() - index;
                 break;
             }
-            if self.is_open(trial) && ground.holds(trial) {
-                self.trial(ground, trial);
+            if self.is_open(trial) && harness.holds(trial) {
+                self.trial(harness, trial);
             }
             self.done += 1;
             progress(Progress { done: self.done, planned: self.planned });
         }
     }
 
-    fn trial(&mut self, ground: &Ground, trial: &Trial) {
+    fn trial(&mut self, harness: &Harness, trial: &Trial) {
         // Another part of the pattern each time, so that bytes of an earlier trial are never taken for this one's.
         let turn = self.done as u64;
-        match measure(ground, trial, turn) {
-            Ok(took) => match ground.is_right(trial, turn) {
+        match measure(harness, trial, turn) {
+            Ok(took) => match harness.is_right(trial, turn) {
                 Ok(true) => self.outcomes.push(Outcome { trial: trial.clone(), took }),
                 Ok(false) => {
                     for leg in trial.legs.iter().filter(|leg| leg.way != Way::Direct) {
@@ -210,11 +210,11 @@ fn largest(trials: &[Trial]) -> Bytes {
 }
 
 /// A plan whose legs there is memory for: of all the time that is left, or of less.
-fn fitting(ground: &Ground, plan: impl Fn(f64) -> Vec<Trial>) -> Vec<Trial> {
+fn fitting(harness: &Harness, plan: impl Fn(f64) -> Vec<Trial>) -> Vec<Trial> {
     let mut part = 1.0;
     loop {
         let trials = plan(part);
-        if largest(&trials) <= ground.largest() || part < 0.01 {
+        if largest(&trials) <= harness.largest() || part < 0.01 {
             return trials;
         }
         part /= 2.0;

@@ -323,7 +323,7 @@ mod tests {
 
     const GPU: DeviceId = DeviceId(0);
 
-    struct Bed {
+    struct Fixture {
         sim: Arc<Simulator>,
         barriers: Barriers,
         background: OwnedStream,
@@ -331,11 +331,11 @@ mod tests {
         passed: OwnedEvent,
     }
 
-    fn bed() -> Bed {
+    fn fixture() -> Fixture {
         let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
         let epochs = Epochs::new(driver.clone());
-        Bed {
+        Fixture {
             barriers: Barriers::new(&epochs).unwrap(),
             background: OwnedStream::new(&driver, GPU).unwrap(),
             critical: OwnedStream::new(&driver, GPU).unwrap(),
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    impl Bed {
+    impl Fixture {
         fn work(&self, stream: &OwnedStream) {
             self.sim.enqueue_kernel(GPU, stream.id(), &[], &[], Duration::from_micros(10), |_| {}).unwrap();
         }
@@ -357,108 +357,109 @@ mod tests {
 
     #[test]
     fn slices_wait_while_a_critical_copy_runs() {
-        let bed = bed();
-        assert!(!bed.barriers.is_needed());
-        let ticket = bed.barriers.begin_background().unwrap();
-        assert!(bed.barriers.is_needed());
+        let fixture = fixture();
+        assert!(!fixture.barriers.is_needed());
+        let ticket = fixture.barriers.begin_background().unwrap();
+        assert!(fixture.barriers.is_needed());
         for _ in 0..4 {
-            bed.slice();
+            fixture.slice();
         }
-        bed.barriers.end_background_on(ticket, bed.background.of());
-        bed.passed.record(bed.background.id()).unwrap();
-        bed.barriers.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
+        fixture.barriers.end_background_on(ticket, fixture.background.of());
+        fixture.passed.record(fixture.background.id()).unwrap();
+        fixture.barriers.shut_on(Direction::ToGpu, fixture.critical.of(), Bytes::mib(1)).unwrap();
         for _ in 0..3 {
-            bed.work(&bed.critical);
+            fixture.work(&fixture.critical);
         }
-        bed.barriers.open_on(Direction::ToGpu, bed.critical.of());
-        bed.passed.synchronize().unwrap();
+        fixture.barriers.open_on(Direction::ToGpu, fixture.critical.of());
+        fixture.passed.synchronize().unwrap();
         // One slice had begun; the others came after the critical copy.
-        assert_eq!(bed.sim.now(), Duration::from_micros(10 + 20 + 30));
-        assert!(bed.barriers.is_needed(), "the next one is expected");
+        assert_eq!(fixture.sim.now(), Duration::from_micros(10 + 20 + 30));
+        assert!(fixture.barriers.is_needed(), "the next one is expected");
         std::thread::sleep(LINGER);
         // The watch may look just now.
         let is_over = |_| {
             std::thread::sleep(Duration::from_millis(1));
-            !bed.barriers.is_needed()
+            !fixture.barriers.is_needed()
         };
         assert!((0..1000).any(is_over));
-        let Bed { sim, barriers, .. } = bed;
+        let Fixture { sim, barriers, .. } = fixture;
         drop(barriers);
-        drop((bed.background, bed.critical, bed.passed));
+        drop((fixture.background, fixture.critical, fixture.passed));
         assert_eq!(sim.census(), Census::default());
     }
 
     #[test]
     fn a_gate_that_nobody_opens_is_opened_by_the_watch() {
-        let bed = bed();
-        let ticket = bed.barriers.begin_background().unwrap();
-        bed.barriers.shut_on(Direction::ToGpu, bed.critical.of(), Bytes::mib(1)).unwrap();
-        bed.slice();
-        bed.barriers.end_background_on(ticket, bed.background.of());
-        bed.passed.record(bed.background.id()).unwrap();
+        let fixture = fixture();
+        let ticket = fixture.barriers.begin_background().unwrap();
+        fixture.barriers.shut_on(Direction::ToGpu, fixture.critical.of(), Bytes::mib(1)).unwrap();
+        fixture.slice();
+        fixture.barriers.end_background_on(ticket, fixture.background.of());
+        fixture.passed.record(fixture.background.id()).unwrap();
         let since = Instant::now();
-        while !bed.passed.is_passed().unwrap() {
+        while !fixture.passed.is_passed().unwrap() {
             assert!(since.elapsed() < Duration::from_secs(5));
-            bed.sim.step();
+            fixture.sim.step();
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(since.elapsed() >= LOOK * (LOOKS_BEFORE_OPENING - 1));
     }
 
     /// How long a barrier stays shut that a copy of so many bytes shut, and nobody opens.
-    fn shut_for(bed: &Bed, size: Bytes) -> Duration {
-        let ticket = bed.barriers.begin_background().unwrap();
-        bed.barriers.shut(GPU, Direction::ToGpu, size);
+    fn shut_for(fixture: &Fixture, size: Bytes) -> Duration {
+        let ticket = fixture.barriers.begin_background().unwrap();
+        fixture.barriers.shut(GPU, Direction::ToGpu, size);
         let since = Instant::now();
-        let barrier = bed.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
+        let barrier = fixture.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
         while barrier.get() != OPEN {
             assert!(since.elapsed() < Duration::from_secs(20), "the watch opens it some time");
             std::thread::sleep(Duration::from_millis(1));
         }
-        bed.barriers.end_background(ticket);
+        fixture.barriers.end_background(ticket);
         since.elapsed()
     }
 
     #[test]
     fn a_gate_stays_shut_for_as_long_as_its_copy_may_take() {
-        let bed = bed();
+        let fixture = fixture();
         // At 4 GB/s: 0.6 s beyond the 0.2 that every copy has.
-        assert!(shut_for(&bed, Bytes::new(2_400_000_000)) >= Duration::from_millis(750));
-        assert!(shut_for(&bed, Bytes::mib(1)) >= LOOK * (LOOKS_BEFORE_OPENING - 1));
+        assert!(shut_for(&fixture, Bytes::new(2_400_000_000)) >= Duration::from_millis(750));
+        assert!(shut_for(&fixture, Bytes::mib(1)) >= LOOK * (LOOKS_BEFORE_OPENING - 1));
         // Copies that follow each other shut it anew, each for its own time.
-        let ticket = bed.barriers.begin_background().unwrap();
-        let barrier = bed.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
+        let ticket = fixture.barriers.begin_background().unwrap();
+        let barrier = fixture.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
         for _ in 0..12 {
-            bed.barriers.shut(GPU, Direction::ToGpu, Bytes::mib(1));
+            fixture.barriers.shut(GPU, Direction::ToGpu, Bytes::mib(1));
             std::thread::sleep(LOOK * 5);
             assert_ne!(barrier.get(), OPEN);
         }
-        bed.barriers.open(GPU, Direction::ToGpu);
-        bed.barriers.end_background(ticket);
+        fixture.barriers.open(GPU, Direction::ToGpu);
+        fixture.barriers.end_background(ticket);
         // No size, and no number of copies, is an open barrier.
         for size in [Bytes::ZERO, Bytes::MAX] {
-            assert_ne!(bed.barriers.shared.shut_by(size), OPEN);
+            assert_ne!(fixture.barriers.shared.shut_by(size), OPEN);
         }
     }
 
     #[test]
     fn stopping_ends_the_watch_and_shuts_nothing_any_more() {
-        let bed = bed();
-        let ticket = bed.barriers.begin_background().unwrap();
-        bed.barriers.stop();
-        assert!(!bed.barriers.is_needed() && bed.barriers.begin_background().is_none());
-        bed.slice();
-        bed.barriers.end_background_on(ticket, bed.background.of());
-        bed.background.synchronize().unwrap();
-        bed.barriers.stop();
+        let fixture = fixture();
+        let ticket = fixture.barriers.begin_background().unwrap();
+        fixture.barriers.stop();
+        assert!(!fixture.barriers.is_needed() && fixture.barriers.begin_background().is_none());
+        fixture.slice();
+        fixture.barriers.end_background_on(ticket, fixture.background.of());
+        fixture.background.synchronize().unwrap();
+        fixture.barriers.stop();
     }
 
     #[test]
     fn more_copies_than_are_counted_do_no_harm() {
-        let bed = bed();
-        let tickets: Vec<Ticket> = (0..TICKETS).map(|_| bed.barriers.begin_background().unwrap()).collect();
-        assert!(bed.barriers.begin_background().is_none());
-        bed.barriers.end_background_on(tickets[7], bed.critical.of());
-        assert!(bed.barriers.begin_background().is_some_and(|ticket| ticket.place == 7));
+        let fixture = fixture();
+        let tickets: Vec<Ticket> =
+            (0..TICKETS).map(|_| fixture.barriers.begin_background().unwrap()).collect();
+        assert!(fixture.barriers.begin_background().is_none());
+        fixture.barriers.end_background_on(tickets[7], fixture.critical.of());
+        assert!(fixture.barriers.begin_background().is_some_and(|ticket| ticket.place == 7));
     }
 }

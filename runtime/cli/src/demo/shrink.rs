@@ -39,7 +39,7 @@ const MEMORY: Bytes = Bytes::mib(256);
 const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The region and what is moved with it.
-struct Bed {
+struct Fixture {
     pool: Arc<GpuPool>,
     /// As another process has one.
     guest: Arc<GpuPool>,
@@ -70,12 +70,12 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     let server =
         Server::open(backend, config, ServerOptions { memory: Some(MEMORY), ..ServerOptions::default() })?;
     let simulated = server.is_simulated();
-    let bed = Bed::new(&server, config)?;
-    let live = bed.idle.live();
-    let addresses = bed.addresses();
-    let told = bed.story(&server)?;
-    let same = bed.addresses() == addresses;
-    bed.end()?;
+    let fixture = Fixture::new(&server, config)?;
+    let live = fixture.idle.live();
+    let addresses = fixture.addresses();
+    let told = fixture.story(&server)?;
+    let same = fixture.addresses() == addresses;
+    fixture.end()?;
     let left = server.end();
 
     let Told { first, again, refilled, .. } = &told;
@@ -93,7 +93,7 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         "a region of {live} in {} blocks leaves GPU 0: {freed} given back{}, {} copied to the host; {guest}; refilled at \
          the same addresses{}, {} compared; sealed, it leaves again{} with {} copied; beside it a neighbour allocated, \
          wrote, compared and freed {} blocks while it moved",
-        bed_blocks(),
+        fixture_blocks(),
         took(told.shrink),
         first.copied,
         took(told.refill),
@@ -106,7 +106,7 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let figures = figures! {
         "live_bytes": live.get(),
-        "blocks": bed_blocks(),
+        "blocks": fixture_blocks(),
         "freed_bytes": freed.get(),
         "copied_bytes": first.copied.get(),
         "left_bytes": first.left.get(),
@@ -132,11 +132,11 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     Ok(Stage { stage: "shrink", says, short, picture: None, figures, ok })
 }
 
-fn bed_blocks() -> u64 {
+fn fixture_blocks() -> u64 {
     COUNT - FREED
 }
 
-impl Bed {
+impl Fixture {
     fn new(server: &Server, config: &Config) -> Result<Self, DemoError> {
         let device = server.target().id;
         let size = BLOCKS[usize::from(!server.is_simulated())];
@@ -157,7 +157,7 @@ impl Bed {
             let place = usize::try_from(number * COUNT / FREED).unwrap_or(0);
             pool.free(blocks.remove(place).address)?;
         }
-        let bed = Bed {
+        let fixture = Fixture {
             guest: server.pool(device, &knobs)?,
             host: Store::Host(server.host()?),
             mover: LinkMover::new(server.engine(), device, Priority::Normal)?,
@@ -165,8 +165,8 @@ impl Bed {
             pool,
             stream,
         };
-        bed.idle.region().seal(false)?;
-        Ok(bed)
+        fixture.idle.region().seal(false)?;
+        Ok(fixture)
     }
 
     /// Out and in twice, the neighbour at work all the time.

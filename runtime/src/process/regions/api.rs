@@ -11,7 +11,9 @@ use super::super::device::DeviceMemory;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
 use super::super::{Process, ProcessError, Result};
 use super::slot::{Slot, sizes};
-use super::{Hook, MemoryUsage, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, current_region};
+use super::{
+    Hook, MemoryUsage, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, current_region,
+};
 
 impl Process {
     /// Makes a region. The same tag with the same options again is no error. Its extents are of `tiers.extent`.

@@ -161,7 +161,8 @@ impl Process {
     }
 
     fn begin_refill(&self, ask: Refill, coming: &Arc<BackgroundRefill>) -> Result<()> {
-        let ending = Ending { background_refills: self.regions.background_refills.clone(), coming: coming.clone() };
+        let ending =
+            Ending { background_refills: self.regions.background_refills.clone(), coming: coming.clone() };
         let regions = self.regions.clone();
         self.background.spawn(move || ending.end(State::Over(regions.refill(&ask))))
     }

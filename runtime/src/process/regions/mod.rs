@@ -15,17 +15,17 @@
 //! Invariants: a tag of which anything is away, or leaves, is marked before the first byte leaves and until the last is back; its
 //! marks and the gate say the same. No lock is held while bytes move but the region's own turn.
 
+mod api;
 mod ask;
 mod background;
-mod choose;
 mod background_refills;
-mod api;
+mod choose;
 mod current_region;
-mod ongoing_shrinks;
+mod flags;
 mod hooks;
 mod memory_usage;
-mod flags;
 mod moves;
+mod ongoing_shrinks;
 mod others;
 mod predict;
 mod relays;
@@ -43,18 +43,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::DeviceId;
 
+use super::device_registry::DeviceRegistry;
 use super::gate::Gate;
 use super::imports::Imports;
-use super::device_registry::DeviceRegistry;
 use crate::config;
 pub use ask::{Refill, Shrink, Tier};
 pub(super) use background::Background;
 use background_refills::BackgroundRefills;
-use ongoing_shrinks::OngoingShrinks;
+pub(super) use flags::RegionFlags;
 pub use hooks::Hook;
 use hooks::Hooks;
 pub use memory_usage::MemoryUsage;
-pub(super) use flags::RegionFlags;
+use ongoing_shrinks::OngoingShrinks;
 use predict::Prediction;
 use relays::RefillCount;
 pub use report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
@@ -84,7 +84,11 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub(super) fn new(registry: &Arc<DeviceRegistry>, config: config::Tiers, imports: &Arc<Imports>) -> Regions {
+    pub(super) fn new(
+        registry: &Arc<DeviceRegistry>,
+        config: config::Tiers,
+        imports: &Arc<Imports>,
+    ) -> Regions {
         let devices = registry.devices.len();
         Regions {
             registry: registry.clone(),

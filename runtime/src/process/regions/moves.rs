@@ -129,7 +129,13 @@ impl Regions {
         }
         let predicted_refill = predicted.into_iter().max().unwrap_or_default();
         let skipped = if ask.is_everything() { self.imported() } else { Vec::new() };
-        Ok(ShrinkReport { took, predicted_refill, skipped, gpu: self.memory_usage()?, ..ShrinkReport::of(moved) })
+        Ok(ShrinkReport {
+            took,
+            predicted_refill,
+            skipped,
+            gpu: self.memory_usage()?,
+            ..ShrinkReport::of(moved)
+        })
     }
 
     /// Memory of other processes: only they can give it back.
@@ -263,7 +269,9 @@ impl Regions {
             let ongoing_shrinks = self.freeing_of(device).ok_or(no_device)?;
             let checks = self.stores.digests(verify, device)?;
             let transit = TransferContext { mover: &*mover, checks: checks.as_deref() };
-            region.refill(*amount, transit, &ongoing_shrinks.waiting()).map_err(|error| self.no_room(region, error))
+            region
+                .refill(*amount, transit, &ongoing_shrinks.waiting())
+                .map_err(|error| self.no_room(region, error))
         });
         slot.settle(&self.flags, &self.gate);
         let refilled = refilled?;
@@ -284,7 +292,8 @@ impl Regions {
             return error.into();
         }
         let device = region.pool().device();
-        let free = self.registry.epochs.driver().memory_info(device).map(|info| info.free).unwrap_or_default();
+        let free =
+            self.registry.epochs.driver().memory_info(device).map(|info| info.free).unwrap_or_default();
         let (resident, away) = sizes(region);
         let tag = region.options().tag.clone();
         ProcessError::NoRoom { device, tag, resident, away, free, source: Box::new(error) }

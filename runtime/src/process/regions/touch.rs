@@ -20,8 +20,9 @@ impl Regions {
     /// What the refill meets.
     #[inline(never)]
     pub(in super::super) fn domain_of(&self, started: &Started, routed: DomainId) -> Result<DomainId> {
-        let own =
-            || current_region::with_innermost(&self.flags, |slot| slot.domain(&started.pool, &self.table.clock));
+        let own = || {
+            current_region::with_innermost(&self.flags, |slot| slot.domain(&started.pool, &self.table.clock))
+        };
         let domain = match routed == Allocator::default_domain() {
             true => own().flatten().unwrap_or(routed),
             false => routed,

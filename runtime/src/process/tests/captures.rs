@@ -8,19 +8,19 @@ use super::*;
 const GPU: DeviceId = DeviceId(0);
 
 /// A process, and the device under it.
-struct Bed {
+struct Fixture {
     sim: Arc<Simulator>,
     process: Process,
 }
 
 /// What torch's graph asks for, in its order.
 struct Capturing<'a> {
-    bed: &'a Bed,
+    fixture: &'a Fixture,
     id: PoolId,
     stream: Stream,
 }
 
-fn bed(settings: &str) -> Bed {
+fn fixture(settings: &str) -> Fixture {
     let options = SimOptions {
         topology: SimTopology::uniform(2, Bytes::gib(1)),
         clock: Clock::Wall,
@@ -32,12 +32,12 @@ fn bed(settings: &str) -> Bed {
     let sources = Sources { environment, ..Sources::default() }.with_overrides("test", settings).unwrap();
     let under = sim.clone();
     let process = Process::start_on(sources.load().unwrap(), |_| under).unwrap();
-    Bed { sim, process }
+    Fixture { sim, process }
 }
 
-impl Bed {
+impl Fixture {
     fn capturing(&self, pool: u64) -> Capturing<'_> {
-        Capturing { bed: self, id: PoolId(pool, 0), stream: self.process.create_stream(0).unwrap() }
+        Capturing { fixture: self, id: PoolId(pool, 0), stream: self.process.create_stream(0).unwrap() }
     }
 
     /// Whether epochs are held back on a device, asked by a thread that captures nothing.
@@ -61,31 +61,31 @@ impl Capturing<'_> {
     /// As torch's graph: the pool first. It takes what is allocated on streams of this capture.
     fn begin(&self) -> Result<()> {
         self.begin_pool()?;
-        self.bed.sim.begin_capture(GPU, self.stream).unwrap();
+        self.fixture.sim.begin_capture(GPU, self.stream).unwrap();
         Ok(())
     }
 
     fn begin_pool(&self) -> Result<()> {
-        let (sim, stream) = (self.bed.sim.clone(), self.stream);
+        let (sim, stream) = (self.fixture.sim.clone(), self.stream);
         let takes = move |asked| {
             asked == stream && matches!(sim.capture_state(GPU, asked), Ok(CaptureState::Active(_)))
         };
-        self.bed.process.begin_pool(0, self.id, Some(Arc::new(takes)))
+        self.fixture.process.begin_pool(0, self.id, Some(Arc::new(takes)))
     }
 
     fn malloc(&self) -> Address {
-        self.bed.process.malloc(0, mib(10), self.stream).unwrap()
+        self.fixture.process.malloc(0, mib(10), self.stream).unwrap()
     }
 
     /// What may not be done in a capture.
     fn breaks(&self) {
-        self.bed.sim.stream_synchronize(GPU, self.stream).unwrap_err();
+        self.fixture.sim.stream_synchronize(GPU, self.stream).unwrap_err();
     }
 
     /// As torch's graph: where the capture failed that is all.
     fn end(&self) -> glake_device::Result<()> {
-        self.bed.sim.end_capture(GPU, self.stream)?;
-        self.bed.process.end_pool(0, self.id).unwrap();
+        self.fixture.sim.end_capture(GPU, self.stream)?;
+        self.fixture.process.end_pool(0, self.id).unwrap();
         Ok(())
     }
 
@@ -97,143 +97,143 @@ impl Capturing<'_> {
 
 #[test]
 fn a_capture_that_failed_holds_no_device_s_epochs() {
-    let bed = bed("");
-    let graph = bed.capturing(1);
+    let fixture = fixture("");
+    let graph = fixture.capturing(1);
     graph.begin().unwrap();
     let block = graph.malloc();
-    assert_eq!(bed.both_held(), [true; 2]);
+    assert_eq!(fixture.both_held(), [true; 2]);
     graph.fails();
-    assert_eq!(bed.both_held(), [true; 2], "other threads do not ask the driver of it");
+    assert_eq!(fixture.both_held(), [true; 2], "other threads do not ask the driver of it");
     // Its own thread does, with whatever it asks next.
-    bed.process.free(bed.process.malloc(0, mib(10), STREAM).unwrap()).unwrap();
-    assert_eq!(bed.both_held(), [false; 2]);
-    bed.process.free(block).unwrap();
+    fixture.process.free(fixture.process.malloc(0, mib(10), STREAM).unwrap()).unwrap();
+    assert_eq!(fixture.both_held(), [false; 2]);
+    fixture.process.free(block).unwrap();
     // Nobody ends its pool, and the next graph has one of its own.
-    let next = bed.capturing(2);
+    let next = fixture.capturing(2);
     next.begin().unwrap();
     next.malloc();
-    assert_eq!(bed.both_held(), [true; 2]);
+    assert_eq!(fixture.both_held(), [true; 2]);
     next.end().unwrap();
-    assert_eq!(bed.both_held(), [false; 2]);
+    assert_eq!(fixture.both_held(), [false; 2]);
 }
 
 #[test]
 fn a_capture_of_which_nothing_was_allocated_is_over_when_its_thread_allocates_elsewhere() {
-    let bed = bed("");
-    let graph = bed.capturing(1);
+    let fixture = fixture("");
+    let graph = fixture.capturing(1);
     graph.begin_pool().unwrap();
-    assert!(bed.held(0), "it is about to begin");
-    bed.sim.begin_capture(GPU, graph.stream).unwrap();
-    assert!(bed.held(0), "other threads' allocations say nothing of it");
+    assert!(fixture.held(0), "it is about to begin");
+    fixture.sim.begin_capture(GPU, graph.stream).unwrap();
+    assert!(fixture.held(0), "other threads' allocations say nothing of it");
     graph.fails();
-    assert!(bed.held(0), "nobody has told yet");
-    bed.process.malloc(0, mib(10), STREAM).unwrap();
-    assert_eq!(bed.both_held(), [false; 2]);
+    assert!(fixture.held(0), "nobody has told yet");
+    fixture.process.malloc(0, mib(10), STREAM).unwrap();
+    assert_eq!(fixture.both_held(), [false; 2]);
 }
 
 #[test]
 fn a_capture_that_never_began_holds_nothing_once_its_thread_has_ended() {
-    let bed = bed("");
+    let fixture = fixture("");
     std::thread::scope(|scope| {
-        scope.spawn(|| bed.capturing(1).begin_pool().unwrap()).join().unwrap();
+        scope.spawn(|| fixture.capturing(1).begin_pool().unwrap()).join().unwrap();
     });
-    assert_eq!(bed.both_held(), [false; 2]);
+    assert_eq!(fixture.both_held(), [false; 2]);
 }
 
 #[test]
 fn a_pool_can_be_begun_again_after_its_capture_failed() {
-    let bed = bed("");
+    let fixture = fixture("");
     let allocates: [&dyn Fn(&Capturing<'_>); 3] = [
         &|graph| _ = graph.malloc(),
         &|_| (),
         // After it: what the thread allocates in no capture.
         &|graph| {
             graph.fails();
-            bed.process.malloc(0, mib(10), STREAM).unwrap();
-            bed.sim.begin_capture(GPU, graph.stream).unwrap();
+            fixture.process.malloc(0, mib(10), STREAM).unwrap();
+            fixture.sim.begin_capture(GPU, graph.stream).unwrap();
         },
     ];
     for (pool, allocate) in (1..).zip(allocates) {
-        let first = bed.capturing(pool);
+        let first = fixture.capturing(pool);
         first.begin().unwrap();
         allocate(&first);
         first.fails();
-        let again = bed.capturing(pool);
+        let again = fixture.capturing(pool);
         again.begin().unwrap();
         let inside = again.malloc();
-        assert_eq!(bed.both_held(), [true; 2]);
-        assert!(matches!(bed.capturing(pool).begin(), Err(ProcessError::PoolOpen { .. })), "it is open");
+        assert_eq!(fixture.both_held(), [true; 2]);
+        assert!(matches!(fixture.capturing(pool).begin(), Err(ProcessError::PoolOpen { .. })), "it is open");
         let mut live = Vec::new();
-        bed.process.pool_blocks(0, again.id, |address, _| live.push(address)).unwrap();
+        fixture.process.pool_blocks(0, again.id, |address, _| live.push(address)).unwrap();
         assert!(live.contains(&inside));
         again.end().unwrap();
-        assert_eq!(bed.both_held(), [false; 2]);
-        assert!(matches!(bed.process.end_pool(0, again.id), Err(ProcessError::UnknownPool { .. })));
+        assert_eq!(fixture.both_held(), [false; 2]);
+        assert!(matches!(fixture.process.end_pool(0, again.id), Err(ProcessError::UnknownPool { .. })));
     }
 }
 
 /// A pool of the program's that is begun and ended inside a capture: the capture goes on.
 #[test]
 fn what_is_begun_inside_a_capture_does_not_end_its_hold() {
-    let bed = bed("");
-    let graph = bed.capturing(1);
+    let fixture = fixture("");
+    let graph = fixture.capturing(1);
     graph.begin().unwrap();
     let inner = PoolId(0, 7);
-    bed.process.begin_pool(0, inner, None).unwrap();
+    fixture.process.begin_pool(0, inner, None).unwrap();
     graph.malloc();
-    bed.process.end_pool(0, inner).unwrap();
-    assert_eq!(bed.both_held(), [true; 2]);
+    fixture.process.end_pool(0, inner).unwrap();
+    assert_eq!(fixture.both_held(), [true; 2]);
     graph.malloc();
     graph.end().unwrap();
-    assert_eq!(bed.both_held(), [false; 2]);
+    assert_eq!(fixture.both_held(), [false; 2]);
 }
 
 #[test]
 fn a_shortage_in_a_capture_is_out_of_memory_and_says_what_was_not_waited_for() {
-    let bed = bed("pool.limit = \"64MiB\"");
-    let other = bed.process.create_stream(0).unwrap();
-    let graph = bed.capturing(1);
+    let fixture = fixture("pool.limit = \"64MiB\"");
+    let other = fixture.process.create_stream(0).unwrap();
+    let graph = fixture.capturing(1);
     graph.begin().unwrap();
     graph.malloc();
-    let freed = bed.process.malloc(0, mib(40), other).unwrap();
-    bed.process.free(freed).unwrap();
+    let freed = fixture.process.malloc(0, mib(40), other).unwrap();
+    fixture.process.free(freed).unwrap();
     for (before, stream) in (0..).zip([STREAM, graph.stream]) {
-        assert_eq!(bed.process.stats(0).unwrap().num_ooms, before);
-        let error = bed.process.malloc(0, mib(40), stream).unwrap_err();
+        assert_eq!(fixture.process.stats(0).unwrap().num_ooms, before);
+        let error = fixture.process.malloc(0, mib(40), stream).unwrap_err();
         assert!(matches!(error, ProcessError::OutOfMemory(_)), "{error}");
         let text = error.to_string();
         assert!(text.starts_with("CUDA out of memory. Tried to allocate 40.00 MiB. GPU 0 has"), "{text}");
         assert!(text.contains("40.00 MiB is pending on streams") && text.contains("capture"), "{text}");
         assert!(!text.contains("waited for all pending work"), "{text}");
     }
-    assert_eq!(bed.process.stats(0).unwrap().num_ooms, 2);
+    assert_eq!(fixture.process.stats(0).unwrap().num_ooms, 2);
     graph.end().unwrap();
-    bed.process.malloc(0, mib(40), STREAM).unwrap();
+    fixture.process.malloc(0, mib(40), STREAM).unwrap();
 }
 
 #[test]
 fn where_the_capture_s_stream_is_known_an_allocation_elsewhere_inside_it_breaks_nothing() {
-    let bed = bed("");
-    let graph = bed.capturing(1);
+    let fixture = fixture("");
+    let graph = fixture.capturing(1);
     graph.begin_pool().unwrap();
-    bed.process.expect_capture(0, graph.id, graph.stream).unwrap();
-    bed.sim.begin_capture(GPU, graph.stream).unwrap();
+    fixture.process.expect_capture(0, graph.id, graph.stream).unwrap();
+    fixture.sim.begin_capture(GPU, graph.stream).unwrap();
     // The first allocation of the thread is on a stream outside of its own capture.
-    let outside = bed.process.malloc(0, mib(10), STREAM).unwrap();
-    assert_eq!(bed.both_held(), [true; 2]);
+    let outside = fixture.process.malloc(0, mib(10), STREAM).unwrap();
+    assert_eq!(fixture.both_held(), [true; 2]);
     let inside = graph.malloc();
     graph.end().unwrap();
-    assert_eq!(bed.both_held(), [false; 2]);
+    assert_eq!(fixture.both_held(), [false; 2]);
     // And where it failed with nothing allocated, the same allocation shows that.
-    let failed = bed.capturing(2);
+    let failed = fixture.capturing(2);
     failed.begin_pool().unwrap();
-    bed.process.expect_capture(0, failed.id, failed.stream).unwrap();
-    bed.sim.begin_capture(GPU, failed.stream).unwrap();
+    fixture.process.expect_capture(0, failed.id, failed.stream).unwrap();
+    fixture.sim.begin_capture(GPU, failed.stream).unwrap();
     failed.fails();
-    assert_eq!(bed.both_held(), [true; 2]);
-    bed.process.free(bed.process.malloc(0, mib(10), STREAM).unwrap()).unwrap();
-    assert_eq!(bed.both_held(), [false; 2]);
-    [outside, inside].into_iter().for_each(|block| bed.process.free(block).unwrap());
-    let error = bed.process.expect_capture(0, PoolId(9, 9), STREAM).unwrap_err();
+    assert_eq!(fixture.both_held(), [true; 2]);
+    fixture.process.free(fixture.process.malloc(0, mib(10), STREAM).unwrap()).unwrap();
+    assert_eq!(fixture.both_held(), [false; 2]);
+    [outside, inside].into_iter().for_each(|block| fixture.process.free(block).unwrap());
+    let error = fixture.process.expect_capture(0, PoolId(9, 9), STREAM).unwrap_err();
     assert!(matches!(error, ProcessError::UnknownPool { .. }), "{error}");
 }

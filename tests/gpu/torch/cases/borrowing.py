@@ -3,8 +3,8 @@ import unittest
 
 import torch
 
-import bed, races
-from bed import MIB
+import fixture, races
+from fixture import MIB
 
 CONFIG = {"pool": {"borrow": "wait"}}
 
@@ -24,10 +24,10 @@ class Borrowing(unittest.TestCase):
         self.assertEqual(races.stitched_while_writing(20, self.one, self.other), 0)
 
     def test_waits_are_made_and_counted(self):
-        before = bed.ours("stream_waits"), bed.ours("gpu_wait_us")
+        before = fixture.ours("stream_waits"), fixture.ours("gpu_wait_us")
         torch.cuda.empty_cache()
         with torch.cuda.stream(self.one):
-            block = bed.new(256 * MIB)
+            block = fixture.new(256 * MIB)
             races.late(50_000_000)
             block.fill_(1)
             del block
@@ -36,5 +36,5 @@ class Borrowing(unittest.TestCase):
         self.assertEqual(torch.cuda.memory_reserved(), reserved)
         torch.cuda.synchronize()
         self.assertEqual(int((taken != 7).sum()), 0)
-        self.assertGreater(bed.ours("stream_waits"), before[0])
-        self.assertGreaterEqual(bed.ours("gpu_wait_us"), before[1])
+        self.assertGreater(fixture.ours("stream_waits"), before[0])
+        self.assertGreaterEqual(fixture.ours("gpu_wait_us"), before[1])

@@ -3,7 +3,7 @@ import unittest
 
 import torch
 
-import bed
+import fixture
 
 ISOLATED = True
 GPUS = 2
@@ -12,16 +12,16 @@ ORDER = 0
 
 class Collectives(unittest.TestCase):
     def check(self, **env):
-        ended = bed.ranks("collectives.py", torch.cuda.device_count(), timeout=120, **env)
+        ended = fixture.ranks("collectives.py", torch.cuda.device_count(), timeout=120, **env)
         for rank, done in enumerate(ended):
             self.assertEqual(done.code, 0, f"rank {rank}: {done.text()}")
         self.assertIn("after trims: right", ended[0].out)
 
-    @bed.limit(150)
+    @fixture.limit(150)
     def test_right_bytes(self):
         self.check()
 
-    @bed.limit(150)
-    @bed.only("compiled", "torch registers nothing of a pluggable allocator")
+    @fixture.limit(150)
+    @fixture.only("compiled", "torch registers nothing of a pluggable allocator")
     def test_right_bytes_where_registration_was_asked_for(self):
         self.check(TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK="1")

@@ -6,8 +6,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
 
 import torch
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 ORDER = 0  # compiling takes longest: first
 
@@ -17,9 +17,9 @@ def net():
     return torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128), torch.nn.LayerNorm(128)).cuda()
 
 
-@bed.only("compiled", "graph trees need checkPoolLiveAllocations, which a pluggable allocator has no way to answer")
+@fixture.only("compiled", "graph trees need checkPoolLiveAllocations, which a pluggable allocator has no way to answer")
 class Compile(unittest.TestCase):
-    @bed.limit(180)
+    @fixture.limit(180)
     def test_inference(self):
         model = net().eval()
         fast = torch.compile(model, mode="reduce-overhead", dynamic=False)
@@ -29,10 +29,10 @@ class Compile(unittest.TestCase):
                     x = torch.randn(rows, 128, device="cuda")
                     torch.compiler.cudagraph_mark_step_begin()
                     torch.testing.assert_close(fast(x).clone(), model(x), rtol=1e-4, atol=1e-4)
-                    bed.new(33 * MIB).fill_(255)
+                    fixture.new(33 * MIB).fill_(255)
                 torch.cuda.empty_cache()
 
-    @bed.limit(240)
+    @fixture.limit(240)
     def test_training(self):
         model, copy = net(), net()
         fast = torch.compile(model, mode="reduce-overhead", dynamic=False)
@@ -49,9 +49,9 @@ class Compile(unittest.TestCase):
                     opt.zero_grad(set_to_none=True)
                     losses.append(loss.detach().clone())
                 torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
-                bed.new(33 * MIB).fill_(255)
+                fixture.new(33 * MIB).fill_(255)
 
-    @bed.limit(180)
+    @fixture.limit(180)
     def test_several_functions_that_share_a_tree(self):
         fast = torch.compile(lambda x: torch.relu(x @ x.T).sum(0) * 2, mode="reduce-overhead", dynamic=False)
         more = torch.compile(lambda x: (x + 1).cumsum(0), mode="reduce-overhead", dynamic=False)

@@ -1,13 +1,13 @@
 """cudnn.benchmark: it asks the allocator how much it could give (cacheInfo)."""
 import unittest
 
-import bed
+import fixture
 
 ISOLATED = True
 
 PROGRAM = """
-    import torch, bed
-    bed.enable()
+    import torch, fixture
+    fixture.enable()
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = False
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 5, padding=2), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3)).cuda()
@@ -25,9 +25,9 @@ PROGRAM = """
 
 class Convolutions(unittest.TestCase):
     def test_benchmark(self):
-        done = bed.code(PROGRAM, timeout=90)
+        done = fixture.code(PROGRAM, timeout=90)
         self.assertEqual(done.code, 0, done.text())
-        if bed.BACKEND == "compiled":
+        if fixture.BACKEND == "compiled":
             self.assertIn("benchmark True", done.out)
             self.assertNotIn("glake", done.err, done.text())
         else:

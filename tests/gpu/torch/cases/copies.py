@@ -3,8 +3,8 @@ import threading, time, unittest
 
 import torch
 
-import bed, races
-from bed import GIB, MIB
+import fixture, races
+from fixture import GIB, MIB
 
 # The copies are of every GPU, and captured ones shall be split too.
 CONFIG = {"transfer": {"graphs": True, "shared_gpus": True}}
@@ -34,14 +34,14 @@ class Copies(unittest.TestCase):
 
     def there_and_back(self, host, back, device, stream=None):
         size = host.numel()
-        tensor = bed.new(size, device)
-        stamped = bed.stamp(host.view(-1), size)
+        tensor = fixture.new(size, device)
+        stamped = fixture.stamp(host.view(-1), size)
         with torch.cuda.device(device), torch.cuda.stream(stream):
             self.glake.copy_(tensor, stamped)
-            self.assertEqual(bed.wrong(tensor, size), 0)
+            self.assertEqual(fixture.wrong(tensor, size), 0)
             tensor.view(torch.int32).add_(1)
             self.glake.copy_(back, tensor).wait()
-        self.assertEqual(bed.wrong(back, size + 1), 0)
+        self.assertEqual(fixture.wrong(back, size + 1), 0)
 
     def test_every_size_on_every_stream(self):
         for size in SIZES:
@@ -56,43 +56,43 @@ class Copies(unittest.TestCase):
             with self.subTest(size):
                 self.there_and_back(host, back, "cuda:0")
 
-    @bed.gpus(2)
+    @fixture.gpus(2)
     def test_every_gpu_whichever_is_current(self):
         host, back = (torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True) for _ in range(2))
         for device in range(torch.cuda.device_count()):
             with self.subTest(device):
                 self.there_and_back(host, back, f"cuda:{device}")
                 # The current device is another's.
-                tensor = bed.new(64 * MIB, f"cuda:{device}")
-                bed.stamp(host, device)
+                tensor = fixture.new(64 * MIB, f"cuda:{device}")
+                fixture.stamp(host, device)
                 self.glake.copy_(tensor, host)
                 torch.cuda.synchronize(device)
                 with torch.cuda.device(device):
-                    self.assertEqual(bed.wrong(tensor, device), 0)
+                    self.assertEqual(fixture.wrong(tensor, device), 0)
 
     def test_behind_and_before_kernels(self):
         host = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
         back = torch.empty_like(host, pin_memory=True)
-        stream, tensor = torch.cuda.Stream(), bed.new(64 * MIB)
+        stream, tensor = torch.cuda.Stream(), fixture.new(64 * MIB)
         for turn in range(10):
-            bed.stamp(host, turn)
+            fixture.stamp(host, turn)
             with torch.cuda.stream(stream):
                 races.late(1_000_000)
-                bed.stamp(tensor, 1000)
+                fixture.stamp(tensor, 1000)
                 self.glake.copy_(tensor, host)
                 tensor.view(torch.int32).add_(7)
                 self.glake.copy_(back, tensor)
                 races.late(1_000_000)
-                bed.stamp(tensor, 2000)
+                fixture.stamp(tensor, 2000)
             stream.synchronize()
-            self.assertEqual(bed.wrong(back, turn + 7), 0, turn)
+            self.assertEqual(fixture.wrong(back, turn + 7), 0, turn)
 
     def test_a_copy_keeps_its_ends(self):
         stream = torch.cuda.Stream()
-        tensor = bed.new(64 * MIB)
+        tensor = fixture.new(64 * MIB)
         torch.cuda.synchronize()
         for turn in range(10):
-            pinned = bed.stamp(torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True), turn)
+            pinned = fixture.stamp(torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True), turn)
             with torch.cuda.stream(stream):
                 races.late(3_000_000)
                 self.glake.copy_(tensor, pinned)
@@ -101,36 +101,36 @@ class Copies(unittest.TestCase):
             for _ in range(3):
                 torch.full((64 * MIB,), 255, dtype=torch.uint8, pin_memory=True)
             stream.synchronize()
-            self.assertEqual(bed.wrong(tensor, turn), 0, turn)
+            self.assertEqual(fixture.wrong(tensor, turn), 0, turn)
 
     def test_a_freed_target_is_withheld(self):
         one, other = torch.cuda.Stream(), torch.cuda.Stream()
-        host = bed.stamp(torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True), 1)
+        host = fixture.stamp(torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True), 1)
         for turn in range(20):
             with torch.cuda.stream(one):
                 races.late(1_000_000)
-                tensor = bed.new(64 * MIB)
+                tensor = fixture.new(64 * MIB)
                 copy = self.glake.copy_(tensor, host)
             del tensor, copy
             with torch.cuda.stream(other):
-                fresh = bed.stamp(bed.new(64 * MIB), turn)
+                fresh = fixture.stamp(fixture.new(64 * MIB), turn)
             torch.cuda.synchronize()
-            self.assertEqual(bed.wrong(fresh, turn), 0, turn)
+            self.assertEqual(fixture.wrong(fresh, turn), 0, turn)
 
     def test_lists_and_everybody(self):
         block = 16 * 1024
-        host = bed.stamp(torch.empty(32 * MIB, dtype=torch.uint8, pin_memory=True), 3)
-        tensor, back = bed.new(32 * MIB), torch.empty_like(host, pin_memory=True)
+        host = fixture.stamp(torch.empty(32 * MIB, dtype=torch.uint8, pin_memory=True), 3)
+        tensor, back = fixture.new(32 * MIB), torch.empty_like(host, pin_memory=True)
         order = torch.randperm(host.numel() // block).tolist()
         there = list(zip((tensor.split(block)[place] for place in order), host.split(block)))
         self.glake.copy_list(there)
         self.glake.copy_list(list(zip(back.split(block), (tensor.split(block)[place] for place in order))), wait=True)
-        self.assertEqual(bed.wrong(back, 3), 0)
-        tensors = [bed.new(32 * MIB, f"cuda:{device}") for device in range(torch.cuda.device_count())]
+        self.assertEqual(fixture.wrong(back, 3), 0)
+        tensors = [fixture.new(32 * MIB, f"cuda:{device}") for device in range(torch.cuda.device_count())]
         self.glake.copy_to_all(tensors, host, wait=True)
         for device, copy in enumerate(tensors):
             with torch.cuda.device(device):
-                self.assertEqual(bed.wrong(copy, 3), 0)
+                self.assertEqual(fixture.wrong(copy, 3), 0)
 
     def test_threads(self):
         failed = []
@@ -138,13 +138,13 @@ class Copies(unittest.TestCase):
         def work(seed):
             try:
                 with torch.cuda.stream(torch.cuda.Stream()):
-                    tensor = bed.new(8 * MIB)
+                    tensor = fixture.new(8 * MIB)
                     host, back = (torch.empty(8 * MIB, dtype=torch.uint8, pin_memory=True) for _ in range(2))
                     for turn in range(20):
-                        bed.stamp(host, seed + turn)
+                        fixture.stamp(host, seed + turn)
                         self.glake.copy_(tensor, host, priority=("normal", "critical", "background")[turn % 3])
                         self.glake.copy_(back, tensor, wait=True)
-                        if bed.wrong(back, seed + turn):
+                        if fixture.wrong(back, seed + turn):
                             failed.append((seed, turn))
             except Exception as error:  # noqa: BLE001
                 failed.append(error)
@@ -157,7 +157,7 @@ class Copies(unittest.TestCase):
         self.assertEqual(failed, [])
 
     def test_what_is_refused(self):
-        tensor = bed.new(4096).view(64, 64)
+        tensor = fixture.new(4096).view(64, 64)
         for source, error in [
             (torch.empty(64, 65, dtype=torch.uint8), ValueError),
             (torch.empty(64, 64, dtype=torch.uint8).t(), ValueError),
@@ -169,10 +169,10 @@ class Copies(unittest.TestCase):
             with self.subTest(type(source)), self.assertRaises(error):
                 self.glake.copy_(tensor, source)
 
-    @bed.gpus(2)
+    @fixture.gpus(2)
     def test_large_copies_take_several_links(self):
         host = torch.empty(256 * MIB, dtype=torch.uint8, pin_memory=True)
-        tensor = bed.new(256 * MIB)
+        tensor = fixture.new(256 * MIB)
         before = self.glake.copy_stats()["split_copies"]
         self.glake.copy_(tensor, host, wait=True, verify=True)
         stats = self.glake.copy_stats()
@@ -185,34 +185,34 @@ class Captures(unittest.TestCase):
         import glake
 
         host = torch.empty(32 * MIB, dtype=torch.uint8, pin_memory=True)
-        tensor, graph = bed.new(32 * MIB), torch.cuda.CUDAGraph()
+        tensor, graph = fixture.new(32 * MIB), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             copy = glake.copy_(tensor, host)
             with self.assertRaisesRegex(glake.InvalidError, "captured into a graph"):
                 copy.done()
         for turn in range(3):
-            bed.stamp(host, turn)
+            fixture.stamp(host, turn)
             graph.replay()
             torch.cuda.synchronize()
-            self.assertEqual(bed.wrong(tensor, turn), 0, turn)
+            self.assertEqual(fixture.wrong(tensor, turn), 0, turn)
 
 
 class Foreign(unittest.TestCase):
-    @bed.gpus(2)
+    @fixture.gpus(2)
     def test_memory_of_cudamalloc(self):
-        done = bed.code("""
-            import time, torch, glake, bed
-            from bed import MIB
+        done = fixture.code("""
+            import time, torch, glake, fixture
+            from fixture import MIB
             glake.multi_path()
             for _ in range(3000):
                 if glake.copy_stats()["ready"]:
                     break
                 time.sleep(0.01)
-            host = bed.stamp(torch.empty(128 * MIB, dtype=torch.uint8, pin_memory=True), 5)
-            back, tensor = torch.empty_like(host, pin_memory=True), bed.new(128 * MIB)
+            host = fixture.stamp(torch.empty(128 * MIB, dtype=torch.uint8, pin_memory=True), 5)
+            back, tensor = torch.empty_like(host, pin_memory=True), fixture.new(128 * MIB)
             for _ in range(5):
                 glake.copy_(tensor, host)
                 glake.copy_(back.zero_(), tensor, wait=True)
-            print(bed.wrong(back, 5), bed.wrong(tensor, 5), glake.copy_stats()["split_copies"] > 0)
+            print(fixture.wrong(back, 5), fixture.wrong(tensor, 5), glake.copy_stats()["split_copies"] > 0)
         """)
         self.assertEqual((done.code, done.out.strip()), (0, "0 0 True"), done.text())

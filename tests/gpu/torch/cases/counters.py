@@ -3,8 +3,8 @@ import json, unittest
 
 import torch
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 
 def now(name, device=None):
@@ -13,7 +13,7 @@ def now(name, device=None):
 
 class Counters(unittest.TestCase):
     def test_keys_are_torchs(self):
-        native = bed.code("""
+        native = fixture.code("""
             import json, torch
             torch.ones(1, device="cuda")
             print(json.dumps({k: type(v).__name__ for k, v in torch.cuda.memory_stats().items()}))
@@ -29,7 +29,7 @@ class Counters(unittest.TestCase):
         torch.cuda.synchronize()
         begin = torch.cuda.memory_allocated()
         before = torch.cuda.memory_stats()
-        kept = [bed.new(size) for size in sizes]
+        kept = [fixture.new(size) for size in sizes]
         after = torch.cuda.memory_stats()
         rounded = sum((size + 511) // 512 * 512 for size in sizes)
         self.assertEqual(torch.cuda.memory_allocated() - begin, rounded)
@@ -45,7 +45,7 @@ class Counters(unittest.TestCase):
         self.assertEqual(now("allocation.all.freed") - before["allocation.all.freed"], len(sizes))
 
     def test_pools_add_up(self):
-        kept = [bed.new(size) for size in (1000, MIB, 2 * MIB, 40 * MIB)]
+        kept = [fixture.new(size) for size in (1000, MIB, 2 * MIB, 40 * MIB)]
         stats = torch.cuda.memory_stats()
         for name in ("allocation", "active", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "segment"):
             with self.subTest(name):
@@ -57,19 +57,19 @@ class Counters(unittest.TestCase):
         del kept
 
     def test_peaks_are_reset(self):
-        big = bed.new(256 * MIB)
+        big = fixture.new(256 * MIB)
         del big
         self.assertGreaterEqual(torch.cuda.max_memory_allocated(), 256 * MIB)
         torch.cuda.reset_peak_memory_stats()
         self.assertEqual(torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated())
         self.assertEqual(torch.cuda.max_memory_reserved(), torch.cuda.memory_reserved())
-        big = bed.new(32 * MIB)
+        big = fixture.new(32 * MIB)
         peak = torch.cuda.memory_allocated()
         del big
         self.assertEqual(torch.cuda.max_memory_allocated(), peak)
 
     def test_totals_are_reset(self):
-        kept = bed.new(3 * MIB)
+        kept = fixture.new(3 * MIB)
         torch.cuda.reset_accumulated_memory_stats()
         self.assertEqual(now("allocation.all.allocated"), 0)
         self.assertEqual(now("allocation.all.freed"), 0)
@@ -93,7 +93,7 @@ class Counters(unittest.TestCase):
         self.assertEqual(nested["allocated_bytes"]["all"]["current"], torch.cuda.memory_allocated())
 
     def test_accelerator_forms(self):
-        kept, a = bed.new(10 * MIB), torch.accelerator
+        kept, a = fixture.new(10 * MIB), torch.accelerator
         self.assertEqual(a.memory_allocated(), torch.cuda.memory_allocated())
         self.assertEqual(a.max_memory_allocated(), torch.cuda.max_memory_allocated())
         self.assertEqual(a.memory_reserved(), torch.cuda.memory_reserved())
@@ -115,7 +115,7 @@ class Counters(unittest.TestCase):
     def test_glakes_own_forms(self):
         import glake
 
-        kept = bed.new(10 * MIB)
+        kept = fixture.new(10 * MIB)
         self.assertEqual(glake.memory_stats()["allocated_bytes.all.current"], torch.cuda.memory_allocated())
         self.assertIn("Allocated memory", glake.memory_summary())
         json.dumps(glake.snapshot()["segments"])
@@ -128,11 +128,11 @@ class Counters(unittest.TestCase):
         self.assertEqual(torch.cuda.memory_allocated(), before)
         self.assertEqual((empty + 1).sum().item(), 0)
 
-    @bed.gpus(2)
+    @fixture.gpus(2)
     def test_each_device_has_its_own(self):
         torch.cuda.set_device(0)
         first, second = (torch.cuda.memory_allocated(device) for device in (0, 1))
-        kept = bed.new(20 * MIB, "cuda:1")
+        kept = fixture.new(20 * MIB, "cuda:1")
         self.assertEqual(torch.cuda.memory_allocated(0), first)
         self.assertEqual(torch.cuda.memory_allocated(1), second + 20 * MIB)
         self.assertEqual(torch.cuda.memory_allocated("cuda:1"), torch.accelerator.memory_allocated(1))

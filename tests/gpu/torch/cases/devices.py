@@ -3,12 +3,12 @@ import unittest
 
 import torch
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 GPUS = 2
 # Without peer access in the plain ABI, copies between devices are refused: peers.py has that.
-CONFIG = {"pool": {"peer_access": True}} if bed.BACKEND == "pluggable" else None
+CONFIG = {"pool": {"peer_access": True}} if fixture.BACKEND == "pluggable" else None
 
 
 class Devices(unittest.TestCase):
@@ -17,7 +17,7 @@ class Devices(unittest.TestCase):
         before = torch.cuda.memory_allocated(0)
         tensors = []
         for size in (4096, 3 * MIB, 80 * MIB):
-            tensor = bed.new(size, "cuda:1")
+            tensor = fixture.new(size, "cuda:1")
             self.assertEqual(torch.cuda.current_device(), 0)
             tensor.fill_(7)
             self.assertEqual(int(tensor.sum(dtype=torch.int64)), 7 * size)
@@ -31,38 +31,38 @@ class Devices(unittest.TestCase):
         for one, other in ((0, 1), (1, 0)):
             for size in (512, 4096, 3 * MIB, 200 * MIB):
                 with torch.cuda.device(one):
-                    tensor = bed.stamp(bed.new(size, f"cuda:{one}"), size)
+                    tensor = fixture.stamp(fixture.new(size, f"cuda:{one}"), size)
                 there = tensor.to(f"cuda:{other}")
                 with torch.cuda.device(other):
-                    self.assertEqual(bed.wrong(there, size), 0, (one, other, size))
+                    self.assertEqual(fixture.wrong(there, size), 0, (one, other, size))
                 self.assertTrue(torch.equal(there.cpu(), tensor.cpu()))
                 back = torch.empty_like(tensor)
                 back.copy_(there, non_blocking=True)
                 with torch.cuda.device(one):
-                    self.assertEqual(bed.wrong(back, size), 0)
+                    self.assertEqual(fixture.wrong(back, size), 0)
 
     def test_stitched_bytes_between_devices(self):
         for one, other in ((0, 1), (1, 0)):
             with torch.cuda.device(one):
-                whole, _ = bed.stitched(512 * MIB, f"cuda:{one}")
+                whole, _ = fixture.stitched(512 * MIB, f"cuda:{one}")
             there = whole.to(f"cuda:{other}")
             with torch.cuda.device(other):
-                self.assertEqual(bed.wrong(there, 0), 0)
-                target, _ = bed.stitched(512 * MIB, f"cuda:{other}")
+                self.assertEqual(fixture.wrong(there, 0), 0)
+                target, _ = fixture.stitched(512 * MIB, f"cuda:{other}")
             with torch.cuda.device(one):
-                bed.stamp(whole, 5)
+                fixture.stamp(whole, 5)
             target.copy_(whole)
             with torch.cuda.device(other):
-                self.assertEqual(bed.wrong(target, 5), 0)
+                self.assertEqual(fixture.wrong(target, 5), 0)
 
     def test_memory_made_after_the_first_copy(self):
-        bed.new(4096, "cuda:0").to("cuda:1")
+        fixture.new(4096, "cuda:0").to("cuda:1")
         torch.cuda.empty_cache()
         for seed in range(5):
-            tensor = bed.stamp(bed.new(300 * MIB, "cuda:0"), seed)
+            tensor = fixture.stamp(fixture.new(300 * MIB, "cuda:0"), seed)
             there = tensor.to("cuda:1")
             with torch.cuda.device(1):
-                self.assertEqual(bed.wrong(there, seed), 0)
+                self.assertEqual(fixture.wrong(there, seed), 0)
             del tensor, there
             torch.cuda.empty_cache()
 
@@ -101,7 +101,7 @@ class Devices(unittest.TestCase):
         self.assertAlmostEqual(torch.cuda.get_per_process_memory_fraction(1), 0.5)
         self.assertAlmostEqual(torch.cuda.get_per_process_memory_fraction(0), 1.0)
         torch.cuda.set_per_process_memory_fraction(1.0, 1)
-        kept = [bed.new(300 * MIB, f"cuda:{device}") for device in (0, 1)]
+        kept = [fixture.new(300 * MIB, f"cuda:{device}") for device in (0, 1)]
         del kept
         glake.trim()
         for device in (0, 1):

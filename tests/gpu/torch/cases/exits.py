@@ -1,20 +1,20 @@
 """A process ends with live tensors, busy streams, running threads: its own exit code, and not a word."""
 import unittest
 
-import bed
+import fixture
 
 ISOLATED = True
 
 BEGIN = """
-    import sys, threading, torch, bed
-    bed.enable()
-    kept = [bed.stamp(bed.new(size), 1) for size in (4096, 30 << 20)]
+    import sys, threading, torch, fixture
+    fixture.enable()
+    kept = [fixture.stamp(fixture.new(size), 1) for size in (4096, 30 << 20)]
 """
 
 
 class Exits(unittest.TestCase):
     def check(self, rest, code=0):
-        done = bed.code(BEGIN + rest)
+        done = fixture.code(BEGIN + rest)
         self.assertEqual((done.code, done.out, done.err), (code, "", ""), done.text())
 
     def test_live_tensors(self):
@@ -50,7 +50,7 @@ class Exits(unittest.TestCase):
     import time
     time.sleep(0.5)
 """
-        done, native = bed.code(program), bed.code(program, GLAKE_TEST_BACKEND="native")
+        done, native = fixture.code(program), fixture.code(program, GLAKE_TEST_BACKEND="native")
         self.assertIn(done.code, (0, native.code), done.text())
         self.assertNotIn("glake", done.err, done.text())
 
@@ -58,7 +58,7 @@ class Exits(unittest.TestCase):
         self.check("    sys.exit(5)\n", code=5)
 
     def test_an_exception_is_only_itself(self):
-        done = bed.code(BEGIN + "    raise KeyError('mine')\n")
+        done = fixture.code(BEGIN + "    raise KeyError('mine')\n")
         self.assertEqual(done.code, 1)
         self.assertTrue(done.err.strip().endswith("KeyError: 'mine'"), done.text())
 

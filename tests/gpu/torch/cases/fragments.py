@@ -3,32 +3,32 @@ import random, unittest
 
 import torch
 
-import bed
-from bed import GIB, MIB
+import fixture
+from fixture import GIB, MIB
 
 
 class Fragments(unittest.TestCase):
     def test_every_other_block(self):
-        whole, kept = bed.stitched(2 * GIB)
-        self.assertEqual(bed.wrong(whole, 0), 0)
+        whole, kept = fixture.stitched(2 * GIB)
+        self.assertEqual(fixture.wrong(whole, 0), 0)
         for seed, tensor in enumerate(kept, 1):
-            self.assertEqual(bed.wrong(tensor, seed), 0)
+            self.assertEqual(fixture.wrong(tensor, seed), 0)
 
     def test_a_stitched_block_is_found_again(self):
-        whole, kept = bed.stitched(GIB)
+        whole, kept = fixture.stitched(GIB)
         del whole
         torch.cuda.synchronize()
-        stitches, reserved = bed.ours("stitches"), torch.cuda.memory_reserved()
+        stitches, reserved = fixture.ours("stitches"), torch.cuda.memory_reserved()
         for seed in range(10):
-            again = bed.stamp(bed.new(GIB), seed)
-            self.assertEqual(bed.wrong(again, seed), 0)
+            again = fixture.stamp(fixture.new(GIB), seed)
+            self.assertEqual(fixture.wrong(again, seed), 0)
             del again
-        self.assertEqual(bed.ours("stitches"), stitches)
+        self.assertEqual(fixture.ours("stitches"), stitches)
         # Comparing takes memory too.
         self.assertLessEqual(torch.cuda.memory_reserved() - reserved, 32 * MIB)
 
     def test_kernels_and_copies_on_stitched_memory(self):
-        whole, _ = bed.stitched(512 * MIB)
+        whole, _ = fixture.stitched(512 * MIB)
         matrix = whole.view(torch.float32).view(8192, 16384)
         matrix.copy_(torch.randn(8192, 16384, device="cuda"))
         plain = matrix.clone()
@@ -49,22 +49,22 @@ class Fragments(unittest.TestCase):
             for step in range(400):
                 if live and (rng.random() < 0.45 or sum(t.numel() for t, _ in live) > 2 * GIB):
                     tensor, mark = live.pop(rng.randrange(len(live)))
-                    self.assertEqual(bed.wrong(tensor, mark), 0, (seed, step))
+                    self.assertEqual(fixture.wrong(tensor, mark), 0, (seed, step))
                     del tensor
                 else:
                     size = 4 * int(2 ** rng.uniform(6, 25.5))
-                    live.append((bed.stamp(bed.new(size), step), step))
+                    live.append((fixture.stamp(fixture.new(size), step), step))
                 if step % 100 == 99:
                     torch.cuda.empty_cache()
             for tensor, mark in live:
-                self.assertEqual(bed.wrong(tensor, mark), 0, seed)
+                self.assertEqual(fixture.wrong(tensor, mark), 0, seed)
             live.clear()
             tensor = None
 
     def test_nothing_is_left_over(self):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
-        whole, kept = bed.stitched(256 * MIB)
+        whole, kept = fixture.stitched(256 * MIB)
         del whole, kept
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -3,8 +3,8 @@ import gc, threading, unittest
 
 import torch
 
-import bed
-from bed import GIB, MIB
+import fixture
+from fixture import GIB, MIB
 
 
 def model():
@@ -59,7 +59,7 @@ class Busy:
 
 
 class Graphs(unittest.TestCase):
-    @bed.limit(120)
+    @fixture.limit(120)
     @torch.no_grad()
     def test_captured_once_replayed_a_thousand_times(self):
         import glake
@@ -79,7 +79,7 @@ class Graphs(unittest.TestCase):
                 still.copy_(x)
                 graph.replay()
                 got = result.clone()
-                live.append(bed.new((1000, 2 * MIB, 30 * MIB)[number % 3]).fill_(255))
+                live.append(fixture.new((1000, 2 * MIB, 30 * MIB)[number % 3]).fill_(255))
                 if number % 10 == 9:
                     live.clear()
                 if number % 100 == 50:
@@ -103,9 +103,9 @@ class Graphs(unittest.TestCase):
             still.normal_()
             graph.replay()
             self.assertTrue(torch.equal(result, net(still)))
-            bed.new(50 * MIB).fill_(255)
+            fixture.new(50 * MIB).fill_(255)
 
-    @bed.limit(120)
+    @fixture.limit(120)
     @torch.no_grad()
     def test_thousands_of_captures_beside_another_thread(self):
         # Nothing of ours may ask CUDA about a capture while its own thread ends it: that crashes, once in some hundred times.
@@ -121,7 +121,7 @@ class Graphs(unittest.TestCase):
         self.assertEqual(float(result.sum()), 2000.0)
         self.assertGreater(busy.rounds, 50)
 
-    @bed.limit(120)
+    @fixture.limit(120)
     @torch.no_grad()
     def test_a_graph_that_is_dropped_while_it_runs_keeps_its_memory(self):
         # Nobody else gets it, and none of it is unmapped, before the replay is done: a miss of another stream is where it would be.
@@ -139,12 +139,12 @@ class Graphs(unittest.TestCase):
             del graph, second
             gc.collect()
             with torch.cuda.stream(side):
-                others = [bed.stamp(bed.new((round + 2) * 40 * MIB), seed) for seed in range(3)]
+                others = [fixture.stamp(fixture.new((round + 2) * 40 * MIB), seed) for seed in range(3)]
                 torch.cuda.empty_cache()
             torch.cuda.synchronize()
             self.assertTrue(bool((kept == round + 2).all()), round)
             for seed, other in enumerate(others):
-                self.assertEqual(bed.wrong(other, seed), 0, round)
+                self.assertEqual(fixture.wrong(other, seed), 0, round)
             del others, other, kept
             torch.cuda.empty_cache()
 
@@ -166,7 +166,7 @@ class Graphs(unittest.TestCase):
         with torch.cuda.graph(graph):
             result = work()
         for value in range(1, 30):
-            other = bed.new(300 * MIB).fill_(255)
+            other = fixture.new(300 * MIB).fill_(255)
             still.fill_(value)
             graph.replay()
             self.assertTrue(torch.equal(result, torch.full_like(result, 64 * value + 63)), value)
@@ -191,7 +191,7 @@ class Graphs(unittest.TestCase):
                 graph.replay()
             for scale, result in enumerate(results, 1):
                 self.assertTrue(torch.equal(result, net(still * scale)), scale)
-            bed.new(40 * MIB).fill_(255)
+            fixture.new(40 * MIB).fill_(255)
 
     @torch.no_grad()
     def test_a_pool_of_an_earlier_graph(self):
@@ -240,7 +240,7 @@ class Graphs(unittest.TestCase):
             # A gradient that stays would be the graph's own buffer, which the next replay writes.
             net.zero_grad(set_to_none=True)
             copy.zero_grad(set_to_none=True)
-            bed.new(33 * MIB).fill_(255)
+            fixture.new(33 * MIB).fill_(255)
 
     def test_a_whole_training_step(self):
         net, copy = model(), model()
@@ -266,7 +266,7 @@ class Graphs(unittest.TestCase):
             still.copy_(x)
             graph.replay()
             torch.testing.assert_close(loss, step(copy, opts[1], x), rtol=1e-3, atol=1e-4, msg=lambda text: f"step {number}: {text}")
-            bed.new(33 * MIB).fill_(255)
+            fixture.new(33 * MIB).fill_(255)
 
     def test_memory_that_was_allocated_before_is_freed_in_a_capture(self):
         outside = torch.full((8 * MIB,), 3.0, device="cuda")

@@ -4,8 +4,8 @@ import os, pickle, unittest
 import torch
 from torch.cuda import _memory_viz as viz
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 # The fields that a native process shows, of a segment, of a block and of a trace's entries.
 NATIVE = """
@@ -39,7 +39,7 @@ class History(unittest.TestCase):
     tearDown = setUp
 
     def test_snapshot_adds_up(self):
-        kept = [bed.new(size) for size in (700, 3 * MIB, 30 * MIB)]
+        kept = [fixture.new(size) for size in (700, 3 * MIB, 30 * MIB)]
         segments = torch.cuda.memory_snapshot()
         for s in segments:
             self.assertEqual(sum(b["size"] for b in s["blocks"]), s["total_size"], s["address"])
@@ -55,18 +55,18 @@ class History(unittest.TestCase):
             self.assertEqual(live[tensor.data_ptr()]["requested_size"], tensor.numel())
 
     def test_a_stitched_segment_shows(self):
-        whole, _ = bed.stitched(512 * MIB)
+        whole, _ = fixture.stitched(512 * MIB)
         aliases = stitched()
         found = [s for s in torch.cuda.memory_snapshot() if s["address"] in aliases]
         live = {b["address"] for b in blocks(found, "active_allocated")}
         self.assertIn(whole.data_ptr(), live)
 
     def test_fields_are_torchs(self):
-        native = bed.code(NATIVE)
+        native = fixture.code(NATIVE)
         self.assertEqual(native.code, 0, native.text())
         top, segment, block, entries = native.json()
         torch.cuda.memory._record_memory_history(max_entries=1000)
-        kept, gone = bed.new(20 * MIB), bed.new(20 * MIB)
+        kept, gone = fixture.new(20 * MIB), fixture.new(20 * MIB)
         del gone
         s = torch.cuda.memory._snapshot()
         self.assertEqual(sorted(set(top) - set(s)), [])
@@ -83,7 +83,7 @@ class History(unittest.TestCase):
         torch.cuda.memory._record_memory_history(max_entries=10_000, clear_history=True)
         addresses = []
         for size in (1000, 3 * MIB, 70 * MIB):
-            tensor = bed.new(size)
+            tensor = fixture.new(size)
             addresses.append((tensor.data_ptr(), size))
             del tensor
         trace = torch.cuda.memory._snapshot()["device_traces"][0]
@@ -95,10 +95,10 @@ class History(unittest.TestCase):
             # One address may be handed out again.
             self.assertGreaterEqual(max(e["size"] for e in trace if e["addr"] == address and e["action"] == "alloc"), size)
 
-    @bed.only("compiled", "a library in Rust has no frames of Python's to tell")
+    @fixture.only("compiled", "a library in Rust has no frames of Python's to tell")
     def test_frames_name_who_asked(self):
         torch.cuda.memory._record_memory_history(max_entries=1000, stacks="python", clear_history=True)
-        tensor = bed.new(33 * MIB)
+        tensor = fixture.new(33 * MIB)
         trace = torch.cuda.memory._snapshot()["device_traces"][0]
         entry = next(e for e in trace if e["action"] == "alloc" and e["addr"] == tensor.data_ptr())
         self.assertIn("test_frames_name_who_asked", [frame["name"] for frame in entry["frames"]])
@@ -106,26 +106,26 @@ class History(unittest.TestCase):
     def test_the_ring_keeps_the_last_entries(self):
         torch.cuda.memory._record_memory_history(max_entries=10, clear_history=True)
         for _ in range(50):
-            bed.new(2048)
-        last = bed.new(4096)
+            fixture.new(2048)
+        last = fixture.new(4096)
         trace = torch.cuda.memory._snapshot()["device_traces"][0]
         self.assertLessEqual(len(trace), 12)
         self.assertIn(last.data_ptr(), [e.get("addr") for e in trace])
 
     def test_recording_stops(self):
         torch.cuda.memory._record_memory_history(max_entries=1000)
-        bed.new(MIB)
+        fixture.new(MIB)
         torch.cuda.memory._record_memory_history(enabled=None)
         before = len(torch.cuda.memory._snapshot()["device_traces"][0])
-        bed.new(MIB)
+        fixture.new(MIB)
         self.assertLessEqual(len(torch.cuda.memory._snapshot()["device_traces"][0]), before + 1)
 
     def test_the_visualiser_opens_a_dump(self):
         torch.cuda.memory._record_memory_history(max_entries=100_000, clear_history=True)
-        whole, kept = bed.stitched(512 * MIB)
+        whole, kept = fixture.stitched(512 * MIB)
         del whole
         small = [torch.randn(n, device="cuda") for n in (10, 1000, 500_000)]
-        with bed.folder() as out:
+        with fixture.folder() as out:
             path = os.path.join(out, "dump.pickle")
             torch.cuda.memory._dump_snapshot(path)
             with open(path, "rb") as f:

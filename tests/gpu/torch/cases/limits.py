@@ -3,17 +3,17 @@ import unittest
 
 import torch
 
-import bed
-from bed import GIB, MIB
+import fixture
+from fixture import GIB, MIB
 
 ALONE = True
 
 
 def out_of_memory(test, size):
     """Asks for more than there is; returns the error's text."""
-    kind = torch.OutOfMemoryError if bed.BACKEND == "compiled" else RuntimeError
+    kind = torch.OutOfMemoryError if fixture.BACKEND == "compiled" else RuntimeError
     with test.assertRaises(kind) as caught:
-        bed.new(size)
+        fixture.new(size)
     test.assertTrue(str(caught.exception).startswith("CUDA out of memory."), str(caught.exception))
     return str(caught.exception)
 
@@ -26,21 +26,21 @@ class Limits(unittest.TestCase):
 
     def test_empty_cache_gives_back(self):
         torch.cuda.empty_cache()
-        kept = bed.stamp(bed.new(100 * MIB), 3)
+        kept = fixture.stamp(fixture.new(100 * MIB), 3)
         free = torch.cuda.mem_get_info()[0]
-        blocks = [bed.new(GIB) for _ in range(3)]
+        blocks = [fixture.new(GIB) for _ in range(3)]
         self.assertLessEqual(torch.cuda.mem_get_info()[0], free - 3 * GIB + 128 * MIB)
         del blocks
         self.assertGreaterEqual(torch.cuda.memory_reserved(), 3 * GIB)
         torch.cuda.empty_cache()
         self.assertLessEqual(torch.cuda.memory_reserved() - torch.cuda.memory_allocated(), 128 * MIB)
         self.assertGreaterEqual(torch.cuda.mem_get_info()[0], free - 128 * MIB)
-        self.assertEqual(bed.wrong(kept, 3), 0)
+        self.assertEqual(fixture.wrong(kept, 3), 0)
 
     def test_mem_get_info_follows_reserved(self):
         torch.cuda.empty_cache()
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
-        kept = bed.new(2 * GIB)
+        kept = fixture.new(2 * GIB)
         taken, grown = free - torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() - reserved
         self.assertLessEqual(abs(taken - grown), 64 * MIB)
         del kept
@@ -48,7 +48,7 @@ class Limits(unittest.TestCase):
     def test_trim(self):
         import glake
 
-        kept, gone = bed.new(GIB), bed.new(GIB)
+        kept, gone = fixture.new(GIB), fixture.new(GIB)
         before = torch.cuda.memory_reserved()
         del gone
         glake.trim()
@@ -60,7 +60,7 @@ class Limits(unittest.TestCase):
         torch.cuda.set_per_process_memory_fraction(0.1)
         self.assertAlmostEqual(torch.cuda.get_per_process_memory_fraction(), 0.1)
         out_of_memory(self, int(total * 0.11))
-        kept = bed.new(int(total * 0.05))
+        kept = fixture.new(int(total * 0.05))
         self.assertLessEqual(torch.cuda.memory_reserved(), total * 0.1)
         torch.cuda.set_per_process_memory_fraction(1.0)
         self.assertAlmostEqual(torch.cuda.get_per_process_memory_fraction(), 1.0)
@@ -70,7 +70,7 @@ class Limits(unittest.TestCase):
         torch.cuda.set_per_process_memory_fraction(0.1)
         ooms = torch.cuda.memory_stats()["num_ooms"]
         total = torch.cuda.mem_get_info()[1]
-        kept = [bed.new(64 * MIB) for _ in range(16)]
+        kept = [fixture.new(64 * MIB) for _ in range(16)]
         text = out_of_memory(self, int(total * 0.2))
         for words in ("Tried to allocate", "GPU 0", "free", "stitch"):
             self.assertIn(words, text)
@@ -80,32 +80,32 @@ class Limits(unittest.TestCase):
     def test_the_program_goes_on_after_out_of_memory(self):
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(0.1)
-        kept = bed.stamp(bed.new(256 * MIB), 1)
+        kept = fixture.stamp(fixture.new(256 * MIB), 1)
         for _ in range(5):
             out_of_memory(self, int(total * 0.1))
-        smaller = bed.stamp(bed.new(int(total * 0.05) // 4 * 4), 2)
-        self.assertEqual((bed.wrong(kept, 1), bed.wrong(smaller, 2)), (0, 0))
+        smaller = fixture.stamp(fixture.new(int(total * 0.05) // 4 * 4), 2)
+        self.assertEqual((fixture.wrong(kept, 1), fixture.wrong(smaller, 2)), (0, 0))
         del smaller
-        larger = bed.new(int(total * 0.09))
+        larger = fixture.new(int(total * 0.09))
         del larger, kept
 
     def test_free_memory_is_collected_before_out_of_memory(self):
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(0.1)
-        small = [bed.new(8 * MIB) for _ in range(int(total * 0.09) // (8 * MIB))]
+        small = [fixture.new(8 * MIB) for _ in range(int(total * 0.09) // (8 * MIB))]
         side = torch.cuda.Stream()
         for tensor in small:
             tensor.record_stream(side)
         del small, tensor
-        kept = bed.stamp(bed.new(int(total * 0.09) // 4 * 4), 5)
-        self.assertEqual(bed.wrong(kept, 5), 0)
+        kept = fixture.stamp(fixture.new(int(total * 0.09) // 4 * 4), 5)
+        self.assertEqual(fixture.wrong(kept, 5), 0)
         del kept
 
     def test_more_than_the_device_has(self):
         out_of_memory(self, 4 * torch.cuda.mem_get_info()[1])
         with self.assertRaises(RuntimeError):
-            bed.new(1 << 60)
-        self.assertEqual(bed.wrong(bed.stamp(bed.new(MIB), 9), 9), 0)
+            fixture.new(1 << 60)
+        self.assertEqual(fixture.wrong(fixture.stamp(fixture.new(MIB), 9), 9), 0)
 
     def test_observers_are_told(self):
         seen = []

@@ -1,15 +1,15 @@
 """Pointers that are not the pool's, frees that were made before: an error or nothing, never a crash, and the pool stays well."""
 import unittest
 
-import bed
+import fixture
 
 ISOLATED = True
 
 BEGIN = """
-    import torch, bed
+    import torch, fixture
     from torch.cuda import caching_allocator_alloc as alloc, caching_allocator_delete as delete
-    bed.enable()
-    kept = bed.stamp(bed.new(8 << 20), 1)
+    fixture.enable()
+    kept = fixture.stamp(fixture.new(8 << 20), 1)
     allocated = torch.cuda.memory_allocated()
     def told(call, *arguments):
         try:
@@ -19,8 +19,8 @@ BEGIN = """
             print("error:", str(error).splitlines()[0])
 """
 END = """
-    more = bed.stamp(bed.new(8 << 20), 2)
-    assert (bed.wrong(kept, 1), bed.wrong(more, 2)) == (0, 0), "bytes of another"
+    more = fixture.stamp(fixture.new(8 << 20), 2)
+    assert (fixture.wrong(kept, 1), fixture.wrong(more, 2)) == (0, 0), "bytes of another"
     del more
     torch.cuda.synchronize()
     print("alive", torch.cuda.memory_allocated() - allocated)
@@ -29,7 +29,7 @@ END = """
 
 class Misuse(unittest.TestCase):
     def check(self, middle, extra=0):
-        done = bed.code(BEGIN + middle + END)
+        done = fixture.code(BEGIN + middle + END)
         self.assertEqual(done.code, 0, done.text())
         self.assertIn(f"alive {extra}", done.out, done.text())
         return done

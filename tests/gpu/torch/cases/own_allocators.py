@@ -3,8 +3,8 @@ import ctypes, gc, pathlib, subprocess, tempfile, unittest
 
 import torch
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 WHY = "a pluggable allocator has no createOrIncrefPool: torch.cuda.MemPool() raises"
 
@@ -23,7 +23,7 @@ class Brought:
         self.folder = tempfile.TemporaryDirectory()
         library = f"{self.folder.name}/own_allocator.so"
         headers = [word for folder in compiled.cuda_headers(compiled.Torch.installed()) for word in ("-I", str(folder))]
-        subprocess.run([*compiled.compiler(), "-x", "c", "-shared", "-fPIC", *headers, str(bed.PROGRAMS / "own_allocator.c"), "-x", "none",
+        subprocess.run([*compiled.compiler(), "-x", "c", "-shared", "-fPIC", *headers, str(fixture.PROGRAMS / "own_allocator.c"), "-x", "none",
                         "-l:libcuda.so.1", "-o", library], check=True)
         self.library = ctypes.CDLL(library)
         self.torchs = torch.cuda.memory.CUDAPluggableAllocator(library, "own_alloc", "own_free")
@@ -39,7 +39,7 @@ class Brought:
         assert error == 0, error
 
 
-@bed.only("compiled", WHY)
+@fixture.only("compiled", WHY)
 class OwnAllocators(unittest.TestCase):
     brought = None
 
@@ -60,13 +60,13 @@ class OwnAllocators(unittest.TestCase):
         live = []
         for round in range(300):
             with torch.cuda.use_mem_pool(self.pool):
-                live.append((bed.stamp(bed.new((40_000, 3 * MIB, 25 * MIB)[round % 3]), round), round))
-            live.append((bed.stamp(bed.new(7 * MIB), round), round))
+                live.append((fixture.stamp(fixture.new((40_000, 3 * MIB, 25 * MIB)[round % 3]), round), round))
+            live.append((fixture.stamp(fixture.new(7 * MIB), round), round))
             if len(live) > 20:
                 tensor, seed = live.pop(round % 20)
-                self.assertEqual(bed.wrong(tensor, seed), 0)
-        self.assertGreater(bed.ours("foreign_reserved_bytes"), 60 * MIB)
-        self.assertEqual(bed.ours("foreign_pools"), 1)
+                self.assertEqual(fixture.wrong(tensor, seed), 0)
+        self.assertGreater(fixture.ours("foreign_reserved_bytes"), 60 * MIB)
+        self.assertEqual(fixture.ours("foreign_pools"), 1)
         live = tensor = self.pool = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -74,34 +74,34 @@ class OwnAllocators(unittest.TestCase):
 
     def test_a_worker_sleeps_and_wakes(self):
         with torch.cuda.use_mem_pool(self.pool):
-            weights = [bed.stamp(bed.new(40 * MIB), seed) for seed in range(8)]
+            weights = [fixture.stamp(fixture.new(40 * MIB), seed) for seed in range(8)]
         saved = [tensor.cpu() for tensor in weights]
         torch.cuda.synchronize()
         for tensor in weights:
             self.own.map(tensor, False)
         torch.cuda.empty_cache()
-        other = bed.stamp(bed.new(100 * MIB), 9)
+        other = fixture.stamp(fixture.new(100 * MIB), 9)
         torch.cuda.empty_cache()
         for tensor in weights:
             self.own.map(tensor, True)
         for tensor, bytes_ in zip(weights, saved):
             tensor.copy_(bytes_)
         for seed, tensor in enumerate(weights):
-            self.assertEqual(bed.wrong(tensor, seed), 0)
-        self.assertEqual(bed.wrong(other, 9), 0)
+            self.assertEqual(fixture.wrong(tensor, seed), 0)
+        self.assertEqual(fixture.wrong(other, 9), 0)
         self.assertEqual(self.own.count("own_taken"), self.taken)
 
     def test_what_its_owner_unmapped_is_nobodys(self):
         for size in (1000, 40 * MIB):
             with torch.cuda.use_mem_pool(self.pool):
-                tensor = bed.new(size)
+                tensor = fixture.new(size)
                 gone = tensor.data_ptr()
                 del tensor
                 torch.cuda.synchronize()
                 self.own.map(gone, False)
-                again = bed.stamp(bed.new(size), 1)
+                again = fixture.stamp(fixture.new(size), 1)
             self.assertNotEqual(again.data_ptr(), gone)
-            self.assertEqual(bed.wrong(again, 1), 0)
+            self.assertEqual(fixture.wrong(again, 1), 0)
             del again
 
     def test_a_graph_is_captured_in_it(self):
@@ -118,7 +118,7 @@ class OwnAllocators(unittest.TestCase):
             still.fill_(value)
             graph.replay()
             self.assertTrue(bool((result == 2 * value + 1).all()))
-            bed.new(60 * MIB).fill_(255)
+            fixture.new(60 * MIB).fill_(255)
         before = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
         self.assertLess(torch.cuda.memory_reserved(), before, "nothing is given back after a capture")
@@ -128,19 +128,19 @@ class OwnAllocators(unittest.TestCase):
         side = torch.cuda.Stream()
         with torch.cuda.use_mem_pool(self.pool):
             for round in range(20):
-                tensor = bed.stamp(bed.new(30 * MIB), round)
+                tensor = fixture.stamp(fixture.new(30 * MIB), round)
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
                     torch.cuda._sleep(2_000_000)
                     seen = tensor.clone()
                 tensor.record_stream(side)
                 del tensor
-                bed.new(30 * MIB).fill_(255)
+                fixture.new(30 * MIB).fill_(255)
                 side.synchronize()
-                self.assertEqual(bed.wrong(seen, round), 0)
+                self.assertEqual(fixture.wrong(seen, round), 0)
 
-    @bed.limit(150)
+    @fixture.limit(150)
     def test_nccl_registers_its_own(self):
-        ended = bed.ranks("nccl_pool.py", min(2, torch.cuda.device_count()))
+        ended = fixture.ranks("nccl_pool.py", min(2, torch.cuda.device_count()))
         for rank in ended:
             self.assertEqual((rank.code, rank.out.split()[-1:]), (0, ["done"]), rank.text())

@@ -3,8 +3,8 @@ import gc, unittest
 
 import torch
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 WHY = "a pluggable allocator has no createOrIncrefPool: torch.cuda.MemPool() raises"
 
@@ -14,40 +14,40 @@ def inside(tensor, segments):
 
 
 class Pools(unittest.TestCase):
-    @bed.only("compiled", WHY)
+    @fixture.only("compiled", WHY)
     def test_tensors_of_a_pool_lie_in_it(self):
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
-            kept = [bed.stamp(bed.new(size), 1) for size in (40_000, 5 * MIB, 70 * MIB)]
-        outside = bed.new(5 * MIB)
+            kept = [fixture.stamp(fixture.new(size), 1) for size in (40_000, 5 * MIB, 70 * MIB)]
+        outside = fixture.new(5 * MIB)
         for tensor in kept:
             self.assertTrue(inside(tensor, pool.snapshot()))
-            self.assertEqual(bed.wrong(tensor, 1), 0)
+            self.assertEqual(fixture.wrong(tensor, 1), 0)
         self.assertFalse(inside(outside, pool.snapshot()))
         self.assertGreaterEqual(pool.use_count(), 1)
 
-    @bed.only("compiled", WHY)
+    @fixture.only("compiled", WHY)
     def test_memory_of_a_pool_is_not_handed_to_others(self):
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
-            kept = bed.new(100 * MIB)
+            kept = fixture.new(100 * MIB)
         address = kept.data_ptr()
         del kept
-        others = [bed.new(100 * MIB) for _ in range(4)]
+        others = [fixture.new(100 * MIB) for _ in range(4)]
         self.assertNotIn(address, [tensor.data_ptr() for tensor in others])
         with torch.cuda.use_mem_pool(pool):
             before = torch.cuda.memory_reserved()
-            again = bed.new(100 * MIB)
+            again = fixture.new(100 * MIB)
         self.assertEqual(torch.cuda.memory_reserved(), before)
         del again
 
-    @bed.only("compiled", WHY)
+    @fixture.only("compiled", WHY)
     def test_a_pool_that_goes_gives_its_memory_back(self):
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
-            kept = bed.new(512 * MIB)
+            kept = fixture.new(512 * MIB)
         del kept
         self.assertGreaterEqual(torch.cuda.memory_reserved() - before, 512 * MIB)
         del pool
@@ -56,42 +56,42 @@ class Pools(unittest.TestCase):
         torch.cuda.empty_cache()
         self.assertLessEqual(torch.cuda.memory_reserved() - before, 64 * MIB)
 
-    @bed.only("compiled", WHY)
+    @fixture.only("compiled", WHY)
     def test_tensors_outlive_their_pool(self):
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
-            kept = bed.stamp(bed.new(30 * MIB), 2)
+            kept = fixture.stamp(fixture.new(30 * MIB), 2)
         del pool
         gc.collect()
         torch.cuda.empty_cache()
-        self.assertEqual(bed.wrong(kept, 2), 0)
+        self.assertEqual(fixture.wrong(kept, 2), 0)
 
-    @bed.only("compiled", WHY)
+    @fixture.only("compiled", WHY)
     def test_fragments_of_a_pool_are_stitched(self):
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
-            kept = [bed.new(64 * MIB) for _ in range(8)]
+            kept = [fixture.new(64 * MIB) for _ in range(8)]
             del kept[::2]
             before = torch.cuda.memory_reserved()
-            whole = bed.stamp(bed.new(192 * MIB), 3)
+            whole = fixture.stamp(fixture.new(192 * MIB), 3)
         self.assertEqual(torch.cuda.memory_reserved(), before)
-        self.assertEqual(bed.wrong(whole, 3), 0)
+        self.assertEqual(fixture.wrong(whole, 3), 0)
 
-    @bed.only("compiled", WHY)
+    @fixture.only("compiled", WHY)
     def test_glakes_own_pool_when_glake_is_everything(self):
         import glake
 
         pool = glake.mem_pool()
         with torch.cuda.use_mem_pool(pool):
-            kept = bed.stamp(bed.new(20 * MIB), 1)
-        self.assertEqual(bed.wrong(kept, 1), 0)
+            kept = fixture.stamp(fixture.new(20 * MIB), 1)
+        self.assertEqual(fixture.wrong(kept, 1), 0)
         del kept
 
-    @bed.only("pluggable", "the other backend has pools")
+    @fixture.only("pluggable", "the other backend has pools")
     def test_the_plain_abi_says_so(self):
         with self.assertRaises(RuntimeError) as caught:
             pool = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(pool):
-                bed.new(1000)
+                fixture.new(1000)
         self.assertTrue(str(caught.exception))
-        self.assertEqual(bed.wrong(bed.stamp(bed.new(MIB), 1), 1), 0)
+        self.assertEqual(fixture.wrong(fixture.stamp(fixture.new(MIB), 1), 1), 0)

@@ -3,8 +3,8 @@ import asyncio, random, threading, time, unittest
 
 import torch
 
-import bed
-from bed import GIB, MIB
+import fixture
+from fixture import GIB, MIB
 
 ALONE = True  # it looks at what the whole GPU has given out
 
@@ -32,67 +32,67 @@ class Regions(unittest.TestCase):
 
         sizes = [1000, 300_000, 3 * MIB, 64 * MIB, 200 * MIB]
         with glake.region("some"):
-            tensors = [bed.new(size // 4 * 4) for size in sizes]
-        other = bed.stamp(bed.new(64 * MIB), 99)
+            tensors = [fixture.new(size // 4 * 4) for size in sizes]
+        other = fixture.stamp(fixture.new(64 * MIB), 99)
         for seed, tensor in enumerate(tensors):
-            bed.stamp(tensor, seed)
+            fixture.stamp(tensor, seed)
         places = [tensor.data_ptr() for tensor in tensors]
         self.assertEqual(glake.region_of(tensors[0]), "some")
         before = used()
         gone = glake.shrink("some")
         self.assertEqual(gone["left"], 0)
         self.assertLess(used(), before - sum(sizes) // 2)
-        self.assertEqual(bed.wrong(other, 99), 0)
+        self.assertEqual(fixture.wrong(other, 99), 0)
         glake.refill("some")
         self.assertEqual([tensor.data_ptr() for tensor in tensors], places)
-        self.assertEqual([bed.wrong(tensor, seed) for seed, tensor in enumerate(tensors)], [0] * len(tensors))
+        self.assertEqual([fixture.wrong(tensor, seed) for seed, tensor in enumerate(tensors)], [0] * len(tensors))
         self.assertEqual(away("some"), 0)
 
     def test_a_clean_sealed_region_leaves_without_a_copy(self):
         import glake
 
         with glake.region("sealed", policy="sealed", host_copy="retain"):
-            tensor = bed.stamp(bed.new(256 * MIB), 3)
+            tensor = fixture.stamp(fixture.new(256 * MIB), 3)
         glake.seal("sealed")
         first = glake.shrink("sealed")
         glake.refill("sealed")
         second = glake.shrink("sealed")
         self.assertEqual((first["copied"] >= tensor.numel(), second["copied"]), (True, 0))
         glake.refill("sealed", verify=True)
-        self.assertEqual(bed.wrong(tensor, 3), 0)
+        self.assertEqual(fixture.wrong(tensor, 3), 0)
         glake.unseal("sealed")
 
     def test_a_stitched_block_comes_back(self):
         import glake
 
-        whole, kept = bed.stitched()
+        whole, kept = fixture.stitched()
         glake.shrink("default")
         glake.refill("default")
-        self.assertEqual(bed.wrong(whole, 0), 0)
-        self.assertEqual([bed.wrong(tensor, seed + 1) for seed, tensor in enumerate(kept)], [0] * len(kept))
+        self.assertEqual(fixture.wrong(whole, 0), 0)
+        self.assertEqual([fixture.wrong(tensor, seed + 1) for seed, tensor in enumerate(kept)], [0] * len(kept))
 
     def test_a_discarded_region_keeps_its_addresses(self):
         import glake
 
         with glake.region("scratch", policy="discard"):
-            tensor = bed.new(128 * MIB)
+            tensor = fixture.new(128 * MIB)
         place = tensor.data_ptr()
         self.assertEqual(glake.shrink("scratch")["copied"], 0)
         glake.refill("scratch")
-        self.assertEqual((tensor.data_ptr(), bed.wrong(bed.stamp(tensor, 1), 1)), (place, 0))
+        self.assertEqual((tensor.data_ptr(), fixture.wrong(fixture.stamp(tensor, 1), 1)), (place, 0))
 
     def test_touching_it_through_our_doors_brings_it_back(self):
         import glake
 
         with glake.region("touched"):
-            tensor = bed.stamp(bed.new(64 * MIB), 5)
+            tensor = fixture.stamp(fixture.new(64 * MIB), 5)
         host = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
         glake.shrink("touched")
         glake.copy_(host, tensor, wait=True)
-        self.assertEqual((away("touched"), bed.wrong(tensor, 5)), (0, 0))
+        self.assertEqual((away("touched"), fixture.wrong(tensor, 5)), (0, 0))
         self.assertTrue(torch.equal(host, tensor.cpu()))
 
-    @bed.limit(60)
+    @fixture.limit(60)
     def test_the_first_layers_compute_while_later_ones_come_back(self):
         import glake
 
@@ -113,12 +113,12 @@ class Regions(unittest.TestCase):
                 self.assertTrue(torch.equal(model(x), expected))
             following.remove()
 
-    @bed.limit(60)
+    @fixture.limit(60)
     def test_the_gate(self):
         import glake
 
         with glake.region("gated"):
-            tensor = bed.stamp(bed.new(64 * MIB), 7)
+            tensor = fixture.stamp(fixture.new(64 * MIB), 7)
         inside, out = threading.Event(), threading.Event()
 
         def works():
@@ -138,7 +138,7 @@ class Regions(unittest.TestCase):
         with self.assertRaises(glake.ClosedError), glake.active("gated", when_closed="refuse"):
             pass
         with glake.active("gated"):
-            self.assertEqual(bed.wrong(tensor, 7), 0)
+            self.assertEqual(fixture.wrong(tensor, 7), 0)
             with self.assertRaises(glake.StateError):
                 glake.shrink("gated")
 
@@ -146,10 +146,10 @@ class Regions(unittest.TestCase):
         import glake
 
         with glake.region("served"):
-            tensor = bed.stamp(bed.new(64 * MIB), 8)
+            tensor = fixture.stamp(fixture.new(64 * MIB), 8)
 
         async def app(scope, receive, send):
-            wrong = await asyncio.to_thread(bed.wrong, tensor, 8)
+            wrong = await asyncio.to_thread(fixture.wrong, tensor, 8)
             await send({"type": "http.response.start", "status": 200 if wrong == 0 else 500, "headers": []})
 
         async def ask(gated):
@@ -169,34 +169,34 @@ class Regions(unittest.TestCase):
 
         self.assertEqual(asyncio.run(story()), (503, [200] * 8))
 
-    @bed.limit(60)
+    @fixture.limit(60)
     def test_pinned_tensors_stay(self):
         import glake
 
         with glake.region("pinned"):
-            tensors = [bed.stamp(bed.new(256 * MIB), seed) for seed in range(2)]
+            tensors = [fixture.stamp(fixture.new(256 * MIB), seed) for seed in range(2)]
         glake.pin(tensors[0])
         gone = glake.shrink("pinned")
-        self.assertEqual(bed.wrong(tensors[0], 0), 0)
+        self.assertEqual(fixture.wrong(tensors[0], 0), 0)
         self.assertGreaterEqual(gone["left"], tensors[0].numel())
         self.assertEqual({skipped["reason"] for region in gone["regions"] for skipped in region["skipped"]}, {"pinned"})
         glake.unpin(tensors[0])
         glake.shrink("pinned")
         glake.refill("pinned")
-        self.assertEqual([bed.wrong(tensor, seed) for seed, tensor in enumerate(tensors)], [0, 0])
+        self.assertEqual([fixture.wrong(tensor, seed) for seed, tensor in enumerate(tensors)], [0, 0])
 
-    @bed.limit(60)
+    @fixture.limit(60)
     def test_a_write_to_a_strictly_sealed_region_fails(self):
-        out = bed.code(
+        out = fixture.code(
             """
-            import bed, glake, torch
-            bed.enable()
+            import fixture, glake, torch
+            fixture.enable()
             with glake.region("strict", policy="sealed", host_copy="retain"):
-                tensor = bed.stamp(bed.new(64 << 20), 1)
+                tensor = fixture.stamp(fixture.new(64 << 20), 1)
             torch.cuda.synchronize()
             glake.seal("strict", strict=True)
             glake.shrink("strict"); glake.refill("strict")
-            assert bed.wrong(tensor, 1) == 0
+            assert fixture.wrong(tensor, 1) == 0
             print("reads", flush=True)
             try:
                 tensor.zero_(); tensor.add_(1); torch.cuda.synchronize()
@@ -210,7 +210,7 @@ class Regions(unittest.TestCase):
 
 
 class Cycles(unittest.TestCase):
-    @bed.limit(240)
+    @fixture.limit(240)
     def test_a_thousand_partial_cycles_with_graphs_between(self):
         import glake
 
@@ -219,7 +219,7 @@ class Cycles(unittest.TestCase):
             weights = [torch.randn(2048, 2048, device="cuda") for _ in range(8)]
         with glake.region("state"):
             state, still = torch.zeros(4 * MIB, device="cuda"), torch.randn(64, 2048, device="cuda")
-        loose = bed.stamp(bed.new(96 * MIB), 11)
+        loose = fixture.stamp(fixture.new(96 * MIB), 11)
 
         def first():
             x = still
@@ -270,7 +270,7 @@ class Cycles(unittest.TestCase):
                 torch.cuda.synchronize()
                 glake.trim()
                 taken, steady = used(), host_memory()
-        self.assertEqual(bed.wrong(loose, 11), 0)
+        self.assertEqual(fixture.wrong(loose, 11), 0)
         torch.cuda.synchronize()
         glake.trim()
         self.assertEqual(away(), 0)

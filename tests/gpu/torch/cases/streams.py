@@ -3,8 +3,8 @@ import random, unittest
 
 import torch
 
-import bed, races
-from bed import MIB
+import fixture, races
+from fixture import MIB
 
 SIZES = (4096, 512 * 1024, 3 * MIB, 48 * MIB)
 
@@ -40,12 +40,12 @@ class Streams(unittest.TestCase):
         self.assertEqual(races.stitched_while_writing(20, self.one, self.one), 0)
 
     def test_the_own_stream_has_its_memory_at_once(self):
-        block = bed.new(64 * MIB)
+        block = fixture.new(64 * MIB)
         del block
         before = torch.cuda.memory_reserved()
         races.late()
         for _ in range(50):
-            bed.new(64 * MIB)
+            fixture.new(64 * MIB)
         self.assertEqual(torch.cuda.memory_reserved(), before)
 
     def test_many_streams_at_random(self):
@@ -72,7 +72,7 @@ class Streams(unittest.TestCase):
 
     def test_stats_say_what_is_pending(self):
         with torch.cuda.stream(self.one):
-            block = bed.new(64 * MIB)
+            block = fixture.new(64 * MIB)
         with torch.cuda.stream(self.other):
             races.late(30_000_000)
             block.fill_(1)

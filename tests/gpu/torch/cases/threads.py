@@ -3,8 +3,8 @@ import threading, unittest
 
 import torch
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 
 def together(count, work):
@@ -64,7 +64,7 @@ class Threads(unittest.TestCase):
 
     def test_frees_on_another_thread(self):
         before = torch.cuda.memory_allocated()
-        tensors = [bed.stamp(bed.new(size), 1) for size in (4096, 3 * MIB, 40 * MIB) for _ in range(20)]
+        tensors = [fixture.stamp(fixture.new(size), 1) for size in (4096, 3 * MIB, 40 * MIB) for _ in range(20)]
         after = torch.cuda.memory_allocated()
         self.assertGreaterEqual(after - before, 20 * 43 * MIB)
 
@@ -92,7 +92,7 @@ class Threads(unittest.TestCase):
         together(8, work)
 
     def test_hooks_free_in_the_autograd_thread(self):
-        held = {"block": bed.new(64 * MIB)}
+        held = {"block": fixture.new(64 * MIB)}
         before, seen = torch.cuda.memory_allocated(), []
 
         def hook(gradient):
@@ -121,7 +121,7 @@ class Threads(unittest.TestCase):
                 return
             try:
                 for step in range(2000):
-                    bed.new(4096 + 4096 * (step % 700))
+                    fixture.new(4096 + 4096 * (step % 700))
             finally:
                 done.set()
 

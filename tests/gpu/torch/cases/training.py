@@ -1,7 +1,7 @@
 """A small transformer, trained: the same losses as torch's own allocator gives."""
 import unittest
 
-import bed
+import fixture
 
 ISOLATED = True
 
@@ -10,8 +10,8 @@ PROGRAM = """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     import torch, torch.utils.checkpoint
     if sys.argv[1] == "glake":
-        import bed
-        bed.enable()
+        import fixture
+        fixture.enable()
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0); random.seed(0)
     layer = lambda: torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
@@ -36,7 +36,7 @@ PROGRAM = """
 
 class Training(unittest.TestCase):
     def test_losses_are_natives(self):
-        native, glake = (bed.code(PROGRAM, which) for which in ("native", "glake"))
+        native, glake = (fixture.code(PROGRAM, which) for which in ("native", "glake"))
         for done in (native, glake):
             self.assertEqual(done.code, 0, done.text())
         (theirs, their_peak), (mine, my_peak) = native.json(), glake.json()

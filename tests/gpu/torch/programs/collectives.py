@@ -4,8 +4,8 @@ import os
 import torch
 import torch.distributed as dist
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -60,18 +60,18 @@ def captured(name, tensor, gathered):
             for rank, piece in enumerate(gathered.chunk(WORLD)):
                 fill(want, rank, number)
                 check(f"{name}: captured all-gather from {rank}", torch.equal(piece, want))
-            bed.new((3 + number) * 10 * MIB).fill_(255)
+            fixture.new((3 + number) * 10 * MIB).fill_(255)
 
     return replay
 
 
 def main():
-    bed.enable()
+    fixture.enable()
     torch.cuda.set_device(RANK)
     dist.init_process_group("nccl", device_id=torch.device("cuda", RANK))
-    shift = bed.new(5 * MIB + 512)  # so that what follows begins inside an extent
-    plain = bed.new(200 * MIB)[3 * MIB : 171 * MIB].view(torch.float32)
-    whole, kept = bed.stitched(256 * MIB, f"cuda:{RANK}")
+    shift = fixture.new(5 * MIB + 512)  # so that what follows begins inside an extent
+    plain = fixture.new(200 * MIB)[3 * MIB : 171 * MIB].view(torch.float32)
+    whole, kept = fixture.stitched(256 * MIB, f"cuda:{RANK}")
     tensors = {"straddling": plain, "stitched": whole.view(torch.float32)}
     gathered = {name: torch.empty(WORLD * 8 * MIB, device="cuda") for name in tensors}
     for name, tensor in tensors.items():
@@ -97,7 +97,7 @@ def main():
     del tensors, gathered, replays, replay, tensor, plain, whole, kept, shift
     torch.cuda.synchronize()
     glake.trim()
-    whole, kept = bed.stitched(256 * MIB, f"cuda:{RANK}")
+    whole, kept = fixture.stitched(256 * MIB, f"cuda:{RANK}")
     eager("stitched anew", whole.view(torch.float32), torch.empty(WORLD * 4 * MIB, device="cuda"))
     torch.cuda.synchronize()
     dist.barrier()

@@ -4,17 +4,17 @@ import gc, sys
 import torch
 import torch.multiprocessing as mp
 
-import bed
-from bed import MIB
+import fixture
+from fixture import MIB
 
 
 def child(inbox, outbox):
-    bed.enable()
-    made = bed.stamp(bed.new(30 * MIB), 77)
+    fixture.enable()
+    made = fixture.stamp(fixture.new(30 * MIB), 77)
     for name, tensor, seed in iter(inbox.get, None):
-        bad = bed.wrong(tensor, seed)
+        bad = fixture.wrong(tensor, seed)
         if not bad:
-            bed.stamp(tensor, seed + 100)
+            fixture.stamp(tensor, seed + 100)
         torch.cuda.synchronize()
         del tensor
         gc.collect()
@@ -27,16 +27,16 @@ def child(inbox, outbox):
 
 
 def main():
-    bed.enable()
+    fixture.enable()
     context = mp.get_context("spawn")
     inbox, outbox = context.Queue(), context.Queue()
     other = context.Process(target=child, args=(inbox, outbox))
     other.start()
-    small, large = bed.stamp(bed.new(2048), 1), bed.stamp(bed.new(150 * MIB), 2)
-    stitched, kept = bed.stitched(256 * MIB)
-    around = bed.new(100 * MIB).zero_()
+    small, large = fixture.stamp(fixture.new(2048), 1), fixture.stamp(fixture.new(150 * MIB), 2)
+    stitched, kept = fixture.stitched(256 * MIB)
+    around = fixture.new(100 * MIB).zero_()
     view = around[33 * MIB + 4096 : 65 * MIB]
-    bed.stamp(view, 4)
+    fixture.stamp(view, 4)
     torch.cuda.synchronize()
     failed = []
     sent = [("small", small, 1), ("large", large, 2), ("stitched", stitched, 0), ("view", view, 4), ("large again", large, 102)]
@@ -44,7 +44,7 @@ def main():
         try:
             inbox.put((name, tensor, seed))
             told, bad = outbox.get(timeout=20)
-            back = bed.wrong(tensor, seed + 100)
+            back = fixture.wrong(tensor, seed + 100)
             print(f"{told}: {bad} wrong there, {back} wrong here", flush=True)
             if bad or back:
                 failed.append(name)
@@ -57,7 +57,7 @@ def main():
     inbox.put(None)
     if not failed:
         name, made = outbox.get(timeout=20)
-        if bed.wrong(made, 77):
+        if fixture.wrong(made, 77):
             failed.append("the child's tensor")
         del made
         gc.collect()

@@ -314,7 +314,7 @@ mod tests {
     const TWO: Bytes = Bytes::mib(2);
     const GPU: DeviceId = DeviceId(0);
 
-    struct Bed {
+    struct Fixture {
         stub: Arc<Stub>,
         faults: Arc<Faults>,
         recorder: Arc<Recorder>,
@@ -322,16 +322,16 @@ mod tests {
         home: Reservation,
     }
 
-    fn bed() -> Bed {
+    fn fixture() -> Fixture {
         let stub = Stub::new();
         let faults = Arc::new(Faults::new(stub.clone()));
         let recorder = Arc::new(Recorder::measured(faults.clone()));
         let epochs = Epochs::new(recorder.clone());
         let home = Reservation::new(&epochs, GPU, Bytes::gib(1)).unwrap();
-        Bed { stub, faults, recorder, epochs, home }
+        Fixture { stub, faults, recorder, epochs, home }
     }
 
-    impl Bed {
+    impl Fixture {
         fn map(&self, slots: &[u64]) -> Vec<Mapping> {
             let place = |&slot: &u64| {
                 let extent = Extent::new(self.epochs.driver(), TWO, extent_properties()).unwrap();
@@ -354,84 +354,84 @@ mod tests {
 
     #[test]
     fn an_unmap_needs_a_proof_as_new_as_the_retirement() {
-        let bed = bed();
-        let mapped = bed.map(&[0, 1, 2, 5]);
-        bed.home.set_access(Bytes::ZERO, Bytes::mib(6), &read_write(2)).unwrap();
+        let fixture = fixture();
+        let mapped = fixture.map(&[0, 1, 2, 5]);
+        fixture.home.set_access(Bytes::ZERO, Bytes::mib(6), &read_write(2)).unwrap();
         let both: DeviceSet = [GPU, DeviceId(1)].into_iter().collect();
-        let early = bed.epochs.synchronize(both).unwrap();
-        assert_eq!(refusal(bed.home.unmap(&mapped, &early)), Refusal::InUse, "not retired");
-        bed.home.retire(&mapped, bed.epochs.mark()).unwrap();
-        assert_eq!(refusal(bed.home.unmap(&mapped, &early)), Refusal::InUse, "too old");
-        let alone = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
-        assert_eq!(refusal(bed.home.unmap(&mapped, &alone)), Refusal::InUse, "a peer is not covered");
-        let strange = Epochs::new(bed.stub.clone()).synchronize(both).unwrap();
-        assert_eq!(refusal(bed.home.unmap(&mapped, &strange)), Refusal::InUse, "another clock");
-        let passed = bed.epochs.record(both).unwrap().wait().unwrap();
-        bed.home.unmap(&mapped, &passed).unwrap();
-        assert_eq!(bed.calls(Verb::Unmap), 2, "three in a row and one apart");
-        assert_eq!(bed.home.mappings(), 0);
-        assert_eq!(refusal(bed.home.unmap(&mapped, &passed)), Refusal::NotMapped);
+        let early = fixture.epochs.synchronize(both).unwrap();
+        assert_eq!(refusal(fixture.home.unmap(&mapped, &early)), Refusal::InUse, "not retired");
+        fixture.home.retire(&mapped, fixture.epochs.mark()).unwrap();
+        assert_eq!(refusal(fixture.home.unmap(&mapped, &early)), Refusal::InUse, "too old");
+        let alone = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        assert_eq!(refusal(fixture.home.unmap(&mapped, &alone)), Refusal::InUse, "a peer is not covered");
+        let strange = Epochs::new(fixture.stub.clone()).synchronize(both).unwrap();
+        assert_eq!(refusal(fixture.home.unmap(&mapped, &strange)), Refusal::InUse, "another clock");
+        let passed = fixture.epochs.record(both).unwrap().wait().unwrap();
+        fixture.home.unmap(&mapped, &passed).unwrap();
+        assert_eq!(fixture.calls(Verb::Unmap), 2, "three in a row and one apart");
+        assert_eq!(fixture.home.mappings(), 0);
+        assert_eq!(refusal(fixture.home.unmap(&mapped, &passed)), Refusal::NotMapped);
     }
 
     #[test]
     fn what_is_watched_stays_so_whatever_is_lent_before_or_after() {
         for lent_first in [false, true] {
-            let bed = bed();
+            let fixture = fixture();
             let peer = DeviceId(1);
             // Before anything is mapped.
             let lend = |now: bool| {
                 if now {
-                    bed.home.lend(peer)
+                    fixture.home.lend(peer)
                 }
             };
             lend(lent_first);
-            bed.home.watch(peer);
+            fixture.home.watch(peer);
             lend(!lent_first);
-            let mapped = bed.map(&[0]);
-            bed.home.set_access(Bytes::ZERO, TWO, &read_write(2)).unwrap();
-            bed.home.retire(&mapped, bed.epochs.mark()).unwrap();
-            let alone = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
-            assert_eq!(refusal(bed.home.unmap(&mapped, &alone)), Refusal::InUse, "the peer may use it");
-            let both = bed.epochs.synchronize([GPU, peer].into_iter().collect()).unwrap();
-            bed.home.unmap(&mapped, &both).unwrap();
+            let mapped = fixture.map(&[0]);
+            fixture.home.set_access(Bytes::ZERO, TWO, &read_write(2)).unwrap();
+            fixture.home.retire(&mapped, fixture.epochs.mark()).unwrap();
+            let alone = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+            assert_eq!(refusal(fixture.home.unmap(&mapped, &alone)), Refusal::InUse, "the peer may use it");
+            let both = fixture.epochs.synchronize([GPU, peer].into_iter().collect()).unwrap();
+            fixture.home.unmap(&mapped, &both).unwrap();
         }
     }
 
     #[test]
     fn a_proof_from_before_the_retirement_serves_what_was_idle_before_it() {
-        let bed = bed();
-        let mapped = bed.map(&[0]);
-        let idle_since = bed.epochs.mark();
-        let passed = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
-        bed.home.retire(&mapped, idle_since).unwrap();
-        bed.home.unmap(&mapped, &passed).unwrap();
+        let fixture = fixture();
+        let mapped = fixture.map(&[0]);
+        let idle_since = fixture.epochs.mark();
+        let passed = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        fixture.home.retire(&mapped, idle_since).unwrap();
+        fixture.home.unmap(&mapped, &passed).unwrap();
     }
 
     #[test]
     fn a_span_keeps_its_mappings_until_what_was_enqueued_is_done() {
-        let bed = bed();
-        let stub = bed.stub.clone();
-        let mapped = bed.map(&[0, 1]);
-        bed.home.set_access(Bytes::ZERO, TWO, &read_write(2)).unwrap();
-        bed.home.set_access(TWO, TWO, &read_write(1)).unwrap();
-        let home = Arc::new(bed.home);
+        let fixture = fixture();
+        let stub = fixture.stub.clone();
+        let mapped = fixture.map(&[0, 1]);
+        fixture.home.set_access(Bytes::ZERO, TWO, &read_write(2)).unwrap();
+        fixture.home.set_access(TWO, TWO, &read_write(1)).unwrap();
+        let home = Arc::new(fixture.home);
         assert!(home.is_mapped(mapped[0]) && !home.is_mapped(Mapping { offset: TWO, size: Bytes::mib(4) }));
         assert_eq!(refusal(home.span(TWO, Bytes::mib(4)).map(|_| ())), Refusal::NotMapped);
         let span = home.span(Bytes::mib(1), TWO).unwrap();
         assert_eq!((span.start().0 - home.start().0, span.device()), (1 << 20, Some(GPU)));
         assert_eq!(span.reach(), DeviceSet::of(GPU), "who may touch all of it");
         let both: DeviceSet = [GPU, DeviceId(1)].into_iter().collect();
-        let idle_since = bed.epochs.mark();
-        let early = bed.epochs.synchronize(both).unwrap();
+        let idle_since = fixture.epochs.mark();
+        let early = fixture.epochs.synchronize(both).unwrap();
         home.retire(&mapped, idle_since).unwrap();
         assert_eq!(refusal(home.unmap(&mapped, &early)), Refusal::InUse, "a span lives");
         let part = span.part(Bytes::ZERO, Bytes::kib(4)).unwrap();
         drop(span);
-        let during = bed.epochs.synchronize(both).unwrap();
+        let during = fixture.epochs.synchronize(both).unwrap();
         assert_eq!(refusal(home.unmap(&mapped, &during)), Refusal::InUse, "a part of it lives");
         drop(part);
         assert_eq!(refusal(home.unmap(&mapped, &during)), Refusal::InUse, "what was enqueued may run");
-        let after = bed.epochs.synchronize(both).unwrap();
+        let after = fixture.epochs.synchronize(both).unwrap();
         home.unmap(&mapped, &after).unwrap();
         drop(home);
         assert_eq!(stub.reserved(), 0);
@@ -439,69 +439,69 @@ mod tests {
 
     #[test]
     fn a_device_answers_only_for_what_it_could_touch() {
-        let bed = bed();
-        let mapped = bed.map(&[0, 1]);
+        let fixture = fixture();
+        let mapped = fixture.map(&[0, 1]);
         let second = [Access { device: DeviceId(1), protection: Protection::ReadWrite }];
-        bed.home.set_access(Bytes::ZERO, Bytes::mib(4), &read_write(1)).unwrap();
-        assert_eq!(bed.home.mapped(), [(Bytes::ZERO, Bytes::mib(4))]);
-        let alone = bed.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
-        bed.home.set_access(Bytes::ZERO, Bytes::mib(4), &second).unwrap();
-        bed.home.retire(&mapped[..1], alone.sequence()).unwrap();
-        bed.home.unmap(&mapped[..1], &alone).unwrap();
-        bed.home.retire(&mapped[1..], bed.epochs.mark()).unwrap();
-        let alone = bed.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
-        assert_eq!(refusal(bed.home.unmap(&mapped[1..], &alone)), Refusal::InUse);
+        fixture.home.set_access(Bytes::ZERO, Bytes::mib(4), &read_write(1)).unwrap();
+        assert_eq!(fixture.home.mapped(), [(Bytes::ZERO, Bytes::mib(4))]);
+        let alone = fixture.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
+        fixture.home.set_access(Bytes::ZERO, Bytes::mib(4), &second).unwrap();
+        fixture.home.retire(&mapped[..1], alone.sequence()).unwrap();
+        fixture.home.unmap(&mapped[..1], &alone).unwrap();
+        fixture.home.retire(&mapped[1..], fixture.epochs.mark()).unwrap();
+        let alone = fixture.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
+        assert_eq!(refusal(fixture.home.unmap(&mapped[1..], &alone)), Refusal::InUse);
     }
 
     #[test]
     fn bounds_and_life_are_checked() {
-        let bed = bed();
-        let mapped = bed.map(&[0, 1]);
+        let fixture = fixture();
+        let mapped = fixture.map(&[0, 1]);
         let mut bytes = vec![0; 3 << 20];
-        bed.home.read(Bytes::mib(1), &mut bytes).unwrap();
-        bed.home.fill(Bytes::mib(1), Bytes::mib(3), 7).unwrap();
-        assert_eq!(refusal(bed.home.write(Bytes::mib(2), &bytes)), Refusal::NotMapped);
-        assert_eq!(refusal(bed.home.read(Bytes::gib(1), &mut bytes)), Refusal::NotReserved);
-        assert_eq!(refusal(bed.home.read(Bytes::MAX, &mut bytes)), Refusal::NotReserved);
-        let again = Extent::new(bed.epochs.driver(), TWO, extent_properties()).unwrap();
-        assert_eq!(refusal(bed.home.map(Bytes::mib(1), &again).map(|_| ())), Refusal::AlreadyMapped);
-        bed.home.retire(&mapped[..1], bed.epochs.mark()).unwrap();
-        assert_eq!(refusal(bed.home.read(Bytes::ZERO, &mut bytes[..1])), Refusal::NotMapped);
+        fixture.home.read(Bytes::mib(1), &mut bytes).unwrap();
+        fixture.home.fill(Bytes::mib(1), Bytes::mib(3), 7).unwrap();
+        assert_eq!(refusal(fixture.home.write(Bytes::mib(2), &bytes)), Refusal::NotMapped);
+        assert_eq!(refusal(fixture.home.read(Bytes::gib(1), &mut bytes)), Refusal::NotReserved);
+        assert_eq!(refusal(fixture.home.read(Bytes::MAX, &mut bytes)), Refusal::NotReserved);
+        let again = Extent::new(fixture.epochs.driver(), TWO, extent_properties()).unwrap();
+        assert_eq!(refusal(fixture.home.map(Bytes::mib(1), &again).map(|_| ())), Refusal::AlreadyMapped);
+        fixture.home.retire(&mapped[..1], fixture.epochs.mark()).unwrap();
+        assert_eq!(refusal(fixture.home.read(Bytes::ZERO, &mut bytes[..1])), Refusal::NotMapped);
     }
 
     #[test]
     fn taking_access_away_is_explicit() {
-        let bed = bed();
-        bed.map(&[0]);
+        let fixture = fixture();
+        fixture.map(&[0]);
         let read = [Access { device: GPU, protection: Protection::Read }];
-        bed.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
-        assert_eq!(refusal(bed.home.set_access(Bytes::ZERO, TWO, &read)), Refusal::InUse);
-        assert_eq!(bed.calls(Verb::ContextSynchronize), 0);
-        bed.home.protect(Bytes::ZERO, TWO, &read).unwrap();
-        assert_eq!(bed.calls(Verb::ContextSynchronize), 1);
-        bed.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
+        fixture.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
+        assert_eq!(refusal(fixture.home.set_access(Bytes::ZERO, TWO, &read)), Refusal::InUse);
+        assert_eq!(fixture.calls(Verb::ContextSynchronize), 0);
+        fixture.home.protect(Bytes::ZERO, TWO, &read).unwrap();
+        assert_eq!(fixture.calls(Verb::ContextSynchronize), 1);
+        fixture.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
     }
 
     #[test]
     fn failures_leave_everything_as_it_was() {
-        let bed = bed();
+        let fixture = fixture();
         let fail = |verb, nth| Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::NotReady };
-        let extent = Extent::new(bed.epochs.driver(), TWO, extent_properties()).unwrap();
-        bed.faults.set(&[fail(Verb::Map, 1), fail(Verb::Unmap, 2)]);
-        assert!(matches!(bed.home.map(Bytes::ZERO, &extent), Err(DriverError::NotReady { .. })));
-        assert_eq!(bed.home.mappings(), 0);
-        let mapped = bed.map(&[0, 2, 4]);
-        bed.home.retire(&mapped, bed.epochs.mark()).unwrap();
-        let passed = bed.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
-        bed.home.unmap(&mapped, &passed).unwrap_err();
-        assert_eq!(bed.home.mappings(), 2);
-        bed.home.unmap(&mapped[1..], &passed).unwrap();
-        assert_eq!(bed.home.mappings(), 0);
+        let extent = Extent::new(fixture.epochs.driver(), TWO, extent_properties()).unwrap();
+        fixture.faults.set(&[fail(Verb::Map, 1), fail(Verb::Unmap, 2)]);
+        assert!(matches!(fixture.home.map(Bytes::ZERO, &extent), Err(DriverError::NotReady { .. })));
+        assert_eq!(fixture.home.mappings(), 0);
+        let mapped = fixture.map(&[0, 2, 4]);
+        fixture.home.retire(&mapped, fixture.epochs.mark()).unwrap();
+        let passed = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        fixture.home.unmap(&mapped, &passed).unwrap_err();
+        assert_eq!(fixture.home.mappings(), 2);
+        fixture.home.unmap(&mapped[1..], &passed).unwrap();
+        assert_eq!(fixture.home.mappings(), 0);
     }
 
     #[test]
     fn dropping_cleans_up_and_a_lost_context_leaks() {
-        let clean = bed();
+        let clean = fixture();
         clean.map(&[0, 1, 7]);
         let stub = clean.stub.clone();
         drop(clean);
@@ -509,7 +509,7 @@ mod tests {
         assert!(stub.mapped.lock().is_empty());
         assert_eq!(stub.live_handles.load(std::sync::atomic::Ordering::Relaxed), 0);
 
-        let lost = bed();
+        let lost = fixture();
         lost.map(&[0]);
         let (stub, recorder) = (lost.stub.clone(), lost.recorder.clone());
         lost.faults.set(&[Fault { verb: None, when: When::From(1), error: Injected::Sticky(700) }]);

@@ -2,7 +2,7 @@
 
 use glake_units::Bytes;
 
-use super::ground::{Ground, after};
+use super::harness::{Harness, after};
 use super::outcome::{Outcome, Verdict, all, refused, same};
 use super::{Check, GPU};
 use glake_device::{Address, CopyRequest};
@@ -25,94 +25,94 @@ fn pattern(size: Bytes) -> Vec<u8> {
 }
 
 /// Host to device to device to host, and compares.
-fn round_trip(ground: &Ground, from: Address, to: Address) -> Outcome {
-    let unit = ground.unit()?;
-    let (one, two) = (ground.memory(unit)?, ground.memory(unit)?);
-    let stream = ground.stream(GPU)?;
+fn round_trip(harness: &Harness, from: Address, to: Address) -> Outcome {
+    let unit = harness.unit()?;
+    let (one, two) = (harness.memory(unit)?, harness.memory(unit)?);
+    let stream = harness.stream(GPU)?;
     let expected = pattern(SIZE);
-    ground.set_host_bytes(from, &expected);
-    ground.copy(GPU, one, from, SIZE, stream)?;
-    ground.copy(GPU, after(two, Bytes::new(3))?, one, SIZE, stream)?;
-    ground.copy(GPU, to, after(two, Bytes::new(3))?, SIZE, stream)?;
-    ground.driver().stream_synchronize(GPU, stream)?;
-    same("the bytes that came back", ground.host_bytes(to, SIZE) == expected, true)?;
+    harness.set_host_bytes(from, &expected);
+    harness.copy(GPU, one, from, SIZE, stream)?;
+    harness.copy(GPU, after(two, Bytes::new(3))?, one, SIZE, stream)?;
+    harness.copy(GPU, to, after(two, Bytes::new(3))?, SIZE, stream)?;
+    harness.driver().stream_synchronize(GPU, stream)?;
+    same("the bytes that came back", harness.host_bytes(to, SIZE) == expected, true)?;
     Ok(Verdict::Passed)
 }
 
-fn pinned(ground: &Ground) -> Outcome {
-    round_trip(ground, ground.pinned(SIZE)?, ground.pinned(SIZE)?)
+fn pinned(harness: &Harness) -> Outcome {
+    round_trip(harness, harness.pinned(SIZE)?, harness.pinned(SIZE)?)
 }
 
-fn pageable(ground: &Ground) -> Outcome {
-    round_trip(ground, ground.pageable(SIZE)?, ground.pageable(SIZE)?)
+fn pageable(harness: &Harness) -> Outcome {
+    round_trip(harness, harness.pageable(SIZE)?, harness.pageable(SIZE)?)
 }
 
-fn returns(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
-    let host = ground.pageable(SIZE)?;
-    let stream = ground.stream(GPU)?;
+fn returns(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
+    let host = harness.pageable(SIZE)?;
+    let stream = harness.stream(GPU)?;
     for size in [Bytes::kib(4), SIZE] {
         let expected = pattern(size);
-        ground.fill(start, SIZE, 0, stream)?;
-        ground.set_host_bytes(host, &expected);
-        ground.copy(GPU, start, host, size, stream)?;
-        ground.set_host_bytes(host, &vec![0x99; size.get() as usize]);
-        ground.copy(GPU, host, start, size, stream)?;
-        same("what the host wrote later did not go", ground.host_bytes(host, size) == expected, true)?;
+        harness.fill(start, SIZE, 0, stream)?;
+        harness.set_host_bytes(host, &expected);
+        harness.copy(GPU, start, host, size, stream)?;
+        harness.set_host_bytes(host, &vec![0x99; size.get() as usize]);
+        harness.copy(GPU, host, start, size, stream)?;
+        same("what the host wrote later did not go", harness.host_bytes(host, size) == expected, true)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn across_registrations(ground: &Ground) -> Outcome {
+fn across_registrations(harness: &Harness) -> Outcome {
     let page = Bytes::kib(4);
-    let host = ground.pageable(Bytes::kib(16))?;
+    let host = harness.pageable(Bytes::kib(16))?;
     let (first, second) = (after(host, page)?, after(host, Bytes::kib(8))?);
-    ground.register(first, page)?;
-    ground.register(second, page)?;
-    let start = ground.memory(ground.unit()?)?;
-    let stream = ground.stream(GPU)?;
+    harness.register(first, page)?;
+    harness.register(second, page)?;
+    let start = harness.memory(harness.unit()?)?;
+    let stream = harness.stream(GPU)?;
     let expected = pattern(page);
-    ground.set_host_bytes(second, &expected);
-    ground.copy(GPU, start, second, page, stream)?;
-    ground.driver().stream_synchronize(GPU, stream)?;
-    same("the last page of a registration", ground.read(start, page)? == expected, true)?;
-    refused("two registrations side by side", ground.copy(GPU, start, first, Bytes::kib(8), stream))?;
-    refused("half of the source is not registered", ground.copy(GPU, start, second, Bytes::kib(8), stream))?;
+    harness.set_host_bytes(second, &expected);
+    harness.copy(GPU, start, second, page, stream)?;
+    harness.driver().stream_synchronize(GPU, stream)?;
+    same("the last page of a registration", harness.read(start, page)? == expected, true)?;
+    refused("two registrations side by side", harness.copy(GPU, start, first, Bytes::kib(8), stream))?;
+    refused("half of the source is not registered", harness.copy(GPU, start, second, Bytes::kib(8), stream))?;
     let whole = pattern(Bytes::kib(8));
-    ground.write(start, &whole)?;
-    ground.copy(GPU, host, start, Bytes::kib(8), stream)?;
-    ground.driver().stream_synchronize(GPU, stream)?;
-    same("what begins outside of any", ground.host_bytes(host, Bytes::kib(8)) == whole, true)?;
+    harness.write(start, &whole)?;
+    harness.copy(GPU, host, start, Bytes::kib(8), stream)?;
+    harness.driver().stream_synchronize(GPU, stream)?;
+    same("what begins outside of any", harness.host_bytes(host, Bytes::kib(8)) == whole, true)?;
     Ok(Verdict::Passed)
 }
 
-fn across_seams(ground: &Ground) -> Outcome {
-    let unit = ground.unit()?;
+fn across_seams(harness: &Harness) -> Outcome {
+    let unit = harness.unit()?;
     let whole = Bytes::new(unit.get() * 2);
-    let start = ground.reserve(whole)?;
+    let start = harness.reserve(whole)?;
     let (first, second) =
-        (ground.create(unit, Ground::properties(GPU))?, ground.create(unit, Ground::properties(GPU))?);
-    ground.map(start, unit, second)?;
-    ground.map(after(start, unit)?, unit, first)?;
-    ground.set_access(start, whole, &[GPU])?;
-    let host = ground.pinned(SIZE)?;
+        (harness.create(unit, Harness::properties(GPU))?, harness.create(unit, Harness::properties(GPU))?);
+    harness.map(start, unit, second)?;
+    harness.map(after(start, unit)?, unit, first)?;
+    harness.set_access(start, whole, &[GPU])?;
+    let host = harness.pinned(SIZE)?;
     let expected = pattern(SIZE);
-    ground.set_host_bytes(host, &expected);
+    harness.set_host_bytes(host, &expected);
     let seam = after(start, Bytes::new(unit.get() - SIZE.get() / 2))?;
-    let stream = ground.stream(GPU)?;
-    ground.copy(GPU, seam, host, SIZE, stream)?;
-    ground.driver().stream_synchronize(GPU, stream)?;
-    same("the bytes at the seam", ground.read(seam, SIZE)? == expected, true)?;
+    let stream = harness.stream(GPU)?;
+    harness.copy(GPU, seam, host, SIZE, stream)?;
+    harness.driver().stream_synchronize(GPU, stream)?;
+    same("the bytes at the seam", harness.read(seam, SIZE)? == expected, true)?;
     Ok(Verdict::Passed)
 }
 
-fn batch(ground: &Ground) -> Outcome {
-    let unit = ground.unit()?;
-    let host = ground.pinned(SIZE)?;
-    let (one, two) = (ground.memory(unit)?, ground.memory(unit)?);
-    ground.set_host_bytes(host, &pattern(SIZE));
-    ground.write(one, &[0x11; 4096])?;
-    let stream = ground.stream(GPU)?;
+fn batch(harness: &Harness) -> Outcome {
+    let unit = harness.unit()?;
+    let host = harness.pinned(SIZE)?;
+    let (one, two) = (harness.memory(unit)?, harness.memory(unit)?);
+    harness.set_host_bytes(host, &pattern(SIZE));
+    harness.write(one, &[0x11; 4096])?;
+    let stream = harness.stream(GPU)?;
     let size = Bytes::kib(4);
     let requests = [
         CopyRequest { to: two, from: one, size },
@@ -120,35 +120,35 @@ fn batch(ground: &Ground) -> Outcome {
         CopyRequest { to: after(host, Bytes::kib(200))?, from: one, size },
     ];
     // SAFETY: memory of this ground; nothing else uses it until the stream was waited for.
-    unsafe { ground.driver().copy_batch(GPU, &requests, stream) }?;
-    ground.driver().stream_synchronize(GPU, stream)?;
-    all("device to device", &ground.read(two, size)?, 0x11)?;
-    let found = ground.read(after(two, Bytes::kib(64))?, Bytes::kib(64))?;
+    unsafe { harness.driver().copy_batch(GPU, &requests, stream) }?;
+    harness.driver().stream_synchronize(GPU, stream)?;
+    all("device to device", &harness.read(two, size)?, 0x11)?;
+    let found = harness.read(after(two, Bytes::kib(64))?, Bytes::kib(64))?;
     same("host to device", found == pattern(Bytes::kib(64)), true)?;
-    all("device to host", &ground.host_bytes(after(host, Bytes::kib(200))?, size), 0x11)?;
+    all("device to host", &harness.host_bytes(after(host, Bytes::kib(200))?, size), 0x11)?;
     // SAFETY: it copies nothing.
-    unsafe { ground.driver().copy_batch(GPU, &[], stream) }?;
+    unsafe { harness.driver().copy_batch(GPU, &[], stream) }?;
     Ok(Verdict::Passed)
 }
 
-fn fill(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
-    let stream = ground.stream(GPU)?;
-    ground.fill(after(start, Bytes::new(5))?, Bytes::new(1001), 0xee, stream)?;
-    ground.driver().stream_synchronize(GPU, stream)?;
-    let found = ground.read(start, Bytes::new(1011))?;
+fn fill(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
+    let stream = harness.stream(GPU)?;
+    harness.fill(after(start, Bytes::new(5))?, Bytes::new(1001), 0xee, stream)?;
+    harness.driver().stream_synchronize(GPU, stream)?;
+    let found = harness.read(start, Bytes::new(1011))?;
     all("before it", &found[..5], 0)?;
     all("in it", &found[5..1006], 0xee)?;
     all("after it", &found[1006..], 0)?;
     Ok(Verdict::Passed)
 }
 
-fn at_once(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
+fn at_once(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
     let expected = pattern(SIZE);
-    ground.write(after(start, Bytes::new(1))?, &expected)?;
-    same("read back", ground.read(after(start, Bytes::new(1))?, SIZE)? == expected, true)?;
-    ground.write(start, &[])?;
-    same("nothing read", ground.read(start, Bytes::ZERO)?.len(), 0)?;
+    harness.write(after(start, Bytes::new(1))?, &expected)?;
+    same("read back", harness.read(after(start, Bytes::new(1))?, SIZE)? == expected, true)?;
+    harness.write(start, &[])?;
+    same("nothing read", harness.read(start, Bytes::ZERO)?.len(), 0)?;
     Ok(Verdict::Passed)
 }

@@ -2,7 +2,7 @@
 
 use glake_units::Bytes;
 
-use super::ground::Ground;
+use super::harness::Harness;
 use super::outcome::{Failure, Outcome, Verdict, all, same};
 use super::{Check, GPU};
 use glake_device::{DeviceId, DriverError, EventKind, Living, PointerKind, Stream};
@@ -20,166 +20,166 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 /// The last device: others, and the program, are likeliest to do without it.
-fn last(ground: &Ground) -> glake_device::Result<Option<DeviceId>> {
-    Ok(ground.driver().devices()?.into_iter().map(|info| info.id).rfind(|id| *id != GPU))
+fn last(harness: &Harness) -> glake_device::Result<Option<DeviceId>> {
+    Ok(harness.driver().devices()?.into_iter().map(|info| info.id).rfind(|id| *id != GPU))
 }
 
 const ALONE: Verdict = Verdict::Skipped("there is one device only");
 const HELD: Verdict = Verdict::Skipped("the program, or what it made, holds the context");
 
 /// Gives a context back; false where something else holds it.
-fn gives_back(ground: &Ground, device: DeviceId) -> Result<bool, Failure> {
-    match ground.driver().release_context(device) {
-        Ok(()) => Ok(!ground.driver().has_context(device)?),
+fn gives_back(harness: &Harness, device: DeviceId) -> Result<bool, Failure> {
+    match harness.driver().release_context(device) {
+        Ok(()) => Ok(!harness.driver().has_context(device)?),
         Err(DriverError::ContextInUse { .. }) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-fn asked(ground: &Ground) -> Outcome {
-    let Some(device) = last(ground)? else { return Ok(ALONE) };
-    if !gives_back(ground, device)? {
+fn asked(harness: &Harness) -> Outcome {
+    let Some(device) = last(harness)? else { return Ok(ALONE) };
+    if !gives_back(harness, device)? {
         return Ok(HELD);
     }
-    ground.driver().context_synchronize(device)?;
-    same("after it was synchronized", ground.driver().has_context(device)?, false)?;
-    ground.driver().release_context(device)?;
-    ground.driver().memory_info(device)?;
-    same("after its memory was asked for", ground.driver().has_context(device)?, false)?;
-    let stream = ground.stream(device)?;
-    same("after it was used", ground.driver().has_context(device)?, true)?;
-    ground.destroy_stream(device, stream)?;
+    harness.driver().context_synchronize(device)?;
+    same("after it was synchronized", harness.driver().has_context(device)?, false)?;
+    harness.driver().release_context(device)?;
+    harness.driver().memory_info(device)?;
+    same("after its memory was asked for", harness.driver().has_context(device)?, false)?;
+    let stream = harness.stream(device)?;
+    same("after it was used", harness.driver().has_context(device)?, true)?;
+    harness.destroy_stream(device, stream)?;
     Ok(Verdict::Passed)
 }
 
-fn given_back(ground: &Ground) -> Outcome {
-    let Some(device) = last(ground)? else { return Ok(ALONE) };
-    if !gives_back(ground, device)? {
+fn given_back(harness: &Harness) -> Outcome {
+    let Some(device) = last(harness)? else { return Ok(ALONE) };
+    if !gives_back(harness, device)? {
         return Ok(HELD);
     }
     let size = Bytes::kib(256);
-    let host = ground.pinned(size)?;
-    let memory = ground.memory_for(ground.unit()?, &[GPU, device])?;
+    let host = harness.pinned(size)?;
+    let memory = harness.memory_for(harness.unit()?, &[GPU, device])?;
     for byte in 1..4 {
-        ground.set_host_bytes(host, &vec![byte; size.get() as usize]);
-        let stream = ground.stream(device)?;
-        let event = ground.event(device, EventKind::Plain)?;
-        ground.copy(device, memory, host, size, stream)?;
-        ground.driver().event_record(device, event, stream)?;
-        ground.driver().event_synchronize(device, event)?;
-        all("copied by a context that was made again", &ground.read(memory, size)?, byte)?;
-        ground.destroy_event(device, event)?;
-        ground.destroy_stream(device, stream)?;
-        ground.driver().release_context(device)?;
-        same("after it was given back", ground.driver().has_context(device)?, false)?;
+        harness.set_host_bytes(host, &vec![byte; size.get() as usize]);
+        let stream = harness.stream(device)?;
+        let event = harness.event(device, EventKind::Plain)?;
+        harness.copy(device, memory, host, size, stream)?;
+        harness.driver().event_record(device, event, stream)?;
+        harness.driver().event_synchronize(device, event)?;
+        all("copied by a context that was made again", &harness.read(memory, size)?, byte)?;
+        harness.destroy_event(device, event)?;
+        harness.destroy_stream(device, stream)?;
+        harness.driver().release_context(device)?;
+        same("after it was given back", harness.driver().has_context(device)?, false)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn kept(ground: &Ground) -> Outcome {
-    let Some(device) = last(ground)? else { return Ok(ALONE) };
-    if !gives_back(ground, device)? {
+fn kept(harness: &Harness) -> Outcome {
+    let Some(device) = last(harness)? else { return Ok(ALONE) };
+    if !gives_back(harness, device)? {
         return Ok(HELD);
     }
-    let refused = |what: &'static str, living: Living| match ground.driver().release_context(device) {
+    let refused = |what: &'static str, living: Living| match harness.driver().release_context(device) {
         Err(DriverError::ContextInUse { living: found, .. }) => same(what, found, living),
         Err(error) => Err(error.into()),
         Ok(()) => Err(Failure::wrong("a context was given back although something lives in it", what)),
     };
-    let stream = ground.stream(device)?;
+    let stream = harness.stream(device)?;
     refused("a stream", Living { streams: 1, ..Living::default() })?;
-    let event = ground.event(device, EventKind::Timed)?;
+    let event = harness.event(device, EventKind::Timed)?;
     refused("and an event", Living { streams: 1, events: 1, ..Living::default() })?;
-    ground.destroy_stream(device, stream)?;
-    ground.destroy_event(device, event)?;
-    let handle = ground.create(ground.unit()?, Ground::properties(device))?;
+    harness.destroy_stream(device, stream)?;
+    harness.destroy_event(device, event)?;
+    let handle = harness.create(harness.unit()?, Harness::properties(device))?;
     refused("memory", Living { extents: 1, ..Living::default() })?;
-    ground.release(handle)?;
-    ground.driver().release_context(device)?;
-    same("after all has gone", ground.driver().has_context(device)?, false)?;
+    harness.release(handle)?;
+    harness.driver().release_context(device)?;
+    same("after all has gone", harness.driver().has_context(device)?, false)?;
     Ok(Verdict::Passed)
 }
 
-fn outlasted(ground: &Ground) -> Outcome {
-    let Some(device) = last(ground)? else { return Ok(ALONE) };
-    let (unit, size) = (ground.unit()?, Bytes::kib(256));
-    let before = ground.memory_for(unit, &[GPU, device])?;
-    let host = ground.pinned(size)?;
-    if !gives_back(ground, device)? {
+fn outlasted(harness: &Harness) -> Outcome {
+    let Some(device) = last(harness)? else { return Ok(ALONE) };
+    let (unit, size) = (harness.unit()?, Bytes::kib(256));
+    let before = harness.memory_for(unit, &[GPU, device])?;
+    let host = harness.pinned(size)?;
+    if !gives_back(harness, device)? {
         return Ok(HELD);
     }
     // Given while the peer has no context, which it does not make.
-    let during = ground.memory_for(unit, &[GPU, device])?;
-    same("after it was given access", ground.driver().has_context(device)?, false)?;
-    same("pinned memory", ground.driver().pointer_attributes(host)?.kind, PointerKind::Pinned)?;
-    ground.set_host_bytes(host, &vec![0x3c; size.get() as usize]);
-    let stream = ground.stream(device)?;
+    let during = harness.memory_for(unit, &[GPU, device])?;
+    same("after it was given access", harness.driver().has_context(device)?, false)?;
+    same("pinned memory", harness.driver().pointer_attributes(host)?.kind, PointerKind::Pinned)?;
+    harness.set_host_bytes(host, &vec![0x3c; size.get() as usize]);
+    let stream = harness.stream(device)?;
     for memory in [before, during] {
-        ground.copy(device, memory, host, size, stream)?;
-        ground.driver().stream_synchronize(device, stream)?;
-        all("relayed by the new context", &ground.read(memory, size)?, 0x3c)?;
+        harness.copy(device, memory, host, size, stream)?;
+        harness.driver().stream_synchronize(device, stream)?;
+        all("relayed by the new context", &harness.read(memory, size)?, 0x3c)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn own_work(ground: &Ground) -> Outcome {
-    let own = ground.own()?;
-    let (theirs, ours) = (ground.stream(GPU)?, own.stream(GPU)?);
-    let event = ground.event(GPU, EventKind::Plain)?;
+fn own_work(harness: &Harness) -> Outcome {
+    let own = harness.own()?;
+    let (theirs, ours) = (harness.stream(GPU)?, own.stream(GPU)?);
+    let event = harness.event(GPU, EventKind::Plain)?;
     let flag = own.flag()?;
     own.hold(ours, flag)?;
     // Neither the synchronization of the context nor its legacy stream waits for held work.
-    ground.driver().event_record(GPU, event, theirs)?;
-    ground.driver().context_synchronize(GPU)?;
-    same("an event of the program", ground.driver().event_query(GPU, event)?, true)?;
+    harness.driver().event_record(GPU, event, theirs)?;
+    harness.driver().context_synchronize(GPU)?;
+    same("an event of the program", harness.driver().event_query(GPU, event)?, true)?;
     for stream in [Stream::LEGACY, Stream::PER_THREAD] {
-        ground.driver().stream_synchronize(GPU, stream)?;
+        harness.driver().stream_synchronize(GPU, stream)?;
     }
-    match ground.driver().event_record_context(GPU, event) {
+    match harness.driver().event_record_context(GPU, event) {
         Err(DriverError::Unsupported { .. }) => {}
         recorded => {
             recorded?;
-            ground.driver().event_synchronize(GPU, event)?;
+            harness.driver().event_synchronize(GPU, event)?;
         }
     }
     own.raise(flag);
     // Nor do they for the program's.
-    let flag = ground.flag()?;
-    ground.hold(theirs, flag)?;
+    let flag = harness.flag()?;
+    harness.hold(theirs, flag)?;
     own.driver().context_synchronize(GPU)?;
-    ground.raise(flag);
-    ground.driver().context_synchronize(GPU)?;
+    harness.raise(flag);
+    harness.driver().context_synchronize(GPU)?;
     Ok(Verdict::Passed)
 }
 
-fn own_events(ground: &Ground) -> Outcome {
-    let own = ground.own()?;
-    let (unit, size) = (ground.unit()?, Bytes::kib(256));
-    let (from, to) = (ground.memory(unit)?, ground.memory(unit)?);
-    let (theirs, ours) = (ground.stream(GPU)?, own.stream(GPU)?);
-    let (there, back) = (ground.event(GPU, EventKind::Plain)?, own.event(GPU, EventKind::Plain)?);
+fn own_events(harness: &Harness) -> Outcome {
+    let own = harness.own()?;
+    let (unit, size) = (harness.unit()?, Bytes::kib(256));
+    let (from, to) = (harness.memory(unit)?, harness.memory(unit)?);
+    let (theirs, ours) = (harness.stream(GPU)?, own.stream(GPU)?);
+    let (there, back) = (harness.event(GPU, EventKind::Plain)?, own.event(GPU, EventKind::Plain)?);
     for byte in 1..4 {
-        let flag = ground.flag()?;
-        ground.hold(theirs, flag)?;
-        ground.fill(from, size, byte, theirs)?;
-        ground.driver().event_record(GPU, there, theirs)?;
+        let flag = harness.flag()?;
+        harness.hold(theirs, flag)?;
+        harness.fill(from, size, byte, theirs)?;
+        harness.driver().event_record(GPU, there, theirs)?;
         own.driver().stream_wait_event(GPU, ours, there)?;
         own.copy(GPU, to, from, size, ours)?;
         own.driver().event_record(GPU, back, ours)?;
-        ground.driver().stream_wait_event(GPU, theirs, back)?;
-        ground.fill(from, size, 0xee, theirs)?;
+        harness.driver().stream_wait_event(GPU, theirs, back)?;
+        harness.fill(from, size, 0xee, theirs)?;
         same("behind held work", own.driver().event_query(GPU, back)?, false)?;
-        ground.raise(flag);
-        ground.driver().stream_synchronize(GPU, theirs)?;
-        all("what our stream copied in between", &ground.read(to, size)?, byte)?;
+        harness.raise(flag);
+        harness.driver().stream_synchronize(GPU, theirs)?;
+        all("what our stream copied in between", &harness.read(to, size)?, byte)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn own_given_back(ground: &Ground) -> Outcome {
-    let (own, other) = (ground.own()?, ground.own()?);
+fn own_given_back(harness: &Harness) -> Outcome {
+    let (own, other) = (harness.own()?, harness.own()?);
     let driver = own.driver();
-    let held = ground.driver().has_context(GPU)?;
+    let held = harness.driver().has_context(GPU)?;
     same("before it is used", driver.has_context(GPU)?, false)?;
     driver.context_synchronize(GPU)?;
     driver.release_context(GPU)?;
@@ -195,38 +195,38 @@ fn own_given_back(ground: &Ground) -> Outcome {
         own.destroy_stream(GPU, stream)?;
         driver.release_context(GPU)?;
         same("after it was given back", driver.has_context(GPU)?, false)?;
-        same("the program's", ground.driver().has_context(GPU)?, held)?;
+        same("the program's", harness.driver().has_context(GPU)?, held)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn own_reach(ground: &Ground) -> Outcome {
-    let own = ground.own()?;
+fn own_reach(harness: &Harness) -> Outcome {
+    let own = harness.own()?;
     let size = Bytes::kib(256);
-    let devices: Vec<DeviceId> = ground.driver().devices()?.into_iter().map(|info| info.id).collect();
-    let memory = ground.memory_for(ground.unit()?, &devices)?;
-    let host = ground.pinned(size)?;
+    let devices: Vec<DeviceId> = harness.driver().devices()?.into_iter().map(|info| info.id).collect();
+    let memory = harness.memory_for(harness.unit()?, &devices)?;
+    let host = harness.pinned(size)?;
     for (device, byte) in devices.iter().zip(1..) {
-        ground.set_host_bytes(host, &vec![byte; size.get() as usize]);
+        harness.set_host_bytes(host, &vec![byte; size.get() as usize]);
         let stream = own.stream(*device)?;
         own.copy(*device, memory, host, size, stream)?;
         own.driver().stream_synchronize(*device, stream)?;
-        all("copied by a context of our own", &ground.read(memory, size)?, byte)?;
-        ground.set_host_bytes(host, &vec![0; size.get() as usize]);
+        all("copied by a context of our own", &harness.read(memory, size)?, byte)?;
+        harness.set_host_bytes(host, &vec![0; size.get() as usize]);
         own.copy(*device, host, memory, size, stream)?;
         own.driver().stream_synchronize(*device, stream)?;
-        all("copied back by it", &ground.host_bytes(host, size), byte)?;
+        all("copied back by it", &harness.host_bytes(host, size), byte)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn primary(ground: &Ground) -> Outcome {
-    let own = ground.own()?;
-    for device in ground.driver().devices()? {
-        let (theirs, ours) = (ground.stream(device.id)?, own.stream(device.id)?);
-        same("a stream of the program", ground.driver().primary_of(theirs)?, Some(device.id))?;
-        same("a stream of ours", ground.driver().primary_of(ours)?, None)?;
-        same("the device of a stream of ours", ground.driver().stream_device(ours)?, device.id)?;
+fn primary(harness: &Harness) -> Outcome {
+    let own = harness.own()?;
+    for device in harness.driver().devices()? {
+        let (theirs, ours) = (harness.stream(device.id)?, own.stream(device.id)?);
+        same("a stream of the program", harness.driver().primary_of(theirs)?, Some(device.id))?;
+        same("a stream of ours", harness.driver().primary_of(ours)?, None)?;
+        same("the device of a stream of ours", harness.driver().stream_device(ours)?, device.id)?;
     }
     Ok(Verdict::Passed)
 }

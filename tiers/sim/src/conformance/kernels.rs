@@ -2,7 +2,7 @@
 
 use glake_units::Bytes;
 
-use super::ground::{Ground, touch};
+use super::harness::{Harness, touch};
 use super::outcome::{Outcome, Verdict, refused, same};
 use super::{Check, GPU};
 use glake_device::owned::digest;
@@ -45,18 +45,18 @@ fn host_add(memory: &mut dyn KernelMemory, arguments: &[u64]) {
 const WORDS: u64 = 100_000;
 const BYTES: Bytes = Bytes::new(WORDS * 4);
 
-fn compute(ground: &Ground) -> Outcome {
-    let unit = ground.unit()?;
-    let stream = ground.stream(GPU)?;
-    let module = ground.module(GPU, &SOURCE)?;
-    let fill = ground.driver().kernel_find(GPU, module, "glake_fill")?;
-    let add = ground.driver().kernel_find(GPU, module, "glake_add")?;
-    let (a, b, sum) = (ground.memory(unit)?, ground.memory(unit)?, ground.memory(unit)?);
+fn compute(harness: &Harness) -> Outcome {
+    let unit = harness.unit()?;
+    let stream = harness.stream(GPU)?;
+    let module = harness.module(GPU, &SOURCE)?;
+    let fill = harness.driver().kernel_find(GPU, module, "glake_fill")?;
+    let add = harness.driver().kernel_find(GPU, module, "glake_add")?;
+    let (a, b, sum) = (harness.memory(unit)?, harness.memory(unit)?, harness.memory(unit)?);
     let block = 256;
     let grid = u32::try_from(WORDS.div_ceil(block)).unwrap_or(u32::MAX);
     let launch = |kernel, arguments: &[u64], reads: &[_], writes: &[_], stream: Stream| {
         let (grid, block) = ([grid, 1, 1], [block as u32, 1, 1]);
-        ground.launch(
+        harness.launch(
             stream,
             &LaunchRequest { kernel, grid, block, arguments, touches: &Touched { reads, writes } },
         )
@@ -65,31 +65,31 @@ fn compute(ground: &Ground) -> Outcome {
     launch(fill, &[b.0, WORDS, 12], &[], &[touch(b, BYTES)], stream)?;
     let reads = [touch(a, BYTES), touch(b, BYTES)];
     launch(add, &[sum.0, a.0, b.0, WORDS], &reads, &[touch(sum, BYTES)], stream)?;
-    ground.driver().stream_synchronize(GPU, stream)?;
-    let found = ground.read(sum, Bytes::new(BYTES.get() + 4))?;
+    harness.driver().stream_synchronize(GPU, stream)?;
+    let found = harness.read(sum, Bytes::new(BYTES.get() + 4))?;
     let (words, _) = found.as_chunks::<4>();
     let right = words.iter().take_while(|word| u32::from_le_bytes(**word) == 42).count();
     same("words that hold the sum", right as u64, WORDS)?;
     Ok(Verdict::Passed)
 }
 
-fn not_found(ground: &Ground) -> Outcome {
-    let module = ground.module(GPU, &SOURCE)?;
-    refused("found", ground.driver().kernel_find(GPU, module, "glake_nothing"))?;
+fn not_found(harness: &Harness) -> Outcome {
+    let module = harness.module(GPU, &SOURCE)?;
+    refused("found", harness.driver().kernel_find(GPU, module, "glake_nothing"))?;
     Ok(Verdict::Passed)
 }
 
 /// Odd at its end, and more than one piece a warp in the smallest launch.
 const DIGESTED: Bytes = Bytes::new((1 << 20) + 77);
 
-fn digest(ground: &Ground) -> Outcome {
-    let stream = ground.stream(GPU)?;
-    let module = ground.module(GPU, &digest::SOURCE)?;
-    let kernel = ground.driver().kernel_find(GPU, module, digest::KERNEL)?;
-    let (memory, work) = (ground.memory(Bytes::mib(2))?, ground.memory(Bytes::mib(2))?);
+fn digest(harness: &Harness) -> Outcome {
+    let stream = harness.stream(GPU)?;
+    let module = harness.module(GPU, &digest::SOURCE)?;
+    let kernel = harness.driver().kernel_find(GPU, module, digest::KERNEL)?;
+    let (memory, work) = (harness.memory(Bytes::mib(2))?, harness.memory(Bytes::mib(2))?);
     let words = (0..Bytes::mib(2).get() / 8).map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-    ground.write(memory, &bytes)?;
+    harness.write(memory, &bytes)?;
     let digested = &bytes[..DIGESTED.get() as usize];
     let expected = digest::sum(digested, 0);
     for (piece, grid, block) in [(32 << 10, 512, 512), (4096, 3, 64), (1 << 20, 1, 32), (48, 132, 1024)] {
@@ -97,7 +97,7 @@ fn digest(ground: &Ground) -> Outcome {
         let entry = |at: u64| [memory.0 + at, (piece as u64).min(DIGESTED.get() - at), at / 8];
         let list: Vec<u8> = starts.flat_map(entry).flat_map(u64::to_le_bytes).collect();
         let (count, sums) = (list.len() as u64 / 24, Address(work.0 + (1 << 20)));
-        ground.write(work, &list)?;
+        harness.write(work, &list)?;
         let request = LaunchRequest {
             kernel,
             grid: [grid, 1, 1],
@@ -108,9 +108,9 @@ fn digest(ground: &Ground) -> Outcome {
                 writes: &[touch(sums, Bytes::new(u64::from(grid) * 8))],
             },
         };
-        ground.launch(stream, &request)?;
-        ground.driver().stream_synchronize(GPU, stream)?;
-        let found = ground.read(sums, Bytes::new(u64::from(grid) * 8))?;
+        harness.launch(stream, &request)?;
+        harness.driver().stream_synchronize(GPU, stream)?;
+        let found = harness.read(sums, Bytes::new(u64::from(grid) * 8))?;
         let sums = found.as_chunks::<8>().0.iter().map(|sum| u64::from_le_bytes(*sum));
         same("the sum of a digest", sums.fold(0, u64::wrapping_add), expected)?;
     }

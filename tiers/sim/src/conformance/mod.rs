@@ -5,12 +5,12 @@
 //!            ──► run_failing(faults, ..)     calls fail on purpose: a check may fail, nothing may be left
 //! ```
 //!
-//! A check gets a [`Ground`], which remembers all that was made on it, so that whatever a check did not come to give
+//! A check gets a [`Harness`], which remembers all that was made on it, so that whatever a check did not come to give
 //! back is given back for it. The checks call the raw verbs, some of which are unsafe; that is why they live here.
 
 mod bytes;
 mod contexts;
-mod ground;
+mod harness;
 mod kernels;
 mod memory;
 mod outcome;
@@ -23,7 +23,7 @@ use glake_units::Bytes;
 
 use glake_device::{DeviceId, Driver, Fault, Faults};
 
-pub use ground::Ground;
+pub use harness::Harness;
 pub use outcome::{Failure, Outcome, Verdict};
 
 /// One named check.
@@ -31,7 +31,7 @@ pub use outcome::{Failure, Outcome, Verdict};
 pub struct Check {
     /// What it is about: the sentence that it proves.
     pub name: &'static str,
-    run: fn(&Ground) -> Outcome,
+    run: fn(&Harness) -> Outcome,
 }
 
 /// The device that the checks are about; peers come after it.
@@ -49,13 +49,13 @@ pub struct Slack(pub Bytes);
 
 /// Runs a check, which must leave free memory as it was.
 pub fn run(driver: &Arc<dyn Driver>, check: &Check, slack: Slack) -> Outcome {
-    let ground = Ground::new(Arc::clone(driver));
+    let harness = Harness::new(Arc::clone(driver));
     // With it comes the context, which stays.
-    let stream = ground.stream(GPU)?;
-    ground.destroy_stream(GPU, stream)?;
+    let stream = harness.stream(GPU)?;
+    harness.destroy_stream(GPU, stream)?;
     let before = driver.memory_info(GPU)?.free;
-    let outcome = (check.run)(&ground);
-    let cleaned = ground.clean();
+    let outcome = (check.run)(&harness);
+    let cleaned = harness.clean();
     let verdict = outcome?;
     cleaned?;
     let after = driver.memory_info(GPU)?.free;
@@ -68,13 +68,13 @@ pub fn run(driver: &Arc<dyn Driver>, check: &Check, slack: Slack) -> Outcome {
 /// Runs a check while calls fail by rule; what was made is then given back with nothing failing, which must succeed.
 /// Says whether any call was made to fail.
 pub fn run_failing(faults: &Arc<Faults>, check: &Check, rules: &[Fault]) -> Result<bool, Failure> {
-    let ground = Ground::new(Arc::clone(faults) as Arc<dyn Driver>);
+    let harness = Harness::new(Arc::clone(faults) as Arc<dyn Driver>);
     let before = faults.injected();
     faults.set(rules);
-    let outcome = (check.run)(&ground);
+    let outcome = (check.run)(&harness);
     faults.set(&[]);
     let injected = faults.injected() > before;
-    let cleaned = ground.clean();
+    let cleaned = harness.clean();
     if !injected {
         outcome?;
     }

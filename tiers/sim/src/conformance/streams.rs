@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use super::ground::{Ground, after, processor_time};
+use super::harness::{Harness, after, processor_time};
 use super::outcome::{Failure, Outcome, Verdict, all, refused, same};
 use super::{Check, GPU};
 use glake_device::{CaptureState, Compare, DriverError, Event, EventKind, Priority, Stream};
@@ -30,62 +30,62 @@ pub(super) const CHECKS: &[Check] = &[
 
 const SIZE: Bytes = Bytes::kib(64);
 
-fn in_order(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
-    for stream in [ground.stream(GPU)?, Stream::LEGACY, Stream::PER_THREAD] {
+fn in_order(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
+    for stream in [harness.stream(GPU)?, Stream::LEGACY, Stream::PER_THREAD] {
         for byte in 1..=20 {
-            ground.fill(start, SIZE, byte, stream)?;
+            harness.fill(start, SIZE, byte, stream)?;
         }
-        ground.driver().stream_synchronize(GPU, stream)?;
-        all("the last of many fills", &ground.read(start, SIZE)?, 20)?;
+        harness.driver().stream_synchronize(GPU, stream)?;
+        all("the last of many fills", &harness.read(start, SIZE)?, 20)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn events_order(ground: &Ground) -> Outcome {
-    let unit = ground.unit()?;
-    let (from, to) = (ground.memory(unit)?, ground.memory(unit)?);
-    let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let event = ground.event(GPU, EventKind::Plain)?;
-    let flag = ground.flag()?;
-    ground.hold(one, flag)?;
-    ground.fill(from, SIZE, 0x33, one)?;
-    ground.driver().event_record(GPU, event, one)?;
-    ground.driver().stream_wait_event(GPU, two, event)?;
-    ground.copy(GPU, to, from, SIZE, two)?;
-    ground.raise(flag);
-    ground.driver().stream_synchronize(GPU, two)?;
-    all("what the second stream copied", &ground.read(to, SIZE)?, 0x33)?;
+fn events_order(harness: &Harness) -> Outcome {
+    let unit = harness.unit()?;
+    let (from, to) = (harness.memory(unit)?, harness.memory(unit)?);
+    let (one, two) = (harness.stream(GPU)?, harness.stream(GPU)?);
+    let event = harness.event(GPU, EventKind::Plain)?;
+    let flag = harness.flag()?;
+    harness.hold(one, flag)?;
+    harness.fill(from, SIZE, 0x33, one)?;
+    harness.driver().event_record(GPU, event, one)?;
+    harness.driver().stream_wait_event(GPU, two, event)?;
+    harness.copy(GPU, to, from, SIZE, two)?;
+    harness.raise(flag);
+    harness.driver().stream_synchronize(GPU, two)?;
+    all("what the second stream copied", &harness.read(to, SIZE)?, 0x33)?;
     Ok(Verdict::Passed)
 }
 
-fn event_of_a_stream(ground: &Ground) -> Outcome {
-    let (held, free) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let (behind, beside) = (ground.event(GPU, EventKind::Plain)?, ground.event(GPU, EventKind::Plain)?);
-    let flag = ground.flag()?;
-    ground.hold(held, flag)?;
-    ground.driver().event_record(GPU, behind, held)?;
-    ground.driver().event_record(GPU, beside, free)?;
-    ground.driver().event_synchronize(GPU, beside)?;
-    same("behind held work", ground.driver().event_query(GPU, behind)?, false)?;
-    same("beside held work", ground.driver().event_query(GPU, beside)?, true)?;
-    ground.raise(flag);
-    ground.driver().event_synchronize(GPU, behind)?;
-    same("let go", ground.driver().event_query(GPU, behind)?, true)?;
+fn event_of_a_stream(harness: &Harness) -> Outcome {
+    let (held, free) = (harness.stream(GPU)?, harness.stream(GPU)?);
+    let (behind, beside) = (harness.event(GPU, EventKind::Plain)?, harness.event(GPU, EventKind::Plain)?);
+    let flag = harness.flag()?;
+    harness.hold(held, flag)?;
+    harness.driver().event_record(GPU, behind, held)?;
+    harness.driver().event_record(GPU, beside, free)?;
+    harness.driver().event_synchronize(GPU, beside)?;
+    same("behind held work", harness.driver().event_query(GPU, behind)?, false)?;
+    same("beside held work", harness.driver().event_query(GPU, beside)?, true)?;
+    harness.raise(flag);
+    harness.driver().event_synchronize(GPU, behind)?;
+    same("let go", harness.driver().event_query(GPU, behind)?, true)?;
     Ok(Verdict::Passed)
 }
 
-fn never_recorded(ground: &Ground) -> Outcome {
-    let event = ground.event(GPU, EventKind::Plain)?;
-    same("queried", ground.driver().event_query(GPU, event)?, true)?;
-    ground.driver().event_synchronize(GPU, event)?;
-    ground.driver().stream_wait_event(GPU, ground.stream(GPU)?, event)?;
+fn never_recorded(harness: &Harness) -> Outcome {
+    let event = harness.event(GPU, EventKind::Plain)?;
+    same("queried", harness.driver().event_query(GPU, event)?, true)?;
+    harness.driver().event_synchronize(GPU, event)?;
+    harness.driver().stream_wait_event(GPU, harness.stream(GPU)?, event)?;
     Ok(Verdict::Passed)
 }
 
 /// Records an event of the whole context; false where the driver cannot.
-fn record_context(ground: &Ground, event: Event) -> glake_device::Result<bool> {
-    match ground.driver().event_record_context(GPU, event) {
+fn record_context(harness: &Harness, event: Event) -> glake_device::Result<bool> {
+    match harness.driver().event_record_context(GPU, event) {
         Ok(()) => Ok(true),
         Err(DriverError::Unsupported { .. }) => Ok(false),
         Err(error) => Err(error),
@@ -94,97 +94,97 @@ fn record_context(ground: &Ground, event: Event) -> glake_device::Result<bool> {
 
 const TOO_OLD: Verdict = Verdict::Skipped("the driver has no context events");
 
-fn context_waits(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
-    let (held, free) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let event = ground.event(GPU, EventKind::Plain)?;
-    let flag = ground.flag()?;
-    ground.hold(held, flag)?;
-    ground.fill(start, SIZE, 1, held)?;
-    ground.fill(after(start, SIZE)?, SIZE, 1, free)?;
-    if !record_context(ground, event)? {
+fn context_waits(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
+    let (held, free) = (harness.stream(GPU)?, harness.stream(GPU)?);
+    let event = harness.event(GPU, EventKind::Plain)?;
+    let flag = harness.flag()?;
+    harness.hold(held, flag)?;
+    harness.fill(start, SIZE, 1, held)?;
+    harness.fill(after(start, SIZE)?, SIZE, 1, free)?;
+    if !record_context(harness, event)? {
         return Ok(TOO_OLD);
     }
-    ground.driver().stream_synchronize(GPU, free)?;
-    same("before the held work is done", ground.driver().event_query(GPU, event)?, false)?;
-    ground.raise(flag);
-    ground.driver().event_synchronize(GPU, event)?;
-    all("after it", &ground.read(start, Bytes::new(2 * SIZE.get()))?, 1)?;
+    harness.driver().stream_synchronize(GPU, free)?;
+    same("before the held work is done", harness.driver().event_query(GPU, event)?, false)?;
+    harness.raise(flag);
+    harness.driver().event_synchronize(GPU, event)?;
+    all("after it", &harness.read(start, Bytes::new(2 * SIZE.get()))?, 1)?;
     Ok(Verdict::Passed)
 }
 
-fn context_does_not_wait(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
-    let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    let event = ground.event(GPU, EventKind::Plain)?;
-    let flag = ground.flag()?;
-    ground.fill(start, SIZE, 1, one)?;
-    if !record_context(ground, event)? {
+fn context_does_not_wait(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
+    let (one, two) = (harness.stream(GPU)?, harness.stream(GPU)?);
+    let event = harness.event(GPU, EventKind::Plain)?;
+    let flag = harness.flag()?;
+    harness.fill(start, SIZE, 1, one)?;
+    if !record_context(harness, event)? {
         return Ok(TOO_OLD);
     }
-    ground.hold(one, flag)?;
-    ground.hold(two, flag)?;
-    ground.driver().event_synchronize(GPU, event)?;
-    all("the earlier work", &ground.read(start, SIZE)?, 1)?;
-    ground.raise(flag);
+    harness.hold(one, flag)?;
+    harness.hold(two, flag)?;
+    harness.driver().event_synchronize(GPU, event)?;
+    all("the earlier work", &harness.read(start, SIZE)?, 1)?;
+    harness.raise(flag);
     Ok(Verdict::Passed)
 }
 
-fn values(ground: &Ground) -> Outcome {
-    let unit = ground.unit()?;
-    let (from, to, word) = (ground.memory(unit)?, ground.memory(unit)?, ground.memory(unit)?);
-    let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
-    ground.fill(from, SIZE, 0x44, one)?;
-    ground.write_value(one, word, 8)?;
-    ground.wait_value(two, word, 8, Compare::Equal)?;
-    ground.wait_value(two, word, 5, Compare::AtLeast)?;
-    ground.copy(GPU, to, from, SIZE, two)?;
-    ground.driver().stream_synchronize(GPU, two)?;
-    all("what the waiting stream copied", &ground.read(to, SIZE)?, 0x44)?;
-    same("the value", ground.read(word, Bytes::new(4))?, 8_u32.to_le_bytes().to_vec())?;
+fn values(harness: &Harness) -> Outcome {
+    let unit = harness.unit()?;
+    let (from, to, word) = (harness.memory(unit)?, harness.memory(unit)?, harness.memory(unit)?);
+    let (one, two) = (harness.stream(GPU)?, harness.stream(GPU)?);
+    harness.fill(from, SIZE, 0x44, one)?;
+    harness.write_value(one, word, 8)?;
+    harness.wait_value(two, word, 8, Compare::Equal)?;
+    harness.wait_value(two, word, 5, Compare::AtLeast)?;
+    harness.copy(GPU, to, from, SIZE, two)?;
+    harness.driver().stream_synchronize(GPU, two)?;
+    all("what the waiting stream copied", &harness.read(to, SIZE)?, 0x44)?;
+    same("the value", harness.read(word, Bytes::new(4))?, 8_u32.to_le_bytes().to_vec())?;
     // Cyclic: 2 is at least 0xffff_fff0.
-    ground.write_value(one, word, 2)?;
-    ground.wait_value(one, word, 0xffff_fff0, Compare::AtLeast)?;
-    ground.driver().stream_synchronize(GPU, one)?;
+    harness.write_value(one, word, 2)?;
+    harness.wait_value(one, word, 0xffff_fff0, Compare::AtLeast)?;
+    harness.driver().stream_synchronize(GPU, one)?;
     Ok(Verdict::Passed)
 }
 
-fn kinds(ground: &Ground) -> Outcome {
-    let unit = ground.unit()?;
-    let (from, to) = (ground.memory(unit)?, ground.memory(unit)?);
-    let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
+fn kinds(harness: &Harness) -> Outcome {
+    let unit = harness.unit()?;
+    let (from, to) = (harness.memory(unit)?, harness.memory(unit)?);
+    let (one, two) = (harness.stream(GPU)?, harness.stream(GPU)?);
     for (kind, byte) in [(EventKind::Plain, 1), (EventKind::Timed, 2), (EventKind::Sleeping, 3)] {
-        let (before, behind) = (ground.event(GPU, kind)?, ground.event(GPU, kind)?);
-        let flag = ground.flag()?;
-        ground.hold(one, flag)?;
-        ground.fill(from, SIZE, byte, one)?;
-        ground.driver().event_record(GPU, before, one)?;
-        ground.driver().stream_wait_event(GPU, two, before)?;
-        ground.copy(GPU, to, from, SIZE, two)?;
-        ground.driver().event_record(GPU, behind, two)?;
-        same("behind held work", ground.driver().event_query(GPU, behind)?, false)?;
-        ground.raise(flag);
-        ground.driver().event_synchronize(GPU, behind)?;
-        same("let go", ground.driver().event_query(GPU, behind)?, true)?;
-        all("what the second stream copied", &ground.read(to, SIZE)?, byte)?;
+        let (before, behind) = (harness.event(GPU, kind)?, harness.event(GPU, kind)?);
+        let flag = harness.flag()?;
+        harness.hold(one, flag)?;
+        harness.fill(from, SIZE, byte, one)?;
+        harness.driver().event_record(GPU, before, one)?;
+        harness.driver().stream_wait_event(GPU, two, before)?;
+        harness.copy(GPU, to, from, SIZE, two)?;
+        harness.driver().event_record(GPU, behind, two)?;
+        same("behind held work", harness.driver().event_query(GPU, behind)?, false)?;
+        harness.raise(flag);
+        harness.driver().event_synchronize(GPU, behind)?;
+        same("let go", harness.driver().event_query(GPU, behind)?, true)?;
+        all("what the second stream copied", &harness.read(to, SIZE)?, byte)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn sleeping(ground: &Ground) -> Outcome {
+fn sleeping(harness: &Harness) -> Outcome {
     const HELD: Duration = Duration::from_millis(40);
-    let stream = ground.stream(GPU)?;
-    let event = ground.event(GPU, EventKind::Sleeping)?;
-    let flag = ground.flag()?;
-    ground.hold(stream, flag)?;
-    ground.driver().event_record(GPU, event, stream)?;
+    let stream = harness.stream(GPU)?;
+    let event = harness.event(GPU, EventKind::Sleeping)?;
+    let flag = harness.flag()?;
+    harness.hold(stream, flag)?;
+    harness.driver().event_record(GPU, event, stream)?;
     let (waited, busy) = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(HELD);
-            ground.raise(flag);
+            harness.raise(flag);
         });
         let before = processor_time();
-        let waited = ground.driver().event_synchronize(GPU, event);
+        let waited = harness.driver().event_synchronize(GPU, event);
         (waited, processor_time().saturating_sub(before))
     });
     match waited {
@@ -197,99 +197,99 @@ fn sleeping(ground: &Ground) -> Outcome {
     }
 }
 
-fn priorities(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
+fn priorities(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
     for priority in [Priority::Normal, Priority::High] {
-        let stream = ground.stream_of(GPU, priority)?;
+        let stream = harness.stream_of(GPU, priority)?;
         for byte in 1..=20 {
-            ground.fill(start, SIZE, byte, stream)?;
+            harness.fill(start, SIZE, byte, stream)?;
         }
-        ground.driver().stream_synchronize(GPU, stream)?;
-        all("the last of many fills", &ground.read(start, SIZE)?, 20)?;
+        harness.driver().stream_synchronize(GPU, stream)?;
+        all("the last of many fills", &harness.read(start, SIZE)?, 20)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn defaults(ground: &Ground) -> Outcome {
-    let unit = ground.unit()?;
-    let (first, second, third) = (ground.memory(unit)?, ground.memory(unit)?, ground.memory(unit)?);
-    let (legacy, own, other) = (Stream::LEGACY, Stream::PER_THREAD, ground.stream(GPU)?);
-    let (there, back) = (ground.event(GPU, EventKind::Plain)?, ground.event(GPU, EventKind::Plain)?);
-    let flag = ground.flag()?;
-    ground.hold(legacy, flag)?;
-    ground.fill(first, SIZE, 1, legacy)?;
-    ground.copy(GPU, second, first, SIZE, own)?;
-    ground.driver().event_record(GPU, there, own)?;
-    ground.driver().stream_wait_event(GPU, other, there)?;
-    ground.fill(first, SIZE, 2, legacy)?;
-    ground.copy(GPU, third, second, SIZE, other)?;
-    ground.fill(third, SIZE, 3, other)?;
-    ground.driver().event_record(GPU, back, other)?;
-    ground.driver().stream_wait_event(GPU, legacy, back)?;
-    ground.copy(GPU, first, third, SIZE, own)?;
-    same("behind held work", ground.driver().event_query(GPU, back)?, false)?;
-    ground.raise(flag);
-    ground.driver().stream_synchronize(GPU, own)?;
-    all("behind the legacy stream, before its next work", &ground.read(second, SIZE)?, 1)?;
-    all("behind the event that the legacy stream waits for", &ground.read(first, SIZE)?, 3)?;
+fn defaults(harness: &Harness) -> Outcome {
+    let unit = harness.unit()?;
+    let (first, second, third) = (harness.memory(unit)?, harness.memory(unit)?, harness.memory(unit)?);
+    let (legacy, own, other) = (Stream::LEGACY, Stream::PER_THREAD, harness.stream(GPU)?);
+    let (there, back) = (harness.event(GPU, EventKind::Plain)?, harness.event(GPU, EventKind::Plain)?);
+    let flag = harness.flag()?;
+    harness.hold(legacy, flag)?;
+    harness.fill(first, SIZE, 1, legacy)?;
+    harness.copy(GPU, second, first, SIZE, own)?;
+    harness.driver().event_record(GPU, there, own)?;
+    harness.driver().stream_wait_event(GPU, other, there)?;
+    harness.fill(first, SIZE, 2, legacy)?;
+    harness.copy(GPU, third, second, SIZE, other)?;
+    harness.fill(third, SIZE, 3, other)?;
+    harness.driver().event_record(GPU, back, other)?;
+    harness.driver().stream_wait_event(GPU, legacy, back)?;
+    harness.copy(GPU, first, third, SIZE, own)?;
+    same("behind held work", harness.driver().event_query(GPU, back)?, false)?;
+    harness.raise(flag);
+    harness.driver().stream_synchronize(GPU, own)?;
+    all("behind the legacy stream, before its next work", &harness.read(second, SIZE)?, 1)?;
+    all("behind the event that the legacy stream waits for", &harness.read(first, SIZE)?, 3)?;
     Ok(Verdict::Passed)
 }
 
-fn timed(ground: &Ground) -> Outcome {
-    let start = ground.memory(Bytes::mib(16))?;
-    let stream = ground.stream(GPU)?;
-    let (from, to) = (ground.event(GPU, EventKind::Timed)?, ground.event(GPU, EventKind::Timed)?);
-    ground.driver().event_record(GPU, from, stream)?;
-    ground.fill(start, Bytes::mib(16), 1, stream)?;
-    ground.driver().event_record(GPU, to, stream)?;
-    ground.driver().event_synchronize(GPU, to)?;
-    let time = ground.driver().event_elapsed(GPU, from, to)?;
+fn timed(harness: &Harness) -> Outcome {
+    let start = harness.memory(Bytes::mib(16))?;
+    let stream = harness.stream(GPU)?;
+    let (from, to) = (harness.event(GPU, EventKind::Timed)?, harness.event(GPU, EventKind::Timed)?);
+    harness.driver().event_record(GPU, from, stream)?;
+    harness.fill(start, Bytes::mib(16), 1, stream)?;
+    harness.driver().event_record(GPU, to, stream)?;
+    harness.driver().event_synchronize(GPU, to)?;
+    let time = harness.driver().event_elapsed(GPU, from, to)?;
     same("16 MiB take between 1 us and 1 s", (1.0..1e6).contains(&time), true)?;
-    let untimed = ground.event(GPU, EventKind::Plain)?;
-    ground.driver().event_record(GPU, untimed, stream)?;
-    ground.driver().event_synchronize(GPU, untimed)?;
-    refused("time since an untimed event", ground.driver().event_elapsed(GPU, untimed, to))?;
+    let untimed = harness.event(GPU, EventKind::Plain)?;
+    harness.driver().event_record(GPU, untimed, stream)?;
+    harness.driver().event_synchronize(GPU, untimed)?;
+    refused("time since an untimed event", harness.driver().event_elapsed(GPU, untimed, to))?;
     Ok(Verdict::Passed)
 }
 
-fn ids(ground: &Ground) -> Outcome {
-    let (one, two) = (ground.stream(GPU)?, ground.stream(GPU)?);
+fn ids(harness: &Harness) -> Outcome {
+    let (one, two) = (harness.stream(GPU)?, harness.stream(GPU)?);
     let streams = [one, two, Stream::LEGACY, Stream::PER_THREAD];
     let mut ids = Vec::new();
     for stream in streams {
-        let id = ground.driver().stream_id(GPU, stream)?;
-        same("an id asked for twice", ground.driver().stream_id(GPU, stream)?, id)?;
+        let id = harness.driver().stream_id(GPU, stream)?;
+        same("an id asked for twice", harness.driver().stream_id(GPU, stream)?, id)?;
         ids.push(id);
     }
     ids.sort_unstable();
     ids.dedup();
     same("different streams", ids.len(), streams.len())?;
-    same("no handle", ground.driver().stream_id(GPU, Stream(0)).is_ok(), true)?;
+    same("no handle", harness.driver().stream_id(GPU, Stream(0)).is_ok(), true)?;
     Ok(Verdict::Passed)
 }
 
-fn devices(ground: &Ground) -> Outcome {
-    for device in ground.driver().devices()? {
-        let stream = ground.stream(device.id)?;
-        same("the device of a stream", ground.driver().stream_device(stream)?, device.id)?;
+fn devices(harness: &Harness) -> Outcome {
+    for device in harness.driver().devices()? {
+        let stream = harness.stream(device.id)?;
+        same("the device of a stream", harness.driver().stream_device(stream)?, device.id)?;
     }
-    same("of the legacy one", ground.driver().stream_device(Stream::LEGACY)?, GPU)?;
+    same("of the legacy one", harness.driver().stream_device(Stream::LEGACY)?, GPU)?;
     Ok(Verdict::Passed)
 }
 
-fn no_capture(ground: &Ground) -> Outcome {
-    for stream in [ground.stream(GPU)?, Stream::PER_THREAD, Stream::LEGACY] {
-        same("a stream", ground.driver().capture_state(GPU, stream)?, CaptureState::None)?;
+fn no_capture(harness: &Harness) -> Outcome {
+    for stream in [harness.stream(GPU)?, Stream::PER_THREAD, Stream::LEGACY] {
+        same("a stream", harness.driver().capture_state(GPU, stream)?, CaptureState::None)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn destroyed(ground: &Ground) -> Outcome {
-    let start = ground.memory(ground.unit()?)?;
-    let stream = ground.stream(GPU)?;
-    ground.fill(start, SIZE, 6, stream)?;
-    ground.destroy_stream(GPU, stream)?;
-    ground.driver().context_synchronize(GPU)?;
-    all("its last work", &ground.read(start, SIZE)?, 6)?;
+fn destroyed(harness: &Harness) -> Outcome {
+    let start = harness.memory(harness.unit()?)?;
+    let stream = harness.stream(GPU)?;
+    harness.fill(start, SIZE, 6, stream)?;
+    harness.destroy_stream(GPU, stream)?;
+    harness.driver().context_synchronize(GPU)?;
+    all("its last work", &harness.read(start, SIZE)?, 6)?;
     Ok(Verdict::Passed)
 }

@@ -15,46 +15,46 @@ fn others(verb: Verb) -> Option<Injected> {
 }
 
 /// Pins host memory: a shrink has it pinned by another thread, whose calls have no place among its own.
-fn prepare(bed: &Bed) {
-    bed.host.prepare(Bytes::mib(24)).unwrap();
+fn prepare(fixture: &Fixture) {
+    fixture.host.prepare(Bytes::mib(24)).unwrap();
 }
 
 /// Runs `act` for each call of the driver that it makes, with that call failing.
 fn each_call(
-    make: impl Fn() -> Bed,
+    make: impl Fn() -> Fixture,
     needs: &[Verb],
-    ready: impl Fn(&mut Bed),
-    act: impl Fn(&Bed) -> Result<()>,
-    after: impl Fn(&mut Bed, Verb, bool),
+    ready: impl Fn(&mut Fixture),
+    act: impl Fn(&Fixture) -> Result<()>,
+    after: impl Fn(&mut Fixture, Verb, bool),
 ) {
     let calls = {
-        let mut bed = make();
-        ready(&mut bed);
-        prepare(&bed);
-        bed.recorder.take_log();
-        act(&bed).unwrap();
-        let calls: Vec<Verb> = bed.recorder.take_log().iter().map(|logged| logged.call.verb).collect();
-        bed.end();
+        let mut fixture = make();
+        ready(&mut fixture);
+        prepare(&fixture);
+        fixture.recorder.take_log();
+        act(&fixture).unwrap();
+        let calls: Vec<Verb> = fixture.recorder.take_log().iter().map(|logged| logged.call.verb).collect();
+        fixture.end();
         calls
     };
     assert!(needs.iter().all(|verb| calls.contains(verb)), "{calls:?}");
     // An event that cannot be destroyed is left to its context.
     for (nth, verb) in (1..).zip(calls).filter(|(_, verb)| *verb != Verb::EventDestroy) {
         for error in others(verb).into_iter().chain([Injected::Failed(1)]) {
-            let mut bed = make();
-            ready(&mut bed);
-            prepare(&bed);
-            bed.faults.set(&[Fault { verb: None, when: When::Nth(nth), error }]);
-            let outcome = act(&bed);
-            bed.faults.set(&[]);
+            let mut fixture = make();
+            ready(&mut fixture);
+            prepare(&fixture);
+            fixture.faults.set(&[Fault { verb: None, when: When::Nth(nth), error }]);
+            let outcome = act(&fixture);
+            fixture.faults.set(&[]);
             if let Err(error) = &outcome {
                 assert!(!matches!(error, RegionError::Pool(PoolError::Poisoned { .. })), "{verb:?}: {error}");
             }
             let told = outcome.is_err() || error != Injected::Failed(1) || !needs.contains(&verb);
             assert!(told, "{verb:?} failed, and nobody was told");
-            bed.assert_sound();
-            after(&mut bed, verb, outcome.is_ok());
-            bed.end();
+            fixture.assert_sound();
+            after(&mut fixture, verb, outcome.is_ok());
+            fixture.end();
         }
     }
 }
@@ -64,21 +64,21 @@ fn a_failure_anywhere_on_the_way_out() {
     for back_first in [false, true] {
         let needs = [Verb::Copy, Verb::EventRecordContext, Verb::Unmap, Verb::Release];
         each_call(
-            bed,
+            fixture,
             &needs,
-            Bed::furnish,
-            |bed| bed.shrink().map(|_| ()),
-            |bed, verb, done| {
+            Fixture::furnish,
+            |fixture| fixture.shrink().map(|_| ()),
+            |fixture, verb, done| {
                 if done {
-                    assert_eq!(bed.used(), Bytes::ZERO, "{verb:?}: done is done");
+                    assert_eq!(fixture.used(), Bytes::ZERO, "{verb:?}: done is done");
                 }
                 if !back_first {
-                    let report = bed.shrink().unwrap();
-                    assert_eq!((report.left, bed.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
+                    let report = fixture.shrink().unwrap();
+                    assert_eq!((report.left, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
                 }
-                assert_eq!(bed.refill().unwrap().away, Bytes::ZERO);
-                bed.assert_bytes();
-                bed.assert_sound();
+                assert_eq!(fixture.refill().unwrap().away, Bytes::ZERO);
+                fixture.assert_bytes();
+                fixture.assert_sound();
             },
         );
     }
@@ -88,30 +88,30 @@ fn a_failure_anywhere_on_the_way_out() {
 fn a_failure_anywhere_on_the_way_back() {
     for out_first in [false, true] {
         each_call(
-            bed,
+            fixture,
             &[Verb::Create, Verb::Map, Verb::SetAccess, Verb::Copy, Verb::StreamSynchronize],
-            |bed| {
-                bed.furnish();
-                bed.shrink().unwrap();
+            |fixture| {
+                fixture.furnish();
+                fixture.shrink().unwrap();
             },
-            |bed| bed.refill().map(|_| ()),
-            |bed, verb, done| {
+            |fixture| fixture.refill().map(|_| ()),
+            |fixture, verb, done| {
                 if done {
-                    bed.assert_bytes();
+                    fixture.assert_bytes();
                 }
                 if out_first {
-                    let report = bed.shrink().unwrap();
-                    assert_eq!((report.left, bed.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
+                    let report = fixture.shrink().unwrap();
+                    assert_eq!((report.left, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
                 }
-                assert_eq!(bed.refill().unwrap().away, Bytes::ZERO);
-                bed.assert_bytes();
-                bed.assert_sound();
+                assert_eq!(fixture.refill().unwrap().away, Bytes::ZERO);
+                fixture.assert_bytes();
+                fixture.assert_sound();
             },
         );
     }
 }
 
-impl Bed {
+impl Fixture {
     /// One large block, one over two extents, a small one.
     fn furnish_little(&mut self) {
         for size in [EXTENT, Bytes::mib(3), Bytes::kib(40)] {
@@ -121,29 +121,29 @@ impl Bed {
 }
 
 /// Over the default domain, with as much room as its own memory takes.
-fn over() -> Bed {
-    let mut bed = bed();
+fn over() -> Fixture {
+    let mut fixture = fixture();
     let options = RegionOptions { extent: EXTENT, ..RegionOptions::of("default") };
-    bed.region = Region::over(&bed.pool, Allocator::default_domain(), options);
-    bed
+    fixture.region = Region::over(&fixture.pool, Allocator::default_domain(), options);
+    fixture
 }
 
 /// Sealed strictly.
-fn strict() -> Bed {
-    bed_of(Policy::Sealed, CopyPolicy::Drop, Bytes::MAX)
+fn strict() -> Fixture {
+    fixture_of(Policy::Sealed, CopyPolicy::Drop, Bytes::MAX)
 }
 
 /// What is sealed by then is as before after a shrink and a refill.
-fn both_ways(bed: &mut Bed, verb: Verb) {
-    let report = bed.shrink().unwrap();
-    assert_eq!((report.left, bed.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
-    assert_eq!(bed.refill().unwrap().away, Bytes::ZERO);
-    bed.assert_bytes();
-    bed.assert_sound();
-    if bed.region.is_sealed() {
-        bed.region.seal(true).unwrap();
-        bed.assert_read_only(true);
-        bed.region.unseal().unwrap();
+fn both_ways(fixture: &mut Fixture, verb: Verb) {
+    let report = fixture.shrink().unwrap();
+    assert_eq!((report.left, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
+    assert_eq!(fixture.refill().unwrap().away, Bytes::ZERO);
+    fixture.assert_bytes();
+    fixture.assert_sound();
+    if fixture.region.is_sealed() {
+        fixture.region.seal(true).unwrap();
+        fixture.assert_read_only(true);
+        fixture.region.unseal().unwrap();
     }
 }
 
@@ -153,48 +153,60 @@ fn a_failure_over_the_default_domain() {
     each_call(
         over,
         &out,
-        Bed::furnish_little,
-        |bed| bed.shrink().map(|_| ()),
-        |bed, verb, _| {
-            both_ways(bed, verb);
+        Fixture::furnish_little,
+        |fixture| fixture.shrink().map(|_| ()),
+        |fixture, verb, _| {
+            both_ways(fixture, verb);
         },
     );
-    let ready = |bed: &mut Bed| {
-        bed.furnish_little();
-        bed.shrink().unwrap();
+    let ready = |fixture: &mut Fixture| {
+        fixture.furnish_little();
+        fixture.shrink().unwrap();
     };
     let back = [Verb::Create, Verb::Map, Verb::SetAccess, Verb::Copy];
-    each_call(over, &back, ready, |bed| bed.refill().map(|_| ()), |bed, verb, _| both_ways(bed, verb));
+    each_call(
+        over,
+        &back,
+        ready,
+        |fixture| fixture.refill().map(|_| ()),
+        |fixture, verb, _| both_ways(fixture, verb),
+    );
 }
 
 #[test]
 fn a_failure_with_what_is_sealed_strictly() {
     let access = [Verb::SetAccess, Verb::ContextSynchronize];
-    let seal = |bed: &Bed| bed.region.seal(true);
-    each_call(strict, &access, Bed::furnish_little, seal, |bed, verb, _| both_ways(bed, verb));
-    let sealed = |bed: &mut Bed| {
-        bed.furnish_little();
-        bed.region.seal(true).unwrap();
+    let seal = |fixture: &Fixture| fixture.region.seal(true);
+    each_call(strict, &access, Fixture::furnish_little, seal, |fixture, verb, _| both_ways(fixture, verb));
+    let sealed = |fixture: &mut Fixture| {
+        fixture.furnish_little();
+        fixture.region.seal(true).unwrap();
     };
-    let unseal = |bed: &Bed| bed.region.unseal();
-    each_call(strict, &access[..1], sealed, unseal, |bed, verb, _| both_ways(bed, verb));
+    let unseal = |fixture: &Fixture| fixture.region.unseal();
+    each_call(strict, &access[..1], sealed, unseal, |fixture, verb, _| both_ways(fixture, verb));
     let out = [Verb::SetAccess, Verb::Copy, Verb::Unmap];
-    each_call(strict, &out, sealed, |bed| bed.shrink().map(|_| ()), |bed, verb, _| both_ways(bed, verb));
-    let gone = |bed: &mut Bed| {
-        sealed(bed);
-        bed.shrink().unwrap();
+    each_call(
+        strict,
+        &out,
+        sealed,
+        |fixture| fixture.shrink().map(|_| ()),
+        |fixture, verb, _| both_ways(fixture, verb),
+    );
+    let gone = |fixture: &mut Fixture| {
+        sealed(fixture);
+        fixture.shrink().unwrap();
     };
     let back = [Verb::SetAccess, Verb::Copy, Verb::ContextSynchronize];
     each_call(
         strict,
         &back,
         gone,
-        |bed| bed.refill().map(|_| ()),
-        |bed, verb, done| {
+        |fixture| fixture.refill().map(|_| ()),
+        |fixture, verb, done| {
             if done {
-                bed.assert_read_only(true);
+                fixture.assert_read_only(true);
             }
-            both_ways(bed, verb);
+            both_ways(fixture, verb);
         },
     );
 }
@@ -213,19 +225,20 @@ fn a_failure_while_memory_is_waited_for() {
         }
     }
 
-    let ready = |bed: &mut Bed| {
-        bed.furnish_little();
-        bed.shrink().unwrap();
-        bed.pool.set_memory_fraction(0.0);
+    let ready = |fixture: &mut Fixture| {
+        fixture.furnish_little();
+        fixture.shrink().unwrap();
+        fixture.pool.set_memory_fraction(0.0);
     };
-    let refill = |bed: &Bed| {
-        let wait_policy = Giving(bed.pool.clone());
-        bed.region
-            .refill(Bytes::MAX, TransferContext { mover: &bed.mover, checks: None }, &wait_policy)
+    let refill = |fixture: &Fixture| {
+        let wait_policy = Giving(fixture.pool.clone());
+        fixture
+            .region
+            .refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None }, &wait_policy)
             .map(|_| ())
     };
-    each_call(bed, &[Verb::Create, Verb::Map, Verb::Copy], ready, refill, |bed, verb, _| {
-        bed.pool.set_memory_fraction(1.0);
-        both_ways(bed, verb);
+    each_call(fixture, &[Verb::Create, Verb::Map, Verb::Copy], ready, refill, |fixture, verb, _| {
+        fixture.pool.set_memory_fraction(1.0);
+        both_ways(fixture, verb);
     });
 }

@@ -17,12 +17,12 @@ use glake_sim::{Census, Simulator};
 use glake_stitch::StitchError;
 
 use super::*;
-use crate::bed::{self, GPU, Native, PEER, pattern};
+use crate::fixture::{self, GPU, Native, PEER, pattern};
 use crate::{HostError, PoolError, PoolOptions, Store, TransferContext};
 
 const EXTENT: Bytes = Bytes::mib(2);
 
-struct Bed {
+struct Fixture {
     sim: Arc<Simulator>,
     faults: Arc<Faults>,
     recorder: Arc<Recorder>,
@@ -35,32 +35,32 @@ struct Bed {
     live: Vec<(Block, u8)>,
 }
 
-fn bed_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Bed {
-    let (sim, faults) = bed::machine();
+fn fixture_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Fixture {
+    let (sim, faults) = fixture::machine();
     let recorder = Arc::new(Recorder::measured(faults.clone()).with_log());
     let driver: Arc<dyn Driver> = recorder.clone();
     let epochs = Epochs::new(driver.clone());
     let options = PoolOptions {
-        settings: Some(bed::settings(EXTENT, Bytes::mib(48))),
+        settings: Some(fixture::settings(EXTENT, Bytes::mib(48))),
         epochs: Some(epochs.clone()),
         peers: vec![PEER],
         exportable: true,
         ..PoolOptions::default()
     };
     let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
-    let host = bed::host(&epochs, budget);
+    let host = fixture::host(&epochs, budget);
     let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let mover = Native::new(&driver);
-    Bed { sim, faults, recorder, mover, host, pool, region, here, live: Vec::new() }
+    Fixture { sim, faults, recorder, mover, host, pool, region, here, live: Vec::new() }
 }
 
-fn bed() -> Bed {
-    bed_of(Policy::Keep, CopyPolicy::Drop, Bytes::MAX)
+fn fixture() -> Fixture {
+    fixture_of(Policy::Keep, CopyPolicy::Drop, Bytes::MAX)
 }
 
-impl Bed {
+impl Fixture {
     fn add(&mut self, size: Bytes) -> Block {
         let block = self.region.malloc(size, self.here).unwrap();
         let seed = u8::try_from(self.live.len() * 7 % 251).unwrap();
@@ -94,7 +94,7 @@ impl Bed {
     }
 
     fn assert_bytes(&self) {
-        assert_eq!(bed::wrong_bytes(&self.pool, &self.live), 0);
+        assert_eq!(fixture::wrong_bytes(&self.pool, &self.live), 0);
     }
 
     fn shrink(&self) -> Result<Shrunk> {
@@ -118,7 +118,7 @@ impl Bed {
     }
 
     fn used(&self) -> Bytes {
-        bed::used(&self.sim, GPU)
+        fixture::used(&self.sim, GPU)
     }
 
     fn live_bytes(&self) -> Bytes {
@@ -141,7 +141,7 @@ impl Bed {
         while !self.live.is_empty() {
             self.free(0);
         }
-        let Bed { sim, mover, host, pool, region, .. } = self;
+        let Fixture { sim, mover, host, pool, region, .. } = self;
         drop(region);
         pool.settle().unwrap();
         pool.trim(Bytes::ZERO).unwrap();
@@ -156,213 +156,213 @@ impl Bed {
 
 #[test]
 fn bytes_come_back_to_their_addresses() {
-    let mut bed = bed();
-    bed.furnish();
-    let before = (bed.pool.reserved(), bed.pool.stats());
-    assert!(bed.used() >= before.0);
-    let report = bed.shrink().unwrap();
+    let mut fixture = fixture();
+    fixture.furnish();
+    let before = (fixture.pool.reserved(), fixture.pool.stats());
+    assert!(fixture.used() >= before.0);
+    let report = fixture.shrink().unwrap();
     assert_eq!((report.freed, report.left, report.skipped.len()), (before.0, Bytes::ZERO, 0));
-    assert_eq!(report.copied, bed.live_bytes(), "live bytes and no others");
-    assert_eq!((bed.used(), bed.pool.reserved()), (Bytes::ZERO, Bytes::ZERO));
-    assert_eq!(bed.sim.census().mappings, 0, "unmapped at all addresses");
-    let stats = bed.pool.stats();
+    assert_eq!(report.copied, fixture.live_bytes(), "live bytes and no others");
+    assert_eq!((fixture.used(), fixture.pool.reserved()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!(fixture.sim.census().mappings, 0, "unmapped at all addresses");
+    let stats = fixture.pool.stats();
     assert_eq!(stats.all.allocated_bytes.current, before.1.all.allocated_bytes.current, "blocks stay live");
-    assert!(bed.pool.read(bed.live[0].0.address, &mut [0]).is_err());
-    bed.assert_sound();
-    assert_eq!(bed.shrink().unwrap(), Shrunk::default(), "nothing is left to do");
+    assert!(fixture.pool.read(fixture.live[0].0.address, &mut [0]).is_err());
+    fixture.assert_sound();
+    assert_eq!(fixture.shrink().unwrap(), Shrunk::default(), "nothing is left to do");
 
-    let report = bed.refill().unwrap();
-    assert_eq!(report, Refilled { mapped: before.0, copied: bed.live_bytes(), away: Bytes::ZERO });
-    assert_eq!(bed.pool.reserved(), before.0);
-    bed.assert_bytes();
-    bed.assert_sound();
-    let stats = bed.pool.stats();
+    let report = fixture.refill().unwrap();
+    assert_eq!(report, Refilled { mapped: before.0, copied: fixture.live_bytes(), away: Bytes::ZERO });
+    assert_eq!(fixture.pool.reserved(), before.0);
+    fixture.assert_bytes();
+    fixture.assert_sound();
+    let stats = fixture.pool.stats();
     assert_eq!((stats.mappings, stats.alias_bytes), (before.1.mappings, before.1.alias_bytes));
-    assert_eq!(bed.host.statistics().in_use, Bytes::ZERO, "copies are dropped");
+    assert_eq!(fixture.host.statistics().in_use, Bytes::ZERO, "copies are dropped");
 
     // The stitched block is one memory at two addresses again, and the peer has its access.
-    let (block, _) = bed.live[4];
-    let stream = OwnedStream::new(&bed.mover.driver, PEER).unwrap();
+    let (block, _) = fixture.live[4];
+    let stream = OwnedStream::new(&fixture.mover.driver, PEER).unwrap();
     let (address, size) = (block.address, block.size);
     let bytes = pattern(99, size);
     let work = move |memory: &mut dyn glake_device::KernelMemory| memory.write(address, &bytes).unwrap();
     let writes = [Touch { address, size }];
-    bed.sim.enqueue_kernel(PEER, stream.id(), &[], &writes, Duration::from_micros(1), work).unwrap();
+    fixture.sim.enqueue_kernel(PEER, stream.id(), &[], &writes, Duration::from_micros(1), work).unwrap();
     stream.synchronize().unwrap();
     drop(stream);
-    bed.live[4].1 = 99;
-    bed.shrink().unwrap();
-    bed.refill().unwrap();
-    bed.assert_bytes();
-    bed.end();
+    fixture.live[4].1 = 99;
+    fixture.shrink().unwrap();
+    fixture.refill().unwrap();
+    fixture.assert_bytes();
+    fixture.end();
 }
 
 #[test]
 fn a_shrink_waits_for_work_of_every_device() {
-    let mut bed = bed();
-    let block = bed.add(EXTENT);
-    let stream = OwnedStream::new(&bed.mover.driver, PEER).unwrap();
+    let mut fixture = fixture();
+    let block = fixture.add(EXTENT);
+    let stream = OwnedStream::new(&fixture.mover.driver, PEER).unwrap();
     let bytes = pattern(77, block.size);
     let writes = [Touch { address: block.address, size: block.size }];
     let to = block.address;
     let work = move |memory: &mut dyn glake_device::KernelMemory| memory.write(to, &bytes).unwrap();
-    bed.sim.enqueue_kernel(PEER, stream.id(), &[], &writes, Duration::from_millis(5), work).unwrap();
-    bed.live[0].1 = 77;
-    bed.shrink().unwrap();
-    assert!(bed.sim.now() >= Duration::from_millis(5));
-    bed.refill().unwrap();
-    bed.assert_bytes();
+    fixture.sim.enqueue_kernel(PEER, stream.id(), &[], &writes, Duration::from_millis(5), work).unwrap();
+    fixture.live[0].1 = 77;
+    fixture.shrink().unwrap();
+    assert!(fixture.sim.now() >= Duration::from_millis(5));
+    fixture.refill().unwrap();
+    fixture.assert_bytes();
     drop(stream);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn a_capture_refuses_a_shrink_and_changes_nothing() {
-    let mut bed = bed();
-    bed.furnish();
-    let hold = bed.pool.hold_epochs();
-    let refused = bed.shrink().unwrap_err();
+    let mut fixture = fixture();
+    fixture.furnish();
+    let hold = fixture.pool.hold_epochs();
+    let refused = fixture.shrink().unwrap_err();
     assert!(
         matches!(refused, RegionError::Pool(PoolError::Driver(DriverError::Capturing { .. }))),
         "{refused}"
     );
-    bed.assert_bytes();
+    fixture.assert_bytes();
     drop(hold);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn what_is_sealed_is_copied_once() {
-    let mut bed = bed_of(Policy::Sealed, CopyPolicy::Retain, Bytes::MAX);
-    bed.furnish();
-    bed.region.seal(false).unwrap();
-    let refused = bed.region.malloc(EXTENT, bed.here).unwrap_err();
+    let mut fixture = fixture_of(Policy::Sealed, CopyPolicy::Retain, Bytes::MAX);
+    fixture.furnish();
+    fixture.region.seal(false).unwrap();
+    let refused = fixture.region.malloc(EXTENT, fixture.here).unwrap_err();
     let sealed =
         matches!(refused, RegionError::Pool(PoolError::Refused { source: StitchError::Sealed { .. }, .. }));
     assert!(sealed, "{refused}");
-    assert_eq!(bed.shrink().unwrap().copied, bed.live_bytes());
-    let copies = bed.host.statistics().in_use;
-    assert!(copies >= bed.live_bytes());
-    bed.refill().unwrap();
-    assert_eq!(bed.host.statistics().retained, copies);
-    bed.assert_bytes();
+    assert_eq!(fixture.shrink().unwrap().copied, fixture.live_bytes());
+    let copies = fixture.host.statistics().in_use;
+    assert!(copies >= fixture.live_bytes());
+    fixture.refill().unwrap();
+    assert_eq!(fixture.host.statistics().retained, copies);
+    fixture.assert_bytes();
     for _ in 0..2 {
-        let again = bed.shrink().unwrap();
+        let again = fixture.shrink().unwrap();
         assert_eq!((again.copied, again.left), (Bytes::ZERO, Bytes::ZERO));
-        assert_eq!(bed.host.statistics().retained, Bytes::ZERO, "it is needed now");
-        bed.refill().unwrap();
-        bed.assert_bytes();
+        assert_eq!(fixture.host.statistics().retained, Bytes::ZERO, "it is needed now");
+        fixture.refill().unwrap();
+        fixture.assert_bytes();
     }
-    bed.region.unseal().unwrap();
-    assert_eq!(bed.host.statistics().retained, Bytes::ZERO);
-    let (block, _) = bed.live[0];
-    bed.pool.write(block.address, &pattern(200, block.size)).unwrap();
-    bed.live[0].1 = 200;
-    assert_eq!(bed.shrink().unwrap().copied, bed.live_bytes());
-    bed.refill().unwrap();
-    bed.assert_bytes();
-    bed.end();
+    fixture.region.unseal().unwrap();
+    assert_eq!(fixture.host.statistics().retained, Bytes::ZERO);
+    let (block, _) = fixture.live[0];
+    fixture.pool.write(block.address, &pattern(200, block.size)).unwrap();
+    fixture.live[0].1 = 200;
+    assert_eq!(fixture.shrink().unwrap().copied, fixture.live_bytes());
+    fixture.refill().unwrap();
+    fixture.assert_bytes();
+    fixture.end();
 }
 
 #[test]
 fn what_is_discarded_is_not_copied() {
-    let mut bed = bed_of(Policy::Discard, CopyPolicy::Drop, Bytes::ZERO);
-    bed.furnish();
-    let reserved = bed.pool.reserved();
-    let report = bed.shrink().unwrap();
+    let mut fixture = fixture_of(Policy::Discard, CopyPolicy::Drop, Bytes::ZERO);
+    fixture.furnish();
+    let reserved = fixture.pool.reserved();
+    let report = fixture.shrink().unwrap();
     assert_eq!((report.freed, report.copied), (reserved, Bytes::ZERO));
-    assert_eq!(bed.refill().unwrap().copied, Bytes::ZERO);
-    assert_eq!(bed.pool.reserved(), reserved);
-    for (block, _) in &bed.live {
-        bed.pool.write(block.address, &[1; 512]).unwrap();
+    assert_eq!(fixture.refill().unwrap().copied, Bytes::ZERO);
+    assert_eq!(fixture.pool.reserved(), reserved);
+    for (block, _) in &fixture.live {
+        fixture.pool.write(block.address, &[1; 512]).unwrap();
     }
-    assert!(bed.region.seal(false).is_err());
-    bed.end();
+    assert!(fixture.region.seal(false).is_err());
+    fixture.end();
 }
 
 #[test]
 fn freed_while_away() {
-    let mut bed = bed();
-    bed.furnish();
-    bed.shrink().unwrap();
-    let pinned = bed.host.statistics().in_use;
+    let mut fixture = fixture();
+    fixture.furnish();
+    fixture.shrink().unwrap();
+    let pinned = fixture.host.statistics().in_use;
     assert!(!pinned.is_zero());
     // While nothing of it is here, what is free in it is not handed out: new memory is.
-    let (home, _) = bed.live[0];
-    let fresh = bed.add(EXTENT);
-    assert_eq!(bed.pool.reserved(), EXTENT);
-    bed.free(0);
-    let after = bed.host.statistics().in_use;
+    let (home, _) = fixture.live[0];
+    let fresh = fixture.add(EXTENT);
+    assert_eq!(fixture.pool.reserved(), EXTENT);
+    fixture.free(0);
+    let after = fixture.host.statistics().in_use;
     assert!(after < pinned, "the copy of an extent with nothing live goes: {after} of {pinned}");
-    let again = bed.add(EXTENT);
+    let again = fixture.add(EXTENT);
     assert!(again.address != home.address && fresh.address != home.address);
     // The stitched block goes too: the next refill has less to bring back.
-    bed.free(3);
-    let report = bed.refill().unwrap();
+    fixture.free(3);
+    let report = fixture.refill().unwrap();
     assert_eq!(report.away, Bytes::ZERO);
-    bed.assert_bytes();
-    bed.assert_sound();
-    bed.shrink().unwrap();
-    while !bed.live.is_empty() {
-        bed.free(0);
+    fixture.assert_bytes();
+    fixture.assert_sound();
+    fixture.shrink().unwrap();
+    while !fixture.live.is_empty() {
+        fixture.free(0);
     }
-    assert_eq!(bed.host.statistics().in_use, Bytes::ZERO);
-    bed.pool.check().unwrap();
-    bed.end();
+    assert_eq!(fixture.host.statistics().in_use, Bytes::ZERO);
+    fixture.pool.check().unwrap();
+    fixture.end();
 }
 
 #[test]
 fn what_others_have_stays() {
-    let mut bed = bed();
-    let (kept, goes) = (bed.add(EXTENT), bed.add(EXTENT));
-    let shared = bed.pool.export(kept.address).unwrap();
-    let report = bed.shrink().unwrap();
+    let mut fixture = fixture();
+    let (kept, goes) = (fixture.add(EXTENT), fixture.add(EXTENT));
+    let shared = fixture.pool.export(kept.address).unwrap();
+    let report = fixture.shrink().unwrap();
     let skipped = Skipped { address: kept.address, size: EXTENT, reason: SkipReason::Exported };
     assert_eq!((report.freed, report.left, report.skipped), (EXTENT, EXTENT, vec![skipped]));
-    assert!(matches!(bed.pool.export(goes.address), Err(PoolError::Away { .. })));
-    bed.refill().unwrap();
-    bed.assert_bytes();
+    assert!(matches!(fixture.pool.export(goes.address), Err(PoolError::Away { .. })));
+    fixture.refill().unwrap();
+    fixture.assert_bytes();
     drop(shared);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn all_of_a_graphs_pool_is_copied() {
-    let mut bed = bed();
-    let block = bed.add(Bytes::kib(1536));
-    bed.pool.keep_addresses(bed.region.domain);
+    let mut fixture = fixture();
+    let block = fixture.add(Bytes::kib(1536));
+    fixture.pool.keep_addresses(fixture.region.domain);
     let behind = Address(block.address.0 + (3 << 19));
-    bed.pool.write(behind, &[42; 4096]).unwrap();
-    let report = bed.shrink().unwrap();
+    fixture.pool.write(behind, &[42; 4096]).unwrap();
+    let report = fixture.shrink().unwrap();
     assert_eq!((report.freed, report.copied), (EXTENT, EXTENT));
-    bed.refill().unwrap();
+    fixture.refill().unwrap();
     let mut found = [0; 4096];
-    bed.pool.read(behind, &mut found).unwrap();
+    fixture.pool.read(behind, &mut found).unwrap();
     assert_eq!(found, [42; 4096]);
-    bed.assert_bytes();
-    bed.end();
+    fixture.assert_bytes();
+    fixture.end();
 }
 
 #[test]
 fn without_host_memory_or_room_it_stops_and_goes_on() {
-    let mut bed = bed_of(Policy::Keep, CopyPolicy::Drop, Bytes::mib(4));
+    let mut fixture = fixture_of(Policy::Keep, CopyPolicy::Drop, Bytes::mib(4));
     for _ in 0..6 {
-        bed.add(EXTENT);
+        fixture.add(EXTENT);
     }
-    let stopped = bed.shrink().unwrap_err();
+    let stopped = fixture.shrink().unwrap_err();
     let RegionError::Stopped { moved, copied, left, source, .. } = stopped else { panic!("{stopped}") };
     assert!(matches!(*source, RegionError::Host(HostError::OverBudget { .. })), "{source}");
     assert_eq!((moved, copied, left), (Bytes::mib(4), Bytes::mib(4), Bytes::mib(8)));
-    bed.assert_sound();
+    fixture.assert_sound();
     // Somebody takes the space meanwhile.
-    bed.pool.set_memory_fraction(10.0 / 64.0);
-    let stopped = bed.refill().unwrap_err();
+    fixture.pool.set_memory_fraction(10.0 / 64.0);
+    let stopped = fixture.refill().unwrap_err();
     let RegionError::Stopped { moved, source, .. } = stopped else { panic!("{stopped}") };
     assert!(matches!(*source, RegionError::Pool(ref error) if error.is_out_of_memory()), "{source}");
     assert_eq!(moved, EXTENT);
-    bed.assert_sound();
-    bed.pool.set_memory_fraction(1.0);
-    bed.refill().unwrap();
-    bed.assert_bytes();
-    bed.end();
+    fixture.assert_sound();
+    fixture.pool.set_memory_fraction(1.0);
+    fixture.refill().unwrap();
+    fixture.assert_bytes();
+    fixture.end();
 }

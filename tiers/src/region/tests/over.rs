@@ -52,7 +52,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// A pool of which every byte is in one of three regions.
 struct World {
-    bed: Bed,
+    fixture: Fixture,
     default: Region,
     graph: Region,
     there: PoolStream,
@@ -66,33 +66,33 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let bed = bed();
-        bed.pool.set_memory_fraction(28.0 / 64.0);
+        let fixture = fixture();
+        fixture.pool.set_memory_fraction(28.0 / 64.0);
         let options = |tag| RegionOptions { extent: EXTENT, ..RegionOptions::of(tag) };
-        let default = Region::over(&bed.pool, Allocator::default_domain(), options("default"));
-        let domain = bed.pool.add_domain(DomainOptions::private_pool(), None);
-        let graph = Region::over(&bed.pool, domain, options("graph"));
-        let stream = OwnedStream::new(&bed.mover.driver, GPU).unwrap();
-        let there = PoolStream::of(&*bed.mover.driver, GPU, stream.id()).unwrap();
+        let default = Region::over(&fixture.pool, Allocator::default_domain(), options("default"));
+        let domain = fixture.pool.add_domain(DomainOptions::private_pool(), None);
+        let graph = Region::over(&fixture.pool, domain, options("graph"));
+        let stream = OwnedStream::new(&fixture.mover.driver, GPU).unwrap();
+        let there = PoolStream::of(&*fixture.mover.driver, GPU, stream.id()).unwrap();
         let (live, cells, homes) = Default::default();
-        World { bed, default, graph, there, stream, live, cells, homes }
+        World { fixture, default, graph, there, stream, live, cells, homes }
     }
 
     fn region(&self, of: Of) -> &Region {
         match of {
             Of::Default => &self.default,
             Of::Graph => &self.graph,
-            Of::Own => &self.bed.region,
+            Of::Own => &self.fixture.region,
         }
     }
 
     fn shrink(&self, of: Of, amount: Bytes) -> Result<Shrunk> {
-        let context = TransferContext { mover: &self.bed.mover, checks: None };
-        self.region(of).shrink(amount, &Store::Host(self.bed.host.clone()), context)
+        let context = TransferContext { mover: &self.fixture.mover, checks: None };
+        self.region(of).shrink(amount, &Store::Host(self.fixture.host.clone()), context)
     }
 
     fn refill(&self, of: Of, amount: Bytes) -> Result<Refilled> {
-        self.region(of).refill(amount, TransferContext { mover: &self.bed.mover, checks: None }, &NoWait)
+        self.region(of).refill(amount, TransferContext { mover: &self.fixture.mover, checks: None }, &NoWait)
     }
 
     fn malloc(&mut self, of: Of, size: Bytes, stream: PoolStream, seed: u8) {
@@ -102,7 +102,7 @@ impl World {
             Err(error) => panic!("{error}"),
         };
         let bytes = pattern(seed, block.size);
-        self.bed.pool.write(block.address, &bytes).unwrap();
+        self.fixture.pool.write(block.address, &bytes).unwrap();
         if of == Of::Graph {
             let at = |cell: usize| block.address.0 + cell as u64 * CELL;
             let cells = bytes.chunks(512).enumerate();
@@ -112,25 +112,25 @@ impl World {
     }
 
     fn is_here(&self, of: Of) -> bool {
-        let standing = self.bed.pool.standing(self.region(of).domain).unwrap();
+        let standing = self.fixture.pool.standing(self.region(of).domain).unwrap();
         standing.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. }))
     }
 
     /// The bytes of what is here, and everything that the books say.
     fn check(&mut self) {
-        self.bed.pool.check().unwrap();
-        assert_eq!(self.bed.pool.reserved(), self.bed.used(), "reserved counts every physical byte");
+        self.fixture.pool.check().unwrap();
+        assert_eq!(self.fixture.pool.reserved(), self.fixture.used(), "reserved counts every physical byte");
         for of in [Of::Default, Of::Graph, Of::Own] {
             if !self.is_here(of) {
                 continue;
             }
             for (_, block, seed) in self.live.iter().filter(|(whose, ..)| *whose == of) {
                 let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
-                self.bed.pool.read(block.address, &mut bytes).unwrap();
+                self.fixture.pool.read(block.address, &mut bytes).unwrap();
                 assert!(bytes == pattern(*seed, block.size), "{block:?} of {of:?}");
             }
         }
-        let views = self.bed.pool.standing(self.graph.domain).unwrap();
+        let views = self.fixture.pool.standing(self.graph.domain).unwrap();
         let homes: BTreeSet<u64> = views.iter().map(|(view, _)| view.offset.get()).collect();
         assert!(homes.is_superset(&self.homes), "a graph's addresses stay");
         self.homes = homes;
@@ -138,9 +138,9 @@ impl World {
             if !matches!(residency, Residency::Resident { .. }) {
                 continue;
             }
-            let start = self.bed.pool.address_at(view.offset);
+            let start = self.fixture.pool.address_at(view.offset);
             let mut bytes = vec![0; usize::try_from(view.size.get()).unwrap()];
-            self.bed.pool.read(start, &mut bytes).unwrap();
+            self.fixture.pool.read(start, &mut bytes).unwrap();
             for (at, byte) in self.cells.range(start.0..start.0 + view.size.get()) {
                 let found = bytes[usize::try_from(at - start.0).unwrap()];
                 assert_eq!(found, *byte, "what a graph left at {at:#x}");
@@ -160,20 +160,20 @@ impl World {
     }
 
     fn end(mut self) {
-        self.bed.pool.set_memory_fraction(1.0);
+        self.fixture.pool.set_memory_fraction(1.0);
         self.all(true);
-        assert_eq!((self.bed.pool.reserved(), self.bed.used()), (Bytes::ZERO, Bytes::ZERO));
+        assert_eq!((self.fixture.pool.reserved(), self.fixture.used()), (Bytes::ZERO, Bytes::ZERO));
         self.check();
         self.all(false);
         self.check();
         for (_, block, _) in std::mem::take(&mut self.live) {
-            self.bed.pool.free(block.address).unwrap();
+            self.fixture.pool.free(block.address).unwrap();
         }
-        let World { bed, default, graph, stream, .. } = self;
+        let World { fixture, default, graph, stream, .. } = self;
         let domain = graph.domain();
         drop((default, graph, stream));
-        bed.pool.release_domain(domain).unwrap();
-        bed.end();
+        fixture.pool.release_domain(domain).unwrap();
+        fixture.end();
     }
 }
 
@@ -183,21 +183,21 @@ fn run(program: Vec<Op>) {
         let seed = u8::try_from(step % 250).unwrap();
         match op {
             Op::Malloc { of, kib, elsewhere } => {
-                let stream = if elsewhere { world.there } else { world.bed.here };
+                let stream = if elsewhere { world.there } else { world.fixture.here };
                 world.malloc(of, Bytes::kib(kib), stream, seed);
             }
             Op::Record { which } if !world.live.is_empty() => {
                 let (_, block, _) = world.live[which % world.live.len()];
-                assert!(world.bed.pool.record_stream(block.address, world.there));
+                assert!(world.fixture.pool.record_stream(block.address, world.there));
             }
             Op::Free { which } if !world.live.is_empty() => {
                 let (_, block, _) = world.live.swap_remove(which % world.live.len());
-                world.bed.pool.free(block.address).unwrap();
+                world.fixture.pool.free(block.address).unwrap();
             }
             Op::Shrink { of, mib, fault } => {
-                set(&world.bed, fault);
+                set(&world.fixture, fault);
                 let shrunk = world.shrink(of, Bytes::mib(mib));
-                world.bed.faults.set(&[]);
+                world.fixture.faults.set(&[]);
                 assert!(shrunk.is_ok() || fault.is_some(), "{shrunk:?}");
                 if let Ok(report) = shrunk {
                     assert_eq!(report.skipped, [], "nothing has to stay");
@@ -205,16 +205,16 @@ fn run(program: Vec<Op>) {
                 }
             }
             Op::Refill { of, mib, fault } => {
-                set(&world.bed, fault);
+                set(&world.fixture, fault);
                 let refilled = world.refill(of, Bytes::mib(mib));
-                world.bed.faults.set(&[]);
+                world.fixture.faults.set(&[]);
                 if let Err(RegionError::Stopped { source, .. }) = &refilled {
                     let full = matches!(**source, RegionError::Pool(ref error) if error.is_out_of_memory());
                     assert!(full || fault.is_some(), "{source}");
                 }
             }
-            Op::Settle => world.bed.pool.settle().unwrap(),
-            Op::Trim => _ = world.bed.pool.trim(Bytes::ZERO).unwrap(),
+            Op::Settle => world.fixture.pool.settle().unwrap(),
+            Op::Trim => _ = world.fixture.pool.trim(Bytes::ZERO).unwrap(),
             Op::Record { .. } | Op::Free { .. } => {}
         }
         world.check();
@@ -235,29 +235,29 @@ proptest! {
 #[test]
 fn everything_goes_and_comes_back() {
     let mut world = World::new();
-    world.bed.pool.set_memory_fraction(1.0);
+    world.fixture.pool.set_memory_fraction(1.0);
     let sizes = [3, 700, 40, 1024, 1500, 5000, 2048, 6000];
     for (seed, kib) in (0..).zip(sizes) {
-        world.malloc(Of::Default, Bytes::kib(kib), world.bed.here, seed);
+        world.malloc(Of::Default, Bytes::kib(kib), world.fixture.here, seed);
         world.malloc(Of::Default, Bytes::kib(kib), world.there, seed + 50);
-        world.malloc(Of::Graph, Bytes::kib(kib / 2), world.bed.here, seed + 100);
+        world.malloc(Of::Graph, Bytes::kib(kib / 2), world.fixture.here, seed + 100);
     }
     for _ in 0..2 {
         let gone: Vec<_> = world.live.extract_if(.., |(of, ..)| *of == Of::Graph).collect();
         for (_, block, _) in gone {
-            world.bed.pool.free(block.address).unwrap();
+            world.fixture.pool.free(block.address).unwrap();
         }
         world.check();
-        let reserved = world.bed.pool.reserved();
+        let reserved = world.fixture.pool.reserved();
         world.all(true);
-        assert_eq!((world.bed.pool.reserved(), world.bed.used()), (Bytes::ZERO, Bytes::ZERO));
-        assert_eq!(world.bed.sim.census().mappings, 0);
+        assert_eq!((world.fixture.pool.reserved(), world.fixture.used()), (Bytes::ZERO, Bytes::ZERO));
+        assert_eq!(world.fixture.sim.census().mappings, 0);
         // A block of the default domain is freed while it is away, another is new.
         let (_, block, _) = world.live.remove(0);
-        world.bed.pool.free(block.address).unwrap();
-        world.malloc(Of::Default, Bytes::kib(300), world.bed.here, 77);
+        world.fixture.pool.free(block.address).unwrap();
+        world.malloc(Of::Default, Bytes::kib(300), world.fixture.here, 77);
         world.all(false);
-        assert!(world.bed.pool.reserved() <= reserved.saturating_add(EXTENT));
+        assert!(world.fixture.pool.reserved() <= reserved.saturating_add(EXTENT));
         world.check();
     }
     world.end();
@@ -267,26 +267,26 @@ fn everything_goes_and_comes_back() {
 #[test]
 fn what_is_left_of_a_released_pool_goes_too() {
     let mut world = World::new();
-    world.malloc(Of::Graph, Bytes::kib(300), world.bed.here, 1);
-    world.malloc(Of::Graph, Bytes::mib(3), world.bed.here, 2);
+    world.malloc(Of::Graph, Bytes::kib(300), world.fixture.here, 1);
+    world.malloc(Of::Graph, Bytes::mib(3), world.fixture.here, 2);
     let domain = world.graph.domain();
-    world.bed.pool.release_domain(domain).unwrap();
+    world.fixture.pool.release_domain(domain).unwrap();
     let (_, gone, _) = world.live.remove(0);
-    world.bed.pool.free(gone.address).unwrap();
+    world.fixture.pool.free(gone.address).unwrap();
     world.all(true);
-    assert_eq!((world.bed.pool.reserved(), world.bed.used()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!((world.fixture.pool.reserved(), world.fixture.used()), (Bytes::ZERO, Bytes::ZERO));
     world.all(false);
     let (_, block, seed) = world.live[0];
     let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
-    world.bed.pool.read(block.address, &mut bytes).unwrap();
+    world.fixture.pool.read(block.address, &mut bytes).unwrap();
     assert!(bytes == pattern(seed, block.size));
     world.all(true);
-    let World { bed, default, graph, stream, .. } = world;
+    let World { fixture, default, graph, stream, .. } = world;
     // The last block is freed while it is away: with it goes its copy.
-    bed.pool.free(block.address).unwrap();
-    assert_eq!(bed.host.statistics().in_use, Bytes::ZERO);
+    fixture.pool.free(block.address).unwrap();
+    assert_eq!(fixture.host.statistics().in_use, Bytes::ZERO);
     drop((default, graph, stream));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
@@ -294,9 +294,9 @@ fn all_bytes_that_are_kept_are_prepared() {
     let mut world = World::new();
     let of = |tag| RegionOptions { host_copy: CopyPolicy::Prepare, ..RegionOptions::of(tag) };
     let domain = world.graph.domain();
-    world.graph = Region::over(&world.bed.pool, domain, of("graph"));
-    world.malloc(Of::Graph, Bytes::kib(1100), world.bed.here, 1);
-    world.graph.prepare(&world.bed.host).unwrap();
-    assert!(world.bed.host.statistics().pinned >= EXTENT);
+    world.graph = Region::over(&world.fixture.pool, domain, of("graph"));
+    world.malloc(Of::Graph, Bytes::kib(1100), world.fixture.here, 1);
+    world.graph.prepare(&world.fixture.host).unwrap();
+    assert!(world.fixture.host.statistics().pinned >= EXTENT);
     world.end();
 }

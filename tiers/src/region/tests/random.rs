@@ -30,74 +30,74 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn run(program: Vec<Op>) {
-    let mut bed = bed();
+    let mut fixture = fixture();
     let mut elsewhere: Vec<(Block, u8)> = Vec::new();
     for (step, op) in program.into_iter().enumerate() {
         let seed = u8::try_from(step % 250).unwrap();
         match op {
             Op::Malloc { kib, elsewhere: other } => {
                 let asked = if other {
-                    bed.pool.malloc(Bytes::kib(kib), bed.here)
+                    fixture.pool.malloc(Bytes::kib(kib), fixture.here)
                 } else {
-                    bed.pool.malloc_in(bed.region.domain, Bytes::kib(kib), bed.here)
+                    fixture.pool.malloc_in(fixture.region.domain, Bytes::kib(kib), fixture.here)
                 };
                 match asked {
                     Ok(block) => {
-                        bed.pool.write(block.address, &pattern(seed, block.size)).unwrap();
-                        if other { &mut elsewhere } else { &mut bed.live }.push((block, seed));
+                        fixture.pool.write(block.address, &pattern(seed, block.size)).unwrap();
+                        if other { &mut elsewhere } else { &mut fixture.live }.push((block, seed));
                     }
                     Err(error) => assert!(error.is_out_of_memory(), "{error}"),
                 }
             }
-            Op::Free { which } if !bed.live.is_empty() => bed.free(which % bed.live.len()),
+            Op::Free { which } if !fixture.live.is_empty() => fixture.free(which % fixture.live.len()),
             Op::Shrink { mib, fault } => {
-                set(&bed, fault);
-                let shrunk = bed.shrink_by(Bytes::mib(mib));
-                bed.faults.set(&[]);
+                set(&fixture, fault);
+                let shrunk = fixture.shrink_by(Bytes::mib(mib));
+                fixture.faults.set(&[]);
                 assert!(shrunk.is_ok() || fault.is_some(), "{shrunk:?}");
             }
             Op::Refill { mib, fault } => {
-                set(&bed, fault);
-                let refilled = bed.refill_by(Bytes::mib(mib));
-                bed.faults.set(&[]);
+                set(&fixture, fault);
+                let refilled = fixture.refill_by(Bytes::mib(mib));
+                fixture.faults.set(&[]);
                 if let Err(RegionError::Stopped { source, .. }) = &refilled {
                     let full = matches!(**source, RegionError::Pool(ref error) if error.is_out_of_memory());
                     assert!(full || fault.is_some(), "{source}");
                 }
             }
-            Op::Settle => bed.pool.settle().unwrap(),
-            Op::Trim => _ = bed.pool.trim(Bytes::ZERO).unwrap(),
+            Op::Settle => fixture.pool.settle().unwrap(),
+            Op::Trim => _ = fixture.pool.trim(Bytes::ZERO).unwrap(),
             Op::Free { .. } => {}
         }
-        bed.assert_sound();
-        assert_eq!(bed.pool.reserved(), bed.used(), "reserved counts every physical byte");
-        let here: Vec<_> = bed.pool.standing(bed.region.domain).unwrap();
+        fixture.assert_sound();
+        assert_eq!(fixture.pool.reserved(), fixture.used(), "reserved counts every physical byte");
+        let here: Vec<_> = fixture.pool.standing(fixture.region.domain).unwrap();
         if here.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. })) {
-            bed.assert_bytes();
+            fixture.assert_bytes();
         }
     }
     for (block, seed) in elsewhere {
         let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
-        bed.pool.read(block.address, &mut bytes).unwrap();
+        fixture.pool.read(block.address, &mut bytes).unwrap();
         assert!(bytes == pattern(seed, block.size), "{block:?} of another domain");
-        bed.pool.free(block.address).unwrap();
+        fixture.pool.free(block.address).unwrap();
     }
-    bed.pool.settle().unwrap();
+    fixture.pool.settle().unwrap();
     // Once more all the way out and back, with all the room that there is.
-    bed.shrink().unwrap();
-    bed.pool.set_memory_fraction(1.0);
-    bed.refill().unwrap();
-    bed.assert_bytes();
-    bed.end();
+    fixture.shrink().unwrap();
+    fixture.pool.set_memory_fraction(1.0);
+    fixture.refill().unwrap();
+    fixture.assert_bytes();
+    fixture.end();
 }
 
 /// Releases that fail in a trim leak their memory, so the driver fails elsewhere.
-pub(super) fn set(bed: &Bed, fault: Option<u64>) {
+pub(super) fn set(fixture: &Fixture, fault: Option<u64>) {
     let verbs = [Verb::Map, Verb::Create, Verb::SetAccess, Verb::Unmap, Verb::Copy, Verb::EventRecordContext];
     let Some(nth) = fault else { return };
     let verb = verbs[usize::try_from(nth).unwrap() % verbs.len()];
     let when = When::Nth(nth / 4 + 1);
-    bed.faults.set(&[Fault { verb: Some(verb), when, error: Injected::Failed(1) }]);
+    fixture.faults.set(&[Fault { verb: Some(verb), when, error: Injected::Failed(1) }]);
 }
 
 proptest! {

@@ -34,26 +34,27 @@ fn is_away(outcome: Result<()>) -> bool {
 #[test]
 fn a_stream_finds_the_bytes_behind_it() {
     for marks in [true, false] {
-        let mut bed = bed();
-        bed.furnish();
-        let stream = OwnedStream::new(&bed.mover.driver, PEER).unwrap();
-        bed.recorder.take_log();
-        bed.region.wait(PEER, stream.id()).unwrap();
-        assert!(bed.recorder.take_log().is_empty(), "nothing is away");
-        bed.shrink().unwrap();
-        assert!(is_away(bed.region.wait(PEER, stream.id())));
+        let mut fixture = fixture();
+        fixture.furnish();
+        let stream = OwnedStream::new(&fixture.mover.driver, PEER).unwrap();
+        fixture.recorder.take_log();
+        fixture.region.wait(PEER, stream.id()).unwrap();
+        assert!(fixture.recorder.take_log().is_empty(), "nothing is away");
+        fixture.shrink().unwrap();
+        assert!(is_away(fixture.region.wait(PEER, stream.id())));
         let (begun, begins) = mpsc::sync_channel(1);
-        let slow = Slow { native: &bed.mover, sim: &bed.sim, begun, marks };
+        let slow = Slow { native: &fixture.mover, sim: &fixture.sim, begun, marks };
         let found = Arc::new(AtomicUsize::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                bed.region
+                fixture
+                    .region
                     .refill(Bytes::MAX, TransferContext { mover: &slow, checks: None }, &NoWait)
                     .unwrap()
             });
             begins.recv().unwrap();
-            bed.region.wait(PEER, stream.id()).unwrap();
-            for (block, seed) in bed.live.clone() {
+            fixture.region.wait(PEER, stream.id()).unwrap();
+            for (block, seed) in fixture.live.clone() {
                 let reads = [Touch { address: block.address, size: block.size }];
                 let found = found.clone();
                 let work = move |memory: &mut dyn glake_device::KernelMemory| {
@@ -61,39 +62,40 @@ fn a_stream_finds_the_bytes_behind_it() {
                     memory.read(block.address, &mut bytes).unwrap();
                     found.fetch_add(usize::from(bytes == pattern(seed, block.size)), Ordering::Relaxed);
                 };
-                bed.sim
+                fixture
+                    .sim
                     .enqueue_kernel(PEER, stream.id(), &reads, &[], Duration::from_micros(1), work)
                     .unwrap();
             }
             stream.synchronize().unwrap();
         });
-        assert_eq!(found.load(Ordering::Relaxed), bed.live.len());
-        bed.region.wait(PEER, stream.id()).unwrap();
+        assert_eq!(found.load(Ordering::Relaxed), fixture.live.len());
+        fixture.region.wait(PEER, stream.id()).unwrap();
         drop(stream);
-        bed.end();
+        fixture.end();
     }
 }
 
 #[test]
 fn a_part_is_not_all() {
-    let mut bed = bed();
+    let mut fixture = fixture();
     for _ in 0..4 {
-        bed.add(EXTENT);
+        fixture.add(EXTENT);
     }
-    bed.shrink().unwrap();
-    bed.refill_by(EXTENT).unwrap();
-    assert!(is_away(bed.region.wait(GPU, Stream::LEGACY)));
+    fixture.shrink().unwrap();
+    fixture.refill_by(EXTENT).unwrap();
+    assert!(is_away(fixture.region.wait(GPU, Stream::LEGACY)));
     let (begun, begins) = mpsc::sync_channel(1);
-    let slow = Slow { native: &bed.mover, sim: &bed.sim, begun, marks: true };
+    let slow = Slow { native: &fixture.mover, sim: &fixture.sim, begun, marks: true };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            bed.region.refill(EXTENT, TransferContext { mover: &slow, checks: None }, &NoWait).unwrap()
+            fixture.region.refill(EXTENT, TransferContext { mover: &slow, checks: None }, &NoWait).unwrap()
         });
         begins.recv().unwrap();
-        assert!(is_away(bed.region.wait(GPU, Stream::LEGACY)));
+        assert!(is_away(fixture.region.wait(GPU, Stream::LEGACY)));
     });
-    bed.refill().unwrap();
-    bed.region.wait(GPU, Stream::LEGACY).unwrap();
-    bed.assert_bytes();
-    bed.end();
+    fixture.refill().unwrap();
+    fixture.region.wait(GPU, Stream::LEGACY).unwrap();
+    fixture.assert_bytes();
+    fixture.end();
 }

@@ -27,29 +27,31 @@ impl Mover for Freeing<'_> {
 
 #[test]
 fn what_is_freed_meanwhile_is_waited_for() {
-    let mut bed = bed();
+    let mut fixture = fixture();
     for _ in 0..3 {
-        bed.add(EXTENT);
+        fixture.add(EXTENT);
     }
-    let small = bed.add(Bytes::kib(300));
-    bed.add(Bytes::kib(300));
-    let stream = OwnedStream::new(&bed.mover.driver, GPU).unwrap();
-    let there = PoolStream::of(&*bed.mover.driver, GPU, stream.id()).unwrap();
-    for block in [bed.live[2].0, small] {
-        assert!(bed.pool.record_stream(block.address, there));
+    let small = fixture.add(Bytes::kib(300));
+    fixture.add(Bytes::kib(300));
+    let stream = OwnedStream::new(&fixture.mover.driver, GPU).unwrap();
+    let there = PoolStream::of(&*fixture.mover.driver, GPU, stream.id()).unwrap();
+    for block in [fixture.live[2].0, small] {
+        assert!(fixture.pool.record_stream(block.address, there));
     }
     for _ in 0..2 {
-        let (block, _) = bed.live.remove(2);
+        let (block, _) = fixture.live.remove(2);
         let address = Mutex::new(Some(block.address));
-        let freeing = Freeing { native: &bed.mover, pool: &bed.pool, address };
-        let to = Store::Host(bed.host.clone());
-        let report =
-            bed.region.shrink(Bytes::MAX, &to, TransferContext { mover: &freeing, checks: None }).unwrap();
+        let freeing = Freeing { native: &fixture.mover, pool: &fixture.pool, address };
+        let to = Store::Host(fixture.host.clone());
+        let report = fixture
+            .region
+            .shrink(Bytes::MAX, &to, TransferContext { mover: &freeing, checks: None })
+            .unwrap();
         assert_eq!((report.left, report.skipped.len()), (Bytes::ZERO, 0));
-        bed.refill().unwrap();
-        bed.assert_bytes();
-        bed.assert_sound();
+        fixture.refill().unwrap();
+        fixture.assert_bytes();
+        fixture.assert_sound();
     }
     drop(stream);
-    bed.end();
+    fixture.end();
 }

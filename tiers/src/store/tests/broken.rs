@@ -13,28 +13,28 @@ fn descriptors() -> usize {
 }
 
 /// How many extents are where.
-fn count(bed: &Bed, residency: Residency) -> usize {
-    bed.residencies().into_iter().filter(|found| *found == residency).count()
+fn count(fixture: &Fixture, residency: Residency) -> usize {
+    fixture.residencies().into_iter().filter(|found| *found == residency).count()
 }
 
 /// The files that there are: those of the extents that are out or halfway, and no other.
-fn assert_files(bed: &Bed, expected: usize) {
-    assert_eq!(bed.files.statistics().files, expected as u64);
-    assert_eq!(std::fs::read_dir(bed.files.path()).unwrap().count(), expected + 1, "and the lock");
+fn assert_files(fixture: &Fixture, expected: usize) {
+    assert_eq!(fixture.files.statistics().files, expected as u64);
+    assert_eq!(std::fs::read_dir(fixture.files.path()).unwrap().count(), expected + 1, "and the lock");
 }
 
 /// Whether a call of a shrink failed. Whatever did, all bytes are out in the end.
-fn shrinks(bed: &Bed, call: &str, error: Errno, nth: u32) -> bool {
+fn shrinks(fixture: &Fixture, call: &str, error: Errno, nth: u32) -> bool {
     let before = descriptors();
     let checked = nth.is_multiple_of(3);
     let order = Order::new(call, error, nth);
-    let outcome = bed.shrink(To::File, checked);
+    let outcome = fixture.shrink(To::File, checked);
     let failed = order.failed();
     assert_eq!(failed, outcome.is_err(), "{call} {error} {nth}: {outcome:?}");
-    assert_sound(bed);
-    let out = count(bed, Residency::Evicted { at: Place::File });
-    assert_eq!(out + count(bed, Residency::NEW), bed.residencies().len());
-    assert_files(bed, out);
+    assert_sound(fixture);
+    let out = count(fixture, Residency::Evicted { at: Place::File });
+    assert_eq!(out + count(fixture, Residency::NEW), fixture.residencies().len());
+    assert_files(fixture, out);
     assert_eq!(descriptors(), before + out);
     if let Err(told) = outcome {
         let text = told.to_string();
@@ -42,23 +42,23 @@ fn shrinks(bed: &Bed, call: &str, error: Errno, nth: u32) -> bool {
         let source = stopped(told);
         let expected = matches!(source, RegionError::File(FileError::Io { .. } | FileError::DiskFull { .. }));
         assert!(expected, "{source}");
-        bed.shrink(To::File, checked).unwrap();
+        fixture.shrink(To::File, checked).unwrap();
     }
-    assert_eq!(bed.used(GPU), Bytes::ZERO);
-    bed.refill(checked).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0, "{call} {error} {nth}");
+    assert_eq!(fixture.used(GPU), Bytes::ZERO);
+    fixture.refill(checked).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0, "{call} {error} {nth}");
     failed
 }
 
 /// Whether a call of a refill failed. Whatever did, all bytes are back in the end.
-fn refills(bed: &Bed, nth: u32) -> bool {
+fn refills(fixture: &Fixture, nth: u32) -> bool {
     let checked = nth.is_multiple_of(3);
-    bed.shrink(To::File, checked).unwrap();
+    fixture.shrink(To::File, checked).unwrap();
     let order = Order::new("pread", Errno::EIO, nth);
-    let outcome = bed.refill(checked);
+    let outcome = fixture.refill(checked);
     let failed = order.failed();
     assert_eq!(failed, outcome.is_err(), "{nth}: {outcome:?}");
-    assert_sound(bed);
+    assert_sound(fixture);
     if let Err(told) = outcome {
         let text = told.to_string();
         assert!(text.contains("refill again") && text.contains("from their source"), "{text}");
@@ -66,18 +66,19 @@ fn refills(bed: &Bed, nth: u32) -> bool {
             panic!("{told}")
         };
         assert!(path.exists(), "the file stays");
-        assert_files(bed, 1);
-        let there = (count(bed, Residency::Interrupted { at: Place::File }), count(bed, Residency::NEW));
-        assert_eq!(there, (1, bed.residencies().len() - 1), "the others are back");
+        assert_files(fixture, 1);
+        let there =
+            (count(fixture, Residency::Interrupted { at: Place::File }), count(fixture, Residency::NEW));
+        assert_eq!(there, (1, fixture.residencies().len() - 1), "the others are back");
         if nth.is_multiple_of(2) {
             // Out again, the one from its file.
-            bed.shrink(To::File, checked).unwrap();
-            assert_eq!(bed.used(GPU), Bytes::ZERO);
+            fixture.shrink(To::File, checked).unwrap();
+            assert_eq!(fixture.used(GPU), Bytes::ZERO);
         }
-        bed.refill(checked).unwrap();
+        fixture.refill(checked).unwrap();
     }
-    assert_eq!(bed.wrong_bytes(), 0, "{nth}");
-    bed.assert_no_copies();
+    assert_eq!(fixture.wrong_bytes(), 0, "{nth}");
+    fixture.assert_no_copies();
     failed
 }
 
@@ -86,19 +87,20 @@ fn refills(bed: &Bed, nth: u32) -> bool {
 #[ignore = "the process that the test beside it starts"]
 fn user() {
     let Some(directory) = traced::directory() else { return };
-    let mut bed = bed_of(Ground { directory: Some(&directory), budget: Bytes::mib(6), ..Ground::default() });
+    let mut fixture =
+        fixture_of(Harness { directory: Some(&directory), budget: Bytes::mib(6), ..Harness::default() });
     for kib in [4096, 1536, 1000, 3] {
-        bed.add(Bytes::kib(kib));
+        fixture.add(Bytes::kib(kib));
     }
-    bed.shrink(To::File, true).unwrap();
-    bed.refill(true).unwrap();
+    fixture.shrink(To::File, true).unwrap();
+    fixture.refill(true).unwrap();
     traced::begin();
     let all = [Errno::EIO, Errno::ENOSPC].map(|error| traced::calls(error).map(move |call| (call, error)));
     for (call, error) in all.into_iter().flatten() {
-        (1..).take_while(|nth| shrinks(&bed, call, error, *nth)).for_each(drop);
+        (1..).take_while(|nth| shrinks(&fixture, call, error, *nth)).for_each(drop);
     }
-    assert!((1..).take_while(|nth| refills(&bed, *nth)).count() >= 6, "every page");
-    bed.end();
+    assert!((1..).take_while(|nth| refills(&fixture, *nth)).count() >= 6, "every page");
+    fixture.end();
 }
 
 #[test]

@@ -7,10 +7,10 @@ use super::*;
 use crate::FileError;
 
 /// Changes one byte of a copy in memory, once, behind everybody's back: when its way back begins.
-fn flip_on_the_way_in(bed: &Bed) {
-    let (host, peer, pool) = (bed.host.clone(), bed.peer.clone(), bed.pool.clone());
+fn flip_on_the_way_in(fixture: &Fixture) {
+    let (host, peer, pool) = (fixture.host.clone(), fixture.peer.clone(), fixture.pool.clone());
     let mut flipped = false;
-    bed.meddle(move |copies| {
+    fixture.meddle(move |copies| {
         let home = |span: &Span| span.device() == Some(pool.device());
         let Some((_, from)) = copies.iter().find(|(to, from)| !flipped && home(to) && !home(from)) else {
             return Ok(());
@@ -39,52 +39,52 @@ fn flip_on_the_way_in(bed: &Bed) {
 #[test]
 fn a_flipped_byte_is_found_and_the_others_go_on() {
     for to in ALL {
-        let mut bed = bed();
-        bed.furnish();
-        bed.shrink(to, true).unwrap();
-        let extents = bed.residencies().len();
-        flip_on_the_way_in(&bed);
-        let damaged = bed.refill(true).unwrap_err();
+        let mut fixture = fixture();
+        fixture.furnish();
+        fixture.shrink(to, true).unwrap();
+        let extents = fixture.residencies().len();
+        flip_on_the_way_in(&fixture);
+        let damaged = fixture.refill(true).unwrap_err();
         let text = damaged.to_string();
         let RegionError::Damaged { device, tag, address, size, place, source } = damaged else {
             panic!("{damaged}")
         };
-        assert_eq!((device, &*tag, size, place), (GPU, "weights", EXTENT, bed.store(to).place()));
+        assert_eq!((device, &*tag, size, place), (GPU, "weights", EXTENT, fixture.store(to).place()));
         assert!(source.is_none() && text.contains("load these bytes from their source again"), "{text}");
-        assert!((address.0 - bed.pool.base().0).is_multiple_of(EXTENT.get()), "{address}");
+        assert!((address.0 - fixture.pool.base().0).is_multiple_of(EXTENT.get()), "{address}");
         let halfway = Residency::Interrupted { at: place };
-        let stopped = bed.residencies().iter().filter(|found| **found == halfway).count();
-        let back = bed.residencies().iter().filter(|found| **found == Residency::NEW).count();
+        let stopped = fixture.residencies().iter().filter(|found| **found == halfway).count();
+        let back = fixture.residencies().iter().filter(|found| **found == Residency::NEW).count();
         assert_eq!((stopped, back), (1, extents - 1), "{to:?}");
         // Of a file it was the bytes on the way, so the next time is a good one; of memory they stay as they are.
-        match bed.refill(true) {
-            Ok(_) => assert_eq!((to, bed.wrong_bytes()), (To::File, 0)),
+        match fixture.refill(true) {
+            Ok(_) => assert_eq!((to, fixture.wrong_bytes()), (To::File, 0)),
             Err(RegionError::Damaged { .. }) => {
-                bed.refill(false).unwrap();
-                assert_eq!(bed.wrong_bytes(), 1, "{to:?}: it is taken as it is");
+                fixture.refill(false).unwrap();
+                assert_eq!(fixture.wrong_bytes(), 1, "{to:?}: it is taken as it is");
             }
             Err(other) => panic!("{other}"),
         }
-        bed.end();
+        fixture.end();
     }
 }
 
 #[test]
 fn without_checks_nobody_is_told() {
     for (out, back) in [(false, true), (true, false)] {
-        let mut bed = bed();
-        bed.furnish();
-        bed.shrink(To::Host, out).unwrap();
-        flip_on_the_way_in(&bed);
-        bed.refill(back).unwrap();
-        assert_eq!(bed.wrong_bytes(), 1);
-        bed.end();
+        let mut fixture = fixture();
+        fixture.furnish();
+        fixture.shrink(To::Host, out).unwrap();
+        flip_on_the_way_in(&fixture);
+        fixture.refill(back).unwrap();
+        assert_eq!(fixture.wrong_bytes(), 1);
+        fixture.end();
     }
 }
 
 /// The sealed files, the largest first.
-fn sealed(bed: &Bed) -> Vec<std::path::PathBuf> {
-    let entries = fs::read_dir(bed.files.path()).unwrap().map(|entry| entry.unwrap().path());
+fn sealed(fixture: &Fixture) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(fixture.files.path()).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<_> =
         entries.filter(|path| path.extension().is_some_and(|end| end == "extent")).collect();
     paths.sort_by_key(|path| std::cmp::Reverse(fs::metadata(path).unwrap().len()));
@@ -94,10 +94,10 @@ fn sealed(bed: &Bed) -> Vec<std::path::PathBuf> {
 #[test]
 fn a_damaged_file_is_found_with_checks_and_without() {
     for (checked, cut) in [(false, false), (true, false), (true, true)] {
-        let mut bed = bed();
-        bed.furnish();
-        bed.shrink(To::File, checked).unwrap();
-        let path = &sealed(&bed)[0];
+        let mut fixture = fixture();
+        fixture.furnish();
+        fixture.shrink(To::File, checked).unwrap();
+        let path = &sealed(&fixture)[0];
         fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
         if cut {
@@ -109,16 +109,16 @@ fn a_damaged_file_is_found_with_checks_and_without() {
         }
         drop(file);
         for _ in 0..2 {
-            let damaged = bed.refill(checked).unwrap_err();
+            let damaged = fixture.refill(checked).unwrap_err();
             let text = damaged.to_string();
             let RegionError::Damaged { place: Place::File, source: Some(source), .. } = damaged else {
                 panic!("{damaged}")
             };
             let found = matches!(source, FileError::Damaged { page: 2, .. } | FileError::NotWhole { .. });
             assert!(found && !text.contains("without checks"), "{text}");
-            let back = bed.residencies().iter().filter(|found| **found == Residency::NEW).count();
-            assert_eq!(back, bed.residencies().len() - 1);
+            let back = fixture.residencies().iter().filter(|found| **found == Residency::NEW).count();
+            assert_eq!(back, fixture.residencies().len() - 1);
         }
-        bed.end();
+        fixture.end();
     }
 }

@@ -9,10 +9,14 @@ use super::*;
 use crate::{FileError, FileStep, HostError};
 
 /// Every extent has one good copy.
-pub(super) fn assert_sound(bed: &Bed) {
-    bed.pool.check().unwrap();
-    bed.peer.check().unwrap();
-    assert!(bed.residencies().iter().all(|residency| !residency.is_moving()), "{:?}", bed.residencies());
+pub(super) fn assert_sound(fixture: &Fixture) {
+    fixture.pool.check().unwrap();
+    fixture.peer.check().unwrap();
+    assert!(
+        fixture.residencies().iter().all(|residency| !residency.is_moving()),
+        "{:?}",
+        fixture.residencies()
+    );
 }
 
 pub(super) fn stopped(error: RegionError) -> RegionError {
@@ -36,62 +40,62 @@ fn a_copy_that_fails_at_any_extent_of_any_store() {
 fn fails(to: To, verb: Verb, way_out: bool, nth: u64) -> bool {
     // A budget for small slots, so that an extent is several copies.
     let budget = if to == To::File { Bytes::mib(5) } else { Bytes::MAX };
-    let mut bed = bed_of(Ground { budget, ..Ground::default() });
-    bed.furnish();
+    let mut fixture = fixture_of(Harness { budget, ..Harness::default() });
+    fixture.furnish();
     if !way_out {
-        bed.shrink(to, true).unwrap();
+        fixture.shrink(to, true).unwrap();
     }
-    bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::Failed(1) }]);
-    let outcome = if way_out { bed.shrink(to, true).map(drop) } else { bed.refill(true).map(drop) };
-    bed.faults.set(&[]);
+    fixture.faults.set(&[Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::Failed(1) }]);
+    let outcome = if way_out { fixture.shrink(to, true).map(drop) } else { fixture.refill(true).map(drop) };
+    fixture.faults.set(&[]);
     let failed = outcome.is_err();
     if let Err(error) = outcome {
         let source = stopped(error);
         assert!(matches!(source, RegionError::Move { .. }), "{to:?}: {source}");
     }
-    assert_sound(&bed);
+    assert_sound(&fixture);
     // On from there, the one way or the other.
     if nth.is_multiple_of(2) {
-        bed.shrink(to, true).unwrap();
-        assert_eq!(bed.used(GPU), Bytes::ZERO);
+        fixture.shrink(to, true).unwrap();
+        assert_eq!(fixture.used(GPU), Bytes::ZERO);
     }
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0, "{to:?} {verb:?} {nth}");
-    bed.assert_no_copies();
-    bed.end();
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0, "{to:?} {verb:?} {nth}");
+    fixture.assert_no_copies();
+    fixture.end();
     failed
 }
 
 #[test]
 fn a_budget_that_ends_in_the_middle() {
-    let mut bed = bed_of(Ground { budget: Bytes::mib(10), ..Ground::default() });
-    bed.furnish();
-    let other = bed.host.take(Bytes::mib(2)).unwrap();
-    let source = stopped(bed.shrink(To::Host, true).unwrap_err());
+    let mut fixture = fixture_of(Harness { budget: Bytes::mib(10), ..Harness::default() });
+    fixture.furnish();
+    let other = fixture.host.take(Bytes::mib(2)).unwrap();
+    let source = stopped(fixture.shrink(To::Host, true).unwrap_err());
     assert!(matches!(source, RegionError::Host(HostError::OverBudget { .. })), "{source}");
-    assert_sound(&bed);
-    let out = bed.residencies().iter().filter(|found| matches!(found, Residency::Evicted { .. })).count();
-    assert!(out > 0 && out < bed.residencies().len());
+    assert_sound(&fixture);
+    let out = fixture.residencies().iter().filter(|found| matches!(found, Residency::Evicted { .. })).count();
+    assert!(out > 0 && out < fixture.residencies().len());
     // There is no slot either, until somebody gives memory back.
-    let rest: Vec<_> = std::iter::from_fn(|| bed.host.take(Bytes::kib(512)).ok()).collect();
-    let source = stopped(bed.shrink(To::File, true).unwrap_err());
+    let rest: Vec<_> = std::iter::from_fn(|| fixture.host.take(Bytes::kib(512)).ok()).collect();
+    let source = stopped(fixture.shrink(To::File, true).unwrap_err());
     assert!(matches!(source, RegionError::Host(HostError::OverBudget { .. })), "{source}");
     drop((other, rest));
-    bed.shrink(To::File, true).unwrap();
-    assert_eq!(bed.used(GPU), Bytes::ZERO);
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.end();
+    fixture.shrink(To::File, true).unwrap();
+    assert_eq!(fixture.used(GPU), Bytes::ZERO);
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.end();
 }
 
 #[test]
 fn host_memory_that_cannot_be_pinned() {
     for when in [When::Nth(1), When::Nth(2), When::From(1), When::From(3)] {
-        let mut bed = bed();
-        bed.furnish();
-        bed.faults.set(&[Fault { verb: Some(Verb::HostRegister), when, error: Injected::Failed(304) }]);
-        let outcome = bed.shrink(To::Host, false);
-        bed.faults.set(&[]);
+        let mut fixture = fixture();
+        fixture.furnish();
+        fixture.faults.set(&[Fault { verb: Some(Verb::HostRegister), when, error: Injected::Failed(304) }]);
+        let outcome = fixture.shrink(To::Host, false);
+        fixture.faults.set(&[]);
         match outcome {
             // Pinned ahead, it was not; who took it pinned it.
             Ok(_) => assert!(matches!(when, When::Nth(_))),
@@ -100,41 +104,41 @@ fn host_memory_that_cannot_be_pinned() {
                 assert!(matches!(source, RegionError::Host(HostError::PinRefused { .. })), "{source}");
             }
         }
-        assert_sound(&bed);
-        bed.shrink(To::Host, false).unwrap();
-        bed.refill(false).unwrap();
-        assert_eq!(bed.wrong_bytes(), 0);
-        bed.end();
+        assert_sound(&fixture);
+        fixture.shrink(To::Host, false).unwrap();
+        fixture.refill(false).unwrap();
+        assert_eq!(fixture.wrong_bytes(), 0);
+        fixture.end();
     }
 }
 
 #[test]
 fn two_pages_of_host_memory_are_enough_for_files() {
-    let mut bed = bed_of(Ground { budget: Bytes::mib(2), ..Ground::default() });
-    bed.furnish();
-    bed.shrink(To::File, true).unwrap();
-    assert!(bed.host.statistics().pinned <= Bytes::mib(2));
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.end();
+    let mut fixture = fixture_of(Harness { budget: Bytes::mib(2), ..Harness::default() });
+    fixture.furnish();
+    fixture.shrink(To::File, true).unwrap();
+    assert!(fixture.host.statistics().pinned <= Bytes::mib(2));
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.end();
 }
 
 #[test]
 fn a_peer_that_is_full() {
-    let mut bed = bed();
-    bed.furnish();
-    bed.peer.set_memory_fraction(8.0 / 64.0);
-    let source = stopped(bed.shrink(To::Peer, true).unwrap_err());
+    let mut fixture = fixture();
+    fixture.furnish();
+    fixture.peer.set_memory_fraction(8.0 / 64.0);
+    let source = stopped(fixture.shrink(To::Peer, true).unwrap_err());
     let RegionError::Peer { device: GPU, peer: PEER, size, .. } = source else { panic!("{source}") };
     assert!(size <= EXTENT && source.to_string().contains("host or to files"), "{source}");
-    assert_sound(&bed);
-    assert!(bed.residencies().contains(&Residency::Evicted { at: Place::Peer(PEER) }));
-    bed.shrink(To::Host, true).unwrap();
-    assert_eq!(bed.used(GPU), Bytes::ZERO);
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.assert_no_copies();
-    bed.end();
+    assert_sound(&fixture);
+    assert!(fixture.residencies().contains(&Residency::Evicted { at: Place::Peer(PEER) }));
+    fixture.shrink(To::Host, true).unwrap();
+    assert_eq!(fixture.used(GPU), Bytes::ZERO);
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.assert_no_copies();
+    fixture.end();
 }
 
 /// A small file system in memory, unmounted at the end.
@@ -162,46 +166,46 @@ fn a_disk_that_is_full() {
     let Some(mount) = Mount::new("10m") else {
         return eprintln!("skipped: this process may not mount a tmpfs");
     };
-    let mut bed = bed_of(Ground { directory: Some(mount.0.path()), ..Ground::default() });
-    bed.furnish();
-    let source = stopped(bed.shrink(To::File, true).unwrap_err());
+    let mut fixture = fixture_of(Harness { directory: Some(mount.0.path()), ..Harness::default() });
+    fixture.furnish();
+    let source = stopped(fixture.shrink(To::File, true).unwrap_err());
     assert!(matches!(source, RegionError::File(FileError::DiskFull { .. })), "{source}");
-    assert_sound(&bed);
-    let out = bed.residencies().iter().filter(|found| matches!(found, Residency::Evicted { .. })).count();
-    assert_eq!(bed.files.statistics().files, out as u64, "no half file is left");
+    assert_sound(&fixture);
+    let out = fixture.residencies().iter().filter(|found| matches!(found, Residency::Evicted { .. })).count();
+    assert_eq!(fixture.files.statistics().files, out as u64, "no half file is left");
     assert!(out > 0);
-    bed.shrink(To::Host, true).unwrap();
-    assert_eq!(bed.used(GPU), Bytes::ZERO);
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.end();
+    fixture.shrink(To::Host, true).unwrap();
+    assert_eq!(fixture.used(GPU), Bytes::ZERO);
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.end();
 }
 
 #[test]
 fn a_file_that_cannot_be_given_its_name() {
-    let mut bed = bed();
-    bed.furnish();
-    let (path, aside) = (bed.files.path().to_path_buf(), bed.root.path().join("aside"));
+    let mut fixture = fixture();
+    fixture.furnish();
+    let (path, aside) = (fixture.files.path().to_path_buf(), fixture.root.path().join("aside"));
     let (from, to) = (path.clone(), aside.clone());
     let mut copies = 0;
     // Each extent is one copy here: the third one's file has no directory when it is sealed.
-    bed.meddle(move |_| {
+    fixture.meddle(move |_| {
         copies += 1;
         if copies == 3 {
             std::fs::rename(&from, &to)?;
         }
         Ok(())
     });
-    let source = stopped(bed.shrink(To::File, true).unwrap_err());
+    let source = stopped(fixture.shrink(To::File, true).unwrap_err());
     let failed =
         matches!(&source, RegionError::File(FileError::Io { step: FileStep::Rename | FileStep::Open, .. }));
     assert!(failed, "{source}");
     std::fs::rename(&aside, &path).unwrap();
-    *bed.mover.meddle.lock() = None;
-    assert_sound(&bed);
-    bed.shrink(To::File, true).unwrap();
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0);
+    *fixture.mover.meddle.lock() = None;
+    assert_sound(&fixture);
+    fixture.shrink(To::File, true).unwrap();
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0);
     // What could not be removed is there for the next owner.
     for entry in std::fs::read_dir(&path).unwrap() {
         let path = entry.unwrap().path();
@@ -209,7 +213,7 @@ fn a_file_that_cannot_be_given_its_name() {
             std::fs::remove_file(path).unwrap();
         }
     }
-    bed.end();
+    fixture.end();
 }
 
 /// Set in the process that [`a_disk_that_does_not_write`] starts.
@@ -226,12 +230,12 @@ fn a_disk_that_does_not_write() {
         assert!(output.status.success(), "{output:?}");
         return;
     }
-    let mut bed = bed_of(Ground { budget: Bytes::mib(3), ..Ground::default() });
+    let mut fixture = fixture_of(Harness { budget: Bytes::mib(3), ..Harness::default() });
     // One extent: a file that is begun after the limit fell would be refused at once.
-    bed.add(EXTENT);
+    fixture.add(EXTENT);
     let before = getrlimit(Resource::Fsize);
     let mut copies = 0;
-    bed.meddle(move |_| {
+    fixture.meddle(move |_| {
         copies += 1;
         if copies == 2 {
             let limit = rustix::process::Rlimit { current: Some(1 << 20), ..getrlimit(Resource::Fsize) };
@@ -239,18 +243,18 @@ fn a_disk_that_does_not_write() {
         }
         Ok(())
     });
-    let source = stopped(bed.shrink(To::File, true).unwrap_err());
+    let source = stopped(fixture.shrink(To::File, true).unwrap_err());
     let step = match &source {
         RegionError::File(FileError::Io { step, .. }) => *step,
         other => panic!("{other}"),
     };
     assert_eq!(step, FileStep::Write);
-    assert_sound(&bed);
+    assert_sound(&fixture);
     setrlimit(Resource::Fsize, before).unwrap();
-    *bed.mover.meddle.lock() = None;
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.shrink(To::File, true).unwrap();
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.end();
+    *fixture.mover.meddle.lock() = None;
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.shrink(To::File, true).unwrap();
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.end();
 }

@@ -49,16 +49,17 @@ fn shrinker() {
     let (policy, host_copy, budget) = (Policy::Sealed, CopyPolicy::Retain, Bytes::mib(4));
     let steps = Arc::new(Steps::default());
     let observer: Option<Arc<dyn MappingObserver>> = Some(steps.clone());
-    let mut bed = bed_of(Ground { policy, host_copy, budget, directory, observer, ..Ground::default() });
-    bed.furnish();
-    bed.region.seal(false).unwrap();
+    let mut fixture =
+        fixture_of(Harness { policy, host_copy, budget, directory, observer, ..Harness::default() });
+    fixture.furnish();
+    fixture.region.seal(false).unwrap();
     *steps.0.lock() = Some(count.parse().unwrap());
-    bed.meddle(move |copied| {
+    fixture.meddle(move |copied| {
         steps.take(if copied[0].0.device().is_some() { "a copy in" } else { "a copy out" });
         Ok(())
     });
-    bed.shrink(To::File, true).unwrap();
-    bed.refill(true).unwrap();
+    fixture.shrink(To::File, true).unwrap();
+    fixture.refill(true).unwrap();
     println!("\nat the end");
     loop {
         std::thread::park();

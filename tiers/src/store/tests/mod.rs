@@ -16,7 +16,7 @@ use glake_units::Bytes;
 use tempfile::TempDir;
 
 use super::*;
-use crate::bed::{self, GPU, Native, PEER, pattern};
+use crate::fixture::{self, GPU, Native, PEER, pattern};
 use crate::{
     Block, CopyPolicy, FileStatistics, HostStatistics, MappingObserver, MoveError, NoWait, Policy,
     PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions, Residency, Shrunk,
@@ -34,7 +34,7 @@ enum To {
 
 const ALL: [To; 3] = [To::Host, To::Peer, To::File];
 
-struct Bed {
+struct Fixture {
     root: TempDir,
     sim: Arc<Simulator>,
     faults: Arc<Faults>,
@@ -51,7 +51,7 @@ struct Bed {
 }
 
 #[derive(Clone)]
-struct Ground<'a> {
+struct Harness<'a> {
     policy: Policy,
     host_copy: CopyPolicy,
     /// Of the region.
@@ -62,10 +62,10 @@ struct Ground<'a> {
     observer: Option<Arc<dyn MappingObserver>>,
 }
 
-impl Default for Ground<'_> {
+impl Default for Harness<'_> {
     fn default() -> Self {
         let (policy, host_copy) = (Policy::Keep, CopyPolicy::Drop);
-        Ground { policy, host_copy, extent: EXTENT, budget: Bytes::MAX, directory: None, observer: None }
+        Harness { policy, host_copy, extent: EXTENT, budget: Bytes::MAX, directory: None, observer: None }
     }
 }
 
@@ -75,21 +75,21 @@ fn pool(
     device: DeviceId,
     observer: Option<Arc<dyn MappingObserver>>,
 ) -> Arc<GpuPool> {
-    let (settings, epochs) = (Some(bed::settings(EXTENT, Bytes::mib(64))), Some(epochs.clone()));
+    let (settings, epochs) = (Some(fixture::settings(EXTENT, Bytes::mib(64))), Some(epochs.clone()));
     let options = PoolOptions { settings, epochs, observer, ..PoolOptions::default() };
     Arc::new(GpuPool::new(driver.clone(), device, options).unwrap())
 }
 
-fn bed() -> Bed {
-    bed_of(Ground::default())
+fn fixture() -> Fixture {
+    fixture_of(Harness::default())
 }
 
-fn bed_of(ground: Ground<'_>) -> Bed {
-    let Ground { policy, host_copy, extent, budget, directory, observer } = ground;
-    let (sim, faults) = bed::machine();
+fn fixture_of(harness: Harness<'_>) -> Fixture {
+    let Harness { policy, host_copy, extent, budget, directory, observer } = harness;
+    let (sim, faults) = fixture::machine();
     let driver: Arc<dyn Driver> = faults.clone();
     let epochs = Epochs::new(driver.clone());
-    let host = bed::host(&epochs, budget);
+    let host = fixture::host(&epochs, budget);
     let root = tempfile::tempdir().unwrap();
     let own = root.path().join("extents");
     let files = Arc::new(FileTier::open(directory.unwrap_or(&own)).unwrap());
@@ -100,10 +100,10 @@ fn bed_of(ground: Ground<'_>) -> Bed {
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let mover = Native::new(&driver);
     let live = Vec::new();
-    Bed { root, sim, faults, epochs, mover, host, files, digests, pool, peer, region, here, live }
+    Fixture { root, sim, faults, epochs, mover, host, files, digests, pool, peer, region, here, live }
 }
 
-impl Bed {
+impl Fixture {
     fn add(&mut self, size: Bytes) -> Block {
         let block = self.region.malloc(size, self.here).unwrap();
         let seed = u8::try_from(self.live.len() * 7 % 251).unwrap();
@@ -161,11 +161,11 @@ impl Bed {
 
     /// How many live bytes are not what they were.
     fn wrong_bytes(&self) -> usize {
-        bed::wrong_bytes(&self.pool, &self.live)
+        fixture::wrong_bytes(&self.pool, &self.live)
     }
 
     fn used(&self, device: DeviceId) -> Bytes {
-        bed::used(&self.sim, device)
+        fixture::used(&self.sim, device)
     }
 
     /// No copy is anywhere; what a copy's memory waits for is done.
@@ -189,7 +189,7 @@ impl Bed {
         // What is halfway with nothing live in it comes back empty.
         self.refill(false).unwrap();
         self.assert_no_copies();
-        let Bed { root, sim, epochs, mover, host, files, digests, pool, peer, region, .. } = self;
+        let Fixture { root, sim, epochs, mover, host, files, digests, pool, peer, region, .. } = self;
         drop(region);
         pool.settle().unwrap();
         pool.trim(Bytes::ZERO).unwrap();
@@ -204,111 +204,111 @@ impl Bed {
 #[test]
 fn bytes_come_back_from_every_store() {
     for (to, checked) in ALL.into_iter().flat_map(|to| [(to, false), (to, true)]) {
-        let mut bed = bed();
-        bed.furnish();
-        let before = bed.pool.reserved();
+        let mut fixture = fixture();
+        fixture.furnish();
+        let before = fixture.pool.reserved();
         for _ in 0..2 {
-            let report = bed.shrink(to, checked).unwrap();
-            let expected = (before, bed.live_bytes(), Bytes::ZERO);
+            let report = fixture.shrink(to, checked).unwrap();
+            let expected = (before, fixture.live_bytes(), Bytes::ZERO);
             assert_eq!((report.freed, report.copied, report.left), expected, "{to:?}");
-            assert_eq!(bed.used(GPU), Bytes::ZERO);
-            let at = bed.store(to).place();
-            assert!(bed.residencies().iter().all(|found| *found == Residency::Evicted { at }));
-            let on_peer = bed.used(PEER);
-            assert_eq!(on_peer >= bed.live_bytes(), to == To::Peer, "{to:?}: {on_peer}");
-            let extents = bed.residencies().len() as u64;
+            assert_eq!(fixture.used(GPU), Bytes::ZERO);
+            let at = fixture.store(to).place();
+            assert!(fixture.residencies().iter().all(|found| *found == Residency::Evicted { at }));
+            let on_peer = fixture.used(PEER);
+            assert_eq!(on_peer >= fixture.live_bytes(), to == To::Peer, "{to:?}: {on_peer}");
+            let extents = fixture.residencies().len() as u64;
             let files = if to == To::File { extents } else { 0 };
-            assert_eq!(bed.files.statistics().files, files);
-            let pinned = bed.host.statistics().in_use;
-            assert_eq!(pinned >= bed.live_bytes(), to == To::Host, "{to:?}: {pinned}");
-            let report = bed.refill(checked).unwrap();
-            assert_eq!((report.copied, report.away), (bed.live_bytes(), Bytes::ZERO));
-            assert_eq!(bed.wrong_bytes(), 0, "{to:?}");
-            bed.assert_no_copies();
+            assert_eq!(fixture.files.statistics().files, files);
+            let pinned = fixture.host.statistics().in_use;
+            assert_eq!(pinned >= fixture.live_bytes(), to == To::Host, "{to:?}: {pinned}");
+            let report = fixture.refill(checked).unwrap();
+            assert_eq!((report.copied, report.away), (fixture.live_bytes(), Bytes::ZERO));
+            assert_eq!(fixture.wrong_bytes(), 0, "{to:?}");
+            fixture.assert_no_copies();
         }
-        bed.end();
+        fixture.end();
     }
 }
 
 #[test]
 fn each_extent_comes_back_from_where_it_is() {
-    let mut bed = bed();
-    bed.furnish();
-    let by = |to, amount| bed.region.shrink(amount, &bed.store(to), bed.context(true)).unwrap();
+    let mut fixture = fixture();
+    fixture.furnish();
+    let by = |to, amount| fixture.region.shrink(amount, &fixture.store(to), fixture.context(true)).unwrap();
     by(To::Peer, EXTENT);
     by(To::File, EXTENT);
     by(To::Host, Bytes::MAX);
     // What is out stays where it is.
-    assert_eq!(bed.shrink(To::File, true).unwrap(), Shrunk::default());
-    let places: Vec<Place> = bed.residencies().into_iter().map(Residency::authority).collect();
+    assert_eq!(fixture.shrink(To::File, true).unwrap(), Shrunk::default());
+    let places: Vec<Place> = fixture.residencies().into_iter().map(Residency::authority).collect();
     assert!([Place::Peer(PEER), Place::File, Place::Host].iter().all(|place| places.contains(place)));
-    bed.refill(true).unwrap();
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.end();
+    fixture.refill(true).unwrap();
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.end();
 }
 
 #[test]
 fn a_retained_copy_serves_wherever_it_is() {
     for to in ALL {
         let (policy, host_copy) = (Policy::Sealed, CopyPolicy::Retain);
-        let mut bed = bed_of(Ground { policy, host_copy, ..Ground::default() });
-        bed.furnish();
-        bed.region.seal(false).unwrap();
-        assert_eq!(bed.shrink(to, true).unwrap().copied, bed.live_bytes());
-        bed.refill(true).unwrap();
-        let at = bed.store(to).place();
-        assert!(bed.residencies().iter().all(|found| *found == Residency::Resident { copy: Some(at) }));
+        let mut fixture = fixture_of(Harness { policy, host_copy, ..Harness::default() });
+        fixture.furnish();
+        fixture.region.seal(false).unwrap();
+        assert_eq!(fixture.shrink(to, true).unwrap().copied, fixture.live_bytes());
+        fixture.refill(true).unwrap();
+        let at = fixture.store(to).place();
+        assert!(fixture.residencies().iter().all(|found| *found == Residency::Resident { copy: Some(at) }));
         // Another store is asked for, and nothing is copied to it.
         for other in ALL {
-            let again = bed.shrink(other, true).unwrap();
+            let again = fixture.shrink(other, true).unwrap();
             assert_eq!((again.copied, again.left), (Bytes::ZERO, Bytes::ZERO), "{to:?}, {other:?}");
-            assert!(bed.residencies().iter().all(|found| *found == Residency::Evicted { at }));
-            bed.refill(true).unwrap();
-            assert_eq!(bed.wrong_bytes(), 0);
+            assert!(fixture.residencies().iter().all(|found| *found == Residency::Evicted { at }));
+            fixture.refill(true).unwrap();
+            assert_eq!(fixture.wrong_bytes(), 0);
         }
-        bed.region.unseal().unwrap();
-        bed.assert_no_copies();
-        bed.end();
+        fixture.region.unseal().unwrap();
+        fixture.assert_no_copies();
+        fixture.end();
     }
 }
 
 #[test]
 fn copies_go_with_the_last_block_of_their_extent() {
     for to in ALL {
-        let mut bed = bed();
-        bed.furnish();
-        bed.shrink(to, true).unwrap();
-        while bed.live.len() > 1 {
-            bed.free(0);
+        let mut fixture = fixture();
+        fixture.furnish();
+        fixture.shrink(to, true).unwrap();
+        while fixture.live.len() > 1 {
+            fixture.free(0);
         }
-        let kept = bed.residencies().iter().filter(|found| found.copy().is_some()).count();
+        let kept = fixture.residencies().iter().filter(|found| found.copy().is_some()).count();
         assert!(kept >= 1, "{to:?}");
-        bed.free(0);
-        bed.assert_no_copies();
-        bed.end();
+        fixture.free(0);
+        fixture.assert_no_copies();
+        fixture.end();
     }
 }
 
 #[test]
 fn its_own_gpu_is_no_store() {
-    let mut bed = bed();
-    bed.furnish();
-    let own = Store::Peer(bed.pool.clone());
-    let refused = bed.region.shrink(Bytes::MAX, &own, bed.context(false)).unwrap_err();
+    let mut fixture = fixture();
+    fixture.furnish();
+    let own = Store::Peer(fixture.pool.clone());
+    let refused = fixture.region.shrink(Bytes::MAX, &own, fixture.context(false)).unwrap_err();
     drop(own);
     let RegionError::Stopped { source, .. } = refused else { panic!("{refused}") };
     assert!(matches!(*source, RegionError::OwnMemory { .. }), "{source}");
-    assert_eq!(bed.wrong_bytes(), 0);
-    bed.end();
+    assert_eq!(fixture.wrong_bytes(), 0);
+    fixture.end();
 }
 
 #[test]
 fn host_memory_is_pinned_while_copies_are_made() {
-    let mut bed = bed();
-    bed.furnish();
-    let host = bed.host.clone();
+    let mut fixture = fixture();
+    fixture.furnish();
+    let host = fixture.host.clone();
     // No copy ends before all is pinned.
-    bed.meddle(move |_| {
+    fixture.meddle(move |_| {
         let begun = std::time::Instant::now();
         while host.statistics().pinned < Bytes::mib(16) {
             assert!(begun.elapsed().as_secs() < 60, "nobody pins meanwhile");
@@ -316,12 +316,12 @@ fn host_memory_is_pinned_while_copies_are_made() {
         }
         Ok(())
     });
-    bed.shrink(To::Host, false).unwrap();
-    assert_eq!(bed.host.statistics().pins, 4);
-    bed.refill(false).unwrap();
+    fixture.shrink(To::Host, false).unwrap();
+    assert_eq!(fixture.host.statistics().pins, 4);
+    fixture.refill(false).unwrap();
     // It is there for the next time.
-    bed.shrink(To::Host, false).unwrap();
-    assert_eq!(bed.host.statistics().pins, 4);
-    bed.refill(false).unwrap();
-    bed.end();
+    fixture.shrink(To::Host, false).unwrap();
+    assert_eq!(fixture.host.statistics().pins, 4);
+    fixture.refill(false).unwrap();
+    fixture.end();
 }

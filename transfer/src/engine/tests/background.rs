@@ -6,7 +6,7 @@ use glake_device::owned::{OwnedStream, Span};
 use glake_device::{Fault, Injected, Touch, Verb, When};
 use glake_units::Bytes;
 
-use super::bed::{Bed, GPU, ends};
+use super::fixture::{Fixture, GPU, ends};
 use crate::graph::{Direction, Way};
 use crate::{CopyOptions, Priority, UserStream};
 
@@ -24,48 +24,48 @@ struct User {
 }
 
 impl User {
-    fn new(bed: &Bed, direction: Direction, size: Bytes) -> User {
-        let stream = bed.stream(GPU);
+    fn new(fixture: &Fixture, direction: Direction, size: Bytes) -> User {
+        let stream = fixture.stream(GPU);
         User {
-            on: bed.user(GPU, stream.id()),
-            host: Span::pinned(&bed.pinned(size, 3), Bytes::ZERO, size).unwrap(),
-            gpu: bed.mapped(GPU, size).span(Bytes::ZERO, size).unwrap(),
+            on: fixture.user(GPU, stream.id()),
+            host: Span::pinned(&fixture.pinned(size, 3), Bytes::ZERO, size).unwrap(),
+            gpu: fixture.mapped(GPU, size).span(Bytes::ZERO, size).unwrap(),
             direction,
             _stream: stream,
         }
     }
 
-    fn copy(&self, bed: &Bed, options: CopyOptions) {
+    fn copy(&self, fixture: &Fixture, options: CopyOptions) {
         let (to, from) = ends(self.direction, &self.host, &self.gpu);
-        bed.engine().copy(to, from, self.on, options).unwrap();
+        fixture.engine().copy(to, from, self.on, options).unwrap();
     }
 
-    fn copy_blocking(&self, bed: &Bed, options: CopyOptions) -> Duration {
-        let start = bed.sim.now();
-        self.copy(bed, options);
-        bed.wait(self.on);
-        bed.sim.now() - start
+    fn copy_blocking(&self, fixture: &Fixture, options: CopyOptions) -> Duration {
+        let start = fixture.sim.now();
+        self.copy(fixture, options);
+        fixture.wait(self.on);
+        fixture.sim.now() - start
     }
 }
 
-fn slices(bed: &Bed) -> u64 {
-    bed.engine().statistics().paths.iter().map(|path| path.slices).sum()
+fn slices(fixture: &Fixture) -> u64 {
+    fixture.engine().statistics().paths.iter().map(|path| path.slices).sum()
 }
 
 #[test]
 fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
     for direction in Direction::BOTH {
-        let bed = Bed::new("h200x4");
-        let critical = User::new(&bed, direction, Bytes::mib(16));
-        let alone = critical.copy_blocking(&bed, CRITICAL);
-        let background = [(); 2].map(|()| User::new(&bed, direction, Bytes::mib(192)));
+        let fixture = Fixture::new("h200x4");
+        let critical = User::new(&fixture, direction, Bytes::mib(16));
+        let alone = critical.copy_blocking(&fixture, CRITICAL);
+        let background = [(); 2].map(|()| User::new(&fixture, direction, Bytes::mib(192)));
         // Until there is a lane set for every stream.
         loop {
-            let before = bed.engine().statistics().native_copies;
-            background.iter().for_each(|user| user.copy(&bed, UNWAITED));
-            critical.copy_blocking(&bed, CRITICAL);
-            background.iter().for_each(|user| bed.wait(user.on));
-            if bed.engine().statistics().native_copies == before {
+            let before = fixture.engine().statistics().native_copies;
+            background.iter().for_each(|user| user.copy(&fixture, UNWAITED));
+            critical.copy_blocking(&fixture, CRITICAL);
+            background.iter().for_each(|user| fixture.wait(user.on));
+            if fixture.engine().statistics().native_copies == before {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -73,10 +73,10 @@ fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
         let mut took = Vec::new();
         for round in 0..40_u64 {
             let user = &background[usize::try_from(round % 2).unwrap()];
-            user.copy(&bed, UNWAITED);
+            user.copy(&fixture, UNWAITED);
             for pause in [7, 61, 23] {
-                bed.sim.advance(Duration::from_micros(pause * (round % 5 + 1)));
-                took.push(critical.copy_blocking(&bed, CRITICAL));
+                fixture.sim.advance(Duration::from_micros(pause * (round % 5 + 1)));
+                took.push(critical.copy_blocking(&fixture, CRITICAL));
             }
         }
         took.sort();
@@ -84,19 +84,19 @@ fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
         println!("{direction:?}: alone {alone:?}, beside: median {half:?}, p99 {most:?}");
         assert!(most <= alone * 3 / 2, "{direction:?}: {most:?} instead of {alone:?}");
         drop((critical, background));
-        bed.end();
+        fixture.end();
     }
 }
 
 #[test]
 fn slices_are_smaller_while_other_copies_come() {
-    let bed = Bed::new("h200x4");
-    let critical = User::new(&bed, Direction::ToGpu, Bytes::mib(16));
-    let background = User::new(&bed, Direction::ToGpu, Bytes::mib(192));
+    let fixture = Fixture::new("h200x4");
+    let critical = User::new(&fixture, Direction::ToGpu, Bytes::mib(16));
+    let background = User::new(&fixture, Direction::ToGpu, Bytes::mib(192));
     let sliced = || {
-        let before = slices(&bed);
-        background.copy_blocking(&bed, UNWAITED);
-        slices(&bed) - before
+        let before = slices(&fixture);
+        background.copy_blocking(&fixture, UNWAITED);
+        slices(&fixture) - before
     };
     let whole = background.host.size().get();
     // The last slice of a link is what is left.
@@ -104,112 +104,112 @@ fn slices_are_smaller_while_other_copies_come() {
     assert!(of(Bytes::mib(1)).contains(&sliced()));
     // A test that is kept from running may be too late for it.
     let smaller = |_| {
-        critical.copy_blocking(&bed, CRITICAL);
+        critical.copy_blocking(&fixture, CRITICAL);
         of(Bytes::kib(256)).contains(&sliced())
     };
     assert!((0..20).any(smaller), "on each of four links a fourth of 1 MiB");
     std::thread::sleep(Duration::from_millis(150));
     assert!(of(Bytes::mib(1)).contains(&sliced()));
     drop((critical, background));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn a_normal_copy_does_not_wait_for_a_background_copy() {
     let size = Bytes::mib(512);
     for memory in [Way::ZeroStaging, Way::Staged] {
-        let bed = Bed::new("h200x4");
-        let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
-        let alone = normal.copy_blocking(&bed, CopyOptions::default());
-        let plain = bed.plain(GPU, size);
-        let mut background = User::new(&bed, Direction::ToGpu, size);
+        let fixture = Fixture::new("h200x4");
+        let normal = User::new(&fixture, Direction::ToGpu, Bytes::mib(64));
+        let alone = normal.copy_blocking(&fixture, CopyOptions::default());
+        let plain = fixture.plain(GPU, size);
+        let mut background = User::new(&fixture, Direction::ToGpu, size);
         if memory == Way::Staged {
             background.gpu = plain.span.clone();
         }
-        background.copy(&bed, UNWAITED);
-        bed.sim.advance(Duration::from_micros(100));
-        let beside = normal.copy_blocking(&bed, CopyOptions::default());
-        assert_eq!(bed.carried(Way::Staged).is_zero(), memory != Way::Staged);
+        background.copy(&fixture, UNWAITED);
+        fixture.sim.advance(Duration::from_micros(100));
+        let beside = normal.copy_blocking(&fixture, CopyOptions::default());
+        assert_eq!(fixture.carried(Way::Staged).is_zero(), memory != Way::Staged);
         assert!(beside <= alone * 5 / 4, "{memory:?}: {beside:?} instead of {alone:?}");
         drop((normal, background, plain));
-        bed.end();
+        fixture.end();
     }
 }
 
 #[test]
 fn lists_and_broadcasts_do_not_wait_for_a_background_copy() {
-    let bed = Bed::new("h200x4");
-    let normal = User::new(&bed, Direction::ToGpu, Bytes::mib(64));
-    let buffers: Vec<_> = bed.gpus.iter().map(|gpu| bed.mapped(gpu, normal.host.size())).collect();
+    let fixture = Fixture::new("h200x4");
+    let normal = User::new(&fixture, Direction::ToGpu, Bytes::mib(64));
+    let buffers: Vec<_> = fixture.gpus.iter().map(|gpu| fixture.mapped(gpu, normal.host.size())).collect();
     let all: Vec<Span> =
         buffers.iter().map(|buffer| buffer.span(Bytes::ZERO, normal.host.size()).unwrap()).collect();
     let block = |span: &Span, at: u64| span.part(Bytes::kib(16 * at), Bytes::kib(16)).unwrap();
     let list: Vec<_> = (0..4096).map(|at| (block(&normal.gpu, at), block(&normal.host, 4095 - at))).collect();
     let copies: [&dyn Fn(); 2] =
-        [&|| drop(bed.engine().copy_list(&list, normal.on, CopyOptions::default()).unwrap()), &|| {
-            drop(bed.engine().copy_to_all(&all, &normal.host, normal.on, CopyOptions::default()).unwrap())
+        [&|| drop(fixture.engine().copy_list(&list, normal.on, CopyOptions::default()).unwrap()), &|| {
+            drop(fixture.engine().copy_to_all(&all, &normal.host, normal.on, CopyOptions::default()).unwrap())
         }];
     for copy in copies {
         let time = || {
-            let start = bed.sim.now();
+            let start = fixture.sim.now();
             copy();
-            bed.wait(normal.on);
-            bed.sim.now() - start
+            fixture.wait(normal.on);
+            fixture.sim.now() - start
         };
         let alone = time();
-        let background = User::new(&bed, Direction::ToGpu, Bytes::mib(512));
-        background.copy(&bed, UNWAITED);
-        bed.sim.advance(Duration::from_micros(100));
+        let background = User::new(&fixture, Direction::ToGpu, Bytes::mib(512));
+        background.copy(&fixture, UNWAITED);
+        fixture.sim.advance(Duration::from_micros(100));
         let beside = time();
         println!("{beside:?} instead of {alone:?}");
         assert!(beside <= alone * 5 / 4, "{beside:?} instead of {alone:?}");
-        bed.wait(background.on);
-        assert!(bed.read(&background.gpu) == bed.pinned(Bytes::mib(512), 3).as_slice());
+        fixture.wait(background.on);
+        assert!(fixture.read(&background.gpu) == fixture.pinned(Bytes::mib(512), 3).as_slice());
     }
-    assert!(all.iter().all(|span| bed.read(span) == bed.read(&all[0])));
+    assert!(all.iter().all(|span| fixture.read(span) == fixture.read(&all[0])));
     drop((list, all, buffers, normal));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn alone_a_background_copy_is_nearly_as_fast_as_any() {
-    let bed = Bed::new("h200x4");
+    let fixture = Fixture::new("h200x4");
     for direction in Direction::BOTH {
-        let user = User::new(&bed, direction, Bytes::mib(256));
-        let normal = user.copy_blocking(&bed, CopyOptions::default());
-        let before = slices(&bed);
-        let background = user.copy_blocking(&bed, BACKGROUND);
-        assert!(slices(&bed) - before >= 256);
+        let user = User::new(&fixture, direction, Bytes::mib(256));
+        let normal = user.copy_blocking(&fixture, CopyOptions::default());
+        let before = slices(&fixture);
+        let background = user.copy_blocking(&fixture, BACKGROUND);
+        assert!(slices(&fixture) - before >= 256);
         println!("{direction:?}: {background:?}, as a normal one {normal:?}");
         // Each slice costs the model what a copy costs besides its bytes.
         assert!(background <= normal * 7 / 4, "{background:?} instead of {normal:?}");
         drop(user);
     }
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn bytes_are_right_in_the_order_of_the_stream() {
     let size = Bytes::mib(13);
     for memory in [Way::ZeroStaging, Way::Staged] {
-        let bed = Bed::new("h200x4");
-        let stream = bed.stream(GPU);
-        let other = bed.stream(bed.gpus.iter().nth(2).unwrap());
-        let (mapped, plain) = (bed.mapped(GPU, size), bed.plain(GPU, size));
+        let fixture = Fixture::new("h200x4");
+        let stream = fixture.stream(GPU);
+        let other = fixture.stream(fixture.gpus.iter().nth(2).unwrap());
+        let (mapped, plain) = (fixture.mapped(GPU, size), fixture.plain(GPU, size));
         let span = match memory {
             Way::ZeroStaging => mapped.span(Bytes::ZERO, size).unwrap(),
             _ => plain.span.clone(),
         };
         let users = [
-            bed.user(GPU, stream.id()),
-            bed.user(GPU, glake_device::Stream::LEGACY),
-            bed.user(other.device(), other.id()),
+            fixture.user(GPU, stream.id()),
+            fixture.user(GPU, glake_device::Stream::LEGACY),
+            fixture.user(other.device(), other.id()),
         ];
         for (seed, on) in (1..).zip(users) {
-            let (source, sink) = (bed.pinned(size, seed), bed.pinned(size, 99));
+            let (source, sink) = (fixture.pinned(size, seed), fixture.pinned(size, 99));
             let from = Span::pinned(&source, Bytes::ZERO, size).unwrap();
             let to = Span::pinned(&sink, Bytes::ZERO, size).unwrap();
-            bed.engine().copy(&span, &from, on, BACKGROUND).unwrap();
+            fixture.engine().copy(&span, &from, on, BACKGROUND).unwrap();
             if on.device == GPU {
                 // Adds one to every byte, between the two copies.
                 let touch = Touch { address: span.start(), size };
@@ -221,10 +221,10 @@ fn bytes_are_right_in_the_order_of_the_stream() {
                     memory.write(touch.address, &bytes).unwrap();
                 };
                 let time = Duration::from_micros(100);
-                bed.sim.enqueue_kernel(GPU, on.raw, &[touch], &[touch], time, add).unwrap();
+                fixture.sim.enqueue_kernel(GPU, on.raw, &[touch], &[touch], time, add).unwrap();
             }
-            bed.engine().copy(&to, &span, on, BACKGROUND).unwrap();
-            bed.wait(on);
+            fixture.engine().copy(&to, &span, on, BACKGROUND).unwrap();
+            fixture.wait(on);
             let add = u8::from(on.device == GPU);
             let same = |(from, to): (&u8, &u8)| from.wrapping_add(add) == *to;
             let length = usize::try_from(size.get()).unwrap();
@@ -233,59 +233,59 @@ fn bytes_are_right_in_the_order_of_the_stream() {
                 "{memory:?} {on:?}"
             );
         }
-        assert!(bed.carried(memory) > Bytes::ZERO);
+        assert!(fixture.carried(memory) > Bytes::ZERO);
         drop((stream, other, mapped, plain, span));
-        bed.end();
+        fixture.end();
     }
 }
 
 #[test]
 fn two_at_once_and_a_critical_one_all_arrive() {
-    let bed = Bed::new("h200x4");
+    let fixture = Fixture::new("h200x4");
     let size = Bytes::mib(48);
-    let streams = [(); 3].map(|()| bed.stream(GPU));
-    let mapped = [(); 3].map(|()| bed.mapped(GPU, size));
-    let hosts = [1, 2, 3].map(|seed| bed.pinned(size, seed));
+    let streams = [(); 3].map(|()| fixture.stream(GPU));
+    let mapped = [(); 3].map(|()| fixture.mapped(GPU, size));
+    let hosts = [1, 2, 3].map(|seed| fixture.pinned(size, seed));
     let handles: Vec<_> = [BACKGROUND, BACKGROUND, CRITICAL]
         .into_iter()
         .enumerate()
         .map(|(index, options)| {
             let to = mapped[index].span(Bytes::ZERO, size).unwrap();
             let from = Span::pinned(&hosts[index], Bytes::ZERO, size).unwrap();
-            bed.engine().copy(&to, &from, bed.user(GPU, streams[index].id()), options).unwrap()
+            fixture.engine().copy(&to, &from, fixture.user(GPU, streams[index].id()), options).unwrap()
         })
         .collect();
     for handle in handles.into_iter().rev() {
         handle.wait().unwrap();
     }
     for (mapped, host) in mapped.iter().zip(&hosts) {
-        assert!(bed.read(&mapped.span(Bytes::ZERO, size).unwrap()) == host.as_slice());
+        assert!(fixture.read(&mapped.span(Bytes::ZERO, size).unwrap()) == host.as_slice());
     }
     drop((streams, mapped));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn stopping_in_the_middle_lets_them_arrive() {
-    let bed = Bed::new("h200x4");
+    let fixture = Fixture::new("h200x4");
     let size = Bytes::mib(64);
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let (mapped, host) = (bed.mapped(GPU, size), bed.pinned(size, 5));
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
+    let (mapped, host) = (fixture.mapped(GPU, size), fixture.pinned(size, 5));
     let to = mapped.span(Bytes::ZERO, size).unwrap();
     let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-    let critical = User::new(&bed, Direction::ToGpu, Bytes::mib(16));
-    let handle = bed.engine().copy(&to, &from, on, BACKGROUND).unwrap();
-    bed.sim.advance(Duration::from_micros(50));
-    critical.copy(&bed, CRITICAL);
-    bed.engine().stop();
-    critical.copy(&bed, CRITICAL);
+    let critical = User::new(&fixture, Direction::ToGpu, Bytes::mib(16));
+    let handle = fixture.engine().copy(&to, &from, on, BACKGROUND).unwrap();
+    fixture.sim.advance(Duration::from_micros(50));
+    critical.copy(&fixture, CRITICAL);
+    fixture.engine().stop();
+    critical.copy(&fixture, CRITICAL);
     handle.wait().unwrap();
-    assert!(bed.read(&to) == host.as_slice());
-    bed.engine().copy(&to, &from, on, BACKGROUND).unwrap().wait().unwrap();
-    bed.wait(critical.on);
+    assert!(fixture.read(&to) == host.as_slice());
+    fixture.engine().copy(&to, &from, on, BACKGROUND).unwrap().wait().unwrap();
+    fixture.wait(critical.on);
     drop((stream, mapped, to, from, host, critical));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
@@ -305,30 +305,34 @@ fn every_call_may_fail_once() {
     for memory in [Way::ZeroStaging, Way::Staged] {
         for verb in verbs {
             for n in 1.. {
-                let bed = Bed::new("h200x4");
-                let streams = [(); 2].map(|()| bed.stream(GPU));
-                let (mapped, plain) = (bed.mapped(GPU, size), bed.plain(GPU, size));
+                let fixture = Fixture::new("h200x4");
+                let streams = [(); 2].map(|()| fixture.stream(GPU));
+                let (mapped, plain) = (fixture.mapped(GPU, size), fixture.plain(GPU, size));
                 let span = match memory {
                     Way::ZeroStaging => mapped.span(Bytes::ZERO, size).unwrap(),
                     _ => plain.span.clone(),
                 };
-                let critical = User::new(&bed, Direction::ToGpu, Bytes::mib(4));
-                let host = bed.pinned(size, n);
+                let critical = User::new(&fixture, Direction::ToGpu, Bytes::mib(4));
+                let host = fixture.pinned(size, n);
                 let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-                let on = bed.user(GPU, streams[0].id());
-                bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error: Injected::Failed(1) }]);
-                let background = bed.engine().copy(&span, &from, on, UNWAITED);
+                let on = fixture.user(GPU, streams[0].id());
+                fixture.faults.set(&[Fault {
+                    verb: Some(verb),
+                    when: When::Nth(n),
+                    error: Injected::Failed(1),
+                }]);
+                let background = fixture.engine().copy(&span, &from, on, UNWAITED);
                 let (to, source) = ends(Direction::ToGpu, &critical.host, &critical.gpu);
                 let beside =
-                    bed.engine().copy(to, source, critical.on, CopyOptions { waited: false, ..CRITICAL });
-                let injected = bed.faults.injected();
-                bed.faults.set(&[]);
-                bed.wait(on);
-                bed.wait(critical.on);
+                    fixture.engine().copy(to, source, critical.on, CopyOptions { waited: false, ..CRITICAL });
+                let injected = fixture.faults.injected();
+                fixture.faults.set(&[]);
+                fixture.wait(on);
+                fixture.wait(critical.on);
                 assert!(background.is_ok() && beside.is_ok(), "{verb} {n}: {background:?} {beside:?}");
-                assert!(bed.read(&span) == host.as_slice()[..length], "{verb} {n}");
+                assert!(fixture.read(&span) == host.as_slice()[..length], "{verb} {n}");
                 drop((background, beside, critical, streams, mapped, plain, span, from, host));
-                bed.end();
+                fixture.end();
                 if injected == 0 {
                     break;
                 }
@@ -341,19 +345,19 @@ fn every_call_may_fail_once() {
 fn a_lost_relay_is_told_of_or_made_good() {
     let size = Bytes::mib(16);
     for n in [1, 3, 5, 6, 8] {
-        let bed = Bed::new("h200x4");
-        let stream = bed.stream(GPU);
-        let on = bed.user(GPU, stream.id());
-        let (mapped, host) = (bed.mapped(GPU, size), bed.pinned(size, n));
+        let fixture = Fixture::new("h200x4");
+        let stream = fixture.stream(GPU);
+        let on = fixture.user(GPU, stream.id());
+        let (mapped, host) = (fixture.mapped(GPU, size), fixture.pinned(size, n));
         let to = mapped.span(Bytes::ZERO, size).unwrap();
         let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
         let lose = Fault { verb: Some(Verb::Copy), when: When::Nth(n), error: Injected::Damaged(700) };
-        bed.faults.set(&[lose]);
-        let answer = bed.engine().copy(&to, &from, on, BACKGROUND).and_then(crate::CopyHandle::wait);
-        let arrived = answer.is_ok() && bed.read(&to) == host.as_slice();
+        fixture.faults.set(&[lose]);
+        let answer = fixture.engine().copy(&to, &from, on, BACKGROUND).and_then(crate::CopyHandle::wait);
+        let arrived = answer.is_ok() && fixture.read(&to) == host.as_slice();
         assert!(answer.is_err() || arrived, "{n}");
-        bed.faults.set(&[]);
+        fixture.faults.set(&[]);
         drop((stream, mapped, to, from, host));
-        bed.end();
+        fixture.end();
     }
 }

@@ -7,20 +7,20 @@ use glake_device::owned::{self, Buffer, DeviceSet, Span};
 use glake_device::{DeviceId, Fault, Injected, Touch, Verb, When};
 use glake_units::Bytes;
 
-use super::bed::{Bed, GPU, length};
+use super::fixture::{Fixture, GPU, length};
 use crate::graph::Way;
 use crate::{CopyHandle, CopyOptions, TransferError};
 
-fn buffers(bed: &Bed, devices: &[u32], size: Bytes) -> (Vec<Arc<Buffer>>, Vec<Span>) {
-    let buffers: Vec<_> = devices.iter().map(|device| bed.mapped(DeviceId(*device), size)).collect();
+fn buffers(fixture: &Fixture, devices: &[u32], size: Bytes) -> (Vec<Arc<Buffer>>, Vec<Span>) {
+    let buffers: Vec<_> = devices.iter().map(|device| fixture.mapped(DeviceId(*device), size)).collect();
     let spans = buffers.iter().map(|buffer| buffer.span(Bytes::ZERO, size).unwrap()).collect();
     (buffers, spans)
 }
 
 #[test]
 fn every_gpu_gets_every_byte() {
-    let bed = Bed::new("h200x4");
-    let stream = bed.stream(DeviceId(2));
+    let fixture = Fixture::new("h200x4");
+    let stream = fixture.stream(DeviceId(2));
     for (devices, bytes) in [
         (&[0, 1, 2, 3][..], 64 << 20),
         (&[0, 1, 2, 3], (9 << 20) + 4097),
@@ -32,93 +32,94 @@ fn every_gpu_gets_every_byte() {
         (&[2], 8 << 20),
         (&[0, 1], 100),
     ] {
-        for on in [bed.user(DeviceId(2), stream.id()), bed.user(GPU, glake_device::Stream(0))] {
+        for on in [fixture.user(DeviceId(2), stream.id()), fixture.user(GPU, glake_device::Stream(0))] {
             let size = Bytes::new(bytes);
-            let (kept, spans) = buffers(&bed, devices, size);
-            let host = bed.pinned(size, bytes);
+            let (kept, spans) = buffers(&fixture, devices, size);
+            let host = fixture.pinned(size, bytes);
             let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-            bed.engine().copy_to_all(&spans, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
+            fixture.engine().copy_to_all(&spans, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
             for span in &spans {
-                assert!(bed.read(span) == host.as_slice()[..length(bytes)], "{devices:?} {bytes}");
+                assert!(fixture.read(span) == host.as_slice()[..length(bytes)], "{devices:?} {bytes}");
             }
             drop((kept, spans, from, host));
         }
     }
     // Each byte went over a link once.
-    let paths = bed.engine().statistics().paths;
+    let paths = fixture.engine().statistics().paths;
     assert!(paths.iter().any(|path| path.way == Way::Staged && path.relay != path.target));
     drop(stream);
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn memory_that_peers_do_not_reach_gets_copies_of_its_own() {
-    let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
+    let fixture = Fixture::new("h200x4");
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
     let size = Bytes::mib(8);
-    let plain = [0, 1].map(|device| bed.plain(DeviceId(device), size));
-    let host = bed.pinned(size, 4);
+    let plain = [0, 1].map(|device| fixture.plain(DeviceId(device), size));
+    let host = fixture.pinned(size, 4);
     let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
     let spans = plain.each_ref().map(|plain| plain.span.clone());
-    bed.engine().copy_to_all(&spans, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
+    fixture.engine().copy_to_all(&spans, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
     for span in &spans {
-        assert!(bed.read(span) == host.as_slice());
+        assert!(fixture.read(span) == host.as_slice());
     }
     drop((stream, plain, spans, from, host));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn a_broadcast_keeps_the_order_of_its_stream() {
-    let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
+    let fixture = Fixture::new("h200x4");
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
     let size = Bytes::mib(16);
-    let (kept, spans) = buffers(&bed, &[0, 1, 2, 3], size);
-    let hosts: Vec<_> = (0..5).map(|seed| bed.pinned(size, seed)).collect();
+    let (kept, spans) = buffers(&fixture, &[0, 1, 2, 3], size);
+    let hosts: Vec<_> = (0..5).map(|seed| fixture.pinned(size, seed)).collect();
     let whole = |at: usize| Span::pinned(&hosts[at], Bytes::ZERO, size).unwrap();
     let touch = Touch { address: spans[0].start(), size };
     let start = spans[0].start();
     let took = Duration::from_micros(100);
     // The simulator refuses work that no event orders; the bytes tell the rest.
-    bed.sim
+    fixture
+        .sim
         .enqueue_kernel(GPU, on.raw, &[], &[touch], took, move |memory| {
             memory.write(start, &vec![1; 16 << 20]).unwrap();
         })
         .unwrap();
-    let engine = bed.engine();
+    let engine = fixture.engine();
     engine.copy_to_all(&spans, &whole(0), on, CopyOptions::default()).unwrap();
     for (at, span) in spans.iter().enumerate() {
         engine.copy(&whole(at + 1), span, on, CopyOptions::default()).unwrap();
     }
     engine.copy_to_all(&spans, &whole(4), on, CopyOptions::default()).unwrap().wait().unwrap();
     assert!(hosts[1..4].iter().all(|host| host.as_slice() == hosts[0].as_slice()));
-    assert!(spans.iter().all(|span| bed.read(span) == hosts[4].as_slice()));
+    assert!(spans.iter().all(|span| fixture.read(span) == hosts[4].as_slice()));
     drop((stream, kept, spans, hosts));
-    bed.end();
+    fixture.end();
 }
 
 /// A broadcast with a fault in one call; how often it was injected, and what became of it.
 fn trial(fault: Fault) -> (u64, crate::Result<()>) {
-    let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
+    let fixture = Fixture::new("h200x4");
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
     let size = Bytes::mib(10);
-    let (kept, spans) = buffers(&bed, &[0, 1, 2, 3], size);
-    let host = bed.pinned(size, 7);
+    let (kept, spans) = buffers(&fixture, &[0, 1, 2, 3], size);
+    let host = fixture.pinned(size, 7);
     let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-    bed.faults.set(&[fault]);
-    let answer = bed.engine().copy_to_all(&spans, &from, on, CopyOptions::default());
+    fixture.faults.set(&[fault]);
+    let answer = fixture.engine().copy_to_all(&spans, &from, on, CopyOptions::default());
     let waited = answer.and_then(CopyHandle::wait);
-    let injected = bed.faults.injected();
-    bed.faults.set(&[]);
-    bed.wait(on);
+    let injected = fixture.faults.injected();
+    fixture.faults.set(&[]);
+    fixture.wait(on);
     if waited.is_ok() {
-        assert!(spans.iter().all(|span| bed.read(span) == host.as_slice()), "{fault:?}");
+        assert!(spans.iter().all(|span| fixture.read(span) == host.as_slice()), "{fault:?}");
     }
     drop((stream, kept, spans, from, host));
-    bed.end();
+    fixture.end();
     (injected, waited)
 }
 
@@ -155,27 +156,27 @@ fn a_gpu_that_is_lost_is_told_of() {
 
 #[test]
 fn a_broadcast_is_three_times_as_fast_as_a_copy_for_each_gpu() {
-    let bed = Bed::new("h200x4");
+    let fixture = Fixture::new("h200x4");
     for size in [Bytes::mib(128), Bytes::mib(256)] {
-        let (kept, spans) = buffers(&bed, &[0, 1, 2, 3], size);
-        let host = bed.pinned(size, 7);
+        let (kept, spans) = buffers(&fixture, &[0, 1, 2, 3], size);
+        let host = fixture.pinned(size, 7);
         let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-        let streams: Vec<_> = (0..4).map(|device| bed.stream(DeviceId(device))).collect();
-        let start = bed.sim.now();
+        let streams: Vec<_> = (0..4).map(|device| fixture.stream(DeviceId(device))).collect();
+        let start = fixture.sim.now();
         for (stream, span) in streams.iter().zip(&spans) {
-            owned::copy(&*bed.driver, stream.device(), stream.id(), span, &from).unwrap();
+            owned::copy(&*fixture.driver, stream.device(), stream.id(), span, &from).unwrap();
         }
         streams.iter().for_each(|stream| stream.synchronize().unwrap());
-        let native = bed.sim.now() - start;
-        let start = bed.sim.now();
-        let on = bed.user(GPU, streams[0].id());
-        bed.engine().copy_to_all(&spans, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
-        let took = bed.sim.now() - start;
+        let native = fixture.sim.now() - start;
+        let start = fixture.sim.now();
+        let on = fixture.user(GPU, streams[0].id());
+        fixture.engine().copy_to_all(&spans, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
+        let took = fixture.sim.now() - start;
         let gain = native.as_secs_f64() / took.as_secs_f64();
         println!("{size}: {gain:.2}");
         assert!(gain > 3.0, "{size}: {gain}");
         drop((kept, spans, from, host));
     }
-    assert_eq!(bed.engine().relays(), (0..4).map(DeviceId).collect::<DeviceSet>());
-    bed.end();
+    assert_eq!(fixture.engine().relays(), (0..4).map(DeviceId).collect::<DeviceSet>());
+    fixture.end();
 }

@@ -7,69 +7,69 @@ use glake_device::owned::{OwnedStream, Registration, Span};
 use glake_device::{CaptureState, DriverError, Fault, Injected, Touch, Verb, When};
 use glake_units::Bytes;
 
-use super::bed::{Bed, GPU, ends};
+use super::fixture::{Fixture, GPU, ends};
 use crate::graph::Direction;
 use crate::{CopyOptions, EngineOptions, UserStream};
 
 /// A server whose engine splits captured copies.
-fn split_bed() -> Bed {
-    Bed::with("h200x4", EngineOptions { graphs: true, ..EngineOptions::default() })
+fn split_fixture() -> Fixture {
+    Fixture::with("h200x4", EngineOptions { graphs: true, ..EngineOptions::default() })
 }
 
 const UNWAITED: CopyOptions = CopyOptions { priority: crate::Priority::Normal, verify: false, waited: false };
 
 /// Puts other bytes into pinned memory.
-fn refill(bed: &Bed, host: &Arc<Registration>, seed: u64) -> Vec<u8> {
+fn refill(fixture: &Fixture, host: &Arc<Registration>, seed: u64) -> Vec<u8> {
     let size = host.size();
-    let other = bed.pinned(size, seed);
+    let other = fixture.pinned(size, seed);
     let span = |memory| Span::pinned(memory, Bytes::ZERO, size).unwrap();
     span(&other).copy_on_host(&span(host)).unwrap();
     other.as_slice().to_vec()
 }
 
-fn paint(bed: &Bed, on: &OwnedStream, span: &Span, byte: u8) {
+fn paint(fixture: &Fixture, on: &OwnedStream, span: &Span, byte: u8) {
     let (start, length) = (span.start(), usize::try_from(span.size().get()).unwrap());
     let touch = Touch { address: start, size: span.size() };
     let body = move |memory: &mut dyn glake_device::KernelMemory| {
         memory.write(start, &vec![byte; length]).unwrap();
     };
-    bed.sim.enqueue_kernel(GPU, on.id(), &[], &[touch], Duration::from_micros(50), body).unwrap();
+    fixture.sim.enqueue_kernel(GPU, on.id(), &[], &[touch], Duration::from_micros(50), body).unwrap();
 }
 
 #[test]
 fn a_replay_copies_what_is_there_then() {
     for mapped in [true, false] {
-        let bed = split_bed();
-        let stream = bed.stream(GPU);
-        let on = bed.user(GPU, stream.id());
+        let fixture = split_fixture();
+        let stream = fixture.stream(GPU);
+        let on = fixture.user(GPU, stream.id());
         let size = Bytes::new((16 << 20) + 12_345);
-        let (kept, plain) = (bed.mapped(GPU, size), bed.plain(GPU, size));
+        let (kept, plain) = (fixture.mapped(GPU, size), fixture.plain(GPU, size));
         let whole = if mapped { kept.span(Bytes::ZERO, size).unwrap() } else { plain.span.clone() };
-        let (out, back) = (bed.pinned(size, 1), bed.pinned(size, 2));
+        let (out, back) = (fixture.pinned(size, 1), fixture.pinned(size, 2));
         let [out_span, back_span] = [&out, &back].map(|host| Span::pinned(host, Bytes::ZERO, size).unwrap());
-        bed.sim.begin_capture(GPU, on.raw).unwrap();
-        paint(&bed, &stream, &whole, 1);
-        bed.engine().copy(&whole, &out_span, on, UNWAITED).unwrap();
-        bed.engine().copy(&back_span, &whole, on, UNWAITED).unwrap();
-        paint(&bed, &stream, &whole, 2);
-        let graph = bed.sim.end_capture(GPU, on.raw).unwrap();
+        fixture.sim.begin_capture(GPU, on.raw).unwrap();
+        paint(&fixture, &stream, &whole, 1);
+        fixture.engine().copy(&whole, &out_span, on, UNWAITED).unwrap();
+        fixture.engine().copy(&back_span, &whole, on, UNWAITED).unwrap();
+        paint(&fixture, &stream, &whole, 2);
+        let graph = fixture.sim.end_capture(GPU, on.raw).unwrap();
         // Memory that is not ours is the target's own link's.
         let (links, native) = if mapped { (4, 0) } else { (1, 2) };
         assert_eq!(graph.operations(), 2 + 2 * links, "each link has a node");
-        assert_eq!(bed.engine().statistics().native_copies, native);
+        assert_eq!(fixture.engine().statistics().native_copies, native);
         for seed in 5..8 {
-            let sent = refill(&bed, &out, seed);
-            bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
-            bed.wait(on);
+            let sent = refill(&fixture, &out, seed);
+            fixture.sim.launch_graph(&graph, GPU, on.raw).unwrap();
+            fixture.wait(on);
             let length = usize::try_from(size.get()).unwrap();
             assert!(back.as_slice()[..length] == sent[..length]);
-            assert!(bed.read(&whole).iter().all(|byte| *byte == 2));
+            assert!(fixture.read(&whole).iter().all(|byte| *byte == 2));
         }
         // The engine copies as before beside it.
-        bed.copy(&whole, &out_span, on);
-        bed.wait(on);
+        fixture.copy(&whole, &out_span, on);
+        fixture.wait(on);
         drop((stream, kept, plain, whole, out_span, back_span, out, back));
-        bed.end_with(if mapped { 3 } else { 0 });
+        fixture.end_with(if mapped { 3 } else { 0 });
     }
 }
 
@@ -77,145 +77,153 @@ fn a_replay_copies_what_is_there_then() {
 #[test]
 fn a_captured_copy_is_the_drivers_one_node_unless_asked() {
     for graphs in [false, true] {
-        let bed = Bed::with("h200x4", EngineOptions { graphs, ..EngineOptions::default() });
-        let stream = bed.stream(GPU);
-        let on = bed.user(GPU, stream.id());
+        let fixture = Fixture::with("h200x4", EngineOptions { graphs, ..EngineOptions::default() });
+        let stream = fixture.stream(GPU);
+        let on = fixture.user(GPU, stream.id());
         for size in [Bytes::mib(4), Bytes::mib(64)] {
-            let (kept, host) = (bed.mapped(GPU, size), bed.pinned(size, 1));
+            let (kept, host) = (fixture.mapped(GPU, size), fixture.pinned(size, 1));
             let host_span = Span::pinned(&host, Bytes::ZERO, size).unwrap();
             let gpu = kept.span(Bytes::ZERO, size).unwrap();
             for direction in Direction::BOTH {
                 let (to, from) = ends(direction, &host_span, &gpu);
-                let graph = capture(&bed, to, from, on).unwrap();
+                let graph = capture(&fixture, to, from, on).unwrap();
                 assert_eq!(graph.operations() == 1, !graphs, "{size} {direction:?}");
-                bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
-                bed.wait(on);
-                assert!(bed.read(&gpu) == host.as_slice());
+                fixture.sim.launch_graph(&graph, GPU, on.raw).unwrap();
+                fixture.wait(on);
+                assert!(fixture.read(&gpu) == host.as_slice());
             }
         }
         drop(stream);
-        bed.end_with(if graphs { 3 } else { 0 });
+        fixture.end_with(if graphs { 3 } else { 0 });
     }
 }
 
 /// A copy in a capture of its own.
-fn capture(bed: &Bed, to: &Span, from: &Span, on: UserStream) -> glake_device::Result<glake_sim::Graph> {
-    bed.sim.begin_capture(on.device, on.raw)?;
-    bed.engine().copy(to, from, on, UNWAITED).unwrap();
-    bed.sim.end_capture(on.device, on.raw)
+fn capture(
+    fixture: &Fixture,
+    to: &Span,
+    from: &Span,
+    on: UserStream,
+) -> glake_device::Result<glake_sim::Graph> {
+    fixture.sim.begin_capture(on.device, on.raw)?;
+    fixture.engine().copy(to, from, on, UNWAITED).unwrap();
+    fixture.sim.end_capture(on.device, on.raw)
 }
 
 #[test]
 fn captures_come_one_after_another_and_beside_each_other() {
-    let bed = split_bed();
+    let fixture = split_fixture();
     let size = Bytes::mib(4);
-    let kept = bed.mapped(GPU, size);
+    let kept = fixture.mapped(GPU, size);
     let gpu = kept.span(Bytes::ZERO, size).unwrap();
-    let host = bed.pinned(size, 1);
+    let host = fixture.pinned(size, 1);
     let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-    let streams: Vec<OwnedStream> = (0..3).map(|_| bed.stream(GPU)).collect();
+    let streams: Vec<OwnedStream> = (0..3).map(|_| fixture.stream(GPU)).collect();
     for stream in streams.iter().cycle().take(7) {
-        let graph = capture(&bed, &gpu, &from, bed.user(GPU, stream.id())).unwrap();
+        let graph = capture(&fixture, &gpu, &from, fixture.user(GPU, stream.id())).unwrap();
         assert!(graph.operations() > 1);
     }
     // The third finds no branches.
     for stream in &streams {
-        bed.sim.begin_capture(GPU, stream.id()).unwrap();
+        fixture.sim.begin_capture(GPU, stream.id()).unwrap();
         for _ in 0..2 {
-            bed.engine().copy(&gpu, &from, bed.user(GPU, stream.id()), UNWAITED).unwrap();
+            fixture.engine().copy(&gpu, &from, fixture.user(GPU, stream.id()), UNWAITED).unwrap();
         }
     }
-    let graphs: Vec<usize> =
-        streams.iter().map(|stream| bed.sim.end_capture(GPU, stream.id()).unwrap().operations()).collect();
+    let graphs: Vec<usize> = streams
+        .iter()
+        .map(|stream| fixture.sim.end_capture(GPU, stream.id()).unwrap().operations())
+        .collect();
     assert!(graphs[0] > 2 && graphs[0] == graphs[1] && graphs[2] == 2, "{graphs:?}");
     // A capture that was broken leaves nothing behind.
-    let on = bed.user(GPU, streams[0].id());
-    bed.sim.begin_capture(GPU, on.raw).unwrap();
-    bed.engine().copy(&gpu, &from, on, UNWAITED).unwrap();
-    assert!(bed.epochs.record(bed.gpus).is_err());
-    assert!(bed.engine().copy(&gpu, &from, on, UNWAITED).is_err());
-    assert!(matches!(bed.sim.end_capture(GPU, on.raw), Err(DriverError::Failed { code: 901, .. })));
-    assert!(capture(&bed, &gpu, &from, on).unwrap().operations() > 1);
-    assert_eq!(bed.driver.capture_state(GPU, on.raw).unwrap(), CaptureState::None);
+    let on = fixture.user(GPU, streams[0].id());
+    fixture.sim.begin_capture(GPU, on.raw).unwrap();
+    fixture.engine().copy(&gpu, &from, on, UNWAITED).unwrap();
+    assert!(fixture.epochs.record(fixture.gpus).is_err());
+    assert!(fixture.engine().copy(&gpu, &from, on, UNWAITED).is_err());
+    assert!(matches!(fixture.sim.end_capture(GPU, on.raw), Err(DriverError::Failed { code: 901, .. })));
+    assert!(capture(&fixture, &gpu, &from, on).unwrap().operations() > 1);
+    assert_eq!(fixture.driver.capture_state(GPU, on.raw).unwrap(), CaptureState::None);
     drop((kept, gpu, from, host, streams));
-    bed.end_with(3);
+    fixture.end_with(3);
 }
 
 #[test]
 fn a_stream_of_another_gpu_records_copies_too() {
-    let bed = split_bed();
+    let fixture = split_fixture();
     let other = glake_device::DeviceId(2);
-    let stream = bed.stream(other);
-    let on = bed.user(other, stream.id());
+    let stream = fixture.stream(other);
+    let on = fixture.user(other, stream.id());
     let size = Bytes::mib(16);
-    let kept = bed.mapped(GPU, size);
+    let kept = fixture.mapped(GPU, size);
     let gpu = kept.span(Bytes::ZERO, size).unwrap();
-    let host = bed.pinned(size, 1);
+    let host = fixture.pinned(size, 1);
     let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-    let graph = capture(&bed, &gpu, &from, on).unwrap();
+    let graph = capture(&fixture, &gpu, &from, on).unwrap();
     assert_eq!(graph.operations(), 4);
-    bed.sim.launch_graph(&graph, other, on.raw).unwrap();
-    bed.wait(on);
-    assert!(bed.read(&gpu) == host.as_slice());
+    fixture.sim.launch_graph(&graph, other, on.raw).unwrap();
+    fixture.wait(on);
+    assert!(fixture.read(&gpu) == host.as_slice());
     drop((stream, kept, gpu, from, host));
-    bed.end_with(3);
+    fixture.end_with(3);
 }
 
 #[test]
 fn a_replay_uses_every_link() {
-    let bed = split_bed();
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
+    let fixture = split_fixture();
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
     for (size, least) in [(Bytes::mib(16), 2.0), (Bytes::mib(64), 2.5)] {
-        let kept = bed.mapped(GPU, size);
+        let kept = fixture.mapped(GPU, size);
         let gpu = kept.span(Bytes::ZERO, size).unwrap();
-        let host = bed.pinned(size, 1);
+        let host = fixture.pinned(size, 1);
         let host_span = Span::pinned(&host, Bytes::ZERO, size).unwrap();
         for direction in Direction::BOTH {
             let (to, from) = ends(direction, &host_span, &gpu);
-            let graph = capture(&bed, to, from, on).unwrap();
+            let graph = capture(&fixture, to, from, on).unwrap();
             let time = |work: &dyn Fn()| {
-                let start = bed.sim.now();
+                let start = fixture.sim.now();
                 work();
-                bed.wait(on);
-                (bed.sim.now() - start).as_secs_f64()
+                fixture.wait(on);
+                (fixture.sim.now() - start).as_secs_f64()
             };
-            let split = time(&|| bed.sim.launch_graph(&graph, GPU, on.raw).unwrap());
-            let native = time(&|| glake_device::owned::copy(&*bed.driver, GPU, on.raw, to, from).unwrap());
+            let split = time(&|| fixture.sim.launch_graph(&graph, GPU, on.raw).unwrap());
+            let native =
+                time(&|| glake_device::owned::copy(&*fixture.driver, GPU, on.raw, to, from).unwrap());
             println!("{size} {direction:?}: {:.2}", native / split);
             assert!(native / split > least, "{size} {direction:?}: {}", native / split);
         }
     }
     drop(stream);
-    bed.end_with(3);
+    fixture.end_with(3);
 }
 
 #[test]
 fn every_call_may_fail_once() {
     for verb in [Verb::Launch, Verb::EventRecord, Verb::StreamWaitEvent, Verb::CaptureState, Verb::Copy] {
         for n in 1.. {
-            let bed = split_bed();
-            let stream = bed.stream(GPU);
-            let on = bed.user(GPU, stream.id());
+            let fixture = split_fixture();
+            let stream = fixture.stream(GPU);
+            let on = fixture.user(GPU, stream.id());
             let size = Bytes::mib(6);
-            let kept = bed.mapped(GPU, size);
+            let kept = fixture.mapped(GPU, size);
             let gpu = kept.span(Bytes::ZERO, size).unwrap();
-            let host = bed.pinned(size, 1);
+            let host = fixture.pinned(size, 1);
             let from = Span::pinned(&host, Bytes::ZERO, size).unwrap();
-            bed.sim.begin_capture(GPU, on.raw).unwrap();
+            fixture.sim.begin_capture(GPU, on.raw).unwrap();
             let error = Injected::Failed(1);
-            bed.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error }]);
-            bed.engine().copy(&gpu, &from, on, UNWAITED).unwrap();
-            let injected = bed.faults.injected();
-            bed.faults.set(&[]);
-            let graph = bed.sim.end_capture(GPU, on.raw).unwrap();
-            bed.sim.launch_graph(&graph, GPU, on.raw).unwrap();
-            bed.wait(on);
-            assert!(bed.read(&gpu) == host.as_slice(), "{verb} {n}");
+            fixture.faults.set(&[Fault { verb: Some(verb), when: When::Nth(n), error }]);
+            fixture.engine().copy(&gpu, &from, on, UNWAITED).unwrap();
+            let injected = fixture.faults.injected();
+            fixture.faults.set(&[]);
+            let graph = fixture.sim.end_capture(GPU, on.raw).unwrap();
+            fixture.sim.launch_graph(&graph, GPU, on.raw).unwrap();
+            fixture.wait(on);
+            assert!(fixture.read(&gpu) == host.as_slice(), "{verb} {n}");
             drop((stream, kept, gpu, from, host));
-            let paths = bed.engine().statistics().paths;
+            let paths = fixture.engine().statistics().paths;
             let modules = paths.iter().filter(|path| path.relay != GPU && !path.bytes.is_zero()).count();
-            bed.end_with(modules);
+            fixture.end_with(modules);
             if injected == 0 {
                 break;
             }

@@ -4,7 +4,7 @@ use glake_device::owned::Span;
 use glake_device::{Fault, Injected, Refusal, Verb, When};
 use glake_units::Bytes;
 
-use super::bed::{Bed, GPU, ends};
+use super::fixture::{Fixture, GPU, ends};
 use crate::CopyOptions;
 use crate::graph::{Direction, Way};
 
@@ -30,10 +30,10 @@ const ERRORS: [Injected; 4] = [
 
 /// Three copies with the fault in the second, on memory of a kind, of a stream that is idle or is not.
 fn trial(direction: Direction, memory: Way, busy: bool, fault: Fault) -> u64 {
-    let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
+    let fixture = Fixture::new("h200x4");
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
+    let (mapped, plain) = (fixture.mapped(GPU, SIZE), fixture.plain(GPU, SIZE));
     let span = match memory {
         Way::ZeroStaging => mapped.span(Bytes::ZERO, SIZE).unwrap(),
         _ => plain.span.clone(),
@@ -41,28 +41,28 @@ fn trial(direction: Direction, memory: Way, busy: bool, fault: Fault) -> u64 {
     let unwaited = CopyOptions { waited: false, ..CopyOptions::default() };
     let mut injected = 0;
     for round in 0..3 {
-        let source = bed.pinned(SIZE, round + 1);
-        let host = bed.pinned(SIZE, round + if direction == Direction::ToGpu { 1 } else { 50 });
+        let source = fixture.pinned(SIZE, round + 1);
+        let host = fixture.pinned(SIZE, round + if direction == Direction::ToGpu { 1 } else { 50 });
         let host_span = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
         if direction == Direction::FromGpu {
             let source = Span::pinned(&source, Bytes::ZERO, SIZE).unwrap();
-            glake_device::owned::copy(&*bed.driver, GPU, on.raw, &span, &source).unwrap();
-            bed.wait(on);
+            glake_device::owned::copy(&*fixture.driver, GPU, on.raw, &span, &source).unwrap();
+            fixture.wait(on);
         }
         if busy {
-            bed.keep_busy(&stream);
+            fixture.keep_busy(&stream);
         }
         if round == 1 {
-            bed.faults.set(&[fault]);
+            fixture.faults.set(&[fault]);
         }
-        let before = bed.faults.injected();
+        let before = fixture.faults.injected();
         let (to, from) = ends(direction, &host_span, &span);
-        let answer = bed.engine().copy(to, from, on, unwaited);
-        injected += bed.faults.injected() - before;
-        bed.faults.set(&[]);
-        bed.wait(on);
+        let answer = fixture.engine().copy(to, from, on, unwaited);
+        injected += fixture.faults.injected() - before;
+        fixture.faults.set(&[]);
+        fixture.wait(on);
         let arrived = match direction {
-            Direction::ToGpu => bed.read(&span) == source.as_slice(),
+            Direction::ToGpu => fixture.read(&span) == source.as_slice(),
             Direction::FromGpu => host.as_slice() == source.as_slice(),
         };
         match answer {
@@ -72,7 +72,7 @@ fn trial(direction: Direction, memory: Way, busy: bool, fault: Fault) -> u64 {
         }
     }
     drop((stream, mapped, plain, span));
-    bed.end();
+    fixture.end();
     injected
 }
 
@@ -98,25 +98,25 @@ fn every_call_may_fail_once() {
 #[test]
 fn lanes_wait_for_a_stream_that_is_not_idle() {
     for busy in [false, true] {
-        let bed = Bed::new("h200x4");
-        let stream = bed.stream(GPU);
-        let (mapped, host) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 1));
+        let fixture = Fixture::new("h200x4");
+        let stream = fixture.stream(GPU);
+        let (mapped, host) = (fixture.mapped(GPU, SIZE), fixture.pinned(SIZE, 1));
         let (to, from) =
             (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&host, Bytes::ZERO, SIZE).unwrap());
         if busy {
-            bed.keep_busy(&stream);
+            fixture.keep_busy(&stream);
         }
         // The first wait is a lane's for the stream, by whose failure its part goes another way, or the stream's for a lane.
         let (verb, when) = (Some(Verb::StreamWaitEvent), When::Nth(1));
-        bed.faults.set(&[Fault { verb, when, error: Injected::NotReady }]);
-        bed.copy(&to, &from, bed.user(GPU, stream.id()));
-        assert_eq!(bed.faults.injected(), 1);
+        fixture.faults.set(&[Fault { verb, when, error: Injected::NotReady }]);
+        fixture.copy(&to, &from, fixture.user(GPU, stream.id()));
+        assert_eq!(fixture.faults.injected(), 1);
         stream.synchronize().unwrap();
-        assert!(bed.read(&to) == host.as_slice());
-        let retries: u64 = bed.engine().statistics().paths.iter().map(|path| path.retries).sum();
+        assert!(fixture.read(&to) == host.as_slice());
+        let retries: u64 = fixture.engine().statistics().paths.iter().map(|path| path.retries).sum();
         assert_eq!(retries, u64::from(busy));
         drop((stream, mapped, host, to, from));
-        bed.end();
+        fixture.end();
     }
 }
 
@@ -125,30 +125,30 @@ fn a_relay_may_answer_that_it_is_lost() {
     for memory in [Way::ZeroStaging, Way::Staged] {
         for verb in [Verb::Copy, Verb::EventRecord, Verb::StreamWaitEvent] {
             for (n, busy) in (1..=24).flat_map(|n| [(n, false), (n, true)]) {
-                let bed = Bed::new("h200x4");
-                let stream = bed.stream(GPU);
-                let on = bed.user(GPU, stream.id());
-                let (mapped, plain) = (bed.mapped(GPU, SIZE), bed.plain(GPU, SIZE));
+                let fixture = Fixture::new("h200x4");
+                let stream = fixture.stream(GPU);
+                let on = fixture.user(GPU, stream.id());
+                let (mapped, plain) = (fixture.mapped(GPU, SIZE), fixture.plain(GPU, SIZE));
                 let span = match memory {
                     Way::ZeroStaging => mapped.span(Bytes::ZERO, SIZE).unwrap(),
                     _ => plain.span.clone(),
                 };
-                let host = bed.pinned(SIZE, n);
+                let host = fixture.pinned(SIZE, n);
                 let from = Span::pinned(&host, Bytes::ZERO, SIZE).unwrap();
                 if busy {
-                    bed.keep_busy(&stream);
+                    fixture.keep_busy(&stream);
                 }
-                bed.faults.set(&[Fault {
+                fixture.faults.set(&[Fault {
                     verb: Some(verb),
                     when: When::Nth(n),
                     error: Injected::Sticky(700),
                 }]);
-                let answer = bed.engine().copy(&span, &from, on, CopyOptions::default());
+                let answer = fixture.engine().copy(&span, &from, on, CopyOptions::default());
                 let answered = answer.and_then(crate::CopyHandle::wait);
-                bed.faults.set(&[]);
-                bed.wait(on);
+                fixture.faults.set(&[]);
+                fixture.wait(on);
                 // What the user's own device answers is the user's to know.
-                assert!(answered.is_err() || bed.read(&span) == host.as_slice(), "{verb} {n}");
+                assert!(answered.is_err() || fixture.read(&span) == host.as_slice(), "{verb} {n}");
                 if let Err(error) = &answered {
                     assert!(
                         matches!(error, crate::TransferError::Driver(error) if error.is_sticky()),
@@ -156,7 +156,7 @@ fn a_relay_may_answer_that_it_is_lost() {
                     );
                 }
                 drop((stream, mapped, plain, span, from, host));
-                bed.end();
+                fixture.end();
             }
         }
     }
@@ -179,28 +179,28 @@ fn calls_that_go_on_failing_leave_nothing_running() {
 #[test]
 fn copies_under_faults_at_random_are_right_or_say_so() {
     for seed in 0..40 {
-        let bed = Bed::new("h200x4");
-        let stream = bed.stream(GPU);
-        let on = bed.user(GPU, stream.id());
-        let mapped = bed.mapped(GPU, SIZE);
+        let fixture = Fixture::new("h200x4");
+        let stream = fixture.stream(GPU);
+        let on = fixture.user(GPU, stream.id());
+        let mapped = fixture.mapped(GPU, SIZE);
         let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
-        let memory = bed.pinned(SIZE, 0);
+        let memory = fixture.pinned(SIZE, 0);
         let host = Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap();
         for round in 0..8 {
-            let source = bed.pinned(SIZE, 100 * seed + round);
+            let source = fixture.pinned(SIZE, 100 * seed + round);
             let from = Span::pinned(&source, Bytes::ZERO, SIZE).unwrap();
             let chance = When::Chance { probability: 0.15, seed: 1000 * seed + round };
-            bed.faults.set(&[Fault { verb: None, when: chance, error: Injected::Failed(2) }]);
-            let there = bed.engine().copy_blocking(&span, &from, on, CopyOptions::default());
-            bed.faults.set(&[]);
+            fixture.faults.set(&[Fault { verb: None, when: chance, error: Injected::Failed(2) }]);
+            let there = fixture.engine().copy_blocking(&span, &from, on, CopyOptions::default());
+            fixture.faults.set(&[]);
             // What an error says of may run still.
-            bed.epochs.synchronize(bed.gpus).unwrap();
-            bed.engine().own.synchronize(bed.gpus).unwrap();
-            assert!(there.is_err() || bed.read(&span) == source.as_slice(), "{seed} {round}");
-            bed.engine().copy_blocking(&host, &span, on, CopyOptions::default()).unwrap();
-            assert!(bed.read(&span) == memory.as_slice(), "{seed} {round}");
+            fixture.epochs.synchronize(fixture.gpus).unwrap();
+            fixture.engine().own.synchronize(fixture.gpus).unwrap();
+            assert!(there.is_err() || fixture.read(&span) == source.as_slice(), "{seed} {round}");
+            fixture.engine().copy_blocking(&host, &span, on, CopyOptions::default()).unwrap();
+            assert!(fixture.read(&span) == memory.as_slice(), "{seed} {round}");
         }
         drop((stream, mapped, span, host));
-        bed.end();
+        fixture.end();
     }
 }

@@ -1,12 +1,12 @@
 //! The engine over the simulated device: real bytes, real order, virtual time.
 
 mod background;
-mod bed;
 mod broadcast;
 mod bytes;
 mod capture;
 mod deferred;
 mod faults;
+mod fixture;
 mod losses;
 mod order;
 mod pageable;

@@ -7,13 +7,13 @@ use glake_device::owned::{self, OwnedStream, Registration, Span};
 use glake_device::{Address, CopyRequest, DeviceId, Driver, Fault, Injected, Refusal, Touch, Verb, When};
 use glake_units::Bytes;
 
-use super::bed::{Bed, GPU, Plain, ends, fill, length};
+use super::fixture::{Fixture, GPU, Plain, ends, fill, length};
 use crate::graph::Direction;
 use crate::{CopyHandle, CopyOptions, TransferError, UserStream};
 
 /// Host memory and a GPU's, both with patterns, and a stream.
 struct Scene {
-    bed: Bed,
+    fixture: Fixture,
     stream: OwnedStream,
     host: Arc<Registration>,
     gpu: Span,
@@ -23,24 +23,24 @@ struct Scene {
 
 impl Scene {
     fn new(mapped: bool, size: Bytes) -> Scene {
-        let bed = Bed::new("h200x4");
-        let stream = bed.stream(GPU);
-        let (host, first) = (bed.pinned(size, 1), bed.pinned(size, 2));
+        let fixture = Fixture::new("h200x4");
+        let stream = fixture.stream(GPU);
+        let (host, first) = (fixture.pinned(size, 1), fixture.pinned(size, 2));
         let (gpu, plain) = match mapped {
-            true => (bed.mapped(GPU, size).span(Bytes::ZERO, size).unwrap(), None),
+            true => (fixture.mapped(GPU, size).span(Bytes::ZERO, size).unwrap(), None),
             false => {
-                let plain = bed.plain(GPU, size);
+                let plain = fixture.plain(GPU, size);
                 (plain.span.clone(), Some(plain))
             }
         };
         let from = Span::pinned(&first, Bytes::ZERO, size).unwrap();
-        owned::copy(&*bed.driver, GPU, stream.id(), &gpu, &from).unwrap();
+        owned::copy(&*fixture.driver, GPU, stream.id(), &gpu, &from).unwrap();
         stream.synchronize().unwrap();
-        Scene { bed, stream, host, gpu, _plain: plain, size }
+        Scene { fixture, stream, host, gpu, _plain: plain, size }
     }
 
     fn on(&self) -> UserStream {
-        self.bed.user(GPU, self.stream.id())
+        self.fixture.user(GPU, self.stream.id())
     }
 
     fn host_span(&self) -> Span {
@@ -60,12 +60,12 @@ impl Scene {
         let host = self.host_span();
         let (to, from) = ends(direction, &host, &self.gpu);
         let blocks: Vec<_> = blocks.iter().map(|block| pair(block, to, from)).collect();
-        self.bed.engine().copy_list(&blocks, on, CopyOptions::default())
+        self.fixture.engine().copy_list(&blocks, on, CopyOptions::default())
     }
 
     /// The bytes of the target before, with the blocks put into them.
     fn expected(&self, direction: Direction, blocks: &[CopyRequest]) -> Vec<u8> {
-        let (host, gpu) = (self.host.as_slice().to_vec(), self.bed.read(&self.gpu));
+        let (host, gpu) = (self.host.as_slice().to_vec(), self.fixture.read(&self.gpu));
         let whole = self.host_span();
         let (to, from) = ends(direction, &whole, &self.gpu);
         let (source, mut target) = if direction == Direction::ToGpu { (host, gpu) } else { (gpu, host) };
@@ -79,15 +79,15 @@ impl Scene {
 
     fn found(&self, direction: Direction) -> Vec<u8> {
         match direction {
-            Direction::ToGpu => self.bed.read(&self.gpu),
+            Direction::ToGpu => self.fixture.read(&self.gpu),
             Direction::FromGpu => self.host.as_slice().to_vec(),
         }
     }
 
     fn end(self) {
-        let Scene { bed, stream, host, gpu, _plain, .. } = self;
+        let Scene { fixture, stream, host, gpu, _plain, .. } = self;
         drop((stream, host, gpu, _plain));
-        bed.end();
+        fixture.end();
     }
 
     /// Blocks of sizes in turn, shuffled at both ends, with gaps.
@@ -131,17 +131,17 @@ fn every_block_arrives_and_nothing_beside_it() {
             ] {
                 let blocks = scene.blocks(direction, count, sizes);
                 let expected = scene.expected(direction, &blocks);
-                let before = scene.bed.engine().statistics();
+                let before = scene.fixture.engine().statistics();
                 scene.copy(direction, &blocks).unwrap().wait().unwrap();
                 assert!(scene.found(direction) == expected, "{mapped} {direction:?} {count}");
-                let after = scene.bed.engine().statistics();
+                let after = scene.fixture.engine().statistics();
                 // Memory that is not ours is copied over its GPU's own link: by its own kernels, or the driver.
                 assert_eq!(after.split_copies - before.split_copies, u64::from(mapped));
                 assert!(after.native_copies == before.native_copies || !mapped);
                 let relayed = |path: &&crate::PathStatistics| path.relay != GPU && !path.bytes.is_zero();
                 assert_eq!(after.paths.iter().filter(relayed).count() % 3, 0, "all links took part");
             }
-            let paths = scene.bed.engine().statistics().paths;
+            let paths = scene.fixture.engine().statistics().paths;
             let carried: Bytes = paths.iter().map(|path| path.bytes).sum();
             assert!(carried > Bytes::mib(if mapped { 50 } else { 10 }), "{carried}");
             scene.end();
@@ -155,10 +155,10 @@ fn few_and_small_blocks_are_the_driver_s() {
     for (count, size) in [(63, 200 << 10), (100, 10 << 10), (1, 16 << 20)] {
         let blocks = scene.blocks(Direction::ToGpu, count, &[size]);
         let expected = scene.expected(Direction::ToGpu, &blocks);
-        let before = scene.bed.engine().statistics();
+        let before = scene.fixture.engine().statistics();
         scene.copy(Direction::ToGpu, &blocks).unwrap().wait().unwrap();
         assert!(scene.found(Direction::ToGpu) == expected);
-        let after = scene.bed.engine().statistics();
+        let after = scene.fixture.engine().statistics();
         // One large block is worth several links.
         let native = if count == 1 { 0 } else { count };
         assert_eq!(after.native_copies - before.native_copies, native);
@@ -169,18 +169,21 @@ fn few_and_small_blocks_are_the_driver_s() {
 
 #[test]
 fn a_list_may_be_of_all_kinds() {
-    let bed = Bed::new("h200x4");
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
+    let fixture = Fixture::new("h200x4");
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
     let size = Bytes::mib(16);
-    let buffers = [0, 1].map(|device| bed.mapped(DeviceId(device), size));
+    let buffers = [0, 1].map(|device| fixture.mapped(DeviceId(device), size));
     let [a, b] = buffers.each_ref().map(|buffer| buffer.span(Bytes::ZERO, size).unwrap());
-    let (out, back) = (bed.pinned(size, 1), bed.pinned(size, 2));
+    let (out, back) = (fixture.pinned(size, 1), fixture.pinned(size, 2));
     let [out_span, back_span] = [&out, &back].map(|memory| Span::pinned(memory, Bytes::ZERO, size).unwrap());
     let mut loose = vec![0_u8; 1 << 20];
     fill(&mut loose, 3);
-    let loose_span =
-        bed.sim.span(Address(loose.as_ptr() as u64), Bytes::mib(1), glake_device::owned::DeviceSet::EMPTY);
+    let loose_span = fixture.sim.span(
+        Address(loose.as_ptr() as u64),
+        Bytes::mib(1),
+        glake_device::owned::DeviceSet::EMPTY,
+    );
     let copy = |to: &Span, from: &Span, at: u64, size: u64| {
         let part = |span: &Span| span.part(Bytes::new(at), Bytes::new(size)).unwrap();
         (part(to), part(from))
@@ -194,12 +197,12 @@ fn a_list_may_be_of_all_kinds() {
     let loose_span = loose_span.unwrap();
     first.push(copy(&a, &loose_span, 0, 0));
     first.push((a.part(Bytes::mib(15), Bytes::mib(1)).unwrap(), loose_span.clone()));
-    let engine = bed.engine();
+    let engine = fixture.engine();
     engine.copy_list(&first, on, CopyOptions::default()).unwrap();
     let mut second = vec![copy(&b, &a, 15 << 20, 1 << 20)];
     second.extend((0..400).map(|block| copy(&back_span, &a, block * 20_000, 16_384)));
     engine.copy_list(&second, on, CopyOptions::default()).unwrap().wait().unwrap();
-    let found = [bed.read(&a), bed.read(&b)];
+    let found = [fixture.read(&a), fixture.read(&b)];
     for block in (0..400).map(|block| block * 20_000..block * 20_000 + 16_384) {
         let expected = &out.as_slice()[block.clone()];
         assert!(found.iter().all(|found| &found[block.clone()] == expected));
@@ -209,7 +212,7 @@ fn a_list_may_be_of_all_kinds() {
     assert_eq!(engine.statistics().split_copies, 3);
     drop((first, second));
     drop((stream, buffers, a, b, out, back, out_span, back_span, loose_span));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
@@ -221,9 +224,9 @@ fn a_block_whose_ends_differ_in_size_is_refused_before_anything_is_done() {
         (0..100).map(|at| (part(&scene.gpu, at * 64, 64), part(&host, at * 64, 64))).collect();
     blocks.push((part(&scene.gpu, 0, 64), part(&host, 0, 65)));
     let expected = scene.found(Direction::ToGpu);
-    let answer = scene.bed.engine().copy_list(&blocks, scene.on(), CopyOptions::default());
+    let answer = scene.fixture.engine().copy_list(&blocks, scene.on(), CopyOptions::default());
     assert!(matches!(answer, Err(TransferError::SizesDiffer { to, from }) if to < from));
-    scene.bed.wait(scene.on());
+    scene.fixture.wait(scene.on());
     assert!(scene.found(Direction::ToGpu) == expected);
     drop((host, blocks));
     scene.end();
@@ -239,14 +242,14 @@ fn lists_keep_the_order_of_their_stream() {
         let paint = move |memory: &mut dyn glake_device::KernelMemory| {
             memory.write(start, &vec![byte; size]).unwrap();
         };
-        scene.bed.sim.enqueue_kernel(GPU, scene.stream.id(), &[], &[touch], took, paint).unwrap();
+        scene.fixture.sim.enqueue_kernel(GPU, scene.stream.id(), &[], &[touch], took, paint).unwrap();
     };
     let blocks = scene.blocks(Direction::FromGpu, 500, &[16 << 10]);
     // The simulator refuses work that no event orders; the bytes tell the rest.
     paint(1);
     scene.copy(Direction::FromGpu, &blocks).unwrap();
     paint(2);
-    scene.bed.wait(scene.on());
+    scene.fixture.wait(scene.on());
     let stride = length(scene.size.get() / 500);
     assert!(
         (0..500).all(|at| scene.host.as_slice()[at * stride..][..16 << 10].iter().all(|byte| *byte == 1))
@@ -257,16 +260,16 @@ fn lists_keep_the_order_of_their_stream() {
     scene.copy(Direction::ToGpu, &blocks).unwrap();
     scene.copy(Direction::FromGpu, &scene.blocks(Direction::FromGpu, 100, &[64 << 10])).unwrap();
     paint(4);
-    scene.bed.wait(scene.on());
+    scene.fixture.wait(scene.on());
     assert!(scene.found(Direction::ToGpu).iter().all(|byte| *byte == 4));
-    assert_eq!(scene.bed.engine().statistics().split_copies, 3);
+    assert_eq!(scene.fixture.engine().statistics().split_copies, 3);
     scene.end();
 }
 
 #[test]
 fn streams_of_any_device_and_kind_take_lists() {
     let scene = Scene::new(true, Bytes::mib(16));
-    let other = scene.bed.stream(DeviceId(2));
+    let other = scene.fixture.stream(DeviceId(2));
     let legacy = glake_device::Stream(0);
     for (device, raw) in [
         (DeviceId(2), other.id()),
@@ -274,7 +277,7 @@ fn streams_of_any_device_and_kind_take_lists() {
         (DeviceId(3), legacy),
         (GPU, glake_device::Stream::PER_THREAD),
     ] {
-        let on = scene.bed.user(device, raw);
+        let on = scene.fixture.user(device, raw);
         for direction in Direction::BOTH {
             let blocks = scene.blocks(direction, 301, &[32 << 10]);
             let expected = scene.expected(direction, &blocks);
@@ -282,7 +285,7 @@ fn streams_of_any_device_and_kind_take_lists() {
             assert!(scene.found(direction) == expected, "{device} {raw:?} {direction:?}");
         }
     }
-    assert_eq!(scene.bed.engine().statistics().split_copies, 8);
+    assert_eq!(scene.fixture.engine().statistics().split_copies, 8);
     drop(other);
     scene.end();
 }
@@ -290,23 +293,23 @@ fn streams_of_any_device_and_kind_take_lists() {
 #[test]
 fn where_no_list_is_free_the_driver_copies() {
     let scene = Scene::new(true, Bytes::mib(8));
-    let word = scene.bed.pinned(Bytes::mib(2), 9);
-    scene.bed.sim.enqueue_wait(GPU, scene.stream.id(), word.start(), 4242).unwrap();
+    let word = scene.fixture.pinned(Bytes::mib(2), 9);
+    scene.fixture.sim.enqueue_wait(GPU, scene.stream.id(), word.start(), 4242).unwrap();
     let blocks = scene.blocks(Direction::ToGpu, 128, &[16 << 10]);
     let expected = scene.expected(Direction::ToGpu, &blocks);
     for _ in 0..80 {
         scene.copy(Direction::ToGpu, &blocks).unwrap();
     }
-    let statistics = scene.bed.engine().statistics();
+    let statistics = scene.fixture.engine().statistics();
     assert!(statistics.native_copies > 0 && statistics.split_copies == 80, "{statistics:?}");
-    let other = scene.bed.stream(GPU);
-    scene.bed.sim.enqueue_signal(GPU, other.id(), word.start(), 4242).unwrap();
-    scene.bed.wait(scene.on());
+    let other = scene.fixture.stream(GPU);
+    scene.fixture.sim.enqueue_signal(GPU, other.id(), word.start(), 4242).unwrap();
+    scene.fixture.wait(scene.on());
     assert!(scene.found(Direction::ToGpu) == expected);
-    scene.bed.sim.stream_synchronize(GPU, other.id()).unwrap();
+    scene.fixture.sim.stream_synchronize(GPU, other.id()).unwrap();
     scene.copy(Direction::ToGpu, &blocks).unwrap();
-    assert_eq!(scene.bed.engine().statistics().native_copies, statistics.native_copies);
-    scene.bed.wait(scene.on());
+    assert_eq!(scene.fixture.engine().statistics().native_copies, statistics.native_copies);
+    scene.fixture.wait(scene.on());
     drop((other, word));
     scene.end();
 }
@@ -317,11 +320,11 @@ fn trial(direction: Direction, fault: Fault) -> u64 {
     // Two turns for each GPU.
     let blocks = scene.blocks(direction, 14_003, &[1000]);
     let expected = scene.expected(direction, &blocks);
-    scene.bed.faults.set(&[fault]);
+    scene.fixture.faults.set(&[fault]);
     let answer = scene.copy(direction, &blocks).map(drop);
-    let injected = scene.bed.faults.injected();
-    scene.bed.faults.set(&[]);
-    scene.bed.wait(scene.on());
+    let injected = scene.fixture.faults.injected();
+    scene.fixture.faults.set(&[]);
+    scene.fixture.wait(scene.on());
     match answer {
         Ok(()) => assert!(scene.found(direction) == expected, "{fault:?}"),
         // The handle's mark is asked for once, after everything is enqueued.
@@ -366,15 +369,15 @@ fn a_relay_that_is_lost_is_told_of_or_made_good() {
         let scene = Scene::new(true, Bytes::mib(16));
         let blocks = scene.blocks(Direction::ToGpu, 14_003, &[1000]);
         let expected = scene.expected(Direction::ToGpu, &blocks);
-        scene.bed.faults.set(&[Fault { verb: Some(Verb::Launch), when: When::Nth(n), error }]);
+        scene.fixture.faults.set(&[Fault { verb: Some(Verb::Launch), when: When::Nth(n), error }]);
         let answer = scene.copy(Direction::ToGpu, &blocks).and_then(CopyHandle::wait);
         match answer {
             Ok(()) => assert!(scene.found(Direction::ToGpu) == expected, "{n} {error:?}"),
             Err(TransferError::Lost { relay, .. }) => assert_ne!(relay, GPU),
             Err(error) => panic!("{error}"),
         }
-        assert_eq!(scene.bed.engine().relays().len(), 3, "{n} {error:?}");
-        scene.bed.faults.set(&[]);
+        assert_eq!(scene.fixture.engine().relays().len(), 3, "{n} {error:?}");
+        scene.fixture.faults.set(&[]);
         scene.end();
     }
 }
@@ -384,9 +387,9 @@ fn a_list_comes_near_to_the_links_together() {
     for direction in Direction::BOTH {
         let scene = Scene::new(true, Bytes::mib(320));
         let blocks = scene.blocks(direction, 20_011, &[16 << 10]);
-        let start = scene.bed.sim.now();
+        let start = scene.fixture.sim.now();
         scene.copy(direction, &blocks).unwrap().wait().unwrap();
-        let took = scene.bed.sim.now() - start;
+        let took = scene.fixture.sim.now() - start;
         let rate = 20_011.0 * 16_384.0 / took.as_secs_f64() / 1e9;
         println!("{direction:?}: {rate:.1} GB/s");
         assert!(rate > 120.0, "{direction:?}: {rate} GB/s");
@@ -405,7 +408,7 @@ fn host_time_of_a_long_list() {
         let start = Instant::now();
         scene.copy(Direction::ToGpu, &blocks).unwrap();
         println!("enqueued on the simulator in {:?}", start.elapsed());
-        scene.bed.wait(scene.on());
+        scene.fixture.wait(scene.on());
     }
     scene.end();
 }

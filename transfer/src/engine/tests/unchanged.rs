@@ -8,7 +8,7 @@ use glake_device::{Address, DeviceId, Fault, Injected, PointerKind, Stream, Verb
 use glake_sim::SimOptions;
 use glake_units::Bytes;
 
-use super::bed::{Bed, GPU, ends};
+use super::fixture::{Fixture, GPU, ends};
 use crate::graph::{Direction, Way};
 use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
@@ -32,77 +32,77 @@ enum Kind {
 impl Kind {
     const ALL: [Kind; 3] = [Kind::Plain, Kind::OfAPool, Kind::Managed];
 
-    fn make(self, bed: &Bed, size: Bytes) -> (Address, Span) {
+    fn make(self, fixture: &Fixture, size: Bytes) -> (Address, Span) {
         let made = match self {
-            Kind::Plain => bed.sim.plain_alloc(GPU, size),
-            Kind::OfAPool => bed.sim.async_alloc(GPU, size),
-            Kind::Managed => bed.sim.managed_alloc(GPU, size),
+            Kind::Plain => fixture.sim.plain_alloc(GPU, size),
+            Kind::OfAPool => fixture.sim.async_alloc(GPU, size),
+            Kind::Managed => fixture.sim.managed_alloc(GPU, size),
         };
         let start = made.unwrap();
         let reach = if self == Kind::Managed { DeviceSet::EMPTY } else { DeviceSet::of(GPU) };
-        (start, bed.sim.span(start, size, reach).unwrap())
+        (start, fixture.sim.span(start, size, reach).unwrap())
     }
 }
 
 /// Copies to such memory and back, in one and as a list, with other bytes each time.
-fn round_trips(bed: &Bed, kind: Kind) {
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let (start, span) = kind.make(bed, SIZE);
+fn round_trips(fixture: &Fixture, kind: Kind) {
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
+    let (start, span) = kind.make(fixture, SIZE);
     for seed in [1, 2] {
-        let (source, back) = (bed.pinned(SIZE, seed), bed.pinned(SIZE, 77));
+        let (source, back) = (fixture.pinned(SIZE, seed), fixture.pinned(SIZE, 77));
         let [source_span, back_span] =
             [&source, &back].map(|memory| Span::pinned(memory, Bytes::ZERO, SIZE).unwrap());
-        bed.copy(&span, &source_span, on);
+        fixture.copy(&span, &source_span, on);
         match seed {
-            1 => bed.copy(&back_span, &span, on),
+            1 => fixture.copy(&back_span, &span, on),
             _ => {
                 let part = |span: &Span, at: u64| span.part(Bytes::kib(64 * at), Bytes::kib(64)).unwrap();
                 let blocks: Vec<(Span, Span)> =
                     (0..SIZE.get() >> 16).map(|at| (part(&back_span, at), part(&span, at))).collect();
-                drop(bed.engine().copy_list(&blocks, on, UNWAITED).unwrap());
+                drop(fixture.engine().copy_list(&blocks, on, UNWAITED).unwrap());
             }
         }
-        bed.wait(on);
+        fixture.wait(on);
         assert!(back.as_slice() == source.as_slice(), "{kind:?} {seed}");
     }
     drop((stream, span));
-    bed.sim.plain_free(start).unwrap();
+    fixture.sim.plain_free(start).unwrap();
 }
 
 #[test]
 fn memory_of_every_kind_is_copied_and_no_context_dies() {
     for kind in Kind::ALL {
-        let bed = Bed::on("h200x4", EngineOptions::default(), killing());
-        round_trips(&bed, kind);
-        let staged = bed.carried(Way::Staged);
+        let fixture = Fixture::on("h200x4", EngineOptions::default(), killing());
+        round_trips(&fixture, kind);
+        let staged = fixture.carried(Way::Staged);
         assert_eq!(staged.is_zero(), kind == Kind::Managed, "{kind:?}: {staged} through slots");
-        bed.gpus.iter().for_each(|gpu| bed.driver.context_synchronize(gpu).unwrap());
-        bed.end();
+        fixture.gpus.iter().for_each(|gpu| fixture.driver.context_synchronize(gpu).unwrap());
+        fixture.end();
     }
 }
 
 #[test]
 fn the_program_s_peer_access_is_its_own() {
-    let bed = Bed::on("h200x4", EngineOptions::default(), killing());
-    round_trips(&bed, Kind::Plain);
-    assert_eq!(bed.sim.program_enable_peer(OTHER, GPU), 0, "nobody had enabled it");
-    round_trips(&bed, Kind::Plain);
-    assert_eq!(bed.sim.program_disable_peer(OTHER, GPU), 0);
-    round_trips(&bed, Kind::Plain);
-    round_trips(&bed, Kind::OfAPool);
-    assert_eq!(bed.sim.program_disable_peer(OTHER, GPU), 705, "nobody has enabled it since");
-    bed.end();
+    let fixture = Fixture::on("h200x4", EngineOptions::default(), killing());
+    round_trips(&fixture, Kind::Plain);
+    assert_eq!(fixture.sim.program_enable_peer(OTHER, GPU), 0, "nobody had enabled it");
+    round_trips(&fixture, Kind::Plain);
+    assert_eq!(fixture.sim.program_disable_peer(OTHER, GPU), 0);
+    round_trips(&fixture, Kind::Plain);
+    round_trips(&fixture, Kind::OfAPool);
+    assert_eq!(fixture.sim.program_disable_peer(OTHER, GPU), 705, "nobody has enabled it since");
+    fixture.end();
 }
 
 /// A stream that does not go on before it is told, and what tells it.
-fn held(bed: &Bed, device: DeviceId) -> (OwnedStream, UserStream, impl FnOnce()) {
-    let word = bed.pinned(Bytes::mib(2), 0);
-    let stream = bed.stream(device);
-    bed.sim.enqueue_wait(device, stream.id(), word.start(), 4242).unwrap();
-    let on = bed.user(device, stream.id());
+fn held(fixture: &Fixture, device: DeviceId) -> (OwnedStream, UserStream, impl FnOnce()) {
+    let word = fixture.pinned(Bytes::mib(2), 0);
+    let stream = fixture.stream(device);
+    fixture.sim.enqueue_wait(device, stream.id(), word.start(), 4242).unwrap();
+    let on = fixture.user(device, stream.id());
     // Streams of one GPU may share a queue.
-    let (sim, other) = (bed.sim.clone(), bed.stream(OTHER));
+    let (sim, other) = (fixture.sim.clone(), fixture.stream(OTHER));
     let release = move || {
         sim.enqueue_signal(OTHER, other.id(), word.start(), 4242).unwrap();
         sim.stream_synchronize(OTHER, other.id()).unwrap();
@@ -116,39 +116,40 @@ fn no_gpu_waits_for_the_work_of_another() {
     for way in [Way::ZeroStaging, Way::Staged] {
         for hardware_queues in [None, Some(1)] {
             let device = SimOptions { hardware_queues, ..killing() };
-            let bed = Bed::on("h200x4", EngineOptions::default(), device);
-            let (mapped, (start, plain)) = (bed.mapped(GPU, SIZE), Kind::Plain.make(&bed, SIZE));
+            let fixture = Fixture::on("h200x4", EngineOptions::default(), device);
+            let (mapped, (start, plain)) = (fixture.mapped(GPU, SIZE), Kind::Plain.make(&fixture, SIZE));
             let span =
                 if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, SIZE).unwrap() };
-            let memory = bed.pinned(SIZE, 5);
+            let memory = fixture.pinned(SIZE, 5);
             let host = Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap();
-            let (stream, on, release) = held(&bed, GPU);
+            let (stream, on, release) = held(&fixture, GPU);
             // Twice, so that there is a lane set.
             for _ in 0..2 {
-                drop(bed.engine().copy(&span, &host, on, UNWAITED).unwrap());
+                drop(fixture.engine().copy(&span, &host, on, UNWAITED).unwrap());
             }
-            assert!(bed.engine().statistics().split_copies > 0);
+            assert!(fixture.engine().statistics().split_copies > 0);
             // On the held stream too: memory of another GPU, whose own work goes on.
-            let there = bed.sim.plain_alloc(OTHER, SIZE).unwrap();
-            let theirs = bed.sim.span(there, SIZE, DeviceSet::of(OTHER)).unwrap();
-            drop(bed.engine().copy(&theirs, &host, on, UNWAITED).unwrap());
+            let there = fixture.sim.plain_alloc(OTHER, SIZE).unwrap();
+            let theirs = fixture.sim.span(there, SIZE, DeviceSet::of(OTHER)).unwrap();
+            drop(fixture.engine().copy(&theirs, &host, on, UNWAITED).unwrap());
             // The simulator would say that nothing can complete these: work of other GPUs, also enqueued behind the copy.
-            for other in bed.gpus.without(DeviceSet::of(GPU)).iter() {
-                let theirs = bed.stream(other);
-                bed.sim
+            for other in fixture.gpus.without(DeviceSet::of(GPU)).iter() {
+                let theirs = fixture.stream(other);
+                fixture
+                    .sim
                     .enqueue_kernel(other, theirs.id(), &[], &[], Duration::from_micros(5), |_| {})
                     .unwrap();
                 theirs.synchronize().unwrap();
-                bed.driver.context_synchronize(other).unwrap();
+                fixture.driver.context_synchronize(other).unwrap();
             }
             release();
             stream.synchronize().unwrap();
-            assert!(bed.read(&span) == memory.as_slice());
-            assert!(bed.read(&theirs) == memory.as_slice());
-            bed.sim.plain_free(there).unwrap();
+            assert!(fixture.read(&span) == memory.as_slice());
+            assert!(fixture.read(&theirs) == memory.as_slice());
+            fixture.sim.plain_free(there).unwrap();
             drop((stream, mapped, plain, span, host));
-            bed.sim.plain_free(start).unwrap();
-            bed.end();
+            fixture.sim.plain_free(start).unwrap();
+            fixture.end();
         }
     }
 }
@@ -156,50 +157,50 @@ fn no_gpu_waits_for_the_work_of_another() {
 #[test]
 fn a_gpu_does_not_wait_for_another_s_stream_that_copies_its_memory() {
     // The engine has a stream of its own on the GPU that the program has to itself.
-    let bed = Bed::made("h200x4", EngineOptions::default(), killing());
-    let (stream, on, release) = held(&bed, OTHER);
-    let (mapped, memory) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 5));
+    let fixture = Fixture::made("h200x4", EngineOptions::default(), killing());
+    let (stream, on, release) = held(&fixture, OTHER);
+    let (mapped, memory) = (fixture.mapped(GPU, SIZE), fixture.pinned(SIZE, 5));
     let (gpu, host) =
         (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
     for direction in Direction::BOTH {
         let (to, from) = ends(direction, &host, &gpu);
-        drop(bed.engine().copy(to, from, on, UNWAITED).unwrap());
+        drop(fixture.engine().copy(to, from, on, UNWAITED).unwrap());
         let part = |span: &Span, at: u64| span.part(Bytes::kib(64 * at), Bytes::kib(64)).unwrap();
         let blocks: Vec<_> = (0..SIZE.get() >> 16).map(|at| (part(to, at), part(from, at))).collect();
-        drop(bed.engine().copy_list(&blocks, on, UNWAITED).unwrap());
+        drop(fixture.engine().copy_list(&blocks, on, UNWAITED).unwrap());
         // The simulator would say that nothing can complete it.
-        bed.sim.enqueue_kernel(GPU, Stream::LEGACY, &[], &[], Duration::from_micros(5), |_| {}).unwrap();
-        bed.driver.context_synchronize(GPU).unwrap();
+        fixture.sim.enqueue_kernel(GPU, Stream::LEGACY, &[], &[], Duration::from_micros(5), |_| {}).unwrap();
+        fixture.driver.context_synchronize(GPU).unwrap();
     }
     release();
     stream.synchronize().unwrap();
-    assert!(bed.read(&gpu) == memory.as_slice());
+    assert!(fixture.read(&gpu) == memory.as_slice());
     drop((stream, mapped, gpu, host));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn epochs_cover_what_another_gpu_s_stream_copies_also_where_the_call_fails() {
     for failing in [false, true] {
-        let bed = Bed::made("h200x4", EngineOptions::default(), killing());
-        let (mapped, memory) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 5));
+        let fixture = Fixture::made("h200x4", EngineOptions::default(), killing());
+        let (mapped, memory) = (fixture.mapped(GPU, SIZE), fixture.pinned(SIZE, 5));
         let (gpu, host) =
             (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
         let part = |span: &Span, at: u64| span.part(Bytes::kib(64 * at), Bytes::kib(64)).unwrap();
         let to = [part(&gpu, 0), part(&gpu, 1)];
-        let (stream, on, release) = held(&bed, OTHER);
+        let (stream, on, release) = held(&fixture, OTHER);
         let second = Fault { verb: Some(Verb::Copy), when: When::From(2), error: Injected::Failed(1) };
-        bed.faults.set(&[second][..usize::from(failing)]);
-        let copied = bed.engine().copy_to_all(&to, &part(&host, 0), on, UNWAITED);
-        bed.faults.set(&[]);
+        fixture.faults.set(&[second][..usize::from(failing)]);
+        let copied = fixture.engine().copy_to_all(&to, &part(&host, 0), on, UNWAITED);
+        fixture.faults.set(&[]);
         assert_eq!(copied.is_err(), failing);
-        let mut epoch = bed.epochs.record(DeviceSet::of(GPU)).unwrap();
+        let mut epoch = fixture.epochs.record(DeviceSet::of(GPU)).unwrap();
         assert!(epoch.poll().unwrap().is_none(), "a copy of its memory waits in the stream");
         release();
         stream.synchronize().unwrap();
         assert!(epoch.poll().unwrap().is_some());
         drop((stream, mapped, memory, gpu, host, to, epoch, copied));
-        bed.end();
+        fixture.end();
     }
 }
 
@@ -211,53 +212,53 @@ fn no_queue_is_filled_behind_a_stream_that_is_held_back() {
     {
         for priority in [Priority::Normal, Priority::Background] {
             let device = SimOptions { queue: Some(1000), ..killing() };
-            let bed = Bed::on("h200x4", EngineOptions::default(), device);
-            let (mapped, (start, plain)) = (bed.mapped(GPU, large), Kind::Plain.make(&bed, large));
+            let fixture = Fixture::on("h200x4", EngineOptions::default(), device);
+            let (mapped, (start, plain)) = (fixture.mapped(GPU, large), Kind::Plain.make(&fixture, large));
             let gpu =
                 if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, large).unwrap() };
-            let memory = bed.pinned(large, 5);
+            let memory = fixture.pinned(large, 5);
             let host = Span::pinned(&memory, Bytes::ZERO, large).unwrap();
-            let (stream, on, release) = held(&bed, GPU);
-            bed.sim.reset_deepest_queue();
+            let (stream, on, release) = held(&fixture, GPU);
+            fixture.sim.reset_deepest_queue();
             let (to, from) = ends(direction, &host, &gpu);
             // A call that finds a queue full would be told that nothing can complete it.
-            drop(bed.engine().copy(to, from, on, CopyOptions { priority, ..UNWAITED }).unwrap());
-            let deepest = bed.sim.deepest_queue();
+            drop(fixture.engine().copy(to, from, on, CopyOptions { priority, ..UNWAITED }).unwrap());
+            let deepest = fixture.sim.deepest_queue();
             // What joins the lanes comes on top of what one of them holds.
             assert!(deepest <= 256 + 16, "{way:?} {direction:?} {priority:?}: {deepest}");
             release();
             stream.synchronize().unwrap();
             if direction == Direction::ToGpu {
-                assert!(bed.read(&gpu) == memory.as_slice(), "{way:?} {priority:?}");
+                assert!(fixture.read(&gpu) == memory.as_slice(), "{way:?} {priority:?}");
             }
             drop((stream, mapped, plain, gpu, host));
-            bed.sim.plain_free(start).unwrap();
-            bed.end();
+            fixture.sim.plain_free(start).unwrap();
+            fixture.end();
         }
     }
 }
 
 #[test]
 fn links_of_gpus_that_the_program_uses_are_its_own() {
-    let bed = Bed::made("h200x4", EngineOptions::default(), killing());
-    let (mapped, memory) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 5));
+    let fixture = Fixture::made("h200x4", EngineOptions::default(), killing());
+    let (mapped, memory) = (fixture.mapped(GPU, SIZE), fixture.pinned(SIZE, 5));
     let (to, from) =
         (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
     let relays = || {
-        let before = bed.engine().statistics().paths;
-        bed.copy(&to, &from, on);
-        bed.wait(on);
+        let before = fixture.engine().statistics().paths;
+        fixture.copy(&to, &from, on);
+        fixture.wait(on);
         let bytes = |path: &crate::PathStatistics| {
             let earlier = before.iter().find(|other| (other.relay, other.way) == (path.relay, path.way));
             path.bytes.saturating_sub(earlier.map_or(Bytes::ZERO, |earlier| earlier.bytes))
         };
-        let after = bed.engine().statistics().paths;
+        let after = fixture.engine().statistics().paths;
         let used = after.iter().filter(|path| !bytes(path).is_zero()).map(|path| path.relay);
         used.collect::<DeviceSet>().without(DeviceSet::of(GPU))
     };
-    let all = bed.gpus.without(DeviceSet::of(GPU));
+    let all = fixture.gpus.without(DeviceSet::of(GPU));
     // Never another link; and all of these as soon as the thread that makes lanes has run.
     let takes = |expected: DeviceSet| {
         let is_all = |used: DeviceSet| {
@@ -268,64 +269,64 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
     };
     takes(all);
     // The first sign that the program uses one.
-    bed.sim.hold_context(OTHER);
+    fixture.sim.hold_context(OTHER);
     takes(all.without(DeviceSet::of(OTHER)));
     // What the engine had there goes back.
-    assert_eq!(bed.engine().unsuspended(Duration::from_secs(60)), []);
-    let own = bed.engine().relay_driver();
+    assert_eq!(fixture.engine().unsuspended(Duration::from_secs(60)), []);
+    let own = fixture.engine().relay_driver();
     assert_eq!(own.has_context(OTHER).ok(), Some(false));
     // It does not come back with those that rested.
-    bed.engine().suspend(all);
-    assert_eq!(bed.engine().unsuspended(Duration::from_secs(60)), []);
+    fixture.engine().suspend(all);
+    assert_eq!(fixture.engine().unsuspended(Duration::from_secs(60)), []);
     let (done, ready) = std::sync::mpsc::channel();
-    bed.engine().resume(move |_| done.send(()).unwrap()).unwrap();
+    fixture.engine().resume(move |_| done.send(()).unwrap()).unwrap();
     ready.recv_timeout(Duration::from_secs(60)).unwrap();
-    assert_eq!(bed.engine().relays(), all.without(DeviceSet::of(OTHER)));
+    assert_eq!(fixture.engine().relays(), all.without(DeviceSet::of(OTHER)));
     takes(all.without(DeviceSet::of(OTHER)));
     drop((stream, mapped, to, from));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn a_gpu_that_the_program_used_before_is_no_relay() {
-    let bed = Bed::made("h200x4", EngineOptions::default(), killing());
-    assert_eq!(bed.engine().relays(), bed.gpus.without(DeviceSet::of(GPU)));
-    let own = bed.engine().relay_driver();
+    let fixture = Fixture::made("h200x4", EngineOptions::default(), killing());
+    assert_eq!(fixture.engine().relays(), fixture.gpus.without(DeviceSet::of(GPU)));
+    let own = fixture.engine().relay_driver();
     assert_eq!(own.has_context(GPU).ok(), Some(false), "no context of ours is on the program's GPU");
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn a_synchronous_copy_does_not_wait_for_a_lease_that_has_become_another_stream_s() {
-    let bed = Bed::new("h200x4");
-    let (mapped, memory) = (bed.mapped(GPU, SIZE), bed.pinned(SIZE, 5));
+    let fixture = Fixture::new("h200x4");
+    let (mapped, memory) = (fixture.mapped(GPU, SIZE), fixture.pinned(SIZE, 5));
     let (to, from) =
         (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
-    let stream = bed.stream(GPU);
-    let on = bed.user(GPU, stream.id());
-    let parts = bed.engine().enqueue(&to, &from, on, Priority::Normal).unwrap().unwrap();
-    bed.wait(on);
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
+    let parts = fixture.engine().enqueue(&to, &from, on, Priority::Normal).unwrap().unwrap();
+    fixture.wait(on);
     // Another stream's copy has the lane set now, and waits with it.
     let lane_set = parts.lane_set.upgrade().unwrap();
     let mut state = lane_set.state.lock();
     lane_set.set_owner(&mut state, Some(glake_device::StreamId(4_242)));
-    bed.engine().repair(&parts, &to, &from, on).unwrap();
+    fixture.engine().repair(&parts, &to, &from, on).unwrap();
     lane_set.set_owner(&mut state, None);
     drop(state);
-    assert!(bed.read(&to) == memory.as_slice());
+    assert!(fixture.read(&to) == memory.as_slice());
     drop((lane_set, parts, stream, mapped, to, from));
-    bed.end();
+    fixture.end();
 }
 
 #[test]
 fn what_is_mapped_is_told_apart_from_what_moves() {
-    let bed = Bed::new("h200x4");
+    let fixture = Fixture::new("h200x4");
     for kind in Kind::ALL {
-        let (start, span) = kind.make(&bed, Bytes::mib(2));
-        let is_managed = bed.driver.pointer_attributes(start).unwrap().kind == PointerKind::Managed;
+        let (start, span) = kind.make(&fixture, Bytes::mib(2));
+        let is_managed = fixture.driver.pointer_attributes(start).unwrap().kind == PointerKind::Managed;
         assert_eq!(is_managed, kind == Kind::Managed);
         drop(span);
-        bed.sim.plain_free(start).unwrap();
+        fixture.sim.plain_free(start).unwrap();
     }
-    bed.end();
+    fixture.end();
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use glake_client::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL};
 
 use super::super::times::{gbps, percentile, us};
-use super::ground::{Case, Field, Ground, Work};
+use super::harness::{Case, Field, Harness, Work};
 use super::rounds::warm_up;
 use super::{BenchError, CopyOptions, CriticalReport};
 
@@ -35,23 +35,23 @@ struct Row {
 /// # Errors
 /// What the library answers; [`BenchError::Differs`].
 pub(super) fn measure<'a>(
-    ground: &'a Ground<'a>,
-    busy: &'a [Ground<'a>],
+    harness: &'a Harness<'a>,
+    busy: &'a [Harness<'a>],
     case: &Case,
     options: &CopyOptions,
     device: String,
 ) -> Result<CriticalReport, BenchError> {
-    let mut field = ground.field(*case)?;
+    let mut field = harness.field(*case)?;
     field.verify(1)?;
     let background = Case { size: options.background, ..*case };
-    let mut others = busy.iter().map(|ground| ground.field(background)).collect::<Result<Vec<_>, _>>()?;
-    warm_up(ground, &field.engine(), GLAKE_COPY_CRITICAL)?;
-    for (ground, field) in busy.iter().zip(&others) {
-        warm_up(ground, &field.engine(), GLAKE_COPY_BACKGROUND)?;
+    let mut others = busy.iter().map(|harness| harness.field(background)).collect::<Result<Vec<_>, _>>()?;
+    warm_up(harness, &field.engine(), GLAKE_COPY_CRITICAL)?;
+    for (harness, field) in busy.iter().zip(&others) {
+        warm_up(harness, &field.engine(), GLAKE_COPY_BACKGROUND)?;
     }
-    let native = row(ground, &field.native(), 0, options.runs)?;
-    let alone = row(ground, &field.engine(), GLAKE_COPY_CRITICAL, options.runs)?;
-    let (beside, rate) = beside(ground, busy, &field, &others, options.runs)?;
+    let native = row(harness, &field.native(), 0, options.runs)?;
+    let alone = row(harness, &field.engine(), GLAKE_COPY_CRITICAL, options.runs)?;
+    let (beside, rate) = beside(harness, busy, &field, &others, options.runs)?;
     field.verify(2)?;
     for other in &mut others {
         other.verify(3)?;
@@ -79,8 +79,8 @@ pub(super) fn measure<'a>(
 
 /// The row beside background copies, and how many of these bytes went by meanwhile.
 fn beside(
-    ground: &Ground<'_>,
-    busy: &[Ground<'_>],
+    harness: &Harness<'_>,
+    busy: &[Harness<'_>],
     field: &Field<'_>,
     others: &[Field<'_>],
     runs: u32,
@@ -88,9 +88,9 @@ fn beside(
     let (over, moved) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let begin = Instant::now();
-        let threads = busy.iter().zip(others).map(|(ground, field)| {
+        let threads = busy.iter().zip(others).map(|(harness, field)| {
             let (work, size, over, moved) = (field.engine(), field.size(), &over, &moved);
-            let (library, cuda) = (ground.library, ground.cuda);
+            let (library, cuda) = (harness.library, harness.cuda);
             scope.spawn(move || -> Result<(), BenchError> {
                 loop {
                     library.timed(cuda, &work, GLAKE_COPY_BACKGROUND)?;
@@ -102,7 +102,7 @@ fn beside(
             })
         });
         let threads: Vec<_> = threads.collect();
-        let row = row(ground, &field.engine(), GLAKE_COPY_CRITICAL, runs);
+        let row = row(harness, &field.engine(), GLAKE_COPY_CRITICAL, runs);
         over.store(true, Ordering::Relaxed);
         for thread in threads {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -112,11 +112,11 @@ fn beside(
 }
 
 /// Copies with rests between.
-fn row(ground: &Ground<'_>, work: &Work<'_>, flags: u32, runs: u32) -> Result<Row, BenchError> {
+fn row(harness: &Harness<'_>, work: &Work<'_>, flags: u32, runs: u32) -> Result<Row, BenchError> {
     let mut row = Row::default();
     for run in 0..runs.max(1).saturating_add(WARM_UP) {
         thread::sleep(REST);
-        let time = ground.library.timed(ground.cuda, work, flags)?;
+        let time = harness.library.timed(harness.cuda, work, flags)?;
         if run >= WARM_UP {
             row.done.push(us(time.done));
             row.issued.push(us(time.issued));

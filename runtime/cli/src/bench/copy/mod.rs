@@ -11,7 +11,7 @@
 //! copies are then the library's own with `GLAKE_COPY_DIRECT`.
 
 mod critical;
-mod ground;
+mod harness;
 mod overhead;
 mod report;
 mod rounds;
@@ -27,7 +27,7 @@ use super::BenchError;
 use crate::installed::LIBGMLAKE;
 use glake_runtime::backend::Backend;
 use glake_runtime::config::{Config, DeviceChoice, Gpu, Relays};
-use ground::{Case, Ground};
+use harness::{Case, Harness};
 pub use report::{CopyReport, CriticalReport, OverheadReport};
 
 /// Which way the bytes go.
@@ -106,8 +106,8 @@ pub fn copy(
 ) -> Result<(), BenchError> {
     let bench = Bench::start(backend, config, options)?;
     let calibrated = bench.wait_for_relays(options, &mut news)?;
-    let ground = Ground::new(&bench.library, bench.cuda.as_ref(), options)?;
-    rounds::wake(&ground)?;
+    let harness = Harness::new(&bench.library, bench.cuda.as_ref(), options)?;
+    rounds::wake(&harness)?;
     let mut done = 0;
     for &memory in &options.memory {
         for &direction in &options.directions {
@@ -117,7 +117,7 @@ pub fn copy(
             for &size in &bench.sizes(options) {
                 let case = Case { memory, direction, size, block: options.block };
                 news(CopyNews::Next(case.name(), done))?;
-                let times = rounds::measure(&ground, &case, options.runs)?;
+                let times = rounds::measure(&harness, &case, options.runs)?;
                 let gigabytes = |us: f64| times.bytes / us / 1e3;
                 news(CopyNews::Copy(CopyReport {
                     device: bench.name.clone(),
@@ -157,11 +157,11 @@ pub fn overhead(
 ) -> Result<(), BenchError> {
     let bench = Bench::start(backend, config, options)?;
     bench.wait_for_relays(options, &mut news)?;
-    let ground = Ground::new(&bench.library, bench.cuda.as_ref(), options)?;
-    rounds::wake(&ground)?;
+    let harness = Harness::new(&bench.library, bench.cuda.as_ref(), options)?;
+    rounds::wake(&harness)?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
-        let report = overhead::measure(&ground, &case, options, bench.name.clone())?;
+        let report = overhead::measure(&harness, &case, options, bench.name.clone())?;
         news(CopyNews::Overhead(report))?;
     }
     Ok(())
@@ -179,13 +179,13 @@ pub fn critical(
 ) -> Result<(), BenchError> {
     let bench = Bench::start(backend, config, options)?;
     bench.wait_for_relays(options, &mut news)?;
-    let of = || Ground::new(&bench.library, bench.cuda.as_ref(), options);
-    let ground = of()?;
-    rounds::wake(&ground)?;
+    let of = || Harness::new(&bench.library, bench.cuda.as_ref(), options);
+    let harness = of()?;
+    rounds::wake(&harness)?;
     let busy = (0..critical::STREAMS).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
     for (done, case) in (0..).zip(cases(options)) {
         news(CopyNews::Next(case.name(), done))?;
-        let report = critical::measure(&ground, &busy, &case, options, bench.name.clone())?;
+        let report = critical::measure(&harness, &busy, &case, options, bench.name.clone())?;
         news(CopyNews::Critical(report))?;
     }
     Ok(())

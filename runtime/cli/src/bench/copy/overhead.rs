@@ -1,7 +1,7 @@
 //! What a copy costs that is too small for several links: the driver's own and the library's in turns, one after the other.
 
 use super::super::times::{median, us};
-use super::ground::{Case, Ground};
+use super::harness::{Case, Harness};
 use super::{BenchError, CopyOptions, OverheadReport};
 
 /// Measures one size.
@@ -9,19 +9,19 @@ use super::{BenchError, CopyOptions, OverheadReport};
 /// # Errors
 /// What the library answers; [`BenchError::Differs`].
 pub(super) fn measure<'a>(
-    ground: &'a Ground<'a>,
+    harness: &'a Harness<'a>,
     case: &Case,
     options: &CopyOptions,
     device: String,
 ) -> Result<OverheadReport, BenchError> {
-    let mut field = ground.field(*case)?;
+    let mut field = harness.field(*case)?;
     field.verify(1)?;
     let (native, engine) = (field.native(), field.engine());
     let (mut native_us, mut engine_us, mut differences) = (Vec::new(), Vec::new(), Vec::new());
     let (mut native_call_us, mut engine_call_us) = (Vec::new(), Vec::new());
     for _ in 0..options.runs.max(1) {
-        let one = ground.library.timed(ground.cuda, &native, 0)?;
-        let other = ground.library.timed(ground.cuda, &engine, 0)?;
+        let one = harness.library.timed(harness.cuda, &native, 0)?;
+        let other = harness.library.timed(harness.cuda, &engine, 0)?;
         native_us.push(us(one.done));
         engine_us.push(us(other.done));
         differences.push(us(other.done) - us(one.done));

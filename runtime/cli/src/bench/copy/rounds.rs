@@ -7,7 +7,7 @@ use glake_units::Bytes;
 
 use super::super::links::changed;
 use super::super::times::{median, us};
-use super::ground::{Case, Ground, Work};
+use super::harness::{Case, Harness, Work};
 use super::{BenchError, CopyDirection, CopyMemory};
 
 /// Medians of the rounds.
@@ -36,13 +36,13 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 ///
 /// # Errors
 /// What the library answers; [`BenchError::Differs`].
-pub(super) fn measure<'a>(ground: &'a Ground<'a>, case: &Case, runs: u32) -> Result<Times, BenchError> {
-    let mut field = ground.field(*case)?;
+pub(super) fn measure<'a>(harness: &'a Harness<'a>, case: &Case, runs: u32) -> Result<Times, BenchError> {
+    let mut field = harness.field(*case)?;
     field.verify(1)?;
     let timed =
-        |work: Work<'_>| -> Result<Timed, BenchError> { Ok(ground.library.timed(ground.cuda, &work, 0)?) };
-    warm_up(ground, &field.engine(), 0)?;
-    let before = paths(ground)?;
+        |work: Work<'_>| -> Result<Timed, BenchError> { Ok(harness.library.timed(harness.cuda, &work, 0)?) };
+    warm_up(harness, &field.engine(), 0)?;
+    let before = paths(harness)?;
     let (mut native, mut engine, mut limit, mut host) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for run in 0..runs.max(1) {
         for turn in 0..3 {
@@ -57,9 +57,9 @@ pub(super) fn measure<'a>(ground: &'a Ground<'a>, case: &Case, runs: u32) -> Res
             }
         }
     }
-    let links = changed(&before, &paths(ground)?);
+    let links = changed(&before, &paths(harness)?);
     let engine_us = median(engine);
-    let cpu_cores = cores(ground, &field.engine(), engine_us)?;
+    let cpu_cores = cores(harness, &field.engine(), engine_us)?;
     field.verify(2)?;
     Ok(Times {
         bytes: case.size.get() as f64,
@@ -74,8 +74,8 @@ pub(super) fn measure<'a>(ground: &'a Ground<'a>, case: &Case, runs: u32) -> Res
 
 /// Keeps every link busy for a moment: GPUs that were idle begin some 10 us later at first, which small copies would be blamed for.
 /// Simulated ones do not.
-pub(super) fn wake(ground: &Ground<'_>) -> Result<(), BenchError> {
-    if ground.cuda.is_none() {
+pub(super) fn wake(harness: &Harness<'_>) -> Result<(), BenchError> {
+    if harness.cuda.is_none() {
         return Ok(());
     }
     let case = Case {
@@ -84,20 +84,20 @@ pub(super) fn wake(ground: &Ground<'_>) -> Result<(), BenchError> {
         size: Bytes::mib(4),
         block: Bytes::kib(16),
     };
-    let field = ground.field(case)?;
+    let field = harness.field(case)?;
     let begin = Instant::now();
     while begin.elapsed() < WAKING {
-        ground.library.timed(ground.cuda, &field.limit(), 0)?;
+        harness.library.timed(harness.cuda, &field.limit(), 0)?;
     }
     Ok(())
 }
 
 /// Copies until more than one link takes part.
-pub(super) fn warm_up(ground: &Ground<'_>, work: &Work<'_>, flags: u32) -> Result<(), BenchError> {
-    let (before, begin) = (paths(ground)?, Instant::now());
-    while ground.gpus() > 1 && begin.elapsed() < TIMEOUT {
-        ground.library.timed(ground.cuda, work, flags)?;
-        if changed(&before, &paths(ground)?) > 1 {
+pub(super) fn warm_up(harness: &Harness<'_>, work: &Work<'_>, flags: u32) -> Result<(), BenchError> {
+    let (before, begin) = (paths(harness)?, Instant::now());
+    while harness.gpus() > 1 && begin.elapsed() < TIMEOUT {
+        harness.library.timed(harness.cuda, work, flags)?;
+        if changed(&before, &paths(harness)?) > 1 {
             break;
         }
     }
@@ -105,13 +105,13 @@ pub(super) fn warm_up(ground: &Ground<'_>, work: &Work<'_>, flags: u32) -> Resul
 }
 
 /// Processor time a time while the engine copies and nobody waits in a loop: copies in a row, enqueued and slept over.
-fn cores(ground: &Ground<'_>, work: &Work<'_>, engine_us: f64) -> Result<f64, BenchError> {
+fn cores(harness: &Harness<'_>, work: &Work<'_>, engine_us: f64) -> Result<f64, BenchError> {
     let wanted = (us(WATCHED) / engine_us.max(1.0)).ceil().clamp(1.0, f64::from(MOST));
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between 1 and 500
     let times = wanted as u32;
     let nap = Duration::from_secs_f64(engine_us * wanted * 0.95 / 1e6);
     let before = processor_time();
-    let took = ground.library.repeated(ground.cuda, work, 0, times, nap)?;
+    let took = harness.library.repeated(harness.cuda, work, 0, times, nap)?;
     let spent = processor_time().saturating_sub(before);
     Ok(spent.as_secs_f64() / took.as_secs_f64())
 }
@@ -123,8 +123,8 @@ fn processor_time() -> Duration {
 }
 
 /// Bytes by the link that they went over, and which way.
-fn paths(ground: &Ground<'_>) -> Result<Vec<(String, u64)>, BenchError> {
-    let stats: serde_json::Value = serde_json::from_str(&ground.library.copy_stats()?).unwrap_or_default();
+fn paths(harness: &Harness<'_>) -> Result<Vec<(String, u64)>, BenchError> {
+    let stats: serde_json::Value = serde_json::from_str(&harness.library.copy_stats()?).unwrap_or_default();
     let path = |path: &serde_json::Value| {
         let name = format!("{} {}", path["relay"], path["direction"]);
         (name, path["bytes"].as_u64().unwrap_or(0))

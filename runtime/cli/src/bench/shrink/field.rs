@@ -9,7 +9,7 @@ use glake_tiers::{
 };
 use glake_units::Bytes;
 
-use super::ground::Ground;
+use super::harness::Harness;
 use super::{BenchError, ShrinkOptions, ShrinkTier};
 use crate::filled::{Difference, Filled};
 use glake_runtime::config::Config;
@@ -21,7 +21,7 @@ const STAGED: Bytes = Bytes::mib(96);
 
 /// A region, and its store.
 pub(super) struct Field<'a> {
-    ground: &'a Ground,
+    harness: &'a Harness,
     region: Filled,
     store: Store,
     /// After all that has files in it.
@@ -34,12 +34,12 @@ struct OwnFolder(PathBuf);
 impl<'a> Field<'a> {
     /// A region full of bytes that tell their places.
     pub(super) fn new(
-        ground: &'a Ground,
+        harness: &'a Harness,
         config: &Config,
         options: &ShrinkOptions,
         tier: ShrinkTier,
     ) -> Result<Self, BenchError> {
-        let server = ground.server();
+        let server = harness.server();
         let pool = server.pool(server.target().id, &config.pool)?;
         let mut wanted = RegionOptions::of("bench");
         if options.sealed {
@@ -50,14 +50,14 @@ impl<'a> Field<'a> {
         }
         let region = Region::new(&pool, wanted);
         let stream = PoolStream::of(&**server.driver(), server.target().id, Stream::LEGACY)?;
-        let blocks = sizes(ground.bytes(), options.tensors).map(|size| region.malloc(size, stream));
+        let blocks = sizes(harness.bytes(), options.tensors).map(|size| region.malloc(size, stream));
         let blocks = blocks.collect::<Result<_, _>>()?;
-        let (store, folder) = store(ground, config, options, tier)?;
+        let (store, folder) = store(harness, config, options, tier)?;
         let region = Filled::new(region, blocks)?;
         if options.sealed {
             region.region().seal(false)?;
         }
-        Ok(Field { ground, store, _folder: folder, region })
+        Ok(Field { harness, store, _folder: folder, region })
     }
 
     /// All of it leaves.
@@ -71,7 +71,7 @@ impl<'a> Field<'a> {
     }
 
     fn transit(&self) -> TransferContext<'_> {
-        TransferContext { mover: self.ground.mover(), checks: self.ground.digests() }
+        TransferContext { mover: self.harness.mover(), checks: self.harness.digests() }
     }
 
     /// Compares every byte.
@@ -104,12 +104,12 @@ fn sizes(bytes: Bytes, tensors: u32) -> impl Iterator<Item = Bytes> {
 
 /// Where the region goes; nothing of it is made ahead but what is asked for.
 fn store(
-    ground: &Ground,
+    harness: &Harness,
     config: &Config,
     options: &ShrinkOptions,
     tier: ShrinkTier,
 ) -> Result<(Store, Option<OwnFolder>), BenchError> {
-    let server = ground.server();
+    let server = harness.server();
     let pinned = |size: Bytes| {
         let host = server.host()?;
         if options.prepare {
@@ -118,13 +118,13 @@ fn store(
         Ok::<_, BenchError>(host)
     };
     match tier {
-        ShrinkTier::Host => Ok((Store::Host(pinned(ground.bytes())?), None)),
-        ShrinkTier::Peer => Ok((Store::Peer(server.pool(ground.peer()?, &config.pool)?), None)),
+        ShrinkTier::Host => Ok((Store::Host(pinned(harness.bytes())?), None)),
+        ShrinkTier::Peer => Ok((Store::Peer(server.pool(harness.peer()?, &config.pool)?), None)),
         ShrinkTier::File => {
             let own = std::env::temp_dir().join(format!("glake-bench-{}", std::process::id()));
             let folder = options.folder.as_deref().unwrap_or(&own);
             let files = Arc::new(FileTier::open(folder)?);
-            let host = pinned(STAGED.min(ground.bytes()))?;
+            let host = pinned(STAGED.min(harness.bytes()))?;
             Ok((Store::File { files, host }, options.folder.is_none().then_some(OwnFolder(own))))
         }
     }

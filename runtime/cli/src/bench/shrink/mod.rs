@@ -10,7 +10,7 @@
 //! engine, without the C interface between: the library and Python do the same by the same calls.
 
 mod field;
-mod ground;
+mod harness;
 mod rounds;
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use super::BenchError;
 use super::times::{gbps, us};
 use glake_runtime::backend::Backend;
 use glake_runtime::config::Config;
-use ground::Ground;
+use harness::Harness;
 use rounds::Phased;
 
 /// Which way a region goes.
@@ -160,8 +160,8 @@ pub fn shrink(
     options: &ShrinkOptions,
     mut news: impl FnMut(ShrinkNews) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let ground = Ground::open(backend, config, options)?;
-    for note in ground.notes() {
+    let harness = Harness::open(backend, config, options)?;
+    for note in harness.notes() {
         news(ShrinkNews::Note(note))?;
     }
     let mut step = 0;
@@ -171,22 +171,22 @@ pub fn shrink(
             step += 1;
             Ok(())
         };
-        let before = ground.free_memory(tier)?;
-        let measured = rounds::measure(&ground, config, options, tier, &mut say)?;
-        let leaked = before.saturating_sub(ground.free_memory(tier)?);
+        let before = harness.free_memory(tier)?;
+        let measured = rounds::measure(&harness, config, options, tier, &mut say)?;
+        let leaked = before.saturating_sub(harness.free_memory(tier)?);
         for Phased { phase, warm, runs, us, link_us, copied, paths, calls } in measured {
             news(ShrinkNews::Shrink(ShrinkReport {
                 device: backend.name(),
                 target: options.target,
                 phase,
                 tier,
-                bytes: ground.bytes().get(),
+                bytes: harness.bytes().get(),
                 tensors: options.tensors,
                 paths,
                 warm,
                 runs,
-                link_gbps: gbps(ground.link_size().get(), link_us),
-                gbps: gbps(ground.bytes().get(), us),
+                link_gbps: gbps(harness.link_size().get(), link_us),
+                gbps: gbps(harness.bytes().get(), us),
                 us,
                 copied_bytes: copied.get(),
                 driver: driver_calls(&calls),
@@ -194,7 +194,7 @@ pub fn shrink(
                 prepared: options.prepare && tier != ShrinkTier::Peer,
                 sealed: options.sealed,
                 checked: options.verify,
-                calibrated: ground.is_calibrated(),
+                calibrated: harness.is_calibrated(),
                 verified: true,
             }))?;
         }

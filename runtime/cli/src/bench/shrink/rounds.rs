@@ -8,7 +8,7 @@ use glake_units::Bytes;
 use super::super::links::changed;
 use super::super::times::{median, us};
 use super::field::Field;
-use super::ground::Ground;
+use super::harness::Harness;
 use super::{BenchError, Say, ShrinkOptions, ShrinkPhase, ShrinkTier};
 use glake_runtime::config::Config;
 
@@ -40,26 +40,26 @@ struct Once {
 /// # Errors
 /// What the region answers; [`BenchError::Stayed`], [`BenchError::Differs`].
 pub(super) fn measure(
-    ground: &Ground,
+    harness: &Harness,
     config: &Config,
     options: &ShrinkOptions,
     tier: ShrinkTier,
     say: Say<'_>,
 ) -> Result<Vec<Phased>, BenchError> {
     let name = format!("{tier:?}").to_lowercase();
-    say(format!("{name}: {} in {} tensors", ground.bytes(), options.tensors))?;
-    let field = Field::new(ground, config, options, tier)?;
+    say(format!("{name}: {} in {} tensors", harness.bytes(), options.tensors))?;
+    let field = Field::new(harness, config, options, tier)?;
     say(format!("{name}: the first time"))?;
-    let first = out_and_in(ground, &field, &name)?;
+    let first = out_and_in(harness, &field, &name)?;
     let (mut warm, mut links) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     let phases = [ShrinkPhase::Shrink, ShrinkPhase::Refill];
     let runs = options.runs.max(1);
     for run in 1..=runs {
         say(format!("{name}: {run} of {runs}"))?;
         for (times, phase) in links.iter_mut().zip(phases) {
-            times.push(ground.link_us(phase)?);
+            times.push(harness.link_us(phase)?);
         }
-        for (times, once) in warm.iter_mut().zip(out_and_in(ground, &field, &name)?) {
+        for (times, once) in warm.iter_mut().zip(out_and_in(harness, &field, &name)?) {
             times.push(once);
         }
     }
@@ -87,22 +87,22 @@ pub(super) fn measure(
 }
 
 /// All of it out and back, and compared.
-fn out_and_in(ground: &Ground, field: &Field<'_>, name: &str) -> Result<[Once; 2], BenchError> {
-    let (gone, out) = once(ground, || field.shrink())?;
+fn out_and_in(harness: &Harness, field: &Field<'_>, name: &str) -> Result<[Once; 2], BenchError> {
+    let (gone, out) = once(harness, || field.shrink())?;
     if !gone.left.is_zero() {
         return Err(BenchError::Stayed { size: gone.left, extents: gone.skipped.len() });
     }
-    let (back, into) = once(ground, || field.refill())?;
+    let (back, into) = once(harness, || field.refill())?;
     field.compare(name)?;
     Ok([Once { copied: gone.copied, ..out }, Once { copied: back.copied, ..into }])
 }
 
 /// Once, with its time and the links that it took; what it copied is told by the result.
-fn once<T>(ground: &Ground, work: impl FnOnce() -> Result<T, BenchError>) -> Result<(T, Once), BenchError> {
-    let (before, called) = (ground.carried(), ground.server().calls());
+fn once<T>(harness: &Harness, work: impl FnOnce() -> Result<T, BenchError>) -> Result<(T, Once), BenchError> {
+    let (before, called) = (harness.carried(), harness.server().calls());
     let (result, time) = timed(work)?;
-    let paths = changed(&before, &ground.carried());
-    let calls = ground.server().calls().since(&called);
+    let paths = changed(&before, &harness.carried());
+    let calls = harness.server().calls().since(&called);
     Ok((result, Once { us: us(time), copied: Bytes::ZERO, paths, calls }))
 }
 

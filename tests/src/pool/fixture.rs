@@ -35,7 +35,7 @@ impl Default for Shape {
 
 /// A pool over faults over a recorder over a simulator: what is made to fail does not reach the log.
 #[derive(Debug)]
-pub struct Bed {
+pub struct Fixture {
     /// The device.
     pub sim: Arc<Simulator>,
     /// What reaches it.
@@ -62,7 +62,7 @@ pub struct Lane {
 pub(super) const GPU: DeviceId = DeviceId(0);
 
 #[allow(clippy::unwrap_used)]
-impl Bed {
+impl Fixture {
     /// A new device with a pool on it.
     pub fn new(shape: Shape) -> Self {
         Self::tuned(shape, |_| ())
@@ -87,7 +87,7 @@ impl Bed {
         tune(&mut settings);
         let options = PoolOptions { settings: Some(settings), ..options };
         let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
-        Bed { sim, recorder, faults, driver, pool }
+        Fixture { sim, recorder, faults, driver, pool }
     }
 
     /// A new stream.

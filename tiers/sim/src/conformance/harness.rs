@@ -29,14 +29,14 @@ enum Thing {
 
 /// Where a check does its work.
 #[derive(Debug)]
-pub struct Ground {
+pub struct Harness {
     driver: Arc<dyn Driver>,
     things: Mutex<Vec<Thing>>,
     blocks: Mutex<Vec<Block>>,
     /// Words in registered memory by which streams are held back, and let go when all is given back.
     flags: Mutex<Vec<Address>>,
     /// The same devices through contexts of our own.
-    own: Mutex<Vec<Arc<Ground>>>,
+    own: Mutex<Vec<Arc<Harness>>>,
 }
 
 /// Host memory of a check, on pages of its own.
@@ -60,9 +60,9 @@ fn pointer(at: Address) -> *mut u8 {
 /// A value that every held stream waits for.
 const GO: u32 = 1 << 30;
 
-impl Ground {
+impl Harness {
     pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
-        Ground {
+        Harness {
             driver,
             things: Mutex::default(),
             blocks: Mutex::default(),
@@ -72,8 +72,8 @@ impl Ground {
     }
 
     /// The same devices through contexts of our own, which are given back with all that is made in them.
-    pub(super) fn own(&self) -> Result<Arc<Ground>> {
-        let own = Arc::new(Ground::new(self.driver.own_contexts()?));
+    pub(super) fn own(&self) -> Result<Arc<Harness>> {
+        let own = Arc::new(Harness::new(self.driver.own_contexts()?));
         self.own.lock().push(own.clone());
         Ok(own)
     }
@@ -332,13 +332,13 @@ impl Ground {
     /// Gives all back that is left, in the reverse order.
     pub(super) fn clean(self) -> std::result::Result<(), Failure> {
         let own = std::mem::take(&mut *self.own.lock());
-        let flags = |ground: &Ground| ground.flags.lock().iter().for_each(|flag| ground.raise(*flag));
-        own.iter().for_each(|ground| flags(ground));
+        let flags = |harness: &Harness| harness.flags.lock().iter().for_each(|flag| harness.raise(*flag));
+        own.iter().for_each(|harness| flags(harness));
         flags(&self);
-        for ground in own {
-            ground.unmake()?;
-            for info in ground.driver.devices()? {
-                ground.driver.release_context(info.id)?;
+        for harness in own {
+            harness.unmake()?;
+            for info in harness.driver.devices()? {
+                harness.driver.release_context(info.id)?;
             }
         }
         self.unmake()

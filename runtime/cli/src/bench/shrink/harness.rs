@@ -21,7 +21,7 @@ const LINKS: [Bytes; 2] = [Bytes::mib(64), Bytes::gib(1)];
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A server, and memory for copies over one link.
-pub(super) struct Ground {
+pub(super) struct Harness {
     bytes: Bytes,
     peer: Option<DeviceId>,
     digests: Option<Digests>,
@@ -33,7 +33,7 @@ pub(super) struct Ground {
     server: Server,
 }
 
-impl Ground {
+impl Harness {
     pub(super) fn open(
         backend: &Backend,
         config: &Config,
@@ -45,7 +45,7 @@ impl Ground {
         let bytes = options.bytes.unwrap_or(default);
         let (target, size) = (server.target().id, bytes.min(LINKS[usize::from(!server.is_simulated())]));
         let digests = options.verify.then(|| Digests::new(server.epochs(), target)).transpose()?;
-        let ground = Ground {
+        let harness = Harness {
             bytes,
             peer: peer(&server, options)?,
             digests,
@@ -56,8 +56,8 @@ impl Ground {
             gpu: server.buffer(size)?,
             server,
         };
-        ground.warm_up()?;
-        Ok(ground)
+        harness.warm_up()?;
+        Ok(harness)
     }
 
     pub(super) fn server(&self) -> &Server {

@@ -154,13 +154,13 @@ def start(command, **env):
 
 
 def code(text, *args, timeout=50, **env):
-    """Runs Python text in a process of its own. `enable()` there is bed.enable()."""
+    """Runs Python text in a process of its own. `enable()` there is fixture.enable()."""
     text = f"import sys; sys.path[:0] = [{str(HERE)!r}]\n" + textwrap.dedent(text)
     return finish([start([sys.executable, "-c", text, *args], **env)], timeout)[0]
 
 
 def program(path, *args, timeout=80, **env):
-    """Runs a Python file in a process of its own, with bed.py to be imported."""
+    """Runs a Python file in a process of its own, with fixture.py to be imported."""
     env.setdefault("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
     return finish([start([sys.executable, PROGRAMS / path, *args], **env)], timeout)[0]
 

@@ -15,7 +15,7 @@ use crate::{CopyOptions, Engine, EngineOptions, UserStream};
 
 pub(super) const GPU: DeviceId = DeviceId(0);
 
-pub(super) struct Bed {
+pub(super) struct Fixture {
     pub(super) sim: Arc<Simulator>,
     pub(super) faults: Arc<Faults>,
     pub(super) driver: Arc<dyn Driver>,
@@ -24,27 +24,27 @@ pub(super) struct Bed {
     pub(super) gpus: DeviceSet,
 }
 
-impl Bed {
+impl Fixture {
     /// A server by name, all of whose GPUs are relays.
-    pub(super) fn new(name: &str) -> Bed {
-        Bed::with(name, EngineOptions::default())
+    pub(super) fn new(name: &str) -> Fixture {
+        Fixture::with(name, EngineOptions::default())
     }
 
-    pub(super) fn with(name: &str, options: EngineOptions) -> Bed {
-        Bed::timed(name, options, Clock::Virtual)
+    pub(super) fn with(name: &str, options: EngineOptions) -> Fixture {
+        Fixture::timed(name, options, Clock::Virtual)
     }
 
-    pub(super) fn timed(name: &str, options: EngineOptions, clock: Clock) -> Bed {
-        Bed::on(name, options, SimOptions { clock, ..SimOptions::default() })
+    pub(super) fn timed(name: &str, options: EngineOptions, clock: Clock) -> Fixture {
+        Fixture::on(name, options, SimOptions { clock, ..SimOptions::default() })
     }
 
     /// On a device of such behaviour.
-    pub(super) fn on(name: &str, options: EngineOptions, device: SimOptions) -> Bed {
-        Bed::made(name, EngineOptions { shared_gpus: true, ..options }, device)
+    pub(super) fn on(name: &str, options: EngineOptions, device: SimOptions) -> Fixture {
+        Fixture::made(name, EngineOptions { shared_gpus: true, ..options }, device)
     }
 
     /// With these options as they are.
-    pub(super) fn made(name: &str, options: EngineOptions, device: SimOptions) -> Bed {
+    pub(super) fn made(name: &str, options: EngineOptions, device: SimOptions) -> Fixture {
         let topology = match name {
             "uniform" => SimTopology::uniform(4, Bytes::gib(1)),
             name => glake_sim::load(name).unwrap(),
@@ -66,7 +66,7 @@ impl Bed {
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();
         assert_eq!(engine.relays(), if shared { relays } else { relays.without(used) });
-        Bed { sim, faults, driver, epochs, engine: Some(engine), gpus }
+        Fixture { sim, faults, driver, epochs, engine: Some(engine), gpus }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {

@@ -18,7 +18,7 @@ pub(super) struct Case {
 }
 
 /// The GPUs that take part, the measured one first.
-pub(super) struct Ground<'a> {
+pub(super) struct Harness<'a> {
     pub(super) library: &'a Gmlake,
     pub(super) cuda: Option<&'a Libcuda>,
     on: Vec<On>,
@@ -27,7 +27,7 @@ pub(super) struct Ground<'a> {
 /// The memory of one measurement.
 pub(super) struct Field<'a> {
     case: Case,
-    ground: &'a Ground<'a>,
+    harness: &'a Harness<'a>,
     host: HostMemory<'a>,
     /// Pinned, where the copies' own is not.
     pinned: Option<HostMemory<'a>>,
@@ -55,7 +55,7 @@ impl Case {
     }
 }
 
-impl<'a> Ground<'a> {
+impl<'a> Harness<'a> {
     pub(super) fn new(
         library: &'a Gmlake,
         cuda: Option<&'a Libcuda>,
@@ -72,7 +72,7 @@ impl<'a> Ground<'a> {
             let stream = library.stream(i32::try_from(device).unwrap_or(i32::MAX))?;
             Ok(On { device, stream })
         });
-        Ok(Ground { library, cuda, on: on.collect::<Result<_, BenchError>>()? })
+        Ok(Harness { library, cuda, on: on.collect::<Result<_, BenchError>>()? })
     }
 
     /// How many take part.
@@ -104,7 +104,7 @@ impl<'a> Ground<'a> {
         let pinned = if pageable { Some(self.library.host_memory(size, true)?) } else { None };
         let host = self.library.host_memory(size, !pageable)?;
         let blocks = if case.memory == CopyMemory::Scattered { scattered(&case) } else { Vec::new() };
-        Ok(Field { case, ground: self, host, pinned, gpus, blocks })
+        Ok(Field { case, harness: self, host, pinned, gpus, blocks })
     }
 }
 
@@ -142,9 +142,9 @@ impl Field<'_> {
     /// Each GPU's own share.
     pub(super) fn limit(&self) -> Work<'_> {
         let size = self.case.bytes();
-        let share = size.div_ceil(self.ground.on.len());
+        let share = size.div_ceil(self.harness.on.len());
         let host = self.pinned.as_ref().unwrap_or(&self.host);
-        let shares = self.ground.on.iter().zip(&self.gpus).enumerate().map(|(number, (on, gpu))| {
+        let shares = self.harness.on.iter().zip(&self.gpus).enumerate().map(|(number, (on, gpu))| {
             let offset = (share * number).min(size);
             let length = share.min(size - offset);
             let pair = ordered(self.case.direction, host.part(offset, length), gpu.part(0, length));
@@ -184,7 +184,7 @@ impl Field<'_> {
     }
 
     fn run(&self, work: &Work<'_>) -> Result<(), BenchError> {
-        self.ground.library.timed(self.ground.cuda, work, 0)?;
+        self.harness.library.timed(self.harness.cuda, work, 0)?;
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Field<'_> {
     }
 
     fn places(&self) -> impl Iterator<Item = (On, &GpuMemory<'_>)> {
-        self.ground.on.iter().copied().zip(&self.gpus)
+        self.harness.on.iter().copied().zip(&self.gpus)
     }
 
     /// All bytes, in the blocks that they are in.

@@ -64,7 +64,7 @@ pub(super) struct Lanes {
 
 /// What trials run on.
 #[derive(Debug)]
-pub(super) struct Ground {
+pub(super) struct Harness {
     pub(super) driver: Arc<dyn Driver>,
     lanes: Vec<Lane>,
     devices: Vec<DeviceId>,
@@ -118,7 +118,7 @@ impl Lane {
     }
 }
 
-impl Ground {
+impl Harness {
     /// Memory for trials with a leg a GPU, of `wanted` at most, or less where that would take longer than `time`.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl Ground {
         wanted: Bytes,
         time: Duration,
         clock: &dyn Fn() -> Duration,
-    ) -> Result<Ground> {
+    ) -> Result<Harness> {
         let driver = epochs.driver().clone();
         let Lanes { lanes, failed } = lanes;
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(THREADS));
@@ -160,7 +160,7 @@ impl Ground {
         })?;
         let (memory, without) = parted(made, "has no memory for trials")?;
         let lanes: Vec<Lane> = lanes.into_iter().filter(|lane| !without.contains(lane.device)).collect();
-        Ok(Ground {
+        Ok(Harness {
             driver,
             devices: lanes.iter().map(|lane| lane.device).collect(),
             lanes,
