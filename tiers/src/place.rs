@@ -74,7 +74,7 @@ pub enum Residency {
         /// Where from.
         from: Place,
     },
-    /// Releasing or coming in failed. Memory of the GPU may be left, and what it holds is worth nothing.
+    /// Releasing or refilling failed. Memory of the GPU may be left, and what it holds is worth nothing.
     Interrupted {
         /// Where they are.
         at: Place,

@@ -110,7 +110,7 @@ impl Server {
             drop(OwnedStream::new(&driver, target.id)?);
             let (ready, is_ready) = mpsc::channel();
             engine.start_relays(move |_| {
-                // Nobody listens any more once the patience is at its end.
+                // Nobody listens any more once that time is over.
                 let _ = ready.send(());
             })?;
             // Those that are not ready by then are no relays, and copies take the links that there are.

@@ -4,7 +4,7 @@
 //! first use ─► Engine (no context, no thread; every copy native)
 //! relays on ─► thread of the engine: contexts, streams, slots ─► pools opened to them ─► the server's paths
 //!                                          copies go over one link until all of that is there
-//! all is away ─► relays rest: their contexts go ─► something comes back: made ready again, pools opened to them
+//! all is evicted ─► relays suspended: their contexts go ─► something comes back: made ready again, pools opened to them
 //! ```
 //!
 //! Invariants: a copy opens no memory to anybody: what relays may touch is decided when an extent is made, or on the
@@ -102,7 +102,7 @@ impl ProcessEngine {
         self.made().map_or(Benefit::Anything, |engine| engine.benefit_of_other(size))
     }
 
-    /// What a pool of a device is opened to when it is made: not to relays that rest, which would make their contexts.
+    /// What a pool of a device is opened to when it is made: not to suspended relays, which would make their contexts.
     /// Nor to GPUs that the program has to itself.
     pub(super) fn awake_relays_of(&self, device: DeviceId, driver: &dyn Driver) -> DeviceSet {
         let suspended = self.made().map_or(DeviceSet::EMPTY, |engine| engine.suspended());
@@ -199,7 +199,7 @@ impl ProcessEngine {
         engine.suspend(self.candidates.without(used));
     }
 
-    /// Relays that rest are made ready again in the background.
+    /// Relays are made ready again in the background.
     pub(super) fn resume_relays(&self, devices: &Arc<[DeviceMemory]>) {
         let Some(engine) = self.made() else { return };
         let (devices, relays) =

@@ -138,7 +138,7 @@ pub enum ProcessError {
     /// A region refuses, or could not be moved; it is as the text says, and nothing is lost.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// A shrink stopped after something had left: that is away, the rest is where it was.
+    /// A shrink stopped after something had left: that is evicted, the rest is where it was.
     #[error("{freed} went back to the driver and {copied} were copied, then the shrink stopped: {source}")]
     Partly {
         /// Memory that went back to the driver.
@@ -222,7 +222,7 @@ pub enum ProcessError {
         /// For how long they were waited for.
         waited: Duration,
     },
-    /// What a use needs is away, or about to be.
+    /// What a use needs is evicted, or about to be.
     #[error("the gate is closed: {tags} is not on its GPU, or about to leave it; refill it, or wait for it")]
     Closed {
         /// What.

@@ -162,7 +162,7 @@ fn what_cannot_be_given_out_any_more_is_told() {
         let first = AtomicBool::new(true);
         move || if first.swap(false, Ordering::Relaxed) { exported(1) } else { Err(then()) }
     };
-    let away = once(|| PoolError::Away { device: GPU, address: BLOCK });
+    let away = once(|| PoolError::Evicted { device: GPU, address: BLOCK });
     let shared = exporter.share(BLOCK, away).unwrap();
     assert!(matches!(open(&shared.handle), Err(ShareError::NotGiven { .. })));
     let freed = once(|| PoolError::UnknownAddress { device: GPU, address: BLOCK });

@@ -57,7 +57,7 @@ pub enum PoolError {
     },
     /// Some of the block's memory is not on its GPU: refill its region first.
     #[error("{device}: some of the memory at {address} is not on its GPU: refill its region first")]
-    Away {
+    Evicted {
         /// Where.
         device: DeviceId,
         /// What was given.

@@ -1,8 +1,8 @@
 //! The memory of single extents, given up and made again at the addresses that they keep.
 //!
 //! ```text
-//! region ─► begin_leave ─► (its bytes are copied) ─► copied ─► unmap ─► release                  memory is free
-//!        ─► begin_enter: made, mapped, access ─► (copied back) ─► arrived                       as before
+//! region ─► begin_evict ─► (its bytes are copied) ─► finish_copy ─► unmap ─► release             memory is free
+//!        ─► begin_refill: made, mapped, access ─► (copied back) ─► finish_refill                as before
 //! ```
 //!
 //! Invariants: how it stands with an extent is its [`Residency`] in `kept`, where there is no entry it is new; each step changes it
@@ -49,7 +49,7 @@ pub(crate) struct Done {
     passed: Passed,
 }
 
-/// What begins when an extent is asked to leave.
+/// What has to be done to evict an extent.
 #[derive(Debug)]
 pub(crate) enum Eviction {
     /// These bytes are to be copied first.
@@ -116,7 +116,7 @@ impl GpuPool {
         Ok(Done { mark, passed })
     }
 
-    /// An extent begins to leave its GPU for `to`, or for where its copy is; with `discard` its bytes are given up.
+    /// Begins to evict an extent to `to`, or for where its copy is; with `discard` its bytes are given up.
     pub(crate) fn begin_evict(&self, extent: ExtentId, to: Place, discard: bool) -> Result<Eviction> {
         let held = self.growth()?;
         let residency = self.kept.lock().get(&extent).map_or(Residency::NEW, |kept| kept.residency);
@@ -189,7 +189,7 @@ impl GpuPool {
     /// beside copies the driver takes as long for one mapping as for several. Returns those whose memory can be released.
     ///
     /// # Errors
-    /// What the driver answered first; those that are not returned are halfway then.
+    /// What the driver answered first; those that are not returned are interrupted then.
     pub(crate) fn unmap(&self, extents: &[ExtentId], done: &Done) -> (Vec<ExtentId>, Result<()>) {
         let mut unmapped = Vec::with_capacity(extents.len());
         let mut outcome = self.growth().and_then(|held| {
@@ -210,7 +210,7 @@ impl GpuPool {
     /// Releases the memory of an extent that is unmapped.
     ///
     /// # Errors
-    /// What the driver answered; it is halfway then.
+    /// What the driver answered; it is interrupted then.
     pub(crate) fn release(&self, extent: ExtentId) -> Result<()> {
         let released = self.growth().and_then(|mut held| self.release_memory(&mut held, extent));
         let step = if released.is_ok() { Step::Released } else { Step::Failed };
@@ -263,7 +263,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::Refused`] or [`PoolError::DeviceFull`] where there is no memory for it, after what is free in other domains
-    /// was given back; what the driver answers. The extent is halfway then.
+    /// was given back; what the driver answers. The extent is interrupted then.
     pub(crate) fn begin_refill(&self, extent: ExtentId) -> Result<Option<Return>> {
         let mut held = self.growth()?;
         {
@@ -353,7 +353,7 @@ impl GpuPool {
         Ok(())
     }
 
-    /// Forgets the extents of a domain that are away and hold nothing live.
+    /// Forgets the extents of a domain that are evicted and hold nothing live.
     pub(crate) fn forget_emptied(&self, domain: DomainId) -> Result<()> {
         self.tick()?;
         let mut held = self.growth()?;

@@ -100,7 +100,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
-    /// ([`super::PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Away`] while some of it is elsewhere; what the driver answers.
+    /// ([`super::PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Evicted`] while some of it is elsewhere; what the driver answers.
     pub fn export(&self, address: Address) -> Result<Exported> {
         // What the block lies in stays while this is held.
         let held = self.growth()?;
@@ -111,7 +111,7 @@ impl GpuPool {
             let block = core.find(offset).ok_or_else(unknown)?;
             let backing = core.backing(block.offset).ok_or_else(unknown)?;
             if backing.extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Resident)) {
-                return Err(PoolError::Away { device: self.device, address });
+                return Err(PoolError::Evicted { device: self.device, address });
             }
             (block.offset, block.size, backing, self.lives.of(block.offset))
         };

@@ -10,8 +10,8 @@
 //! The core's lock is held for pure work only; the driver is called under the growth lock alone, so that hits and frees
 //! of other threads go on meanwhile. One growing plan a device at a time: the driver serialises these calls anyhow.
 //!
-//! Invariant: every extent of the core that is here is a key of `held.extents` between two plans, mapped where the core says; one
-//! that is away is none, and mapped nowhere.
+//! Invariant: every extent of the core that is resident is a key of `held.extents` between two plans, mapped where the core says; one
+//! that is evicted is none, and mapped nowhere.
 
 mod checkpoint;
 mod clock;

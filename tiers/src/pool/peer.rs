@@ -3,7 +3,7 @@
 //! ```text
 //! enable_peer   the program asked   watched: every epoch waits for all of that GPU's work        access to all memory
 //! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to all memory
-//! alloc         owners (owners.rs)  not watched, as above                                        access to their domains
+//! peer blocks   their owners        not watched, as above                                        access to their domains
 //! ```
 //!
 //! Invariants:
@@ -120,7 +120,7 @@ impl GpuPool {
         self.reach.given()
     }
 
-    /// Work of ours for a owner will touch memory that lodges here; it is opened to nobody. To be called under the growth lock.
+    /// Work of ours for an owner will touch peer blocks; its GPU is given no further access. To be called under the growth lock.
     pub(super) fn admit(&self, owner: DeviceId) -> Result<()> {
         if owner != self.device {
             self.check_reach(owner)?;

@@ -1,6 +1,6 @@
-//! Memory for what other GPUs gave up.
+//! Peer blocks: memory for what was evicted from other GPUs, their owners.
 //!
-//! Invariant: it lies in domains of its own, one owner's in each, whose blocks no program has. What was freed there is handed out again
+//! Invariant: they lie in domains of their own, one owner's in each, whose blocks no program has. What was freed there is handed out again
 //! only after all work that was enqueued before, of its own GPU and of what the clock was told of ([`super::peer`]).
 
 use glake_device::{Address, DeviceId, Stream};
@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Block, GpuPool, PlanState, PoolStream, Result};
 
-/// An extent of owners. Copies are made while the next one is opened; larger ones are opened in less time and hide less of it.
+/// An extent for peer blocks. Copies are made while the next one is opened; larger ones are opened in less time and hide less of it.
 const EXTENT: Bytes = Bytes::mib(256);
 /// At most such a part of the device's memory.
 const PART: u64 = 4;
@@ -22,7 +22,7 @@ const NOBODY: PoolStream = PoolStream { raw: Stream::LEGACY, key: StreamKey(u64:
 pub(super) struct PeerBlocks(FxHashMap<DeviceId, DomainId>);
 
 impl PeerBlocks {
-    /// Who lodges in a domain.
+    /// Whose peer blocks lie in a domain.
     pub(super) fn of(&self, domain: DomainId) -> Option<DeviceId> {
         self.0.iter().find(|(_, known)| **known == domain).map(|(owner, _)| *owner)
     }

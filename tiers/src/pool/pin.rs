@@ -1,6 +1,6 @@
 //! Blocks whose memory stays where it is, because somebody knows it by more than its address.
 //!
-//! Invariant: an extent of a pinned live block does not begin to leave. A pin is of an address: it ends with its block, or goes on with
+//! Invariant: an extent of a pinned live block is not evicted. A pin is of an address: it ends with its block, or goes on with
 //! the next one there.
 
 use std::collections::BTreeMap;
@@ -18,13 +18,13 @@ impl GpuPool {
     /// The extents of the block of a domain that an address lies in stay, until it is unpinned as often.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`]; [`PoolError::Away`] where some of it is not here.
+    /// [`PoolError::UnknownAddress`]; [`PoolError::Evicted`] where some of it is not resident.
     pub(crate) fn pin(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
         let (base, extents) = self.block_of(domain, address)?;
         let core = self.core.lock();
         if extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Resident)) {
-            return Err(PoolError::Away { device: self.device, address });
+            return Err(PoolError::Evicted { device: self.device, address });
         }
         *pins.entry(base).or_default() += 1;
         Ok(())

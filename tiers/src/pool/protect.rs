@@ -1,6 +1,6 @@
 //! Memory that work may read and not write.
 //!
-//! Invariant: what a device may do with a mapping is asked of the reservation, so that whatever stopped halfway is taken up there.
+//! Invariant: what a device may do with a mapping is asked of the reservation, so that what was interrupted is taken up there.
 
 use glake_device::owned::{DeviceSet, Mapping};
 use glake_device::{Access, Protection};
@@ -59,7 +59,7 @@ impl GpuPool {
         self.peers().union(DeviceSet::of(self.device)).is_subset(writers)
     }
 
-    /// The mappings of a domain's extents that are here and of whose writers this is so, joined where they touch and have the same.
+    /// The mappings of a domain's extents that are resident and of whose writers this is so, joined where they touch and have the same.
     fn runs_of(
         &self,
         held: &PlanState,

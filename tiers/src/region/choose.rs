@@ -7,7 +7,7 @@ use crate::place::Residency;
 
 type Standing = (ExtentView, Residency);
 
-/// Extents to shrink, at least `amount` of memory where there is so much: first what was stopped halfway, then what has a
+/// Extents to shrink, at least `amount` of memory where there is so much: first what was interrupted, then what has a
 /// copy already, then the rest; each in the order of addresses.
 pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
@@ -19,7 +19,7 @@ pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
     chosen(standing, rank, |view| view.presence != Presence::Evicted, amount)
 }
 
-/// Extents to refill, at least `amount` of memory where so much is away: first what was stopped halfway; each in the order of
+/// Extents to refill, at least `amount` of memory where so much is evicted: first what was interrupted; each in the order of
 /// addresses.
 pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {

@@ -47,7 +47,7 @@ pub enum RegionError {
         /// Of which region.
         tag: String,
     },
-    /// What came back is not what left. The extent stays halfway, with its copy; all others go on.
+    /// What came back is not what was evicted. The extent stays interrupted, with its copy; all others go on.
     #[error(
         "{device}: {size} of region '{tag}' at {address} came back from {place} damaged{}; load these bytes from their source again{}",
         because(.source),
@@ -68,7 +68,7 @@ pub enum RegionError {
         #[source]
         source: Option<FileError>,
     },
-    /// The disk could not read a copy back. Its file stays, and the extent halfway; all others go on.
+    /// The disk could not read a copy back. Its file stays, and the extent interrupted; all others go on.
     #[error("{device}: {size} of region '{tag}' at {address} did not come back: {source}")]
     Unread {
         /// Of whose memory.
@@ -105,9 +105,9 @@ pub enum RegionError {
         #[source]
         source: MoveError,
     },
-    /// Some of it is away, and nobody brings it back.
+    /// Some of it is evicted, and nobody brings it back.
     #[error("{device}: some of region '{tag}' is away, and nobody brings all of it back: refill it first")]
-    Away {
+    Evicted {
         /// From which device.
         device: DeviceId,
         /// Of which region.

@@ -1,17 +1,17 @@
 //! Memory of a GPU that leaves it when it is not needed and comes back to the same addresses.
 //!
 //! ```text
-//! shrink:  drain ─► per extent:  leave ─► copy out ─► epoch ─► unmap everywhere, release      several at a time
+//! shrink:  drain ─► per extent:  evict ─► copy out ─► epoch ─► unmap everywhere, release      several at a time
 //! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► here
 //! ```
 //!
-//! A region is a domain of a [`GpuPool`]. While some of it is away its blocks stay live and its addresses its own; what is free in
-//! extents that are away is handed out to nobody; a block can be freed, and with the last one of an extent its copy goes.
+//! A region is a domain of a [`GpuPool`]. While some of it is evicted its blocks stay live and its addresses its own; what is free in
+//! evicted extents is handed out to nobody; a block can be freed, and with the last one of an extent its copy goes.
 //!
 //! Invariant: every extent has one copy that counts ([`crate::Residency`]), whatever fails; one thread at a time moves a region's
 //! extents, and both directions go on from where a failure stopped them.
 //!
-//! Nothing here keeps a program from using what is away: that its work is done, and that none is enqueued until the refill is
+//! Nothing here keeps a program from using what is evicted: that its work is done, and that none is enqueued until the refill is
 //! over, is the promise of who calls [`Region::shrink`].
 
 mod choose;
@@ -53,7 +53,7 @@ const AT_ONCE: usize = 3;
 const AHEAD: usize = 64;
 
 /// A part of a GPU's memory that can be shrunk and refilled. Dropping one with a domain of its own gives that up: its memory goes
-/// back once its blocks are freed, and what is away by then stays away.
+/// back once its blocks are freed, and what is evicted by then stays evicted.
 #[derive(Debug)]
 pub struct Region {
     pool: Arc<GpuPool>,
@@ -126,7 +126,7 @@ impl Region {
         Ok(host.prepare(kept)?)
     }
 
-    /// Its memory on the GPU, and what is away.
+    /// Its memory on the GPU, and what is evicted.
     ///
     /// # Errors
     /// What the pool answers.
@@ -139,7 +139,7 @@ impl Region {
         Ok((of(false), of(true)))
     }
 
-    /// Where the bytes of what is away are, and how much of its memory that stands for; where most is comes first.
+    /// Where the bytes of what is evicted are, and how much of its memory that stands for; where most is comes first.
     ///
     /// # Errors
     /// What the pool answers.
@@ -157,7 +157,7 @@ impl Region {
         Ok(places)
     }
 
-    /// Whether all of its memory is on the GPU, with its bytes: nothing is away, and nothing stands halfway.
+    /// Whether all of its memory is on the GPU, with its bytes: nothing is evicted, and nothing is interrupted.
     ///
     /// # Errors
     /// What the pool answers.
@@ -166,7 +166,7 @@ impl Region {
         Ok(standing.iter().all(|(view, _)| view.presence == Presence::Resident))
     }
 
-    /// Whether all that is anybody's is on the GPU: an extent that is away with nothing live in it is nobody's, unless a graph may
+    /// Whether all that is anybody's is on the GPU: an evicted extent with nothing live in it is nobody's, unless a graph may
     /// still write to it. It is forgotten by the next trim or refill.
     ///
     /// # Errors

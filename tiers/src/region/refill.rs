@@ -1,4 +1,4 @@
-//! A region's memory comes back to its GPU.
+//! A region's extents are refilled.
 
 use std::collections::VecDeque;
 use std::thread::Scope;
@@ -26,18 +26,18 @@ struct Pipeline<'s> {
     report: Refilled,
     /// The first failure: nothing new begins after it.
     failed: Option<RegionError>,
-    /// The first extent whose copy could not be read, or is not what left: the others go on.
+    /// The first extent whose copy could not be read, or is not what was evicted: the others go on.
     unusable: Option<RegionError>,
 }
 
 impl Region {
-    /// Makes at least `amount` of memory for what is away of the region, for all of it with [`Bytes::MAX`], at the addresses that it
+    /// Makes at least `amount` of memory for what is evicted of the region, for all of it with [`Bytes::MAX`], at the addresses that it
     /// had, and copies the bytes back. They are there when it returns. Where there is no memory, what is free elsewhere goes back to the
     /// driver, and `wait_policy` is asked whether more will.
     ///
     /// # Errors
-    /// [`RegionError::Stopped`]: what came back by then is there, the rest is away or halfway; either direction goes on from
-    /// there. [`RegionError::Damaged`], [`RegionError::Unread`]: all others came back, and this one is halfway.
+    /// [`RegionError::Stopped`]: what came back by then is there, the rest is evicted or interrupted; either direction goes on from
+    /// there. [`RegionError::Damaged`], [`RegionError::Unread`]: all others came back, and this one is interrupted.
     pub fn refill(
         &self,
         amount: Bytes,

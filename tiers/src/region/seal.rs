@@ -57,7 +57,7 @@ impl Region {
     /// next one at its address.
     ///
     /// # Errors
-    /// [`crate::PoolError::UnknownAddress`] where no block of the region is; [`crate::PoolError::Away`] where some of it is away.
+    /// [`crate::PoolError::UnknownAddress`] where no block of the region is; [`crate::PoolError::Evicted`] where some of it is evicted.
     pub fn pin(&self, address: Address) -> Result<()> {
         Ok(self.pool.pin(self.domain, address)?)
     }

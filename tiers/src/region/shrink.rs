@@ -1,4 +1,4 @@
-//! A region's memory leaves its GPU.
+//! A region's extents are evicted.
 //!
 //! ```text
 //! extents   [ copying | copying | copying ]  [ copied | copied ]  [ wait for one epoch ]  unmapped  released
@@ -70,7 +70,7 @@ struct Pipeline<'s> {
 impl Region {
     /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
     /// others, their live bytes copied to `to` first (of a graph's pool, all). What has a whole copy already goes without one and counts
-    /// on that, wherever it is; what is away already stays where it is. Blocks keep their addresses. Waits for all work that was
+    /// on that, wherever it is; what is evicted already stays where it is. Blocks keep their addresses. Waits for all work that was
     /// enqueued on every device of the process, in its primary context; none is made.
     ///
     /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.

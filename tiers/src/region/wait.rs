@@ -58,12 +58,12 @@ impl Drop for Refilling<'_> {
 
 impl Region {
     /// Work that is enqueued on a stream from now on finds the region's bytes at their addresses: waits on the host while a refill
-    /// makes and maps memory, and on the stream for what it copies. Where nothing is away it returns at once.
+    /// makes and maps memory, and on the stream for what it copies. Where nothing is evicted it returns at once.
     ///
     /// A copy that fails on the GPU after that is told by the refill.
     ///
     /// # Errors
-    /// [`RegionError::Away`] where some of it is away, and nobody refills it, or not all of it; [`RegionError::Unordered`].
+    /// [`RegionError::Evicted`] where some of it is evicted, and nobody refills it, or not all of it; [`RegionError::Unordered`].
     pub fn wait(&self, device: DeviceId, stream: Stream) -> Result<()> {
         let mut state = self.progress.state.lock();
         loop {
@@ -84,7 +84,10 @@ impl Region {
                 });
             }
             if state.refills == usize::from(in_order) {
-                return Err(RegionError::Away { device: self.pool.device(), tag: self.options.tag.clone() });
+                return Err(RegionError::Evicted {
+                    device: self.pool.device(),
+                    tag: self.options.tag.clone(),
+                });
             }
             self.progress.changed.wait(&mut state);
         }

@@ -1,8 +1,8 @@
 //! The bytes of extents on their way to a store, and back.
 //!
 //! ```text
-//! leave   digest of home begun ─► copy out ─► both waited for ─► StoredCopy with its digest
-//! enter   copy in ─► digest of home ─► compared: the same, or Damaged
+//! evict   digest of home begun ─► copy out ─► both waited for ─► StoredCopy with its digest
+//! refill  copy in ─► digest of home ─► compared: the same, or Damaged
 //! ```
 
 use std::sync::Arc;
@@ -72,7 +72,7 @@ enum RefillWay<'s> {
 }
 
 impl<'a> ExtentTransfer<'a> {
-    /// `expected` are the bytes that are to leave.
+    /// `expected` are the bytes that are to be evicted.
     pub(crate) fn new(
         pool: &'a GpuPool,
         tag: &'a str,
@@ -182,7 +182,7 @@ impl<'a> ExtentTransfer<'a> {
     /// Waits until all bytes are there, and compares them.
     ///
     /// # Errors
-    /// [`RegionError::Damaged`] where they are not those that left; [`RegionError::Unread`] where a disk could not read them.
+    /// [`RegionError::Damaged`] where they are not those that were evicted; [`RegionError::Unread`] where a disk could not read them.
     pub(crate) fn finish_refill(&self, refilling: Refilling<'_>) -> Result<()> {
         let Refilling { view, size, home, digest, place, way } = refilling;
         match way {

@@ -82,7 +82,7 @@ pub(crate) struct Domain {
     /// Pieces that nobody may take yet.
     pub(crate) limbo_large: FreeListId,
     pub(crate) limbo_small: FreeListId,
-    /// Free pieces of extents that are not here.
+    /// Free pieces of extents that are not resident.
     pub(crate) evicted_large: FreeListId,
     pub(crate) evicted_small: FreeListId,
     /// Plans for blocks of it that are neither committed nor aborted.

@@ -12,7 +12,7 @@ pub enum Presence {
     /// Mapped at all its addresses: what is free in it can be handed out.
     #[default]
     Resident,
-    /// On its way out or back, or stopped halfway: memory is held for it, and nothing of it is handed out.
+    /// Being evicted or refilled, or interrupted: memory is held for it, and nothing of it is handed out.
     Moving,
     /// No memory is held for it. Its addresses stay taken, its blocks live.
     Evicted,
@@ -39,7 +39,7 @@ pub(crate) struct Extent {
     /// The aliases that it is mapped in.
     pub(crate) aliases: SmallVec<[AliasId; 4]>,
     pub(crate) presence: Presence,
-    /// Of one that is not here: its bytes in live blocks.
+    /// Of one that is not resident: its bytes in live blocks.
     pub(crate) live: u64,
 }
 

@@ -25,7 +25,7 @@ pub(crate) enum Owner {
     Anyone,
     /// Nobody's before the epoch: other streams used them.
     Nobody,
-    /// Nobody's while their extents are not here.
+    /// Nobody's while their extents are not resident.
     Evicted,
 }
 

@@ -232,7 +232,7 @@ impl Model {
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
                     let pending =
                         cells.iter().filter_map(|cell| cell.last).any(|last| last.epoch > self.passed);
-                    // What is away has no memory to use: all work on it was done when it left, none was enqueued since, and a
+                    // What is evicted has no memory to use: all work on it was done when it left, none was enqueued since, and a
                     // free there is pending in name only. Its aliases, whose other extents may be here, go when theirs have passed.
                     assert!(!pending || evicted.is_some(), "released under running work");
                     let replayed =
@@ -320,7 +320,7 @@ impl Model {
         self.blocks.push(Block { grant, stream, recorded, cells: given });
     }
 
-    /// An extent that is moving, or one that is away.
+    /// An extent that is moving, or one that is evicted.
     fn nth_elsewhere(&self, which: usize, moving: bool) -> Option<ExtentId> {
         let extents = self.elsewhere.iter().filter(|(_, there)| **there == moving);
         let extents: Vec<ExtentId> = extents.map(|(extent, _)| *extent).collect();
@@ -480,7 +480,7 @@ fn run(borrow: Borrow, program: Vec<Op>) {
     end(core, model);
 }
 
-/// Extents that are not here, and whose last live block was freed: asked for with each free.
+/// Extents that are not resident, and whose last live block was freed: asked for with each free.
 fn emptied(core: &mut Allocator, model: &Model) {
     for extent in core.take_emptied() {
         let (domain, cells) = &model.extents[&extent];
@@ -719,7 +719,7 @@ fn finish_evict(core: &mut Allocator, model: &mut Model, which: usize) {
     model.elsewhere.insert(extent, false);
 }
 
-/// An extent that is away gets memory, if the limit and the driver allow it, and is mapped where it was.
+/// An extent that is evicted gets memory, if the limit and the driver allow it, and is mapped where it was.
 fn begin_refill(core: &mut Allocator, model: &mut Model, which: usize, made: bool) {
     let Some(extent) = model.nth_elsewhere(which, false) else { return };
     let size = model.extents[&extent].1.len() as u64 * CELL;

@@ -6,12 +6,11 @@
 //!                          ├───► lane of relay 2 ──share──┤│       a lane set: the lanes that one user's stream has
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  copy, now, late             what a caller asks          lane sets ─► lane set ─► lane, slots   what a stream has
-//!    └─► fork, staged          how a copy is enqueued      turn ─► barriers                    who gives way to whom
-//!          └─► parts, handle   how it is waited for        drift                            whether the graph holds
-//!                                                          relays                           who serves, who is lost
-//!  callers                     who enqueues first
-//!  rest                        when relays are not used    worker                           who makes all of these
+//!  copy, blocking, deferred    what a caller asks          lane_sets ─► lane_set ─► lane, slots   what a stream has
+//!    └─► fork, staged          how a copy is enqueued      prioritized ─► barriers                who gives way to whom
+//!          └─► parts, handle   how it is waited for        drift                                  whether the graph holds
+//!  urgent_calls                who enqueues first          relays                                 who serves, who is lost
+//!  suspension                  when relays are not used    worker                                 who makes all of these
 //! ```
 //!
 //! Invariants:
@@ -21,8 +20,8 @@
 //! - Relays work in contexts of our own: no work of the program's contexts waits for theirs, nor they for it, but through what the
 //!   program's own stream orders. They touch GPU memory of ours only, and of host memory ranges inside one registration.
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
-//! - A copy owns what it stands on until it ends; a relay rests, and its context goes, only when nobody owns anything there.
-//! - A copy creates nothing, but for the thread that the first background one starts and the events of `late`. It takes no lock
+//! - A copy owns what it stands on until it ends; a relay is suspended, and its context goes, only when nobody owns anything there.
+//! - A copy creates nothing, but for the thread that the first background one starts and the events of `deferred`. It takes no lock
 //!   but its lane set's, and tables' for a moment; the driver is never called under a table's.
 
 mod barriers;

@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! - A relay that was lost is never used again: no set of usable relays holds it.
-//! - A relay that is asleep is taken by no copy that begins; what it has goes only when no copy uses it (`rest`).
+//! - A suspended relay is taken by no copy that begins; what it has goes only when no copy uses it (`suspension`).
 //! - A copy's part is counted (`begin`) before it is enqueued and until it was seen to arrive (`confirm`). So whoever loses the
 //!   relay counts it, or whoever enqueues sees the loss: both look after they have written.
-//! - A relay that was left to the program is asleep for ever.
+//! - A relay that was left to the program is suspended for ever.
 //! - Every part that a loss counts is told of: by the copy's handle, and once by the next call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -51,7 +51,7 @@ struct Hop<'a> {
     device: DeviceId,
 }
 
-/// A part is made of so many chunks, if they are neither too small nor too large: the first has no company.
+/// A part is made of so many chunks, if they are neither too small nor too large: the first has none beside it.
 const CHUNKS: u64 = 4;
 const CHUNK: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(8)];
 /// Operations of a chunk on either stream at most: its turn on the link, the wait for the other side, the copy, and its event.

@@ -1,17 +1,17 @@
-//! Relays at rest: their contexts, half a GiB each, go back to the driver, and are made again when they wake.
+//! Suspended relays: their contexts, half a GiB each, go back to the driver, and are made again when they are resumed.
 //!
 //! ```text
-//!   rest ─► asleep ─► lane sets idle? ─► out of reach: lanes, rings, kernels, branches, gates, events
-//!            ▲  │                            │ nobody has any of it, and their GPUs' work is done
-//!     wake ──┘  └── no copy takes them       └─► dropped ─► context given back, or told why not
-//!     wake ─► not asleep ─► made ready again, as at the start
+//!   suspend ─► suspended ─► lane sets idle? ─► out of reach: lanes, rings, kernels, branches, staging streams, events
+//!               ▲  │                               │ nobody has any of it, and their GPUs' work is done
+//!      resume ──┘  └── no copy takes them          └─► dropped ─► context given back, or told why not
+//!      resume ─► not suspended ─► made ready again, as at the start
 //! ```
 //!
 //! Invariants:
-//! - A copy owns what it stands on: its lane set, its set of kernels, its gate. Whatever is taken out of reach here is dropped by the
-//!   engine's thread, and not before the last copy has put it down. So a copy that began before a rest ends as it began, and the
+//! - A copy owns what it stands on: its lane set, its set of kernels, its staging streams. Whatever is taken out of reach here is dropped by the
+//!   engine's thread, and not before the last copy has put it down. So a copy that began before a suspension ends as it began, and the
 //!   driver gives no context back of which a copy has anything.
-//! - No copy takes a relay that is asleep from its beginning on. Whether one is asleep is one word, so the last wish holds: what is
+//! - No copy that begins takes a suspended relay. Whether one is suspended is one word, so the last call decides: what is
 //!   under way looks at it before each step, and each step can be taken again, or undone by making what is missing.
 //! - The engine's thread never waits here: what is not over yet is looked at again.
 

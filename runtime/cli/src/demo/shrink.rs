@@ -3,7 +3,7 @@
 //! ```text
 //! region      ████ sealed ████ ─shrink─►  (addresses kept)          ─refill─► ████████████
 //! neighbour   ▌▐▌▌▐ allocates, writes, compares, frees, all the time ▐▌▌▐▐▌▌▐▌▐▌▐▌▌▐▌▌▐▐▌▌
-//! guest       refused                       ░░░ has the room ░░░      gone
+//! neighbour   refused                       ░░░ has the room ░░░      gone
 //! ```
 
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Keeps the program's work and what is away apart.
+//! Keeps the program's work and what is evicted apart.
 //!
 //! ```text
 //! active(tags) ─► admit ─► the work ─► leave
 //!                   ▲ waits, asks for a refill, or is refused             state: pure; here: one lock and one condition
-//! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is away
+//! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is evicted
 //! ```
 //!
 //! Who only waits until its tags are there ([`Gate::wait`]) is no use at any time.
@@ -45,7 +45,7 @@ pub struct GateView {
     pub uses: usize,
     /// What is being closed.
     pub closing: Vec<Tags>,
-    /// Tags of which some memory is away.
+    /// Tags of which some memory is evicted.
     pub closed: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ pub struct Gate {
 #[derive(Debug)]
 pub(super) enum Admission<T> {
     Admitted(T),
-    /// These are away, and whoever asked shall bring them back.
+    /// These are evicted, and whoever asked shall bring them back.
     Away(Vec<String>),
 }
 
@@ -187,7 +187,7 @@ impl Gate {
         }
     }
 
-    /// Says whether some memory of a tag is away.
+    /// Says whether some memory of a tag is evicted.
     pub(super) fn set(&self, tag: &str, closed: bool) {
         self.state.lock().set(tag, closed);
         self.changed.notify_all();

@@ -28,7 +28,7 @@ impl Memory {
         self.using[which].fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A use that waits, or brings back what is away, as `when` says.
+    /// A use that waits, or brings back what is evicted, as `when` says.
     fn use_of(&self, which: usize, when: WhenClosed) {
         let tags = Tags::of(&[NAMES[which]]);
         loop {

@@ -3,7 +3,7 @@
 //! ```text
 //! use       enter ──► running ──leave──►          enter ──closing, closed──► an obstacle
 //! closing   close ──► waits for the uses that were there ──► moves ──► end             no new use meanwhile
-//! closed    tags of which some memory is away, until all of it is back
+//! closed    tags of which some memory is evicted, until all of it is back
 //! ```
 //!
 //! Invariants: while a closing moves ([`GateState::uses_before`] is 0) no use that it touches runs; a use is admitted only where
@@ -82,7 +82,7 @@ impl GateState {
         self.closings.remove(&id);
     }
 
-    /// Says whether some memory of a tag is away.
+    /// Says whether some memory of a tag is evicted.
     pub(super) fn set(&mut self, tag: &str, closed: bool) {
         if !closed {
             self.closed.remove(tag);

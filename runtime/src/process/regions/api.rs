@@ -82,7 +82,7 @@ impl Process {
     /// Keeps the memory of the block that an address lies in on its GPU, or, asked as often, no longer.
     ///
     /// # Errors
-    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is away, or was not pinned.
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is evicted, or was not pinned.
     pub fn pin(&self, address: Address, pinned: bool) -> Result<()> {
         self.regions.table.cover(&self.devices);
         let found = self.devices.iter().find_map(|memory| {
@@ -136,7 +136,7 @@ impl Process {
         let slot = self.regions.table.get(tag)?;
         for region in slot.regions().iter().filter(|region| region.pool().device() == device) {
             match region.wait(device, stream) {
-                Err(RegionError::Away { .. }) => self.regions.bring_back(&slot, region)?,
+                Err(RegionError::Evicted { .. }) => self.regions.bring_back(&slot, region)?,
                 waited => waited?,
             }
         }
@@ -228,7 +228,7 @@ impl Process {
         self.regions.hooks.set(before, after, timeout);
     }
 
-    /// Brings back what a copy is about to touch at an address; one load where nothing is away.
+    /// Brings back what a copy is about to touch at an address; one load where nothing is evicted.
     ///
     /// # Errors
     /// As [`Process::refill`].
@@ -300,7 +300,7 @@ impl Regions {
                 resident,
                 away,
                 live: region.pool().blocks_of(region.domain()).iter().map(|block| block.size).sum(),
-                // Its domain may be gone: then nothing is away.
+                // Its domain may be gone: then nothing is evicted.
                 places: region.places().unwrap_or_default(),
                 predicted_refill: self.prediction.refill(region),
                 ..none.clone()

@@ -1,23 +1,23 @@
-//! What an allocation and a copy look at first: whether any thread is in a region, and whether anything is away.
+//! What an allocation and a copy look at first: whether any thread is in a region, and whether anything is evicted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Two counts in one word: threads' entries below, tags that are away above.
+/// Two counts in one word: threads that allocate in a region below, tags of which memory is evicted above.
 #[derive(Debug, Default)]
 pub(in super::super) struct RegionFlags(AtomicU64);
 
-/// One tag that is away.
+/// One tag of which memory is evicted.
 const EVICTED: u64 = 1 << 32;
 
 impl RegionFlags {
-    /// Whether nothing has to be asked: no thread is in a region, and nothing is away. One relaxed load: who enters a region sees
+    /// Whether nothing has to be asked: no thread is in a region, and nothing is evicted. One relaxed load: who enters a region sees
     /// it on its own thread, and who uses what another thread is shrinking breaks that one's promise anyway.
     #[inline]
     pub(in super::super) fn is_plain(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether anything is away, or about to be.
+    /// Whether anything is evicted, or about to be.
     #[inline]
     pub(in super::super) fn is_any_evicted(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= EVICTED

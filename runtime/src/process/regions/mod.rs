@@ -3,7 +3,7 @@
 //! ```text
 //! enter(tag) ─► this thread's allocations ─► Slot of the tag ─► a tiers::Region a device
 //! shrink, refill ─► moves ─► Region ─► LinkMover ─► host                gate: who may use it meanwhile
-//! malloc, copies ─► Marks: one load ─ something is away ─► refill of what is touched first
+//! malloc, copies ─► RegionFlags: one load ─ something is evicted ─► refill of what is touched first
 //! ```
 //!
 //! | tag | memory |
@@ -12,8 +12,8 @@
 //! | `graph (a, b)` | the private pool of this number; all its bytes, free ones too |
 //! | `default` | all other |
 //!
-//! Invariants: a tag of which anything is away, or leaves, is marked before the first byte leaves and until the last is back; its
-//! marks and the gate say the same. No lock is held while bytes move but the region's own turn.
+//! Invariants: a tag of which anything is evicted, or leaves, is marked before the first byte leaves and until the last is back; its
+//! flags and the gate say the same. No lock is held while bytes move but the region's own turn.
 
 mod api;
 mod ask;

@@ -256,7 +256,7 @@ impl Regions {
         let verify = self.verifies(ask.verify);
         let moved =
             on_each_device(&jobs, |job, moved| self.refill_one(job, verify).map(|one| moved.push(one)));
-        // Of what nothing is away any more too: whoever made it so may not have come this far.
+        // Of what nothing is evicted any more too: whoever made it so may not have come this far.
         self.settle(slots);
         moved.whole()
     }
@@ -286,7 +286,7 @@ impl Regions {
         })
     }
 
-    /// Says what to do where there is no memory for what is away.
+    /// Says what to do where there is no memory for what is evicted.
     fn no_room(&self, region: &Region, error: RegionError) -> ProcessError {
         if !is_out_of_memory(&error) {
             return error.into();

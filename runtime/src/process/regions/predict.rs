@@ -29,7 +29,7 @@ impl Prediction {
         Prediction { registry: registry.clone(), assumed: OnceLock::new() }
     }
 
-    /// The time for what is away of a region.
+    /// The time for what is evicted of a region.
     pub(super) fn refill(&self, region: &Region) -> Duration {
         let (_, away) = sizes(region);
         if away.is_zero() {

@@ -21,7 +21,7 @@ pub struct Moved {
     pub memory: Bytes,
     /// Bytes that were copied.
     pub copied: Bytes,
-    /// After a shrink: memory that is on the GPU still. After a refill: memory that is away still.
+    /// After a shrink: memory that is on the GPU still. After a refill: memory that is evicted still.
     pub left: Bytes,
     /// Where a shrink put copies; none: nowhere, it was a refill.
     pub place: Option<Place>,
@@ -59,7 +59,7 @@ pub struct ShrinkReport {
     pub gpu: Vec<MemoryUsage>,
     /// How long it took.
     pub took: Duration,
-    /// How long a refill of what is away now should take.
+    /// How long a refill of what is evicted now should take.
     pub predicted_refill: Duration,
 }
 
@@ -70,7 +70,7 @@ pub struct RefillReport {
     pub mapped: Bytes,
     /// Bytes that were copied.
     pub copied: Bytes,
-    /// Memory of these regions that is away still.
+    /// Memory of these regions that is evicted still.
     pub away: Bytes,
     /// By region and device.
     pub regions: Vec<Moved>,

@@ -46,7 +46,7 @@ pub(super) struct Slot {
     touched: AtomicU64,
 }
 
-/// Is the first to touch a region that is away.
+/// Is the first to touch a region that is evicted.
 #[derive(Debug)]
 pub(super) struct FirstTouch<'s> {
     slot: &'s Slot,
@@ -127,7 +127,7 @@ impl Slot {
         }
     }
 
-    /// Whether some of it is away, or is about to be.
+    /// Whether some of it is evicted, or is about to be.
     #[inline]
     pub(super) fn is_away(&self) -> bool {
         self.is_away.load(Ordering::Acquire)
@@ -148,7 +148,7 @@ impl Slot {
         self.settle(flags, gate);
     }
 
-    /// Looks at what is away, after something was moved, freed or given up.
+    /// Looks at what is evicted, after something was moved, freed or given up.
     pub(super) fn settle(&self, flags: &RegionFlags, gate: &Gate) {
         let out = self.out.lock();
         let gone = self.regions().iter().any(|region| matches!(region.is_usable(), Ok(false)));
@@ -178,7 +178,7 @@ impl Drop for FirstTouch<'_> {
     }
 }
 
-/// How much a refill of a region has to do: at least one byte where something of it stands halfway.
+/// How much a refill of a region has to do: at least one byte where something of it is interrupted.
 pub(super) fn wanting(region: &Region) -> Bytes {
     match region.is_whole() {
         Ok(false) => sizes(region).1.max(Bytes::new(1)),
@@ -187,7 +187,7 @@ pub(super) fn wanting(region: &Region) -> Bytes {
     }
 }
 
-/// A region's memory on the GPU and what is away; nothing of one whose domain is gone.
+/// A region's memory on the GPU and what is evicted; nothing of one whose domain is gone.
 pub(super) fn sizes(region: &Region) -> (Bytes, Bytes) {
     region.sizes().unwrap_or_default()
 }

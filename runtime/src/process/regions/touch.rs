@@ -14,7 +14,7 @@ use super::{Regions, current_region};
 
 impl Regions {
     /// The domain that an allocation goes to which private pools leave in `routed`: that of the region that the thread is in, if any.
-    /// What is away of it comes back first.
+    /// What is evicted of it comes back first.
     ///
     /// # Errors
     /// What the refill meets.
@@ -33,7 +33,7 @@ impl Regions {
         Ok(domain)
     }
 
-    /// The domain of a block that is about to be freed, where what is away may then be nobody's.
+    /// The domain of a block that is about to be freed, where what is evicted may then be nobody's.
     #[cold]
     pub(in super::super) fn domain_to_free(&self, address: Address) -> Option<(DeviceId, DomainId)> {
         let mut found = self.registry.devices.iter().filter_map(|memory| {
@@ -43,7 +43,7 @@ impl Regions {
         found.next()
     }
 
-    /// A block was freed; of which domain is not known where nothing was away before.
+    /// A block was freed; of which domain is not known where nothing was evicted before.
     #[cold]
     pub(in super::super) fn freed(&self, domain: Option<(DeviceId, DomainId)>) {
         match domain {
@@ -65,14 +65,14 @@ impl Regions {
         }
     }
 
-    /// Opens the gate for those of which nothing is away any more.
+    /// Opens the gate for those of which nothing is evicted any more.
     pub(super) fn settle(&self, slots: &[Arc<Slot>]) {
         for slot in slots.iter().filter(|slot| slot.is_away()) {
             slot.settle(&self.flags, &self.gate);
         }
     }
 
-    /// Brings back what is away of a domain.
+    /// Brings back what is evicted of a domain.
     #[cold]
     fn touch(&self, started: &Started, domain: DomainId) -> Result<()> {
         match self.table.of_domain(started.pool.device(), domain) {

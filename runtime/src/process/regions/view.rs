@@ -28,7 +28,7 @@ pub struct RegionView {
     pub away: Bytes,
     /// Bytes in live blocks, wherever they are.
     pub live: Bytes,
-    /// Where what is away is, and how much: where most is comes first.
+    /// Where what is evicted is, and how much: where most is comes first.
     pub places: Vec<(Place, Bytes)>,
     /// How long a refill of it should take.
     pub predicted_refill: Duration,
@@ -37,7 +37,7 @@ pub struct RegionView {
 type Places = serde_json::Map<String, Value>;
 
 impl RegionView {
-    /// Where most of what is away is.
+    /// Where most of what is evicted is.
     pub fn place(&self) -> Option<Place> {
         self.places.first().map(|(place, _)| *place)
     }

@@ -87,7 +87,7 @@ impl Reservation {
         };
         let lease = Arc::new(Lease { reservation: self.clone(), range });
         let kind = PointerKind::Device { device: self.device, mapped: true };
-        // SAFETY: the lease keeps the mappings; after it they are unmapped only with a proof that covers the mark which its
+        // SAFETY: it keeps the mappings; after it they are unmapped only with a proof that covers the mark which its
         // end draws.
         Ok(unsafe { Span::owned(&lease, (self.address(offset), size), kind, reach) })
     }

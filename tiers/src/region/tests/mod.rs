@@ -287,7 +287,7 @@ fn freed_while_away() {
     fixture.shrink().unwrap();
     let pinned = fixture.host.statistics().in_use;
     assert!(!pinned.is_zero());
-    // While nothing of it is here, what is free in it is not handed out: new memory is.
+    // While nothing of it is resident, what is free in it is not handed out: new memory is.
     let (home, _) = fixture.live[0];
     let fresh = fixture.add(EXTENT);
     assert_eq!(fixture.pool.reserved(), EXTENT);
@@ -319,7 +319,7 @@ fn what_others_have_stays() {
     let report = fixture.shrink().unwrap();
     let skipped = Skipped { address: kept.address, size: EXTENT, reason: SkipReason::Exported };
     assert_eq!((report.freed, report.left, report.skipped), (EXTENT, EXTENT, vec![skipped]));
-    assert!(matches!(fixture.pool.export(goes.address), Err(PoolError::Away { .. })));
+    assert!(matches!(fixture.pool.export(goes.address), Err(PoolError::Evicted { .. })));
     fixture.refill().unwrap();
     fixture.assert_bytes();
     drop(shared);

@@ -252,7 +252,7 @@ fn everything_goes_and_comes_back() {
         world.all(true);
         assert_eq!((world.fixture.pool.reserved(), world.fixture.used()), (Bytes::ZERO, Bytes::ZERO));
         assert_eq!(world.fixture.sim.census().mappings, 0);
-        // A block of the default domain is freed while it is away, another is new.
+        // A block of the default domain is freed while it is evicted, another is new.
         let (_, block, _) = world.live.remove(0);
         world.fixture.pool.free(block.address).unwrap();
         world.malloc(Of::Default, Bytes::kib(300), world.fixture.here, 77);
@@ -282,7 +282,7 @@ fn what_is_left_of_a_released_pool_goes_too() {
     assert!(bytes == pattern(seed, block.size));
     world.all(true);
     let World { fixture, default, graph, stream, .. } = world;
-    // The last block is freed while it is away: with it goes its copy.
+    // The last block is freed while it is evicted: with it goes its copy.
     fixture.pool.free(block.address).unwrap();
     assert_eq!(fixture.host.statistics().in_use, Bytes::ZERO);
     drop((default, graph, stream));

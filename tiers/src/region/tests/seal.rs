@@ -111,7 +111,7 @@ fn what_is_pinned_stays() {
         fixture.live = all;
         let away = fixture.live[0].0.address;
         let refused = fixture.region.pin(away);
-        assert!(matches!(refused, Err(RegionError::Pool(PoolError::Away { .. }))));
+        assert!(matches!(refused, Err(RegionError::Pool(PoolError::Evicted { .. }))));
         fixture.refill().unwrap();
         fixture.assert_bytes();
         fixture.region.unpin(inside).unwrap();

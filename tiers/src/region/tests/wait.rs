@@ -28,7 +28,7 @@ impl Mover for Slow<'_> {
 }
 
 fn is_away(outcome: Result<()>) -> bool {
-    matches!(outcome, Err(RegionError::Away { .. }))
+    matches!(outcome, Err(RegionError::Evicted { .. }))
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn count(fixture: &Fixture, residency: Residency) -> usize {
     fixture.residencies().into_iter().filter(|found| *found == residency).count()
 }
 
-/// The files that there are: those of the extents that are out or halfway, and no other.
+/// The files that there are: those of extents that are evicted or interrupted, and no other.
 fn assert_files(fixture: &Fixture, expected: usize) {
     assert_eq!(fixture.files.statistics().files, expected as u64);
     assert_eq!(std::fs::read_dir(fixture.files.path()).unwrap().count(), expected + 1, "and the lock");

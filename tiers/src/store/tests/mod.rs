@@ -186,7 +186,7 @@ impl Fixture {
         while !self.live.is_empty() {
             self.free(0);
         }
-        // What is halfway with nothing live in it comes back empty.
+        // What is interrupted with nothing live in it comes back empty.
         self.refill(false).unwrap();
         self.assert_no_copies();
         let Fixture { root, sim, epochs, mover, host, files, digests, pool, peer, region, .. } = self;

@@ -1,14 +1,14 @@
-//! Extents whose memory goes elsewhere for a while: their addresses stay taken and their blocks live, and what is free in
-//! them is handed out to nobody.
+//! Extents that are evicted and refilled: their addresses stay taken and their blocks live, and what is free in them is handed
+//! out to nobody meanwhile.
 //!
 //! ```text
-//!  Here ──leave──► Moving ──left──► Away ──entered──► Moving ──came_back──► Here
-//!   ▲                │
-//!   └───came_back────┘  nothing was given up
+//!  Resident ──begin_evict──► Moving ──finish_evict──► Evicted ──refill_made──► Moving ──finish_refill──► Resident
+//!      ▲                       │
+//!      └─────finish_refill─────┘  nothing was given up
 //! ```
 //!
-//! Invariants: a free piece lies in the free list of what is away exactly where its extent is not here, and then inside that one
-//! extent; what counts as reserved are the extents that are here or moving; an alias over a moving extent is not unmapped, so
+//! Invariants: a free piece lies in the free list of evicted pieces exactly where its extent is not resident, and then inside that
+//! one extent; what counts as reserved are the extents that are resident or moving; an alias over a moving extent is not unmapped, so
 //! that an extent keeps its addresses while the driver works on them.
 
 use glake_units::Bytes;
@@ -21,10 +21,10 @@ use crate::ids::{DomainId, ExtentId, FreeListId, PieceId};
 use crate::piece::State;
 
 impl Allocator {
-    /// An extent begins to leave: from now on nothing of it is handed out.
+    /// Begins to evict an extent: from now on nothing of it is handed out.
     ///
     /// # Errors
-    /// [`StitchError::WrongPresence`] where it is not here; [`StitchError::Withheld`] where blocks were freed in it that other
+    /// [`StitchError::WrongPresence`] where it is not resident; [`StitchError::Withheld`] where blocks were freed in it that other
     /// streams may still use. Nothing has changed then.
     pub fn begin_evict(&mut self, extent: ExtentId) -> Result<(), StitchError> {
         self.in_presence(extent, Presence::Resident)?;
@@ -83,7 +83,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Sets a part of the limit aside for an extent that is away, until [`Allocator::refill_made`].
+    /// Sets a part of the limit aside for an evicted extent, until [`Allocator::refill_made`].
     ///
     /// # Errors
     /// [`StitchError::OutOfMemory`] where the limit does not allow it; [`StitchError::WrongPresence`].
@@ -120,14 +120,14 @@ impl Allocator {
         self.stats.counters.extent_maps += mappings;
     }
 
-    /// The extents in which the last live block was freed while they were not here, since the last call: what was kept of
+    /// The extents in which the last live block was freed while they were not resident, since the last call: what was kept of
     /// them is worth nothing.
     #[inline]
     pub fn take_emptied(&mut self) -> Vec<ExtentId> {
         if self.emptied.is_empty() { Vec::new() } else { std::mem::take(&mut self.emptied) }
     }
 
-    /// Whether all extents of a domain are here.
+    /// Whether all extents of a domain are resident.
     pub(super) fn all_resident(&self, domain: DomainId) -> Result<(), StitchError> {
         let is_evicted =
             |extent: &crate::extent::Extent| extent.domain == domain && extent.presence != Presence::Resident;
@@ -137,7 +137,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Whether a range of home touches an extent that is not here.
+    /// Whether a range of home touches an extent that is not resident.
     #[inline]
     pub(super) fn is_apart(&self, start: u64, end: u64) -> bool {
         self.not_resident > 0 && self.touches_elsewhere(start, end)
@@ -148,7 +148,7 @@ impl Allocator {
         self.extents.touching(start, end).any(|extent| self.extents[extent].presence != Presence::Resident)
     }
 
-    /// Frees a piece that is in no free list, part by part: what lies in extents that are here goes into the free list that it names, the
+    /// Frees a piece that is in no free list, part by part: what lies in extents that are resident goes into the free list that it names, the
     /// rest is kept for when they are back.
     #[cold]
     pub(super) fn give_apart(&mut self, id: PieceId) {
@@ -181,7 +181,7 @@ impl Allocator {
         evicted.map(|(_, extent)| extent.live).sum()
     }
 
-    /// Whether an extent is away, and nothing at all is left of it to come back for.
+    /// Whether an extent is evicted, and nothing at all in it is live to be refilled for.
     pub(super) fn is_forgettable(&self, id: ExtentId) -> bool {
         let extent = &self.extents[id];
         let whole = |&piece: &PieceId| {
@@ -194,7 +194,7 @@ impl Allocator {
             && self.outer_in(extent.start, extent.end()).iter().all(whole)
     }
 
-    /// Forgets an extent that is away and holds nothing live; its addresses can be taken again.
+    /// Forgets an evicted extent that holds nothing live; its addresses can be taken again.
     pub(super) fn forget_extent(&mut self, id: ExtentId) {
         let (start, end) = (self.extents[id].start, self.extents[id].end());
         let free = self.free_in(start, end);
@@ -224,7 +224,7 @@ impl Allocator {
         self.drop_if_done(extent.domain);
     }
 
-    /// Moves what a free piece has inside a range to the free list of what is away; the rest stays in its free list.
+    /// Moves what a free piece has inside a range to the free list of what is evicted; the rest stays in its free list.
     fn put_free_evicted(&mut self, mut id: PieceId, start: u64, end: u64) {
         let list = self.pieces[id].list;
         self.lists[list.index()].remove(&mut self.pieces, id);
@@ -240,7 +240,7 @@ impl Allocator {
         self.put_evicted(id);
     }
 
-    /// Puts a piece that is in no free list among what is away, for the free list that it names.
+    /// Puts a piece that is in no free list among the evicted, for the free list that it names.
     fn put_evicted(&mut self, id: PieceId) {
         let list = &self.lists[self.pieces[id].list.index()];
         let domain = &self.domains[list.domain];
@@ -255,7 +255,7 @@ impl Allocator {
         self.lists[self.pieces[id].list.index()].owner
     }
 
-    /// An extent's size, whether it is of slabs, and how many mappings it has when it is here.
+    /// An extent's size, whether it is of slabs, and how many mappings it has when it is resident.
     fn account(&self, id: ExtentId) -> (u64, bool, u64) {
         let extent = &self.extents[id];
         (extent.size, extent.class == Class::Slabs, 1 + extent.aliases.len() as u64)

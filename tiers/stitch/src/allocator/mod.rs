@@ -102,7 +102,7 @@ pub struct Allocator {
     /// Whether anything was freed in it.
     uncovered: bool,
     passed: Epoch,
-    /// How many extents are not here: while there is none, a free asks no further.
+    /// How many extents are not resident: while there is none, a free asks no further.
     not_resident: usize,
     /// Of them, those whose last live block was freed.
     emptied: Vec<ExtentId>,

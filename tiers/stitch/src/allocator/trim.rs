@@ -20,7 +20,7 @@ const MOST_ALIASES: usize = 256;
 pub(super) struct Release {
     ranges: Vec<Carved>,
     aliases: Vec<Alias>,
-    /// Extents that are away and hold nothing live.
+    /// Extents that are evicted and hold nothing live.
     forgotten: Vec<ExtentId>,
 }
 
@@ -57,7 +57,7 @@ impl Allocator {
         Ok(self.plan_release_of(&[domain], free, Bytes::MAX))
     }
 
-    /// Driver work that forgets the extents of a domain that are away and hold nothing live; none where a captured graph knows
+    /// Driver work that forgets the extents of a domain that are evicted and hold nothing live; none where a captured graph knows
     /// their addresses.
     ///
     /// # Errors
@@ -216,7 +216,7 @@ impl Allocator {
         alias.is_idle() && alias.epoch <= self.passed && !alias.extents.iter().any(is_moving)
     }
 
-    /// How many extents are mapped in an alias: those that are away are not.
+    /// How many extents are mapped in an alias: those that are evicted are not.
     pub(super) fn mapped_in(&self, alias: &Alias) -> u64 {
         let mapped = alias.extents.iter().filter(|&&id| self.extents[id].presence != Presence::Evicted);
         mapped.count() as u64
@@ -261,7 +261,7 @@ impl Allocator {
         }
     }
 
-    /// Extents of domains that are away, with nothing live in them.
+    /// Extents of domains that are evicted, with nothing live in them.
     fn forgettable_of(&self, domains: &[DomainId]) -> Vec<ExtentId> {
         if self.not_resident == 0 {
             return Vec::new();

@@ -78,7 +78,7 @@ impl Allocator {
         found.map_or((Bytes::ZERO, Self::default_domain()), |found| (Bytes::new(found.size), found.domain))
     }
 
-    /// Where an extent is mapped when it is here: at home, then in each alias.
+    /// Where an extent is mapped when it is resident: at home, then in each alias.
     pub fn addresses_of(&self, extent: ExtentId) -> Vec<Bytes> {
         let Some(found) = self.extents.get(extent) else { return Vec::new() };
         let aliases = found.aliases.iter().map(|&alias| self.address_in(alias, extent));

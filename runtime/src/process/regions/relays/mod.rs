@@ -1,13 +1,13 @@
-//! Relays rest while everything is away: a process that has left its GPUs leaves the others too.
+//! Relays are suspended while everything is evicted: a process that has left its GPUs leaves the others too.
 //!
 //! ```text
-//! shrink of everything ─► relays rest          refill ─► its extents, over one link ─► relays woken
+//! shrink of everything ─► relays suspended          refill ─► its extents, over one link ─► relays resumed
 //! ```
 //!
 //! Behind the refill: the driver makes no memory while it makes a context, and that takes as long as other links could save, the longer
 //! the more memory is pinned.
 //!
-//! Invariant: relays that rest are woken by whatever brings memory back; a rest that is asked for beside its beginning is taken back.
+//! Invariant: suspended relays are woken by whatever brings memory back; a suspension that is asked for beside its beginning is taken back.
 //! Both write what they do before they look for the other.
 
 #[cfg(test)]
@@ -39,12 +39,12 @@ impl Regions {
         self.refills_begun.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Memory has come back, or will not: relays that rest are made ready, in the background.
+    /// Memory has come back, or will not: suspended relays are made ready, in the background.
     pub(super) fn resume_relays(&self) {
         self.registry.engine.resume_relays(&self.registry.devices);
     }
 
-    /// All was to leave, since so many times that some began to come back: relays rest.
+    /// All was to leave, since so many times that some began to come back: relays are suspended.
     pub(super) fn suspend_relays(&self, begun: u64) {
         if !self.config.relays_rest {
             return;

@@ -1,4 +1,4 @@
-//! Relays of a process of simulated devices rest while everything is away, and come back with the first refill.
+//! Relays of a process of simulated devices are suspended while everything is evicted, and come back with the first refill.
 
 use std::time::{Duration, Instant};
 

@@ -255,7 +255,7 @@ fn is_open(process: &Process, tag: &str, what: &str) {
 
 type Forgets = (&'static str, fn(&Process, Written));
 
-/// What is away keeps uses out for as long as somebody's bytes are in it.
+/// What is evicted keeps uses out for as long as somebody's bytes are in it.
 #[test]
 fn what_is_freed_while_it_is_away_keeps_nobody_out() {
     let ways: [Forgets; 3] = [
