@@ -124,7 +124,7 @@ def cycle(glake, tags=None, **options):
 
 
 def whole(gone, size):
-    if gone["freed"] < size or gone["left"]:
+    if gone["freed"] < size or gone["resident"]:
         raise RuntimeError(f"asked for {size} bytes, freed {gone['freed']}, left {gone['left']}: {json.dumps(gone)[:600]}")
 
 

@@ -77,9 +77,9 @@ extern "C" {
 #define GLAKE_COPY_BACKGROUND 2
 
 // The call returns when the bytes are there.
-#define GLAKE_COPY_NOW 16
+#define GLAKE_COPY_BLOCKING 16
 
-// With `GLAKE_COPY_NOW`: both sides are read and compared, whatever way the copy went; what differs is copied again by the driver, and
+// With `GLAKE_COPY_BLOCKING`: both sides are read and compared, whatever way the copy went; what differs is copied again by the driver, and
 // an error where it differs still.
 #define GLAKE_COPY_VERIFY 32
 
@@ -347,26 +347,26 @@ int32_t glake_driver_calls(uint64_t *calls,
 // How many allocations on the heap the library has made.
 uint64_t glake_heap_allocations(void);
 
-// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_gate_leave`
+// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_use_end`
 // nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink
 // waits for the other, waits for that shrink.
 //
-// `GLAKE_INVALID`: there is no region of one of these tags; the text says which are there. `GLAKE_CLOSED`: it is away, and
+// `GLAKE_INVALID`: there is no region of one of these tags; the text says which are there. `GLAKE_CLOSED`: it is evicted, and
 // `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over. A refill that it began goes on then, and the next use finds
 // it done.
 //
 // # Safety
 // `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
-int32_t glake_gate_enter(const char *const *tags,
-                         size_t count,
-                         uint32_t when_closed,
-                         int64_t timeout_ms,
-                         uint64_t *use);
+int32_t glake_use_begin(const char *const *tags,
+                        size_t count,
+                        uint32_t when_closed,
+                        int64_t timeout_ms,
+                        uint64_t *use);
 
 // Waits until a use of these regions could begin, and begins none: no shrink waits for it. A shrink that comes before the use that
 // begins next makes that one wait again.
 //
-// Answers as `glake_gate_enter`.
+// Answers as `glake_use_begin`.
 //
 // # Safety
 // `tags` may be read for `count` texts that end with zeros.
@@ -378,10 +378,10 @@ int32_t glake_gate_wait(const char *const *tags,
 // Ends a use. In a forked child and at the end of the process nothing is done.
 //
 // `GLAKE_INVALID`: it was ended before, or never begun.
-int32_t glake_gate_leave(uint64_t use);
+int32_t glake_use_end(uint64_t use);
 
 // How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,
-// null for everything), "closed" (tags that are away). Null on failure; to be given to `glake_string_free`.
+// null for everything), "closed" (tags of which memory is evicted). Null on failure; to be given to `glake_string_free`.
 char *glake_gate_json(void);
 
 // Pins host memory, so that every GPU copies from and to it at full speed, for programs without a CUDA runtime. The range
@@ -553,10 +553,10 @@ int32_t glake_region_define(const char *tag,
 //
 // # Safety
 // `tag` is null or a text that ends with a zero.
-int32_t glake_region_enter(const char *tag);
+int32_t glake_region_push(const char *tag);
 
 // The calling thread leaves the region that it entered last. In a forked child and at the end of the process nothing is done.
-int32_t glake_region_leave(void);
+int32_t glake_region_pop(void);
 
 // The program promises not to write to a region's bytes until it is unsealed; nothing new is handed out of it. With `strict` its
 // memory is mapped read-only, which waits until no use of it runs.
@@ -582,10 +582,10 @@ int32_t glake_region_prepare(const char *tag);
 
 // Keeps the memory of the block that an address lies in on its GPU, or no longer: in a forked child and at the end of the process
 // that does nothing.
-int32_t glake_region_pin(const void *pointer,
-                         bool pinned);
+int32_t glake_region_fix(const void *pointer,
+                         bool fixed);
 
-// Work that is enqueued later on a stream of the device finds the region there: what is away comes back first.
+// Work that is enqueued later on a stream of the device finds the region there: what is evicted comes back first.
 //
 // # Safety
 // `tag` is null or a text that ends with a zero; `stream` is null or a stream of the device.
@@ -604,7 +604,7 @@ int32_t glake_region_order(const char *const *tags, size_t count);
 char *glake_region_of(const void *pointer);
 
 // Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
-// "resident", "away" and "live" in bytes, "place" (where most of what is away is), "places" (bytes by place),
+// "resident", "evicted" and "live" in bytes, "place" (where most of what is evicted is), "places" (bytes by place),
 // "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
 // to `glake_string_free`.
 char *glake_regions_json(void);
@@ -644,14 +644,14 @@ int32_t glake_close_shared(void *base);
 // pools too), "bytes" (at least so much, what costs least first; absent: all), "tier" ("host", "peer", "peer:1", "file"), "verify",
 // "timeout_ms" (for uses that run to end).
 //
-// Uses of what leaves (`glake_gate_enter`) are waited for, and new ones held until it is back. A program that enters no gate must
+// Uses of what leaves (`glake_use_begin`) are waited for, and new ones held until it is back. A program that enters no gate must
 // enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
 //
-// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "left", "regions" ("tag", "device", "freed",
-// "copied", "left", "place", "skipped": an array of "device", "address", "size", "reason", one of "pinned", "exported", "withheld"),
+// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "resident", "regions" ("tag", "device", "freed",
+// "copied", "resident", "evicted", "place", "skipped": an array of "device", "address", "size", "reason", one of "fixed", "exported", "withheld"),
 // "skipped" (where everything was to leave: what lies in no region and had to stay, with the reason "imported"), "gpu" ("device",
 // null for the host; "holder", "bytes"), "seconds", "predicted_refill_seconds". Null on failure (`glake_last_status` says which,
-// `glake_last_error` what had left by then): no bytes are lost, and the same call goes on from there.
+// `glake_last_error` what was evicted by then): no bytes are lost, and the same call goes on from there.
 //
 // # Safety
 // `request` is null or a text that ends with a zero.
@@ -661,8 +661,8 @@ char *glake_shrink(const char *request);
 // `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty); "timeout_ms" (how long it is waited for;
 // absent: until it is over).
 //
-// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "away", "regions" ("tag", "device", "mapped",
-// "copied", "away"), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
+// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "evicted", "regions" ("tag", "device", "mapped",
+// "copied", "resident", "evicted"), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
 // background.
 //
 // # Safety
@@ -671,7 +671,7 @@ char *glake_refill(const char *request);
 
 // What is on each GPU and who holds it, as a JSON array of "device", "holder" and "bytes", as "gpu" of a shrink's report. Null on
 // failure; to be given to `glake_string_free`.
-char *glake_left_json(void);
+char *glake_memory_usage_json(void);
 
 // Calls `before` and `after` around every shrink and refill that is asked for; null: none. The event is a JSON object: "event"
 // ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
@@ -868,7 +868,7 @@ int32_t glake_copy_to_all(void *const *to,
                           uint64_t *handle);
 
 // For those who have a copy of their own to make where this one is none for the engine, as the preload library: 0 where it
-// was enqueued (with `GLAKE_COPY_NOW`: made), 1 where nothing was done, because it is too small, is not between host and
+// was enqueued (with `GLAKE_COPY_BLOCKING`: made), 1 where nothing was done, because it is too small, is not between host and
 // GPU, does not go the way that `GLAKE_COPY_TO_GPU` or `GLAKE_COPY_FROM_GPU` asks for, the driver refused before anything was
 // enqueued, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
 // `glake_copy_async`; after `GLAKE_INVALID`, `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` too nothing was done.

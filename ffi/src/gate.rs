@@ -1,4 +1,4 @@
-//! The gate: a program's uses of memory, and what is away, kept apart.
+//! The gate: a program's uses of memory, and what is evicted, kept apart.
 
 use std::ffi::c_char;
 
@@ -11,18 +11,18 @@ use crate::stats::string;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_gate_leave`
+/// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_use_end`
 /// nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink
 /// waits for the other, waits for that shrink.
 ///
-/// `GLAKE_INVALID`: there is no region of one of these tags; the text says which are there. `GLAKE_CLOSED`: it is away, and
+/// `GLAKE_INVALID`: there is no region of one of these tags; the text says which are there. `GLAKE_CLOSED`: it is evicted, and
 /// `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over. A refill that it began goes on then, and the next use finds
 /// it done.
 ///
 /// # Safety
 /// `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn glake_gate_enter(
+pub unsafe extern "C" fn glake_use_begin(
     tags: *const *const c_char,
     count: usize,
     when_closed: u32,
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn glake_gate_enter(
 /// Waits until a use of these regions could begin, and begins none: no shrink waits for it. A shrink that comes before the use that
 /// begins next makes that one wait again.
 ///
-/// Answers as `glake_gate_enter`.
+/// Answers as `glake_use_begin`.
 ///
 /// # Safety
 /// `tags` may be read for `count` texts that end with zeros.
@@ -79,12 +79,12 @@ fn when_closed_of(number: u32) -> Result<WhenClosed, Failure> {
 ///
 /// `GLAKE_INVALID`: it was ended before, or never begun.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_gate_leave(r#use: u64) -> i32 {
+pub extern "C" fn glake_use_end(r#use: u64) -> i32 {
     library::give_up(|process| Ok(process.gate().end_use(UseId(r#use))?))
 }
 
 /// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,
-/// null for everything), "closed" (tags that are away). Null on failure; to be given to `glake_string_free`.
+/// null for everything), "closed" (tags of which memory is evicted). Null on failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_gate_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || string(library::process()?.gate().view().json().to_string()))

@@ -54,7 +54,7 @@ pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, ho
 /// # Safety
 /// `tag` is null or a text that ends with a zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn glake_region_enter(tag: *const c_char) -> i32 {
+pub unsafe extern "C" fn glake_region_push(tag: *const c_char) -> i32 {
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tag = unsafe { required(tag, "tag") }?;
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn glake_region_enter(tag: *const c_char) -> i32 {
 
 /// The calling thread leaves the region that it entered last. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_region_leave() -> i32 {
+pub extern "C" fn glake_region_pop() -> i32 {
     library::give_up(|process| Ok(process.leave_region()?))
 }
 
@@ -113,11 +113,11 @@ pub unsafe extern "C" fn glake_region_prepare(tag: *const c_char) -> i32 {
 /// Keeps the memory of the block that an address lies in on its GPU, or no longer: in a forked child and at the end of the process
 /// that does nothing.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_region_pin(pointer: *const c_void, pinned: bool) -> i32 {
-    library::give_up_if(!pinned, |process| Ok(process.pin(address(pointer), pinned)?))
+pub extern "C" fn glake_region_fix(pointer: *const c_void, fixed: bool) -> i32 {
+    library::give_up_if(!fixed, |process| Ok(process.fix(address(pointer), fixed)?))
 }
 
-/// Work that is enqueued later on a stream of the device finds the region there: what is away comes back first.
+/// Work that is enqueued later on a stream of the device finds the region there: what is evicted comes back first.
 ///
 /// # Safety
 /// `tag` is null or a text that ends with a zero; `stream` is null or a stream of the device.
@@ -154,7 +154,7 @@ pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
 }
 
 /// Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
-/// "resident", "away" and "live" in bytes, "place" (where most of what is away is), "places" (bytes by place),
+/// "resident", "evicted" and "live" in bytes, "place" (where most of what is evicted is), "places" (bytes by place),
 /// "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
 /// to `glake_string_free`.
 #[unsafe(no_mangle)]

@@ -16,14 +16,14 @@ use crate::{guard, library};
 /// pools too), "bytes" (at least so much, what costs least first; absent: all), "tier" ("host", "peer", "peer:1", "file"), "verify",
 /// "timeout_ms" (for uses that run to end).
 ///
-/// Uses of what leaves (`glake_gate_enter`) are waited for, and new ones held until it is back. A program that enters no gate must
+/// Uses of what leaves (`glake_use_begin`) are waited for, and new ones held until it is back. A program that enters no gate must
 /// enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
 ///
-/// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "left", "regions" ("tag", "device", "freed",
-/// "copied", "left", "place", "skipped": an array of "device", "address", "size", "reason", one of "pinned", "exported", "withheld"),
+/// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "resident", "regions" ("tag", "device", "freed",
+/// "copied", "resident", "evicted", "place", "skipped": an array of "device", "address", "size", "reason", one of "fixed", "exported", "withheld"),
 /// "skipped" (where everything was to leave: what lies in no region and had to stay, with the reason "imported"), "gpu" ("device",
 /// null for the host; "holder", "bytes"), "seconds", "predicted_refill_seconds". Null on failure (`glake_last_status` says which,
-/// `glake_last_error` what had left by then): no bytes are lost, and the same call goes on from there.
+/// `glake_last_error` what was evicted by then): no bytes are lost, and the same call goes on from there.
 ///
 /// # Safety
 /// `request` is null or a text that ends with a zero.
@@ -41,8 +41,8 @@ pub unsafe extern "C" fn glake_shrink(request: *const c_char) -> *mut c_char {
 /// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty); "timeout_ms" (how long it is waited for;
 /// absent: until it is over).
 ///
-/// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "away", "regions" ("tag", "device", "mapped",
-/// "copied", "away"), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
+/// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "evicted", "regions" ("tag", "device", "mapped",
+/// "copied", "resident", "evicted"), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
 /// background.
 ///
 /// # Safety
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn glake_refill(request: *const c_char) -> *mut c_char {
 /// What is on each GPU and who holds it, as a JSON array of "device", "holder" and "bytes", as "gpu" of a shrink's report. Null on
 /// failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_left_json() -> *mut c_char {
+pub extern "C" fn glake_memory_usage_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
         let left = library::process()?.memory_usage()?;
         string(format!("[{}]", left.iter().map(|left| left.json().to_string()).collect::<Vec<_>>().join(",")))

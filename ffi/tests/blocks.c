@@ -91,7 +91,7 @@ static void peaks_start_again(void) {
 int main(void) {
     CHECK(!glake_started() && glake_device_name() == NULL);
     CHECK(strcmp(glake_last_error(), "") == 0 && strcmp(gmlake_last_error(), "") == 0);
-    CHECK(strcmp(glake_version(), "0.1.0") == 0 && glake_abi() == 1);
+    CHECK(strcmp(glake_version(), "0.1.0") == 0 && glake_abi() == 2);
     int32_t devices = 0;
     OK(glake_device_count(&devices));
     CHECK(devices == 4 && glake_started() && strcmp(glake_device_name(), "sim:h200x4") == 0);

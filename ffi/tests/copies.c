@@ -53,7 +53,7 @@ static void there_and_back(int device, unsigned char *host, unsigned char *back,
     unsigned char *block = block_of(device, size, NULL);
     fill(host, size, seed);
     memset(back, 0, size);
-    OK(glake_copy_async(block, host, size, stream, GLAKE_COPY_NOW, NULL));
+    OK(glake_copy_async(block, host, size, stream, GLAKE_COPY_BLOCKING, NULL));
     check(block, size, seed);
     uint64_t handle = 77;
     OK(glake_copy_async(back, block, size, stream, 0, &handle));
@@ -75,7 +75,7 @@ static void there_and_back(int device, unsigned char *host, unsigned char *back,
     CHECK(done);
     OK(glake_copy_wait(handle));
     check(back, size, seed + 1);
-    OK(glake_copy_async(back, block, size, stream, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &handle));
+    OK(glake_copy_async(back, block, size, stream, GLAKE_COPY_BLOCKING | GLAKE_COPY_VERIFY, &handle));
     CHECK(handle == 0);
     OK(glake_copy_wait(handle));
     OK(glake_free(block));
@@ -109,8 +109,8 @@ static void neither_end_is_the_other_side(void) {
     unsigned char *host = pinned(size), *back = malloc(size);
     fill(host, size, 9);
     uint64_t handle = 0;
-    OK(glake_copy_async(one, host, size, NULL, GLAKE_COPY_NOW, NULL));
-    OK(glake_copy_async(two, one, size, NULL, GLAKE_COPY_NOW, NULL));
+    OK(glake_copy_async(one, host, size, NULL, GLAKE_COPY_BLOCKING, NULL));
+    OK(glake_copy_async(two, one, size, NULL, GLAKE_COPY_BLOCKING, NULL));
     check(two, size, 9);
     OK(glake_copy_async(back, host, size, NULL, 0, &handle));
     OK(glake_copy_wait(handle));
@@ -137,15 +137,15 @@ static void lists(void) {
     uint64_t handle = 0;
     OK(glake_copy_list(there, COUNT, OWN, 0, &handle));
     OK(glake_copy_wait(handle));
-    OK(glake_copy_list(here, COUNT, OWN, GLAKE_COPY_NOW, &handle));
+    OK(glake_copy_list(here, COUNT, OWN, GLAKE_COPY_BLOCKING, &handle));
     CHECK(handle == 0);
     for (size_t i = 0; i < COUNT; i++) {
         size_t length = there[i].size;
         CHECK(memcmp(back + i * size, host + i * size, length) == 0);
         CHECK(length == size || back[i * size + 1] == 0);
     }
-    OK(glake_copy_list(there, 3, OWN, GLAKE_COPY_NOW, NULL));
-    OK(glake_copy_list(NULL, 0, OWN, GLAKE_COPY_NOW, NULL));
+    OK(glake_copy_list(there, 3, OWN, GLAKE_COPY_BLOCKING, NULL));
+    OK(glake_copy_list(NULL, 0, OWN, GLAKE_COPY_BLOCKING, NULL));
     OK(glake_copy_list(NULL, 0, OWN, 0, &handle));
     OK(glake_copy_wait(handle));
     FAILS(glake_copy_list(NULL, 3, OWN, 0, NULL), GLAKE_INVALID, "blocks is null");
@@ -169,12 +169,12 @@ static void one_to_all(void) {
             check(blocks[i], size, 60);
             memset(blocks[i], 0, size);
         }
-        OK(glake_copy_to_all(to, GPUS, host, size, OWN, GLAKE_COPY_NOW, NULL));
+        OK(glake_copy_to_all(to, GPUS, host, size, OWN, GLAKE_COPY_BLOCKING, NULL));
         for (int i = 0; i < GPUS; i++) {
             check(blocks[i], size, 60);
             OK(glake_free(blocks[i]));
         }
-        OK(glake_copy_to_all(NULL, 0, host, size, OWN, GLAKE_COPY_NOW, NULL));
+        OK(glake_copy_to_all(NULL, 0, host, size, OWN, GLAKE_COPY_BLOCKING, NULL));
         FAILS(glake_copy_to_all(NULL, 2, host, size, OWN, 0, NULL), GLAKE_INVALID, "to is null");
         unpinned(host, size);
     }
@@ -186,7 +186,7 @@ static void mistakes(void) {
     bool done = true;
     FAILS(glake_copy_async(block, bytes, 8, NULL, 3, NULL), GLAKE_INVALID, "flags 0x3 ask for priority 3");
     FAILS(glake_copy_async(block, bytes, 8, NULL, 0x100, NULL), GLAKE_INVALID, "have 0x100, which means nothing");
-    FAILS(glake_copy_async(block, bytes, 8, NULL, GLAKE_COPY_VERIFY, NULL), GLAKE_INVALID, "GLAKE_COPY_VERIFY needs GLAKE_COPY_NOW");
+    FAILS(glake_copy_async(block, bytes, 8, NULL, GLAKE_COPY_VERIFY, NULL), GLAKE_INVALID, "GLAKE_COPY_VERIFY needs GLAKE_COPY_BLOCKING");
     FAILS(glake_copy_async(NULL, bytes, 8, NULL, 0, &handle), GLAKE_INVALID, "to is null, and 8 bytes");
     FAILS(glake_copy_async(block, NULL, 8, NULL, 0, &handle), GLAKE_INVALID, "from is null, and 8 bytes");
     CHECK(handle == 5);
@@ -254,7 +254,7 @@ static void relays_take_what_is_large(void) {
     unsigned char *block = block_of(0, size, NULL), *host = pinned(size);
     fill(host, size, 41);
     CHECK(glake_copy_try(block, host, 4096, NULL, 0) == 1 && stats_say("\"split_copies\":0"));
-    CHECK(glake_copy_try(block, host, size, NULL, GLAKE_COPY_NOW) == 0);
+    CHECK(glake_copy_try(block, host, size, NULL, GLAKE_COPY_BLOCKING) == 0);
     check(block, size, 41);
     CHECK(!stats_say("\"split_copies\":0") && stats_say("\"relay\":3,"));
     memset(host, 0, size);

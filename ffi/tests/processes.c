@@ -86,9 +86,9 @@ static void take_one_of_each(void) {
     OK(glake_copy_async(given.block, given.block + MIB, MIB, given.stream, 0, &given.copy));
     OK(glake_host_register(given.pinned, sizeof given.pinned));
     OK(glake_region_define("r", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
-    OK(glake_region_enter("r"));
-    OK(glake_region_pin(given.block, true));
-    OK(glake_gate_enter(NULL, 0, GLAKE_WHEN_CLOSED_REFUSE, 0, &given.use));
+    OK(glake_region_push("r"));
+    OK(glake_region_fix(given.block, true));
+    OK(glake_use_begin(NULL, 0, GLAKE_WHEN_CLOSED_REFUSE, 0, &given.use));
 }
 
 /* Where nothing is served any more all of it is given up without a word. */
@@ -112,9 +112,9 @@ static void give_all_of_it_up(void) {
         {"copy_drop", glake_copy_drop(given.copy)},
         {"host_unregister", glake_host_unregister(given.pinned)},
         {"close_shared", glake_close_shared(given.shared)},
-        {"region_leave", glake_region_leave()},
-        {"region_pin", glake_region_pin(given.block, false)},
-        {"gate_leave", glake_gate_leave(given.use)},
+        {"region_pop", glake_region_pop()},
+        {"region_fix", glake_region_fix(given.block, false)},
+        {"use_end", glake_use_end(given.use)},
         {"on_out_of_memory", glake_on_out_of_memory(NULL, NULL)},
         {"on_mapping", glake_on_mapping(NULL, NULL)},
         {"hooks_set", glake_hooks_set(NULL, NULL, NULL, -1)},
@@ -151,8 +151,8 @@ static int in_a_forked_child(void) {
         FAILS(glake_pool_begin(0, 0, 1, NULL, NULL, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_stream_create(0, &out), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_host_register(given.pinned, sizeof given.pinned), GLAKE_UNAVAILABLE, "spawn");
-        FAILS(glake_region_enter("r"), GLAKE_UNAVAILABLE, "spawn");
-        FAILS(glake_region_pin(block, true), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_region_push("r"), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_region_fix(block, true), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_copy_wait(given.copy), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_copy_async(block, block, 1, NULL, 0, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_multi_path(1), GLAKE_UNAVAILABLE, "spawn");
@@ -164,8 +164,8 @@ static int in_a_forked_child(void) {
     int32_t owners = 0;
     OK(glake_pool_use_count(0, 0, 9, &owners));
     CHECK(block[0] == 'p' && stats_of(0).all.allocation.current == 3 && owners == 1);
-    OK(glake_gate_leave(given.use));
-    OK(glake_region_leave());
+    OK(glake_use_end(given.use));
+    OK(glake_region_pop());
     OK(glake_pool_end(0, 0, 9));
     OK(glake_pool_release(0, 0, 9));
     OK(glake_free(block));

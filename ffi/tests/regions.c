@@ -8,13 +8,13 @@
 static void fill(void *block, size_t size, unsigned seed) {
     unsigned char *host = malloc(size);
     for (size_t i = 0; i < size; i++) host[i] = (unsigned char)((i * 2654435761u >> 13) + seed);
-    OK(glake_copy_async(block, host, size, NULL, GLAKE_COPY_NOW, NULL));
+    OK(glake_copy_async(block, host, size, NULL, GLAKE_COPY_BLOCKING, NULL));
     free(host);
 }
 
 static void compare(const void *block, size_t size, unsigned seed) {
     unsigned char *host = malloc(size);
-    OK(glake_copy_async(host, block, size, NULL, GLAKE_COPY_NOW, NULL));
+    OK(glake_copy_async(host, block, size, NULL, GLAKE_COPY_BLOCKING, NULL));
     for (size_t i = 0; i < size; i++) CHECK(host[i] == (unsigned char)((i * 2654435761u >> 13) + seed));
     free(host);
 }
@@ -28,9 +28,9 @@ static bool says(char *text, const char *part) {
 }
 
 static void *region_block(const char *tag, int device, size_t size) {
-    OK(glake_region_enter(tag));
+    OK(glake_region_push(tag));
     void *block = block_of(device, size, NULL);
-    OK(glake_region_leave());
+    OK(glake_region_pop());
     return block;
 }
 
@@ -112,7 +112,7 @@ static void the_gate(void) {
     void *block = region_block("weights", 0, 5 * MIB);
     fill(block, 5 * MIB, 6);
     uint64_t use = 0;
-    OK(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use));
+    OK(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use));
     CHECK(glake_shrink("{\"tags\":[\"weights\"],\"timeout_ms\":20}") == NULL && glake_last_status() == GLAKE_CLOSED);
     CHECK(strstr(glake_last_error(), "1 use of 'weights' was still running") != NULL);
     pthread_t thread;
@@ -122,16 +122,16 @@ static void the_gate(void) {
     while (strstr(gate = glake_gate_json(), "\"closing\":[[\"weights\"]]") == NULL) glake_string_free(gate), usleep(1000);
     glake_string_free(gate);
     compare(block, 5 * MIB, 6);
-    OK(glake_gate_leave(use));
+    OK(glake_use_end(use));
     CHECK(pthread_join(thread, NULL) == 0 && says(report, "\"left\":0"));
-    FAILS(glake_gate_leave(use), GLAKE_INVALID, "it was ended before");
-    FAILS(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use), GLAKE_CLOSED, "the gate is closed: 'weights'");
-    FAILS(glake_gate_enter(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20, &use), GLAKE_CLOSED, "was held for");
+    FAILS(glake_use_end(use), GLAKE_INVALID, "it was ended before");
+    FAILS(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use), GLAKE_CLOSED, "the gate is closed: 'weights'");
+    FAILS(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20, &use), GLAKE_CLOSED, "was held for");
     FAILS(glake_gate_wait(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1), GLAKE_CLOSED, "the gate is closed: 'weights'");
     FAILS(glake_gate_wait(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20), GLAKE_CLOSED, "was held for");
-    OK(glake_gate_enter(NULL, 0, GLAKE_WHEN_CLOSED_REFILL, -1, &use));
+    OK(glake_use_begin(NULL, 0, GLAKE_WHEN_CLOSED_REFILL, -1, &use));
     compare(block, 5 * MIB, 6);
-    OK(glake_gate_leave(use));
+    OK(glake_use_end(use));
     OK(glake_free(block));
 }
 
@@ -159,14 +159,14 @@ static void mistakes(void) {
     FAILS(glake_region_define("x", 0, 3), GLAKE_INVALID, "host_copy 3: 0 (drop)");
     FAILS(glake_region_define("default", 0, 0), GLAKE_INVALID, "cannot be called 'default'");
     FAILS(glake_region_define("weights", 2, 0), GLAKE_INVALID, "is there as keep");
-    FAILS(glake_region_enter("nothing"), GLAKE_INVALID, "no region 'nothing'");
-    FAILS(glake_region_leave(), GLAKE_INVALID, "in no region");
+    FAILS(glake_region_push("nothing"), GLAKE_INVALID, "no region 'nothing'");
+    FAILS(glake_region_pop(), GLAKE_INVALID, "in no region");
     FAILS(glake_region_order(tags, 2), GLAKE_INVALID, "no region 'nothing'");
     OK(glake_region_order(tags, 1));
     FAILS(glake_region_order(NULL, 1), GLAKE_INVALID, "tags is null");
     FAILS(glake_region_wait("sealed", 77, NULL), GLAKE_INVALID, "device 77");
-    FAILS(glake_gate_enter(NULL, 0, 3, -1, &use), GLAKE_INVALID, "when_closed 3");
-    FAILS(glake_gate_enter(NULL, 0, 0, -1, NULL), GLAKE_INVALID, "use is null");
+    FAILS(glake_use_begin(NULL, 0, 3, -1, &use), GLAKE_INVALID, "when_closed 3");
+    FAILS(glake_use_begin(NULL, 0, 0, -1, NULL), GLAKE_INVALID, "use is null");
     CHECK(glake_shrink("{\"tier\":\"tape\"}") == NULL && glake_last_status() == GLAKE_INVALID);
     CHECK(strstr(glake_last_error(), "tier \"tape\": \"host\"") != NULL);
     CHECK(glake_refill("{\"tags\":[\"nothing\"]}") == NULL && glake_last_status() == GLAKE_INVALID);
@@ -183,6 +183,6 @@ int main(void) {
     glake_string_free(glake_refill(NULL));
     OK(glake_trim(-1, 0, NULL));
     for (int i = 0; i < 2; i++) CHECK(stats_of(i).all.reserved_bytes.current == 0);
-    CHECK(says(glake_left_json(), "\"holder\":\"pinned host memory: free\""));
+    CHECK(says(glake_memory_usage_json(), "\"holder\":\"pinned host memory: free\""));
     return 0;
 }

@@ -86,9 +86,9 @@ impl Weights {
     fn cycle(&self, to: &Store, out: &dyn Mover, back: &dyn Mover) {
         for _ in 0..3 {
             let gone = self.shrink(to, out).unwrap();
-            assert_eq!((gone.left, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
+            assert_eq!((gone.resident, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
             let back = self.refill(back).unwrap();
-            assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(72)));
+            assert_eq!((back.evicted, back.copied), (Bytes::ZERO, Bytes::mib(72)));
             self.assert_bytes();
         }
     }
@@ -142,10 +142,10 @@ fn bytes_leave_and_come_back_over_other_gpus_links() {
     let fixture = four();
     let before = fixture.addresses();
     let gone = fixture.shrink().unwrap();
-    assert_eq!((gone.left, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
+    assert_eq!((gone.resident, gone.copied), (Bytes::ZERO, Bytes::mib(72)));
     assert_eq!(fixture.weights.region.sizes().unwrap().0, Bytes::ZERO);
     let back = fixture.refill().unwrap();
-    assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(72)));
+    assert_eq!((back.evicted, back.copied), (Bytes::ZERO, Bytes::mib(72)));
     assert_eq!(fixture.addresses(), before);
     fixture.weights.assert_bytes();
     assert_eq!(fixture.relays(), 3);

@@ -43,8 +43,8 @@ pub const GLAKE_COPY_CRITICAL: u32 = 1;
 /// A copy that makes way: few bytes of it are in flight at a time.
 pub const GLAKE_COPY_BACKGROUND: u32 = 2;
 /// The call returns when the bytes are there.
-pub const GLAKE_COPY_NOW: u32 = 0x10;
-/// With `GLAKE_COPY_NOW`: both sides are read and compared, whatever way the copy went; what differs is copied again by the driver, and
+pub const GLAKE_COPY_BLOCKING: u32 = 0x10;
+/// With `GLAKE_COPY_BLOCKING`: both sides are read and compared, whatever way the copy went; what differs is copied again by the driver, and
 /// an error where it differs still.
 pub const GLAKE_COPY_VERIFY: u32 = 0x20;
 /// Stream 0 is the calling thread's own default stream, not the legacy one.

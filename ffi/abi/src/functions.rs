@@ -28,9 +28,9 @@ macro_rules! functions {
             glake_fraction(i32, *mut f64) -> i32;
             glake_driver_calls(*mut u64, *mut u64) -> i32;
             glake_heap_allocations() -> u64;
-            glake_gate_enter(*const *const c_char, usize, u32, i64, *mut u64) -> i32;
+            glake_use_begin(*const *const c_char, usize, u32, i64, *mut u64) -> i32;
             glake_gate_wait(*const *const c_char, usize, u32, i64) -> i32;
-            glake_gate_leave(u64) -> i32;
+            glake_use_end(u64) -> i32;
             glake_gate_json() -> *mut c_char;
             glake_host_register(*mut c_void, usize) -> i32;
             glake_host_unregister(*mut c_void) -> i32;
@@ -55,12 +55,12 @@ macro_rules! functions {
             glake_pool_restore(*const Checkpoint, BlockFreed, BlockVisit, *mut c_void) -> i32;
             glake_checkpoint_drop(*mut Checkpoint);
             glake_region_define(*const c_char, u32, u32) -> i32;
-            glake_region_enter(*const c_char) -> i32;
-            glake_region_leave() -> i32;
+            glake_region_push(*const c_char) -> i32;
+            glake_region_pop() -> i32;
             glake_region_seal(*const c_char, bool) -> i32;
             glake_region_unseal(*const c_char) -> i32;
             glake_region_prepare(*const c_char) -> i32;
-            glake_region_pin(*const c_void, bool) -> i32;
+            glake_region_fix(*const c_void, bool) -> i32;
             glake_region_wait(*const c_char, i32, *mut c_void) -> i32;
             glake_region_order(*const *const c_char, usize) -> i32;
             glake_region_of(*const c_void) -> *mut c_char;
@@ -71,7 +71,7 @@ macro_rules! functions {
             glake_close_shared(*mut c_void) -> i32;
             glake_shrink(*const c_char) -> *mut c_char;
             glake_refill(*const c_char) -> *mut c_char;
-            glake_left_json() -> *mut c_char;
+            glake_memory_usage_json() -> *mut c_char;
             glake_hooks_set(RegionHook, RegionHook, *mut c_void, i64) -> i32;
             glake_snapshot_json() -> *mut c_char;
             glake_segments(i32, SegmentVisit, SegmentBlockVisit, *mut c_void) -> i32;

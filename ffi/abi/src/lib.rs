@@ -20,4 +20,4 @@ pub use functions::{NAMES, Unfit, check, signatures};
 pub use structures::*;
 
 /// The number of this interface: raised when a structure or a signature changes.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;

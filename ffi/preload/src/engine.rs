@@ -21,7 +21,7 @@ use crate::{driver, runtime};
 
 // Flags of `gmlake.h`.
 pub(crate) const NORMAL: u32 = glake_abi::GLAKE_COPY_NORMAL;
-pub(crate) const NOW: u32 = glake_abi::GLAKE_COPY_NOW;
+pub(crate) const NOW: u32 = glake_abi::GLAKE_COPY_BLOCKING;
 pub(crate) const PER_THREAD: u32 = glake_abi::GLAKE_COPY_PTDS;
 pub(crate) const TO_GPU: u32 = glake_abi::GLAKE_COPY_TO_GPU;
 pub(crate) const FROM_GPU: u32 = glake_abi::GLAKE_COPY_FROM_GPU;

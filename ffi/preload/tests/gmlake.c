@@ -8,7 +8,7 @@
 #include "stand_in.h"
 
 #ifndef ABI
-#define ABI 1
+#define ABI 2
 #endif
 
 struct record gmlake = {.current = 1};

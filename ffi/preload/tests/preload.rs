@@ -227,7 +227,7 @@ fn without_the_library_a_program_goes_on() {
         ),
         (
             fixture.path("other/libgmlake.so"),
-            "/other/libgmlake.so has interface 7, this is 1: take both from one",
+            "/other/libgmlake.so has interface 7, this is 2: take both from one",
         ),
     ] {
         let output = fixture.scenario("without").env("GLAKE_LIBRARY", file).output().unwrap();

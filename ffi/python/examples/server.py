@@ -82,7 +82,7 @@ class Server:
             elif asked == ("POST", "/wake_up"):
                 answer = await asyncio.to_thread(glake.refill)
             elif asked == ("GET", "/is_sleeping"):
-                answer = {"is_sleeping": any(region["away"] for region in glake.regions())}
+                answer = {"is_sleeping": any(region["evicted"] for region in glake.regions())}
             else:
                 await reply(send, 404, {"error": f"no {asked[1]} here: POST /generate, /sleep, /wake_up or GET /is_sleeping"})
                 return

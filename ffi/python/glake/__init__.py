@@ -17,7 +17,7 @@ from ._enable import Backend, enable, enabled
 from ._gate import active, gate
 from ._mem_pool import mem_pool
 from ._modules import Following, follow
-from ._regions import Region, hooks, left, order, pin, prepare, refill, region, region_of, regions, seal, shrink, unpin, unseal, wait
+from ._regions import Region, fix, hooks, memory_usage, order, prepare, refill, region, region_of, regions, seal, shrink, unfix, unseal, wait
 from ._statistics import memory_stats, memory_summary, snapshot, trim
 from .errors import (
     ClosedError,
@@ -56,17 +56,17 @@ __all__ = [
     "copy_stats",
     "copy_to_all",
     "enable",
+    "fix",
     "follow",
     "gate",
     "hooks",
-    "left",
     "library_path",
     "mem_pool",
     "memory_stats",
     "memory_summary",
+    "memory_usage",
     "multi_path",
     "order",
-    "pin",
     "prepare",
     "refill",
     "region",
@@ -76,7 +76,7 @@ __all__ = [
     "shrink",
     "snapshot",
     "trim",
-    "unpin",
+    "unfix",
     "unseal",
     "wait",
 ]

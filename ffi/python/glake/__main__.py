@@ -32,8 +32,8 @@ def _line(name: str, text: Callable[[], str]) -> bool:
 
 
 def _library_line() -> str:
-    doors = _library.doors()
-    return f"{doors.path()}, version {doors.version()}, C API {doors.abi()}"
+    api = _library.api()
+    return f"{api.path()}, version {api.version()}, C API {api.abi()}"
 
 
 def _torch_line() -> str:
@@ -48,9 +48,9 @@ def _backend_line() -> str:
 
 
 def _device_line() -> str:
-    doors = _library.doors()
-    doors.start()
-    return f"{doors.device_name()}, {doors.device_count()} of it"
+    api = _library.api()
+    api.start()
+    return f"{api.device_name()}, {api.device_count()} of it"
 
 
 if __name__ == "__main__":

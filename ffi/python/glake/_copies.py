@@ -47,7 +47,7 @@ class Copy:
             handle, self._handle = self._handle, 0
             if handle:
                 try:
-                    _library.doors().copy_wait(handle)
+                    _library.api().copy_wait(handle)
                 finally:
                     self._let_go()
 
@@ -61,7 +61,7 @@ class Copy:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._handle and not _library.doors().copy_done(self._handle):
+            if self._handle and not _library.api().copy_done(self._handle):
                 return False
         finally:
             self._lock.release()
@@ -122,7 +122,7 @@ def copy_(
     to, from_ = _pair(dst, src, "dst", "src")
     flags = _flags(priority, wait, verify)
     with _current([to, from_], stream) as (handle, of):
-        return _made(_library.doors().copy_async(to.address, from_.address, to.size, handle, flags | of), [to, from_], wait)
+        return _made(_library.api().copy_async(to.address, from_.address, to.size, handle, flags | of), [to, from_], wait)
 
 
 def copy_list(
@@ -140,7 +140,7 @@ def copy_list(
     flags = _flags(priority, wait, verify)
     blocks = [(to.address, from_.address, to.size) for to, from_ in zip(ranges[::2], ranges[1::2])]
     with _current(ranges, stream) as (handle, of):
-        return _made(_library.doors().copy_list(blocks, handle, flags | of), ranges, wait)
+        return _made(_library.api().copy_list(blocks, handle, flags | of), ranges, wait)
 
 
 def copy_to_all(
@@ -162,7 +162,7 @@ def copy_to_all(
         ranges.extend((to, from_))
     flags = _flags(priority, wait, verify)
     with _current(ranges, stream) as (handle, of):
-        started = _library.doors().copy_to_all([to.address for to in ranges[::2]], from_.address, from_.size, handle, flags | of)
+        started = _library.api().copy_to_all([to.address for to in ranges[::2]], from_.address, from_.size, handle, flags | of)
         return _made(started, ranges, wait)
 
 
@@ -174,7 +174,7 @@ def multi_path(on: bool = True) -> None:
         InvalidError: the configuration has ``transfer.relays = false``, or several processes of the program run on this machine.
         UnavailableError: the library cannot start.
     """
-    _library.doors().multi_path(on)
+    _library.api().multi_path(on)
 
 
 def copy_stats() -> dict[str, Any]:
@@ -184,7 +184,7 @@ def copy_stats() -> dict[str, Any]:
         UnavailableError: the library cannot start.
     """
     _sweep()
-    stats: dict[str, Any] = json.loads(_library.doors().copy_stats_json())
+    stats: dict[str, Any] = json.loads(_library.api().copy_stats_json())
     return stats
 
 
@@ -229,7 +229,7 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
             handle = min((handle for of, handle in named if of == own), default=0)
         # What was written on other streams is not ordered before the copy by anything else.
         for of, other in sorted(named - {(own, handle)}):
-            _library.doors().stream_synchronize(of, other)
+            _library.api().stream_synchronize(of, other)
         yield handle, 0 if device is None else _DEVICE * (device + 1)
 
 
@@ -265,18 +265,18 @@ def _sweep() -> None:
         return
     with _dropping:
         waiting, _dropped[:] = _dropped[:], []
-    doors = _library.doors()
+    api = _library.api()
     kept = []
     for handle, ranges in waiting:
         try:
-            if not doors.copy_done(handle):
+            if not api.copy_done(handle):
                 kept.append((handle, ranges))
                 continue
         except RuntimeError:
             # The error of a copy that nobody waits for is told to the next one, by the library.
             pass
         with contextlib.suppress(RuntimeError):
-            doors.copy_drop(handle)
+            api.copy_drop(handle)
         for part in ranges:
             part.release()
     if kept:

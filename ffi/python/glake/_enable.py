@@ -75,21 +75,21 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
             raise StateError("CUDA is initialised already, and torch keeps its allocator from then on: call glake.enable() first")
         _refuse_simulator(config)
         _warn_of_torch_settings()
-        doors = _library.doors()
-        _configure(doors, asked[0])
+        api = _library.api()
+        _configure(api, asked[0])
         if torch.cuda.device_count() == 0:
             # Asked only here: opening the driver in a parent would take CUDA away from children that it forks.
-            doors.start()
+            api.start()
             raise TorchError("the driver answers, but torch sees no GPU: look at CUDA_VISIBLE_DEVICES")
-        _enabled = _install(torch, doors, asked)
-    logger.info("glake %s: the %s backend is torch's allocator (%s)", doors.version(), _enabled.backend, _enabled.why)
+        _enabled = _install(torch, api, asked)
+    logger.info("glake %s: the %s backend is torch's allocator (%s)", api.version(), _enabled.backend, _enabled.why)
 
 
 def _again(enabled: Enabled, asked: tuple[Configuration, Backend | None]) -> None:
     if enabled.pid != os.getpid():
         try:
             # Nothing new to a child of a parent that had not started; refused in any other.
-            _library.doors().configure(*enabled.asked[0])
+            _library.api().configure(*enabled.asked[0])
         except Error as error:
             raise StateError(f"glake was enabled in the parent of this process: {error}") from error
         enabled.pid = os.getpid()
@@ -150,16 +150,16 @@ def _settings(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def _configure(doors: ModuleType, wanted: Configuration) -> None:
+def _configure(api: ModuleType, wanted: Configuration) -> None:
     try:
-        doors.configure(*wanted)
+        api.configure(*wanted)
     except (InvalidError, UnavailableError) as error:
-        if doors.started():
+        if api.started():
             raise StateError(f"{error}: glake.enable() goes before every other use of glake in the process") from error
         raise ConfigError(str(error)) from error
 
 
-def _install(torch: ModuleType, doors: ModuleType, asked: tuple[Configuration, Backend | None]) -> Enabled:
+def _install(torch: ModuleType, api: ModuleType, asked: tuple[Configuration, Backend | None]) -> Enabled:
     library = _library.path()
     backend = asked[1]
     why = "as asked for"
@@ -174,4 +174,4 @@ def _install(torch: ModuleType, doors: ModuleType, asked: tuple[Configuration, B
         except RuntimeError as error:
             raise StateError(str(error)) from error
     compiled._switch_registration_off()
-    return Enabled(asked, "pluggable", why, held=pluggable.enable(torch, doors, library))
+    return Enabled(asked, "pluggable", why, held=pluggable.enable(torch, api, library))

@@ -120,7 +120,7 @@ class active:
             last = use is not None and _leaves(use)
         _inside.set(tuple(block for block in inside if block.is_open()))
         if use is not None and last:
-            _library.doors().gate_leave(use.number)
+            _library.api().use_end(use.number)
 
     async def __aenter__(self) -> active:
         if not self._join():
@@ -178,7 +178,7 @@ class active:
     def _check(self) -> None:
         """Whether there are such regions: who uses all memory did not name them."""
         try:
-            _library.doors().gate_wait(list(self._tags), REFUSE, -1)
+            _library.api().gate_wait(list(self._tags), REFUSE, -1)
         except ClosedError:
             pass
 
@@ -215,5 +215,5 @@ def gate() -> dict[str, Any]:
     Raises:
         UnavailableError: the library cannot start.
     """
-    found: dict[str, Any] = json.loads(_library.doors().gate_json())
+    found: dict[str, Any] = json.loads(_library.api().gate_json())
     return found

@@ -16,9 +16,9 @@ Function = Callable[..., Any]
 Observer = Callable[[int, int, int, int], object]
 
 
-def functions(torch: ModuleType, doors: ModuleType) -> dict[str, Function]:
+def functions(torch: ModuleType, api: ModuleType) -> dict[str, Function]:
     """The answers by the names of ``torch._C``. A name that a version of torch lacks is passed over by the caller."""
-    return {**_statistics(doors), **_history(doors), **_limits(doors), **_accelerator(torch)}
+    return {**_statistics(api), **_history(api), **_limits(api), **_accelerator(torch)}
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -33,37 +33,37 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def snapshot(doors: ModuleType) -> dict[str, Any]:
+def snapshot(api: ModuleType) -> dict[str, Any]:
     """The library's snapshot with the types of torch's: the id of a pool is a tuple."""
-    taken: dict[str, Any] = json.loads(doors.snapshot_json())
+    taken: dict[str, Any] = json.loads(api.snapshot_json())
     for segment in taken["segments"]:
         segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
     return taken
 
 
-def lacks_peer_access(doors: ModuleType) -> bool:
+def lacks_peer_access(api: ModuleType) -> bool:
     """Whether the pool holds memory on several devices and maps each for its own device only."""
     try:
-        taken = snapshot(doors)
+        taken = snapshot(api)
     except Error:
         return False
     peers = taken["allocator_settings"]["glake"].get("peer_access", False)
     return not peers and len({segment["device"] for segment in taken["segments"]}) > 1
 
 
-def _statistics(doors: ModuleType) -> dict[str, Function]:
+def _statistics(api: ModuleType) -> dict[str, Function]:
     def stats(device: int) -> dict[str, Any]:
-        return nested(json.loads(doors.stats_json(device)))
+        return nested(json.loads(api.stats_json(device)))
 
     def reset_peaks(device: int) -> None:
-        doors.reset_peaks(device)
+        api.reset_peaks(device)
 
     def reset_totals(device: int) -> None:
-        doors.reset_totals(device)
+        api.reset_totals(device)
 
     def pool_snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
         # None and the id (0, 0) are every pool; a third member says whether the traces are wanted.
-        taken = snapshot(doors)
+        taken = snapshot(api)
         if pool is not None and tuple(pool[:2]) != (0, 0):
             taken["segments"] = [part for part in taken["segments"] if part["segment_pool_id"] == tuple(pool[:2])]
         if pool is not None and len(pool) > 2 and not pool[2]:
@@ -81,7 +81,7 @@ def _statistics(doors: ModuleType) -> dict[str, Function]:
     }
 
 
-def _history(doors: ModuleType) -> dict[str, Function]:
+def _history(api: ModuleType) -> dict[str, Function]:
     def record(
         enabled: str | None = "all",
         _context: str | None = "all",
@@ -91,7 +91,7 @@ def _history(doors: ModuleType) -> dict[str, Function]:
         *_later: Any,
     ) -> None:
         # "state" keeps what is live only: torch then has a ring of one entry.
-        doors.record_history(enabled is not None, max_entries if enabled == "all" else 1, bool(clear_history))
+        api.record_history(enabled is not None, max_entries if enabled == "all" else 1, bool(clear_history))
 
     def record_legacy(
         enabled: bool,
@@ -102,12 +102,12 @@ def _history(doors: ModuleType) -> dict[str, Function]:
         clear_history: bool = False,
         *_later: Any,
     ) -> None:
-        doors.record_history(bool(enabled), max_entries, bool(clear_history))
+        api.record_history(bool(enabled), max_entries, bool(clear_history))
 
     def record_first(
         enabled: bool, _record_context: bool, _cpp_context: bool, max_entries: int, _trace_context: bool = False
     ) -> None:
-        doors.record_history(bool(enabled), max_entries, False)
+        api.record_history(bool(enabled), max_entries, False)
 
     observers: list[Observer] = []
     guard = threading.Lock()
@@ -120,24 +120,24 @@ def _history(doors: ModuleType) -> dict[str, Function]:
         # The library has one observer, torch any number.
         with guard:
             if not observers:
-                doors.on_out_of_memory(dispatch)
+                api.on_out_of_memory(dispatch)
             observers.append(observer)
 
     return {
         "_cuda_record_memory_history": record,
         "_cuda_record_memory_history_legacy": record_legacy,
         "_cuda_recordMemoryHistory": record_first,  # torch 2.0
-        "_cuda_isHistoryEnabled": lambda: doors.history_enabled(),
+        "_cuda_isHistoryEnabled": lambda: api.history_enabled(),
         "_cuda_attach_out_of_memory_observer": attach,
     }
 
 
-def _limits(doors: ModuleType) -> dict[str, Function]:
+def _limits(api: ModuleType) -> dict[str, Function]:
     def set_fraction(fraction: float, device: int) -> None:
-        doors.set_fraction(device, fraction)
+        api.set_fraction(device, fraction)
 
     def fraction(device: int) -> float:
-        return float(doors.fraction(device))
+        return float(api.fraction(device))
 
     def set_settings(settings: str) -> None:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Finds ``libgmlake.so`` and opens the doors to it.
+"""Finds ``libgmlake.so`` and opens it.
 
 The library that ``GLAKE_LIBRARY`` names goes before the one that lies beside this file. It is opened at the first call that
 needs it, not at import, and stays open.
@@ -39,7 +39,7 @@ def include() -> pathlib.Path:
     return PACKAGE if (PACKAGE / "gmlake.h").is_file() else PACKAGE.parent.parent / "include"
 
 
-def doors() -> ModuleType:
+def api() -> ModuleType:
     """The functions of the library (see ``_glake.pyi``), opened if they are not yet.
 
     Raises:

@@ -31,7 +31,7 @@ def mem_pool() -> Any:
         raise TorchError(f"torch {torch.__version__} has no torch.cuda.MemPool: 2.5 and later have it")
     if enabled() is not None:
         return torch.cuda.MemPool()
-    _library.doors()
+    _library.api()
     allocator = pluggable.allocator(torch, _library.path())
     pool = torch.cuda.MemPool(allocator.allocator())
     # torch follows a pointer to the allocator for as long as the pool has memory.

@@ -105,7 +105,7 @@ def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: 
         raise ValueError(f"{name} is an array whose elements do not lie side by side: make it contiguous first")
     stream = interface.get("stream")
     # The protocol names no GPU, and default streams have one handle on all of them: whose memory it is decides.
-    device = _library.doors().device_of(int(address)) if address else None
+    device = _library.api().device_of(int(address)) if address else None
     return Range(thing, int(address or 0), size, device=device, stream=None if stream is None else int(stream))
 
 

@@ -40,11 +40,11 @@ class Region:
         self.tag, self.policy, self.host_copy = tag, policy, host_copy
 
     def __enter__(self) -> Region:
-        _library.doors().region_enter(self.tag)
+        _library.api().region_push(self.tag)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _library.doors().region_leave()
+        _library.api().region_pop()
         if kind is None and self.host_copy == "prepare":
             prepare(self.tag)
 
@@ -82,7 +82,7 @@ def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop") -> R
         raise ValueError(f"policy is {policy!r}: 'keep', 'sealed' and 'discard' are there")
     if host_copy not in _HOST_COPIES:
         raise ValueError(f"host_copy is {host_copy!r}: 'drop', 'retain' and 'prepare' are there")
-    _library.doors().region_define(tag, _POLICIES[policy], _HOST_COPIES[host_copy])
+    _library.api().region_define(tag, _POLICIES[policy], _HOST_COPIES[host_copy])
     return Region(tag, policy, host_copy)
 
 
@@ -96,7 +96,7 @@ def seal(tag: str, strict: bool = False) -> None:
     Raises:
         InvalidError: there is no such region, or its policy is another.
     """
-    _library.doors().region_seal(tag, strict)
+    _library.api().region_seal(tag, strict)
 
 
 def unseal(tag: str) -> None:
@@ -105,7 +105,7 @@ def unseal(tag: str) -> None:
     Raises:
         InvalidError: there is no such region.
     """
-    _library.doors().region_unseal(tag)
+    _library.api().region_unseal(tag)
 
 
 def prepare(tag: str) -> None:
@@ -115,7 +115,7 @@ def prepare(tag: str) -> None:
         InvalidError: there is no such region.
         OutOfMemoryError: the budget or the host's memory does not have it.
     """
-    _library.doors().region_prepare(tag)
+    _library.api().region_prepare(tag)
 
 
 def shrink(
@@ -139,9 +139,8 @@ def shrink(
         timeout: seconds to wait for those who are active; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
 
     Returns:
-        What was freed, copied and left, by region; what had to stay and why (imported memory too, under "skipped", where everything
-        was to leave); what is left on each GPU and who holds it; and how many
-        seconds a refill is predicted to take.
+        What was freed, what was copied and what is resident still, by region; what had to stay and why (imported memory too, under "skipped", where everything
+        was to leave); what is on each GPU and who holds it; and how many seconds a refill is predicted to take.
 
     Raises:
         InvalidError: there is no such region or tier.
@@ -152,7 +151,7 @@ def shrink(
         DriverError: as that, where the driver or the disk refused.
     """
     _gate.refuse_inside("shrink")
-    return _asked(_library.doors().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=_milliseconds(timeout))
+    return _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=_milliseconds(timeout))
 
 
 def refill(
@@ -178,7 +177,7 @@ def refill(
         OutOfMemoryError: others have the GPU's memory. What came back by then is there; free some, and call it again.
         DriverError: as that, where the driver or the disk refused, or a digest does not match.
     """
-    return _asked(_library.doors().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=_milliseconds(timeout))
+    return _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=_milliseconds(timeout))
 
 
 def wait(tag: str, stream: Stream = None) -> None:
@@ -196,7 +195,7 @@ def wait(tag: str, stream: Stream = None) -> None:
     device = index(getattr(stream, "device_index", None))
     if stream is None and torch is not None and torch.cuda.is_initialized():
         stream = torch.cuda.current_stream(device)
-    _library.doors().region_wait(tag, device, 0 if stream is None else handle_of(stream))
+    _library.api().region_wait(tag, device, 0 if stream is None else handle_of(stream))
 
 
 def order(tags: Sequence[str]) -> None:
@@ -205,10 +204,10 @@ def order(tags: Sequence[str]) -> None:
     Raises:
         InvalidError: there is no such region.
     """
-    _library.doors().region_order(list(tags))
+    _library.api().region_order(list(tags))
 
 
-def pin(array: Any) -> None:
+def fix(array: Any) -> None:
     """Keeps the memory of a tensor or array on its GPU whatever is shrunk: it is registered with somebody who would not follow (NCCL's
     user buffers, RDMA). The report of a shrink lists it.
 
@@ -216,36 +215,36 @@ def pin(array: Any) -> None:
         InvalidError: it is no memory of GLake's.
         TypeError: it has no bytes that can be reached.
     """
-    _pinned(array, True)
+    _fixed(array, True)
 
 
-def unpin(array: Any) -> None:
-    """Ends ``pin``.
+def unfix(array: Any) -> None:
+    """Ends ``fix``.
 
     Raises:
-        As ``pin``.
+        As ``fix``.
     """
-    _pinned(array, False)
+    _fixed(array, False)
 
 
 def regions() -> list[dict[str, Any]]:
-    """Every region: tag, device, policy, bytes that are live, resident and away, and where the copies are: "places" has the bytes of each,
+    """Every region: tag, device, policy, bytes that are live, resident and evicted, and where the copies are: "places" has the bytes of each,
     "place" is where most are.
 
     Raises:
         UnavailableError: the library cannot start.
     """
-    found: list[dict[str, Any]] = json.loads(_library.doors().regions_json())
+    found: list[dict[str, Any]] = json.loads(_library.api().regions_json())
     return found
 
 
-def left() -> list[dict[str, Any]]:
+def memory_usage() -> list[dict[str, Any]]:
     """What is on each GPU, and who holds it: ``{"device": 0, "holder": "…", "bytes": …}``; the device is None for host memory.
 
     Raises:
         UnavailableError: the library cannot start.
     """
-    found: list[dict[str, Any]] = json.loads(_library.doors().left_json())
+    found: list[dict[str, Any]] = json.loads(_library.api().memory_usage_json())
     return found
 
 
@@ -257,7 +256,7 @@ def region_of(array: Any) -> str | None:
     """
     part = range_of(array, "array", written=False)
     try:
-        tag: str | None = _library.doors().region_of(part.address)
+        tag: str | None = _library.api().region_of(part.address)
         return tag
     finally:
         part.release()
@@ -272,12 +271,12 @@ def hooks(before: Hook | None = None, after: Hook | None = None, timeout: float 
     """
     if before is not None or after is not None:
         _end_with_python()
-    _library.doors().hooks_set(_hook(before), _hook(after), int(timeout * 1000))
+    _library.api().hooks_set(_hook(before), _hook(after), int(timeout * 1000))
 
 
 @functools.cache
 def _end_with_python() -> None:
-    atexit.register(_library.doors().hooks_end)
+    atexit.register(_library.api().hooks_end)
 
 
 def _hook(hook: Hook | None) -> Callable[[str], None] | None:
@@ -290,11 +289,11 @@ def _hook(hook: Hook | None) -> Callable[[str], None] | None:
     return told
 
 
-def _asked(door: Callable[[str], str], tags: str | Iterable[str] | None, **more: Any) -> Report:
+def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more: Any) -> Report:
     wanted = {name: value for name, value in more.items() if value is not None}
     if tags is not None:
         wanted["tags"] = [tags] if isinstance(tags, str) else list(tags)
-    report: Report = json.loads(door(json.dumps(wanted)))
+    report: Report = json.loads(call(json.dumps(wanted)))
     return report
 
 
@@ -306,9 +305,9 @@ def _milliseconds(seconds: float | None) -> int | None:
     return int(seconds * 1000)
 
 
-def _pinned(array: Any, pinned: bool) -> None:
+def _fixed(array: Any, fixed: bool) -> None:
     part = range_of(array, "array", written=False)
     try:
-        _library.doors().region_pin(part.address, pinned)
+        _library.api().region_fix(part.address, fixed)
     finally:
         part.release()

@@ -34,7 +34,7 @@ def memory_stats(device: Device = None) -> dict[str, int | float]:
         UnavailableError: the library cannot start.
     """
     number = index(device)
-    stats: dict[str, int | float] = json.loads(_library.doors().stats_json(number))
+    stats: dict[str, int | float] = json.loads(_library.api().stats_json(number))
     stats.update((f"glake.foreign_{name}", figure) for name, figure in compiled.foreign(number).items())
     return stats
 
@@ -68,7 +68,7 @@ def snapshot() -> dict[str, Any]:
     Raises:
         UnavailableError: the library cannot start.
     """
-    return _layer.snapshot(_library.doors())
+    return _layer.snapshot(_library.api())
 
 
 def trim(keep: int = 0, device: Device = None) -> int:
@@ -87,7 +87,7 @@ def trim(keep: int = 0, device: Device = None) -> int:
     """
     if keep < 0:
         raise InvalidError(f"keep is {keep}: an amount of bytes is 0 or more")
-    return int(_library.doors().trim(-1 if device is None else index(device), keep))
+    return int(_library.api().trim(-1 if device is None else index(device), keep))
 
 
 def index(device: Device) -> int:

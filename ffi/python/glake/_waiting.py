@@ -56,7 +56,7 @@ class _Line:
     def _run(self) -> None:
         while self._has_any():
             try:
-                _library.doors().gate_wait(list(self._tags), self._when, self._slice_ms)
+                _library.api().gate_wait(list(self._tags), self._when, self._slice_ms)
             except Error as error:
                 if self._slice_ms > 0 and isinstance(error, ClosedError):
                     continue
@@ -107,7 +107,7 @@ def enter(tags: tuple[str, ...], when_closed: int, timeout_ms: int) -> int:
     Raises:
         As ``glake.active``.
     """
-    use: int = _library.doors().gate_enter(list(tags), when_closed, timeout_ms)
+    use: int = _library.api().use_begin(list(tags), when_closed, timeout_ms)
     return use
 
 

@@ -1,4 +1,4 @@
-// The door of the compiled backend: puts the pools of libgmlake in the place of torch's CUDA allocator.
+// The entry of the compiled backend: puts the pools of libgmlake in the place of torch's CUDA allocator.
 //
 // compiled.py builds this against the headers of the torch that is installed, when glake.enable() is first called.
 #include "native/allocator.h"

@@ -4,7 +4,7 @@
 
     tensors ─► CUDAPluggableAllocator ─► gmlake_malloc, gmlake_free, … ┐
                                                                        ├► libgmlake.so
-    torch.cuda.memory_stats, … ─► torch._C._cuda_memoryStats, … ─► doors ┘
+    torch.cuda.memory_stats, … ─► torch._C._cuda_memoryStats, … ─► api ┘
                                   (replaced here: they raise under a pluggable allocator)
 
 It needs no compiler and works with every torch since 2.0. What only C++ can answer (see ``REFUSED``) raises an error that names
@@ -62,7 +62,7 @@ def allocator(torch: ModuleType, library: os.PathLike[str]) -> Any:
     return built
 
 
-def enable(torch: ModuleType, doors: ModuleType, library: os.PathLike[str]) -> tuple[Any, Patches]:
+def enable(torch: ModuleType, api: ModuleType, library: os.PathLike[str]) -> tuple[Any, Patches]:
     """Makes the library torch's allocator and lets torch's functions answer with its truth.
 
     Answers the allocator, which must stay referenced, and the replaced functions.
@@ -78,16 +78,16 @@ def enable(torch: ModuleType, doors: ModuleType, library: os.PathLike[str]) -> t
         if "already initialized" in str(error):
             raise StateError("torch's CUDA allocator is in use already: call glake.enable() before the first use of CUDA") from error
         raise TorchError(f"torch {torch.__version__} refuses another allocator: {error}") from error
-    return built, patch(torch, doors)
+    return built, patch(torch, api)
 
 
-def patch(torch: ModuleType, doors: ModuleType) -> Patches:
+def patch(torch: ModuleType, api: ModuleType) -> Patches:
     """Replaces the functions of ``torch._C`` that raise, or answer of another allocator, under a pluggable one."""
     patches = Patches(torch)
     inner = torch._C._CUDAPluggableAllocator
     if not all(hasattr(inner, setter) for setter in POOL_SETTERS) and hasattr(torch._C, "_CUDAGraph"):
         patches.attribute(torch._C._CUDAGraph, "capture_begin", _without_pools(torch))
-    for name, function in _layer.functions(torch, doors).items():
+    for name, function in _layer.functions(torch, api).items():
         patches.binding(name, function)
     for name, asker in REFUSED.items():
         patches.binding(name, _refusal(asker))
@@ -96,7 +96,7 @@ def patch(torch: ModuleType, doors: ModuleType) -> Patches:
     for method in ("_share_cuda_", "_new_shared_cuda"):
         patches.attribute(torch.UntypedStorage, method, _refusal("sharing a CUDA tensor with another process"))
     _hold_benchmark(torch, patches)
-    _explain_peer_errors(torch, doors, patches)
+    _explain_peer_errors(torch, api, patches)
     return patches
 
 
@@ -146,7 +146,7 @@ def _hold_benchmark(torch: ModuleType, patches: Patches) -> None:
 PEER_CODES = frozenset({1, 217, 700, 705})
 
 
-def _explain_peer_errors(torch: ModuleType, doors: ModuleType, patches: Patches) -> None:
+def _explain_peer_errors(torch: ModuleType, api: ModuleType, patches: Patches) -> None:
     """A copy between GPUs whose memory is not mapped for both fails in the driver, as an invalid argument. Nothing may be asked
     before each copy, so the reason is added where such an error is printed, if the process has memory on several GPUs."""
     error_class = getattr(torch, "AcceleratorError", None)
@@ -155,7 +155,7 @@ def _explain_peer_errors(torch: ModuleType, doors: ModuleType, patches: Patches)
 
     def text(error: Any) -> str:
         told = str(RuntimeError.__str__(error))
-        if getattr(error, "error_code", None) not in PEER_CODES or not _layer.lacks_peer_access(doors):
+        if getattr(error, "error_code", None) not in PEER_CODES or not _layer.lacks_peer_access(api):
             return told
         return (
             f"{told}\nglake: with the plain-ABI backend, work between GPUs (copies too) needs the pool's memory mapped for them: "

@@ -8,7 +8,7 @@ use crate::error::{c_text, checked};
 use crate::statistics::written;
 
 #[pyfunction]
-pub(crate) fn gate_enter(
+pub(crate) fn use_begin(
     py: Python<'_>,
     tags: Vec<String>,
     when_closed: u32,
@@ -20,7 +20,7 @@ pub(crate) fn gate_enter(
         let tags = pointers(&tags);
         // SAFETY: the list and its texts live to the end of the call; it writes one number to a place that is ours.
         unsafe {
-            (symbols.glake_gate_enter)(tags.as_ptr(), tags.len(), when_closed, timeout_ms, &raw mut entered)
+            (symbols.glake_use_begin)(tags.as_ptr(), tags.len(), when_closed, timeout_ms, &raw mut entered)
         }
     })?;
     Ok(entered)
@@ -42,9 +42,9 @@ pub(crate) fn gate_wait(
 }
 
 #[pyfunction]
-pub(crate) fn gate_leave(py: Python<'_>, entered: u64) -> PyResult<()> {
+pub(crate) fn use_end(py: Python<'_>, entered: u64) -> PyResult<()> {
     // SAFETY: it takes a number.
-    checked(py, |symbols| unsafe { (symbols.glake_gate_leave)(entered) })
+    checked(py, |symbols| unsafe { (symbols.glake_use_end)(entered) })
 }
 
 #[pyfunction]

@@ -1,14 +1,14 @@
-//! `glake._glake`: the doors of the Python package to `libgmlake.so`.
+//! `glake._glake`: the bindings of the Python package to `libgmlake.so`.
 //!
 //! ```text
 //! glake (Python) ─► _glake (this module) ─► libgmlake.so ◄─ torch's pluggable allocator, the compiled backend
-//!                     a door: no state         one library holds the state of a process
+//!                     bindings: no state       one library holds the state of a process
 //! ```
 //!
 //! Every function is one call of the C API (`gmlake.h`) made without Python's lock, its status turned into an
 //! exception of `glake.errors` that carries the library's own text. Sizes are bytes, pointers and streams are
 //! integers. What torch itself calls (`gmlake_malloc` and its kin), and what C++ needs (filters of private pools,
-//! checkpoints, mappings), has no door here. Types and descriptions for Python stand in `glake/_glake.pyi`.
+//! checkpoints, mappings), has no binding here. Types and descriptions for Python stand in `glake/_glake.pyi`.
 
 mod blocks;
 mod copies;
@@ -35,7 +35,7 @@ mod _glake {
         host_register, host_unregister, multi_path, stream_synchronize,
     };
     #[pymodule_export]
-    use crate::gate::{gate_enter, gate_json, gate_leave, gate_wait};
+    use crate::gate::{gate_json, gate_wait, use_begin, use_end};
     #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]
@@ -46,8 +46,8 @@ mod _glake {
     use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
     #[pymodule_export]
     use crate::regions::{
-        left_json, refill, region_define, region_enter, region_leave, region_of, region_order, region_pin,
-        region_prepare, region_seal, region_unseal, region_wait, regions_json, shrink,
+        memory_usage_json, refill, region_define, region_fix, region_of, region_order, region_pop,
+        region_prepare, region_push, region_seal, region_unseal, region_wait, regions_json, shrink,
     };
     #[pymodule_export]
     use crate::share::{close_shared, enable_peer, open_shared, share};

@@ -17,16 +17,16 @@ pub(crate) fn region_define(py: Python<'_>, tag: String, policy: u32, host_copy:
 }
 
 #[pyfunction]
-pub(crate) fn region_enter(py: Python<'_>, tag: String) -> PyResult<()> {
+pub(crate) fn region_push(py: Python<'_>, tag: String) -> PyResult<()> {
     let tag = c_text(tag)?;
     // SAFETY: the text lives to the end of the call.
-    checked(py, |symbols| unsafe { (symbols.glake_region_enter)(tag.as_ptr()) })
+    checked(py, |symbols| unsafe { (symbols.glake_region_push)(tag.as_ptr()) })
 }
 
 #[pyfunction]
-pub(crate) fn region_leave(py: Python<'_>) -> PyResult<()> {
+pub(crate) fn region_pop(py: Python<'_>) -> PyResult<()> {
     // SAFETY: it takes nothing.
-    checked(py, |symbols| unsafe { (symbols.glake_region_leave)() })
+    checked(py, |symbols| unsafe { (symbols.glake_region_pop)() })
 }
 
 #[pyfunction]
@@ -52,10 +52,10 @@ pub(crate) fn region_prepare(py: Python<'_>, tag: String) -> PyResult<()> {
 }
 
 #[pyfunction]
-pub(crate) fn region_pin(py: Python<'_>, address: usize, pinned: bool) -> PyResult<()> {
+pub(crate) fn region_fix(py: Python<'_>, address: usize, pinned: bool) -> PyResult<()> {
     // SAFETY: an address is a name to the library.
     checked(py, |symbols| unsafe {
-        (symbols.glake_region_pin)(ptr::with_exposed_provenance(address), pinned)
+        (symbols.glake_region_fix)(ptr::with_exposed_provenance(address), pinned)
     })
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn refill(py: Python<'_>, request: String) -> PyResult<String> {
 }
 
 #[pyfunction]
-pub(crate) fn left_json(py: Python<'_>) -> PyResult<String> {
+pub(crate) fn memory_usage_json(py: Python<'_>) -> PyResult<String> {
     // SAFETY: it takes nothing; its answer is a text of ours to free, or null.
-    written(py, |symbols| unsafe { (symbols.glake_left_json)() })
+    written(py, |symbols| unsafe { (symbols.glake_memory_usage_json)() })
 }

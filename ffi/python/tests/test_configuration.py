@@ -56,26 +56,26 @@ class Library(unittest.TestCase):
             import glake, tempfile
             from glake import _library
             from glake._configuration import configuration
-            doors = _library.doors()
+            api = _library.api()
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
                 file.write("[pool]\\nmemory_fraction = 0.5\\n")
                 file.flush()
-                doors.configure(*configuration("training"))
-                doors.configure(*configuration({"transfer": {"exclude": [2, "3b:00.0"]}}))
-                doors.configure(*configuration({"pool": {"memory_fraction": 0.25, "wait": {"split": False}}}))
+                api.configure(*configuration("training"))
+                api.configure(*configuration({"transfer": {"exclude": [2, "3b:00.0"]}}))
+                api.configure(*configuration({"pool": {"memory_fraction": 0.25, "wait": {"split": False}}}))
                 for wrong in ({"pool": {"borrow": "maybe"}}, {"pool": {"nonsense": 1}}, "trainig"):
                     try:
-                        doors.configure(*configuration(wrong))
+                        api.configure(*configuration(wrong))
                     except glake.Error as error:
                         assert any(part in str(error) for part in ("maybe", "nonsense", "trainig")), error
                     else:
                         raise AssertionError(wrong)
-                doors.configure(*configuration(file.name))
-                doors.start()
-                assert doors.started() and doors.device_name().startswith("sim"), doors.device_name()
-                assert doors.fraction(0) == 0.5, doors.fraction(0)
+                api.configure(*configuration(file.name))
+                api.start()
+                assert api.started() and api.device_name().startswith("sim"), api.device_name()
+                assert api.fraction(0) == 0.5, api.fraction(0)
             try:
-                doors.configure("training")
+                api.configure("training")
             except glake.InvalidError as error:
                 assert "started" in str(error), error
             else:

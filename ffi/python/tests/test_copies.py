@@ -18,7 +18,7 @@ from glake import _copies, _library, _memory  # noqa: E402
 
 import child  # noqa: E402
 
-doors = _library.doors()
+api = _library.api()
 MIB = 1 << 20
 
 
@@ -27,7 +27,7 @@ class Array:
 
     def __init__(self, size, device=0, **more):
         self.size = size
-        self.address = doors.alloc(device, size)
+        self.address = api.alloc(device, size)
         self.__cuda_array_interface__ = {
             "data": (self.address, False),
             "shape": (size // 4, 4) if size % 4 == 0 else (size,),
@@ -40,7 +40,7 @@ class Array:
         return ctypes.string_at(self.address, self.size)
 
     def __del__(self):
-        doors.free(self.address)
+        api.free(self.address)
 
 
 def pattern(size, seed=0):
@@ -63,7 +63,7 @@ class Ends(unittest.TestCase):
     def test_pinned_memory(self):
         with mmap.mmap(-1, 8 * MIB) as memory:
             pinned = _memory.range_of(memory, "memory", written=True)
-            doors.host_register(pinned.address, pinned.size)
+            api.host_register(pinned.address, pinned.size)
             memory[:] = pattern(8 * MIB)
             array = Array(8 * MIB, device=2)
             copy = glake.copy_(array, memory, priority="critical")
@@ -73,7 +73,7 @@ class Ends(unittest.TestCase):
             memory[:] = bytes(8 * MIB)
             glake.copy_(memory, array, priority="background", wait=True, verify=True)
             self.assertEqual(memory[:], array.bytes())
-            doors.host_unregister(pinned.address)
+            api.host_unregister(pinned.address)
             pinned.release()
 
     def test_every_buffer(self):
@@ -147,7 +147,7 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(glake.DriverError):
             glake.copy_(array, bytes(16), stream=0x1234567)
         with self.assertRaisesRegex(glake.InvalidError, "no copy has the handle 99999"):
-            doors.copy_wait(99999)
+            api.copy_wait(99999)
 
     def test_a_refused_copy_keeps_nothing(self):
         array, source = Array(16), bytearray(16)
@@ -194,9 +194,9 @@ class Streams(unittest.TestCase):
 
     def test_a_default_stream_is_that_of_the_arrays_gpu(self):
         asked, synchronized = [], []
-        real = _library.doors()
+        real = _library.api()
 
-        class Doors:
+        class Api:
             def __getattr__(self, name):
                 return getattr(real, name)
 
@@ -208,7 +208,7 @@ class Streams(unittest.TestCase):
                 synchronized.append((device, stream))
                 real.stream_synchronize(device, stream)
 
-        before, _library.doors = _library.doors, Doors
+        before, _library.api = _library.api, Api
         try:
             for device in (0, 1):
                 for stream in (None, 1, 2):
@@ -222,11 +222,11 @@ class Streams(unittest.TestCase):
             # Two streams of one handle: the copy runs behind the one, and the other was waited for.
             self.assertEqual((asked.pop(), synchronized), ((1, 2), [(0, 1)]))
         finally:
-            _library.doors = before
+            _library.api = before
 
     def test_whose_memory_it_is(self):
-        self.assertEqual([doors.device_of(Array(4096, device).address) for device in (0, 1, 2)], [0, 1, 2])
-        self.assertIsNone(doors.device_of(_memory.range_of(bytearray(16), "bytes", written=True).address))
+        self.assertEqual([api.device_of(Array(4096, device).address) for device in (0, 1, 2)], [0, 1, 2])
+        self.assertIsNone(api.device_of(_memory.range_of(bytearray(16), "bytes", written=True).address))
 
 
 class Lives(unittest.TestCase):
@@ -282,9 +282,9 @@ class Lives(unittest.TestCase):
             """
             import glake
             from glake import _library
-            doors = _library.doors()
+            api = _library.api()
             class Array:
-                __cuda_array_interface__ = {"data": (doors.alloc(0, 64 << 20), False), "shape": (64 << 20,), "typestr": "|u1", "version": 3}
+                __cuda_array_interface__ = {"data": (api.alloc(0, 64 << 20), False), "shape": (64 << 20,), "typestr": "|u1", "version": 3}
             glake.multi_path()
             kept = [glake.copy_(Array, bytes(64 << 20)) for _ in range(2)]
             glake.copy_(Array, bytes(64 << 20))
@@ -320,7 +320,7 @@ class Paths(unittest.TestCase):
         stats = glake.copy_stats()
         for key in ("multi_path", "relays", "relay_costs", "break_even", "native_copies", "split_copies", "paths"):
             self.assertIn(key, stats)
-        self.assertEqual(stats, json.loads(doors.copy_stats_json()))
+        self.assertEqual(stats, json.loads(api.copy_stats_json()))
 
     def test_on_and_off(self):
         out = child.check(

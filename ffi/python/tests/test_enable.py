@@ -58,7 +58,7 @@ glake.enable(backend="pluggable")
 # The parent has not started anything: its children may.
 in_child(lambda: glake.enable(backend="pluggable"))
 os.environ["GLAKE_DEVICE"] = "sim"
-_library.doors().start()
+_library.api().start()
 in_child(lambda: refused(glake.StateError, "forked", backend="pluggable"))
 glake.enable(backend="pluggable")
 """

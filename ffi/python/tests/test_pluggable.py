@@ -10,10 +10,10 @@ import warnings
 warnings.simplefilter("ignore")
 import glake, torch
 from glake import _library, pluggable
-doors = _library.doors()
-doors.start()
+api = _library.api()
+api.start()
 C = torch._C
-held, patches = pluggable.enable(torch, doors, _library.path())
+held, patches = pluggable.enable(torch, api, _library.path())
 warnings.simplefilter("error")
 def has(*names):
     return all(hasattr(C, name) for name in names)
@@ -38,7 +38,7 @@ class Layer:
     def test_statistics(self):
         self.layer(
             """
-block = doors.alloc(0, 20 << 20)
+block = api.alloc(0, 20 << 20)
 stats = C._cuda_memoryStats(0)
 assert stats["allocated_bytes"]["all"]["current"] == 20 << 20, stats
 assert stats["requested_bytes"]["large_pool"]["peak"] == 20 << 20
@@ -51,7 +51,7 @@ assert set(stats["oversize_allocations"]) == set(stats["oversize_segments"]) == 
 assert "stitches" in stats["glake"]
 if has("_accelerator_getDeviceStats"):
     assert C._accelerator_getDeviceStats(0) == stats
-doors.free(block)
+api.free(block)
 C._cuda_resetPeakMemoryStats(0)
 assert C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 0
 C._cuda_resetAccumulatedMemoryStats(0)
@@ -65,7 +65,7 @@ if has("_accelerator_resetPeakStats"):
     def test_snapshot_by_pool(self):
         self.layer(
             """
-block = doors.alloc(0, 3 << 20)
+block = api.alloc(0, 3 << 20)
 for argument in (None, (0, 0), (0, 0, True)):
     taken = C._cuda_memorySnapshot(argument)
     assert block in [part["address"] for segment in taken["segments"] for part in segment["blocks"]], argument
@@ -82,15 +82,15 @@ if has("_cuda_recordMemoryHistory"):  # torch 2.0
 else:
     start = lambda: C._cuda_record_memory_history("all", "all", "python", 1000, True, False, False, [])
     stop = lambda: C._cuda_record_memory_history(None, None, "all", 1, False, False, False, [])
-assert not doors.history_enabled()
+assert not api.history_enabled()
 start()
-assert doors.history_enabled()
-doors.free(doors.alloc(0, 3 << 20))
+assert api.history_enabled()
+api.free(api.alloc(0, 3 << 20))
 actions = [entry["action"] for entry in C._cuda_memorySnapshot(None)["device_traces"][0]]
 assert "alloc" in actions and "free_completed" in actions, actions
 assert not any(C._cuda_memorySnapshot((0, 0, False))["device_traces"])
 stop()
-assert not doors.history_enabled()
+assert not api.history_enabled()
 if has("_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled"):
     C._cuda_record_memory_history_legacy(True, True, 1000, False, False, True, False, False, [])
     assert C._cuda_isHistoryEnabled()
@@ -106,7 +106,7 @@ assert C._cuda_getAllocatorBackend() == "glake"
 C._cuda_setMemoryFraction(0.25, 0)
 if has("_cuda_getMemoryFraction"):
     assert C._cuda_getMemoryFraction(0) == 0.25 and C._cuda_getMemoryFraction(1) == 1.0
-assert doors.fraction(0) == 0.25
+assert api.fraction(0) == 0.25
 try:
     C._cuda_setMemoryFraction(2.5, 0)
 except glake.InvalidError as error:
@@ -133,7 +133,7 @@ for name in "ab":
 C._cuda_attach_out_of_memory_observer(lambda *what: C._cuda_memorySnapshot(None))
 C._cuda_setMemoryFraction(0.01, 0)
 try:
-    doors.alloc(0, 8 << 30)
+    api.alloc(0, 8 << 30)
 except glake.OutOfMemoryError:
     pass
 assert [(name, what[:2]) for name, what in seen] == [("a", (0, 8 << 30)), ("b", (0, 8 << 30))], seen
@@ -184,7 +184,7 @@ if not hasattr(torch, "AcceleratorError"):
 error = torch.AcceleratorError("CUDA error: invalid argument")
 error.error_code = 1
 assert str(error) == "CUDA error: invalid argument"
-blocks = [doors.alloc(0, 3 << 20), doors.alloc(1, 3 << 20)]
+blocks = [api.alloc(0, 3 << 20), api.alloc(1, 3 << 20)]
 assert "peer_access" in str(error), str(error)
 error.error_code = 2
 assert "peer_access" not in str(error)
@@ -218,7 +218,7 @@ class FakeTorch(Layer, unittest.TestCase):
             for name in ("_cuda_record_memory_history_legacy", "_accelerator_getDeviceStats", "_MemPool", "_cuda_checkPoolLiveAllocations"):
                 delattr(torch._C, name)
             del torch.AcceleratorError, torch._C._CUDAPluggableAllocator.set_release_pool
-            held, _ = pluggable.enable(torch, _library.doors(), _library.path())
+            held, _ = pluggable.enable(torch, _library.api(), _library.path())
             assert "set_release_pool" not in held.allocator().functions
             assert not hasattr(torch._C, "_accelerator_getDeviceStats")
             try:
@@ -240,7 +240,7 @@ class FakeTorch(Layer, unittest.TestCase):
             torch.backends.cudnn.benchmark = True
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
-                pluggable.enable(torch, _library.doors(), _library.path())
+                pluggable.enable(torch, _library.api(), _library.path())
             assert "stays off" in str(seen[0].message)
             assert torch.backends.cudnn.benchmark is False
             """,
@@ -265,7 +265,7 @@ class RealTorch(Layer, unittest.TestCase):
     def test_the_public_functions_answer(self):
         self.layer(
             """
-block = doors.alloc(0, 20 << 20)
+block = api.alloc(0, 20 << 20)
 torch.cuda.memory.is_initialized = lambda: True
 stats = torch.cuda.memory_stats(0)
 assert stats["active_bytes.all.current"] == 20 << 20 and stats["glake.stitches"] == 0
@@ -284,7 +284,7 @@ if not has("_cuda_recordMemoryHistory"):  # torch 2.0 changes the current device
     def test_emptying_the_cache_reaches_the_library(self):
         self.layer(
             """
-doors.free(doors.alloc(0, 64 << 20))
+api.free(api.alloc(0, 64 << 20))
 assert C._cuda_memoryStats(0)["reserved_bytes"]["all"]["current"] > 0
 C._cuda_emptyCache()
 assert C._cuda_memoryStats(0)["reserved_bytes"]["all"]["current"] == 0

@@ -20,7 +20,7 @@ from glake import _library, _waiting  # noqa: E402
 
 import child  # noqa: E402
 
-doors = _library.doors()
+api = _library.api()
 MIB = 1 << 20
 tags = (f"region {number}" for number in range(1000))
 
@@ -30,7 +30,7 @@ class Array:
 
     def __init__(self, size, seed=0):
         self.size = size
-        self.address = doors.alloc(0, size)
+        self.address = api.alloc(0, size)
         self.sent = bytes((seed + place * 7) % 251 for place in range(4096)) * (size // 4096)
         self.__cuda_array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
         glake.copy_(self, self.sent, wait=True)
@@ -39,7 +39,7 @@ class Array:
         return ctypes.string_at(self.address, self.size) == self.sent
 
     def __del__(self):
-        doors.free(self.address)
+        api.free(self.address)
 
 
 def view(tag):
@@ -59,19 +59,19 @@ class Life(unittest.TestCase):
         other = Array(4 * MIB, 9)
         self.assertEqual((glake.region_of(arrays[0]), glake.region_of(other), glake.region_of(bytes(8))), (tag, None, None))
         report = glake.shrink(tag)
-        self.assertEqual((report["copied"], report["left"]), (16 * MIB, 0))
+        self.assertEqual((report["copied"], report["resident"]), (16 * MIB, 0))
         self.assertGreaterEqual(report["freed"], 16 * MIB)
-        self.assertGreater(view(tag)["away"], 0)
+        self.assertGreater(view(tag)["evicted"], 0)
         self.assertTrue(other.is_right())
         back = glake.refill(tag)
-        self.assertEqual((back["copied"], back["away"]), (16 * MIB, 0))
+        self.assertEqual((back["copied"], back["evicted"]), (16 * MIB, 0))
         self.assertTrue(all(array.is_right() for array in arrays))
 
     def test_everything(self):
         tag, arrays = made()
         loose = Array(4 * MIB, 3)
         report = glake.shrink()
-        self.assertEqual(report["left"], 0)
+        self.assertEqual(report["resident"], 0)
         self.assertTrue({tag, "default"} <= {region["tag"] for region in report["regions"]})
         self.assertTrue(all({"device", "holder", "bytes"} <= set(holder) for holder in report["gpu"]))
         glake.refill()
@@ -88,7 +88,7 @@ class Life(unittest.TestCase):
         tag, arrays = made(policy="sealed", host_copy="retain")
         glake.seal(tag)
         with glake.region(tag, policy="sealed", host_copy="retain"), self.assertRaises(glake.Error):
-            doors.alloc(0, MIB)
+            api.alloc(0, MIB)
         self.assertEqual(glake.shrink(tag)["copied"], 16 * MIB)
         glake.refill(tag)
         self.assertEqual(glake.shrink(tag)["copied"], 0)
@@ -116,7 +116,7 @@ class Life(unittest.TestCase):
         glake.shrink(tag)
         back = bytearray(arrays[0].size)
         glake.copy_(back, arrays[0], wait=True)
-        self.assertEqual((bytes(back), view(tag)["away"]), (arrays[0].sent, 0))
+        self.assertEqual((bytes(back), view(tag)["evicted"]), (arrays[0].sent, 0))
 
     def test_freed_while_away(self):
         tag, arrays = made()
@@ -132,7 +132,7 @@ class Life(unittest.TestCase):
         glake.refill(names, wait=False)
         for tag, arrays in groups:
             glake.wait(tag)
-            doors.stream_synchronize(0, 0)
+            api.stream_synchronize(0, 0)
             self.assertTrue(all(array.is_right() for array in arrays))
 
     def test_as_a_decorator(self):
@@ -174,7 +174,7 @@ class Refusals(unittest.TestCase):
             (lambda: glake.active(when_closed="open"), ValueError, "'refill', 'hold' and 'refuse'"),
             (lambda: glake.active(timeout=-1), glake.InvalidError, "-1"),
             (lambda: glake.refill(timeout=-1), glake.InvalidError, "-1"),
-            (lambda: glake.pin(bytes(8)), glake.InvalidError, ""),
+            (lambda: glake.fix(bytes(8)), glake.InvalidError, ""),
         ]:
             with self.subTest(text), self.assertRaisesRegex(error, text):
                 call()
@@ -195,9 +195,9 @@ class Refusals(unittest.TestCase):
             """
             import os, glake
             from glake import _library
-            doors = _library.doors()
+            api = _library.api()
             with glake.region("r"):
-                place = doors.alloc(0, 1 << 20)
+                place = api.alloc(0, 1 << 20)
             glake.shrink("r")
             if not (pid := os.fork()):
                 try:
@@ -211,7 +211,7 @@ class Refusals(unittest.TestCase):
         self.assertEqual(out.strip(), "0")
 
     def test_the_end_of_a_process_that_is_shrunk(self):
-        child.check(self, "import glake\nfrom glake import _library\nwith glake.region('r'):\n    _library.doors().alloc(0, 1 << 24)\nglake.shrink()")
+        child.check(self, "import glake\nfrom glake import _library\nwith glake.region('r'):\n    _library.api().alloc(0, 1 << 24)\nglake.shrink()")
 
 
 class Ends(unittest.TestCase):
@@ -226,10 +226,10 @@ class Ends(unittest.TestCase):
                     f"""
                     import os, threading, time, glake
                     from glake import _library
-                    doors = _library.doors()
-                    doors.configure(None, None, 'tiers.files = "{files}"')
+                    api = _library.api()
+                    api.configure(None, None, 'tiers.files = "{files}"')
                     with glake.region("r"):
-                        place = doors.alloc(0, 1 << 24)
+                        place = api.alloc(0, 1 << 24)
                     glake.shrink("r", tier="file")
                     print(len(os.listdir("{files}")))
                     {end}
@@ -243,7 +243,7 @@ class Ends(unittest.TestCase):
             import sys, threading, time, glake
             from glake import _library
             with glake.region("r"):
-                place = _library.doors().alloc(0, 1 << 24)
+                place = _library.api().alloc(0, 1 << 24)
             begun = threading.Event()
             def hook(event):
                 begun.set()
@@ -266,7 +266,7 @@ except glake.ClosedError:
 glake.shrink("r")
 glake.hooks(before=hook, after=hook)
 with glake.region("r"):
-    _library.doors().alloc(0, 1 << 20)
+    _library.api().alloc(0, 1 << 20)
 begun.wait()
 """,
             "one that has not begun": 'glake.shrink("r"); glake.hooks(before=hook, after=hook); glake.refill("r", wait=False)',
@@ -284,7 +284,7 @@ begun.wait()
             import os, sys, threading, glake
             from glake import _library
             with glake.region("r"):
-                place = _library.doors().alloc(0, 1 << 24)
+                place = _library.api().alloc(0, 1 << 24)
             begun, go_on = threading.Event(), threading.Event()
             def hook(event):
                 begun.set()
@@ -322,12 +322,12 @@ class Gate(unittest.TestCase):
         shrinking = threading.Thread(target=glake.shrink, args=(tag,))
         shrinking.start()
         time.sleep(0.05)
-        self.assertEqual(view(tag)["away"], 0)
+        self.assertEqual(view(tag)["evicted"], 0)
         end.set()
         worker.join()
         shrinking.join()
         self.assertEqual(done, [True])
-        self.assertGreater(view(tag)["away"], 0)
+        self.assertGreater(view(tag)["evicted"], 0)
         with self.assertRaises(glake.ClosedError):
             glake.active(tag, when_closed="refuse").__enter__()
         with self.assertRaises(glake.ClosedError):
@@ -349,7 +349,7 @@ class Gate(unittest.TestCase):
             with self.assertRaises(glake.ClosedError):
                 call()
             begun.wait()
-            self.assertGreater(view(tag)["away"], 0)
+            self.assertGreater(view(tag)["evicted"], 0)
             go_on.set()
             with glake.active(tag, when_closed="hold"):
                 self.assertTrue(all(array.is_right() for array in arrays))
@@ -695,7 +695,7 @@ class Requests(unittest.TestCase):
             import asyncio, glake
             from glake import _library
             with glake.region("r"):
-                _library.doors().alloc(0, 1 << 20)
+                _library.api().alloc(0, 1 << 20)
             glake.shrink("r")
             async def use():
                 async with glake.active("r", when_closed="hold"):

@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 
 use glake_abi::{
-    GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU,
-    GLAKE_COPY_NORMAL, GLAKE_COPY_NOW, GLAKE_COPY_PTDS, GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY,
+    GLAKE_COPY_BACKGROUND, GLAKE_COPY_BLOCKING, GLAKE_COPY_CRITICAL, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT,
+    GLAKE_COPY_FROM_GPU, GLAKE_COPY_NORMAL, GLAKE_COPY_PTDS, GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY,
 };
 use glake_device::{DeviceId, Stream};
 use glake_transfer::graph::Direction;
@@ -30,7 +30,7 @@ impl Asked {
         const PRIORITY: u32 = 0xf;
         const DEVICE: u32 = 0xff * GLAKE_COPY_DEVICE;
         const KNOWN: u32 =
-            PRIORITY | GLAKE_COPY_NOW | GLAKE_COPY_VERIFY | GLAKE_COPY_PTDS | GLAKE_COPY_DIRECT | DEVICE;
+            PRIORITY | GLAKE_COPY_BLOCKING | GLAKE_COPY_VERIFY | GLAKE_COPY_PTDS | GLAKE_COPY_DIRECT | DEVICE;
         let set = |flag| flags & flag != 0;
         let priority = match flags & PRIORITY {
             GLAKE_COPY_NORMAL => Priority::Normal,
@@ -48,16 +48,16 @@ impl Asked {
                 "flags {flags:#x} have {unknown:#x}, which means nothing"
             )));
         }
-        if set(GLAKE_COPY_VERIFY) && !set(GLAKE_COPY_NOW) {
+        if set(GLAKE_COPY_VERIFY) && !set(GLAKE_COPY_BLOCKING) {
             return Err(Failure::invalid(
-                "GLAKE_COPY_VERIFY needs GLAKE_COPY_NOW: bytes are compared once they are there",
+                "GLAKE_COPY_VERIFY needs GLAKE_COPY_BLOCKING: bytes are compared once they are there",
             ));
         }
         let stream = match block::stream(stream) {
             Stream(0) if set(GLAKE_COPY_PTDS) => Stream::PER_THREAD,
             stream => stream,
         };
-        let (now, verify) = (set(GLAKE_COPY_NOW), set(GLAKE_COPY_VERIFY));
+        let (now, verify) = (set(GLAKE_COPY_BLOCKING), set(GLAKE_COPY_VERIFY));
         let device = ((flags & DEVICE) / GLAKE_COPY_DEVICE).checked_sub(1).map(DeviceId);
         Ok(Asked { stream, priority, now, verify, direct: set(GLAKE_COPY_DIRECT), device })
     }

@@ -172,7 +172,7 @@ pub unsafe extern "C" fn glake_copy_to_all(
 }
 
 /// For those who have a copy of their own to make where this one is none for the engine, as the preload library: 0 where it
-/// was enqueued (with `GLAKE_COPY_NOW`: made), 1 where nothing was done, because it is too small, is not between host and
+/// was enqueued (with `GLAKE_COPY_BLOCKING`: made), 1 where nothing was done, because it is too small, is not between host and
 /// GPU, does not go the way that `GLAKE_COPY_TO_GPU` or `GLAKE_COPY_FROM_GPU` asks for, the driver refused before anything was
 /// enqueued, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
 /// `glake_copy_async`; after `GLAKE_INVALID`, `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` too nothing was done.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_abi::{
-    GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_NOW, GLAKE_COPY_PTDS,
+    GLAKE_COPY_BLOCKING, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_PTDS,
     GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY, GLAKE_INVALID,
 };
 use glake_device::owned::{Epochs, Pages, Registration};
@@ -175,8 +175,8 @@ fn every_copy_that_is_waited_for_is_compared_whatever_way_it_went() {
             [(Verb::Copy, 1), (Verb::Copy, 3), (Verb::CopyBatch, 1), (Verb::Launch, 1), (Verb::Launch, 2)]
         {
             let faults = [short(verb, When::Nth(n))];
-            hurt += u32::from(!fixture.copy(form, GLAKE_COPY_NOW, &faults).unwrap());
-            let verified = fixture.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults).unwrap();
+            hurt += u32::from(!fixture.copy(form, GLAKE_COPY_BLOCKING, &faults).unwrap());
+            let verified = fixture.copy(form, GLAKE_COPY_BLOCKING | GLAKE_COPY_VERIFY, &faults).unwrap();
             assert!(verified, "{form:?}: call {n} of {verb}");
         }
         assert!(hurt > 0, "{form:?}: nothing was lost, so that nothing was tested");
@@ -189,7 +189,7 @@ fn what_differs_after_a_second_copy_too_is_an_error() {
     for form in [Form::ToGpu, Form::Small, Form::Direct, Form::List, Form::FewLarge, Form::ToAll] {
         let faults = [short(Verb::Copy, When::From(1)), short(Verb::CopyBatch, When::From(1))];
         let faults = [faults[0], faults[1], short(Verb::Launch, When::From(1))];
-        let answer = fixture.copy(form, GLAKE_COPY_NOW | GLAKE_COPY_VERIFY, &faults);
+        let answer = fixture.copy(form, GLAKE_COPY_BLOCKING | GLAKE_COPY_VERIFY, &faults);
         assert_eq!(answer, Err(glake_abi::GLAKE_DRIVER), "{form:?}");
     }
 }
@@ -200,7 +200,7 @@ fn the_configuration_asks_for_all_of_it_too() {
     for form in [Form::Direct, Form::WithinGpu, Form::List, Form::ToAll] {
         for verb in [Verb::Copy, Verb::CopyBatch, Verb::Launch] {
             assert_eq!(
-                fixture.copy(form, GLAKE_COPY_NOW, &[short(verb, When::Nth(1))]),
+                fixture.copy(form, GLAKE_COPY_BLOCKING, &[short(verb, When::Nth(1))]),
                 Ok(true),
                 "{form:?} {verb}"
             );
@@ -220,7 +220,7 @@ fn tried(
     let host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
     let gpu = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
     let (to, from) = if back { (host.start(), gpu) } else { (gpu, host.start()) };
-    let asked = Asked::of(std::ptr::null_mut::<c_void>(), GLAKE_COPY_NOW).unwrap();
+    let asked = Asked::of(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING).unwrap();
     fixture.faults.set(faults);
     let request = CopyRequest { to, from, size: Bytes::new(SIZE) };
     // SAFETY: both live until the copy is done, and nothing else touches them.

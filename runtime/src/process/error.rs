@@ -156,7 +156,7 @@ pub enum ProcessError {
     Host(#[from] HostError),
     /// Somebody took the memory that was given back.
     #[error(
-        "{device}: there is no memory for '{tag}': {away} of it is away, {free} of the GPU is free. End what took the memory, or shrink \
+        "{device}: there is no memory for '{tag}': {evicted} of it is evicted, {free} of the GPU is free. End what took the memory, or shrink \
          other regions, then refill again: {source}"
     )]
     NoRoom {
@@ -167,7 +167,7 @@ pub enum ProcessError {
         /// How much of it is on the GPU.
         resident: Bytes,
         /// How much is not.
-        away: Bytes,
+        evicted: Bytes,
         /// What nobody holds of the GPU's memory.
         free: Bytes,
         /// What was met.

@@ -59,7 +59,7 @@ pub(crate) enum Eviction {
     /// It stays: other processes have it.
     Exported,
     /// It stays: a block in it is pinned.
-    Pinned,
+    Fixed,
     /// It stays: blocks in it were freed that other streams may still use.
     Withheld,
 }
@@ -133,7 +133,7 @@ impl GpuPool {
         if is_resident {
             let domain = self.core.lock().size_and_domain(extent).1;
             if !pins.is_empty() && self.extents_of_pins(&pins, domain).contains(&extent) {
-                return Ok(Eviction::Pinned);
+                return Ok(Eviction::Fixed);
             }
             match self.core.lock().begin_evict(extent) {
                 Ok(()) => {}

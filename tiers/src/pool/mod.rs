@@ -22,11 +22,11 @@ mod error;
 mod evict;
 mod execute;
 mod export;
+mod fixed;
 mod lag;
 mod observer;
 mod peer;
 mod peer_blocks;
-mod pin;
 mod protect;
 mod report;
 mod stream;
@@ -114,7 +114,7 @@ pub struct GpuPool {
     /// Of extents whose bytes are elsewhere, or somewhere else too. Taken before the core's lock.
     kept: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
     /// Taken before the core's lock.
-    pins: Mutex<pin::Pins>,
+    pins: Mutex<fixed::Pins>,
     lives: Lives,
     clock: Mutex<EpochClock>,
     /// Whether something was freed since the clock last looked.

@@ -132,7 +132,7 @@ pub enum RegionError {
     },
     /// It stopped in between. Nothing is lost: every extent has one good copy, and a shrink or a refill goes on from there.
     #[error(
-        "region '{tag}' stopped after {moved}, with {copied} copied and {left} of it on the GPU: {source}; no bytes are lost: shrink or \
+        "region '{tag}' stopped after {moved}, with {copied} copied and {resident} of it on the GPU: {source}; no bytes are lost: shrink or \
          refill it to go on"
     )]
     Stopped {
@@ -143,7 +143,7 @@ pub enum RegionError {
         /// How many bytes were copied by then.
         copied: Bytes,
         /// How much of its memory is on the GPU now.
-        left: Bytes,
+        resident: Bytes,
         /// Why.
         #[source]
         source: Box<RegionError>,

@@ -181,8 +181,14 @@ impl Region {
 
     /// The error of a shrink or a refill that has begun.
     fn stopped(&self, moved: Bytes, copied: Bytes, source: RegionError) -> RegionError {
-        let left = self.sizes().map_or(Bytes::ZERO, |(left, _)| left);
-        RegionError::Stopped { tag: self.options.tag.clone(), moved, copied, left, source: Box::new(source) }
+        let resident = self.sizes().map_or(Bytes::ZERO, |(resident, _)| resident);
+        RegionError::Stopped {
+            tag: self.options.tag.clone(),
+            moved,
+            copied,
+            resident,
+            source: Box::new(source),
+        }
     }
 }
 

@@ -91,7 +91,7 @@ impl Region {
             (Some(source), _) => Err(self.stopped(report.mapped, report.copied, source)),
             (None, Some(unusable)) => Err(unusable),
             (None, None) => {
-                report.away = self.sizes()?.1;
+                report.evicted = self.sizes()?.1;
                 Ok(report)
             }
         }

@@ -11,7 +11,7 @@ pub struct Shrunk {
     /// Bytes that were copied to the host.
     pub copied: Bytes,
     /// Memory of the region that is on the GPU still.
-    pub left: Bytes,
+    pub resident: Bytes,
     /// What had to stay of it.
     pub skipped: Vec<Skipped>,
 }
@@ -31,8 +31,8 @@ pub struct Skipped {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
-    /// A block in it is pinned.
-    Pinned,
+    /// A block in it is fixed.
+    Fixed,
     /// Other processes may have it: they would not see new memory at the same addresses.
     Exported,
     /// Another process made it, and only that one can give it back. It lies in no region: whoever knows what was imported lists it.
@@ -49,6 +49,6 @@ pub struct Refilled {
     pub mapped: Bytes,
     /// Bytes that were copied to the GPU.
     pub copied: Bytes,
-    /// Memory of the region that is not on the GPU still.
-    pub away: Bytes,
+    /// Memory of the region that is evicted still.
+    pub evicted: Bytes,
 }

@@ -58,15 +58,15 @@ impl Region {
     ///
     /// # Errors
     /// [`crate::PoolError::UnknownAddress`] where no block of the region is; [`crate::PoolError::Evicted`] where some of it is evicted.
-    pub fn pin(&self, address: Address) -> Result<()> {
-        Ok(self.pool.pin(self.domain, address)?)
+    pub fn fix(&self, address: Address) -> Result<()> {
+        Ok(self.pool.fix(self.domain, address)?)
     }
 
     /// Takes one [`Region::pin`] back.
     ///
     /// # Errors
     /// [`crate::PoolError::UnknownAddress`] where nothing is pinned.
-    pub fn unpin(&self, address: Address) -> Result<()> {
-        Ok(self.pool.unpin(self.domain, address)?)
+    pub fn unfix(&self, address: Address) -> Result<()> {
+        Ok(self.pool.unfix(self.domain, address)?)
     }
 }

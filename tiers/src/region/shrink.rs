@@ -90,7 +90,7 @@ impl Region {
         let pinned = self.pool.pinned(self.domain);
         let mut standing = self.pool.standing(self.domain)?;
         let stay = standing.extract_if(.., |(view, _)| pinned.contains(&view.extent));
-        report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Pinned)));
+        report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Fixed)));
         let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
         let sizes = self.copied_sizes(&standing, &chosen);
         let transfer =
@@ -109,7 +109,7 @@ impl Region {
         match failed {
             Some(source) => Err(self.stopped(report.freed, report.copied, source)),
             None => {
-                report.left = self.sizes()?.0;
+                report.resident = self.sizes()?.0;
                 Ok(report)
             }
         }
@@ -189,7 +189,7 @@ impl Region {
         let begun = self.begin_evict(view.extent, to.place());
         let skip = |reason| self.skip(&view, reason);
         match begun {
-            Ok(Eviction::Pinned) => pipeline.report.skipped.push(skip(SkipReason::Pinned)),
+            Ok(Eviction::Fixed) => pipeline.report.skipped.push(skip(SkipReason::Fixed)),
             Ok(Eviction::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Eviction::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             Ok(Eviction::Release) => pipeline.unused.push(view),

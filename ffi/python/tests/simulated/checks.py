@@ -14,7 +14,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "glake"
 MIB = 1 << 20
 
-# By its path: the package's own door, enable(), rightly refuses simulated memory.
+# By its path: the package's own way, enable(), rightly refuses simulated memory.
 sys.path.insert(0, str(PACKAGE))
 import compiled  # noqa: E402
 import torch  # noqa: E402

@@ -109,7 +109,7 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         "blocks": fixture_blocks(),
         "freed_bytes": freed.get(),
         "copied_bytes": first.copied.get(),
-        "left_bytes": first.left.get(),
+        "left_bytes": first.resident.get(),
         "shrink_ms": ms(told.shrink),
         "refilled_bytes": refilled.mapped.get(),
         "refill_ms": ms(told.refill),
@@ -123,7 +123,9 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         "neighbour_compared_bytes": told.neighbour.get(),
     };
     let ok = same
-        && [first.left, again.left, refilled.away, again.copied].iter().all(|bytes| bytes.is_zero())
+        && [first.resident, again.resident, refilled.evicted, again.copied]
+            .iter()
+            .all(|bytes| bytes.is_zero())
         && first.copied == live
         && told.matched == Bytes::new(live.get() * 2)
         && told.refused_before != Some(false)

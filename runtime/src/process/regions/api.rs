@@ -83,14 +83,14 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is evicted, or was not pinned.
-    pub fn pin(&self, address: Address, pinned: bool) -> Result<()> {
+    pub fn fix(&self, address: Address, fixed: bool) -> Result<()> {
         self.regions.table.cover(&self.devices);
         let found = self.devices.iter().find_map(|memory| {
             let LiveBlock { domain, .. } = memory.started()?.pool.find(address)?;
             self.regions.table.of_domain(memory.id(), domain)
         });
         let (_, region) = found.ok_or(ProcessError::InNoBlock { address })?;
-        Ok(if pinned { region.pin(address) } else { region.unpin(address) }?)
+        Ok(if fixed { region.fix(address) } else { region.unfix(address) }?)
     }
 
     /// Gives memory of GPUs back, with the gate closed for what leaves; it is closed until that is back. All regions of a device go
@@ -284,7 +284,7 @@ impl Regions {
             sealed: false,
             device: None,
             resident: Bytes::ZERO,
-            away: Bytes::ZERO,
+            evicted: Bytes::ZERO,
             live: Bytes::ZERO,
             places: Vec::new(),
             predicted_refill: Duration::ZERO,
@@ -293,12 +293,12 @@ impl Regions {
             return vec![none];
         }
         let of = |region: &Arc<glake_tiers::Region>| {
-            let (resident, away) = sizes(region);
+            let (resident, evicted) = sizes(region);
             RegionView {
                 sealed: region.is_sealed(),
                 device: Some(region.pool().device()),
                 resident,
-                away,
+                evicted,
                 live: region.pool().blocks_of(region.domain()).iter().map(|block| block.size).sum(),
                 // Its domain may be gone: then nothing is evicted.
                 places: region.places().unwrap_or_default(),

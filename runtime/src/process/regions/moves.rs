@@ -213,11 +213,12 @@ impl Regions {
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
         let transit = TransferContext { mover: &*mover, checks: checks.as_deref() };
         let shrunk = region.shrink(*amount, &store, transit);
-        let (memory, copied, left, skipped) = match &shrunk {
-            Ok(Shrunk { freed, copied, left, skipped }) => (*freed, *copied, *left, &**skipped),
-            Err(RegionError::Stopped { moved, copied, left, .. }) => (*moved, *copied, *left, &[][..]),
+        let (memory, copied, skipped) = match &shrunk {
+            Ok(Shrunk { freed, copied, skipped, .. }) => (*freed, *copied, &**skipped),
+            Err(RegionError::Stopped { moved, copied, .. }) => (*moved, *copied, &[][..]),
             Err(_) => return Ok(shrunk.map(|_| ())?),
         };
+        let (resident, evicted) = sizes(region);
         let skipped = skipped.iter().map(|&Skipped { address, size, reason }| SkippedExtent {
             device,
             address,
@@ -229,7 +230,8 @@ impl Regions {
             device,
             memory,
             copied,
-            left,
+            resident,
+            evicted,
             place: Some(store.place()),
             skipped: skipped.collect(),
         });
@@ -275,12 +277,14 @@ impl Regions {
         });
         slot.settle(&self.flags, &self.gate);
         let refilled = refilled?;
+        let (resident, evicted) = sizes(region);
         Ok(Moved {
             tag: slot.tag().to_owned(),
             device,
             memory: refilled.mapped,
             copied: refilled.copied,
-            left: refilled.away,
+            resident,
+            evicted,
             place: None,
             skipped: Vec::new(),
         })
@@ -294,9 +298,9 @@ impl Regions {
         let device = region.pool().device();
         let free =
             self.registry.epochs.driver().memory_info(device).map(|info| info.free).unwrap_or_default();
-        let (resident, away) = sizes(region);
+        let (resident, evicted) = sizes(region);
         let tag = region.options().tag.clone();
-        ProcessError::NoRoom { device, tag, resident, away, free, source: Box::new(error) }
+        ProcessError::NoRoom { device, tag, resident, evicted, free, source: Box::new(error) }
     }
 }
 

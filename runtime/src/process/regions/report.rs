@@ -21,8 +21,10 @@ pub struct Moved {
     pub memory: Bytes,
     /// Bytes that were copied.
     pub copied: Bytes,
-    /// After a shrink: memory that is on the GPU still. After a refill: memory that is evicted still.
-    pub left: Bytes,
+    /// Memory that is on the GPU after it.
+    pub resident: Bytes,
+    /// Memory that is evicted after it.
+    pub evicted: Bytes,
     /// Where a shrink put copies; none: nowhere, it was a refill.
     pub place: Option<Place>,
     /// What had to stay.
@@ -50,7 +52,7 @@ pub struct ShrinkReport {
     /// Bytes that were copied.
     pub copied: Bytes,
     /// Memory of these regions that is on GPUs still.
-    pub left: Bytes,
+    pub resident: Bytes,
     /// By region and device.
     pub regions: Vec<Moved>,
     /// What lies in no region and had to stay, where everything was to leave.
@@ -71,7 +73,7 @@ pub struct RefillReport {
     /// Bytes that were copied.
     pub copied: Bytes,
     /// Memory of these regions that is evicted still.
-    pub away: Bytes,
+    pub evicted: Bytes,
     /// By region and device.
     pub regions: Vec<Moved>,
     /// How long it took.
@@ -83,7 +85,7 @@ impl ShrinkReport {
         ShrinkReport {
             freed: regions.iter().map(|moved| moved.memory).sum(),
             copied: regions.iter().map(|moved| moved.copied).sum(),
-            left: regions.iter().map(|moved| moved.left).sum(),
+            resident: regions.iter().map(|moved| moved.resident).sum(),
             regions,
             ..ShrinkReport::default()
         }
@@ -94,8 +96,8 @@ impl ShrinkReport {
         json!({
             "freed": self.freed.get(),
             "copied": self.copied.get(),
-            "left": self.left.get(),
-            "regions": self.regions.iter().map(|moved| moved.json("freed", "left")).collect::<Vec<Value>>(),
+            "resident": self.resident.get(),
+            "regions": self.regions.iter().map(|moved| moved.json("freed")).collect::<Vec<Value>>(),
             "skipped": self.skipped.iter().map(SkippedExtent::json).collect::<Vec<Value>>(),
             "gpu": self.gpu.iter().map(MemoryUsage::json).collect::<Vec<Value>>(),
             "seconds": self.took.as_secs_f64(),
@@ -109,7 +111,7 @@ impl RefillReport {
         RefillReport {
             mapped: regions.iter().map(|moved| moved.memory).sum(),
             copied: regions.iter().map(|moved| moved.copied).sum(),
-            away: regions.iter().map(|moved| moved.left).sum(),
+            evicted: regions.iter().map(|moved| moved.evicted).sum(),
             regions,
             took,
         }
@@ -120,18 +122,23 @@ impl RefillReport {
         json!({
             "mapped": self.mapped.get(),
             "copied": self.copied.get(),
-            "away": self.away.get(),
-            "regions": self.regions.iter().map(|moved| moved.json("mapped", "away")).collect::<Vec<Value>>(),
+            "evicted": self.evicted.get(),
+            "regions": self.regions.iter().map(|moved| moved.json("mapped")).collect::<Vec<Value>>(),
             "seconds": self.took.as_secs_f64(),
         })
     }
 }
 
 impl Moved {
-    fn json(&self, memory: &str, left: &str) -> Value {
-        let mut shown = json!({ "tag": self.tag, "device": self.device.0, "copied": self.copied.get() });
+    fn json(&self, memory: &str) -> Value {
+        let mut shown = json!({
+            "tag": self.tag,
+            "device": self.device.0,
+            "copied": self.copied.get(),
+            "resident": self.resident.get(),
+            "evicted": self.evicted.get(),
+        });
         shown[memory] = self.memory.get().into();
-        shown[left] = self.left.get().into();
         if let Some(place) = self.place {
             shown["place"] = place_name(place).into();
         }

@@ -25,7 +25,7 @@ pub struct RegionView {
     /// Memory on the GPU.
     pub resident: Bytes,
     /// Memory that is not.
-    pub away: Bytes,
+    pub evicted: Bytes,
     /// Bytes in live blocks, wherever they are.
     pub live: Bytes,
     /// Where what is evicted is, and how much: where most is comes first.
@@ -51,7 +51,7 @@ impl RegionView {
             "sealed": self.sealed,
             "device": self.device.map(|device| device.0),
             "resident": self.resident.get(),
-            "away": self.away.get(),
+            "evicted": self.evicted.get(),
             "live": self.live.get(),
             "place": self.place().map(place_name),
             "places": self.places.iter().map(|(place, size)| (place_name(*place), size.get().into())).collect::<Places>(),

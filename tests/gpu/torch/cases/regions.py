@@ -12,7 +12,7 @@ ALONE = True  # it looks at what the whole GPU has given out
 def away(*tags):
     import glake
 
-    return sum(region["away"] for region in glake.regions() if not tags or region["tag"] in tags)
+    return sum(region["evicted"] for region in glake.regions() if not tags or region["tag"] in tags)
 
 
 def host_memory():
@@ -40,7 +40,7 @@ class Regions(unittest.TestCase):
         self.assertEqual(glake.region_of(tensors[0]), "some")
         before = used()
         gone = glake.shrink("some")
-        self.assertEqual(gone["left"], 0)
+        self.assertEqual(gone["resident"], 0)
         self.assertLess(used(), before - sum(sizes) // 2)
         self.assertEqual(fixture.wrong(other, 99), 0)
         glake.refill("some")
@@ -175,12 +175,12 @@ class Regions(unittest.TestCase):
 
         with glake.region("pinned"):
             tensors = [fixture.stamp(fixture.new(256 * MIB), seed) for seed in range(2)]
-        glake.pin(tensors[0])
+        glake.fix(tensors[0])
         gone = glake.shrink("pinned")
         self.assertEqual(fixture.wrong(tensors[0], 0), 0)
-        self.assertGreaterEqual(gone["left"], tensors[0].numel())
+        self.assertGreaterEqual(gone["resident"], tensors[0].numel())
         self.assertEqual({skipped["reason"] for region in gone["regions"] for skipped in region["skipped"]}, {"pinned"})
-        glake.unpin(tensors[0])
+        glake.unfix(tensors[0])
         glake.shrink("pinned")
         glake.refill("pinned")
         self.assertEqual([fixture.wrong(tensor, seed) for seed, tensor in enumerate(tensors)], [0, 0])

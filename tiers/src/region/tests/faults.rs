@@ -74,9 +74,9 @@ fn a_failure_anywhere_on_the_way_out() {
                 }
                 if !back_first {
                     let report = fixture.shrink().unwrap();
-                    assert_eq!((report.left, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
+                    assert_eq!((report.resident, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
                 }
-                assert_eq!(fixture.refill().unwrap().away, Bytes::ZERO);
+                assert_eq!(fixture.refill().unwrap().evicted, Bytes::ZERO);
                 fixture.assert_bytes();
                 fixture.assert_sound();
             },
@@ -101,9 +101,9 @@ fn a_failure_anywhere_on_the_way_back() {
                 }
                 if out_first {
                     let report = fixture.shrink().unwrap();
-                    assert_eq!((report.left, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
+                    assert_eq!((report.resident, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
                 }
-                assert_eq!(fixture.refill().unwrap().away, Bytes::ZERO);
+                assert_eq!(fixture.refill().unwrap().evicted, Bytes::ZERO);
                 fixture.assert_bytes();
                 fixture.assert_sound();
             },
@@ -136,8 +136,8 @@ fn strict() -> Fixture {
 /// What is sealed by then is as before after a shrink and a refill.
 fn both_ways(fixture: &mut Fixture, verb: Verb) {
     let report = fixture.shrink().unwrap();
-    assert_eq!((report.left, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
-    assert_eq!(fixture.refill().unwrap().away, Bytes::ZERO);
+    assert_eq!((report.resident, fixture.used()), (Bytes::ZERO, Bytes::ZERO), "{verb:?}");
+    assert_eq!(fixture.refill().unwrap().evicted, Bytes::ZERO);
     fixture.assert_bytes();
     fixture.assert_sound();
     if fixture.region.is_sealed() {

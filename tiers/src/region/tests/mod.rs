@@ -161,7 +161,7 @@ fn bytes_come_back_to_their_addresses() {
     let before = (fixture.pool.reserved(), fixture.pool.stats());
     assert!(fixture.used() >= before.0);
     let report = fixture.shrink().unwrap();
-    assert_eq!((report.freed, report.left, report.skipped.len()), (before.0, Bytes::ZERO, 0));
+    assert_eq!((report.freed, report.resident, report.skipped.len()), (before.0, Bytes::ZERO, 0));
     assert_eq!(report.copied, fixture.live_bytes(), "live bytes and no others");
     assert_eq!((fixture.used(), fixture.pool.reserved()), (Bytes::ZERO, Bytes::ZERO));
     assert_eq!(fixture.sim.census().mappings, 0, "unmapped at all addresses");
@@ -172,7 +172,7 @@ fn bytes_come_back_to_their_addresses() {
     assert_eq!(fixture.shrink().unwrap(), Shrunk::default(), "nothing is left to do");
 
     let report = fixture.refill().unwrap();
-    assert_eq!(report, Refilled { mapped: before.0, copied: fixture.live_bytes(), away: Bytes::ZERO });
+    assert_eq!(report, Refilled { mapped: before.0, copied: fixture.live_bytes(), evicted: Bytes::ZERO });
     assert_eq!(fixture.pool.reserved(), before.0);
     fixture.assert_bytes();
     fixture.assert_sound();
@@ -248,7 +248,7 @@ fn what_is_sealed_is_copied_once() {
     fixture.assert_bytes();
     for _ in 0..2 {
         let again = fixture.shrink().unwrap();
-        assert_eq!((again.copied, again.left), (Bytes::ZERO, Bytes::ZERO));
+        assert_eq!((again.copied, again.resident), (Bytes::ZERO, Bytes::ZERO));
         assert_eq!(fixture.host.statistics().retained, Bytes::ZERO, "it is needed now");
         fixture.refill().unwrap();
         fixture.assert_bytes();
@@ -299,7 +299,7 @@ fn freed_while_away() {
     // The stitched block goes too: the next refill has less to bring back.
     fixture.free(3);
     let report = fixture.refill().unwrap();
-    assert_eq!(report.away, Bytes::ZERO);
+    assert_eq!(report.evicted, Bytes::ZERO);
     fixture.assert_bytes();
     fixture.assert_sound();
     fixture.shrink().unwrap();
@@ -318,7 +318,7 @@ fn what_others_have_stays() {
     let shared = fixture.pool.export(kept.address).unwrap();
     let report = fixture.shrink().unwrap();
     let skipped = Skipped { address: kept.address, size: EXTENT, reason: SkipReason::Exported };
-    assert_eq!((report.freed, report.left, report.skipped), (EXTENT, EXTENT, vec![skipped]));
+    assert_eq!((report.freed, report.resident, report.skipped), (EXTENT, EXTENT, vec![skipped]));
     assert!(matches!(fixture.pool.export(goes.address), Err(PoolError::Evicted { .. })));
     fixture.refill().unwrap();
     fixture.assert_bytes();
@@ -350,7 +350,9 @@ fn without_host_memory_or_room_it_stops_and_goes_on() {
         fixture.add(EXTENT);
     }
     let stopped = fixture.shrink().unwrap_err();
-    let RegionError::Stopped { moved, copied, left, source, .. } = stopped else { panic!("{stopped}") };
+    let RegionError::Stopped { moved, copied, resident: left, source, .. } = stopped else {
+        panic!("{stopped}")
+    };
     assert!(matches!(*source, RegionError::Host(HostError::OverBudget { .. })), "{source}");
     assert_eq!((moved, copied, left), (Bytes::mib(4), Bytes::mib(4), Bytes::mib(8)));
     fixture.assert_sound();

@@ -152,9 +152,9 @@ impl World {
         for of in [Of::Own, Of::Graph, Of::Default] {
             if out {
                 let report = self.shrink(of, Bytes::MAX).unwrap();
-                assert_eq!((report.left, report.skipped.len()), (Bytes::ZERO, 0), "{of:?}");
+                assert_eq!((report.resident, report.skipped.len()), (Bytes::ZERO, 0), "{of:?}");
             } else {
-                assert_eq!(self.refill(of, Bytes::MAX).unwrap().away, Bytes::ZERO, "{of:?}");
+                assert_eq!(self.refill(of, Bytes::MAX).unwrap().evicted, Bytes::ZERO, "{of:?}");
             }
         }
     }
@@ -201,7 +201,7 @@ fn run(program: Vec<Op>) {
                 assert!(shrunk.is_ok() || fault.is_some(), "{shrunk:?}");
                 if let Ok(report) = shrunk {
                     assert_eq!(report.skipped, [], "nothing has to stay");
-                    assert!(mib < 1 << 20 || report.left.is_zero());
+                    assert!(mib < 1 << 20 || report.resident.is_zero());
                 }
             }
             Op::Refill { of, mib, fault } => {

@@ -76,7 +76,10 @@ fn what_could_not_leave_stays_read_only() {
     }
     fixture.region.seal(true).unwrap();
     let stopped = fixture.shrink().unwrap_err();
-    assert!(matches!(stopped, RegionError::Stopped { left, .. } if left == Bytes::mib(4)), "{stopped}");
+    assert!(
+        matches!(stopped, RegionError::Stopped { resident, .. } if resident == Bytes::mib(4)),
+        "{stopped}"
+    );
     let (here, away) = (fixture.live.split_off(2), fixture.live.clone());
     fixture.live = here;
     fixture.assert_read_only(true);
@@ -89,43 +92,43 @@ fn what_could_not_leave_stays_read_only() {
 }
 
 #[test]
-fn what_is_pinned_stays() {
+fn what_is_fixed_stays() {
     let mut fixture = fixture();
     fixture.furnish();
     let stitched = fixture.live[4].0;
     let reserved = fixture.pool.reserved();
     // By any address in it, twice.
     let inside = Address(stitched.address.0 + 5000);
-    fixture.region.pin(inside).unwrap();
-    fixture.region.pin(stitched.address).unwrap();
+    fixture.region.fix(inside).unwrap();
+    fixture.region.fix(stitched.address).unwrap();
     for _ in 0..2 {
         let report = fixture.shrink().unwrap();
-        assert!(report.skipped.iter().all(|skipped| skipped.reason == SkipReason::Pinned));
+        assert!(report.skipped.iter().all(|skipped| skipped.reason == SkipReason::Fixed));
         let stayed: Bytes = report.skipped.iter().map(|skipped| skipped.size).sum();
-        assert_eq!((report.skipped.len(), stayed), (4, report.left));
-        assert_eq!(report.freed, reserved.saturating_sub(report.left));
-        assert_eq!(fixture.pool.reserved(), report.left);
+        assert_eq!((report.skipped.len(), stayed), (4, report.resident));
+        assert_eq!(report.freed, reserved.saturating_sub(report.resident));
+        assert_eq!(fixture.pool.reserved(), report.resident);
         let all = fixture.live.clone();
         fixture.live.retain(|(block, _)| *block == stitched);
         fixture.assert_bytes();
         fixture.live = all;
         let away = fixture.live[0].0.address;
-        let refused = fixture.region.pin(away);
+        let refused = fixture.region.fix(away);
         assert!(matches!(refused, Err(RegionError::Pool(PoolError::Evicted { .. }))));
         fixture.refill().unwrap();
         fixture.assert_bytes();
-        fixture.region.unpin(inside).unwrap();
+        fixture.region.unfix(inside).unwrap();
     }
-    assert!(fixture.region.unpin(inside).is_err(), "as often as it was pinned");
+    assert!(fixture.region.unfix(inside).is_err(), "as often as it was pinned");
     let other = fixture.pool.malloc(Bytes::kib(4), fixture.here).unwrap();
-    assert!(fixture.region.pin(other.address).is_err(), "a block of another domain");
+    assert!(fixture.region.fix(other.address).is_err(), "a block of another domain");
     fixture.pool.free(other.address).unwrap();
     // A pin ends with its block.
-    fixture.region.pin(stitched.address).unwrap();
+    fixture.region.fix(stitched.address).unwrap();
     fixture.free(4);
     let report = fixture.shrink().unwrap();
-    assert_eq!((report.left, report.skipped.len()), (Bytes::ZERO, 0));
-    fixture.region.unpin(stitched.address).unwrap();
+    assert_eq!((report.resident, report.skipped.len()), (Bytes::ZERO, 0));
+    fixture.region.unfix(stitched.address).unwrap();
     fixture.refill().unwrap();
     fixture.assert_bytes();
     fixture.end();

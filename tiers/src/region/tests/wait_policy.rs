@@ -60,13 +60,13 @@ fn one_goes_while_another_comes() {
                     TransferContext { mover: &mover, checks: None },
                 );
                 until.over.store(true, Ordering::Release);
-                assert_eq!(out.unwrap().left, Bytes::ZERO);
+                assert_eq!(out.unwrap().resident, Bytes::ZERO);
             });
             let back = fixture
                 .region
                 .refill(Bytes::MAX, TransferContext { mover: &fixture.mover, checks: None }, &until)
                 .unwrap();
-            assert_eq!((back.away, back.copied), (Bytes::ZERO, Bytes::mib(16)), "{round}");
+            assert_eq!((back.evicted, back.copied), (Bytes::ZERO, Bytes::mib(16)), "{round}");
         });
         fixture.assert_bytes();
         fixture.assert_sound();

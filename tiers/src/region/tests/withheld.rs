@@ -47,7 +47,7 @@ fn what_is_freed_meanwhile_is_waited_for() {
             .region
             .shrink(Bytes::MAX, &to, TransferContext { mover: &freeing, checks: None })
             .unwrap();
-        assert_eq!((report.left, report.skipped.len()), (Bytes::ZERO, 0));
+        assert_eq!((report.resident, report.skipped.len()), (Bytes::ZERO, 0));
         fixture.refill().unwrap();
         fixture.assert_bytes();
         fixture.assert_sound();

@@ -210,7 +210,7 @@ fn bytes_come_back_from_every_store() {
         for _ in 0..2 {
             let report = fixture.shrink(to, checked).unwrap();
             let expected = (before, fixture.live_bytes(), Bytes::ZERO);
-            assert_eq!((report.freed, report.copied, report.left), expected, "{to:?}");
+            assert_eq!((report.freed, report.copied, report.resident), expected, "{to:?}");
             assert_eq!(fixture.used(GPU), Bytes::ZERO);
             let at = fixture.store(to).place();
             assert!(fixture.residencies().iter().all(|found| *found == Residency::Evicted { at }));
@@ -222,7 +222,7 @@ fn bytes_come_back_from_every_store() {
             let pinned = fixture.host.statistics().in_use;
             assert_eq!(pinned >= fixture.live_bytes(), to == To::Host, "{to:?}: {pinned}");
             let report = fixture.refill(checked).unwrap();
-            assert_eq!((report.copied, report.away), (fixture.live_bytes(), Bytes::ZERO));
+            assert_eq!((report.copied, report.evicted), (fixture.live_bytes(), Bytes::ZERO));
             assert_eq!(fixture.wrong_bytes(), 0, "{to:?}");
             fixture.assert_no_copies();
         }
@@ -261,7 +261,7 @@ fn a_retained_copy_serves_wherever_it_is() {
         // Another store is asked for, and nothing is copied to it.
         for other in ALL {
             let again = fixture.shrink(other, true).unwrap();
-            assert_eq!((again.copied, again.left), (Bytes::ZERO, Bytes::ZERO), "{to:?}, {other:?}");
+            assert_eq!((again.copied, again.resident), (Bytes::ZERO, Bytes::ZERO), "{to:?}, {other:?}");
             assert!(fixture.residencies().iter().all(|found| *found == Residency::Evicted { at }));
             fixture.refill(true).unwrap();
             assert_eq!(fixture.wrong_bytes(), 0);

@@ -17,7 +17,7 @@ fn the_copies_of_a_shrink_share_a_block_until_the_last_one_goes() {
     fixture.shrink(To::Peer, true).unwrap();
     assert_eq!(taken(&fixture).0, 1);
     let one = || fixture.region.refill(EXTENT, fixture.context(true), &NoWait).unwrap();
-    while one().away > Bytes::ZERO {
+    while one().evicted > Bytes::ZERO {
         assert_eq!(taken(&fixture).0, 1);
     }
     assert_eq!((taken(&fixture).0, fixture.wrong_bytes()), (0, 0));
@@ -45,7 +45,7 @@ fn a_copy_lies_in_two_blocks_where_one_is_full() {
     assert_eq!((fixture.residencies().len(), live), (13, Bytes::kib(13 * 2496)));
     for checked in [true, false] {
         let gone = fixture.shrink(To::Peer, checked).unwrap();
-        assert_eq!((gone.copied, gone.left), (live, Bytes::ZERO));
+        assert_eq!((gone.copied, gone.resident), (live, Bytes::ZERO));
         assert_eq!(taken(&fixture).0, 2, "one block is full, the other one as large as the rest");
         fixture.refill(checked).unwrap();
         assert_eq!(fixture.wrong_bytes(), 0);
@@ -90,7 +90,7 @@ fn what_left_is_released_while_others_are_copied() {
         Ok(())
     });
     let (report, all) = (fixture.shrink(To::Peer, true).unwrap(), fixture.live_bytes());
-    assert_eq!((report.freed, report.copied, report.left), (all, all, Bytes::ZERO));
+    assert_eq!((report.freed, report.copied, report.resident), (all, all, Bytes::ZERO));
     let taken = std::mem::take(&mut *taken.lock());
     assert_eq!(taken[..=16], [MANY; 17], "nothing goes before copies ran");
     assert!(taken[17..].is_sorted_by(|one, next| *one == next + 1), "one with each copy: {taken:?}");
@@ -117,7 +117,7 @@ fn any_call_that_fails_in_any_round() {
             }
             assert_sound(&fixture);
             let report = fixture.shrink(To::Peer, true).unwrap();
-            assert_eq!((report.left, fixture.used(GPU)), (Bytes::ZERO, Bytes::ZERO), "{verb:?} {nth}");
+            assert_eq!((report.resident, fixture.used(GPU)), (Bytes::ZERO, Bytes::ZERO), "{verb:?} {nth}");
             fixture.refill(true).unwrap();
             assert_eq!(fixture.wrong_bytes(), 0, "{verb:?} {nth}");
             fixture.end();

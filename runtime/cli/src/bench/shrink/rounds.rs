@@ -89,8 +89,8 @@ pub(super) fn measure(
 /// All of it out and back, and compared.
 fn out_and_in(harness: &Harness, field: &Field<'_>, name: &str) -> Result<[Once; 2], BenchError> {
     let (gone, out) = once(harness, || field.shrink())?;
-    if !gone.left.is_zero() {
-        return Err(BenchError::Stayed { size: gone.left, extents: gone.skipped.len() });
+    if !gone.resident.is_zero() {
+        return Err(BenchError::Stayed { size: gone.resident, extents: gone.skipped.len() });
     }
     let (back, into) = once(harness, || field.refill())?;
     field.compare(name)?;

@@ -15,7 +15,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
     assert!(tags[..6].iter().all(|tag| tag.as_deref() == Some("weights")) && tags[6].is_none());
 
     let report = process.shrink(&shrink_of(&["weights"])).unwrap();
-    assert_eq!((report.copied, report.left, report.regions.len()), (mib(30), Bytes::ZERO, 2));
+    assert_eq!((report.copied, report.resident, report.regions.len()), (mib(30), Bytes::ZERO, 2));
     assert!(report.freed >= mib(30) && report.regions.iter().all(|moved| moved.skipped.is_empty()));
     assert!(report.predicted_refill > Duration::ZERO);
     assert_eq!(
@@ -27,7 +27,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
     assert_eq!(process.gate().view().closed, ["weights"]);
     let view = process.view("weights", 1);
     assert_eq!((view.resident, view.live, view.place()), (Bytes::ZERO, mib(15), Some(Place::Host)));
-    assert!(view.away >= mib(15) && view.predicted_refill > Duration::ZERO);
+    assert!(view.evicted >= mib(15) && view.predicted_refill > Duration::ZERO);
     process.check(&other);
     let snapshot = process.snapshot();
     let away = |tag: &str| {
@@ -45,7 +45,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
     assert_eq!((again.freed, again.copied), (Bytes::ZERO, Bytes::ZERO));
 
     let report = process.refill(&Refill::default()).unwrap();
-    assert!(report.copied >= mib(25) && report.away.is_zero(), "{report:?}");
+    assert!(report.copied >= mib(25) && report.evicted.is_zero(), "{report:?}");
     assert!(process.gate().view().closed.is_empty());
     blocks.iter().chain([&other]).for_each(|block| process.check(block));
     process.end(blocks.into_iter().chain([other]));
@@ -67,12 +67,12 @@ fn what_costs_least_goes_first() {
         |report: &ShrinkReport| report.regions.iter().map(|moved| moved.tag.clone()).collect::<Vec<_>>();
     let first = by(mib(10));
     assert_eq!((tags(&first), first.copied), (vec!["cache".to_owned()], Bytes::ZERO));
-    assert!(first.freed >= mib(10) && first.left > Bytes::ZERO);
+    assert!(first.freed >= mib(10) && first.resident > Bytes::ZERO);
     assert_eq!(process.gate().view().closed, ["cache"]);
     let second = by(mib(24));
     assert_eq!(tags(&second), ["cache", "sealed", "keep"]);
     let all = process.shrink(&Shrink::default()).unwrap();
-    assert_eq!(all.left, Bytes::ZERO);
+    assert_eq!(all.resident, Bytes::ZERO);
     assert_eq!(process.reserved(0), Bytes::ZERO);
     assert_eq!(process.gate().view().closed, ["cache", "default", "keep", "sealed"]);
     process.order_regions(&["keep".to_owned()]).unwrap();
@@ -96,7 +96,7 @@ fn what_is_touched_comes_back_first() {
     process.shrink(&Shrink::default()).unwrap();
     blocks.push(process.written_in("a", 0, mib(2), 3));
     process.check(&blocks[0]);
-    assert!(process.view("a", 1).away > Bytes::ZERO, "of the device that was touched");
+    assert!(process.view("a", 1).evicted > Bytes::ZERO, "of the device that was touched");
     assert_eq!(process.gate().view().closed, ["a"]);
     process.bring_back(Address(blocks[1].address.0 + 4096)).unwrap();
     process.check(&blocks[1]);
@@ -139,7 +139,7 @@ fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
     {
         let ask = Shrink { tier: tier.parse().unwrap(), ..shrink_of(&["a"]) };
         let report = process.shrink(&ask).unwrap();
-        assert_eq!((report.copied, report.left), (mib(14), Bytes::ZERO), "{tier}");
+        assert_eq!((report.copied, report.resident), (mib(14), Bytes::ZERO), "{tier}");
         let view = process.view("a", 0);
         assert!(view.resident.is_zero() && place.is_none_or(|place| view.place() == Some(place)), "{view:?}");
         process.refill(&Refill::default()).unwrap();

@@ -11,7 +11,7 @@ fn somebody_took_the_space() {
     let taken = process.written(0, mib(48), 9);
     let error = process.refill(&Refill::default()).unwrap_err();
     assert!(
-        matches!(&error, ProcessError::NoRoom { tag, away, .. } if tag == "a" && !away.is_zero()),
+        matches!(&error, ProcessError::NoRoom { tag, evicted, .. } if tag == "a" && !evicted.is_zero()),
         "{error}"
     );
     assert!(
@@ -47,7 +47,7 @@ fn a_full_host_leaves_the_rest_where_it_is() {
     for block in blocks.drain(..5) {
         process.free(block.address).unwrap();
     }
-    assert_eq!(process.shrink(&Shrink::default()).unwrap().left, Bytes::ZERO);
+    assert_eq!(process.shrink(&Shrink::default()).unwrap().resident, Bytes::ZERO);
     process.refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);

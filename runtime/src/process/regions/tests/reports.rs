@@ -10,16 +10,16 @@ fn a_shrink_by_bytes_that_fails_tells_what_went_before() {
     }
     let blocks =
         [("a", 1), ("a", 2), ("b", 3), ("b", 4)].map(|(tag, seed)| process.written_in(tag, 0, mib(4), seed));
-    process.pin(blocks[0].address, true).unwrap();
+    process.fix(blocks[0].address, true).unwrap();
     let used = process.begin_use(&Tags::of(&["b"]), WhenClosed::Refuse, None).unwrap();
     let ask = Shrink { bytes: Some(mib(8)), timeout: Some(Duration::from_millis(20)), ..Shrink::default() };
     let error = process.shrink(&ask).unwrap_err();
     let ProcessError::Partly { freed, copied, regions, source } = &error else { panic!("{error}") };
     assert_eq!((*freed, *copied), (mib(4), mib(4)));
-    assert!(regions.len() == 1 && regions[0].skipped[0].reason == SkipReason::Pinned, "{regions:?}");
+    assert!(regions.len() == 1 && regions[0].skipped[0].reason == SkipReason::Fixed, "{regions:?}");
     assert!(matches!(**source, ProcessError::StillUsed { uses: 1, .. }), "{error}");
     process.gate().end_use(used).unwrap();
-    process.pin(blocks[0].address, false).unwrap();
+    process.fix(blocks[0].address, false).unwrap();
     assert!(process.shrink(&ask).unwrap().freed >= mib(8));
     process.refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
@@ -42,9 +42,9 @@ fn a_region_of_two_devices_is_in_two_places() {
     for (device, place) in [(0, Place::Host), (1, peer)] {
         let view = process.view("a", device);
         assert_eq!((view.place(), view.places.len()), (Some(place), 1), "{view:?}");
-        assert_eq!(view.places[0].1, view.away);
+        assert_eq!(view.places[0].1, view.evicted);
     }
-    assert_eq!(process.view("a", 1).json()["places"]["peer:3"], process.view("a", 1).away.get());
+    assert_eq!(process.view("a", 1).json()["places"]["peer:3"], process.view("a", 1).evicted.get());
     process.bring_back(blocks[0].address).unwrap();
     assert_eq!((process.view("a", 0).place(), process.view("a", 1).place()), (None, Some(peer)));
     process.refill(&Refill::default()).unwrap();
@@ -93,21 +93,21 @@ fn what_was_imported_stays_and_is_named() {
 }
 
 #[test]
-fn what_is_pinned_stays_and_is_named() {
+fn what_is_fixed_stays_and_is_named() {
     let process = started("");
     process.define_region(options("a", Policy::Sealed, CopyPolicy::Drop)).unwrap();
     let blocks = [process.written_in("a", 0, mib(8), 1), process.written_in("a", 0, mib(8), 2)];
-    process.pin(Address(blocks[0].address.0 + 5), true).unwrap();
+    process.fix(Address(blocks[0].address.0 + 5), true).unwrap();
     process.seal_region("a", true).unwrap();
     let report = process.shrink(&shrink_of(&["a"])).unwrap();
-    assert!(report.left >= mib(8) && report.freed >= mib(8), "{report:?}");
+    assert!(report.resident >= mib(8) && report.freed >= mib(8), "{report:?}");
     assert!(!report.regions[0].skipped.is_empty());
     assert!(report.json()["regions"][0]["skipped"][0]["reason"] == "pinned", "{}", report.json());
     process.refill(&Refill::default()).unwrap();
     process.unseal_region("a").unwrap();
-    process.pin(blocks[0].address, false).unwrap();
-    assert!(process.pin(blocks[0].address, false).is_err() && process.pin(Address(1), true).is_err());
-    assert_eq!(process.shrink(&shrink_of(&["a"])).unwrap().left, Bytes::ZERO);
+    process.fix(blocks[0].address, false).unwrap();
+    assert!(process.fix(blocks[0].address, false).is_err() && process.fix(Address(1), true).is_err());
+    assert_eq!(process.shrink(&shrink_of(&["a"])).unwrap().resident, Bytes::ZERO);
     process.refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);

@@ -336,7 +336,7 @@ fn a_refill_of_what_was_dropped_is_no_error() {
     process.shrink(&Shrink::default()).unwrap();
     process.free(block.address).unwrap();
     process.release_pool(0, PoolId(0, 5)).unwrap();
-    assert_eq!(process.refill(&Refill::default()).unwrap().away, Bytes::ZERO);
+    assert_eq!(process.refill(&Refill::default()).unwrap().evicted, Bytes::ZERO);
     is_open(&process, "graph (0, 5)", "refilled");
     process.end([]);
 }

@@ -1,6 +1,6 @@
 // What bare driver calls make of a region that leaves GPU 0 and comes back: its copies, and in some order the calls for its memory.
 //
-//     nvcc -O2 -std=c++17 -o moves benches/gpu/moves.cu -lcuda && ./moves [--peer | --register] [--extents N]
+//     nvcc -O2 -std=c++17 -o moves docs/lab/moves.cu -lcuda && ./moves [--peer | --register] [--extents N]
 //
 // N extents (64) of 128 MiB, open to every GPU, to pinned memory over one link a GPU; with --peer of 256 MiB, to handles of GPU 1 that are
 // made meanwhile. --register: huge pages that are registered, as the host pool's are, instead of the driver's own memory.

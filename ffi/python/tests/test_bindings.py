@@ -1,4 +1,4 @@
-"""The doors to the library, on the simulated device."""
+"""The api to the library, on the simulated device."""
 
 import ast
 import os
@@ -13,56 +13,56 @@ from glake import _library  # noqa: E402
 
 import child  # noqa: E402
 
-doors = _library.doors()
+api = _library.api()
 MIB = 1 << 20
 
 
-class Doors(unittest.TestCase):
+class Bindings(unittest.TestCase):
     def live(self):
         return glake.memory_stats(0)["allocated_bytes.all.current"]
 
     def test_the_stub_names_what_the_module_has(self):
         stub = ast.parse((pathlib.Path(glake.__file__).parent / "_glake.pyi").read_text(encoding="utf-8"))
         named = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
-        there = {name for name in dir(doors) if not name.startswith("_")}
+        there = {name for name in dir(api) if not name.startswith("_")}
         self.assertEqual(named, there)
 
     def test_versions(self):
-        self.assertEqual(doors.version(), glake.__version__)
-        self.assertEqual(doors.abi(), 1)
-        self.assertEqual(doors.path(), glake.library_path())
+        self.assertEqual(api.version(), glake.__version__)
+        self.assertEqual(api.abi(), 2)
+        self.assertEqual(api.path(), glake.library_path())
 
     def test_another_library_is_refused(self):
         with self.assertRaisesRegex(glake.Error, "open already"):
-            doors.open("/nowhere/libgmlake.so")
+            api.open("/nowhere/libgmlake.so")
 
     def test_a_block(self):
         before = self.live()
-        address = doors.alloc(0, 20 * MIB)
-        self.assertEqual(doors.find(address + 5)[:3:2], (address, 20 * MIB))
-        self.assertEqual(doors.find(address)[3], 0)
+        address = api.alloc(0, 20 * MIB)
+        self.assertEqual(api.find(address + 5)[:3:2], (address, 20 * MIB))
+        self.assertEqual(api.find(address)[3], 0)
         self.assertEqual(self.live() - before, 20 * MIB)
-        doors.record_stream(address, 0)
-        doors.free(address)
+        api.record_stream(address, 0)
+        api.free(address)
         self.assertEqual(self.live(), before)
 
     def test_nothing(self):
-        self.assertEqual(doors.alloc(0, 0), 0)
-        doors.free(0)
-        self.assertIsNone(doors.find(0x1234))
+        self.assertEqual(api.alloc(0, 0), 0)
+        api.free(0)
+        self.assertIsNone(api.find(0x1234))
 
     def test_misuse_names_the_address_and_changes_nothing(self):
-        address = doors.alloc(0, MIB)
+        address = api.alloc(0, MIB)
         with self.assertRaises(glake.InvalidError) as inside:
-            doors.free(address + 512)
+            api.free(address + 512)
         self.assertIn(hex(address + 512), str(inside.exception))
-        doors.free(address)
+        api.free(address)
         with self.assertRaises(glake.InvalidError):
-            doors.free(address)
+            api.free(address)
         with self.assertRaises(glake.InvalidError):
-            doors.record_stream(address, 0)
+            api.record_stream(address, 0)
         with self.assertRaises(glake.InvalidError):
-            doors.alloc(99, MIB)
+            api.alloc(99, MIB)
 
     def test_errors_are_runtime_errors(self):
         for name in glake.__all__:
@@ -75,38 +75,38 @@ class Doors(unittest.TestCase):
             """
             import glake
             from glake import _library
-            doors = _library.doors()
+            api = _library.api()
             seen = []
-            doors.on_out_of_memory(lambda *what: seen.append((what, glake.memory_stats(0)["num_ooms"])))
-            doors.set_fraction(0, 0.01)
-            assert doors.fraction(0) == 0.01
-            largest = doors.largest(0)
+            api.on_out_of_memory(lambda *what: seen.append((what, glake.memory_stats(0)["num_ooms"])))
+            api.set_fraction(0, 0.01)
+            assert api.fraction(0) == 0.01
+            largest = api.largest(0)
             try:
-                doors.alloc(0, largest + (64 << 20))
+                api.alloc(0, largest + (64 << 20))
             except glake.OutOfMemoryError as error:
                 assert str(error).startswith("CUDA out of memory. Tried to allocate"), error
             else:
                 raise AssertionError("served")
             (device, requested, total, free), _ = seen.pop()
             assert (device, requested) == (0, largest + (64 << 20)) and 0 < free <= total, (requested, total, free)
-            doors.on_out_of_memory(lambda *what: 1 / 0)
+            api.on_out_of_memory(lambda *what: 1 / 0)
             try:
-                doors.alloc(0, largest + (64 << 20))
+                api.alloc(0, largest + (64 << 20))
             except glake.OutOfMemoryError:
                 pass
-            doors.on_out_of_memory(None)
+            api.on_out_of_memory(None)
             assert not seen
-            doors.free(doors.alloc(0, largest))
+            api.free(api.alloc(0, largest))
             print("ok")
             """,
         )
         self.assertEqual(out, "ok\n")
 
     def test_trim(self):
-        doors.free(doors.alloc(0, 64 * MIB))
+        api.free(api.alloc(0, 64 * MIB))
         glake.trim()
         reserved = glake.memory_stats(0)["reserved_bytes.all.current"]
-        doors.free(doors.alloc(0, reserved + 64 * MIB))
+        api.free(api.alloc(0, reserved + 64 * MIB))
         self.assertGreaterEqual(glake.trim(device="cuda:0"), 64 * MIB)
         with self.assertRaises(glake.InvalidError):
             glake.trim(keep=-1)
@@ -116,41 +116,41 @@ class Doors(unittest.TestCase):
             glake.trim(device="cpu")
 
     def test_statistics(self):
-        block = doors.alloc(0, 4 * MIB)
+        block = api.alloc(0, 4 * MIB)
         stats = glake.memory_stats(0)
         for key in ("active_bytes.all.peak", "requested_bytes.small_pool.current", "num_ooms", "glake.stitches"):
             self.assertIn(key, stats)
         self.assertIn("GPU reserved memory", glake.memory_summary(0))
-        doors.free(block)
-        doors.reset_peaks(0)
-        doors.reset_totals(0)
+        api.free(block)
+        api.reset_peaks(0)
+        api.reset_totals(0)
         stats = glake.memory_stats(0)
         self.assertEqual(stats["allocated_bytes.all.peak"], stats["allocated_bytes.all.current"])
         self.assertEqual(stats["allocation.all.freed"], 0)
 
     def test_snapshot_and_history(self):
-        doors.record_history(True, 100, True)
-        self.assertTrue(doors.history_enabled())
-        block = doors.alloc(0, 3 * MIB)
+        api.record_history(True, 100, True)
+        self.assertTrue(api.history_enabled())
+        block = api.alloc(0, 3 * MIB)
         taken = glake.snapshot()
-        doors.record_history(False)
-        self.assertFalse(doors.history_enabled())
+        api.record_history(False)
+        self.assertFalse(api.history_enabled())
         places = [(part["address"], part["state"]) for segment in taken["segments"] for part in segment["blocks"]]
         self.assertIn((block, "active_allocated"), places)
         self.assertIn(("alloc", block), [(entry["action"], entry.get("addr")) for entry in taken["device_traces"][0]])
         self.assertTrue(all(isinstance(segment["segment_pool_id"], tuple) for segment in taken["segments"]))
-        doors.free(block)
+        api.free(block)
 
     def test_private_pools(self):
         pool = (7, 1)
-        doors.pool_create(0, pool)
-        doors.pool_create(0, pool)
-        self.assertEqual(doors.pool_use_count(0, pool), 2)
-        doors.pool_trim(0, pool)
-        doors.pool_release(0, pool)
-        doors.pool_release(0, pool)
+        api.pool_create(0, pool)
+        api.pool_create(0, pool)
+        self.assertEqual(api.pool_use_count(0, pool), 2)
+        api.pool_trim(0, pool)
+        api.pool_release(0, pool)
+        api.pool_release(0, pool)
         with self.assertRaises(glake.InvalidError):
-            doors.pool_release(0, pool)
+            api.pool_release(0, pool)
 
     def test_threads(self):
         failed = []
@@ -158,9 +158,9 @@ class Doors(unittest.TestCase):
         def work(seed):
             try:
                 for turn in range(200):
-                    blocks = [doors.alloc(0, (1 + (seed * turn + i) % 40) * 100_000) for i in range(5)]
+                    blocks = [api.alloc(0, (1 + (seed * turn + i) % 40) * 100_000) for i in range(5)]
                     for block in blocks:
-                        doors.free(block)
+                        api.free(block)
             except glake.Error as error:
                 failed.append(error)
 
@@ -174,7 +174,7 @@ class Doors(unittest.TestCase):
 
     def test_text_with_a_null_byte(self):
         with self.assertRaises(glake.InvalidError):
-            doors.configure("a\0b")
+            api.configure("a\0b")
 
 
 class Process(unittest.TestCase):
@@ -184,19 +184,19 @@ class Process(unittest.TestCase):
             """
             import os, sys, glake
             from glake import _library
-            doors = _library.doors()
-            block = doors.alloc(0, 5 << 20)
+            api = _library.api()
+            block = api.alloc(0, 5 << 20)
             pid = os.fork()
             if pid == 0:
-                doors.free(block)
+                api.free(block)
                 try:
-                    doors.alloc(0, 1 << 20)
+                    api.alloc(0, 1 << 20)
                 except glake.UnavailableError as error:
                     print("told:", error, flush=True)
                     os._exit(0)
                 os._exit(1)
             assert os.waitpid(pid, 0)[1] == 0
-            assert doors.find(block) is not None
+            assert api.find(block) is not None
             """,
         )
         self.assertIn("fork", out)
@@ -207,12 +207,12 @@ class Process(unittest.TestCase):
             """
             import threading, glake
             from glake import _library
-            doors = _library.doors()
-            doors.on_out_of_memory(lambda *what: None)
-            doors.alloc(0, 5 << 20)
+            api = _library.api()
+            api.on_out_of_memory(lambda *what: None)
+            api.alloc(0, 5 << 20)
             def churn():
                 while True:
-                    doors.free(doors.alloc(0, 3 << 20))
+                    api.free(api.alloc(0, 3 << 20))
             threading.Thread(target=churn, daemon=True).start()
             """,
         )
@@ -226,7 +226,7 @@ class Process(unittest.TestCase):
             import glake
             from glake import _library
             try:
-                _library.doors().start()
+                _library.api().start()
             except glake.UnavailableError as error:
                 print(error)
             """,

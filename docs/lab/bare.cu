@@ -1,6 +1,6 @@
 // What bare driver calls make of a copy over several links, and what mapping costs beside copies: what the engine is measured against.
 //
-//     nvcc -O2 -std=c++17 -o bare benches/gpu/bare.cu -lcuda && ./bare [--rest MICROSECONDS] [--stay | --idle] [--limit] [--access | --calls]
+//     nvcc -O2 -std=c++17 -o bare docs/lab/bare.cu -lcuda && ./bare [--rest MICROSECONDS] [--stay | --idle] [--limit] [--access | --calls]
 //
 // A copy between pinned memory and GPU 0's is split evenly over 1 to N GPUs, in full stream order: forked from one stream of GPU 0 by an
 // event, joined to it by one of each relay. Times are the host's, from the first call until the stream is done: median/99th percentile,

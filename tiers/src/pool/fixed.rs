@@ -19,7 +19,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]; [`PoolError::Evicted`] where some of it is not resident.
-    pub(crate) fn pin(&self, domain: DomainId, address: Address) -> Result<()> {
+    pub(crate) fn fix(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
         let (base, extents) = self.block_of(domain, address)?;
         let core = self.core.lock();
@@ -34,7 +34,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`] where nothing is pinned there.
-    pub(crate) fn unpin(&self, domain: DomainId, address: Address) -> Result<()> {
+    pub(crate) fn unfix(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
         let base = self.block_of(domain, address).map_or(address, |(base, _)| base);
         let Some(count) = pins.get_mut(&base) else {
