@@ -44,7 +44,7 @@ static void leaves_and_comes_back(void) {
     int64_t before = stats_of(0).all.reserved_bytes.current;
 
     char *report = glake_shrink("{\"tags\":[\"weights\"]}");
-    CHECK(report != NULL && strstr(report, "\"copied\":20971520") != NULL && strstr(report, "\"left\":0") != NULL);
+    CHECK(report != NULL && strstr(report, "\"copied\":20971520") != NULL && strstr(report, "\"resident\":0") != NULL);
     CHECK(strstr(report, "\"predicted_refill_seconds\":0.") != NULL && strstr(report, "\"holder\":") != NULL);
     glake_string_free(report);
     CHECK(stats_of(0).all.reserved_bytes.current <= before - (int64_t)(20 * MIB));
@@ -123,7 +123,7 @@ static void the_gate(void) {
     glake_string_free(gate);
     compare(block, 5 * MIB, 6);
     OK(glake_use_end(use));
-    CHECK(pthread_join(thread, NULL) == 0 && says(report, "\"left\":0"));
+    CHECK(pthread_join(thread, NULL) == 0 && says(report, "\"resident\":0"));
     FAILS(glake_use_end(use), GLAKE_INVALID, "it was ended before");
     FAILS(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &use), GLAKE_CLOSED, "the gate is closed: 'weights'");
     FAILS(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_HOLD, 20, &use), GLAKE_CLOSED, "was held for");

@@ -37,6 +37,16 @@ pub enum ConfigError {
         /// The keys of that table; all keys where there is no such table.
         allowed: Vec<&'static str>,
     },
+    /// The key has another name now.
+    #[error("{origin}: {key} is called {now} now: write that")]
+    MovedKey {
+        /// Where it stands.
+        origin: Origin,
+        /// From the table on.
+        key: String,
+        /// Its name, from the table on.
+        now: &'static str,
+    },
     /// The value is of the wrong kind or out of range.
     #[error("{origin}: {key} = {value}: allowed is {allowed}")]
     BadValue {

@@ -134,6 +134,10 @@ mod tests {
             error("[device]\nchoise = \"sim\"\n"),
             "my.toml:2: unknown key device.choise; allowed: device.choice"
         );
+        assert_eq!(
+            error("[tiers]\nrelays_rest = false\n"),
+            "my.toml:2: tiers.relays_rest is called tiers.suspend_relays now: write that"
+        );
         assert!(error("[pol]\n").contains("my.toml:1: unknown key pol; allowed: pool.extent, "));
         assert!(error("[pool.waits]\nsplit = true").contains("my.toml:2: unknown key pool.waits.split"));
     }

@@ -105,7 +105,7 @@ pub const KNOBS: &[Knob] = &[
         holds: |c| is_mappable(c.tiers.extent),
     },
     Knob { key: "tiers.drain_timeout_ms", allowed: "a whole number of milliseconds", holds: |_| true },
-    Knob { key: "tiers.relays_rest", allowed: "true or false", holds: |_| true },
+    Knob { key: "tiers.suspend_relays", allowed: "true or false", holds: |_| true },
     Knob {
         key: "device.choice",
         allowed: "\"auto\", \"cuda\", \"sim\" or \"sim:TOPOLOGY\"",
@@ -117,6 +117,9 @@ pub const KNOBS: &[Knob] = &[
         holds: |c| c.log.is_valid(),
     },
 ];
+
+/// Keys of before, and what they are called now.
+const MOVED: &[(&str, &str)] = &[("tiers.relays_rest", "tiers.suspend_relays")];
 
 const SIZE: &str = "a size: bytes, or a number and a unit such as \"512MiB\" or \"32GiB\"";
 
@@ -130,6 +133,11 @@ impl Knob {
     pub(super) fn holds_in(&self, config: &Config) -> bool {
         (self.holds)(config)
     }
+}
+
+/// What a key of before is called now.
+pub(super) fn moved(key: &str) -> Option<&'static str> {
+    MOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
 }
 
 /// The keys that are nearest to one that does not exist: those of its table, or all tables' names.
@@ -156,6 +164,13 @@ mod tests {
         let config = Config::default();
         for knob in KNOBS {
             assert!(knob.holds_in(&config), "{}", knob.key);
+        }
+    }
+
+    #[test]
+    fn keys_of_before_are_keys_no_more_and_lead_to_some() {
+        for (before, now) in MOVED {
+            assert!(Knob::of(before).is_none() && Knob::of(now).is_some(), "{before}");
         }
     }
 }

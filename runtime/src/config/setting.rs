@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use toml::{Table, Value};
 
-use super::knob::allowed_beside;
+use super::knob::{allowed_beside, moved};
 use super::{Config, ConfigError, Knob};
 
 /// A key, its value, and where it stands.
@@ -50,10 +50,13 @@ impl Setting {
             let inner = KNOB_TABLES.iter().find(|table| **table == key);
             let outer =
                 self.key.iter().enumerate().skip(1).find_map(|(n, _)| Knob::of(&self.key[..n].join(".")));
-            return match (inner, outer) {
-                (Some(table), _) => Err(self.refused(table, "a table")),
-                (None, Some(knob)) => Err(self.refused(knob.key, knob.allowed)),
-                (None, None) => Err(ConfigError::UnknownKey {
+            return match (inner, outer, moved(&key)) {
+                (Some(table), ..) => Err(self.refused(table, "a table")),
+                (None, Some(knob), _) => Err(self.refused(knob.key, knob.allowed)),
+                (None, None, Some(now)) => {
+                    Err(ConfigError::MovedKey { origin: self.origin.clone(), key, now })
+                }
+                (None, None, None) => Err(ConfigError::UnknownKey {
                     origin: self.origin.clone(),
                     allowed: allowed_beside(&key),
                     key,

@@ -41,10 +41,10 @@ pub struct Tiers {
     ///
     /// Default 30 s. 0: it fails at once where anything is in use.
     pub drain_timeout_ms: u64,
-    /// Whether relays give their contexts back when everything has left its GPUs.
+    /// Whether relays are suspended, and give their contexts back, when everything is evicted.
     ///
     /// Default true: the first refill then begins over one link, and the others join it when their contexts are made again.
-    pub relays_rest: bool,
+    pub suspend_relays: bool,
 }
 
 impl Default for Tiers {
@@ -58,7 +58,7 @@ impl Default for Tiers {
             verify: false,
             extent: Bytes::mib(128),
             drain_timeout_ms: 30_000,
-            relays_rest: true,
+            suspend_relays: true,
         }
     }
 }

@@ -167,6 +167,6 @@ fn reason_name(reason: SkipReason) -> &'static str {
         SkipReason::Imported => "imported",
         SkipReason::Withheld => "withheld",
         // Whatever else keeps it there.
-        _ => "pinned",
+        _ => "fixed",
     }
 }

@@ -9,7 +9,7 @@ from fixture import GIB, MIB
 ALONE = True  # it looks at what the whole GPU has given out
 
 
-def away(*tags):
+def evicted(*tags):
     import glake
 
     return sum(region["evicted"] for region in glake.regions() if not tags or region["tag"] in tags)
@@ -46,7 +46,7 @@ class Regions(unittest.TestCase):
         glake.refill("some")
         self.assertEqual([tensor.data_ptr() for tensor in tensors], places)
         self.assertEqual([fixture.wrong(tensor, seed) for seed, tensor in enumerate(tensors)], [0] * len(tensors))
-        self.assertEqual(away("some"), 0)
+        self.assertEqual(evicted("some"), 0)
 
     def test_a_clean_sealed_region_leaves_without_a_copy(self):
         import glake
@@ -81,7 +81,7 @@ class Regions(unittest.TestCase):
         glake.refill("scratch")
         self.assertEqual((tensor.data_ptr(), fixture.wrong(fixture.stamp(tensor, 1), 1)), (place, 0))
 
-    def test_touching_it_through_our_doors_brings_it_back(self):
+    def test_touching_it_through_our_functions_brings_it_back(self):
         import glake
 
         with glake.region("touched"):
@@ -89,7 +89,7 @@ class Regions(unittest.TestCase):
         host = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
         glake.shrink("touched")
         glake.copy_(host, tensor, wait=True)
-        self.assertEqual((away("touched"), fixture.wrong(tensor, 5)), (0, 0))
+        self.assertEqual((evicted("touched"), fixture.wrong(tensor, 5)), (0, 0))
         self.assertTrue(torch.equal(host, tensor.cpu()))
 
     @fixture.limit(60)
@@ -131,7 +131,7 @@ class Regions(unittest.TestCase):
         inside.wait()
         with self.assertRaises(glake.ClosedError):
             glake.shrink("gated", timeout=0.1)
-        self.assertEqual(away("gated"), 0)
+        self.assertEqual(evicted("gated"), 0)
         out.set()
         thread.join()
         glake.shrink("gated")
@@ -179,7 +179,7 @@ class Regions(unittest.TestCase):
         gone = glake.shrink("pinned")
         self.assertEqual(fixture.wrong(tensors[0], 0), 0)
         self.assertGreaterEqual(gone["resident"], tensors[0].numel())
-        self.assertEqual({skipped["reason"] for region in gone["regions"] for skipped in region["skipped"]}, {"pinned"})
+        self.assertEqual({skipped["reason"] for region in gone["regions"] for skipped in region["skipped"]}, {"fixed"})
         glake.unfix(tensors[0])
         glake.shrink("pinned")
         glake.refill("pinned")
@@ -273,7 +273,7 @@ class Cycles(unittest.TestCase):
         self.assertEqual(fixture.wrong(loose, 11), 0)
         torch.cuda.synchronize()
         glake.trim()
-        self.assertEqual(away(), 0)
+        self.assertEqual(evicted(), 0)
         self.assertLessEqual(used(), taken + 2 * MIB)
         self.assertLessEqual(host_memory(), steady * 1.02 + 16 * 1024)
         print(f"{cycles} cycles in {time.time() - begin:.0f} s")

@@ -318,7 +318,7 @@ fn copy_on_and_on(fixture: &Fixture, engine: &Engine, seed: u64, stop: &AtomicBo
 }
 
 #[test]
-fn threads_copy_while_relays_rest_and_wake() {
+fn threads_copy_while_relays_are_suspended_and_resumed() {
     let fixture = Fixture::timed("h200x4", EngineOptions::default(), Clock::Wall);
     let stop = AtomicBool::new(false);
     let rested = std::thread::scope(|scope| {

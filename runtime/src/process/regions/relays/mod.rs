@@ -46,7 +46,7 @@ impl Regions {
 
     /// All was to leave, since so many times that some began to come back: relays are suspended.
     pub(super) fn suspend_relays(&self, begun: u64) {
-        if !self.config.relays_rest {
+        if !self.config.suspend_relays {
             return;
         }
         self.registry.engine.suspend_relays(&self.registry.devices);

@@ -106,7 +106,7 @@ fn asking_for_relays_wakes_them() {
 
 #[test]
 fn relays_that_may_not_rest_stay() {
-    let (process, blocks) = served("tiers.relays_rest = false");
+    let (process, blocks) = served("tiers.suspend_relays = false");
     process.shrink(&Shrink::default()).unwrap();
     assert_eq!(process.has_contexts(), [true; 2]);
     process.end(blocks);
@@ -129,7 +129,7 @@ fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
 }
 
 #[test]
-fn a_pool_that_starts_while_relays_rest_is_opened_to_them_when_they_wake() {
+fn a_pool_that_starts_while_relays_are_suspended_is_opened_to_them_when_they_are_resumed() {
     let (process, mut blocks) = served("");
     process.shrink(&Shrink::default()).unwrap();
     blocks.push(process.written(2, Bytes::mib(6), 9));

@@ -35,7 +35,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
         regions
             .iter()
             .filter(|region| region["tag"] == tag)
-            .filter_map(|region| region["away"].as_u64())
+            .filter_map(|region| region["evicted"].as_u64())
             .sum::<u64>()
     };
     assert!(away("weights") >= 30 << 20 && away("default") == 0);

@@ -102,7 +102,7 @@ fn what_is_fixed_stays_and_is_named() {
     let report = process.shrink(&shrink_of(&["a"])).unwrap();
     assert!(report.resident >= mib(8) && report.freed >= mib(8), "{report:?}");
     assert!(!report.regions[0].skipped.is_empty());
-    assert!(report.json()["regions"][0]["skipped"][0]["reason"] == "pinned", "{}", report.json());
+    assert!(report.json()["regions"][0]["skipped"][0]["reason"] == "fixed", "{}", report.json());
     process.refill(&Refill::default()).unwrap();
     process.unseal_region("a").unwrap();
     process.fix(blocks[0].address, false).unwrap();
