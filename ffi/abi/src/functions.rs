@@ -1,4 +1,4 @@
-//! The functions, each declared once: [`functions!`](crate::functions) hands the list to a macro.
+//! The functions, each declared once: [`functions!`](macro@crate::functions) hands the list to a macro.
 //!
 //! ```text
 //! functions! ─┬─► signatures, NAMES ─► table!     for those who open the library: what each of them needs of it
@@ -124,7 +124,7 @@ functions!(signatures);
 
 /// Makes a structure of functions that are found in an open library, each under its own name and with its declared type:
 /// `table! { struct Functions { glake_alloc, glake_free } }`. Its `of` takes a function that answers where a name is, and asks for
-/// `glake_abi` first: only a library that answers [`ABI`](crate::ABI) has these functions.
+/// `glake_abi` first: only a library that answers [`ABI`] has these functions.
 #[macro_export]
 macro_rules! table {
     ($(#[$attribute:meta])* $visible:vis struct $table:ident { $($name:ident),* $(,)? }) => {

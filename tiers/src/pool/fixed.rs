@@ -1,6 +1,6 @@
 //! Blocks whose memory stays where it is, because somebody knows it by more than its address.
 //!
-//! Invariant: an extent of a pinned live block is not evicted. A pin is of an address: it ends with its block, or goes on with
+//! Invariant: an extent of a fixed live block is not evicted. An address is fixed: that ends with its block, or goes on with
 //! the next one there.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ impl GpuPool {
         Ok(())
     }
 
-    /// Takes one [`GpuPool::pin`] back.
+    /// Takes one [`GpuPool::fix`] back.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`] where nothing is pinned there.
@@ -54,7 +54,7 @@ impl GpuPool {
 
     pub(super) fn extents_of_pins(&self, pins: &Pins, domain: DomainId) -> FxHashSet<ExtentId> {
         let blocks = pins.keys().filter_map(|&address| self.block_of(domain, address).ok());
-        // One that was freed, and its addresses handed out as a part of another block, is no pin of that.
+        // One that was freed, and its addresses handed out as a part of another block, is not fixed by that.
         let whole = blocks.filter(|(base, _)| pins.contains_key(base));
         whole.flat_map(|(_, extents)| extents).collect()
     }

@@ -46,7 +46,7 @@ impl Reach {
         self.peers.lock().watched.union(DeviceSet::of(self.own))
     }
 
-    /// What new mappings are given; with a owner, those of its peer blocks.
+    /// What new mappings are given; with an owner, those of its peer blocks.
     pub(super) fn access(&self, owner: Option<DeviceId>) -> Vec<Access> {
         let others = owner.map_or_else(|| self.given(), DeviceSet::of);
         [self.own].into_iter().chain(others.iter()).map(read_write).collect()

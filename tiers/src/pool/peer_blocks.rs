@@ -107,7 +107,7 @@ mod tests {
             let writes = [Touch { address: block.address, size: block.size }];
             let time = Duration::from_millis(1);
             self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})?;
-            // As whoever copies for a owner does.
+            // As whoever copies for an owner does.
             let driver = self.pool.epochs.driver();
             let done = OwnedEvent::new(driver, PEERS[peer], EventKind::Plain)?;
             done.record(self.streams[peer].id())?;

@@ -53,7 +53,7 @@ impl Region {
     }
 
     /// The extents of the live block that an address lies in stay on their GPU until it is unpinned as often: somebody knows them by
-    /// more than their addresses, as a network card that they were registered with does. A pin ends with its block, or goes on with the
+    /// more than their addresses, as a network card that they were registered with does. That ends with its block, or goes on with the
     /// next one at its address.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Region {
         Ok(self.pool.fix(self.domain, address)?)
     }
 
-    /// Takes one [`Region::pin`] back.
+    /// Takes one [`Region::fix`] back.
     ///
     /// # Errors
     /// [`crate::PoolError::UnknownAddress`] where nothing is pinned.

@@ -105,12 +105,12 @@ impl Engine {
         }
         let _call = self.urgent_call(priority);
         if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
-            && (self.may_split(target, to.size()) || self.takes_turns(priority))
+            && (self.may_split(target, to.size()) || self.minds_others(priority))
         {
             // An answer that says nothing is no permission.
             match self.driver.capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
-                    return self.in_turn(Job { to, from, on, target, direction }, priority);
+                    return self.by_priority(Job { to, from, on, target, direction }, priority);
                 }
                 Ok(CaptureState::Active(capture))
                     if self.options.graphs && self.may_split(target, to.size()) =>
@@ -133,7 +133,7 @@ impl Engine {
         barriers.and_then(Barriers::urgent_call)
     }
 
-    /// The turn of a copy that is about to be enqueued.
+    /// What the priority of a copy that is about to be enqueued makes of it.
     pub(super) fn prioritized(
         &self,
         priority: Priority,
@@ -146,30 +146,30 @@ impl Engine {
     }
 
     /// Whether copies of a priority have to do with others' that may be under way.
-    fn takes_turns(&self, priority: Priority) -> bool {
+    fn minds_others(&self, priority: Priority) -> bool {
         let barriers = self.barriers.get();
         barriers.is_some_and(|barriers| priority == Priority::Background || barriers.is_needed())
     }
 
     /// A copy that may give way or be given way to: over the lanes of its stream, if they can be had.
-    fn in_turn(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
+    fn by_priority(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
         let mut prioritized = Some(self.prioritized(priority, job.direction, job.to.size()));
         if self.may_split(job.target, job.to.size())
-            && let Some(parts) = self.leased(job, &mut prioritized)?
+            && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
         {
             return Ok(Some(parts));
         }
         self.drift.begin();
-        // Gates are of links, and their GPUs' streams wait for them.
+        // Barriers are of links, and their GPUs' streams wait for them.
         match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
-            Some(prioritized) => self.native_in_turn(job, prioritized)?,
+            Some(prioritized) => self.native_by_priority(job, prioritized)?,
             None => self.native(job.to, job.from, job.on)?,
         }
         Ok(None)
     }
 
-    /// Splits a copy over the lanes of its stream, if they can be had; then its turn is taken too.
-    fn leased<'a>(
+    /// Splits a copy over the lanes of its stream, if they can be had; then its barriers are shut too.
+    fn over_lane_set<'a>(
         &'a self,
         job: Job<'_>,
         prioritized: &mut Option<Prioritized<'a>>,
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     /// A copy over the target's own link, on its own stream.
-    fn native_in_turn(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
+    fn native_by_priority(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
         let (mut sent, own) = (Bytes::ZERO, job.on.of_driver(&*self.driver));
         // Two operations a slice.
         let most = Bytes::new(prioritized.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));

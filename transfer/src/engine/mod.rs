@@ -108,7 +108,7 @@ pub struct Engine {
     load: Load,
     contention: Contention,
     relays: Arc<Relays>,
-    rests: Suspensions,
+    suspensions: Suspensions,
     lane_sets: LaneSets,
     marks: Arc<EventPool>,
     counters: Counters,
@@ -135,7 +135,7 @@ impl Engine {
         let engine = Engine {
             marks: EventPool::new(driver.clone()),
             relays: Arc::new(Relays::new(devices, options.relays, options.shared_gpus)),
-            rests: Suspensions::default(),
+            suspensions: Suspensions::default(),
             counters: Counters::new(devices),
             floor: AtomicU64::new(0),
             graph: RwLock::new(Arc::new(PathGraph::empty())),
@@ -162,7 +162,7 @@ impl Engine {
     }
 
     /// Makes the relays ready in the background: contexts, streams, events, slots. `after` is called on that
-    /// thread when they are, or cannot be. None rests any more.
+    /// thread when they are, or cannot be. None is suspended any more.
     ///
     /// # Errors
     /// [`crate::TransferError::NoThread`].

@@ -1,4 +1,4 @@
-//! Whose turn it is on the links: what the priority of a copy makes of its parts.
+//! What the priority of a copy makes of its parts on the links.
 //!
 //! ```text
 //!   Background        each part in slices, each slice behind the barrier of its link
@@ -8,7 +8,7 @@
 //! A copy engine stays with a stream that has work queued: on an H200, a copy beside another stream's queued slices of 4 MiB took
 //! tens of milliseconds instead of a tenth. So normal copies shut barriers too.
 //!
-//! Invariant: a barrier that a turn shut is opened by a stream behind the part, or by the turn's end.
+//! Invariant: a barrier that a copy shut is opened by a stream behind the part, or by the copy's end.
 
 use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, StreamRef};
@@ -63,7 +63,7 @@ impl<'a> Prioritized<'a> {
         }
     }
 
-    /// The turn of a copy of so many bytes that is about to be enqueued, over so many links at most.
+    /// Of a copy of so many bytes that is about to be enqueued, over so many links at most.
     pub(super) fn of(
         barriers: Option<&'a Barriers>,
         priority: Priority,

@@ -66,7 +66,7 @@ pub enum WhyUnsuspended {
     Refused,
 }
 
-/// What rests have come to.
+/// What suspensions have come to.
 #[derive(Debug, Default)]
 pub(super) struct Suspensions {
     state: Mutex<State>,
@@ -97,7 +97,7 @@ pub(super) struct Suspension {
     /// Recorded behind all work that what is out of reach may have.
     done: Option<Epoch>,
     tries: u32,
-    /// The last rest that was asked for.
+    /// The last suspension that was asked for.
     asked: u64,
 }
 
@@ -121,23 +121,23 @@ impl Suspensions {
 
 impl Engine {
     /// No copy takes these relays from its beginning on; when nothing is under way on them, their contexts and all that the engine
-    /// has there goes back, in the background. Those that rest already are tried again, if their contexts stayed. What cannot go
-    /// stays, and is told by [`Engine::stayed`]. Nothing is done where relays were never started.
+    /// has there goes back, in the background. Those that are suspended already are tried again, if their contexts stayed. What cannot go
+    /// stays, and is told by [`Engine::unsuspended`]. Nothing is done where relays were never started.
     pub fn suspend(&self, relays: DeviceSet) {
         if !self.worker.is_started() {
             return;
         }
         self.relays.suspend(relays);
         let asked = {
-            let mut state = self.rests.state.lock();
+            let mut state = self.suspensions.state.lock();
             state.asked += 1;
             state.asked
         };
         self.worker.suspend(asked);
     }
 
-    /// Makes the relays that rest ready again, in the background; those of which nothing was given up yet are ready at once.
-    /// `after` is called on that thread when they are, or cannot be; not at all where none rests.
+    /// Makes suspended relays ready again, in the background; those of which nothing was given up yet are ready at once.
+    /// `after` is called on that thread when they are, or cannot be; not at all where none is suspended.
     ///
     /// # Errors
     /// [`crate::TransferError::NoThread`].
@@ -148,18 +148,18 @@ impl Engine {
         self.start_relays(after)
     }
 
-    /// The relays that rest, or are to.
+    /// The relays that are suspended, or are to be.
     pub fn suspended(&self) -> DeviceSet {
         self.relays.suspended()
     }
 
-    /// The resting relays whose contexts are still there, and why, once all rests that were asked for are over, or so much time has
+    /// The suspended relays whose contexts are still there, and why, once all suspensions that were asked for are over, or so much time has
     /// passed.
     pub fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
         let until = Instant::now() + timeout;
-        let mut state = self.rests.state.lock();
+        let mut state = self.suspensions.state.lock();
         let asked = state.asked;
-        while state.over < asked && !self.rests.over.wait_until(&mut state, until).timed_out() {}
+        while state.over < asked && !self.suspensions.over.wait_until(&mut state, until).timed_out() {}
         let suspended = self.relays.suspended();
         let mut stayed: Vec<UnsuspendedRelay> =
             state.stayed.iter().filter(|stayed| suspended.contains(stayed.relay)).copied().collect();
@@ -180,12 +180,12 @@ impl Engine {
     fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
         let context = self.relays.cost(relay).map_or(Bytes::ZERO, |cost| cost.context);
         tracing::info!(target: "glake::transfer", %relay, %context, %why, "the context of a relay stays");
-        self.rests.note_unsuspended(UnsuspendedRelay { relay, context, why });
+        self.suspensions.note_unsuspended(UnsuspendedRelay { relay, context, why });
     }
 }
 
 impl Suspension {
-    /// So many rests were asked for by now: after a further one, what stayed is tried again.
+    /// So many suspensions were asked for by now: after a further one, what stayed is tried again.
     pub(super) fn ask(&mut self, asked: u64) {
         if asked > self.asked {
             (self.asked, self.told, self.tries) = (asked, DeviceSet::EMPTY, 0);
@@ -196,7 +196,7 @@ impl Suspension {
     pub(super) fn step(&mut self, engine: &Engine) -> bool {
         let more = self.go_on(engine);
         if !more {
-            engine.rests.end(self.asked);
+            engine.suspensions.end(self.asked);
         }
         more
     }
@@ -204,7 +204,7 @@ impl Suspension {
     fn go_on(&mut self, engine: &Engine) -> bool {
         let suspended = engine.relays.suspended();
         self.told = self.told.intersection(suspended);
-        // What woke meanwhile is made ready by what is missing there; what then was put to rest again begins anew.
+        // What was resumed meanwhile is made ready by what is missing there; what then was suspended again begins anew.
         self.going = self.going.intersection(suspended);
         self.begin(engine, suspended.without(self.told));
         if !engine.lane_sets.retire(engine, self.going, &mut self.lane_sets) {
@@ -322,8 +322,8 @@ impl Suspension {
                 Some(why) => engine.note_unsuspended(relay, why),
                 None => {
                     engine.relays.drop_cost(relay);
-                    engine.rests.forget(relay);
-                    tracing::debug!(target: "glake::transfer", %relay, "a relay rests");
+                    engine.suspensions.forget(relay);
+                    tracing::debug!(target: "glake::transfer", %relay, "a relay suspensions");
                 }
             }
         }

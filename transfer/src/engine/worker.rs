@@ -190,7 +190,7 @@ fn run(shared: &Shared, engine: &Weak<Engine>) {
         }
         more = suspension.step(&engine);
         if !engine.relays.ready().is_empty() {
-            // Those that were of relays at rest are gone.
+            // Those that were of suspended relays are gone.
             engine.make_lane_sets(forks);
         }
     }
@@ -249,7 +249,7 @@ impl Engine {
         for lane_set in self.lane_sets.snapshot() {
             self.add_lane(&lane_set, relay)?;
         }
-        // Where a rest was given up, some of it is there still.
+        // Where a suspension was given up, some of it is there still.
         let earlier = self.relays.cost(relay);
         let slots = match earlier {
             Some(RelayCost { slots, .. }) if !slots.is_zero() => slots,

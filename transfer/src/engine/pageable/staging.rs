@@ -115,7 +115,7 @@ impl StagingBuffers {
         place(streams, path)?.read().clone()
     }
 
-    /// Takes the gate of a relay from copies' next chunks.
+    /// Takes a relay's stream from copies' next chunks.
     pub(super) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
         place(&self.relays, device)?.write().take()
     }

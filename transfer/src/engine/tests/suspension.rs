@@ -1,4 +1,4 @@
-//! Relays that rest and wake: their contexts go and come back, whatever is copied meanwhile.
+//! Relays that are suspended and resumed: their contexts go and come back, whatever is copied meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +95,7 @@ fn contexts_go_and_come_back() {
         let costs = fixture.engine().relay_cost().len();
         for round in 0..50 {
             assert_eq!(fixture.suspend(), []);
-            // It rests already.
+            // It is suspended already.
             assert_eq!(fixture.suspend(), []);
             assert_eq!(
                 (fixture.contexts(), fixture.engine().suspended()),
@@ -241,7 +241,7 @@ fn a_fenced_relay_stays_fenced() {
     fixture.end();
 }
 
-/// Every call of the driver fails once, at rest and when it wakes.
+/// Every call of the driver fails once, when a relay is suspended and when it is resumed.
 #[test]
 fn every_call_may_fail_once() {
     use Verb::{
