@@ -323,14 +323,14 @@ fn four_links_take_a_region_out_and_bring_it_back() {
     let on = PoolStream::of(&*fixture.server.driver, GPU, Stream::LEGACY).unwrap();
     let blocks: Vec<Block> = (0..8).map(|_| region.malloc(size, on).unwrap()).collect();
     let link = Duration::from_secs_f64(all.get() as f64 / 55.5e9);
-    let transit = TransferContext { mover: &fixture.mover, checks: None };
+    let context = TransferContext { mover: &fixture.mover, checks: None };
     let timed = |work: &dyn Fn() -> Bytes| {
         let start = fixture.server.sim.now();
         assert_eq!(work(), all);
         link.as_secs_f64() / (fixture.server.sim.now() - start).as_secs_f64()
     };
-    let out = || region.shrink(Bytes::MAX, &fixture.host(), transit).unwrap().copied;
-    let back = || region.refill(Bytes::MAX, transit, &NoWait).unwrap().copied;
+    let out = || region.shrink(Bytes::MAX, &fixture.host(), context).unwrap().copied;
+    let back = || region.refill(Bytes::MAX, context, &NoWait).unwrap().copied;
     let [_, _, out, back] = [timed(&out), timed(&back), timed(&out), timed(&back)];
     println!("of one link: out {out:.2}, back {back:.2}");
     assert!(out >= 2.4 && back >= 3.0, "{out:.2} {back:.2}");

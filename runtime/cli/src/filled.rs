@@ -65,16 +65,16 @@ impl Filled {
     ///
     /// # Errors
     /// As [`Region::shrink`].
-    pub(crate) fn shrink(&self, to: &Store, transit: TransferContext<'_>) -> Result<Shrunk, RegionError> {
-        self.region.shrink(Bytes::MAX, to, transit)
+    pub(crate) fn shrink(&self, to: &Store, context: TransferContext<'_>) -> Result<Shrunk, RegionError> {
+        self.region.shrink(Bytes::MAX, to, context)
     }
 
     /// All of it comes back.
     ///
     /// # Errors
     /// As [`Region::refill`].
-    pub(crate) fn refill(&self, transit: TransferContext<'_>) -> Result<Refilled, RegionError> {
-        self.region.refill(Bytes::MAX, transit, &NoWait)
+    pub(crate) fn refill(&self, context: TransferContext<'_>) -> Result<Refilled, RegionError> {
+        self.region.refill(Bytes::MAX, context, &NoWait)
     }
 
     /// Compares every byte with what was written, and tells of one that differs.

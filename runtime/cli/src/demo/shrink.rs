@@ -214,14 +214,14 @@ impl Fixture {
     }
 
     fn shrink(&self) -> Result<Shrunk, DemoError> {
-        Ok(self.idle.shrink(&self.host, self.transit())?)
+        Ok(self.idle.shrink(&self.host, self.transfer_context())?)
     }
 
     fn refill(&self) -> Result<Refilled, DemoError> {
-        Ok(self.idle.refill(self.transit())?)
+        Ok(self.idle.refill(self.transfer_context())?)
     }
 
-    fn transit(&self) -> TransferContext<'_> {
+    fn transfer_context(&self) -> TransferContext<'_> {
         TransferContext { mover: &self.mover, checks: None }
     }
 

@@ -121,7 +121,7 @@ impl Regions {
         &self.flags
     }
 
-    fn freeing_of(&self, device: DeviceId) -> Option<&OngoingShrinks> {
+    fn ongoing_shrinks_of(&self, device: DeviceId) -> Option<&OngoingShrinks> {
         self.ongoing_shrinks.get(usize::try_from(device.0).ok()?)
     }
 }

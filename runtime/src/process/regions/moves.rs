@@ -207,18 +207,20 @@ impl Regions {
     /// Says what was moved, where it stopped in between too.
     fn shrink_one(&self, (slot, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
         let device = region.pool().device();
-        let _under_way = self.freeing_of(device).map(super::ongoing_shrinks::OngoingShrinks::begin);
+        let _under_way = self.ongoing_shrinks_of(device).map(super::ongoing_shrinks::OngoingShrinks::begin);
         let mover = self.stores.mover(device, Direction::FromGpu)?;
         let store = self.stores.store(ask.tier, device)?;
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
-        let transit = TransferContext { mover: &*mover, checks: checks.as_deref() };
-        let shrunk = region.shrink(*amount, &store, transit);
-        let (memory, copied, skipped) = match &shrunk {
-            Ok(Shrunk { freed, copied, skipped, .. }) => (*freed, *copied, &**skipped),
-            Err(RegionError::Stopped { moved, copied, .. }) => (*moved, *copied, &[][..]),
+        let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
+        let shrunk = region.shrink(*amount, &store, context);
+        let (memory, copied, resident, skipped) = match &shrunk {
+            Ok(Shrunk { freed, copied, resident, skipped }) => (*freed, *copied, *resident, &**skipped),
+            Err(RegionError::Stopped { moved, copied, resident, .. }) => {
+                (*moved, *copied, *resident, &[][..])
+            }
             Err(_) => return Ok(shrunk.map(|_| ())?),
         };
-        let (resident, evicted) = sizes(region);
+        let (_, evicted) = sizes(region);
         let skipped = skipped.iter().map(|&Skipped { address, size, reason }| SkippedExtent {
             device,
             address,
@@ -268,23 +270,23 @@ impl Regions {
         let refilled = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
             let no_device =
                 ProcessError::NoSuchDevice { device: device.0.into(), count: self.registry.devices.len() };
-            let ongoing_shrinks = self.freeing_of(device).ok_or(no_device)?;
+            let ongoing_shrinks = self.ongoing_shrinks_of(device).ok_or(no_device)?;
             let checks = self.stores.digests(verify, device)?;
-            let transit = TransferContext { mover: &*mover, checks: checks.as_deref() };
+            let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
             region
-                .refill(*amount, transit, &ongoing_shrinks.waiting())
+                .refill(*amount, context, &ongoing_shrinks.waiting())
                 .map_err(|error| self.no_room(region, error))
         });
         slot.settle(&self.flags, &self.gate);
         let refilled = refilled?;
-        let (resident, evicted) = sizes(region);
+        let (resident, _) = sizes(region);
         Ok(Moved {
             tag: slot.tag().to_owned(),
             device,
             memory: refilled.mapped,
             copied: refilled.copied,
             resident,
-            evicted,
+            evicted: refilled.evicted,
             place: None,
             skipped: Vec::new(),
         })

@@ -62,15 +62,15 @@ impl<'a> Field<'a> {
 
     /// All of it leaves.
     pub(super) fn shrink(&self) -> Result<Shrunk, BenchError> {
-        Ok(self.region.shrink(&self.store, self.transit())?)
+        Ok(self.region.shrink(&self.store, self.transfer_context())?)
     }
 
     /// All of it comes back.
     pub(super) fn refill(&self) -> Result<Refilled, BenchError> {
-        Ok(self.region.refill(self.transit())?)
+        Ok(self.region.refill(self.transfer_context())?)
     }
 
-    fn transit(&self) -> TransferContext<'_> {
+    fn transfer_context(&self) -> TransferContext<'_> {
         TransferContext { mover: self.harness.mover(), checks: self.harness.digests() }
     }
 
