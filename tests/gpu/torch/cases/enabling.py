@@ -91,7 +91,7 @@ class Enabling(unittest.TestCase):
             self.assertIn("expandable_segments", done.err, done.text())
 
     def test_silent_where_all_is_well(self):
-        done = fixture.code("import fixture, torch\nbed.enable()\nprint(float(torch.ones(1000, device='cuda').sum()))")
+        done = fixture.code("import fixture, torch\nfixture.enable()\nprint(float(torch.ones(1000, device='cuda').sum()))")
         self.assertEqual((done.code, done.out.strip(), done.err), (0, "1000.0", ""), done.text())
 
     def test_a_configuration_takes_effect(self):
@@ -139,7 +139,7 @@ class Enabling(unittest.TestCase):
     @fixture.only("compiled", "the plain backend builds nothing")
     def test_many_processes_build_at_once(self):
         with tempfile.TemporaryDirectory() as empty:
-            text = f"import sys; sys.path[:0] = [{str(fixture.HERE)!r}]\nimport fixture, torch\nbed.enable()\nprint(float(torch.ones(1000, device='cuda').sum()))"
+            text = f"import sys; sys.path[:0] = [{str(fixture.HERE)!r}]\nimport fixture, torch\nfixture.enable()\nprint(float(torch.ones(1000, device='cuda').sum()))"
             children = [fixture.start([sys.executable, "-c", text], XDG_CACHE_HOME=empty, HOME=empty) for _ in range(4)]
             for done in fixture.finish(children, 100):
                 self.assertEqual((done.code, done.out.strip()), (0, "1000.0"), done.text())
