@@ -1,5 +1,6 @@
 //! What stands behind a choice of device: NVIDIA's driver, or a model of a server to simulate.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use glake_device::topology::Topology;
@@ -20,6 +21,8 @@ pub enum Backend {
     Sim {
         /// The server.
         model: SimTopology,
+        /// The folder through which processes share its GPUs.
+        shared: Option<PathBuf>,
         /// Why it is not CUDA, where the choice was left open.
         instead_of: Option<DriverError>,
     },
@@ -47,11 +50,13 @@ impl Backend {
             DeviceChoice::Cuda => Ok(Backend::Cuda(Arc::new(Cuda::open()?))),
             DeviceChoice::Auto => match Cuda::open() {
                 Ok(cuda) => Ok(Backend::Cuda(Arc::new(cuda))),
-                Err(error) => Ok(Backend::Sim { model: load(DEFAULT_MODEL)?, instead_of: Some(error) }),
+                Err(error) => {
+                    Ok(Backend::Sim { model: load(DEFAULT_MODEL)?, shared: None, instead_of: Some(error) })
+                }
             },
-            DeviceChoice::Sim { topology } => {
+            DeviceChoice::Sim { topology, shared } => {
                 let model = load(topology.as_deref().unwrap_or(DEFAULT_MODEL))?;
-                Ok(Backend::Sim { model, instead_of: None })
+                Ok(Backend::Sim { model, shared: shared.clone(), instead_of: None })
             }
         }
     }
@@ -60,7 +65,10 @@ impl Backend {
     pub fn name(&self) -> String {
         match self {
             Backend::Cuda(_) => "cuda".to_owned(),
-            Backend::Sim { model, .. } => format!("sim:{}", model.name),
+            Backend::Sim { model, shared, .. } => {
+                let choice = DeviceChoice::Sim { topology: Some(model.name.clone()), shared: shared.clone() };
+                choice.to_string()
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // also in the functions that tests call
 
 use std::io::Read as _;
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
@@ -15,13 +16,15 @@ use glake_tiers::{Block, GpuPool, Import, PoolOptions, PoolStream};
 use glake_units::Bytes;
 
 const GPU: DeviceId = DeviceId(0);
-const NAME: &str = "GLAKE_TEST_SHARE_NAME";
+/// The folder through which the two processes share the GPU.
+const FOLDER: &str = "GLAKE_TEST_SHARE_FOLDER";
 /// Handle, offset and size of each block, a word each.
 const BLOCKS: &str = "GLAKE_TEST_SHARE_BLOCKS";
 
-fn driver(name: &str) -> Arc<dyn Driver> {
-    let topology = SimTopology::uniform(1, Bytes::mib(64));
-    let shared = Some(name.to_owned());
+fn driver(folder: &str) -> Arc<dyn Driver> {
+    let mut topology = SimTopology::uniform(1, Bytes::mib(64));
+    topology.gpus[0].context = Bytes::mib(2);
+    let shared = Some(PathBuf::from(folder));
     Arc::new(Simulator::new(SimOptions { topology, shared, ..SimOptions::default() }).unwrap())
 }
 
@@ -54,9 +57,9 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-fn other(test: &str, name: &str, blocks: &str) -> Command {
+fn other(test: &str, folder: &str, blocks: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "--nocapture", test]).env(NAME, name).env(BLOCKS, blocks);
+    command.args(["--ignored", "--exact", "--nocapture", test]).env(FOLDER, folder).env(BLOCKS, blocks);
     command
 }
 
@@ -67,8 +70,9 @@ fn assert_ran(child: &Output) {
 
 #[test]
 fn two_processes_see_the_same_bytes() {
-    let name = format!("share-{}", std::process::id());
-    let driver = driver(&name);
+    let made = tempfile::tempdir().unwrap();
+    let folder = made.path().to_str().unwrap();
+    let driver = driver(folder);
     let pool = pool(&driver);
     let stream = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let malloc = |size| pool.malloc(size, stream).unwrap();
@@ -86,7 +90,7 @@ fn two_processes_see_the_same_bytes() {
         let shared = share(&exporter, &pool, block);
         told += &format!("{} {} {} ", hex(&shared.handle), shared.offset.get(), block.size.get());
     }
-    assert_ran(&other("the_importer", &name, &told).output().unwrap());
+    assert_ran(&other("the_importer", folder, &told).output().unwrap());
     for (number, block) in blocks.iter().enumerate() {
         let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
         pool.read(block.address, &mut bytes).unwrap();
@@ -98,8 +102,8 @@ fn two_processes_see_the_same_bytes() {
 #[test]
 #[ignore = "run by another test"]
 fn the_importer() {
-    let (Ok(name), Ok(told)) = (std::env::var(NAME), std::env::var(BLOCKS)) else { return };
-    let epochs = Epochs::new(driver(&name));
+    let (Ok(folder), Ok(told)) = (std::env::var(FOLDER), std::env::var(BLOCKS)) else { return };
+    let epochs = Epochs::new(driver(&folder));
     let told: Vec<&str> = told.split_whitespace().collect();
     for (number, block) in told.chunks(3).enumerate() {
         let (handle, offset, size) = (unhex(block[0]), block[1].parse(), block[2].parse().map(Bytes::new));
@@ -115,9 +119,10 @@ fn the_importer() {
 
 #[test]
 fn an_exporter_that_ended_is_gone() {
-    let name = format!("share-gone-{}", std::process::id());
+    let made = tempfile::tempdir().unwrap();
+    let folder = made.path().to_str().unwrap();
     let mut child =
-        other("the_exporter", &name, "").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        other("the_exporter", folder, "").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = Vec::new();
     let mut output = child.stdout.take().unwrap();
     while !said.ends_with(b".") {
@@ -138,8 +143,8 @@ fn an_exporter_that_ended_is_gone() {
 #[test]
 #[ignore = "run by another test"]
 fn the_exporter() {
-    let Ok(name) = std::env::var(NAME) else { return };
-    let driver = driver(&name);
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let driver = driver(&folder);
     let pool = pool(&driver);
     let block = pool.malloc(Bytes::mib(3), PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap()).unwrap();
     let exporter = Exporter::new();

@@ -61,7 +61,7 @@ impl Fixture {
         let epochs = Epochs::new(driver.clone());
         let gpus: DeviceSet = links(topology).iter().map(|gpu| gpu.device).collect();
         let options = EngineOptions { relays: gpus, shared_gpus: true, ..EngineOptions::default() };
-        gpus.iter().for_each(|gpu| sim.hold_context(gpu));
+        gpus.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
         let engine = Engine::new(epochs.clone(), graph, options).unwrap();
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();

@@ -38,7 +38,7 @@ fn threads_sleep_while_there_is_nothing_to_do() {
     let gpus: DeviceSet = (0..4).map(DeviceId).collect();
     let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
-    (0..4).for_each(|gpu| sim.hold_context(DeviceId(gpu)));
+    (0..4).for_each(|gpu| sim.hold_context(DeviceId(gpu)).unwrap());
     let driver: Arc<dyn Driver> = sim;
     let epochs = Epochs::new(driver.clone());
     let options = EngineOptions { relays: gpus, shared_gpus: true, ..EngineOptions::default() };

@@ -41,7 +41,7 @@ impl Server {
         println!("{name}: {} trials in {:?}, {} without time", found.trials, found.took, found.unfinished);
         assert!(found.took <= BUDGET && found.excluded.is_empty(), "{name}: {found:?}");
         let gpus: DeviceSet = links.iter().map(|gpu| gpu.device).collect();
-        gpus.iter().for_each(|gpu| sim.hold_context(gpu));
+        gpus.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
         let engine = engine(&epochs, found.graph, gpus);
         Server { name, sim, driver, epochs, engine, gpus }
     }

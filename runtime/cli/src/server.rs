@@ -260,7 +260,7 @@ mod tests {
     use glake_runtime::config::Gpu;
 
     fn open(options: ServerOptions, config: &Config) -> Result<Server, ServerError> {
-        let backend = Backend::Sim { model: load("h200x4").unwrap(), instead_of: None };
+        let backend = Backend::Sim { model: load("h200x4").unwrap(), shared: None, instead_of: None };
         Server::open(&backend, config, options)
     }
 

@@ -1,6 +1,7 @@
 //! Which device to run on.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,8 @@ pub struct Device {
     pub choice: DeviceChoice,
 }
 
-/// `auto`, `cuda`, `sim` or `sim:` and the name or the file of a topology.
+/// `auto`, `cuda`, `sim`, or `sim:` and the name or the file of a topology; with `@` and a folder, whoever names the same
+/// folder shares the simulated GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
@@ -28,12 +30,14 @@ pub enum DeviceChoice {
     Sim {
         /// A topology's name (`h20x8`) or file; absent: `h200x4`, the one that was measured.
         topology: Option<String>,
+        /// The absolute path of a folder through which processes share the GPUs; absent: each has its own.
+        shared: Option<PathBuf>,
     },
 }
 
 /// Text that is not a [`DeviceChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a device: write auto, cuda, sim or sim:TOPOLOGY")]
+#[error("{text:?} is not a device: write auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER")]
 pub struct DeviceChoiceError {
     /// What was given.
     pub text: String,
@@ -43,16 +47,19 @@ impl FromStr for DeviceChoice {
     type Err = DeviceChoiceError;
 
     fn from_str(text: &str) -> Result<Self, DeviceChoiceError> {
-        match text {
-            "auto" => Ok(DeviceChoice::Auto),
-            "cuda" => Ok(DeviceChoice::Cuda),
-            "sim" => Ok(DeviceChoice::Sim { topology: None }),
-            _ => match text.strip_prefix("sim:") {
-                Some(name) if !name.trim().is_empty() => {
-                    Ok(DeviceChoice::Sim { topology: Some(name.to_owned()) })
-                }
-                _ => Err(DeviceChoiceError { text: text.to_owned() }),
-            },
+        // A folder begins with a slash, so that a topology's file may have an @ in its name.
+        let (device, shared) = match text.rsplit_once("@/") {
+            Some((device, folder)) => (device, Some(Path::new("/").join(folder))),
+            None => (text, None),
+        };
+        match (device, device.strip_prefix("sim:"), shared) {
+            ("auto", _, None) => Ok(DeviceChoice::Auto),
+            ("cuda", _, None) => Ok(DeviceChoice::Cuda),
+            ("sim", _, shared) => Ok(DeviceChoice::Sim { topology: None, shared }),
+            (_, Some(name), shared) if !name.trim().is_empty() => {
+                Ok(DeviceChoice::Sim { topology: Some(name.to_owned()), shared })
+            }
+            _ => Err(DeviceChoiceError { text: text.to_owned() }),
         }
     }
 }
@@ -76,8 +83,11 @@ impl fmt::Display for DeviceChoice {
         match self {
             DeviceChoice::Auto => f.write_str("auto"),
             DeviceChoice::Cuda => f.write_str("cuda"),
-            DeviceChoice::Sim { topology: None } => f.write_str("sim"),
-            DeviceChoice::Sim { topology: Some(name) } => write!(f, "sim:{name}"),
+            DeviceChoice::Sim { topology, shared } => {
+                f.write_str("sim")?;
+                topology.as_ref().map_or(Ok(()), |name| write!(f, ":{name}"))?;
+                shared.as_ref().map_or(Ok(()), |folder| write!(f, "@{}", folder.display()))
+            }
         }
     }
 }
@@ -88,14 +98,24 @@ mod tests {
 
     #[test]
     fn reads_back_what_it_prints() {
-        for text in ["auto", "cuda", "sim", "sim:h20x8", "sim:configs/topologies/mine.toml"] {
+        for text in [
+            "auto",
+            "cuda",
+            "sim",
+            "sim:h20x8",
+            "sim:configs/topologies/mine.toml",
+            "sim@/run/gpus",
+            "sim:a@b/c.toml@/x",
+        ] {
             assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn refuses_everything_else() {
-        for text in ["", "gpu", "CUDA", "sim:", "sim: ", "simulator"] {
+        for text in
+            ["", "gpu", "CUDA", "sim:", "sim: ", "simulator", "auto@/x", "cuda@/x", "sim:@/x", "sim@x"]
+        {
             assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
         }
     }

@@ -55,7 +55,7 @@ const VARIABLES: &[Variable] = &[
     Variable {
         names: &["GLAKE_DEVICE"],
         key: "device.choice",
-        allowed: "auto, cuda, sim or sim:TOPOLOGY",
+        allowed: "auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER",
         read: text,
     },
     Variable { names: &["GLAKE_LOG"], key: "log.filter", allowed: "a tracing filter", read: text },
@@ -263,7 +263,10 @@ mod tests {
         let config =
             load(&[("GLAKE_DEVICE", "sim:h20x8"), ("GLAKE_LOG", "debug"), ("GLAKE_MULTI_PATH", "1")])
                 .unwrap();
-        assert_eq!(config.device.choice, DeviceChoice::Sim { topology: Some("h20x8".to_owned()) });
+        assert_eq!(
+            config.device.choice,
+            DeviceChoice::Sim { topology: Some("h20x8".to_owned()), shared: None }
+        );
         assert_eq!(config.log.filter, "debug");
         assert!(config.transfer.multi_path && config.transfer.starts_relays());
         assert!(!load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path);
@@ -352,7 +355,7 @@ mod tests {
             ("defragment_level", "2", "0 or 1"),
             ("autoGC", "1.5", "a whole number of GB (2^30 bytes), at most 8589934591"),
             ("autoGC", "99999999999", "a whole number of GB (2^30 bytes), at most 8589934591"),
-            ("GLAKE_DEVICE", "gpu", "auto, cuda, sim or sim:TOPOLOGY"),
+            ("GLAKE_DEVICE", "gpu", "auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER"),
             ("GLAKE_LOG", "loud=very", "a tracing filter"),
             ("GLAKE_MULTI_PATH", "2", "0 or 1"),
         ] {

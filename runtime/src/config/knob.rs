@@ -108,7 +108,7 @@ pub const KNOBS: &[Knob] = &[
     Knob { key: "tiers.suspend_relays", allowed: "true or false", holds: |_| true },
     Knob {
         key: "device.choice",
-        allowed: "\"auto\", \"cuda\", \"sim\" or \"sim:TOPOLOGY\"",
+        allowed: "\"auto\", \"cuda\", \"sim\", \"sim:TOPOLOGY\" or \"sim:TOPOLOGY@/FOLDER\"",
         holds: |_| true,
     },
     Knob {

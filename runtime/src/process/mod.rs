@@ -159,12 +159,13 @@ impl Process {
         let name = backend.name();
         let (driver, mappings, links): (Arc<dyn Driver>, _, _) = match backend {
             Backend::Cuda(cuda) => (cuda, u64::MAX, None),
-            Backend::Sim { model, .. } => {
+            Backend::Sim { model, shared, .. } => {
                 // An alias cuts address space at its ends too.
                 let mappings = mapping_budget() / 5 * 4 / (model.gpus.len() as u64).max(1);
                 let links = Topology::from(&model);
                 let (clock, strict_ordering) = (Clock::Wall, false);
-                let options = SimOptions { topology: model, clock, strict_ordering, ..SimOptions::default() };
+                let options =
+                    SimOptions { topology: model, clock, strict_ordering, shared, ..SimOptions::default() };
                 (Arc::new(Simulator::new(options)?), mappings, Some(links))
             }
         };

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use glake_device::{DriverError, PointerKind};
+use glake_meter::Meter as _;
+use glake_sim::{SimMeter, load};
 
 use super::*;
 use crate::config::{Environment, Sources};
@@ -445,4 +447,30 @@ fn ranks_that_keep_relays_off_are_told_of_once_by_default() {
     assert_eq!(told("transfer.multi_path = true\ntransfer.local_ranks = 4"), 1);
     assert_eq!(told("transfer.local_ranks = 4"), 0, "nobody asked for relays");
     assert_eq!(told("transfer.multi_path = true\ntransfer.relays = true\ntransfer.local_ranks = 4"), 0);
+}
+
+/// Two processes of one folder, as two programs would be.
+#[test]
+fn who_names_a_folder_shares_its_gpus() {
+    let made = tempfile::tempdir().unwrap();
+    let folder = made.path().join("gpus");
+    let device = format!("sim:h200x4@{}", folder.display());
+    let environment = || Environment::from_iter([("GLAKE_DEVICE", device.as_str())]);
+    let start =
+        || Process::start(Sources { environment: environment(), ..Sources::default() }.load().unwrap());
+    let (one, two) = (start().unwrap(), start().unwrap());
+    assert_eq!(one.name(), device);
+    let most = Bytes::gib(80);
+    let address = one.malloc(0, most, STREAM).unwrap();
+    let error = two.malloc(0, most, STREAM).unwrap_err().to_string();
+    assert!(error.contains("out of memory"), "{error}");
+    two.malloc(1, most, STREAM).unwrap();
+
+    let meter = SimMeter::open(&folder, &load("h200x4").unwrap()).unwrap();
+    let own = || meter.read("0").unwrap().of_process(std::process::id());
+    assert!(own() >= most && own() <= most.saturating_add(Bytes::gib(3)), "with contexts of both: {}", own());
+    one.free(address).unwrap();
+    one.trim(Some(0), Bytes::ZERO).unwrap();
+    assert!(own() <= Bytes::gib(3), "{}", own());
+    two.malloc(0, most, STREAM).unwrap();
 }

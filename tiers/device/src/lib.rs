@@ -17,7 +17,6 @@ mod error;
 mod fault;
 mod ids;
 mod lag;
-mod nvml;
 pub mod owned;
 mod record;
 #[cfg(test)]

@@ -22,17 +22,24 @@ pub(super) struct Arena {
     spans: Spans,
     capacity: u64,
     used: u64,
+    /// What a context on it costs.
+    context: Bytes,
     /// Where several processes share the device, what is used in common.
     account: Option<Account>,
 }
 
 impl Arena {
-    pub(super) fn new(name: &str, capacity: Bytes, account: Option<Account>) -> Checked<Self> {
+    pub(super) fn new(
+        name: &str,
+        capacity: Bytes,
+        context: Bytes,
+        account: Option<Account>,
+    ) -> Checked<Self> {
         let capacity = capacity.get() / system::GRANULE * system::GRANULE;
         let length = capacity.saturating_mul(2);
         let file = system::memory_file(name, length, false)?;
         let base = system::map_whole(file.as_fd(), length)?;
-        Ok(Arena { file, base, length, spans: Spans::new(length), capacity, used: 0, account })
+        Ok(Arena { file, base, length, spans: Spans::new(length), capacity, used: 0, context, account })
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
@@ -80,6 +87,15 @@ impl Arena {
         if let Some(account) = &mut self.account {
             account.give(size);
         }
+    }
+
+    /// Counts a context.
+    pub(super) fn charge_context(&mut self) -> Checked<()> {
+        self.charge(self.context.get())
+    }
+
+    pub(super) fn credit_context(&mut self) {
+        self.credit(self.context.get());
     }
 
     pub(super) fn capacity(&self) -> Bytes {

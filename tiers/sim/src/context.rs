@@ -70,6 +70,7 @@ impl Current {
 }
 
 /// CUDA's numbers.
+const OUT_OF_MEMORY: u32 = 2;
 const INVALID_DEVICE: u32 = 101;
 const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const PEER_ACCESS_NOT_ENABLED: u32 = 705;
@@ -89,6 +90,8 @@ pub(super) struct Contexts {
     held: DeviceSet,
     /// Those that the program made besides the primary ones.
     of_program: HashSet<ContextId>,
+    /// Those whose memory is counted.
+    charged: HashSet<ContextId>,
     /// The context that each thread is in.
     current: HashMap<ThreadId, ContextId>,
     /// How many sets of our own, and contexts that the program made, there were.
@@ -96,7 +99,7 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    pub(super) fn hold(&mut self, device: DeviceId) {
+    fn hold(&mut self, device: DeviceId) {
         self.held = self.held.union(DeviceSet::of(device));
     }
 
@@ -107,7 +110,7 @@ impl Contexts {
     }
 
     /// The program makes a context.
-    pub(super) fn add_made(&mut self, device: DeviceId) -> SimContext {
+    fn add_made(&mut self, device: DeviceId) -> SimContext {
         self.numbered += 1;
         let made = SimContext { device, number: self.numbered };
         self.of_program.insert(Current::Made(made).context());
@@ -128,7 +131,35 @@ impl State {
         if !self.contexts.is_there(context) {
             return refuse(Address(0), Refusal::UnknownHandle);
         }
+        self.charge_context(context)?;
         self.contexts.made.insert(context);
+        Ok(())
+    }
+
+    /// A context's memory is taken, where it is not yet.
+    pub(super) fn charge_context(&mut self, context: ContextId) -> Checked<()> {
+        if !self.contexts.charged.contains(&context) {
+            self.world.memory.charge_context(context.device)?;
+            self.contexts.charged.insert(context);
+        }
+        Ok(())
+    }
+
+    /// The program makes a context besides the primary one.
+    pub(super) fn make_context(&mut self, device: DeviceId) -> Checked<SimContext> {
+        self.world.memory.device(device)?;
+        let made = self.contexts.add_made(device);
+        let context = Current::Made(made).context();
+        self.charge_context(context).inspect_err(|_| {
+            self.contexts.of_program.remove(&context);
+        })?;
+        Ok(made)
+    }
+
+    /// The program holds a device's primary context besides.
+    pub(super) fn hold_context(&mut self, device: DeviceId) -> Checked<()> {
+        self.charge_context(ContextId { device, kind: ContextKind::Primary })?;
+        self.contexts.hold(device);
         Ok(())
     }
 
@@ -172,11 +203,10 @@ impl State {
         }
         match self.world.memory.enable_peer_access(context, peer) {
             Err(_) => INVALID_DEVICE,
-            Ok(()) => {
-                self.contexts.hold(device);
-                self.contexts.hold(peer);
-                0
-            }
+            Ok(()) => match self.hold_context(device).and_then(|()| self.hold_context(peer)) {
+                Ok(()) => 0,
+                Err(_) => OUT_OF_MEMORY,
+            },
         }
     }
 
@@ -225,6 +255,9 @@ impl State {
             }
         } else if !self.has_context(context)? {
             self.world.memory.forget_peers(context.device);
+        }
+        if !self.has_context(context)? && self.contexts.charged.remove(&context) {
+            self.world.memory.credit_context(context.device);
         }
         Ok(())
     }

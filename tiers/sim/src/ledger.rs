@@ -1,223 +1,333 @@
 //! What several processes use of one simulated GPU, counted in common.
 //!
 //! ```text
-//!   /dev/shm/glake-sim-NAME-0     word 0: magic   word 1: capacity   words 2..: used, one a process
+//!   FOLDER/gpu-0    header: magic, capacity    then one slot an owner: pid, start time, bytes, when it was found dead
 //! ```
 //!
-//! Each process keeps its own memory, so a dead process's bytes are gone by themselves; only its count stays, and is
-//! ignored: a process holds a lock on the word of its slot for as long as it lives, which the operating system lets go
-//! of whatever way it dies. A lock on the first word guards changes.
+//! Each process keeps its own bytes, so a dead process's are gone by themselves; only what it counted stays. As a
+//! driver takes a while to give a dead process's memory back, so do the others: its count goes `reclaim` after somebody
+//! has first found it dead. A process is known by its id and by when it started, since ids are used again; one that has
+//! ended and that its parent has not waited for is dead. All who share a folder see each other's process ids.
 //!
-//! Invariant: the sum over the slots of live processes never passes the capacity.
+//! Invariants: what is counted never passes the capacity; only its owner changes a living owner's bytes; every change
+//! is made under the lock on the file, which the operating system lets go of whatever way a process dies. The file
+//! stays when its last user has gone: it belongs to whoever made the folder.
 
-use std::fs::{File, OpenOptions, remove_file};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"glakesim");
-const WORDS: usize = 512;
-const FIRST_SLOT: usize = 2;
+use glake_units::Bytes;
+
+use super::system::GRANULE;
+use super::topology::SimGpu;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"glakegpu");
+/// Words of the header, and of a slot.
+const WORDS: usize = 4;
+/// More owners than a GPU has.
+const SLOTS: usize = 255;
 const WORD: usize = size_of::<u64>();
+const LENGTH: usize = (1 + SLOTS) * WORDS * WORD;
 
-/// This process's share of a device that several use.
+/// One process's part of a GPU that several use.
 #[derive(Debug)]
 pub(super) struct Account {
-    file: File,
-    path: PathBuf,
+    ledger: Ledger,
     slot: usize,
-    capacity: u64,
+    owner: Owner,
     used: u64,
 }
 
+/// The file that the memory of one GPU is counted in.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    file: File,
+    capacity: u64,
+    reclaim: Duration,
+}
+
+/// A process, for as long as it lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Owner {
+    pid: u32,
+    /// Clock ticks from the machine's start to its own.
+    start: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Slot {
+    owner: Owner,
+    used: u64,
+    /// Nanoseconds since the machine's start; zero while nobody has found its owner dead.
+    found_dead: u64,
+}
+
+impl Ledger {
+    /// Opens, or makes, the file of a GPU.
+    pub(super) fn open(folder: &Path, index: usize, gpu: &SimGpu) -> io::Result<Self> {
+        let capacity = gpu.memory.get() / GRANULE * GRANULE;
+        let reclaim = Duration::from_secs_f64(gpu.reclaim.0.max(0.0) / 1e6);
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let path = folder.join(format!("gpu-{index}"));
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let ledger = Ledger { file, capacity, reclaim };
+        let _locked = Locked::new(&ledger.file)?;
+        if ledger.file.metadata()?.len() == 0 {
+            ledger.file.set_len(LENGTH as u64)?;
+            ledger.put(0, [MAGIC, capacity, 0, 0])?;
+        }
+        let bytes = ledger.file.metadata()?.len();
+        match ledger.words(0) {
+            Ok([MAGIC, known, ..]) if known == capacity && bytes == LENGTH as u64 => Ok(()),
+            Ok([MAGIC, known, ..]) => {
+                Err(format!("is of a GPU of {}, and not of {}", Bytes::new(known), Bytes::new(capacity)))
+            }
+            _ => Err("is not of a simulated GPU".to_owned()),
+        }
+        .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, format!("{} {why}", path.display())))?;
+        drop(_locked);
+        Ok(ledger)
+    }
+
+    pub(super) fn capacity(&self) -> Bytes {
+        Bytes::new(self.capacity)
+    }
+
+    /// What is used by all, and by each living process: its id and its bytes.
+    pub(super) fn read(&self) -> io::Result<(u64, Vec<(u32, u64)>)> {
+        let _locked = Locked::new(&self.file)?;
+        let slots = self.reclaimed()?;
+        let living = slots.iter().filter(|slot| slot.owner.pid != 0 && slot.found_dead == 0);
+        Ok((sum(&slots), living.map(|slot| (slot.owner.pid, slot.used)).collect()))
+    }
+
+    /// All slots, those of the dead marked and, after a while, cleared. Under the lock.
+    fn reclaimed(&self) -> io::Result<Vec<Slot>> {
+        let mut bytes = vec![0; LENGTH];
+        self.file.read_exact_at(&mut bytes, 0)?;
+        let (words, _) = bytes.as_chunks::<WORD>();
+        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let (rows, _) = words.as_chunks::<WORDS>();
+        let mut slots: Vec<Slot> = rows[1..].iter().copied().map(Slot::from).collect();
+        let now = now();
+        let reclaim = u64::try_from(self.reclaim.as_nanos()).unwrap_or(u64::MAX);
+        for (index, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.owner.pid != 0) {
+            let before = *slot;
+            if slot.found_dead == 0 && !slot.owner.is_alive() {
+                slot.found_dead = now;
+            }
+            if slot.found_dead != 0 && now.saturating_sub(slot.found_dead) >= reclaim {
+                *slot = Slot::default();
+            }
+            if *slot != before {
+                self.write(index, *slot)?;
+            }
+        }
+        Ok(slots)
+    }
+
+    fn write(&self, slot: usize, value: Slot) -> io::Result<()> {
+        self.put(1 + slot, [value.owner.pid.into(), value.owner.start, value.used, value.found_dead])
+    }
+
+    fn put(&self, row: usize, words: [u64; WORDS]) -> io::Result<()> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.file.write_all_at(&bytes, (row * WORDS * WORD) as u64)
+    }
+
+    fn words(&self, row: usize) -> io::Result<[u64; WORDS]> {
+        let mut words = [0; WORDS];
+        for (index, word) in words.iter_mut().enumerate() {
+            let mut bytes = [0; WORD];
+            self.file.read_exact_at(&mut bytes, ((row * WORDS + index) * WORD) as u64)?;
+            *word = u64::from_le_bytes(bytes);
+        }
+        Ok(words)
+    }
+}
+
 impl Account {
-    /// Opens the account of a process with the device `index` of the server `name`.
-    pub(super) fn open(name: &str, index: usize, capacity: u64) -> io::Result<Self> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        if name.is_empty() || !name.chars().all(plain) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a name is of letters, digits, - and _"));
-        }
-        let path = PathBuf::from(format!("/dev/shm/glake-sim-{name}-{index}"));
-        loop {
-            let mut options = OpenOptions::new();
-            let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-            let file = options.open(&path)?;
-            let _guard = Guard::new(&file)?;
-            // Whoever left last may have removed the file in between.
-            if file.metadata()?.nlink() == 0 {
-                continue;
-            }
-            if file.metadata()?.size() == 0 {
-                file.set_len((WORDS * WORD) as u64)?;
-                put(&file, 1, capacity)?;
-                put(&file, 0, MAGIC)?;
-            }
-            let words = read(&file)?;
-            if words[0] != MAGIC || words[1] != capacity {
-                let why = "the name belongs to a device of another size";
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
-            }
-            let free = (FIRST_SLOT..WORDS).find(|slot| lock(&file, *slot, libc::F_OFD_SETLK).is_ok());
-            let slot = free.ok_or(io::Error::from(io::ErrorKind::QuotaExceeded))?;
-            put(&file, slot, 0)?;
-            drop(_guard);
-            return Ok(Account { file, path, slot, capacity, used: 0 });
-        }
+    /// Opens this process's account with a GPU.
+    pub(super) fn open(ledger: Ledger) -> io::Result<Self> {
+        let owner = Owner::this_process()?;
+        let _locked = Locked::new(&ledger.file)?;
+        let free = ledger.reclaimed()?.iter().position(|slot| slot.owner.pid == 0);
+        let slot = free.ok_or(io::Error::from(io::ErrorKind::QuotaExceeded))?;
+        ledger.write(slot, Slot { owner, ..Slot::default() })?;
+        drop(_locked);
+        Ok(Account { ledger, slot, owner, used: 0 })
     }
 
     /// Takes memory; false where all processes together have too much.
     pub(super) fn take(&mut self, size: u64) -> io::Result<bool> {
-        let _guard = Guard::new(&self.file)?;
-        let mut words = read(&self.file)?;
-        let fits = |words: &[u64]| sum(words).checked_add(size).is_some_and(|all| all <= self.capacity);
-        if !fits(&words) {
-            self.bury(&mut words)?;
-        }
-        let fits = fits(&words);
+        let _locked = Locked::new(&self.ledger.file)?;
+        let used = sum(&self.ledger.reclaimed()?);
+        let fits = used.checked_add(size).is_some_and(|all| all <= self.ledger.capacity);
         if fits {
-            self.used += size;
-            put(&self.file, self.slot, self.used)?;
+            self.set(self.used + size)?;
         }
         Ok(fits)
     }
 
     /// Gives memory back.
     pub(super) fn give(&mut self, size: u64) {
-        self.used = self.used.saturating_sub(size);
-        // Only this process writes this word; where that fails others see too much, never too little.
-        let _ = put(&self.file, self.slot, self.used);
-    }
-
-    /// What all live processes use.
-    pub(super) fn used_by_all(&self) -> io::Result<u64> {
-        let _guard = Guard::new(&self.file)?;
-        let mut words = read(&self.file)?;
-        self.bury(&mut words)?;
-        Ok(sum(&words))
-    }
-
-    /// Clears the slots of dead processes.
-    fn bury(&self, words: &mut [u64]) -> io::Result<()> {
-        for (slot, used) in words.iter_mut().enumerate().skip(FIRST_SLOT) {
-            if *used != 0 && slot != self.slot && !is_locked(&self.file, slot)? {
-                *used = 0;
-                put(&self.file, slot, 0)?;
-            }
+        // Where that fails others see too much, never too little.
+        if let Ok(_locked) = Locked::new(&self.ledger.file) {
+            let _ = self.set(self.used.saturating_sub(size));
         }
-        Ok(())
+    }
+
+    /// What all processes use.
+    pub(super) fn used_by_all(&self) -> io::Result<u64> {
+        self.ledger.read().map(|(used, _)| used)
+    }
+
+    fn set(&mut self, used: u64) -> io::Result<()> {
+        self.used = used;
+        self.ledger.write(self.slot, Slot { owner: self.owner, used, found_dead: 0 })
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
-        let leave = || -> io::Result<()> {
-            let _guard = Guard::new(&self.file)?;
-            put(&self.file, self.slot, 0)?;
-            let others = (FIRST_SLOT..WORDS).filter(|slot| *slot != self.slot);
-            for slot in others {
-                if is_locked(&self.file, slot)? {
-                    return Ok(());
-                }
-            }
-            remove_file(&self.path)
-        };
-        // A file that stays behind is taken over by the next of its name.
-        let _ = leave();
+        // A forked child has the account of its parent, which goes on.
+        if self.owner.pid == std::process::id()
+            && let Ok(_locked) = Locked::new(&self.ledger.file)
+        {
+            let _ = self.ledger.write(self.slot, Slot::default());
+        }
     }
 }
 
-fn sum(words: &[u64]) -> u64 {
-    words[FIRST_SLOT..].iter().fold(0, |sum, used| sum.saturating_add(*used))
-}
+impl Owner {
+    fn this_process() -> io::Result<Owner> {
+        let pid = std::process::id();
+        let start =
+            started(pid).ok_or(io::Error::new(io::ErrorKind::NotFound, "/proc has no such process"))?;
+        Ok(Owner { pid, start })
+    }
 
-fn read(file: &File) -> io::Result<Vec<u64>> {
-    let mut bytes = [0; WORDS * WORD];
-    file.read_exact_at(&mut bytes, 0)?;
-    let (words, _) = bytes.as_chunks::<WORD>();
-    Ok(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
-}
-
-fn put(file: &File, word: usize, value: u64) -> io::Result<()> {
-    file.write_all_at(&value.to_le_bytes(), (word * WORD) as u64)
-}
-
-/// The lock on the first word, while it lives.
-struct Guard<'a>(&'a File);
-
-impl<'a> Guard<'a> {
-    fn new(file: &'a File) -> io::Result<Self> {
-        lock(file, 0, libc::F_OFD_SETLKW)?;
-        Ok(Guard(file))
+    fn is_alive(self) -> bool {
+        started(self.pid) == Some(self.start)
     }
 }
 
-impl Drop for Guard<'_> {
+impl From<[u64; WORDS]> for Slot {
+    fn from([pid, start, used, found_dead]: [u64; WORDS]) -> Slot {
+        let pid = u32::try_from(pid).unwrap_or(u32::MAX);
+        Slot { owner: Owner { pid, start }, used, found_dead }
+    }
+}
+
+/// When a process started, in clock ticks since the machine did; `None` where it has ended.
+fn started(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    let (_, fields) = text.rsplit_once(") ")?;
+    let mut fields = fields.split(' ');
+    let state = fields.next()?;
+    let start = fields.nth(18)?.parse().ok()?;
+    (!matches!(state, "Z" | "X" | "x")).then_some(start)
+}
+
+/// Nanoseconds since the machine's start, the same for every process; never zero.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: an out-parameter of this frame.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).max(1)
+}
+
+fn sum(slots: &[Slot]) -> u64 {
+    slots.iter().fold(0, |sum, slot| sum.saturating_add(slot.used))
+}
+
+/// The lock on a ledger's file, while it lives.
+struct Locked(File);
+
+impl Locked {
+    fn new(file: &File) -> io::Result<Self> {
+        file.lock()?;
+        file.try_clone().map(Locked)
+    }
+}
+
+impl Drop for Locked {
     fn drop(&mut self) {
-        let mut request = request(0, libc::F_UNLCK);
-        // SAFETY: unlocks a range of our own open file; the request outlives the call.
-        let _ = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_OFD_SETLK, &raw mut request) };
+        let _ = self.0.unlock();
     }
-}
-
-fn request(word: usize, kind: libc::c_int) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: (word * WORD) as libc::off_t,
-        l_len: WORD as libc::off_t,
-        l_pid: 0,
-    }
-}
-
-/// Takes the lock on a word for this open file.
-fn lock(file: &File, word: usize, command: libc::c_int) -> io::Result<()> {
-    loop {
-        let mut request = request(word, libc::F_WRLCK);
-        // SAFETY: locks a range of our own open file; the request outlives the call.
-        if unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut request) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-}
-
-/// Whether another open file holds the lock on a word.
-fn is_locked(file: &File, word: usize) -> io::Result<bool> {
-    let mut request = request(word, libc::F_WRLCK);
-    // SAFETY: asks about a range of our own open file; the request outlives the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut request) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(request.l_type != libc::F_UNLCK as libc::c_short)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Micros, SimTopology};
+
+    const RECLAIM: Duration = Duration::from_millis(5);
+    const MIB: u64 = 1 << 20;
+
+    fn ledger(folder: &Path, mib: u64) -> io::Result<Ledger> {
+        let mut gpu = SimTopology::uniform(1, Bytes::mib(mib)).gpus.remove(0);
+        gpu.reclaim = Micros(5000.0);
+        Ledger::open(folder, 0, &gpu)
+    }
+
+    fn account(folder: &Path) -> Account {
+        Account::open(ledger(folder, 100).unwrap()).unwrap()
+    }
 
     #[test]
-    fn accounts_share_a_capacity_and_the_dead_are_forgotten() {
-        let name = format!("ledger-test-{}", std::process::id());
-        let mut one = Account::open(&name, 0, 100).unwrap();
-        let mut two = Account::open(&name, 0, 100).unwrap();
-        assert!(Account::open(&name, 0, 99).is_err());
-        assert!(one.take(60).unwrap());
-        assert!(!two.take(50).unwrap());
-        assert!(two.take(40).unwrap());
-        assert_eq!(one.used_by_all().unwrap(), 100);
-        // As if the process had died: the count stays, the lock goes.
-        put(&one.file, 100, 55).unwrap();
-        assert_eq!(two.used_by_all().unwrap(), 100);
-        one.give(60);
-        assert!(two.take(60).unwrap());
+    fn accounts_share_a_capacity() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut one, mut two) = (account(folder.path()), account(folder.path()));
+        assert!(one.take(60 * MIB).unwrap());
+        assert!(!two.take(50 * MIB).unwrap());
+        assert!(two.take(40 * MIB).unwrap());
+        let pid = std::process::id();
+        assert_eq!(one.ledger.read().unwrap(), (100 * MIB, vec![(pid, 60 * MIB), (pid, 40 * MIB)]));
+        one.give(60 * MIB);
+        assert!(two.take(60 * MIB).unwrap());
         drop(two);
         assert_eq!(one.used_by_all().unwrap(), 0);
-        let path = one.path.clone();
-        drop(one);
-        assert!(!path.exists());
+    }
+
+    #[test]
+    fn memory_of_the_dead_comes_back_after_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut one = account(folder.path());
+        // As a process that died: its id may be used again, but it started at another time.
+        let dead = Owner { start: one.owner.start + 1, ..one.owner };
+        one.ledger.write(7, Slot { owner: dead, used: 70 * MIB, found_dead: 0 }).unwrap();
+        assert!(!one.take(60 * MIB).unwrap(), "it is not back yet");
+        assert_eq!(one.ledger.read().unwrap(), (70 * MIB, vec![(dead.pid, 0)]), "counted, but nobody's");
+        std::thread::sleep(RECLAIM);
+        assert!(one.take(60 * MIB).unwrap());
+        assert_eq!(one.used_by_all().unwrap(), 60 * MIB);
+    }
+
+    #[test]
+    fn one_that_nobody_waited_for_is_dead() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        while started(pid).is_some() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_file_of_another_gpu_is_refused_with_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(account(folder.path()));
+        let path = folder.path().join("gpu-0");
+        let error = ledger(folder.path(), 98).unwrap_err().to_string();
+        assert_eq!(error, format!("{} is of a GPU of 100.00 MiB, and not of 98.00 MiB", path.display()));
+        std::fs::write(&path, "text").unwrap();
+        let error = ledger(folder.path(), 100).unwrap_err().to_string();
+        assert_eq!(error, format!("{} is not of a simulated GPU", path.display()));
     }
 }

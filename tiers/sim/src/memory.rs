@@ -63,6 +63,18 @@ impl Memory {
         Ok((total.saturating_sub(used), total))
     }
 
+    /// Counts a context on a device.
+    pub(super) fn charge_context(&mut self, device: DeviceId) -> Checked<()> {
+        let index = self.device(device)?;
+        self.gpus[index].charge_context()
+    }
+
+    pub(super) fn credit_context(&mut self, device: DeviceId) {
+        if let Ok(index) = self.device(device) {
+            self.gpus[index].credit_context();
+        }
+    }
+
     /// The index of a device that exists.
     pub(super) fn device(&self, device: DeviceId) -> Checked<usize> {
         let index = device.0 as usize;

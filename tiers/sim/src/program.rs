@@ -11,10 +11,7 @@ use glake_device::{Address, DeviceId, Driver, Priority, Result, Stream, Verb};
 impl Simulator {
     /// The program makes a context besides the primary one.
     pub fn make_context(&self, device: DeviceId) -> Result<SimContext> {
-        self.ask(Verb::HasContext, |state| {
-            state.world.memory.device(device)?;
-            Ok(state.contexts.add_made(device))
-        })
+        self.ask(Verb::HasContext, |state| state.make_context(device))
     }
 
     /// The same server through a context that the program made: for its own calls, which name that context's device.
@@ -40,8 +37,8 @@ impl Simulator {
     }
 
     /// The program holds a device's context besides: it stays, whatever the driver gives up.
-    pub fn hold_context(&self, device: DeviceId) {
-        self.locked().contexts.hold(device);
+    pub fn hold_context(&self, device: DeviceId) -> Result<()> {
+        self.ask(Verb::HasContext, |state| state.hold_context(device))
     }
 
     /// The program lets a device into plain memory of a peer, as `cudaDeviceEnablePeerAccess` does. CUDA's number: 0,
@@ -74,7 +71,11 @@ impl Simulator {
     }
 
     fn alloc(&self, kind: Kind, device: DeviceId, size: Bytes) -> Result<Address> {
-        self.ask(Verb::Create, |state| state.world.memory.alloc(kind, device, size.get()))
+        self.ask(Verb::Create, |state| {
+            state.world.memory.device(device)?;
+            state.charge_context(ContextId { device, kind: ContextKind::Primary })?;
+            state.world.memory.alloc(kind, device, size.get())
+        })
     }
 
     /// Gives plain memory, a pool's or managed memory back. It waits for the primary context of its device first, as

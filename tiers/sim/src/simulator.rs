@@ -1,6 +1,7 @@
 //! The simulated device as a driver: one lock around the state, and what tests ask besides the verbs.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::context::{ContextId, ContextKind, Contexts};
 use super::denial::{Checked, Denial};
 use super::event::Events;
 use super::kernel::Modules;
-use super::ledger::Account;
+use super::ledger::{Account, Ledger};
 use super::memory::Memory;
 use super::request::{KernelRequest, Request};
 use super::route::Plumbing;
@@ -49,8 +50,9 @@ pub struct SimOptions {
     /// (`CUDA_DEVICE_MAX_CONNECTIONS`): work whose stream waits holds up what is issued later on the same queue, of
     /// other streams. None: each stream has its own.
     pub hardware_queues: Option<u32>,
-    /// A name under which processes share these GPUs: their memory is counted in common.
-    pub shared: Option<String>,
+    /// A folder through which processes share these GPUs: what they use is counted there in common, and a context costs
+    /// memory too ([`crate::SimGpu::context`]). None: each has its own, and contexts cost nothing.
+    pub shared: Option<PathBuf>,
 }
 
 impl Default for SimOptions {
@@ -128,10 +130,11 @@ impl Simulator {
         let timeline = Timeline::new(plumbing.capacity());
         for (index, gpu) in (0_u32..).zip(&topology.gpus) {
             let account = match &shared {
-                Some(name) => Some(Account::open(name, index as usize, gpu.memory.get())?),
+                Some(folder) => Some(Account::open(Ledger::open(folder, index as usize, gpu)?)?),
                 None => None,
             };
-            let arena = Arena::new(&format!("glake-arena-{index}"), gpu.memory, account)?;
+            let context = if shared.is_some() { gpu.context } else { Bytes::ZERO };
+            let arena = Arena::new(&format!("glake-arena-{index}"), gpu.memory, context, account)?;
             infos.push(DeviceInfo {
                 id: DeviceId(index),
                 name: gpu.name.clone(),
@@ -142,7 +145,7 @@ impl Simulator {
             arenas.push(arena);
             latencies.push((gpu.latency.0.max(0.0) * 1e3) as u64);
         }
-        let host = Arena::new("glake-arena-host", HOST_MEMORY, None)?;
+        let host = Arena::new("glake-arena-host", HOST_MEMORY, Bytes::ZERO, None)?;
         let exportable = topology.gpus.iter().map(|gpu| gpu.exportable).collect();
         let sockets = topology.gpus.iter().map(|gpu| gpu.socket + 1).max().unwrap_or(1);
         let world = World {

@@ -92,6 +92,22 @@ pub struct SimGpu {
     /// Whether its memory can be exported: not under WSL2.
     #[serde(default = "yes")]
     pub exportable: bool,
+    /// What a context costs, where processes share the GPU.
+    #[serde(default = "context")]
+    pub context: Bytes,
+    /// How long memory of a process that has died stays used, where processes share the GPU.
+    #[serde(default = "reclaim")]
+    pub reclaim: Micros,
+}
+
+/// As measured on an H200: a context, its modules and cuBLAS.
+fn context() -> Bytes {
+    Bytes::mib(640)
+}
+
+/// As measured on an H200 with 12 GiB.
+fn reclaim() -> Micros {
+    Micros(300_000.0)
 }
 
 impl SimTopology {
@@ -126,6 +142,8 @@ fn h200(memory: Bytes) -> SimGpu {
         local: Bandwidth(1980.0),
         latency: Micros(7.0),
         exportable: true,
+        context: context(),
+        reclaim: reclaim(),
     }
 }
 

@@ -43,18 +43,16 @@ impl Driver for Simulator {
 
     fn create(&self, size: Bytes, properties: ExtentProperties) -> Result<Handle> {
         self.ask(Verb::Create, |state| {
-            if let Place::Gpu(device) = properties.place {
-                state.alive(self.context(device))?;
-            }
+            let context = match properties.place {
+                Place::Gpu(device) => Some(self.context(device)),
+                Place::HostNuma(_) => None,
+            };
+            context.map_or(Ok(()), |context| state.use_context(context))?;
             let handle = state.world.memory.create(size.get(), properties)?;
-            match properties.place {
-                Place::Gpu(device) => {
-                    let context = self.context(device);
-                    state.world.memory.note_made(handle, context);
-                    state.use_context(context).map(|()| handle)
-                }
-                Place::HostNuma(_) => Ok(handle),
+            if let Some(context) = context {
+                state.world.memory.note_made(handle, context);
             }
+            Ok(handle)
         })
     }
 

@@ -32,7 +32,7 @@ impl Loaded {
         let mut config = config.clone();
         // A library takes no simulator where the choice is left open.
         if let (DeviceChoice::Auto, Backend::Sim { .. }) = (&config.device.choice, backend) {
-            config.device.choice = DeviceChoice::Sim { topology: None };
+            config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
         }
         config.pool.wait.epoch_interval_us = u64::from(u32::MAX);
         let text = toml::to_string(&config).map_err(BenchError::Unwritable)?;

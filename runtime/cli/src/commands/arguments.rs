@@ -39,7 +39,8 @@ pub struct Arguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Everywhere")]
 pub struct Global {
-    /// Device to run on: auto (CUDA where a driver answers, else the simulator), cuda, sim or sim:TOPOLOGY
+    /// Device to run on: auto (CUDA where a driver answers, else the simulator), cuda, sim or sim:TOPOLOGY; processes
+    /// that name the same @/FOLDER after sim share the simulated GPUs
     #[arg(long, global = true, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
     /// Settings from this TOML file [default: the file that GLAKE_CONFIG names, if any]

@@ -4,10 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use cudarc::driver::sys;
+use glake_meter::{Meter as _, Nvml};
 use glake_units::Bytes;
 
 use super::Cuda;
-use crate::{Access, Address, ExtentProperties, Handle, MemoryInfo, Place, Protection, Result, Verb, nvml};
+use crate::{
+    Access, Address, DeviceInfo, ExtentProperties, Handle, MemoryInfo, Place, Protection, Result, Verb,
+};
 
 const FD: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -16,7 +19,7 @@ pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
     if !cuda.has_context(device, Verb::MemoryInfo)? {
         // Half a GiB would go to the context that the driver wants for its answer.
         let described = cuda.describe(device)?;
-        if let Some(free) = nvml::free_memory(&described) {
+        if let Some(free) = free_by_nvml(&described) {
             return Ok(MemoryInfo { free, total: described.memory });
         }
     }
@@ -25,6 +28,14 @@ pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
     // SAFETY: out-parameters of this frame.
     unsafe { cuda.api.cuMemGetInfo_v2(&mut free, &mut total) }.of(Verb::MemoryInfo)?;
     Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
+}
+
+/// Memory of a device that nobody has taken, asked without a context; `None` where that is not known, as for a part of a
+/// GPU.
+fn free_by_nvml(device: &DeviceInfo) -> Option<Bytes> {
+    let memory = Nvml::open()?.read(device.pci.as_deref()?).ok()?;
+    let is_whole = memory.total.get().abs_diff(device.memory.get()) <= device.memory.get() / 16;
+    is_whole.then(|| memory.free())
 }
 
 pub(super) fn granularity(cuda: &Cuda, properties: ExtentProperties) -> Result<Bytes> {

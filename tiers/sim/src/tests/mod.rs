@@ -10,10 +10,12 @@ mod queues;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use glake_meter::{GpuMemory, Meter as _, MeterError, ProcessMemory};
 use glake_units::Bytes;
 
 use super::*;
@@ -325,18 +327,28 @@ fn wall_time_passes_by_itself() {
     assert!(before.elapsed() >= Duration::from_millis(5));
 }
 
-fn shared(name: &str) -> Simulator {
-    Simulator::new(SimOptions { shared: Some(name.to_owned()), ..SimOptions::default() }).unwrap()
+/// One GPU of 1 GiB, whose contexts cost 100 MiB and whose dead give back after 5 ms.
+fn small_server() -> SimTopology {
+    let mut topology = SimTopology::uniform(1, Bytes::gib(1));
+    topology.gpus[0].context = Bytes::mib(100);
+    topology.gpus[0].reclaim = Micros(5000.0);
+    topology
 }
 
-const NAME: &str = "GLAKE_TEST_NAME";
+fn shared(folder: &Path) -> Simulator {
+    let options =
+        SimOptions { topology: small_server(), shared: Some(folder.to_owned()), ..SimOptions::default() };
+    Simulator::new(options).unwrap()
+}
+
+const FOLDER: &str = "GLAKE_TEST_FOLDER";
 const MEMORY: &str = "GLAKE_TEST_MEMORY";
 
 #[test]
-fn processes_share_a_name_and_memory() {
-    let name = format!("test-{}", std::process::id());
-    let sim = shared(&name);
-    mapped(&sim, 600, &[GPU]);
+fn processes_share_a_folder_and_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let sim = shared(folder.path());
+    mapped(&sim, 500, &[GPU]);
     let size = Bytes::mib(2);
     let handle = sim.create(size, ExtentProperties { exportable: true, ..properties() }).unwrap();
     let at = map(&sim, handle, size, &[GPU]);
@@ -346,26 +358,52 @@ fn processes_share_a_name_and_memory() {
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "tests::the_other_process"])
-        .envs([(NAME, name.as_str()), (MEMORY, path.as_str())])
+        .env(FOLDER, folder.path())
+        .env(MEMORY, path)
         .output()
         .unwrap();
     assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{child:?}");
     let mut found = [0; 10];
     sim.read_now(GPU, at, &mut found).unwrap();
     assert_eq!(&found, b"from there");
-    // It died with 400 MiB, which are free again.
+    // It died with a context and 300 MiB, which are free again after a while.
+    let meter = SimMeter::open(folder.path(), &small_server()).unwrap();
+    let own = ProcessMemory { pid: std::process::id(), used: Bytes::mib(602) };
+    assert_eq!(meter.read("0").unwrap().processes, [own]);
+    std::thread::sleep(Duration::from_millis(5));
     assert_eq!(sim.memory_info(GPU).unwrap().free, Bytes::mib(1024 - 602));
+    assert_eq!(
+        meter.read("0").unwrap(),
+        GpuMemory { total: Bytes::gib(1), used: own.used, processes: vec![own] }
+    );
+    assert!(matches!(meter.read("1"), Err(MeterError::Unknown { .. })));
 }
 
-/// The other side of the test above.
+#[test]
+fn a_context_that_does_not_fit_is_refused_and_takes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (shared(folder.path()), shared(folder.path()));
+    mapped(&one, 900, &[GPU]);
+    assert!(two.stream_create(GPU, Priority::Normal).unwrap_err().is_out_of_memory());
+    assert!(two.make_context(GPU).unwrap_err().is_out_of_memory());
+    assert!(two.hold_context(GPU).unwrap_err().is_out_of_memory());
+    assert!(!two.has_context(GPU).unwrap());
+    assert_eq!(one.memory_info(GPU).unwrap().free, Bytes::mib(24));
+    drop(one);
+    two.stream_create(GPU, Priority::Normal).unwrap();
+    assert_eq!(two.memory_info(GPU).unwrap().free, Bytes::mib(924));
+}
+
+/// The other side of `processes_share_a_folder_and_memory`.
 #[test]
 #[ignore = "run by another test"]
 fn the_other_process() {
-    let (Ok(name), Ok(memory)) = (std::env::var(NAME), std::env::var(MEMORY)) else { return };
-    let sim = shared(&name);
+    let (Ok(folder), Ok(memory)) = (std::env::var(FOLDER), std::env::var(MEMORY)) else { return };
+    let sim = shared(Path::new(&folder));
     assert_eq!(sim.memory_info(GPU).unwrap().free, Bytes::mib(1024 - 602));
-    assert!(sim.create(Bytes::mib(600), properties()).unwrap_err().is_out_of_memory());
-    mapped(&sim, 400, &[GPU]);
+    assert!(sim.create(Bytes::mib(400), properties()).unwrap_err().is_out_of_memory());
+    assert_eq!(sim.memory_info(GPU).unwrap().free, Bytes::mib(1024 - 702), "its context costs memory too");
+    mapped(&sim, 300, &[GPU]);
     let memory = File::options().read(true).write(true).open(memory).unwrap();
     let handle = sim.import(memory.as_fd()).unwrap();
     let at = map(&sim, handle, Bytes::mib(2), &[GPU]);

@@ -58,7 +58,7 @@ impl Fixture {
         let relays = if options.relays.is_empty() { gpus } else { options.relays };
         // A program has a context on its GPU; on every one where they are shared.
         let used = if options.shared_gpus { gpus } else { DeviceSet::of(GPU) };
-        used.iter().for_each(|gpu| sim.hold_context(gpu));
+        used.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
         let shared = options.shared_gpus;
         let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
         used.iter().for_each(|gpu| engine.want_resources(gpu));

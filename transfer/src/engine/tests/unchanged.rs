@@ -269,7 +269,7 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
     };
     takes(all);
     // The first sign that the program uses one.
-    fixture.sim.hold_context(OTHER);
+    fixture.sim.hold_context(OTHER).unwrap();
     takes(all.without(DeviceSet::of(OTHER)));
     // What the engine had there goes back.
     assert_eq!(fixture.engine().unsuspended(Duration::from_secs(60)), []);

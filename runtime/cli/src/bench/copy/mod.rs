@@ -213,7 +213,7 @@ impl Bench {
         let simulated = matches!(backend, Backend::Sim { .. });
         // A library takes no simulator where the choice is left open.
         if let (DeviceChoice::Auto, true) = (&config.device.choice, simulated) {
-            config.device.choice = DeviceChoice::Sim { topology: None };
+            config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
         }
         let paths = options.paths.unwrap_or(u32::MAX);
         // This program is one, whoever launched it.

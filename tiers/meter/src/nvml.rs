@@ -1,0 +1,128 @@
+//! NVIDIA's management library, where the machine has it.
+
+use std::collections::BTreeMap;
+
+use glake_units::{Bandwidth, Bytes};
+use nvml_wrapper::Device;
+use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+
+use crate::{GpuMemory, Meter, MeterError, ProcessMemory};
+
+/// The name that a machine with a driver and no toolkit has.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// More links than a GPU has: 18 on Hopper and Blackwell.
+const MOST_LINKS: u32 = 36;
+/// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: what one link carries each way, in MB/s.
+const SPEED: FieldId = FieldId(90);
+
+/// NVIDIA's management library.
+#[derive(Debug)]
+pub struct Nvml(nvml_wrapper::Nvml);
+
+/// The active NVLinks of one GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NvLinks {
+    /// For each link, the PCI address of what it ends at; empty where the machine hides it, as some hide switches.
+    pub remotes: Vec<String>,
+    /// What one link carries each way, where that is told.
+    pub speed: Option<Bandwidth>,
+}
+
+impl Nvml {
+    /// Opens the library; `None` where there is none, or no driver.
+    pub fn open() -> Option<Nvml> {
+        nvml_wrapper::Nvml::builder().lib_path(LIBRARY.as_ref()).init().ok().map(Nvml)
+    }
+
+    /// The links of the GPU at a PCI address; `None` where there is no such GPU.
+    pub fn nv_links(&self, pci: &str) -> Option<NvLinks> {
+        let device = self.0.device_by_pci_bus_id(pci).ok()?;
+        let mut remotes = Vec::new();
+        for link in 0..MOST_LINKS {
+            let link = device.link_wrapper_for(link);
+            if link.is_active().unwrap_or(false) {
+                remotes
+                    .push(link.remote_pci_info().map(|info| pci_address(&info.bus_id)).unwrap_or_default());
+            }
+        }
+        let samples = device.field_values_for(&[SPEED]).unwrap_or_default();
+        let value = samples.into_iter().next().and_then(Result::ok).and_then(|sample| sample.value.ok());
+        let speed = match value {
+            Some(SampleValue::U32(megabytes)) => Some(f64::from(megabytes) / 1000.0),
+            Some(SampleValue::U64(megabytes)) => {
+                u32::try_from(megabytes).ok().map(|mb| f64::from(mb) / 1000.0)
+            }
+            _ => None,
+        };
+        Some(NvLinks { remotes, speed: speed.filter(|speed| *speed > 0.0).map(Bandwidth) })
+    }
+}
+
+impl Meter for Nvml {
+    fn gpus(&self) -> Vec<String> {
+        let count = self.0.device_count().unwrap_or(0);
+        let address = |index| Some(pci_address(&self.0.device_by_index(index).ok()?.pci_info().ok()?.bus_id));
+        (0..count).filter_map(address).collect()
+    }
+
+    fn read(&self, gpu: &str) -> Result<GpuMemory, MeterError> {
+        let failed = |source| MeterError::Nvml { gpu: gpu.to_owned(), source };
+        let device = self.0.device_by_pci_bus_id(gpu).map_err(|error| match error {
+            NvmlError::NotFound | NvmlError::InvalidArg => {
+                MeterError::Unknown { gpu: gpu.to_owned(), known: self.gpus() }
+            }
+            other => failed(other),
+        })?;
+        let memory = device.memory_info().map_err(failed)?;
+        let processes = processes(&device).map_err(failed)?;
+        Ok(GpuMemory { total: Bytes::new(memory.total), used: Bytes::new(memory.used), processes })
+    }
+}
+
+/// Who uses a GPU to compute or to draw: a process that does both is listed twice by NVML, with the same sum.
+fn processes(device: &Device<'_>) -> Result<Vec<ProcessMemory>, NvmlError> {
+    let mut found = BTreeMap::new();
+    for process in device.running_compute_processes()?.into_iter().chain(device.running_graphics_processes()?)
+    {
+        if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
+            let known: &mut u64 = found.entry(process.pid).or_default();
+            *known = bytes.max(*known);
+        }
+    }
+    Ok(found.into_iter().map(|(pid, used)| ProcessMemory { pid, used: Bytes::new(used) }).collect())
+}
+
+/// A PCI address in one spelling: NVML writes domains with eight digits, the kernel with four.
+pub fn pci_address(text: &str) -> String {
+    let text = text.to_ascii_lowercase();
+    match text.split_once(':') {
+        Some((domain, rest)) if domain.len() == 8 => format!("{}:{rest}", &domain[4..]),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_in_one_spelling() {
+        assert_eq!(pci_address("00000000:3B:00.0"), "0000:3b:00.0");
+        assert_eq!(pci_address("0000:3b:00.0"), "0000:3b:00.0");
+    }
+
+    #[test]
+    fn what_nvml_tells_is_whole() {
+        let Some(nvml) = Nvml::open() else {
+            println!("SKIPPED: no NVML");
+            return;
+        };
+        for gpu in nvml.gpus() {
+            let memory = nvml.read(&gpu).unwrap();
+            assert!(memory.used <= memory.total && !memory.total.is_zero(), "{gpu}: {memory:?}");
+        }
+        assert!(matches!(nvml.read("ffff:ff:1f.0"), Err(MeterError::Unknown { .. })));
+    }
+}
