@@ -10,7 +10,7 @@ use glake_device::owned::OwnedEvent;
 use glake_transfer::{CopyHandle, UserStream};
 use rustc_hash::FxHashMap;
 
-use super::{ProcessError, Result};
+use super::super::{ProcessError, Result};
 use crate::sync::Mutex;
 
 /// A copy that somebody waits for.
@@ -25,7 +25,7 @@ pub(super) enum Pending {
 
 /// Those that were not waited for yet.
 #[derive(Debug, Default)]
-pub(super) struct PendingCopies {
+pub(in super::super) struct PendingCopies {
     last: AtomicU64,
     copies: Mutex<FxHashMap<u64, Slot>>,
 }
@@ -62,7 +62,7 @@ impl PendingCopies {
 
     /// How many handles there are.
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(in super::super) fn len(&self) -> usize {
         self.copies.lock().len()
     }
 

@@ -49,12 +49,12 @@ thread_local! {
     static OWN_STREAMS: [Cell<Option<Own>>; OWN] = const { [const { Cell::new(None) }; OWN] };
 }
 
-/// The streams of a process.
+/// The handles that a process has seen. Its owner is shared, so that the seats lie there without a pointer between.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct StreamHandles {
     /// Tells the processes of one program apart, of which tests have several.
     process: u32,
-    seats: Box<[Seat; SEATS]>,
+    seats: [Seat; SEATS],
     known: RwLock<Table>,
 }
 
@@ -65,12 +65,11 @@ struct Table {
     handles: FxHashMap<StreamKey, Stream>,
 }
 
-impl Streams {
+impl StreamHandles {
     pub(super) fn new() -> Self {
         static PROCESSES: AtomicU32 = AtomicU32::new(0);
-        let seats = Box::new([const { Seat::empty() }; SEATS]);
         let process = PROCESSES.fetch_add(1, Ordering::Relaxed);
-        Streams { process, seats, known: RwLock::default() }
+        StreamHandles { process, seats: [const { Seat::empty() }; SEATS], known: RwLock::default() }
     }
 
     /// The stream of a handle, for the calling thread.
@@ -181,10 +180,10 @@ mod tests {
 
     use super::*;
 
-    fn two() -> (Arc<Recorder>, Streams) {
+    fn two() -> (Arc<Recorder>, StreamHandles) {
         let topology = SimTopology::uniform(2, Bytes::gib(1));
         let simulator = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
-        (Arc::new(Recorder::measured(Arc::new(simulator))), Streams::new())
+        (Arc::new(Recorder::measured(Arc::new(simulator))), StreamHandles::new())
     }
 
     fn asked(driver: &Recorder) -> u64 {

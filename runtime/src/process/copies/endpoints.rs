@@ -9,27 +9,32 @@
 //! nothing that a copy could count on. Host memory that was
 //! pinned a few copies before is not asked for again (`pinned`), where the driver's own copies follow, or parts of one.
 
-use glake_device::owned::{DeviceSet, Side};
+use std::sync::Arc;
+
+use glake_device::owned::{DeviceSet, LentCopy, Side};
 use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
 use glake_tiers::GpuPool;
 use glake_transfer::Benefit;
 use glake_transfer::graph::Direction;
 use glake_units::Bytes;
 
-use super::{Process, Result};
+use super::super::Result;
+use super::super::device_registry::DeviceRegistry;
+use super::super::streams::Streams;
+use super::pinned::PinnedRanges;
 
 /// Where it begins, and how long it is.
 type Range = (Address, Bytes);
 
 /// What memory is, and whose streams may touch it without a copy in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub(in super::super) struct Endpoint {
     /// What it is.
-    pub kind: PointerKind,
+    pub(in super::super) kind: PointerKind,
     /// Those devices.
-    pub reach: DeviceSet,
+    pub(in super::super) reach: DeviceSet,
     /// Whether it is pool memory: others than those devices cannot touch it at all.
-    pub is_pool: bool,
+    pub(in super::super) is_pool: bool,
 }
 
 impl Endpoint {
@@ -37,27 +42,30 @@ impl Endpoint {
     const PINNED: Endpoint = Endpoint { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false };
 
     /// Whether streams of a device can take part in a copy of it.
-    pub fn is_open_to(&self, device: DeviceId) -> bool {
+    pub(super) fn is_open_to(&self, device: DeviceId) -> bool {
         !self.is_pool || self.reach.contains(device)
     }
 
     /// What ranges like this one have in common.
-    pub fn side(&self) -> Side {
+    pub(super) fn side(&self) -> Side {
         Side { kind: self.kind, reach: self.reach }
     }
 
     /// Whether a copy between these is one between host memory and a GPU's.
-    pub fn is_other_side_of(&self, other: &Endpoint) -> bool {
+    pub(in super::super) fn is_other_side_of(&self, other: &Endpoint) -> bool {
         let on_host = |end: &Endpoint| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
         let [own, others] = [self, other].map(|end| (end.kind.device().is_some(), on_host(end)));
         own.0 && others.1 || own.1 && others.0
     }
 }
 
+/// Where a copy goes, and where it comes from.
+pub(in super::super) type Ends = (Endpoint, Endpoint);
+
 /// The ends of the copies of one call: memory that was found once is not asked for again.
 #[derive(Debug)]
-pub struct EndsOfMany<'p> {
-    process: &'p Process,
+pub(in super::super) struct EndsOfMany<'e> {
+    endpoints: &'e Endpoints,
     /// The last is the one that was found last.
     known: Vec<(Range, Endpoint)>,
     /// Where the ends of the last copy lay, where that is known.
@@ -68,11 +76,11 @@ pub struct EndsOfMany<'p> {
 const KNOWN: usize = 8;
 
 impl EndsOfMany<'_> {
-    /// What both ends of a copy are, as [`Process::end_of`] tells.
+    /// What both ends of a copy are, as [`Endpoints::end_of`] tells.
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn of(&mut self, request: &CopyRequest) -> Result<Option<(Endpoint, Endpoint)>> {
+    pub(in super::super) fn of(&mut self, request: &CopyRequest) -> Result<Option<Ends>> {
         let (to, from) = (self.end(0, request.to, request.size)?, self.end(1, request.from, request.size)?);
         Ok(to.zip(from))
     }
@@ -81,22 +89,21 @@ impl EndsOfMany<'_> {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn parts(&mut self, request: &CopyRequest) -> Result<Vec<(CopyRequest, (Endpoint, Endpoint))>> {
-        let (mut parts, mut left) = (Vec::new(), vec![*request]);
+    pub(super) fn parts(&mut self, copy: LentCopy) -> Result<Vec<(LentCopy, Ends)>> {
+        let (mut parts, mut left) = (Vec::new(), vec![copy]);
         while let Some(part) = left.pop() {
-            match self.of(&part)? {
-                _ if part.size.is_zero() => {}
+            let size = part.request().size;
+            match self.of(&part.request())? {
+                _ if size.is_zero() => {}
                 Some(ends) => parts.push((part, ends)),
                 // A range ends where its first and its last byte differ: looked for by halves.
                 None => {
-                    let half = Bytes::new(part.size.get() / 2);
-                    let at = |start: Address| Address(start.0.wrapping_add(half.get()));
+                    let half = Bytes::new(size.get() / 2);
                     if half.is_zero() {
                         continue;
                     }
-                    let size = part.size.saturating_sub(half);
-                    left.push(CopyRequest { to: at(part.to), from: at(part.from), size });
-                    left.push(CopyRequest { size: half, ..part });
+                    left.extend(part.part(half, size.saturating_sub(half)));
+                    left.extend(part.part(Bytes::ZERO, half));
                 }
             }
         }
@@ -108,7 +115,7 @@ impl EndsOfMany<'_> {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn alike(&mut self, requests: &[CopyRequest]) -> Result<(Option<(Endpoint, Endpoint)>, usize)> {
+    pub(in super::super) fn alike(&mut self, requests: &[CopyRequest]) -> Result<(Option<Ends>, usize)> {
         let Some(first) = requests.iter().position(|request| !request.size.is_zero()) else {
             return Ok((None, requests.len()));
         };
@@ -141,7 +148,7 @@ impl EndsOfMany<'_> {
     }
 
     fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
-        let (end, range) = self.process.found(start, size)?;
+        let (end, range) = self.endpoints.found(start, size)?;
         if let (Some(end), Some(range)) = (end, range) {
             if self.known.len() == KNOWN {
                 self.known.remove(0);
@@ -167,12 +174,24 @@ fn holds((from, whole): Range, start: Address, size: Bytes) -> bool {
     end.is_some_and(|end| end <= whole.get())
 }
 
-impl Process {
+/// What is known of memory: that of pools by their ranges, and of other memory what the driver was last asked.
+#[derive(Debug)]
+pub(in super::super) struct Endpoints {
+    registry: Arc<DeviceRegistry>,
+    streams: Arc<Streams>,
+    pinned: PinnedRanges,
+}
+
+impl Endpoints {
+    pub(super) fn new(registry: &Arc<DeviceRegistry>, streams: &Arc<Streams>) -> Endpoints {
+        Endpoints { registry: registry.clone(), streams: streams.clone(), pinned: PinnedRanges::default() }
+    }
+
     /// What a range of memory is; `None` where it is not of one kind, or leaves the allocation or registration that it begins in.
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn end_of(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
+    pub(in super::super) fn end_of(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         Ok(self.found(start, size)?.0)
     }
 
@@ -181,13 +200,13 @@ impl Process {
         if let Some(pool) = self.pool_of(start, size) {
             return Ok((Some(end_of_pool(pool)), Some(pool.range())));
         }
-        let PointerAttributes { kind, range } = self.driver.pointer_attributes(start)?;
+        let PointerAttributes { kind, range } = self.registry.epochs.driver().pointer_attributes(start)?;
         let in_one = range.is_some_and(|range| holds(range, start, size));
         let is_one = match (kind, start.checked_add(size.get().saturating_sub(1))) {
             _ if in_one => true,
             (_, None) | (PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, _) => false,
             // Mapped memory may be many handles side by side, and of memory that the driver does not know it tells no range.
-            (_, Some(last)) => self.driver.pointer_attributes(last)?.kind == kind,
+            (_, Some(last)) => self.registry.epochs.driver().pointer_attributes(last)?.kind == kind,
         };
         let reach = match kind {
             // Who may touch what others mapped only they know.
@@ -207,12 +226,12 @@ impl Process {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn both_ends(
+    pub(in super::super) fn both_ends(
         &self,
         request: &CopyRequest,
         on: Stream,
         anyway: bool,
-    ) -> Result<Option<(Endpoint, Endpoint)>> {
+    ) -> Result<Option<Ends>> {
         let size = request.size;
         let pool_end = |start| self.pool_of(start, size).map(end_of_pool);
         let (to, from) = (pool_end(request.to), pool_end(request.from));
@@ -246,7 +265,11 @@ impl Process {
         Ok(to.zip(from).filter(|_| gains))
     }
 
-    /// As [`Process::end_of`]; what is pinned is remembered.
+    fn captures(&self, raw: Stream) -> Result<bool> {
+        self.streams.is_captured(self.streams.user(raw)?)
+    }
+
+    /// As [`Endpoints::end_of`]; what is pinned is remembered.
     fn seen(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.found(start, size)?;
         if let (Some(Endpoint { kind: PointerKind::Pinned, .. }), Some(range)) = (end, range) {
@@ -255,38 +278,38 @@ impl Process {
         Ok(end)
     }
 
-    /// As [`Process::end_of`], for many.
-    pub fn ends(&self) -> EndsOfMany<'_> {
-        EndsOfMany { process: self, known: Vec::with_capacity(KNOWN), last: [None; 2] }
+    /// As [`Endpoints::end_of`], for many.
+    pub(in super::super) fn many(&self) -> EndsOfMany<'_> {
+        EndsOfMany { endpoints: self, known: Vec::with_capacity(KNOWN), last: [None; 2] }
     }
 
     #[inline]
     fn pool_of(&self, start: Address, size: Bytes) -> Option<&GpuPool> {
-        let mut pools = self.devices.iter().filter_map(|memory| Some(&*memory.started()?.pool));
+        let mut pools = self.registry.devices.iter().filter_map(|memory| Some(&*memory.started()?.pool));
         pools.find(|pool| holds(pool.range(), start, size))
     }
 
     /// The device whose pool an address lies in. No driver call.
     #[inline]
-    pub fn pool_owner(&self, at: Address) -> Option<DeviceId> {
+    pub(in super::super) fn pool_owner(&self, at: Address) -> Option<DeviceId> {
         self.pool_of(at, Bytes::new(1)).map(GpuPool::device)
     }
 
     /// The device whose streams may make a copy that those of `device` may not, where that is so: it is between pool memory
     /// that `device` was given no access to, and memory of which nothing is known. No driver call.
     #[inline]
-    pub fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Option<DeviceId> {
+    pub(in super::super) fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Option<DeviceId> {
         let may = self.reach_of(request.to, device).intersection(self.reach_of(request.from, device));
         if may.contains(device) { None } else { may.iter().next() }
     }
 
     /// Whether streams of any device may make a copy, as far as pools are asked.
     #[inline]
-    pub fn is_open_to_all(&self, request: &CopyRequest) -> bool {
+    pub(in super::super) fn is_open_to_all(&self, request: &CopyRequest) -> bool {
         let open = |start| match self.pool_of(start, Bytes::new(1)) {
             Some(pool) => {
                 let reach = pool.peers().union(DeviceSet::of(pool.device()));
-                self.devices.iter().all(|memory| reach.contains(memory.info.id))
+                self.registry.devices.iter().all(|memory| reach.contains(memory.info.id))
             }
             None => true,
         };
