@@ -31,6 +31,9 @@ mod device;
 mod device_registry;
 mod engine;
 mod error;
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod fixture;
 mod gate;
 mod history;
 mod imports;

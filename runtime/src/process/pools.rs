@@ -153,3 +153,53 @@ impl Pools {
         memory.started().ok_or(ProcessError::UnknownPool { device: memory.id(), id })
     }
 }
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use super::super::fixture::Parts;
+    use super::*;
+
+    const ID: PoolId = PoolId(4, 0);
+
+    #[test]
+    fn a_pool_lives_as_long_as_its_owners() {
+        let Parts { pools, .. } = Parts::new();
+        assert!(
+            matches!(pools.end(0, ID), Err(ProcessError::UnknownPool { .. })),
+            "its device has not started"
+        );
+        assert_eq!(pools.owners(0, ID).unwrap(), 0);
+        pools.create(0, ID).unwrap();
+        pools.begin(0, ID, None).unwrap();
+        pools.end(0, ID).unwrap();
+        assert_eq!((pools.owners(0, ID).unwrap(), pools.owners(1, ID).unwrap()), (2, 0));
+        pools.release(0, ID).unwrap();
+        pools.release(0, ID).unwrap();
+        assert!(matches!(pools.trim(0, ID), Err(ProcessError::UnknownPool { .. })));
+        assert!(matches!(pools.create(5, ID), Err(ProcessError::NoSuchDevice { device: 5, .. })));
+    }
+
+    #[test]
+    fn a_restore_makes_the_blocks_of_its_checkpoint_live_again() {
+        let Parts { pools, registry, streams, sim, .. } = Parts::new();
+        pools.create(0, ID).unwrap();
+        let started = pools.named(0, ID).unwrap();
+        let domain = started.private.domain(&started.pool, ID).unwrap();
+        let stream = streams.of(&*sim, glake_device::DeviceId(0), Stream(0)).unwrap();
+        let block = started.pool.malloc_in(domain, Bytes::mib(20), stream).unwrap().address;
+        let live = || {
+            let mut live = Vec::new();
+            pools.blocks(0, ID, |address, _| live.push(address)).unwrap();
+            live
+        };
+        let checkpoint = pools.checkpoint(0, ID).unwrap();
+        registry.observers.keep_history(true, 10, false);
+        started.pool.free(block).unwrap();
+        assert_eq!(live(), []);
+        pools.restore(&checkpoint).unwrap();
+        assert_eq!(live(), [block]);
+        let kept = registry.observers.history.of(started.pool.device());
+        assert_eq!(kept.last().map(|event| (event.action, event.pool)), Some((Action::Alloc, ID)));
+    }
+}

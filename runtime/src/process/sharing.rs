@@ -101,3 +101,36 @@ impl Sharing {
         self.exporter.exports()
     }
 }
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use super::super::fixture::Parts;
+    use super::*;
+
+    #[test]
+    fn a_block_is_shared_once_and_forgotten_when_it_goes() {
+        let parts = Parts::new();
+        let block = parts.block(0, Bytes::mib(20));
+        let (handle, offset) = parts.sharing.share(block).unwrap();
+        let (same, inside) = parts.sharing.share(Address(block.0 + 5)).unwrap();
+        assert_eq!((same, inside), (handle.clone(), offset.saturating_add(Bytes::new(5))));
+        assert_eq!(parts.sharing.exports(), 1);
+        let base = parts.sharing.open(&handle, 1).unwrap();
+        parts.sharing.close(base).unwrap();
+        assert!(matches!(parts.sharing.close(base), Err(ProcessError::NotOpen { .. })));
+        parts.sharing.forget_block(block);
+        assert_eq!(parts.sharing.exports(), 0);
+        assert!(matches!(parts.sharing.share(Address(1)), Err(ProcessError::InNoBlock { .. })));
+        parts.sharing.stop();
+    }
+
+    #[test]
+    fn a_peer_is_a_device_that_there_is() {
+        let Parts { sharing, registry, .. } = Parts::new();
+        sharing.enable_peer(0, 1).unwrap();
+        let started = registry.device(1).unwrap().started().unwrap();
+        assert!(started.pool.peers().contains(glake_device::DeviceId(0)));
+        assert!(sharing.enable_peer(0, 2).is_err() && sharing.enable_peer(-1, 0).is_err());
+    }
+}

@@ -184,3 +184,82 @@ fn goes((to, from): &Ends, way: Option<Direction>) -> bool {
         Some(Direction::FromGpu) => is_host(to.kind),
     }
 }
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use glake_device::owned::DeviceSet;
+    use glake_device::{Address, Stream};
+    use glake_transfer::Priority;
+
+    use super::super::super::fixture::Parts;
+    use super::super::endpoints::Endpoint;
+    use super::*;
+
+    const SIZE: Bytes = Bytes::mib(8);
+
+    fn ask(stream: Stream) -> CopyAsk {
+        let (device, priority) = (None, Priority::Normal);
+        CopyAsk { stream, device, priority, blocking: false, verify: false, direct: false, waited: false }
+    }
+
+    fn kinds(ends: Option<Ends>) -> Option<(PointerKind, PointerKind)> {
+        ends.map(|(to, from)| (to.kind, from.kind))
+    }
+
+    #[test]
+    fn a_copy_is_the_engine_s_between_host_and_gpu_where_it_is_large_and_goes_the_way() {
+        let parts = Parts::new();
+        let (block, other) = (parts.block(0, SIZE), parts.block(0, SIZE));
+        let host = vec![0_u8; 8 << 20];
+        let host = Address(host.as_ptr() as u64);
+        let (stream, gpu) =
+            (parts.streams.create(0).unwrap(), PointerKind::Device { device: DeviceId(0), mapped: true });
+        let decided = |request: CopyRequest, ask: &CopyAsk, way| {
+            kinds(parts.copies.decide_try(&request, ask, way).unwrap())
+        };
+        let there = CopyRequest { to: block, from: host, size: SIZE };
+        let back = CopyRequest { to: host, from: block, size: SIZE };
+        let ask = ask(stream);
+        assert_eq!(decided(there, &ask, None), Some((gpu, PointerKind::Pageable)));
+        for (request, own, wrong) in
+            [(there, Direction::ToGpu, Direction::FromGpu), (back, Direction::FromGpu, Direction::ToGpu)]
+        {
+            assert!(
+                decided(request, &ask, Some(own)).is_some() && decided(request, &ask, Some(wrong)).is_none()
+            );
+        }
+        assert_eq!(decided(there, &CopyAsk { direct: true, ..ask }, None), None);
+        assert_eq!(decided(CopyRequest { size: Bytes::kib(4), ..there }, &ask, None), None);
+        assert_eq!(decided(CopyRequest { from: other, ..there }, &ask, None), None, "it stays on the GPU");
+        let far = CopyAsk { stream: parts.streams.create(1).unwrap(), ..ask };
+        assert_eq!(decided(there, &far, None), None, "the stream's device may not touch the block");
+    }
+
+    #[test]
+    fn what_is_captured_is_refused_to_who_blocks_and_to_nobody_else() {
+        let parts = Parts::new();
+        let (block, host) = (parts.block(0, SIZE), vec![0_u8; 8 << 20]);
+        let request = CopyRequest { to: block, from: Address(host.as_ptr() as u64), size: SIZE };
+        let stream = parts.streams.create(0).unwrap();
+        parts.sim.begin_capture(DeviceId(0), stream).unwrap();
+        let blocks = CopyAsk { blocking: true, ..ask(stream) };
+        let refused = parts.copies.decide_try(&request, &blocks, None).unwrap_err();
+        assert!(matches!(refused, ProcessError::Captured { .. }) && is_early(&refused), "{refused}");
+        assert!(parts.copies.decide_try(&request, &ask(stream), None).unwrap().is_some());
+        assert!(
+            parts.copies.refuse_native(&blocks).is_err() && parts.copies.refuse_native(&ask(stream)).is_ok()
+        );
+    }
+
+    #[test]
+    fn sides_are_host_and_gpu_and_open_to_the_stream() {
+        let end = |kind, is_pool| Endpoint { kind, reach: DeviceSet::of(DeviceId(0)), is_pool };
+        let gpu = end(PointerKind::Device { device: DeviceId(0), mapped: true }, true);
+        let (pinned, managed) = (end(PointerKind::Pinned, false), end(PointerKind::Managed, false));
+        let taken = |device, ends| sides(DeviceId(device), Some(ends)).is_some();
+        assert!(taken(0, (gpu, pinned)) && taken(0, (pinned, gpu)));
+        assert!(!taken(1, (gpu, pinned)) && !taken(0, (gpu, gpu)) && !taken(0, (pinned, pinned)));
+        assert!(!taken(0, (gpu, managed)) && sides(DeviceId(0), None).is_none());
+    }
+}

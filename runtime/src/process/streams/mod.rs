@@ -198,3 +198,43 @@ impl Streams {
         self.registry.epochs.driver()
     }
 }
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use super::super::fixture::Parts;
+    use super::*;
+
+    #[test]
+    fn a_stream_that_was_made_here_is_destroyed_once() {
+        let parts = Parts::new();
+        let raw = parts.streams.create(1).unwrap();
+        assert_eq!(parts.streams.device_of(raw).unwrap(), DeviceId(1));
+        let key = parts.streams.user(raw).unwrap().id;
+        assert_eq!(parts.streams.handle(StreamKey(key.0)), Some(raw));
+        parts.streams.synchronize(None, raw).unwrap();
+        assert!(parts.streams.destroy(0, raw).is_err(), "of another device");
+        parts.streams.destroy(1, raw).unwrap();
+        assert!(matches!(parts.streams.destroy(1, raw), Err(ProcessError::UnknownStream { .. })));
+        assert!(matches!(parts.streams.create(2), Err(ProcessError::NoSuchDevice { device: 2, count: 2 })));
+    }
+
+    #[test]
+    fn the_default_handles_are_a_device_s_for_one_call() {
+        let parts = Parts::new();
+        let device_of = |raw| parts.streams.device_of(raw).unwrap().0;
+        let inner =
+            |device| parts.streams.with_default_of(Some(DeviceId(device)), || device_of(Stream(0))).unwrap();
+        let both = parts.streams.with_default_of(Some(DeviceId(1)), || {
+            let before = device_of(Stream::PER_THREAD);
+            (before, inner(0), device_of(Stream::LEGACY))
+        });
+        assert_eq!(both.unwrap(), (1, 0, 1));
+        assert_eq!(device_of(Stream(0)), 0);
+        let own = parts.streams.create(0).unwrap();
+        let named = parts.streams.with_default_of(Some(DeviceId(1)), || device_of(own));
+        assert_eq!(named.unwrap(), 0, "a handle that names a stream is that stream's");
+        let mut called = false;
+        assert!(parts.streams.with_default_of(Some(DeviceId(7)), || called = true).is_err() && !called);
+    }
+}

@@ -127,6 +127,11 @@ fn random_cycles_beside_threads_that_allocate() {
                     process.regions().gate().end_use(used).unwrap();
                 }
             }
+            // No call that moves these is under way: the gate says of them what their extents say.
+            let views = process.regions().views().unwrap();
+            let evicted = views.into_iter().filter(|view| view.evicted > Bytes::ZERO).map(|view| view.tag);
+            let evicted: std::collections::BTreeSet<String> = evicted.collect();
+            assert!(process.regions().gate().view().closed.iter().eq(&evicted), "{evicted:?}");
         }
         over.store(true, Ordering::Relaxed);
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect::<Vec<_>>()
