@@ -9,7 +9,7 @@ use glake_abi::{
 use glake_device::{DeviceId, Stream};
 use glake_runtime::process::CopyAsk;
 use glake_transfer::Priority;
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 
 use crate::block;
 use crate::status::Failure;

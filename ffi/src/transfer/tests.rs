@@ -14,7 +14,7 @@ use glake_device::{
 };
 use glake_runtime::config::{Environment, Sources};
 use glake_runtime::process::{CopyAsk, Form as CallForm, Process};
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 
 use super::flags;

@@ -140,7 +140,7 @@ impl Environment {
     /// Where the user's files are: below everything that anybody sets.
     pub(super) fn places(&self) -> Option<Setting> {
         let path = |name| self.get(name).map(Path::new);
-        let folder = glake_transfer::graph::cache::folder(path("XDG_CACHE_HOME"), path("HOME"))?;
+        let folder = glake_transfer::paths::cache::folder(path("XDG_CACHE_HOME"), path("HOME"))?;
         let name = if path("XDG_CACHE_HOME").is_some_and(|cache| folder.starts_with(cache)) {
             "XDG_CACHE_HOME"
         } else {

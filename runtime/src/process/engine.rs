@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, DeviceInfo, Driver, PointerKind};
-use glake_transfer::graph::{Direction, PathGraph};
+use glake_transfer::paths::{Direction, PathGraph};
 use glake_transfer::{Benefit, Engine, EngineOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;

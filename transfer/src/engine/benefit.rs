@@ -3,8 +3,9 @@
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
-use super::{Engine, pageable};
-use crate::graph::{Direction, LEAST_STAGED};
+use crate::Engine;
+use crate::kinds::pageable;
+use crate::paths::{Direction, LEAST_STAGED};
 
 /// What a copy has to be for the engine to gain by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

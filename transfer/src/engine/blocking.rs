@@ -7,13 +7,13 @@ use glake_device::owned::{self, DeviceSet, OwnedStream, Pages, Registration, Spa
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::parts::Parts;
-use super::{CopyOptions, Engine, Priority, UserStream};
+use crate::engine::parts::Parts;
+use crate::{CopyOptions, Engine, Priority, UserStream};
 use crate::{Result, TransferError};
 
 /// Pinned memory that two sides are compared in, made when first needed.
 #[derive(Debug, Default)]
-pub(super) struct Scratch(Mutex<Option<[Arc<Registration>; 2]>>);
+pub(crate) struct Scratch(Mutex<Option<[Arc<Registration>; 2]>>);
 
 /// What is compared at a time.
 const PIECE: Bytes = Bytes::mib(4);
@@ -39,7 +39,7 @@ impl Engine {
     }
 
     /// Copies again what lost relays carried.
-    pub(super) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+    pub(crate) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         // Where it has become another stream's, all of this copy's work on it was seen done.
         let lane_set = parts.lane_set.upgrade().filter(|lane_set| lane_set.is_of_stream(on.id));
         let mut state = lane_set.as_ref().map(|lane_set| (lane_set, lane_set.state.lock()));

@@ -24,42 +24,23 @@
 //! - A copy creates nothing, but for the thread that the first background one starts and the events of `deferred`. It takes no lock
 //!   but its lane set's, and tables' for a moment; the driver is never called under a table's.
 
-mod barriers;
 mod benefit;
 mod blocking;
-mod broadcast;
-mod capture;
-mod contention;
-mod copy;
-mod counters;
-mod deferred;
-mod drift;
-mod endpoints;
-mod event_pool;
-mod fork;
+pub(crate) mod counters;
+pub(crate) mod endpoints;
+pub(crate) mod event_pool;
+pub(crate) mod fork;
 mod handle;
-mod kernels;
-mod lane;
-mod lane_set;
-mod lane_sets;
+pub(crate) mod lane;
 mod options;
-mod pageable;
-mod parts;
+pub(crate) mod parts;
 mod pinned;
-mod prioritized;
-mod relays;
 mod resources;
-mod scatter;
-mod slots;
-mod staged;
 mod statistics;
 mod stream;
-mod suspension;
-mod target;
 #[cfg(test)]
 mod tests;
-mod urgent_calls;
-mod worker;
+pub(crate) mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -69,61 +50,60 @@ use glake_device::{DeviceId, Driver, StreamId};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
-use barriers::Barriers;
+use crate::kinds::captured::Captures;
+use crate::kinds::kernels::Kernels;
+use crate::kinds::pageable::Pageable;
+use crate::links::lane_sets::LaneSets;
+use crate::links::relays::Relays;
+use crate::links::suspension::Suspensions;
+use crate::schedule::barriers::Barriers;
+use crate::schedule::contention::Contention;
+use crate::schedule::drift::Drift;
 pub use benefit::Benefit;
 use blocking::Scratch;
-use capture::Captures;
-use contention::Contention;
 use counters::Counters;
-use drift::Drift;
 use event_pool::EventPool;
 pub use handle::CopyHandle;
-use kernels::Kernels;
-use lane_sets::LaneSets;
 pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
-use pageable::Pageable;
-use relays::Relays;
 pub use statistics::{PathStatistics, Statistics};
 pub use stream::UserStream;
-use suspension::Suspensions;
-pub use suspension::{UnsuspendedRelay, WhyUnsuspended};
 use worker::Worker;
 
 use crate::Result;
-use crate::graph::{Load, PathGraph};
+use crate::paths::{Load, PathGraph};
 
 /// Copies bytes between host and GPUs.
 #[derive(Debug)]
 pub struct Engine {
-    epochs: Arc<Epochs>,
-    driver: Arc<dyn Driver>,
+    pub(crate) epochs: Arc<Epochs>,
+    pub(crate) driver: Arc<dyn Driver>,
     /// The clock of contexts of our own, in which relays work.
-    own: Arc<Epochs>,
-    options: EngineOptions,
+    pub(crate) own: Arc<Epochs>,
+    pub(crate) options: EngineOptions,
     /// How many the driver shows.
-    devices: usize,
-    graph: RwLock<Arc<PathGraph>>,
+    pub(crate) devices: usize,
+    pub(crate) graph: RwLock<Arc<PathGraph>>,
     /// Smaller copies are native, whatever their target.
-    floor: AtomicU64,
-    load: Load,
-    contention: Contention,
-    relays: Arc<Relays>,
-    suspensions: Suspensions,
-    lane_sets: LaneSets,
-    marks: Arc<EventPool>,
-    counters: Counters,
-    scratch: Scratch,
-    kernels: Kernels,
-    captures: Captures,
-    pageable: Pageable,
+    pub(crate) floor: AtomicU64,
+    pub(crate) load: Load,
+    pub(crate) contention: Contention,
+    pub(crate) relays: Arc<Relays>,
+    pub(crate) suspensions: Suspensions,
+    pub(crate) lane_sets: LaneSets,
+    pub(crate) marks: Arc<EventPool>,
+    pub(crate) counters: Counters,
+    pub(crate) scratch: Scratch,
+    pub(crate) kernels: Kernels,
+    pub(crate) captures: Captures,
+    pub(crate) pageable: Pageable,
     /// GPUs that kernels and slots were asked for.
-    with_resources: AtomicU64,
+    pub(crate) with_resources: AtomicU64,
     /// How many copies were bound late.
-    late: AtomicU64,
+    pub(crate) late: AtomicU64,
     /// Made with the first relay.
-    barriers: OnceLock<Barriers>,
-    drift: Drift,
-    worker: Worker,
+    pub(crate) barriers: OnceLock<Barriers>,
+    pub(crate) drift: Drift,
+    pub(crate) worker: Worker,
 }
 
 impl Engine {
@@ -192,7 +172,7 @@ impl Engine {
         self.drift.replace(graph, |graph| self.set_graph(graph));
     }
 
-    fn set_graph(&self, graph: PathGraph) {
+    pub(crate) fn set_graph(&self, graph: PathGraph) {
         let least = graph.paths().links.iter().map(|link| link.break_even).min();
         let floor = self.options.break_even.or(least).unwrap_or(Bytes::MAX);
         *self.graph.write() = Arc::new(graph);
@@ -247,7 +227,7 @@ impl Engine {
     }
 
     /// The driver of the contexts that relays work in.
-    fn relay_driver(&self) -> &Arc<dyn Driver> {
+    pub(crate) fn relay_driver(&self) -> &Arc<dyn Driver> {
         self.own.driver()
     }
 
@@ -261,7 +241,7 @@ impl Engine {
     }
 
     /// Looks which relays the program has begun to use: those whose primary context somebody made.
-    fn look_around(&self) {
+    pub(crate) fn look_around(&self) {
         if self.options.shared_gpus {
             return;
         }
@@ -273,7 +253,7 @@ impl Engine {
         }
     }
 
-    fn floor(&self) -> Bytes {
+    pub(crate) fn floor(&self) -> Bytes {
         Bytes::new(self.floor.load(Ordering::Relaxed))
     }
 }

@@ -2,7 +2,7 @@
 
 use glake_units::Bytes;
 
-use super::Engine;
+use crate::Engine;
 
 impl Engine {
     /// Pinned host memory of its own: slots for pageable memory, and lists of blocks. Waits for nothing.

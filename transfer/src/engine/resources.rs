@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 
-use super::Engine;
+use crate::Engine;
 
 impl Engine {
     /// Copies of a GPU's memory could use what is not made yet: asked for once.
-    pub(super) fn want_resources(&self, device: DeviceId) {
+    pub(crate) fn want_resources(&self, device: DeviceId) {
         if self.with_resources.fetch_or(DeviceSet::of(device).bits(), Ordering::Relaxed)
             & DeviceSet::of(device).bits()
             == 0
@@ -19,12 +19,12 @@ impl Engine {
     }
 
     /// The GPUs whose memory copies asked it for.
-    pub(super) fn with_resources(&self) -> DeviceSet {
+    pub(crate) fn with_resources(&self) -> DeviceSet {
         DeviceSet::from_bits(self.with_resources.load(Ordering::Relaxed))
     }
 
     /// Makes what is missing for copies of a GPU's memory, in its primary context. Without any of it they are made another way.
-    pub(super) fn make_resources(&self, device: DeviceId) {
+    pub(crate) fn make_resources(&self, device: DeviceId) {
         if let Err(error) = self.kernels.make_target(&self.epochs, device, self.options().lists) {
             tracing::warn!(target: "glake::transfer", %device, %error, "lists of blocks are copied one by one");
         }
@@ -37,7 +37,7 @@ impl Engine {
     }
 
     /// Makes what is missing on a relay, in a context of our own.
-    pub(super) fn make_relay_resources(&self, relay: DeviceId) {
+    pub(crate) fn make_relay_resources(&self, relay: DeviceId) {
         if let Err(error) = self.kernels.make_relay(&self.own, relay, self.options().lists) {
             tracing::warn!(target: "glake::transfer", %relay, %error, "lists of blocks do without this relay");
         }

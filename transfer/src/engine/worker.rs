@@ -11,18 +11,18 @@ use glake_device::{DeviceId, MemoryInfo};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use super::barriers::Barriers;
-use super::lane::Lane;
-use super::lane_set::{LaneSet, StreamMarks};
-use super::slots::Ring;
-use super::suspension::{PAUSE, Suspension};
-use super::target::TargetSide;
-use super::{Engine, RelayCost};
+use crate::engine::lane::Lane;
+use crate::kinds::foreign::slots::Ring;
+use crate::kinds::foreign::target::TargetSide;
+use crate::links::lane_set::{LaneSet, StreamMarks};
+use crate::links::suspension::{PAUSE, Suspension};
+use crate::schedule::barriers::Barriers;
+use crate::{Engine, RelayCost};
 use crate::{Result, TransferError};
 
 /// What the thread is to do.
 #[derive(Debug, Default)]
-pub(super) struct Worker {
+pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -58,7 +58,7 @@ const FIRST: usize = 2;
 
 impl Worker {
     /// Makes the wanted relays ready, then calls `after`; starts the thread if there is none.
-    pub(super) fn prepare(&self, engine: &Arc<Engine>, after: After) -> Result<()> {
+    pub(crate) fn prepare(&self, engine: &Arc<Engine>, after: After) -> Result<()> {
         let mut thread = self.thread.lock();
         if thread.is_none() {
             let (shared, engine) = (self.shared.clone(), Arc::downgrade(engine));
@@ -74,17 +74,17 @@ impl Worker {
     }
 
     /// Whether it ever was.
-    pub(super) fn is_started(&self) -> bool {
+    pub(crate) fn is_started(&self) -> bool {
         self.thread.lock().is_some()
     }
 
     /// Relays were put to rest.
-    pub(super) fn suspend(&self, asked: u64) {
+    pub(crate) fn suspend(&self, asked: u64) {
         self.order(|orders| orders.suspend = orders.suspend.max(Some(asked)));
     }
 
     /// The relays that are wanted have changed.
-    pub(super) fn again(&self) {
+    pub(crate) fn again(&self) {
         self.order(|orders| orders.prepare = true);
     }
 
@@ -96,27 +96,27 @@ impl Worker {
     }
 
     /// Copies fork from a device that has no event for it.
-    pub(super) fn fork_event(&self, device: DeviceId) {
+    pub(crate) fn fork_event(&self, device: DeviceId) {
         self.order(|orders| orders.forks = orders.forks.union(DeviceSet::of(device)));
     }
 
     /// Copies of a GPU's memory could use what is not made yet.
-    pub(super) fn make_resources(&self, device: DeviceId) {
+    pub(crate) fn make_resources(&self, device: DeviceId) {
         self.order(|orders| orders.make_resources = orders.make_resources.union(DeviceSet::of(device)));
     }
 
     /// Has `call` called when a calibrated graph is seen not to hold.
-    pub(super) fn when_stale(&self, call: After) {
+    pub(crate) fn when_stale(&self, call: After) {
         self.order(|orders| orders.when_stale.push(call));
     }
 
     /// It was seen.
-    pub(super) fn stale(&self) {
+    pub(crate) fn stale(&self) {
         self.order(|orders| orders.stale = true);
     }
 
     /// Ends the thread; waits for its end, unless called by it.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.order(|orders| orders.stop = true);
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
@@ -198,7 +198,7 @@ fn run(shared: &Shared, engine: &Weak<Engine>) {
 
 impl Engine {
     /// A stream found no lane set: one more is made, up to the limit.
-    pub(super) fn want_lane_set(&self) {
+    pub(crate) fn want_lane_set(&self) {
         if self.lane_sets.len() < self.options().streams.max(1) {
             self.worker.more_lane_sets();
         }

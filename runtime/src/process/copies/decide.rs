@@ -13,7 +13,7 @@
 use glake_device::CopyRequest;
 use glake_device::owned::{Blocks, Lent, LentCopy};
 use glake_device::{DeviceId, PointerKind};
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};

@@ -15,7 +15,7 @@ use glake_device::owned::{DeviceSet, LentCopy, Side};
 use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
 use glake_tiers::GpuPool;
 use glake_transfer::Benefit;
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 
 use super::super::Result;

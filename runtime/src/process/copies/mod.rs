@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use glake_device::owned::{Lent, LentCopy, OwnedEvent, Span};
 use glake_device::{Address, CopyRequest, DeviceId, EventKind, Stream};
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
 use glake_units::Bytes;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
 use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 

@@ -9,7 +9,7 @@ use glake_sim::SimOptions;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::Direction;
+use crate::paths::Direction;
 use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
 const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };

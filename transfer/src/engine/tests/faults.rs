@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
 use crate::CopyOptions;
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 
 const SIZE: Bytes = Bytes::mib(6);
 

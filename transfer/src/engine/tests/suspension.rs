@@ -11,7 +11,7 @@ use glake_sim::Clock;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 use crate::{CopyOptions, Engine, EngineOptions, UnsuspendedRelay, UserStream, WhyUnsuspended};
 
 const SIZE: Bytes = Bytes::mib(8);

@@ -9,7 +9,7 @@ use glake_sim::SimOptions;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
 const OTHER: DeviceId = DeviceId(1);
