@@ -14,18 +14,23 @@
 //! - No call puts more than [`MOST_WAITING`] operations on a stream behind a fork that the user's stream has not come to: the driver's
 //!   queues are bounded, and a call that finds one full waits for what the program may enqueue later.
 
+use std::sync::Arc;
+
 use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Piece, Span, StreamRef};
 use glake_device::{DeviceId, DriverError, Event};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use crate::Result;
+use crate::UserStream;
+use crate::engine::contexts::Contexts;
 use crate::engine::counters::Path;
 use crate::engine::lane::Lane;
+use crate::engine::ledger::Ledger;
 use crate::kinds::foreign::target::TargetSide;
-use crate::links::lane_set::{Carried, LaneSet, LaneSetState, Part, StreamMarks};
+use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
+use crate::schedule::Adaptive;
 use crate::schedule::prioritized::Prioritized;
-use crate::{Engine, UserStream};
 
 /// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
 pub(crate) const MOST_WAITING: u32 = 256;
@@ -37,9 +42,17 @@ const PART_OPERATIONS: u32 = 4;
 const LARGEST: Bytes = Bytes::mib(4);
 const PAGE: Bytes = Bytes::kib(4);
 
+/// What every fork needs.
+#[derive(Debug)]
+pub(crate) struct Forks {
+    contexts: Arc<Contexts>,
+    ledger: Arc<Ledger>,
+    scheduler: Arc<Adaptive>,
+}
+
 /// A copy between its fork and its join.
 pub(crate) struct Fork<'a> {
-    pub(crate) engine: &'a Engine,
+    forks: &'a Forks,
     lane_set: &'a LaneSet,
     pub(crate) state: &'a mut LaneSetState,
     on: UserStream,
@@ -58,30 +71,29 @@ pub(crate) struct Fork<'a> {
     prioritized: Prioritized<'a>,
 }
 
-impl<'a> Fork<'a> {
-    /// Marks where a stream forks; `None` where the lane set has no event for the stream's device yet.
-    ///
-    /// # Errors
-    /// The driver's: nothing is enqueued.
-    pub(crate) fn mark(lane_set: &LaneSet, on: UserStream) -> Result<Option<Event>> {
-        let Some(marks) = lane_set.marks(on.device) else { return Ok(None) };
-        marks.fork.record(on.raw)?;
-        Ok(Some(marks.fork.id()))
+impl Forks {
+    pub(crate) fn new(
+        contexts: &Arc<Contexts>,
+        ledger: &Arc<Ledger>,
+        scheduler: &Arc<Adaptive>,
+    ) -> Arc<Forks> {
+        let (contexts, ledger, scheduler) = (contexts.clone(), ledger.clone(), scheduler.clone());
+        Arc::new(Forks { contexts, ledger, scheduler })
     }
 
     /// Begins behind a mark.
-    pub(crate) fn begin(
-        engine: &'a Engine,
+    pub(crate) fn begin<'a>(
+        &'a self,
         lane_set: &'a LaneSet,
         state: &'a mut LaneSetState,
         on: UserStream,
         event: Event,
     ) -> Fork<'a> {
         state.serial += 1;
-        engine.drift.begin();
+        self.scheduler.begin();
         let none = DeviceSet::EMPTY;
         Fork {
-            engine,
+            forks: self,
             lane_set,
             state,
             on,
@@ -94,6 +106,18 @@ impl<'a> Fork<'a> {
             parts: SmallVec::new(),
             prioritized: Prioritized::alone(),
         }
+    }
+}
+
+impl<'a> Fork<'a> {
+    /// Marks where a stream forks; `None` where the lane set has no event for the stream's device yet.
+    ///
+    /// # Errors
+    /// The driver's: nothing is enqueued.
+    pub(crate) fn mark(lane_set: &LaneSet, on: UserStream) -> Result<Option<Event>> {
+        let Some(marks) = lane_set.marks(on.device) else { return Ok(None) };
+        marks.fork.record(on.raw)?;
+        Ok(Some(marks.fork.id()))
     }
 
     /// Looks whether the user's stream has come to the fork already. The question takes as long as one lane's wait.
@@ -126,7 +150,7 @@ impl<'a> Fork<'a> {
 
     /// The user's stream, for calls.
     fn own(&self) -> StreamRef<'a> {
-        self.on.of_driver(&*self.engine.driver)
+        self.on.of_driver(&**self.forks.contexts.driver())
     }
 
     /// Gives way to others' copies on these links, or is given way to.
@@ -247,10 +271,9 @@ impl<'a> Fork<'a> {
             tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
             return false;
         }
-        self.engine.counters.sent(path, size, 1);
+        self.forks.ledger.counters.sent(path, size, 1);
         if !self.is_background() {
-            let carried = Carried::begin(self.engine, path, size);
-            self.state.carry_own(self.engine, carried);
+            self.state.carry_own(self.forks.ledger.begin(path, size));
         }
         true
     }
@@ -326,19 +349,19 @@ impl<'a> Fork<'a> {
 
     /// So many bytes were enqueued on a lane, in so many copies of the driver's.
     pub(crate) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
-        self.engine.counters.sent(path, size, slices);
+        self.forks.ledger.counters.sent(path, size, slices);
         // Nobody reckons with what gives way.
         if self.is_background() {
             return;
         }
-        let carried = Carried::begin(self.engine, path, size);
+        let carried = self.forks.ledger.begin(path, size);
         let part = self.part(path.relay);
         part.carried = Some(part.carried.map_or(carried, |earlier| earlier.and(carried)));
     }
 
     /// Looks what earlier copies' lanes have done, before their events are recorded anew.
     pub(crate) fn poll(&mut self) {
-        let lost = self.state.poll(self.engine, self.lane_set, self.entered);
+        let lost = self.state.poll(self.lane_set, self.entered, &self.forks.scheduler);
         lost.iter().for_each(|device| self.lose(device));
     }
 
@@ -353,9 +376,9 @@ impl<'a> Fork<'a> {
     fn lose(&mut self, device: DeviceId) {
         // The part of this copy goes another way: it is no loss.
         if self.entered.contains(device) && !self.dead.contains(device) {
-            self.engine.relays.confirm(device, 1);
+            self.forks.ledger.relays.confirm(device, 1);
         }
-        self.engine.relays.fence(device);
+        self.forks.ledger.relays.fence(device);
         self.dead = self.dead.union(DeviceSet::of(device));
     }
 
@@ -381,7 +404,7 @@ impl<'a> Fork<'a> {
             // Behind the join: nobody waits for it.
             self.prioritized.after(lane.stream.of());
             let part = std::mem::take(self.part(device));
-            self.state.add_part(self.engine, device, part);
+            self.state.add_part(device, part);
         }
         self.entered = DeviceSet::EMPTY;
         outcome
@@ -419,8 +442,9 @@ impl<'a> Fork<'a> {
             None => Ok(()),
         };
         let on = self.on;
-        let joined = twice(|| lane.done.record(lane.stream.id()))
-            .and_then(|()| twice(|| self.engine.driver.stream_wait_event(on.device, on.raw, lane.done.id())));
+        let joined = twice(|| lane.done.record(lane.stream.id())).and_then(|()| {
+            twice(|| self.forks.contexts.driver().stream_wait_event(on.device, on.raw, lane.done.id()))
+        });
         // The error itself may be that of the user's device.
         let joined = joined.or_else(|_| self.wait_on_host(device, lane.stream.synchronize()));
         chained.and(staged).and(joined)
@@ -447,11 +471,11 @@ impl<'a> Fork<'a> {
         if lane.is_primary && device != self.on.device {
             return None;
         }
-        if self.state.broken().contains(device) || !self.engine.relays.begin(device) {
+        if self.state.broken().contains(device) || !self.forks.ledger.relays.begin(device) {
             return None;
         }
         if let Some(Err(error)) = self.event.map(|event| lane.stream.wait_for(event)) {
-            self.engine.relays.confirm(device, 1);
+            self.forks.ledger.relays.confirm(device, 1);
             self.blame(device, &error);
             return None;
         }

@@ -20,25 +20,41 @@ use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
+use super::resources::Resources;
 use crate::Result;
+use crate::UserStream;
+use crate::engine::contexts::Contexts;
 use crate::engine::counters::Path;
+use crate::engine::ledger::Ledger;
+use crate::engine::native::NativeCopies;
+use crate::engine::routes::Routes;
 use crate::kinds::kernels::KernelSet;
 use crate::paths::{Ask, Load, Way, split};
-use crate::{Engine, UserStream};
 
 /// So many streams can record split copies at a time; those of further ones are single nodes.
 const STREAMS: usize = 2;
 
+/// The branches of all relays.
 #[derive(Debug)]
-pub(crate) struct Captures {
-    all: [Branches; STREAMS],
+pub(crate) struct Branches {
+    all: [StreamBranches; STREAMS],
+}
+
+/// The captured copies of one engine.
+#[derive(Debug)]
+pub(crate) struct CapturedCopies {
+    pub(crate) contexts: Arc<Contexts>,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) native: Arc<NativeCopies>,
+    pub(crate) resources: Arc<Resources>,
     /// What is under way when a graph will run is not known.
-    idle: Load,
+    pub(crate) idle: Load,
 }
 
 /// What one capturing stream has.
 #[derive(Debug)]
-struct Branches {
+struct StreamBranches {
     state: Mutex<State>,
 }
 
@@ -60,13 +76,13 @@ struct Branch {
     join: OwnedEvent,
 }
 
-impl Captures {
-    pub(crate) fn new(devices: usize) -> Captures {
+impl Branches {
+    pub(crate) fn new(devices: usize) -> Branches {
         let branches = |()| {
             let each = (0..devices).map(|_| None).collect();
-            Branches { state: Mutex::new(State { each, forks: FxHashMap::default(), owner: None }) }
+            StreamBranches { state: Mutex::new(State { each, forks: FxHashMap::default(), owner: None }) }
         };
-        Captures { all: [(); STREAMS].map(branches), idle: Load::new() }
+        Branches { all: [(); STREAMS].map(branches) }
     }
 
     /// Makes the events for capturing streams of a GPU, if they are not made.
@@ -144,12 +160,12 @@ impl Branch {
     }
 }
 
-impl Engine {
+impl CapturedCopies {
     /// Records a copy between pinned memory and a GPU; false, and nothing recorded, where a single node is better.
     ///
     /// # Errors
     /// The driver's: the capture is broken, or not all of the copy is recorded.
-    pub(crate) fn copy_captured(
+    pub(crate) fn copy(
         &self,
         to: &Span,
         from: &Span,
@@ -158,24 +174,24 @@ impl Engine {
         capture: u64,
     ) -> Result<bool> {
         let Path { target, direction, .. } = path;
-        let kernels = self.kernels.now();
+        let kernels = self.resources.kernels.now();
         let reach = kernels.relays_reaching([to.side(), from.side()].into_iter());
-        let reach = reach.intersection(self.relays.usable());
+        let reach = reach.intersection(self.ledger.relays.usable());
         let reach = reach.without(DeviceSet::of(target));
-        let (size, load) = (to.size(), &self.captures.idle);
+        let (size, load) = (to.size(), &self.idle);
         let shares = split(
-            &self.graph(),
+            &self.routes.graph(),
             &Ask { target, direction, size, zero_staging: reach, staged: reach, load, expected: 0 },
         );
         if shares.iter().all(|share| share.way == Way::Direct) {
             return Ok(false);
         }
-        let Some(branches) = self.captures.of(capture, on.id) else {
+        let Some(branches) = self.resources.branches.of(capture, on.id) else {
             return Ok(false);
         };
         let Some(fork) = branches.forks.get(&on.device) else {
             drop(branches);
-            self.want_resources(on.device);
+            self.resources.want(on.device);
             return Ok(false);
         };
         if fork.record(on.raw).is_err() {
@@ -189,15 +205,19 @@ impl Engine {
             let branch = branches.get(share.relay).filter(|_| share.way != Way::Direct);
             let recorded = branch.map(|branch| self.record(&kernels, branch, fork, on, &to, &from));
             match recorded {
-                Some(Ok(true)) => self.counters.sent(path, share.size, 1),
+                Some(Ok(true)) => self.ledger.counters.sent(path, share.size, 1),
                 Some(Err(error)) => outcome = Err(error),
                 None | Some(Ok(false)) => {
-                    self.native_twice(&to, &from, on)?;
-                    self.counters.sent(Path { relay: target, way: Way::Direct, ..path }, share.size, 1);
+                    self.native.copy_twice(&to, &from, on)?;
+                    self.ledger.counters.sent(
+                        Path { relay: target, way: Way::Direct, ..path },
+                        share.size,
+                        1,
+                    );
                 }
             }
         }
-        self.counters.split();
+        self.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             %size, %target, ?direction, paths = shares.len(), "a copy over several links, into a graph"
@@ -223,7 +243,7 @@ impl Engine {
         // The branch is part of the capture now: without a join the capture would fail.
         let join = || {
             branch.join.record(branch.stream.id())?;
-            self.driver.stream_wait_event(on.device, on.raw, branch.join.id())
+            self.contexts.driver().stream_wait_event(on.device, on.raw, branch.join.id())
         };
         join().or_else(|_| join())?;
         Ok(recorded)

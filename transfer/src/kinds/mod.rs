@@ -15,4 +15,6 @@ pub(crate) mod foreign;
 pub(crate) mod kernels;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
+pub(crate) mod resources;
 pub(crate) mod scattered;
+pub(crate) mod span;

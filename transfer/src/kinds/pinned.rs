@@ -9,161 +9,69 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use glake_device::owned::{self, DeviceSet, Span};
-use glake_device::{CaptureState, DeviceId};
+use glake_device::DeviceId;
+use glake_device::owned::{DeviceSet, Span};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
+use super::foreign::Staged;
+use super::resources::Resources;
 use crate::engine::counters::Path;
-use crate::engine::endpoints::Endpoints;
-use crate::engine::fork::{Fork, MOST_WAITING};
+use crate::engine::event_pool::EventPool;
+use crate::engine::fork::{Fork, Forks, MOST_WAITING};
+use crate::engine::ledger::Ledger;
+use crate::engine::native::NativeCopies;
 use crate::engine::parts::Parts;
-use crate::kinds::foreign::Staged;
+use crate::engine::routes::Routes;
+use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Ask, Direction, MANY_RELAYS, Share, Shares, Way, split};
-use crate::schedule::barriers::Barriers;
+use crate::schedule::Adaptive;
 use crate::schedule::prioritized::Prioritized;
-use crate::schedule::urgent_calls::UrgentCall;
-use crate::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
-use crate::{Result, TransferError};
+use crate::{Priority, Result, UserStream};
 
 /// A copy from this size on takes longer than what the host does for it.
 const LONG: Bytes = Bytes::mib(8);
 
 /// A copy that may be split.
 #[derive(Clone, Copy)]
-struct Job<'a> {
-    to: &'a Span,
-    from: &'a Span,
-    on: UserStream,
-    target: DeviceId,
-    direction: Direction,
+pub(crate) struct Job<'a> {
+    pub(crate) to: &'a Span,
+    pub(crate) from: &'a Span,
+    pub(crate) on: UserStream,
+    /// Whose memory it is about.
+    pub(crate) target: DeviceId,
+    pub(crate) direction: Direction,
 }
 
-impl Engine {
-    /// Enqueues a copy on a stream of the program.
-    ///
-    /// # Errors
-    /// [`TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
-    /// was not, or not wholly, enqueued.
-    pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
-        let parts = self.enqueue(to, from, on, options.priority);
-        let memory = [to.device(), from.device()].into_iter().flatten().collect();
-        let parts = self.covered(parts, memory, on)?;
-        self.handle(on, options, parts)
-    }
+/// The copies of one engine between pinned memory and a GPU.
+#[derive(Debug)]
+pub(crate) struct PinnedCopies {
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) links: Arc<Links>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) native: Arc<NativeCopies>,
+    pub(crate) forks: Arc<Forks>,
+    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) resources: Arc<Resources>,
+    pub(crate) marks: Arc<EventPool>,
+}
 
-    /// Epochs cover what was enqueued on a stream of the program; also of what failed, of which a part may be enqueued.
-    pub(crate) fn covered<T>(&self, enqueued: Result<T>, memory: DeviceSet, on: UserStream) -> Result<T> {
-        let told = self.epochs.enqueued_on(memory, (on.device, on.raw));
-        let enqueued = enqueued?;
-        told?;
-        Ok(enqueued)
-    }
-
-    /// What a copy that was enqueued on a stream just now is waited for by.
-    pub(crate) fn handle(
-        &self,
-        on: UserStream,
-        options: CopyOptions,
-        parts: Option<Parts>,
-    ) -> Result<CopyHandle> {
-        if options.waited {
-            match self.marks.mark(on).or_else(|_| self.marks.mark(on)) {
-                Ok(mark) => return Ok(CopyHandle::marked(mark, parts)),
-                Err(TransferError::Driver(error)) if !error.is_sticky() => {
-                    tracing::debug!(target: "glake::transfer", %error, "a handle waits for its whole stream");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(CopyHandle::unmarked(&self.driver, on, parts))
-    }
-
-    /// Enqueues a copy; its parts, if it was split.
-    pub(crate) fn enqueue(
-        &self,
-        to: &Span,
-        from: &Span,
-        on: UserStream,
-        priority: Priority,
-    ) -> Result<Option<Parts>> {
-        let ends = Endpoints::of(to, from)?;
-        self.relays.tell()?;
-        self.look_around();
-        if let Endpoints::HostAndGpu { target, direction, pinned: false } = ends
-            && self.copy_pageable(
-                to,
-                from,
-                on,
-                Path { target, relay: target, direction, way: Way::Direct },
-                priority,
-            )?
-        {
-            self.drift.begin();
-            return Ok(None);
-        }
-        let _call = self.urgent_call(priority);
-        if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
-            && (self.may_split(target, to.size()) || self.minds_others(priority))
-        {
-            // An answer that says nothing is no permission.
-            match self.driver.capture_state(on.device, on.raw) {
-                Ok(CaptureState::None) => {
-                    return self.by_priority(Job { to, from, on, target, direction }, priority);
-                }
-                Ok(CaptureState::Active(capture))
-                    if self.options.graphs && self.may_split(target, to.size()) =>
-                {
-                    let path = Path { target, relay: target, direction, way: Way::Direct };
-                    if self.copy_captured(to, from, on, path, capture)? {
-                        return Ok(None);
-                    }
-                }
-                Ok(CaptureState::Active(_) | CaptureState::Invalidated) | Err(_) => {}
-            }
-        }
-        self.native(to, from, on)?;
-        Ok(None)
-    }
-
-    /// A copy is about to be enqueued that background ones give way to.
-    pub(crate) fn urgent_call(&self, priority: Priority) -> Option<UrgentCall<'_>> {
-        let barriers = self.barriers.get().filter(|_| priority != Priority::Background);
-        barriers.and_then(Barriers::urgent_call)
-    }
-
-    /// What the priority of a copy that is about to be enqueued makes of it.
-    pub(crate) fn prioritized(
-        &self,
-        priority: Priority,
-        direction: Direction,
-        size: Bytes,
-    ) -> Prioritized<'_> {
-        // Where GPUs are shared the target is one of these.
-        let links = self.relays.usable().len() + u32::from(!self.options.shared_gpus);
-        Prioritized::of(self.barriers.get(), priority, direction, size, links)
-    }
-
-    /// Whether copies of a priority have to do with others' that may be under way.
-    fn minds_others(&self, priority: Priority) -> bool {
-        let barriers = self.barriers.get();
-        barriers.is_some_and(|barriers| priority == Priority::Background || barriers.is_needed())
-    }
-
-    /// A copy that may give way or be given way to: over the lanes of its stream, if they can be had.
-    fn by_priority(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
-        let mut prioritized = Some(self.prioritized(priority, job.direction, job.to.size()));
-        if self.may_split(job.target, job.to.size())
+impl PinnedCopies {
+    /// Enqueues one that may give way or be given way to: over the lanes of its stream, if they can be had. Its parts, if it was split.
+    pub(crate) fn copy(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
+        let mut prioritized =
+            Some(self.scheduler.prioritize(priority, job.direction, job.to.size(), self.routes.most_links()));
+        if self.routes.may_split(job.target, job.to.size())
             && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
         {
             return Ok(Some(parts));
         }
-        self.drift.begin();
+        self.scheduler.begin();
         // Barriers are of links, and their GPUs' streams wait for them.
         match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
             Some(prioritized) => self.native_by_priority(job, prioritized)?,
-            None => self.native(job.to, job.from, job.on)?,
+            None => self.native.copy(job.to, job.from, job.on)?,
         }
         Ok(None)
     }
@@ -174,21 +82,14 @@ impl Engine {
         job: Job<'_>,
         prioritized: &mut Option<Prioritized<'a>>,
     ) -> Result<Option<Parts>> {
-        match self
-            .lane_sets
-            .with(self, job.on.id, |lane_set, state| self.split(lane_set, state, job, prioritized))
-        {
-            Some(split) => split,
-            None => {
-                self.want_lane_set();
-                Ok(None)
-            }
-        }
+        let split =
+            self.links.with(job.on.id, |lane_set, state| self.split(lane_set, state, job, prioritized));
+        split.unwrap_or(Ok(None))
     }
 
     /// A copy over the target's own link, on its own stream.
     fn native_by_priority(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
-        let (mut sent, own) = (Bytes::ZERO, job.on.of_driver(&*self.driver));
+        let (mut sent, own) = (Bytes::ZERO, self.native.stream(job.on));
         // Two operations a slice.
         let most = Bytes::new(prioritized.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));
         let begin = if job.to.size() > most { self.marks.mark(job.on).ok() } else { None };
@@ -204,37 +105,16 @@ impl Engine {
         }
         prioritized.after(own);
         if !sent.is_zero() {
-            self.counters.native(sent);
+            self.ledger.counters.native(sent);
         }
         let left = job.to.size().saturating_sub(sent);
         if let (false, Some(to), Some(from)) =
             (left.is_zero(), job.to.part(sent, left), job.from.part(sent, left))
         {
-            self.native(&to, &from, job.on)?;
+            self.native.copy(&to, &from, job.on)?;
         }
         prioritized.end(own);
         Ok(())
-    }
-
-    /// One copy of the driver's on the user's stream.
-    pub(crate) fn native(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        owned::copy(&*self.driver, on.device, on.raw, to, from)?;
-        self.counters.native(to.size());
-        Ok(())
-    }
-
-    /// One copy of the driver's, at the second attempt if need be.
-    pub(crate) fn native_twice(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        let enqueue = || owned::copy(&*self.driver, on.device, on.raw, to, from);
-        match enqueue() {
-            Err(error) if !error.is_sticky() => Ok(enqueue()?),
-            outcome => Ok(outcome?),
-        }
-    }
-
-    /// Whether a copy of this size can be worth more than one path. Takes no lock and asks no driver.
-    pub(crate) fn may_split(&self, target: DeviceId, size: Bytes) -> bool {
-        size >= self.floor() && !self.relays.usable().without(DeviceSet::of(target)).is_empty()
     }
 
     /// Splits a copy over the lanes of its stream; `None`, and nothing done, where a native copy is better.
@@ -245,13 +125,14 @@ impl Engine {
         job: Job<'_>,
         prioritized: &mut Option<Prioritized<'a>>,
     ) -> Result<Option<Parts>> {
-        state.withdraw(self);
-        if self.is_loaded(job.direction) {
-            self.lane_sets.refresh(self, lane_set);
+        let relays = self.links.relays();
+        state.withdraw();
+        if self.ledger.is_loaded(job.direction) {
+            self.links.lane_sets().refresh(lane_set);
         }
-        let contenders = self.contention.of(job.target, job.direction, &self.load, self.devices);
+        let contenders = self.scheduler.contenders(job.target, job.direction);
         let (zero_staging, staged) = self.relays_of(lane_set, state, job, contenders.rivals);
-        let graph = self.graph();
+        let graph = self.routes.graph();
         let shares = split(
             &graph,
             &Ask {
@@ -260,32 +141,32 @@ impl Engine {
                 size: job.to.size(),
                 zero_staging,
                 staged,
-                load: &self.load,
+                load: &self.ledger.load,
                 expected: contenders.expected,
             },
         );
         let own_lane = job.on.device != job.target;
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
         if native && !contenders.rivals.is_empty() {
-            self.contention.keep_apart(job.target, job.direction, shares.predicted());
+            self.scheduler.keep_apart(job.target, job.direction, shares.predicted());
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
-        if native || (own_lane && !self.relays.ready().without(self.relays.fenced()).contains(job.target)) {
-            state.give_rings(self, staged);
+        if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {
+            state.give_rings(staged);
             return Ok(None);
         }
-        let others = self.time(lane_set, state, &graph, (job.on, job.target), job.to.size());
+        let begun = self.scheduler.time(lane_set, state, &graph, (job.on, job.target), job.to.size());
         let event = match Fork::mark(lane_set, job.on) {
             Ok(Some(event)) => event,
             outcome => {
                 if outcome.is_ok() {
-                    self.worker.fork_event(job.on.device);
+                    self.links.want_fork_event(job.on.device);
                 }
-                state.give_rings(self, staged);
+                state.give_rings(staged);
                 return Ok(None);
             }
         };
-        let mut fork = Fork::begin(self, lane_set, state, job.on, event);
+        let mut fork = self.forks.begin(lane_set, state, job.on, event);
         // One that others give way to looks anyway.
         if shares.len() > MANY_RELAYS && !prioritized.as_ref().is_some_and(Prioritized::is_foreground) {
             fork.look();
@@ -300,25 +181,25 @@ impl Engine {
         }
         let (forked, serial) = (fork.forked(), fork.state.serial);
         let dead = fork.join()?;
-        if let Some(others) = others.filter(|_| dead.is_empty() && left.is_empty()) {
-            self.timed(lane_set, state, (job.on, job.direction), &shares, (graph, others));
+        if let Some(begun) = begun.filter(|_| dead.is_empty() && left.is_empty()) {
+            self.scheduler.timed(lane_set, state, (job.on, job.direction), &shares, begun);
         }
         left.retain(|share| !dead.contains(share.relay));
         left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());
         for share in left {
             self.redo(share, job)?;
         }
-        state.give_rings(self, staged);
-        self.counters.split();
+        state.give_rings(staged);
+        self.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             size = %job.to.size(), target = %job.target, direction = ?job.direction, paths = shares.len(),
             "a copy over several links"
         );
-        self.relays.tell()?;
+        relays.tell()?;
         let used = forked.without(dead);
         Ok(Some(Parts {
-            relays: self.relays.clone(),
+            relays: relays.clone(),
             lane_set: Arc::downgrade(lane_set),
             used,
             serial,
@@ -392,14 +273,9 @@ impl Engine {
 
     /// A part that went no other way: over the user's stream, at the second attempt if need be.
     fn redo(&self, share: Share, job: Job<'_>) -> Result<()> {
-        self.counters.retried(job.path(&share));
+        self.ledger.counters.retried(job.path(&share));
         let Some((to, from)) = job.part(&share) else { return Ok(()) };
-        self.native_twice(&to, &from, job.on)
-    }
-
-    /// Whether any link has bytes of other copies in flight.
-    pub(crate) fn is_loaded(&self, direction: Direction) -> bool {
-        (0_u32..).map(DeviceId).take(self.devices).any(|link| !self.load.link(link, direction).is_zero())
+        self.native.copy_twice(&to, &from, job.on)
     }
 
     /// The relays that may touch the memory of a copy directly; or else those that have slots for it.
@@ -410,7 +286,7 @@ impl Engine {
         job: Job<'_>,
         rivals: DeviceSet,
     ) -> (DeviceSet, DeviceSet) {
-        let others = self.relays.usable().without(rivals).without(DeviceSet::of(job.target));
+        let others = self.links.relays().usable().without(rivals).without(DeviceSet::of(job.target));
         let usable = others.without(state.broken());
         let (device, host) = match job.direction {
             Direction::ToGpu => (job.to, job.from),
@@ -429,16 +305,16 @@ impl Engine {
         let has_side = |relay: &DeviceId| lane_set.side(job.target, *relay).is_some();
         let candidates: DeviceSet = readers.iter().filter(has_side).collect();
         if candidates != readers {
-            self.want_resources(job.target);
+            self.resources.want(job.target);
         }
         let (mut staged, mut refreshed) = (DeviceSet::EMPTY, false);
         for relay in candidates.iter() {
-            let mut has = state.take_ring(self, relay);
+            let mut has = state.take_ring(relay);
             if !has && !refreshed {
                 // Slots come back when their work is seen done.
                 refreshed = true;
-                self.lane_sets.refresh(self, lane_set);
-                has = state.take_ring(self, relay);
+                self.links.lane_sets().refresh(lane_set);
+                has = state.take_ring(relay);
             }
             if has {
                 staged = staged.union(DeviceSet::of(relay));

@@ -14,13 +14,13 @@ use glake_device::{DeviceId, Driver, EventKind, StreamId};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use crate::Engine;
 use crate::Result;
 use crate::engine::counters::Path;
 use crate::engine::lane::Lane;
+use crate::engine::ledger::{Carried, Ledger};
 use crate::kinds::foreign::slots::Ring;
 use crate::kinds::foreign::target::TargetSide;
-use crate::paths::Direction;
+use crate::schedule::Adaptive;
 use crate::schedule::drift::Sample;
 
 /// Lanes by relay, and what is in the primary contexts of the program's GPUs; the thread that makes relays ready adds them.
@@ -48,6 +48,7 @@ pub(crate) struct StreamMarks {
 /// What changes with each copy.
 #[derive(Debug)]
 pub(crate) struct LaneSetState {
+    ledger: Arc<Ledger>,
     /// Whether it is out of use for ever: its relays rest.
     retired: bool,
     /// Whose copies these are; nobody's at first.
@@ -87,28 +88,20 @@ struct Flight {
     turn: u64,
 }
 
-/// Bytes that others reckon with, until `end`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Carried {
-    target: DeviceId,
-    relay: DeviceId,
-    direction: Direction,
-    size: Bytes,
-}
-
 /// One part of so many on a lane is timed.
 const TIMED: u64 = 16;
 /// Small copies do not ask more often what has arrived.
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl LaneSet {
-    pub(crate) fn new(devices: usize) -> LaneSet {
+    pub(crate) fn new(devices: usize, ledger: &Arc<Ledger>) -> LaneSet {
         LaneSet {
             lanes: (0..devices).map(|_| OnceLock::new()).collect(),
             marks: (0..devices).map(|_| OnceLock::new()).collect(),
             sides: (0..devices * devices).map(|_| OnceLock::new()).collect(),
             owner: AtomicU64::new(0),
             state: Mutex::new(LaneSetState {
+                ledger: ledger.clone(),
                 retired: false,
                 owner: None,
                 serial: 0,
@@ -195,16 +188,16 @@ fn owner_bits(owner: Option<StreamId>) -> u64 {
 impl LaneSetState {
     /// Looks which lanes are idle by now; the relays that are found lost are the caller's to fence. Never waits. Lanes of `kept`
     /// have more work of the copy at hand, and keep their slots.
-    pub(crate) fn poll(&mut self, engine: &Engine, lane_set: &LaneSet, kept: DeviceSet) -> DeviceSet {
+    pub(crate) fn poll(&mut self, lane_set: &LaneSet, kept: DeviceSet, scheduler: &Adaptive) -> DeviceSet {
         let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
             let Some(lane) = lane_set.lane(device) else { continue };
-            if engine.relays.is_fenced(device) {
-                self.forget(engine, device);
+            if self.ledger.relays.is_fenced(device) {
+                self.forget(device);
                 continue;
             }
             match lane.done.is_passed() {
-                Ok(true) => self.arrived(engine, lane, kept.contains(device)),
+                Ok(true) => self.arrived(lane, kept.contains(device)),
                 Err(error) if error.is_sticky() => lost = lost.union(DeviceSet::of(device)),
                 // An answer that says nothing: asked again by the next copy.
                 Ok(false) | Err(_) => {}
@@ -212,9 +205,9 @@ impl LaneSetState {
         }
         if self.busy.is_empty() {
             if let Some(own) = self.own.take() {
-                own.end(engine);
+                self.ledger.end(own);
             }
-            engine.observe(lane_set, self);
+            scheduler.observe(lane_set, self);
         }
         lost
     }
@@ -230,8 +223,8 @@ impl LaneSetState {
     }
 
     /// It is out of use from now on. There is no work on it.
-    pub(crate) fn retire(&mut self, engine: &Engine) {
-        self.withdraw(engine);
+    pub(crate) fn retire(&mut self) {
+        self.withdraw();
         (self.retired, self.sample) = (true, None);
     }
 
@@ -246,19 +239,19 @@ impl LaneSetState {
 
     /// Takes what this lane set carries out of what copies reckon with: a copy does not run beside those before it on its own
     /// stream.
-    pub(crate) fn withdraw(&mut self, engine: &Engine) {
+    pub(crate) fn withdraw(&mut self) {
         for device in self.busy.iter() {
             if let Some(carried) = self.flight(device).and_then(|flight| flight.carried.take()) {
-                carried.end(engine);
+                self.ledger.end(carried);
             }
         }
         if let Some(own) = self.own.take() {
-            own.end(engine);
+            self.ledger.end(own);
         }
     }
 
     /// A lane has a part of the copy at hand, which relays have counted; its done event stands behind it.
-    pub(crate) fn add_part(&mut self, engine: &Engine, device: DeviceId, part: Part) {
+    pub(crate) fn add_part(&mut self, device: DeviceId, part: Part) {
         self.busy = self.busy.union(DeviceSet::of(device));
         let serial = self.serial;
         let Some(flight) = self.flight(device) else { return };
@@ -268,14 +261,14 @@ impl LaneSetState {
         flight.parts += 1;
         flight.timed = flight.timed.take().or(part.timed);
         if let Some(earlier) = std::mem::replace(&mut flight.carried, part.carried) {
-            earlier.end(engine);
+            self.ledger.end(earlier);
         }
     }
 
     /// The owner's own stream has a part of the copy at hand.
-    pub(crate) fn carry_own(&mut self, engine: &Engine, carried: Carried) {
+    pub(crate) fn carry_own(&mut self, carried: Carried) {
         if let Some(earlier) = self.own.replace(carried) {
-            earlier.end(engine);
+            self.ledger.end(earlier);
         }
     }
 
@@ -302,10 +295,10 @@ impl LaneSetState {
     }
 
     /// Takes the slots that this lane set's lane works with already, or free ones; true where it has some now.
-    pub(crate) fn take_ring(&mut self, engine: &Engine, relay: DeviceId) -> bool {
-        let Some(flight) = self.flight(relay) else { return false };
+    pub(crate) fn take_ring(&mut self, relay: DeviceId) -> bool {
+        let Some(flight) = index(relay).and_then(|index| self.flights.get_mut(index)) else { return false };
         if flight.ring.is_none() {
-            flight.ring = engine.relays.take_ring(relay);
+            flight.ring = self.ledger.relays.take_ring(relay);
         }
         flight.ring.is_some()
     }
@@ -316,10 +309,10 @@ impl LaneSetState {
     }
 
     /// Gives back the slots that idle lanes do not need.
-    pub(crate) fn give_rings(&mut self, engine: &Engine, relays: DeviceSet) {
+    pub(crate) fn give_rings(&mut self, relays: DeviceSet) {
         for relay in relays.without(self.busy).iter() {
             if let Some(ring) = self.flight(relay).and_then(|flight| flight.ring.take()) {
-                engine.relays.give_ring(relay, ring);
+                self.ledger.relays.give_ring(relay, ring);
             }
         }
     }
@@ -330,68 +323,49 @@ impl LaneSetState {
     }
 
     /// A copy that was waited for makes good what its relay lost: it counts as arrived, unless it was told of already.
-    pub(crate) fn make_good(&mut self, engine: &Engine, relay: DeviceId, owner: StreamId, serial: u64) {
+    pub(crate) fn make_good(&mut self, relay: DeviceId, owner: StreamId, serial: u64) {
         if self.owner != Some(owner) {
             return;
         }
         if let Some(flight) = self.flight(relay).filter(|flight| flight.parts > 0 && flight.since <= serial) {
             flight.parts -= 1;
-            engine.relays.confirm(relay, 1);
+            self.ledger.relays.confirm(relay, 1);
         }
     }
 
     /// All work of a lane is done.
-    fn arrived(&mut self, engine: &Engine, lane: &Lane, kept: bool) {
+    fn arrived(&mut self, lane: &Lane, kept: bool) {
         let device = lane.stream.device();
         self.busy = self.busy.without(DeviceSet::of(device));
         let kept = kept || self.broken.contains(device);
-        let Some(flight) = self.flight(device) else { return };
-        engine.relays.confirm(device, std::mem::take(&mut flight.parts));
+        let Some(flight) = index(device).and_then(|index| self.flights.get_mut(index)) else { return };
+        self.ledger.relays.confirm(device, std::mem::take(&mut flight.parts));
         if let Some(carried) = flight.carried.take() {
-            carried.end(engine);
+            self.ledger.end(carried);
         }
         if let Some(ring) = flight.ring.take_if(|_| !kept) {
-            engine.relays.give_ring(device, ring);
+            self.ledger.relays.give_ring(device, ring);
         }
         if let Some((path, size)) = flight.timed.take()
             && let Ok(micros) = lane.clock[1].since(&lane.clock[0])
         {
-            engine.counters.timed(path, size, micros);
+            self.ledger.counters.timed(path, size, micros);
         }
     }
 
     /// A lane's relay is lost, and its parts are told of elsewhere. Its slots go with it.
-    fn forget(&mut self, engine: &Engine, device: DeviceId) {
+    fn forget(&mut self, device: DeviceId) {
         self.busy = self.busy.without(DeviceSet::of(device));
         if let Some(flight) = self.flight(device) {
             (flight.parts, flight.timed) = (0, None);
             if let Some(carried) = flight.carried.take() {
-                carried.end(engine);
+                self.ledger.end(carried);
             }
         }
     }
 
     fn flight(&mut self, device: DeviceId) -> Option<&mut Flight> {
         self.flights.get_mut(index(device)?)
-    }
-}
-
-impl Carried {
-    /// From now on others reckon with so many bytes on a path.
-    pub(crate) fn begin(engine: &Engine, path: Path, size: Bytes) -> Carried {
-        let Path { target, relay, direction, .. } = path;
-        engine.load.begin(target, relay, direction, size);
-        Carried { target, relay, direction, size }
-    }
-
-    /// And with so many more.
-    pub(crate) fn and(self, more: Carried) -> Carried {
-        Carried { size: self.size.saturating_add(more.size), ..self }
-    }
-
-    /// No longer.
-    pub(crate) fn end(self, engine: &Engine) {
-        engine.load.end(self.target, self.relay, self.direction, self.size);
     }
 }
 

@@ -12,14 +12,18 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::Engine;
+use crate::engine::ledger::Ledger;
 use crate::links::lane_set::{LaneSet, LaneSetState};
+use crate::schedule::Adaptive;
 
 /// For so long a copy asks for its lane set's lock again and again before it sleeps.
 const AWAKE: Duration = Duration::from_micros(50);
 
-#[derive(Debug, Default)]
+/// All lane sets.
+#[derive(Debug)]
 pub(crate) struct LaneSets {
+    ledger: Arc<Ledger>,
+    scheduler: Arc<Adaptive>,
     all: RwLock<Vec<Arc<LaneSet>>>,
     table: RwLock<FxHashMap<StreamId, Arc<LaneSet>>>,
     /// How many streams were refused one since the last was added.
@@ -27,10 +31,25 @@ pub(crate) struct LaneSets {
 }
 
 impl LaneSets {
+    /// None yet.
+    pub(crate) fn new(ledger: &Arc<Ledger>, scheduler: &Arc<Adaptive>) -> LaneSets {
+        LaneSets {
+            ledger: ledger.clone(),
+            scheduler: scheduler.clone(),
+            all: RwLock::default(),
+            table: RwLock::default(),
+            missed: AtomicUsize::new(0),
+        }
+    }
+
+    /// One more, which is not among them yet.
+    pub(crate) fn make(&self, devices: usize) -> Arc<LaneSet> {
+        Arc::new(LaneSet::new(devices, &self.ledger))
+    }
+
     /// Runs with the lane set of a stream, under its lock; `None` where all lane sets have work of others under way.
     pub(crate) fn with<T>(
         &self,
-        engine: &Engine,
         stream: StreamId,
         run: impl FnOnce(&Arc<LaneSet>, &mut LaneSetState) -> T,
     ) -> Option<T> {
@@ -49,7 +68,7 @@ impl LaneSets {
                 if state.owner.is_some() != owned || state.is_retired() {
                     continue;
                 }
-                look(engine, &lane_set, &mut state);
+                self.look(&lane_set, &mut state);
                 if !state.is_idle() {
                     continue;
                 }
@@ -66,30 +85,30 @@ impl LaneSets {
     }
 
     /// Looks what other streams' copies have still under way.
-    pub(crate) fn refresh(&self, engine: &Engine, but: &Arc<LaneSet>) {
+    pub(crate) fn refresh(&self, but: &Arc<LaneSet>) {
         for lane_set in self.snapshot() {
             if !Arc::ptr_eq(&lane_set, but)
                 && let Some(mut state) = lane_set.state.try_lock()
                 && !state.is_idle()
             {
-                look(engine, &lane_set, &mut state);
+                self.look(&lane_set, &mut state);
             }
         }
     }
 
     /// Takes those that have anything of these GPUs out of use, where no work is on them, into `retired`; whether that is all of
     /// them. A copy that looks at one meanwhile finds it retired once it has its lock.
-    pub(crate) fn retire(&self, engine: &Engine, relays: DeviceSet, retired: &mut Vec<Arc<LaneSet>>) -> bool {
+    pub(crate) fn retire(&self, relays: DeviceSet, retired: &mut Vec<Arc<LaneSet>>) -> bool {
         let mut all = true;
         for lane_set in self.snapshot().into_iter().filter(|lane_set| lane_set.is_of(relays)) {
             let gone = lane_set.state.try_lock().is_some_and(|mut state| {
-                look(engine, &lane_set, &mut state);
+                self.look(&lane_set, &mut state);
                 let idle = state.is_idle();
                 if idle {
                     if let Some(owner) = state.owner {
                         self.table.write().remove(&owner);
                     }
-                    state.retire(engine);
+                    state.retire();
                     lane_set.set_owner(&mut state, None);
                     self.all.write().retain(|other| !Arc::ptr_eq(other, &lane_set));
                 }
@@ -132,6 +151,12 @@ impl LaneSets {
         }
     }
 
+    /// Looks what another stream's lanes have done.
+    fn look(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
+        let lost = state.poll(lane_set, DeviceSet::EMPTY, &self.scheduler);
+        lost.iter().for_each(|relay| self.ledger.relays.fence(relay));
+    }
+
     fn known<T>(
         &self,
         stream: StreamId,
@@ -169,10 +194,4 @@ fn lock(state: &Mutex<LaneSetState>) -> MutexGuard<'_, LaneSetState> {
         }
     }
     state.lock()
-}
-
-/// Looks what another stream's lanes have done.
-fn look(engine: &Engine, lane_set: &LaneSet, state: &mut LaneSetState) {
-    let lost = state.poll(engine, lane_set, DeviceSet::EMPTY);
-    lost.iter().for_each(|relay| engine.relays.fence(relay));
 }

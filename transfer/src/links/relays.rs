@@ -70,6 +70,11 @@ impl Relays {
         DeviceSet::from_bits(bits & !out)
     }
 
+    /// Whether GPUs that the program uses serve too.
+    pub(crate) fn are_shared(&self) -> bool {
+        self.shared
+    }
+
     /// Those that the program uses, where GPUs are not shared.
     pub(crate) fn left(&self) -> DeviceSet {
         DeviceSet::from_bits(self.left.load(Ordering::Acquire))

@@ -23,11 +23,13 @@ use glake_device::{DeviceId, DriverError, Living};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use crate::Result;
+use super::Links;
+use super::lane_set::LaneSet;
+use super::relays::Relays;
+use crate::RelayCost;
 use crate::kinds::foreign::slots::Ring;
 use crate::kinds::pageable::StagingStream;
-use crate::links::lane_set::LaneSet;
-use crate::{Engine, RelayCost};
+use crate::kinds::resources::Resources;
 
 /// How often what is not over yet is looked at again.
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);
@@ -102,7 +104,37 @@ pub(crate) struct Suspension {
 }
 
 impl Suspensions {
-    fn note_unsuspended(&self, stayed: UnsuspendedRelay) {
+    /// One more is asked for; how many were by now.
+    pub(crate) fn ask(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.asked += 1;
+        state.asked
+    }
+
+    /// The suspended relays whose contexts are still there, and why, once all that were asked for are over, or so much time has passed.
+    pub(crate) fn unsuspended(&self, relays: &Relays, timeout: Duration) -> Vec<UnsuspendedRelay> {
+        let until = Instant::now() + timeout;
+        let mut state = self.state.lock();
+        let asked = state.asked;
+        while state.over < asked && !self.over.wait_until(&mut state, until).timed_out() {}
+        let suspended = relays.suspended();
+        let mut stayed: Vec<UnsuspendedRelay> =
+            state.stayed.iter().filter(|stayed| suspended.contains(stayed.relay)).copied().collect();
+        if state.over < asked {
+            let known: DeviceSet = stayed.iter().map(|stayed| stayed.relay).collect();
+            let costs = suspended.without(known).iter().filter_map(|relay| relays.cost(relay));
+            let under_way = |cost: RelayCost| UnsuspendedRelay {
+                relay: cost.relay,
+                context: cost.context,
+                why: WhyUnsuspended::UnderWay,
+            };
+            stayed.extend(costs.map(under_way));
+        }
+        stayed.sort_by_key(|stayed| stayed.relay);
+        stayed
+    }
+
+    pub(crate) fn note_unsuspended(&self, stayed: UnsuspendedRelay) {
         let mut state = self.state.lock();
         state.stayed.retain(|other| other.relay != stayed.relay);
         state.stayed.push(stayed);
@@ -119,71 +151,6 @@ impl Suspensions {
     }
 }
 
-impl Engine {
-    /// No copy takes these relays from its beginning on; when nothing is under way on them, their contexts and all that the engine
-    /// has there goes back, in the background. Those that are suspended already are tried again, if their contexts stayed. What cannot go
-    /// stays, and is told by [`Engine::unsuspended`]. Nothing is done where relays were never started.
-    pub fn suspend(&self, relays: DeviceSet) {
-        if !self.worker.is_started() {
-            return;
-        }
-        self.relays.suspend(relays);
-        let asked = {
-            let mut state = self.suspensions.state.lock();
-            state.asked += 1;
-            state.asked
-        };
-        self.worker.suspend(asked);
-    }
-
-    /// Makes suspended relays ready again, in the background; those of which nothing was given up yet are ready at once.
-    /// `after` is called on that thread when they are, or cannot be; not at all where none is suspended.
-    ///
-    /// # Errors
-    /// [`crate::TransferError::NoThread`].
-    pub fn resume(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
-        if self.relays.suspended().is_empty() {
-            return Ok(());
-        }
-        self.start_relays(after)
-    }
-
-    /// The relays that are suspended, or are to be.
-    pub fn suspended(&self) -> DeviceSet {
-        self.relays.suspended()
-    }
-
-    /// The suspended relays whose contexts are still there, and why, once all suspensions that were asked for are over, or so much time has
-    /// passed.
-    pub fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
-        let until = Instant::now() + timeout;
-        let mut state = self.suspensions.state.lock();
-        let asked = state.asked;
-        while state.over < asked && !self.suspensions.over.wait_until(&mut state, until).timed_out() {}
-        let suspended = self.relays.suspended();
-        let mut stayed: Vec<UnsuspendedRelay> =
-            state.stayed.iter().filter(|stayed| suspended.contains(stayed.relay)).copied().collect();
-        if state.over < asked {
-            let known: DeviceSet = stayed.iter().map(|stayed| stayed.relay).collect();
-            let costs = suspended.without(known).iter().filter_map(|relay| self.relays.cost(relay));
-            let under_way = |cost: RelayCost| UnsuspendedRelay {
-                relay: cost.relay,
-                context: cost.context,
-                why: WhyUnsuspended::UnderWay,
-            };
-            stayed.extend(costs.map(under_way));
-        }
-        stayed.sort_by_key(|stayed| stayed.relay);
-        stayed
-    }
-
-    fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
-        let context = self.relays.cost(relay).map_or(Bytes::ZERO, |cost| cost.context);
-        tracing::info!(target: "glake::transfer", %relay, %context, %why, "the context of a relay stays");
-        self.suspensions.note_unsuspended(UnsuspendedRelay { relay, context, why });
-    }
-}
-
 impl Suspension {
     /// So many suspensions were asked for by now: after a further one, what stayed is tried again.
     pub(crate) fn ask(&mut self, asked: u64) {
@@ -193,56 +160,56 @@ impl Suspension {
     }
 
     /// Goes on as far as can be without waiting; whether there is more to do.
-    pub(crate) fn step(&mut self, engine: &Engine) -> bool {
-        let more = self.go_on(engine);
+    pub(crate) fn step(&mut self, links: &Links, resources: &Resources) -> bool {
+        let more = self.go_on(links, resources);
         if !more {
-            engine.suspensions.end(self.asked);
+            links.suspensions.end(self.asked);
         }
         more
     }
 
-    fn go_on(&mut self, engine: &Engine) -> bool {
-        let suspended = engine.relays.suspended();
+    fn go_on(&mut self, links: &Links, resources: &Resources) -> bool {
+        let suspended = links.relays.suspended();
         self.told = self.told.intersection(suspended);
         // What was resumed meanwhile is made ready by what is missing there; what then was suspended again begins anew.
         self.going = self.going.intersection(suspended);
-        self.begin(engine, suspended.without(self.told));
-        if !engine.lane_sets.retire(engine, self.going, &mut self.lane_sets) {
+        self.begin(links, resources, suspended.without(self.told));
+        if !links.lane_sets.retire(self.going, &mut self.lane_sets) {
             return true;
         }
-        if !self.strip(engine) {
+        if !self.strip(links, resources) {
             return true;
         }
-        if !self.drop_all(engine) {
+        if !self.drop_all(links) {
             return true;
         }
-        self.give_back(engine)
+        self.give_back(links)
     }
 
-    fn begin(&mut self, engine: &Engine, relays: DeviceSet) {
-        let kernels = engine.kernels.now();
+    fn begin(&mut self, links: &Links, resources: &Resources, relays: DeviceSet) {
+        let kernels = resources.kernels.now();
         for relay in relays.iter() {
             let graph = kernels.relay(relay).is_some_and(Gather::is_captured);
-            if graph || engine.relays.is_fenced(relay) {
+            if graph || links.relays.is_fenced(relay) {
                 self.going = self.going.without(DeviceSet::of(relay));
                 self.told = self.told.union(DeviceSet::of(relay));
-                engine.note_unsuspended(
+                links.note_unsuspended(
                     relay,
                     if graph { WhyUnsuspended::Graph } else { WhyUnsuspended::Lost },
                 );
                 continue;
             }
-            engine.relays.remove_ready(relay);
+            links.relays.remove_ready(relay);
             self.going = self.going.union(DeviceSet::of(relay));
         }
     }
 
     /// Takes what copies have on the relays out of reach; false where some of it is in use by a capture.
-    fn strip(&mut self, engine: &Engine) -> bool {
+    fn strip(&mut self, links: &Links, resources: &Resources) -> bool {
         let mut all = true;
         for relay in self.going.iter() {
-            let (kernels, gate) = (engine.kernels.take_relay(relay), engine.close_pageable(relay));
-            let rings = engine.relays.take_rings(relay);
+            let (kernels, gate) = resources.take_relay(relay);
+            let rings = links.relays.take_rings(relay);
             // What is new here may have work that the last epoch does not cover.
             if kernels.is_some() || gate.is_some() || !rings.is_empty() {
                 self.stripped = self.stripped.union(DeviceSet::of(relay));
@@ -251,13 +218,13 @@ impl Suspension {
             self.kernels.extend(kernels);
             self.gates.extend(gate);
             self.rings.extend(rings);
-            all &= engine.captures.close(relay);
+            all &= resources.branches.close(relay);
         }
         all
     }
 
     /// Drops what nobody has any more; whether that is all.
-    fn drop_all(&mut self, engine: &Engine) -> bool {
+    fn drop_all(&mut self, links: &Links) -> bool {
         self.lane_sets = std::mem::take(&mut self.lane_sets)
             .into_iter()
             // A handle that is asked meanwhile has it for a moment.
@@ -276,7 +243,7 @@ impl Suspension {
         // Dropping these waits for their GPUs.
         let done = match &mut self.done {
             Some(done) => done,
-            empty => match engine.own.record(self.stripped) {
+            empty => match links.contexts.own().record(self.stripped) {
                 Ok(epoch) => empty.insert(epoch),
                 Err(error) => {
                     tracing::debug!(target: "glake::transfer", %error, "relays do not rest yet");
@@ -295,15 +262,15 @@ impl Suspension {
     }
 
     /// Gives the contexts back of which nothing is left; whether some are to be asked for again.
-    fn give_back(&mut self, engine: &Engine) -> bool {
+    fn give_back(&mut self, links: &Links) -> bool {
         let last = self.tries >= TRIES;
         self.tries = self.tries.saturating_add(1);
         for relay in self.going.iter() {
             // Each takes a while.
-            if !engine.relays.suspended().contains(relay) {
+            if !links.relays.suspended().contains(relay) {
                 continue;
             }
-            let released = engine.own.release_context(relay);
+            let released = links.contexts.own().release_context(relay);
             let why = match released {
                 Ok(()) => None,
                 Err(_) if !last => continue,
@@ -319,11 +286,11 @@ impl Suspension {
             self.going = self.going.without(DeviceSet::of(relay));
             self.told = self.told.union(DeviceSet::of(relay));
             match why {
-                Some(why) => engine.note_unsuspended(relay, why),
+                Some(why) => links.note_unsuspended(relay, why),
                 None => {
-                    engine.relays.drop_cost(relay);
-                    engine.suspensions.forget(relay);
-                    tracing::debug!(target: "glake::transfer", %relay, "a relay suspensions");
+                    links.relays.drop_cost(relay);
+                    links.suspensions.forget(relay);
+                    tracing::debug!(target: "glake::transfer", %relay, "a relay is suspended");
                 }
             }
         }

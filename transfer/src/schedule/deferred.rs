@@ -13,24 +13,29 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use glake_device::StreamId;
 use glake_device::owned::{DeviceSet, OwnedEvent, Span};
-use glake_device::{CaptureState, StreamId};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
+use super::Adaptive;
 use crate::Result;
+use crate::engine::contexts::Contexts;
 use crate::engine::counters::Path;
 use crate::engine::endpoints::Endpoints;
-use crate::engine::fork::Fork;
+use crate::engine::fork::{Fork, Forks};
+use crate::engine::ledger::Ledger;
+use crate::engine::native::NativeCopies;
+use crate::engine::routes::Routes;
+use crate::kinds::resources::Resources;
+use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::Way;
 use crate::schedule::prioritized::Prioritized;
-use crate::{Engine, Priority, UserStream};
+use crate::{Priority, UserStream};
 
-/// Smaller copies are over before it matters.
-const LEAST: Bytes = Bytes::mib(64);
 /// How large batches are: two keep a link busy for longer than the host takes to enqueue the next; the last ones are small, so that
 /// all links end together.
 const BATCH: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(8)];
@@ -68,62 +73,78 @@ struct Deferred<'a> {
     left: SmallVec<[Part; 8]>,
 }
 
-impl Engine {
+/// The copies of one engine that are bound late.
+#[derive(Debug)]
+pub(crate) struct DeferredCopies {
+    pub(crate) contexts: Arc<Contexts>,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) links: Arc<Links>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) native: Arc<NativeCopies>,
+    pub(crate) forks: Arc<Forks>,
+    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) resources: Arc<Resources>,
+    /// How many there were.
+    pub(crate) count: AtomicU64,
+}
+
+impl DeferredCopies {
     /// Copies as links have room, and returns when all that went over lanes has arrived, and the rest is enqueued on the user's
     /// stream. False, and nothing done: this is no copy for it.
     ///
     /// # Errors
-    /// As [`Engine::copy`].
-    pub(crate) fn copy_deferred(&self, to: &Span, from: &Span, on: UserStream) -> Result<bool> {
+    /// As [`crate::Engine::copy`].
+    pub(crate) fn copy(&self, to: &Span, from: &Span, on: UserStream) -> Result<bool> {
         let Endpoints::HostAndGpu { target, direction, pinned: true } = Endpoints::of(to, from)? else {
             return Ok(false);
         };
-        if self.barriers.get().is_none()
-            || to.size() < LEAST
-            || !self.may_split(target, to.size())
-            || (on.device != target && !self.relays.ready().contains(target))
-            || !matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
+        let relays = self.links.relays();
+        if !self.scheduler.defers(to.size())
+            || !self.routes.may_split(target, to.size())
+            || (on.device != target && !relays.ready().contains(target))
+            || !self.contexts.is_plain(on)
         {
             return Ok(false);
         }
-        self.want_resources(target);
-        self.look_around();
-        let paths =
-            self.deferred_paths(to, from, Path { target, relay: target, direction, way: Way::Direct });
+        self.resources.want(target);
+        self.links.look_around();
+        let paths = self.paths(to, from, Path { target, relay: target, direction, way: Way::Direct });
         if paths.len() < 2 {
             return Ok(false);
         }
-        self.relays.tell()?;
+        relays.tell()?;
         // A lane set of its own: no driver counts its streams so far down from the end.
-        let own = StreamId(u64::MAX - self.late.fetch_add(1, Ordering::Relaxed));
-        let left = self.lane_sets.with(self, own, |lane_set, state| {
-            let prioritized = self.prioritized(Priority::Background, direction, to.size());
-            self.spread_deferred(lane_set, state, (to, from, on), &paths, prioritized)
+        let own = StreamId(u64::MAX - self.count.fetch_add(1, Ordering::Relaxed));
+        let left = self.links.with(own, |lane_set, state| {
+            let prioritized = self.scheduler.prioritize(
+                Priority::Background,
+                direction,
+                to.size(),
+                self.routes.most_links(),
+            );
+            self.spread(lane_set, state, (to, from, on), &paths, prioritized)
         });
-        self.lane_sets.forget(own);
-        if left.is_none() {
-            self.want_lane_set();
-        }
+        self.links.lane_sets().forget(own);
         let Some(left) = left.transpose()?.flatten() else { return Ok(false) };
         for part in left {
             let ends = (to.part(part.offset, part.size), from.part(part.offset, part.size));
             if let (Some(to), Some(from)) = ends {
-                self.native_twice(&to, &from, on)?;
-                self.counters.native(part.size);
+                self.native.copy_twice(&to, &from, on)?;
+                self.ledger.counters.native(part.size);
             }
         }
         Ok(true)
     }
 
     /// The target's own link, which `direct` is, and those of the relays that may touch its memory and are known to serve it.
-    fn deferred_paths(&self, to: &Span, from: &Span, direct: Path) -> SmallVec<[Path; 8]> {
+    fn paths(&self, to: &Span, from: &Span, direct: Path) -> SmallVec<[Path; 8]> {
         let (target, direction) = (direct.target, direct.direction);
-        let rivals = self.contention.of(target, direction, &self.load, self.devices).rivals;
-        let usable = self.relays.usable().without(rivals);
+        let rivals = self.scheduler.contenders(target, direction).rivals;
+        let usable = self.links.relays().usable().without(rivals);
         let reach = usable.intersection(to.reach()).intersection(from.reach());
-        let graph = self.graph();
+        let graph = self.routes.graph();
         let serves = |way, relay| match way {
-            Way::Direct => !self.relays.is_fenced(target),
+            Way::Direct => !self.links.relays().is_fenced(target),
             Way::ZeroStaging => reach.contains(relay),
             Way::Staged => false,
         };
@@ -132,7 +153,7 @@ impl Engine {
     }
 
     /// What no lane brought; `None`, and nothing done, where the lane set lacks something.
-    fn spread_deferred<'a>(
+    fn spread<'a>(
         &'a self,
         lane_set: &Arc<LaneSet>,
         state: &mut LaneSetState,
@@ -152,10 +173,10 @@ impl Engine {
             return Ok(None);
         }
         let Ok(Some(event)) = Fork::mark(lane_set, on) else {
-            self.worker.fork_event(on.device);
+            self.links.want_fork_event(on.device);
             return Ok(None);
         };
-        let mut fork = Fork::begin(self, lane_set, state, on, event);
+        let mut fork = self.forks.begin(lane_set, state, on, event);
         fork.take(prioritized, std::iter::empty());
         let mut late = Deferred { to, from, next: Bytes::ZERO, going, left: SmallVec::new() };
         while late.fill(&mut fork) {
@@ -164,11 +185,11 @@ impl Engine {
         fork.join()?;
         // All of it was seen to arrive, or is copied again: nobody has lost anything.
         for going in &late.going {
-            state.make_good(self, going.path.relay, state.owner.unwrap_or_default(), state.serial);
+            state.make_good(going.path.relay, state.owner.unwrap_or_default(), state.serial);
         }
-        let lost = state.poll(self, lane_set, DeviceSet::EMPTY);
-        lost.iter().for_each(|relay| self.relays.fence(relay));
-        self.counters.split();
+        let lost = state.poll(lane_set, DeviceSet::EMPTY, &self.scheduler);
+        lost.iter().for_each(|relay| self.links.relays().fence(relay));
+        self.ledger.counters.split();
         Ok(Some(late.left))
     }
 }

@@ -61,7 +61,7 @@ impl Fixture {
         used.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
         let shared = options.shared_gpus;
         let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
-        used.iter().for_each(|gpu| engine.want_resources(gpu));
+        used.iter().for_each(|gpu| engine.resources.want(gpu));
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();

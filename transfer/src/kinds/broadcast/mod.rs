@@ -13,18 +13,25 @@ mod slices;
 use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, Span};
-use glake_device::{CaptureState, DeviceId, PointerKind};
+use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::Result;
+use super::span::SpanCopies;
+use crate::engine::completions::Completions;
+use crate::engine::contexts::Contexts;
 use crate::engine::counters::Path;
 use crate::engine::endpoints::Endpoints;
-use crate::engine::fork::Fork;
+use crate::engine::fork::{Fork, Forks};
+use crate::engine::ledger::Ledger;
+use crate::engine::native::NativeCopies;
 use crate::engine::parts::Parts;
+use crate::engine::routes::Routes;
+use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Direction, PathGraph, Way};
-use crate::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
+use crate::schedule::Adaptive;
+use crate::{CopyHandle, CopyOptions, Priority, Result, UserStream};
 use slices::{Slice, Slices};
 
 /// Fewer bytes for each GPU to pull are not worth two streams each.
@@ -47,12 +54,26 @@ struct Source {
     rate: f64,
 }
 
-impl Engine {
-    /// Enqueues copies of one span to several, which do not overlap.
+/// The broadcasts of one engine.
+#[derive(Debug)]
+pub(crate) struct BroadcastCopies {
+    pub(crate) contexts: Arc<Contexts>,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) links: Arc<Links>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) native: Arc<NativeCopies>,
+    pub(crate) forks: Arc<Forks>,
+    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) spans: Arc<SpanCopies>,
+    pub(crate) completions: Arc<Completions>,
+}
+
+impl BroadcastCopies {
+    /// Enqueues copies of one span to several.
     ///
     /// # Errors
-    /// As [`Engine::copy`].
-    pub fn copy_to_all(
+    /// As [`crate::Engine::copy_to_all`].
+    pub(crate) fn copy(
         &self,
         to: &[Span],
         from: &Span,
@@ -60,37 +81,28 @@ impl Engine {
         options: CopyOptions,
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Endpoints::of(to, from).map(drop))?;
-        self.relays.tell()?;
-        self.look_around();
-        let _call = self.urgent_call(options.priority);
+        self.links.begin_copy()?;
+        let _call = self.scheduler.urgent_call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let parts = self.enqueue_cast(cast);
-        let parts = self.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
-        self.handle(on, options, parts)
+        let parts = self.completions.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
+        self.completions.handle(on, options, parts)
     }
 
     /// Pulled in parts and passed on, or else one copy for each.
     fn enqueue_cast(&self, cast: Cast<'_>) -> Result<Option<Parts>> {
         let Cast { to, from, on, priority } = cast;
         let sources = self.sources(cast);
-        // An answer that says nothing is no permission.
-        if sources.len() > 1 && matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None))
-        {
-            let leased = self
-                .lane_sets
-                .with(self, on.id, |lane_set, state| self.cast(lane_set, state, cast, &sources));
-            match leased {
-                Some(outcome) => {
-                    if let Some(parts) = outcome? {
-                        return Ok(Some(parts));
-                    }
-                }
-                None => self.want_lane_set(),
+        if sources.len() > 1 && self.contexts.is_plain(on) {
+            let outcome =
+                self.links.with(on.id, |lane_set, state| self.cast(lane_set, state, cast, &sources));
+            if let Some(parts) = outcome.transpose()?.flatten() {
+                return Ok(Some(parts));
             }
         }
         let mut parts: Option<Parts> = None;
         for to in to {
-            let more = self.enqueue(to, from, on, priority)?;
+            let more = self.spans.enqueue(to, from, on, priority)?;
             parts = match (parts, more) {
                 (Some(parts), Some(more)) => Some(Parts { used: parts.used.union(more.used), ..more }),
                 (parts, more) => more.or(parts),
@@ -102,7 +114,7 @@ impl Engine {
     /// The GPUs that pull; none where they cannot all pass on to each other, or where it is not worth it.
     fn sources(&self, cast: Cast<'_>) -> SmallVec<[Source; 8]> {
         let none = SmallVec::new();
-        let graph = self.graph();
+        let graph = self.routes.graph();
         let mut sources: SmallVec<[Source; 8]> = SmallVec::new();
         for (own, to) in cast.to.iter().enumerate() {
             let Some(device) = to.device() else { return none };
@@ -118,7 +130,7 @@ impl Engine {
             sources.iter().all(|source| devices.without(are_joined(&graph, source.device)).is_empty());
         let least = LEAST.get().saturating_mul(devices.len().into());
         let benefit = cast.from.kind() == PointerKind::Pinned && cast.from.size().get() >= least;
-        let usable = devices.is_subset(self.relays.usable());
+        let usable = devices.is_subset(self.links.relays().usable());
         if benefit && reached && joined && usable { sources } else { none }
     }
 
@@ -130,15 +142,16 @@ impl Engine {
         cast: Cast<'_>,
         sources: &[Source],
     ) -> Result<Option<Parts>> {
-        state.withdraw(self);
+        state.withdraw();
         let Ok(Some(mark)) = Fork::mark(lane_set, cast.on) else {
-            self.worker.fork_event(cast.on.device);
+            self.links.want_fork_event(cast.on.device);
             return Ok(None);
         };
         let rates: SmallVec<[f64; 8]> = sources.iter().map(|source| source.rate).collect();
         let slices = Slices::new(cast.from.size(), &rates);
-        let mut fork = Fork::begin(self, lane_set, state, cast.on, mark);
-        let prioritized = self.prioritized(cast.priority, Direction::ToGpu, cast.from.size());
+        let mut fork = self.forks.begin(lane_set, state, cast.on, mark);
+        let links = self.routes.most_links();
+        let prioritized = self.scheduler.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
         fork.take(prioritized, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.
@@ -157,20 +170,21 @@ impl Engine {
             for target in targets {
                 let relay = sources[slice.source].device;
                 let device = cast.to[target].device().unwrap_or(relay);
-                self.counters.retried(path(device, relay));
+                self.ledger.counters.retried(path(device, relay));
                 if let Some((to, from)) = ends(&cast.to[target], cast.from, slice) {
-                    self.native_twice(&to, &from, cast.on)?;
+                    self.native.copy_twice(&to, &from, cast.on)?;
                 }
             }
         }
-        self.counters.split();
+        self.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             size = %cast.from.size(), targets = cast.to.len(), links = sources.len(),
             "one copy to several GPUs"
         );
-        self.relays.tell()?;
-        let (relays, lane_set, used) = (self.relays.clone(), Arc::downgrade(lane_set), used.without(dead));
+        self.links.relays().tell()?;
+        let (relays, lane_set, used) =
+            (self.links.relays().clone(), Arc::downgrade(lane_set), used.without(dead));
         Ok(Some(Parts { relays, lane_set, used, serial, shares: None }))
     }
 
@@ -208,7 +222,7 @@ impl Engine {
                 if let Err(error) = &passed {
                     fork.blame(device, error);
                 } else if let Some(target) = next.device() {
-                    self.counters.sent(path(target, device), slice.size, 1);
+                    self.ledger.counters.sent(path(target, device), slice.size, 1);
                 }
                 passed.is_err()
             })

@@ -18,19 +18,26 @@ mod list;
 
 use std::sync::Arc;
 
-use glake_device::owned::{self, Blocks, DeviceSet, Gather, OwnedStream, Piece, Side, Span, StreamRef};
-use glake_device::{CaptureState, DeviceId, DriverError, PointerKind};
+use glake_device::owned::{Blocks, DeviceSet, Gather, OwnedStream, Side, StreamRef};
+use glake_device::{DeviceId, DriverError, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
+use super::kernels::KernelSet;
+use super::resources::Resources;
+use crate::engine::completions::Completions;
+use crate::engine::contexts::Contexts;
 use crate::engine::counters::Path;
-use crate::engine::fork::Fork;
+use crate::engine::fork::{Fork, Forks};
+use crate::engine::ledger::Ledger;
+use crate::engine::native::NativeCopies;
 use crate::engine::parts::Parts;
-use crate::kinds::kernels::KernelSet;
+use crate::engine::routes::Routes;
+use crate::links::Links;
 use crate::links::lane_set::LaneSetState;
 use crate::paths::{Ask, Direction, Shares, Way, split};
-use crate::{CopyHandle, CopyOptions, Engine, Priority, UserStream};
-use crate::{Result, TransferError};
+use crate::schedule::Adaptive;
+use crate::{CopyHandle, CopyOptions, Priority, Result, TransferError, UserStream};
 use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 
 /// Fewer blocks, or fewer bytes, are the driver's to copy.
@@ -40,8 +47,6 @@ const SMALL: Bytes = Bytes::mib(1);
 const LARGE: Bytes = Bytes::mib(1);
 /// They are dealt out in so many pieces: some for each link, which gets its share exactly; each costs the host a call.
 const PIECES: u64 = 16;
-/// How many blocks the driver is given at a time.
-const BATCH: usize = 256;
 
 /// Lists on a stream of the program.
 #[derive(Clone, Copy)]
@@ -93,54 +98,46 @@ struct Turns {
     rest: Option<Place>,
 }
 
-impl Engine {
-    /// Enqueues copies between pairs of spans, to and from, in no order among themselves: no block may touch bytes that another
-    /// one writes.
-    ///
-    /// # Errors
-    /// [`TransferError::SizesDiffer`], and [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer
-    /// where not all blocks were.
-    pub fn copy_list(
-        &self,
-        blocks: &[(Span, Span)],
-        on: UserStream,
-        options: CopyOptions,
-    ) -> Result<CopyHandle> {
-        let pair = |(to, from): &'_ (Span, Span)| (to.size(), from.size());
-        if let Some((to, from)) = blocks.iter().map(pair).find(|(to, from)| to != from) {
-            return Err(TransferError::SizesDiffer { to, from });
-        }
-        let lists: Vec<Blocks<'_>> = blocks.iter().filter_map(|(to, from)| Blocks::pair(to, from)).collect();
-        self.copy_blocks(&lists, on, options)
-    }
+/// The copies of lists of one engine.
+#[derive(Debug)]
+pub(crate) struct ScatteredCopies {
+    pub(crate) contexts: Arc<Contexts>,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) links: Arc<Links>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) native: Arc<NativeCopies>,
+    pub(crate) forks: Arc<Forks>,
+    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) resources: Arc<Resources>,
+    pub(crate) completions: Arc<Completions>,
+}
 
-    /// As [`Engine::copy_list`], for many small blocks: what they have in common is said once. All lists are one.
+impl ScatteredCopies {
+    /// Enqueues all lists as one.
     ///
     /// # Errors
-    /// [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer where not all blocks were.
-    pub fn copy_blocks(
+    /// As [`crate::Engine::copy_blocks`].
+    pub(crate) fn copy(
         &self,
         blocks: &[Blocks<'_>],
         on: UserStream,
         options: CopyOptions,
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
-        self.relays.tell()?;
-        self.look_around();
-        let _call = self.urgent_call(options.priority);
-        let kernels = &*self.kernels.now();
+        self.links.begin_copy()?;
+        let _call = self.scheduler.urgent_call(options.priority);
+        let kernels = &*self.resources.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
             groups.iter().filter_map(|group| self.spread_of(kernels, group)).collect();
         // A graph would outlive the lists that kernels read; and an answer that says nothing is no permission.
-        let plain = || matches!(self.driver.capture_state(on.device, on.raw), Ok(CaptureState::None));
-        if !spreads.is_empty() && !plain() {
+        if !spreads.is_empty() && !self.contexts.is_plain(on) {
             spreads.clear();
         }
         let parts = self.enqueue_groups(list, &groups, &spreads);
         let ends = blocks.iter().flat_map(|block| [block.to().kind, block.from().kind]);
-        let parts = self.covered(parts, ends.filter_map(PointerKind::device).collect(), on)?;
-        self.handle(on, options, parts)
+        let parts = self.completions.covered(parts, ends.filter_map(PointerKind::device).collect(), on)?;
+        self.completions.handle(on, options, parts)
     }
 
     /// Spread over links where they are to be; the parts of those.
@@ -175,7 +172,7 @@ impl Engine {
             return Some(Spread { group, target, direction, most, by_kernels: false });
         }
         if kernels.target(target).is_none() {
-            self.want_resources(target);
+            self.resources.want(target);
             return None;
         }
         let reached =
@@ -185,11 +182,11 @@ impl Engine {
 
     /// Copies groups over the lanes of their stream; no parts where all went over the user's own.
     fn scatter(&self, list: List<'_>, spreads: &[Spread<'_>]) -> Result<Option<Parts>> {
-        let leased = self.lane_sets.with(self, list.on.id, |lane_set, state| {
-            state.withdraw(self);
+        let leased = self.links.with(list.on.id, |lane_set, state| {
+            state.withdraw();
             // One mark for all, so that they run side by side.
             let Ok(Some(mark)) = Fork::mark(lane_set, list.on) else {
-                self.worker.fork_event(list.on.device);
+                self.links.want_fork_event(list.on.device);
                 return Ok::<_, TransferError>(None);
             };
             let mut parts: Option<Parts> = None;
@@ -199,15 +196,17 @@ impl Engine {
                     self.scatter_alone(list, *spread)?;
                     continue;
                 }
-                let mut fork = Fork::begin(self, lane_set, state, list.on, mark);
-                let turn = self.prioritized(list.priority, spread.direction, spread.group.size);
+                let mut fork = self.forks.begin(lane_set, state, list.on, mark);
+                let links = self.routes.most_links();
+                let turn =
+                    self.scheduler.prioritize(list.priority, spread.direction, spread.group.size, links);
                 let spread = Spread { most: spread.most.min(turn.slice()), ..*spread };
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();
                 let (used, serial) = self.scatter_over(fork, list, spread, &shares)?;
                 let used = parts.map_or(used, |parts| parts.used.union(used));
                 parts = Some(Parts {
-                    relays: self.relays.clone(),
+                    relays: self.links.relays().clone(),
                     lane_set: Arc::downgrade(lane_set),
                     used,
                     serial,
@@ -216,12 +215,9 @@ impl Engine {
             }
             Ok(Some(parts))
         });
-        if leased.is_none() {
-            self.want_lane_set();
-        }
         match leased.transpose()?.flatten() {
             Some(parts) => {
-                self.relays.tell()?;
+                self.links.relays().tell()?;
                 Ok(parts)
             }
             None => {
@@ -238,13 +234,13 @@ impl Engine {
             true => kernels.relays_reaching(group.ends.iter().copied()),
             false => group.reach(),
         };
-        let reach = reach.intersection(self.relays.usable()).without(state.broken());
+        let reach = reach.intersection(self.links.relays().usable()).without(state.broken());
         let reach = reach.without(DeviceSet::of(target));
         // Kernels need no buffer, whatever the memory.
         let staged = if by_kernels { reach } else { DeviceSet::EMPTY };
-        let load = &self.load;
+        let load = &self.ledger.load;
         split(
-            &self.graph(),
+            &self.routes.graph(),
             &Ask { target, direction, size: group.size, zero_staging: reach, staged, load, expected: 0 },
         )
     }
@@ -264,7 +260,7 @@ impl Engine {
             let path = Path { target, relay: share.relay, direction, way: share.way };
             let own = share.way == Way::Direct && target == list.on.device;
             let (gather, stream) = match own {
-                true => (list.kernels.target(target), Some(list.on.of_driver(&*self.driver))),
+                true => (list.kernels.target(target), Some(self.native.stream(list.on))),
                 false => (list.kernels.relay(share.relay), fork.stream(share.relay).map(OwnedStream::of)),
             };
             let kernels = gather.filter(|_| spread.by_kernels).zip(stream);
@@ -285,7 +281,7 @@ impl Engine {
         }
         for taker in takers.iter().filter(|taker| taker.launches > 0) {
             match taker.own {
-                true => self.counters.sent(taker.path, taker.carried, taker.launches),
+                true => self.ledger.counters.sent(taker.path, taker.carried, taker.launches),
                 false => fork.sent(taker.path, taker.carried, taker.launches),
             }
         }
@@ -294,13 +290,13 @@ impl Engine {
         let lost = turns.taken.iter().filter(|turn| dead.contains(turn.relay));
         for turn in turns.left.iter().chain(lost) {
             let way = if turn.relay == target { Way::Direct } else { Way::ZeroStaging };
-            self.counters.retried(Path { target, relay: turn.relay, direction, way });
+            self.ledger.counters.retried(Path { target, relay: turn.relay, direction, way });
             self.native_list(list, group.kind, turn.place, turn.pieces, spread.most)?;
         }
         if let Some(place) = turns.rest {
             self.native_list(list, group.kind, place, usize::MAX, Bytes::MAX)?;
         }
-        self.counters.split();
+        self.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             size = %group.size, blocks = group.blocks, %target, ?direction, paths = takers.len(),
@@ -317,13 +313,13 @@ impl Engine {
             return self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX);
         };
         let path = Path { target, relay: target, direction, way: Way::Direct };
-        let kernels = Some((kernels, list.on.of_driver(&*self.driver)));
+        let kernels = Some((kernels, self.native.stream(list.on)));
         let (size, carried, launches) = (group.size, Bytes::ZERO, 0);
         let mut takers = [Taker { path, size, own: true, kernels, carried, launches }];
         let turns = self.deal(list, spread, &mut takers, None);
-        self.counters.sent(path, takers[0].carried, takers[0].launches);
+        self.ledger.counters.sent(path, takers[0].carried, takers[0].launches);
         for turn in &turns.left {
-            self.counters.retried(path);
+            self.ledger.counters.retried(path);
             self.native_list(list, group.kind, turn.place, turn.pieces, PIECE)?;
         }
         turns.rest.map_or(Ok(()), |place| self.native_list(list, group.kind, place, usize::MAX, PIECE))
@@ -374,22 +370,7 @@ impl Engine {
         pieces: usize,
         most: Bytes,
     ) -> Result<()> {
-        let mut pieces = Pieces::new(list.blocks, kind, most, place).take(pieces);
-        let mut batch: Vec<Piece<'_>> = Vec::new();
-        loop {
-            batch.clear();
-            batch.extend(pieces.by_ref().take(BATCH));
-            if batch.is_empty() {
-                return Ok(());
-            }
-            let enqueue = || owned::copy_pieces(&*self.driver, list.on.device, list.on.raw, &batch);
-            match enqueue() {
-                // Part of a batch may be enqueued: to do it twice does no harm.
-                Err(error) if !error.is_sticky() => enqueue()?,
-                outcome => outcome?,
-            }
-            batch.iter().for_each(|piece| self.counters.native(piece.size()));
-        }
+        self.native.copy_pieces(Pieces::new(list.blocks, kind, most, place).take(pieces), list.on)
     }
 }
 

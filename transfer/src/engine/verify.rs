@@ -1,77 +1,33 @@
-//! Copies that are waited for: what a lost relay did not bring is copied again, and on demand the bytes are compared.
+//! Compares both sides of copies that have arrived; what differs is copied again.
 
 use std::sync::Arc;
 
 use glake_device::PointerKind;
-use glake_device::owned::{self, DeviceSet, OwnedStream, Pages, Registration, Span};
+use glake_device::owned::{Pages, Registration, Span};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use crate::engine::parts::Parts;
-use crate::{CopyOptions, Engine, Priority, UserStream};
+use super::UserStream;
+use super::contexts::Contexts;
+use super::native::NativeCopies;
 use crate::{Result, TransferError};
-
-/// Pinned memory that two sides are compared in, made when first needed.
-#[derive(Debug, Default)]
-pub(crate) struct Scratch(Mutex<Option<[Arc<Registration>; 2]>>);
 
 /// What is compared at a time.
 const PIECE: Bytes = Bytes::mib(4);
 
-impl Engine {
-    /// Copies, and returns when the bytes are there. With [`CopyOptions::verify`] both sides are compared; what differs is
-    /// copied again over the user's stream.
-    ///
-    /// # Errors
-    /// As [`Engine::copy`], but for this copy's own losses: those are made good. [`TransferError::Damaged`] where bytes differ
-    /// still.
-    pub fn copy_blocking(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        let late = options.priority == Priority::Background && self.copy_deferred(to, from, on)?;
-        let parts = if late { None } else { self.enqueue(to, from, on, options.priority)? };
-        self.driver.stream_synchronize(on.device, on.raw)?;
-        if let Some(parts) = parts {
-            self.repair(&parts, to, from, on)?;
-        }
-        if options.verify {
-            self.verify(&[(to.clone(), from.clone())], on)?;
-        }
-        Ok(())
-    }
+/// One engine's.
+#[derive(Debug)]
+pub(crate) struct Verifier {
+    contexts: Arc<Contexts>,
+    native: Arc<NativeCopies>,
+    /// Pinned memory that two sides are compared in, made when first needed.
+    scratch: Mutex<Option<[Arc<Registration>; 2]>>,
+}
 
-    /// Copies again what lost relays carried.
-    pub(crate) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        // Where it has become another stream's, all of this copy's work on it was seen done.
-        let lane_set = parts.lane_set.upgrade().filter(|lane_set| lane_set.is_of_stream(on.id));
-        let mut state = lane_set.as_ref().map(|lane_set| (lane_set, lane_set.state.lock()));
-        let mut lost = self.relays.fenced().intersection(parts.used);
-        let mut unknown = parts.used.without(lost);
-        if let Some((lane_set, state)) = &mut state
-            && state.owner == Some(on.id)
-        {
-            // Tells what else has arrived, too, so that the next copy need not ask.
-            lost = lost.union(state.poll(self, lane_set, DeviceSet::EMPTY).intersection(parts.used));
-            unknown = state.busy().intersection(parts.used).without(lost);
-        }
-        lost = lost.union(parts.lost(unknown)?);
-        for relay in lost.iter() {
-            if let Some((_, state)) = &mut state {
-                state.make_good(self, relay, on.id, parts.serial);
-            }
-            self.relays.fence(relay);
-        }
-        drop(state);
-        if lost.is_empty() {
-            return Ok(());
-        }
-        for share in
-            parts.shares.iter().flat_map(|shares| shares.iter()).filter(|share| lost.contains(share.relay))
-        {
-            let ends = (to.part(share.offset, share.size), from.part(share.offset, share.size));
-            if let (Some(to), Some(from)) = ends {
-                self.native(&to, &from, on)?;
-            }
-        }
-        Ok(self.driver.stream_synchronize(on.device, on.raw)?)
+impl Verifier {
+    pub(crate) fn new(contexts: &Arc<Contexts>, native: &Arc<NativeCopies>) -> Arc<Verifier> {
+        let (contexts, native) = (contexts.clone(), native.clone());
+        Arc::new(Verifier { contexts, native, scratch: Mutex::default() })
     }
 
     /// Compares both sides of copies that have arrived, whatever way they went; what differs is copied again by the driver. A copy
@@ -81,17 +37,17 @@ impl Engine {
     ///
     /// # Errors
     /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] where bytes differ after the second copy too; what the driver answers.
-    pub fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
+    pub(crate) fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
         let differ = copies.iter().find(|(to, from)| to.size() != from.size());
         if let Some((to, from)) = differ {
             return Err(TransferError::SizesDiffer { to: to.size(), from: from.size() });
         }
-        let mut scratch = self.scratch.0.lock();
+        let mut scratch = self.scratch.lock();
         let sides = match &mut *scratch {
             Some(sides) => sides,
             empty => {
                 let side = || -> Result<Arc<Registration>> {
-                    Ok(Arc::new(Registration::new(&self.epochs, Pages::new(PIECE, 1)?)?))
+                    Ok(Arc::new(Registration::new(self.contexts.program(), Pages::new(PIECE, 1)?)?))
                 };
                 empty.insert([side()?, side()?])
             }
@@ -136,9 +92,9 @@ impl Engine {
                 target: "glake::transfer",
                 to = %to.start(), from = %from.start(), size = %to.size(), "bytes of a copy differ: copied again"
             );
-            self.copy_anyhow(to, from, on)?;
+            self.native.copy_anyhow(to, from, on)?;
         }
-        self.driver.stream_synchronize(on.device, on.raw)?;
+        self.contexts.synchronize(on)?;
         Ok(self.unequal(sides, &again, on)?.iter().map(|(to, _)| to.size()).sum())
     }
 
@@ -156,14 +112,14 @@ impl Engine {
                     match span.kind() {
                         PointerKind::Pinned | PointerKind::Pageable => span.copy_on_host(&into)?,
                         PointerKind::Device { .. } | PointerKind::Managed => {
-                            self.copy_anyhow(&into, span, on)?;
+                            self.native.copy_anyhow(&into, span, on)?;
                         }
                     }
                 }
             }
             offset = offset.saturating_add(to.size());
         }
-        self.driver.stream_synchronize(on.device, on.raw)?;
+        self.contexts.synchronize(on)?;
         let [to, from] = [&sides[0], &sides[1]].map(|side| side.as_slice());
         let mut start = 0;
         let mut differ = Vec::new();
@@ -176,25 +132,6 @@ impl Engine {
             start = end;
         }
         Ok(differ)
-    }
-
-    /// One copy of the driver's, by a GPU that may touch both ends: pool memory is touched by those that it was opened to alone. That of
-    /// another GPU than the stream's is there when this returns.
-    fn copy_anyhow(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
-        let reach = |span: &Span| match span.kind() {
-            PointerKind::Device { mapped: true, .. } => span.reach(),
-            _ => DeviceSet::ALL,
-        };
-        let may = reach(to).intersection(reach(from));
-        match may.iter().next().filter(|_| !may.contains(on.device)) {
-            None => self.native(to, from, on),
-            Some(device) => {
-                let stream = OwnedStream::new(&self.driver, device)?;
-                owned::copy(&*self.driver, device, stream.id(), to, from)?;
-                self.counters.native(to.size());
-                Ok(stream.synchronize()?)
-            }
-        }
     }
 }
 
