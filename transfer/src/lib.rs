@@ -22,8 +22,8 @@ pub mod paths;
 mod schedule;
 
 pub use engine::{
-    Benefit, CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
-    UserStream,
+    Benefit, CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Scheduling,
+    Statistics, UserStream,
 };
 pub use error::{Result, TransferError};
 pub use links::suspension::{UnsuspendedRelay, WhyUnsuspended};

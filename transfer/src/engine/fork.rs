@@ -29,7 +29,7 @@ use crate::engine::lane::Lane;
 use crate::engine::ledger::Ledger;
 use crate::kinds::foreign::target::TargetSide;
 use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::schedule::prioritized::Prioritized;
 
 /// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
@@ -47,7 +47,7 @@ const PAGE: Bytes = Bytes::kib(4);
 pub(crate) struct Forks {
     contexts: Arc<Contexts>,
     ledger: Arc<Ledger>,
-    scheduler: Arc<Adaptive>,
+    scheduler: Arc<dyn Scheduler>,
 }
 
 /// A copy between its fork and its join.
@@ -75,7 +75,7 @@ impl Forks {
     pub(crate) fn new(
         contexts: &Arc<Contexts>,
         ledger: &Arc<Ledger>,
-        scheduler: &Arc<Adaptive>,
+        scheduler: &Arc<dyn Scheduler>,
     ) -> Arc<Forks> {
         let (contexts, ledger, scheduler) = (contexts.clone(), ledger.clone(), scheduler.clone());
         Arc::new(Forks { contexts, ledger, scheduler })
@@ -361,7 +361,7 @@ impl<'a> Fork<'a> {
 
     /// Looks what earlier copies' lanes have done, before their events are recorded anew.
     pub(crate) fn poll(&mut self) {
-        let lost = self.state.poll(self.lane_set, self.entered, &self.forks.scheduler);
+        let lost = self.state.poll(self.lane_set, self.entered, &*self.forks.scheduler);
         lost.iter().for_each(|device| self.lose(device));
     }
 

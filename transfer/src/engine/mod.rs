@@ -62,7 +62,7 @@ use fork::Forks;
 pub use handle::CopyHandle;
 use ledger::Ledger;
 use native::NativeCopies;
-pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
+pub use options::{CopyOptions, EngineOptions, Priority, RelayCost, Scheduling};
 use provider::Provider;
 use requests::Requests;
 use routes::Routes;
@@ -84,8 +84,8 @@ use crate::links::lane_sets::LaneSets;
 use crate::links::relays::Relays;
 use crate::links::suspension::UnsuspendedRelay;
 use crate::paths::{Direction, Load, PathGraph};
-use crate::schedule::Adaptive;
 use crate::schedule::deferred::DeferredCopies;
+use crate::schedule::{self, Scheduler};
 use crate::{Result, TransferError};
 
 /// Copies bytes between host and GPUs.
@@ -96,7 +96,7 @@ pub struct Engine {
     ledger: Arc<Ledger>,
     routes: Arc<Routes>,
     links: Arc<Links>,
-    scheduler: Arc<Adaptive>,
+    scheduler: Arc<dyn Scheduler>,
     resources: Arc<Resources>,
     completions: Arc<Completions>,
     spans: Arc<SpanCopies>,
@@ -118,7 +118,7 @@ impl Engine {
         let relays = Arc::new(Relays::new(devices, options.relays, options.shared_gpus));
         let ledger = Ledger::new(&relays, devices);
         let routes = Routes::new(&relays, options.break_even);
-        let scheduler = Arc::new(Adaptive::new(&ledger, &routes, &requests, devices));
+        let scheduler = schedule::scheduler(options.scheduling, &ledger, &routes, &requests, devices);
         let lane_sets = LaneSets::new(&ledger, &scheduler);
         let links = Links::new(&contexts, &relays, lane_sets, &requests, options.streams);
         let native = NativeCopies::new(&contexts, &ledger);

@@ -88,3 +88,48 @@ impl NativeCopies {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use glake_device::owned::{Buffer, Epochs, Pages, Registration};
+    use glake_device::{DeviceId, Driver};
+    use glake_sim::{SimOptions, SimTopology, Simulator};
+    use glake_units::Bytes;
+
+    use super::*;
+    use crate::links::relays::Relays;
+
+    #[test]
+    fn a_copy_of_memory_that_the_streams_gpu_may_not_touch_is_made_by_one_that_may() {
+        let size = Bytes::mib(2);
+        let topology = SimTopology::uniform(2, Bytes::mib(64));
+        let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
+        let driver: Arc<dyn Driver> = Arc::new(sim);
+        let contexts = Contexts::new(Epochs::new(driver.clone())).unwrap();
+        let relays = Arc::new(Relays::new(2, DeviceSet::EMPTY, false));
+        let ledger = Ledger::new(&relays, 2);
+        let native = NativeCopies::new(&contexts, &ledger);
+        let [own, other] = [0, 1].map(DeviceId);
+        let stream = OwnedStream::new(&driver, own).unwrap();
+        let on = UserStream::of(&*driver, own, stream.id()).unwrap();
+        let mut memory = Registration::new(contexts.program(), Pages::new(size, 1).unwrap()).unwrap();
+        memory.as_mut_slice().fill(7);
+        let from = Span::pinned(&Arc::new(memory), Bytes::ZERO, size).unwrap();
+        let back = Registration::new(contexts.program(), Pages::new(size, 1).unwrap()).unwrap();
+        let back = Arc::new(back);
+        let to = Span::pinned(&back, Bytes::ZERO, size).unwrap();
+        for device in [own, other] {
+            let buffer = Buffer::new(contexts.program(), device, size, DeviceSet::of(device)).unwrap();
+            let there = Arc::new(buffer).span(Bytes::ZERO, size).unwrap();
+            native.copy_anyhow(&there, &from, on).unwrap();
+            native.copy_anyhow(&to, &there, on).unwrap();
+            contexts.synchronize(on).unwrap();
+            assert!(back.as_slice().iter().all(|byte| *byte == 7));
+        }
+        assert_eq!(ledger.statistics().native_copies, 4);
+        // The caller counts these.
+        native.copy_twice(&to, &from, on).unwrap();
+        contexts.synchronize(on).unwrap();
+        assert_eq!(ledger.statistics().native_copies, 4);
+    }
+}

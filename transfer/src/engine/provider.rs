@@ -17,7 +17,7 @@ use crate::kinds::foreign::target::TargetSide;
 use crate::kinds::resources::Resources;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, StreamMarks};
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::{Result, TransferError};
 
 /// Lane sets that are made before one is missed.
@@ -29,7 +29,7 @@ pub(crate) struct Provider {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) links: Arc<Links>,
     pub(crate) resources: Arc<Resources>,
-    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
     /// Memory of each relay for slots.
     pub(crate) slots: Bytes,
 }

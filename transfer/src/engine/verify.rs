@@ -139,3 +139,47 @@ impl Verifier {
 fn overlap(one: &Span, other: &Span) -> bool {
     one.start().0.abs_diff(other.start().0) < one.size().get()
 }
+
+#[cfg(test)]
+mod tests {
+    use glake_device::owned::{DeviceSet, Epochs, OwnedStream};
+    use glake_device::{DeviceId, Driver};
+    use glake_sim::{SimOptions, SimTopology, Simulator};
+
+    use super::*;
+    use crate::engine::ledger::Ledger;
+    use crate::links::relays::Relays;
+
+    #[test]
+    fn what_differs_is_copied_again_and_what_overlaps_is_passed_over() {
+        let size = Bytes::mib(10);
+        let topology = SimTopology::uniform(1, Bytes::mib(64));
+        let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
+        let driver: Arc<dyn Driver> = Arc::new(sim);
+        let contexts = Contexts::new(Epochs::new(driver.clone())).unwrap();
+        let ledger = Ledger::new(&Arc::new(Relays::new(1, DeviceSet::EMPTY, false)), 1);
+        let native = NativeCopies::new(&contexts, &ledger);
+        let verifier = Verifier::new(&contexts, &native);
+        let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
+        let on = UserStream::of(&*driver, DeviceId(0), stream.id()).unwrap();
+        let memory = |byte| {
+            let pages = Pages::new(size, 1).unwrap();
+            let mut memory = Registration::new(contexts.program(), pages).unwrap();
+            memory.as_mut_slice().fill(byte);
+            Arc::new(memory)
+        };
+        let (source, target) = (memory(1), memory(2));
+        let whole = |of: &Arc<Registration>| Span::pinned(of, Bytes::ZERO, size).unwrap();
+        verifier.verify(&[(whole(&target), whole(&source))], on).unwrap();
+        assert!(target.as_slice().iter().all(|byte| *byte == 1));
+        let copied = ledger.statistics().native_bytes;
+        assert_eq!(copied, size);
+        verifier.verify(&[(whole(&target), whole(&source))], on).unwrap();
+        assert_eq!(ledger.statistics().native_bytes, copied, "nothing differed");
+        let half = Bytes::mib(4);
+        let pair = |at| whole(&target).part(at, half).unwrap();
+        verifier.verify(&[(pair(Bytes::ZERO), pair(Bytes::mib(1)))], on).unwrap();
+        let differ = verifier.verify(&[(pair(Bytes::ZERO), whole(&source))], on);
+        assert!(matches!(differ, Err(TransferError::SizesDiffer { .. })));
+    }
+}

@@ -12,7 +12,7 @@ use super::{CopyOptions, Priority, UserStream};
 use crate::Result;
 use crate::kinds::span::SpanCopies;
 use crate::links::relays::Relays;
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::schedule::deferred::DeferredCopies;
 
 /// One engine's.
@@ -21,7 +21,7 @@ pub(crate) struct WaitedCopies {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) relays: Arc<Relays>,
     pub(crate) native: Arc<NativeCopies>,
-    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) spans: Arc<SpanCopies>,
     pub(crate) deferred: DeferredCopies,
     pub(crate) verifier: Arc<Verifier>,
@@ -57,7 +57,7 @@ impl WaitedCopies {
         {
             // Tells what else has arrived, too, so that the next copy need not ask.
             lost =
-                lost.union(state.poll(lane_set, DeviceSet::EMPTY, &self.scheduler).intersection(parts.used));
+                lost.union(state.poll(lane_set, DeviceSet::EMPTY, &*self.scheduler).intersection(parts.used));
             unknown = state.busy().intersection(parts.used).without(lost);
         }
         lost = lost.union(parts.lost(unknown)?);

@@ -26,7 +26,7 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Ask, Direction, MANY_RELAYS, Share, Shares, Way, split};
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::schedule::prioritized::Prioritized;
 use crate::{Priority, Result, UserStream};
 
@@ -52,7 +52,7 @@ pub(crate) struct PinnedCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) marks: Arc<EventPool>,
 }
@@ -182,7 +182,7 @@ impl PinnedCopies {
         let (forked, serial) = (fork.forked(), fork.state.serial);
         let dead = fork.join()?;
         if let Some(begun) = begun.filter(|_| dead.is_empty() && left.is_empty()) {
-            self.scheduler.timed(lane_set, state, (job.on, job.direction), &shares, begun);
+            begun.end(lane_set, state, (job.on, job.direction), &shares);
         }
         left.retain(|share| !dead.contains(share.relay));
         left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());

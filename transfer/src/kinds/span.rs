@@ -16,7 +16,7 @@ use crate::engine::parts::Parts;
 use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::paths::Way;
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::{Priority, Result, UserStream};
 
 /// One engine's.
@@ -25,7 +25,7 @@ pub(crate) struct SpanCopies {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) routes: Arc<Routes>,
     pub(crate) links: Arc<Links>,
-    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) pinned: PinnedCopies,
     pub(crate) pageable: PageableCopies,

@@ -20,7 +20,7 @@ use crate::engine::lane::Lane;
 use crate::engine::ledger::{Carried, Ledger};
 use crate::kinds::foreign::slots::Ring;
 use crate::kinds::foreign::target::TargetSide;
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::schedule::drift::Sample;
 
 /// Lanes by relay, and what is in the primary contexts of the program's GPUs; the thread that makes relays ready adds them.
@@ -188,7 +188,12 @@ fn owner_bits(owner: Option<StreamId>) -> u64 {
 impl LaneSetState {
     /// Looks which lanes are idle by now; the relays that are found lost are the caller's to fence. Never waits. Lanes of `kept`
     /// have more work of the copy at hand, and keep their slots.
-    pub(crate) fn poll(&mut self, lane_set: &LaneSet, kept: DeviceSet, scheduler: &Adaptive) -> DeviceSet {
+    pub(crate) fn poll(
+        &mut self,
+        lane_set: &LaneSet,
+        kept: DeviceSet,
+        scheduler: &dyn Scheduler,
+    ) -> DeviceSet {
         let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
             let Some(lane) = lane_set.lane(device) else { continue };

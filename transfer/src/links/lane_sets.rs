@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::engine::ledger::Ledger;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 
 /// For so long a copy asks for its lane set's lock again and again before it sleeps.
 const AWAKE: Duration = Duration::from_micros(50);
@@ -23,7 +23,7 @@ const AWAKE: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(crate) struct LaneSets {
     ledger: Arc<Ledger>,
-    scheduler: Arc<Adaptive>,
+    scheduler: Arc<dyn Scheduler>,
     all: RwLock<Vec<Arc<LaneSet>>>,
     table: RwLock<FxHashMap<StreamId, Arc<LaneSet>>>,
     /// How many streams were refused one since the last was added.
@@ -32,7 +32,7 @@ pub(crate) struct LaneSets {
 
 impl LaneSets {
     /// None yet.
-    pub(crate) fn new(ledger: &Arc<Ledger>, scheduler: &Arc<Adaptive>) -> LaneSets {
+    pub(crate) fn new(ledger: &Arc<Ledger>, scheduler: &Arc<dyn Scheduler>) -> LaneSets {
         LaneSets {
             ledger: ledger.clone(),
             scheduler: scheduler.clone(),
@@ -153,7 +153,7 @@ impl LaneSets {
 
     /// Looks what another stream's lanes have done.
     fn look(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
-        let lost = state.poll(lane_set, DeviceSet::EMPTY, &self.scheduler);
+        let lost = state.poll(lane_set, DeviceSet::EMPTY, &*self.scheduler);
         lost.iter().for_each(|relay| self.ledger.relays.fence(relay));
     }
 

@@ -149,3 +149,75 @@ impl Links {
         self.suspensions.note_unsuspended(UnsuspendedRelay { relay, context, why });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use glake_device::Driver;
+    use glake_device::owned::Epochs;
+    use glake_sim::{SimOptions, SimTopology, Simulator};
+    use glake_units::Bytes;
+
+    use super::*;
+    use crate::engine::ledger::Ledger;
+    use crate::schedule::first_order::FirstOrder;
+
+    const RELAY: DeviceId = DeviceId(1);
+
+    /// Two GPUs, of which one is ready as a relay.
+    fn links() -> (Arc<Simulator>, Arc<Requests>, Arc<Links>) {
+        let topology = SimTopology::uniform(2, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let contexts = Contexts::new(Epochs::new(driver)).unwrap();
+        let relays = Arc::new(Relays::new(2, DeviceSet::of(RELAY), false));
+        relays.add_ready(RELAY);
+        let ledger = Ledger::new(&relays, 2);
+        let scheduler: Arc<dyn crate::schedule::Scheduler> = Arc::new(FirstOrder);
+        let requests = Arc::new(Requests::default());
+        let lane_sets = LaneSets::new(&ledger, &scheduler);
+        let links = Links::new(&contexts, &relays, lane_sets, &requests, 1);
+        (sim, requests, links)
+    }
+
+    #[test]
+    fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
+        let (sim, requests, links) = links();
+        requests.set_served(true);
+        links.begin_copy().unwrap();
+        assert_eq!(links.relays().usable(), DeviceSet::of(RELAY));
+        assert!(links.of_program().is_empty());
+        sim.hold_context(RELAY);
+        links.begin_copy().unwrap();
+        assert!(links.relays().usable().is_empty());
+        assert_eq!(links.of_program(), DeviceSet::of(RELAY));
+        assert_eq!(requests.next(None).suspend, Some(1));
+        links.relays().resume();
+        assert!(links.relays().usable().is_empty(), "for ever");
+    }
+
+    #[test]
+    fn a_stream_without_a_lane_set_asks_for_one_up_to_the_limit() {
+        let (_sim, requests, links) = links();
+        let [first, second] = [5, 6].map(StreamId);
+        assert!(links.with(first, |_, _| ()).is_none());
+        assert!(requests.next(None).more_lane_sets && links.lane_sets().is_short());
+        links.lane_sets().add(links.lane_sets().make(2));
+        assert!(!links.lane_sets().is_short());
+        let owner = links.with(first, |_, state| state.owner);
+        assert_eq!(owner.flatten(), Some(first));
+        // Idle, it goes to whoever asks; there is none more than one.
+        assert_eq!(links.with(second, |_, state| state.owner).flatten(), Some(second));
+        links.with(second, |_, _| assert!(links.with(first, |_, _| ()).is_none()));
+        assert!(!requests.next(Some(Duration::from_millis(1))).more_lane_sets);
+    }
+
+    #[test]
+    fn nothing_is_suspended_where_no_thread_gives_it_up() {
+        let (_sim, requests, links) = links();
+        links.suspend(DeviceSet::of(RELAY));
+        assert!(links.relays().suspended().is_empty() && links.unsuspended(Duration::ZERO).is_empty());
+        requests.set_served(true);
+        links.suspend(DeviceSet::of(RELAY));
+        assert_eq!(links.relays().suspended(), DeviceSet::of(RELAY));
+    }
+}

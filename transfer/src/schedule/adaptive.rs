@@ -6,6 +6,7 @@ use glake_device::DeviceId;
 use glake_device::owned::Epochs;
 use glake_units::{Bytes, Micros};
 
+use super::Scheduler;
 use super::barriers::Barriers;
 use super::contention::{Contenders, Contention};
 use super::drift::{Begun, Drift};
@@ -15,7 +16,7 @@ use crate::engine::ledger::Ledger;
 use crate::engine::requests::Requests;
 use crate::engine::routes::Routes;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::paths::{Direction, PathGraph, Shares};
+use crate::paths::{Direction, PathGraph};
 use crate::{Priority, UserStream};
 
 /// Smaller copies are over before it matters which way they find.
@@ -48,9 +49,11 @@ impl Adaptive {
             devices,
         }
     }
+}
 
-    /// Makes the barriers of the links; without them background copies do not give way. Only the engine's thread is here.
-    pub(crate) fn prepare(&self, epochs: &Arc<Epochs>) {
+impl Scheduler for Adaptive {
+    /// The barriers of the links: without them background copies do not give way.
+    fn prepare(&self, epochs: &Arc<Epochs>) {
         if self.barriers.get().is_some() {
             return;
         }
@@ -63,12 +66,12 @@ impl Adaptive {
         }
     }
 
-    pub(crate) fn urgent_call(&self, priority: Priority) -> Option<UrgentCall<'_>> {
+    fn urgent_call(&self, priority: Priority) -> Option<UrgentCall<'_>> {
         let barriers = self.barriers.get().filter(|_| priority != Priority::Background);
         barriers.and_then(Barriers::urgent_call)
     }
 
-    pub(crate) fn prioritize(
+    fn prioritize(
         &self,
         priority: Priority,
         direction: Direction,
@@ -78,28 +81,28 @@ impl Adaptive {
         Prioritized::of(self.barriers.get(), priority, direction, size, links)
     }
 
-    pub(crate) fn minds_others(&self, priority: Priority) -> bool {
+    fn minds_others(&self, priority: Priority) -> bool {
         let barriers = self.barriers.get();
         barriers.is_some_and(|barriers| priority == Priority::Background || barriers.is_needed())
     }
 
-    pub(crate) fn defers(&self, size: Bytes) -> bool {
+    fn defers(&self, size: Bytes) -> bool {
         self.barriers.get().is_some() && size >= DEFERRED
     }
 
-    pub(crate) fn contenders(&self, target: DeviceId, direction: Direction) -> Contenders {
+    fn contenders(&self, target: DeviceId, direction: Direction) -> Contenders {
         self.contention.of(target, direction, &self.ledger.load, self.devices)
     }
 
-    pub(crate) fn keep_apart(&self, target: DeviceId, direction: Direction, took: Micros) {
+    fn keep_apart(&self, target: DeviceId, direction: Direction, took: Micros) {
         self.contention.keep_apart(target, direction, took);
     }
 
-    pub(crate) fn begin(&self) {
+    fn begin(&self) {
         self.drift.begin();
     }
 
-    pub(crate) fn time(
+    fn time(
         &self,
         lane_set: &LaneSet,
         state: &LaneSetState,
@@ -111,30 +114,19 @@ impl Adaptive {
         self.drift.time(lane_set, state, graph, (on, target), size, is_crowded)
     }
 
-    pub(crate) fn timed(
-        &self,
-        lane_set: &LaneSet,
-        state: &mut LaneSetState,
-        (on, direction): (UserStream, Direction),
-        shares: &Shares,
-        begun: Begun,
-    ) {
-        begun.end(lane_set, state, (on, direction), shares);
-    }
-
-    pub(crate) fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
+    fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
         self.drift.observe(lane_set, state);
     }
 
-    pub(crate) fn replace_graph(&self, _routes: &Routes, graph: PathGraph) {
+    fn replace_graph(&self, _routes: &Routes, graph: PathGraph) {
         self.drift.replace(graph);
     }
 
-    pub(crate) fn is_stale(&self) -> bool {
+    fn is_stale(&self) -> bool {
         self.drift.is_stale()
     }
 
-    pub(crate) fn stop(&self) {
+    fn stop(&self) {
         if let Some(barriers) = self.barriers.get() {
             barriers.stop();
         }

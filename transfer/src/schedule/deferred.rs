@@ -20,7 +20,7 @@ use glake_device::owned::{DeviceSet, OwnedEvent, Span};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::Adaptive;
+use super::Scheduler;
 use crate::Result;
 use crate::engine::contexts::Contexts;
 use crate::engine::counters::Path;
@@ -82,7 +82,7 @@ pub(crate) struct DeferredCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) resources: Arc<Resources>,
     /// How many there were.
     pub(crate) count: AtomicU64,
@@ -187,7 +187,7 @@ impl DeferredCopies {
         for going in &late.going {
             state.make_good(going.path.relay, state.owner.unwrap_or_default(), state.serial);
         }
-        let lost = state.poll(lane_set, DeviceSet::EMPTY, &self.scheduler);
+        let lost = state.poll(lane_set, DeviceSet::EMPTY, &*self.scheduler);
         lost.iter().for_each(|relay| self.links.relays().fence(relay));
         self.ledger.counters.split();
         Ok(Some(late.left))

@@ -30,7 +30,7 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Direction, PathGraph, Way};
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::{CopyHandle, CopyOptions, Priority, Result, UserStream};
 use slices::{Slice, Slices};
 
@@ -63,7 +63,7 @@ pub(crate) struct BroadcastCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) spans: Arc<SpanCopies>,
     pub(crate) completions: Arc<Completions>,
 }

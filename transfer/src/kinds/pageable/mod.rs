@@ -33,7 +33,7 @@ use crate::engine::native::NativeCopies;
 use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::paths::{Ask, Direction, Way, split};
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::schedule::prioritized::Prioritized;
 use crate::{Priority, Result, UserStream};
 use job::{Job, Outcome};
@@ -63,7 +63,7 @@ pub(crate) struct PageableCopies {
     links: Arc<Links>,
     ledger: Arc<Ledger>,
     native: Arc<NativeCopies>,
-    scheduler: Arc<Adaptive>,
+    scheduler: Arc<dyn Scheduler>,
     resources: Arc<Resources>,
     staging: Arc<Staging>,
     threads: Threads,

@@ -36,7 +36,7 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::LaneSetState;
 use crate::paths::{Ask, Direction, Shares, Way, split};
-use crate::schedule::Adaptive;
+use crate::schedule::Scheduler;
 use crate::{CopyHandle, CopyOptions, Priority, Result, TransferError, UserStream};
 use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 
@@ -107,7 +107,7 @@ pub(crate) struct ScatteredCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<Adaptive>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) completions: Arc<Completions>,
 }
