@@ -6,9 +6,12 @@
 //!                          ├───► lane of relay 2 ──share──┤│       a lane set: the lanes that one user's stream has
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  contexts   both drivers            routes   what copies are split by         ledger   what is under way, what was done
-//!  fork       lanes from fork to join  native   the driver's own copies          waited   copies that the caller waits for
-//!  requests ─► worker ─► provider     the thread that makes what copies use
+//!  Engine ─► kinds ─► fork, native        a copy asks the scheduler, takes its stream's lane set from links, forks and joins
+//!     │        └─► routes, links, schedule
+//!     └─► worker ─► provider              the thread that makes what copies use, as requests ask for it
+//!
+//!  contexts  both drivers, of the program's contexts and of ours       routes  what copies are split by
+//!  ledger    what is under way and what was done                       waited, verify  what the caller waits for
 //! ```
 //!
 //! Invariants:
