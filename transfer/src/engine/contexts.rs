@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(contexts.devices(), 3);
         assert!(contexts.in_use().is_empty());
         let gpu = DeviceId(1);
-        sim.hold_context(gpu);
+        sim.hold_context(gpu).unwrap();
         assert_eq!(contexts.in_use(), DeviceSet::of(gpu));
         let others = DeviceSet::of(DeviceId(0)).union(DeviceSet::of(gpu));
         assert_eq!(contexts.may_be_in_use(others), DeviceSet::of(gpu));

@@ -186,7 +186,7 @@ mod tests {
         links.begin_copy().unwrap();
         assert_eq!(links.relays().usable(), DeviceSet::of(RELAY));
         assert!(links.of_program().is_empty());
-        sim.hold_context(RELAY);
+        sim.hold_context(RELAY).unwrap();
         links.begin_copy().unwrap();
         assert!(links.relays().usable().is_empty());
         assert_eq!(links.of_program(), DeviceSet::of(RELAY));
