@@ -146,8 +146,8 @@ impl ProcessEngine {
         let options = EngineOptions {
             relays: self.candidates,
             break_even: self.config.break_even,
-            slots: self.config.slots,
-            streams: self.config.streams as usize,
+            slots: self.config.relay_slots,
+            streams: self.config.copy_streams as usize,
             pageable_threads: threads as usize,
             pageable_slots: Bytes::new(SLOTS.get() * u64::from(threads)),
             graphs: self.config.graphs,

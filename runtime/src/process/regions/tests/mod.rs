@@ -19,7 +19,7 @@ use super::*;
 use crate::config::{Environment, Sources};
 
 const STREAM: Stream = Stream(0);
-const SMALL: &str = "tiers = { extent = \"4MiB\", host_arena = \"16MiB\", host_spare = 0, drain_timeout_ms = 60000 }\n\
+const SMALL: &str = "tiers = { extent = \"4MiB\", host_spare = 0, drain_timeout_ms = 60000 }\nexpert.host_arena = \"16MiB\"\n\
                      transfer.calibrations = \"\"\n";
 
 pub(super) fn started(settings: &str) -> Process {
