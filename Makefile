@@ -88,7 +88,7 @@ gpu-test: ## Tests that need a GPU; passed over, with a word, where there is non
 header: ## Write ffi/include/gmlake.h anew
 	GLAKE_WRITE_HEADER=1 $(CARGO) test --locked --package glake-ffi --test header
 
-generated: ## Write anew configs/default.toml, and the parts of docs that come from the code
+generated: ## Write anew configs/default.toml, C's statistics, and the parts of docs that come from the code
 	UPDATE=1 $(CARGO) test --locked --package glake-runtime --test generated
 
 lint: fmt clippy docs features ## Everything that is checked without running it

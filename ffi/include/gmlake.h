@@ -248,21 +248,21 @@ typedef struct {
     uint64_t mappings;
     // Bytes of addresses of aliases now.
     uint64_t alias_bytes;
-    // Of them, idle.
+    // Those of them that are idle.
     uint64_t idle_alias_bytes;
-    // Reserved and free, but no whole extent.
+    // Bytes reserved and free that are no whole extent.
     uint64_t waste_hard;
-    // Whole free extents, not joined.
+    // Bytes of whole free extents that are not joined.
     uint64_t waste_soft;
-    // Free, but pending on a stream.
+    // Bytes free that are pending on a stream.
     uint64_t waste_stream;
     // Misses at which it was measured how far the GPU was behind the host.
     uint64_t epoch_lags;
-    // The median of that, in microseconds.
+    // The median of those lags, in microseconds.
     uint64_t epoch_lag_us_p50;
-    // What 95 of 100 were below.
+    // What 95 of 100 of those lags were below.
     uint64_t epoch_lag_us_p95;
-    // The most.
+    // The longest of those lags.
     uint64_t epoch_lag_us_max;
     // GPU time in the waits that `borrow = wait` made, in microseconds.
     uint64_t gpu_wait_us;

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char};
 
 use glake_abi::{DeviceStats, PoolStats, Stat};
-use glake_runtime::process;
+use glake_runtime::{metrics, process};
 
 use crate::status::Failure;
 use crate::{guard, library};
@@ -15,7 +15,7 @@ use crate::{guard, library};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_stats(device: i32, out: *mut DeviceStats) -> i32 {
     guard::answer(|| {
-        let stats = device_stats(stats_of(device)?);
+        let stats = device_stats(&stats_of(device)?);
         // SAFETY: the caller's promise.
         unsafe { guard::put(out, "out", stats) }
     })
@@ -65,55 +65,35 @@ pub(crate) fn process() -> Result<&'static process::Process, Failure> {
     }
 }
 
-fn stats_of(device: i32) -> Result<process::DeviceStats, Failure> {
+fn stats_of(device: i32) -> Result<metrics::DeviceStats, Failure> {
     Ok(process()?.reports().stats(device.into())?)
 }
 
-fn stat(stat: process::Stat) -> Stat {
-    let process::Stat { current, peak, allocated, freed } = stat;
+/// The runtime's figures as C has them: every metric, by its name.
+macro_rules! as_in_c {
+    (
+        $(#[$of_pools:meta])* PoolStats { $( $(#[$a:meta])* $pool:ident: $p:ty, $pu:ident, $ps:ident; )* }
+        $(#[$of_torch:meta])* Counters { $( $(#[$b:meta])* $torch:ident: $t:ty, $tu:ident, $ts:ident; )* }
+        $(#[$of_own:meta])* OwnStats { $( $(#[$c:meta])* $own:ident: $o:ty, $ou:ident, $os:ident; )* }
+    ) => {
+        fn pool_stats(stats: &metrics::PoolStats) -> PoolStats {
+            PoolStats { $($pool: stat(stats.$pool),)* }
+        }
+
+        fn device_stats(stats: &metrics::DeviceStats) -> DeviceStats {
+            DeviceStats {
+                all: pool_stats(&stats.all),
+                small_pool: pool_stats(&stats.small_pool),
+                large_pool: pool_stats(&stats.large_pool),
+                $($torch: stats.counters.$torch,)*
+                $($own: stats.own.$own,)*
+            }
+        }
+    };
+}
+glake_runtime::device_metrics!(as_in_c);
+
+fn stat(stat: metrics::Stat) -> Stat {
+    let metrics::Stat { current, peak, allocated, freed } = stat;
     Stat { current, peak, allocated, freed }
-}
-
-fn pool_stats(stats: process::PoolStats) -> PoolStats {
-    PoolStats {
-        allocation: stat(stats.allocation),
-        segment: stat(stats.segment),
-        active: stat(stats.active),
-        inactive_split: stat(stats.inactive_split),
-        allocated_bytes: stat(stats.allocated_bytes),
-        reserved_bytes: stat(stats.reserved_bytes),
-        active_bytes: stat(stats.active_bytes),
-        inactive_split_bytes: stat(stats.inactive_split_bytes),
-        requested_bytes: stat(stats.requested_bytes),
-    }
-}
-
-fn device_stats(stats: process::DeviceStats) -> DeviceStats {
-    let own = stats.own;
-    DeviceStats {
-        all: pool_stats(stats.all),
-        small_pool: pool_stats(stats.small_pool),
-        large_pool: pool_stats(stats.large_pool),
-        num_alloc_retries: stats.num_alloc_retries,
-        num_ooms: stats.num_ooms,
-        num_sync_all_streams: stats.num_sync_all_streams,
-        num_device_alloc: stats.num_device_alloc,
-        num_device_free: stats.num_device_free,
-        stitches: own.stitches,
-        alias_reuses: own.alias_reuses,
-        extent_maps: own.extent_maps,
-        stream_waits: own.stream_waits,
-        edges: own.edges,
-        mappings: own.mappings,
-        alias_bytes: own.alias_bytes,
-        idle_alias_bytes: own.idle_alias_bytes,
-        waste_hard: own.waste_hard,
-        waste_soft: own.waste_soft,
-        waste_stream: own.waste_stream,
-        epoch_lags: own.epoch_lags,
-        epoch_lag_us_p50: own.epoch_lag_us_p50,
-        epoch_lag_us_p95: own.epoch_lag_us_p95,
-        epoch_lag_us_max: own.epoch_lag_us_max,
-        gpu_wait_us: own.gpu_wait_us,
-    }
 }

@@ -4,6 +4,7 @@ pub mod backend;
 pub mod calibrations;
 pub mod config;
 pub mod log;
+pub mod metrics;
 pub mod pool;
 pub mod process;
 pub mod share;

@@ -1,10 +1,13 @@
 //! Files that are written from the code are what the code says. `UPDATE=1 cargo test -p glake-runtime --test generated` writes them.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // also in the functions that tests call
+
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
 use glake_runtime::config::{Config, Environment, Knob};
+use glake_runtime::metrics::{Counters, GROUPS, Metric, OwnStats, PoolStats};
 
 const DEFAULTS_HEAD: &str = "\
 # Every key with its default, what it does, and in brackets what its value may be. Written from the code; docs/TUNING.md
@@ -59,6 +62,78 @@ fn the_reference_of_knobs_is_written_from_them() {
     }
     within("docs/TUNING.md", &text);
 }
+
+#[test]
+fn the_structures_of_c_are_written_from_the_metrics() {
+    let fields = |metrics: &[Metric]| -> String {
+        let field =
+            |metric: &Metric| format!("    ///{}\n    pub {}: {},\n", metric.help, metric.name, metric.kind);
+        metrics.iter().map(field).collect()
+    };
+    let pools = fields(PoolStats::METRICS);
+    let device = fields(&[Counters::METRICS, OwnStats::METRICS].concat());
+    let text = STATISTICS.replace("    {pools}\n", &pools).replace("    {device}\n", &device);
+    compare("ffi/abi/src/statistics.rs", |_| text);
+}
+
+#[test]
+fn the_page_of_metrics_is_written_from_them() {
+    let (mut text, mut of) = (String::new(), "");
+    for group in GROUPS {
+        if group.function != of {
+            of = group.function;
+            write!(text, "\n## `{of}`\n\n| key | unit | stability | |\n|---|---|---|---|\n").unwrap();
+        }
+        let part = |part: &&[&str]| {
+            if let [one] = part { (*one).to_owned() } else { format!("({})", part.join(", ")) }
+        };
+        let key = group.keys.iter().map(part).collect::<Vec<_>>().join(".");
+        for Metric { name, unit, stability, help, .. } in group.metrics {
+            let (unit, stability) =
+                (format!("{unit:?}").to_lowercase(), format!("{stability:?}").to_lowercase());
+            writeln!(text, "| `{}` | {unit} | {stability} |{help} |", key.replace("{}", name)).unwrap();
+        }
+    }
+    within("docs/METRICS.md", &text);
+}
+
+const STATISTICS: &str = "\
+//! What is counted for a device. Written from `glake_runtime::metrics`: `make generated` writes it anew.
+
+/// One statistic.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Now.
+    pub current: i64,
+    /// The most since the peaks were reset.
+    pub peak: i64,
+    /// All that was ever added.
+    pub allocated: i64,
+    /// All that was ever taken away.
+    pub freed: i64,
+}
+
+/// Those of requests up to 1 MiB, of larger ones, or of both.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    {pools}
+}
+
+/// Everything that is counted for a device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStats {
+    /// Both pools.
+    pub all: PoolStats,
+    /// Requests up to 1 MiB.
+    pub small_pool: PoolStats,
+    /// Larger requests.
+    pub large_pool: PoolStats,
+    {device}
+}
+";
 
 /// What may be written, but for how sizes are, which both files say once.
 fn allowed(knob: &Knob) -> &'static str {

@@ -12,11 +12,13 @@
 mod callbacks;
 mod constants;
 mod functions;
+mod statistics;
 mod structures;
 
 pub use callbacks::*;
 pub use constants::*;
 pub use functions::{NAMES, Unfit, check, signatures};
+pub use statistics::*;
 pub use structures::*;
 
 /// The number of this interface: raised when a structure or a signature changes.

@@ -266,5 +266,5 @@ pub extern "C" fn glake_multi_path(on: i32) -> i32 {
 /// and retries. Null on failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_stats_json() -> *mut c_char {
-    guard::value(std::ptr::null_mut(), || string(stats::process()?.copies().statistics().to_string()))
+    guard::value(std::ptr::null_mut(), || string(stats::process()?.copies().statistics().json().to_string()))
 }

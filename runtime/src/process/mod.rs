@@ -46,7 +46,6 @@ mod reports;
 mod sharing;
 mod shortage;
 mod snapshot;
-mod stats;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -81,7 +80,6 @@ pub use reports::Reports;
 pub use sharing::Sharing;
 pub use shortage::Shortage;
 pub use snapshot::{BlockView, SegmentView};
-pub use stats::{DeviceStats, OwnStats, PoolStats, Stat};
 pub use streams::Streams;
 
 type Result<T> = std::result::Result<T, ProcessError>;

@@ -9,7 +9,8 @@ use glake_tiers::GpuWaits;
 use super::device_registry::DeviceRegistry;
 use super::regions::RegionSet;
 use super::streams::Streams;
-use super::{DeviceStats, Result, SegmentView};
+use super::{Result, SegmentView};
+use crate::metrics::DeviceStats;
 
 /// What a process tells about its memory.
 #[derive(Debug)]

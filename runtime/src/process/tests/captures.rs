@@ -198,7 +198,7 @@ fn a_shortage_in_a_capture_is_out_of_memory_and_says_what_was_not_waited_for() {
     let freed = fixture.process.malloc(0, mib(40), other).unwrap();
     fixture.process.free(freed).unwrap();
     for (before, stream) in (0..).zip([STREAM, graph.stream]) {
-        assert_eq!(fixture.process.reports().stats(0).unwrap().num_ooms, before);
+        assert_eq!(fixture.process.reports().stats(0).unwrap().counters.num_ooms, before);
         let error = fixture.process.malloc(0, mib(40), stream).unwrap_err();
         assert!(matches!(error, ProcessError::OutOfMemory(_)), "{error}");
         let text = error.to_string();
@@ -206,7 +206,7 @@ fn a_shortage_in_a_capture_is_out_of_memory_and_says_what_was_not_waited_for() {
         assert!(text.contains("40.00 MiB is pending on streams") && text.contains("capture"), "{text}");
         assert!(!text.contains("waited for all pending work"), "{text}");
     }
-    assert_eq!(fixture.process.reports().stats(0).unwrap().num_ooms, 2);
+    assert_eq!(fixture.process.reports().stats(0).unwrap().counters.num_ooms, 2);
     graph.end().unwrap();
     fixture.process.malloc(0, mib(40), STREAM).unwrap();
 }

@@ -1,0 +1,175 @@
+//! What is counted, each metric defined once: its name, unit, stability and meaning.
+//!
+//! ```text
+//!   device_metrics!, CopyStats ──► structs and their JSON ──► glake_stats_json, glake_copy_stats_json, Python's dicts
+//!   (one line a metric)        ├─► glake_device_stats: ffi/abi/src/statistics.rs, gmlake.h
+//!                              └─► docs/METRICS.md
+//! ```
+//!
+//! `runtime/tests/generated.rs` writes the C structures and the page. Names are fields: what is no metric here is not told.
+
+mod copies;
+mod device;
+
+use std::time::Duration;
+
+pub use copies::{CopyStats, PathStats, RelayStats};
+pub use device::{Constants, Counters, DeviceStats, Oversize, OwnStats, PoolStats, Stat};
+
+/// A metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name within its group.
+    pub name: &'static str,
+    /// The type of its value here.
+    pub kind: &'static str,
+    /// What one of it is.
+    pub unit: Unit,
+    /// Whether its name and meaning stay.
+    pub stability: Stability,
+    /// What it counts.
+    pub help: &'static str,
+}
+
+/// What one of a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// One of what is counted.
+    Count,
+    /// A byte.
+    Bytes,
+    /// A microsecond.
+    Microseconds,
+    /// True or false.
+    Flag,
+    /// A device's number.
+    Device,
+    /// A word.
+    Word,
+    /// A list of objects, whose fields are metrics.
+    List,
+}
+
+/// Whether a metric's name and meaning stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stability {
+    /// They do, as long as the major version does.
+    Stable,
+    /// They may change with any version; the changelog says it.
+    Experimental,
+}
+
+/// Metrics that are told in one place.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    /// The function of C whose JSON has them.
+    pub function: &'static str,
+    /// The parts of their keys there, each with what it may be; `{}` is the name of a metric.
+    pub keys: &'static [&'static [&'static str]],
+    /// They.
+    pub metrics: &'static [Metric],
+}
+
+/// All metrics.
+pub const GROUPS: [Group; 8] = [
+    Group { function: DEVICE, keys: &[&["{}"], device::POOLS, device::STAT], metrics: PoolStats::METRICS },
+    Group { function: DEVICE, keys: &[&["{}"]], metrics: Counters::METRICS },
+    Group { function: DEVICE, keys: &[&["{}"], device::STAT], metrics: Oversize::METRICS },
+    Group { function: DEVICE, keys: &[&["{}"]], metrics: Constants::METRICS },
+    Group { function: DEVICE, keys: &[&["glake"], &["{}"]], metrics: OwnStats::METRICS },
+    Group { function: COPIES, keys: &[&["{}"]], metrics: CopyStats::METRICS },
+    Group { function: COPIES, keys: &[&["relay_costs[]"], &["{}"]], metrics: RelayStats::METRICS },
+    Group { function: COPIES, keys: &[&["paths[]"], &["{}"]], metrics: PathStats::METRICS },
+];
+const DEVICE: &str = "glake_stats_json";
+const COPIES: &str = "glake_copy_stats_json";
+
+/// Structs of metrics: `Name { /// meaning  name: type, Unit, Stability; }`.
+macro_rules! metrics {
+    ($(
+        $(#[$of:meta])*
+        $name:ident { $( $(#[doc = $help:literal])* $field:ident: $type:ty, $unit:ident, $stability:ident; )* }
+    )*) => {$(
+        $(#[$of])*
+        #[derive(Clone, Debug, PartialEq, serde::Serialize)]
+        pub struct $name {
+            $( $(#[doc = $help])* pub $field: $type, )*
+        }
+
+        impl $name {
+            /// Its metrics, in the order of its fields.
+            pub const METRICS: &'static [$crate::metrics::Metric] = &[$($crate::metrics::Metric {
+                name: stringify!($field),
+                kind: stringify!($type),
+                unit: $crate::metrics::Unit::$unit,
+                stability: $crate::metrics::Stability::$stability,
+                help: concat!($($help),*),
+            }),*];
+        }
+    )*};
+}
+pub(crate) use metrics;
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use glake_device::DeviceId;
+    use glake_transfer::PathStatistics;
+    use glake_transfer::graph::{Direction, Way};
+    use serde_json::Value;
+
+    use super::*;
+
+    /// What a metric of a group is called.
+    fn keys(group: &Group, metric: &Metric) -> Vec<String> {
+        group.keys.iter().fold(vec![String::new()], |keys, part| {
+            let each = |key: &String| {
+                let dot = if key.is_empty() { "" } else { "." };
+                part.iter().map(move |part| format!("{key}{dot}{part}").replace("{}", metric.name)).collect()
+            };
+            keys.iter().flat_map(|key| -> Vec<String> { each(key) }).collect()
+        })
+    }
+
+    fn keys_of(value: &Value, before: &str, found: &mut BTreeSet<String>) {
+        for (key, inner) in value.as_object().into_iter().flatten() {
+            found.insert(format!("{before}{key}"));
+            let listed = inner.as_array().into_iter().flatten();
+            listed.for_each(|object| keys_of(object, &format!("{before}{key}[]."), found));
+        }
+    }
+
+    #[test]
+    fn everything_that_is_told_is_a_metric() {
+        let (relay, target) = (DeviceId(1), DeviceId(0));
+        let path = PathStatistics {
+            relay,
+            target,
+            direction: Direction::ToGpu,
+            way: Way::Direct,
+            bytes: glake_units::Bytes::ZERO,
+            slices: 0,
+            busy: Duration::ZERO,
+            retries: 0,
+            fenced: false,
+        };
+        let copies = CopyStats {
+            paths: vec![(&path).into()],
+            relay_costs: vec![RelayStats::default()],
+            ..CopyStats::default()
+        };
+        for (function, told) in [(DEVICE, DeviceStats::default().json()), (COPIES, copies.json())] {
+            let mut found = BTreeSet::new();
+            keys_of(&told, "", &mut found);
+            let groups = GROUPS.iter().filter(|group| group.function == function);
+            let known = groups.flat_map(|group| group.metrics.iter().flat_map(|metric| keys(group, metric)));
+            assert_eq!(found, known.collect(), "{function}");
+        }
+        assert!(GROUPS.iter().flat_map(|group| group.metrics).all(|metric| !metric.help.is_empty()));
+    }
+}
