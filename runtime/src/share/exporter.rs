@@ -27,7 +27,7 @@ use super::process::started;
 use super::server::{Export, Exports, serve};
 
 /// One shared block, for as long as it is shared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ExportId(pub(super) u64);
 
 /// What another process needs, and where in it the block lies.

@@ -1,13 +1,14 @@
 //! What one process tells another so that it finds a shared block.
 //!
 //! ```text
-//! "GLSH" version | pid | start of the process | socket's name | export id | runs | (count, size) a run
-//!   4       1    |  4  |          8           |      16       |     8     |  4   |    4      8
+//! "GLSH" version | pid, start of the process, socket's name, export id, runs of extents of one size (postcard)
+//!   4       1
 //! ```
 //!
-//! Numbers are little-endian. Extents of one size in a row are one run, so that a handle stays short.
+//! What others sent is read with limits: of its length before, of the extents that it names after.
 
 use glake_units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::{ExportId, ShareError};
 
@@ -15,11 +16,11 @@ use super::{ExportId, ShareError};
 pub(super) type Name = [u8; 16];
 
 const MAGIC: [u8; 4] = *b"GLSH";
-pub(super) const VERSION: u8 = 1;
-const HEAD: usize = 45;
-const RUN: usize = 12;
+pub(super) const VERSION: u8 = 2;
 /// More than any GPU has granules.
 const MOST_EXTENTS: u64 = 1 << 20;
+/// More than a handle of so many extents takes.
+const MOST_BYTES: usize = 16 << 20;
 
 /// A share handle, read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,71 +33,63 @@ pub(super) struct Handle {
     pub(super) sizes: Vec<Bytes>,
 }
 
+/// It, as it is sent: extents of one size in a row are one run (how many, their bytes), so that it stays short.
+#[derive(Serialize, Deserialize)]
+struct Body {
+    pid: u32,
+    started: u64,
+    name: Name,
+    id: ExportId,
+    runs: Vec<(u32, u64)>,
+}
+
 impl Handle {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let runs: Vec<&[Bytes]> = self.sizes.chunk_by(|one, next| one == next).collect();
-        let mut bytes = Vec::with_capacity(HEAD + runs.len() * RUN);
-        bytes.extend(MAGIC);
-        bytes.push(VERSION);
-        bytes.extend(self.pid.to_le_bytes());
-        bytes.extend(self.started.to_le_bytes());
-        bytes.extend(self.name);
-        bytes.extend(self.id.0.to_le_bytes());
-        bytes.extend(count(runs.len()).to_le_bytes());
-        for run in runs {
-            bytes.extend(count(run.len()).to_le_bytes());
-            bytes.extend(run.first().map_or(0, |size| size.get()).to_le_bytes());
-        }
-        bytes
+        let runs = self.sizes.chunk_by(|one, next| one == next);
+        let run = |run: &[Bytes]| (count(run.len()), run.first().map_or(0, |size| size.get()));
+        let (pid, started, name, id) = (self.pid, self.started, self.name, self.id);
+        framed(MAGIC, &Body { pid, started, name, id, runs: runs.map(run).collect() })
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, ShareError> {
         let wrong = |reason| ShareError::Malformed { length: bytes.len(), reason };
-        let mut rest = bytes;
-        if take::<4>(&mut rest) != Some(MAGIC) {
-            return Err(wrong("it does not begin with GLSH"));
+        let rest = bytes.strip_prefix(&MAGIC).ok_or_else(|| wrong("it does not begin with GLSH"))?;
+        match rest.split_first() {
+            Some((&VERSION, body)) => Self::decode_body(body).map_err(wrong),
+            Some((&found, _)) => Err(ShareError::OtherVersion { found, known: VERSION }),
+            None => Err(wrong("it is cut short")),
         }
-        match take(&mut rest).map(u8::from_le_bytes) {
-            Some(VERSION) => {}
-            Some(found) => return Err(ShareError::OtherVersion { found, known: VERSION }),
-            None => return Err(wrong("it is cut short")),
-        }
-        Self::decode_body(&mut rest).map_err(wrong)
     }
 
-    fn decode_body(rest: &mut &[u8]) -> Result<Self, &'static str> {
-        const SHORT: &str = "it is cut short";
-        let pid = take(rest).map(u32::from_le_bytes).ok_or(SHORT)?;
-        let started = take(rest).map(u64::from_le_bytes).ok_or(SHORT)?;
-        let name = take(rest).ok_or(SHORT)?;
-        let id = take(rest).map(u64::from_le_bytes).map(ExportId).ok_or(SHORT)?;
-        let runs = take(rest).map(u32::from_le_bytes).ok_or(SHORT)?;
-        let mut sizes = Vec::new();
-        let mut total = 0;
-        for _ in 0..runs {
-            let count = take(rest).map(u32::from_le_bytes).ok_or(SHORT)?;
-            let size = take(rest).map(u64::from_le_bytes).ok_or(SHORT)?;
-            total += u64::from(count);
-            if count == 0 || size == 0 || total > MOST_EXTENTS {
-                return Err("its sizes make no sense");
-            }
-            sizes.extend((0..count).map(|_| Bytes::new(size)));
+    fn decode_body(bytes: &[u8]) -> Result<Self, &'static str> {
+        if bytes.len() > MOST_BYTES {
+            return Err("it is too long");
+        }
+        let read = postcard::take_from_bytes::<Body>(bytes);
+        let (Body { pid, started, name, id, runs }, rest) = read.map_err(|error| match error {
+            postcard::Error::DeserializeUnexpectedEnd => "it is cut short",
+            _ => "its numbers make no sense",
+        })?;
+        let total: u64 = runs.iter().map(|(count, _)| u64::from(*count)).sum();
+        if total > MOST_EXTENTS || runs.iter().any(|(count, size)| *count == 0 || *size == 0) {
+            return Err("its sizes make no sense");
         }
         if !rest.is_empty() {
             return Err("it goes on after its end");
         }
-        if sizes.is_empty() {
+        if runs.is_empty() {
             return Err("it names no memory");
         }
-        Ok(Handle { pid, started, name, id, sizes })
+        let sizes = runs.into_iter().flat_map(|(count, size)| (0..count).map(move |_| Bytes::new(size)));
+        Ok(Handle { pid, started, name, id, sizes: sizes.collect() })
     }
 }
 
-/// The next bytes, if there are so many.
-pub(super) fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
-    let (first, others) = rest.split_first_chunk::<N>()?;
-    *rest = others;
-    Some(*first)
+/// A message behind its magic number and the version. Numbers and lists of them can always be written.
+pub(super) fn framed(magic: [u8; 4], message: &impl Serialize) -> Vec<u8> {
+    let mut bytes = magic.to_vec();
+    bytes.push(VERSION);
+    postcard::to_extend(message, bytes).unwrap_or_default()
 }
 
 /// A count of what a process holds in memory: extents are fewer than 2^32.
@@ -117,8 +110,10 @@ mod tests {
 
     #[test]
     fn equal_extents_cost_nothing() {
-        assert_eq!(handle(vec![16 << 20; 5000]).encode().len(), HEAD + RUN);
-        assert_eq!(handle(vec![1, 2, 2, 1]).encode().len(), HEAD + 3 * RUN);
+        let length = |sizes| handle(sizes).encode().len();
+        assert_eq!(length(vec![16 << 20; 5000]), length(vec![16 << 20; 128]));
+        assert_eq!(length(vec![1, 2, 2, 1]), length(vec![1, 2, 3]));
+        assert!(length(vec![16 << 20; 5000]) < 50);
     }
 
     #[test]
@@ -133,9 +128,16 @@ mod tests {
         assert!(reason(b"something else entirely").contains("does not begin with GLSH"));
         assert!(reason(&handle(Vec::new()).encode()).contains("names no memory"));
         assert!(reason(&handle(vec![0]).encode()).contains("make no sense"));
-        let mut huge = handle(vec![5]).encode();
-        huge[HEAD..HEAD + 4].fill(0xff);
-        assert!(reason(&huge).contains("make no sense"));
+        let (pid, started, name, id) = (7, 0, [0; 16], ExportId(3));
+        let sent = |runs| framed(MAGIC, &Body { pid, started, name, id, runs });
+        assert!(reason(&sent(vec![(u32::MAX, 5)])).contains("sizes make no sense"));
+        assert!(reason(&sent(vec![(1 << 19, 5), (1 << 19, 6), (1, 7)])).contains("sizes make no sense"));
+        assert!(reason(&[&whole[..5], &vec![0; MOST_BYTES + 1]].concat()).contains("too long"));
+        // A list of 2^63 runs, of which none follows.
+        let mut huge = sent(Vec::new());
+        huge.truncate(huge.len() - 1);
+        huge.extend([0xff; 8].iter().chain(&[0x7f]));
+        assert!(matches!(Handle::decode(&huge), Err(ShareError::Malformed { .. })));
         let mut other = whole;
         other[4] = 9;
         assert!(matches!(Handle::decode(&other), Err(ShareError::OtherVersion { found: 9, known: VERSION })));
@@ -150,7 +152,7 @@ mod tests {
 
         #[test]
         fn survives_anything(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Handle::decode(&[&b"GLSH\x01"[..], &bytes].concat());
+            let _ = Handle::decode(&[&MAGIC[..], &[VERSION], &bytes].concat());
         }
     }
 }
