@@ -16,6 +16,8 @@ C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c)
 CXX_TESTS := $(wildcard ffi/tests/*.cpp)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Always together: with other packages beside them, dependencies have other features, and are built once more.
+RELEASE := --package glake --package glake-ffi --package glake-preload --package glake-python
 
 .PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test header generated lint fmt clippy docs features clean
 
@@ -24,7 +26,7 @@ help: ## List the targets
 		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
 
 build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, optimized
-	$(CARGO) build --locked --release --package glake --package glake-ffi --package glake-preload
+	$(CARGO) build --locked --release $(RELEASE)
 
 test: test-rust test-doc test-c test-python ## Run every test there is (Rust, C, Python), building what it needs
 
@@ -41,7 +43,7 @@ test-doc: ## Examples in the documentation of every crate
 
 test-c: ## C tests, against libgmlake.so
 ifneq ($(C_TESTS),)
-	$(CARGO) build --locked --release --package glake-ffi
+	$(CARGO) build --locked --release $(RELEASE)
 	@for test in $(C_TESTS); do \
 		echo "C test $$test"; \
 		$(CC) -std=c11 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
@@ -60,7 +62,7 @@ endif
 test-python: ## Python tests, against libgmlake.so: the package in place, then as the wheel that users install
 	@for folder in benches/tests tests/gpu/tests; do $(PYTHON) -m unittest discover --start-directory "$$folder"; done
 ifneq ($(PYTHON_TESTS),)
-	$(CARGO) build --locked --release --package glake-ffi --package glake-preload --package glake-python
+	$(CARGO) build --locked --release $(RELEASE)
 	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
 	@for folder in $(sort $(dir $(PYTHON_TESTS))); do \
 		echo "Python tests in $$folder"; \

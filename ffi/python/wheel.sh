@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# wheel.sh [--test] TARGET: builds the wheel of the package glake into TARGET/wheels, with libgmlake.so, its header and the sources of
-# the compiled backend in it. With --test it is installed by itself and tested; where the build needs what cannot be had (maturin, from
-# PyPI), that is said and passed over.
+# wheel.sh [--test] TARGET: builds the wheel of the package glake into TARGET/wheels. One install is everything: the package, the command
+# glake, libgmlake.so with its header, libglake_preload.so and the sources of the compiled backend. With --test it is installed by itself
+# and tested; where the build needs what cannot be had (its tools, from PyPI), that is said and passed over.
 set -euo pipefail
 
-maturin_version=1.9.6
+tools_wanted=(maturin==1.9.6 auditwheel==6.8.2 wheel==0.45.1)
+newest_minor=34 # of manylinux_2_N: RHEL 9, Ubuntu 22.04, Debian 12 and whatever is later have such a C library
 test=
 [ "$1" != --test ] || { test=yes && shift; }
 target=$1
@@ -23,21 +24,38 @@ environment() { # FOLDER: a virtual environment
         lacking "$python cannot make a virtual environment (apt-get install python3-venv)"
 }
 
-maturin=$target/maturin-$maturin_version
-environment "$maturin"
-[ -x "$maturin/bin/maturin" ] ||
-    "$maturin/bin/pip" install --quiet --disable-pip-version-check "maturin==$maturin_version" >/dev/null 2>&1 ||
-    lacking "maturin $maturin_version cannot be installed from PyPI"
+tools=$target/wheel-tools
+environment "$tools"
+"$tools/bin/pip" install --quiet --disable-pip-version-check "${tools_wanted[@]}" >/dev/null 2>&1 ||
+    lacking "${tools_wanted[*]} cannot be installed from PyPI"
 
-"$cargo" build --locked --quiet --release --package glake-ffi
+# With the module, as everywhere: with other packages beside them, dependencies have other features, and are built once more.
+"$cargo" build --locked --quiet --release --package glake --package glake-ffi --package glake-preload --package glake-python
+copies=(LICENSE glake/{glake,gmlake.h,libgmlake.so,libglake_preload.so})
+trap 'rm -f "${copies[@]}"' EXIT
+cp ../../LICENSE LICENSE
 cp ../include/gmlake.h glake/gmlake.h
-cp "$target/release/libgmlake.so" glake/libgmlake.so
-trap 'rm -f glake/libgmlake.so glake/gmlake.h' EXIT
-command -v strip >/dev/null && strip --strip-unneeded glake/libgmlake.so
+for binary in glake libgmlake.so libglake_preload.so; do
+    cp "$target/release/$binary" "glake/$binary"
+    ! command -v strip >/dev/null || strip --strip-unneeded "glake/$binary"
+done
 
-# maturin looks at the module only, libgmlake.so is what needs more of the system: so no promise of manylinux.
 rm -rf "$target/wheels"
-"$maturin/bin/maturin" build --quiet --locked --release --strip --compatibility linux --interpreter "$python" --out "$target/wheels"
+"$tools/bin/maturin" build --quiet --locked --release --strip --compatibility linux --interpreter "$python" --out "$target/wheels"
+wheel=$(echo "$target"/wheels/*.whl)
+
+# maturin looks at the module only; the tag has to hold for every binary.
+found=$("$tools/bin/auditwheel" show --json "$wheel" 2>/dev/null)
+tag=$("$tools/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["overall_tag"])' <<<"$found")
+case $tag in
+    manylinux_2_*) minor=${tag#manylinux_2_} && minor=${minor%%_*} ;;
+    *) minor=$((newest_minor + 1)) ;;
+esac
+[ "$minor" -le "$newest_minor" ] || {
+    echo "wheel: the tag is $tag, newer than manylinux_2_$newest_minor, because of what its binaries need of this system:" >&2
+    "$tools/bin/auditwheel" show "$wheel" 2>/dev/null >&2
+}
+"$tools/bin/wheel" tags --remove --platform-tag "$tag" "$wheel" >/dev/null
 wheel=$(echo "$target"/wheels/*.whl)
 echo "wheel: $wheel"
 [ -n "$test" ] || exit 0
@@ -45,4 +63,7 @@ echo "wheel: $wheel"
 environment "$target/wheel-test"
 "$target/wheel-test/bin/pip" install --quiet --disable-pip-version-check --no-index --force-reinstall "$wheel"
 echo "Python tests of the installed wheel"
-env -u PYTHONPATH -u GLAKE_LIBRARY "$target/wheel-test/bin/python" -m unittest discover --start-directory tests
+tests=$PWD/tests
+cd "$target/wheel-test" # not here, where the package's source would be found first
+env -u PYTHONPATH -u GLAKE_LIBRARY -u GLAKE_PRELOAD GLAKE_WHEEL="$wheel" \
+    bin/python -m unittest discover --start-directory "$tests"

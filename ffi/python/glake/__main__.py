@@ -1,7 +1,11 @@
-"""``python -m glake``: what is installed, and which backend ``glake.enable()`` takes here, and why."""
+"""``python -m glake``: what is installed, and which backend ``glake.enable()`` takes here, and why.
+
+With an option it prints one path, for other programs: ``cc -I"$(python -m glake --include)" …``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 
@@ -10,8 +14,39 @@ from ._enable import enable, enabled, supported_torch
 from .errors import Error
 
 
+PATHS = {
+    "include": (_library.include, "the folder of gmlake.h"),
+    "library": (_library.path, "libgmlake.so, to link with or to open"),
+    "preload": (_library.preload, "libglake_preload.so, for LD_PRELOAD"),
+    "command": (_library.command, "the program glake"),
+}
+
+
 def main() -> int:
-    """Prints a line each, errors in their places; 0 where ``glake.enable()`` works, else 1."""
+    """Prints the path that is asked for, or what is installed; 0 where the file is there, or ``glake.enable()`` works, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m glake",
+        description="Says what is installed, and which backend glake.enable() takes here, and why; with an option, prints one path.",
+    )
+    options = parser.add_mutually_exclusive_group()
+    for name, (_, help) in PATHS.items():
+        options.add_argument(f"--{name}", dest="path", action="store_const", const=name, help=help)
+    wanted = parser.parse_args().path
+    return _everything() if wanted is None else _path(wanted)
+
+
+def _path(name: str) -> int:
+    find, _ = PATHS[name]
+    try:
+        print(find())
+        return 0
+    except Error as error:
+        print(f"glake: {error}", file=sys.stderr)
+        return 1
+
+
+def _everything() -> int:
+    """A line each, errors in their places."""
     works = [
         _line("glake", lambda: __version__),
         _line("library", _library_line),

@@ -1,7 +1,7 @@
-"""Finds ``libgmlake.so`` and opens it.
+"""Finds ``libgmlake.so`` and what belongs to it, and opens it.
 
 The library that ``GLAKE_LIBRARY`` names goes before the one that lies beside this file. It is opened at the first call that
-needs it, not at import, and stays open.
+needs it, not at import, and stays open. The preload library and the command are those that lie beside it: one build has all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from types import ModuleType
 from .errors import Error
 
 NAME = "libgmlake.so"
+PRELOAD = "libglake_preload.so"
+COMMAND = "glake"
 PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
@@ -37,6 +39,31 @@ def path() -> pathlib.Path:
 def include() -> pathlib.Path:
     """The folder of ``gmlake.h``: the package's, or that of the source tree where the package is used in place."""
     return PACKAGE if (PACKAGE / "gmlake.h").is_file() else PACKAGE.parent.parent / "include"
+
+
+def preload() -> pathlib.Path:
+    """Where the preload library is: the one that ``GLAKE_PRELOAD`` names, or else the one beside ``libgmlake.so``.
+
+    Raises:
+        Error: it is missing, or ``libgmlake.so`` is.
+    """
+    chosen = os.environ.get("GLAKE_PRELOAD")
+    library = pathlib.Path(chosen).resolve() if chosen else path().with_name(PRELOAD)
+    if not library.is_file():
+        raise Error(f"{library} is missing: install the glake wheel, or set GLAKE_PRELOAD to a built {PRELOAD}")
+    return library
+
+
+def command() -> pathlib.Path:
+    """Where the program ``glake`` is: beside ``libgmlake.so``.
+
+    Raises:
+        Error: it is missing, or ``libgmlake.so`` is.
+    """
+    program = path().with_name(COMMAND)
+    if not program.is_file():
+        raise Error(f"{program} is missing: install the glake wheel, or build it with make build")
+    return program
 
 
 def api() -> ModuleType:
