@@ -8,8 +8,8 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::{
-    ABI, Block, BlockFreed, BlockVisit, Checkpoint, ContextDrop, CopyBlock, DeviceStats, MappingObserver,
-    RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver, StreamFilter,
+    Block, BlockFreed, BlockVisit, Checkpoint, ContextDrop, CopyBlock, DeviceStats, MappingObserver,
+    RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver, StreamFilter, Version,
 };
 
 /// Hands every declaration of `gmlake.h`, but torch's own names, to a macro of the caller's: `name(types) -> answer;`. The types are
@@ -124,7 +124,7 @@ functions!(signatures);
 
 /// Makes a structure of functions that are found in an open library, each under its own name and with its declared type:
 /// `table! { struct Functions { glake_alloc, glake_free } }`. Its `of` takes a function that answers where a name is, and asks for
-/// `glake_abi` first: only a library that answers [`ABI`] has these functions.
+/// the version first: only a library of [`Version::OURS`] has these functions.
 #[macro_export]
 macro_rules! table {
     ($(#[$attribute:meta])* $visible:vis struct $table:ident { $($name:ident),* $(,)? }) => {
@@ -151,7 +151,7 @@ macro_rules! table {
                         // A name of Rust has no zero in it.
                         let name = ::std::ffi::CStr::from_bytes_until_nul(name.as_bytes()).unwrap_or_default();
                         let found = find(name).map_err($crate::Unfit::Missing)?;
-                        // SAFETY: a function of this type: its library answers the number of this interface.
+                        // SAFETY: a function of this type: its library is of this interface.
                         unsafe {
                             ::std::mem::transmute::<*const ::std::ffi::c_void, $crate::signatures::$name>(found)
                         }
@@ -162,7 +162,7 @@ macro_rules! table {
     };
 }
 
-/// Whether the library in which `find` finds names has this interface; [`table!`](crate::table) asks it.
+/// Whether the library in which `find` finds names is of [`Version::OURS`]; [`table!`](crate::table) asks it.
 ///
 /// # Errors
 /// [`Unfit`].
@@ -170,24 +170,26 @@ macro_rules! table {
 /// # Safety
 /// As of [`table!`](crate::table).
 pub unsafe fn check<E>(find: &mut impl FnMut(&CStr) -> Result<*const c_void, E>) -> Result<(), Unfit<E>> {
-    let version = find(c"glake_abi").map_err(Unfit::Missing)?;
+    let interface = find(c"glake_abi").map_err(Unfit::Missing)?;
+    let release = find(c"glake_version").map_err(Unfit::Missing)?;
     // SAFETY: the name has had this signature in every version.
-    let version = unsafe { std::mem::transmute::<*const c_void, signatures::glake_abi>(version) };
-    // SAFETY: it takes nothing and answers a constant.
-    match unsafe { version() } {
-        ABI => Ok(()),
-        found => Err(Unfit::OtherVersion { found }),
-    }
+    let interface = unsafe { std::mem::transmute::<*const c_void, signatures::glake_abi>(interface) };
+    // SAFETY: as above.
+    let release = unsafe { std::mem::transmute::<*const c_void, signatures::glake_version>(release) };
+    // SAFETY: both take nothing and answer constants, the second a text that ends with a zero.
+    let (interface, release) = unsafe { (interface(), CStr::from_ptr(release())) };
+    let found = Version { interface, release: release.to_string_lossy() };
+    if found == Version::OURS { Ok(()) } else { Err(Unfit::OtherVersion { found }) }
 }
 
 /// Why a library is none that has these functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfit<E> {
     /// A name is not there.
     Missing(E),
-    /// It has another interface.
+    /// It is of another interface or release.
     OtherVersion {
-        /// Its number.
-        found: u32,
+        /// Of which.
+        found: Version,
     },
 }

@@ -7,19 +7,19 @@
 //!                    └─► glake-preload   unchanged ones  ─┘
 //! ```
 //!
-//! Only a library that answers [`ABI`] has these signatures: a table asks for that first.
+//! Only a library of this [`Version`] is used, for its interface has these signatures, and its release does what the opener
+//! expects of them: a table asks for that first.
 
 mod callbacks;
 mod constants;
 mod functions;
 mod statistics;
 mod structures;
+mod version;
 
 pub use callbacks::*;
 pub use constants::*;
 pub use functions::{NAMES, Unfit, check, signatures};
 pub use statistics::*;
 pub use structures::*;
-
-/// The number of this interface: raised when a structure or a signature changes.
-pub const ABI: u32 = 2;
+pub use version::{ABI, Version};

@@ -14,7 +14,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
-use glake_abi::{ABI, Segment, SegmentBlock, Unfit};
+use glake_abi::{Segment, SegmentBlock, Unfit, Version};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 pub use copies::{Enqueued, On, Timed};
@@ -36,12 +36,12 @@ pub enum LoadError {
         source: libloading::Error,
     },
     /// Another version.
-    #[error("{} has interface {found}, this is {ABI}: build both from one source", path.display())]
+    #[error("{} is of {found}, this program is of {}: take both from one release", path.display(), Version::OURS)]
     OtherVersion {
         /// Which.
         path: PathBuf,
-        /// Its number.
-        found: u32,
+        /// Of which it is.
+        found: Version,
     },
     /// The driver refused a call that was made beside the library.
     #[error("{call}: CUDA error {code}")]

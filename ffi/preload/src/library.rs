@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::ffi::{CStr, OsString, c_void};
 use std::path::PathBuf;
 
-use glake_abi::{ABI, Unfit};
+use glake_abi::{Unfit, Version};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::copy::Copy;
@@ -32,12 +32,16 @@ pub(crate) enum Unusable {
         source: libloading::Error,
     },
     /// Another version.
-    #[error("{} has interface {found}, this is {ABI}: take both from one build", path.display())]
+    #[error(
+        "{} is of {found}, libglake_preload.so is of {}: take both from one release, as one installed wheel has them",
+        path.display(),
+        Version::OURS
+    )]
     OtherVersion {
         /// Which.
         path: PathBuf,
-        /// Its number.
-        found: u32,
+        /// Of which it is.
+        found: Version,
     },
     /// The C library refused.
     #[error("forks cannot be watched: {source}")]

@@ -1,5 +1,5 @@
 /* libgmlake.so that records what it is asked and answers as it is told. Built without COPIES, it is one of before there were
-   copies; with another ABI, of another build; SLOW, one that takes its time to be loaded. */
+   copies; with another ABI or RELEASE, of another version; SLOW, one that takes its time to be loaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -10,10 +10,14 @@
 #ifndef ABI
 #define ABI 2
 #endif
+#ifndef RELEASE
+#define RELEASE "0.1.0"
+#endif
 
 struct record gmlake = {.current = 1};
 
 uint32_t glake_abi(void) { return ABI; }
+const char *glake_version(void) { return RELEASE; }
 bool glake_started(void) { return gmlake.current; }
 const char *glake_last_error(void) { return "the stand-in was told to fail"; }
 

@@ -219,16 +219,22 @@ fn without_the_library_a_program_goes_on() {
     let fixture = Fixture::new("without", "copies.c");
     fixture.shared("gmlake.c", "before/libgmlake.so", &[]);
     fixture.shared("gmlake.c", "other/libgmlake.so", &["-DCOPIES", "-DABI=7"]);
+    fixture.shared("gmlake.c", "later/libgmlake.so", &["-DCOPIES", "-DRELEASE=\"9.8.7\""]);
+    let ours = glake_abi::Version::OURS.to_string();
+    let other =
+        |found: &str| format!("{found}, libglake_preload.so is of {ours}: take both from one release");
+    let interface =
+        other(&format!("/other/libgmlake.so is of release {} with interface 7", env!("CARGO_PKG_VERSION")));
+    let release =
+        other(&format!("/later/libgmlake.so is of release 9.8.7 with interface {}", glake_abi::ABI));
     for (file, says) in [
         (PathBuf::from("/no/such.so"), "/no/such.so: cannot open shared object file: No such file"),
         (
             fixture.path("before/libgmlake.so"),
             "undefined symbol: glake_copy_try; put libgmlake.so of the same build",
         ),
-        (
-            fixture.path("other/libgmlake.so"),
-            "/other/libgmlake.so has interface 7, this is 2: take both from one",
-        ),
+        (fixture.path("other/libgmlake.so"), &interface),
+        (fixture.path("later/libgmlake.so"), &release),
     ] {
         let output = fixture.scenario("without").env("GLAKE_LIBRARY", file).output().unwrap();
         let (out, error) = said(&output);

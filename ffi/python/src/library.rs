@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use glake_abi::{ABI, Unfit};
+use glake_abi::{Unfit, Version};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use pyo3::prelude::*;
 
@@ -130,7 +130,8 @@ fn load(path: &Path) -> PyResult<Functions> {
         refuse(match unfit {
             Unfit::Missing(error) => format!("it is not GLake's library, or another release's ({error})"),
             Unfit::OtherVersion { found } => format!(
-                "its C API is version {found}, this package needs {ABI}: install the library and the package of one release"
+                "it is of {found}, this package is of {}: take both from one release, as one installed wheel has them",
+                Version::OURS
             ),
         })
     })

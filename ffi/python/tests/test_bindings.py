@@ -3,6 +3,9 @@
 import ast
 import os
 import pathlib
+import shutil
+import subprocess
+import tempfile
 import threading
 import unittest
 
@@ -31,6 +34,19 @@ class Bindings(unittest.TestCase):
         self.assertEqual(api.version(), glake.__version__)
         self.assertEqual(api.abi(), 2)
         self.assertEqual(api.path(), glake.library_path())
+
+    @unittest.skipUnless(shutil.which("cc"), "there is no C compiler")
+    def test_a_library_of_another_release_is_refused(self):
+        stand_in = pathlib.Path(__file__).resolve().parents[2] / "preload/tests/gmlake.c"
+        with tempfile.TemporaryDirectory() as scratch:
+            library = str(pathlib.Path(scratch).resolve() / "libgmlake.so")
+            options = ["-shared", "-fPIC", "-DCOPIES", '-DRELEASE="9.8.7"']
+            subprocess.run(["cc", *options, str(stand_in), "-o", library], check=True)
+            done = child.run("import glake; glake._library.api()", GLAKE_LIBRARY=library)
+        self.assertEqual(done.returncode, 1)
+        ours = f"this package is of release {glake.__version__} with interface {api.abi()}: take both from one release"
+        found = f"cannot use {library}: it is of release 9.8.7 with interface {api.abi()}, {ours}"
+        self.assertIn(found, done.stderr.splitlines()[-1])
 
     def test_another_library_is_refused(self):
         with self.assertRaisesRegex(glake.Error, "open already"):
