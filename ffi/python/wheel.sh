@@ -31,9 +31,10 @@ environment "$tools"
 
 # With the module, as everywhere: with other packages beside them, dependencies have other features, and are built once more.
 "$cargo" build --locked --quiet --release --package glake --package glake-ffi --package glake-preload --package glake-python
-copies=(LICENSE glake/{glake,gmlake.h,libgmlake.so,libglake_preload.so})
+copies=(LICENSE THIRD_PARTY_LICENSES glake/{glake,gmlake.h,libgmlake.so,libglake_preload.so})
 trap 'rm -f "${copies[@]}"' EXIT
 cp ../../LICENSE LICENSE
+CARGO=$cargo "$python" licenses.py THIRD_PARTY_LICENSES
 cp ../include/gmlake.h glake/gmlake.h
 for binary in glake libgmlake.so libglake_preload.so; do
     cp "$target/release/$binary" "glake/$binary"

@@ -61,6 +61,18 @@ class TheWheel(unittest.TestCase):
         self.assertIn("glake/gmlake.h", names)
         self.assertTrue([name for name in names if name.endswith("/licenses/LICENSE")], names)
 
+    def test_it_names_what_others_wrote(self):
+        with zipfile.ZipFile(WHEEL) as wheel:
+            (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/THIRD_PARTY_LICENSES")]
+            document = wheel.read(name).decode()
+        works = re.findall(r"^(\S+ \d\S*|Rust's standard library \(.*\)): (.+)\n    .*\n    text (.+)$", document, re.MULTILINE)
+        licenses = {name.split()[0]: license for name, license, _ in works}
+        self.assertEqual([licenses.get(name) for name in ("libloading", "serde", "Rust's")], ["ISC", *["MIT OR Apache-2.0"] * 2])
+        self.assertGreater(len(works), 50)
+        texts = set(re.findall(r"^text (\d+), of ", document, re.MULTILINE))
+        self.assertEqual({number for *_, numbers in works for number in numbers.split(", ")}, texts)
+        self.assertNotIn("glake-", document)
+
     def test_the_tag_says_what_it_needs(self):
         name = pathlib.Path(WHEEL).name
         found = re.fullmatch(r"glake-[\d.]+-cp310-abi3-manylinux_2_(\d+)_x86_64\.whl", name)
