@@ -19,7 +19,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Always together: with other packages beside them, dependencies have other features, and are built once more.
 RELEASE := --package glake --package glake-ffi --package glake-preload --package glake-python
 
-.PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test header generated lint fmt clippy docs features clean
+.PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test header generated lint fmt clippy docs features deny msrv clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -93,7 +93,7 @@ header: ## Write ffi/include/gmlake.h anew
 generated: ## Write anew configs/default.toml, C's statistics, and the parts of docs that come from the code
 	UPDATE=1 $(CARGO) test --locked --package glake-runtime --test generated
 
-lint: fmt clippy docs features ## Everything that is checked without running it
+lint: fmt clippy docs features deny msrv ## Everything that is checked without running it
 
 fmt: ## Formatting
 	$(CARGO) fmt --all --check
@@ -118,6 +118,37 @@ features: ## Every feature of every crate by itself, and none
 		$(CARGO) clippy --locked --quiet --package "$$crate" --all-targets --no-default-features \
 			--features "$${feature/#-/}" -- -D warnings </dev/null; \
 	done
+
+# The list of known faults is a repository of GitHub's: where that cannot be reached, the rest is checked.
+deny: ## Licences, known faults, duplicates and sources of what is depended on (deny.toml)
+	@if ! $(CARGO) deny --version >/dev/null 2>&1; then \
+		echo "deny: SKIPPED: cargo-deny is missing (cargo install --locked cargo-deny)"; \
+		exit 0; \
+	fi; \
+	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources; \
+	if $(CARGO) deny fetch db >/dev/null 2>&1; then \
+		$(CARGO) deny --locked check --hide-inclusion-graph --disable-fetch advisories; \
+	else \
+		echo "deny: SKIPPED: known faults: their list, RustSec's advisory-db, cannot be fetched"; \
+	fi
+
+# clippy's incompatible_msrv looks for what the standard library lacks there, whatever version lints.
+msrv: ## Whether the declared Rust is enough for the crates, and for what they depend on
+	@declared=$$(sed -nE 's/^rust-version = "(.*)"/\1/p' Cargo.toml); \
+	$(CARGO) metadata --locked --format-version 1 | $(PYTHON) -c 'import json, sys; \
+		number = lambda text: tuple(map(int, text.split("."))); \
+		packages = json.load(sys.stdin)["packages"]; \
+		newer = [p["name"] + " " + p["version"] + " needs Rust " + p["rust_version"] for p in packages \
+			if number(p["rust_version"] or "0")[:2] > number(sys.argv[1])]; \
+		sys.exit("msrv: Rust " + sys.argv[1] + " is declared: " + ", ".join(newer) if newer else 0)' "$$declared"; \
+	installed=$$(rustc --version | cut -d" " -f2); \
+	if [ "$${installed%.*}" = "$$declared" ]; then \
+		echo "msrv: Rust $$declared is declared, and builds and lints here"; \
+	elif rustup run "$$declared" cargo --version >/dev/null 2>&1; then \
+		rustup run "$$declared" cargo check --locked --quiet --workspace --all-targets --target-dir "$(TARGET)/msrv"; \
+	else \
+		echo "msrv: SKIPPED: Rust $$declared is declared, $$installed is installed: rustup toolchain install $$declared"; \
+	fi
 
 clean: ## Remove what was built
 	$(CARGO) clean
