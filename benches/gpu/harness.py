@@ -62,7 +62,8 @@ def arguments():
     p.add_argument("--trace", help="write the allocator trace of a native run here")
     p.add_argument("--fraction", type=float, help="torch.cuda.set_per_process_memory_fraction")
     p.add_argument("--batch", type=int, help="batch size, for the workloads that take one (opt13_*)")
-    p.add_argument("--steps", type=int, help="only the first steps, for the workloads that take it (opt13_*, gpt2_full, fsdp_*)")
+    p.add_argument("--steps", type=int, help="only the first steps, for the workloads that take it (opt13_*, gpt2_full, fsdp_*, graphs)")
+    p.add_argument("--scale", type=float, help="size of the graphs, of the workload that takes it (graphs)")
     p.add_argument("--module", default=str(pathlib.Path(__file__).with_name("workloads.py")))
     a = p.parse_args()
     if a.trace and a.alloc != "native":
@@ -94,6 +95,8 @@ def main():
     spec.loader.exec_module(workloads)
     workloads.BATCH = a.batch or workloads.BATCH
     workloads.STEPS = a.steps
+    if a.scale:
+        workloads.SCALE = a.scale
     if not hasattr(workloads, a.workload):
         sys.exit(f"harness: no workload {a.workload!r} in {a.module}")
     torch.ones(1, device="cuda").add_(1)
@@ -137,6 +140,8 @@ def main():
         )
         if a.batch:
             row["batch"] = a.batch
+        if a.scale:
+            row["scale"] = a.scale
         row.update(getattr(workloads, "FIGURES", {}))
         if glake:
             row.update(backend=glake.backend(), **glake_figures({**s, **glake.memory_stats()}))

@@ -1,19 +1,21 @@
 """Workloads whose allocator behaviour is known to be hard; each returns (seconds per step, losses).
 
-BATCH and STEPS (only the first steps; None: all) are set by the harness; FIGURES are a workload's own figures, which the
-harness prints with its own.
+BATCH, STEPS (only the first steps; None: all) and SCALE (of graphs) are set by the harness; FIGURES are a workload's own
+figures, which the harness prints with its own.
 """
 import random, threading, time
 import torch
 
 BATCH = 24
 STEPS = None
+SCALE = 1.0
 FIGURES = {}
 
 
 def _timed(fn):
     """Runs fn() to completion on the GPU; returns (seconds, its scalar result)."""
-    t = time.time(); r = fn(); torch.cuda.synchronize()
+    t = time.time(); r = fn()
+    if torch.cuda.is_available(): torch.cuda.synchronize()
     return time.time() - t, float(r)
 
 
@@ -104,6 +106,63 @@ def _fsdp_llama(layers, batch, lora):
     batches = [(batch, random.randrange(300, 2049), True) for _ in range(12)]
     batches.insert(7, (2 * batch, 1024, False))
     return _train(m, opt, batches, 32000)
+
+
+class _Convolution(torch.nn.Module):
+    """A node's mean over its neighbours, as a graph convolution has it: gathered by edge, added up by node."""
+    def __init__(self, width):
+        super().__init__(); self.own, self.neighbours = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+
+    def forward(self, x, source, target):
+        messages = self.neighbours(x)[source]
+        degree = torch.zeros(len(x), 1, device=x.device).index_add_(0, target, torch.ones(len(target), 1, device=x.device))
+        return torch.relu(self.own(x) + torch.zeros_like(x).index_add_(0, target, messages) / degree.clamp(min=1)) + x
+
+
+class _Attention(torch.nn.Module):
+    """A node's mean over its neighbours with weights that are learned, one for each edge and head: a softmax over each node's edges."""
+    def __init__(self, width, heads):
+        super().__init__(); self.heads, self.project = heads, torch.nn.Linear(width, width)
+        self.asks, self.answers = (torch.nn.Parameter(torch.randn(heads, width // heads) / width ** .5) for _ in range(2))
+
+    def forward(self, x, source, target):
+        h = self.project(x).view(len(x), self.heads, -1)
+        scores = torch.nn.functional.leaky_relu((h * self.asks).sum(-1)[source] + (h * self.answers).sum(-1)[target], .2)
+        index = target[:, None].expand_as(scores)
+        most = torch.full((len(x), self.heads), -1e9, device=x.device).scatter_reduce(0, index, scores.detach(), "amax")
+        weights = (scores - most[target]).exp()
+        total = torch.zeros_like(most).index_add(0, target, weights)
+        messages = h[source] * (weights / total[target])[..., None]
+        return torch.relu(torch.zeros_like(h).index_add(0, target, messages).flatten(1)) + x
+
+
+def _graphs(sizes, device, width=128, heads=4, classes=40):
+    """Layers of message passing, one graph a step, each of its own size; it learns which of a node's features is the greatest.
+    Returns (seconds, losses)."""
+    model = torch.nn.ModuleList(
+        [torch.nn.Linear(width, width)]
+        + [layer for _ in range(3) for layer in (_Convolution(width), _Attention(width, heads))]
+        + [torch.nn.Linear(width, classes)]).to(device)
+    opt = torch.optim.SGD(model.parameters(), lr=.02, momentum=.9)
+    first, *layers, last = model
+    steps, losses = [], []
+    for nodes, edges in sizes:
+        def step():
+            source, target = (torch.randint(0, nodes, (edges,), device=device) for _ in range(2))
+            x = torch.randn(nodes, width, device=device); y = x[:, :classes].argmax(1)
+            h = first(x)
+            for layer in layers: h = layer(h, source, target)
+            loss = torch.nn.functional.cross_entropy(last(h), y)
+            loss.backward(); opt.step(); opt.zero_grad(set_to_none=True)
+            return loss.detach()
+        t, l = _timed(step); steps.append(t); losses.append(l)
+    FIGURES.update(largest_edges=max(edges for _, edges in sizes), edges=sum(edges for _, edges in sizes))
+    return steps, losses
+
+
+def graphs(device="cuda"):
+    from graphs import sizes   # of many sizes, few of them large: see there
+    return _graphs(sizes(SCALE, random)[:STEPS], device)
 
 
 def opt13_LR(): return _opt_1_3b(lora=True, recompute=True)   # the tutorial's strategy: LoRA + recomputation

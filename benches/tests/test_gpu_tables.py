@@ -1,9 +1,9 @@
 """The benches' tables, bars and searches on made-up figures; needs neither GPU nor torch."""
-import contextlib, io, pathlib, subprocess, sys, tempfile, unittest
+import contextlib, importlib.util, io, math, pathlib, random, statistics, subprocess, sys, tempfile, unittest
 
 GPU = pathlib.Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU))
-import batch, launch, serving, streams, table
+import batch, graphs, launch, serving, streams, table
 
 
 def run(alloc, workload="opt13_LR", utilization=0.97, taken=10 << 30, steady=10.0, losses=(1.0, 2.0), **more):
@@ -88,6 +88,55 @@ class Tables(unittest.TestCase):
         self.assertIn("MISSED", lines[1])
 
 
+class Graphs(unittest.TestCase):
+    def sizes(self, scale=1.0):
+        return graphs.sizes(scale, random.Random(0))
+
+    def test_sizes_are_many_and_their_tail_is_heavy(self):
+        found = self.sizes()
+        edges = [edges for _, edges in found]
+        self.assertEqual((found, len(set(found))), (self.sizes(), graphs.STEPS))
+        self.assertGreater(max(edges), 20 * statistics.median(edges))
+        self.assertLessEqual(max(nodes for nodes, _ in found), graphs.MOST_NODES)
+
+    def test_sizes_grow_with_the_scale(self):
+        half = self.sizes(0.5)
+        for (nodes, edges), (fewer, less) in zip(self.sizes(), half):
+            self.assertTrue(abs(nodes / 2 - fewer) < 1 and abs(edges / 2 - less) < 1)
+        self.assertTrue(all(nodes >= 2 and edges >= 2 for nodes, edges in self.sizes(1e-9)))
+
+    def row(self, alloc, losses=(1.0, 2.0, 3.0), **more):
+        return {**run(alloc, graphs.WORKLOAD, steady=0.05, losses=losses), "active_peak": 4 << 30, "retries": 0, **more}
+
+    def test_the_table(self):
+        lines, count = graphs.summary([self.row("native"), self.row("glake")], ["native", "glake"])
+        self.assertEqual(count, 0)
+        for cell in ("10.00", "4.00", "2.50", "50.00"):
+            self.assertIn(cell, lines[2])
+
+    def test_other_losses_and_failed_runs_are_missed_bars(self):
+        self.assertEqual(graphs.summary([self.row("native"), self.row("glake", (1.0, 2.0, 3.1))], ["native", "glake"])[1], 1)
+        failed = {"alloc": "glake", "workload": graphs.WORKLOAD, "error": "exit code 1"}
+        lines, count = graphs.summary([self.row("native"), self.row("glake"), failed], ["native", "glake"])
+        self.assertEqual((count, lines[2].split()[1]), (1, "1/2"))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed: no step is made")
+    def test_steps_on_the_host(self):
+        import torch
+        import workloads
+
+        runs = []
+        for _ in range(2):
+            random.seed(0)
+            torch.manual_seed(0)
+            workloads.SCALE, workloads.STEPS = 0.002, 5
+            seconds, losses = workloads.graphs(device="cpu")
+            self.assertEqual((len(seconds), len(losses)), (5, 5))
+            self.assertTrue(all(2 < loss < 6 for loss in losses), losses)
+            runs.append(losses)
+        self.assertTrue(all(math.isclose(*pair, abs_tol=1e-3) for pair in zip(*runs)), runs)
+
+
 class Search(unittest.TestCase):
     def largest(self, edge, guess, width):
         """What is found, and the tries, those that go side by side as one list."""
@@ -118,7 +167,7 @@ class Search(unittest.TestCase):
 
 class Scripts(unittest.TestCase):
     def test_arguments_are_read_without_a_gpu(self):
-        for script in ("compare.py", "batch.py", "alloc.py", "streams.py", "harness.py"):
+        for script in ("compare.py", "batch.py", "alloc.py", "streams.py", "graphs.py", "harness.py"):
             done = subprocess.run([sys.executable, GPU / script, "--help"], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
 
