@@ -14,6 +14,7 @@ use crate::config::DeviceChoice;
 const DEFAULT_MODEL: &str = "h200x4";
 
 /// What was chosen, found to be there.
+#[allow(clippy::large_enum_variant)] // a program makes one, at its start
 pub enum Backend {
     /// The GPUs of this machine.
     Cuda(Arc<Cuda>),
