@@ -119,7 +119,7 @@ impl Failure {
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,
             E::Transfer(_) => GLAKE_DRIVER,
             E::Share(
-                ShareError::NoDoor { .. }
+                ShareError::NoSocket { .. }
                 | ShareError::TooManyFiles { .. }
                 | ShareError::NotGiven { .. }
                 | ShareError::Broken { .. },

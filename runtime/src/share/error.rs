@@ -21,7 +21,7 @@ pub enum ShareError {
     Forked,
     /// There is no socket or thread to share by.
     #[error("blocks cannot be shared: {source}")]
-    NoDoor {
+    NoSocket {
         /// The operating system's answer.
         #[source]
         source: std::io::Error,

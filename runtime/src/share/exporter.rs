@@ -56,7 +56,7 @@ pub struct Exporter {
 
 #[derive(Debug, Default)]
 struct State {
-    door: Option<(Arc<Door>, JoinHandle<()>)>,
+    server: Option<(Arc<Server>, JoinHandle<()>)>,
     by_block: HashMap<Address, Block>,
     last: u64,
 }
@@ -77,21 +77,21 @@ impl State {
     /// The export of a block that is shared no more, to be dropped without the lock.
     fn remove(&mut self, block: Address) -> Option<Export> {
         let Block { shared, .. } = self.by_block.remove(&block)?;
-        let (door, _) = self.door.as_ref()?;
-        door.exports.lock().remove(&shared.id)
+        let (server, _) = self.server.as_ref()?;
+        server.exports.lock().remove(&shared.id)
     }
 }
 
 /// Where others ask.
 #[derive(Debug)]
-struct Door {
-    listener: OwnedFd,
+struct Server {
+    socket: OwnedFd,
     name: Name,
     started: u64,
     exports: Exports,
 }
 
-/// So many may knock before the thread looks.
+/// So many connections may wait before the thread looks.
 const BACKLOG: i32 = 128;
 
 impl Exporter {
@@ -106,7 +106,7 @@ impl Exporter {
     /// opens the block. The block stays shared until it is freed, and should be forgotten then.
     ///
     /// # Errors
-    /// What `export` answers; [`ShareError::Freed`] where the block was freed meanwhile; [`ShareError::NoDoor`];
+    /// What `export` answers; [`ShareError::Freed`] where the block was freed meanwhile; [`ShareError::NoSocket`];
     /// [`ShareError::Forked`].
     pub fn share(
         &self,
@@ -131,16 +131,16 @@ impl Exporter {
             return Ok(shared);
         }
         _gone = state.remove(block);
-        let door = match &state.door {
-            Some((door, _)) => door.clone(),
-            None => state.door.insert(Door::open()?).0.clone(),
+        let server = match &state.server {
+            Some((server, _)) => server.clone(),
+            None => state.server.insert(Server::open()?).0.clone(),
         };
         state.last += 1;
         let id = ExportId(state.last);
         let sizes = extents.iter().map(|extent| extent.size).collect();
-        let handle = Handle { pid: self.pid, started: door.started, name: door.name, id, sizes };
+        let handle = Handle { pid: self.pid, started: server.started, name: server.name, id, sizes };
         let shared = Shared { id, handle: handle.encode().into(), offset };
-        door.exports.lock().insert(id, Export::new(export, life.clone()));
+        server.exports.lock().insert(id, Export::new(export, life.clone()));
         state.by_block.insert(block, Block { shared: shared.clone(), life });
         self.count.store(state.by_block.len(), Ordering::Release);
         Ok(shared)
@@ -191,12 +191,12 @@ impl Exporter {
             let mut state = self.state.lock();
             state.by_block.clear();
             self.count.store(0, Ordering::Release);
-            state.door.take()
+            state.server.take()
         };
-        let Some((door, thread)) = open else { return };
-        door.exports.lock().clear();
+        let Some((server, thread)) = open else { return };
+        server.exports.lock().clear();
         // Ends the thread. Where that fails it waits for clients that find nothing.
-        if shutdown(&door.listener, Shutdown::Both).is_ok() {
+        if shutdown(&server.socket, Shutdown::Both).is_ok() {
             let _ = thread.join();
         }
     }
@@ -212,16 +212,16 @@ impl Drop for Exporter {
     }
 }
 
-impl Door {
+impl Server {
     /// Listens under a new name, on a thread of its own.
     fn open() -> Result<(Arc<Self>, JoinHandle<()>), ShareError> {
-        let failed = |source| ShareError::NoDoor { source };
-        let door = Arc::new(Door::listen().map_err(failed)?);
+        let failed = |source| ShareError::NoSocket { source };
+        let server = Arc::new(Server::listen().map_err(failed)?);
         let thread = std::thread::Builder::new().name("glake-share".into()).spawn({
-            let door = door.clone();
-            move || serve(&door.listener, &door.exports)
+            let server = server.clone();
+            move || serve(&server.socket, &server.exports)
         });
-        thread.map(|thread| (door, thread)).map_err(failed)
+        thread.map(|thread| (server, thread)).map_err(failed)
     }
 
     fn listen() -> std::io::Result<Self> {
@@ -233,7 +233,7 @@ impl Door {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         bind(&listener, &SocketAddrUnix::new_abstract_name(&name)?)?;
         listen(&listener, BACKLOG)?;
-        Ok(Door { listener, name, started, exports: Exports::default() })
+        Ok(Server { socket: listener, name, started, exports: Exports::default() })
     }
 }
 
@@ -252,8 +252,8 @@ mod tests {
             life: BlockLife::default(),
         };
         exporter.share(Address(0), move || Ok(nothing())).unwrap();
-        let door = exporter.state.lock().door.as_ref().map(|(door, _)| Arc::downgrade(door)).unwrap();
+        let server = exporter.state.lock().server.as_ref().map(|(server, _)| Arc::downgrade(server)).unwrap();
         drop(exporter);
-        assert_eq!(door.strong_count(), 0);
+        assert_eq!(server.strong_count(), 0);
     }
 }

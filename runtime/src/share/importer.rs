@@ -81,7 +81,7 @@ fn ask(socket: &OwnedFd, handle: &Handle, fds: &mut Vec<OwnedFd>) -> Result<(), 
     let got = fds.len() - before;
     match Reply::decode(&bytes[..received.bytes]) {
         Some(Reply::Descriptors(sent)) if sent > 0 && count(got) == sent => Ok(()),
-        // The kernel leaves away what this process may not open.
+        // The kernel leaves out what this process may not open.
         Some(Reply::Descriptors(sent)) if count(got) < sent => {
             Err(ShareError::TooManyFiles { wanted: handle.sizes.len(), got: fds.len() })
         }

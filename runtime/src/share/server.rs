@@ -29,8 +29,8 @@ use super::wire::{MOST_FDS, REQUEST, Reply, Request};
 const MOST_CLIENTS: usize = 64;
 /// So long a client may say nothing.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to leave the door shut where this process may open no more files.
-const BREATH: Duration = Duration::from_millis(20);
+/// How long to accept nobody where this process may open no more files.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// All exports.
 pub(super) type Exports = Mutex<HashMap<ExportId, Export>>;
@@ -70,7 +70,7 @@ pub(super) fn serve(listener: &OwnedFd, exports: &Exports) {
         let now = Instant::now();
         clients.retain(|client| client.until > now);
         let wait = clients.iter().map(|client| client.until - now).min();
-        let Some((door, ready)) = wait_for(listener, &clients, wait) else { return };
+        let Some((waiting, ready)) = wait_for(listener, &clients, wait) else { return };
         let mut index = 0;
         clients.retain_mut(|client| {
             index += 1;
@@ -80,7 +80,7 @@ pub(super) fn serve(listener: &OwnedFd, exports: &Exports) {
             }
             served
         });
-        if door {
+        if waiting {
             admit(listener, &mut clients);
         }
     }
@@ -101,9 +101,9 @@ fn wait_for(listener: &OwnedFd, clients: &[Client], wait: Option<Duration>) -> O
     }
     // What does not wait is told of a shut socket by poll alone: accept goes on to say that nobody is there.
     let shut = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-    let (door, clients) = polled.split_first()?;
+    let (listener, clients) = polled.split_first()?;
     let ready = clients.iter().map(|client| !client.revents().is_empty()).collect();
-    (!door.revents().intersects(shut)).then_some((!door.revents().is_empty(), ready))
+    (!listener.revents().intersects(shut)).then_some((!listener.revents().is_empty(), ready))
 }
 
 /// Lets the next client in.
@@ -115,8 +115,8 @@ fn admit(listener: &OwnedFd, clients: &mut Vec<Client>) {
             }
             clients.push(Client { socket, until: Instant::now() + TIMEOUT });
         }
-        Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => std::thread::sleep(BREATH),
-        // Whoever knocked has gone again.
+        Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => std::thread::sleep(PAUSE),
+        // Whoever connected has gone again.
         Err(_) => {}
     }
 }

@@ -162,8 +162,8 @@ fn what_cannot_be_given_out_any_more_is_told() {
         let first = AtomicBool::new(true);
         move || if first.swap(false, Ordering::Relaxed) { exported(1) } else { Err(then()) }
     };
-    let away = once(|| PoolError::Evicted { device: GPU, address: BLOCK });
-    let shared = exporter.share(BLOCK, away).unwrap();
+    let evicted = once(|| PoolError::Evicted { device: GPU, address: BLOCK });
+    let shared = exporter.share(BLOCK, evicted).unwrap();
     assert!(matches!(open(&shared.handle), Err(ShareError::NotGiven { .. })));
     let freed = once(|| PoolError::UnknownAddress { device: GPU, address: BLOCK });
     let shared = exporter.share(Address(1), freed).unwrap();
@@ -192,7 +192,7 @@ fn bad_clients_do_no_harm() {
         let client = dial(&shared);
         let garbage = vec![u8::try_from(round).unwrap(); round];
         if round % 2 == 0 && round > 0 {
-            // The exporter may have shown it the door already.
+            // The exporter may have closed its connection already.
             let _ = send(&client, &garbage, SendFlags::NOSIGNAL);
         }
         kept.push(client);
