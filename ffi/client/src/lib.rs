@@ -18,7 +18,7 @@ use glake_abi::{Segment, SegmentBlock, Unfit, Version};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 pub use copies::{Enqueued, On, Timed};
-pub use glake_abi::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL};
+pub use glake_abi::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL, GLAKE_OUT_OF_MEMORY};
 pub use memory::{GpuMemory, HostMemory, Part};
 pub use native::Libcuda;
 

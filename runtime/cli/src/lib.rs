@@ -9,9 +9,11 @@
 
 pub mod bench;
 pub mod commands;
+mod copies;
 pub mod demo;
 mod filled;
 mod installed;
 mod pattern;
+mod scattered;
 mod server;
 pub mod topo;

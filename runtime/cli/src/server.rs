@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream};
+use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Span};
 use glake_device::topology::Topology;
-use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder};
+use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
 use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
 use glake_tiers::{GpuPool, HostError, HostOptions, HostPool, PoolError, PoolOptions, nodes_of};
 use glake_transfer::{Engine, EngineOptions, TransferError};
@@ -35,6 +35,8 @@ pub(crate) struct ServerOptions {
     pub(crate) paths: Option<u32>,
     /// The memory of each GPU where they are simulated; `None`: the model's.
     pub(crate) memory: Option<Bytes>,
+    /// Whether copies take their time and move no bytes, where they are simulated.
+    pub(crate) times_only: bool,
 }
 
 /// Why a server is not opened.
@@ -58,6 +60,48 @@ pub enum ServerError {
         /// How many there are.
         count: u32,
     },
+    /// There are not so many links.
+    #[error(
+        "--paths {paths}: {count} GPUs are here, so ask for 1 to {count}, or leave --paths out for all of them"
+    )]
+    TooManyPaths {
+        /// What was asked for.
+        paths: u32,
+        /// How many GPUs there are.
+        count: u32,
+    },
+}
+
+/// Whether a target and so many paths can be had.
+///
+/// # Errors
+/// [`ServerError::NoSuchGpu`], [`ServerError::TooManyPaths`].
+pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), ServerError> {
+    match paths {
+        _ if target >= count => Err(ServerError::NoSuchGpu { device: target, count }),
+        Some(paths) if paths > count => Err(ServerError::TooManyPaths { paths, count }),
+        _ => Ok(()),
+    }
+}
+
+/// Memory of a simulated GPU, as `cuMemAlloc` makes it.
+pub(crate) struct PlainMemory {
+    simulator: Arc<Simulator>,
+    whole: Span,
+}
+
+impl PlainMemory {
+    /// Some of it.
+    pub(crate) fn part(&self, offset: Bytes, size: Bytes) -> Option<Span> {
+        self.whole.part(offset, size)
+    }
+}
+
+impl Drop for PlainMemory {
+    fn drop(&mut self) {
+        // The simulator waits for its work, and goes soon itself.
+        let _ = self.simulator.plain_free(self.whole.start());
+    }
 }
 
 /// The GPUs of a backend, and an engine whose relays are ready.
@@ -70,6 +114,8 @@ pub(crate) struct Server {
     driver: Arc<dyn Driver>,
     recorder: Arc<Recorder>,
     simulator: Option<Arc<Simulator>>,
+    times_only: bool,
+    begun: Instant,
 }
 
 impl Server {
@@ -82,11 +128,12 @@ impl Server {
         config: &Config,
         options: ServerOptions,
     ) -> Result<Server, ServerError> {
-        let (driver, simulator) = driver(backend, options.memory)?;
+        let (driver, simulator) = driver(backend, options)?;
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
         let infos = driver.devices()?;
         let count = u32::try_from(infos.len()).unwrap_or(u32::MAX);
+        check(count, options.target, options.paths)?;
         let target = infos.iter().find(|info| info.id.0 == options.target).cloned();
         let target = target.ok_or(ServerError::NoSuchGpu { device: options.target, count })?;
         let topology = backend.topology()?;
@@ -116,7 +163,9 @@ impl Server {
             // Those that are not ready by then are no relays, and copies take the links that there are.
             let _ = is_ready.recv_timeout(RELAY_TIMEOUT);
         }
-        Ok(Server { target, topology, engine, calibrated, driver, recorder, simulator })
+        let times_only = simulator.is_some() && options.times_only;
+        let begun = Instant::now();
+        Ok(Server { target, topology, engine, calibrated, driver, recorder, simulator, times_only, begun })
     }
 
     /// The driver's calls so far.
@@ -148,6 +197,22 @@ impl Server {
 
     pub(crate) fn is_simulated(&self) -> bool {
         self.simulator.is_some()
+    }
+
+    /// Whether copies bring what they copy.
+    pub(crate) fn moves_bytes(&self) -> bool {
+        !self.times_only
+    }
+
+    /// The time since it was opened: of simulated GPUs the model's, which passes while somebody waits for them.
+    pub(crate) fn now(&self) -> Duration {
+        self.simulator.as_ref().map_or_else(|| self.begun.elapsed(), |simulator| simulator.now())
+    }
+
+    /// Bytes so far by the GPU whose link they went over.
+    pub(crate) fn carried(&self) -> Vec<(DeviceId, u64)> {
+        let paths = self.engine.statistics().paths;
+        paths.iter().map(|path| (path.relay, path.bytes.get())).collect()
     }
 
     /// The other GPUs whose links serve the target's copies.
@@ -195,6 +260,18 @@ impl Server {
         Ok(Arc::new(buffer?))
     }
 
+    /// Memory of the target as `cuMemAlloc` makes it.
+    ///
+    /// # Errors
+    /// [`DriverError::Unsupported`] where GPUs are not simulated, whose driver has other callers for that.
+    pub(crate) fn plain_memory(&self, size: Bytes) -> Result<PlainMemory, DriverError> {
+        let refused = || DriverError::Unsupported { verb: Verb::Create, code: 801 };
+        let simulator = self.simulator.clone().ok_or_else(refused)?;
+        let start = simulator.plain_alloc(self.target.id, size)?;
+        let whole = simulator.span(start, size, DeviceSet::of(self.target.id))?;
+        Ok(PlainMemory { simulator, whole })
+    }
+
     /// Host memory for the paths' copies, nothing of it pinned yet.
     ///
     /// # Errors
@@ -223,16 +300,25 @@ impl Drop for Server {
 
 type Opened = (Arc<dyn Driver>, Option<Arc<Simulator>>);
 
-fn driver(backend: &Backend, memory: Option<Bytes>) -> Result<Opened, DriverError> {
+/// The driver of a backend, and the simulator where it is one.
+///
+/// # Errors
+/// [`DriverError::Os`]: the system has no memory for simulated GPUs.
+pub(crate) fn driver(backend: &Backend, part: ServerOptions) -> Result<Opened, DriverError> {
     match backend {
         Backend::Cuda(cuda) => Ok((cuda.clone(), None)),
         Backend::Sim { model, .. } => {
             let mut topology = model.clone();
             for gpu in &mut topology.gpus {
-                gpu.memory = memory.unwrap_or(gpu.memory);
+                gpu.memory = part.memory.unwrap_or(gpu.memory);
             }
-            let (clock, strict_ordering) = (Clock::Virtual, false);
-            let options = SimOptions { topology, clock, strict_ordering, ..SimOptions::default() };
+            let options = SimOptions {
+                topology,
+                clock: Clock::Virtual,
+                strict_ordering: false,
+                times_only: part.times_only,
+                ..SimOptions::default()
+            };
             let simulator = Arc::new(Simulator::new(options)?);
             Ok((simulator.clone(), Some(simulator)))
         }
@@ -272,7 +358,8 @@ mod tests {
     fn relays_are_the_others_up_to_the_paths() {
         let mut config = Config::default();
         let relays = |paths, config: &Config| {
-            let options = ServerOptions { target: 1, paths, memory: Some(Bytes::mib(64)) };
+            let memory = Some(Bytes::mib(64));
+            let options = ServerOptions { target: 1, paths, memory, ..ServerOptions::default() };
             let server = open(options, config).unwrap();
             assert!(server.free_memory(DeviceId(0)).is_ok());
             let relays = server.relays();

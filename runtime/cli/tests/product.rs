@@ -102,6 +102,79 @@ fn a_request_larger_than_the_device_is_out_of_memory() {
     assert!(error.contains("under glake ran out of memory 1 times, first at line 1"), "{error}");
 }
 
+#[test]
+fn copies_on_a_model_are_told_in_its_virtual_time_up_to_gibibytes() {
+    let copies = |arguments: &[&str]| -> Vec<Value> {
+        let output = ran(&[&["bench", "copy", "--json"], arguments].concat());
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let reports = copies(&["--sizes", "1MiB,4GiB", "--memory", "pool,foreign"]);
+    assert_eq!(reports.len(), 8);
+    for report in &reports {
+        let large = report["bytes"] == 4_u64 << 30;
+        assert!(report["virtual_time"] == true && report["verified"] == !large, "{report}");
+        assert_eq!(report["paths"], if large { 4 } else { 1 }, "{report}");
+        let gbps = |name: &str| report[name].as_f64().unwrap();
+        assert!(gbps("limit_gbps") > 0.95 * gbps("engine_gbps"), "{report}");
+        // One link of the model gives 55 GB/s, all of them 213 to a GPU and 160 from it.
+        assert!(!large || (gbps("native_gbps") < 56.0 && gbps("engine_gbps") > 120.0), "{report}");
+    }
+    let again = copies(&["--sizes", "4GiB", "--direction", "h2d"]);
+    assert_eq!(again[0]["native_gbps"], reports[1]["native_gbps"], "virtual time is no matter of chance");
+    let others =
+        copies(&["--sizes", "8MiB", "--memory", "scattered,broadcast", "--direction", "h2d", "--paths", "3"]);
+    assert!(others.len() == 2 && others.iter().all(|report| report["verified"] == true), "{others:?}");
+}
+
+#[test]
+fn virtual_time_is_said_above_the_table() {
+    let output = ran(&["bench", "copy", "--sizes", "16MiB"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("sim:h200x4 in virtual time: "), "{text}");
+    assert!(!text.contains("cores") && text.lines().count() == 5, "{text}");
+}
+
+#[test]
+fn a_copy_that_cannot_be_told_of_is_refused() {
+    for (arguments, code, says) in [
+        (
+            &["--paths", "9"][..],
+            2,
+            "--paths 9: 4 GPUs are here, so ask for 1 to 4, or leave --paths out for all of them",
+        ),
+        (&["--target", "4"][..], 2, "GPU 4 does not exist: 4 are here, counted from 0"),
+        (
+            &["--block", "1"][..],
+            2,
+            "--block 1 is the size of scattered blocks, and none are measured: add --memory scattered",
+        ),
+        (
+            &["--block", "1", "--memory", "scattered"][..],
+            2,
+            "scattered blocks have 512 B or more; write --block 512",
+        ),
+        (
+            &["--block", "512", "--memory", "scattered", "--sizes", "4GiB"][..],
+            2,
+            "write --block 4096 or smaller --sizes",
+        ),
+        (&["--sizes", "1TiB"][..], 1, "a GPU has no room for it: choose a smaller --sizes"),
+        (
+            &["--sizes", "1024TiB", "--memory", "foreign"][..],
+            1,
+            "a GPU has no room for it: choose a smaller --sizes",
+        ),
+        (&["--sizes", "16000000TiB"][..], 1, "a GPU has no room for it: choose a smaller --sizes"),
+    ] {
+        let output = ran(&[&["bench", "copy"], arguments].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(code) && error.contains(says), "{arguments:?}: {error}");
+        assert!(!error.to_lowercase().contains("torch"), "{error}");
+    }
+}
+
 /// What a measurement tells; it says on standard error that its GPUs are simulated.
 fn shrinks(arguments: &[&str]) -> Vec<Value> {
     let output = ran(&[&["bench", "shrink", "--json", "--runs", "2"], arguments].concat());
@@ -166,6 +239,7 @@ fn every_tier_has_its_own_measurements() {
 fn a_shrink_that_cannot_be_measured_is_refused() {
     for (arguments, code, says) in [
         (&["--target", "9"][..], 2, "GPU 9 does not exist: 4 are here, counted from 0"),
+        (&["--paths", "9"][..], 2, "--paths 9: 4 GPUs are here, so ask for 1 to 4"),
         (&["--bytes", "63"][..], 2, "--bytes must be 1 byte a tensor or more, and 64 were asked for"),
         (&["--tier", "peer", "--peer", "0"][..], 2, "GPU 0 has no peer to lend it memory"),
         (&["--tier", "peer", "--peer", "4"][..], 2, "GPU 4 does not exist: 4 are here, counted from 0"),

@@ -53,6 +53,9 @@ pub struct SimOptions {
     /// A folder through which processes share these GPUs: what they use is counted there in common, and a context costs
     /// memory too ([`crate::SimGpu::context`]). None: each has its own, and contexts cost nothing.
     pub shared: Option<PathBuf>,
+    /// Whether copies, fills and kernels take their time and leave memory as it is: GiBs that are copied then need no
+    /// memory of this machine. What streams write and wait for (values, events) is as ever.
+    pub times_only: bool,
 }
 
 impl Default for SimOptions {
@@ -66,6 +69,7 @@ impl Default for SimOptions {
             queue: None,
             hardware_queues: None,
             shared: None,
+            times_only: false,
         }
     }
 }
@@ -119,8 +123,16 @@ impl Simulator {
     }
 
     fn build(options: SimOptions) -> Checked<Self> {
-        let SimOptions { topology, clock, strict_ordering, faults_kill, queue, hardware_queues, shared } =
-            options;
+        let SimOptions {
+            topology,
+            clock,
+            strict_ordering,
+            faults_kill,
+            queue,
+            hardware_queues,
+            shared,
+            times_only,
+        } = options;
         // Devices are bits of a word in the access of a mapping.
         if topology.gpus.len() > 64 {
             return Err(Denial::OutOfMemory(Bytes::ZERO));
@@ -153,6 +165,7 @@ impl Simulator {
             events: Events::default(),
             strays: Vec::new(),
             lost: HashMap::new(),
+            times_only,
         };
         let state = State {
             clock: Ticking::start(clock),

@@ -61,6 +61,20 @@ pub(super) enum Action {
     },
 }
 
+impl Action {
+    /// Whether it is about memory alone.
+    fn moves_bytes(&self) -> bool {
+        match self {
+            Action::Copy(_)
+            | Action::Stage { .. }
+            | Action::Land { .. }
+            | Action::Fill(..)
+            | Action::Kernel { .. } => true,
+            Action::Nothing | Action::Store { .. } | Action::Fault(_) | Action::Record { .. } => false,
+        }
+    }
+}
+
 /// Bytes between the two halves of a copy, of one segment after the other.
 pub(super) type Staging = Arc<Mutex<Vec<u8>>>;
 
@@ -107,6 +121,8 @@ pub(super) struct World {
     pub(super) strays: Vec<(ContextId, Address)>,
     /// Contexts that are lost, and the error number of CUDA: none of their work reaches memory any more.
     pub(super) lost: HashMap<ContextId, u32>,
+    /// Whether bytes stay where they are.
+    pub(super) times_only: bool,
 }
 
 fn move_all(segments: &[Segment]) {
@@ -125,6 +141,7 @@ impl Effects for World {
         let lost = work.context.is_some_and(|context| self.lost.contains_key(&context));
         match work.action {
             _ if lost => {}
+            _ if self.times_only && work.action.moves_bytes() => {}
             Action::Nothing => {}
             Action::Fault(context) => {
                 self.lost.insert(context, ILLEGAL_ADDRESS);

@@ -1,15 +1,21 @@
 //! Which links took part in copies.
 
-/// How many links carried something in between; at least the target's own.
-pub(super) fn changed(before: &[(String, u64)], after: &[(String, u64)]) -> u32 {
-    let total = |of: &[(String, u64)], name: &str| -> u64 {
-        of.iter().filter(|(other, _)| other == name).map(|(_, bytes)| bytes).sum()
+use std::collections::BTreeSet;
+
+/// What each link carried in between, of those that carried something; entries of one name are added up.
+pub(crate) fn grown<N: Clone + Ord>(before: &[(N, u64)], after: &[(N, u64)]) -> Vec<(N, u64)> {
+    let total = |of: &[(N, u64)], name: &N| {
+        of.iter().filter(|(other, _)| other == name).map(|(_, bytes)| bytes).sum::<u64>()
     };
-    let mut names: Vec<&str> = after.iter().map(|(name, _)| name.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    let grown = names.into_iter().filter(|name| total(after, name) > total(before, name)).count();
-    u32::try_from(grown.max(1)).unwrap_or(u32::MAX)
+    let names: BTreeSet<&N> = after.iter().map(|(name, _)| name).collect();
+    let each =
+        names.into_iter().map(|name| (name.clone(), total(after, name).saturating_sub(total(before, name))));
+    each.filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// How many links carried something in between; at least the target's own.
+pub(super) fn changed<N: Clone + Ord>(before: &[(N, u64)], after: &[(N, u64)]) -> u32 {
+    u32::try_from(grown(before, after).len().max(1)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -26,5 +32,6 @@ mod tests {
         // Two ways of one relay are one link.
         let after = named(&[("0 to_gpu", 9), ("1 to_gpu", 5), ("2 to_gpu", 1), ("2 to_gpu", 1)]);
         assert_eq!(changed(&before, &after), 2);
+        assert_eq!(grown(&before, &after), named(&[("0 to_gpu", 4), ("2 to_gpu", 2)]));
     }
 }

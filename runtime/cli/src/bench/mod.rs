@@ -8,13 +8,13 @@
 
 mod copy;
 mod library;
-mod links;
+pub(crate) mod links;
 mod measure;
 mod ordered_set;
 mod pool;
 mod program;
 mod shrink;
-mod times;
+pub(crate) mod times;
 
 use std::path::PathBuf;
 
@@ -25,11 +25,12 @@ use glake_transfer::TransferError;
 use glake_units::Bytes;
 use serde::Serialize;
 
+use crate::copies::CopyError;
 use crate::installed::LIBGMLAKE;
 use crate::server::ServerError;
 pub use copy::{
-    CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport, OverheadReport, copy,
-    critical, overhead,
+    CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport, LEAST_BLOCK, MOST_BLOCKS,
+    OverheadReport, copy, copy_in_virtual_time, critical, overhead,
 };
 use glake_replay::machine::Machine;
 use glake_replay::trace::TraceError;
@@ -111,14 +112,6 @@ pub enum BenchError {
         /// Where.
         looked_for: PathBuf,
     },
-    /// There is no such GPU.
-    #[error("GPU {device} does not exist: {count} are here, counted from 0")]
-    NoSuchGpu {
-        /// What was asked for.
-        device: u32,
-        /// How many there are.
-        count: u32,
-    },
     /// The backend is not there.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -127,6 +120,12 @@ pub enum BenchError {
         "foreign memory is what cuMemAlloc makes, and the simulated device has none: choose --device cuda, or other memory"
     )]
     NoForeignMemory,
+    /// A GPU has not that much free memory.
+    #[error("{case}: a GPU has no room for it: choose a smaller --sizes, or end what else uses its memory")]
+    NoRoom {
+        /// Which measurement.
+        case: String,
+    },
     /// The engine is wrong, or the memory is.
     #[error("{case}: the bytes that arrived are not those that were sent")]
     Differs {
@@ -232,6 +231,28 @@ fn measure_one(
         driver_calls: through_c.driver_calls,
         heap_allocations: through_c.heap_allocations,
     })
+}
+
+impl BenchError {
+    /// Whether what was asked cannot be measured on this device, and something else can.
+    pub(crate) fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            BenchError::NoForeignMemory
+                | BenchError::NoPeer { .. }
+                | BenchError::Server(ServerError::NoSuchGpu { .. } | ServerError::TooManyPaths { .. })
+        )
+    }
+}
+
+impl From<CopyError> for BenchError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Driver(error) => BenchError::Driver(error),
+            CopyError::Transfer(error) => BenchError::Transfer(error),
+            CopyError::Host(error) => BenchError::Host(error),
+        }
+    }
 }
 
 /// The best round of an allocator, and of the sets that it took turns with.

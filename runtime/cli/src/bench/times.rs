@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// In microseconds.
-pub(super) fn us(time: Duration) -> f64 {
+pub(crate) fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
@@ -30,7 +30,7 @@ pub(super) fn percentile(values: &[f64], part: f64) -> f64 {
 
 /// 10^9 bytes a second.
 #[allow(clippy::cast_precision_loss)] // a rate for people
-pub(super) fn gbps(bytes: u64, us: f64) -> f64 {
+pub(crate) fn gbps(bytes: u64, us: f64) -> f64 {
     bytes as f64 / us / 1e3
 }
 

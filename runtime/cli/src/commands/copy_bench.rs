@@ -11,8 +11,9 @@ use super::output::{Output, table};
 use super::progress::Progress;
 use crate::bench::{
     self, BenchError, CopyDirection, CopyMemory, CopyNews, CopyOptions, CopyReport, CriticalReport,
-    OverheadReport,
+    LEAST_BLOCK, MOST_BLOCKS, OverheadReport,
 };
+use glake_runtime::backend::Backend;
 use glake_runtime::config::Config;
 
 /// What `glake bench copy` can be asked.
@@ -26,8 +27,7 @@ pub struct CopyArguments {
     /// scattered (pool, in blocks that lie anywhere), broadcast (pool, to every GPU at once). Several with commas
     #[arg(long, value_name = "M", value_delimiter = ',', default_value = "pool")]
     memory: Vec<Memory>,
-    /// How much, several with commas [default: 1MiB to 4GiB, or to 64MiB on the simulator; 4KiB to 1MiB with
-    /// --overhead, 16MiB with --critical]
+    /// How much, several with commas [default: 1MiB to 4GiB; 4KiB to 1MiB with --overhead, 16MiB with --critical]
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     sizes: Vec<Bytes>,
     /// How many GPUs take part, the measured one among them [default: all]
@@ -36,12 +36,12 @@ pub struct CopyArguments {
     /// Whose memory
     #[arg(long, value_name = "GPU", default_value_t = 0)]
     target: u32,
-    /// How often each is timed [default: 20; 1000 with --overhead and --critical]
+    /// How often each is timed [default: 20, or 3 in virtual time; 1000 with --overhead and --critical]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: Option<u32>,
-    /// The size of a scattered block
-    #[arg(long, value_name = "SIZE", default_value = "16KiB")]
-    block: Bytes,
+    /// The size of a scattered block [default: 16KiB]
+    #[arg(long, value_name = "SIZE")]
+    block: Option<Bytes>,
     /// What a copy below the break-even costs more than the driver's own, in turns; of pool memory
     #[arg(long, conflicts_with = "memory")]
     overhead: bool,
@@ -61,15 +61,21 @@ Examples:
   glake bench copy --paths 2 --json
   glake bench copy --overhead                          what small copies pay
   glake bench copy --critical                          what a copy that cannot wait pays
+  glake bench copy --device sim:h20x8                  how fast copies would be on that server
 
 Figures:
   GB/s are 10^9 bytes a second of the median, timed on the host from the first call until the
   stream is done. Of a broadcast the bytes of one GPU count. Native is cuMemcpyAsync: one copy, or
-  one for each block or GPU; on the simulator it is the library's own with GLAKE_COPY_DIRECT.
+  one for each block or GPU.
+  On a simulated device times are virtual: what the model's links give, at any size, in a moment. Sizes
+  up to 64MiB are copied once more on real bytes and compared. Pageable memory, --overhead and --critical
+  are about this machine's processor: they run in real time there, native is the library's own with
+  GLAKE_COPY_DIRECT, sizes end at 64MiB, and their figures say nothing of a GPU's.
 
-JSON fields: device, direction, memory, bytes, paths, native_gbps, limit_gbps, engine_gbps; and target,
-runs, native_us, limit_us, engine_us, host_us (until the engine's call had returned), cpu_cores
-(processor time of the process while it copies, nobody waiting in a loop), calibrated, verified.
+JSON fields: device, virtual_time, direction, memory, bytes, paths, native_gbps, limit_gbps, engine_gbps;
+and target, runs, native_us, limit_us, engine_us, host_us (until the engine's call had returned),
+cpu_cores (processor time of the process while it copies, nobody waiting in a loop), calibrated,
+verified. In virtual time host_us and cpu_cores are 0.
 With --overhead: device, target, direction, bytes, runs, native_us, engine_us, overhead_us,
 native_call_us, engine_call_us.
 With --critical: device, target, direction, bytes, runs, medians and 99th percentiles native_us,
@@ -77,6 +83,9 @@ native_p99_us, alone_us, alone_p99_us, beside_us, beside_p99_us, of the call alo
 beside_call_p99_us; background_bytes (of a copy; two are under way), background_gbps, verified.
 
 libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY names";
+
+/// Of scattered memory, where nothing else is asked for.
+const BLOCK: Bytes = Bytes::kib(16);
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -110,25 +119,97 @@ impl CopyArguments {
             Memory::Scattered => CopyMemory::Scattered,
             Memory::Broadcast => CopyMemory::Broadcast,
         };
-        let mut sizes = self.sizes.clone();
-        if sizes.is_empty() && self.overhead {
-            sizes = [4, 16, 64, 256, 512, 1024].map(Bytes::kib).into();
-        }
-        if sizes.is_empty() && self.critical {
-            sizes = vec![Bytes::mib(16)];
-        }
         CopyOptions {
             directions,
             memory: self.memory.iter().map(memory).collect(),
-            sizes,
+            sizes: self.sizes.clone(),
             paths: self.paths,
             target: self.target,
             runs: self.runs.unwrap_or(if self.overhead || self.critical { 1000 } else { 20 }),
-            block: self.block,
+            block: self.block.unwrap_or(BLOCK),
             background: self.background,
             library,
         }
     }
+
+    /// The measurements that this is on such a backend, each with its options.
+    fn measurements(&self, simulated: bool, library: Option<PathBuf>) -> Vec<(Measurement, CopyOptions)> {
+        let options = self.options(library);
+        let with = |memory: Vec<CopyMemory>, default: &[Bytes]| {
+            let sizes = if self.sizes.is_empty() { default.to_vec() } else { self.sizes.clone() };
+            CopyOptions { memory, sizes, ..options.clone() }
+        };
+        if self.overhead {
+            let sizes = [4, 16, 64, 256, 512, 1024].map(Bytes::kib);
+            return vec![(Measurement::Overhead, with(options.memory.clone(), &sizes))];
+        }
+        if self.critical {
+            return vec![(Measurement::Critical, with(options.memory.clone(), &[Bytes::mib(16)]))];
+        }
+        let sizes = [1, 4, 16, 64, 256, 1024, 4096].map(Bytes::mib);
+        if !simulated {
+            return vec![(Measurement::Copy, with(options.memory.clone(), &sizes))];
+        }
+        // What fills and empties pageable memory is this machine's processor, which no model knows.
+        let (pageable, modelled): (Vec<_>, Vec<_>) =
+            options.memory.iter().partition(|memory| **memory == CopyMemory::Pageable);
+        let runs = self.runs.unwrap_or(3);
+        let measurements = [
+            (Measurement::Model, CopyOptions { runs, ..with(modelled, &sizes) }),
+            (Measurement::Copy, with(pageable, &sizes[..4])),
+        ];
+        measurements.into_iter().filter(|(_, options)| !options.memory.is_empty()).collect()
+    }
+
+    /// What cannot be measured on any device.
+    fn check(&self) -> Result<(), Failure> {
+        if self.sizes.iter().chain(&self.block).chain([&self.background]).any(|size| size.is_zero()) {
+            return Err(Failure::usage(
+                "bench copy: --sizes, --block and --background take sizes from 1 byte up, and one is 0",
+            ));
+        }
+        let scattered = self.memory.contains(&Memory::Scattered) && !self.overhead && !self.critical;
+        match self.block {
+            Some(block) if !scattered => {
+                return Err(Failure::usage(format!(
+                    "bench copy: --block {} is the size of scattered blocks, and none are measured: add --memory scattered",
+                    block.get()
+                )));
+            }
+            Some(block) if block < LEAST_BLOCK => {
+                return Err(Failure::usage(format!(
+                    "bench copy: --block {}: scattered blocks have {LEAST_BLOCK} or more; write --block {}",
+                    block.get(),
+                    LEAST_BLOCK.get()
+                )));
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// No copy may be cut into more blocks than are measured.
+fn check_blocks(options: &CopyOptions) -> Result<(), Failure> {
+    let scattered = options.memory.contains(&CopyMemory::Scattered);
+    let Some(largest) = options.sizes.iter().max().filter(|_| scattered) else { return Ok(()) };
+    let (block, count) = (options.block.get(), largest.get().div_ceil(options.block.get()));
+    if count <= MOST_BLOCKS {
+        return Ok(());
+    }
+    let enough = largest.get().div_ceil(MOST_BLOCKS).next_power_of_two();
+    Err(Failure::usage(format!(
+        "bench copy: --block {block}: {largest} of it are {count} blocks, and {MOST_BLOCKS} are measured at most; write --block \
+         {enough} or smaller --sizes"
+    )))
+}
+
+/// What is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Measurement {
+    Copy,
+    Model,
+    Overhead,
+    Critical,
 }
 
 pub(super) fn run(
@@ -137,14 +218,40 @@ pub(super) fn run(
     output: &mut Output,
     library: Option<PathBuf>,
 ) -> Result<(), Failure> {
-    if arguments.sizes.iter().chain([&arguments.block, &arguments.background]).any(|size| size.is_zero()) {
-        return Err(Failure::usage(
-            "bench copy: --sizes, --block and --background take sizes from 1 byte up, and one is 0",
-        ));
-    }
-    let options = arguments.options(library);
+    arguments.check()?;
     let backend = super::found(config)?;
-    let steps = options.directions.len() * options.memory.len() * options.sizes.len().max(4);
+    let simulated = matches!(backend, Backend::Sim { .. });
+    let measurements = arguments.measurements(simulated, library);
+    measurements.iter().try_for_each(|(_, options)| check_blocks(options))?;
+    for (measurement, options) in measurements {
+        if simulated {
+            output.text(&title(&backend.name(), measurement))?;
+        }
+        measure(measurement, &backend, config, &options, output)?;
+    }
+    Ok(())
+}
+
+/// What the times are, where GPUs are simulated.
+fn title(device: &str, measurement: Measurement) -> String {
+    match measurement {
+        Measurement::Model => {
+            format!("{device} in virtual time: what the model's links give, not a measurement")
+        }
+        _ => format!(
+            "{device} in real time: the times are of this machine's memory, and say nothing of a GPU's"
+        ),
+    }
+}
+
+fn measure(
+    measurement: Measurement,
+    backend: &Backend,
+    config: &Config,
+    options: &CopyOptions,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let steps = options.directions.len() * options.memory.len() * options.sizes.len();
     let progress = Progress::new(steps as u64);
     let (mut copies, mut overheads, mut criticals) = (Vec::new(), Vec::new(), Vec::new());
     let mut untold = None;
@@ -181,10 +288,11 @@ pub(super) fn run(
             BenchError::Untold
         })
     };
-    let measured = match (arguments.overhead, arguments.critical) {
-        (true, _) => bench::overhead(&backend, config, &options, news),
-        (_, true) => bench::critical(&backend, config, &options, news),
-        _ => bench::copy(&backend, config, &options, news),
+    let measured = match measurement {
+        Measurement::Copy => bench::copy(backend, config, options, news),
+        Measurement::Model => bench::copy_in_virtual_time(backend, config, options, news),
+        Measurement::Overhead => bench::overhead(backend, config, options, news),
+        Measurement::Critical => bench::critical(backend, config, options, news),
     };
     drop(progress);
     // What was measured before a failure is told all the same.
@@ -199,15 +307,15 @@ pub(super) fn run(
     }
     match (measured, untold) {
         (_, Some(failure)) => Err(failure),
-        (Err(error @ (BenchError::NoSuchGpu { .. } | BenchError::NoForeignMemory)), None) => {
-            Err(Failure::usage(error))
-        }
+        (Err(error), None) if error.is_usage() => Err(Failure::usage(format!("bench copy: {error}"))),
         (measured, None) => measured.map_err(Failure::failed),
     }
 }
 
 fn copy_table(reports: &[CopyReport]) -> String {
-    let headers = [
+    // Virtual time stands still while the host works.
+    let measured = !reports.iter().any(|report| report.virtual_time);
+    let mut headers = vec![
         "direction",
         "memory",
         "bytes",
@@ -218,11 +326,10 @@ fn copy_table(reports: &[CopyReport]) -> String {
         "of native",
         "of limit",
         "engine us",
-        "call us",
-        "cores",
     ];
+    headers.extend(["call us", "cores"].iter().filter(|_| measured));
     let row = |report: &CopyReport| {
-        vec![
+        let mut row = vec![
             way(report.direction).to_owned(),
             format!("{:?}", report.memory).to_lowercase(),
             Bytes::new(report.bytes).to_string(),
@@ -233,9 +340,11 @@ fn copy_table(reports: &[CopyReport]) -> String {
             format!("{:.2}", report.native_us / report.engine_us),
             format!("{:.2}", report.limit_us / report.engine_us),
             format!("{:.1}", report.engine_us),
-            format!("{:.1}", report.host_us),
-            format!("{:.2}", report.cpu_cores),
-        ]
+        ];
+        if measured {
+            row.extend([format!("{:.1}", report.host_us), format!("{:.2}", report.cpu_cores)]);
+        }
+        row
     };
     table(2, &headers, &reports.iter().map(row).collect::<Vec<_>>())
 }

@@ -10,7 +10,6 @@ use super::Failure;
 use super::output::{Output, table};
 use super::progress::Progress;
 use crate::bench::{self, BenchError, ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier};
-use crate::server::ServerError;
 use glake_runtime::config::Config;
 
 /// What `glake bench shrink` can be asked.
@@ -144,10 +143,7 @@ pub(super) fn run(arguments: &ShrinkArguments, config: &Config, output: &mut Out
     }
     match (measured, untold) {
         (_, Some(failure)) => Err(failure),
-        (
-            Err(error @ (BenchError::NoPeer { .. } | BenchError::Server(ServerError::NoSuchGpu { .. }))),
-            None,
-        ) => Err(Failure::usage(error)),
+        (Err(error), None) if error.is_usage() => Err(Failure::usage(format!("bench shrink: {error}"))),
         (measured, None) => measured.map_err(Failure::failed),
     }
 }

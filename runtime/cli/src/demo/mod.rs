@@ -26,6 +26,7 @@ use glake_units::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::copies::CopyError;
 use crate::server::ServerError;
 use churn::Churn;
 use glake_replay::machine::Machine;
@@ -103,6 +104,16 @@ impl From<StampError> for DemoError {
         match error {
             StampError::Pool(error) => DemoError::Pool(error),
             mismatch => DemoError::Bytes(mismatch.to_string()),
+        }
+    }
+}
+
+impl From<CopyError> for DemoError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Driver(error) => DemoError::Driver(error),
+            CopyError::Transfer(error) => DemoError::Transfer(error),
+            CopyError::Host(error) => DemoError::Host(error),
         }
     }
 }

@@ -181,3 +181,20 @@ fn a_copy_to_pageable_memory_and_one_between_host_memories_return_when_done() {
         assert_eq!(first(&sim, node), 5);
     }
 }
+
+#[test]
+fn times_alone_are_those_of_copies_that_move_bytes() {
+    let took = |times_only| {
+        let topology = crate::load("h200x4").unwrap();
+        let sim = Simulator::new(SimOptions { topology, times_only, ..SimOptions::default() }).unwrap();
+        let target = sim.plain_alloc(GPU, SIZE).unwrap();
+        let host = pinned(&sim, 1)[0];
+        sim.write_now(GPU, target, &[1; 64]).unwrap();
+        let speed = speed(&sim, &[(GPU, target, host)]);
+        let mut found = [0; 64];
+        sim.read_now(GPU, target, &mut found).unwrap();
+        (speed, found[0])
+    };
+    let (moved, alone) = (took(false), took(true));
+    assert_eq!((moved.0, moved.1, alone.1), (alone.0, 0, 1));
+}

@@ -1,11 +1,13 @@
 //! What copies are measured on: GPUs, a stream of each, and the memory of one measurement.
 
-use glake_client::{Enqueued, Gmlake, GpuMemory, HostMemory, Libcuda, On, Part};
+use glake_client::{
+    Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
+};
 use glake_units::Bytes;
 
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
 use crate::pattern::{fill, matching};
-use fastrand::Rng;
+use crate::scattered::scattered;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +52,12 @@ impl Case {
     }
 
     fn bytes(&self) -> usize {
-        // Sizes of memory fit: programs are 64-bit.
-        usize::try_from(self.size.get()).unwrap_or(usize::MAX)
+        places(self.size)
+    }
+
+    fn blocks(&self) -> Vec<(usize, usize, usize)> {
+        let blocks = scattered(self.size, self.block).into_iter();
+        blocks.map(|(here, there, size)| (places(here), places(there), places(size))).collect()
     }
 }
 
@@ -62,9 +68,6 @@ impl<'a> Harness<'a> {
         options: &CopyOptions,
     ) -> Result<Self, BenchError> {
         let count = library.device_count()?;
-        if options.target >= count {
-            return Err(BenchError::NoSuchGpu { device: options.target, count });
-        }
         let others = (0..count).filter(|device| *device != options.target);
         let most = usize::try_from(options.paths.unwrap_or(u32::MAX).max(1)).unwrap_or(usize::MAX);
         let devices = std::iter::once(options.target).chain(others).take(most);
@@ -90,7 +93,9 @@ impl<'a> Harness<'a> {
             (CopyMemory::Foreign, None) => Err(BenchError::NoForeignMemory),
             _ => {
                 let device = i32::try_from(on.device).unwrap_or(i32::MAX);
-                Ok(self.library.pool_memory(device, size.max(1), on.stream)?)
+                self.library
+                    .pool_memory(device, size.max(1), on.stream)
+                    .map_err(|error| no_room(error, &case))
             }
         };
         let share = size.div_ceil(self.on.len());
@@ -103,7 +108,7 @@ impl<'a> Harness<'a> {
         let pageable = case.memory == CopyMemory::Pageable;
         let pinned = if pageable { Some(self.library.host_memory(size, true)?) } else { None };
         let host = self.library.host_memory(size, !pageable)?;
-        let blocks = if case.memory == CopyMemory::Scattered { scattered(&case) } else { Vec::new() };
+        let blocks = if case.memory == CopyMemory::Scattered { case.blocks() } else { Vec::new() };
         Ok(Field { case, harness: self, host, pinned, gpus, blocks })
     }
 }
@@ -215,27 +220,23 @@ impl Field<'_> {
     }
 }
 
+/// The library tells of a shortage in PyTorch's words, for programs that look for them: here they would mislead.
+fn no_room(error: LoadError, case: &Case) -> BenchError {
+    match error {
+        LoadError::Refused { status: GLAKE_OUT_OF_MEMORY, .. } => BenchError::NoRoom { case: case.name() },
+        error => error.into(),
+    }
+}
+
+/// As Rust's slices count. Sizes of memory fit: programs are 64-bit.
+fn places(size: Bytes) -> usize {
+    usize::try_from(size.get()).unwrap_or(usize::MAX)
+}
+
 /// To and from.
 fn ordered<'m>(direction: CopyDirection, host: Part<'m>, gpu: Part<'m>) -> (Part<'m>, Part<'m>) {
     match direction {
         CopyDirection::H2d => (gpu, host),
         CopyDirection::D2h => (host, gpu),
     }
-}
-
-/// Blocks of the host in order, on the GPU in any.
-fn scattered(case: &Case) -> Vec<(usize, usize, usize)> {
-    let (size, block) = (case.bytes(), usize::try_from(case.block.get()).unwrap_or(1).max(1));
-    let whole = size / block;
-    let mut places: Vec<usize> = (0..whole).collect();
-    let mut random = Rng::with_seed(1);
-    for left in (1..whole).rev() {
-        places.swap(left, random.usize(..left + 1));
-    }
-    let mut blocks: Vec<_> =
-        places.into_iter().enumerate().map(|(here, there)| (here * block, there * block, block)).collect();
-    if !size.is_multiple_of(block) {
-        blocks.push((whole * block, whole * block, size % block));
-    }
-    blocks
 }

@@ -8,10 +8,12 @@
 //!
 //! The three take turns in every run, so that what disturbs one disturbs all; medians are told. Each is timed on the host
 //! from its first call until the stream is done. On the simulated device there is no driver beside the library: native
-//! copies are then the library's own with `GLAKE_COPY_DIRECT`.
+//! copies are then the library's own with `GLAKE_COPY_DIRECT`, and times are those of this machine's memory.
+//! [`copy_in_virtual_time`] needs no library: it asks the model.
 
 mod critical;
 mod harness;
+mod model;
 mod overhead;
 mod report;
 mod rounds;
@@ -24,10 +26,13 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use super::BenchError;
+use super::times::gbps;
 use crate::installed::LIBGMLAKE;
+use crate::server::check;
 use glake_runtime::backend::Backend;
 use glake_runtime::config::{Config, DeviceChoice, Gpu, Relays};
 use harness::{Case, Harness};
+pub use model::copy_in_virtual_time;
 pub use report::{CopyReport, CriticalReport, OverheadReport};
 
 /// Which way the bytes go.
@@ -63,7 +68,7 @@ pub struct CopyOptions {
     pub directions: Vec<CopyDirection>,
     /// Which memory.
     pub memory: Vec<CopyMemory>,
-    /// How many bytes; none: sizes from 1 MiB up.
+    /// How many bytes.
     pub sizes: Vec<Bytes>,
     /// How many GPUs take part, the measured one among them; `None`: all.
     pub paths: Option<u32>,
@@ -71,13 +76,18 @@ pub struct CopyOptions {
     pub target: u32,
     /// How often.
     pub runs: u32,
-    /// The size of a scattered block.
+    /// The size of a scattered block: [`LEAST_BLOCK`] or more, and [`MOST_BLOCKS`] at most.
     pub block: Bytes,
     /// How large the background copies are that a critical one is measured beside.
     pub background: Bytes,
     /// The library's file; `None`: the one beside the program.
     pub library: Option<PathBuf>,
 }
+
+/// Smaller blocks are not measured: memory of the pool comes in multiples of it.
+pub const LEAST_BLOCK: Bytes = Bytes::new(512);
+/// No copy is cut into more: each is a call of the driver's where it copies them.
+pub const MOST_BLOCKS: u64 = 1 << 20;
 
 /// What is told while it measures.
 #[derive(Clone, Debug)]
@@ -94,6 +104,16 @@ pub enum CopyNews {
     Critical(CriticalReport),
 }
 
+impl CopyNews {
+    /// What is known of the paths.
+    fn paths(calibrated: bool) -> CopyNews {
+        CopyNews::Note(match calibrated {
+            true => "the paths are calibrated".to_owned(),
+            false => "the paths are assumed, not calibrated: glake topo --calibrate measures them".to_owned(),
+        })
+    }
+}
+
 /// Measures copies, one report for each direction, memory and size.
 ///
 /// # Errors
@@ -108,39 +128,30 @@ pub fn copy(
     let calibrated = bench.wait_for_relays(options, &mut news)?;
     let harness = Harness::new(&bench.library, bench.cuda.as_ref(), options)?;
     rounds::wake(&harness)?;
-    let mut done = 0;
-    for &memory in &options.memory {
-        for &direction in &options.directions {
-            if memory == CopyMemory::Broadcast && direction == CopyDirection::D2h {
-                continue;
-            }
-            for &size in &bench.sizes(options) {
-                let case = Case { memory, direction, size, block: options.block };
-                news(CopyNews::Next(case.name(), done))?;
-                let times = rounds::measure(&harness, &case, options.runs)?;
-                let gigabytes = |us: f64| times.bytes / us / 1e3;
-                news(CopyNews::Copy(CopyReport {
-                    device: bench.name.clone(),
-                    target: options.target,
-                    direction,
-                    memory,
-                    bytes: size.get(),
-                    paths: times.paths,
-                    runs: options.runs,
-                    native_gbps: gigabytes(times.native_us),
-                    limit_gbps: gigabytes(times.limit_us),
-                    engine_gbps: gigabytes(times.engine_us),
-                    native_us: times.native_us,
-                    limit_us: times.limit_us,
-                    engine_us: times.engine_us,
-                    host_us: times.host_us,
-                    cpu_cores: times.cpu_cores,
-                    calibrated,
-                    verified: true,
-                }))?;
-                done += 1;
-            }
-        }
+    for (done, case) in (0..).zip(cases(options)) {
+        news(CopyNews::Next(case.name(), done))?;
+        let times = rounds::measure(&harness, &case, options.runs)?;
+        let gbps = |us| gbps(case.size.get(), us);
+        news(CopyNews::Copy(CopyReport {
+            device: bench.name.clone(),
+            virtual_time: false,
+            target: options.target,
+            direction: case.direction,
+            memory: case.memory,
+            bytes: case.size.get(),
+            paths: times.paths,
+            runs: options.runs,
+            native_gbps: gbps(times.native_us),
+            limit_gbps: gbps(times.limit_us),
+            engine_gbps: gbps(times.engine_us),
+            native_us: times.native_us,
+            limit_us: times.limit_us,
+            engine_us: times.engine_us,
+            host_us: times.host_us,
+            cpu_cores: times.cpu_cores,
+            calibrated,
+            verified: true,
+        }))?;
     }
     Ok(())
 }
@@ -191,11 +202,13 @@ pub fn critical(
     Ok(())
 }
 
-/// Every size of pool memory, each way.
+/// Every memory and size, each way; a broadcast goes one way.
 fn cases(options: &CopyOptions) -> impl Iterator<Item = Case> {
-    options.directions.iter().flat_map(move |&direction| {
-        let case = move |&size| Case { memory: CopyMemory::Pool, direction, size, block: options.block };
-        options.sizes.iter().map(case)
+    let ways =
+        options.memory.iter().flat_map(|memory| options.directions.iter().map(move |way| (*memory, *way)));
+    let there = ways.filter(|(memory, way)| (*memory, *way) != (CopyMemory::Broadcast, CopyDirection::D2h));
+    there.flat_map(move |(memory, direction)| {
+        options.sizes.iter().map(move |&size| Case { memory, direction, size, block: options.block })
     })
 }
 
@@ -215,6 +228,8 @@ impl Bench {
         if let (DeviceChoice::Auto, true) = (&config.device.choice, simulated) {
             config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
         }
+        let devices = u32::try_from(backend.topology()?.devices.len()).unwrap_or(u32::MAX);
+        check(devices, options.target, options.paths)?;
         let paths = options.paths.unwrap_or(u32::MAX);
         // This program is one, whoever launched it.
         if config.transfer.relays == Relays::Auto && paths > 1 {
@@ -227,7 +242,6 @@ impl Bench {
         config.transfer.shared_gpus = true;
         let file = LIBGMLAKE.find(options.library.as_deref());
         let library = Gmlake::open(&file.map_err(|looked_for| BenchError::NoLibrary { looked_for })?)?;
-        let devices = u32::try_from(backend.topology()?.devices.len()).unwrap_or(u32::MAX);
         let others = (0..devices).filter(|device| *device != options.target);
         let beyond = others.skip(usize::try_from(paths.saturating_sub(1)).unwrap_or(usize::MAX));
         config.transfer.exclude.extend(beyond.map(Gpu::Index));
@@ -256,10 +270,7 @@ impl Bench {
             }
         }
         let stats = self.stats()?;
-        news(CopyNews::Note(match stats.calibrated {
-            true => "the paths are calibrated".to_owned(),
-            false => "the paths are assumed, not calibrated: glake topo --calibrate measures them".to_owned(),
-        }))?;
+        news(CopyNews::paths(stats.calibrated))?;
         Ok(stats.calibrated)
     }
 
@@ -267,16 +278,6 @@ impl Bench {
         let text = self.library.copy_stats()?;
         let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         Ok(Stats { ready: value["ready"] == true, calibrated: value["calibrated"] == true })
-    }
-
-    fn sizes(&self, options: &CopyOptions) -> Vec<Bytes> {
-        // What the simulator copies is real memory.
-        let most = if self.cuda.is_some() { Bytes::gib(4) } else { Bytes::mib(64) };
-        let all = [1, 4, 16, 64, 256, 1024, 4096].map(Bytes::mib);
-        match options.sizes.is_empty() {
-            true => all.into_iter().filter(|size| *size <= most).collect(),
-            false => options.sizes.clone(),
-        }
     }
 }
 

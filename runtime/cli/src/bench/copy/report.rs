@@ -9,6 +9,8 @@ use super::{CopyDirection, CopyMemory};
 pub struct CopyReport {
     /// The backend.
     pub device: String,
+    /// Whether the times are a model's, and nothing was measured.
+    pub virtual_time: bool,
     /// Whose memory.
     pub target: u32,
     /// Which way.
@@ -33,13 +35,13 @@ pub struct CopyReport {
     pub limit_us: f64,
     /// As above.
     pub engine_us: f64,
-    /// Until the engine's call had returned.
+    /// Until the engine's call had returned; 0 in virtual time, which stands still meanwhile.
     pub host_us: f64,
-    /// Processor time of this process while the engine's copies ran, in cores.
+    /// Processor time of this process while the engine's copies ran, in cores; 0 in virtual time.
     pub cpu_cores: f64,
     /// Whether the paths were calibrated, and not assumed.
     pub calibrated: bool,
-    /// Whether the bytes were compared after the engine's copies: always, or there is no report.
+    /// Whether the bytes were compared after the engine's copies: always where copies were measured; in virtual time up to 64 MiB.
     pub verified: bool,
 }
 

@@ -13,8 +13,6 @@ use super::{BenchError, CopyDirection, CopyMemory};
 /// Medians of the rounds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// What arrives somewhere.
-    pub(super) bytes: f64,
     pub(super) native_us: f64,
     pub(super) limit_us: f64,
     pub(super) engine_us: f64,
@@ -62,7 +60,6 @@ pub(super) fn measure<'a>(harness: &'a Harness<'a>, case: &Case, runs: u32) -> R
     let cpu_cores = cores(harness, &field.engine(), engine_us)?;
     field.verify(2)?;
     Ok(Times {
-        bytes: case.size.get() as f64,
         native_us: median(native),
         limit_us: median(limit),
         engine_us,

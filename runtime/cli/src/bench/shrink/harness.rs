@@ -39,7 +39,7 @@ impl Harness {
         config: &Config,
         options: &ShrinkOptions,
     ) -> Result<Self, BenchError> {
-        let part = ServerOptions { target: options.target, paths: options.paths, memory: None };
+        let part = ServerOptions { target: options.target, paths: options.paths, ..ServerOptions::default() };
         let server = Server::open(backend, config, part)?;
         let default = if server.is_simulated() { Bytes::mib(64) } else { Bytes::gib(16) };
         let bytes = options.bytes.unwrap_or(default);
@@ -133,9 +133,8 @@ impl Harness {
     }
 
     /// Bytes by the link that they went over.
-    pub(super) fn carried(&self) -> Vec<(String, u64)> {
-        let paths = self.server.engine().statistics().paths;
-        paths.iter().map(|path| (path.relay.to_string(), path.bytes.get())).collect()
+    pub(super) fn carried(&self) -> Vec<(DeviceId, u64)> {
+        self.server.carried()
     }
 
     fn ends(&self, phase: ShrinkPhase) -> Option<(Span, Span)> {

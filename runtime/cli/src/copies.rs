@@ -1,0 +1,319 @@
+//! Copies by a server's own engine, beside the driver's: `glake demo` shows them, and `glake bench copy` tells of them in
+//! the virtual time of a model.
+//!
+//! ```text
+//! native   the driver's: one copy, or one for each block or GPU    host ══link 0══► GPU 0
+//! engine   one call of the engine's                                host ══links 0 to 3══► GPU 0
+//! limit    each GPU its own share to its own memory                host ══link k══► GPU k, all at once
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use glake_device::owned::{self, Buffer, DeviceSet, OwnedStream, Pages, Registration, Span};
+use glake_device::{DeviceId, Driver, DriverError};
+use glake_tiers::{HostBlock, HostError};
+use glake_transfer::{CopyOptions, TransferError, UserStream};
+use glake_units::Bytes;
+
+use crate::bench::{CopyDirection, CopyMemory};
+use crate::pattern::{fill, matching};
+use crate::scattered::scattered;
+use crate::server::{PlainMemory, Server};
+
+/// A stream gets its paths in the background once it has asked for them.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What is copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) memory: CopyMemory,
+    pub(crate) size: Bytes,
+    /// Of scattered ones.
+    pub(crate) block: Bytes,
+}
+
+/// A server, and streams on its GPUs: the target's first.
+pub(crate) struct Copies<'a> {
+    server: &'a Server,
+    on: Vec<(UserStream, OwnedStream)>,
+}
+
+/// Memory on both sides.
+pub(crate) struct Ends<'a> {
+    copies: &'a Copies<'a>,
+    host: HostMemory,
+    /// Of the target, and of each GPU where each gets all bytes.
+    gpus: Vec<GpuMemory>,
+    shape: Shape,
+    /// Where blocks lie on the host and on the GPU, and how long they are: one, or scattered ones.
+    blocks: Vec<(Bytes, Bytes, Bytes)>,
+}
+
+/// Pinned memory of the host.
+enum HostMemory {
+    Block(HostBlock),
+    /// Of which nothing is touched, where bytes do not move.
+    Untouched(Arc<Registration>),
+}
+
+/// Memory of a GPU.
+enum GpuMemory {
+    Pool(Arc<Buffer>),
+    /// As `cuMemAlloc` makes it.
+    Plain(PlainMemory),
+}
+
+/// Why a copy is not made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CopyError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+type Result<T> = std::result::Result<T, CopyError>;
+
+impl<'a> Copies<'a> {
+    /// With a stream of the target alone.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn of_target(server: &'a Server) -> Result<Self> {
+        Self::on(server, DeviceSet::EMPTY)
+    }
+
+    /// With one of each GPU whose link takes part.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn of_all(server: &'a Server) -> Result<Self> {
+        Self::on(server, server.relays())
+    }
+
+    fn on(server: &'a Server, others: DeviceSet) -> Result<Self> {
+        let stream = |device: DeviceId| {
+            let stream = OwnedStream::new(server.driver(), device)?;
+            Ok((UserStream::of(&**server.driver(), device, stream.id())?, stream))
+        };
+        let on = std::iter::once(server.target().id).chain(others.iter()).map(stream);
+        Ok(Copies { server, on: on.collect::<Result<_>>()? })
+    }
+
+    /// Memory for copies.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn ends(&'a self, shape: Shape) -> Result<Ends<'a>> {
+        let size = shape.size;
+        let mut gpus = vec![match shape.memory {
+            CopyMemory::Foreign => GpuMemory::Plain(self.server.plain_memory(size)?),
+            _ => GpuMemory::Pool(self.server.buffer(size)?),
+        }];
+        if shape.memory == CopyMemory::Broadcast {
+            for (on, _) in &self.on[1..] {
+                gpus.push(GpuMemory::Pool(self.memory_of(on.device, size)?));
+            }
+        }
+        let blocks = match shape.memory {
+            CopyMemory::Scattered => scattered(size, shape.block),
+            _ => vec![(Bytes::ZERO, Bytes::ZERO, size)],
+        };
+        let host = match self.server.moves_bytes() {
+            true => HostMemory::Block(self.server.host()?.take(size)?),
+            false => HostMemory::Untouched(Arc::new(Registration::new(
+                self.server.epochs(),
+                Pages::new(size, 0)?,
+            )?)),
+        };
+        Ok(Ends { copies: self, host, gpus, shape, blocks })
+    }
+
+    /// Memory of another GPU, for its own copies and the target's.
+    fn memory_of(&self, device: DeviceId, size: Bytes) -> Result<Arc<Buffer>> {
+        let reach = self.server.relays().union(DeviceSet::of(self.server.target().id));
+        Ok(Arc::new(Buffer::new(self.server.epochs(), device, size, reach)?))
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        &**self.server.driver()
+    }
+
+    /// The time from the first call until all streams are done.
+    fn timed(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+        let begin = self.server.now();
+        let enqueued = work();
+        for (on, _) in &self.on {
+            self.driver().stream_synchronize(on.device, on.raw)?;
+        }
+        enqueued?;
+        Ok(self.server.now().saturating_sub(begin))
+    }
+}
+
+impl Ends<'_> {
+    /// The driver's copy.
+    pub(crate) fn native(&self, direction: CopyDirection) -> Result<Duration> {
+        self.copies.timed(|| {
+            for ((on, _), gpu) in self.copies.on.iter().zip(&self.gpus) {
+                for (to, from) in self.pairs(gpu, direction) {
+                    owned::copy(self.copies.driver(), on.device, on.raw, &to, &from)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The engine's.
+    pub(crate) fn engine(&self, direction: CopyDirection) -> Result<Duration> {
+        let (engine, on) = (self.copies.server.engine(), self.copies.on[0].0);
+        let options = CopyOptions { waited: false, ..CopyOptions::default() };
+        self.copies.timed(|| {
+            match self.shape.memory {
+                CopyMemory::Broadcast => {
+                    let to: Vec<Span> =
+                        self.gpus.iter().filter_map(|gpu| gpu.part(Bytes::ZERO, self.shape.size)).collect();
+                    if let Some(host) = self.host(Bytes::ZERO, self.shape.size) {
+                        drop(engine.copy_to_all(&to, &host, on, options)?);
+                    }
+                }
+                CopyMemory::Scattered => {
+                    let pairs: Vec<_> = self.pairs(&self.gpus[0], direction).collect();
+                    drop(engine.copy_list(&pairs, on, options)?);
+                }
+                _ => {
+                    for (to, from) in self.pairs(&self.gpus[0], direction) {
+                        drop(engine.copy(&to, &from, on, options)?);
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Each GPU's own share, all at once.
+    pub(crate) fn limit(&self, direction: CopyDirection) -> Result<Duration> {
+        let streams = &self.copies.on;
+        let share = Bytes::new(self.shape.size.get().div_ceil(streams.len() as u64));
+        let shares = streams.iter().map(|(on, _)| Ok((*on, self.copies.memory_of(on.device, share)?)));
+        let shares = shares.collect::<Result<Vec<_>>>()?;
+        self.copies.timed(|| {
+            for (number, (on, memory)) in (0..).zip(&shares) {
+                let offset = Bytes::new(share.get() * number);
+                let size = share.min(self.shape.size.saturating_sub(offset));
+                if let (false, Some(gpu), Some(host)) =
+                    (size.is_zero(), memory.span(Bytes::ZERO, size), self.host(offset, size))
+                {
+                    let (to, from) = ordered(direction, host, gpu);
+                    owned::copy(self.copies.driver(), on.device, on.raw, &to, &from)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies until other links take part, or it is clear that none will.
+    pub(crate) fn warm_up(&self, direction: CopyDirection) -> Result<()> {
+        let (server, begin) = (self.copies.server, Instant::now());
+        let split = server.engine().statistics().split_copies;
+        while !server.relays().is_empty()
+            && server.engine().statistics().split_copies == split
+            && begin.elapsed() < TIMEOUT
+        {
+            self.engine(direction)?;
+        }
+        Ok(())
+    }
+
+    /// How many bytes of the host's memory are as [`Ends::verify`] wrote them, up to the first word that is not.
+    fn matching(&self, seed: u64) -> Bytes {
+        Bytes::new(matching(self.host.as_slice(), 0, seed))
+    }
+
+    /// Copies other bytes as the engine does, and says how many of them came back: of the GPU that has fewest.
+    ///
+    /// # Errors
+    /// What the driver and the engine answer.
+    pub(crate) fn verify(&mut self, direction: CopyDirection, seed: u64) -> Result<Bytes> {
+        self.host.write(|bytes| fill(bytes, 0, seed));
+        match direction {
+            CopyDirection::H2d => self.engine(direction)?,
+            CopyDirection::D2h => self.native(CopyDirection::H2d)?,
+        };
+        let mut least = Bytes::MAX;
+        for number in 0..self.gpus.len() {
+            self.host.write(|bytes| bytes.fill(0));
+            match direction {
+                CopyDirection::H2d => self.back(number)?,
+                CopyDirection::D2h => self.engine(direction)?,
+            };
+            least = least.min(self.matching(seed));
+        }
+        Ok(least)
+    }
+
+    /// What lies on a GPU, to the host, by the driver.
+    fn back(&self, number: usize) -> Result<Duration> {
+        let on = self.copies.on[number].0;
+        self.copies.timed(|| {
+            self.pairs(&self.gpus[number], CopyDirection::D2h).try_for_each(|(to, from)| {
+                Ok(owned::copy(self.copies.driver(), on.device, on.raw, &to, &from)?)
+            })
+        })
+    }
+
+    fn pairs<'m>(
+        &'m self,
+        gpu: &'m GpuMemory,
+        direction: CopyDirection,
+    ) -> impl Iterator<Item = (Span, Span)> + 'm {
+        self.blocks.iter().filter_map(move |&(here, there, size)| {
+            Some(ordered(direction, self.host(here, size)?, gpu.part(there, size)?))
+        })
+    }
+
+    fn host(&self, offset: Bytes, size: Bytes) -> Option<Span> {
+        match &self.host {
+            HostMemory::Block(block) => block.span(offset, size),
+            HostMemory::Untouched(memory) => Span::pinned(memory, offset, size),
+        }
+    }
+}
+
+impl HostMemory {
+    /// Nothing, where bytes do not move.
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            HostMemory::Block(block) => block.as_slice(),
+            HostMemory::Untouched(_) => &[],
+        }
+    }
+
+    fn write(&mut self, write: impl FnOnce(&mut [u8])) {
+        if let HostMemory::Block(block) = self
+            && let Some(bytes) = block.as_mut_slice()
+        {
+            write(bytes);
+        }
+    }
+}
+
+impl GpuMemory {
+    fn part(&self, offset: Bytes, size: Bytes) -> Option<Span> {
+        match self {
+            GpuMemory::Pool(buffer) => buffer.span(offset, size),
+            GpuMemory::Plain(memory) => memory.part(offset, size),
+        }
+    }
+}
+
+/// To and from.
+fn ordered(direction: CopyDirection, host: Span, gpu: Span) -> (Span, Span) {
+    match direction {
+        CopyDirection::H2d => (gpu, host),
+        CopyDirection::D2h => (host, gpu),
+    }
+}
