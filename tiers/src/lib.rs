@@ -49,7 +49,8 @@ mod traced;
 
 pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
 pub use host::{
-    HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging, nodes_of,
+    AvailableMemory, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging,
+    nodes_of,
 };
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};

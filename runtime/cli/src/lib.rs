@@ -3,7 +3,8 @@
 //! ```text
 //! main ─► commands ─┬► demo      the whole story on real bytes     ─┐
 //!                   ├► bench     the hot path, copies, shrinks      ├► server: all GPUs of a backend
-//!                   ├► topo      devices and links, drawn          ─┘
+//!                   ├► topo      devices and links, drawn          ─┤
+//!                   ├► doctor    what this machine can do          ─┘
 //!                   └► glake_replay
 //! ```
 
@@ -11,6 +12,7 @@ pub mod bench;
 pub mod commands;
 mod copies;
 pub mod demo;
+pub mod doctor;
 mod filled;
 mod installed;
 mod pattern;

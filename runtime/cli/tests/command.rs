@@ -245,3 +245,50 @@ fn auto_says_what_it_took_and_cuda_is_an_error_without_a_driver() {
         assert!(code == 1 && error.contains("no CUDA driver"), "{code} {error}");
     }
 }
+
+#[test]
+fn the_doctor_looks_at_everything_and_says_what_to_do() {
+    let output = ran(&["doctor", "--json", "--device", "sim:h20x8"]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let checks: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<&str> = checks.iter().map(|check| check["check"].as_str().unwrap()).collect();
+    assert_eq!(
+        names.join(", "),
+        "driver, gpu, mappings, handles, peers, links, huge pages, memlock, host memory, library, preload, torch, \
+         variables, settings"
+    );
+    for check in &checks {
+        assert!(check["state"] == "ok" || check["state"] == "note", "{check}");
+        for text in ["found", "advice"] {
+            assert!(
+                check[text].as_str().is_some_and(|text| !text.is_empty() && !text.contains('\n')),
+                "{check}"
+            );
+        }
+    }
+    assert_eq!(checks[1]["found"], "8 of Simulated H20, 95.58 GiB");
+    assert_eq!(checks[11]["found"], "no python3 in PATH");
+
+    let mut command = glake(&["doctor", "--device", "sim"]);
+    let output = command.env("GLAKE_CONFG", "mine.toml").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("GLAKE_CONFG is none of ours"), "{text}");
+}
+
+#[test]
+fn a_machine_without_a_gpu_is_a_problem() {
+    if glake(&["topo", "--device", "cuda"]).output().unwrap().status.success() {
+        return;
+    }
+    for device in ["auto", "cuda"] {
+        let output = ran(&["doctor", "--device", device]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.code() == Some(1) && output.stderr.is_empty(), "{text}");
+        assert!(text.starts_with("problem  gpu          no GPU found: no CUDA driver"), "{text}");
+        assert!(text.contains("docker run --gpus all") && text.contains("host memory"), "{text}");
+    }
+    let (code, error) = refused(&["doctor", "--device", "sim:h300"]);
+    assert!(code == 2 && error.contains("does not exist"), "{error}");
+}

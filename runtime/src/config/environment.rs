@@ -106,6 +106,11 @@ impl Environment {
         self.variables.get(OsStr::new(name)).map(OsString::as_os_str)
     }
 
+    /// The names of all variables, in order.
+    pub fn names(&self) -> impl Iterator<Item = &OsStr> {
+        self.variables.keys().map(OsString::as_os_str)
+    }
+
     /// The file that `GLAKE_CONFIG` names.
     pub(super) fn config_file(&self) -> Option<PathBuf> {
         self.get("GLAKE_CONFIG").map(PathBuf::from)

@@ -27,6 +27,11 @@ impl Sources {
         Ok(self)
     }
 
+    /// The file that settings are read from, if any.
+    pub fn file_in_effect(&self) -> Option<PathBuf> {
+        self.file.clone().or_else(|| self.environment.config_file())
+    }
+
     /// Reads every layer, checks it, and puts the later over the earlier.
     ///
     /// # Errors
@@ -37,7 +42,7 @@ impl Sources {
             let path = PathBuf::from(format!("configs/{preset}.toml"));
             settings.extend(file::settings(&path, preset.text())?);
         }
-        if let Some(path) = self.file.clone().or_else(|| self.environment.config_file()) {
+        if let Some(path) = self.file_in_effect() {
             settings.extend(file::settings(&path, &read(&path)?)?);
         }
         settings.extend(self.environment.settings()?);

@@ -5,17 +5,37 @@ use std::path::Path;
 
 use glake_units::Bytes;
 
-/// What the machine, and every control group that this process is in, still has; `None` where nothing is known. Both versions of
-/// control groups count, each where it is mounted: a machine may have both. `root` is the root of the file system.
-pub(super) fn available(root: &Path) -> Option<Bytes> {
-    let machine = read(&root.join("proc/meminfo"))
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok())
-        .map(Bytes::kib);
-    let groups = read(&root.join("proc/self/cgroup"));
-    let limits = groups.lines().filter_map(|line| least(root, line));
-    machine.into_iter().chain(limits).min()
+/// What the host can give; `None` where nothing is known, or nothing limits it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AvailableMemory {
+    /// What the machine still has.
+    pub machine: Option<Bytes>,
+    /// What the control groups that this process is in still leave it. Both versions of control groups count, each where it is
+    /// mounted: a machine may have both.
+    pub groups: Option<Bytes>,
+}
+
+impl AvailableMemory {
+    /// Of the host that this process runs on.
+    pub fn of_host() -> Self {
+        Self::at(Path::new("/"))
+    }
+
+    /// What can be taken: the less of both.
+    pub fn least(self) -> Option<Bytes> {
+        self.machine.into_iter().chain(self.groups).min()
+    }
+
+    /// `root` is the root of the file system.
+    fn at(root: &Path) -> Self {
+        let machine = read(&root.join("proc/meminfo"))
+            .lines()
+            .find_map(|line| line.strip_prefix("MemAvailable:"))
+            .and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok())
+            .map(Bytes::kib);
+        let groups = read(&root.join("proc/self/cgroup"));
+        AvailableMemory { machine, groups: groups.lines().filter_map(|line| least(root, line)).min() }
+    }
 }
 
 /// How a version of control groups names things.
@@ -87,7 +107,7 @@ mod tests {
         let meminfo = ("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    4096 kB\n");
         let member = ("proc/self/cgroup", "0::/outer/inner\n");
         let unlimited = ("sys/fs/cgroup/outer/inner/memory.max", "max\n");
-        let of = |files: &[_]| available(host(files).path());
+        let of = |files: &[_]| AvailableMemory::at(host(files).path()).least();
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[meminfo]), Some(Bytes::mib(4)));
         assert_eq!(of(&[meminfo, member, unlimited]), Some(Bytes::mib(4)));
@@ -117,7 +137,7 @@ mod tests {
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "123456\n"),
         ];
-        let of = |files: &[_]| available(host(files).path());
+        let of = |files: &[_]| AvailableMemory::at(host(files).path()).least();
         assert_eq!(of(&[&[meminfo, member], &unlimited[..]].concat()), Some(Bytes::mib(4)));
         let outer = [
             ("sys/fs/cgroup/memory/outer/memory.limit_in_bytes", "1000000\n"),
@@ -145,6 +165,6 @@ mod tests {
 
     #[test]
     fn this_host_has_memory() {
-        assert!(available(Path::new("/")).is_some_and(|bytes| bytes > Bytes::mib(1)));
+        assert!(AvailableMemory::of_host().least().is_some_and(|bytes| bytes > Bytes::mib(1)));
     }
 }

@@ -38,6 +38,7 @@ use glake_device::owned::{DeviceSet, Epoch, Epochs, PinnedRange, Sequence};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
+pub use available::AvailableMemory;
 pub use block::HostBlock;
 pub use error::HostError;
 use free::FreeRanges;

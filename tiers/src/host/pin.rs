@@ -5,7 +5,6 @@
 //!  pin            ├─── 1 ───┼─── 2 ───┼─── 3 ───┤     by one: the driver has a lock
 //! ```
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use rustix::process::{Resource, getrlimit};
 
-use super::available::available;
+use super::available::AvailableMemory;
 use super::{HostError, HostOptions, Result};
 
 /// What one thread touches at a time: a huge page.
@@ -61,7 +60,7 @@ fn threads(wanted: usize) -> Result<ThreadPool> {
 /// Memory whose pages are there, on the nodes that it shall lie on.
 fn touched(options: &HostOptions, size: Bytes) -> Result<Pages> {
     let spare = options.spare;
-    let has = available(Path::new("/"));
+    let has = AvailableMemory::of_host().least();
     let exhausted = |available| HostError::Exhausted { wanted: size, available, spare };
     if let Some(has) = has.filter(|has| has.checked_sub(spare).is_none_or(|free| free < size)) {
         return Err(exhausted(has));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, demo, replay, run, topo};
+use super::{bench, demo, doctor, replay, run, topo};
 use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -13,6 +13,7 @@ Examples:
   glake replay tests/traces/opt13_LR.trace.gz      how much memory this run needs under each policy
   glake replay --find-limit --policy glake,caching snapshot.pickle
   glake topo --device sim:h20x8                    a published server, drawn
+  glake doctor                                     what this machine can do, and what to change
   glake bench alloc --json                         the hot path of malloc and free
   glake bench copy                                 copies over every link, beside one
   glake run --multi-path -- python train.py        a program whose copies use every link
@@ -74,6 +75,11 @@ pub enum Command {
     Replay(replay::ReplayArguments),
     /// Devices and the links between them, drawn
     Topo(topo::TopoArguments),
+    /// What this machine can do, and what to change
+    ///
+    /// Looks at the driver, the GPUs and who reaches whom, at the host's memory and limits, at the libraries, at
+    /// PyTorch and at the settings in effect. Each check is ok, a note or a problem, with a line of advice.
+    Doctor(doctor::DoctorArguments),
     /// Measurements
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),
@@ -103,7 +109,11 @@ impl Command {
     pub fn settings(&self) -> Vec<Setting> {
         match self {
             Command::Replay(arguments) => arguments.settings(),
-            Command::Demo(_) | Command::Topo(_) | Command::Bench(_) | Command::Run(_) => Vec::new(),
+            Command::Demo(_)
+            | Command::Topo(_)
+            | Command::Doctor(_)
+            | Command::Bench(_)
+            | Command::Run(_) => Vec::new(),
         }
     }
 }

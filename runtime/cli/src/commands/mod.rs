@@ -1,7 +1,7 @@
 //! The `glake` command: arguments in, a call of the library, tables or JSON out.
 //!
 //! ```text
-//! main.rs ─► arguments ─► config ─► replay | topo | bench | demo ─► output (stdout)
+//! main.rs ─► arguments ─► config ─► replay | topo | bench | … ─► output (stdout)
 //!                 └───────── failure (one line on stderr, exit code) ◄──────┘
 //! ```
 //!
@@ -12,6 +12,7 @@ mod arguments;
 mod bench;
 mod copy_bench;
 mod demo;
+mod doctor;
 mod failure;
 mod output;
 mod policy;
@@ -33,6 +34,7 @@ pub use arguments::{Arguments, Command, Global};
 pub use bench::{AllocArguments, Bench};
 pub use copy_bench::CopyArguments;
 pub use demo::DemoArguments;
+pub use doctor::DoctorArguments;
 pub use failure::Failure;
 pub use policy::Policy;
 pub use replay::ReplayArguments;
@@ -69,6 +71,7 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
         Command::Topo(arguments) => topo::run(arguments, &config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
+        Command::Doctor(_) => doctor::run(&config, &sources, &mut output),
         Command::Run(run) => run::run(run, &arguments.global, &sources.environment, &config),
     }
 }

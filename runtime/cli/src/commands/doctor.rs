@@ -1,0 +1,51 @@
+//! `glake doctor`.
+
+use clap::Args;
+
+use super::output::Output;
+use super::{Failure, program};
+use crate::doctor::{self, Check, State};
+use glake_runtime::config::{Config, Sources};
+
+/// What `glake doctor` can be asked.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  glake doctor                       this machine
+  glake doctor --device sim:h20x8    a published server, with this host
+
+States:      ok; note: speed or a feature is lost; problem: GLake does not work so
+JSON fields: check, state (ok, note, problem), found, advice; one object a check
+Exit code:   0 where nothing is a problem")]
+pub struct DoctorArguments {}
+
+pub(super) fn run(config: &Config, sources: &Sources, output: &mut Output) -> Result<(), Failure> {
+    let python = program::found("python3".as_ref(), &sources.environment);
+    let mut well = true;
+    // One part after the other is told: the last of them may have to start Python.
+    let parts: [&dyn Fn() -> Result<Vec<Check>, Failure>; 3] =
+        [&|| Ok(doctor::device(config)?), &|| Ok(doctor::host()), &|| {
+            Ok(doctor::program(sources, python.clone()))
+        }];
+    for part in parts {
+        for check in part()? {
+            well &= check.state != State::Problem;
+            if output.is_json() {
+                output.object(&check)?;
+            } else {
+                output.text(&line(&check))?;
+            }
+        }
+    }
+    if well { Ok(()) } else { Err(Failure::Told) }
+}
+
+/// What was found, and below it what to do.
+fn line(check: &Check) -> String {
+    let state = match check.state {
+        State::Ok => "ok",
+        State::Note => "note",
+        State::Problem => "problem",
+    };
+    format!("{state:<8} {:<12} {}\n{:21} {}", check.check, check.found, "", check.advice)
+}

@@ -1,0 +1,58 @@
+//! What this machine can do for GLake, and what to change: `glake doctor`.
+//!
+//! ```text
+//! device   driver, GPUs, their memory and who reaches whom    ─┐
+//! host     huge pages, limits, free memory                     ├► a list of checks: ok, note or problem, each with advice
+//! program  libraries, PyTorch, variables, the settings' file  ─┘
+//! ```
+//!
+//! A note costs speed or a feature; with a problem GLake does not work.
+
+mod device;
+mod host;
+mod program;
+
+use serde::Serialize;
+
+pub(crate) use device::checks as device;
+pub(crate) use host::checks as host;
+pub(crate) use program::checks as program;
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// Something could be better, or is worth knowing.
+    Note,
+    /// GLake does not work so.
+    Problem,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What, in a word or two.
+    pub check: &'static str,
+    /// How it came out.
+    pub state: State,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; where all is well, what it is good for.
+    pub advice: String,
+}
+
+impl Check {
+    fn ok(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Check { check, state: State::Ok, found: found.into(), advice: advice.into() }
+    }
+
+    fn note(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Check { state: State::Note, ..Check::ok(check, found, advice) }
+    }
+
+    fn problem(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Check { state: State::Problem, ..Check::ok(check, found, advice) }
+    }
+}
