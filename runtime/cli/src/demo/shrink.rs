@@ -38,8 +38,8 @@ const MEMORY: Bytes = Bytes::mib(256);
 /// The neighbour has worked in both directions by then, or never will.
 const TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The region and what is moved with it.
-struct Fixture {
+/// The region, what moves it, and the pool of another process.
+struct Setup {
     pool: Arc<GpuPool>,
     /// As another process has one.
     guest: Arc<GpuPool>,
@@ -70,12 +70,12 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     let server =
         Server::open(backend, config, ServerOptions { memory: Some(MEMORY), ..ServerOptions::default() })?;
     let simulated = server.is_simulated();
-    let fixture = Fixture::new(&server, config)?;
-    let live = fixture.idle.live();
-    let addresses = fixture.addresses();
-    let told = fixture.story(&server)?;
-    let same = fixture.addresses() == addresses;
-    fixture.end()?;
+    let setup = Setup::new(&server, config)?;
+    let live = setup.idle.live();
+    let addresses = setup.addresses();
+    let told = setup.story(&server)?;
+    let same = setup.addresses() == addresses;
+    setup.end()?;
     let left = server.end();
 
     let Told { first, again, refilled, .. } = &told;
@@ -93,7 +93,7 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         "a region of {live} in {} blocks leaves GPU 0: {freed} given back{}, {} copied to the host; {guest}; refilled at \
          the same addresses{}, {} compared; sealed, it leaves again{} with {} copied; beside it a neighbour allocated, \
          wrote, compared and freed {} blocks while it moved",
-        fixture_blocks(),
+        block_count(),
         took(told.shrink),
         first.copied,
         took(told.refill),
@@ -106,7 +106,7 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let figures = figures! {
         "live_bytes": live.get(),
-        "blocks": fixture_blocks(),
+        "blocks": block_count(),
         "freed_bytes": freed.get(),
         "copied_bytes": first.copied.get(),
         "left_bytes": first.resident.get(),
@@ -134,11 +134,11 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     Ok(Stage { stage: "shrink", says, short, picture: None, figures, ok })
 }
 
-fn fixture_blocks() -> u64 {
+fn block_count() -> u64 {
     COUNT - FREED
 }
 
-impl Fixture {
+impl Setup {
     fn new(server: &Server, config: &Config) -> Result<Self, DemoError> {
         let device = server.target().id;
         let size = BLOCKS[usize::from(!server.is_simulated())];
@@ -159,7 +159,7 @@ impl Fixture {
             let place = usize::try_from(number * COUNT / FREED).unwrap_or(0);
             pool.free(blocks.remove(place).address)?;
         }
-        let fixture = Fixture {
+        let setup = Setup {
             guest: server.pool(device, &knobs)?,
             host: Store::Host(server.host()?),
             mover: LinkMover::new(server.engine(), device, Priority::Normal)?,
@@ -167,8 +167,8 @@ impl Fixture {
             pool,
             stream,
         };
-        fixture.idle.region().seal(false)?;
-        Ok(fixture)
+        setup.idle.region().seal(false)?;
+        Ok(setup)
     }
 
     /// Out and in twice, the neighbour at work all the time.

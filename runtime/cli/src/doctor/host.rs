@@ -79,7 +79,9 @@ mod tests {
         assert_eq!(tight.state, State::Note);
         assert_eq!(tight.found, "64.00 GiB free on the machine, 1.00 GiB left by control groups");
         assert_eq!(of(None, None).state, State::Ok);
-        assert!(of(None, Some(Bytes::new(i64::MAX as u64))).found.ends_with("no limit left by control groups"));
+        assert!(
+            of(None, Some(Bytes::new(i64::MAX as u64))).found.ends_with("no limit left by control groups")
+        );
     }
 
     #[test]
