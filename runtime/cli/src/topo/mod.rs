@@ -13,7 +13,6 @@ mod json;
 mod paths;
 mod picture;
 mod rows;
-mod tree;
 
 pub use json::json;
 pub use paths::paths;

@@ -2,16 +2,16 @@
 
 use glake_device::topology::{DeviceNode, HostLink, Topology};
 use glake_transfer::paths::PathGraph;
+use termtree::{GlyphPalette, Tree};
 
 use super::paths::together;
-use super::tree::Tree;
 use super::{both_ways, rate};
 
 /// The picture, in lines; with what the paths of each GPU give together where that was measured.
 pub fn picture(topology: &Topology, calibrated: Option<&PathGraph>) -> String {
     let kind = if topology.simulated { " (simulated)" } else { "" };
     let known: Vec<u32> = topology.cpus.nodes.iter().map(|node| node.id).collect();
-    let mut nodes: Vec<Tree> = (topology.cpus.nodes.iter())
+    let mut nodes: Vec<Tree<String>> = (topology.cpus.nodes.iter())
         .map(|node| {
             let mut label = format!("NUMA node {}", node.id);
             if !node.cpus.0.is_empty() {
@@ -20,16 +20,22 @@ pub fn picture(topology: &Topology, calibrated: Option<&PathGraph>) -> String {
             if let Some(memory) = node.memory {
                 label.push_str(&format!(", {memory}"));
             }
-            Tree::new(label, gpus(topology, calibrated, |device| device.node == Some(node.id)))
+            tree(label, gpus(topology, calibrated, |device| device.node == Some(node.id)))
         })
         .collect();
     nodes.extend(gpus(topology, calibrated, |device| device.node.is_none_or(|node| !known.contains(&node))));
     format!(
         "{}{kind}, bandwidths in GB/s\n{}{}\n",
         topology.name,
-        Tree::new(host(topology), nodes).draw(),
+        tree(host(topology), nodes),
         nvlink(topology)
     )
+}
+
+/// A line and what hangs from it.
+fn tree(label: String, branches: Vec<Tree<String>>) -> Tree<String> {
+    let glyphs = GlyphPalette { item_indent: "─ ", skip_indent: "  ", ..GlyphPalette::new() };
+    Tree::new(label).with_leaves(branches).with_glyphs(glyphs)
 }
 
 fn host(topology: &Topology) -> String {
@@ -55,7 +61,7 @@ fn gpus(
     topology: &Topology,
     calibrated: Option<&PathGraph>,
     here: impl Fn(&DeviceNode) -> bool,
-) -> Vec<Tree> {
+) -> Vec<Tree<String>> {
     let gpu = |device: &DeviceNode| gpu(device, calibrated);
     let mut trees = Vec::new();
     let mut drawn = Vec::new();
@@ -67,7 +73,7 @@ fn gpus(
                 let behind = topology.devices.iter().filter(|d| here(d) && d.switch == Some(switch));
                 let link = usize::try_from(switch).ok().and_then(|i| topology.switches.get(i)?.link);
                 let label = with_link(format!("switch {switch}"), link.as_ref(), "the GPUs", "them");
-                trees.push(Tree::new(label, behind.map(&gpu).collect()));
+                trees.push(tree(label, behind.map(&gpu).collect()));
             }
             Some(_) => {}
         }
@@ -75,7 +81,7 @@ fn gpus(
     trees
 }
 
-fn gpu(device: &DeviceNode, calibrated: Option<&PathGraph>) -> Tree {
+fn gpu(device: &DeviceNode, calibrated: Option<&PathGraph>) -> Tree<String> {
     let mut label = format!("{}, {}, {}", device.id, device.name, device.memory);
     if let Some(pci) = &device.pci {
         label.push_str(&format!(", {pci}"));
@@ -84,7 +90,7 @@ fn gpu(device: &DeviceNode, calibrated: Option<&PathGraph>) -> Tree {
     if let Some(all) = calibrated.and_then(|graph| together(graph, device.id)) {
         label.push_str(&format!("; {all}"));
     }
-    Tree::new(label, Vec::new())
+    tree(label, Vec::new())
 }
 
 fn with_link(label: String, link: Option<&HostLink>, to: &str, from: &str) -> String {
