@@ -170,19 +170,15 @@ impl CopyArguments {
         }
         let scattered = self.memory.contains(&Memory::Scattered) && !self.overhead && !self.critical;
         match self.block {
-            Some(block) if !scattered => {
-                return Err(Failure::usage(format!(
-                    "bench copy: --block {} is the size of scattered blocks, and none are measured: add --memory scattered",
-                    block.get()
-                )));
-            }
-            Some(block) if block < LEAST_BLOCK => {
-                return Err(Failure::usage(format!(
-                    "bench copy: --block {}: scattered blocks have {LEAST_BLOCK} or more; write --block {}",
-                    block.get(),
-                    LEAST_BLOCK.get()
-                )));
-            }
+            Some(block) if !scattered => Err(Failure::usage(format!(
+                "bench copy: --block {} is the size of scattered blocks, and none are measured: add --memory scattered",
+                block.get()
+            ))),
+            Some(block) if block < LEAST_BLOCK => Err(Failure::usage(format!(
+                "bench copy: --block {}: scattered blocks have {LEAST_BLOCK} or more; write --block {}",
+                block.get(),
+                LEAST_BLOCK.get()
+            ))),
             _ => Ok(()),
         }
     }

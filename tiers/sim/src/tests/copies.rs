@@ -189,7 +189,8 @@ fn times_alone_are_those_of_copies_that_move_bytes() {
         let sim = Simulator::new(SimOptions { topology, times_only, ..SimOptions::default() }).unwrap();
         let target = sim.plain_alloc(GPU, SIZE).unwrap();
         let host = pinned(&sim, 1)[0];
-        sim.write_now(GPU, target, &[1; 64]).unwrap();
+        // SAFETY: the simulator refuses what would be undefined.
+        unsafe { sim.write_now(GPU, target, &[1; 64]) }.unwrap();
         let speed = speed(&sim, &[(GPU, target, host)]);
         let mut found = [0; 64];
         sim.read_now(GPU, target, &mut found).unwrap();
