@@ -12,7 +12,7 @@ CXX ?= c++
 
 have = $(shell command -v $(1) 2>/dev/null)
 # Found by being there: a language without tests is passed over.
-C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c)
+C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c examples/*.c)
 CXX_TESTS := $(wildcard ffi/tests/*.cpp)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)

@@ -1,10 +1,10 @@
-"""The examples of the package train."""
+"""The examples run."""
 import sys, unittest
 
 import fixture
 
 ISOLATED = True
-EXAMPLES = fixture.REPOSITORY / "ffi" / "python" / "examples"
+EXAMPLES = fixture.REPOSITORY / "examples"
 
 
 class Examples(unittest.TestCase):
@@ -27,3 +27,9 @@ class Examples(unittest.TestCase):
     @fixture.only("compiled", "one run is enough: the example calls enable() as users do")
     def test_the_server_that_sleeps(self):
         self.check("server.py")
+
+    @fixture.limit(100)
+    @fixture.only("compiled", "one run is enough: the examples call enable() as users do")
+    def test_training_and_serving(self):
+        self.check("training.py")
+        self.check("serving.py")
