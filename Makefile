@@ -17,7 +17,7 @@ CXX_TESTS := $(wildcard ffi/tests/*.cpp)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test header lint fmt clippy docs features clean
+.PHONY: help build test test-rust test-doc test-c test-python test-docs wheel gpu-test header lint fmt clippy docs links features clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -26,7 +26,7 @@ help: ## List the targets
 build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, optimized
 	$(CARGO) build --locked --release --package glake --package glake-ffi --package glake-preload
 
-test: test-rust test-doc test-c test-python ## Run every test there is (Rust, C, Python), building what it needs
+test: test-rust test-doc test-c test-python test-docs ## Run every test there is (Rust, C, Python), building what it needs
 
 test-rust: ## Rust tests of every crate
 ifneq ($(call have,cargo-nextest),)
@@ -70,6 +70,12 @@ ifneq ($(PYTHON_TESTS),)
 	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))"
 endif
 
+test-docs: ## What README and docs say to type, on simulated GPUs; what needs more is listed
+	$(CARGO) build --locked --release --package glake-ffi --package glake-python
+	@[ -x "$(TARGET)/release/glake" ] || [ -x "$(TARGET)/debug/glake" ] || $(CARGO) build --locked --package glake
+	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
+	$(PYTHON) tests/docs.py blocks "$(abspath $(TARGET))/release"
+
 wheel: ## The Python package, as a wheel in target/wheels
 	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh "$(abspath $(TARGET))"
 
@@ -80,6 +86,7 @@ gpu-test: ## Tests that need a GPU; passed over, with a word, where there is non
 		failed=0; \
 		tests/gpu/checks.sh "$(TARGET)/release" || failed=1; \
 		PYTHON="$(PYTHON)" tests/gpu/torch.sh "$(TARGET)/release" || failed=1; \
+		PYTHON="$(PYTHON)" tests/gpu/docs.sh "$(TARGET)/release" || failed=1; \
 		exit $$failed; \
 	else \
 		echo "gpu-test: SKIPPED: no NVIDIA GPU on this machine (/dev/nvidiactl is missing)"; \
@@ -88,7 +95,7 @@ gpu-test: ## Tests that need a GPU; passed over, with a word, where there is non
 header: ## Write ffi/include/gmlake.h anew
 	GLAKE_WRITE_HEADER=1 $(CARGO) test --locked --package glake-ffi --test header
 
-lint: fmt clippy docs features ## Everything that is checked without running it
+lint: fmt clippy docs links features ## Everything that is checked without running it
 
 fmt: ## Formatting
 	$(CARGO) fmt --all --check
@@ -98,6 +105,9 @@ clippy: ## Lints, warnings denied
 
 docs: ## Documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items --lib
+
+links: ## Links and headings of every page
+	@$(PYTHON) tests/docs.py links
 
 features: ## Every feature of every crate by itself, and none
 	@$(CARGO) metadata --locked --no-deps --format-version 1 | $(PYTHON) -c 'import json, sys; \
