@@ -46,10 +46,10 @@ class Block(NamedTuple):
 
 
 def pages() -> list[pathlib.Path]:
-    """Every page that git has, or would take."""
-    names = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    """Every page that git has, or would take; without git, every page there is."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    names = asked.stdout.split() or [str(page.relative_to(ROOT)) for page in ROOT.rglob("*.md")]
     return [ROOT / name for name in sorted(set(names)) if (ROOT / name).is_file()]
 
 
