@@ -29,7 +29,11 @@ class Examples(unittest.TestCase):
         self.check("server.py")
 
     @fixture.limit(100)
-    @fixture.only("compiled", "one run is enough: the examples call enable() as users do")
-    def test_training_and_serving(self):
+    @fixture.only("compiled", "one run is enough: the example calls enable() as users do")
+    def test_training(self):
         self.check("training.py")
+
+    @fixture.limit(100)
+    @fixture.only("compiled", "one run is enough: the example calls enable() as users do")
+    def test_serving(self):
         self.check("serving.py")
