@@ -17,7 +17,7 @@ CXX_TESTS := $(wildcard ffi/tests/*.cpp)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help build test test-rust test-doc test-c test-python test-docs wheel gpu-test header lint fmt clippy docs links features clean
+.PHONY: help build test test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt clippy docs links features clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -94,6 +94,9 @@ gpu-test: ## Tests that need a GPU; passed over, with a word, where there is non
 
 header: ## Write ffi/include/gmlake.h anew
 	GLAKE_WRITE_HEADER=1 $(CARGO) test --locked --package glake-ffi --test header
+
+generated: ## Write anew configs/default.toml, and the parts of docs that come from the code
+	UPDATE=1 $(CARGO) test --locked --package glake-runtime --test generated
 
 lint: fmt clippy docs links features ## Everything that is checked without running it
 

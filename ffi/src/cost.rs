@@ -19,7 +19,7 @@ static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_driver_calls(calls: *mut u64, microseconds: *mut u64) -> i32 {
     guard::answer(|| {
-        let (made, time) = process()?.driver_calls();
+        let (made, time) = process()?.reports().driver_calls();
         if !calls.is_null() {
             // SAFETY: not null, and the caller's promise.
             unsafe { calls.write(made) };

@@ -35,7 +35,11 @@ pub unsafe extern "C" fn glake_use_begin(
         }
         // SAFETY: the caller's promise.
         let tags = Tags::of(&unsafe { texts(tags, count) }?);
-        let id = library::process()?.begin_use(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
+        let id = library::process()?.regions().begin_use(
+            &tags,
+            when_closed_of(when_closed)?,
+            duration(timeout_ms),
+        )?;
         // SAFETY: not null, and the caller's promise.
         unsafe { r#use.write(id.0) };
         Ok(())
@@ -59,7 +63,11 @@ pub unsafe extern "C" fn glake_gate_wait(
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tags = Tags::of(&unsafe { texts(tags, count) }?);
-        library::process()?.wait_for_gate(&tags, when_closed_of(when_closed)?, duration(timeout_ms))?;
+        library::process()?.regions().wait_for_gate(
+            &tags,
+            when_closed_of(when_closed)?,
+            duration(timeout_ms),
+        )?;
         Ok(())
     })
 }
@@ -80,12 +88,14 @@ fn when_closed_of(number: u32) -> Result<WhenClosed, Failure> {
 /// `GLAKE_INVALID`: it was ended before, or never begun.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_use_end(r#use: u64) -> i32 {
-    library::give_up(|process| Ok(process.gate().end_use(UseId(r#use))?))
+    library::give_up(|process| Ok(process.regions().gate().end_use(UseId(r#use))?))
 }
 
 /// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,
 /// null for everything), "closed" (tags of which memory is evicted). Null on failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_gate_json() -> *mut c_char {
-    guard::value(std::ptr::null_mut(), || string(library::process()?.gate().view().json().to_string()))
+    guard::value(std::ptr::null_mut(), || {
+        string(library::process()?.regions().gate().view().json().to_string())
+    })
 }

@@ -28,7 +28,7 @@ pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, cont
                 unsafe { observer(context.get(), device, wanted, total, free) };
             })
         });
-        process.on_shortage(observer);
+        process.observers().on_shortage(observer);
         Ok(())
     })
 }
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn glake_on_mapping(observer: MappingObserver, context: *m
                 unsafe { observer(context.get(), device, mapped, address.0, size.get()) };
             })
         });
-        process.on_mapping(observer);
+        process.observers().on_mapping(observer);
         Ok(())
     })
 }

@@ -42,7 +42,7 @@ impl Drop for Program {
 /// Makes a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_create(device: i32, first: u64, second: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.create_pool(device.into(), PoolId(first, second))?))
+    guard::answer(|| Ok(library::process()?.pools().create(device.into(), PoolId(first, second))?))
 }
 
 /// Sends allocations on streams that the filter takes (null: on every stream), of any thread, to a private pool from now
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn glake_pool_begin(
             }
         };
         let filter = program.map(|program| -> Filter { Arc::new(move |stream| program.takes(stream)) });
-        Ok(library::process()?.begin_pool(device.into(), PoolId(first, second), filter)?)
+        Ok(library::process()?.pools().begin(device.into(), PoolId(first, second), filter)?)
     })
 }
 
@@ -94,20 +94,22 @@ pub extern "C" fn glake_pool_expect_capture(
     stream: *mut c_void,
 ) -> i32 {
     let stream = crate::block::stream(stream);
-    guard::answer(|| Ok(library::process()?.expect_capture(device.into(), PoolId(first, second), stream)?))
+    guard::answer(|| {
+        Ok(library::process()?.pools().expect_capture(device.into(), PoolId(first, second), stream)?)
+    })
 }
 
 /// Ends what `glake_pool_begin` began; the pool and its owners stay. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_end(device: i32, first: u64, second: u64) -> i32 {
-    library::give_up(|process| Ok(process.end_pool(device.into(), PoolId(first, second))?))
+    library::give_up(|process| Ok(process.pools().end(device.into(), PoolId(first, second))?))
 }
 
 /// One owner less. With the last one the pool is given up: its memory goes back once its blocks are freed and all work
 /// enqueued before is done. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_release(device: i32, first: u64, second: u64) -> i32 {
-    library::give_up(|process| Ok(process.release_pool(device.into(), PoolId(first, second))?))
+    library::give_up(|process| Ok(process.pools().release(device.into(), PoolId(first, second))?))
 }
 
 /// How many owners a pool has; 0 where there is none, as in a forked child and at the end of the process.
@@ -119,7 +121,7 @@ pub unsafe extern "C" fn glake_pool_use_count(device: i32, first: u64, second: u
     guard::answer(|| {
         let mut owners = 0;
         if !library::is_over() {
-            owners = library::process()?.pool_owners(device.into(), PoolId(first, second))?;
+            owners = library::process()?.pools().owners(device.into(), PoolId(first, second))?;
         }
         // SAFETY: the caller's promise.
         unsafe { guard::put(count, "count", i32::try_from(owners).unwrap_or(i32::MAX)) }
@@ -131,7 +133,7 @@ pub unsafe extern "C" fn glake_pool_use_count(device: i32, first: u64, second: u
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_trim(device: i32, first: u64, second: u64) -> i32 {
     library::give_up(|process| {
-        process.trim_pool(device.into(), PoolId(first, second))?;
+        process.pools().trim(device.into(), PoolId(first, second))?;
         Ok(())
     })
 }
@@ -151,7 +153,7 @@ pub unsafe extern "C" fn glake_pool_blocks(
     guard::answer(|| {
         let visit = visit.ok_or_else(|| Failure::invalid("visit is null"))?;
         let id = PoolId(first, second);
-        library::process()?.pool_blocks(device.into(), id, |address, size| {
+        library::process()?.pools().blocks(device.into(), id, |address, size| {
             // SAFETY: the caller's promise.
             unsafe { visit(context, pointer(address), size.get()) };
         })?;
@@ -175,7 +177,7 @@ pub unsafe extern "C" fn glake_pool_checkpoint(
         if out.is_null() {
             return Err(Failure::invalid("out is null: it must point to where the answer goes"));
         }
-        let checkpoint = library::process()?.checkpoint(device.into(), PoolId(first, second))?;
+        let checkpoint = library::process()?.pools().checkpoint(device.into(), PoolId(first, second))?;
         // SAFETY: not null, and the caller's promise.
         unsafe { out.write(Box::into_raw(Box::new(checkpoint)).cast()) };
         Ok(())

@@ -45,7 +45,7 @@ pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, ho
             }
         };
         let options = RegionOptions { policy, host_copy, ..RegionOptions::of(tag) };
-        Ok(library::process()?.define_region(options)?)
+        Ok(library::process()?.regions().define(options)?)
     })
 }
 
@@ -58,14 +58,14 @@ pub unsafe extern "C" fn glake_region_push(tag: *const c_char) -> i32 {
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tag = unsafe { required(tag, "tag") }?;
-        Ok(library::process()?.enter_region(tag)?)
+        Ok(library::process()?.regions().enter(tag)?)
     })
 }
 
 /// The calling thread leaves the region that it entered last. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_pop() -> i32 {
-    library::give_up(|process| Ok(process.leave_region()?))
+    library::give_up(|process| Ok(process.regions().leave()?))
 }
 
 /// The program promises not to write to a region's bytes until it is unsealed; nothing new is handed out of it. With `strict` its
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn glake_region_seal(tag: *const c_char, strict: bool) -> 
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tag = unsafe { required(tag, "tag") }?;
-        Ok(library::process()?.seal_region(tag, strict)?)
+        Ok(library::process()?.regions().seal(tag, strict)?)
     })
 }
 
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn glake_region_unseal(tag: *const c_char) -> i32 {
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tag = unsafe { required(tag, "tag") }?;
-        Ok(library::process()?.unseal_region(tag)?)
+        Ok(library::process()?.regions().unseal(tag)?)
     })
 }
 
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn glake_region_prepare(tag: *const c_char) -> i32 {
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tag = unsafe { required(tag, "tag") }?;
-        Ok(library::process()?.prepare_region(tag)?)
+        Ok(library::process()?.regions().prepare(tag)?)
     })
 }
 
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn glake_region_prepare(tag: *const c_char) -> i32 {
 /// that does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_fix(pointer: *const c_void, fixed: bool) -> i32 {
-    library::give_up_if(!fixed, |process| Ok(process.fix(address(pointer), fixed)?))
+    library::give_up_if(!fixed, |process| Ok(process.regions().fix(address(pointer), fixed)?))
 }
 
 /// Work that is enqueued later on a stream of the device finds the region there: what is evicted comes back first.
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn glake_region_wait(tag: *const c_char, device: i32, stre
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tag = unsafe { required(tag, "tag") }?;
-        Ok(library::process()?.wait_region(tag, device.into(), self::stream(stream))?)
+        Ok(library::process()?.regions().wait_for(tag, device.into(), self::stream(stream))?)
     })
 }
 
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn glake_region_order(tags: *const *const c_char, count: u
     guard::answer(|| {
         // SAFETY: the caller's promise.
         let tags = unsafe { texts(tags, count) }?;
-        Ok(library::process()?.order_regions(&tags)?)
+        Ok(library::process()?.regions().set_order(&tags)?)
     })
 }
 
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn glake_region_order(tags: *const *const c_char, count: u
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
-        let tag = library::started_process()?.and_then(|process| process.region_of(address(pointer)));
+        let tag = library::started_process()?.and_then(|process| process.regions().tag_of(address(pointer)));
         tag.map_or(Ok(std::ptr::null_mut()), string)
     })
 }
@@ -160,7 +160,7 @@ pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_regions_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
-        let views = library::process()?.regions()?;
+        let views = library::process()?.regions().views()?;
         string(format!(
             "[{}]",
             views.iter().map(|view| view.json().to_string()).collect::<Vec<_>>().join(",")

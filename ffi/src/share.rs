@@ -11,7 +11,7 @@ use crate::{guard, library};
 /// Lets work of `device` touch pool memory of `peer`, what there is and what comes.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_enable_peer(device: i32, peer: i32) -> i32 {
-    guard::answer(|| Ok(library::process()?.enable_peer(device.into(), peer.into())?))
+    guard::answer(|| Ok(library::process()?.sharing().enable_peer(device.into(), peer.into())?))
 }
 
 /// Makes the block that an address lies in available to other processes of the same user, until it is freed: a handle of
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn glake_share(
     offset: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        let (bytes, at) = library::process()?.share(address(pointer))?;
+        let (bytes, at) = library::process()?.sharing().share(address(pointer))?;
         // SAFETY: the caller's promise.
         unsafe { guard::put(length, "length", bytes.len())? };
         // SAFETY: as above.
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn glake_open_shared(
         }
         // SAFETY: not null, and the caller's promise.
         let handle = unsafe { std::slice::from_raw_parts(handle, length) };
-        let opened = library::process()?.open_shared(handle, device.into())?;
+        let opened = library::process()?.sharing().open(handle, device.into())?;
         // SAFETY: not null, and the caller's promise.
         unsafe { base.write(pointer(opened)) };
         Ok(())
@@ -77,5 +77,5 @@ pub unsafe extern "C" fn glake_open_shared(
 /// that is waited for, or put off while a capture is open. In a forked child and at the end of the process nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_close_shared(base: *mut c_void) -> i32 {
-    library::give_up(|process| Ok(process.close_shared(Address(base as u64))?))
+    library::give_up(|process| Ok(process.sharing().close(Address(base as u64))?))
 }

@@ -33,7 +33,7 @@ pub unsafe extern "C" fn glake_shrink(request: *const c_char) -> *mut c_char {
         // SAFETY: the caller's promise.
         let request = unsafe { guard::text(request, "request") }?;
         let ask = request.map_or_else(|| Ok(Shrink::default()), Shrink::from_json)?;
-        string(library::process()?.shrink(&ask)?.json().to_string())
+        string(library::process()?.regions().shrink(&ask)?.json().to_string())
     })
 }
 
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn glake_refill(request: *const c_char) -> *mut c_char {
         // SAFETY: the caller's promise.
         let request = unsafe { guard::text(request, "request") }?;
         let ask = request.map_or_else(|| Ok(Refill::default()), Refill::from_json)?;
-        string(library::process()?.refill(&ask)?.json().to_string())
+        string(library::process()?.regions().refill(&ask)?.json().to_string())
     })
 }
 
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn glake_refill(request: *const c_char) -> *mut c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_memory_usage_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
-        let left = library::process()?.memory_usage()?;
+        let left = library::process()?.regions().memory_usage()?;
         string(format!("[{}]", left.iter().map(|left| left.json().to_string()).collect::<Vec<_>>().join(",")))
     })
 }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn glake_hooks_set(
                 })
             })
         };
-        process.set_hooks(hook(before), hook(after), duration(timeout_ms));
+        process.regions().set_hooks(hook(before), hook(after), duration(timeout_ms));
         Ok(())
     })
 }

@@ -14,7 +14,7 @@ use crate::{guard, library};
 /// `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_snapshot_json() -> *mut c_char {
-    guard::value(std::ptr::null_mut(), || string(process()?.snapshot().to_string()))
+    guard::value(std::ptr::null_mut(), || string(process()?.reports().snapshot().to_string()))
 }
 
 /// Calls `segment` for every mapped range of a device, each followed by `block` for what lies in it. Either may be null.
@@ -29,7 +29,7 @@ pub unsafe extern "C" fn glake_segments(
     context: *mut c_void,
 ) -> i32 {
     guard::answer(|| {
-        for view in process()?.segments(device.into())? {
+        for view in process()?.reports().segments(device.into())? {
             if let Some(segment) = segment {
                 // SAFETY: the caller's promise; the segment lives until the call returns.
                 unsafe { segment(context, &segment_of(&view)) };
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn glake_segments(
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_record_history(enabled: bool, max_entries: u64, clear: bool) -> i32 {
     guard::answer(|| {
-        library::process()?.keep_history(enabled, max_entries, clear);
+        library::process()?.observers().keep_history(enabled, max_entries, clear);
         Ok(())
     })
 }
@@ -57,7 +57,9 @@ pub extern "C" fn glake_record_history(enabled: bool, max_entries: u64, clear: b
 /// Whether events are kept.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_history_enabled() -> bool {
-    guard::value(false, || Ok(library::started_process()?.is_some_and(|process| process.keeps_history())))
+    guard::value(false, || {
+        Ok(library::started_process()?.is_some_and(|process| process.observers().keeps_history()))
+    })
 }
 
 fn segment_of(view: &SegmentView) -> Segment {

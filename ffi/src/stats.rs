@@ -24,13 +24,13 @@ pub unsafe extern "C" fn glake_stats(device: i32, out: *mut DeviceStats) -> i32 
 /// Starts the peaks of a device from what is now.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_reset_peaks(device: i32) -> i32 {
-    guard::answer(|| Ok(process()?.reset_peaks(device.into())?))
+    guard::answer(|| Ok(process()?.reports().reset_peaks(device.into())?))
 }
 
 /// Starts the totals of a device, and what was done, from zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_reset_totals(device: i32) -> i32 {
-    guard::answer(|| Ok(process()?.reset_totals(device.into())?))
+    guard::answer(|| Ok(process()?.reports().reset_totals(device.into())?))
 }
 
 /// The statistics as a JSON object: torch's flat keys ("active_bytes.all.peak"), and ours under "glake.". Null on failure;
@@ -66,7 +66,7 @@ pub(crate) fn process() -> Result<&'static process::Process, Failure> {
 }
 
 fn stats_of(device: i32) -> Result<process::DeviceStats, Failure> {
-    Ok(process()?.stats(device.into())?)
+    Ok(process()?.reports().stats(device.into())?)
 }
 
 fn stat(stat: process::Stat) -> Stat {

@@ -24,8 +24,6 @@ pub(crate) struct Failure {
     text: String,
     /// The driver's number for it, where it has one.
     code: Option<u32>,
-    /// Whether a copy was refused before the engine was asked for it, so that nothing of it was enqueued.
-    early: bool,
 }
 
 thread_local! {
@@ -35,15 +33,11 @@ thread_local! {
 
 impl Failure {
     pub(crate) fn new(status: i32, text: impl ToString) -> Self {
-        Failure { status, text: text.to_string(), code: None, early: false }
+        Failure { status, text: text.to_string(), code: None }
     }
 
     pub(crate) fn invalid(text: impl ToString) -> Self {
         Failure::new(GLAKE_INVALID, text)
-    }
-
-    pub(crate) fn unsupported(text: impl ToString) -> Self {
-        Failure::new(GLAKE_UNSUPPORTED, text)
     }
 
     pub(crate) fn unavailable(text: impl ToString) -> Self {
@@ -53,11 +47,6 @@ impl Failure {
     /// The driver's own error, negated.
     pub(crate) fn driver_error(&self) -> Option<i32> {
         self.code.and_then(|code| i32::try_from(code).ok()).map(|code| -code)
-    }
-
-    /// Whether a copy was refused before anything of it was enqueued.
-    pub(crate) fn is_early(&self) -> bool {
-        self.early
     }
 
     /// A panic, which is a mistake of ours.
@@ -90,9 +79,7 @@ impl From<ProcessError> for Failure {
             GLAKE_OUT_OF_MEMORY => Some(OUT_OF_MEMORY),
             _ => Failure::driver_error_of(&error).and_then(DriverError::code),
         };
-        // Of a copy: the process asks the driver of its stream and ends before it asks the engine.
-        let early = matches!(error, ProcessError::Driver(_) | ProcessError::Captured { .. });
-        Failure { code, early, ..Failure::new(status, error) }
+        Failure { code, ..Failure::new(status, error) }
     }
 }
 
@@ -126,7 +113,7 @@ impl Failure {
             | E::StillComing { .. }
             | E::HookRefused { .. }
             | E::HookTimedOut { .. } => GLAKE_CLOSED,
-            E::NoFiles | E::NoPeer { .. } => GLAKE_UNSUPPORTED,
+            E::NoFiles | E::NoPeer { .. } | E::ForeignContext => GLAKE_UNSUPPORTED,
             E::Driver(_) | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,

@@ -16,7 +16,7 @@ pub unsafe extern "C" fn glake_stream_create(device: i32, out: *mut *mut c_void)
         if out.is_null() {
             return Err(Failure::invalid("out is null: it must point to where the answer goes"));
         }
-        let made = library::process()?.create_stream(device.into())?;
+        let made = library::process()?.streams().create(device.into())?;
         // SAFETY: not null, and the caller's promise.
         unsafe { out.write(made.0 as *mut c_void) };
         Ok(())
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn glake_stream_create(device: i32, out: *mut *mut c_void)
 pub unsafe extern "C" fn glake_stream_synchronize(device: i32, stream: *mut c_void) -> i32 {
     guard::answer(|| {
         let device = (device != -1).then_some(i64::from(device));
-        Ok(library::process()?.synchronize(device, self::stream(stream))?)
+        Ok(library::process()?.streams().synchronize(device, self::stream(stream))?)
     })
 }
 
@@ -40,5 +40,5 @@ pub unsafe extern "C" fn glake_stream_synchronize(device: i32, stream: *mut c_vo
 /// nothing is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_stream_destroy(device: i32, stream: *mut c_void) -> i32 {
-    library::give_up(|process| Ok(process.destroy_stream(device.into(), self::stream(stream))?))
+    library::give_up(|process| Ok(process.streams().destroy(device.into(), self::stream(stream))?))
 }

@@ -153,13 +153,13 @@ pub unsafe extern "C-unwind" fn gmlake_begin_allocate_to_pool(device: i32, id: P
 /// Ends that; a failure is logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmlake_end_allocate_to_pool(device: i32, id: PairId) {
-    pooled(|process| process.end_pool(device.into(), id.into()));
+    pooled(|process| process.pools().end(device.into(), id.into()));
 }
 
 /// One owner of a private pool less; a failure is logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmlake_release_pool(device: i32, id: PairId) {
-    pooled(|process| process.release_pool(device.into(), id.into()));
+    pooled(|process| process.pools().release(device.into(), id.into()));
 }
 
 /// For destructors: in a forked child and at the end of the process nothing is done.

@@ -12,8 +12,8 @@ use glake_device::owned::Epochs;
 use glake_device::topology::Topology;
 use glake_sim::{Clock, SimOptions, Simulator};
 use glake_transfer::calibrate::{Calibration, Progress};
-use glake_transfer::graph::cache::{self, CacheKey};
-use glake_transfer::graph::{GpuLinks, PathGraph};
+use glake_transfer::paths::cache::{self, CacheKey};
+use glake_transfer::paths::{GpuLinks, PathGraph};
 
 use crate::backend::Backend;
 

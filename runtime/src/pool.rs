@@ -25,7 +25,7 @@ pub fn options(
 
 /// The settings of a pool on a device of so much memory, of which `mappings` can be alive at once.
 ///
-/// Every knob of `[pool]` is read here and nowhere else; what is no knob keeps the core's default.
+/// Every knob of the pool is read here and nowhere else; what is no knob keeps the core's default.
 pub fn settings(pool: &config::Pool, memory: Bytes, mappings: u64) -> Settings {
     Settings {
         extent: pool.extent,
@@ -44,15 +44,14 @@ pub fn settings(pool: &config::Pool, memory: Bytes, mappings: u64) -> Settings {
 }
 
 fn borrow(pool: &config::Pool) -> Borrow {
-    let rules = &pool.wait;
     match pool.borrow {
         config::Borrow::Off => Borrow::Off,
         config::Borrow::Completed => Borrow::Completed,
         config::Borrow::Wait => Borrow::Wait(WaitRules {
-            oldest_first: rules.oldest_first,
-            split: rules.split,
-            stitch: rules.stitch,
-            max_excess: rules.max_excess.unwrap_or(Bytes::MAX),
+            oldest_first: pool.wait_oldest_first,
+            split: pool.wait_split,
+            stitch: pool.wait_stitch,
+            max_excess: pool.wait_max_excess.unwrap_or(Bytes::MAX),
         }),
     }
 }
@@ -68,7 +67,7 @@ mod tests {
     use glake_device::DeviceId;
 
     use super::*;
-    use crate::config::{Pool, Wait};
+    use crate::config::Pool;
 
     #[test]
     fn the_defaults_are_the_core_s() {
@@ -111,8 +110,9 @@ mod tests {
 
     #[test]
     fn the_rules_of_waits_are_passed_on() {
-        let wait = Wait { oldest_first: true, max_excess: Some(Bytes::mib(3)), ..Wait::default() };
-        let pool = Pool { borrow: config::Borrow::Wait, wait, ..Pool::default() };
+        let (wait_oldest_first, wait_max_excess) = (true, Some(Bytes::mib(3)));
+        let borrow = config::Borrow::Wait;
+        let pool = Pool { borrow, wait_oldest_first, wait_max_excess, ..Pool::default() };
         let rules = WaitRules { oldest_first: true, max_excess: Bytes::mib(3), ..WaitRules::default() };
         assert_eq!(settings(&pool, Bytes::gib(1), 1).borrow, Borrow::Wait(rules));
     }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use glake_tests::transfer::{Litmus, Server, ServerShape};
-use glake_transfer::graph::Way;
+use glake_transfer::paths::Way;
 use glake_units::Bytes;
 
 /// Steps over some programs, each on a server of its own. In every second two only half of the GPUs have streams, for GPUs that all

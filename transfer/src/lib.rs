@@ -3,21 +3,28 @@
 //! ```text
 //! ffi ─► runtime ─► glake-transfer ─► tiers ─► tiers/device ─► libcuda | simulated device
 //!
+//!   engine     copies in full stream order: forked to the links, joined back, faults told
+//!   kinds      one file or folder a kind of copy
+//!   links      which GPUs serve copies, what each stream has there, and when it is given up
+//!   schedule   who goes first, who shares links, whether the links still give what they gave
+//!   paths      pure: what the server's links give, and which part of a copy goes over which of them
 //!   calibrate  measures what the links give
-//!   engine  copies in full stream order: forked to the links, joined back, faults told
-//!   mover   regions' bytes, on their way out and back
-//!   graph   pure: what the server's links give, and which part of a copy goes over which of them
+//!   mover      regions' bytes, on their way out and back
 //! ```
 
 pub mod calibrate;
 mod engine;
 mod error;
-pub mod graph;
+mod kinds;
+mod links;
 mod mover;
+pub mod paths;
+mod schedule;
 
 pub use engine::{
-    Benefit, CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Statistics,
-    UnsuspendedRelay, UserStream, WhyUnsuspended,
+    Benefit, CopyHandle, CopyOptions, Engine, EngineOptions, PathStatistics, Priority, RelayCost, Scheduling,
+    Statistics, UserStream,
 };
 pub use error::{Result, TransferError};
+pub use links::suspension::{UnsuspendedRelay, WhyUnsuspended};
 pub use mover::LinkMover;

@@ -13,7 +13,7 @@ use glake_device::{DeviceId, Driver, Fault, Faults, Injected, Verb, When};
 use glake_sim::load;
 use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_transfer::calibrate::{Calibration, Progress};
-use glake_transfer::graph::{Direction, GpuLinks, PathGraph, Way};
+use glake_transfer::paths::{Direction, GpuLinks, PathGraph, Way};
 use glake_units::Bytes;
 
 const BUDGET: Duration = Duration::from_secs(1);

@@ -14,8 +14,8 @@ use glake_device::owned::DeviceSet;
 use glake_device::topology::Topology;
 use glake_sim::SimTopology;
 use glake_sim::load;
-use glake_transfer::graph::trials::{Leg, Memory, Outcome, Step, Trial, plan};
-use glake_transfer::graph::{Ask, Direction, GpuLinks, Load, PathGraph, Shares, Way, split};
+use glake_transfer::paths::trials::{Leg, Memory, Outcome, Step, Trial, plan};
+use glake_transfer::paths::{Ask, Direction, GpuLinks, Load, PathGraph, Shares, Way, split};
 use glake_units::{Bytes, Micros};
 use proptest::prelude::*;
 

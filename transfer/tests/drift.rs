@@ -13,7 +13,7 @@ use glake_device::{DeviceId, Driver};
 use glake_sim::load;
 use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_transfer::calibrate::Calibration;
-use glake_transfer::graph::{Direction, GpuLinks, PathGraph};
+use glake_transfer::paths::{Direction, GpuLinks, PathGraph};
 use glake_transfer::{CopyHandle, CopyOptions, Engine, EngineOptions, UserStream};
 use glake_units::{Bandwidth, Bytes};
 

@@ -12,7 +12,7 @@ use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver};
 use glake_sim::load;
 use glake_sim::{SimOptions, Simulator};
-use glake_transfer::graph::{GpuLinks, PathGraph};
+use glake_transfer::paths::{GpuLinks, PathGraph};
 use glake_transfer::{CopyOptions, Engine, EngineOptions, Priority, UserStream};
 use glake_units::Bytes;
 

@@ -14,7 +14,7 @@ use glake_device::{DeviceId, Driver};
 use glake_sim::load;
 use glake_sim::{Census, SimOptions, Simulator};
 use glake_transfer::calibrate::Calibration;
-use glake_transfer::graph::{Direction, GpuLinks, PathGraph};
+use glake_transfer::paths::{Direction, GpuLinks, PathGraph};
 use glake_transfer::{CopyOptions, Engine, EngineOptions, UserStream};
 use glake_units::Bytes;
 

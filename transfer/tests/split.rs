@@ -6,7 +6,7 @@
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
-use glake_transfer::graph::{
+use glake_transfer::paths::{
     Ask, Ceiling, Direction, GRAIN, GpuLinks, LinkRate, Load, PathGraph, Paths, RelayRate, SLICE, Way, split,
 };
 use glake_units::{Bandwidth, Bytes, Micros};

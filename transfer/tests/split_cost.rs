@@ -12,7 +12,7 @@ use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 use glake_device::topology::Topology;
 use glake_sim::load;
-use glake_transfer::graph::{Ask, Direction, GpuLinks, Load, PathGraph, split};
+use glake_transfer::paths::{Ask, Direction, GpuLinks, Load, PathGraph, split};
 use glake_units::Bytes;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 

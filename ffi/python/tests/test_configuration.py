@@ -29,13 +29,13 @@ class Forms(unittest.TestCase):
 
     def test_tables(self):
         tables = {
-            "pool": {"wait": {"split": False}, "borrow": "wait", "reuse_limit": 2.5, "max_mappings": 10},
+            "pool": {"wait": {"split": False}, "borrow": "wait", "reuse_limit": 2.5, "limit": 10},
             "log": {"filter": 'a"\\\n'},
             "transfer": {"exclude": [2, "3b:00.0"]},
         }
         self.assertEqual(
             configuration(tables).overrides,
-            '[log]\nfilter = "a\\"\\\\\\u000a"\n[pool]\nborrow = "wait"\nmax_mappings = 10\nreuse_limit = 2.5\n[pool.wait]\nsplit = false\n'
+            '[log]\nfilter = "a\\"\\\\\\u000a"\n[pool]\nborrow = "wait"\nlimit = 10\nreuse_limit = 2.5\n[pool.wait]\nsplit = false\n'
             '[transfer]\nexclude = [2, "3b:00.0"]\n',
         )
         self.assertEqual(configuration(tables), configuration(dict(reversed(tables.items()))))
@@ -62,7 +62,7 @@ class Library(unittest.TestCase):
                 file.flush()
                 api.configure(*configuration("training"))
                 api.configure(*configuration({"transfer": {"exclude": [2, "3b:00.0"]}}))
-                api.configure(*configuration({"pool": {"memory_fraction": 0.25, "wait": {"split": False}}}))
+                api.configure(*configuration({"pool": {"memory_fraction": 0.25}, "expert": {"wait_split": False}}))
                 for wrong in ({"pool": {"borrow": "maybe"}}, {"pool": {"nonsense": 1}}, "trainig"):
                     try:
                         api.configure(*configuration(wrong))

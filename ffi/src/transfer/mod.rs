@@ -1,26 +1,23 @@
 //! Copies between the host and GPUs, over every link of the server.
 //!
 //! ```text
-//! glake_copy_* ─► ends looked up ─► Span::lent ─► Process ─► Engine
-//!                   └ too small, or not between host and GPU ─► one copy of the driver's
+//! glake_copy_* ─► flags, pointers ─► Lent, CopyAsk ─► Copies: decides who makes it, and makes it
 //! ```
 //!
 //! Every copy runs in the order of its stream, as the driver's own does: after all work that was enqueued there before it,
 //! and before all that is enqueued later.
 
 mod flags;
-mod make;
 #[cfg(test)]
 mod tests;
 
 use std::ffi::{c_char, c_void};
 
 use glake_abi::{CopyBlock, GLAKE_DRIVER, GLAKE_OK, GLAKE_OUT_OF_MEMORY};
-use glake_device::{CopyRequest, PointerKind};
+use glake_device::owned::Lent;
+use glake_device::{Address, CopyRequest};
+use glake_runtime::process::Form;
 use glake_units::Bytes;
-
-use flags::Asked;
-use make::request;
 
 use crate::block::address;
 use crate::stats::{self, string};
@@ -50,16 +47,28 @@ pub unsafe extern "C" fn glake_copy_async(
     handle: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        let asked = Asked::of(stream, flags)?;
-        let request = request(to, from, size)?;
-        let process = library::process()?;
+        let asked = flags::asked(stream, flags, !handle.is_null())?;
+        let request = [request(to, from, size)?];
         // SAFETY: the caller's promise.
-        let copy = || unsafe { make::copy(process, request, asked, !handle.is_null()) };
-        let given = process.with_default_of(asked.device, copy)??;
+        let lent = unsafe { Lent::new(&request) };
+        let given = library::process()?.copies().copy(lent, Form::One, &asked)?;
         // SAFETY: the caller's promise.
         unsafe { hand_over(handle, given) };
         Ok(())
     })
+}
+
+/// A copy of a caller's.
+fn request(to: *mut c_void, from: *const c_void, size: usize) -> Result<CopyRequest, Failure> {
+    let null = |pointer: Address| pointer.0 == 0 && size > 0;
+    let request = CopyRequest { to: address(to), from: address(from), size: Bytes::new(size as u64) };
+    match (null(request.to), null(request.from)) {
+        (true, _) => Err(Failure::invalid(format_args!("to is null, and {size} bytes shall go there"))),
+        (_, true) => {
+            Err(Failure::invalid(format_args!("from is null, and {size} bytes shall come from there")))
+        }
+        _ => Ok(request),
+    }
 }
 
 /// Writes a handle where one is wanted.
@@ -78,7 +87,7 @@ unsafe fn hand_over(to: *mut u64, handle: u64) {
 /// `GLAKE_DRIVER`: they are not, or may not be. `GLAKE_INVALID`: the handle was waited for before, or never given.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_wait(handle: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.wait_for_copy(handle)?))
+    guard::answer(|| Ok(library::process()?.copies().wait(handle)?))
 }
 
 /// Ends the handle of a copy without waiting for it: the copy goes on, and nobody is told how it ended. 0 is no error. Every handle is
@@ -88,7 +97,7 @@ pub extern "C" fn glake_copy_wait(handle: u64) -> i32 {
 /// `GLAKE_INVALID`: the handle was ended before, or never given.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_drop(handle: u64) -> i32 {
-    library::give_up(|process| Ok(process.drop_copy(handle)?))
+    library::give_up(|process| Ok(process.copies().drop(handle)?))
 }
 
 /// Whether the bytes of a copy are there; the handle stays. Errors are those of `glake_copy_wait`, which still ends the
@@ -99,7 +108,7 @@ pub extern "C" fn glake_copy_drop(handle: u64) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_copy_done(handle: u64, done: *mut bool) -> i32 {
     guard::answer(|| {
-        let passed = library::process()?.is_copy_done(handle)?;
+        let passed = library::process()?.copies().is_done(handle)?;
         // SAFETY: the caller's promise.
         unsafe { guard::put(done, "done", passed) }
     })
@@ -118,7 +127,7 @@ pub unsafe extern "C" fn glake_copy_list(
     handle: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        let asked = Asked::of(stream, flags)?;
+        let asked = flags::asked(stream, flags, !handle.is_null())?;
         if blocks.is_null() && count > 0 {
             return Err(Failure::invalid("blocks is null: it must point to count blocks"));
         }
@@ -128,10 +137,9 @@ pub unsafe extern "C" fn glake_copy_list(
         for block in blocks {
             requests.push(request(block.to, block.from, block.size)?);
         }
-        let process = library::process()?;
         // SAFETY: the caller's promise.
-        let copy = || unsafe { make::copy_list(process, &requests, asked, !handle.is_null()) };
-        let given = process.with_default_of(asked.device, copy)??;
+        let lent = unsafe { Lent::new(&requests) };
+        let given = library::process()?.copies().copy(lent, Form::List, &asked)?;
         // SAFETY: the caller's promise.
         unsafe { hand_over(handle, given) };
         Ok(())
@@ -153,7 +161,7 @@ pub unsafe extern "C" fn glake_copy_to_all(
     handle: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        let asked = Asked::of(stream, flags)?;
+        let asked = flags::asked(stream, flags, !handle.is_null())?;
         if to.is_null() && count > 0 {
             return Err(Failure::invalid("to is null: it must point to count pointers"));
         }
@@ -161,10 +169,9 @@ pub unsafe extern "C" fn glake_copy_to_all(
         let to = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(to, count) } };
         let requests = to.iter().map(|to| request(*to, from, size));
         let requests: Vec<CopyRequest> = requests.collect::<Result<_, _>>()?;
-        let process = library::process()?;
         // SAFETY: the caller's promise.
-        let copy = || unsafe { make::copy_to_all(process, &requests, asked, !handle.is_null()) };
-        let given = process.with_default_of(asked.device, copy)??;
+        let lent = unsafe { Lent::new(&requests) };
+        let given = library::process()?.copies().copy(lent, Form::ToAll, &asked)?;
         // SAFETY: the caller's promise.
         unsafe { hand_over(handle, given) };
         Ok(())
@@ -219,20 +226,16 @@ unsafe fn tried(
     if library::is_over() {
         return Ok(false);
     }
-    let process = library::process()?;
-    process.bring_back(address(to))?;
-    process.bring_back(address(from))?;
-    if Bytes::new(size as u64) < process.least_split() || !process.has_relays()? {
+    let copies = library::process()?.copies();
+    let wanted = CopyRequest { to: address(to), from: address(from), size: Bytes::new(size as u64) };
+    if !copies.is_worth_trying(&wanted)? {
         return Ok(false);
     }
-    let (asked, way) = Asked::tried(stream, flags)?;
-    // Also so that what such a context is of is left to the program.
-    if process.primary_of(asked.stream)?.is_none() {
-        return Ok(false);
-    }
-    let request = request(to, from, size)?;
+    let (asked, way) = flags::tried(stream, flags)?;
+    let request = [request(to, from, size)?];
     // SAFETY: the caller's promise.
-    process.with_default_of(asked.device, || unsafe { make::attempt(process, request, asked, way) })?
+    let lent = unsafe { Lent::new(&request) };
+    Ok(copies.attempt(lent, &asked, way)?)
 }
 
 /// Which GPU's memory is at an address; -1 for the host's, and for memory that moves between them as it is touched.
@@ -242,11 +245,8 @@ unsafe fn tried(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_device_of(at: *const c_void, device: *mut i32) -> i32 {
     guard::answer(|| {
-        let end = library::process()?.end_of(address(at), Bytes::new(1))?;
-        let of = match end.map(|end| end.kind) {
-            Some(PointerKind::Device { device, .. }) => i32::try_from(device.0).unwrap_or(-1),
-            _ => -1,
-        };
+        let found = library::process()?.copies().device_of(address(at))?;
+        let of = found.map_or(-1, |device| i32::try_from(device.0).unwrap_or(-1));
         // SAFETY: the caller's promise.
         unsafe { guard::put(device, "device", of) }
     })
@@ -259,12 +259,12 @@ pub unsafe extern "C" fn glake_device_of(at: *const c_void, device: *mut i32) ->
 /// and it does not say `true`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_multi_path(on: i32) -> i32 {
-    guard::answer(|| Ok(library::process()?.multi_path(on != 0)?))
+    guard::answer(|| Ok(library::process()?.copies().multi_path(on != 0)?))
 }
 
 /// What copies did as a JSON object: relays that are ready and what they cost, and for each path its bytes, slices, busy time
 /// and retries. Null on failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_stats_json() -> *mut c_char {
-    guard::value(std::ptr::null_mut(), || string(stats::process()?.copy_stats().to_string()))
+    guard::value(std::ptr::null_mut(), || string(stats::process()?.copies().statistics().to_string()))
 }

@@ -8,17 +8,17 @@ use glake_abi::{
     GLAKE_COPY_BLOCKING, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_PTDS,
     GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY, GLAKE_INVALID,
 };
-use glake_device::owned::{Epochs, Pages, Registration};
+use glake_device::owned::{Epochs, Lent, Pages, Registration};
 use glake_device::{
     Address, CopyRequest, DeviceId, Driver, Fault, Faults, Injected, Refusal, Stream, Verb, When,
 };
 use glake_runtime::config::{Environment, Sources};
-use glake_runtime::process::Process;
-use glake_transfer::graph::Direction;
+use glake_runtime::process::{CopyAsk, Form as CallForm, Process};
+use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 
-use super::Asked;
-use super::make;
+use super::flags;
+use crate::status::Failure;
 
 const LENGTH: usize = 6 << 20;
 const SIZE: u64 = LENGTH as u64;
@@ -68,7 +68,7 @@ impl Fixture {
             around
         });
         let (process, faults) = (process.unwrap(), faults.unwrap());
-        process.multi_path(true).unwrap();
+        process.copies().multi_path(true).unwrap();
         let fixture = Fixture { faults, process };
         // Other threads make relays ready, and open pools to them.
         while tried(&fixture, None, false, &[]) != Ok(true) {
@@ -112,38 +112,39 @@ impl Fixture {
         pageable.copy_from_slice(&pattern(1));
         gpus.iter().zip([0, 1, 0]).for_each(|(at, device)| self.fill(device, *at, 2));
         let (pinned, own) = (host.start(), Address(pageable.as_mut_ptr() as u64));
-        let asked = Asked::of(std::ptr::null_mut::<c_void>(), flags).unwrap();
+        let asked = flags::asked(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
         self.faults.set(faults);
-        // SAFETY: all of it lives until the copies are done, and nothing else touches it.
-        let done = unsafe {
+        let list = |requests: Vec<CopyRequest>, form, asked: &CopyAsk| {
+            // SAFETY: all of it lives until the copies are done, and nothing else touches it.
+            process.copies().copy(unsafe { Lent::new(&requests) }, form, asked)
+        };
+        let one = |request, asked: &CopyAsk| list(vec![request], CallForm::One, asked);
+        let done = {
             match form {
-                Form::ToGpu => make::copy(process, whole(gpus[0], pinned), asked, false),
-                Form::FromGpu => make::copy(process, whole(pinned, gpus[0]), asked, false),
-                Form::Pageable => make::copy(process, whole(gpus[0], own), asked, false),
-                Form::Small => blocks(gpus[0], pinned, 48)
-                    .into_iter()
-                    .try_fold(0, |_, request| make::copy(process, request, asked, false)),
+                Form::ToGpu => one(whole(gpus[0], pinned), &asked),
+                Form::FromGpu => one(whole(pinned, gpus[0]), &asked),
+                Form::Pageable => one(whole(gpus[0], own), &asked),
+                Form::Small => {
+                    blocks(gpus[0], pinned, 48).into_iter().try_fold(0, |_, request| one(request, &asked))
+                }
                 Form::Direct => {
                     let flags = flags | GLAKE_COPY_DIRECT;
-                    let asked = Asked::of(std::ptr::null_mut::<c_void>(), flags).unwrap();
-                    make::copy(process, whole(gpus[0], pinned), asked, false)
+                    let asked = flags::asked(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
+                    one(whole(gpus[0], pinned), &asked)
                 }
                 Form::BetweenGpus => {
                     self.fill(1, gpus[1], 1);
-                    make::copy(process, whole(gpus[0], gpus[1]), asked, false)
+                    one(whole(gpus[0], gpus[1]), &asked)
                 }
                 Form::WithinGpu => {
                     self.fill(0, gpus[2], 1);
-                    make::copy(process, whole(gpus[0], gpus[2]), asked, false)
+                    one(whole(gpus[0], gpus[2]), &asked)
                 }
-                Form::List => make::copy_list(process, &blocks(gpus[0], pinned, 384), asked, false),
-                Form::FewLarge => make::copy_list(process, &blocks(gpus[0], pinned, 6), asked, false),
-                Form::ToAll => make::copy_to_all(
-                    process,
-                    &[whole(gpus[0], pinned), whole(gpus[1], pinned)],
-                    asked,
-                    false,
-                ),
+                Form::List => list(blocks(gpus[0], pinned, 384), CallForm::List, &asked),
+                Form::FewLarge => list(blocks(gpus[0], pinned, 6), CallForm::List, &asked),
+                Form::ToAll => {
+                    list(vec![whole(gpus[0], pinned), whole(gpus[1], pinned)], CallForm::ToAll, &asked)
+                }
             }
         };
         self.faults.set(&[]);
@@ -153,7 +154,7 @@ impl Fixture {
             _ => self.read(0, gpus[0]) == pattern(1),
         };
         gpus.into_iter().for_each(|at| process.free(at).unwrap());
-        done.map(|_| equal).map_err(|failure| failure.status)
+        done.map(|_| equal).map_err(|error| Failure::from(error).status)
     }
 }
 
@@ -220,15 +221,15 @@ fn tried(
     let host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
     let gpu = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
     let (to, from) = if back { (host.start(), gpu) } else { (gpu, host.start()) };
-    let asked = Asked::of(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING).unwrap();
+    let asked = flags::asked(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING, false).unwrap();
     fixture.faults.set(faults);
-    let request = CopyRequest { to, from, size: Bytes::new(SIZE) };
+    let request = [CopyRequest { to, from, size: Bytes::new(SIZE) }];
     // SAFETY: both live until the copy is done, and nothing else touches them.
-    let taken = unsafe { make::attempt(process, request, asked, way) };
+    let taken = process.copies().attempt(unsafe { Lent::new(&request) }, &asked, way);
     fixture.faults.set(&[]);
-    process.synchronize(Some(0), Stream(0)).unwrap();
+    process.streams().synchronize(Some(0), Stream(0)).unwrap();
     process.free(gpu).unwrap();
-    taken.map_err(|failure| failure.driver_error())
+    taken.map_err(|error| Failure::from(error).driver_error())
 }
 
 #[test]
@@ -245,8 +246,12 @@ fn a_copy_the_other_way_round_is_left_to_the_driver() {
     }
     for flags in [GLAKE_COPY_TO_GPU, GLAKE_COPY_FROM_GPU, GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU] {
         let stream = std::ptr::null_mut::<c_void>();
-        assert_eq!(Asked::of(stream, flags).unwrap_err().status, GLAKE_INVALID, "of glake_copy_try alone");
-        assert_eq!(Asked::tried(stream, flags).is_ok(), flags != (GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU));
+        assert_eq!(
+            flags::asked(stream, flags, false).unwrap_err().status,
+            GLAKE_INVALID,
+            "of glake_copy_try alone"
+        );
+        assert_eq!(flags::tried(stream, flags).is_ok(), flags != (GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU));
     }
 }
 
@@ -280,8 +285,8 @@ fn default_streams_are_those_of_the_device_that_is_named() {
     let fixture = Fixture::new("");
     let process = &fixture.process;
     let device = |flags| {
-        let asked = Asked::of(std::ptr::null_mut::<c_void>(), flags).unwrap();
-        process.with_default_of(asked.device, || process.stream_device(asked.stream).unwrap())
+        let asked = flags::asked(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
+        process.streams().with_default_of(asked.device, || process.streams().device_of(asked.stream).unwrap())
     };
     assert_eq!(device(0).unwrap(), DeviceId(0));
     for number in 0..4 {

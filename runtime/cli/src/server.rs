@@ -97,8 +97,8 @@ impl Server {
         let wanted = EngineOptions {
             relays,
             break_even: transfer.break_even,
-            slots: transfer.slots,
-            streams: transfer.streams as usize,
+            slots: transfer.relay_slots,
+            streams: transfer.copy_streams as usize,
             graphs: transfer.graphs,
             // It measures what all links give, and makes contexts on all GPUs for that.
             shared_gpus: true,

@@ -6,14 +6,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The device table.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Device {
-    /// Which device to run on (`GLAKE_DEVICE`, `--device`).
-    ///
-    /// Default `auto`.
-    pub choice: DeviceChoice,
+use super::knob::knobs;
+
+knobs! {
+    /// The device table.
+    Device as device {
+        [device]
+        /// Which device to run on: CUDA, the simulator, or CUDA where a driver answers and else the simulator.
+        ///
+        /// With `@` and a folder, whoever names the same folder shares the simulated GPUs.
+        choice: DeviceChoice = DeviceChoice::Auto,
+            "\"auto\", \"cuda\", \"sim\", \"sim:TOPOLOGY\" or \"sim:TOPOLOGY@/FOLDER\"";
+    }
 }
 
 /// `auto`, `cuda`, `sim`, or `sim:` and the name or the file of a topology; with `@` and a folder, whoever names the same

@@ -92,6 +92,15 @@ impl Environment {
         Environment { variables: std::env::vars_os().collect() }
     }
 
+    /// The variables that set a knob, each in its spellings.
+    pub fn names(key: &str) -> impl Iterator<Item = &'static str> {
+        VARIABLES
+            .iter()
+            .filter(move |variable| variable.key == key)
+            .flat_map(|variable| variable.names)
+            .copied()
+    }
+
     /// A variable's value.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.variables.get(OsStr::new(name)).map(OsString::as_os_str)
@@ -138,9 +147,9 @@ impl Environment {
     }
 
     /// Where the user's files are: below everything that anybody sets.
-    pub(super) fn places(&self) -> Option<Setting> {
+    pub(super) fn cache_folder(&self) -> Option<Setting> {
         let path = |name| self.get(name).map(Path::new);
-        let folder = glake_transfer::graph::cache::folder(path("XDG_CACHE_HOME"), path("HOME"))?;
+        let folder = glake_transfer::paths::cache::folder(path("XDG_CACHE_HOME"), path("HOME"))?;
         let name = if path("XDG_CACHE_HOME").is_some_and(|cache| folder.starts_with(cache)) {
             "XDG_CACHE_HOME"
         } else {
@@ -187,7 +196,7 @@ fn tasks_on(list: &str, node: Option<usize>) -> Option<u32> {
 }
 
 fn set(key: &str, value: Value, name: &'static str) -> Setting {
-    Setting::new(key.split('.').map(str::to_owned).collect(), value, Origin::Variable(name))
+    Setting::new(key.to_owned(), value, Origin::Variable(name))
 }
 
 impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {

@@ -5,6 +5,7 @@ use std::path::Path;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 
+use super::knob::is_table;
 use super::{ConfigError, Origin, Setting};
 
 /// The settings of `text`, checked one by one in the order of their lines. `path` is for errors only.
@@ -18,7 +19,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Vec<Setting>, ConfigEr
     let values = text.parse::<toml::Table>().map_err(refused)?;
 
     let mut found = Vec::new();
-    collect(spanned.get_ref(), &values, &mut Vec::new(), &mut found);
+    collect(spanned.get_ref(), &values, "", &mut found);
     found.sort_by_key(|(offset, ..)| *offset);
     let settings: Vec<_> = found
         .into_iter()
@@ -31,29 +32,20 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Vec<Setting>, ConfigEr
 }
 
 /// The leaves of a table, and its empty tables (where they are not known, they are errors): offset, key, value.
-fn collect(
-    spanned: &DeTable<'_>,
-    values: &toml::Table,
-    path: &mut Vec<String>,
-    found: &mut Vec<(usize, Vec<String>, Value)>,
-) {
+fn collect(spanned: &DeTable<'_>, values: &toml::Table, path: &str, found: &mut Vec<(usize, String, Value)>) {
     for (name, inner) in spanned {
         let Some(value) = values.get(name.get_ref().as_ref()) else { continue };
-        path.push(name.get_ref().to_string());
+        // A dot within a name is not one between names.
+        let quote = if name.get_ref().contains('.') { "\"" } else { "" };
+        let dot = if path.is_empty() { "" } else { "." };
+        let key = format!("{path}{dot}{quote}{}{quote}", name.get_ref());
         match (inner.get_ref(), value) {
-            (DeValue::Table(inner), Value::Table(values)) if !values.is_empty() || is_table(path) => {
-                collect(inner, values, path, found);
+            (DeValue::Table(inner), Value::Table(values)) if !values.is_empty() || is_table(&key) => {
+                collect(inner, values, &key, found);
             }
-            _ => found.push((name.span().start, path.clone(), value.clone())),
+            _ => found.push((name.span().start, key, value.clone())),
         }
-        path.pop();
     }
-}
-
-/// Whether this is one of the tables that hold knobs.
-fn is_table(path: &[String]) -> bool {
-    let prefix = format!("{}.", path.join("."));
-    super::KNOBS.iter().any(|knob| knob.key.starts_with(&prefix))
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -79,8 +71,8 @@ mod tests {
             "my.toml:1: pool.memory_fraction = 1.5: allowed is a number from 0 to 1"
         );
         assert_eq!(
-            error("[pool.wait]\n\nmax_excess = -1\n"),
-            "my.toml:3: pool.wait.max_excess = -1: allowed is a size: bytes, or a number and a unit such as \
+            error("[expert]\n\nwait_max_excess = -1\n"),
+            "my.toml:3: expert.wait_max_excess = -1: allowed is a size: bytes, or a number and a unit such as \
              \"512MiB\" or \"32GiB\""
         );
     }
@@ -90,27 +82,27 @@ mod tests {
         for text in [
             "pool.extent = 0",
             "pool.extent = \"3MiB\"",
-            "pool.extent_near_limit = 1",
-            "pool.slab = \"1MiB\"",
+            "expert.extent_near_limit = 1",
+            "expert.slab = \"1MiB\"",
             "pool.alias = 1",
             "pool.fragment_limit = -1",
             "pool.reuse_limit = -0.5",
             "pool.reuse_limit = nan",
             "pool.defragment_level = 2",
             "pool.auto_gc_limit = \"1GB\"",
-            "pool.max_mappings = 0",
+            "expert.max_mappings = 0",
             "pool.memory_fraction = nan",
             "pool.borrow = \"maybe\"",
-            "pool.wait.split = \"no\"",
-            "pool.wait.epoch_interval_us = -1",
+            "expert.wait_split = \"no\"",
+            "pool.epoch_interval_us = -1",
             "transfer.relays = \"on\"",
             "transfer.multi_path = 1",
             "transfer.exclude = 3",
             "transfer.exclude = [\"GPU 3\"]",
             "transfer.exclude = [-1]",
-            "transfer.slots = \"3MiB\"",
-            "transfer.slots = \"128MiB\"",
-            "transfer.streams = 0",
+            "expert.relay_slots = \"3MiB\"",
+            "expert.relay_slots = \"128MiB\"",
+            "expert.copy_streams = 0",
             "transfer.pageable_threads = \"all\"",
             "tiers.extent = \"3MiB\"",
             "tiers.drain_timeout_ms = -1",
@@ -138,6 +130,11 @@ mod tests {
             error("[tiers]\nrelays_rest = false\n"),
             "my.toml:2: tiers.relays_rest is called tiers.suspend_relays now: write that"
         );
+        assert_eq!(
+            error("[pool.wait]\nsplit = false\n"),
+            "my.toml:2: pool.wait.split is called expert.wait_split now: write that"
+        );
+        assert!(error("\"pool.alias\" = true").contains("my.toml:1: unknown key \"pool.alias\"; "));
         assert!(error("[pol]\n").contains("my.toml:1: unknown key pol; allowed: pool.extent, "));
         assert!(error("[pool.waits]\nsplit = true").contains("my.toml:2: unknown key pool.waits.split"));
     }
@@ -153,6 +150,6 @@ mod tests {
     #[test]
     fn empty_tables_and_files_set_nothing() {
         assert_eq!(settings(Path::new("my.toml"), "").unwrap(), []);
-        assert_eq!(settings(Path::new("my.toml"), "[pool]\n[pool.wait]\n[log]\n").unwrap(), []);
+        assert_eq!(settings(Path::new("my.toml"), "[pool]\n[expert]\n[log]\n").unwrap(), []);
     }
 }

@@ -1,138 +1,144 @@
-//! Every key that can be set, and what its value may be.
+//! What a knob is, and the one definition from which everything about it comes.
+//!
+//! ```text
+//!   knobs! { /// doc            ┌─► the field of its struct, and its default
+//!            key: type = default├─► reading: its key, its kind, its range, the text of an error
+//!            allowed … ; }      ├─► configs/default.toml
+//!                               └─► the reference in docs/TUNING.md
+//! ```
+//!
+//! `runtime/tests/generated.rs` writes the two files. The keys of the table `expert` are fields of the struct that they
+//! belong to: only the file has them apart.
 
 use glake_units::Bytes;
+use toml::Value;
 
-use super::{Config, Gpu, Pool};
-
-/// CUDA's granularity: what can be mapped is a multiple of it.
-const GRANULARITY: Bytes = Bytes::mib(2);
-/// What a relay gives of its memory at most.
-const MOST_SLOTS: Bytes = Bytes::mib(64);
+use super::{Config, device, log, pool, tiers, transfer};
 
 /// A key of the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
     /// Its name, from the table on: `pool.extent`.
     pub key: &'static str,
-    /// What its value may be, in words.
+    /// The field of [`Config`] that it sets, and the field of that.
+    pub(super) field: (&'static str, &'static str),
+    /// What its value may be, in words, with its unit.
     pub allowed: &'static str,
+    /// What it does and when to change it: lines, of which an empty one ends the summary.
+    pub about: &'static [&'static str],
+    /// Where there may be no value: what that means, and a value as a file has it.
+    pub absent: Option<(&'static str, &'static str)>,
     /// What its type does not say; given a configuration in which only this key was set.
-    holds: fn(&Config) -> bool,
+    pub(super) holds: fn(&Config) -> bool,
 }
 
-/// All keys, table by table.
-pub const KNOBS: &[Knob] = &[
-    Knob {
-        key: "pool.extent",
-        allowed: "a multiple of 2MiB above 0, such as \"16MiB\"",
-        holds: |c| is_mappable(c.pool.extent),
-    },
-    Knob {
-        key: "pool.extent_near_limit",
-        allowed: "a multiple of 2MiB above 0, such as \"2MiB\"",
-        holds: |c| is_mappable(c.pool.extent_near_limit),
-    },
-    Knob {
-        key: "pool.slab",
-        allowed: "a multiple of 2MiB above 0, such as \"2MiB\"",
-        holds: |c| is_mappable(c.pool.slab),
-    },
-    Knob { key: "pool.alias", allowed: "true or false", holds: |_| true },
-    Knob { key: "pool.fragment_limit", allowed: SIZE, holds: |_| true },
-    Knob {
-        key: "pool.reuse_limit",
-        allowed: "a number from 0 on, or inf",
-        holds: |c| c.pool.reuse_limit >= 0.0,
-    },
-    Knob { key: "pool.defragment_level", allowed: "0 or 1", holds: |_| true },
-    Knob { key: "pool.auto_gc_limit", allowed: SIZE, holds: |_| true },
-    Knob {
-        key: "pool.max_mappings",
-        allowed: "a whole number from 1 on",
-        holds: |c| c.pool.max_mappings >= 1,
-    },
-    Knob {
-        key: "pool.memory_fraction",
-        allowed: "a number from 0 to 1",
-        holds: |Config { pool: Pool { memory_fraction, .. }, .. }| (0.0..=1.0).contains(memory_fraction),
-    },
-    Knob { key: "pool.limit", allowed: SIZE, holds: |_| true },
-    Knob { key: "pool.exportable", allowed: "true or false", holds: |_| true },
-    Knob { key: "pool.peer_access", allowed: "true or false", holds: |_| true },
-    Knob { key: "pool.borrow", allowed: "\"off\", \"completed\" or \"wait\"", holds: |_| true },
-    Knob { key: "pool.wait.oldest_first", allowed: "true or false", holds: |_| true },
-    Knob { key: "pool.wait.split", allowed: "true or false", holds: |_| true },
-    Knob { key: "pool.wait.stitch", allowed: "true or false", holds: |_| true },
-    Knob { key: "pool.wait.max_excess", allowed: SIZE, holds: |_| true },
-    Knob { key: "pool.wait.epoch_interval_us", allowed: "a whole number of microseconds", holds: |_| true },
-    Knob { key: "transfer.relays", allowed: "\"auto\", true or false", holds: |_| true },
-    Knob { key: "transfer.multi_path", allowed: "true or false", holds: |_| true },
-    Knob { key: "transfer.local_ranks", allowed: "a whole number", holds: |_| true },
-    Knob {
-        key: "transfer.exclude",
-        allowed: "a list of GPUs, by index or PCI address: [2, \"0000:3b:00.0\"]",
-        holds: |c| c.transfer.exclude.iter().all(Gpu::is_valid),
-    },
-    Knob { key: "transfer.break_even", allowed: SIZE, holds: |_| true },
-    Knob {
-        key: "transfer.slots",
-        allowed: "a multiple of 2MiB, at most \"64MiB\"",
-        holds: |c| c.transfer.slots.is_aligned(GRANULARITY) && c.transfer.slots <= MOST_SLOTS,
-    },
-    Knob {
-        key: "transfer.streams",
-        allowed: "a whole number from 1 to 1024",
-        holds: |c| (1..=1024).contains(&c.transfer.streams),
-    },
-    Knob {
-        key: "transfer.pageable_threads",
-        allowed: "a whole number of threads, at most 256",
-        holds: |c| c.transfer.pageable_threads.is_none_or(|threads| threads <= 256),
-    },
-    Knob { key: "transfer.verify", allowed: "true or false", holds: |_| true },
-    Knob { key: "transfer.graphs", allowed: "true or false", holds: |_| true },
-    Knob { key: "transfer.shared_gpus", allowed: "true or false", holds: |_| true },
-    Knob { key: "transfer.calibrations", allowed: "the path of a folder, or \"\"", holds: |_| true },
-    Knob { key: "tiers.host_budget", allowed: SIZE, holds: |_| true },
-    Knob { key: "tiers.host_prepare", allowed: SIZE, holds: |_| true },
-    Knob { key: "tiers.host_arena", allowed: SIZE, holds: |_| true },
-    Knob { key: "tiers.host_spare", allowed: SIZE, holds: |_| true },
-    Knob { key: "tiers.files", allowed: "the path of a folder", holds: |_| true },
-    Knob { key: "tiers.verify", allowed: "true or false", holds: |_| true },
-    Knob {
-        key: "tiers.extent",
-        allowed: "a multiple of 2MiB above 0, such as \"128MiB\"",
-        holds: |c| is_mappable(c.tiers.extent),
-    },
-    Knob { key: "tiers.drain_timeout_ms", allowed: "a whole number of milliseconds", holds: |_| true },
-    Knob { key: "tiers.suspend_relays", allowed: "true or false", holds: |_| true },
-    Knob {
-        key: "device.choice",
-        allowed: "\"auto\", \"cuda\", \"sim\", \"sim:TOPOLOGY\" or \"sim:TOPOLOGY@/FOLDER\"",
-        holds: |_| true,
-    },
-    Knob {
-        key: "log.filter",
-        allowed: "a tracing filter, such as \"info\" or \"warn,glake::transfer=debug\"",
-        holds: |c| c.log.is_valid(),
-    },
+/// Keys of before, and what they are called now.
+const MOVED: &[(&str, &str)] = &[
+    ("pool.extent_near_limit", "expert.extent_near_limit"),
+    ("pool.slab", "expert.slab"),
+    ("pool.max_mappings", "expert.max_mappings"),
+    ("pool.wait.oldest_first", "expert.wait_oldest_first"),
+    ("pool.wait.split", "expert.wait_split"),
+    ("pool.wait.stitch", "expert.wait_stitch"),
+    ("pool.wait.max_excess", "expert.wait_max_excess"),
+    ("pool.wait.epoch_interval_us", "pool.epoch_interval_us"),
+    ("transfer.break_even", "expert.break_even"),
+    ("transfer.slots", "expert.relay_slots"),
+    ("transfer.streams", "expert.copy_streams"),
+    ("tiers.host_arena", "expert.host_arena"),
+    ("tiers.relays_rest", "tiers.suspend_relays"),
 ];
 
-/// Keys of before, and what they are called now.
-const MOVED: &[(&str, &str)] = &[("tiers.relays_rest", "tiers.suspend_relays")];
+pub(super) const SWITCH: &str = "true or false";
+pub(super) const SIZE: &str = "a size: bytes, or a number and a unit such as \"512MiB\" or \"32GiB\"";
+pub(super) const MAPPABLE: &str = "a multiple of 2MiB above 0, such as \"16MiB\"";
+pub(super) const FOLDER: &str = "the path of a folder";
+const UNITS: [(i64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+/// CUDA's granularity: what can be mapped is a multiple of it.
+pub(super) const GRANULARITY: Bytes = Bytes::mib(2);
 
-const SIZE: &str = "a size: bytes, or a number and a unit such as \"512MiB\" or \"32GiB\"";
+/// A struct of knobs: `[table] /// doc  field: type = default, allowed[, if holds][, absent "meaning" as value];`
+macro_rules! knobs {
+    (
+        $(#[doc = $of:literal])*
+        $name:ident as $section:ident {
+            $([$table:ident] $(
+                $(#[doc = $doc:literal])*
+                $field:ident: $type:ty = $default:expr, $allowed:expr
+                $(, if $holds:expr)? $(, absent $absent:literal as $shown:literal)?;
+            )*)+
+        }
+    ) => {
+        $(#[doc = $of])*
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(
+                $(#[doc = $doc])*
+                #[doc = concat!("\n\nIts key is `", stringify!($table), ".", stringify!($field), "`.")]
+                pub $field: $type,
+            )*)+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($($field: $default,)*)+ }
+            }
+        }
+
+        pub(super) const KNOBS: &[$crate::config::Knob] = &[$($($crate::config::Knob {
+            key: concat!(stringify!($table), ".", stringify!($field)),
+            field: (stringify!($section), stringify!($field)),
+            allowed: $allowed,
+            about: &[$($doc),*],
+            absent: [$(Some(($absent, stringify!($shown))),)? None][0],
+            holds: |_config| true $(&& {
+                let holds: fn(&$type) -> bool = $holds;
+                holds(&_config.$section.$field)
+            })?,
+        },)*)+];
+    };
+}
+pub(super) use knobs;
 
 impl Knob {
-    /// The knob of a key.
-    pub fn of(key: &str) -> Option<&'static Knob> {
-        KNOBS.iter().find(|knob| knob.key == key)
+    /// All of them, table by table.
+    pub fn all() -> impl Iterator<Item = &'static Knob> {
+        let sections = [pool::KNOBS, transfer::KNOBS, tiers::KNOBS, device::KNOBS, log::KNOBS];
+        let all = || sections.into_iter().flatten();
+        all().filter(|knob| !knob.is_expert()).chain(all().filter(|knob| knob.is_expert()))
     }
 
-    /// Whether a configuration in which only this key was set is allowed.
-    pub(super) fn holds_in(&self, config: &Config) -> bool {
-        (self.holds)(config)
+    /// The knob of a key.
+    pub fn of(key: &str) -> Option<&'static Knob> {
+        Knob::all().find(|knob| knob.key == key)
     }
+
+    /// Its table, and its name there.
+    pub fn name(&self) -> (&'static str, &'static str) {
+        self.key.split_once('.').unwrap_or(("", self.key))
+    }
+
+    /// Its value in a configuration, as a file has it, a size with its unit; `None` where it has none there.
+    pub fn value(&self, config: &Config) -> Option<Value> {
+        let document = toml::Table::try_from(config).ok()?;
+        let value = document.get(self.field.0)?.get(self.field.1)?;
+        let size = value.as_integer().filter(|bytes| self.allowed.contains("MiB") && *bytes != 0);
+        let unit =
+            |bytes: i64| UNITS.into_iter().find(|(unit, _)| bytes % unit == 0).map(|found| (bytes, found));
+        let size =
+            size.and_then(unit).map(|(bytes, (unit, name))| Value::String(format!("{}{name}", bytes / unit)));
+        Some(size.unwrap_or_else(|| value.clone()))
+    }
+
+    fn is_expert(&self) -> bool {
+        self.name().0 == "expert"
+    }
+}
+
+/// Whether a key is a table of knobs.
+pub(super) fn is_table(key: &str) -> bool {
+    Knob::all().any(|knob| knob.name().0 == key)
 }
 
 /// What a key of before is called now.
@@ -140,18 +146,15 @@ pub(super) fn moved(key: &str) -> Option<&'static str> {
     MOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
 }
 
-/// The keys that are nearest to one that does not exist: those of its table, or all tables' names.
+/// The keys that are nearest to one that does not exist: those of its table, or all where there is no such table.
 pub(super) fn allowed_beside(key: &str) -> Vec<&'static str> {
     let table = key.rsplit_once('.').map_or("", |(table, _)| table);
-    let in_table: Vec<_> = KNOBS
-        .iter()
-        .map(|knob| knob.key)
-        .filter(|known| known.rsplit_once('.').is_some_and(|(of, _)| of == table))
-        .collect();
-    if in_table.is_empty() { KNOBS.iter().map(|knob| knob.key).collect() } else { in_table }
+    let beside = |knob: &&Knob| !is_table(table) || knob.name().0 == table;
+    Knob::all().filter(beside).map(|knob| knob.key).collect()
 }
 
-fn is_mappable(size: Bytes) -> bool {
+#[allow(clippy::trivially_copy_pass_by_ref)]
+pub(super) fn is_mappable(size: &Bytes) -> bool {
     !size.is_zero() && size.is_aligned(GRANULARITY)
 }
 
@@ -160,11 +163,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_allowed() {
+    fn the_defaults_are_allowed_and_found_by_name() {
         let config = Config::default();
-        for knob in KNOBS {
-            assert!(knob.holds_in(&config), "{}", knob.key);
+        for knob in Knob::all() {
+            assert!((knob.holds)(&config), "{}", knob.key);
+            assert_eq!(knob.value(&config).is_none(), knob.absent.is_some(), "{}", knob.key);
+            assert_eq!(Knob::of(knob.key).map(|found| found.field), Some(knob.field), "one key, one knob");
         }
+        assert_eq!(Knob::of("expert.slab").unwrap().value(&config), Some(Value::String("2MiB".to_owned())));
     }
 
     #[test]

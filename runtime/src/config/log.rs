@@ -1,27 +1,16 @@
 //! What is logged.
 
-use serde::{Deserialize, Serialize};
+use super::knob::knobs;
 
-/// The log table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Log {
-    /// A tracing filter (`GLAKE_LOG`, `--log`): `info`, or `warn,glake::transfer=debug` for one part
-    /// (docs/TUNING.md lists the parts). Logs go to standard error.
-    ///
-    /// Default `warn`. `off` says nothing, `trace` everything (one event a stitch is at `info`).
-    pub filter: String,
-}
-
-impl Log {
-    /// Whether the filter can be used.
-    pub(super) fn is_valid(&self) -> bool {
-        tracing_subscriber::EnvFilter::builder().parse(&self.filter).is_ok()
-    }
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Log { filter: "warn".to_owned() }
+knobs! {
+    /// The log table.
+    Log as log {
+        [log]
+        /// A tracing filter: a level, or levels by part.
+        ///
+        /// Logs go to standard error. `off` says nothing, `trace` everything (one event a stitch is at `info`).
+        filter: String = "warn".to_owned(),
+            "a tracing filter, such as \"info\" or \"warn,glake::transfer=debug\"",
+            if |filter| tracing_subscriber::EnvFilter::builder().parse(filter).is_ok();
     }
 }

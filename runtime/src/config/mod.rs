@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   defaults in code ◄─ preset ◄─ file (GLAKE_CONFIG, --config) ◄─ environment ◄─ flags
-//!   (configs/default.toml says the same)             each overrides what stands left of it
+//!   (configs/default.toml is written from them)      each overrides what stands left of it
 //! ```
 //!
 //! Every layer but the first is a list of [`Setting`]s: a key, a value and where it stands. Each is checked by
@@ -36,9 +36,9 @@ mod transfer;
 pub use device::{Device, DeviceChoice, DeviceChoiceError};
 pub use environment::Environment;
 pub use error::ConfigError;
-pub use knob::{KNOBS, Knob};
+pub use knob::Knob;
 pub use log::Log;
-pub use pool::{Borrow, BorrowError, DefragmentLevel, Pool, Wait};
+pub use pool::{Borrow, BorrowError, DefragmentLevel, Pool};
 pub use preset::{Preset, UnknownPreset};
 pub use setting::{Origin, Setting};
 pub use sources::Sources;

@@ -6,79 +6,111 @@ use std::str::FromStr;
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// How the pool of a GPU cuts, stitches, shares and limits memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Pool {
-    /// The unit of mapping, lending and release; a multiple of 2 MiB, CUDA's granularity.
-    ///
-    /// Default 16 MiB: a mapping costs by the extent and not by the byte, and on traces of training larger ones
-    /// reserve one to two points more, 2 MiB ones a point less. 0 is refused; infinity would be one extent a
-    /// device, which nothing can be lent from.
-    pub extent: Bytes,
-    /// The extent size once growing by [`Pool::extent`] would pass the limit; never more than `extent`.
-    ///
-    /// Default 2 MiB, so that the last bytes below a limit can be had. The same value as `extent` turns the finer
-    /// step off. 0 is refused.
-    pub extent_near_limit: Bytes,
-    /// The size of a slab, which serves requests up to 1 MiB of one stream; a multiple of 2 MiB.
-    ///
-    /// Default 2 MiB, as torch's small pool. 0 is refused; a large value keeps memory for small blocks only.
-    pub slab: Bytes,
-    /// Whether free memory that does not lie together is stitched (`vmmDefragment`).
-    ///
-    /// Default true. False: no second address for any byte, and fragmentation as in a caching allocator.
-    pub alias: bool,
-    /// Free blocks below this are never stitched (`fragment_limit`, `fragLimit`).
-    ///
-    /// Absent: one extent, the least that can be lent, so that nothing is held back. 0 says the same; infinity
-    /// (any size above the device's memory) stitches nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fragment_limit: Option<Bytes>,
-    /// An idle alias serves a request if its size is at most this many times the request (`reuseLimit`).
-    ///
-    /// Default 10. Below 1 (0 too) no idle alias is used again; `inf` takes one of any size.
-    pub reuse_limit: f64,
-    /// When to stitch (`defragment_level`, `defragLevel`).
-    ///
-    /// Default 0: as soon as free memory is enough. 1: only when growing is not possible.
-    pub defragment_level: DefragmentLevel,
-    /// Idle aliases above this much of mappings are collected, oldest first (`auto_gc_limits`, `autoGC`).
-    ///
-    /// Default 1000 GiB, seldom reached: an idle alias holds addresses and mappings but no memory of its own. 0
-    /// drops an alias as soon as it is idle; infinity (any huge size) leaves collection to `max_mappings` and to
-    /// trimming.
-    pub auto_gc_limit: Bytes,
-    /// How many mappings may live at once on a device; idle aliases are dropped to stay below, then stitching
-    /// stops.
-    ///
-    /// Default 262144, half of what one context of an H200 held before the driver itself ran out of memory. The
-    /// pool takes less where the device bears less (the simulator: the kernel's `vm.max_map_count`). 0 is refused:
-    /// memory at home is mapped too. Infinity (any huge number) leaves it to the device.
-    pub max_mappings: u64,
-    /// The part of the device's memory that the pool may reserve, 0 to 1.
-    ///
-    /// Default 1. 0: nothing can be allocated. Together with `limit` the lower of the two holds.
-    pub memory_fraction: f64,
-    /// The most memory that the pool may reserve.
-    ///
-    /// Absent (the same as infinity): the device's memory. 0: nothing can be allocated.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Bytes>,
-    /// Whether other processes can be given the pool's memory: torch.multiprocessing, `glake_share`.
-    ///
-    /// Default true. False: sharing a block is an error that names this knob. On the simulated device every extent takes a
-    /// file descriptor then.
-    pub exportable: bool,
-    /// Whether work of every other visible GPU may touch the pool's memory from the start.
-    ///
-    /// Default false: torch asks for it when it first copies between two GPUs, where it can (not under the plain ABI of
-    /// pluggable allocators). True: a context on every visible GPU, and each mapping costs more by the number of GPUs.
-    pub peer_access: bool,
-    /// What a stream may take from another.
-    pub borrow: Borrow,
-    /// How blocks are chosen under [`Borrow::Wait`], and how often completion is recorded.
-    pub wait: Wait,
+use super::knob::{MAPPABLE, SIZE, SWITCH, is_mappable, knobs};
+
+knobs! {
+    /// How the pool of a GPU cuts, stitches, shares and limits memory.
+    Pool as pool {
+        [pool]
+        /// The unit of mapping, lending and release.
+        ///
+        /// A mapping costs by the extent and not by the byte. Larger: fewer mappings, coarser stitching. 32MiB costs
+        /// half to one point of utilization and halves the mappings, 8MiB gains up to half a point for half again to
+        /// twice as many (one-stream traces, `glake replay --extent`). Of one extent a device nothing could be lent or
+        /// released.
+        extent: Bytes = Bytes::mib(16), MAPPABLE, if is_mappable;
+        /// Whether free memory that does not lie together is stitched.
+        ///
+        /// False: no second address for any byte, and fragmentation as in a caching allocator: to see what stitching
+        /// gives.
+        alias: bool = true, SWITCH;
+        /// Free blocks below this are never stitched.
+        ///
+        /// Absent or 0: one extent, the least that can be lent, so that nothing is held back. A size above the device's
+        /// memory stitches nothing. Larger, if the log shows many stitches of small blocks.
+        fragment_limit: Option<Bytes> = None, SIZE, absent "one extent" as "16MiB";
+        /// An idle alias serves a request if its size is at most this many times the request.
+        ///
+        /// Below 1 (0 too) no idle alias is used again; `inf` takes one of any size. Smaller, if idle aliases should
+        /// wait for requests of their size.
+        reuse_limit: f64 = 10.0, "a number from 0 on, or inf", if |times| *times >= 0.0;
+        /// When to stitch: 0 before growing, 1 only when growing is not possible.
+        ///
+        /// 1 takes fewer mappings and more memory.
+        defragment_level: DefragmentLevel = DefragmentLevel::Eager, "0 or 1";
+        /// Idle aliases above this much of mappings are collected, oldest first.
+        ///
+        /// Seldom reached: an idle alias holds addresses and mappings but no memory of its own. 0 drops an alias as soon
+        /// as it is idle; any huge size leaves collection to `expert.max_mappings` and to trimming. Smaller, if mappings
+        /// pile up over a long run.
+        auto_gc_limit: Bytes = Bytes::gib(1000), SIZE;
+        /// The part of the device's memory that the pool may reserve.
+        ///
+        /// 0: nothing can be allocated. Together with `limit` the lower of the two holds. For several processes that
+        /// share a GPU.
+        memory_fraction: f64 = 1.0, "a number from 0 to 1", if |part| (0.0..=1.0).contains(part);
+        /// The most memory that the pool may reserve.
+        ///
+        /// 0: nothing can be allocated. For several processes that share a GPU.
+        limit: Option<Bytes> = None, SIZE, absent "the device's memory" as "139GiB";
+        /// Whether other processes can be given the pool's memory: torch.multiprocessing, `glake_share`.
+        ///
+        /// False: sharing a block is an error that names this knob. True has no effect where the driver gives no file
+        /// descriptors (WSL2). False, if nothing is shared and each extent should take no file descriptor on the
+        /// simulated device.
+        exportable: bool = true, SWITCH;
+        /// Whether work of every other visible GPU may touch the pool's memory from the start.
+        ///
+        /// False: a peer touches memory once torch asks for it, when it first copies between two GPUs. True under the
+        /// plain ABI of pluggable allocators, where torch cannot ask, if tensors go from GPU to GPU: it costs a context
+        /// on every visible GPU, and mapping an extent costs about 2.7 times as much for four GPUs as for one.
+        peer_access: bool = false, SWITCH;
+        /// What a stream may take from another: nothing, what has surely completed, or all behind a wait on the GPU.
+        ///
+        /// `off`: streams never share. `wait`: programs that record every use and receive without spinning, see
+        /// SEMANTICS.
+        borrow: Borrow = Borrow::Completed, "\"off\", \"completed\" or \"wait\"";
+        /// The least time between two completion points, while there are frees to cover.
+        ///
+        /// Recording one every 0.5 ms was not seen to slow a stream of small kernels. 0 records one at every miss, any
+        /// huge number only when memory has run out. Smaller: other streams get memory sooner, 0.14 us of the driver
+        /// each.
+        epoch_interval_us: u64 = 500, "a whole number of microseconds";
+
+        [expert]
+        /// The extent size once growing by `pool.extent` would pass the limit; never more than that.
+        ///
+        /// So the last bytes below a limit can be had. The same value as `pool.extent` turns the finer step off: less
+        /// driver work under a tight limit, and a little less fits.
+        extent_near_limit: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
+        /// The size of a slab, which serves requests up to 1 MiB of one stream.
+        ///
+        /// As torch's small pool. A large value keeps memory for small blocks only.
+        slab: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
+        /// How many mappings may live at once on a device.
+        ///
+        /// The older half of the idle aliases goes at seven eighths of it; then stitching stops. The default is half of
+        /// what one context of an H200 held (523,367) before the driver itself ran out of memory. The pool takes less
+        /// where the device bears less (the simulator: the kernel's `vm.max_map_count`). Any huge number leaves it to
+        /// the device.
+        max_mappings: u64 = 1 << 18, "a whole number from 1 on", if |mappings| *mappings >= 1;
+        /// With `borrow = "wait"`, take the block that was freed longest ago, and not the one that fits best.
+        ///
+        /// The oldest block's wait is the shortest; best fit wastes less.
+        wait_oldest_first: bool = false, SWITCH;
+        /// With `borrow = "wait"`, whether a borrowed block may be split.
+        ///
+        /// False: a borrower takes whole blocks.
+        wait_split: bool = true, SWITCH;
+        /// With `borrow = "wait"`, whether a borrowed block may be part of an alias.
+        ///
+        /// False: only blocks that need no wait are stitched.
+        wait_stitch: bool = true, SWITCH;
+        /// With `borrow = "wait"`, how much larger than the request a borrowed block may be.
+        ///
+        /// It bounds what a whole borrowed block wastes. 0: only a block of exactly the size.
+        wait_max_excess: Option<Bytes> = None, SIZE, absent "any" as "16MiB";
+    }
 }
 
 /// What a stream may take of what another stream freed.
@@ -107,66 +139,10 @@ pub enum DefragmentLevel {
     WhenFull,
 }
 
-/// The rules for blocks that are borrowed behind a wait; only `epoch_interval_us` matters without one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Wait {
-    /// Borrow the block that was freed longest ago, and not the one that fits best.
-    ///
-    /// Default false: best fit wastes less; the oldest block's wait is the shortest.
-    pub oldest_first: bool,
-    /// Whether a borrowed block may be split.
-    ///
-    /// Default true. False: a borrower takes whole blocks.
-    pub split: bool,
-    /// Whether a borrowed block may be part of an alias.
-    ///
-    /// Default true. False: only blocks that need no wait are stitched.
-    pub stitch: bool,
-    /// How much larger than the request a borrowed block may be.
-    ///
-    /// Absent: infinite. 0: only a block of exactly the size.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_excess: Option<Bytes>,
-    /// The least time between two epochs, in microseconds, while there are frees to cover.
-    ///
-    /// Default 500: recording one every 0.5 ms was not seen to slow a stream of small kernels. 0 records one at
-    /// every chance; infinity (any huge number) only when memory has run out.
-    pub epoch_interval_us: u64,
-}
-
 impl Pool {
     /// [`Pool::fragment_limit`], or one extent where it is absent.
     pub fn fragment_limit(&self) -> Bytes {
         self.fragment_limit.unwrap_or(self.extent)
-    }
-}
-
-impl Default for Pool {
-    fn default() -> Self {
-        Pool {
-            extent: Bytes::mib(16),
-            extent_near_limit: Bytes::mib(2),
-            slab: Bytes::mib(2),
-            alias: true,
-            fragment_limit: None,
-            reuse_limit: 10.0,
-            defragment_level: DefragmentLevel::Eager,
-            auto_gc_limit: Bytes::gib(1000),
-            max_mappings: 1 << 18,
-            memory_fraction: 1.0,
-            limit: None,
-            exportable: true,
-            peer_access: false,
-            borrow: Borrow::Completed,
-            wait: Wait::default(),
-        }
-    }
-}
-
-impl Default for Wait {
-    fn default() -> Self {
-        Wait { oldest_first: false, split: true, stitch: true, max_excess: None, epoch_interval_us: 500 }
     }
 }
 

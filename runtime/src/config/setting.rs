@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use toml::{Table, Value};
 
-use super::knob::{allowed_beside, moved};
+use super::knob::{allowed_beside, is_table, moved};
 use super::{Config, ConfigError, Knob};
 
 /// A key, its value, and where it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    key: Vec<String>,
+    key: String,
     value: Value,
     origin: Origin,
 }
@@ -35,53 +35,46 @@ pub enum Origin {
 impl Setting {
     /// What a flag asks for: `key` is a knob's, from the table on.
     pub fn flag(flag: &'static str, key: &str, value: impl Into<Value>) -> Self {
-        Setting::new(key.split('.').map(str::to_owned).collect(), value.into(), Origin::Flag(flag))
+        Setting::new(key.to_owned(), value.into(), Origin::Flag(flag))
     }
 
-    pub(super) fn new(key: Vec<String>, value: Value, origin: Origin) -> Self {
+    pub(super) fn new(key: String, value: Value, origin: Origin) -> Self {
         Setting { key, value, origin }
     }
 
     /// Checks it by itself: the key exists, the value is of its kind and allowed.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let key = self.key.join(".");
-        let Some(knob) = Knob::of(&key) else {
-            // A table that holds something else than a table, or a value that is one.
-            let inner = KNOB_TABLES.iter().find(|table| **table == key);
-            let outer =
-                self.key.iter().enumerate().skip(1).find_map(|(n, _)| Knob::of(&self.key[..n].join(".")));
-            return match (inner, outer, moved(&key)) {
-                (Some(table), ..) => Err(self.refused(table, "a table")),
-                (None, Some(knob), _) => Err(self.refused(knob.key, knob.allowed)),
-                (None, None, Some(now)) => {
-                    Err(ConfigError::MovedKey { origin: self.origin.clone(), key, now })
-                }
-                (None, None, None) => Err(ConfigError::UnknownKey {
-                    origin: self.origin.clone(),
-                    allowed: allowed_beside(&key),
-                    key,
-                }),
-            };
-        };
-        let mut table = Table::new();
-        self.put(&mut table);
-        match table.try_into::<Config>() {
-            Ok(config) if knob.holds_in(&config) => Ok(()),
+        let Some(knob) = Knob::of(&self.key) else { return Err(self.unknown()) };
+        let mut document = Table::new();
+        self.put(&mut document);
+        match document.try_into::<Config>() {
+            Ok(config) if (knob.holds)(&config) => Ok(()),
             _ => Err(self.refused(knob.key, knob.allowed)),
         }
     }
 
-    /// Writes it into a document, over what stands there.
-    pub(super) fn put(&self, mut table: &mut Table) {
-        let Some((last, tables)) = self.key.split_last() else { return };
-        for name in tables {
-            let inner = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
-            match inner {
-                Value::Table(inner) => table = inner,
-                _ => return,
-            }
+    /// Why no knob has this key: it is a table's, lies within a value, is called otherwise now, or is none at all.
+    fn unknown(&self) -> ConfigError {
+        let (origin, key) = (self.origin.clone(), self.key.clone());
+        if is_table(&key) {
+            return self.refused(&key, "a table");
         }
-        table.insert(last.clone(), self.value.clone());
+        if let Some(outer) = key.match_indices('.').find_map(|(dot, _)| Knob::of(&key[..dot])) {
+            return self.refused(outer.key, outer.allowed);
+        }
+        match moved(&key) {
+            Some(now) => ConfigError::MovedKey { origin, key, now },
+            None => ConfigError::UnknownKey { origin, allowed: allowed_beside(&key), key },
+        }
+    }
+
+    /// Writes it into a document of [`Config`], over what stands there.
+    pub(super) fn put(&self, document: &mut Table) {
+        let Some((section, field)) = Knob::of(&self.key).map(|knob| knob.field) else { return };
+        let section = document.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Table(section) = section {
+            section.insert(field.to_owned(), self.value.clone());
+        }
     }
 
     fn refused(&self, key: &str, allowed: &'static str) -> ConfigError {
@@ -92,9 +85,6 @@ impl Setting {
         ConfigError::BadValue { origin: self.origin.clone(), key, value: self.value.to_string(), allowed }
     }
 }
-
-/// The tables that hold the knobs.
-const KNOB_TABLES: [&str; 6] = ["pool", "pool.wait", "transfer", "tiers", "device", "log"];
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -32,7 +32,7 @@ impl Sources {
     /// # Errors
     /// The first thing that is wrong, in the order of the layers.
     pub fn load(&self) -> Result<Config, ConfigError> {
-        let mut settings: Vec<Setting> = self.environment.places().into_iter().collect();
+        let mut settings: Vec<Setting> = self.environment.cache_folder().into_iter().collect();
         if let Some(preset) = self.preset {
             let path = PathBuf::from(format!("configs/{preset}.toml"));
             settings.extend(file::settings(&path, preset.text())?);

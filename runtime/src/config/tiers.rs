@@ -3,62 +3,54 @@
 use std::path::PathBuf;
 
 use glake_units::Bytes;
-use serde::{Deserialize, Serialize};
 
-/// Where bytes go that leave their GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Tiers {
-    /// The most host memory to pin, retained copies included.
-    ///
-    /// Absent or infinity: what the host has available but `host_spare`. 0: nothing goes to the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_budget: Option<Bytes>,
-    /// How much of it is pinned ahead, in the background, when the first region is defined.
-    ///
-    /// Default 0: pinned with the first shrink, which then takes several times as long as the next.
-    pub host_prepare: Bytes,
-    /// How much is pinned at once, where no more is asked for.
-    ///
-    /// Default 256 MiB: larger costs fewer driver calls, smaller lets copies begin earlier. 0: as much as is asked for.
-    pub host_arena: Bytes,
-    /// How much of the host's memory is left to others.
-    ///
-    /// Default 1 GiB. 0: nothing, at the risk that the kernel ends a process.
-    pub host_spare: Bytes,
-    /// The folder for bytes that go to files: one on a local disk, that nobody else may write to.
-    ///
-    /// Absent: nothing goes to files.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub files: Option<PathBuf>,
-    /// Whether bytes are hashed before they leave, and compared when they are back.
-    pub verify: bool,
-    /// The size of regions' extents, a multiple of 2 MiB.
-    ///
-    /// Default 128 MiB: mapping costs by the extent. A smaller one leaves less unused where regions are small.
-    pub extent: Bytes,
-    /// How long a shrink waits for uses of what it takes to end, where the request does not say.
-    ///
-    /// Default 30 s. 0: it fails at once where anything is in use.
-    pub drain_timeout_ms: u64,
-    /// Whether relays are suspended, and give their contexts back, when everything is evicted.
-    ///
-    /// Default true: the first refill then begins over one link, and the others join it when their contexts are made again.
-    pub suspend_relays: bool,
-}
+use super::knob::{FOLDER, MAPPABLE, SIZE, SWITCH, is_mappable, knobs};
 
-impl Default for Tiers {
-    fn default() -> Self {
-        Tiers {
-            host_budget: None,
-            host_prepare: Bytes::ZERO,
-            host_arena: Bytes::mib(256),
-            host_spare: Bytes::gib(1),
-            files: None,
-            verify: false,
-            extent: Bytes::mib(128),
-            drain_timeout_ms: 30_000,
-            suspend_relays: true,
-        }
+knobs! {
+    /// Where bytes go that leave their GPU.
+    Tiers as tiers {
+        [tiers]
+        /// The most host memory to pin, retained copies included.
+        ///
+        /// 0: nothing goes to the host. Where other programs need the host's memory, or retained copies shall not grow.
+        host_budget: Option<Bytes> = None, SIZE, absent "what the host has available but `host_spare`" as "64GiB";
+        /// How much of it is pinned ahead, in the background, when the first region is defined.
+        ///
+        /// 0: pinned with the first shrink, which then takes several times as long as the next. More than the budget or
+        /// the host allows is refused. Where the first shrink has to be as fast as the next.
+        host_prepare: Bytes = Bytes::ZERO, SIZE;
+        /// How much of the host's memory is left to others.
+        ///
+        /// 0: nothing, at the risk that the kernel ends a process; any huge size: nothing is pinned. Larger, where
+        /// others on the host need more.
+        host_spare: Bytes = Bytes::gib(1), SIZE;
+        /// The folder for bytes that go to files: one on a local disk, that nobody else may write to.
+        files: Option<PathBuf> = None, FOLDER, absent "nothing goes to files" as "";
+        /// Whether bytes are hashed on the GPU before they leave, and compared when they are back.
+        ///
+        /// To find out whether bytes are lost on the way.
+        verify: bool = false, SWITCH;
+        /// The size of regions' extents.
+        ///
+        /// Smaller for many small regions, which then leave less unused; larger never: mapping costs by the extent, and
+        /// copies of one overlap with mapping the next.
+        extent: Bytes = Bytes::mib(128), MAPPABLE, if is_mappable;
+        /// How long a shrink waits for uses of what it takes to end, where the request does not say.
+        ///
+        /// 0: it fails at once where anything is in use. Larger, where requests last longer than that.
+        drain_timeout_ms: u64 = 30_000, "a whole number of milliseconds";
+        /// Whether relays are suspended, and give their contexts back, when everything is evicted.
+        ///
+        /// True: the first refill then begins over one link, and the others join it when their contexts are made again.
+        /// False: the first refill has all links, for a context (about half a GiB) on each relay while everything is
+        /// evicted.
+        suspend_relays: bool = true, SWITCH;
+
+        [expert]
+        /// How much host memory is pinned at once, where no more is asked for.
+        ///
+        /// Larger costs fewer driver calls, smaller lets copies begin earlier and suits where little is shrunk. 0 or any
+        /// huge size: as much as is asked for.
+        host_arena: Bytes = Bytes::mib(256), SIZE;
     }
 }

@@ -6,69 +6,86 @@ use std::path::PathBuf;
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// How copies between the host and a GPU use the links of the others.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Transfer {
-    /// Whether other GPUs are relays of a copy.
-    pub relays: Relays,
-    /// Whether relays are asked for from the start (`GLAKE_MULTI_PATH`); later `glake_multi_path` asks.
-    ///
-    /// Default false: a relay costs a context on its GPU, which a program that copies little need not pay.
-    pub multi_path: bool,
-    /// How many processes of the program run on this machine, as its launcher says (`LOCAL_WORLD_SIZE` and its kin).
-    ///
-    /// Absent: nobody says, so one. From 2 on the links belong to the other ranks' own copies, and relays that are merely
-    /// asked for stay off. 0 says the same as 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub local_ranks: Option<u32>,
-    /// GPUs that are no relays, by index among the visible ones or by PCI address.
-    ///
-    /// Default none: every visible GPU is one. GPUs that `CUDA_VISIBLE_DEVICES` hides are none in any case.
-    pub exclude: Vec<Gpu>,
-    /// The least size that goes over several links.
-    ///
-    /// Absent: what the path graph says, calibrated or conservative. 0: every copy; infinity (any size above the device's
-    /// memory): none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub break_even: Option<Bytes>,
-    /// Memory on each relay through which copies of GPU memory go that is not the pool's (that of `cudaMalloc`); a multiple of 2 MiB,
-    /// CUDA's granularity.
-    ///
-    /// Default 64 MiB, which is the most: two streams' copies at a time. 0: such copies take their GPU's own link alone.
-    pub slots: Bytes,
-    /// How many streams of the program can have copies over several links at a time.
-    ///
-    /// Default 8. Each has streams and events on each relay, made when they are wanted. A further stream's copies take one
-    /// link until another's are done. 0 is refused, and so is what no device bears.
-    pub streams: u32,
-    /// Threads that move pageable memory to and from pinned slots.
-    ///
-    /// Absent: by the cores that the process may use. 0: none, so that pageable memory is copied by the driver; more than
-    /// there are cores bring nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pageable_threads: Option<u32>,
-    /// Whether both sides of every copy that its call waits for are compared, whatever way it went; what differs is copied again.
-    ///
-    /// Default false; it takes as long as the copy itself, over one link, and more.
-    pub verify: bool,
-    /// Whether copies that a stream records into a graph are split over the links, as kernel nodes on the relays.
-    ///
-    /// Default false: they are one memcpy node each. A graph with nodes of other GPUs cannot be launched from a GPU, nor be the body
-    /// of a conditional node, and what a capture will be used for cannot be known while it is recorded.
-    pub graphs: bool,
-    /// Whether links of GPUs that the program uses too are lent to copies; else relays are only GPUs whose primary context nobody
-    /// has.
-    ///
-    /// Default false.
-    pub shared_gpus: bool,
-    /// The folder that calibrations are kept in (`glake topo --calibrate`).
-    ///
-    /// Absent: `glake/paths` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`), or none where there is none.
-    /// Empty: none, so that paths are assumed and refined by copies.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub calibrations: Option<PathBuf>,
+use super::knob::{GRANULARITY, SIZE, SWITCH, knobs};
+
+knobs! {
+    /// How copies between the host and a GPU use the links of the others.
+    Transfer as transfer {
+        [transfer]
+        /// Whether other GPUs' links carry copies: when asked and one rank is on the machine, from the start, or never.
+        ///
+        /// `"auto"`: when asked for, and off where several ranks run on the machine. True: from the start, whoever else
+        /// runs; for ranks that copy in turns. False: never; where another program's GPUs are visible.
+        relays: Relays = Relays::Auto, "\"auto\", true or false";
+        /// Whether relays are asked for from the start; later `glake_multi_path` (`glake.multi_path()`) asks.
+        ///
+        /// True: a program that copies much. A relay costs a context on its GPU, but while everything is evicted
+        /// (`tiers.suspend_relays`); `glake_copy_stats_json` says how much memory.
+        multi_path: bool = false, SWITCH;
+        /// How many processes of the program run on this machine.
+        ///
+        /// From 2 on the links belong to the other ranks' own copies, and relays that are merely asked for stay off. 0
+        /// says the same as 1. Absent, launchers say it: `LOCAL_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_SIZE`,
+        /// `MPI_LOCALNRANKS`, `MV2_COMM_WORLD_LOCAL_SIZE`, `LOCAL_SIZE`; Slurm's for this node of the step,
+        /// `SLURM_STEP_TASKS_PER_NODE`, or where `SLURM_PROCID` is set of the job; the most of them. For a launcher of
+        /// another name.
+        local_ranks: Option<u32> = None, "a whole number", absent "what its launcher says, else 1" as 1;
+        /// GPUs that are no relays, by index among the visible ones or by PCI address.
+        ///
+        /// For GPUs that others use. What `CUDA_VISIBLE_DEVICES` hides is never a relay.
+        exclude: Vec<Gpu> = Vec::new(), "a list of GPUs, by index or PCI address: [2, \"0000:3b:00.0\"]",
+            if |gpus| gpus.iter().all(Gpu::is_valid);
+        /// Threads that move pageable memory to and from pinned slots.
+        ///
+        /// 0: none, so that pageable memory is copied by the driver; more than there are cores bring nothing. Smaller,
+        /// if the program needs its cores while it copies.
+        pageable_threads: Option<u32> = None, "a whole number of threads, at most 256",
+            if |threads| threads.is_none_or(|threads| threads <= 256), absent "half of the cores, 8 at most" as 8;
+        /// Whether both sides of every copy that its call waits for are compared, whatever way it went.
+        ///
+        /// What differs is copied again. To find out whether a machine loses bytes; it takes more than the copy's own
+        /// time again, on one link.
+        verify: bool = false, SWITCH;
+        /// Whether copies that a stream records into a graph are split over the links, as kernel nodes on the relays.
+        ///
+        /// False: such a copy is one memcpy node, as the driver's own. True, where no such graph is launched from a GPU
+        /// or is the body of a conditional node: nodes of other GPUs do not allow that, and what a capture will be used
+        /// for cannot be known while it is recorded.
+        graphs: bool = false, SWITCH;
+        /// Whether links of GPUs that the program uses too are lent to copies.
+        ///
+        /// False: relays are only GPUs whose primary context nobody has. True: a program that uses several GPUs, and
+        /// copies with one of them while the others' links are idle.
+        shared_gpus: bool = false, SWITCH;
+        /// The folder that calibrations are kept in (`glake topo --calibrate`).
+        ///
+        /// Empty: none, so that paths are assumed, and refined by copies. For a home that is not kept, or is another
+        /// machine's too. Absent, the cache folder is `XDG_CACHE_HOME`, else `~/.cache`; none where there is none.
+        calibrations: Option<PathBuf> = None, "the path of a folder, or \"\"",
+            absent "glake/paths in the user's cache folder" as "";
+
+        [expert]
+        /// The least size that goes over several links.
+        ///
+        /// 0: every copy; any size above the device's memory: none. Smaller or larger after `glake bench copy` on your
+        /// machine. Memory of `cudaMalloc` is split from 3 MiB on at least.
+        break_even: Option<Bytes> = None, SIZE, absent "what the path graph says, calibrated or conservative" as "1MiB";
+        /// Memory on each relay through which copies of GPU memory go that is not the pool's (that of `cudaMalloc`).
+        ///
+        /// Two streams' copies at a time. 0, where relays' memory is short to the last MiB: such copies take their
+        /// GPU's own link alone.
+        relay_slots: Bytes = MOST_SLOTS, "a multiple of 2MiB, at most \"64MiB\"",
+            if |slots| slots.is_aligned(GRANULARITY) && *slots <= MOST_SLOTS;
+        /// How many streams of the program can have copies over several links at a time.
+        ///
+        /// Each takes a few streams and events on each relay, made when they are wanted. A further stream's copies take
+        /// one link until another's are done. Larger, if the statistics count copies that found no paths.
+        copy_streams: u32 = 8, "a whole number from 1 to 1024", if |streams| (1..=1024).contains(streams);
+    }
 }
+
+/// What a relay gives of its memory at most.
+const MOST_SLOTS: Bytes = Bytes::mib(64);
 
 /// Whether other GPUs are relays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -89,7 +106,7 @@ pub enum Relays {
 pub enum Gpu {
     /// Among the visible ones, counted from 0.
     Index(u32),
-    /// By its place: `0000:3b:00.0`, `3b:00.0`.
+    /// By its PCI address: `0000:3b:00.0`, `3b:00.0`.
     Pci(String),
 }
 
@@ -122,7 +139,9 @@ impl Gpu {
     pub fn is(&self, index: u32, pci: Option<&str>) -> bool {
         match self {
             Gpu::Index(named) => *named == index,
-            Gpu::Pci(named) => place(named).is_some_and(|named| pci.and_then(place) == Some(named)),
+            Gpu::Pci(named) => {
+                pci_numbers(named).is_some_and(|named| pci.and_then(pci_numbers) == Some(named))
+            }
         }
     }
 
@@ -130,13 +149,13 @@ impl Gpu {
     pub(super) fn is_valid(&self) -> bool {
         match self {
             Gpu::Index(_) => true,
-            Gpu::Pci(text) => place(text).is_some(),
+            Gpu::Pci(text) => pci_numbers(text).is_some(),
         }
     }
 }
 
 /// Domain, bus, device and function of a PCI address.
-fn place(text: &str) -> Option<[u32; 4]> {
+fn pci_numbers(text: &str) -> Option<[u32; 4]> {
     let number = |part: &str| u32::from_str_radix(part, 16).ok();
     let (rest, function) = text.rsplit_once('.')?;
     let (rest, device) = rest.rsplit_once(':')?;
@@ -149,25 +168,6 @@ impl fmt::Display for Gpu {
         match self {
             Gpu::Index(index) => write!(f, "{index}"),
             Gpu::Pci(text) => f.write_str(text),
-        }
-    }
-}
-
-impl Default for Transfer {
-    fn default() -> Self {
-        Transfer {
-            relays: Relays::Auto,
-            multi_path: false,
-            local_ranks: None,
-            exclude: Vec::new(),
-            break_even: None,
-            slots: Bytes::mib(64),
-            streams: 8,
-            pageable_threads: None,
-            verify: false,
-            graphs: false,
-            shared_gpus: false,
-            calibrations: None,
         }
     }
 }

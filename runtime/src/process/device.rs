@@ -85,7 +85,7 @@ impl DeviceMemory {
         // What is wanted is asked under the lock: who wants them later finds a pool that has started.
         open(&pool, relays());
         let pool = Arc::new(pool);
-        let interval = Duration::from_micros(config.wait.epoch_interval_us);
+        let interval = Duration::from_micros(config.epoch_interval_us);
         let ticker = Ticker::start(&pool, interval).map_err(|source| ProcessError::NoThread { source })?;
         let private = PrivatePools::default();
         let settled = AtomicU64::new(0);

@@ -1,15 +1,29 @@
-//! What starting a device's pool takes.
+//! The devices of a process: their pools, and what starting one takes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use glake_device::DeviceId;
 use glake_device::owned::Epochs;
+use glake_device::topology::Topology;
+use glake_device::{Address, DeviceId, DeviceInfo, Driver};
+use glake_tiers::LiveBlock;
 
 use super::device::{DeviceMemory, Started};
 use super::engine::ProcessEngine;
 use super::observers::Observers;
-use super::{ProcessError, Result};
+use super::{Found, ProcessError, Result};
 use crate::config;
+
+/// A driver, and what is known of what it drives.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) devices: Vec<DeviceInfo>,
+    /// The links between the devices; `None`: those of this machine.
+    pub(super) links: Option<Topology>,
+    /// How many mappings a device can have.
+    pub(super) mappings: u64,
+}
 
 /// The devices of a process, and what their pools are started with.
 #[derive(Debug)]
@@ -23,9 +37,45 @@ pub(super) struct DeviceRegistry {
     /// How many mappings a device can have.
     pub(super) mappings: u64,
     pub(super) observers: Arc<Observers>,
+    /// No thread of ours may call the driver any more, nor may what only keeps books.
+    stopped: AtomicBool,
 }
 
 impl DeviceRegistry {
+    pub(super) fn new(opened: Opened, config: config::Pool, transfer: config::Transfer) -> DeviceRegistry {
+        let Opened { driver, devices, links, mappings } = opened;
+        let engine = ProcessEngine::new(transfer, &devices, links);
+        let devices: Arc<[DeviceMemory]> =
+            devices.into_iter().map(|info| DeviceMemory::new(info, &config)).collect();
+        DeviceRegistry {
+            observers: Observers::new(devices.len()),
+            devices,
+            epochs: Epochs::new(driver),
+            engine,
+            config,
+            mappings,
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on no thread of ours calls the driver.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    /// Whether no thread of ours may call the driver any more.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// The live block that an address lies in.
+    pub(super) fn find(&self, address: Address) -> Option<Found> {
+        self.devices.iter().find_map(|memory| {
+            let LiveBlock { address, size, requested, .. } = memory.started()?.pool.find(address)?;
+            Some(Found { device: memory.id(), address, size, requested })
+        })
+    }
+
     #[inline]
     pub(super) fn device(&self, device: i64) -> Result<&DeviceMemory> {
         // No error is made, and dropped, where there is such a device.

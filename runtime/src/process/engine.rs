@@ -19,14 +19,14 @@ use std::sync::{Arc, OnceLock};
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, DeviceInfo, Driver, PointerKind};
-use glake_transfer::graph::{Direction, PathGraph};
+use glake_transfer::paths::{Direction, PathGraph};
 use glake_transfer::{Benefit, Engine, EngineOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::device::DeviceMemory;
 use super::device_registry::DeviceRegistry;
-use super::{Process, ProcessError, Result};
+use super::{ProcessError, Result};
 use crate::calibrations::Calibrations;
 use crate::config::{Relays, Transfer};
 
@@ -146,8 +146,8 @@ impl ProcessEngine {
         let options = EngineOptions {
             relays: self.candidates,
             break_even: self.config.break_even,
-            slots: self.config.slots,
-            streams: self.config.streams as usize,
+            slots: self.config.relay_slots,
+            streams: self.config.copy_streams as usize,
             pageable_threads: threads as usize,
             pageable_slots: Bytes::new(SLOTS.get() * u64::from(threads)),
             graphs: self.config.graphs,
@@ -212,40 +212,32 @@ impl ProcessEngine {
     }
 }
 
-impl Process {
+impl DeviceRegistry {
     /// Lets copies use the links of other GPUs, or no longer. They are made ready in the background: a copy takes one link
     /// until then, and no copy waits for it.
     ///
     /// # Errors
     /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] where there is no thread.
-    pub fn multi_path(&self, on: bool) -> Result<()> {
-        let Transfer { relays, local_ranks, .. } = *self.registry.engine.config();
-        if on && !self.registry.engine.config().allows_relays() {
+    pub(super) fn multi_path(&self, on: bool) -> Result<()> {
+        let Transfer { relays, local_ranks, .. } = *self.engine.config();
+        if on && !self.engine.config().allows_relays() {
             let (configured, ranks) = match relays {
                 Relays::Auto => ("\"auto\"", local_ranks),
                 _ => ("false", None),
             };
             return Err(ProcessError::NoRelays { configured, ranks });
         }
-        self.registry.engine.on.store(on, Ordering::Release);
+        self.engine.on.store(on, Ordering::Release);
         if on {
-            let engine = self.registry.engine.make(&self.epochs)?;
-            return self.registry.engine.start(engine, &self.devices);
+            let engine = self.engine.make(&self.epochs)?;
+            return self.engine.start(engine, &self.devices);
         }
-        if let Some(engine) = self.registry.engine.made() {
+        if let Some(engine) = self.engine.made() {
             engine.set_relays(DeviceSet::EMPTY);
         }
         Ok(())
     }
 
-    /// The engine, made now if it was not; its relays start with it where they are on.
-    #[inline]
-    pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
-        self.registry.engine()
-    }
-}
-
-impl DeviceRegistry {
     /// The engine, made now if it was not; its relays start with it where they are on.
     #[inline]
     pub(super) fn engine(&self) -> Result<&Arc<Engine>> {

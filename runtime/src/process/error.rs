@@ -111,6 +111,12 @@ pub enum ProcessError {
         /// Which.
         stream: Stream,
     },
+    /// A copy is waited for under a context that is not its GPU's primary one.
+    #[error(
+        "nobody can wait here for a copy under a context that is not its GPU's primary one: make that one current, or wait for the \
+         stream"
+    )]
+    ForeignContext,
     /// Relays are off by configuration.
     #[error(
         "copies cannot use other GPUs' links: transfer.relays is {configured}{}; set transfer.relays = true to use them all the same",

@@ -20,7 +20,7 @@
 //! let environment = Environment::from_iter([("GLAKE_DEVICE", "sim")]);
 //! let process = Process::start(Sources { environment, ..Sources::default() }.load()?)?;
 //! let address = process.malloc(0, Bytes::mib(20), Stream(0))?;
-//! assert_eq!(process.stats(0)?.all.allocated_bytes.current, 20 << 20);
+//! assert_eq!(process.reports().stats(0)?.all.allocated_bytes.current, 20 << 20);
 //! process.free(address)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -29,22 +29,21 @@ mod checkpoint;
 mod copies;
 mod device;
 mod device_registry;
-mod endpoint;
 mod engine;
 mod error;
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod fixture;
 mod gate;
 mod history;
 mod imports;
-mod made;
 mod observers;
-mod peers;
-mod pending;
-mod pinned;
 mod pools;
 mod private;
 mod refusal;
 mod regions;
-mod report;
+mod reports;
+mod sharing;
 mod shortage;
 mod snapshot;
 mod stats;
@@ -53,42 +52,37 @@ mod streams;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use glake_device::owned::Epochs;
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Recorder, Stream};
 use glake_sim::{Clock, SimOptions, Simulator, mapping_budget};
-use glake_tiers::{LiveBlock, PoolError};
+use glake_tiers::{PoolError, Restored};
 use glake_units::Bytes;
 
 use crate::backend::Backend;
 use crate::config::{Config, DeviceChoice};
-use crate::share::Exporter;
 pub use checkpoint::PoolCheckpoint;
-use copies::NativeCopies;
+pub use copies::{Copies, CopyAsk, Form};
 use device::{DeviceMemory, Started};
-use device_registry::DeviceRegistry;
-pub use endpoint::{Endpoint, EndsOfMany};
-use engine::ProcessEngine;
+use device_registry::{DeviceRegistry, Opened};
 pub use error::ProcessError;
 pub use gate::{Gate, GateView, Tags, UseId, WhenClosed};
 use history::Action;
 use imports::Imports;
-use made::MadeStreams;
-use observers::Observers;
-pub use observers::{OnMapping, OnShortage};
-use pending::PendingCopies;
-use pinned::PinnedRanges;
+pub use observers::{Observers, OnMapping, OnShortage};
+pub use pools::Pools;
 pub use private::{Filter, PoolId};
-use regions::{Background, RegionFlags, Regions};
+use regions::RegionFlags;
 pub use regions::{
-    Hook, MemoryUsage, Moved, Refill, RefillReport, RegionView, Shrink, ShrinkReport, SkippedExtent, Tier,
+    Hook, MemoryUsage, Moved, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, SkippedExtent,
+    Tier,
 };
+pub use reports::Reports;
+pub use sharing::Sharing;
 pub use shortage::Shortage;
 pub use snapshot::{BlockView, SegmentView};
 pub use stats::{DeviceStats, OwnStats, PoolStats, Stat};
-use streams::Streams;
+pub use streams::Streams;
 
 type Result<T> = std::result::Result<T, ProcessError>;
 
@@ -105,32 +99,22 @@ pub struct Found {
     pub requested: Bytes,
 }
 
-/// The memory of a process.
+/// The memory of a process: blocks, and the parts that have all else.
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    /// Counts and times every call; a hit makes none.
-    recorder: Arc<Recorder>,
     driver: Arc<dyn Driver>,
-    /// One clock for all pools: a capture on any device holds it.
-    epochs: Arc<Epochs>,
-    /// Shared with the engine's thread, which opens pools to relays.
+    /// The registry's, without a pointer between.
     devices: Arc<[DeviceMemory]>,
     registry: Arc<DeviceRegistry>,
-    /// Before `regions`: what it is still doing there ends with it.
-    background: Background,
-    regions: Arc<Regions>,
-    flags: Arc<RegionFlags>,
-    streams: Streams,
-    made: MadeStreams,
-    pending: PendingCopies,
-    native: NativeCopies,
-    pinned: PinnedRanges,
     observers: Arc<Observers>,
-    /// No thread of ours may call the driver any more, nor may what only keeps books.
-    stopped: AtomicBool,
-    exporter: Exporter,
-    imports: Arc<Imports>,
+    flags: Arc<RegionFlags>,
+    regions: Regions,
+    streams: Arc<Streams>,
+    pools: Pools,
+    copies: Copies,
+    sharing: Sharing,
+    reports: Reports,
 }
 
 impl Process {
@@ -171,48 +155,78 @@ impl Process {
         };
         let driver = around(driver);
         let devices = driver.devices()?;
-        let engine = ProcessEngine::new(config.transfer, &devices, links);
-        let devices: Arc<[DeviceMemory]> =
-            devices.into_iter().map(|info| DeviceMemory::new(info, &config.pool)).collect();
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
-        let epochs = Epochs::new(driver.clone());
-        let observers = Observers::new(devices.len());
-        let registry = Arc::new(DeviceRegistry {
-            devices: devices.clone(),
-            epochs: epochs.clone(),
-            engine,
-            config: config.pool,
-            mappings,
-            observers: observers.clone(),
-        });
+        let opened = Opened { driver: driver.clone(), devices, links, mappings };
+        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer));
         let imports = Arc::<Imports>::default();
-        let regions = Arc::new(Regions::new(&registry, config.tiers, &imports));
+        let streams = Arc::new(Streams::new(&registry));
+        let regions = Regions::new(&registry, config.tiers, &imports);
+        let set = regions.set();
         Ok(Process {
             name,
-            recorder,
-            observers,
-            stopped: AtomicBool::new(false),
             driver,
-            epochs,
-            devices,
-            background: Background::default(),
-            flags: regions.flags().clone(),
+            devices: registry.devices.clone(),
+            observers: registry.observers.clone(),
+            flags: set.flags().clone(),
+            pools: Pools::new(&registry, &streams, set),
+            copies: Copies::new(&registry, &streams, set),
+            sharing: Sharing::new(&registry, &imports),
+            reports: Reports {
+                recorder,
+                registry: registry.clone(),
+                streams: streams.clone(),
+                regions: set.clone(),
+            },
+            streams,
             regions,
             registry,
-            streams: Streams::new(),
-            made: MadeStreams::default(),
-            pending: PendingCopies::default(),
-            native: NativeCopies::default(),
-            pinned: PinnedRanges::default(),
-            exporter: Exporter::new(),
-            imports,
         })
     }
 
     /// What it runs on: `cuda`, `sim:h200x4`.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The driver, counted.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// The streams of the program.
+    pub fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    /// Its private pools.
+    pub fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
+    /// Its regions, and their gate.
+    pub fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Its copies.
+    pub fn copies(&self) -> &Copies {
+        &self.copies
+    }
+
+    /// What other devices and other processes touch.
+    pub fn sharing(&self) -> &Sharing {
+        &self.sharing
+    }
+
+    /// What is told of its memory.
+    pub fn reports(&self) -> &Reports {
+        &self.reports
+    }
+
+    /// Who is told of what happens, and the events that are kept.
+    pub fn observers(&self) -> &Observers {
+        &self.observers
     }
 
     /// How many devices there are.
@@ -231,10 +245,11 @@ impl Process {
         let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
         let capture = || self.driver.capture_state(memory.id(), raw).ok();
         let routed = started.private.domain_of(&started.pool, raw, capture);
-        let domain = if self.flags.is_plain() { routed } else { self.regions.domain_of(started, routed)? };
+        let domain =
+            if self.flags.is_plain() { routed } else { self.regions.set().domain_of(started, routed)? };
         let block = match started.pool.malloc_in(domain, size, stream) {
             Ok(block) => block,
-            Err(error) => return Err(self.refused(memory, size, raw, error)),
+            Err(error) => return Err(self.registry.refused(memory, size, raw, error)),
         };
         if self.observers.history.is_on() {
             let pool = started.private.name(domain).unwrap_or_default();
@@ -254,13 +269,14 @@ impl Process {
             self.note_free(address);
         }
         // The pool ends its sharing; what it could be opened by keeps memory.
-        self.exporter.forget_block(address);
-        let domain = if self.flags.is_any_evicted() { self.regions.domain_to_free(address) } else { None };
+        self.sharing.forget_block(address);
+        let domain =
+            if self.flags.is_any_evicted() { self.regions.set().domain_to_free(address) } else { None };
         for started in self.devices.iter().filter_map(DeviceMemory::started) {
             match started.pool.free(address) {
                 Ok(_) => {
                     if self.flags.is_any_evicted() {
-                        self.regions.freed(domain);
+                        self.regions.set().freed(domain);
                     }
                     return Ok(());
                 }
@@ -289,10 +305,7 @@ impl Process {
 
     /// The live block that an address lies in.
     pub fn find(&self, address: Address) -> Option<Found> {
-        self.devices.iter().find_map(|memory| {
-            let LiveBlock { address, size, requested, .. } = memory.started()?.pool.find(address)?;
-            Some(Found { device: memory.id(), address, size, requested })
-        })
+        self.registry.find(address)
     }
 
     /// Says that work of a stream uses a block that was allocated for another.
@@ -313,45 +326,6 @@ impl Process {
         Err(ProcessError::UnknownAddress { address })
     }
 
-    /// A stream of a device that does not synchronise with the legacy one, for programs without a CUDA runtime: those on
-    /// the simulated device have no other.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    pub fn create_stream(&self, device: i64) -> Result<Stream> {
-        Ok(self.made.create(&self.driver, self.device(device)?.id())?)
-    }
-
-    /// Waits on the host until the work of a stream is done; `None`: of the device that it is of.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    pub fn synchronize(&self, device: Option<i64>, raw: Stream) -> Result<()> {
-        let device = match device {
-            Some(device) => self.device(device)?.id(),
-            None => self.driver.stream_device(raw)?,
-        };
-        Ok(self.driver.stream_synchronize(device, raw)?)
-    }
-
-    /// Destroys a stream of [`Process::create_stream`]; its work still runs to its end.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownStream`].
-    pub fn destroy_stream(&self, device: i64, raw: Stream) -> Result<()> {
-        let device = self.device(device)?.id();
-        if !self.made.destroy(device, raw) {
-            return Err(ProcessError::UnknownStream { device, stream: raw });
-        }
-        self.epochs.forget(device, raw);
-        if let Some(stream) = self.streams.forget(device, raw)
-            && let Some(engine) = self.registry.engine.made()
-        {
-            engine.forget_stream(stream);
-        }
-        Ok(())
-    }
-
     /// Waits for pending frees, then releases free memory until at most `keep` is reserved on the device, or on each if
     /// none is named; returns how much went. While a capture is open nothing is waited for.
     ///
@@ -367,11 +341,30 @@ impl Process {
             // A trim also closes slabs that their streams would use again.
             if started.pool.reserved() <= keep { Ok(Bytes::ZERO) } else { Ok(started.pool.trim(keep)?) }
         });
-        self.imports.settle();
+        self.sharing.settle();
         // All first: the first failure shall not keep the other devices from it.
         let trimmed: Vec<Result<Bytes>> = trimmed.collect();
-        self.regions.given_up();
+        self.regions.set().given_up();
         trimmed.into_iter().sum()
+    }
+
+    /// Makes exactly the blocks of a checkpoint live again, at their addresses ([`glake_tiers::GpuPool::restore`]).
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownPool`]; what the pool refuses: the same blocks as before are live then.
+    pub fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
+        let restored = self.pools.restore(checkpoint)?;
+        // The pool has ended them before their bytes could be others'; what they were opened by is closed.
+        self.sharing.forget_ended();
+        Ok(restored)
+    }
+
+    /// The largest request that would be served now, with stitching and growing; starts the device's pool.
+    ///
+    /// # Errors
+    /// What the driver answers when asked for its free memory.
+    pub fn largest(&self, device: i64) -> Result<Bytes> {
+        Ok(self.started(self.device(device)?)?.pool.largest()?)
     }
 
     /// Changes the part of a device's memory that may be reserved; its pool need not have started.
@@ -398,14 +391,14 @@ impl Process {
     /// back. From then on no thread of ours calls the driver: frees are bookkeeping, and a miss on a caller's thread does what ticks
     /// would have done.
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.background.stop();
-        self.exporter.stop();
+        self.registry.stop();
+        self.regions.stop_background();
+        self.sharing.stop();
         if let Some(engine) = self.registry.engine.made() {
             engine.stop();
         }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
-        self.regions.end_files();
+        self.regions.set().end_files();
     }
 
     #[inline]

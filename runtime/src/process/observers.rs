@@ -19,7 +19,7 @@ pub type OnShortage = Arc<dyn Fn(&Shortage) + Send + Sync>;
 pub type OnMapping = Arc<dyn Fn(DeviceId, bool, Address, Bytes) + Send + Sync>;
 
 /// The observers of a process, one of each kind, and the history, which is one too.
-pub(super) struct Observers {
+pub struct Observers {
     pub(super) history: History,
     shortage: RwLock<Option<OnShortage>>,
     mapping: RwLock<Option<OnMapping>>,
@@ -34,13 +34,25 @@ impl Observers {
         })
     }
 
-    pub(super) fn watch_shortage(&self, observer: Option<OnShortage>) {
+    /// Starts or stops to keep events, the last `most` of them.
+    pub fn keep_history(&self, on: bool, most: u64, clear: bool) {
+        self.history.keep(on, most, clear);
+    }
+
+    /// Whether events are kept.
+    pub fn keeps_history(&self) -> bool {
+        self.history.is_on()
+    }
+
+    /// Who is told of every request that is about to be refused for want of memory; replaces who was told before.
+    pub fn on_shortage(&self, observer: Option<OnShortage>) {
         let before = std::mem::replace(&mut *self.shortage.write(), observer);
         // Its end is the program's code.
         drop(before);
     }
 
-    pub(super) fn watch_mapping(&self, observer: Option<OnMapping>) {
+    /// Who is told of every range that is mapped and unmapped; replaces who was told before.
+    pub fn on_mapping(&self, observer: Option<OnMapping>) {
         let before = std::mem::replace(&mut *self.mapping.write(), observer);
         drop(before);
     }

@@ -1,18 +1,43 @@
-//! Private pools, as programs ask for them: by device and number.
+//! Private pools, as programs ask for them: by device and number. What one device's are is in `private`.
+
+use std::sync::Arc;
 
 use glake_device::{Address, Stream};
+use glake_tiers::Restored;
 use glake_units::Bytes;
 
+use super::checkpoint::PoolCheckpoint;
 use super::device::Started;
-use super::{Filter, PoolId, Process, ProcessError, Result};
+use super::device_registry::DeviceRegistry;
+use super::history::Action;
+use super::regions::RegionSet;
+use super::streams::Streams;
+use super::{Filter, PoolId, ProcessError, Result};
 
-impl Process {
+/// The private pools of a process.
+#[derive(Debug)]
+pub struct Pools {
+    registry: Arc<DeviceRegistry>,
+    streams: Arc<Streams>,
+    /// What is evicted of a pool that is given up keeps nobody out any more.
+    regions: Arc<RegionSet>,
+}
+
+impl Pools {
+    pub(super) fn new(
+        registry: &Arc<DeviceRegistry>,
+        streams: &Arc<Streams>,
+        regions: &Arc<RegionSet>,
+    ) -> Pools {
+        Pools { registry: registry.clone(), streams: streams.clone(), regions: regions.clone() }
+    }
+
     /// Makes a private pool, or adds an owner to it.
     ///
     /// # Errors
     /// What starting the device's pool meets.
-    pub fn create_pool(&self, device: i64, id: PoolId) -> Result<()> {
-        let started = self.started(self.device(device)?)?;
+    pub fn create(&self, device: i64, id: PoolId) -> Result<()> {
+        let started = self.registry.started(self.registry.device(device)?)?;
         started.private.create(&started.pool, id);
         Ok(())
     }
@@ -22,12 +47,12 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::PoolOpen`] where they go there already, but for a capture that is over.
-    pub fn begin_pool(&self, device: i64, id: PoolId, filter: Option<Filter>) -> Result<()> {
-        let started = self.started(self.device(device)?)?;
+    pub fn begin(&self, device: i64, id: PoolId, filter: Option<Filter>) -> Result<()> {
+        let started = self.registry.started(self.registry.device(device)?)?;
         started.private.begin(&started.pool, id, filter)
     }
 
-    /// Says on which stream the capture begins that [`Process::begin_pool`] was called for. An allocation of its thread elsewhere is
+    /// Says on which stream the capture begins that [`Pools::begin`] was called for. An allocation of its thread elsewhere is
     /// then no sign that there is none.
     ///
     /// # Errors
@@ -37,11 +62,11 @@ impl Process {
         started.private.expect(&started.pool, id, stream)
     }
 
-    /// Ends what [`Process::begin_pool`] began; the pool stays.
+    /// Ends what [`Pools::begin`] began; the pool stays.
     ///
     /// # Errors
     /// [`ProcessError::UnknownPool`] where nothing was begun.
-    pub fn end_pool(&self, device: i64, id: PoolId) -> Result<()> {
+    pub fn end(&self, device: i64, id: PoolId) -> Result<()> {
         let started = self.named(device, id)?;
         started.private.end(&started.pool, id)
     }
@@ -50,7 +75,7 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::UnknownPool`].
-    pub fn release_pool(&self, device: i64, id: PoolId) -> Result<()> {
+    pub fn release(&self, device: i64, id: PoolId) -> Result<()> {
         let started = self.named(device, id)?;
         let released = started.private.release(&started.pool, id);
         self.regions.given_up();
@@ -61,15 +86,15 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::NoSuchDevice`].
-    pub fn pool_owners(&self, device: i64, id: PoolId) -> Result<u32> {
-        Ok(self.device(device)?.started().map_or(0, |started| started.private.owners(id)))
+    pub fn owners(&self, device: i64, id: PoolId) -> Result<u32> {
+        Ok(self.registry.device(device)?.started().map_or(0, |started| started.private.owners(id)))
     }
 
     /// Calls `visit` with the address and the size of every live block of a private pool.
     ///
     /// # Errors
     /// [`ProcessError::UnknownPool`].
-    pub fn pool_blocks(&self, device: i64, id: PoolId, mut visit: impl FnMut(Address, Bytes)) -> Result<()> {
+    pub fn blocks(&self, device: i64, id: PoolId, mut visit: impl FnMut(Address, Bytes)) -> Result<()> {
         let started = self.named(device, id)?;
         let domain = started.private.domain(&started.pool, id)?;
         started.pool.blocks_of(domain).into_iter().for_each(|block| visit(block.address, block.size));
@@ -81,7 +106,7 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::UnknownPool`]; what the driver answers.
-    pub fn trim_pool(&self, device: i64, id: PoolId) -> Result<Bytes> {
+    pub fn trim(&self, device: i64, id: PoolId) -> Result<Bytes> {
         let started = self.named(device, id)?;
         let domain = started.private.domain(&started.pool, id)?;
         started.settle()?;
@@ -90,9 +115,91 @@ impl Process {
         Ok(trimmed?)
     }
 
+    /// Remembers which blocks of a private pool are live.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownPool`].
+    pub fn checkpoint(&self, device: i64, id: PoolId) -> Result<PoolCheckpoint> {
+        let started = self.named(device, id)?;
+        let blocks = started.pool.checkpoint(started.private.domain(&started.pool, id)?)?;
+        Ok(PoolCheckpoint { device, id, blocks })
+    }
+
+    /// Makes exactly the blocks of a checkpoint live again, at their addresses; see [`super::Process::restore`].
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownPool`]; what the pool refuses: the same blocks as before are live then.
+    pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
+        let PoolCheckpoint { device, id, blocks } = checkpoint;
+        let started = self.named(*device, *id)?;
+        let restored = started.pool.restore(started.private.domain(&started.pool, *id)?, blocks)?;
+        let history = &self.registry.observers.history;
+        if history.is_on() {
+            let freed = restored.freed.iter().flat_map(|block| {
+                [Action::FreeRequested, Action::FreeCompleted].map(|action| (action, block))
+            });
+            for (action, block) in freed.chain(restored.claimed.iter().map(|block| (Action::Alloc, block))) {
+                let stream = self.streams.handle(block.stream).unwrap_or(Stream(0));
+                let place = (block.address.0, block.size.get());
+                history.note(action, started.pool.device(), place, stream, *id);
+            }
+        }
+        Ok(restored)
+    }
+
     /// A device that has private pools.
-    pub(super) fn named(&self, device: i64, id: PoolId) -> Result<&Started> {
-        let memory = self.device(device)?;
+    fn named(&self, device: i64, id: PoolId) -> Result<&Started> {
+        let memory = self.registry.device(device)?;
         memory.started().ok_or(ProcessError::UnknownPool { device: memory.id(), id })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use super::super::fixture::Parts;
+    use super::*;
+
+    const ID: PoolId = PoolId(4, 0);
+
+    #[test]
+    fn a_pool_lives_as_long_as_its_owners() {
+        let Parts { pools, .. } = Parts::new();
+        assert!(
+            matches!(pools.end(0, ID), Err(ProcessError::UnknownPool { .. })),
+            "its device has not started"
+        );
+        assert_eq!(pools.owners(0, ID).unwrap(), 0);
+        pools.create(0, ID).unwrap();
+        pools.begin(0, ID, None).unwrap();
+        pools.end(0, ID).unwrap();
+        assert_eq!((pools.owners(0, ID).unwrap(), pools.owners(1, ID).unwrap()), (2, 0));
+        pools.release(0, ID).unwrap();
+        pools.release(0, ID).unwrap();
+        assert!(matches!(pools.trim(0, ID), Err(ProcessError::UnknownPool { .. })));
+        assert!(matches!(pools.create(5, ID), Err(ProcessError::NoSuchDevice { device: 5, .. })));
+    }
+
+    #[test]
+    fn a_restore_makes_the_blocks_of_its_checkpoint_live_again() {
+        let Parts { pools, registry, streams, sim, .. } = Parts::new();
+        pools.create(0, ID).unwrap();
+        let started = pools.named(0, ID).unwrap();
+        let domain = started.private.domain(&started.pool, ID).unwrap();
+        let stream = streams.of(&*sim, glake_device::DeviceId(0), Stream(0)).unwrap();
+        let block = started.pool.malloc_in(domain, Bytes::mib(20), stream).unwrap().address;
+        let live = || {
+            let mut live = Vec::new();
+            pools.blocks(0, ID, |address, _| live.push(address)).unwrap();
+            live
+        };
+        let checkpoint = pools.checkpoint(0, ID).unwrap();
+        registry.observers.keep_history(true, 10, false);
+        started.pool.free(block).unwrap();
+        assert_eq!(live(), []);
+        pools.restore(&checkpoint).unwrap();
+        assert_eq!(live(), [block]);
+        let kept = registry.observers.history.of(started.pool.device());
+        assert_eq!(kept.last().map(|event| (event.action, event.pool)), Some((Action::Alloc, ID)));
     }
 }

@@ -6,11 +6,12 @@ use glake_tiers::PoolError;
 use glake_units::Bytes;
 
 use super::device::{DeviceMemory, Started};
+use super::device_registry::DeviceRegistry;
 use super::history::Action;
-use super::{PoolId, Process, ProcessError, Shortage};
+use super::{PoolId, ProcessError, Shortage};
 use crate::backend::BackendError;
 
-impl Process {
+impl DeviceRegistry {
     /// Out of memory, told in full; anything else as it is.
     #[cold]
     pub(super) fn refused(
@@ -37,7 +38,7 @@ impl Process {
         let stats = started.pool.stats();
         let total = memory.info.memory;
         let reserved = Bytes::new(stats.all.reserved_bytes.current);
-        let free = self.driver.memory_info(memory.id()).map(|info| info.free);
+        let free = self.epochs.driver().memory_info(memory.id()).map(|info| info.free);
         let limit = match error {
             PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. }
             | PoolError::CaptureOpen { refusal: StitchError::OutOfMemory { limit, .. }, .. } => *limit,

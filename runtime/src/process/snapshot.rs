@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::device::DeviceMemory;
 use super::history::{Action, Entry};
-use super::{PoolId, Process, RegionView};
+use super::reports::Reports;
+use super::{PoolId, RegionView};
 
 /// A mapped range of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ pub struct BlockView {
     pub lent: bool,
 }
 
-impl Process {
+impl Reports {
     /// Every mapped range of a device, and what lies in it.
     pub(super) fn segments_of(&self, memory: &DeviceMemory) -> Vec<SegmentView> {
         let Some(started) = memory.started() else { return Vec::new() };
@@ -77,10 +78,10 @@ impl Process {
 
     /// Torch's snapshot: segments of all devices, the events that were kept, and how the pool is set.
     pub fn snapshot(&self) -> Value {
-        let devices: Vec<_> = self.devices.iter().collect();
-        if self.observers.history.is_on() {
+        let devices: Vec<_> = self.registry.devices.iter().collect();
+        if self.registry.observers.history.is_on() {
             for memory in devices.iter().filter(|memory| memory.started().is_some()) {
-                self.observers.history.note(
+                self.registry.observers.history.note(
                     Action::Snapshot,
                     memory.id(),
                     (0, 0),
@@ -96,7 +97,7 @@ impl Process {
             .collect();
         let traces: Vec<Vec<Value>> = devices
             .iter()
-            .map(|memory| self.observers.history.of(memory.id()).iter().map(Entry::json).collect())
+            .map(|memory| self.registry.observers.history.of(memory.id()).iter().map(Entry::json).collect())
             .collect();
         json!({
             "segments": segments,
@@ -120,7 +121,7 @@ impl Process {
             "roundup_power2_divisions": {},
             "glake": serde_json::to_value(&self.registry.config).unwrap_or_default(),
             // Here, because torch's snapshots have no other place for what they do not know.
-            "glake_regions": self.regions().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
+            "glake_regions": self.regions.views().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
         })
     }
 }

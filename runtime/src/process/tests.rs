@@ -39,7 +39,7 @@ fn the_simulator_is_never_taken_unasked() {
 fn pools_start_when_their_device_is_used() {
     let process = started("");
     assert_eq!((process.name(), process.device_count()), ("sim:h200x4", 4));
-    assert_eq!(process.stats(3).unwrap(), DeviceStats::default());
+    assert_eq!(process.reports().stats(3).unwrap(), DeviceStats::default());
     assert!(process.devices.iter().all(|memory| memory.started().is_none()));
     let address = process.malloc(3, mib(5), STREAM).unwrap();
     assert_eq!(process.find(address).unwrap().device, DeviceId(3));
@@ -71,19 +71,19 @@ fn a_refusal_is_told_in_torch_s_words_and_to_who_watches() {
     let process = started("pool.limit = \"64MiB\"");
     let told = Arc::new(AtomicU64::new(0));
     let note = told.clone();
-    process.on_shortage(Some(Arc::new(move |shortage| {
+    process.observers().on_shortage(Some(Arc::new(move |shortage| {
         note.fetch_add(shortage.wanted.get(), Ordering::Relaxed);
     })));
-    process.keep_history(true, 10, false);
+    process.observers().keep_history(true, 10, false);
     let error = process.malloc(0, mib(80), STREAM).unwrap_err();
     assert!(
         error.to_string().starts_with("CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has"),
         "{error}"
     );
-    process.on_shortage(None);
+    process.observers().on_shortage(None);
     assert!(process.malloc(0, Bytes::MAX, STREAM).is_err());
     assert_eq!(told.load(Ordering::Relaxed), 80 << 20);
-    let snapshot = process.snapshot();
+    let snapshot = process.reports().snapshot();
     let trace = &snapshot["device_traces"][0];
     assert_eq!((&trace[0]["action"], &trace[0]["size"]), (&"oom".into(), &(80_u64 << 20).into()));
     assert!(trace[0]["device_free"].as_u64() > Some(1 << 30));
@@ -98,12 +98,12 @@ fn what_no_device_holds_is_refused_and_counted_as_any_shortage() {
     let memory = process.device(0).unwrap().info.memory.get();
     let sizes = [memory + 1, u64::MAX - 1024, u64::MAX - 511, u64::MAX - 1, u64::MAX];
     for (before, size) in (0..).zip(sizes) {
-        assert_eq!(process.stats(0).unwrap().num_ooms, before);
+        assert_eq!(process.reports().stats(0).unwrap().num_ooms, before);
         let error = process.malloc(0, Bytes::new(size), STREAM).unwrap_err();
         assert!(matches!(error, ProcessError::OutOfMemory(_)), "{size}: {error}");
         assert!(!error.to_string().contains("waited for all pending work"), "{error}");
     }
-    assert_eq!(process.stats(0).unwrap().num_ooms, 5);
+    assert_eq!(process.reports().stats(0).unwrap().num_ooms, 5);
 }
 
 #[test]
@@ -111,26 +111,26 @@ fn a_private_pool_is_its_own_and_goes_with_its_last_owner() {
     let process = started("");
     let id = PoolId(0, 9);
     let own = process.streams.of(&*process.driver, DeviceId(0), STREAM).unwrap().raw;
-    process.begin_pool(0, id, Some(Arc::new(move |stream| stream == own))).unwrap();
+    process.pools().begin(0, id, Some(Arc::new(move |stream| stream == own))).unwrap();
     let inside = process.malloc(0, mib(10), STREAM).unwrap();
-    process.end_pool(0, id).unwrap();
+    process.pools().end(0, id).unwrap();
     let outside = process.malloc(0, mib(10), STREAM).unwrap();
     let mut live = Vec::new();
-    process.pool_blocks(0, id, |address, size| live.push((address, size))).unwrap();
+    process.pools().blocks(0, id, |address, size| live.push((address, size))).unwrap();
     assert_eq!(live, [(inside, mib(10))]);
-    let views = process.segments(0).unwrap();
+    let views = process.reports().segments(0).unwrap();
     let whose = |address| {
         let of = |view: &&SegmentView| view.blocks.iter().any(|block| block.live && block.address == address);
         views.iter().find(of).unwrap().pool
     };
     assert_eq!((whose(inside), whose(outside)), (id, PoolId::default()));
     process.free(inside).unwrap();
-    assert_eq!(process.pool_owners(0, id).unwrap(), 1);
-    process.release_pool(0, id).unwrap();
-    assert_eq!(process.pool_owners(0, id).unwrap(), 0);
+    assert_eq!(process.pools().owners(0, id).unwrap(), 1);
+    process.pools().release(0, id).unwrap();
+    assert_eq!(process.pools().owners(0, id).unwrap(), 0);
     process.free(outside).unwrap();
     process.trim(None, Bytes::ZERO).unwrap();
-    assert_eq!(process.stats(0).unwrap().all.reserved_bytes.current, 0);
+    assert_eq!(process.reports().stats(0).unwrap().all.reserved_bytes.current, 0);
 }
 
 /// A hold is there from the begin on; an allocation on a stream that captures nothing shows that none is needed.
@@ -147,31 +147,31 @@ fn epochs_are_held_for_a_capture_only() {
     };
     assert!(!held(&process));
     let only_other: Filter = Arc::new(|stream| stream == Stream::LEGACY);
-    process.begin_pool(0, PoolId(1, 0), Some(only_other)).unwrap();
+    process.pools().begin(0, PoolId(1, 0), Some(only_other)).unwrap();
     assert!(held(&process), "on every device: peers' work is covered too");
     process.trim(None, Bytes::ZERO).unwrap();
     let routed = process.malloc(0, mib(10), Stream::LEGACY).unwrap();
     assert!(!held(&process));
     process.free(routed).unwrap();
-    process.end_pool(0, PoolId(1, 0)).unwrap();
-    process.begin_pool(0, PoolId(1, 0), None).unwrap();
+    process.pools().end(0, PoolId(1, 0)).unwrap();
+    process.pools().begin(0, PoolId(1, 0), None).unwrap();
     assert!(held(&process));
-    process.end_pool(0, PoolId(1, 0)).unwrap();
+    process.pools().end(0, PoolId(1, 0)).unwrap();
     assert!(!held(&process));
 }
 
 #[test]
 fn a_snapshot_covers_every_byte_that_is_reserved() {
     let process = started("");
-    process.keep_history(true, 100, false);
+    process.observers().keep_history(true, 100, false);
     let blocks: Vec<_> = [300, 3 << 20, 40 << 20, 700_000]
         .map(|size| process.malloc(0, Bytes::new(size), STREAM).unwrap())
         .into();
     process.free(blocks[1]).unwrap();
-    let snapshot = process.snapshot();
+    let snapshot = process.reports().snapshot();
     let segments = snapshot["segments"].as_array().unwrap();
     let total = |key: &str| segments.iter().filter_map(|segment| segment[key].as_u64()).sum::<u64>();
-    let stats = process.stats(0).unwrap().all;
+    let stats = process.reports().stats(0).unwrap().all;
     assert_eq!(total("total_size"), stats.reserved_bytes.current.unsigned_abs());
     assert_eq!(total("allocated_size"), stats.allocated_bytes.current.unsigned_abs());
     assert_eq!(total("requested_size"), stats.requested_bytes.current.unsigned_abs());
@@ -209,7 +209,7 @@ fn a_snapshot_covers_every_byte_that_is_reserved() {
 fn statistics_have_every_key_of_torch() {
     let process = started("");
     process.malloc(0, mib(3), STREAM).unwrap();
-    let stats = process.stats(0).unwrap().json();
+    let stats = process.reports().stats(0).unwrap().json();
     let kinds = "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes \
                  inactive_split_bytes requested_bytes";
     for kind in kinds.split_whitespace() {
@@ -229,14 +229,14 @@ fn statistics_have_every_key_of_torch() {
 fn a_peer_may_touch_what_there_is_and_what_comes() {
     let process = started("");
     let before = process.malloc(1, mib(20), STREAM).unwrap();
-    process.enable_peer(0, 1).unwrap();
-    process.enable_peer(0, 1).unwrap();
-    process.enable_peer(2, 3).unwrap();
+    process.sharing().enable_peer(0, 1).unwrap();
+    process.sharing().enable_peer(0, 1).unwrap();
+    process.sharing().enable_peer(2, 3).unwrap();
     let after = process.malloc(1, mib(200), STREAM).unwrap();
     for address in [before, after] {
         process.driver.read_now(DeviceId(0), address, &mut [0; 4]).unwrap();
     }
-    assert!(process.enable_peer(0, 9).is_err() && process.enable_peer(-1, 0).is_err());
+    assert!(process.sharing().enable_peer(0, 9).is_err() && process.sharing().enable_peer(-1, 0).is_err());
 }
 
 #[test]
@@ -256,10 +256,10 @@ fn a_block_is_shared_until_it_is_freed() {
     let process = started("");
     let block = process.malloc(0, mib(40), STREAM).unwrap();
     let inside = Address(block.0 + 12_345);
-    let (handle, offset) = process.share(inside).unwrap();
-    assert_eq!(process.share(block).unwrap().0, handle);
-    let base = process.open_shared(&handle, 0).unwrap();
-    assert_eq!(process.open_shared(&handle, 0).unwrap(), base);
+    let (handle, offset) = process.sharing().share(inside).unwrap();
+    assert_eq!(process.sharing().share(block).unwrap().0, handle);
+    let base = process.sharing().open(&handle, 0).unwrap();
+    assert_eq!(process.sharing().open(&handle, 0).unwrap(), base);
     let there = Address(base.0 + offset.get());
     process.devices[0].started().unwrap().pool.write(inside, b"seen").unwrap();
     let read = |device| {
@@ -267,52 +267,52 @@ fn a_block_is_shared_until_it_is_freed() {
         process.driver.read_now(DeviceId(device), there, &mut bytes).map(|()| bytes)
     };
     assert_eq!(&read(0).unwrap(), b"seen");
-    process.enable_peer(2, 0).unwrap();
+    process.sharing().enable_peer(2, 0).unwrap();
     assert_eq!(&read(2).unwrap(), b"seen");
-    process.close_shared(base).unwrap();
+    process.sharing().close(base).unwrap();
     assert!(read(0).is_ok());
-    process.begin_pool(0, PoolId(0, 1), None).unwrap();
-    process.close_shared(base).unwrap();
+    process.pools().begin(0, PoolId(0, 1), None).unwrap();
+    process.sharing().close(base).unwrap();
     assert!(read(0).is_ok(), "a capture may be open");
-    assert!(matches!(process.close_shared(base), Err(ProcessError::NotOpen { .. })));
-    process.end_pool(0, PoolId(0, 1)).unwrap();
+    assert!(matches!(process.sharing().close(base), Err(ProcessError::NotOpen { .. })));
+    process.pools().end(0, PoolId(0, 1)).unwrap();
     process.trim(None, Bytes::ZERO).unwrap();
     assert!(read(0).is_err());
     process.free(block).unwrap();
-    assert!(matches!(process.open_shared(&handle, 0), Err(ProcessError::Share(_))));
-    assert!(matches!(process.share(block), Err(ProcessError::InNoBlock { .. })));
+    assert!(matches!(process.sharing().open(&handle, 0), Err(ProcessError::Share(_))));
+    assert!(matches!(process.sharing().share(block), Err(ProcessError::InNoBlock { .. })));
 }
 
 #[test]
 fn a_private_pool_keeps_what_is_free_until_it_is_trimmed_by_name() {
     let process = started("");
     let id = PoolId(0, 3);
-    let reserved = || process.stats(0).unwrap().all.reserved_bytes.current;
-    process.begin_pool(0, id, None).unwrap();
+    let reserved = || process.reports().stats(0).unwrap().all.reserved_bytes.current;
+    process.pools().begin(0, id, None).unwrap();
     let block = process.malloc(0, mib(40), STREAM).unwrap();
-    process.end_pool(0, id).unwrap();
+    process.pools().end(0, id).unwrap();
     process.free(block).unwrap();
     process.trim(None, Bytes::ZERO).unwrap();
     assert!(reserved() >= 40 << 20);
-    assert!(process.trim_pool(0, id).unwrap() >= mib(40));
+    assert!(process.pools().trim(0, id).unwrap() >= mib(40));
     assert_eq!(reserved(), 0);
-    process.release_pool(0, id).unwrap();
-    assert!(matches!(process.trim_pool(0, id), Err(ProcessError::UnknownPool { .. })));
+    process.pools().release(0, id).unwrap();
+    assert!(matches!(process.pools().trim(0, id), Err(ProcessError::UnknownPool { .. })));
 }
 
 #[test]
 fn a_pool_that_was_made_by_name_is_stitched() {
     let process = started("");
     let id = PoolId(0, 4);
-    process.create_pool(0, id).unwrap();
-    process.begin_pool(0, id, None).unwrap();
+    process.pools().create(0, id).unwrap();
+    process.pools().begin(0, id, None).unwrap();
     let blocks: Vec<_> = (0..8).map(|_| process.malloc(0, mib(64), STREAM).unwrap()).collect();
     blocks.iter().step_by(2).for_each(|&block| process.free(block).unwrap());
-    let before = process.stats(0).unwrap();
+    let before = process.reports().stats(0).unwrap();
     process.malloc(0, mib(192), STREAM).unwrap();
-    let after = process.stats(0).unwrap();
+    let after = process.reports().stats(0).unwrap();
     assert_eq!(after.all.reserved_bytes.current, before.all.reserved_bytes.current);
-    process.end_pool(0, id).unwrap();
+    process.pools().end(0, id).unwrap();
 }
 
 #[test]
@@ -320,32 +320,35 @@ fn mappings_are_told_while_somebody_watches() {
     let process = started("");
     let mapped = Arc::new(AtomicU64::new(0));
     let note = mapped.clone();
-    process.on_mapping(Some(Arc::new(move |device, mapped, _, size| {
+    process.observers().on_mapping(Some(Arc::new(move |device, mapped, _, size| {
         assert_eq!(device, DeviceId(2));
         let signed = if mapped { size.get() } else { size.get().wrapping_neg() };
         note.fetch_add(signed, Ordering::Relaxed);
     })));
     let block = process.malloc(2, mib(100), STREAM).unwrap();
-    assert_eq!(mapped.load(Ordering::Relaxed), process.stats(2).unwrap().all.reserved_bytes.current as u64);
+    assert_eq!(
+        mapped.load(Ordering::Relaxed),
+        process.reports().stats(2).unwrap().all.reserved_bytes.current as u64
+    );
     process.free(block).unwrap();
     process.trim(Some(2), Bytes::ZERO).unwrap();
     assert_eq!(mapped.load(Ordering::Relaxed), 0);
-    process.on_mapping(None);
+    process.observers().on_mapping(None);
     process.malloc(2, mib(100), STREAM).unwrap();
     assert_eq!(mapped.load(Ordering::Relaxed), 0);
-    assert_eq!(process.stats(2).unwrap().own.epoch_lags, 2);
+    assert_eq!(process.reports().stats(2).unwrap().own.epoch_lags, 2);
 }
 
 fn ready(process: &Process) {
     let begin = std::time::Instant::now();
-    while process.copy_stats()["ready"] != true {
-        assert!(begin.elapsed().as_secs() < 60, "{}", process.copy_stats());
+    while process.copies().statistics()["ready"] != true {
+        assert!(begin.elapsed().as_secs() < 60, "{}", process.copies().statistics());
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
 }
 
 fn reach_of(process: &Process, address: Address) -> Vec<u32> {
-    let end = process.end_of(address, mib(2)).unwrap().unwrap();
+    let end = process.copies().ends.end_of(address, mib(2)).unwrap().unwrap();
     assert!(matches!(end.kind, PointerKind::Device { mapped: true, .. }));
     end.reach.iter().map(|device| device.0).collect()
 }
@@ -355,25 +358,25 @@ fn pools_are_opened_to_relays_whenever_they_start() {
     let process = started("transfer.exclude = [2]\ntransfer.shared_gpus = true");
     let early = process.malloc(0, mib(4), STREAM).unwrap();
     assert_eq!(reach_of(&process, early), [0]);
-    process.multi_path(true).unwrap();
+    process.copies().multi_path(true).unwrap();
     ready(&process);
     let late = process.malloc(1, mib(4), STREAM).unwrap();
     assert_eq!(reach_of(&process, early), [0, 1, 3]);
     assert_eq!(reach_of(&process, late), [0, 1, 3]);
-    let stats = process.copy_stats();
+    let stats = process.copies().statistics();
     assert_eq!(stats["relays"], serde_json::json!([0, 1, 3]));
     assert_eq!(stats["relay_costs"].as_array().unwrap().len(), 3);
-    process.multi_path(false).unwrap();
-    assert!(!process.has_relays().unwrap());
+    process.copies().multi_path(false).unwrap();
+    assert!(!process.copies().has_relays().unwrap());
     let without = process.malloc(2, mib(4), STREAM).unwrap();
     assert_eq!(reach_of(&process, without), [2]);
-    process.multi_path(true).unwrap();
-    assert!(process.has_relays().unwrap());
+    process.copies().multi_path(true).unwrap();
+    assert!(process.copies().has_relays().unwrap());
     for address in [early, late, without] {
         process.free(address).unwrap();
     }
     process.stop();
-    assert!(!process.has_relays().unwrap());
+    assert!(!process.copies().has_relays().unwrap());
 }
 
 #[test]
@@ -381,41 +384,41 @@ fn relays_start_with_the_first_copy_where_they_are_on() {
     let process = started("transfer.relays = true\ntransfer.local_ranks = 4");
     let block = process.malloc(0, mib(4), STREAM).unwrap();
     assert_eq!(reach_of(&process, block), [0, 1, 2, 3]);
-    assert_eq!(process.copy_stats()["ready"], false);
-    process.has_relays().unwrap();
+    assert_eq!(process.copies().statistics()["ready"], false);
+    process.copies().has_relays().unwrap();
     ready(&process);
     let off = started("transfer.relays = false");
-    let error = off.multi_path(true).unwrap_err().to_string();
+    let error = off.copies().multi_path(true).unwrap_err().to_string();
     assert!(error.contains("transfer.relays is false; set"), "{error}");
-    off.multi_path(false).unwrap();
-    assert!(!off.has_relays().unwrap());
+    off.copies().multi_path(false).unwrap();
+    assert!(!off.copies().has_relays().unwrap());
 }
 
 #[test]
 fn handles_are_for_one_wait() {
     let process = started("");
-    let handle = process.mark(STREAM).unwrap();
-    while !process.is_copy_done(handle).unwrap() {}
-    process.wait_for_copy(handle).unwrap();
-    assert!(matches!(process.wait_for_copy(handle), Err(ProcessError::UnknownCopy { .. })));
-    assert!(matches!(process.is_copy_done(handle), Err(ProcessError::UnknownCopy { .. })));
-    assert!(process.is_copy_done(0).unwrap());
-    process.wait_for_copy(0).unwrap();
-    assert!(process.mark(Stream(0x1234)).is_err());
+    let handle = process.copies().mark(STREAM).unwrap();
+    while !process.copies().is_done(handle).unwrap() {}
+    process.copies().wait(handle).unwrap();
+    assert!(matches!(process.copies().wait(handle), Err(ProcessError::UnknownCopy { .. })));
+    assert!(matches!(process.copies().is_done(handle), Err(ProcessError::UnknownCopy { .. })));
+    assert!(process.copies().is_done(0).unwrap());
+    process.copies().wait(0).unwrap();
+    assert!(process.copies().mark(Stream(0x1234)).is_err());
 }
 
 #[test]
 fn a_handle_is_ended_by_one_wait_or_dropped() {
     let process = started("");
     for round in 0..100 {
-        let handle = process.mark(STREAM).unwrap();
-        if round % 2 == 0 { process.drop_copy(handle) } else { process.wait_for_copy(handle) }.unwrap();
-        assert_eq!(process.pending.len(), 0);
-        for answer in [process.drop_copy(handle), process.wait_for_copy(handle)] {
+        let handle = process.copies().mark(STREAM).unwrap();
+        if round % 2 == 0 { process.copies().drop(handle) } else { process.copies().wait(handle) }.unwrap();
+        assert_eq!(process.copies().pending.len(), 0);
+        for answer in [process.copies().drop(handle), process.copies().wait(handle)] {
             assert!(matches!(answer, Err(ProcessError::UnknownCopy { .. })));
         }
     }
-    process.drop_copy(0).unwrap();
+    process.copies().drop(0).unwrap();
 }
 
 /// What is logged while something is done, at the level that nobody changed.

@@ -7,7 +7,7 @@ use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver, Faults};
 use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_tiers::{GpuPool, PoolOptions};
-use glake_transfer::graph::{GpuLinks, PathGraph};
+use glake_transfer::paths::{GpuLinks, PathGraph};
 use glake_transfer::{Engine, EngineOptions};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};

@@ -19,8 +19,8 @@ use tracing::warn;
 use super::measure::Fault;
 use super::{pattern, position};
 use crate::Result;
-use crate::graph::trials::{Leg, Trial};
-use crate::graph::{Direction, Way};
+use crate::paths::trials::{Leg, Trial};
+use crate::paths::{Direction, Way};
 
 /// Places lie a little further apart than a power of two: links that walk memory in step would hinder each other.
 const APART: Bytes = Bytes::kib(1084);

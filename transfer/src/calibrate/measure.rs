@@ -6,8 +6,8 @@ use glake_device::{DeviceId, DriverError, Stream};
 use glake_units::{Bytes, Micros};
 
 use super::harness::{Harness, Lane, SLOT};
-use crate::graph::trials::{Leg, Trial};
-use crate::graph::{MANY_RELAYS, Way};
+use crate::paths::trials::{Leg, Trial};
+use crate::paths::{MANY_RELAYS, Way};
 
 /// A GPU that did not do its part.
 #[derive(Debug)]

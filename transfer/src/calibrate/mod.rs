@@ -1,4 +1,4 @@
-//! Measures what the server's links give: runs the trials of [`crate::graph::trials`] and hands their outcomes back to the
+//! Measures what the server's links give: runs the trials of [`crate::paths::trials`] and hands their outcomes back to the
 //! graph.
 //!
 //! ```text
@@ -24,8 +24,8 @@ use glake_units::{Bytes, Micros};
 use tracing::warn;
 
 use crate::Result;
-use crate::graph::trials::{Outcome, Step, Trial, plan};
-use crate::graph::{GpuLinks, PathGraph, Way};
+use crate::paths::trials::{Outcome, Step, Trial, plan};
+use crate::paths::{GpuLinks, PathGraph, Way};
 use harness::{Harness, Lanes};
 use measure::{Fault, measure};
 

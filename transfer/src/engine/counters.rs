@@ -6,17 +6,17 @@ use std::time::Duration;
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
-use super::relays::Relays;
-use super::{PathStatistics, Statistics};
-use crate::graph::{Direction, Way};
+use crate::links::relays::Relays;
+use crate::paths::{Direction, Way};
+use crate::{PathStatistics, Statistics};
 
 /// A path of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Path {
-    pub(super) target: DeviceId,
-    pub(super) relay: DeviceId,
-    pub(super) direction: Direction,
-    pub(super) way: Way,
+pub(crate) struct Path {
+    pub(crate) target: DeviceId,
+    pub(crate) relay: DeviceId,
+    pub(crate) direction: Direction,
+    pub(crate) way: Way,
 }
 
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ struct PathCounters {
 }
 
 #[derive(Debug)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     devices: usize,
     paths: Box<[PathCounters]>,
     native_copies: AtomicU64,
@@ -41,7 +41,7 @@ pub(super) struct Counters {
 const WAYS: [Way; 3] = [Way::Direct, Way::ZeroStaging, Way::Staged];
 
 impl Counters {
-    pub(super) fn new(devices: usize) -> Counters {
+    pub(crate) fn new(devices: usize) -> Counters {
         let count = devices * devices * Direction::BOTH.len() * WAYS.len();
         Counters {
             devices,
@@ -52,17 +52,17 @@ impl Counters {
         }
     }
 
-    pub(super) fn native(&self, size: Bytes) {
+    pub(crate) fn native(&self, size: Bytes) {
         self.native_copies.fetch_add(1, Ordering::Relaxed);
         self.native_bytes.fetch_add(size.get(), Ordering::Relaxed);
     }
 
-    pub(super) fn split(&self) {
+    pub(crate) fn split(&self) {
         self.split_copies.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A part went over a path, in so many copies of the driver's.
-    pub(super) fn sent(&self, path: Path, size: Bytes, slices: u64) {
+    pub(crate) fn sent(&self, path: Path, size: Bytes, slices: u64) {
         if let Some(of) = self.of(path) {
             of.bytes.fetch_add(size.get(), Ordering::Relaxed);
             of.slices.fetch_add(slices, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Counters {
     }
 
     /// A part had to go another way.
-    pub(super) fn retried(&self, path: Path) {
+    pub(crate) fn retried(&self, path: Path) {
         if let Some(of) = self.of(path) {
             of.retries.fetch_add(1, Ordering::Relaxed);
         }
@@ -78,7 +78,7 @@ impl Counters {
 
     /// A part took so long.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub(super) fn timed(&self, path: Path, size: Bytes, micros: f64) {
+    pub(crate) fn timed(&self, path: Path, size: Bytes, micros: f64) {
         if let Some(of) = self.of(path) {
             of.timed_bytes.fetch_add(size.get(), Ordering::Relaxed);
             // Saturates where a number is none.
@@ -86,7 +86,7 @@ impl Counters {
         }
     }
 
-    pub(super) fn report(&self, relays: &Relays) -> Statistics {
+    pub(crate) fn report(&self, relays: &Relays) -> Statistics {
         let paths = (0_usize..).zip(&self.paths).filter_map(|(index, of)| {
             let bytes = of.bytes.load(Ordering::Relaxed);
             let retries = of.retries.load(Ordering::Relaxed);

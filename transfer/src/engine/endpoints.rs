@@ -3,12 +3,12 @@
 use glake_device::owned::Span;
 use glake_device::{DeviceId, PointerKind};
 
-use crate::graph::Direction;
+use crate::paths::Direction;
 use crate::{Result, TransferError};
 
 /// What a copy is between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Endpoints {
+pub(crate) enum Endpoints {
     /// Host memory and a GPU's.
     HostAndGpu {
         target: DeviceId,
@@ -23,7 +23,7 @@ pub(super) enum Endpoints {
 impl Endpoints {
     /// # Errors
     /// [`TransferError::SizesDiffer`].
-    pub(super) fn of(to: &Span, from: &Span) -> Result<Endpoints> {
+    pub(crate) fn of(to: &Span, from: &Span) -> Result<Endpoints> {
         if to.size() != from.size() {
             return Err(TransferError::SizesDiffer { to: to.size(), from: from.size() });
         }

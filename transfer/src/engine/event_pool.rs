@@ -7,30 +7,30 @@ use glake_device::{DeviceId, Driver, EventKind};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::UserStream;
 use crate::Result;
+use crate::UserStream;
 
 /// Idle events, by the device whose streams they mark.
 #[derive(Debug)]
-pub(super) struct EventPool {
+pub(crate) struct EventPool {
     driver: Arc<dyn Driver>,
     idle: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
 }
 
 /// A marked point of a stream; dropping it keeps the event for the next one.
 #[derive(Debug)]
-pub(super) struct PooledEvent {
+pub(crate) struct PooledEvent {
     marks: Arc<EventPool>,
     event: Option<OwnedEvent>,
 }
 
 impl EventPool {
-    pub(super) fn new(driver: Arc<dyn Driver>) -> Arc<EventPool> {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Arc<EventPool> {
         Arc::new(EventPool { driver, idle: Mutex::default() })
     }
 
     /// Marks where a stream is now.
-    pub(super) fn mark(self: &Arc<Self>, on: UserStream) -> Result<PooledEvent> {
+    pub(crate) fn mark(self: &Arc<Self>, on: UserStream) -> Result<PooledEvent> {
         let idle = self.idle.lock().get_mut(&on.device).and_then(Vec::pop);
         let event = match idle {
             Some(event) => event,
@@ -45,11 +45,11 @@ impl EventPool {
 }
 
 impl PooledEvent {
-    pub(super) fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         self.event.as_ref().map_or(Ok(()), |event| Ok(event.synchronize()?))
     }
 
-    pub(super) fn is_passed(&self) -> Result<bool> {
+    pub(crate) fn is_passed(&self) -> Result<bool> {
         self.event.as_ref().map_or(Ok(true), |event| Ok(event.is_passed()?))
     }
 }

@@ -14,21 +14,26 @@
 //! - No call puts more than [`MOST_WAITING`] operations on a stream behind a fork that the user's stream has not come to: the driver's
 //!   queues are bounded, and a call that finds one full waits for what the program may enqueue later.
 
+use std::sync::Arc;
+
 use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Piece, Span, StreamRef};
 use glake_device::{DeviceId, DriverError, Event};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::counters::Path;
-use super::lane::Lane;
-use super::lane_set::{Carried, LaneSet, LaneSetState, Part, StreamMarks};
-use super::prioritized::Prioritized;
-use super::target::TargetSide;
-use super::{Engine, UserStream};
 use crate::Result;
+use crate::UserStream;
+use crate::engine::contexts::Contexts;
+use crate::engine::counters::Path;
+use crate::engine::lane::Lane;
+use crate::engine::ledger::Ledger;
+use crate::kinds::foreign::target::TargetSide;
+use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
+use crate::schedule::Scheduler;
+use crate::schedule::prioritized::Prioritized;
 
 /// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
-pub(super) const MOST_WAITING: u32 = 256;
+pub(crate) const MOST_WAITING: u32 = 256;
 /// Operations of a slice: the wait for its barrier, and the copy.
 const SLICE_OPERATIONS: u32 = 2;
 /// Of a part in one: the copy, what shuts its barrier, and what times it.
@@ -37,11 +42,19 @@ const PART_OPERATIONS: u32 = 4;
 const LARGEST: Bytes = Bytes::mib(4);
 const PAGE: Bytes = Bytes::kib(4);
 
+/// What every fork needs.
+#[derive(Debug)]
+pub(crate) struct Forks {
+    contexts: Arc<Contexts>,
+    ledger: Arc<Ledger>,
+    scheduler: Arc<dyn Scheduler>,
+}
+
 /// A copy between its fork and its join.
-pub(super) struct Fork<'a> {
-    pub(super) engine: &'a Engine,
+pub(crate) struct Fork<'a> {
+    forks: &'a Forks,
     lane_set: &'a LaneSet,
-    pub(super) state: &'a mut LaneSetState,
+    pub(crate) state: &'a mut LaneSetState,
     on: UserStream,
     /// What lanes wait for; nothing where the user's stream has come to the fork.
     event: Option<Event>,
@@ -58,30 +71,29 @@ pub(super) struct Fork<'a> {
     prioritized: Prioritized<'a>,
 }
 
-impl<'a> Fork<'a> {
-    /// Marks where a stream forks; `None` where the lane set has no event for the stream's device yet.
-    ///
-    /// # Errors
-    /// The driver's: nothing is enqueued.
-    pub(super) fn mark(lane_set: &LaneSet, on: UserStream) -> Result<Option<Event>> {
-        let Some(marks) = lane_set.marks(on.device) else { return Ok(None) };
-        marks.fork.record(on.raw)?;
-        Ok(Some(marks.fork.id()))
+impl Forks {
+    pub(crate) fn new(
+        contexts: &Arc<Contexts>,
+        ledger: &Arc<Ledger>,
+        scheduler: &Arc<dyn Scheduler>,
+    ) -> Arc<Forks> {
+        let (contexts, ledger, scheduler) = (contexts.clone(), ledger.clone(), scheduler.clone());
+        Arc::new(Forks { contexts, ledger, scheduler })
     }
 
     /// Begins behind a mark.
-    pub(super) fn begin(
-        engine: &'a Engine,
+    pub(crate) fn begin<'a>(
+        &'a self,
         lane_set: &'a LaneSet,
         state: &'a mut LaneSetState,
         on: UserStream,
         event: Event,
     ) -> Fork<'a> {
         state.serial += 1;
-        engine.drift.begin();
+        self.scheduler.begin();
         let none = DeviceSet::EMPTY;
         Fork {
-            engine,
+            forks: self,
             lane_set,
             state,
             on,
@@ -95,9 +107,21 @@ impl<'a> Fork<'a> {
             prioritized: Prioritized::alone(),
         }
     }
+}
+
+impl<'a> Fork<'a> {
+    /// Marks where a stream forks; `None` where the lane set has no event for the stream's device yet.
+    ///
+    /// # Errors
+    /// The driver's: nothing is enqueued.
+    pub(crate) fn mark(lane_set: &LaneSet, on: UserStream) -> Result<Option<Event>> {
+        let Some(marks) = lane_set.marks(on.device) else { return Ok(None) };
+        marks.fork.record(on.raw)?;
+        Ok(Some(marks.fork.id()))
+    }
 
     /// Looks whether the user's stream has come to the fork already. The question takes as long as one lane's wait.
-    pub(super) fn look(&mut self) {
+    pub(crate) fn look(&mut self) {
         let marks = self.lane_set.marks(self.on.device);
         let passed = |marks: &StreamMarks| matches!(marks.fork.is_passed(), Ok(true));
         self.event = self.event.filter(|_| !marks.is_some_and(passed));
@@ -105,7 +129,7 @@ impl<'a> Fork<'a> {
 
     /// Whether so many operations more may be enqueued on a lane, or on the user's stream.
     #[must_use]
-    pub(super) fn has_room(&mut self, lane: Option<DeviceId>, operations: u32) -> bool {
+    pub(crate) fn has_room(&mut self, lane: Option<DeviceId>, operations: u32) -> bool {
         let index = match self.enqueued.iter().position(|(of, _)| *of == lane) {
             Some(index) => index,
             None => {
@@ -126,11 +150,11 @@ impl<'a> Fork<'a> {
 
     /// The user's stream, for calls.
     fn own(&self) -> StreamRef<'a> {
-        self.on.of_driver(&*self.engine.driver)
+        self.on.of_driver(&**self.forks.contexts.driver())
     }
 
     /// Gives way to others' copies on these links, or is given way to.
-    pub(super) fn take(&mut self, mut prioritized: Prioritized<'a>, links: impl Iterator<Item = DeviceId>) {
+    pub(crate) fn take(&mut self, mut prioritized: Prioritized<'a>, links: impl Iterator<Item = DeviceId>) {
         if prioritized.is_foreground() {
             self.look();
             // What waits for nothing on its own stream waits for nothing at all, and may shut barriers before its streams can.
@@ -142,13 +166,13 @@ impl<'a> Fork<'a> {
     }
 
     /// What is enqueued at a time at most.
-    pub(super) fn slice(&self) -> Bytes {
+    pub(crate) fn slice(&self) -> Bytes {
         self.prioritized.slice()
     }
 
     /// The same, for parts of up to so many bytes: where the user's stream has not come to the fork, larger slices, so that all of a part
     /// can be enqueued if they need not be too large.
-    pub(super) fn slice_for(&mut self, part: Bytes) -> Bytes {
+    pub(crate) fn slice_for(&mut self, part: Bytes) -> Bytes {
         let slice = self.prioritized.slice();
         let few = Bytes::new(part.get() / u64::from(MOST_WAITING / SLICE_OPERATIONS));
         if few < slice {
@@ -163,7 +187,7 @@ impl<'a> Fork<'a> {
 
     /// Before a part, or a slice of one, is enqueued on a lane; false where it must not be.
     #[must_use]
-    pub(super) fn is_turn(&mut self, on: StreamRef<'_>) -> bool {
+    pub(crate) fn is_turn(&mut self, on: StreamRef<'_>) -> bool {
         match self.prioritized.before(on) {
             Ok(()) => true,
             Err(error) => {
@@ -174,19 +198,19 @@ impl<'a> Fork<'a> {
     }
 
     /// Whether parts are enqueued slice by slice.
-    pub(super) fn is_background(&self) -> bool {
+    pub(crate) fn is_background(&self) -> bool {
         self.prioritized.is_background()
     }
 
     /// Enqueues one copy on the lane of a path. False: it was not, and must go another way.
     #[must_use]
-    pub(super) fn send(&mut self, path: Path, to: &Span, from: &Span) -> bool {
+    pub(crate) fn send(&mut self, path: Path, to: &Span, from: &Span) -> bool {
         self.carry(path, to.size(), |on| on.copy(to, from))
     }
 
     /// The same, of a piece of a block.
     #[must_use]
-    pub(super) fn send_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
+    pub(crate) fn send_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
         self.carry(path, piece.size(), |on| on.copy_piece(piece))
     }
 
@@ -221,13 +245,13 @@ impl<'a> Fork<'a> {
 
     /// Enqueues one copy on the user's own stream. False: it was not.
     #[must_use]
-    pub(super) fn send_own(&mut self, path: Path, to: &Span, from: &Span) -> bool {
+    pub(crate) fn send_own(&mut self, path: Path, to: &Span, from: &Span) -> bool {
         self.carry_own(path, to.size(), |on| on.copy(to, from))
     }
 
     /// The same, of a piece of a block.
     #[must_use]
-    pub(super) fn send_own_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
+    pub(crate) fn send_own_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
         self.carry_own(path, piece.size(), |on| on.copy_piece(piece))
     }
 
@@ -247,46 +271,45 @@ impl<'a> Fork<'a> {
             tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
             return false;
         }
-        self.engine.counters.sent(path, size, 1);
+        self.forks.ledger.counters.sent(path, size, 1);
         if !self.is_background() {
-            let carried = Carried::begin(self.engine, path, size);
-            self.state.carry_own(self.engine, carried);
+            self.state.carry_own(self.forks.ledger.begin(path, size));
         }
         true
     }
 
     /// Before parts are enqueued on the user's own stream, of whose device's link they are; false where they must not be.
     #[must_use]
-    pub(super) fn is_own_turn(&mut self) -> bool {
+    pub(crate) fn is_own_turn(&mut self) -> bool {
         let on = self.own();
         self.prioritized.before(on).is_ok()
     }
 
     /// They are enqueued. Only where there were some: the link may be that of a lane of the copy otherwise.
-    pub(super) fn end_own_turn(&mut self) {
+    pub(crate) fn end_own_turn(&mut self) {
         let on = self.own();
         self.prioritized.after(on);
     }
 
     /// The lanes that wait for the fork.
-    pub(super) fn forked(&self) -> DeviceSet {
+    pub(crate) fn forked(&self) -> DeviceSet {
         self.entered
     }
 
     /// The stream of a lane, to enqueue on it what [`Fork::sent`] is told of; `None` where it cannot be used.
-    pub(super) fn stream(&mut self, device: DeviceId) -> Option<&'a OwnedStream> {
+    pub(crate) fn stream(&mut self, device: DeviceId) -> Option<&'a OwnedStream> {
         self.fork_lane(device).map(|lane| &lane.stream)
     }
 
     /// Records an event on a stream of a lane; false where it could not be.
     #[must_use]
-    pub(super) fn marks(&mut self, on: &OwnedStream, event: &OwnedEvent) -> bool {
+    pub(crate) fn marks(&mut self, on: &OwnedStream, event: &OwnedEvent) -> bool {
         let recorded = twice(|| event.record(on.id()));
         recorded.inspect_err(|error| self.blame(on.device(), error)).is_ok()
     }
 
     /// Both streams of a lane.
-    pub(super) fn streams(&mut self, device: DeviceId) -> Option<[&'a OwnedStream; 2]> {
+    pub(crate) fn streams(&mut self, device: DeviceId) -> Option<[&'a OwnedStream; 2]> {
         let lane = self.fork_lane(device)?;
         let second = &lane.second;
         if !self.second.contains(device) {
@@ -300,7 +323,7 @@ impl<'a> Fork<'a> {
     }
 
     /// A relay's lane and a target's side, both behind the fork, for a part through slots.
-    pub(super) fn both_sides(
+    pub(crate) fn both_sides(
         &mut self,
         target: DeviceId,
         relay: DeviceId,
@@ -316,7 +339,7 @@ impl<'a> Fork<'a> {
     }
 
     /// What comes on a lane's second stream begins after what is on its first by now.
-    pub(super) fn stagger(&self, device: DeviceId) -> glake_device::Result<()> {
+    pub(crate) fn stagger(&self, device: DeviceId) -> glake_device::Result<()> {
         let Some(lane) = self.lane_set.lane(device) else { return Ok(()) };
         let second = &lane.second;
         // The join records it anew, on the second stream.
@@ -325,25 +348,25 @@ impl<'a> Fork<'a> {
     }
 
     /// So many bytes were enqueued on a lane, in so many copies of the driver's.
-    pub(super) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
-        self.engine.counters.sent(path, size, slices);
+    pub(crate) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
+        self.forks.ledger.counters.sent(path, size, slices);
         // Nobody reckons with what gives way.
         if self.is_background() {
             return;
         }
-        let carried = Carried::begin(self.engine, path, size);
+        let carried = self.forks.ledger.begin(path, size);
         let part = self.part(path.relay);
         part.carried = Some(part.carried.map_or(carried, |earlier| earlier.and(carried)));
     }
 
     /// Looks what earlier copies' lanes have done, before their events are recorded anew.
-    pub(super) fn poll(&mut self) {
-        let lost = self.state.poll(self.engine, self.lane_set, self.entered);
+    pub(crate) fn poll(&mut self) {
+        let lost = self.state.poll(self.lane_set, self.entered, &*self.forks.scheduler);
         lost.iter().for_each(|device| self.lose(device));
     }
 
     /// A verb on a lane failed: a relay that is lost is fenced.
-    pub(super) fn blame(&mut self, device: DeviceId, error: &DriverError) {
+    pub(crate) fn blame(&mut self, device: DeviceId, error: &DriverError) {
         tracing::debug!(target: "glake::transfer", relay = %device, %error, "a part of a copy goes another way");
         if error.is_sticky() {
             self.lose(device);
@@ -353,9 +376,9 @@ impl<'a> Fork<'a> {
     fn lose(&mut self, device: DeviceId) {
         // The part of this copy goes another way: it is no loss.
         if self.entered.contains(device) && !self.dead.contains(device) {
-            self.engine.relays.confirm(device, 1);
+            self.forks.ledger.relays.confirm(device, 1);
         }
-        self.engine.relays.fence(device);
+        self.forks.ledger.relays.fence(device);
         self.dead = self.dead.union(DeviceSet::of(device));
     }
 
@@ -364,7 +387,7 @@ impl<'a> Fork<'a> {
     ///
     /// # Errors
     /// A lane could be joined by no means; the others are.
-    pub(super) fn join(mut self) -> Result<DeviceSet> {
+    pub(crate) fn join(mut self) -> Result<DeviceSet> {
         self.join_all()?;
         self.prioritized.end(self.own());
         Ok(self.dead)
@@ -381,7 +404,7 @@ impl<'a> Fork<'a> {
             // Behind the join: nobody waits for it.
             self.prioritized.after(lane.stream.of());
             let part = std::mem::take(self.part(device));
-            self.state.add_part(self.engine, device, part);
+            self.state.add_part(device, part);
         }
         self.entered = DeviceSet::EMPTY;
         outcome
@@ -419,8 +442,9 @@ impl<'a> Fork<'a> {
             None => Ok(()),
         };
         let on = self.on;
-        let joined = twice(|| lane.done.record(lane.stream.id()))
-            .and_then(|()| twice(|| self.engine.driver.stream_wait_event(on.device, on.raw, lane.done.id())));
+        let joined = twice(|| lane.done.record(lane.stream.id())).and_then(|()| {
+            twice(|| self.forks.contexts.driver().stream_wait_event(on.device, on.raw, lane.done.id()))
+        });
         // The error itself may be that of the user's device.
         let joined = joined.or_else(|_| self.wait_on_host(device, lane.stream.synchronize()));
         chained.and(staged).and(joined)
@@ -447,11 +471,11 @@ impl<'a> Fork<'a> {
         if lane.is_primary && device != self.on.device {
             return None;
         }
-        if self.state.broken().contains(device) || !self.engine.relays.begin(device) {
+        if self.state.broken().contains(device) || !self.forks.ledger.relays.begin(device) {
             return None;
         }
         if let Some(Err(error)) = self.event.map(|event| lane.stream.wait_for(event)) {
-            self.engine.relays.confirm(device, 1);
+            self.forks.ledger.relays.confirm(device, 1);
             self.blame(device, &error);
             return None;
         }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use glake_device::{Driver, Stream};
 
-use super::UserStream;
-use super::event_pool::PooledEvent;
-use super::parts::Parts;
 use crate::Result;
+use crate::UserStream;
+use crate::engine::event_pool::PooledEvent;
+use crate::engine::parts::Parts;
 
 /// A copy that was enqueued. Dropping it costs nothing and leaves the copy as it is.
 #[derive(Debug)]
@@ -25,11 +25,11 @@ enum End {
 }
 
 impl CopyHandle {
-    pub(super) fn marked(mark: PooledEvent, parts: Option<Parts>) -> CopyHandle {
+    pub(crate) fn marked(mark: PooledEvent, parts: Option<Parts>) -> CopyHandle {
         CopyHandle { end: End::PooledEvent(mark), parts }
     }
 
-    pub(super) fn unmarked(driver: &Arc<dyn Driver>, on: UserStream, parts: Option<Parts>) -> CopyHandle {
+    pub(crate) fn unmarked(driver: &Arc<dyn Driver>, on: UserStream, parts: Option<Parts>) -> CopyHandle {
         CopyHandle { end: End::Stream(driver.clone(), on), parts }
     }
 
@@ -49,7 +49,7 @@ impl CopyHandle {
         self.parts.as_ref().map_or(Ok(()), Parts::check)
     }
 
-    /// Whether the bytes are there; never of a copy that was enqueued without [`super::CopyOptions::waited`], or whose end the
+    /// Whether the bytes are there; never of a copy that was enqueued without [`crate::CopyOptions::waited`], or whose end the
     /// driver would not mark.
     ///
     /// # Errors

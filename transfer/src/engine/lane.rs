@@ -10,34 +10,34 @@ use crate::Result;
 
 /// What enqueues on one GPU.
 #[derive(Debug)]
-pub(super) struct Lane {
-    pub(super) stream: OwnedStream,
+pub(crate) struct Lane {
+    pub(crate) stream: OwnedStream,
     /// Recorded on `stream` after each copy's part: once it has passed, the lane is idle.
-    pub(super) done: OwnedEvent,
+    pub(crate) done: OwnedEvent,
     /// For what is passed on.
-    pub(super) second: Second,
+    pub(crate) second: Second,
     /// Before and after a part that is timed.
-    pub(super) clock: [OwnedEvent; 2],
+    pub(crate) clock: [OwnedEvent; 2],
     /// Whether it is in the primary context, in which the program's own work waits for what waits there: the default stream does.
-    pub(super) is_primary: bool,
+    pub(crate) is_primary: bool,
 }
 
 /// The other stream.
 #[derive(Debug)]
-pub(super) struct Second {
-    pub(super) stream: OwnedStream,
+pub(crate) struct Second {
+    pub(crate) stream: OwnedStream,
     /// Recorded there, and waited for by the first stream.
-    pub(super) done: OwnedEvent,
+    pub(crate) done: OwnedEvent,
 }
 
 impl Lane {
     /// On a relay, by the driver of contexts of our own.
-    pub(super) fn of_relay(own: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
+    pub(crate) fn of_relay(own: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
         Lane::new(own, device, false)
     }
 
     /// On a target that is no relay, in its primary context: for copies in the order of its own streams.
-    pub(super) fn of_target(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
+    pub(crate) fn of_target(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
         Lane::new(driver, device, true)
     }
 

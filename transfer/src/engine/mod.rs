@@ -6,11 +6,12 @@
 //!                          ├───► lane of relay 2 ──share──┤│       a lane set: the lanes that one user's stream has
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  copy, blocking, deferred    what a caller asks          lane_sets ─► lane_set ─► lane, slots   what a stream has
-//!    └─► fork, staged          how a copy is enqueued      prioritized ─► barriers                who gives way to whom
-//!          └─► parts, handle   how it is waited for        drift                                  whether the graph holds
-//!  urgent_calls                who enqueues first          relays                                 who serves, who is lost
-//!  suspension                  when relays are not used    worker                                 who makes all of these
+//!  Engine ─► kinds ─► fork, native        a copy asks the scheduler, takes its stream's lane set from links, forks and joins
+//!     │        └─► routes, links, schedule
+//!     └─► worker ─► provider              the thread that makes what copies use, as requests ask for it
+//!
+//!  contexts  both drivers, of the program's contexts and of ours       routes  what copies are split by
+//!  ledger    what is under way and what was done                       waited, verify  what the caller waits for
 //! ```
 //!
 //! Invariants:
@@ -24,216 +25,394 @@
 //! - A copy creates nothing, but for the thread that the first background one starts and the events of `deferred`. It takes no lock
 //!   but its lane set's, and tables' for a moment; the driver is never called under a table's.
 
-mod barriers;
 mod benefit;
-mod blocking;
-mod broadcast;
-mod capture;
-mod contention;
-mod copy;
-mod counters;
-mod deferred;
-mod drift;
-mod endpoints;
-mod event_pool;
-mod fork;
+pub(crate) mod completions;
+pub(crate) mod contexts;
+pub(crate) mod counters;
+pub(crate) mod endpoints;
+pub(crate) mod event_pool;
+pub(crate) mod fork;
 mod handle;
-mod kernels;
-mod lane;
-mod lane_set;
-mod lane_sets;
+pub(crate) mod lane;
+pub(crate) mod ledger;
+pub(crate) mod native;
 mod options;
-mod pageable;
-mod parts;
-mod pinned;
-mod prioritized;
-mod relays;
-mod resources;
-mod scatter;
-mod slots;
-mod staged;
+pub(crate) mod parts;
+mod provider;
+pub(crate) mod requests;
+pub(crate) mod routes;
 mod statistics;
 mod stream;
-mod suspension;
-mod target;
 #[cfg(test)]
 mod tests;
-mod urgent_calls;
+mod verify;
+mod waited;
 mod worker;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use glake_device::owned::{DeviceSet, Epochs};
-use glake_device::{DeviceId, Driver, StreamId};
+use glake_device::owned::{Blocks, DeviceSet, Epochs, Span};
+use glake_device::{DeviceId, StreamId};
 use glake_units::Bytes;
-use parking_lot::RwLock;
 
-use barriers::Barriers;
 pub use benefit::Benefit;
-use blocking::Scratch;
-use capture::Captures;
-use contention::Contention;
-use counters::Counters;
-use drift::Drift;
+use completions::Completions;
+use contexts::Contexts;
 use event_pool::EventPool;
+use fork::Forks;
 pub use handle::CopyHandle;
-use kernels::Kernels;
-use lane_sets::LaneSets;
-pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
-use pageable::Pageable;
-use relays::Relays;
+use ledger::Ledger;
+use native::NativeCopies;
+pub use options::{CopyOptions, EngineOptions, Priority, RelayCost, Scheduling};
+use provider::Provider;
+use requests::Requests;
+use routes::Routes;
 pub use statistics::{PathStatistics, Statistics};
 pub use stream::UserStream;
-use suspension::Suspensions;
-pub use suspension::{UnsuspendedRelay, WhyUnsuspended};
+use verify::Verifier;
+use waited::WaitedCopies;
 use worker::Worker;
 
-use crate::Result;
-use crate::graph::{Load, PathGraph};
+use crate::kinds::broadcast::BroadcastCopies;
+use crate::kinds::captured::CapturedCopies;
+use crate::kinds::pageable::{PageableCopies, Staging};
+use crate::kinds::pinned::PinnedCopies;
+use crate::kinds::resources::Resources;
+use crate::kinds::scattered::ScatteredCopies;
+use crate::kinds::span::SpanCopies;
+use crate::links::Links;
+use crate::links::lane_sets::LaneSets;
+use crate::links::relays::Relays;
+use crate::links::suspension::UnsuspendedRelay;
+use crate::paths::{Direction, Load, PathGraph};
+use crate::schedule::deferred::DeferredCopies;
+use crate::schedule::{self, Scheduler};
+use crate::{Result, TransferError};
 
 /// Copies bytes between host and GPUs.
 #[derive(Debug)]
 pub struct Engine {
-    epochs: Arc<Epochs>,
-    driver: Arc<dyn Driver>,
-    /// The clock of contexts of our own, in which relays work.
-    own: Arc<Epochs>,
     options: EngineOptions,
-    /// How many the driver shows.
-    devices: usize,
-    graph: RwLock<Arc<PathGraph>>,
-    /// Smaller copies are native, whatever their target.
-    floor: AtomicU64,
-    load: Load,
-    contention: Contention,
-    relays: Arc<Relays>,
-    suspensions: Suspensions,
-    lane_sets: LaneSets,
-    marks: Arc<EventPool>,
-    counters: Counters,
-    scratch: Scratch,
-    kernels: Kernels,
-    captures: Captures,
-    pageable: Pageable,
-    /// GPUs that kernels and slots were asked for.
-    with_resources: AtomicU64,
-    /// How many copies were bound late.
-    late: AtomicU64,
-    /// Made with the first relay.
-    barriers: OnceLock<Barriers>,
-    drift: Drift,
+    contexts: Arc<Contexts>,
+    ledger: Arc<Ledger>,
+    routes: Arc<Routes>,
+    links: Arc<Links>,
+    scheduler: Arc<dyn Scheduler>,
+    resources: Arc<Resources>,
+    completions: Arc<Completions>,
+    spans: Arc<SpanCopies>,
+    scattered: ScatteredCopies,
+    broadcast: BroadcastCopies,
+    waited: WaitedCopies,
+    verifier: Arc<Verifier>,
+    requests: Arc<Requests>,
+    provider: Provider,
     worker: Worker,
 }
 
 impl Engine {
     /// An engine that makes every copy native until its relays are started. Makes no context.
     pub fn new(epochs: Arc<Epochs>, graph: PathGraph, options: EngineOptions) -> Result<Arc<Engine>> {
-        let driver = epochs.driver().clone();
-        let devices = driver.devices()?.len();
-        let own = Epochs::new(driver.own_contexts()?);
+        let contexts = Contexts::new(epochs)?;
+        let devices = contexts.devices();
+        let requests = Arc::new(Requests::default());
+        let relays = Arc::new(Relays::new(devices, options.relays, options.shared_gpus));
+        let ledger = Ledger::new(&relays, devices);
+        let routes = Routes::new(&relays, options.break_even);
+        let scheduler = schedule::scheduler(options.scheduling, &ledger, &routes, &requests, devices);
+        let lane_sets = LaneSets::new(&ledger, &scheduler);
+        let links = Links::new(&contexts, &relays, lane_sets, &requests, options.streams);
+        let native = NativeCopies::new(&contexts, &ledger);
+        let forks = Forks::new(&contexts, &ledger, &scheduler);
+        let marks = EventPool::new(contexts.driver().clone());
+        let completions = Completions::new(&contexts, &marks);
+        let staging = Staging::new(&contexts, options.pageable_threads, options.pageable_slots);
+        let resources = Resources::new(&contexts, &requests, &staging, options.lists);
+        let verifier = Verifier::new(&contexts, &native);
+        let pinned = PinnedCopies {
+            routes: routes.clone(),
+            links: links.clone(),
+            ledger: ledger.clone(),
+            native: native.clone(),
+            forks: forks.clone(),
+            scheduler: scheduler.clone(),
+            resources: resources.clone(),
+            marks,
+        };
+        let captured = options.graphs.then(|| CapturedCopies {
+            contexts: contexts.clone(),
+            routes: routes.clone(),
+            ledger: ledger.clone(),
+            native: native.clone(),
+            resources: resources.clone(),
+            idle: Load::new(),
+        });
+        let spans = Arc::new(SpanCopies {
+            contexts: contexts.clone(),
+            routes: routes.clone(),
+            links: links.clone(),
+            scheduler: scheduler.clone(),
+            native: native.clone(),
+            pageable: PageableCopies::beside(&pinned, &contexts),
+            pinned,
+            captured,
+        });
+        let deferred = DeferredCopies {
+            contexts: contexts.clone(),
+            routes: routes.clone(),
+            links: links.clone(),
+            ledger: ledger.clone(),
+            native: native.clone(),
+            forks: forks.clone(),
+            scheduler: scheduler.clone(),
+            resources: resources.clone(),
+            count: AtomicU64::new(0),
+        };
         let engine = Engine {
-            marks: EventPool::new(driver.clone()),
-            relays: Arc::new(Relays::new(devices, options.relays, options.shared_gpus)),
-            suspensions: Suspensions::default(),
-            counters: Counters::new(devices),
-            floor: AtomicU64::new(0),
-            graph: RwLock::new(Arc::new(PathGraph::empty())),
-            load: Load::new(),
-            contention: Contention::new(),
-            lane_sets: LaneSets::default(),
-            scratch: Scratch::default(),
-            kernels: Kernels::new(devices),
-            captures: Captures::new(devices),
-            with_resources: AtomicU64::new(0),
-            pageable: Pageable::new(options.pageable_threads),
-            late: AtomicU64::new(0),
-            barriers: OnceLock::new(),
-            drift: Drift::default(),
-            worker: Worker::default(),
-            devices,
-            epochs,
-            driver,
-            own,
+            scattered: ScatteredCopies {
+                contexts: contexts.clone(),
+                routes: routes.clone(),
+                links: links.clone(),
+                ledger: ledger.clone(),
+                native: native.clone(),
+                forks: forks.clone(),
+                scheduler: scheduler.clone(),
+                resources: resources.clone(),
+                completions: completions.clone(),
+            },
+            broadcast: BroadcastCopies {
+                contexts: contexts.clone(),
+                routes: routes.clone(),
+                links: links.clone(),
+                ledger: ledger.clone(),
+                native: native.clone(),
+                forks,
+                scheduler: scheduler.clone(),
+                spans: spans.clone(),
+                completions: completions.clone(),
+            },
+            waited: WaitedCopies {
+                contexts: contexts.clone(),
+                relays,
+                native,
+                scheduler: scheduler.clone(),
+                spans: spans.clone(),
+                deferred,
+                verifier: verifier.clone(),
+            },
+            provider: Provider {
+                contexts: contexts.clone(),
+                links: links.clone(),
+                resources: resources.clone(),
+                scheduler: scheduler.clone(),
+                slots: options.slots,
+            },
+            worker: Worker::new(&requests),
             options,
+            contexts,
+            ledger,
+            routes,
+            links,
+            scheduler,
+            resources,
+            completions,
+            spans,
+            verifier,
+            requests,
         };
         engine.replace_graph(graph);
         Ok(Arc::new(engine))
+    }
+
+    /// Enqueues a copy on a stream of the program.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
+    /// was not, or not wholly, enqueued.
+    pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
+        let parts = self.spans.enqueue(to, from, on, options.priority);
+        let memory = [to.device(), from.device()].into_iter().flatten().collect();
+        let parts = self.completions.covered(parts, memory, on)?;
+        self.completions.handle(on, options, parts)
+    }
+
+    /// Copies, and returns when the bytes are there. With [`CopyOptions::verify`] both sides are compared; what differs is
+    /// copied again over the user's stream.
+    ///
+    /// # Errors
+    /// As [`Engine::copy`], but for this copy's own losses: those are made good. [`TransferError::Damaged`] where bytes differ
+    /// still.
+    pub fn copy_blocking(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
+        self.waited.copy(to, from, on, options)
+    }
+
+    /// Enqueues copies between pairs of spans, to and from, in no order among themselves: no block may touch bytes that another
+    /// one writes.
+    ///
+    /// # Errors
+    /// [`TransferError::SizesDiffer`], and [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer
+    /// where not all blocks were.
+    pub fn copy_list(
+        &self,
+        blocks: &[(Span, Span)],
+        on: UserStream,
+        options: CopyOptions,
+    ) -> Result<CopyHandle> {
+        let pair = |(to, from): &'_ (Span, Span)| (to.size(), from.size());
+        if let Some((to, from)) = blocks.iter().map(pair).find(|(to, from)| to != from) {
+            return Err(TransferError::SizesDiffer { to, from });
+        }
+        let lists: Vec<Blocks<'_>> = blocks.iter().filter_map(|(to, from)| Blocks::pair(to, from)).collect();
+        self.copy_blocks(&lists, on, options)
+    }
+
+    /// As [`Engine::copy_list`], for many small blocks: what they have in common is said once. All lists are one.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer where not all blocks were.
+    pub fn copy_blocks(
+        &self,
+        blocks: &[Blocks<'_>],
+        on: UserStream,
+        options: CopyOptions,
+    ) -> Result<CopyHandle> {
+        self.scattered.copy(blocks, on, options)
+    }
+
+    /// Enqueues copies of one span to several, which do not overlap.
+    ///
+    /// # Errors
+    /// As [`Engine::copy`].
+    pub fn copy_to_all(
+        &self,
+        to: &[Span],
+        from: &Span,
+        on: UserStream,
+        options: CopyOptions,
+    ) -> Result<CopyHandle> {
+        self.broadcast.copy(to, from, on, options)
+    }
+
+    /// Compares both sides of copies that have arrived, whatever way they went; what differs is copied again by the driver. A copy
+    /// whose ends overlap is passed over: its source is no longer there.
+    ///
+    /// The ends of each pair are of one size, and nothing touches them meanwhile. Waits for all work of the stream.
+    ///
+    /// # Errors
+    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] where bytes differ after the second copy too; what the driver answers.
+    pub fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
+        self.verifier.verify(copies, on)
+    }
+
+    /// What a copy between pool memory of a GPU and the host gains by. Takes no lock that is held for long, and asks no driver.
+    pub fn benefit(&self, target: DeviceId, direction: Direction, size: Bytes) -> Benefit {
+        self.routes.benefit(target, direction, size)
+    }
+
+    /// What a copy of memory that is no pool's gains by.
+    pub fn benefit_of_other(&self, size: Bytes) -> Benefit {
+        self.routes.benefit_of_other(size)
     }
 
     /// Makes the relays ready in the background: contexts, streams, events, slots. `after` is called on that
     /// thread when they are, or cannot be. None is suspended any more.
     ///
     /// # Errors
-    /// [`crate::TransferError::NoThread`].
+    /// [`TransferError::NoThread`].
     pub fn start_relays(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
-        self.relays.resume();
+        self.links.relays().resume();
         self.worker.prepare(self, Box::new(after))
     }
 
     /// Which GPUs may be relays from now on. Those that are not ready yet are made so, if relays were started.
     pub fn set_relays(&self, relays: DeviceSet) {
-        self.relays.want(relays);
-        self.worker.again();
+        self.links.relays().want(relays);
+        self.requests.prepare_again();
     }
 
     /// The relays that copies take now: wanted, ready and not lost.
     pub fn relays(&self) -> DeviceSet {
-        self.relays.usable()
+        self.links.relays().usable()
     }
 
     /// What the relays cost.
     pub fn relay_cost(&self) -> Vec<RelayCost> {
-        self.relays.costs()
+        self.links.relays().costs()
+    }
+
+    /// No copy takes these relays from its beginning on; when nothing is under way on them, their contexts and all that the engine
+    /// has there goes back, in the background. Those that are suspended already are tried again, if their contexts stayed. What cannot go
+    /// stays, and is told by [`Engine::unsuspended`]. Nothing is done where relays were never started.
+    pub fn suspend(&self, relays: DeviceSet) {
+        self.links.suspend(relays);
+    }
+
+    /// Makes suspended relays ready again, in the background; those of which nothing was given up yet are ready at once.
+    /// `after` is called on that thread when they are, or cannot be; not at all where none is suspended.
+    ///
+    /// # Errors
+    /// [`TransferError::NoThread`].
+    pub fn resume(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
+        if self.suspended().is_empty() {
+            return Ok(());
+        }
+        self.start_relays(after)
+    }
+
+    /// The relays that are suspended, or are to be.
+    pub fn suspended(&self) -> DeviceSet {
+        self.links.relays().suspended()
+    }
+
+    /// The suspended relays whose contexts are still there, and why, once all suspensions that were asked for are over, or so much time has
+    /// passed.
+    pub fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
+        self.links.unsuspended(timeout)
+    }
+
+    /// The program uses a GPU: its link serves its own copies only, unless GPUs may be shared ([`EngineOptions::shared_gpus`]). What
+    /// the engine has there is given up in the background.
+    pub fn leave_to_program(&self, device: DeviceId) {
+        self.links.leave_to_program(device);
+    }
+
+    /// A stream of the program is about to be destroyed: what was kept for it can serve another.
+    pub fn forget_stream(&self, id: StreamId) {
+        self.links.lane_sets().forget(id);
+    }
+
+    /// What copies are split by; one that was assumed is refined by what they take.
+    pub fn graph(&self) -> Arc<PathGraph> {
+        self.routes.graph()
     }
 
     /// Splits copies by another graph from now on.
     pub fn replace_graph(&self, graph: PathGraph) {
-        self.drift.replace(graph, |graph| self.set_graph(graph));
-    }
-
-    fn set_graph(&self, graph: PathGraph) {
-        let least = graph.paths().links.iter().map(|link| link.break_even).min();
-        let floor = self.options.break_even.or(least).unwrap_or(Bytes::MAX);
-        *self.graph.write() = Arc::new(graph);
-        self.floor.store(floor.get(), Ordering::Relaxed);
+        self.scheduler.replace_graph(&self.routes, graph);
     }
 
     /// Whether the links were seen to give a fifth more or less than a calibrated graph says, until another calibrated one is
     /// given: what is kept of it should be dropped, and the server calibrated again. Meanwhile copies go by it as if it were
     /// assumed, refined by what they take.
     pub fn is_stale(&self) -> bool {
-        self.drift.is_stale()
+        self.scheduler.is_stale()
     }
 
     /// Calls `call`, once, on the thread that makes relays ready, when [`Engine::is_stale`] becomes true: to drop what is kept.
     pub fn when_stale(&self, call: impl FnOnce(&Engine) + Send + 'static) {
-        self.worker.when_stale(Box::new(call));
-    }
-
-    /// What copies are split by; one that was assumed is refined by what they take.
-    pub fn graph(&self) -> Arc<PathGraph> {
-        self.graph.read().clone()
+        self.requests.when_stale(Box::new(call));
     }
 
     /// What was done so far.
     pub fn statistics(&self) -> Statistics {
-        self.counters.report(&self.relays)
+        self.ledger.statistics()
     }
 
-    /// A stream of the program is about to be destroyed: what was kept for it can serve another.
-    pub fn forget_stream(&self, id: StreamId) {
-        self.lane_sets.forget(id);
-    }
-
-    /// Ends the engine's threads. Copies are native from now on.
-    pub fn stop(&self) {
-        self.relays.want(DeviceSet::EMPTY);
-        self.worker.stop();
-        self.pageable.stop();
-        if let Some(barriers) = self.barriers.get() {
-            barriers.stop();
-        }
+    /// Pinned host memory of its own: slots for pageable memory, and lists of blocks. Waits for nothing.
+    pub fn pinned(&self) -> Bytes {
+        self.resources.pinned()
     }
 
     /// What it was made with.
@@ -243,38 +422,15 @@ impl Engine {
 
     /// The clock of the driver's completions.
     pub fn epochs(&self) -> &Arc<Epochs> {
-        &self.epochs
+        self.contexts.program()
     }
 
-    /// The driver of the contexts that relays work in.
-    fn relay_driver(&self) -> &Arc<dyn Driver> {
-        self.own.driver()
-    }
-
-    /// The program uses a GPU: its link serves its own copies only, unless GPUs may be shared ([`EngineOptions::shared_gpus`]). What
-    /// the engine has there is given up in the background.
-    pub fn leave_to_program(&self, device: DeviceId) {
-        if self.relays.leave_to_program(device) {
-            tracing::info!(target: "glake::transfer", gpu = %device, "the program uses this GPU: copies of other GPUs' memory no longer take its link");
-            self.suspend(DeviceSet::of(device));
-        }
-    }
-
-    /// Looks which relays the program has begun to use: those whose primary context somebody made.
-    fn look_around(&self) {
-        if self.options.shared_gpus {
-            return;
-        }
-        for relay in self.relays.usable().iter() {
-            // Asked again by the next copy where the answer says nothing: what it is left to is for ever.
-            if matches!(self.driver.has_context(relay), Ok(true)) {
-                self.leave_to_program(relay);
-            }
-        }
-    }
-
-    fn floor(&self) -> Bytes {
-        Bytes::new(self.floor.load(Ordering::Relaxed))
+    /// Ends the engine's threads. Copies are native from now on.
+    pub fn stop(&self) {
+        self.links.relays().want(DeviceSet::EMPTY);
+        self.worker.stop();
+        self.spans.stop();
+        self.scheduler.stop();
     }
 }
 

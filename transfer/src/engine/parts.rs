@@ -5,23 +5,23 @@ use std::sync::{Arc, Weak};
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 
-use super::lane_set::LaneSet;
-use super::relays::Relays;
-use crate::graph::Shares;
+use crate::links::lane_set::LaneSet;
+use crate::links::relays::Relays;
+use crate::paths::Shares;
 use crate::{Result, TransferError};
 
 /// A split copy.
 #[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) relays: Arc<Relays>,
+pub(crate) struct Parts {
+    pub(crate) relays: Arc<Relays>,
     /// Gone once its relays rest: all that was on its lanes had arrived, or was told of.
-    pub(super) lane_set: Weak<LaneSet>,
+    pub(crate) lane_set: Weak<LaneSet>,
     /// The GPUs whose lanes have parts.
-    pub(super) used: DeviceSet,
+    pub(crate) used: DeviceSet,
     /// Which copy of its lane set it is.
-    pub(super) serial: u64,
+    pub(crate) serial: u64,
     /// What each carried, of a copy between two spans.
-    pub(super) shares: Option<Shares>,
+    pub(crate) shares: Option<Shares>,
 }
 
 impl Parts {
@@ -30,7 +30,7 @@ impl Parts {
     ///
     /// # Errors
     /// The driver's, where a relay's answer says nothing.
-    pub(super) fn lost(&self, relays: DeviceSet) -> Result<DeviceSet> {
+    pub(crate) fn lost(&self, relays: DeviceSet) -> Result<DeviceSet> {
         let Some(lane_set) = self.lane_set.upgrade() else {
             return Ok(self.relays.fenced().intersection(relays));
         };
@@ -55,7 +55,7 @@ impl Parts {
     ///
     /// # Errors
     /// [`TransferError::Lost`]; as [`Parts::lost`].
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let lost = self.lost(self.used)?;
         lost.iter().for_each(|relay| self.relays.fence(relay));
         let first: Option<DeviceId> = lost.iter().next();

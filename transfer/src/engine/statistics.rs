@@ -6,7 +6,7 @@ use glake_device::DeviceId;
 use glake_units::Bytes;
 use serde::Serialize;
 
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 
 /// What an engine has done since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

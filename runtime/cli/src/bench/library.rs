@@ -34,7 +34,7 @@ impl Loaded {
         if let (DeviceChoice::Auto, Backend::Sim { .. }) = (&config.device.choice, backend) {
             config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
         }
-        config.pool.wait.epoch_interval_us = u64::from(u32::MAX);
+        config.pool.epoch_interval_us = u64::from(u32::MAX);
         let text = toml::to_string(&config).map_err(BenchError::Unwritable)?;
         let library = Gmlake::open(path)?;
         library.start(&text)?;

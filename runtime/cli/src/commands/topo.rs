@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use clap::Args;
 use glake_device::topology::Topology;
-use glake_transfer::graph::PathGraph;
+use glake_transfer::paths::PathGraph;
 
 use super::Failure;
 use super::output::{Output, table};

@@ -1,7 +1,7 @@
 //! The topology as one JSON object. Bandwidths are GB/s, memory bytes; what is not known is null.
 
 use glake_device::topology::{HostLink, Topology};
-use glake_transfer::graph::PathGraph;
+use glake_transfer::paths::PathGraph;
 use serde_json::{Value, json as object};
 
 use super::paths::paths_json;

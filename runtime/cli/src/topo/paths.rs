@@ -1,7 +1,7 @@
 //! What the paths of each GPU give: one a row, in a table below the picture, and as JSON.
 
 use glake_device::DeviceId;
-use glake_transfer::graph::{Direction, PathGraph, PathRate, Way};
+use glake_transfer::paths::{Direction, PathGraph, PathRate, Way};
 use serde_json::{Value, json};
 
 use super::{Rows, rate};
@@ -74,7 +74,7 @@ fn way_of(direction: Direction) -> &'static str {
 mod tests {
     use glake_device::topology::Topology;
     use glake_sim::load;
-    use glake_transfer::graph::GpuLinks;
+    use glake_transfer::paths::GpuLinks;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The machine as a tree: host memory, NUMA nodes, switches, GPUs; and NVLink in a sentence below.
 
 use glake_device::topology::{DeviceNode, HostLink, Topology};
-use glake_transfer::graph::PathGraph;
+use glake_transfer::paths::PathGraph;
 
 use super::paths::together;
 use super::tree::Tree;
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_stands_beside_each_gpu() {
-        use glake_transfer::graph::GpuLinks;
+        use glake_transfer::paths::GpuLinks;
         let topology = Topology::from(&load("h200x4").unwrap());
         let graph = PathGraph::conservative(&GpuLinks::of(&topology));
         let text = picture(&topology, Some(&graph));

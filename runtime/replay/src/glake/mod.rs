@@ -75,7 +75,7 @@ impl Glake {
         options: Options,
     ) -> Result<Box<dyn Subject + 'a>, Refusal> {
         let lag = Duration::from_millis(options.gpu_lag_ms);
-        let interval = Duration::from_micros(self.pool.wait.epoch_interval_us);
+        let interval = Duration::from_micros(self.pool.epoch_interval_us);
         let mut settings = self.machine.settings(&self.pool);
         settings.limit = settings.limit.min(options.limit.unwrap_or(Bytes::MAX));
         let run = Run::new(&self.machine, trace, settings, lag, interval, options.verify);

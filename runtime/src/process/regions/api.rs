@@ -8,21 +8,54 @@ use glake_tiers::{LiveBlock, RegionError, RegionOptions};
 use glake_units::Bytes;
 
 use super::super::device::DeviceMemory;
+use super::super::device_registry::DeviceRegistry;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
-use super::super::{Process, ProcessError, Result};
+use super::super::imports::Imports;
+use super::super::{ProcessError, Result};
 use super::slot::{Slot, sizes};
 use super::{
-    Hook, MemoryUsage, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, current_region,
+    Background, Hook, MemoryUsage, Refill, RefillReport, RegionSet, RegionView, Shrink, ShrinkReport,
+    current_region,
 };
+use crate::config;
 
-impl Process {
+/// The regions of a process: what a program defines, moves and asks about.
+#[derive(Debug)]
+pub struct Regions {
+    /// Before `set`: what it is still doing there ends with it.
+    pub(super) background: Background,
+    pub(super) set: Arc<RegionSet>,
+}
+
+impl Regions {
+    pub(in super::super) fn new(
+        registry: &Arc<DeviceRegistry>,
+        config: config::Tiers,
+        imports: &Arc<Imports>,
+    ) -> Regions {
+        Regions {
+            background: Background::default(),
+            set: Arc::new(RegionSet::new(registry, config, imports)),
+        }
+    }
+
+    /// What the other parts of the process ask of the regions.
+    pub(in super::super) fn set(&self) -> &Arc<RegionSet> {
+        &self.set
+    }
+
+    /// Nothing goes on in the background from then on.
+    pub(in super::super) fn stop_background(&self) {
+        self.background.stop();
+    }
+
     /// Makes a region. The same tag with the same options again is no error. Its extents are of `tiers.extent`.
     ///
     /// # Errors
     /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`].
-    pub fn define_region(&self, options: RegionOptions) -> Result<()> {
-        let extent = self.regions.config.extent;
-        self.regions.table.define(RegionOptions { extent, ..options })?;
+    pub fn define(&self, options: RegionOptions) -> Result<()> {
+        let extent = self.set.config.extent;
+        self.set.table.define(RegionOptions { extent, ..options })?;
         self.prepare_once()
     }
 
@@ -30,9 +63,9 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::UnknownTag`].
-    pub fn enter_region(&self, tag: &str) -> Result<()> {
-        let slot = self.regions.table.get(tag)?;
-        current_region::push(&self.flags, slot);
+    pub fn enter(&self, tag: &str) -> Result<()> {
+        let slot = self.set.table.get(tag)?;
+        current_region::push(&self.set.flags, slot);
         Ok(())
     }
 
@@ -40,8 +73,8 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::InNoRegion`].
-    pub fn leave_region(&self) -> Result<()> {
-        if current_region::pop(&self.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
+    pub fn leave(&self) -> Result<()> {
+        if current_region::pop(&self.set.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
     }
 
     /// The program promises not to write to a region's bytes until it is unsealed, on every device where it has any. With `strict` they
@@ -49,11 +82,11 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::Region`] where its policy is another one; [`ProcessError::StillUsed`].
-    pub fn seal_region(&self, tag: &str, strict: bool) -> Result<()> {
-        let slot = self.regions.table.get(tag)?;
-        let timeout = Duration::from_millis(self.regions.config.drain_timeout_ms);
+    pub fn seal(&self, tag: &str, strict: bool) -> Result<()> {
+        let slot = self.set.table.get(tag)?;
+        let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
         let _closing = match strict {
-            true => Some(self.regions.gate.close(&Tags::of(&[tag]), Some(timeout))?),
+            true => Some(self.set.gate.close(&Tags::of(&[tag]), Some(timeout))?),
             false => None,
         };
         slot.regions().iter().try_for_each(|region| Ok(region.seal(strict)?))
@@ -63,8 +96,8 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::UnknownTag`]; what the pool answers.
-    pub fn unseal_region(&self, tag: &str) -> Result<()> {
-        let regions = self.regions.table.get(tag)?.regions();
+    pub fn unseal(&self, tag: &str) -> Result<()> {
+        let regions = self.set.table.get(tag)?.regions();
         regions.iter().try_for_each(|region| Ok(region.unseal()?))
     }
 
@@ -72,9 +105,9 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::Region`].
-    pub fn prepare_region(&self, tag: &str) -> Result<()> {
-        for region in self.regions.table.get(tag)?.regions() {
-            region.prepare(&self.regions.stores.host(region.pool().device())?)?;
+    pub fn prepare(&self, tag: &str) -> Result<()> {
+        for region in self.set.table.get(tag)?.regions() {
+            region.prepare(&self.set.stores.host(region.pool().device())?)?;
         }
         Ok(())
     }
@@ -84,10 +117,10 @@ impl Process {
     /// # Errors
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is evicted, or was not pinned.
     pub fn fix(&self, address: Address, fixed: bool) -> Result<()> {
-        self.regions.table.cover(&self.devices);
-        let found = self.devices.iter().find_map(|memory| {
+        self.set.table.cover(&self.set.registry.devices);
+        let found = self.set.registry.devices.iter().find_map(|memory| {
             let LiveBlock { domain, .. } = memory.started()?.pool.find(address)?;
-            self.regions.table.of_domain(memory.id(), domain)
+            self.set.table.of_domain(memory.id(), domain)
         });
         let (_, region) = found.ok_or(ProcessError::InNoBlock { address })?;
         Ok(if fixed { region.fix(address) } else { region.unfix(address) }?)
@@ -101,7 +134,7 @@ impl Process {
     /// [`ProcessError::StillUsed`], [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing was moved, the gate is
     /// open. [`ProcessError::Region`]: no bytes are lost, the same call goes on from there.
     pub fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
-        self.regions.shrink(ask)
+        self.set.shrink(ask)
     }
 
     /// Brings memory back to the addresses that it had. Where `wait` is false that goes on in the background: what it meets is
@@ -113,11 +146,11 @@ impl Process {
         if ask.wait {
             return match ask.timeout {
                 Some(timeout) => self.refill_within(ask, timeout),
-                None => self.regions.refill(ask),
+                None => self.set.refill(ask),
             };
         }
-        self.regions.table.named(ask.tags.as_deref())?;
-        let (regions, ask) = (self.regions.clone(), ask.clone());
+        self.set.table.named(ask.tags.as_deref())?;
+        let (regions, ask) = (self.set.clone(), ask.clone());
         self.background.spawn(move || {
             if let Err(error) = regions.refill(&ask) {
                 tracing::warn!(target: "glake::regions", %error, "a refill in the background failed");
@@ -130,13 +163,13 @@ impl Process {
     /// away comes back before this returns.
     ///
     /// # Errors
-    /// As [`Process::refill`].
-    pub fn wait_region(&self, tag: &str, device: i64, stream: Stream) -> Result<()> {
-        let device = self.device(device)?.id();
-        let slot = self.regions.table.get(tag)?;
+    /// As [`Regions::refill`].
+    pub fn wait_for(&self, tag: &str, device: i64, stream: Stream) -> Result<()> {
+        let device = self.set.registry.device(device)?.id();
+        let slot = self.set.table.get(tag)?;
         for region in slot.regions().iter().filter(|region| region.pool().device() == device) {
             match region.wait(device, stream) {
-                Err(RegionError::Evicted { .. }) => self.regions.bring_back(&slot, region)?,
+                Err(RegionError::Evicted { .. }) => self.set.bring_back(&slot, region)?,
                 waited => waited?,
             }
         }
@@ -147,24 +180,24 @@ impl Process {
     ///
     /// # Errors
     /// [`ProcessError::UnknownTag`]: the order is as it was.
-    pub fn order_regions(&self, tags: &[String]) -> Result<()> {
-        self.regions.table.set_order(tags)
+    pub fn set_order(&self, tags: &[String]) -> Result<()> {
+        self.set.table.set_order(tags)
     }
 
     /// Every region on every device, what lies in none and graphs' pools too.
     ///
     /// # Errors
     /// What the pools answer.
-    pub fn regions(&self) -> Result<Vec<RegionView>> {
-        self.regions.views()
+    pub fn views(&self) -> Result<Vec<RegionView>> {
+        self.set.views()
     }
 
     /// The region that a block lies in; `None`: it lies in none, or there is no such block.
-    pub fn region_of(&self, address: Address) -> Option<String> {
-        self.devices.iter().find_map(|memory| {
+    pub fn tag_of(&self, address: Address) -> Option<String> {
+        self.set.registry.devices.iter().find_map(|memory| {
             let started = memory.started()?;
             let LiveBlock { domain, .. } = started.pool.find(address)?;
-            let (slot, _) = self.regions.table.of_domain(memory.id(), domain)?;
+            let (slot, _) = self.set.table.of_domain(memory.id(), domain)?;
             (slot.tag() != DEFAULT).then(|| slot.tag().to_owned())
         })
     }
@@ -174,12 +207,12 @@ impl Process {
     /// # Errors
     /// What the driver answers when asked for its free memory.
     pub fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
-        self.regions.memory_usage()
+        self.set.memory_usage()
     }
 
     /// The gate.
     pub fn gate(&self) -> &Gate {
-        &self.regions.gate
+        &self.set.gate
     }
 
     /// Begins a use of memory: of these regions and of what lies in none, or of everything. While it lasts nothing of that leaves.
@@ -191,15 +224,15 @@ impl Process {
     /// refill meets.
     pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
-        self.regions.resume_relays();
+        self.set.resume_relays();
         Ok(id)
     }
 
-    /// Waits until a use could begin, as [`Process::begin_use`] would, and begins none: no shrink waits for who waits here. Where a
+    /// Waits until a use could begin, as [`Regions::begin_use`] would, and begins none: no shrink waits for who waits here. Where a
     /// shrink comes next, the use that begins then waits again.
     ///
     /// # Errors
-    /// As [`Process::begin_use`].
+    /// As [`Regions::begin_use`].
     pub fn wait_for_gate(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<()> {
         self.pass_gate(tags, timeout, |gate, left| gate.wait(tags, when, left))
     }
@@ -210,11 +243,11 @@ impl Process {
         timeout: Option<Duration>,
         attempt: impl Fn(&Gate, Option<Duration>) -> Result<Admission<T>>,
     ) -> Result<T> {
-        self.regions.check(tags)?;
+        self.set.check(tags)?;
         let begin = std::time::Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
-            match attempt(&self.regions.gate, left)? {
+            match attempt(&self.set.gate, left)? {
                 Admission::Admitted(passed) => return Ok(passed),
                 Admission::Away(away) => self.refill_for_use(tags, away, begin, timeout)?,
             }
@@ -225,25 +258,25 @@ impl Process {
     /// a thread of its own and answers 0. One before that answers otherwise, or takes longer than `timeout`, keeps what was asked
     /// for from being done. Of memory that comes back because it is touched they are told ("touched"), and not waited for.
     pub fn set_hooks(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
-        self.regions.hooks.set(before, after, timeout);
+        self.set.hooks.set(before, after, timeout);
     }
 
     /// Brings back what a copy is about to touch at an address; one load where nothing is evicted.
     ///
     /// # Errors
-    /// As [`Process::refill`].
+    /// As [`Regions::refill`].
     #[inline]
     pub fn bring_back(&self, address: Address) -> Result<()> {
-        if self.flags.is_any_evicted() { self.regions.touch_address(address) } else { Ok(()) }
+        self.set.touched(address)
     }
 
     /// Pins what is configured, with the first region.
     fn prepare_once(&self) -> Result<()> {
-        let wanted = self.regions.config.host_prepare;
-        if wanted.is_zero() || !self.regions.take_preparation() {
+        let wanted = self.set.config.host_prepare;
+        if wanted.is_zero() || !self.set.take_preparation() {
             return Ok(());
         }
-        let regions = self.regions.clone();
+        let regions = self.set.clone();
         self.background.spawn(move || {
             let device = regions.registry.devices.iter().find(|memory| memory.started().is_some());
             let device = device.map_or(DeviceId(0), DeviceMemory::id);
@@ -255,7 +288,7 @@ impl Process {
     }
 }
 
-impl Regions {
+impl RegionSet {
     /// Whether there are such tags. What lies in no region is always there; graphs' pools that are new are looked for.
     fn check(&self, tags: &Tags) -> Result<()> {
         let Tags::These(tags) = tags else { return Ok(()) };
@@ -268,7 +301,7 @@ impl Regions {
         })
     }
 
-    fn views(&self) -> Result<Vec<RegionView>> {
+    pub(in super::super) fn views(&self) -> Result<Vec<RegionView>> {
         self.table.cover(&self.registry.devices);
         let mut slots = self.table.named(None)?;
         self.table.sort(&mut slots);

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::gate::Tags;
-use super::super::{Process, ProcessError, Result};
-use super::{Refill, RefillReport};
+use super::super::{ProcessError, Result};
+use super::{Refill, RefillReport, Regions};
 use crate::sync::{Condvar, Mutex};
 
 /// The refills that uses have begun and that are under way.
@@ -118,7 +118,7 @@ impl Drop for Ending {
     }
 }
 
-impl Process {
+impl Regions {
     /// Brings back what a use of `tags` found away; `begin` and `timeout` are the use's. Where its time ends the refill goes on.
     ///
     /// # Errors
@@ -131,8 +131,8 @@ impl Process {
         timeout: Option<Duration>,
     ) -> Result<()> {
         let ask = Refill { tags: Some(away.clone()), ..Refill::default() };
-        let Some(timeout) = timeout else { return self.regions.refill(&ask).map(|_| ()) };
-        let (coming, is_new) = self.regions.background_refills.join(away);
+        let Some(timeout) = timeout else { return self.set.refill(&ask).map(|_| ()) };
+        let (coming, is_new) = self.set.background_refills.join(away);
         if is_new {
             self.begin_refill(ask, &coming)?;
         }
@@ -162,8 +162,8 @@ impl Process {
 
     fn begin_refill(&self, ask: Refill, coming: &Arc<BackgroundRefill>) -> Result<()> {
         let ending =
-            Ending { background_refills: self.regions.background_refills.clone(), coming: coming.clone() };
-        let regions = self.regions.clone();
+            Ending { background_refills: self.set.background_refills.clone(), coming: coming.clone() };
+        let regions = self.set.clone();
         self.background.spawn(move || ending.end(State::Over(regions.refill(&ask))))
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::Result;
 use super::super::device::DeviceMemory;
-use super::Regions;
+use super::RegionSet;
 use super::others::{self, Known};
 use super::slot::{Slot, sizes};
 use crate::process::gate::DEFAULT;
@@ -33,7 +33,7 @@ impl MemoryUsage {
     }
 }
 
-impl Regions {
+impl RegionSet {
     /// As [`super::super::Process::memory_usage`].
     pub(super) fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
         self.table.cover(&self.registry.devices);

@@ -1,6 +1,7 @@
 //! The regions of a process: what is allocated where, what leaves its GPUs and what comes back.
 //!
 //! ```text
+//! Regions ─► RegionSet: shared with what goes on in the background
 //! enter(tag) ─► this thread's allocations ─► Slot of the tag ─► a tiers::Region a device
 //! shrink, refill ─► moves ─► Region ─► LinkMover ─► host                gate: who may use it meanwhile
 //! malloc, copies ─► RegionFlags: one load ─ something is evicted ─► refill of what is touched first
@@ -47,8 +48,9 @@ use super::device_registry::DeviceRegistry;
 use super::gate::Gate;
 use super::imports::Imports;
 use crate::config;
+pub use api::Regions;
 pub use ask::{Refill, Shrink, Tier};
-pub(super) use background::Background;
+use background::Background;
 use background_refills::BackgroundRefills;
 pub(super) use flags::RegionFlags;
 pub use hooks::Hook;
@@ -63,9 +65,9 @@ use table::Table;
 pub use view::RegionView;
 pub(super) use view::{copy_name, policy_name};
 
-/// The regions of a process; shared with what goes on in the background.
+/// The regions of a process, and what moves them; shared with what goes on in the background.
 #[derive(Debug)]
-pub(super) struct Regions {
+pub(super) struct RegionSet {
     registry: Arc<DeviceRegistry>,
     config: config::Tiers,
     flags: Arc<RegionFlags>,
@@ -83,14 +85,14 @@ pub(super) struct Regions {
     refills_begun: RefillCount,
 }
 
-impl Regions {
+impl RegionSet {
     pub(super) fn new(
         registry: &Arc<DeviceRegistry>,
         config: config::Tiers,
         imports: &Arc<Imports>,
-    ) -> Regions {
+    ) -> RegionSet {
         let devices = registry.devices.len();
-        Regions {
+        RegionSet {
             registry: registry.clone(),
             flags: Arc::default(),
             gate: Gate::default(),

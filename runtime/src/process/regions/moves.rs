@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
 use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
 use super::super::gate::Tags;
 use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
-use super::Regions;
+use super::RegionSet;
 use super::ask::{Refill, Shrink};
 use super::choose::in_order;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
@@ -41,8 +41,8 @@ impl Batch {
     }
 }
 
-impl Regions {
-    /// As [`super::super::Process::shrink`].
+impl RegionSet {
+    /// As [`super::Regions::shrink`].
     pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
         let (begin, begun) = (Instant::now(), self.refills_begun.get());
         self.table.cover(&self.registry.devices);
@@ -66,7 +66,7 @@ impl Regions {
         report
     }
 
-    /// As [`super::super::Process::refill`], now.
+    /// As [`super::Regions::refill`], now.
     pub(super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         let begin = Instant::now();
         let mut slots = self.table.named(ask.tags.as_deref())?;

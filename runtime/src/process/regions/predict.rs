@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use glake_device::DeviceId;
 use glake_tiers::Region;
-use glake_transfer::graph::{Direction, PathGraph};
+use glake_transfer::paths::{Direction, PathGraph};
 use glake_units::Bytes;
 
 use super::super::device_registry::DeviceRegistry;

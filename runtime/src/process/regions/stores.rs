@@ -7,7 +7,7 @@ use glake_device::owned::{DeviceSet, Digests};
 use glake_tiers::{
     FileError, FileTier, GpuPool, HostOptions, HostPool, HostStatistics, RegionError, Store, nodes_of,
 };
-use glake_transfer::graph::Direction;
+use glake_transfer::paths::Direction;
 use glake_transfer::{LinkMover, Priority};
 use glake_units::Bytes;
 use parking_lot::Mutex;

@@ -10,9 +10,9 @@ use glake_units::Bytes;
 use super::super::Result;
 use super::super::device::{DeviceMemory, Started};
 use super::slot::Slot;
-use super::{Regions, current_region};
+use super::{RegionSet, current_region};
 
-impl Regions {
+impl RegionSet {
     /// The domain that an allocation goes to which private pools leave in `routed`: that of the region that the thread is in, if any.
     /// What is evicted of it comes back first.
     ///
@@ -81,9 +81,18 @@ impl Regions {
         }
     }
 
+    /// Brings back what somebody is about to touch at an address; one load where nothing is evicted.
+    ///
+    /// # Errors
+    /// What the refill meets.
+    #[inline]
+    pub(in super::super) fn touched(&self, address: Address) -> Result<()> {
+        if self.flags.is_any_evicted() { self.touch_address(address) } else { Ok(()) }
+    }
+
     /// Brings back the region of the block that an address lies in.
     #[cold]
-    pub(super) fn touch_address(&self, address: Address) -> Result<()> {
+    fn touch_address(&self, address: Address) -> Result<()> {
         let holds = |started: &&Started| {
             let (start, size) = started.pool.range();
             address.0.checked_sub(start.0).is_some_and(|offset| Bytes::new(offset) < size)

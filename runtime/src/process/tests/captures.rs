@@ -37,7 +37,7 @@ fn fixture(settings: &str) -> Fixture {
 
 impl Fixture {
     fn capturing(&self, pool: u64) -> Capturing<'_> {
-        Capturing { fixture: self, id: PoolId(pool, 0), stream: self.process.create_stream(0).unwrap() }
+        Capturing { fixture: self, id: PoolId(pool, 0), stream: self.process.streams().create(0).unwrap() }
     }
 
     /// Whether epochs are held back on a device, asked by a thread that captures nothing.
@@ -70,7 +70,7 @@ impl Capturing<'_> {
         let takes = move |asked| {
             asked == stream && matches!(sim.capture_state(GPU, asked), Ok(CaptureState::Active(_)))
         };
-        self.fixture.process.begin_pool(0, self.id, Some(Arc::new(takes)))
+        self.fixture.process.pools().begin(0, self.id, Some(Arc::new(takes)))
     }
 
     fn malloc(&self) -> Address {
@@ -85,7 +85,7 @@ impl Capturing<'_> {
     /// As torch's graph: where the capture failed that is all.
     fn end(&self) -> glake_device::Result<()> {
         self.fixture.sim.end_capture(GPU, self.stream)?;
-        self.fixture.process.end_pool(0, self.id).unwrap();
+        self.fixture.process.pools().end(0, self.id).unwrap();
         Ok(())
     }
 
@@ -164,11 +164,11 @@ fn a_pool_can_be_begun_again_after_its_capture_failed() {
         assert_eq!(fixture.both_held(), [true; 2]);
         assert!(matches!(fixture.capturing(pool).begin(), Err(ProcessError::PoolOpen { .. })), "it is open");
         let mut live = Vec::new();
-        fixture.process.pool_blocks(0, again.id, |address, _| live.push(address)).unwrap();
+        fixture.process.pools().blocks(0, again.id, |address, _| live.push(address)).unwrap();
         assert!(live.contains(&inside));
         again.end().unwrap();
         assert_eq!(fixture.both_held(), [false; 2]);
-        assert!(matches!(fixture.process.end_pool(0, again.id), Err(ProcessError::UnknownPool { .. })));
+        assert!(matches!(fixture.process.pools().end(0, again.id), Err(ProcessError::UnknownPool { .. })));
     }
 }
 
@@ -179,9 +179,9 @@ fn what_is_begun_inside_a_capture_does_not_end_its_hold() {
     let graph = fixture.capturing(1);
     graph.begin().unwrap();
     let inner = PoolId(0, 7);
-    fixture.process.begin_pool(0, inner, None).unwrap();
+    fixture.process.pools().begin(0, inner, None).unwrap();
     graph.malloc();
-    fixture.process.end_pool(0, inner).unwrap();
+    fixture.process.pools().end(0, inner).unwrap();
     assert_eq!(fixture.both_held(), [true; 2]);
     graph.malloc();
     graph.end().unwrap();
@@ -191,14 +191,14 @@ fn what_is_begun_inside_a_capture_does_not_end_its_hold() {
 #[test]
 fn a_shortage_in_a_capture_is_out_of_memory_and_says_what_was_not_waited_for() {
     let fixture = fixture("pool.limit = \"64MiB\"");
-    let other = fixture.process.create_stream(0).unwrap();
+    let other = fixture.process.streams().create(0).unwrap();
     let graph = fixture.capturing(1);
     graph.begin().unwrap();
     graph.malloc();
     let freed = fixture.process.malloc(0, mib(40), other).unwrap();
     fixture.process.free(freed).unwrap();
     for (before, stream) in (0..).zip([STREAM, graph.stream]) {
-        assert_eq!(fixture.process.stats(0).unwrap().num_ooms, before);
+        assert_eq!(fixture.process.reports().stats(0).unwrap().num_ooms, before);
         let error = fixture.process.malloc(0, mib(40), stream).unwrap_err();
         assert!(matches!(error, ProcessError::OutOfMemory(_)), "{error}");
         let text = error.to_string();
@@ -206,7 +206,7 @@ fn a_shortage_in_a_capture_is_out_of_memory_and_says_what_was_not_waited_for() {
         assert!(text.contains("40.00 MiB is pending on streams") && text.contains("capture"), "{text}");
         assert!(!text.contains("waited for all pending work"), "{text}");
     }
-    assert_eq!(fixture.process.stats(0).unwrap().num_ooms, 2);
+    assert_eq!(fixture.process.reports().stats(0).unwrap().num_ooms, 2);
     graph.end().unwrap();
     fixture.process.malloc(0, mib(40), STREAM).unwrap();
 }
@@ -216,7 +216,7 @@ fn where_the_capture_s_stream_is_known_an_allocation_elsewhere_inside_it_breaks_
     let fixture = fixture("");
     let graph = fixture.capturing(1);
     graph.begin_pool().unwrap();
-    fixture.process.expect_capture(0, graph.id, graph.stream).unwrap();
+    fixture.process.pools().expect_capture(0, graph.id, graph.stream).unwrap();
     fixture.sim.begin_capture(GPU, graph.stream).unwrap();
     // The first allocation of the thread is on a stream outside of its own capture.
     let outside = fixture.process.malloc(0, mib(10), STREAM).unwrap();
@@ -227,13 +227,13 @@ fn where_the_capture_s_stream_is_known_an_allocation_elsewhere_inside_it_breaks_
     // And where it failed with nothing allocated, the same allocation shows that.
     let failed = fixture.capturing(2);
     failed.begin_pool().unwrap();
-    fixture.process.expect_capture(0, failed.id, failed.stream).unwrap();
+    fixture.process.pools().expect_capture(0, failed.id, failed.stream).unwrap();
     fixture.sim.begin_capture(GPU, failed.stream).unwrap();
     failed.fails();
     assert_eq!(fixture.both_held(), [true; 2]);
     fixture.process.free(fixture.process.malloc(0, mib(10), STREAM).unwrap()).unwrap();
     assert_eq!(fixture.both_held(), [false; 2]);
     [outside, inside].into_iter().for_each(|block| fixture.process.free(block).unwrap());
-    let error = fixture.process.expect_capture(0, PoolId(9, 9), STREAM).unwrap_err();
+    let error = fixture.process.pools().expect_capture(0, PoolId(9, 9), STREAM).unwrap_err();
     assert!(matches!(error, ProcessError::UnknownPool { .. }), "{error}");
 }

@@ -7,7 +7,7 @@ use glake_device::{Fault, Injected, Touch, Verb, When};
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 use crate::{CopyOptions, Priority, UserStream};
 
 const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };

@@ -8,7 +8,7 @@ use glake_device::{DeviceId, Fault, Injected, Touch, Verb, When};
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, length};
-use crate::graph::Way;
+use crate::paths::Way;
 use crate::{CopyHandle, CopyOptions, TransferError};
 
 fn buffers(fixture: &Fixture, devices: &[u32], size: Bytes) -> (Vec<Arc<Buffer>>, Vec<Span>) {

@@ -5,7 +5,7 @@ use glake_device::{DeviceId, Stream};
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends, fill};
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 use crate::{CopyOptions, EngineOptions, UserStream};
 
 const ROOM: Bytes = Bytes::mib(24);

@@ -8,7 +8,7 @@ use glake_device::{CaptureState, DriverError, Fault, Injected, Touch, Verb, When
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::Direction;
+use crate::paths::Direction;
 use crate::{CopyOptions, EngineOptions, UserStream};
 
 /// A server whose engine splits captured copies.

@@ -9,7 +9,7 @@ use glake_sim::SimOptions;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::Direction;
+use crate::paths::Direction;
 use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
 const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };
@@ -55,7 +55,7 @@ impl User {
 }
 
 fn bound_late(fixture: &Fixture) -> u64 {
-    fixture.engine().late.load(Ordering::Relaxed)
+    fixture.engine().waited.deferred.count.load(Ordering::Relaxed)
 }
 
 /// What each link carried, in the order of the GPUs.
@@ -110,7 +110,7 @@ fn where_the_program_has_its_gpu_to_itself_its_link_is_a_path_and_nothing_of_our
         assert!(carried(&fixture).iter().zip(&before).all(|(after, before)| after > before), "{direction:?}");
     }
     assert!(fixture.read(&user.gpu) == fixture.pinned(size, 1).as_slice());
-    assert_eq!(fixture.engine().relay_driver().has_context(GPU).ok(), Some(false));
+    assert_eq!(fixture.engine().contexts.own_driver().has_context(GPU).ok(), Some(false));
     assert!(fixture.engine().statistics().paths.iter().all(|path| path.retries == 0));
     drop(user);
     fixture.end();
@@ -217,11 +217,11 @@ fn what_a_lost_relay_did_not_bring_is_copied_again() {
             }]);
             let answer = fixture.engine().copy_blocking(&user.gpu, &user.host, user.on, BACKGROUND);
             fixture.faults.set(&[]);
-            let own = fixture.engine().relays.is_fenced(GPU);
+            let own = fixture.engine().links.relays().is_fenced(GPU);
             assert!(answer.is_ok() || own || n == 1 && verb == Verb::EventRecord, "{verb} {n}: {answer:?}");
             if answer.is_ok() {
                 assert!(fixture.read(&user.gpu) == fixture.pinned(size, n).as_slice(), "{verb} {n}");
-                made_good += u64::from(!fixture.engine().relays.fenced().is_empty());
+                made_good += u64::from(!fixture.engine().links.relays().fenced().is_empty());
                 // Nothing more is told of it.
                 fixture.engine().copy(&user.gpu, &user.host, user.on, BACKGROUND).unwrap().wait().unwrap();
             }

@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
 use crate::CopyOptions;
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 
 const SIZE: Bytes = Bytes::mib(6);
 
@@ -195,7 +195,7 @@ fn copies_under_faults_at_random_are_right_or_say_so() {
             fixture.faults.set(&[]);
             // What an error says of may run still.
             fixture.epochs.synchronize(fixture.gpus).unwrap();
-            fixture.engine().own.synchronize(fixture.gpus).unwrap();
+            fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
             assert!(there.is_err() || fixture.read(&span) == source.as_slice(), "{seed} {round}");
             fixture.engine().copy_blocking(&host, &span, on, CopyOptions::default()).unwrap();
             assert!(fixture.read(&span) == memory.as_slice(), "{seed} {round}");

@@ -10,7 +10,7 @@ use glake_device::{Address, DeviceId, Driver, Faults, Stream};
 use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_units::Bytes;
 
-use crate::graph::{Direction, GpuLinks, PathGraph};
+use crate::paths::{Direction, GpuLinks, PathGraph};
 use crate::{CopyOptions, Engine, EngineOptions, UserStream};
 
 pub(super) const GPU: DeviceId = DeviceId(0);
@@ -61,7 +61,7 @@ impl Fixture {
         used.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
         let shared = options.shared_gpus;
         let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
-        used.iter().for_each(|gpu| engine.want_resources(gpu));
+        used.iter().for_each(|gpu| engine.resources.want(gpu));
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();
@@ -122,7 +122,7 @@ impl Fixture {
     }
 
     /// What the engine carried on a way.
-    pub(super) fn carried(&self, way: crate::graph::Way) -> Bytes {
+    pub(super) fn carried(&self, way: crate::paths::Way) -> Bytes {
         self.engine().statistics().paths.iter().filter(|path| path.way == way).map(|path| path.bytes).sum()
     }
 

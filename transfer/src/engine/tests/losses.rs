@@ -5,7 +5,7 @@ use glake_device::{DeviceId, DriverError, Fault, Injected, Verb, When};
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU};
-use crate::graph::Way;
+use crate::paths::Way;
 use crate::{CopyHandle, CopyOptions, TransferError};
 
 const SIZE: Bytes = Bytes::mib(8);

@@ -6,6 +6,7 @@ mod bytes;
 mod capture;
 mod deferred;
 mod faults;
+mod first_order;
 mod fixture;
 mod losses;
 mod order;

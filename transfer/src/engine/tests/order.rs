@@ -7,7 +7,7 @@ use glake_device::{Driver, Fault, Injected, Stream, Touch, Verb, When};
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU};
-use crate::graph::Way;
+use crate::paths::Way;
 use crate::{CopyOptions, EngineOptions};
 
 const SIZE: Bytes = Bytes::mib(16);

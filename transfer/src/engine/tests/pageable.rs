@@ -10,7 +10,7 @@ use glake_sim::Clock;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends, fill, length};
-use crate::graph::Direction;
+use crate::paths::Direction;
 use crate::{CopyOptions, EngineOptions};
 
 /// Memory of the program, with a pattern.

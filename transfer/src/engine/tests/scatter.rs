@@ -8,7 +8,7 @@ use glake_device::{Address, CopyRequest, DeviceId, Driver, Fault, Injected, Refu
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, Plain, ends, fill, length};
-use crate::graph::Direction;
+use crate::paths::Direction;
 use crate::{CopyHandle, CopyOptions, TransferError, UserStream};
 
 /// Host memory and a GPU's, both with patterns, and a stream.

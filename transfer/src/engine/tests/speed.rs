@@ -5,7 +5,7 @@ use glake_device::owned::Span;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 
 /// GB/s of one copy between pinned memory and a GPU.
 fn speed(fixture: &Fixture, direction: Direction, memory: Way, size: Bytes) -> f64 {

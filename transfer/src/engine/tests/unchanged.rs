@@ -9,7 +9,7 @@ use glake_sim::SimOptions;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
-use crate::graph::{Direction, Way};
+use crate::paths::{Direction, Way};
 use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
 const OTHER: DeviceId = DeviceId(1);
@@ -273,7 +273,7 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
     takes(all.without(DeviceSet::of(OTHER)));
     // What the engine had there goes back.
     assert_eq!(fixture.engine().unsuspended(Duration::from_secs(60)), []);
-    let own = fixture.engine().relay_driver();
+    let own = fixture.engine().contexts.own_driver();
     assert_eq!(own.has_context(OTHER).ok(), Some(false));
     // It does not come back with those that rested.
     fixture.engine().suspend(all);
@@ -291,7 +291,7 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
 fn a_gpu_that_the_program_used_before_is_no_relay() {
     let fixture = Fixture::made("h200x4", EngineOptions::default(), killing());
     assert_eq!(fixture.engine().relays(), fixture.gpus.without(DeviceSet::of(GPU)));
-    let own = fixture.engine().relay_driver();
+    let own = fixture.engine().contexts.own_driver();
     assert_eq!(own.has_context(GPU).ok(), Some(false), "no context of ours is on the program's GPU");
     fixture.end();
 }
@@ -304,13 +304,13 @@ fn a_synchronous_copy_does_not_wait_for_a_lease_that_has_become_another_stream_s
         (mapped.span(Bytes::ZERO, SIZE).unwrap(), Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap());
     let stream = fixture.stream(GPU);
     let on = fixture.user(GPU, stream.id());
-    let parts = fixture.engine().enqueue(&to, &from, on, Priority::Normal).unwrap().unwrap();
+    let parts = fixture.engine().spans.enqueue(&to, &from, on, Priority::Normal).unwrap().unwrap();
     fixture.wait(on);
     // Another stream's copy has the lane set now, and waits with it.
     let lane_set = parts.lane_set.upgrade().unwrap();
     let mut state = lane_set.state.lock();
     lane_set.set_owner(&mut state, Some(glake_device::StreamId(4_242)));
-    fixture.engine().repair(&parts, &to, &from, on).unwrap();
+    fixture.engine().waited.repair(&parts, &to, &from, on).unwrap();
     lane_set.set_owner(&mut state, None);
     drop(state);
     assert!(fixture.read(&to) == memory.as_slice());

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use glake_transfer::UnsuspendedRelay;
 
-use super::Regions;
+use super::RegionSet;
 
 /// How many times memory began to come back.
 #[derive(Debug, Default)]
@@ -33,8 +33,8 @@ impl RefillCount {
     }
 }
 
-impl Regions {
-    /// Memory is about to come back; [`Regions::resume_relays`] follows.
+impl RegionSet {
+    /// Memory is about to come back; [`RegionSet::resume_relays`] follows.
     pub(super) fn count_refill(&self) {
         self.refills_begun.0.fetch_add(1, Ordering::SeqCst);
     }

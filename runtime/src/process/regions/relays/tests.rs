@@ -29,7 +29,8 @@ impl Process {
     }
 
     fn named_relays(&self) -> Vec<MemoryUsage> {
-        self.memory_usage()
+        self.regions()
+            .memory_usage()
             .unwrap()
             .into_iter()
             .filter(|left| left.holder.contains("copies of other GPUs,"))
@@ -40,13 +41,13 @@ impl Process {
 /// Pools on two devices; the other two relay.
 fn served(settings: &str) -> (Process, Vec<Written>) {
     let process = started(settings);
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let blocks = (0..4_u64).map(|seed| match seed {
         0 | 1 => process.written_in("a", seed as i64, Bytes::mib(24), seed),
         _ => process.written(seed as i64 - 2, Bytes::mib(6), seed),
     });
     let blocks = blocks.collect();
-    process.multi_path(true).unwrap();
+    process.copies().multi_path(true).unwrap();
     process.wait_for_relays(2);
     (process, blocks)
 }
@@ -57,9 +58,9 @@ fn contexts_go_with_everything_and_come_back_with_anything() {
     assert_eq!(process.has_contexts(), [true; 2]);
     for round in 0..50 {
         // A part of it leaves the relays as they are.
-        process.shrink(&Shrink { tags: Some(vec!["a".to_owned()]), ..Shrink::default() }).unwrap();
+        process.regions().shrink(&Shrink { tags: Some(vec!["a".to_owned()]), ..Shrink::default() }).unwrap();
         assert_eq!(process.has_contexts(), [true; 2]);
-        let report = process.shrink(&Shrink::default()).unwrap();
+        let report = process.regions().shrink(&Shrink::default()).unwrap();
         assert_eq!(process.has_contexts(), [false; 2], "round {round}");
         assert!(
             report.gpu.iter().all(|left| !RELAYS.iter().any(|relay| left.device == Some(*relay))),
@@ -68,20 +69,20 @@ fn contexts_go_with_everything_and_come_back_with_anything() {
         );
         assert!(process.named_relays().is_empty());
         // Neither of these makes them again.
-        process.regions().unwrap();
-        process.stats(0).unwrap();
+        process.regions().views().unwrap();
+        process.reports().stats(0).unwrap();
         process.trim(None, Bytes::ZERO).unwrap();
         assert_eq!(process.has_contexts(), [false; 2], "round {round}");
         match round % 3 {
-            0 => drop(process.refill(&Refill::default()).unwrap()),
+            0 => drop(process.regions().refill(&Refill::default()).unwrap()),
             1 => {
                 // Touched: one device's default region comes back, and the relays with it.
-                process.bring_back(blocks[2].address).unwrap();
-                process.refill(&Refill::default()).unwrap();
+                process.regions().bring_back(blocks[2].address).unwrap();
+                process.regions().refill(&Refill::default()).unwrap();
             }
             _ => {
-                process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
-                process.refill(&Refill::default()).unwrap();
+                process.regions().refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+                process.regions().refill(&Refill::default()).unwrap();
             }
         }
         blocks.iter().for_each(|block| process.check(block));
@@ -94,12 +95,12 @@ fn contexts_go_with_everything_and_come_back_with_anything() {
 #[test]
 fn asking_for_relays_wakes_them() {
     let (process, blocks) = served("");
-    process.shrink(&Shrink::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(process.has_contexts(), [false; 2]);
-    process.multi_path(false).unwrap();
-    process.multi_path(true).unwrap();
+    process.copies().multi_path(false).unwrap();
+    process.copies().multi_path(true).unwrap();
     process.wait_for_relays(2);
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
@@ -107,7 +108,7 @@ fn asking_for_relays_wakes_them() {
 #[test]
 fn relays_that_may_not_rest_stay() {
     let (process, blocks) = served("tiers.suspend_relays = false");
-    process.shrink(&Shrink::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(process.has_contexts(), [true; 2]);
     process.end(blocks);
 }
@@ -115,12 +116,12 @@ fn relays_that_may_not_rest_stay() {
 #[test]
 fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
     let (process, blocks) = served("");
-    let driver = process.epochs.driver().clone();
+    let driver = process.registry.epochs.driver().clone();
     let stream = glake_device::owned::OwnedStream::new(&driver, RELAYS[0]).unwrap();
-    process.shrink(&Shrink::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(process.has_contexts(), [false; 2]);
     assert!(process.named_relays().is_empty());
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     process.wait_for_relays(1);
     assert_eq!(process.has_contexts(), [false, true]);
     drop(stream);
@@ -131,10 +132,10 @@ fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
 #[test]
 fn a_pool_that_starts_while_relays_are_suspended_is_opened_to_them_when_they_are_resumed() {
     let (process, mut blocks) = served("");
-    process.shrink(&Shrink::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     blocks.push(process.written(2, Bytes::mib(6), 9));
     assert_eq!(process.has_contexts(), [false; 2]);
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     // The pool's GPU is the program's now.
     process.wait_for_relays(1);
     let pool = &process.device(2).unwrap().started().unwrap().pool;

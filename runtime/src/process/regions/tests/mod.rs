@@ -19,7 +19,7 @@ use super::*;
 use crate::config::{Environment, Sources};
 
 const STREAM: Stream = Stream(0);
-const SMALL: &str = "tiers = { extent = \"4MiB\", host_arena = \"16MiB\", host_spare = 0, drain_timeout_ms = 60000 }\n\
+const SMALL: &str = "tiers = { extent = \"4MiB\", host_spare = 0, drain_timeout_ms = 60000 }\nexpert.host_arena = \"16MiB\"\n\
                      transfer.calibrations = \"\"\n";
 
 pub(super) fn started(settings: &str) -> Process {
@@ -60,9 +60,9 @@ impl Process {
     }
 
     pub(super) fn written_in(&self, tag: &str, device: i64, size: Bytes, seed: u64) -> Written {
-        self.enter_region(tag).unwrap();
+        self.regions().enter(tag).unwrap();
         let written = self.written(device, size, seed);
-        self.leave_region().unwrap();
+        self.regions().leave().unwrap();
         written
     }
 
@@ -74,25 +74,25 @@ impl Process {
     }
 
     fn reserved(&self, device: i64) -> Bytes {
-        Bytes::new(self.stats(device).unwrap().all.reserved_bytes.current.unsigned_abs())
+        Bytes::new(self.reports().stats(device).unwrap().all.reserved_bytes.current.unsigned_abs())
     }
 
     fn view(&self, tag: &str, device: u32) -> RegionView {
-        let views = self.regions().unwrap();
+        let views = self.regions().views().unwrap();
         views.into_iter().find(|view| view.tag == tag && view.device == Some(DeviceId(device))).unwrap()
     }
 
     /// Everything is freed and given back.
     pub(super) fn end(self, blocks: impl IntoIterator<Item = Written>) {
         blocks.into_iter().for_each(|block| self.free(block.address).unwrap());
-        self.refill(&Refill::default()).unwrap();
+        self.regions().refill(&Refill::default()).unwrap();
         self.trim(None, Bytes::ZERO).unwrap();
         for device in 0..4 {
             assert_eq!(self.reserved(device), Bytes::ZERO, "of device {device}");
         }
-        assert_eq!(self.gate().view().closed, Vec::<String>::new());
+        assert_eq!(self.regions().gate().view().closed, Vec::<String>::new());
         assert!(self.flags.is_plain());
-        for host in self.regions.stores.host_statistics() {
+        for host in self.regions.set().stores.host_statistics() {
             assert_eq!((host.in_use, host.retained), (Bytes::ZERO, Bytes::ZERO));
         }
     }

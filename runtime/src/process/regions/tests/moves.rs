@@ -5,16 +5,16 @@ use super::*;
 #[test]
 fn a_region_leaves_two_devices_and_comes_back() {
     let process = started("");
-    process.define_region(RegionOptions::of("weights")).unwrap();
+    process.regions().define(RegionOptions::of("weights")).unwrap();
     let mut blocks: Vec<Written> =
         (0..6).map(|i| process.written_in("weights", i % 2, mib(5), i as u64)).collect();
     let other = process.written(0, mib(7), 99);
     let before = [process.reserved(0), process.reserved(1)];
     let tags: Vec<Option<String>> =
-        blocks.iter().chain([&other]).map(|block| process.region_of(block.address)).collect();
+        blocks.iter().chain([&other]).map(|block| process.regions().tag_of(block.address)).collect();
     assert!(tags[..6].iter().all(|tag| tag.as_deref() == Some("weights")) && tags[6].is_none());
 
-    let report = process.shrink(&shrink_of(&["weights"])).unwrap();
+    let report = process.regions().shrink(&shrink_of(&["weights"])).unwrap();
     assert_eq!((report.copied, report.resident, report.regions.len()), (mib(30), Bytes::ZERO, 2));
     assert!(report.freed >= mib(30) && report.regions.iter().all(|moved| moved.skipped.is_empty()));
     assert!(report.predicted_refill > Duration::ZERO);
@@ -24,12 +24,12 @@ fn a_region_leaves_two_devices_and_comes_back() {
             .saturating_add(before[1].saturating_sub(process.reserved(1))),
         report.freed
     );
-    assert_eq!(process.gate().view().closed, ["weights"]);
+    assert_eq!(process.regions().gate().view().closed, ["weights"]);
     let view = process.view("weights", 1);
     assert_eq!((view.resident, view.live, view.place()), (Bytes::ZERO, mib(15), Some(Place::Host)));
     assert!(view.evicted >= mib(15) && view.predicted_refill > Duration::ZERO);
     process.check(&other);
-    let snapshot = process.snapshot();
+    let snapshot = process.reports().snapshot();
     let away = |tag: &str| {
         let regions = snapshot["allocator_settings"]["glake_regions"].as_array().unwrap();
         regions
@@ -41,12 +41,12 @@ fn a_region_leaves_two_devices_and_comes_back() {
     assert!(away("weights") >= 30 << 20 && away("default") == 0);
     process.free(blocks.remove(0).address).unwrap();
     process.trim(None, Bytes::ZERO).unwrap();
-    let again = process.shrink(&shrink_of(&["weights"])).unwrap();
+    let again = process.regions().shrink(&shrink_of(&["weights"])).unwrap();
     assert_eq!((again.freed, again.copied), (Bytes::ZERO, Bytes::ZERO));
 
-    let report = process.refill(&Refill::default()).unwrap();
+    let report = process.regions().refill(&Refill::default()).unwrap();
     assert!(report.copied >= mib(25) && report.evicted.is_zero(), "{report:?}");
-    assert!(process.gate().view().closed.is_empty());
+    assert!(process.regions().gate().view().closed.is_empty());
     blocks.iter().chain([&other]).for_each(|block| process.check(block));
     process.end(blocks.into_iter().chain([other]));
 }
@@ -54,77 +54,77 @@ fn a_region_leaves_two_devices_and_comes_back() {
 #[test]
 fn what_costs_least_goes_first() {
     let process = started("");
-    process.define_region(RegionOptions::of("keep")).unwrap();
-    process.define_region(options("sealed", Policy::Sealed, CopyPolicy::Retain)).unwrap();
-    process.define_region(options("cache", Policy::Discard, CopyPolicy::Drop)).unwrap();
+    process.regions().define(RegionOptions::of("keep")).unwrap();
+    process.regions().define(options("sealed", Policy::Sealed, CopyPolicy::Retain)).unwrap();
+    process.regions().define(options("cache", Policy::Discard, CopyPolicy::Drop)).unwrap();
     let blocks = ["keep", "sealed"].map(|tag| process.written_in(tag, 0, mib(16), tag.len() as u64));
     let cache = [1, 2, 3, 4].map(|seed| process.written_in("cache", 0, mib(4), seed));
     let rest = process.written(0, mib(16), 7);
-    process.seal_region("sealed", false).unwrap();
-    assert!(process.seal_region("keep", false).is_err());
-    let by = |bytes| process.shrink(&Shrink { bytes: Some(bytes), ..Shrink::default() }).unwrap();
+    process.regions().seal("sealed", false).unwrap();
+    assert!(process.regions().seal("keep", false).is_err());
+    let by = |bytes| process.regions().shrink(&Shrink { bytes: Some(bytes), ..Shrink::default() }).unwrap();
     let tags =
         |report: &ShrinkReport| report.regions.iter().map(|moved| moved.tag.clone()).collect::<Vec<_>>();
     let first = by(mib(10));
     assert_eq!((tags(&first), first.copied), (vec!["cache".to_owned()], Bytes::ZERO));
     assert!(first.freed >= mib(10) && first.resident > Bytes::ZERO);
-    assert_eq!(process.gate().view().closed, ["cache"]);
+    assert_eq!(process.regions().gate().view().closed, ["cache"]);
     let second = by(mib(24));
     assert_eq!(tags(&second), ["cache", "sealed", "keep"]);
-    let all = process.shrink(&Shrink::default()).unwrap();
+    let all = process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(all.resident, Bytes::ZERO);
     assert_eq!(process.reserved(0), Bytes::ZERO);
-    assert_eq!(process.gate().view().closed, ["cache", "default", "keep", "sealed"]);
-    process.order_regions(&["keep".to_owned()]).unwrap();
-    let one = process.refill(&Refill { bytes: Some(mib(16)), ..Refill::default() }).unwrap();
+    assert_eq!(process.regions().gate().view().closed, ["cache", "default", "keep", "sealed"]);
+    process.regions().set_order(&["keep".to_owned()]).unwrap();
+    let one = process.regions().refill(&Refill { bytes: Some(mib(16)), ..Refill::default() }).unwrap();
     assert!(one.regions.iter().all(|moved| moved.tag == "keep"), "{one:?}");
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     [&blocks[0], &blocks[1], &rest].into_iter().for_each(|block| process.check(block));
-    let sealed = process.shrink(&shrink_of(&["sealed"])).unwrap();
+    let sealed = process.regions().shrink(&shrink_of(&["sealed"])).unwrap();
     assert_eq!(sealed.copied, Bytes::ZERO, "its copy was kept");
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     process.check(&blocks[1]);
-    process.unseal_region("sealed").unwrap();
+    process.regions().unseal("sealed").unwrap();
     process.end(blocks.into_iter().chain(cache).chain([rest]));
 }
 
 #[test]
 fn what_is_touched_comes_back_first() {
     let process = started("");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let mut blocks = vec![process.written_in("a", 0, mib(9), 1), process.written_in("a", 1, mib(9), 2)];
-    process.shrink(&Shrink::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     blocks.push(process.written_in("a", 0, mib(2), 3));
     process.check(&blocks[0]);
     assert!(process.view("a", 1).evicted > Bytes::ZERO, "of the device that was touched");
-    assert_eq!(process.gate().view().closed, ["a"]);
-    process.bring_back(Address(blocks[1].address.0 + 4096)).unwrap();
+    assert_eq!(process.regions().gate().view().closed, ["a"]);
+    process.regions().bring_back(Address(blocks[1].address.0 + 4096)).unwrap();
     process.check(&blocks[1]);
-    assert!(process.gate().view().closed.is_empty());
-    process.bring_back(Address(0x1000)).unwrap();
-    process.shrink(&Shrink::default()).unwrap();
-    process.wait_region("a", 1, STREAM).unwrap();
+    assert!(process.regions().gate().view().closed.is_empty());
+    process.regions().bring_back(Address(0x1000)).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
+    process.regions().wait_for("a", 1, STREAM).unwrap();
     process.check(&blocks[1]);
-    assert!(matches!(process.wait_region("b", 1, STREAM), Err(ProcessError::UnknownTag { .. })));
+    assert!(matches!(process.regions().wait_for("b", 1, STREAM), Err(ProcessError::UnknownTag { .. })));
     process.end(blocks);
 }
 
 #[test]
 fn graphs_pools_leave_whole() {
     let process = started("");
-    process.begin_pool(0, PoolId(0, 5), None).unwrap();
+    process.pools().begin(0, PoolId(0, 5), None).unwrap();
     let kept = process.written(0, mib(6), 1);
     let freed = process.written(0, mib(6), 2);
-    process.end_pool(0, PoolId(0, 5)).unwrap();
+    process.pools().end(0, PoolId(0, 5)).unwrap();
     process.free(freed.address).unwrap();
-    let report = process.shrink(&Shrink::default()).unwrap();
+    let report = process.regions().shrink(&Shrink::default()).unwrap();
     let graph = report.regions.iter().find(|moved| moved.tag == "graph (0, 5)").unwrap();
     assert!(graph.copied >= mib(12) && graph.copied == graph.memory, "{graph:?}");
     assert_eq!(process.reserved(0), Bytes::ZERO);
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     process.check(&kept);
     process.check(&freed);
-    process.release_pool(0, PoolId(0, 5)).unwrap();
+    process.pools().release(0, PoolId(0, 5)).unwrap();
     process.end([kept]);
 }
 
@@ -132,17 +132,17 @@ fn graphs_pools_leave_whole() {
 fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
     let folder = std::env::temp_dir().join(format!("glake-regions-{}", std::process::id()));
     let process = started(&format!("tiers.files = {folder:?}\ntiers.verify = true"));
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let blocks = [process.written_in("a", 0, mib(9), 1), process.written_in("a", 1, mib(5), 2)];
     for (tier, place) in
         [("peer", None), ("peer:3", Some(Place::Peer(DeviceId(3)))), ("file", Some(Place::File))]
     {
         let ask = Shrink { tier: tier.parse().unwrap(), ..shrink_of(&["a"]) };
-        let report = process.shrink(&ask).unwrap();
+        let report = process.regions().shrink(&ask).unwrap();
         assert_eq!((report.copied, report.resident), (mib(14), Bytes::ZERO), "{tier}");
         let view = process.view("a", 0);
         assert!(view.resident.is_zero() && place.is_none_or(|place| view.place() == Some(place)), "{view:?}");
-        process.refill(&Refill::default()).unwrap();
+        process.regions().refill(&Refill::default()).unwrap();
         blocks.iter().for_each(|block| process.check(block));
     }
     process.end(blocks);
@@ -154,16 +154,16 @@ fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
 fn nothing_stays_in_files_when_the_process_stops() {
     let folder = std::env::temp_dir().join(format!("glake-regions-stop-{}", std::process::id()));
     let process = started(&format!("tiers.files = {folder:?}"));
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let to_files = Shrink { tier: "file".parse().unwrap(), ..shrink_of(&["a"]) };
-    process.shrink(&to_files).unwrap();
+    process.regions().shrink(&to_files).unwrap();
     assert!(std::fs::read_dir(&folder).unwrap().count() > 1);
     process.stop();
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
     // Nothing new goes there.
     let other = process.written(0, mib(9), 2);
-    assert!(process.shrink(&Shrink { tags: None, ..to_files }).is_err());
+    assert!(process.regions().shrink(&Shrink { tags: None, ..to_files }).is_err());
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
     process.check(&other);
     for block in [block, other] {

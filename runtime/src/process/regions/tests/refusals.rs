@@ -5,11 +5,11 @@ use super::*;
 #[test]
 fn somebody_took_the_space() {
     let process = started("pool.limit = \"64MiB\"");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let blocks: Vec<Written> = (0..4).map(|seed| process.written_in("a", 0, mib(8), seed)).collect();
-    process.shrink(&shrink_of(&["a"])).unwrap();
+    process.regions().shrink(&shrink_of(&["a"])).unwrap();
     let taken = process.written(0, mib(48), 9);
-    let error = process.refill(&Refill::default()).unwrap_err();
+    let error = process.regions().refill(&Refill::default()).unwrap_err();
     assert!(
         matches!(&error, ProcessError::NoRoom { tag, evicted, .. } if tag == "a" && !evicted.is_zero()),
         "{error}"
@@ -19,13 +19,13 @@ fn somebody_took_the_space() {
         "{error}"
     );
     for timeout in [None, Some(Duration::from_secs(60))] {
-        let entered = process.begin_use(&Tags::All, WhenClosed::Refill, timeout);
+        let entered = process.regions().begin_use(&Tags::All, WhenClosed::Refill, timeout);
         assert!(matches!(entered, Err(ProcessError::NoRoom { .. })), "{entered:?}");
     }
-    assert_eq!(process.gate().view().closed, ["a"]);
+    assert_eq!(process.regions().gate().view().closed, ["a"]);
     process.check(&taken);
     process.free(taken.address).unwrap();
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
@@ -33,9 +33,9 @@ fn somebody_took_the_space() {
 #[test]
 fn a_full_host_leaves_the_rest_where_it_is() {
     let process = started("tiers.host_budget = \"16MiB\"");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let mut blocks: Vec<Written> = (0..8).map(|seed| process.written_in("a", 0, mib(4), seed)).collect();
-    let error = process.shrink(&Shrink::default()).unwrap_err();
+    let error = process.regions().shrink(&Shrink::default()).unwrap_err();
     assert!(
         matches!(&error, ProcessError::Partly { freed, copied, regions, source }
             if *freed == mib(16) && freed == copied && regions[0].memory == *freed && matches!(**source, ProcessError::Region(_))),
@@ -43,12 +43,12 @@ fn a_full_host_leaves_the_rest_where_it_is() {
     );
     let text = error.to_string();
     assert!(text.starts_with("16.00 MiB went back") && text.contains("raise the budget"), "{text}");
-    assert_eq!(process.gate().view().closed, ["a"]);
+    assert_eq!(process.regions().gate().view().closed, ["a"]);
     for block in blocks.drain(..5) {
         process.free(block.address).unwrap();
     }
-    assert_eq!(process.shrink(&Shrink::default()).unwrap().resident, Bytes::ZERO);
-    process.refill(&Refill::default()).unwrap();
+    assert_eq!(process.regions().shrink(&Shrink::default()).unwrap().resident, Bytes::ZERO);
+    process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
@@ -57,12 +57,13 @@ fn a_full_host_leaves_the_rest_where_it_is() {
 fn what_is_not_there_is_refused_before_anything_moves() {
     let process = started("");
     let block = process.written(0, mib(3), 1);
-    let to = |tier: &str| process.shrink(&Shrink { tier: tier.parse().unwrap(), ..Shrink::default() });
+    let to =
+        |tier: &str| process.regions().shrink(&Shrink { tier: tier.parse().unwrap(), ..Shrink::default() });
     assert!(matches!(to("file"), Err(ProcessError::NoFiles)));
     assert!(matches!(to("peer:9"), Err(ProcessError::NoSuchDevice { .. })));
     assert!(matches!(to("peer:0"), Err(ProcessError::NoPeer { .. })));
-    assert!(matches!(process.shrink(&shrink_of(&["x"])), Err(ProcessError::UnknownTag { .. })));
-    assert!(matches!(process.refill(&refill_of(&["x"])), Err(ProcessError::UnknownTag { .. })));
+    assert!(matches!(process.regions().shrink(&shrink_of(&["x"])), Err(ProcessError::UnknownTag { .. })));
+    assert!(matches!(process.regions().refill(&refill_of(&["x"])), Err(ProcessError::UnknownTag { .. })));
     process.check(&block);
     process.end([block]);
 }

@@ -6,22 +6,22 @@ use super::*;
 fn a_shrink_by_bytes_that_fails_tells_what_went_before() {
     let process = started("");
     for tag in ["a", "b"] {
-        process.define_region(RegionOptions::of(tag)).unwrap();
+        process.regions().define(RegionOptions::of(tag)).unwrap();
     }
     let blocks =
         [("a", 1), ("a", 2), ("b", 3), ("b", 4)].map(|(tag, seed)| process.written_in(tag, 0, mib(4), seed));
-    process.fix(blocks[0].address, true).unwrap();
-    let used = process.begin_use(&Tags::of(&["b"]), WhenClosed::Refuse, None).unwrap();
+    process.regions().fix(blocks[0].address, true).unwrap();
+    let used = process.regions().begin_use(&Tags::of(&["b"]), WhenClosed::Refuse, None).unwrap();
     let ask = Shrink { bytes: Some(mib(8)), timeout: Some(Duration::from_millis(20)), ..Shrink::default() };
-    let error = process.shrink(&ask).unwrap_err();
+    let error = process.regions().shrink(&ask).unwrap_err();
     let ProcessError::Partly { freed, copied, regions, source } = &error else { panic!("{error}") };
     assert_eq!((*freed, *copied), (mib(4), mib(4)));
     assert!(regions.len() == 1 && regions[0].skipped[0].reason == SkipReason::Fixed, "{regions:?}");
     assert!(matches!(**source, ProcessError::StillUsed { uses: 1, .. }), "{error}");
-    process.gate().end_use(used).unwrap();
-    process.fix(blocks[0].address, false).unwrap();
-    assert!(process.shrink(&ask).unwrap().freed >= mib(8));
-    process.refill(&Refill::default()).unwrap();
+    process.regions().gate().end_use(used).unwrap();
+    process.regions().fix(blocks[0].address, false).unwrap();
+    assert!(process.regions().shrink(&ask).unwrap().freed >= mib(8));
+    process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
@@ -29,13 +29,14 @@ fn a_shrink_by_bytes_that_fails_tells_what_went_before() {
 #[test]
 fn a_region_of_two_devices_is_in_two_places() {
     let process = started("");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let blocks = [0, 1].map(|device| process.written_in("a", device, mib(8), device as u64));
     let some = Shrink { bytes: Some(mib(8)), ..shrink_of(&["a"]) };
-    let first = process.shrink(&some).unwrap();
+    let first = process.regions().shrink(&some).unwrap();
     assert_eq!((first.regions.len(), first.regions[0].place), (1, Some(Place::Host)));
     let peer = Place::Peer(DeviceId(3));
-    let rest = process.shrink(&Shrink { tier: "peer:3".parse().unwrap(), ..shrink_of(&["a"]) }).unwrap();
+    let rest =
+        process.regions().shrink(&Shrink { tier: "peer:3".parse().unwrap(), ..shrink_of(&["a"]) }).unwrap();
     let moved = rest.regions.iter().find(|moved| moved.device == DeviceId(1)).unwrap();
     assert_eq!((moved.place, moved.copied), (Some(peer), mib(8)));
     assert_eq!(rest.json()["regions"][0]["place"], "peer:3");
@@ -45,9 +46,9 @@ fn a_region_of_two_devices_is_in_two_places() {
         assert_eq!(view.places[0].1, view.evicted);
     }
     assert_eq!(process.view("a", 1).json()["places"]["peer:3"], process.view("a", 1).evicted.get());
-    process.bring_back(blocks[0].address).unwrap();
+    process.regions().bring_back(blocks[0].address).unwrap();
     assert_eq!((process.view("a", 0).place(), process.view("a", 1).place()), (None, Some(peer)));
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
@@ -55,38 +56,38 @@ fn a_region_of_two_devices_is_in_two_places() {
 #[test]
 fn everybody_who_holds_memory_is_named() {
     let process = started("transfer.relays = true");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let held = |process: &Process, holder: &str| -> Bytes {
-        let left = process.memory_usage().unwrap();
+        let left = process.regions().memory_usage().unwrap();
         left.iter().filter(|left| left.holder.contains(holder)).map(|left| left.bytes).sum()
     };
     assert_eq!(held(&process, "pool: 'a'"), process.reserved(0));
-    let report = process.shrink(&Shrink::default()).unwrap();
+    let report = process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(held(&process, "pool: 'a'"), Bytes::ZERO);
     assert_eq!(held(&process, "bytes that are away"), mib(9));
     assert!(!report.gpu.iter().any(|left| left.holder.contains("pool: ")), "{report:?}");
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     process.end([block]);
 }
 
 #[test]
 fn what_was_imported_stays_and_is_named() {
     let (process, other) = (started(""), started(""));
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 1, mib(9), 1);
     let shared = other.written(1, mib(5), 2);
-    let (handle, _) = other.share(shared.address).unwrap();
-    let base = process.open_shared(&handle, 1).unwrap();
-    assert_eq!(process.shrink(&shrink_of(&["a"])).unwrap().skipped, []);
-    let report = process.shrink(&Shrink::default()).unwrap();
+    let (handle, _) = other.sharing().share(shared.address).unwrap();
+    let base = process.sharing().open(&handle, 1).unwrap();
+    assert_eq!(process.regions().shrink(&shrink_of(&["a"])).unwrap().skipped, []);
+    let report = process.regions().shrink(&Shrink::default()).unwrap();
     let [imported] = &*report.skipped else { panic!("{report:?}") };
     assert_eq!((imported.device, imported.address), (DeviceId(1), base));
     assert_eq!(imported.reason, SkipReason::Imported);
     assert!(imported.size >= mib(5) && report.json()["skipped"][0]["reason"] == "imported");
-    process.close_shared(base).unwrap();
-    assert_eq!(process.shrink(&Shrink::default()).unwrap().skipped, []);
-    process.refill(&Refill::default()).unwrap();
+    process.sharing().close(base).unwrap();
+    assert_eq!(process.regions().shrink(&Shrink::default()).unwrap().skipped, []);
+    process.regions().refill(&Refill::default()).unwrap();
     process.check(&block);
     process.end([block]);
     other.end([shared]);
@@ -95,20 +96,23 @@ fn what_was_imported_stays_and_is_named() {
 #[test]
 fn what_is_fixed_stays_and_is_named() {
     let process = started("");
-    process.define_region(options("a", Policy::Sealed, CopyPolicy::Drop)).unwrap();
+    process.regions().define(options("a", Policy::Sealed, CopyPolicy::Drop)).unwrap();
     let blocks = [process.written_in("a", 0, mib(8), 1), process.written_in("a", 0, mib(8), 2)];
-    process.fix(Address(blocks[0].address.0 + 5), true).unwrap();
-    process.seal_region("a", true).unwrap();
-    let report = process.shrink(&shrink_of(&["a"])).unwrap();
+    process.regions().fix(Address(blocks[0].address.0 + 5), true).unwrap();
+    process.regions().seal("a", true).unwrap();
+    let report = process.regions().shrink(&shrink_of(&["a"])).unwrap();
     assert!(report.resident >= mib(8) && report.freed >= mib(8), "{report:?}");
     assert!(!report.regions[0].skipped.is_empty());
     assert!(report.json()["regions"][0]["skipped"][0]["reason"] == "fixed", "{}", report.json());
-    process.refill(&Refill::default()).unwrap();
-    process.unseal_region("a").unwrap();
-    process.fix(blocks[0].address, false).unwrap();
-    assert!(process.fix(blocks[0].address, false).is_err() && process.fix(Address(1), true).is_err());
-    assert_eq!(process.shrink(&shrink_of(&["a"])).unwrap().resident, Bytes::ZERO);
-    process.refill(&Refill::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
+    process.regions().unseal("a").unwrap();
+    process.regions().fix(blocks[0].address, false).unwrap();
+    assert!(
+        process.regions().fix(blocks[0].address, false).is_err()
+            && process.regions().fix(Address(1), true).is_err()
+    );
+    assert_eq!(process.regions().shrink(&shrink_of(&["a"])).unwrap().resident, Bytes::ZERO);
+    process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }

@@ -5,29 +5,38 @@ use super::*;
 #[test]
 fn uses_keep_memory_and_what_is_away_keeps_uses_out() {
     let process = started("");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let a = Tags::of(&["a"]);
-    let running = process.begin_use(&a, WhenClosed::Refuse, None).unwrap();
+    let running = process.regions().begin_use(&a, WhenClosed::Refuse, None).unwrap();
     let short = Shrink { timeout: Some(Duration::from_millis(20)), ..shrink_of(&["a"]) };
-    assert!(matches!(process.shrink(&short), Err(ProcessError::StillUsed { uses: 1, .. })));
+    assert!(matches!(process.regions().shrink(&short), Err(ProcessError::StillUsed { uses: 1, .. })));
     process.check(&block);
     std::thread::scope(|scope| {
-        let shrunk = scope.spawn(|| process.shrink(&shrink_of(&["a"])).unwrap());
-        while process.gate().view().closing.is_empty() {
+        let shrunk = scope.spawn(|| process.regions().shrink(&shrink_of(&["a"])).unwrap());
+        while process.regions().gate().view().closing.is_empty() {
             std::thread::yield_now();
         }
-        assert!(matches!(process.begin_use(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
+        assert!(matches!(
+            process.regions().begin_use(&a, WhenClosed::Refuse, None),
+            Err(ProcessError::Closed { .. })
+        ));
         process.check(&block);
-        process.gate().end_use(running).unwrap();
+        process.regions().gate().end_use(running).unwrap();
         assert!(shrunk.join().unwrap().freed >= mib(9));
     });
-    assert!(matches!(process.begin_use(&a, WhenClosed::Refuse, None), Err(ProcessError::Closed { .. })));
+    assert!(matches!(
+        process.regions().begin_use(&a, WhenClosed::Refuse, None),
+        Err(ProcessError::Closed { .. })
+    ));
     let soon = Some(Duration::from_millis(20));
-    assert!(matches!(process.begin_use(&a, WhenClosed::Hold, soon), Err(ProcessError::HeldTooLong { .. })));
-    let running = process.begin_use(&a, WhenClosed::Refill, None).unwrap();
+    assert!(matches!(
+        process.regions().begin_use(&a, WhenClosed::Hold, soon),
+        Err(ProcessError::HeldTooLong { .. })
+    ));
+    let running = process.regions().begin_use(&a, WhenClosed::Refill, None).unwrap();
     process.check(&block);
-    process.gate().end_use(running).unwrap();
+    process.regions().gate().end_use(running).unwrap();
     process.end([block]);
 }
 
@@ -45,27 +54,27 @@ fn hooks_come_before_and_after() {
             i32::try_from(answer % 9).unwrap()
         })
     };
-    process.set_hooks(
+    process.regions().set_hooks(
         Some(hook(answer.clone())),
         Some(hook(Arc::default())),
         Some(Duration::from_millis(100)),
     );
-    let error = process.shrink(&Shrink::default()).unwrap_err().to_string();
+    let error = process.regions().shrink(&Shrink::default()).unwrap_err().to_string();
     assert!(error.contains("the hook before refused with 3"), "{error}");
     answer.store(9, Ordering::SeqCst);
     assert!(matches!(
-        process.shrink(&Shrink::default()),
+        process.regions().shrink(&Shrink::default()),
         Err(ProcessError::HookTimedOut { when: "before", .. })
     ));
     process.check(&block);
     assert_eq!(told.1.try_iter().count(), 2);
     answer.store(0, Ordering::SeqCst);
-    process.shrink(&Shrink::default()).unwrap();
-    process.refill(&Refill::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     let events: Vec<String> = told.1.try_iter().collect();
     assert!(events[0].contains("\"event\":\"shrink\"") && events[0].contains("\"when\":\"before\""));
     assert!(events[1].contains("\"freed\":") && events[3].contains("\"mapped\":"), "{events:?}");
-    process.set_hooks(None, None, None);
+    process.regions().set_hooks(None, None, None);
     process.end([block]);
 }
 
@@ -80,7 +89,7 @@ fn held(process: &Process) -> (Arc<parking_lot::Mutex<()>>, Arc<AtomicU32>) {
             0
         }
     });
-    process.set_hooks(Some(hook), None, None);
+    process.regions().set_hooks(Some(hook), None, None);
     (gate, calls)
 }
 
@@ -88,39 +97,41 @@ fn held(process: &Process) -> (Arc<parking_lot::Mutex<()>>, Arc<AtomicU32>) {
 fn a_timeout_bounds_a_refill_and_the_refill_goes_on() {
     let soon = Duration::from_millis(20);
     let process = started("");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let a = Tags::of(&["a"]);
     for explicit in [false, true] {
-        process.shrink(&shrink_of(&["a"])).unwrap();
+        process.regions().shrink(&shrink_of(&["a"])).unwrap();
         let (gate, calls) = held(&process);
         let shut = gate.lock();
         if explicit {
             let refill = Refill { timeout: Some(soon), ..refill_of(&["a"]) };
-            let error = process.refill(&refill).unwrap_err();
+            let error = process.regions().refill(&refill).unwrap_err();
             assert!(matches!(error, ProcessError::StillComing { .. }), "{error}");
             assert!(error.to_string().contains("goes on in the background"), "{error}");
         } else {
             for _ in 0..3 {
-                let entered = process.begin_use(&a, WhenClosed::Refill, Some(soon));
+                let entered = process.regions().begin_use(&a, WhenClosed::Refill, Some(soon));
                 assert!(matches!(entered, Err(ProcessError::HeldTooLong { .. })), "{entered:?}");
             }
         }
         drop(shut);
-        let entered = process.begin_use(&a, WhenClosed::Hold, None).unwrap();
+        let entered = process.regions().begin_use(&a, WhenClosed::Hold, None).unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 1, "all wait for one refill");
         process.check(&block);
-        process.gate().end_use(entered).unwrap();
-        process.set_hooks(None, None, None);
+        process.regions().gate().end_use(entered).unwrap();
+        process.regions().set_hooks(None, None, None);
     }
-    process.shrink(&shrink_of(&["a"])).unwrap();
+    process.regions().shrink(&shrink_of(&["a"])).unwrap();
     let enough = Some(Duration::from_secs(60));
-    let entered = process.begin_use(&a, WhenClosed::Refill, enough).unwrap();
+    let entered = process.regions().begin_use(&a, WhenClosed::Refill, enough).unwrap();
     process.check(&block);
-    process.gate().end_use(entered).unwrap();
-    process.shrink(&shrink_of(&["a"])).unwrap();
-    assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["a"]) }).unwrap().copied >= mib(9));
-    assert!(process.refill(&Refill { timeout: enough, ..refill_of(&["x"]) }).is_err());
+    process.regions().gate().end_use(entered).unwrap();
+    process.regions().shrink(&shrink_of(&["a"])).unwrap();
+    assert!(
+        process.regions().refill(&Refill { timeout: enough, ..refill_of(&["a"]) }).unwrap().copied >= mib(9)
+    );
+    assert!(process.regions().refill(&Refill { timeout: enough, ..refill_of(&["x"]) }).is_err());
     process.end([block]);
 }
 
@@ -128,20 +139,20 @@ fn a_timeout_bounds_a_refill_and_the_refill_goes_on() {
 fn no_refill_outlasts_its_process() {
     let process = started("");
     for tag in ["a", "b"] {
-        process.define_region(RegionOptions::of(tag)).unwrap();
+        process.regions().define(RegionOptions::of(tag)).unwrap();
     }
     let block = process.written(0, mib(9), 1);
-    process.shrink(&Shrink::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     let (gate, calls) = held(&process);
     let shut = gate.lock();
     let soon = Some(Duration::from_millis(20));
     for tags in [Tags::All, Tags::of(&["a"])] {
-        assert!(process.begin_use(&tags, WhenClosed::Refill, soon).is_err());
+        assert!(process.regions().begin_use(&tags, WhenClosed::Refill, soon).is_err());
     }
     while calls.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
     }
-    let regions = Arc::downgrade(&process.regions);
+    let regions = Arc::downgrade(process.regions().set());
     std::thread::scope(|scope| {
         let stopped = scope.spawn(|| process.stop());
         drop(shut);
@@ -149,7 +160,10 @@ fn no_refill_outlasts_its_process() {
     });
     process.check(&block);
     assert!(matches!(
-        process.begin_use(&Tags::of(&["b"]), WhenClosed::Refill, soon).map(|id| process.gate().end_use(id)),
+        process
+            .regions()
+            .begin_use(&Tags::of(&["b"]), WhenClosed::Refill, soon)
+            .map(|id| process.regions().gate().end_use(id)),
         Ok(Ok(()))
     ));
     drop(process);
@@ -160,9 +174,9 @@ fn no_refill_outlasts_its_process() {
 #[test]
 fn hooks_are_told_of_what_is_touched_and_not_waited_for() {
     let process = started("");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let mut blocks = vec![process.written_in("a", 1, mib(9), 1)];
-    process.shrink(&Shrink::default()).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     let (sender, told) = mpsc::channel();
     let held = Arc::new(parking_lot::Mutex::new(()));
     let hook: Hook = Arc::new({
@@ -173,7 +187,7 @@ fn hooks_are_told_of_what_is_touched_and_not_waited_for() {
             7
         }
     });
-    process.set_hooks(Some(hook.clone()), Some(hook), None);
+    process.regions().set_hooks(Some(hook.clone()), Some(hook), None);
     let lock = held.lock();
     blocks.push(process.written_in("a", 1, mib(2), 2));
     blocks.iter().for_each(|block| process.check(block));
@@ -188,9 +202,9 @@ fn hooks_are_told_of_what_is_touched_and_not_waited_for() {
             when == "after"
         );
     }
-    process.set_hooks(None, None, None);
-    process.shrink(&shrink_of(&["a"])).unwrap();
-    process.bring_back(blocks[0].address).unwrap();
+    process.regions().set_hooks(None, None, None);
+    process.regions().shrink(&shrink_of(&["a"])).unwrap();
+    process.regions().bring_back(blocks[0].address).unwrap();
     assert!(told.try_recv().is_err());
     process.end(blocks);
 }
@@ -198,18 +212,20 @@ fn hooks_are_told_of_what_is_touched_and_not_waited_for() {
 #[test]
 fn it_goes_on_in_the_background() {
     let process = started("tiers.host_prepare = \"16MiB\"");
-    process.define_region(RegionOptions::of("a")).unwrap();
+    process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
-    process.shrink(&Shrink::default()).unwrap();
-    let report = process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
+    let report = process.regions().refill(&Refill { wait: false, ..Refill::default() }).unwrap();
     assert_eq!(report, RefillReport::default());
-    let use_of_a =
-        process.begin_use(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(60))).unwrap();
+    let use_of_a = process
+        .regions()
+        .begin_use(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(60)))
+        .unwrap();
     process.check(&block);
-    process.gate().end_use(use_of_a).unwrap();
-    process.refill(&Refill::default()).unwrap();
+    process.regions().gate().end_use(use_of_a).unwrap();
+    process.regions().refill(&Refill::default()).unwrap();
     process.stop();
-    process.refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+    process.regions().refill(&Refill { wait: false, ..Refill::default() }).unwrap();
     process.end([block]);
 }
 
@@ -217,38 +233,38 @@ fn it_goes_on_in_the_background() {
 fn a_use_names_regions_that_are_there() {
     let process = started("");
     for tag in ["cache", "weights"] {
-        process.define_region(RegionOptions::of(tag)).unwrap();
+        process.regions().define(RegionOptions::of(tag)).unwrap();
     }
-    process.begin_pool(0, PoolId(0, 5), None).unwrap();
-    process.end_pool(0, PoolId(0, 5)).unwrap();
+    process.pools().begin(0, PoolId(0, 5), None).unwrap();
+    process.pools().end(0, PoolId(0, 5)).unwrap();
     for when in [WhenClosed::Refill, WhenClosed::Hold, WhenClosed::Refuse] {
         for tags in [&["typo"][..], &["cache", "typo"], &["graph (0, 6)"]] {
-            let error = process.begin_use(&Tags::of(tags), when, None).unwrap_err();
+            let error = process.regions().begin_use(&Tags::of(tags), when, None).unwrap_err();
             assert!(matches!(error, ProcessError::UnknownTag { .. }), "{error}");
             let text = error.to_string();
             assert!(["'cache'", "'weights'"].iter().all(|tag| text.contains(tag)), "{text}");
         }
         for tags in [&["weights"][..], &["cache", "weights"], &["default"], &["graph (0, 5)"], &[]] {
-            let entered = process.begin_use(&Tags::of(tags), when, None).unwrap();
-            process.gate().end_use(entered).unwrap();
+            let entered = process.regions().begin_use(&Tags::of(tags), when, None).unwrap();
+            process.regions().gate().end_use(entered).unwrap();
         }
     }
-    assert_eq!(process.gate().view().uses, 0);
+    assert_eq!(process.regions().gate().view().uses, 0);
 }
 
 /// Everybody gets in, whatever they do while the gate is closed, and a refill of it is no error.
 fn is_open(process: &Process, tag: &str, what: &str) {
     let soon = Some(Duration::from_secs(5));
-    assert_eq!(process.gate().view().closed, Vec::<String>::new(), "{what}");
+    assert_eq!(process.regions().gate().view().closed, Vec::<String>::new(), "{what}");
     for tags in [Tags::of(&[tag]), Tags::All] {
         for when in [WhenClosed::Refuse, WhenClosed::Hold, WhenClosed::Refill] {
-            let entered = process.begin_use(&tags, when, soon);
+            let entered = process.regions().begin_use(&tags, when, soon);
             let entered = entered.unwrap_or_else(|error| panic!("{what}, {tags}, {when:?}: {error}"));
-            process.gate().end_use(entered).unwrap();
+            process.regions().gate().end_use(entered).unwrap();
         }
     }
     for refill in [refill_of(&[tag]), Refill::default()] {
-        process.refill(&refill).unwrap_or_else(|error| panic!("{what}: {error}"));
+        process.regions().refill(&refill).unwrap_or_else(|error| panic!("{what}: {error}"));
     }
     assert!(process.flags.is_plain(), "{what}");
 }
@@ -266,22 +282,22 @@ fn what_is_freed_while_it_is_away_keeps_nobody_out() {
         }),
         ("refilled", |process, block| {
             process.free(block.address).unwrap();
-            process.refill(&refill_of(&["a"])).unwrap();
+            process.regions().refill(&refill_of(&["a"])).unwrap();
         }),
     ];
     for (what, forget) in ways {
         let process = started("");
-        process.define_region(RegionOptions::of("a")).unwrap();
+        process.regions().define(RegionOptions::of("a")).unwrap();
         let [one, two] = [1, 2].map(|seed| process.written_in("a", 0, mib(9), seed));
-        process.shrink(&shrink_of(&["a"])).unwrap();
+        process.regions().shrink(&shrink_of(&["a"])).unwrap();
         process.free(one.address).unwrap();
-        assert_eq!(process.gate().view().closed, ["a"], "the other one is away");
+        assert_eq!(process.regions().gate().view().closed, ["a"], "the other one is away");
         std::thread::scope(|scope| {
             let held = scope.spawn(|| {
-                process.begin_use(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(5)))
+                process.regions().begin_use(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(5)))
             });
             forget(&process, two);
-            process.gate().end_use(held.join().unwrap().unwrap()).unwrap();
+            process.regions().gate().end_use(held.join().unwrap().unwrap()).unwrap();
         });
         is_open(&process, "a", what);
         let next = process.written_in("a", 0, mib(9), 3);
@@ -296,30 +312,30 @@ fn a_graph_that_is_dropped_while_it_is_away_keeps_nobody_out() {
     let ways: [Forgets; 4] = [
         ("freed, then dropped", |process, block| {
             process.free(block.address).unwrap();
-            process.release_pool(0, POOL).unwrap();
+            process.pools().release(0, POOL).unwrap();
         }),
         ("dropped, then freed", |process, block| {
-            process.release_pool(0, POOL).unwrap();
+            process.pools().release(0, POOL).unwrap();
             process.free(block.address).unwrap();
         }),
         ("dropped and trimmed", |process, block| {
             process.free(block.address).unwrap();
-            process.release_pool(0, POOL).unwrap();
+            process.pools().release(0, POOL).unwrap();
             process.trim(None, Bytes::ZERO).unwrap();
         }),
         ("trimmed", |process, block| {
             process.free(block.address).unwrap();
-            process.trim_pool(0, POOL).unwrap();
-            process.release_pool(0, POOL).unwrap();
+            process.pools().trim(0, POOL).unwrap();
+            process.pools().release(0, POOL).unwrap();
         }),
     ];
     for (what, forget) in ways {
         let process = started("");
-        process.begin_pool(0, POOL, None).unwrap();
+        process.pools().begin(0, POOL, None).unwrap();
         let block = process.written(0, mib(9), 1);
-        process.end_pool(0, POOL).unwrap();
-        process.shrink(&shrink_of(&["graph (0, 5)"])).unwrap();
-        assert_eq!(process.gate().view().closed, ["graph (0, 5)"]);
+        process.pools().end(0, POOL).unwrap();
+        process.regions().shrink(&shrink_of(&["graph (0, 5)"])).unwrap();
+        assert_eq!(process.regions().gate().view().closed, ["graph (0, 5)"]);
         forget(&process, block);
         is_open(&process, "graph (0, 5)", what);
         process.end([]);
@@ -330,13 +346,13 @@ fn a_graph_that_is_dropped_while_it_is_away_keeps_nobody_out() {
 #[test]
 fn a_refill_of_what_was_dropped_is_no_error() {
     let process = started("");
-    process.begin_pool(0, PoolId(0, 5), None).unwrap();
+    process.pools().begin(0, PoolId(0, 5), None).unwrap();
     let block = process.written(0, mib(9), 1);
-    process.end_pool(0, PoolId(0, 5)).unwrap();
-    process.shrink(&Shrink::default()).unwrap();
+    process.pools().end(0, PoolId(0, 5)).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
     process.free(block.address).unwrap();
-    process.release_pool(0, PoolId(0, 5)).unwrap();
-    assert_eq!(process.refill(&Refill::default()).unwrap().evicted, Bytes::ZERO);
+    process.pools().release(0, PoolId(0, 5)).unwrap();
+    assert_eq!(process.regions().refill(&Refill::default()).unwrap().evicted, Bytes::ZERO);
     is_open(&process, "graph (0, 5)", "refilled");
     process.end([]);
 }

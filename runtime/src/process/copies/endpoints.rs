@@ -1,0 +1,326 @@
+//! What the memory at an address is, and who may touch it.
+//!
+//! ```text
+//! address ─► of a pool: by its range, without the driver; its device and its peers may touch it, nobody else
+//!         └► any other: as the driver knows it
+//! ```
+//!
+//! A range is what the one allocation or registration is that holds all of it; one that leaves the registration it begins in is
+//! nothing that a copy could count on. Host memory that was
+//! pinned a few copies before is not asked for again (`pinned`), where the driver's own copies follow, or parts of one.
+
+use std::sync::Arc;
+
+use glake_device::owned::{DeviceSet, LentCopy, Side};
+use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
+use glake_tiers::GpuPool;
+use glake_transfer::Benefit;
+use glake_transfer::paths::Direction;
+use glake_units::Bytes;
+
+use super::super::Result;
+use super::super::device_registry::DeviceRegistry;
+use super::super::streams::Streams;
+use super::pinned::PinnedRanges;
+
+/// Where it begins, and how long it is.
+type Range = (Address, Bytes);
+
+/// What memory is, and whose streams may touch it without a copy in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Endpoint {
+    /// What it is.
+    pub(in super::super) kind: PointerKind,
+    /// Those devices.
+    pub(in super::super) reach: DeviceSet,
+    /// Whether it is pool memory: others than those devices cannot touch it at all.
+    pub(in super::super) is_pool: bool,
+}
+
+impl Endpoint {
+    /// Pinned memory of the host.
+    const PINNED: Endpoint = Endpoint { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false };
+
+    /// Whether streams of a device can take part in a copy of it.
+    pub(super) fn is_open_to(&self, device: DeviceId) -> bool {
+        !self.is_pool || self.reach.contains(device)
+    }
+
+    /// What ranges like this one have in common.
+    pub(super) fn side(&self) -> Side {
+        Side { kind: self.kind, reach: self.reach }
+    }
+
+    /// Whether a copy between these is one between host memory and a GPU's.
+    pub(in super::super) fn is_other_side_of(&self, other: &Endpoint) -> bool {
+        let on_host = |end: &Endpoint| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
+        let [own, others] = [self, other].map(|end| (end.kind.device().is_some(), on_host(end)));
+        own.0 && others.1 || own.1 && others.0
+    }
+}
+
+/// Where a copy goes, and where it comes from.
+pub(in super::super) type Ends = (Endpoint, Endpoint);
+
+/// The ends of the copies of one call: memory that was found once is not asked for again.
+#[derive(Debug)]
+pub(in super::super) struct EndsOfMany<'e> {
+    endpoints: &'e Endpoints,
+    /// The last is the one that was found last.
+    known: Vec<(Range, Endpoint)>,
+    /// Where the ends of the last copy lay, where that is known.
+    last: [Option<usize>; 2],
+}
+
+/// How much memory is remembered.
+const KNOWN: usize = 8;
+
+impl EndsOfMany<'_> {
+    /// What both ends of a copy are, as [`Endpoints::end_of`] tells.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(in super::super) fn of(&mut self, request: &CopyRequest) -> Result<Option<Ends>> {
+        let (to, from) = (self.end(0, request.to, request.size)?, self.end(1, request.from, request.size)?);
+        Ok(to.zip(from))
+    }
+
+    /// The copy in parts whose ends are each of one kind, with what these are.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(super) fn parts(&mut self, copy: LentCopy) -> Result<Vec<(LentCopy, Ends)>> {
+        let (mut parts, mut left) = (Vec::new(), vec![copy]);
+        while let Some(part) = left.pop() {
+            let size = part.request().size;
+            match self.of(&part.request())? {
+                _ if size.is_zero() => {}
+                Some(ends) => parts.push((part, ends)),
+                // A range ends where its first and its last byte differ: looked for by halves.
+                None => {
+                    let half = Bytes::new(size.get() / 2);
+                    if half.is_zero() {
+                        continue;
+                    }
+                    left.extend(part.part(half, size.saturating_sub(half)));
+                    left.extend(part.part(Bytes::ZERO, half));
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// What the ends of the first copy are, and how many of the copies, from the first on, have alike ends. Those of no
+    /// bytes have any.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(in super::super) fn alike(&mut self, requests: &[CopyRequest]) -> Result<(Option<Ends>, usize)> {
+        let Some(first) = requests.iter().position(|request| !request.size.is_zero()) else {
+            return Ok((None, requests.len()));
+        };
+        let ends = self.of(&requests[first])?;
+        let mut count = first + 1;
+        for request in &requests[count..] {
+            // Most lie where the one before does.
+            let is_alike = request.size.is_zero() || self.is_where_last(request) || self.of(request)? == ends;
+            if !is_alike {
+                break;
+            }
+            count += 1;
+        }
+        Ok((ends, count))
+    }
+
+    /// Whether both ends lie in the memory where those of the last copy were found.
+    #[inline]
+    fn is_where_last(&self, request: &CopyRequest) -> bool {
+        let [Some(to), Some(from)] = self.last.map(|place| self.known.get(place?)) else { return false };
+        holds(to.0, request.to, request.size) && holds(from.0, request.from, request.size)
+    }
+
+    fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
+        self.last[side] = self.known.iter().rposition(|(range, _)| holds(*range, start, size));
+        match self.last[side] {
+            Some(place) => Ok(Some(self.known[place].1)),
+            None => self.learn(start, size),
+        }
+    }
+
+    fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
+        let (end, range) = self.endpoints.found(start, size)?;
+        if let (Some(end), Some(range)) = (end, range) {
+            if self.known.len() == KNOWN {
+                self.known.remove(0);
+                self.last = self.last.map(|place| place?.checked_sub(1));
+            }
+            self.known.push((range, end));
+        }
+        Ok(end)
+    }
+}
+
+fn end_of_pool(pool: &GpuPool) -> Endpoint {
+    let kind = PointerKind::Device { device: pool.device(), mapped: true };
+    let reach = pool.peers().union(DeviceSet::of(pool.device()));
+    Endpoint { kind, reach, is_pool: true }
+}
+
+/// Whether a range lies in another.
+#[inline]
+fn holds((from, whole): Range, start: Address, size: Bytes) -> bool {
+    let offset = start.0.checked_sub(from.0);
+    let end = offset.and_then(|offset| offset.checked_add(size.get()));
+    end.is_some_and(|end| end <= whole.get())
+}
+
+/// What is known of memory: that of pools by their ranges, and of other memory what the driver was last asked.
+#[derive(Debug)]
+pub(in super::super) struct Endpoints {
+    registry: Arc<DeviceRegistry>,
+    streams: Arc<Streams>,
+    pinned: PinnedRanges,
+}
+
+impl Endpoints {
+    pub(super) fn new(registry: &Arc<DeviceRegistry>, streams: &Arc<Streams>) -> Endpoints {
+        Endpoints { registry: registry.clone(), streams: streams.clone(), pinned: PinnedRanges::default() }
+    }
+
+    /// What a range of memory is; `None` where it is not of one kind, or leaves the allocation or registration that it begins in.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(in super::super) fn end_of(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
+        Ok(self.found(start, size)?.0)
+    }
+
+    /// As above, and the range of which the same is true, where one is known.
+    fn found(&self, start: Address, size: Bytes) -> Result<(Option<Endpoint>, Option<Range>)> {
+        if let Some(pool) = self.pool_of(start, size) {
+            return Ok((Some(end_of_pool(pool)), Some(pool.range())));
+        }
+        let PointerAttributes { kind, range } = self.registry.epochs.driver().pointer_attributes(start)?;
+        let in_one = range.is_some_and(|range| holds(range, start, size));
+        let is_one = match (kind, start.checked_add(size.get().saturating_sub(1))) {
+            _ if in_one => true,
+            (_, None) | (PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, _) => false,
+            // Mapped memory may be many handles side by side, and of memory that the driver does not know it tells no range.
+            (_, Some(last)) => self.registry.epochs.driver().pointer_attributes(last)?.kind == kind,
+        };
+        let reach = match kind {
+            // Who may touch what others mapped only they know.
+            PointerKind::Device { mapped: true, .. } => DeviceSet::EMPTY,
+            PointerKind::Device { device, .. } => DeviceSet::of(device),
+            PointerKind::Pinned => DeviceSet::ALL,
+            PointerKind::Managed | PointerKind::Pageable => DeviceSet::EMPTY,
+        };
+        // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
+        let is_whole = matches!(kind, PointerKind::Pinned | PointerKind::Device { mapped: false, .. });
+        let range = range.filter(|_| is_whole);
+        Ok((is_one.then_some(Endpoint { kind, reach, is_pool: false }), range))
+    }
+
+    /// What both ends of a copy on a stream are; `None` where it is one for the driver. That is asked only where the answer can matter,
+    /// or `anyway`: it takes as long as the smallest copies gain.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(in super::super) fn both_ends(
+        &self,
+        request: &CopyRequest,
+        on: Stream,
+        anyway: bool,
+    ) -> Result<Option<Ends>> {
+        let size = request.size;
+        let pool_end = |start| self.pool_of(start, size).map(end_of_pool);
+        let (to, from) = (pool_end(request.to), pool_end(request.from));
+        let benefit = match (to, from) {
+            (Some(_), Some(_)) => return Ok(None),
+            _ if anyway => Benefit::Anything,
+            (Some(to), None) => self.registry.engine.benefit(to.kind, Direction::ToGpu, size),
+            (None, Some(from)) => self.registry.engine.benefit(from.kind, Direction::FromGpu, size),
+            (None, None) => self.registry.engine.benefit_of_other(size),
+        };
+        let mut ends = [(request.to, to), (request.from, from)];
+        let mut unknown = ends.iter().filter(|(_, end)| end.is_none());
+        match benefit {
+            Benefit::Nothing => return Ok(None),
+            Benefit::Pageable if unknown.any(|(start, _)| self.pinned.holds(*start, size)) => {
+                return Ok(None);
+            }
+            Benefit::Pageable | Benefit::Anything => {}
+        }
+        let of_pool = to.is_some() || from.is_some();
+        for (start, end) in ends.iter_mut().filter(|(_, end)| end.is_none()) {
+            // All parts of a copy of pool memory are the driver's own copies, unless a graph keeps them.
+            *end = match of_pool && !anyway && self.pinned.holds(*start, size) && !self.captures(on)? {
+                true => Some(Endpoint::PINNED),
+                false => self.seen(*start, size)?,
+            };
+        }
+        let [(_, to), (_, from)] = ends;
+        let is_pageable = |end: &Endpoint| end.kind == PointerKind::Pageable;
+        let gains = benefit == Benefit::Anything || to.iter().chain(&from).any(is_pageable);
+        Ok(to.zip(from).filter(|_| gains))
+    }
+
+    fn captures(&self, raw: Stream) -> Result<bool> {
+        self.streams.is_captured(self.streams.user(raw)?)
+    }
+
+    /// As [`Endpoints::end_of`]; what is pinned is remembered.
+    fn seen(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
+        let (end, range) = self.found(start, size)?;
+        if let (Some(Endpoint { kind: PointerKind::Pinned, .. }), Some(range)) = (end, range) {
+            self.pinned.saw(range);
+        }
+        Ok(end)
+    }
+
+    /// As [`Endpoints::end_of`], for many.
+    pub(in super::super) fn many(&self) -> EndsOfMany<'_> {
+        EndsOfMany { endpoints: self, known: Vec::with_capacity(KNOWN), last: [None; 2] }
+    }
+
+    #[inline]
+    fn pool_of(&self, start: Address, size: Bytes) -> Option<&GpuPool> {
+        let mut pools = self.registry.devices.iter().filter_map(|memory| Some(&*memory.started()?.pool));
+        pools.find(|pool| holds(pool.range(), start, size))
+    }
+
+    /// The device whose pool an address lies in. No driver call.
+    #[inline]
+    pub(in super::super) fn pool_owner(&self, at: Address) -> Option<DeviceId> {
+        self.pool_of(at, Bytes::new(1)).map(GpuPool::device)
+    }
+
+    /// The device whose streams may make a copy that those of `device` may not, where that is so: it is between pool memory
+    /// that `device` was given no access to, and memory of which nothing is known. No driver call.
+    #[inline]
+    pub(in super::super) fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Option<DeviceId> {
+        let may = self.reach_of(request.to, device).intersection(self.reach_of(request.from, device));
+        if may.contains(device) { None } else { may.iter().next() }
+    }
+
+    /// Whether streams of any device may make a copy, as far as pools are asked.
+    #[inline]
+    pub(in super::super) fn is_open_to_all(&self, request: &CopyRequest) -> bool {
+        let open = |start| match self.pool_of(start, Bytes::new(1)) {
+            Some(pool) => {
+                let reach = pool.peers().union(DeviceSet::of(pool.device()));
+                self.registry.devices.iter().all(|memory| reach.contains(memory.info.id))
+            }
+            None => true,
+        };
+        open(request.to) && open(request.from)
+    }
+
+    /// Who may touch what lies at an address, as far as `device` may not.
+    fn reach_of(&self, at: Address, device: DeviceId) -> DeviceSet {
+        match self.pool_of(at, Bytes::new(1)) {
+            Some(pool) if pool.device() != device => pool.peers().union(DeviceSet::of(pool.device())),
+            _ => DeviceSet::ALL,
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What a part of a process stands on, without the process: two simulated devices.
+
+use std::sync::Arc;
+
+use glake_device::topology::Topology;
+use glake_device::{DeviceId, Driver as _, Stream};
+use glake_sim::{Clock, SimOptions, SimTopology, Simulator};
+use glake_units::Bytes;
+
+use super::copies::Copies;
+use super::device_registry::{DeviceRegistry, Opened};
+use super::imports::Imports;
+use super::pools::Pools;
+use super::regions::Regions;
+use super::sharing::Sharing;
+use super::streams::Streams;
+use crate::config::Config;
+
+/// The parts of one process, each made by itself.
+pub(super) struct Parts {
+    pub(super) sim: Arc<Simulator>,
+    pub(super) registry: Arc<DeviceRegistry>,
+    pub(super) streams: Arc<Streams>,
+    pub(super) pools: Pools,
+    pub(super) copies: Copies,
+    pub(super) sharing: Sharing,
+}
+
+impl Parts {
+    pub(super) fn new() -> Parts {
+        let topology = SimTopology::uniform(2, Bytes::gib(1));
+        let links = Some(Topology::from(&topology));
+        let options =
+            SimOptions { topology, clock: Clock::Wall, strict_ordering: false, ..SimOptions::default() };
+        let sim = Arc::new(Simulator::new(options).unwrap());
+        let opened =
+            Opened { driver: sim.clone(), devices: sim.devices().unwrap(), links, mappings: u64::MAX };
+        let config = Config::default();
+        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer));
+        let imports = Arc::<Imports>::default();
+        let streams = Arc::new(Streams::new(&registry));
+        let regions = Regions::new(&registry, config.tiers, &imports);
+        Parts {
+            pools: Pools::new(&registry, &streams, regions.set()),
+            copies: Copies::new(&registry, &streams, regions.set()),
+            sharing: Sharing::new(&registry, &imports),
+            streams,
+            registry,
+            sim,
+        }
+    }
+
+    /// A block of the default pool of a device.
+    pub(super) fn block(&self, device: u32, size: Bytes) -> glake_device::Address {
+        let started = self.registry.started(self.registry.device(device.into()).unwrap()).unwrap();
+        let stream = self.streams.of(&*self.sim, DeviceId(device), Stream(0)).unwrap();
+        started.pool.malloc(size, stream).unwrap().address
+    }
+}

@@ -1,0 +1,136 @@
+//! Memory that other devices and other processes touch.
+
+use std::sync::Arc;
+
+use glake_device::Address;
+use glake_tiers::PoolError;
+use glake_units::Bytes;
+
+use super::device_registry::DeviceRegistry;
+use super::imports::Imports;
+use super::{Found, ProcessError, Result};
+use crate::share::Exporter;
+
+/// What this process lets others touch, and what it opened of theirs.
+#[derive(Debug)]
+pub struct Sharing {
+    registry: Arc<DeviceRegistry>,
+    exporter: Exporter,
+    imports: Arc<Imports>,
+}
+
+impl Sharing {
+    pub(super) fn new(registry: &Arc<DeviceRegistry>, imports: &Arc<Imports>) -> Sharing {
+        Sharing { registry: registry.clone(), exporter: Exporter::new(), imports: imports.clone() }
+    }
+
+    /// Lets work of a device touch another's pool memory, what there is and what comes; twice is no error.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoSuchDevice`]; what the driver answers, above all where the two cannot reach each other.
+    pub fn enable_peer(&self, device: i64, peer: i64) -> Result<()> {
+        let (device, memory) = (self.registry.device(device)?.id(), self.registry.device(peer)?);
+        self.registry.started(memory)?.pool.enable_peer(device)?;
+        self.imports.enable_peer(device, memory.id())
+    }
+
+    /// Makes the live block that an address lies in available to other processes of the same user, until it is freed: a
+    /// handle for [`Sharing::open`] there, and where the address lies in what that opens.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Share`], above all where `pool.exportable` is off.
+    pub fn share(&self, address: Address) -> Result<(Arc<[u8]>, Bytes)> {
+        let found = self.registry.find(address).ok_or(ProcessError::InNoBlock { address })?;
+        let started = self.registry.started(self.registry.device(found.device.0.into())?)?;
+        // Not to keep the pool: a process that ends shares nothing.
+        let (pool, Found { device, address: block, .. }) = (Arc::downgrade(&started.pool), found);
+        let unknown = move || PoolError::UnknownAddress { device, address: block };
+        let export = move || match pool.upgrade().ok_or_else(unknown)?.export(block)? {
+            exported if exported.base == block => Ok(exported),
+            // The block was freed since, and lies in another one now.
+            _ => Err(unknown()),
+        };
+        let shared = self.exporter.share(block, export)?;
+        Ok((shared.handle, shared.offset.saturating_add(Bytes::new(address.0 - found.address.0))))
+    }
+
+    /// Maps what another process shared, for work of a device and of those that may touch its pool. The same handle opened
+    /// again gives the same address.
+    ///
+    /// # Errors
+    /// [`ProcessError::Share`]; what the driver answers.
+    pub fn open(&self, handle: &[u8], device: i64) -> Result<Address> {
+        let memory = self.registry.device(device)?;
+        let peers = self.registry.started(memory)?.pool.peers();
+        self.imports.open(handle, &self.registry.epochs, memory.id(), peers)
+    }
+
+    /// Ends one use of what [`Sharing::open`] mapped. With the last it is unmapped, once all work that was enqueued
+    /// before is done, which is waited for; where a capture is open, at a later call.
+    ///
+    /// # Errors
+    /// [`ProcessError::NotOpen`].
+    pub fn close(&self, base: Address) -> Result<()> {
+        self.imports.close(base)
+    }
+
+    /// A block is about to be freed: its sharing ends. Cheap where nothing is shared.
+    #[inline]
+    pub(super) fn forget_block(&self, block: Address) {
+        self.exporter.forget_block(block);
+    }
+
+    /// The sharing of all blocks ends that are live no more.
+    pub(super) fn forget_ended(&self) {
+        self.exporter.forget_ended();
+    }
+
+    /// Closes what was closed while it could not be.
+    pub(super) fn settle(&self) {
+        self.imports.settle();
+    }
+
+    /// Nothing is shared from then on.
+    pub(super) fn stop(&self) {
+        self.exporter.stop();
+    }
+
+    /// How many blocks are shared.
+    #[cfg(test)]
+    pub(super) fn exports(&self) -> usize {
+        self.exporter.exports()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use super::super::fixture::Parts;
+    use super::*;
+
+    #[test]
+    fn a_block_is_shared_once_and_forgotten_when_it_goes() {
+        let parts = Parts::new();
+        let block = parts.block(0, Bytes::mib(20));
+        let (handle, offset) = parts.sharing.share(block).unwrap();
+        let (same, inside) = parts.sharing.share(Address(block.0 + 5)).unwrap();
+        assert_eq!((same, inside), (handle.clone(), offset.saturating_add(Bytes::new(5))));
+        assert_eq!(parts.sharing.exports(), 1);
+        let base = parts.sharing.open(&handle, 1).unwrap();
+        parts.sharing.close(base).unwrap();
+        assert!(matches!(parts.sharing.close(base), Err(ProcessError::NotOpen { .. })));
+        parts.sharing.forget_block(block);
+        assert_eq!(parts.sharing.exports(), 0);
+        assert!(matches!(parts.sharing.share(Address(1)), Err(ProcessError::InNoBlock { .. })));
+        parts.sharing.stop();
+    }
+
+    #[test]
+    fn a_peer_is_a_device_that_there_is() {
+        let Parts { sharing, registry, .. } = Parts::new();
+        sharing.enable_peer(0, 1).unwrap();
+        let started = registry.device(1).unwrap().started().unwrap();
+        assert!(started.pool.peers().contains(glake_device::DeviceId(0)));
+        assert!(sharing.enable_peer(0, 2).is_err() && sharing.enable_peer(-1, 0).is_err());
+    }
+}

@@ -1,0 +1,240 @@
+//! The streams of a program: which one a handle means, whose it is, and those that were made here.
+//!
+//! ```text
+//! handle ─► StreamHandles ─► PoolStream          with_default_of: whose the default handles are, for one call of a thread
+//!        └► its device, whether it is captured   MadeStreams: for programs that have no CUDA runtime
+//! ```
+//!
+//! Invariant: what a thread said of the default handles holds for the one call that it was said for.
+
+mod handles;
+mod made;
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use glake_device::owned::{OwnedEvent, OwnedStream};
+use glake_device::{CaptureState, DeviceId, Driver, EventKind, Stream, StreamId};
+use glake_stitch::StreamKey;
+use glake_tiers::PoolStream;
+use glake_transfer::UserStream;
+
+use super::device_registry::DeviceRegistry;
+use super::{ProcessError, Result};
+use handles::StreamHandles;
+use made::MadeStreams;
+
+thread_local! {
+    /// Whose the default handles are in the call that the thread makes; `None`: the current device's.
+    static DEFAULT_OF: Cell<Option<DeviceId>> = const { Cell::new(None) };
+}
+
+/// What was said before, said again at the end.
+struct Back(Option<DeviceId>);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        DEFAULT_OF.set(self.0);
+    }
+}
+
+/// Whose stream a default handle is meant to be, where a call says so.
+fn default_of(raw: Stream) -> Option<DeviceId> {
+    let is_default = matches!(raw, Stream(0) | Stream::LEGACY | Stream::PER_THREAD);
+    DEFAULT_OF.get().filter(|_| is_default)
+}
+
+/// The streams of a program.
+#[derive(Debug)]
+pub struct Streams {
+    handles: StreamHandles,
+    made: MadeStreams,
+    registry: Arc<DeviceRegistry>,
+}
+
+impl Streams {
+    pub(super) fn new(registry: &Arc<DeviceRegistry>) -> Streams {
+        Streams { handles: StreamHandles::new(), made: MadeStreams::default(), registry: registry.clone() }
+    }
+
+    /// A stream of a device that does not synchronise with the legacy one, for programs without a CUDA runtime: those on
+    /// the simulated device have no other.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn create(&self, device: i64) -> Result<Stream> {
+        Ok(self.made.create(self.driver(), self.registry.device(device)?.id())?)
+    }
+
+    /// Waits on the host until the work of a stream is done; `None`: of the device that it is of.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn synchronize(&self, device: Option<i64>, raw: Stream) -> Result<()> {
+        let device = match device {
+            Some(device) => self.registry.device(device)?.id(),
+            None => self.driver().stream_device(raw)?,
+        };
+        Ok(self.driver().stream_synchronize(device, raw)?)
+    }
+
+    /// Destroys a stream of [`Streams::create`]; its work still runs to its end.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownStream`].
+    pub fn destroy(&self, device: i64, raw: Stream) -> Result<()> {
+        let device = self.registry.device(device)?.id();
+        if !self.made.destroy(device, raw) {
+            return Err(ProcessError::UnknownStream { device, stream: raw });
+        }
+        self.registry.epochs.forget(device, raw);
+        if let Some(stream) = self.handles.forget(device, raw)
+            && let Some(engine) = self.registry.engine.made()
+        {
+            engine.forget_stream(stream);
+        }
+        Ok(())
+    }
+
+    /// The device whose stream a handle is; the default handles are the thread's current device's, or those of the device that
+    /// [`Streams::with_default_of`] says.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn device_of(&self, raw: Stream) -> Result<DeviceId> {
+        match default_of(raw) {
+            Some(device) => Ok(device),
+            None => Ok(self.driver().stream_device(raw)?),
+        }
+    }
+
+    /// Runs a call in which the default handles are the streams of a device, where one is given.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoSuchDevice`]: the call was not made.
+    pub fn with_default_of<T>(&self, device: Option<DeviceId>, call: impl FnOnce() -> T) -> Result<T> {
+        let Some(device) = device else { return Ok(call()) };
+        self.registry.device(i64::from(device.0))?;
+        let _back = Back(DEFAULT_OF.replace(Some(device)));
+        Ok(call())
+    }
+
+    /// The device in whose primary context a copy on a stream runs that this thread makes now; none where the current context, or the
+    /// stream's, is another one: such copies are the driver's, and links of that GPU serve its own copies only from then on.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[inline]
+    pub(super) fn primary_of(&self, raw: Stream) -> Result<Option<DeviceId>> {
+        if let Some(device) = default_of(raw) {
+            return Ok(Some(device));
+        }
+        let primary = self.driver().primary_of(raw)?;
+        if primary.is_none()
+            && let (Some(engine), Ok(device)) =
+                (self.registry.engine.made(), self.driver().stream_device(raw))
+        {
+            engine.leave_to_program(device);
+        }
+        Ok(primary)
+    }
+
+    /// Enqueues work of one device in the order of another device's stream: behind what is there, before what comes.
+    ///
+    /// # Errors
+    /// What `enqueue` or the driver answers; what was enqueued is done then.
+    pub(super) fn beside(
+        &self,
+        device: DeviceId,
+        raw: Stream,
+        enqueue: impl FnOnce(Stream) -> Result<()>,
+    ) -> Result<()> {
+        let (on, driver) = (self.user(raw)?, self.driver());
+        let fork = || -> glake_device::Result<(OwnedStream, OwnedEvent)> {
+            let fork = OwnedEvent::new(driver, on.device, EventKind::Plain)?;
+            fork.record(raw)?;
+            let lane = OwnedStream::new(driver, device)?;
+            lane.wait_for(fork.id())?;
+            Ok((lane, OwnedEvent::new(driver, device, EventKind::Plain)?))
+        };
+        let (lane, join) = fork()?;
+        enqueue(lane.id())?;
+        let joined = join
+            .record(lane.id())
+            .and_then(|()| driver.stream_wait_event(on.device, raw, join.id()))
+            .or_else(|_| lane.synchronize());
+        Ok(joined?)
+    }
+
+    /// The stream of a handle, for the calling thread.
+    #[inline]
+    pub(super) fn of(
+        &self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        raw: Stream,
+    ) -> glake_device::Result<PoolStream> {
+        self.handles.of(driver, device, raw)
+    }
+
+    /// The handle by which a stream was used first.
+    pub(super) fn handle(&self, key: StreamKey) -> Option<Stream> {
+        self.handles.handle(key)
+    }
+
+    /// Whose stream a handle is, and which.
+    pub(super) fn user(&self, raw: Stream) -> Result<UserStream> {
+        let device = self.device_of(raw)?;
+        let stream = self.handles.of(&**self.driver(), device, raw)?;
+        Ok(UserStream { device, raw, id: StreamId(stream.key.0) })
+    }
+
+    /// Whether a stream is captured into a graph.
+    pub(super) fn is_captured(&self, on: UserStream) -> Result<bool> {
+        Ok(self.driver().capture_state(on.device, on.raw)? != CaptureState::None)
+    }
+
+    fn driver(&self) -> &Arc<dyn Driver> {
+        self.registry.epochs.driver()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod tests {
+    use super::super::fixture::Parts;
+    use super::*;
+
+    #[test]
+    fn a_stream_that_was_made_here_is_destroyed_once() {
+        let parts = Parts::new();
+        let raw = parts.streams.create(1).unwrap();
+        assert_eq!(parts.streams.device_of(raw).unwrap(), DeviceId(1));
+        let key = parts.streams.user(raw).unwrap().id;
+        assert_eq!(parts.streams.handle(StreamKey(key.0)), Some(raw));
+        parts.streams.synchronize(None, raw).unwrap();
+        assert!(parts.streams.destroy(0, raw).is_err(), "of another device");
+        parts.streams.destroy(1, raw).unwrap();
+        assert!(matches!(parts.streams.destroy(1, raw), Err(ProcessError::UnknownStream { .. })));
+        assert!(matches!(parts.streams.create(2), Err(ProcessError::NoSuchDevice { device: 2, count: 2 })));
+    }
+
+    #[test]
+    fn the_default_handles_are_a_device_s_for_one_call() {
+        let parts = Parts::new();
+        let device_of = |raw| parts.streams.device_of(raw).unwrap().0;
+        let inner =
+            |device| parts.streams.with_default_of(Some(DeviceId(device)), || device_of(Stream(0))).unwrap();
+        let both = parts.streams.with_default_of(Some(DeviceId(1)), || {
+            let before = device_of(Stream::PER_THREAD);
+            (before, inner(0), device_of(Stream::LEGACY))
+        });
+        assert_eq!(both.unwrap(), (1, 0, 1));
+        assert_eq!(device_of(Stream(0)), 0);
+        let own = parts.streams.create(0).unwrap();
+        let named = parts.streams.with_default_of(Some(DeviceId(1)), || device_of(own));
+        assert_eq!(named.unwrap(), 0, "a handle that names a stream is that stream's");
+        let mut called = false;
+        assert!(parts.streams.with_default_of(Some(DeviceId(7)), || called = true).is_err() && !called);
+    }
+}

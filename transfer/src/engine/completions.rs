@@ -1,0 +1,51 @@
+//! How a copy that was enqueued is told of: to the clock of the program's contexts, and to whoever waits for it.
+
+use std::sync::Arc;
+
+use glake_device::owned::DeviceSet;
+
+use super::contexts::Contexts;
+use super::event_pool::EventPool;
+use super::parts::Parts;
+use super::{CopyHandle, CopyOptions, UserStream};
+use crate::{Result, TransferError};
+
+/// One engine's.
+#[derive(Debug)]
+pub(crate) struct Completions {
+    contexts: Arc<Contexts>,
+    marks: Arc<EventPool>,
+}
+
+impl Completions {
+    pub(crate) fn new(contexts: &Arc<Contexts>, marks: &Arc<EventPool>) -> Arc<Completions> {
+        Arc::new(Completions { contexts: contexts.clone(), marks: marks.clone() })
+    }
+
+    /// Epochs cover what was enqueued on a stream of the program; also of what failed, of which a part may be enqueued.
+    pub(crate) fn covered<T>(&self, enqueued: Result<T>, memory: DeviceSet, on: UserStream) -> Result<T> {
+        let told = self.contexts.program().enqueued_on(memory, (on.device, on.raw));
+        let enqueued = enqueued?;
+        told?;
+        Ok(enqueued)
+    }
+
+    /// What a copy that was enqueued on a stream just now is waited for by.
+    pub(crate) fn handle(
+        &self,
+        on: UserStream,
+        options: CopyOptions,
+        parts: Option<Parts>,
+    ) -> Result<CopyHandle> {
+        if options.waited {
+            match self.marks.mark(on).or_else(|_| self.marks.mark(on)) {
+                Ok(mark) => return Ok(CopyHandle::marked(mark, parts)),
+                Err(TransferError::Driver(error)) if !error.is_sticky() => {
+                    tracing::debug!(target: "glake::transfer", %error, "a handle waits for its whole stream");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(CopyHandle::unmarked(self.contexts.driver(), on, parts))
+    }
+}

@@ -1,0 +1,121 @@
+//! The GPUs by two drivers: that of the program's contexts, and that of contexts of our own.
+//!
+//! Invariant: what is enqueued on a stream of the program is enqueued by the program's driver, and what relays do by ours.
+
+use std::sync::Arc;
+
+use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::{CaptureState, DeviceId, Driver};
+
+use super::UserStream;
+use crate::Result;
+
+/// Both drivers, each with the clock of its completions.
+#[derive(Debug)]
+pub(crate) struct Contexts {
+    program: Arc<Epochs>,
+    own: Arc<Epochs>,
+    devices: usize,
+}
+
+impl Contexts {
+    /// Of the driver that a clock is of. Makes no context.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn new(program: Arc<Epochs>) -> Result<Arc<Contexts>> {
+        let devices = program.driver().devices()?.len();
+        let own = Epochs::new(program.driver().own_contexts()?);
+        Ok(Arc::new(Contexts { program, own, devices }))
+    }
+
+    /// The clock of the program's contexts.
+    pub(crate) fn program(&self) -> &Arc<Epochs> {
+        &self.program
+    }
+
+    /// The driver of the program's contexts.
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+        self.program.driver()
+    }
+
+    /// The clock of contexts of our own, in which relays work.
+    pub(crate) fn own(&self) -> &Arc<Epochs> {
+        &self.own
+    }
+
+    /// The driver of contexts of our own.
+    pub(crate) fn own_driver(&self) -> &Arc<dyn Driver> {
+        self.own.driver()
+    }
+
+    /// How many GPUs the driver shows.
+    pub(crate) fn devices(&self) -> usize {
+        self.devices
+    }
+
+    /// The GPUs that have a primary context.
+    pub(crate) fn in_use(&self) -> DeviceSet {
+        self.all().filter(|device| matches!(self.driver().has_context(*device), Ok(true))).collect()
+    }
+
+    /// Of these, those that have a primary context or may have one: an answer that says nothing is no permission.
+    pub(crate) fn may_be_in_use(&self, devices: DeviceSet) -> DeviceSet {
+        devices.iter().filter(|device| self.driver().has_context(*device).unwrap_or(true)).collect()
+    }
+
+    /// The GPUs whose work can touch a relay's memory.
+    pub(crate) fn reaching(&self, relay: DeviceId) -> DeviceSet {
+        let reach = |device: &DeviceId| {
+            *device == relay || matches!(self.driver().can_access_peer(*device, relay), Ok(true))
+        };
+        self.all().filter(reach).collect()
+    }
+
+    /// Whether a stream surely records no graph: an answer that says nothing is no permission.
+    pub(crate) fn is_plain(&self, on: UserStream) -> bool {
+        matches!(self.driver().capture_state(on.device, on.raw), Ok(CaptureState::None))
+    }
+
+    /// Waits on the host for all work of a stream.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn synchronize(&self, on: UserStream) -> Result<()> {
+        Ok(self.driver().stream_synchronize(on.device, on.raw)?)
+    }
+
+    fn all(&self) -> impl Iterator<Item = DeviceId> {
+        (0_u32..).map(DeviceId).take(self.devices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::Stream;
+    use glake_device::owned::OwnedStream;
+    use glake_sim::{SimOptions, SimTopology, Simulator};
+    use glake_units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn making_it_makes_no_context() {
+        let topology = SimTopology::uniform(3, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let contexts = Contexts::new(Epochs::new(driver.clone())).unwrap();
+        assert_eq!(contexts.devices(), 3);
+        assert!(contexts.in_use().is_empty());
+        let gpu = DeviceId(1);
+        sim.hold_context(gpu).unwrap();
+        assert_eq!(contexts.in_use(), DeviceSet::of(gpu));
+        let others = DeviceSet::of(DeviceId(0)).union(DeviceSet::of(gpu));
+        assert_eq!(contexts.may_be_in_use(others), DeviceSet::of(gpu));
+        assert!(contexts.reaching(gpu).contains(gpu));
+        let stream = OwnedStream::new(&driver, gpu).unwrap();
+        let on = UserStream::of(&*driver, gpu, stream.id()).unwrap();
+        assert!(contexts.is_plain(on) && on.raw != Stream::PER_THREAD);
+        contexts.synchronize(on).unwrap();
+    }
+}

@@ -1,0 +1,189 @@
+//! Makes what copies use: contexts, lanes, events, slots. A copy makes none of these.
+//!
+//! Invariant: only the engine's thread is here, so that nothing is made twice.
+
+use std::sync::Arc;
+
+use glake_device::owned::DeviceSet;
+use glake_device::{DeviceId, MemoryInfo};
+use glake_units::Bytes;
+
+use super::RelayCost;
+use super::contexts::Contexts;
+use super::lane::Lane;
+use super::requests::Orders;
+use crate::kinds::foreign::slots::Ring;
+use crate::kinds::foreign::target::TargetSide;
+use crate::kinds::resources::Resources;
+use crate::links::Links;
+use crate::links::lane_set::{LaneSet, StreamMarks};
+use crate::schedule::Scheduler;
+use crate::{Result, TransferError};
+
+/// Lane sets that are made before one is missed.
+const FIRST: usize = 2;
+
+/// What the engine's thread makes, and for whom.
+#[derive(Debug)]
+pub(crate) struct Provider {
+    pub(crate) contexts: Arc<Contexts>,
+    pub(crate) links: Arc<Links>,
+    pub(crate) resources: Arc<Resources>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
+    /// Memory of each relay for slots.
+    pub(crate) slots: Bytes,
+}
+
+impl Provider {
+    /// Does what was asked for. `forks` are the devices whose streams copies fork from.
+    pub(crate) fn provide(&self, orders: &Orders, forks: DeviceSet) {
+        let (relays, lane_sets) = (self.links.relays(), self.links.lane_sets());
+        if orders.prepare {
+            self.make_relays(forks);
+        }
+        let suspended = relays.suspended();
+        let targets = if orders.prepare { self.resources.targets() } else { DeviceSet::EMPTY };
+        targets.union(orders.resources).iter().for_each(|device| self.resources.make_target(device));
+        if orders.prepare {
+            relays.ready().without(suspended).iter().for_each(|relay| self.resources.make_relay(relay));
+        }
+        if orders.more_lane_sets && lane_sets.is_short() && lane_sets.len() < self.links.most() {
+            self.add_lane_set(forks);
+        }
+        for lane_set in lane_sets.snapshot() {
+            self.furnish(&lane_set, forks);
+        }
+    }
+
+    /// Makes the lane sets again that there are before one is missed, if any relay is ready.
+    pub(crate) fn restore_lane_sets(&self, forks: DeviceSet) {
+        if !self.links.relays().ready().is_empty() {
+            self.make_lane_sets(forks);
+        }
+    }
+
+    fn make_relays(&self, forks: DeviceSet) {
+        let (relays, driver) = (self.links.relays(), self.contexts.driver());
+        let ready = relays.ready().union(relays.suspended());
+        let missing = relays.wanted().without(ready).without(self.links.of_program()).iter();
+        // Asked of all before any is made: what is made for one can need a context on another.
+        let missing: Vec<_> = missing.map(|relay| (relay, driver.memory_info(relay))).collect();
+        for (relay, before) in missing {
+            let made = before.map_err(TransferError::from);
+            if let Err(error) = made.and_then(|before| self.make_ready(relay, before, forks)) {
+                tracing::warn!(target: "glake::transfer", %relay, %error, "a GPU cannot be a relay");
+            }
+        }
+    }
+
+    /// Makes a GPU a relay: its context first, which may take half a second.
+    fn make_ready(&self, relay: DeviceId, before: MemoryInfo, forks: DeviceSet) -> Result<()> {
+        let relays = self.links.relays();
+        self.scheduler.prepare(self.contexts.program());
+        self.make_lane_sets(forks);
+        for lane_set in self.links.lane_sets().snapshot() {
+            self.add_lane(&lane_set, relay)?;
+        }
+        // Where a suspension was given up, some of it is there still.
+        let earlier = relays.cost(relay);
+        let slots = match earlier {
+            Some(RelayCost { slots, .. }) if !slots.is_zero() => slots,
+            _ => self.add_slots(relay),
+        };
+        let after = self.contexts.driver().memory_info(relay)?;
+        let taken = before.free.saturating_sub(after.free).saturating_sub(slots);
+        let context = earlier.map_or(taken, |earlier| earlier.context);
+        relays.set_cost(RelayCost { relay, context, slots });
+        relays.add_ready(relay);
+        Ok(())
+    }
+
+    fn make_lane_sets(&self, forks: DeviceSet) {
+        while self.links.lane_sets().len() < FIRST.min(self.links.most()) {
+            self.add_lane_set(forks);
+        }
+    }
+
+    /// A lane set more, with a lane on every relay that is ready.
+    fn add_lane_set(&self, forks: DeviceSet) {
+        let lane_sets = self.links.lane_sets();
+        let lane_set = lane_sets.make(self.contexts.devices());
+        for relay in self.links.relays().ready().iter() {
+            if let Err(error) = self.add_lane(&lane_set, relay) {
+                tracing::warn!(target: "glake::transfer", %relay, %error, "a stream's copies do without a relay");
+            }
+        }
+        self.furnish(&lane_set, forks);
+        lane_sets.add(lane_set);
+    }
+
+    fn add_lane(&self, lane_set: &LaneSet, relay: DeviceId) -> Result<()> {
+        if lane_set.lane(relay).is_none() {
+            lane_set.add_lane(relay, Lane::of_relay(self.contexts.own_driver(), relay)?);
+        }
+        Ok(())
+    }
+
+    /// What a lane set has in the primary contexts of GPUs: marks where copies fork, and a target's side of slots.
+    fn furnish(&self, lane_set: &LaneSet, forks: DeviceSet) {
+        let (relays, driver) = (self.links.relays(), self.contexts.driver());
+        for device in forks.iter().filter(|device| lane_set.marks(*device).is_none()) {
+            match StreamMarks::new(driver, device) {
+                Ok(marks) => lane_set.add_marks(device, marks),
+                Err(error) => {
+                    tracing::warn!(target: "glake::transfer", %device, %error, "copies of its streams stay native");
+                }
+            }
+        }
+        let targets = self.resources.targets();
+        // Where the program has the GPU to itself: for copies that find their ways late.
+        for target in targets.without(relays.ready()).iter().filter(|_| !relays.are_shared()) {
+            if lane_set.lane(target).is_none()
+                && let Ok(lane) = Lane::of_target(driver, target)
+            {
+                lane_set.add_lane(target, lane);
+            }
+        }
+        for target in targets.iter() {
+            for relay in relays.ready().without(DeviceSet::of(target)).iter() {
+                self.add_side(lane_set, target, relay);
+            }
+        }
+    }
+
+    /// A target's side of a relay's slots; of slots that the target does not reach it is none.
+    fn add_side(&self, lane_set: &LaneSet, target: DeviceId, relay: DeviceId) {
+        let driver = self.contexts.driver();
+        if lane_set.side(target, relay).is_some()
+            || !matches!(driver.can_access_peer(target, relay), Ok(true))
+        {
+            return;
+        }
+        match TargetSide::new(driver, target) {
+            Ok(side) => lane_set.add_side(target, relay, side),
+            Err(error) => {
+                tracing::warn!(target: "glake::transfer", %target, %relay, %error, "no slots for its memory");
+            }
+        }
+    }
+
+    /// Slots on a relay, open to every GPU: without them it relays memory of ours only.
+    fn add_slots(&self, relay: DeviceId) -> Bytes {
+        if self.slots.is_zero() {
+            return Bytes::ZERO;
+        }
+        let reach = self.contexts.reaching(relay);
+        let rings = match Ring::all(self.contexts.own(), relay, self.slots, reach) {
+            Ok(rings) => rings,
+            Err(error) => {
+                tracing::warn!(target: "glake::transfer", %relay, %error, "a relay has no memory for slots");
+                return Bytes::ZERO;
+            }
+        };
+        let taken = rings.iter().map(Ring::size).sum();
+        for ring in rings {
+            self.links.relays().give_ring(relay, ring);
+        }
+        taken
+    }
+}

@@ -1,0 +1,185 @@
+//! Compares both sides of copies that have arrived; what differs is copied again.
+
+use std::sync::Arc;
+
+use glake_device::PointerKind;
+use glake_device::owned::{Pages, Registration, Span};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::UserStream;
+use super::contexts::Contexts;
+use super::native::NativeCopies;
+use crate::{Result, TransferError};
+
+/// What is compared at a time.
+const PIECE: Bytes = Bytes::mib(4);
+
+/// One engine's.
+#[derive(Debug)]
+pub(crate) struct Verifier {
+    contexts: Arc<Contexts>,
+    native: Arc<NativeCopies>,
+    /// Pinned memory that two sides are compared in, made when first needed.
+    scratch: Mutex<Option<[Arc<Registration>; 2]>>,
+}
+
+impl Verifier {
+    pub(crate) fn new(contexts: &Arc<Contexts>, native: &Arc<NativeCopies>) -> Arc<Verifier> {
+        let (contexts, native) = (contexts.clone(), native.clone());
+        Arc::new(Verifier { contexts, native, scratch: Mutex::default() })
+    }
+
+    /// Compares both sides of copies that have arrived, whatever way they went; what differs is copied again by the driver. A copy
+    /// whose ends overlap is passed over: its source is no longer there.
+    ///
+    /// The ends of each pair are of one size, and nothing touches them meanwhile. Waits for all work of the stream.
+    ///
+    /// # Errors
+    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] where bytes differ after the second copy too; what the driver answers.
+    pub(crate) fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
+        let differ = copies.iter().find(|(to, from)| to.size() != from.size());
+        if let Some((to, from)) = differ {
+            return Err(TransferError::SizesDiffer { to: to.size(), from: from.size() });
+        }
+        let mut scratch = self.scratch.lock();
+        let sides = match &mut *scratch {
+            Some(sides) => sides,
+            empty => {
+                let side = || -> Result<Arc<Registration>> {
+                    Ok(Arc::new(Registration::new(self.contexts.program(), Pages::new(PIECE, 1)?)?))
+                };
+                empty.insert([side()?, side()?])
+            }
+        };
+        let (mut batch, mut filled) = (Vec::new(), Bytes::ZERO);
+        let (mut damaged, mut all) = (Bytes::ZERO, Bytes::ZERO);
+        for (to, from) in copies.iter().filter(|(to, from)| !overlap(to, from)) {
+            let (mut offset, whole) = (Bytes::ZERO, to.size());
+            all = all.saturating_add(whole);
+            while offset < whole {
+                let size = PIECE.saturating_sub(filled).min(whole.saturating_sub(offset));
+                let (Some(to), Some(from)) = (to.part(offset, size), from.part(offset, size)) else { break };
+                batch.push((to, from));
+                (offset, filled) = (offset.saturating_add(size), filled.saturating_add(size));
+                if filled == PIECE {
+                    damaged = damaged.saturating_add(self.made_equal(sides, &batch, on)?);
+                    batch.clear();
+                    filled = Bytes::ZERO;
+                }
+            }
+        }
+        damaged = damaged.saturating_add(self.made_equal(sides, &batch, on)?);
+        match damaged {
+            Bytes::ZERO => Ok(()),
+            bytes => Err(TransferError::Damaged { bytes, size: all }),
+        }
+    }
+
+    /// Copies what differs again; how many bytes lie in parts that differ still.
+    fn made_equal(
+        &self,
+        sides: &[Arc<Registration>; 2],
+        batch: &[(Span, Span)],
+        on: UserStream,
+    ) -> Result<Bytes> {
+        let again = self.unequal(sides, batch, on)?;
+        if again.is_empty() {
+            return Ok(Bytes::ZERO);
+        }
+        for (to, from) in &again {
+            tracing::warn!(
+                target: "glake::transfer",
+                to = %to.start(), from = %from.start(), size = %to.size(), "bytes of a copy differ: copied again"
+            );
+            self.native.copy_anyhow(to, from, on)?;
+        }
+        self.contexts.synchronize(on)?;
+        Ok(self.unequal(sides, &again, on)?.iter().map(|(to, _)| to.size()).sum())
+    }
+
+    /// Those of the pairs, which fit into the scratch together, that differ.
+    fn unequal(
+        &self,
+        sides: &[Arc<Registration>; 2],
+        batch: &[(Span, Span)],
+        on: UserStream,
+    ) -> Result<Vec<(Span, Span)>> {
+        let mut offset = Bytes::ZERO;
+        for (to, from) in batch {
+            for (side, span) in sides.iter().zip([to, from]) {
+                if let Some(into) = Span::pinned(side, offset, span.size()) {
+                    match span.kind() {
+                        PointerKind::Pinned | PointerKind::Pageable => span.copy_on_host(&into)?,
+                        PointerKind::Device { .. } | PointerKind::Managed => {
+                            self.native.copy_anyhow(&into, span, on)?;
+                        }
+                    }
+                }
+            }
+            offset = offset.saturating_add(to.size());
+        }
+        self.contexts.synchronize(on)?;
+        let [to, from] = [&sides[0], &sides[1]].map(|side| side.as_slice());
+        let mut start = 0;
+        let mut differ = Vec::new();
+        for pair in batch {
+            let end = start + usize::try_from(pair.0.size().get()).unwrap_or(usize::MAX);
+            let (to, from) = (to.get(start..end), from.get(start..end));
+            if to.is_none() || to != from {
+                differ.push(pair.clone());
+            }
+            start = end;
+        }
+        Ok(differ)
+    }
+}
+
+/// Whether two ranges have bytes in common.
+fn overlap(one: &Span, other: &Span) -> bool {
+    one.start().0.abs_diff(other.start().0) < one.size().get()
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::owned::{DeviceSet, Epochs, OwnedStream};
+    use glake_device::{DeviceId, Driver};
+    use glake_sim::{SimOptions, SimTopology, Simulator};
+
+    use super::*;
+    use crate::engine::ledger::Ledger;
+    use crate::links::relays::Relays;
+
+    #[test]
+    fn what_differs_is_copied_again_and_what_overlaps_is_passed_over() {
+        let size = Bytes::mib(10);
+        let topology = SimTopology::uniform(1, Bytes::mib(64));
+        let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
+        let driver: Arc<dyn Driver> = Arc::new(sim);
+        let contexts = Contexts::new(Epochs::new(driver.clone())).unwrap();
+        let ledger = Ledger::new(&Arc::new(Relays::new(1, DeviceSet::EMPTY, false)), 1);
+        let native = NativeCopies::new(&contexts, &ledger);
+        let verifier = Verifier::new(&contexts, &native);
+        let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
+        let on = UserStream::of(&*driver, DeviceId(0), stream.id()).unwrap();
+        let memory = |byte| {
+            let pages = Pages::new(size, 1).unwrap();
+            let mut memory = Registration::new(contexts.program(), pages).unwrap();
+            memory.as_mut_slice().fill(byte);
+            Arc::new(memory)
+        };
+        let (source, target) = (memory(1), memory(2));
+        let whole = |of: &Arc<Registration>| Span::pinned(of, Bytes::ZERO, size).unwrap();
+        verifier.verify(&[(whole(&target), whole(&source))], on).unwrap();
+        assert!(target.as_slice().iter().all(|byte| *byte == 1));
+        let copied = ledger.statistics().native_bytes;
+        assert_eq!(copied, size);
+        verifier.verify(&[(whole(&target), whole(&source))], on).unwrap();
+        assert_eq!(ledger.statistics().native_bytes, copied, "nothing differed");
+        let half = Bytes::mib(4);
+        let pair = |at| whole(&target).part(at, half).unwrap();
+        verifier.verify(&[(pair(Bytes::ZERO), pair(Bytes::mib(1)))], on).unwrap();
+        let differ = verifier.verify(&[(pair(Bytes::ZERO), whole(&source))], on);
+        assert!(matches!(differ, Err(TransferError::SizesDiffer { .. })));
+    }
+}

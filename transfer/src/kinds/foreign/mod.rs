@@ -1,0 +1,166 @@
+//! Copies of GPU memory that is not ours, through slots in the relays' memory.
+//!
+//! ```text
+//!   lane, in our context on the relay     ┤host ─► slot 0├┤host ─► slot 1├┤host ─► slot 0├ ...       over the relay's own link
+//!   target's side, in its primary context                 ┤slot 0 ─► target├┤slot 1 ─► target├ ...   over NVLink
+//! ```
+//!
+//! From a GPU the target's side fills the slots and the lane empties them. Each waits for the other's event of a slot before it uses
+//! that. Chunks of several relays take turns, so that all links get under way at once.
+//!
+//! Invariant: no context but the target's primary one touches the target's memory.
+
+pub(crate) mod slots;
+pub(crate) mod target;
+
+use glake_device::owned::{OwnedEvent, OwnedStream, Span};
+use glake_device::{DeviceId, DriverError};
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use crate::engine::counters::Path;
+use crate::engine::fork::Fork;
+use crate::kinds::foreign::target::TargetSide;
+use crate::paths::{Direction, Share};
+
+/// A part that goes through slots.
+#[derive(Clone, Debug)]
+pub(crate) struct Staged {
+    pub(crate) path: Path,
+    pub(crate) to: Span,
+    pub(crate) from: Span,
+    /// Where it lies in the copy.
+    pub(crate) offset: Bytes,
+    /// How much of it is enqueued, from its start on.
+    pub(crate) sent: Bytes,
+}
+
+/// A part under way.
+struct Going<'a> {
+    index: usize,
+    lane: &'a OwnedStream,
+    side: &'a TargetSide,
+    /// What a slot holds, and how many there are.
+    slot: Bytes,
+    slots: usize,
+    prioritized: usize,
+}
+
+/// One side of a chunk: on which stream, and the events of a slot that it waits for and records.
+struct Hop<'a> {
+    on: &'a OwnedStream,
+    done: &'a OwnedEvent,
+    /// Who is to blame where it fails.
+    device: DeviceId,
+}
+
+/// A part is made of so many chunks, if they are neither too small nor too large: the first has none beside it.
+const CHUNKS: u64 = 4;
+const CHUNK: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(8)];
+/// Operations of a chunk on either stream at most: its turn on the link, the wait for the other side, the copy, and its event.
+const OPERATIONS: u32 = 4;
+/// A part has no more chunks, as far as the slots hold them.
+const MOST: u64 = 60;
+const PAGE: Bytes = Bytes::kib(4);
+
+impl<'a> Fork<'a> {
+    /// Enqueues parts through the slots that their relays' lanes hold; each says how far it came.
+    pub(crate) fn stage(&mut self, parts: &mut [Staged]) {
+        let mut going: SmallVec<[Going<'a>; 8]> = SmallVec::new();
+        for (index, part) in parts.iter().enumerate() {
+            let Path { target, relay, .. } = part.path;
+            let Some(ring) = self.state.ring(relay).map(|ring| ring.size()) else { continue };
+            let slot = chunk(part.to.size(), ring).min(self.slice());
+            let Some(slots) = self.state.ring(relay).map(|ring| ring.count(slot)) else { continue };
+            let Some((lane, side)) = self.both_sides(target, relay) else { continue };
+            going.push(Going { index, lane, side, slot, slots, prioritized: 0 });
+        }
+        while !going.is_empty() {
+            going.retain(|going| self.chunk(&mut parts[going.index], going));
+        }
+    }
+
+    /// Enqueues the next chunk of a part; false where there is none, or none more can be.
+    fn chunk(&mut self, part: &mut Staged, going: &mut Going<'a>) -> bool {
+        let left = part.to.size().saturating_sub(part.sent);
+        let size = going.slot.min(left);
+        let Path { target, relay, direction, .. } = part.path;
+        if size.is_zero() || going.slots == 0 || !self.has_room(Some(relay), OPERATIONS) {
+            return false;
+        }
+        // The link is the relay's; NVLink, on the other side, has no barriers.
+        if !self.is_turn(going.lane.of()) {
+            return false;
+        }
+        let index = going.prioritized % going.slots;
+        let ends = (part.to.part(part.sent, size), part.from.part(part.sent, size));
+        let Some(ring) = self.state.ring(relay) else { return false };
+        let (Some(slot), (Some(to), Some(from))) = (ring.slot(index, going.slot, size), ends) else {
+            return false;
+        };
+        let lane = Hop { on: going.lane, done: &ring.done[index], device: relay };
+        let side = Hop { on: &going.side.stream, done: &going.side.done[index], device: target };
+        let (fill, empty) = match direction {
+            Direction::ToGpu => (lane, side),
+            Direction::FromGpu => (side, lane),
+        };
+        let again = going.prioritized >= going.slots;
+        let filled = fill.enqueue(again.then_some(&empty), &slot, &from);
+        // A slot that was filled in vain is filled again by whoever is next, behind the lane's end.
+        let enqueued = filled.and_then(|()| empty.enqueue(Some(&fill), &to, &slot));
+        if let Err((device, error)) = enqueued {
+            self.blame(device, &error);
+            return false;
+        }
+        self.sent(part.path, size, 2);
+        part.sent = part.sent.saturating_add(size);
+        going.prioritized += 1;
+        true
+    }
+}
+
+impl Hop<'_> {
+    /// Copies behind the other side's part of the slot.
+    fn enqueue(
+        &self,
+        behind: Option<&Hop<'_>>,
+        to: &Span,
+        from: &Span,
+    ) -> Result<(), (DeviceId, DriverError)> {
+        let wait = || behind.map_or(Ok(()), |other| self.on.wait_for(other.done.id()));
+        let copied = wait().and_then(|()| self.on.of().copy(to, from));
+        copied.and_then(|()| self.done.record(self.on.id())).map_err(|error| (self.device, error))
+    }
+}
+
+impl Staged {
+    /// What of it was not enqueued.
+    pub(crate) fn rest(&self) -> Option<Share> {
+        let size = self.to.size().saturating_sub(self.sent);
+        let offset = self.offset.saturating_add(self.sent);
+        (!size.is_zero()).then_some(Share { relay: self.path.relay, way: self.path.way, offset, size })
+    }
+}
+
+/// How large the chunks of a part are, through a ring that two of them fit into.
+fn chunk(part: Bytes, ring: Bytes) -> Bytes {
+    let even = Bytes::new(part.get() / CHUNKS).max(CHUNK[0]).min(CHUNK[1]);
+    let few = Bytes::new(part.get() / MOST);
+    let most = Bytes::new(ring.get() / 2);
+    even.max(few).align_up(PAGE).unwrap_or(most).min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_few_and_fit_their_ring() {
+        let ring = Bytes::mib(32);
+        let of = |mib| chunk(Bytes::mib(mib), ring);
+        assert_eq!([1, 8, 16, 32, 480].map(of), [2, 2, 4, 8, 8].map(Bytes::mib));
+        assert_eq!(of(600), Bytes::mib(10));
+        assert_eq!(of(1 << 20), Bytes::mib(16));
+        assert_eq!(chunk(Bytes::gib(1), Bytes::mib(1)), Bytes::kib(512));
+    }
+}

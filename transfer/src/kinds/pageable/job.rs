@@ -1,0 +1,283 @@
+//! One pageable copy while it runs: threads take its chunks from one counter, each through its own slots over its own path.
+//!
+//! ```text
+//!  to a GPU     source ──thread──► slot ──path──► memory        a slot is filled again once its copy is known done
+//!  from a GPU   memory ──path──► slot ──thread──► target        past the caches
+//! ```
+//!
+//! Invariants:
+//! - A chunk counts as arrived only when its own copy was seen done without an error. Otherwise it is left to the caller.
+//! - A slot that work may still use is not touched: where nobody can tell, it is never used again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use glake_device::owned::{DeviceSet, Span};
+use glake_device::{DeviceId, DriverError};
+use glake_units::Bytes;
+use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
+
+use super::staging::{SLOTS, Slot, StagingBuffers, StagingStream};
+use super::threads::Work;
+use crate::links::relays::Relays;
+use crate::paths::Direction;
+
+pub(crate) struct Job {
+    relays: Arc<Relays>,
+    staging: Arc<StagingBuffers>,
+    to: Span,
+    from: Span,
+    /// Whose memory it is about.
+    target: DeviceId,
+    direction: Direction,
+    /// Whose links it goes over.
+    paths: SmallVec<[DeviceId; 8]>,
+    chunk: Bytes,
+    /// Where the next chunk begins.
+    next: AtomicU64,
+    /// How many threads have come.
+    threads: AtomicUsize,
+    /// Paths that were found lost.
+    dead: AtomicU64,
+    outcome: Mutex<Outcome>,
+    ended: Condvar,
+}
+
+/// What became of the chunks.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Bytes whose fate is known.
+    settled: Bytes,
+    /// What has to be copied another way.
+    pub(crate) left: Vec<Chunk>,
+    /// What arrived, by path: bytes and copies.
+    pub(crate) carried: SmallVec<[(DeviceId, Bytes, u64); 8]>,
+    /// Work on the target may still be under way, and the driver does not say when it ends.
+    pub(crate) unjoined: Option<DriverError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) offset: Bytes,
+    pub(crate) size: Bytes,
+}
+
+/// A chunk in a slot.
+struct Flight<'a> {
+    chunk: Chunk,
+    slot: &'a Slot,
+    path: DeviceId,
+    staging_stream: Arc<StagingStream>,
+    /// Whether an event marks its end; its stream was waited for if not.
+    marked: bool,
+}
+
+/// The end of work that was waited for.
+enum End {
+    Done,
+    /// Its GPU is lost: no more of it runs.
+    Lost,
+    Unknown(DriverError),
+}
+
+impl Job {
+    pub(crate) fn new(
+        relays: &Arc<Relays>,
+        staging: &Arc<StagingBuffers>,
+        ends: (&Span, &Span),
+        (target, direction): (DeviceId, Direction),
+        paths: SmallVec<[DeviceId; 8]>,
+    ) -> Job {
+        let (to, from) = (ends.0.clone(), ends.1.clone());
+        let chunk = chunk(to.size(), staging.threads(), staging.slot());
+        Job {
+            relays: relays.clone(),
+            staging: staging.clone(),
+            to,
+            from,
+            target,
+            direction,
+            paths,
+            chunk,
+            next: AtomicU64::new(0),
+            threads: AtomicUsize::new(0),
+            dead: AtomicU64::new(0),
+            outcome: Mutex::default(),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// How many threads have something to do.
+    pub(crate) fn width(&self) -> usize {
+        let chunks = self.to.size().get().div_ceil(self.chunk.get().max(1));
+        self.staging.threads().min(usize::try_from(chunks).unwrap_or(usize::MAX))
+    }
+
+    /// Waits until no thread works on any of its bytes; what no thread could take is left too.
+    pub(crate) fn finish(&self) -> Outcome {
+        while let Some(chunk) = self.claim() {
+            self.settle(chunk, None);
+        }
+        let mut outcome = self.outcome.lock();
+        while outcome.settled < self.to.size() {
+            self.ended.wait(&mut outcome);
+        }
+        std::mem::take(&mut outcome)
+    }
+
+    fn claim(&self) -> Option<Chunk> {
+        let size = self.to.size();
+        // Stops where all is taken, so that it never wraps.
+        if self.next.load(Ordering::Relaxed) >= size.get() {
+            return None;
+        }
+        let offset = Bytes::new(self.next.fetch_add(self.chunk.get(), Ordering::Relaxed));
+        let left = size.saturating_sub(offset);
+        (!left.is_zero()).then(|| Chunk { offset, size: self.chunk.min(left) })
+    }
+
+    /// A chunk has arrived over a path, or is left.
+    fn settle(&self, chunk: Chunk, path: Option<DeviceId>) {
+        let mut outcome = self.outcome.lock();
+        match path {
+            None => outcome.left.push(chunk),
+            Some(path) => match outcome.carried.iter_mut().find(|(known, ..)| *known == path) {
+                Some((_, bytes, copies)) => {
+                    *bytes = bytes.saturating_add(chunk.size);
+                    *copies += 1;
+                }
+                None => outcome.carried.push((path, chunk.size, 1)),
+            },
+        }
+        outcome.settled = outcome.settled.saturating_add(chunk.size);
+        if outcome.settled >= self.to.size() {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Gets a chunk under way, over the thread's own path or another; `None` where no path takes it.
+    fn launch<'a>(&'a self, chunk: Chunk, slot: &'a Slot, thread: usize) -> Option<Flight<'a>> {
+        let held = slot.memory.part(Bytes::ZERO, chunk.size)?;
+        let (to, from) = match self.direction {
+            Direction::ToGpu => {
+                self.from.part(chunk.offset, chunk.size)?.copy_on_host(&held).ok()?;
+                (self.to.part(chunk.offset, chunk.size)?, held)
+            }
+            Direction::FromGpu => (held, self.from.part(chunk.offset, chunk.size)?),
+        };
+        let count = self.paths.len();
+        for path in (0..count).map(|step| self.paths[(thread + step) % count]) {
+            let staging_stream =
+                self.staging.staging_stream(self.target, path).filter(|_| !self.is_dead(path));
+            let Some(staging_stream) = staging_stream else { continue };
+            let (stream, done) = (staging_stream.stream.id(), staging_stream.done.get(slot.index)?);
+            if let Err(error) = staging_stream.stream.of().copy(&to, &from) {
+                self.blame(path, &error);
+                continue;
+            }
+            let marked = done.record(stream).or_else(|_| done.record(stream)).is_ok();
+            return Some(Flight { chunk, slot, path, staging_stream, marked });
+        }
+        None
+    }
+
+    /// Waits for a chunk's copy, and takes the bytes out of the slot.
+    fn land(&self, flight: &Flight<'_>) {
+        let Flight { chunk, slot, path, staging_stream, marked } = flight;
+        let arrived = match self.end(staging_stream, slot, *path, *marked) {
+            End::Done => self.direction == Direction::ToGpu || self.empty(*chunk, slot),
+            End::Lost => false,
+            End::Unknown(error) => {
+                slot.lost.store(true, Ordering::Relaxed);
+                if self.direction == Direction::ToGpu {
+                    self.outcome.lock().unjoined = Some(error);
+                }
+                false
+            }
+        };
+        self.settle(*chunk, arrived.then_some(*path));
+    }
+
+    /// Copies what has arrived in a slot to its place.
+    fn empty(&self, chunk: Chunk, slot: &Slot) -> bool {
+        let ends = (slot.memory.part(Bytes::ZERO, chunk.size), self.to.part(chunk.offset, chunk.size));
+        let (Some(held), Some(to)) = ends else { return false };
+        held.copy_on_host_uncached(&to).is_ok()
+    }
+
+    fn end(&self, staging_stream: &StagingStream, slot: &Slot, path: DeviceId, marked: bool) -> End {
+        let by_event = || staging_stream.done.get(slot.index).map(|done| done.synchronize());
+        let mut last = None;
+        for attempt in 0..4 {
+            // A stream covers more than one slot's work: only where the event does not answer.
+            let waited =
+                if marked && attempt < 2 { by_event() } else { Some(staging_stream.stream.synchronize()) };
+            match waited {
+                Some(Ok(())) => return End::Done,
+                Some(Err(error)) if error.is_sticky() => {
+                    self.blame(path, &error);
+                    return End::Lost;
+                }
+                Some(Err(error)) => last = Some(error),
+                None => {}
+            }
+        }
+        last.map_or(End::Lost, End::Unknown)
+    }
+
+    fn is_dead(&self, path: DeviceId) -> bool {
+        DeviceSet::from_bits(self.dead.load(Ordering::Relaxed)).contains(path)
+    }
+
+    fn blame(&self, path: DeviceId, error: &DriverError) {
+        tracing::debug!(target: "glake::transfer", %path, %error, "a part of a pageable copy goes another way");
+        if error.is_sticky() {
+            self.dead.fetch_or(DeviceSet::of(path).bits(), Ordering::Relaxed);
+            self.relays.fence(path);
+        }
+    }
+}
+
+impl Work for Job {
+    fn help(&self) {
+        let thread = self.threads.fetch_add(1, Ordering::Relaxed);
+        let slots = self.staging.slots_of(thread);
+        let mut flights: SmallVec<[Option<Flight<'_>>; SLOTS]> = slots.iter().map(|_| None).collect();
+        for prioritized in (0..slots.len()).cycle() {
+            if let Some(flight) = flights[prioritized].take() {
+                self.land(&flight);
+            }
+            let usable = !slots[prioritized].lost.load(Ordering::Relaxed);
+            if !usable && slots.iter().all(|slot| slot.lost.load(Ordering::Relaxed)) {
+                break;
+            }
+            if !usable {
+                continue;
+            }
+            let Some(chunk) = self.claim() else {
+                // Those launched first land first.
+                (1..slots.len()).for_each(|step| {
+                    if let Some(flight) = flights[(prioritized + step) % slots.len()].take() {
+                        self.land(&flight);
+                    }
+                });
+                break;
+            };
+            flights[prioritized] = self.launch(chunk, slots[prioritized], thread);
+            if flights[prioritized].is_none() {
+                self.settle(chunk, None);
+            }
+        }
+        for flight in flights.iter().flatten() {
+            self.land(flight);
+        }
+    }
+}
+
+/// A few chunks a thread, so that all threads and links have some at the end too.
+fn chunk(size: Bytes, threads: usize, slot: Bytes) -> Bytes {
+    const LEAST: Bytes = Bytes::kib(256);
+    let share = size.get() / (4 * threads.max(1) as u64);
+    Bytes::new(share & !4095).max(LEAST).min(slot)
+}

@@ -1,0 +1,250 @@
+//! Copies between a GPU and memory that the driver does not know: through pinned slots that a few threads fill or empty.
+//!
+//! ```text
+//!   user's stream ──work──┤mark├          the host waits for the mark: not before is a byte read or written
+//!   threads       ─────────────┤█████├    slots, and the links of the server
+//!   the call      ────────────────────┤   returns when every byte is there
+//! ```
+//!
+//! Invariants:
+//! - The call returns without an error only when all bytes are there; so the next work of the user's stream comes after them.
+//! - While the host waits for the user's stream, nothing is held that another call needs.
+
+mod job;
+mod staging;
+mod threads;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use glake_device::owned::{DeviceSet, OwnedEvent, Span};
+use glake_device::{DeviceId, EventKind};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::pinned::PinnedCopies;
+use super::resources::Resources;
+use crate::engine::contexts::Contexts;
+use crate::engine::counters::Path;
+use crate::engine::ledger::Ledger;
+use crate::engine::native::NativeCopies;
+use crate::engine::routes::Routes;
+use crate::links::Links;
+use crate::paths::{Ask, Direction, Way, split};
+use crate::schedule::Scheduler;
+use crate::schedule::prioritized::Prioritized;
+use crate::{Priority, Result, UserStream};
+use job::{Job, Outcome};
+pub(crate) use staging::StagingStream;
+use staging::{StagingBuffers, StagingHold};
+use threads::{Threads, Work};
+
+/// Smaller copies are the driver's: waking threads takes as long.
+pub(crate) const LEAST: Bytes = Bytes::mib(2);
+/// How often the user's stream is asked before the host goes to sleep: some 50 us.
+const GLANCES: u32 = 40;
+
+/// What pageable copies go through, made when a GPU is first asked for.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    contexts: Arc<Contexts>,
+    threads: usize,
+    memory: Bytes,
+    made: OnceLock<Arc<StagingBuffers>>,
+}
+
+/// The pageable copies of one engine.
+#[derive(Debug)]
+pub(crate) struct PageableCopies {
+    contexts: Arc<Contexts>,
+    routes: Arc<Routes>,
+    links: Arc<Links>,
+    ledger: Arc<Ledger>,
+    native: Arc<NativeCopies>,
+    scheduler: Arc<dyn Scheduler>,
+    resources: Arc<Resources>,
+    staging: Arc<Staging>,
+    threads: Threads,
+    /// Events on which the host sleeps, by whose streams they mark.
+    marks: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
+    stopped: AtomicBool,
+}
+
+impl Staging {
+    /// For so many threads, in so much pinned memory.
+    pub(crate) fn new(contexts: &Arc<Contexts>, threads: usize, memory: Bytes) -> Arc<Staging> {
+        Arc::new(Staging { contexts: contexts.clone(), threads, memory, made: OnceLock::new() })
+    }
+
+    /// Whether there is to be any.
+    fn is_wanted(&self) -> bool {
+        self.threads > 0
+    }
+
+    /// Host memory that is pinned for it.
+    pub(crate) fn pinned(&self) -> Bytes {
+        self.made.get().map_or(Bytes::ZERO, |staging| staging.pinned())
+    }
+
+    /// Makes what pageable copies of a GPU's memory need: slots, and a stream on it.
+    pub(crate) fn open_target(&self, device: DeviceId) -> Result<()> {
+        self.make()?.map_or(Ok(()), |staging| staging.open_target(self.contexts.driver(), device))
+    }
+
+    /// Makes what a relay needs for them.
+    pub(crate) fn open_relay(&self, device: DeviceId) -> Result<()> {
+        self.make()?.map_or(Ok(()), |staging| staging.open_relay(self.contexts.own_driver(), device))
+    }
+
+    /// Takes what there is on a relay out of use: those that use it have it until they end.
+    pub(crate) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
+        self.made.get()?.close_relay(device)
+    }
+
+    /// The slots, made now if they were not.
+    fn make(&self) -> Result<Option<&Arc<StagingBuffers>>> {
+        if !self.is_wanted() {
+            return Ok(None);
+        }
+        let (contexts, threads) = (&self.contexts, self.threads);
+        if self.made.get().is_none()
+            && let Some(staging) =
+                StagingBuffers::new(contexts.program(), contexts.devices(), threads, self.memory)?
+        {
+            // Only the engine's thread makes them.
+            let _ = self.made.set(staging);
+        }
+        Ok(self.made.get())
+    }
+}
+
+impl PageableCopies {
+    /// Beside the copies of pinned memory, with as many threads as there is staging for, of which the caller is one.
+    pub(crate) fn beside(pinned: &PinnedCopies, contexts: &Arc<Contexts>) -> PageableCopies {
+        let staging = pinned.resources.staging.clone();
+        PageableCopies {
+            contexts: contexts.clone(),
+            routes: pinned.routes.clone(),
+            links: pinned.links.clone(),
+            ledger: pinned.ledger.clone(),
+            native: pinned.native.clone(),
+            scheduler: pinned.scheduler.clone(),
+            resources: pinned.resources.clone(),
+            threads: Threads::new(staging.threads.saturating_sub(1)),
+            staging,
+            marks: Mutex::default(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Ends the threads; copies are the driver's from now on.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.threads.stop();
+    }
+
+    /// Copies between pageable memory and a GPU; false, and nothing done, where that is better left to the driver.
+    pub(crate) fn copy(
+        &self,
+        to: &Span,
+        from: &Span,
+        on: UserStream,
+        own: Path,
+        priority: Priority,
+    ) -> Result<bool> {
+        let Path { target, direction, .. } = own;
+        if !self.staging.is_wanted() || self.stopped.load(Ordering::Relaxed) || to.size() < LEAST {
+            return Ok(false);
+        }
+        let Some(staging) = self.staging.made.get().filter(|staging| staging.serves(target)) else {
+            self.resources.want(target);
+            return Ok(false);
+        };
+        if !self.contexts.is_plain(on) {
+            return Ok(false);
+        }
+        if !self.reached(on)? {
+            return Ok(false);
+        }
+        let Some(taken) = staging.take() else { return Ok(false) };
+        let paths = self.paths(&taken, to, from, target, direction);
+        // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
+        let mut prioritized = match priority {
+            Priority::Background => Prioritized::alone(),
+            priority => self.scheduler.prioritize(priority, direction, to.size(), self.routes.most_links()),
+        };
+        prioritized.shut_now(paths.iter().copied());
+        let job = Arc::new(Job::new(self.links.relays(), staging, (to, from), (target, direction), paths));
+        let work: Arc<dyn Work> = job.clone();
+        self.threads.call(&work, job.width().saturating_sub(1));
+        work.help();
+        let Outcome { left, carried, unjoined, .. } = job.finish();
+        drop((taken, prioritized));
+        let path = |relay| if relay == target { own } else { Path { relay, way: Way::ZeroStaging, ..own } };
+        for (relay, bytes, copies) in carried {
+            self.ledger.counters.sent(path(relay), bytes, copies);
+        }
+        for chunk in left {
+            self.ledger.counters.retried(own);
+            if let (Some(to), Some(from)) =
+                (to.part(chunk.offset, chunk.size), from.part(chunk.offset, chunk.size))
+            {
+                self.native.copy_twice(&to, &from, on)?;
+            }
+        }
+        self.ledger.counters.split();
+        // The bytes are there, but what a lane may still write comes after them.
+        unjoined.map_or(Ok(true), |error| Err(error.into()))
+    }
+
+    /// Waits on the host until a stream has come to where it is now; false where that cannot be asked.
+    fn reached(&self, on: UserStream) -> Result<bool> {
+        let idle = self.marks.lock().get_mut(&on.device).and_then(Vec::pop);
+        let mark = match idle {
+            Some(mark) => mark,
+            None => match OwnedEvent::new(self.contexts.driver(), on.device, EventKind::Sleeping) {
+                Ok(mark) => mark,
+                Err(_) => return Ok(false),
+            },
+        };
+        let reached = mark.record(on.raw).is_ok() && {
+            let soon = (0..GLANCES).any(|_| mark.is_passed().unwrap_or(false));
+            soon || mark.synchronize().is_ok()
+        };
+        self.marks.lock().entry(on.device).or_default().push(mark);
+        Ok(reached)
+    }
+
+    /// Whose links a copy goes over.
+    fn paths(
+        &self,
+        taken: &StagingHold,
+        to: &Span,
+        from: &Span,
+        target: DeviceId,
+        direction: Direction,
+    ) -> SmallVec<[DeviceId; 8]> {
+        let memory = if direction == Direction::ToGpu { to } else { from };
+        let open = |relay: &DeviceId| taken.staging().staging_stream(target, *relay).is_some();
+        self.links.look_around();
+        let usable = self.links.relays().usable().without(DeviceSet::of(target));
+        let reach = usable.intersection(memory.reach()).iter().filter(open).collect();
+        let ask = Ask {
+            target,
+            direction,
+            size: to.size(),
+            zero_staging: reach,
+            staged: DeviceSet::EMPTY,
+            load: &self.ledger.load,
+            expected: 0,
+        };
+        let mut paths: SmallVec<[DeviceId; 8]> =
+            split(&self.routes.graph(), &ask).iter().map(|share| share.relay).collect();
+        if paths.is_empty() {
+            paths.push(target);
+        }
+        paths
+    }
+}

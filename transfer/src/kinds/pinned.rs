@@ -1,0 +1,335 @@
+//! One copy between pinned memory and a GPU: native, or split over the links.
+//!
+//! Invariants:
+//! - Every byte is enqueued, on a lane or on the user's stream, before the call returns without an error.
+//! - A part that a lane did not take goes over the user's own stream instead, and so does one whose relay is found lost.
+//! - Where a call returns an error, all that it had enqueued is joined to the user's stream, or the error says that it
+//!   could not be.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use glake_device::DeviceId;
+use glake_device::owned::{DeviceSet, Span};
+use glake_units::Bytes;
+use smallvec::SmallVec;
+
+use super::foreign::Staged;
+use super::resources::Resources;
+use crate::engine::counters::Path;
+use crate::engine::event_pool::EventPool;
+use crate::engine::fork::{Fork, Forks, MOST_WAITING};
+use crate::engine::ledger::Ledger;
+use crate::engine::native::NativeCopies;
+use crate::engine::parts::Parts;
+use crate::engine::routes::Routes;
+use crate::links::Links;
+use crate::links::lane_set::{LaneSet, LaneSetState};
+use crate::paths::{Ask, Direction, MANY_RELAYS, Share, Shares, Way, split};
+use crate::schedule::Scheduler;
+use crate::schedule::prioritized::Prioritized;
+use crate::{Priority, Result, UserStream};
+
+/// A copy from this size on takes longer than what the host does for it.
+const LONG: Bytes = Bytes::mib(8);
+
+/// A copy that may be split.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) to: &'a Span,
+    pub(crate) from: &'a Span,
+    pub(crate) on: UserStream,
+    /// Whose memory it is about.
+    pub(crate) target: DeviceId,
+    pub(crate) direction: Direction,
+}
+
+/// The copies of one engine between pinned memory and a GPU.
+#[derive(Debug)]
+pub(crate) struct PinnedCopies {
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) links: Arc<Links>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) native: Arc<NativeCopies>,
+    pub(crate) forks: Arc<Forks>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) resources: Arc<Resources>,
+    pub(crate) marks: Arc<EventPool>,
+}
+
+impl PinnedCopies {
+    /// Enqueues one that may give way or be given way to: over the lanes of its stream, if they can be had. Its parts, if it was split.
+    pub(crate) fn copy(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
+        let mut prioritized =
+            Some(self.scheduler.prioritize(priority, job.direction, job.to.size(), self.routes.most_links()));
+        if self.routes.may_split(job.target, job.to.size())
+            && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
+        {
+            return Ok(Some(parts));
+        }
+        self.scheduler.begin();
+        // Barriers are of links, and their GPUs' streams wait for them.
+        match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
+            Some(prioritized) => self.native_by_priority(job, prioritized)?,
+            None => self.native.copy(job.to, job.from, job.on)?,
+        }
+        Ok(None)
+    }
+
+    /// Splits a copy over the lanes of its stream, if they can be had; then its barriers are shut too.
+    fn over_lane_set<'a>(
+        &'a self,
+        job: Job<'_>,
+        prioritized: &mut Option<Prioritized<'a>>,
+    ) -> Result<Option<Parts>> {
+        let split =
+            self.links.with(job.on.id, |lane_set, state| self.split(lane_set, state, job, prioritized));
+        split.unwrap_or(Ok(None))
+    }
+
+    /// A copy over the target's own link, on its own stream.
+    fn native_by_priority(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
+        let (mut sent, own) = (Bytes::ZERO, self.native.stream(job.on));
+        // Two operations a slice.
+        let most = Bytes::new(prioritized.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));
+        let begin = if job.to.size() > most { self.marks.mark(job.on).ok() } else { None };
+        let has_begun = || begin.as_ref().is_some_and(|begin| matches!(begin.is_passed(), Ok(true)));
+        while sent < job.to.size() && (sent < most || has_begun()) {
+            let size = prioritized.slice().min(job.to.size().saturating_sub(sent));
+            let (Some(to), Some(from)) = (job.to.part(sent, size), job.from.part(sent, size)) else { break };
+            let enqueued = prioritized.before(own).is_ok() && own.copy(&to, &from).is_ok();
+            if !enqueued {
+                break;
+            }
+            sent = sent.saturating_add(size);
+        }
+        prioritized.after(own);
+        if !sent.is_zero() {
+            self.ledger.counters.native(sent);
+        }
+        let left = job.to.size().saturating_sub(sent);
+        if let (false, Some(to), Some(from)) =
+            (left.is_zero(), job.to.part(sent, left), job.from.part(sent, left))
+        {
+            self.native.copy(&to, &from, job.on)?;
+        }
+        prioritized.end(own);
+        Ok(())
+    }
+
+    /// Splits a copy over the lanes of its stream; `None`, and nothing done, where a native copy is better.
+    fn split<'a>(
+        &'a self,
+        lane_set: &Arc<LaneSet>,
+        state: &mut LaneSetState,
+        job: Job<'_>,
+        prioritized: &mut Option<Prioritized<'a>>,
+    ) -> Result<Option<Parts>> {
+        let relays = self.links.relays();
+        state.withdraw();
+        if self.ledger.is_loaded(job.direction) {
+            self.links.lane_sets().refresh(lane_set);
+        }
+        let contenders = self.scheduler.contenders(job.target, job.direction);
+        let (zero_staging, staged) = self.relays_of(lane_set, state, job, contenders.rivals);
+        let graph = self.routes.graph();
+        let shares = split(
+            &graph,
+            &Ask {
+                target: job.target,
+                direction: job.direction,
+                size: job.to.size(),
+                zero_staging,
+                staged,
+                load: &self.ledger.load,
+                expected: contenders.expected,
+            },
+        );
+        let own_lane = job.on.device != job.target;
+        let native = matches!(&shares[..], [share] if share.way == Way::Direct);
+        if native && !contenders.rivals.is_empty() {
+            self.scheduler.keep_apart(job.target, job.direction, shares.predicted());
+        }
+        // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
+        if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {
+            state.give_rings(staged);
+            return Ok(None);
+        }
+        let begun = self.scheduler.time(lane_set, state, &graph, (job.on, job.target), job.to.size());
+        let event = match Fork::mark(lane_set, job.on) {
+            Ok(Some(event)) => event,
+            outcome => {
+                if outcome.is_ok() {
+                    self.links.want_fork_event(job.on.device);
+                }
+                state.give_rings(staged);
+                return Ok(None);
+            }
+        };
+        let mut fork = self.forks.begin(lane_set, state, job.on, event);
+        // One that others give way to looks anyway.
+        if shares.len() > MANY_RELAYS && !prioritized.as_ref().is_some_and(Prioritized::is_foreground) {
+            fork.look();
+        }
+        if let Some(prioritized) = prioritized.take() {
+            fork.take(prioritized, shares.iter().map(|share| share.relay));
+        }
+        let mut left = self.spread(&mut fork, &shares, job);
+        // The links are busy meanwhile: of a copy that takes longer than to ask, this costs nothing.
+        if fork.state.is_due(Instant::now()) || job.to.size() >= LONG {
+            fork.poll();
+        }
+        let (forked, serial) = (fork.forked(), fork.state.serial);
+        let dead = fork.join()?;
+        if let Some(begun) = begun.filter(|_| dead.is_empty() && left.is_empty()) {
+            begun.end(lane_set, state, (job.on, job.direction), &shares);
+        }
+        left.retain(|share| !dead.contains(share.relay));
+        left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());
+        for share in left {
+            self.redo(share, job)?;
+        }
+        state.give_rings(staged);
+        self.ledger.counters.split();
+        tracing::debug!(
+            target: "glake::transfer",
+            size = %job.to.size(), target = %job.target, direction = ?job.direction, paths = shares.len(),
+            "a copy over several links"
+        );
+        relays.tell()?;
+        let used = forked.without(dead);
+        Ok(Some(Parts {
+            relays: relays.clone(),
+            lane_set: Arc::downgrade(lane_set),
+            used,
+            serial,
+            shares: Some(shares),
+        }))
+    }
+
+    /// Enqueues the shares; those, or what is left of them, that must go over the user's stream after all.
+    fn spread(&self, fork: &mut Fork<'_>, shares: &Shares, job: Job<'_>) -> SmallVec<[Share; 8]> {
+        let mut left: SmallVec<[Share; 8]> = SmallVec::new();
+        let gives_way = fork.is_background();
+        // A short copy to the GPU ends with the relays' parts, which begin later: they are issued first. From it that is no gain: on
+        // H200s 1 MiB over two links took 26 us instead of 23.
+        let own_first = job.to.size() >= LONG || job.direction == Direction::FromGpu;
+        let own = shares.iter().filter(|share| share.way == Way::Direct);
+        let by_slots = |share: &Share| share.way == Way::Staged;
+        let relayed = shares.iter().filter(|share| share.way == Way::ZeroStaging);
+        if gives_way {
+            left.extend(self.send_slices(fork, own.clone().chain(relayed).copied().collect(), job));
+        } else {
+            if own_first {
+                left.extend(own.clone().filter(|share| !self.send(fork, share, job)).copied());
+            }
+            left.extend(relayed.filter(|share| !self.send(fork, share, job)).copied());
+        }
+        let mut staged: SmallVec<[Staged; 8]> = SmallVec::new();
+        for share in shares.iter().filter(|share| by_slots(share)) {
+            let Some((to, from)) = job.part(share) else { continue };
+            staged.push(Staged { path: job.path(share), to, from, offset: share.offset, sent: Bytes::ZERO });
+        }
+        fork.stage(&mut staged);
+        left.extend(staged.iter().filter_map(Staged::rest));
+        if !own_first && !gives_way {
+            left.extend(own.filter(|share| !self.send(fork, share, job)).copied());
+        }
+        left
+    }
+
+    /// Enqueues shares slice by slice, in turns, so that all links get under way at once. What was not enqueued.
+    fn send_slices(
+        &self,
+        fork: &mut Fork<'_>,
+        mut shares: SmallVec<[Share; 8]>,
+        job: Job<'_>,
+    ) -> SmallVec<[Share; 8]> {
+        let largest = shares.iter().map(|share| share.size).max().unwrap_or(Bytes::ZERO);
+        let (slice, mut left) = (fork.slice_for(largest), SmallVec::new());
+        while !shares.is_empty() {
+            shares.retain(|share| {
+                let size = slice.min(share.size);
+                if !self.send(fork, &Share { size, ..*share }, job) {
+                    left.push(*share);
+                    return false;
+                }
+                share.offset = share.offset.saturating_add(size);
+                share.size = share.size.saturating_sub(size);
+                !share.size.is_zero()
+            });
+        }
+        left
+    }
+
+    /// Enqueues a share in one copy.
+    fn send(&self, fork: &mut Fork<'_>, share: &Share, job: Job<'_>) -> bool {
+        let Some((to, from)) = job.part(share) else { return false };
+        match share.way {
+            Way::Direct if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
+            _ => fork.send(job.path(share), &to, &from),
+        }
+    }
+
+    /// A part that went no other way: over the user's stream, at the second attempt if need be.
+    fn redo(&self, share: Share, job: Job<'_>) -> Result<()> {
+        self.ledger.counters.retried(job.path(&share));
+        let Some((to, from)) = job.part(&share) else { return Ok(()) };
+        self.native.copy_twice(&to, &from, job.on)
+    }
+
+    /// The relays that may touch the memory of a copy directly; or else those that have slots for it.
+    fn relays_of(
+        &self,
+        lane_set: &Arc<LaneSet>,
+        state: &mut LaneSetState,
+        job: Job<'_>,
+        rivals: DeviceSet,
+    ) -> (DeviceSet, DeviceSet) {
+        let others = self.links.relays().usable().without(rivals).without(DeviceSet::of(job.target));
+        let usable = others.without(state.broken());
+        let (device, host) = match job.direction {
+            Direction::ToGpu => (job.to, job.from),
+            Direction::FromGpu => (job.from, job.to),
+        };
+        let readers = usable.intersection(host.reach());
+        let reach = readers.intersection(device.reach());
+        // What other GPUs may touch is memory of ours; the rest of the GPU's is the program's.
+        if !device.reach().without(DeviceSet::of(job.target)).is_empty() {
+            return (reach, DeviceSet::EMPTY);
+        }
+        // The target's side would make its GPU's own work wait for another GPU's stream.
+        if job.on.device != job.target {
+            return (DeviceSet::EMPTY, DeviceSet::EMPTY);
+        }
+        let has_side = |relay: &DeviceId| lane_set.side(job.target, *relay).is_some();
+        let candidates: DeviceSet = readers.iter().filter(has_side).collect();
+        if candidates != readers {
+            self.resources.want(job.target);
+        }
+        let (mut staged, mut refreshed) = (DeviceSet::EMPTY, false);
+        for relay in candidates.iter() {
+            let mut has = state.take_ring(relay);
+            if !has && !refreshed {
+                // Slots come back when their work is seen done.
+                refreshed = true;
+                self.links.lane_sets().refresh(lane_set);
+                has = state.take_ring(relay);
+            }
+            if has {
+                staged = staged.union(DeviceSet::of(relay));
+            }
+        }
+        (DeviceSet::EMPTY, staged)
+    }
+}
+
+impl Job<'_> {
+    fn part(&self, share: &Share) -> Option<(Span, Span)> {
+        Some((self.to.part(share.offset, share.size)?, self.from.part(share.offset, share.size)?))
+    }
+
+    fn path(&self, share: &Share) -> Path {
+        Path { target: self.target, relay: share.relay, direction: self.direction, way: share.way }
+    }
+}

@@ -1,0 +1,90 @@
+//! A copy between two spans, given to the kind that it is of.
+
+use std::sync::Arc;
+
+use glake_device::CaptureState;
+use glake_device::owned::Span;
+
+use super::captured::CapturedCopies;
+use super::pageable::PageableCopies;
+use super::pinned::{Job, PinnedCopies};
+use crate::engine::contexts::Contexts;
+use crate::engine::counters::Path;
+use crate::engine::endpoints::Endpoints;
+use crate::engine::native::NativeCopies;
+use crate::engine::parts::Parts;
+use crate::engine::routes::Routes;
+use crate::links::Links;
+use crate::paths::Way;
+use crate::schedule::Scheduler;
+use crate::{Priority, Result, UserStream};
+
+/// One engine's.
+#[derive(Debug)]
+pub(crate) struct SpanCopies {
+    pub(crate) contexts: Arc<Contexts>,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) links: Arc<Links>,
+    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) native: Arc<NativeCopies>,
+    pub(crate) pinned: PinnedCopies,
+    pub(crate) pageable: PageableCopies,
+    /// None where captured copies are single nodes.
+    pub(crate) captured: Option<CapturedCopies>,
+}
+
+impl SpanCopies {
+    /// Enqueues a copy; its parts, if it was split.
+    ///
+    /// # Errors
+    /// As [`crate::Engine::copy`].
+    pub(crate) fn enqueue(
+        &self,
+        to: &Span,
+        from: &Span,
+        on: UserStream,
+        priority: Priority,
+    ) -> Result<Option<Parts>> {
+        let ends = Endpoints::of(to, from)?;
+        self.links.begin_copy()?;
+        if let Endpoints::HostAndGpu { target, direction, pinned: false } = ends
+            && self.pageable.copy(
+                to,
+                from,
+                on,
+                Path { target, relay: target, direction, way: Way::Direct },
+                priority,
+            )?
+        {
+            self.scheduler.begin();
+            return Ok(None);
+        }
+        let _call = self.scheduler.urgent_call(priority);
+        if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
+            && (self.routes.may_split(target, to.size()) || self.scheduler.minds_others(priority))
+        {
+            // An answer that says nothing is no permission.
+            match self.contexts.driver().capture_state(on.device, on.raw) {
+                Ok(CaptureState::None) => {
+                    return self.pinned.copy(Job { to, from, on, target, direction }, priority);
+                }
+                Ok(CaptureState::Active(capture)) if self.routes.may_split(target, to.size()) => {
+                    let path = Path { target, relay: target, direction, way: Way::Direct };
+                    if let Some(captured) = &self.captured
+                        && captured.copy(to, from, on, path, capture)?
+                    {
+                        return Ok(None);
+                    }
+                }
+                Ok(CaptureState::Active(_) | CaptureState::Invalidated) | Err(_) => {}
+            }
+        }
+        self.native.copy(to, from, on)?;
+        Ok(None)
+    }
+
+    /// Ends the threads of pageable copies.
+    pub(crate) fn stop(&self) {
+        self.pageable.stop();
+    }
+}

@@ -1,0 +1,223 @@
+//! The links that copies take: which GPUs serve, what each stream of the program has there, and when it is given up.
+//!
+//! ```text
+//!   lane_sets ─► lane_set   what one stream of the program has on all relays
+//!   relays                  which GPUs serve, and which were lost
+//!   suspension              how relays are given up, and their contexts with them
+//! ```
+
+pub(crate) mod lane_set;
+pub(crate) mod lane_sets;
+pub(crate) mod relays;
+pub(crate) mod suspension;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::owned::DeviceSet;
+use glake_device::{DeviceId, StreamId};
+
+use crate::Result;
+use crate::engine::contexts::Contexts;
+use crate::engine::requests::Requests;
+use lane_set::{LaneSet, LaneSetState};
+use lane_sets::LaneSets;
+use relays::Relays;
+use suspension::{Suspensions, UnsuspendedRelay, WhyUnsuspended};
+
+/// The relays and the lane sets on them.
+#[derive(Debug)]
+pub(crate) struct Links {
+    contexts: Arc<Contexts>,
+    relays: Arc<Relays>,
+    lane_sets: LaneSets,
+    suspensions: Suspensions,
+    requests: Arc<Requests>,
+    /// How many lane sets there can be.
+    most: usize,
+}
+
+impl Links {
+    /// For so many streams of the program at a time.
+    pub(crate) fn new(
+        contexts: &Arc<Contexts>,
+        relays: &Arc<Relays>,
+        lane_sets: LaneSets,
+        requests: &Arc<Requests>,
+        streams: usize,
+    ) -> Arc<Links> {
+        Arc::new(Links {
+            contexts: contexts.clone(),
+            relays: relays.clone(),
+            lane_sets,
+            suspensions: Suspensions::default(),
+            requests: requests.clone(),
+            most: streams.max(1),
+        })
+    }
+
+    /// Which GPUs serve.
+    pub(crate) fn relays(&self) -> &Arc<Relays> {
+        &self.relays
+    }
+
+    /// Which stream has what.
+    pub(crate) fn lane_sets(&self) -> &LaneSets {
+        &self.lane_sets
+    }
+
+    /// How many lane sets there can be.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// A copy is about to be enqueued: tells of a loss, and looks which relays the program has begun to use.
+    ///
+    /// # Errors
+    /// [`crate::TransferError::Lost`] of earlier copies, once.
+    pub(crate) fn begin_copy(&self) -> Result<()> {
+        self.relays.tell()?;
+        self.look_around();
+        Ok(())
+    }
+
+    /// Runs with the lane set of a stream, under its lock; `None` where all lane sets have work of others under way. Then one more is
+    /// made, up to the limit.
+    pub(crate) fn with<T>(
+        &self,
+        stream: StreamId,
+        run: impl FnOnce(&Arc<LaneSet>, &mut LaneSetState) -> T,
+    ) -> Option<T> {
+        let outcome = self.lane_sets.with(stream, run);
+        if outcome.is_none() && self.lane_sets.len() < self.most {
+            self.requests.more_lane_sets();
+        }
+        outcome
+    }
+
+    /// A stream of a device forks, and a lane set has no event for it yet.
+    pub(crate) fn want_fork_event(&self, device: DeviceId) {
+        self.requests.fork_event(device);
+    }
+
+    /// Looks which relays the program has begun to use: those whose primary context somebody made.
+    pub(crate) fn look_around(&self) {
+        if self.relays.are_shared() {
+            return;
+        }
+        for relay in self.relays.usable().iter() {
+            // Asked again by the next copy where the answer says nothing: what it is left to is for ever.
+            if matches!(self.contexts.driver().has_context(relay), Ok(true)) {
+                self.leave_to_program(relay);
+            }
+        }
+    }
+
+    /// The GPUs of which the program uses some, where it has them to itself: by a primary context, which none of ours is.
+    pub(crate) fn of_program(&self) -> DeviceSet {
+        match self.relays.are_shared() {
+            true => DeviceSet::EMPTY,
+            false => self.contexts.may_be_in_use(self.relays.wanted()).union(self.relays.left()),
+        }
+    }
+
+    /// The program uses a GPU: its link serves its own copies only, unless GPUs may be shared.
+    pub(crate) fn leave_to_program(&self, device: DeviceId) {
+        if self.relays.leave_to_program(device) {
+            tracing::info!(target: "glake::transfer", gpu = %device, "the program uses this GPU: copies of other GPUs' memory no longer take its link");
+            self.suspend(DeviceSet::of(device));
+        }
+    }
+
+    /// No copy takes these relays from its beginning on; the engine's thread gives up what is there.
+    pub(crate) fn suspend(&self, relays: DeviceSet) {
+        if self.requests.is_served() {
+            self.relays.suspend(relays);
+            self.requests.suspend(self.suspensions.ask());
+        }
+    }
+
+    /// The suspended relays whose contexts are still there, and why, once all suspensions that were asked for are over, or so much
+    /// time has passed.
+    pub(crate) fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
+        self.suspensions.unsuspended(&self.relays, timeout)
+    }
+
+    fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
+        let context = self.relays.cost(relay).map(|cost| cost.context).unwrap_or_default();
+        tracing::info!(target: "glake::transfer", %relay, %context, %why, "the context of a relay stays");
+        self.suspensions.note_unsuspended(UnsuspendedRelay { relay, context, why });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::Driver;
+    use glake_device::owned::Epochs;
+    use glake_sim::{SimOptions, SimTopology, Simulator};
+    use glake_units::Bytes;
+
+    use super::*;
+    use crate::engine::ledger::Ledger;
+    use crate::schedule::first_order::FirstOrder;
+
+    const RELAY: DeviceId = DeviceId(1);
+
+    /// Two GPUs, of which one is ready as a relay.
+    fn links() -> (Arc<Simulator>, Arc<Requests>, Arc<Links>) {
+        let topology = SimTopology::uniform(2, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let contexts = Contexts::new(Epochs::new(driver)).unwrap();
+        let relays = Arc::new(Relays::new(2, DeviceSet::of(RELAY), false));
+        relays.add_ready(RELAY);
+        let ledger = Ledger::new(&relays, 2);
+        let scheduler: Arc<dyn crate::schedule::Scheduler> = Arc::new(FirstOrder);
+        let requests = Arc::new(Requests::default());
+        let lane_sets = LaneSets::new(&ledger, &scheduler);
+        let links = Links::new(&contexts, &relays, lane_sets, &requests, 1);
+        (sim, requests, links)
+    }
+
+    #[test]
+    fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
+        let (sim, requests, links) = links();
+        requests.set_served(true);
+        links.begin_copy().unwrap();
+        assert_eq!(links.relays().usable(), DeviceSet::of(RELAY));
+        assert!(links.of_program().is_empty());
+        sim.hold_context(RELAY).unwrap();
+        links.begin_copy().unwrap();
+        assert!(links.relays().usable().is_empty());
+        assert_eq!(links.of_program(), DeviceSet::of(RELAY));
+        assert_eq!(requests.next(None).suspend, Some(1));
+        links.relays().resume();
+        assert!(links.relays().usable().is_empty(), "for ever");
+    }
+
+    #[test]
+    fn a_stream_without_a_lane_set_asks_for_one_up_to_the_limit() {
+        let (_sim, requests, links) = links();
+        let [first, second] = [5, 6].map(StreamId);
+        assert!(links.with(first, |_, _| ()).is_none());
+        assert!(requests.next(None).more_lane_sets && links.lane_sets().is_short());
+        links.lane_sets().add(links.lane_sets().make(2));
+        assert!(!links.lane_sets().is_short());
+        let owner = links.with(first, |_, state| state.owner);
+        assert_eq!(owner.flatten(), Some(first));
+        // Idle, it goes to whoever asks; there is none more than one.
+        assert_eq!(links.with(second, |_, state| state.owner).flatten(), Some(second));
+        links.with(second, |_, _| assert!(links.with(first, |_, _| ()).is_none()));
+        assert!(!requests.next(Some(Duration::from_millis(1))).more_lane_sets);
+    }
+
+    #[test]
+    fn nothing_is_suspended_where_no_thread_gives_it_up() {
+        let (_sim, requests, links) = links();
+        links.suspend(DeviceSet::of(RELAY));
+        assert!(links.relays().suspended().is_empty() && links.unsuspended(Duration::ZERO).is_empty());
+        requests.set_served(true);
+        links.suspend(DeviceSet::of(RELAY));
+        assert_eq!(links.relays().suspended(), DeviceSet::of(RELAY));
+    }
+}

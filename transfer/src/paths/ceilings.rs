@@ -1,0 +1,204 @@
+//! What links and paths share, from a calibration's outcomes: steps 3 to 6 of [`super::outcomes`].
+//!
+//! ```text
+//!    a ─ b   c ─ d ─ e   f      pairs that share are edges; what hangs together is one group with one ceiling
+//!    └───┘   └───────┘
+//! ```
+//!
+//! Invariant: a ceiling is found with those in place that were found before, so that none is counted twice.
+
+use glake_device::DeviceId;
+use glake_device::owned::DeviceSet;
+use glake_units::{Bandwidth, Micros};
+
+use super::fluid::ends;
+use super::outcomes::{Findings, SHARES};
+use super::table::{Ceiling, LinkRate, RelayRate};
+use super::trials::{Leg, Outcome, SMALL};
+use super::{Direction, Way, bytes_a_micro, gigabytes};
+
+/// All links share if together they take so much longer than what is known explains.
+const MORE: f64 = 1.02;
+/// One link reaches a ceiling if it gives so much of it alone.
+const REACHES: f64 = 0.93;
+/// Nothing adds more than this for one more path, in microseconds: what looks like more is something else.
+const MOST_FORK: f64 = 20.0;
+
+impl<'a> Findings<'a> {
+    /// What each path after the second adds: how much later small copies end over all paths than over each alone.
+    pub(super) fn find_fork(&mut self) {
+        let added = |outcome: &Outcome| {
+            let (stints, pipes, took) = self.measured(outcome)?;
+            let further = f64::from(u32::try_from(outcome.trial.legs.len()).ok()?) - 2.0;
+            let one_target = outcome.trial.legs.iter().all(|leg| leg.target == outcome.trial.legs[0].target);
+            let small = outcome.trial.legs.iter().all(|leg| leg.size <= SMALL);
+            (small && one_target && further > 0.0 && self.is_main(outcome))
+                .then(|| (took - ends(&stints, &pipes)) / further)
+        };
+        let mut all: Vec<f64> = self.outcomes.iter().filter_map(added).collect();
+        all.sort_unstable_by(f64::total_cmp);
+        let median = all.get(all.len() / 2).copied().unwrap_or(0.0);
+        self.paths.fork = Micros(median.clamp(0.0, MOST_FORK));
+    }
+
+    /// Pairs of links that share whoever the target is.
+    pub(super) fn find_shared_links(&mut self) {
+        for direction in Direction::BOTH {
+            let mut edges = Vec::new();
+            for outcome in self.of(direction, 2) {
+                if let [a, b] = outcome.trial.legs[..]
+                    && (a.way, b.way) == (Way::Direct, Way::Direct)
+                    && a.target != b.target
+                    && let Some(rate) = self.together(outcome, SHARES)
+                {
+                    edges.push((a.relay, b.relay, rate));
+                }
+            }
+            self.add_groups(direction, None, &edges);
+        }
+    }
+
+    /// Pairs of paths that share for their target only.
+    pub(super) fn find_shared_relays(&mut self) {
+        let targets: Vec<DeviceId> = self.paths.gpus.iter().map(|gpu| gpu.device).collect();
+        for direction in Direction::BOTH {
+            for &target in &targets {
+                let mut edges = Vec::new();
+                for outcome in self.of(direction, 2) {
+                    if let [a, b] = outcome.trial.legs[..]
+                        && (a.target, b.target) == (target, target)
+                        && self.is_main(outcome)
+                        && let Some(rate) = self.together(outcome, SHARES)
+                    {
+                        edges.push((a.relay, b.relay, rate));
+                    }
+                }
+                self.add_groups(direction, Some(target), &edges);
+            }
+        }
+    }
+
+    /// What all links give together.
+    pub(super) fn find_host_ceiling(&mut self) {
+        for direction in Direction::BOTH {
+            let all = self.outcomes.iter().filter(|outcome| {
+                outcome.trial.direction == direction
+                    && outcome.trial.legs.len() > 2
+                    && outcome.trial.legs.iter().all(|leg| leg.way == Way::Direct)
+            });
+            let most = all.max_by_key(|outcome| outcome.trial.legs.len());
+            if let Some(outcome) = most
+                && let Some(rate) = self.together(outcome, MORE)
+            {
+                self.add_ceiling(direction, None, &outcome.trial.legs, rate);
+            }
+        }
+    }
+
+    /// What all zero-staging paths of a target give together.
+    pub(super) fn find_target_ceilings(&mut self) {
+        let together: Vec<&Outcome> = self.all_paths(Way::ZeroStaging).collect();
+        for outcome in together {
+            let (direction, target) = (outcome.trial.direction, outcome.trial.legs[0].target);
+            let Some((stints, pipes, took)) = self.measured(outcome) else { continue };
+            if took * SHARES < ends(&stints, &pipes) {
+                // Pairs that share, each something of its own, were taken for one group: what all give is known better.
+                self.paths
+                    .ceilings
+                    .retain(|known| known.direction != direction || known.target != Some(target));
+            }
+            if let Some(rate) = self.together(outcome, MORE) {
+                self.add_ceiling(direction, Some(target), &outcome.trial.legs, rate);
+            }
+        }
+    }
+
+    /// Staged relays pass everything on through their own memory: what all lose together, each loses.
+    pub(super) fn slow_staged_down(&mut self) {
+        let together: Vec<&Outcome> = self.all_paths(Way::Staged).collect();
+        for outcome in together {
+            let (direction, target) = (outcome.trial.direction, outcome.trial.legs[0].target);
+            let Some((stints, pipes, took)) = self.measured(outcome) else { continue };
+            let part = ends(&stints, &pipes) / took;
+            if part * MORE < 1.0 {
+                let of_target = |relay: &&mut RelayRate| {
+                    (relay.target, relay.direction, relay.way) == (target, direction, Way::Staged)
+                };
+                for relay in self.paths.relays.iter_mut().filter(of_target) {
+                    relay.rate = Bandwidth(relay.rate.0 * part);
+                }
+            }
+        }
+    }
+
+    /// Whether a trial takes the ways that most of its target's copies will: what else there is must not speak for them.
+    fn is_main(&self, outcome: &Outcome) -> bool {
+        let way = |leg: &Leg| self.main_way(leg.target, outcome.trial.direction);
+        outcome.trial.legs.iter().all(|leg| leg.way == Way::Direct || leg.way == way(leg))
+    }
+
+    fn of(&self, direction: Direction, legs: usize) -> impl Iterator<Item = &'a Outcome> + use<'a> {
+        let outcomes = self.outcomes;
+        outcomes
+            .iter()
+            .filter(move |outcome| outcome.trial.direction == direction && outcome.trial.legs.len() == legs)
+    }
+
+    /// Trials of all of a target's paths with large copies.
+    fn all_paths(&self, way: Way) -> impl Iterator<Item = &'a Outcome> + use<'a> {
+        let outcomes = self.outcomes;
+        outcomes.iter().filter(move |outcome| match &outcome.trial.legs[..] {
+            [own, relays @ ..] => {
+                own.way == Way::Direct
+                    && own.size > SMALL
+                    && relays.len() > 1
+                    && relays.iter().all(|leg| leg.target == own.target && leg.way == way)
+            }
+            [] => false,
+        })
+    }
+
+    /// A ceiling for each group of links that pairs connect: what the pairs give, on the average.
+    fn add_groups(
+        &mut self,
+        direction: Direction,
+        target: Option<DeviceId>,
+        edges: &[(DeviceId, DeviceId, f64)],
+    ) {
+        let mut groups: Vec<(DeviceSet, f64, f64)> = Vec::new();
+        for &(a, b, rate) in edges {
+            let mut joined = (DeviceSet::of(a).union(DeviceSet::of(b)), rate, 1.0);
+            groups.retain(|&(links, sum, pairs)| {
+                let apart = !links.contains(a) && !links.contains(b);
+                if !apart {
+                    joined = (joined.0.union(links), joined.1 + sum, joined.2 + pairs);
+                }
+                apart
+            });
+            groups.push(joined);
+        }
+        for (links, sum, pairs) in groups {
+            let rate = sum / pairs;
+            let alone = |link: &&LinkRate| link.direction == direction && links.contains(link.device);
+            let least = self.paths.links.iter().filter(alone).map(|link| bytes_a_micro(link.rate));
+            let one = least.fold(f64::INFINITY, f64::min) >= REACHES * rate;
+            self.paths.ceilings.push(Ceiling {
+                direction,
+                links: links.iter().collect(),
+                target,
+                rate: gigabytes(rate),
+                reached_by: if one { 1 } else { 2 },
+            });
+        }
+    }
+
+    fn add_ceiling(&mut self, direction: Direction, target: Option<DeviceId>, legs: &[Leg], rate: f64) {
+        self.paths.ceilings.push(Ceiling {
+            direction,
+            links: legs.iter().map(|leg| leg.relay).collect(),
+            target,
+            rate: gigabytes(rate),
+            reached_by: u32::try_from(legs.len()).unwrap_or(u32::MAX),
+        });
+    }
+}

@@ -1,0 +1,382 @@
+//! What copies took that were made anyway: whether the graph still says the truth, and what is truer where it was assumed.
+//!
+//! ```text
+//!   one part:       took ─► its link
+//!   several parts:  took ─► what they give together, and what that gains over a native copy
+//!                   each part's ─► its link, beside the fastest part: what slows all down alike is no link's fault
+//!
+//!   Observations ─┬► refined: rates and ways of a graph that was only assumed
+//!                 └► stale:   a graph that was measured, on a server that has changed
+//! ```
+//!
+//! Everything is observed as a ratio to what was predicted, averaged with weights that fall off by half about every
+//! 180 MiB. Time and bytes are arguments. Only copies beside which nothing else was in flight say something: the caller
+//! leaves out the others.
+
+use glake_device::DeviceId;
+use glake_units::{Bandwidth, Bytes, Micros};
+
+use super::shares::Shares;
+use super::table::{Ceiling, Paths, RelayRate};
+use super::{Direction, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes};
+
+/// The memory of an average: after so many bytes, what was before counts for a part in e.
+const WINDOW: Bytes = Bytes::mib(256);
+/// Less says more about latency than about rates.
+const LEAST: Bytes = Bytes::mib(2);
+/// A graph is stale where a link gives so much more or less than it says.
+const DRIFT: f64 = 0.2;
+/// So much must have been seen before.
+const SURE: Bytes = Bytes::gib(1);
+/// An assumed graph is worth changing for this.
+const WORTH: f64 = 0.05;
+/// So much must have been seen before that.
+const LIKELY: Bytes = Bytes::mib(256);
+/// Nothing counts as further off.
+const FAR: f64 = 10.0;
+/// Relays that gain less than this are none.
+const GAIN: f64 = 1.02;
+
+/// An average of ratios, weighted by bytes, that begins at one.
+#[derive(Clone, Copy, Debug)]
+struct Average {
+    ratio: f64,
+    bytes: Bytes,
+}
+
+impl Default for Average {
+    fn default() -> Self {
+        Average { ratio: 1.0, bytes: Bytes::ZERO }
+    }
+}
+
+impl Average {
+    fn note(&mut self, ratio: f64, size: Bytes) {
+        if ratio.is_finite() && ratio > 0.0 && size >= LEAST {
+            let weight = 1.0 - (-float(size) / float(WINDOW)).exp();
+            self.ratio += weight * (ratio.clamp(1.0 / FAR, FAR) - self.ratio);
+            self.bytes = self.bytes.saturating_add(size);
+        }
+    }
+
+    /// How far off it is, once so many bytes were seen.
+    fn off(&self, after: Bytes) -> f64 {
+        if self.bytes < after { 0.0 } else { (self.ratio - 1.0).abs() }
+    }
+}
+
+/// What was seen of a target's copies over several paths.
+#[derive(Clone, Copy, Debug)]
+struct Beside {
+    /// What they gave, of what was predicted.
+    together: Average,
+    /// How many bytes a microsecond were predicted of the largest such copy.
+    predicted: f64,
+    /// What they gained over a native copy, by way: zero-staging, staged. Relays are trusted until they were seen.
+    gains: [Average; 2],
+}
+
+impl Default for Beside {
+    fn default() -> Self {
+        let gain = Average { ratio: 2.0, bytes: Bytes::ZERO };
+        Beside { together: Average::default(), predicted: 0.0, gains: [gain; 2] }
+    }
+}
+
+/// What was seen of the copies of one graph.
+#[derive(Clone, Debug)]
+pub struct Observations {
+    /// By link and direction: what it gave, of what was predicted.
+    links: Vec<[Average; 2]>,
+    /// By target and direction.
+    targets: Vec<[Beside; 2]>,
+}
+
+impl Default for Observations {
+    fn default() -> Self {
+        Observations {
+            links: vec![Default::default(); MOST_GPUS],
+            targets: vec![Default::default(); MOST_GPUS],
+        }
+    }
+}
+
+impl Observations {
+    /// Nothing seen.
+    pub fn new() -> Observations {
+        Observations::default()
+    }
+
+    /// A copy took so long from its fork to its join, and nothing else was in flight.
+    pub fn note_copy(&mut self, target: DeviceId, direction: Direction, shares: &Shares, took: Micros) {
+        let size: Bytes = shares.iter().map(|share| share.size).sum();
+        let ratio = shares.predicted().0 / took.0;
+        if let [share] = shares[..] {
+            if let Some(link) = self.link(share.relay, direction) {
+                link.note(ratio, size);
+            }
+            return;
+        }
+        let Some(beside) = self.target(target, direction) else { return };
+        beside.together.note(ratio, size);
+        let rates = (0..shares.len()).map(|part| bytes_a_micro(shares.rate(part)));
+        beside.predicted = beside.predicted.max(rates.sum());
+        let used = |way| shares.iter().any(|share| share.way == way);
+        if used(Way::ZeroStaging) != used(Way::Staged) {
+            beside.gains[usize::from(used(Way::Staged))].note(shares.direct().0 / took.0, size);
+        }
+    }
+
+    /// The parts of a copy took so long, each on its own path from where its bytes began to flow, and nothing else was in
+    /// flight; in the order of the shares, nothing where a part was not measured.
+    pub fn note_parts(&mut self, direction: Direction, shares: &Shares, took: &[Option<Micros>]) {
+        let ratio = |part: usize, took: Micros| {
+            let size = shares.get(part).map_or(0.0, |share| float(share.size));
+            Some(size / bytes_a_micro(shares.rate(part)) / took.0)
+                .filter(|ratio| ratio.is_finite() && *ratio > 0.0)
+        };
+        let ratios =
+            || took.iter().enumerate().filter_map(|(part, took)| Some((part, ratio(part, (*took)?)?)));
+        let fastest = ratios().map(|(_, ratio)| ratio).fold(0.0, f64::max);
+        for (part, ratio) in ratios() {
+            if let Some(share) = shares.get(part)
+                && let Some(link) = self.link(share.relay, direction)
+            {
+                link.note(ratio / fastest, share.size);
+            }
+        }
+    }
+
+    /// Whether a link, or all together, give 20 % more or less than the graph says, or relays gain nothing: time to
+    /// calibrate again.
+    pub fn is_stale(&self) -> bool {
+        let together = self.targets.iter().flatten().map(|beside| &beside.together);
+        let drifted = self.links.iter().flatten().chain(together).any(|average| average.off(SURE) > DRIFT);
+        drifted || self.gains().any(is_lost)
+    }
+
+    /// The graph with what was seen, where that is worth it; what was seen of it is then forgotten. A graph that was
+    /// measured is not changed: it holds, or it is stale.
+    pub fn refine(&mut self, graph: &PathGraph) -> Option<PathGraph> {
+        let together = self.targets.iter().flatten().map(|beside| &beside.together);
+        let seen = self.links.iter().flatten().chain(together).any(is_worth) || self.gains().any(is_lost);
+        if graph.is_calibrated() || !seen {
+            return None;
+        }
+        let mut paths: Paths = graph.paths().clone();
+        let scaled = |rate: Bandwidth, link, direction: Direction| {
+            let average =
+                index(link).and_then(|link| self.links.get(link)).map(|link| &link[direction.index()]);
+            Bandwidth(
+                rate.0 * average.filter(|average| is_worth(average)).map_or(1.0, |average| average.ratio),
+            )
+        };
+        for link in &mut paths.links {
+            link.rate = scaled(link.rate, link.device, link.direction);
+        }
+        for relay in &mut paths.relays {
+            relay.rate = scaled(relay.rate, relay.relay, relay.direction);
+        }
+        for ceiling in &mut paths.ceilings {
+            // What the links behind it were seen to give, the fastest of them.
+            let rates = ceiling.links.iter().map(|link| scaled(ceiling.rate, *link, ceiling.direction).0);
+            ceiling.rate = Bandwidth(rates.reduce(f64::max).unwrap_or(ceiling.rate.0));
+        }
+        paths.relays.retain(|relay| !self.is_useless(relay));
+        self.set_ceilings(&mut paths);
+        let refined = PathGraph::new(paths).ok()?;
+        *self = Observations::new();
+        Some(refined)
+    }
+
+    /// Whether its kind was seen to gain nothing for its target.
+    fn is_useless(&self, relay: &RelayRate) -> bool {
+        let beside = index(relay.target).and_then(|target| self.targets.get(target));
+        let way = usize::from(relay.way == Way::Staged);
+        beside.is_some_and(|beside| is_lost(&beside[relay.direction.index()].gains[way]))
+    }
+
+    /// A ceiling over all links for each target whose paths together gave something else than was predicted.
+    fn set_ceilings(&self, paths: &mut Paths) {
+        let all: Vec<DeviceId> = paths.gpus.iter().map(|gpu| gpu.device).collect();
+        for ((target, beside), direction) in (0_u32..).map(DeviceId).zip(&self.targets).flat_map(each) {
+            let beside = &beside[direction.index()];
+            if !all.contains(&target) || !is_worth(&beside.together) || beside.predicted <= 0.0 {
+                continue;
+            }
+            let of_all = |known: &Ceiling| {
+                (known.target, known.direction) == (Some(target), direction) && known.links == all
+            };
+            paths.ceilings.retain(|known| !of_all(known));
+            let rate = gigabytes(beside.predicted * beside.together.ratio);
+            let (links, reached_by) = (all.clone(), u32::try_from(all.len()).unwrap_or(u32::MAX));
+            paths.ceilings.push(Ceiling { direction, links, target: Some(target), rate, reached_by });
+        }
+    }
+
+    fn gains(&self) -> impl Iterator<Item = &Average> {
+        self.targets.iter().flatten().flat_map(|beside| &beside.gains)
+    }
+
+    fn target(&mut self, target: DeviceId, direction: Direction) -> Option<&mut Beside> {
+        self.targets.get_mut(index(target)?).map(|target| &mut target[direction.index()])
+    }
+
+    fn link(&mut self, link: DeviceId, direction: Direction) -> Option<&mut Average> {
+        self.links.get_mut(index(link)?).map(|link| &mut link[direction.index()])
+    }
+}
+
+/// Both directions of something.
+fn each<T: Copy>(of: T) -> [(T, Direction); 2] {
+    Direction::BOTH.map(|direction| (of, direction))
+}
+
+/// Whether an assumed graph is worth changing for it.
+fn is_worth(average: &Average) -> bool {
+    average.off(LIKELY) > WORTH
+}
+
+fn is_lost(gain: &Average) -> bool {
+    gain.bytes >= LIKELY && gain.ratio < GAIN
+}
+
+fn index(device: DeviceId) -> Option<usize> {
+    usize::try_from(device.0).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::owned::DeviceSet;
+
+    use super::super::{Ask, GpuLinks, Load, split};
+    use super::*;
+
+    fn assumed(count: u32) -> PathGraph {
+        let gpu = |id| GpuLinks {
+            device: DeviceId(id),
+            name: "GPU".to_owned(),
+            pci: None,
+            node: None,
+            switch: None,
+            link: Some(Bandwidth(50.0)),
+            peers: (0..count).filter(|peer| *peer != id).map(DeviceId).collect(),
+        };
+        PathGraph::conservative(&(0..count).map(gpu).collect::<Vec<_>>())
+    }
+
+    fn copy(graph: &PathGraph, relays: DeviceSet) -> Shares {
+        let ask = Ask {
+            target: DeviceId(0),
+            direction: Direction::ToGpu,
+            size: Bytes::mib(64),
+            zero_staging: relays,
+            staged: DeviceSet::EMPTY,
+            load: &Load::new(),
+            expected: 0,
+        };
+        split(graph, &ask)
+    }
+
+    fn own(graph: &PathGraph) -> f64 {
+        graph.rates(DeviceId(0), Direction::ToGpu).next().unwrap().rate.0
+    }
+
+    #[test]
+    fn an_assumed_rate_becomes_the_one_that_is_seen() {
+        let (mut graph, mut seen) = (assumed(2), Observations::new());
+        assert!(seen.refine(&graph).is_none());
+        for _ in 0..40 {
+            let shares = copy(&graph, DeviceSet::EMPTY);
+            // The link gives 20 GB/s.
+            let took = Micros(7.7 + float(Bytes::mib(64)) / 20_000.0);
+            seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, took);
+            graph = seen.refine(&graph).unwrap_or(graph);
+        }
+        assert!((own(&graph) - 20.0).abs() < 1.5, "{}", own(&graph));
+        let other = graph.rates(DeviceId(1), Direction::ToGpu).next().unwrap();
+        assert_eq!(other.rate.0, 50.0, "of which nothing was seen");
+    }
+
+    #[test]
+    fn parts_speak_for_their_own_links() {
+        let (graph, mut seen) = (assumed(2), Observations::new());
+        let shares = copy(&graph, DeviceSet::ALL);
+        assert_eq!(shares.len(), 2);
+        for _ in 0..40 {
+            let took = |part: usize, rate| Some(Micros(float(shares[part].size) / rate));
+            seen.note_parts(Direction::ToGpu, &shares, &[took(0, 50_000.0), took(1, 25_000.0)]);
+        }
+        let graph = seen.refine(&graph).unwrap();
+        let rates: Vec<f64> = graph.rates(DeviceId(0), Direction::ToGpu).map(|path| path.rate.0).collect();
+        assert!(rates[0] == 50.0 && (rates[1] - 25.0).abs() < 0.5, "{rates:?}");
+    }
+
+    #[test]
+    fn what_slows_all_down_alike_is_a_ceiling() {
+        let (mut graph, mut seen) = (assumed(4), Observations::new());
+        for _ in 0..200 {
+            let shares = copy(&graph, DeviceSet::ALL);
+            // The links give 50 GB/s each, but 160 together.
+            let size = float(Bytes::mib(64));
+            seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(20.0 + size / 160_000.0));
+            let took: Vec<Option<Micros>> =
+                shares.iter().map(|share| Some(Micros(float(share.size) / 40_000.0))).collect();
+            seen.note_parts(Direction::ToGpu, &shares, &took);
+            graph = seen.refine(&graph).unwrap_or(graph);
+        }
+        let together = graph.together(DeviceId(0), Direction::ToGpu).0;
+        assert!((together - 160.0).abs() < 10.0, "{together}");
+        assert_eq!(own(&graph), 50.0);
+        assert_eq!(copy(&graph, DeviceSet::ALL).len(), 4, "no path is left out for it");
+        let ceilings = graph.paths().ceilings.iter().filter(|ceiling| ceiling.direction == Direction::ToGpu);
+        assert_eq!(ceilings.count(), 1);
+    }
+
+    #[test]
+    fn relays_that_gain_nothing_are_given_up() {
+        let (graph, mut seen) = (assumed(4), Observations::new());
+        let shares = copy(&graph, DeviceSet::ALL);
+        assert_eq!(shares.len(), 4);
+        for _ in 0..40 {
+            seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, shares.direct());
+        }
+        assert!(seen.is_stale());
+        let graph = seen.refine(&graph).unwrap();
+        assert_eq!(copy(&graph, DeviceSet::ALL).len(), 1);
+        assert!(!seen.is_stale(), "seen of the graph before");
+    }
+
+    #[test]
+    fn a_measured_graph_goes_stale_at_20_percent() {
+        for (part, stale) in [(1.0, false), (0.85, false), (0.75, true), (1.3, true)] {
+            let mut paths = assumed(2).paths().clone();
+            paths.calibrated = true;
+            let graph = PathGraph::new(paths).unwrap();
+            let mut seen = Observations::new();
+            let shares = copy(&graph, DeviceSet::ALL);
+            let took = Micros(shares.predicted().0 / part);
+            seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, took);
+            assert!(!seen.is_stale(), "after one copy");
+            for _ in 0..60 {
+                seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, took);
+            }
+            assert_eq!(seen.is_stale(), stale, "{part}");
+            assert!(seen.refine(&graph).is_none());
+        }
+    }
+
+    #[test]
+    fn nonsense_is_not_noted() {
+        let (graph, mut seen) = (assumed(2), Observations::new());
+        let shares = copy(&graph, DeviceSet::ALL);
+        for took in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            for _ in 0..100 {
+                seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(took));
+                seen.note_parts(Direction::ToGpu, &shares, &[None, Some(Micros(took)), Some(Micros(1.0))]);
+                seen.note_copy(DeviceId(99), Direction::ToGpu, &shares, Micros(took));
+            }
+        }
+        assert!(!seen.is_stale() && seen.refine(&graph).is_none());
+    }
+}

@@ -1,0 +1,301 @@
+//! What a calibration's outcomes say of the server: ways, rates, latencies, and what is shared.
+//!
+//! ```text
+//!   1 each path alone, small and large  ─► latency and rate of links and relays
+//!   2 a relay beside the own link       ─► whether its way gives more than the own link alone: else there is no such way
+//!   3 two links, each to its own GPU    ─► clearly slower than each alone: they share, whoever the target is
+//!   4 two paths of a target             ─► slower than 3 explains: they share for this target
+//!   5 all paths of a target, small      ─► what each further path adds to the latency
+//!   6 all links                         ─► slower than 3 explains: the host's ceiling; the same for each target's paths
+//! ```
+//!
+//! Each step is compared with what the steps before it predict, as a fluid ([`super::fluid`]), so that a ceiling is found
+//! once, and legs of different rates or latencies need no rule of their own. Trials that are missing leave their question
+//! open: nothing is shared, no way is there.
+
+use glake_device::DeviceId;
+use glake_device::owned::DeviceSet;
+use glake_units::{Bandwidth, Bytes, Micros};
+
+use super::conservative::least_split;
+use super::fluid::{Stint, ceiling, ends};
+use super::load::Load;
+use super::rates::{Pipe, fill};
+use super::shares::Ask;
+use super::split::split;
+use super::table::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
+use super::trials::{Leg, Outcome, SMALL};
+use super::{Direction, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes, grains};
+use crate::TransferError;
+
+/// A way is one if own link and relay together give so much more than the own link.
+const HELPS: f64 = 1.1;
+/// Two links share if together they take so much longer than apart.
+pub(super) const SHARES: f64 = 1.1;
+/// The sizes between which the break-even lies, and its steps.
+const EVEN: (Bytes, Bytes, Bytes) = (Bytes::mib(1), Bytes::mib(64), Bytes::kib(256));
+/// There a split copy takes this part of a native one's time at most: latencies scatter more than rates.
+const CLEARLY: f64 = 0.92;
+
+impl PathGraph {
+    /// The graph that the outcomes of [`super::trials`] show, of all steps together.
+    pub fn from_outcomes(gpus: &[GpuLinks], outcomes: &[Outcome]) -> Result<PathGraph, TransferError> {
+        let mut found = Findings::shared(gpus, outcomes);
+        found.find_fork();
+        found.find_host_ceiling();
+        found.find_target_ceilings();
+        found.slow_staged_down();
+        let mut paths = found.paths;
+        let graph = PathGraph::new(paths.clone())?;
+        for link in &mut paths.links {
+            let serves = |relay: &&RelayRate| relay.target == link.device && relay.way == Way::ZeroStaging;
+            let relays = graph.paths().relays.iter().filter(serves);
+            let relays = relays.filter(|relay| relay.direction == link.direction).count();
+            link.break_even = break_even(&graph, link).max(least_split(relays));
+        }
+        PathGraph::new(paths)
+    }
+}
+
+/// What is known so far.
+#[derive(Debug)]
+pub(super) struct Findings<'a> {
+    pub(super) paths: Paths,
+    pub(super) outcomes: &'a [Outcome],
+}
+
+impl<'a> Findings<'a> {
+    /// What each path gives alone, and which of them are ways at all.
+    pub(super) fn ways(gpus: &[GpuLinks], outcomes: &'a [Outcome]) -> Findings<'a> {
+        let paths = Paths {
+            calibrated: true,
+            fork: Micros(0.0),
+            gpus: gpus.to_vec(),
+            links: Vec::new(),
+            relays: Vec::new(),
+            ceilings: Vec::new(),
+        };
+        let mut found = Findings { paths, outcomes };
+        for (direction, leg) in found.alone() {
+            let Some((rate, latency)) = found.fit(direction, &leg) else { continue };
+            let (target, relay, way) = (leg.target, leg.relay, leg.way);
+            match way {
+                Way::Direct => {
+                    let break_even = Bytes::ZERO;
+                    found.paths.links.push(LinkRate { device: target, direction, rate, latency, break_even });
+                }
+                Way::ZeroStaging | Way::Staged => {
+                    found.paths.relays.push(RelayRate { target, relay, direction, way, rate, latency });
+                }
+            }
+        }
+        let known = found.paths.relays.clone();
+        found.paths.relays.clear();
+        for relay in known {
+            found.paths.relays.push(relay);
+            if !found.helps(&relay) {
+                found.paths.relays.pop();
+            }
+        }
+        found
+    }
+
+    /// And which of them share something.
+    pub(super) fn shared(gpus: &[GpuLinks], outcomes: &'a [Outcome]) -> Findings<'a> {
+        let mut found = Findings::ways(gpus, outcomes);
+        found.find_shared_links();
+        found.find_shared_relays();
+        found
+    }
+
+    /// A leg of a way that is known, of the size that takes as long as `size` on the fastest link.
+    pub(super) fn leg(
+        &self,
+        target: DeviceId,
+        relay: DeviceId,
+        way: Way,
+        direction: Direction,
+        size: Bytes,
+    ) -> Option<Leg> {
+        let fastest = self.paths.links.iter().map(|link| link.rate.0).fold(0.0, f64::max);
+        let leg = Leg { target, relay, way, size };
+        let (rate, _) = self.path(direction, &leg)?;
+        Some(Leg { size: part(size, rate.0 / fastest), ..leg })
+    }
+
+    /// The legs with sizes that all take as long as `size` on the fastest link, at what they give beside each other.
+    pub(super) fn in_step(&self, direction: Direction, mut legs: Vec<Leg>, size: Bytes) -> Vec<Leg> {
+        let Some((stints, pipes)) = self.fluid(direction, &legs) else { return legs };
+        let fastest = self.paths.links.iter().map(|link| bytes_a_micro(link.rate)).fold(0.0, f64::max);
+        let demands: Vec<f64> = stints.iter().map(|stint| stint.most).collect();
+        let mut rates = vec![0.0; legs.len()];
+        fill(&demands, &pipes, &mut rates);
+        for (leg, rate) in legs.iter_mut().zip(rates) {
+            leg.size = part(size, rate / fastest);
+        }
+        legs
+    }
+
+    /// Zero-staging where any relay of the target serves so, else staged.
+    pub(super) fn main_way(&self, target: DeviceId, direction: Direction) -> Way {
+        let zero_staging = |relay: &RelayRate| {
+            (relay.target, relay.direction, relay.way) == (target, direction, Way::ZeroStaging)
+        };
+        if self.paths.relays.iter().any(zero_staging) { Way::ZeroStaging } else { Way::Staged }
+    }
+
+    /// What the slowest link gives, in bytes a microsecond.
+    pub(super) fn slowest(&self) -> Option<f64> {
+        self.paths.links.iter().map(|link| bytes_a_micro(link.rate)).reduce(f64::min)
+    }
+
+    /// Each path that was measured alone, once.
+    fn alone(&self) -> Vec<(Direction, Leg)> {
+        let mut alone: Vec<(Direction, Leg)> = Vec::new();
+        for outcome in self.outcomes {
+            if let [leg] = outcome.trial.legs[..] {
+                let of = (outcome.trial.direction, Leg { size: Bytes::ZERO, ..leg });
+                if !alone.contains(&of) {
+                    alone.push(of);
+                }
+            }
+        }
+        alone
+    }
+
+    /// Rate and latency by the line through the smallest and the largest copy.
+    fn fit(&self, direction: Direction, of: &Leg) -> Option<(Bandwidth, Micros)> {
+        let mut points: Vec<(f64, f64)> = self
+            .outcomes
+            .iter()
+            .filter(|outcome| {
+                outcome.trial.direction == direction && outcome.took.0.is_finite() && outcome.took.0 > 0.0
+            })
+            .filter_map(|outcome| match outcome.trial.legs[..] {
+                [leg] if Leg { size: Bytes::ZERO, ..leg } == *of && !leg.size.is_zero() => {
+                    Some((float(leg.size), outcome.took.0))
+                }
+                _ => None,
+            })
+            .collect();
+        points.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let (small, large) = (points.first()?, points.last()?);
+        let slope = (large.1 - small.1) / (large.0 - small.0);
+        if slope.is_finite() && slope > 0.0 {
+            let latency = (small.1 - small.0 * slope).max(0.0);
+            // Where the line cuts below nothing, the large copy alone says the rate.
+            return Some((gigabytes(large.0 / (large.1 - latency)), Micros(latency)));
+        }
+        Some((gigabytes(large.0 / large.1), Micros(0.0)))
+    }
+
+    /// Whether own link and relay together give clearly more than the own link.
+    fn helps(&self, relay: &RelayRate) -> bool {
+        let beside = self.outcomes.iter().find(|outcome| {
+            let of_relay = |leg: &Leg| (leg.target, leg.relay, leg.way) == (relay.target, relay.relay, relay.way);
+            let trial = &outcome.trial;
+            trial.direction == relay.direction
+                && matches!(&trial.legs[..], [own, leg] if own.way == Way::Direct && own.target == relay.target && of_relay(leg))
+        });
+        let own = self
+            .paths
+            .links
+            .iter()
+            .find(|link| (link.device, link.direction) == (relay.target, relay.direction));
+        let (Some(beside), Some(own)) = (beside, own) else { return false };
+        let together = self
+            .together(beside, SHARES)
+            .unwrap_or_else(|| bytes_a_micro(own.rate) + bytes_a_micro(relay.rate));
+        together >= HELPS * bytes_a_micro(own.rate)
+    }
+
+    /// What the legs of a trial give together, where that is what held them up: they took `late` times longer than all
+    /// that is known explains.
+    pub(super) fn together(&self, outcome: &Outcome, late: f64) -> Option<f64> {
+        let (stints, pipes, took) = self.measured(outcome)?;
+        let all = (1_u64 << stints.len()) - 1;
+        (took > late * ends(&stints, &pipes)).then(|| ceiling(&stints, &pipes, all, took))
+    }
+
+    /// A trial as a fluid, and what it took; nothing where that is no time.
+    pub(super) fn measured(&self, outcome: &Outcome) -> Option<(Vec<Stint>, Vec<Pipe>, f64)> {
+        let took = Some(outcome.took.0).filter(|took| took.is_finite() && *took > 0.0)?;
+        let (stints, pipes) = self.fluid(outcome.trial.direction, &outcome.trial.legs)?;
+        Some((stints, pipes, took))
+    }
+
+    /// Legs as a fluid, with the ceilings that are known; nothing where a leg's path is not.
+    fn fluid(&self, direction: Direction, legs: &[Leg]) -> Option<(Vec<Stint>, Vec<Pipe>)> {
+        let first = legs.first().filter(|_| legs.len() <= MOST_GPUS)?;
+        let forks = f64::from(u32::try_from(legs.len().saturating_sub(2)).ok()?) * self.paths.fork.0;
+        let stint = |leg: &Leg| {
+            let (rate, latency) = self.path(direction, leg)?;
+            // A link of its own target that another target's stream forks to is a relay's distance away.
+            let relayed = self.paths.relays.iter().find(|relay| {
+                (relay.target, relay.relay, relay.direction) == (first.target, leg.relay, direction)
+            });
+            let far =
+                relayed.filter(|_| leg.target != first.target).map_or(latency.0, |relay| relay.latency.0);
+            let starts = if leg.relay == first.target { latency.0 } else { far.max(latency.0) + forks };
+            Some(Stint { starts, bytes: float(leg.size), most: bytes_a_micro(rate) })
+        };
+        let stints = legs.iter().map(stint).collect::<Option<Vec<Stint>>>()?;
+        let binds = |known: &&Ceiling| known.direction == direction;
+        let pipe = |known: &Ceiling| {
+            let through = |leg: &Leg| {
+                known.links.contains(&leg.relay) && known.target.is_none_or(|target| target == leg.target)
+            };
+            let members = legs.iter().enumerate().filter(|(_, leg)| through(leg));
+            Pipe {
+                flows: members.fold(0, |flows, (flow, _)| flows | 1 << flow),
+                rate: bytes_a_micro(known.rate),
+            }
+        };
+        Some((stints, self.paths.ceilings.iter().filter(binds).map(pipe).collect()))
+    }
+
+    fn path(&self, direction: Direction, leg: &Leg) -> Option<(Bandwidth, Micros)> {
+        match leg.way {
+            Way::Direct => {
+                let own = |link: &&LinkRate| (link.device, link.direction) == (leg.target, direction);
+                self.paths.links.iter().find(own).map(|link| (link.rate, link.latency))
+            }
+            Way::ZeroStaging | Way::Staged => {
+                let known = |relay: &&RelayRate| {
+                    (relay.target, relay.relay, relay.direction, relay.way)
+                        == (leg.target, leg.relay, direction, leg.way)
+                };
+                self.paths.relays.iter().find(known).map(|relay| (relay.rate, relay.latency))
+            }
+        }
+    }
+}
+
+/// A part of a size, of use to a trial.
+fn part(size: Bytes, part: f64) -> Bytes {
+    grains(float(size) * part).min(size).max(SMALL)
+}
+
+/// The least size at which a split copy is clearly faster, of a graph that splits wherever its figures say so.
+fn break_even(graph: &PathGraph, link: &LinkRate) -> Bytes {
+    let (least, most, step) = EVEN;
+    let load = Load::new();
+    let mut size = least;
+    while size < most {
+        let ask = Ask {
+            target: link.device,
+            direction: link.direction,
+            size,
+            zero_staging: DeviceSet::ALL,
+            staged: DeviceSet::ALL,
+            load: &load,
+            expected: 0,
+        };
+        let shares = split(graph, &ask);
+        if shares.len() > 1 && shares.predicted().0 <= CLEARLY * shares.direct().0 {
+            break;
+        }
+        size = size.saturating_add(step);
+    }
+    size
+}

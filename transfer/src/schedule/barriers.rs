@@ -1,0 +1,465 @@
+//! What makes background copies give way: a barrier before each of their slices, which other copies shut while they run.
+//!
+//! ```text
+//!   background  ──fork──┤barrier│slice├┤barrier│slice├┤barrier ················· │slice├──join──
+//!   another                           ──fork──┤shut│ its share │open├──join──
+//! ```
+//!
+//! A barrier is a word of pinned memory for a link and a direction, [`OPEN`] or not. Slices of a background copy are enqueued at the
+//! call, as everything is that the user's stream waits for: work that a thread enqueued later could be kept from it for ever,
+//! by a driver call that waits for the device with a lock held, or by a queue of the hardware that two streams share.
+//!
+//! Invariants:
+//! - A barrier that was shut is opened by work that is enqueued with what shut it; where that work itself stands behind a slice
+//!   that waits, in a shared queue, by the watch.
+//! - The watch makes no driver call, so that nothing keeps it from opening. It sleeps while no background copy is under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use glake_device::owned::{Epochs, Flag, StreamRef};
+use glake_device::{Compare, DeviceId};
+use glake_units::Bytes;
+use parking_lot::{Condvar, Mutex};
+use tracing::debug;
+
+use crate::Result;
+use crate::paths::{Direction, MOST_GPUS};
+use crate::schedule::urgent_calls::{UrgentCall, UrgentCalls};
+
+/// The value of an open barrier.
+const OPEN: u32 = 0;
+/// The value of a shut barrier says which copy shut it, from this bit on, and below how many looks the watch grants it beyond
+/// [`LOOKS_BEFORE_OPENING`], and one: so it is told where streams shut barriers too.
+const SERIAL: u32 = 12;
+const MOST_LOOKS: u32 = (1 << SERIAL) - 1;
+/// How many background copies are counted at a time; others take no notice of further ones.
+const TICKETS: u32 = 32;
+/// For so long after the last background copy ended, the next one is expected; and after another copy, the next of these.
+const LINGER: Duration = Duration::from_millis(100);
+/// How often the watch looks while background copies are under way.
+const LOOK: Duration = Duration::from_millis(10);
+/// A barrier that is found shut by one copy in so many looks in a row, and in those that its bytes need, is opened.
+const LOOKS_BEFORE_OPENING: u32 = 20;
+/// How many bytes of a copy are granted one look: 4 GB/s, less than any link gives that is worth lending.
+const BYTES_A_LOOK: u64 = 40_000_000;
+
+/// The barriers of all links.
+#[derive(Debug)]
+pub(crate) struct Barriers {
+    shared: Arc<Shared>,
+    watch: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A background copy that is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    place: usize,
+    generation: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Two a device, by direction.
+    barriers: Vec<Flag>,
+    /// The generation of the last copy of each place that has ended.
+    ends: Vec<Flag>,
+    /// Whether background copies are under way or expected, as last seen.
+    needed: AtomicBool,
+    urgent_calls: UrgentCalls,
+    /// How often barriers were shut.
+    shut: AtomicU32,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The generation of the copy at each place, and whether it was last seen under way.
+    places: Vec<(u32, bool)>,
+    /// When the last background copy was seen ended.
+    last: Option<Instant>,
+    stopped: bool,
+}
+
+impl Barriers {
+    /// Gates that are open. Pins memory.
+    pub(crate) fn new(epochs: &Arc<Epochs>) -> Result<Barriers> {
+        let count = u32::try_from(2 * MOST_GPUS).unwrap_or(u32::MAX);
+        let mut barriers = Flag::several(epochs, count + TICKETS)?;
+        let ends = barriers.split_off(2 * MOST_GPUS);
+        let places = ends.iter().map(|_| (0, false)).collect();
+        let state = Mutex::new(State { places, last: None, stopped: false });
+        let shared = Shared {
+            barriers,
+            ends,
+            needed: AtomicBool::new(false),
+            urgent_calls: UrgentCalls::new(),
+            shut: AtomicU32::new(0),
+            state,
+            wake: Condvar::new(),
+        };
+        Ok(Barriers { shared: Arc::new(shared), watch: Mutex::default() })
+    }
+
+    /// A background copy is about to be enqueued. `None` where it is not counted: too many are under way, the system gives no
+    /// thread for the watch, or the engine has stopped.
+    pub(crate) fn begin_background(&self) -> Option<Ticket> {
+        if !self.is_watched() {
+            return None;
+        }
+        let mut state = self.shared.state.lock();
+        if state.stopped {
+            return None;
+        }
+        self.shared.look(&mut state);
+        let place = state.places.iter().position(|(_, under_way)| !under_way)?;
+        let (generation, under_way) = &mut state.places[place];
+        *generation = generation.wrapping_add(1);
+        *under_way = true;
+        let ticket = Ticket { place, generation: *generation };
+        self.shared.needed.store(true, Ordering::Relaxed);
+        self.shared.wake.notify_one();
+        Some(ticket)
+    }
+
+    /// The background copy has ended where the stream is now. A copy whose end cannot be told counts as ended.
+    pub(crate) fn end_background_on(&self, ticket: Ticket, on: StreamRef<'_>) {
+        let Some(end) = self.shared.ends.get(ticket.place) else { return };
+        if let Err(error) = end.set_on(on, ticket.generation) {
+            debug!(target: "glake::transfer", %error, "a background copy is no longer counted");
+            end.set(ticket.generation);
+        }
+    }
+
+    /// The background copy was not enqueued, or its end is not told by a stream.
+    pub(crate) fn end_background(&self, ticket: Ticket) {
+        if let Some(end) = self.shared.ends.get(ticket.place) {
+            end.set(ticket.generation);
+        }
+    }
+
+    /// Makes a slice of a background copy wait until the barrier of its link is open.
+    pub(crate) fn await_on(&self, direction: Direction, on: StreamRef<'_>) -> glake_device::Result<()> {
+        match self.shared.barrier(on.device(), direction) {
+            Some(barrier) => barrier.await_on(on, OPEN, Compare::Equal),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether background copies are under way or expected, so that others shut barriers. Where none ever were, this is one load.
+    pub(crate) fn is_needed(&self) -> bool {
+        if !self.shared.needed.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Who has it looks just now. To be woken from a wait for it took a copy 60 us and more.
+        let Some(mut state) = self.shared.state.try_lock() else { return true };
+        self.shared.look(&mut state);
+        let expected = state.last.is_some_and(|last| last.elapsed() < LINGER);
+        let needed = !state.stopped && (expected || !state.is_idle());
+        self.shared.needed.store(needed, Ordering::Relaxed);
+        needed
+    }
+
+    /// A copy that background copies give way to is about to be enqueued; `None` where there are none, as last seen.
+    pub(crate) fn urgent_call(&self) -> Option<UrgentCall<'_>> {
+        self.shared.needed.load(Ordering::Relaxed).then(|| self.shared.urgent_calls.begin())
+    }
+
+    /// Whether copies that background ones give way to come again and again.
+    pub(crate) fn have_urgent_calls(&self) -> bool {
+        self.shared.urgent_calls.were_here(LINGER)
+    }
+
+    /// Before a driver call of a background copy.
+    pub(crate) fn yield_to_urgent(&self) {
+        self.shared.urgent_calls.yield_to_them();
+    }
+
+    /// Shuts the barrier of a link, now, for a copy with so many bytes there at most: only for work that nothing keeps from running, and
+    /// from opening it.
+    pub(crate) fn shut(&self, link: DeviceId, direction: Direction, size: Bytes) {
+        if let Some(barrier) = self.shared.barrier(link, direction) {
+            barrier.set(self.shared.shut_by(size));
+        }
+    }
+
+    /// Opens it, now.
+    pub(crate) fn open(&self, link: DeviceId, direction: Direction) {
+        if let Some(barrier) = self.shared.barrier(link, direction) {
+            barrier.set(OPEN);
+        }
+    }
+
+    /// Shuts the barrier of a link once a stream has come to here, for a copy with so many bytes there at most; whoever shuts it opens
+    /// it.
+    pub(crate) fn shut_on(
+        &self,
+        direction: Direction,
+        on: StreamRef<'_>,
+        size: Bytes,
+    ) -> glake_device::Result<()> {
+        match self.shared.barrier(on.device(), direction) {
+            Some(barrier) => barrier.set_on(on, self.shared.shut_by(size)),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens the barrier of a link once a stream has come to here; now, where that cannot be enqueued. If it is shut after that,
+    /// the watch opens it.
+    pub(crate) fn open_on(&self, direction: Direction, on: StreamRef<'_>) {
+        if let Some(barrier) = self.shared.barrier(on.device(), direction)
+            && barrier.set_on(on, OPEN).is_err()
+        {
+            barrier.set(OPEN);
+        }
+    }
+
+    /// Ends the watch. Background copies that are under way go on, and the watch with them; no barrier is shut by later copies.
+    pub(crate) fn stop(&self) {
+        let idle = {
+            let mut state = self.shared.state.lock();
+            state.stopped = true;
+            self.shared.needed.store(false, Ordering::Relaxed);
+            self.shared.look(&mut state);
+            state.is_idle()
+        };
+        self.shared.wake.notify_one();
+        if let Some(watch) = self.watch.lock().take().filter(|_| idle) {
+            // Its end is all that is waited for: a thread that panicked has ended too.
+            let _ = watch.join();
+        }
+    }
+
+    /// Whether the watch runs; the first call starts it.
+    fn is_watched(&self) -> bool {
+        let mut watch = self.watch.lock();
+        if watch.is_none() && !self.shared.state.lock().stopped {
+            let shared = self.shared.clone();
+            let named = std::thread::Builder::new().name("glake-barriers".to_owned());
+            *watch = named.spawn(move || shared.watch()).ok();
+        }
+        watch.is_some()
+    }
+}
+
+impl State {
+    /// Whether no background copy is under way.
+    fn is_idle(&self) -> bool {
+        !self.places.iter().any(|(_, under_way)| *under_way)
+    }
+}
+
+impl Drop for Barriers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn barrier(&self, link: DeviceId, direction: Direction) -> Option<&Flag> {
+        self.barriers.get(2 * usize::try_from(link.0).ok()? + direction.index())
+    }
+
+    /// The value of a barrier that a copy shuts: never that of an open one, and another for each of many copies.
+    fn shut_by(&self, size: Bytes) -> u32 {
+        let looks = u32::try_from(size.get() / BYTES_A_LOOK).unwrap_or(u32::MAX);
+        let looks = looks.saturating_add(1).min(MOST_LOOKS);
+        self.shut.fetch_add(1, Ordering::Relaxed) << SERIAL | looks
+    }
+
+    /// Notes which copies have ended.
+    fn look(&self, state: &mut State) {
+        let mut ended = false;
+        for ((generation, under_way), end) in state.places.iter_mut().zip(&self.ends) {
+            if *under_way && end.get() == *generation {
+                *under_way = false;
+                ended = true;
+            }
+        }
+        if ended {
+            state.last = Some(Instant::now());
+        }
+    }
+
+    fn watch(&self) {
+        // The value of each at the last look, and in how many looks in a row it was that.
+        let mut seen = vec![(OPEN, 0_u32); self.barriers.len()];
+        let mut state = self.state.lock();
+        loop {
+            self.look(&mut state);
+            let shut = self.barriers.iter().any(|barrier| barrier.get() != OPEN);
+            if state.is_idle() && !shut {
+                if state.stopped {
+                    return;
+                }
+                self.wake.wait(&mut state);
+                continue;
+            }
+            for (barrier, (value, looks)) in self.barriers.iter().zip(&mut seen) {
+                let now = barrier.get();
+                *looks = if now == *value { looks.saturating_add(1) } else { 1 };
+                *value = now;
+                if now != OPEN && *looks >= LOOKS_BEFORE_OPENING + (now & MOST_LOOKS) {
+                    barrier.set(OPEN);
+                }
+            }
+            // Whoever enters while it looks need not wake it.
+            self.wake.wait_for(&mut state, LOOK);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::Driver;
+    use glake_device::EventKind;
+    use glake_device::owned::{OwnedEvent, OwnedStream};
+    use glake_sim::{Census, SimOptions, Simulator};
+
+    use super::*;
+
+    const GPU: DeviceId = DeviceId(0);
+
+    struct Fixture {
+        sim: Arc<Simulator>,
+        barriers: Barriers,
+        background: OwnedStream,
+        critical: OwnedStream,
+        passed: OwnedEvent,
+    }
+
+    fn fixture() -> Fixture {
+        let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+        let driver: Arc<dyn Driver> = sim.clone();
+        let epochs = Epochs::new(driver.clone());
+        Fixture {
+            barriers: Barriers::new(&epochs).unwrap(),
+            background: OwnedStream::new(&driver, GPU).unwrap(),
+            critical: OwnedStream::new(&driver, GPU).unwrap(),
+            passed: OwnedEvent::new(&driver, GPU, EventKind::Plain).unwrap(),
+            sim,
+        }
+    }
+
+    impl Fixture {
+        fn work(&self, stream: &OwnedStream) {
+            self.sim.enqueue_kernel(GPU, stream.id(), &[], &[], Duration::from_micros(10), |_| {}).unwrap();
+        }
+
+        fn slice(&self) {
+            self.barriers.await_on(Direction::ToGpu, self.background.of()).unwrap();
+            self.work(&self.background);
+        }
+    }
+
+    #[test]
+    fn slices_wait_while_a_critical_copy_runs() {
+        let fixture = fixture();
+        assert!(!fixture.barriers.is_needed());
+        let ticket = fixture.barriers.begin_background().unwrap();
+        assert!(fixture.barriers.is_needed());
+        for _ in 0..4 {
+            fixture.slice();
+        }
+        fixture.barriers.end_background_on(ticket, fixture.background.of());
+        fixture.passed.record(fixture.background.id()).unwrap();
+        fixture.barriers.shut_on(Direction::ToGpu, fixture.critical.of(), Bytes::mib(1)).unwrap();
+        for _ in 0..3 {
+            fixture.work(&fixture.critical);
+        }
+        fixture.barriers.open_on(Direction::ToGpu, fixture.critical.of());
+        fixture.passed.synchronize().unwrap();
+        // One slice had begun; the others came after the critical copy.
+        assert_eq!(fixture.sim.now(), Duration::from_micros(10 + 20 + 30));
+        assert!(fixture.barriers.is_needed(), "the next one is expected");
+        std::thread::sleep(LINGER);
+        // The watch may look just now.
+        let is_over = |_| {
+            std::thread::sleep(Duration::from_millis(1));
+            !fixture.barriers.is_needed()
+        };
+        assert!((0..1000).any(is_over));
+        let Fixture { sim, barriers, .. } = fixture;
+        drop(barriers);
+        drop((fixture.background, fixture.critical, fixture.passed));
+        assert_eq!(sim.census(), Census::default());
+    }
+
+    #[test]
+    fn a_gate_that_nobody_opens_is_opened_by_the_watch() {
+        let fixture = fixture();
+        let ticket = fixture.barriers.begin_background().unwrap();
+        fixture.barriers.shut_on(Direction::ToGpu, fixture.critical.of(), Bytes::mib(1)).unwrap();
+        fixture.slice();
+        fixture.barriers.end_background_on(ticket, fixture.background.of());
+        fixture.passed.record(fixture.background.id()).unwrap();
+        let since = Instant::now();
+        while !fixture.passed.is_passed().unwrap() {
+            assert!(since.elapsed() < Duration::from_secs(5));
+            fixture.sim.step();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(since.elapsed() >= LOOK * (LOOKS_BEFORE_OPENING - 1));
+    }
+
+    /// How long a barrier stays shut that a copy of so many bytes shut, and nobody opens.
+    fn shut_for(fixture: &Fixture, size: Bytes) -> Duration {
+        let ticket = fixture.barriers.begin_background().unwrap();
+        fixture.barriers.shut(GPU, Direction::ToGpu, size);
+        let since = Instant::now();
+        let barrier = fixture.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
+        while barrier.get() != OPEN {
+            assert!(since.elapsed() < Duration::from_secs(20), "the watch opens it some time");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        fixture.barriers.end_background(ticket);
+        since.elapsed()
+    }
+
+    #[test]
+    fn a_gate_stays_shut_for_as_long_as_its_copy_may_take() {
+        let fixture = fixture();
+        // At 4 GB/s: 0.6 s beyond the 0.2 that every copy has.
+        assert!(shut_for(&fixture, Bytes::new(2_400_000_000)) >= Duration::from_millis(750));
+        assert!(shut_for(&fixture, Bytes::mib(1)) >= LOOK * (LOOKS_BEFORE_OPENING - 1));
+        // Copies that follow each other shut it anew, each for its own time.
+        let ticket = fixture.barriers.begin_background().unwrap();
+        let barrier = fixture.barriers.shared.barrier(GPU, Direction::ToGpu).unwrap();
+        for _ in 0..12 {
+            fixture.barriers.shut(GPU, Direction::ToGpu, Bytes::mib(1));
+            std::thread::sleep(LOOK * 5);
+            assert_ne!(barrier.get(), OPEN);
+        }
+        fixture.barriers.open(GPU, Direction::ToGpu);
+        fixture.barriers.end_background(ticket);
+        // No size, and no number of copies, is an open barrier.
+        for size in [Bytes::ZERO, Bytes::MAX] {
+            assert_ne!(fixture.barriers.shared.shut_by(size), OPEN);
+        }
+    }
+
+    #[test]
+    fn stopping_ends_the_watch_and_shuts_nothing_any_more() {
+        let fixture = fixture();
+        let ticket = fixture.barriers.begin_background().unwrap();
+        fixture.barriers.stop();
+        assert!(!fixture.barriers.is_needed() && fixture.barriers.begin_background().is_none());
+        fixture.slice();
+        fixture.barriers.end_background_on(ticket, fixture.background.of());
+        fixture.background.synchronize().unwrap();
+        fixture.barriers.stop();
+    }
+
+    #[test]
+    fn more_copies_than_are_counted_do_no_harm() {
+        let fixture = fixture();
+        let tickets: Vec<Ticket> =
+            (0..TICKETS).map(|_| fixture.barriers.begin_background().unwrap()).collect();
+        assert!(fixture.barriers.begin_background().is_none());
+        fixture.barriers.end_background_on(tickets[7], fixture.critical.of());
+        assert!(fixture.barriers.begin_background().is_some_and(|ticket| ticket.place == 7));
+    }
+}

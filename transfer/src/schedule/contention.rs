@@ -1,0 +1,170 @@
+//! GPUs whose memory is copied at the same time as other GPUs': for a while each has its link to itself.
+//!
+//! ```text
+//!   at first     GPU 0  ══links 0, 1══        GPU 1  ══links 0, 1══      both at once: links that serve two copies give less
+//!   after that   GPU 0  ══link 0══            GPU 1  ══link 1══          and the links of idle GPUs serve either
+//! ```
+//!
+//! A program that copies to all its GPUs does so again and again, and the first copy of each round cannot know of the others. A
+//! wrong guess costs time alone. Copies that have their link to themselves are the driver's, and nobody sees them end: when they
+//! should is reckoned.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use glake_device::DeviceId;
+use glake_device::owned::DeviceSet;
+use glake_units::Micros;
+
+use crate::paths::{Direction, Load, MOST_GPUS};
+
+/// For so long after copies of two GPUs met, they are expected to meet again.
+const EXPECTED: Duration = Duration::from_millis(500);
+
+/// Moments of each GPU, by direction: microseconds from the begin.
+type Moments = [[AtomicU64; MOST_GPUS]; 2];
+
+#[derive(Debug)]
+pub(crate) struct Contention {
+    begin: Instant,
+    /// Until when each GPU's memory is expected to be copied beside others'.
+    until: Moments,
+    /// The latest of these, by direction.
+    last: [AtomicU64; 2],
+    /// When the copies that each GPU's own link alone serves should have ended.
+    busy: Moments,
+}
+
+/// The other GPUs that a copy has to reckon with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Contenders {
+    /// Those whose links are their own.
+    pub(crate) rivals: DeviceSet,
+    /// How many of these have no copy under way yet, and will want the other links too.
+    pub(crate) expected: u32,
+}
+
+impl Contention {
+    pub(crate) fn new() -> Contention {
+        let none = || [const { AtomicU64::new(0) }; MOST_GPUS];
+        let (begin, last) = (Instant::now(), [const { AtomicU64::new(0) }; 2]);
+        Contention { begin, until: [none(), none()], last, busy: [none(), none()] }
+    }
+
+    /// The GPUs that had copies beside those of `target`, or that `target` had beside theirs, a short time ago. Takes note of
+    /// those that have some now.
+    pub(crate) fn of(
+        &self,
+        target: DeviceId,
+        direction: Direction,
+        load: &Load,
+        devices: usize,
+    ) -> Contenders {
+        self.at(|| micros(self.begin.elapsed()), target, direction, load, devices)
+    }
+
+    /// A copy of `target` takes its own link alone, for about so long, after those before it.
+    pub(crate) fn keep_apart(&self, target: DeviceId, direction: Direction, took: Micros) {
+        self.keep_apart_at(micros(self.begin.elapsed()), target, direction, took);
+    }
+
+    /// The clock is not asked where nobody ever met.
+    fn at(
+        &self,
+        now: impl FnOnce() -> u64,
+        target: DeviceId,
+        direction: Direction,
+        load: &Load,
+        devices: usize,
+    ) -> Contenders {
+        let others = || (0_u32..).map(DeviceId).take(devices).filter(|other| *other != target);
+        let links = || (0_u32..).map(DeviceId).take(devices);
+        let copied = |other: &DeviceId| links().any(|link| !load.target(*other, link, direction).is_zero());
+        let seen: DeviceSet = others().filter(copied).collect();
+        let last = &self.last[direction.index()];
+        if seen.is_empty() && last.load(Ordering::Relaxed) == 0 {
+            return Contenders::default();
+        }
+        let now = now();
+        let later = |moments: &Moments, other: &DeviceId| {
+            place(moments, *other, direction).is_some_and(|moment| now < moment.load(Ordering::Relaxed))
+        };
+        let met = seen.union(others().filter(|other| later(&self.busy, other)).collect());
+        let rivals: DeviceSet = others().filter(|other| later(&self.until, other)).collect();
+        if !met.is_empty() {
+            let until = now.saturating_add(micros(EXPECTED));
+            for gpu in met.union(DeviceSet::of(target)).iter() {
+                if let Some(place) = place(&self.until, gpu, direction) {
+                    place.store(until, Ordering::Relaxed);
+                }
+            }
+            last.store(until, Ordering::Relaxed);
+        }
+        Contenders { rivals, expected: rivals.without(met).len() }
+    }
+
+    fn keep_apart_at(&self, now: u64, target: DeviceId, direction: Direction, took: Micros) {
+        if let Some(busy) = place(&self.busy, target, direction) {
+            let begin = busy.load(Ordering::Relaxed).max(now);
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            // saturates; not a number is nothing
+            busy.store(begin.saturating_add(took.0 as u64), Ordering::Relaxed);
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn place(moments: &Moments, gpu: DeviceId, direction: Direction) -> Option<&AtomicU64> {
+    moments[direction.index()].get(usize::try_from(gpu.0).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_units::Bytes;
+
+    use super::*;
+
+    const TO: Direction = Direction::ToGpu;
+
+    fn contenders_of(rivals: DeviceSet, expected: u32) -> Contenders {
+        Contenders { rivals, expected }
+    }
+
+    #[test]
+    fn those_that_met_are_expected_to_meet_again() {
+        let (rivals, load) = (Contention::new(), Load::new());
+        let [a, b, idle] = [0, 1, 2].map(DeviceId);
+        let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 3);
+        assert_eq!(at(0, a), Contenders::default());
+        load.begin(a, b, TO, Bytes::mib(1));
+        // Where they meet first, the first one's copy uses both links already.
+        assert_eq!(at(1, b), Contenders::default());
+        load.end(a, b, TO, Bytes::mib(1));
+        assert_eq!(at(2, a), contenders_of(DeviceSet::of(b), 1));
+        assert_eq!(at(2, b), contenders_of(DeviceSet::of(a), 1));
+        assert_eq!(at(2, idle), contenders_of(DeviceSet::of(a).union(DeviceSet::of(b)), 2));
+        assert_eq!(rivals.at(|| 2, a, Direction::FromGpu, &load, 3), Contenders::default());
+        assert_eq!(at(1 + micros(EXPECTED), a), Contenders::default(), "not for ever");
+    }
+
+    #[test]
+    fn copies_that_nobody_sees_end_keep_the_expectation_up() {
+        let (rivals, load) = (Contention::new(), Load::new());
+        let [a, b] = [0, 1].map(DeviceId);
+        let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 2);
+        load.begin(a, b, TO, Bytes::mib(1));
+        at(0, b);
+        load.end(a, b, TO, Bytes::mib(1));
+        // A round in 50 ms, whose copies take 20 ms each.
+        for round in 1..100 {
+            let now = round * 50_000;
+            assert_eq!(at(now, a), contenders_of(DeviceSet::of(b), 1));
+            rivals.keep_apart_at(now, a, TO, Micros(20_000.0));
+            assert_eq!(at(now + 10, b), contenders_of(DeviceSet::of(a), 0), "it is under way");
+            assert_eq!(at(now + 30_000, b), contenders_of(DeviceSet::of(a), 1), "it has ended");
+        }
+    }
+}

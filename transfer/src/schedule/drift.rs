@@ -1,0 +1,178 @@
+//! Whether the links still give what copies are split by: some copies are timed, and what they took refines the graph, or says
+//! that its calibration is stale.
+//!
+//! ```text
+//!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lane set's marks on that GPU
+//!                                     ─► Observations ─► another graph, or stale
+//! ```
+//!
+//! Invariant: a copy says something only if no other copy of the engine was under way between its begin and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use glake_device::DeviceId;
+use glake_units::{Bytes, Micros};
+use parking_lot::Mutex;
+
+use crate::UserStream;
+use crate::engine::ledger::Ledger;
+use crate::engine::requests::Requests;
+use crate::engine::routes::Routes;
+use crate::links::lane_set::{LaneSet, LaneSetState, StreamMarks};
+use crate::paths::{Direction, Observations, PathGraph, Shares};
+
+/// Smaller copies say more of latencies, and of the host, than of links: too much to give a calibration up, or to mend what
+/// was assumed.
+const LEAST: [Bytes; 2] = [Bytes::mib(64), Bytes::mib(16)];
+/// One copy of so many on a stream is timed.
+const EVERY: u64 = 4;
+
+/// What was seen of the copies of the engine's graph.
+#[derive(Debug)]
+pub(crate) struct Drift {
+    routes: Arc<Routes>,
+    ledger: Arc<Ledger>,
+    requests: Arc<Requests>,
+    seen: Mutex<Observations>,
+    stale: AtomicBool,
+    /// How many copies were begun, on all streams.
+    begun: AtomicU64,
+}
+
+/// A copy that is timed, before it is joined.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    graph: Arc<PathGraph>,
+    /// How many copies were begun on other streams before.
+    others: u64,
+}
+
+/// A copy that is timed.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    /// Whose stream it is on, and whose memory it is of.
+    on: DeviceId,
+    direction: Direction,
+    shares: Shares,
+    begun: Begun,
+}
+
+impl Drift {
+    /// Nothing was seen yet.
+    pub(crate) fn new(routes: &Arc<Routes>, ledger: &Arc<Ledger>, requests: &Arc<Requests>) -> Drift {
+        Drift {
+            routes: routes.clone(),
+            ledger: ledger.clone(),
+            requests: requests.clone(),
+            seen: Mutex::default(),
+            stale: AtomicBool::new(false),
+            begun: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a calibrated graph was seen not to hold.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Relaxed)
+    }
+
+    /// Copies are split by another graph: what was seen of the last one is forgotten.
+    pub(crate) fn replace(&self, graph: PathGraph) {
+        let mut seen = self.seen.lock();
+        if graph.is_calibrated() {
+            self.stale.store(false, Ordering::Relaxed);
+        }
+        *seen = Observations::new();
+        self.routes.set(graph);
+    }
+
+    /// One more copy begins.
+    pub(crate) fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Begins to time a copy that is about to fork, if its turn has come and it is alone.
+    pub(crate) fn time(
+        &self,
+        lane_set: &LaneSet,
+        state: &LaneSetState,
+        graph: &Arc<PathGraph>,
+        (on, target): (UserStream, DeviceId),
+        size: Bytes,
+        is_crowded: impl FnOnce() -> bool,
+    ) -> Option<Begun> {
+        let least = LEAST[usize::from(!graph.is_calibrated())];
+        let due = size >= least && on.device == target && state.serial.is_multiple_of(EVERY);
+        let others = due.then(|| self.others(state))?;
+        let begun = state.is_clock_free()
+            && Direction::BOTH.into_iter().all(|direction| !self.ledger.is_loaded(direction))
+            && !is_crowded()
+            && lane_set.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
+        begun.then(|| Begun { graph: graph.clone(), others })
+    }
+
+    /// All lanes of a lane set are idle: what a copy took, if one was timed and its join has passed.
+    pub(crate) fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
+        let marks = state.sample.as_ref().and_then(|sample| lane_set.marks(sample.on));
+        let Some(StreamMarks { clock, .. }) = marks else { return };
+        if matches!(clock[1].is_passed(), Ok(false)) {
+            return;
+        }
+        let took = clock[1].since(&clock[0]);
+        if let (Some(sample), Ok(took)) = (state.sample.take(), took)
+            && sample.begun.others == self.others(state)
+            && !sample.shares.iter().any(|share| self.ledger.relays.is_fenced(share.relay))
+        {
+            self.note(&sample, Micros(took));
+        }
+    }
+
+    /// How many were begun on streams other than that of a lane set.
+    fn others(&self, state: &LaneSetState) -> u64 {
+        self.begun.load(Ordering::Relaxed).wrapping_sub(state.serial)
+    }
+
+    fn note(&self, sample: &Sample, took: Micros) {
+        let mut seen = self.seen.lock();
+        let graph = self.routes.graph();
+        if !Arc::ptr_eq(&graph, &sample.begun.graph) {
+            return;
+        }
+        seen.note_copy(sample.on, sample.direction, &sample.shares, took);
+        if graph.is_calibrated() && seen.is_stale() {
+            if !self.stale.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    target: "glake::transfer",
+                    "the links give a fifth more or less than when they were calibrated: calibrate again"
+                );
+                self.requests.stale();
+            }
+            // From here on it is no more than assumed.
+            let mut paths = graph.paths().clone();
+            paths.calibrated = false;
+            if let Ok(assumed) = PathGraph::new(paths) {
+                *seen = Observations::new();
+                self.routes.set(assumed);
+            }
+        } else if let Some(refined) = seen.refine(&graph) {
+            tracing::debug!(target: "glake::transfer", "the paths are refined by what copies took");
+            self.routes.set(refined);
+        }
+    }
+}
+
+impl Begun {
+    /// The copy is joined: what it takes is known when that has passed.
+    pub(crate) fn end(
+        self,
+        lane_set: &LaneSet,
+        state: &mut LaneSetState,
+        (on, direction): (UserStream, Direction),
+        shares: &Shares,
+    ) {
+        if lane_set.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
+            let shares = shares.clone();
+            state.sample = Some(Sample { on: on.device, direction, shares, begun: self });
+        }
+    }
+}
