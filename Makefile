@@ -12,14 +12,14 @@ CXX ?= c++
 
 have = $(shell command -v $(1) 2>/dev/null)
 # Found by being there: a language without tests is passed over.
-C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c)
+C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c examples/*.c)
 CXX_TESTS := $(wildcard ffi/tests/*.cpp)
 PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Always together: with other packages beside them, dependencies have other features, and are built once more.
 RELEASE := --package glake --package glake-ffi --package glake-preload --package glake-python
 
-.PHONY: help build test test-rust test-doc test-c test-python wheel gpu-test header generated lint fmt clippy docs features deny msrv clean
+.PHONY: help build test test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt clippy docs links features deny msrv clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -28,7 +28,7 @@ help: ## List the targets
 build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, optimized
 	$(CARGO) build --locked --release $(RELEASE)
 
-test: test-rust test-doc test-c test-python ## Run every test there is (Rust, C, Python), building what it needs
+test: test-rust test-doc test-c test-python test-docs ## Run every test there is (Rust, C, Python), building what it needs
 
 test-rust: ## Rust tests of every crate
 ifneq ($(call have,cargo-nextest),)
@@ -72,6 +72,12 @@ ifneq ($(PYTHON_TESTS),)
 	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))"
 endif
 
+test-docs: ## What README and docs say to type, on simulated GPUs; what needs more is listed
+	$(CARGO) build --locked --release --package glake-ffi --package glake-python
+	@[ -x "$(TARGET)/release/glake" ] || [ -x "$(TARGET)/debug/glake" ] || $(CARGO) build --locked --package glake
+	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
+	$(PYTHON) tests/docs.py blocks "$(abspath $(TARGET))/release"
+
 wheel: ## The Python package, as a wheel in target/wheels
 	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh "$(abspath $(TARGET))"
 
@@ -82,6 +88,7 @@ gpu-test: ## Tests that need a GPU; passed over, with a word, where there is non
 		failed=0; \
 		tests/gpu/checks.sh "$(TARGET)/release" || failed=1; \
 		PYTHON="$(PYTHON)" tests/gpu/torch.sh "$(TARGET)/release" || failed=1; \
+		PYTHON="$(PYTHON)" tests/gpu/docs.sh "$(TARGET)/release" || failed=1; \
 		exit $$failed; \
 	else \
 		echo "gpu-test: SKIPPED: no NVIDIA GPU on this machine (/dev/nvidiactl is missing)"; \
@@ -93,7 +100,7 @@ header: ## Write ffi/include/gmlake.h anew
 generated: ## Write anew configs/default.toml, C's statistics, and the parts of docs that come from the code
 	UPDATE=1 $(CARGO) test --locked --package glake-runtime --test generated
 
-lint: fmt clippy docs features deny msrv ## Everything that is checked without running it
+lint: fmt clippy docs links features deny msrv ## Everything that is checked without running it
 
 fmt: ## Formatting
 	$(CARGO) fmt --all --check
@@ -103,6 +110,9 @@ clippy: ## Lints, warnings denied
 
 docs: ## Documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items --lib
+
+links: ## Links and headings of every page
+	@$(PYTHON) tests/docs.py links
 
 features: ## Every feature of every crate by itself, and none
 	@$(CARGO) metadata --locked --no-deps --format-version 1 | $(PYTHON) -c 'import json, sys; \

@@ -1,4 +1,4 @@
-//! What the driver's calls cost, as measured on an H200 (docs/MEASUREMENTS.md): nanoseconds.
+//! What the driver's calls cost, as measured on an H200 (docs/benchmarks/driver-time.md): nanoseconds.
 
 use crate::Counters;
 

@@ -1,10 +1,10 @@
-"""The examples of the package train."""
+"""The examples run."""
 import sys, unittest
 
 import fixture
 
 ISOLATED = True
-EXAMPLES = fixture.REPOSITORY / "ffi" / "python" / "examples"
+EXAMPLES = fixture.REPOSITORY / "examples"
 
 
 class Examples(unittest.TestCase):
@@ -27,3 +27,13 @@ class Examples(unittest.TestCase):
     @fixture.only("compiled", "one run is enough: the example calls enable() as users do")
     def test_the_server_that_sleeps(self):
         self.check("server.py")
+
+    @fixture.limit(100)
+    @fixture.only("compiled", "one run is enough: the example calls enable() as users do")
+    def test_training(self):
+        self.check("training.py")
+
+    @fixture.limit(100)
+    @fixture.only("compiled", "one run is enough: the example calls enable() as users do")
+    def test_serving(self):
+        self.check("serving.py")
