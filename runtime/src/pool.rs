@@ -1,7 +1,7 @@
 //! The configuration's knobs as the pool takes them.
 
 use glake_device::DeviceInfo;
-use glake_stitch::{Borrow, Settings, WaitRules};
+use glake_stitch::{Borrow, Settings};
 use glake_tiers::PoolOptions;
 use glake_units::Bytes;
 
@@ -47,12 +47,7 @@ fn borrow(pool: &config::Pool) -> Borrow {
     match pool.borrow {
         config::Borrow::Off => Borrow::Off,
         config::Borrow::Completed => Borrow::Completed,
-        config::Borrow::Wait => Borrow::Wait(WaitRules {
-            oldest_first: pool.wait_oldest_first,
-            split: pool.wait_split,
-            stitch: pool.wait_stitch,
-            max_excess: pool.wait_max_excess.unwrap_or(Bytes::MAX),
-        }),
+        config::Borrow::Wait => Borrow::Wait,
     }
 }
 
@@ -106,14 +101,5 @@ mod tests {
         assert_eq!(of(1.0, Some(Bytes::gib(60))).limit, Bytes::gib(60));
         assert_eq!(of(0.0, None).limit, Bytes::ZERO);
         assert_eq!(of(1.0, None).max_mappings, 1000);
-    }
-
-    #[test]
-    fn the_rules_of_waits_are_passed_on() {
-        let (wait_oldest_first, wait_max_excess) = (true, Some(Bytes::mib(3)));
-        let borrow = config::Borrow::Wait;
-        let pool = Pool { borrow, wait_oldest_first, wait_max_excess, ..Pool::default() };
-        let rules = WaitRules { oldest_first: true, max_excess: Bytes::mib(3), ..WaitRules::default() };
-        assert_eq!(settings(&pool, Bytes::gib(1), 1).borrow, Borrow::Wait(rules));
     }
 }

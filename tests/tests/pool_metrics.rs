@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::{Address, DeviceId, Fault, Injected, Verb, When};
-use glake_stitch::{Borrow, WaitRules};
+use glake_stitch::Borrow;
 use glake_tests::pool::{Fixture, Shape};
 use glake_tiers::{Block, MappingObserver, PoolOptions};
 use glake_units::Bytes;
@@ -119,7 +119,7 @@ fn the_lag_is_the_age_of_the_oldest_event_not_passed() {
 
 #[test]
 fn waits_for_lenders_are_timed_on_the_gpu() {
-    let fixture = Fixture::new(Shape { borrow: Borrow::Wait(WaitRules::default()), ..Shape::default() });
+    let fixture = Fixture::new(Shape { borrow: Borrow::Wait, ..Shape::default() });
     let (lender, taker) = (fixture.lane(), fixture.lane());
     assert_eq!(fixture.pool.gpu_waits(), glake_tiers::GpuWaits::default());
     let block = fixture.pool.malloc(Bytes::mib(8), lender.pool).unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use glake_device::DriverError;
 use glake_device::owned::CaptureHold;
-use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
+use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions};
 use glake_tests::pool::{Fixture, Lane, Ledger, Shape, Stamp, Verdicts};
 use glake_tiers::{Block, BlockLife, Checkpoint, LiveBlock, PoolError, PoolOptions, PoolStream, Restored};
 use glake_units::Bytes;
@@ -344,8 +344,7 @@ proptest! {
     }
 
     #[test]
-    fn wait(program in programs(), oldest_first in any::<bool>(), split in any::<bool>(),
-            stitch in any::<bool>()) {
-        run(Borrow::Wait(WaitRules { oldest_first, split, stitch, max_excess: Bytes::MAX }), &program);
+    fn wait(program in programs()) {
+        run(Borrow::Wait, &program);
     }
 }

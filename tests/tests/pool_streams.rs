@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use glake_device::{DeviceId, DriverError, Fault, Injected, Verb, When};
 use glake_sim::Clock;
-use glake_stitch::{Borrow, WaitRules};
+use glake_stitch::Borrow;
 use glake_tests::pool::{Fixture, Shape, Stamp, Verdicts};
 use glake_tiers::{Block, PoolError};
 use glake_units::Bytes;
@@ -158,7 +158,7 @@ fn a_slab_that_was_in_an_alias_gets_its_edge() {
 
 #[test]
 fn a_borrower_waits_for_its_lender_on_the_device() {
-    let fixture = fixture(Borrow::Wait(WaitRules::default()));
+    let fixture = fixture(Borrow::Wait);
     let (lender, borrower) = (fixture.lane(), fixture.lane());
     let verdicts = Verdicts::default();
     let stamp = Stamp { block: fixture.pool.malloc(Bytes::mib(60), lender.pool).unwrap(), seed: 1 };
@@ -180,7 +180,7 @@ fn a_borrower_waits_for_its_lender_on_the_device() {
 
 #[test]
 fn a_stream_that_is_gone_breaks_nothing() {
-    let rules = [Borrow::Off, Borrow::Completed, Borrow::Wait(WaitRules::default())];
+    let rules = [Borrow::Off, Borrow::Completed, Borrow::Wait];
     for (borrow, whole) in rules.into_iter().flat_map(|borrow| [(borrow, true), (borrow, false)]) {
         let fixture = fixture(borrow);
         if !whole {
@@ -219,7 +219,7 @@ fn a_stream_that_is_gone_breaks_nothing() {
 
 #[test]
 fn a_capturing_stream_neither_lends_nor_borrows() {
-    let fixture = fixture(Borrow::Wait(WaitRules::default()));
+    let fixture = fixture(Borrow::Wait);
     let (captured, other) = (fixture.lane(), fixture.lane());
     let there = fixture.pool.malloc(Bytes::mib(16), captured.pool).unwrap();
     let here = fixture.pool.malloc(Bytes::mib(16), other.pool).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use glake_device::DriverError;
 use glake_sim::Clock;
-use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions, WaitRules};
+use glake_stitch::{Allocator, Borrow, DomainId, DomainOptions};
 use glake_tests::pool::{Fixture, Lane, Ledger, Shape, Stamp, Verdicts};
 use glake_tiers::{PoolError, Ticker};
 use glake_units::Bytes;
@@ -242,7 +242,7 @@ fn completed_in_virtual_time() {
 
 #[test]
 fn waiting_in_virtual_time() {
-    (11..=16).for_each(|seed| stress(seed, Borrow::Wait(WaitRules::default()), Clock::Virtual, 800));
+    (11..=16).for_each(|seed| stress(seed, Borrow::Wait, Clock::Virtual, 800));
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl GpuPool {
     pub fn checkpoint(&self, domain: DomainId) -> Result<Checkpoint> {
         let core = self.core.lock();
         let claims = core.checkpoint(domain).map_err(|source| self.refused(source))?;
-        let blocks = core.blocks_of(domain).into_iter().map(|block| self.live_block(block)).collect();
+        let blocks = core.blocks().of(domain).into_iter().map(|block| self.live_block(block)).collect();
         Ok(Checkpoint { base: self.base(), blocks, claims })
     }
 

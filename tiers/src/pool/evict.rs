@@ -68,7 +68,7 @@ impl GpuPool {
     /// The extents of a domain with how it stands with each.
     pub(crate) fn standing(&self, domain: DomainId) -> Result<Vec<(ExtentView, Residency)>> {
         let kept = self.kept.lock();
-        let views = self.core.lock().extents_of(domain).map_err(|source| self.refused(source))?;
+        let views = self.core.lock().extents().of(domain).map_err(|source| self.refused(source))?;
         let residency =
             |view: &ExtentView| kept.get(&view.extent).map_or(Residency::NEW, |kept| kept.residency);
         Ok(views.into_iter().map(|view| (view, residency(&view))).collect())
@@ -78,18 +78,19 @@ impl GpuPool {
     pub(crate) fn has_any(&self, domain: DomainId, so: impl Fn(Residency) -> bool) -> bool {
         let kept = self.kept.lock();
         let core = self.core.lock();
-        let mut moved = kept.iter().filter(|(extent, _)| core.size_and_domain(**extent).1 == domain);
+        let mut moved =
+            kept.iter().filter(|(extent, _)| core.extents().size_and_domain(**extent).1 == domain);
         moved.any(|(_, kept)| so(kept.residency))
     }
 
     /// Whether all bytes of a domain count, those of free memory too.
     pub(crate) fn keeps_all(&self, domain: DomainId) -> bool {
-        self.core.lock().keeps_all(domain)
+        self.core.lock().extents().keeps_all(domain)
     }
 
     /// Whether all memory of a domain stays though nothing is live in it: it has an owner, whose graph knows its addresses.
     pub(crate) fn is_held(&self, domain: DomainId) -> bool {
-        self.core.lock().is_held(domain)
+        self.core.lock().extents().is_held(domain)
     }
 
     /// The address of an offset.
@@ -131,11 +132,11 @@ impl GpuPool {
         let pins = self.pins.lock();
         let mut kept = self.kept.lock();
         if is_resident {
-            let domain = self.core.lock().size_and_domain(extent).1;
+            let domain = self.core.lock().extents().size_and_domain(extent).1;
             if !pins.is_empty() && self.extents_of_pins(&pins, domain).contains(&extent) {
                 return Ok(Eviction::Fixed);
             }
-            match self.core.lock().begin_evict(extent) {
+            match self.core.lock().evictions().begin(extent) {
                 Ok(()) => {}
                 Err(StitchError::Withheld { .. }) => return Ok(Eviction::Withheld),
                 Err(source) => return Err(self.refused(source)),
@@ -149,7 +150,7 @@ impl GpuPool {
         if !matches!(next, Residency::Evicting { .. }) {
             return Ok(Eviction::Release);
         }
-        let ranges = if discard { Vec::new() } else { self.core.lock().kept_ranges(extent) };
+        let ranges = if discard { Vec::new() } else { self.core.lock().extents().kept_ranges(extent) };
         if !ranges.is_empty() {
             return Ok(Eviction::Copy(ranges));
         }
@@ -165,7 +166,7 @@ impl GpuPool {
     /// All bytes of an extent are in its copy.
     pub(crate) fn finish_copy(&self, extent: ExtentId, copy: StoredCopy) -> Result<()> {
         let mut kept = self.kept.lock();
-        let needed = !self.core.lock().kept_ranges(extent).is_empty();
+        let needed = !self.core.lock().extents().kept_ranges(extent).is_empty();
         if let Some(entry) = kept.get_mut(&extent) {
             entry.residency = self.after(entry.residency, Step::Copied)?;
             if needed {
@@ -182,7 +183,7 @@ impl GpuPool {
             self.after(entry.residency, Step::Failed)?;
             kept.remove(&extent);
         }
-        self.core.lock().finish_refill(extent).map_err(|source| self.refused(source))
+        self.core.lock().evictions().finish_refill(extent).map_err(|source| self.refused(source))
     }
 
     /// Unmaps extents at all their addresses: what used them was done when it was marked. What lies side by side goes in one call:
@@ -218,7 +219,8 @@ impl GpuPool {
     }
 
     fn unmap_everywhere(&self, held: &PlanState, extents: &[ExtentId], done: &Done) -> Result<()> {
-        let moving = |extent: &&ExtentId| self.core.lock().presence(**extent) == Some(Presence::Moving);
+        let moving =
+            |extent: &&ExtentId| self.core.lock().extents().presence(**extent) == Some(Presence::Moving);
         let mappings = extents.iter().filter(moving).flat_map(|extent| self.mappings_of(held, *extent));
         let mut mapped: Vec<Mapping> =
             mappings.filter(|mapping| self.reservation.is_mapped(*mapping)).collect();
@@ -240,7 +242,7 @@ impl GpuPool {
 
     /// Does nothing where it is gone.
     fn release_memory(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
-        if self.core.lock().presence(extent) != Some(Presence::Moving) {
+        if self.core.lock().extents().presence(extent) != Some(Presence::Moving) {
             return Ok(());
         }
         if let Some(memory) = held.extents.remove(&extent) {
@@ -249,12 +251,12 @@ impl GpuPool {
                 self.failed(error)
             })?;
         }
-        self.core.lock().finish_evict(extent).map_err(|source| self.refused(source))
+        self.core.lock().evictions().finish(extent).map_err(|source| self.refused(source))
     }
 
     pub(super) fn mappings_of(&self, held: &PlanState, extent: ExtentId) -> Vec<Mapping> {
         let Some(size) = held.extents.get(&extent).map(Extent::size) else { return Vec::new() };
-        let addresses = self.core.lock().addresses_of(extent);
+        let addresses = self.core.lock().extents().addresses_of(extent);
         addresses.into_iter().map(|offset| Mapping { offset, size }).collect()
     }
 
@@ -283,11 +285,11 @@ impl GpuPool {
     }
 
     fn make_and_map(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
-        let presence = self.core.lock().presence(extent);
+        let presence = self.core.lock().extents().presence(extent);
         if presence == Some(Presence::Evicted) {
             self.make(held, extent)?;
         }
-        let domain = self.core.lock().size_and_domain(extent).1;
+        let domain = self.core.lock().extents().size_and_domain(extent).1;
         for mapping in self.mappings_of(held, extent) {
             if !self.reservation.is_mapped(mapping) {
                 self.map(held, extent, mapping.offset).map_err(|error| self.failed(error))?;
@@ -314,12 +316,12 @@ impl GpuPool {
     fn try_make(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
         let (size, domain) = {
             let mut core = self.core.lock();
-            core.begin_refill(extent).map_err(|source| self.refused(source))?;
-            core.size_and_domain(extent)
+            core.evictions().begin_refill(extent).map_err(|source| self.refused(source))?;
+            core.extents().size_and_domain(extent)
         };
         let properties = held.properties.get(&domain).copied().unwrap_or(self.properties);
         let made = retry(|| Extent::new(&self.driver, size, properties));
-        self.core.lock().refill_made(extent, made.is_ok());
+        self.core.lock().evictions().refill_made(extent, made.is_ok());
         held.extents.insert(extent, made.map_err(|error| self.failed(error))?);
         Ok(())
     }
@@ -337,7 +339,7 @@ impl GpuPool {
                 _gone = kept.remove(&extent);
             }
         }
-        self.core.lock().finish_refill(extent).map_err(|source| self.refused(source))
+        self.core.lock().evictions().finish_refill(extent).map_err(|source| self.refused(source))
     }
 
     /// What was begun with an extent that has a whole copy failed.
@@ -368,7 +370,7 @@ impl GpuPool {
         let mut core = self.core.lock();
         core.seal_domain(domain, sealed).map_err(|source| self.refused(source))?;
         if !sealed {
-            let own = core.extents_of(domain).map_err(|source| self.refused(source))?;
+            let own = core.extents().of(domain).map_err(|source| self.refused(source))?;
             for view in own.iter().filter(|view| view.presence == Presence::Resident) {
                 gone.push(kept.remove(&view.extent));
             }
@@ -384,7 +386,7 @@ impl GpuPool {
         let mut kept = self.kept.lock();
         let core = self.core.lock();
         for extent in emptied {
-            if core.kept_ranges(*extent).is_empty()
+            if core.extents().kept_ranges(*extent).is_empty()
                 && let Some(entry) = kept.get_mut(extent)
             {
                 gone.push(entry.copy.take());

@@ -117,7 +117,7 @@ impl GpuPool {
                 for mapping in mappings(held, *offset, extents).iter().zip(extents) {
                     self.map(held, *mapping.1, mapping.0.offset)?;
                 }
-                let domain_of = |extent: &ExtentId| self.core.lock().size_and_domain(*extent).1;
+                let domain_of = |extent: &ExtentId| self.core.lock().extents().size_and_domain(*extent).1;
                 let domain = extents.first().map_or_else(Allocator::default_domain, domain_of);
                 self.give_access(held, domain, *offset, *size)
             }

@@ -108,9 +108,13 @@ impl GpuPool {
         let offset = self.offset(address)?;
         let (base, size, backing, life) = {
             let core = self.core.lock();
-            let block = core.find(offset).ok_or_else(unknown)?;
-            let backing = core.backing(block.offset).ok_or_else(unknown)?;
-            if backing.extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Resident)) {
+            let block = core.blocks().find(offset).ok_or_else(unknown)?;
+            let backing = core.blocks().backing(block.offset).ok_or_else(unknown)?;
+            if backing
+                .extents
+                .iter()
+                .any(|&extent| core.extents().presence(extent) != Some(Presence::Resident))
+            {
                 return Err(PoolError::Evicted { device: self.device, address });
             }
             (block.offset, block.size, backing, self.lives.of(block.offset))

@@ -23,7 +23,7 @@ impl GpuPool {
         let mut pins = self.pins.lock();
         let (base, extents) = self.block_of(domain, address)?;
         let core = self.core.lock();
-        if extents.iter().any(|&extent| core.presence(extent) != Some(Presence::Resident)) {
+        if extents.iter().any(|&extent| core.extents().presence(extent) != Some(Presence::Resident)) {
             return Err(PoolError::Evicted { device: self.device, address });
         }
         *pins.entry(base).or_default() += 1;
@@ -64,8 +64,8 @@ impl GpuPool {
         let unknown = || PoolError::UnknownAddress { device: self.device, address };
         let offset = self.offset(address)?;
         let core = self.core.lock();
-        let block = core.find(offset).filter(|block| block.domain == domain).ok_or_else(unknown)?;
-        let backing = core.backing(block.offset).ok_or_else(unknown)?;
+        let block = core.blocks().find(offset).filter(|block| block.domain == domain).ok_or_else(unknown)?;
+        let backing = core.blocks().backing(block.offset).ok_or_else(unknown)?;
         Ok((self.address(block.offset), backing.extents))
     }
 }

@@ -51,7 +51,7 @@ impl GpuPool {
         if self.may_all_write(self.reservation.writers(home)) {
             return Ok(());
         }
-        let domain = self.core.lock().size_and_domain(extent).1;
+        let domain = self.core.lock().extents().size_and_domain(extent).1;
         self.give_access(held, domain, home.offset, home.size).map_err(|error| self.failed(error))
     }
 
@@ -66,7 +66,7 @@ impl GpuPool {
         domain: DomainId,
         so: impl Fn(DeviceSet) -> bool,
     ) -> Result<Vec<(Mapping, DeviceSet)>> {
-        let views = self.core.lock().extents_of(domain).map_err(|source| self.refused(source))?;
+        let views = self.core.lock().extents().of(domain).map_err(|source| self.refused(source))?;
         let here = views.iter().filter(|view| view.presence == Presence::Resident);
         let mappings = here.flat_map(|view| self.mappings_of(held, view.extent));
         let mut found: Vec<(Mapping, DeviceSet)> =

@@ -24,7 +24,7 @@ pub struct LiveBlock {
 impl GpuPool {
     /// The block that begins at an address: its size and what was asked for.
     pub fn block(&self, address: Address) -> Option<(Bytes, Bytes)> {
-        self.core.lock().block(self.offset(address).ok()?)
+        self.core.lock().blocks().at(self.offset(address).ok()?)
     }
 
     /// The pool's addresses, at home and in aliases, mapped or not: where they begin, and how many they are.
@@ -37,13 +37,13 @@ impl GpuPool {
     /// Slower than [`GpuPool::block`], which knows starts alone.
     pub fn find(&self, address: Address) -> Option<LiveBlock> {
         let offset = self.offset(address).ok()?;
-        let found = self.core.lock().find(offset);
+        let found = self.core.lock().blocks().find(offset);
         found.map(|block| self.live_block(block))
     }
 
     /// The live blocks of a domain, in the order of their addresses.
     pub fn blocks_of(&self, domain: DomainId) -> Vec<LiveBlock> {
-        let blocks = self.core.lock().blocks_of(domain);
+        let blocks = self.core.lock().blocks().of(domain);
         blocks.into_iter().map(|block| self.live_block(block)).collect()
     }
 
@@ -66,7 +66,7 @@ impl GpuPool {
 
     /// Everything that is counted; walks the free pieces.
     pub fn stats(&self) -> Stats {
-        self.core.lock().stats()
+        self.core.lock().report().stats()
     }
 
     /// What was done, without walking anything.
@@ -93,11 +93,11 @@ impl GpuPool {
 
     /// How many free ranges there are.
     pub fn free_ranges(&self) -> usize {
-        self.core.lock().free_ranges()
+        self.core.lock().report().free_ranges()
     }
 
     /// Every mapped range and what lies in it; offsets count from [`GpuPool::base`].
     pub fn segments(&self) -> Vec<Segment> {
-        self.core.lock().segments()
+        self.core.lock().report().segments()
     }
 }

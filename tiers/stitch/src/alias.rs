@@ -9,9 +9,12 @@
 //!
 //! An alias owns no bytes: what is free is asked of home. It is idle while no block was handed out through it.
 
-use crate::ids::{AliasId, DomainId, Epoch, ExtentId};
+use glake_units::Bytes;
+
+use crate::extent::{Extents, Presence};
+use crate::ids::{DomainId, Epoch, ExtentId};
+use crate::plan::Step;
 use crate::run::Run;
-use slab::Slab;
 
 /// Consecutive alias addresses that are consecutive at home too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,70 @@ pub(crate) struct Window {
 }
 
 impl Alias {
+    /// An alias at `start` over extents in this order, which no block uses yet.
+    pub(crate) fn new(start: u64, domain: DomainId, extents: Vec<ExtentId>, all: &Extents) -> Self {
+        let mut spans: Vec<Span> = Vec::new();
+        let mut offset = 0;
+        for &extent in &extents {
+            let (home, size) = (all[extent].start, all[extent].size);
+            match spans.last_mut().filter(|span| span.home + span.size == home) {
+                Some(span) => span.size += size,
+                None => spans.push(Span { offset, home, size }),
+            }
+            offset += size;
+        }
+        Alias { start, size: offset, domain, extents, spans, blocks: 0, epoch: Epoch(0), used: 0 }
+    }
+
+    /// The steps that map it.
+    pub(crate) fn map(&self, all: &Extents, steps: &mut Vec<Step>) {
+        let mut at = self.start;
+        for &extent in &self.extents {
+            let size = all[extent].size;
+            steps.push(Step::Map { extent, offset: Bytes::new(at), size: Bytes::new(size) });
+            at += size;
+        }
+        let (offset, size) = (Bytes::new(self.start), Bytes::new(self.size));
+        steps.push(Step::Access { offset, size, domain: self.domain });
+    }
+
+    /// The steps that unmap it: one for each run of extents that are mapped.
+    pub(crate) fn unmap(&self, all: &Extents, steps: &mut Vec<Step>) {
+        let mut at = self.start;
+        let is_evicted = |id: ExtentId| all[id].presence == Presence::Evicted;
+        for run in self.extents.chunk_by(|&one, &next| is_evicted(one) == is_evicted(next)) {
+            let size = run.iter().map(|&id| all[id].size).sum();
+            if run.first().is_some_and(|&id| !is_evicted(id)) {
+                let (offset, size) = (Bytes::new(at), Bytes::new(size));
+                steps.push(Step::Unmap { offset, size, extents: run.to_vec() });
+            }
+            at += size;
+        }
+    }
+
+    /// How many extents are mapped in it: those that are evicted are not.
+    pub(crate) fn mapped(&self, all: &Extents) -> u64 {
+        let mapped = self.extents.iter().filter(|&&id| all[id].presence != Presence::Evicted);
+        mapped.count() as u64
+    }
+
+    /// Where it maps one of its extents.
+    pub(crate) fn address_of(&self, extent: ExtentId, all: &Extents) -> u64 {
+        let before = self.extents.iter().take_while(|&&other| other != extent);
+        self.start + before.map(|&other| all[other].size).sum::<u64>()
+    }
+
+    /// Whether it can be unmapped: nothing can use it, and none of its extents is on its way out or back.
+    pub(crate) fn is_done(&self, all: &Extents, passed: Epoch) -> bool {
+        let is_moving = |&extent: &ExtentId| all[extent].presence == Presence::Moving;
+        self.is_idle() && self.epoch <= passed && !self.extents.iter().any(is_moving)
+    }
+
+    /// Whether its addresses hold an offset.
+    pub(crate) fn contains(&self, offset: u64) -> bool {
+        (self.start..self.start + self.size).contains(&offset)
+    }
+
     /// The smallest window of at least `size` free bytes, where `runs` (sorted, disjoint) are what is free at home.
     pub(crate) fn best_window(&self, runs: &[Run], size: u64) -> Option<Window> {
         let mut best: Option<Window> = None;
@@ -82,50 +149,5 @@ impl Alias {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.blocks == 0
-    }
-}
-
-/// All aliases of a device.
-#[derive(Debug, Default)]
-pub(crate) struct Aliases {
-    aliases: Slab<Alias>,
-    clock: u64,
-}
-
-impl std::ops::Index<AliasId> for Aliases {
-    type Output = Alias;
-
-    fn index(&self, id: AliasId) -> &Alias {
-        &self.aliases[id.index()]
-    }
-}
-
-impl std::ops::IndexMut<AliasId> for Aliases {
-    fn index_mut(&mut self, id: AliasId) -> &mut Alias {
-        &mut self.aliases[id.index()]
-    }
-}
-
-impl Aliases {
-    pub(crate) fn insert(&mut self, alias: Alias) -> AliasId {
-        AliasId::at(self.aliases.insert(alias))
-    }
-
-    pub(crate) fn remove(&mut self, id: AliasId) -> Alias {
-        self.aliases.remove(id.index())
-    }
-
-    /// Marks an alias as used now.
-    pub(crate) fn touch(&mut self, id: AliasId) {
-        self.clock += 1;
-        self[id].used = self.clock;
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.aliases.len()
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (AliasId, &Alias)> {
-        self.aliases.iter().map(|(index, alias)| (AliasId::at(index), alias))
     }
 }

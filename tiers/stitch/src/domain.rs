@@ -1,9 +1,9 @@
 //! Owners of extents, and the free lists of their free pieces.
 
-use slab::Slab;
 use smallvec::SmallVec;
 
 use crate::free_list::{Class, FreeList, Owner};
+use crate::free_lists::FreeLists;
 use crate::ids::{AliasId, DomainId, Epoch, FreeListId, StreamKey};
 use crate::piece::Pieces;
 
@@ -51,7 +51,7 @@ impl DomainOptions {
 }
 
 /// So many streams of a domain are kept, whatever they have.
-pub(crate) const MANY: usize = 16;
+const MANY: usize = 16;
 
 /// The free lists of one stream.
 #[derive(Clone, Copy, Debug)]
@@ -91,8 +91,8 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    pub(crate) fn new(id: DomainId, options: DomainOptions, lists: &mut Slab<FreeList>) -> Self {
-        let mut list = |class, owner| add(lists, FreeList::new(id, class, owner));
+    pub(crate) fn new(id: DomainId, options: DomainOptions, lists: &mut FreeLists) -> Self {
+        let mut list = |class, owner| lists.add(FreeList::new(id, class, owner));
         Domain {
             id,
             options,
@@ -116,6 +116,28 @@ impl Domain {
         self.released.is_some()
     }
 
+    /// Whether all of its memory stays though nothing is live in it: a captured graph knows its addresses, and it was not released.
+    pub(crate) fn is_held(&self) -> bool {
+        self.options.is_private() && !self.is_released()
+    }
+
+    /// Whether its free extents go back to the driver when somebody needs memory.
+    pub(crate) fn gives_back(&self) -> bool {
+        self.is_released() || !self.options.keep
+    }
+
+    /// Whether there are so many streams that a new one is a reason to look for those that are gone.
+    pub(crate) fn is_crowded(&self, stream: StreamKey) -> bool {
+        self.streams.len() >= self.most_streams && self.lists_of(stream).is_none()
+    }
+
+    /// Forgets the streams that do not stay.
+    pub(crate) fn forget_streams(&mut self, mut stays: impl FnMut(&StreamLists) -> bool) {
+        self.streams.retain(|stream| stays(stream));
+        // Looked for again when there are twice as many: each costs a look at every piece.
+        self.most_streams = MANY.max(2 * self.streams.len());
+    }
+
     /// The free lists of a stream that was seen before.
     pub(crate) fn lists_of(&self, stream: StreamKey) -> Option<StreamLists> {
         self.streams.iter().find(|lists| lists.stream == stream).copied()
@@ -126,10 +148,10 @@ impl Domain {
         &mut self,
         id: DomainId,
         stream: StreamKey,
-        lists: &mut Slab<FreeList>,
+        lists: &mut FreeLists,
         pieces: &Pieces,
     ) -> StreamLists {
-        let mut list = |class| add(lists, FreeList::new(id, class, Owner::Stream(stream)));
+        let mut list = |class| lists.add(FreeList::new(id, class, Owner::Stream(stream)));
         let own = StreamLists {
             stream,
             large: list(Class::Large),
@@ -139,7 +161,7 @@ impl Domain {
         self.streams.push(own);
         if self.streams.len() > 1 && self.options.lend {
             for own in self.streams.iter().flat_map(|own| [own.large, own.slabs]) {
-                lists[own.index()].keep_ages(pieces);
+                lists[own].keep_ages(pieces);
             }
         }
         own
@@ -158,8 +180,4 @@ impl Domain {
             .into_iter()
             .chain(self.streams.iter().flat_map(|lists| [lists.large, lists.slabs]))
     }
-}
-
-fn add(lists: &mut Slab<FreeList>, list: FreeList) -> FreeListId {
-    FreeListId::at(lists.insert(list))
 }

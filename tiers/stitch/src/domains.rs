@@ -5,7 +5,8 @@ use std::ops::{Index, IndexMut};
 use slab::Slab;
 
 use crate::domain::{Domain, DomainOptions};
-use crate::free_list::FreeList;
+use crate::error::StitchError;
+use crate::free_lists::FreeLists;
 use crate::ids::DomainId;
 
 #[derive(Debug, Default)]
@@ -17,7 +18,7 @@ pub(crate) struct Domains {
 
 impl Domains {
     /// A new one, with free lists of its own.
-    pub(crate) fn add(&mut self, options: DomainOptions, lists: &mut Slab<FreeList>) -> DomainId {
+    pub(crate) fn add(&mut self, options: DomainOptions, lists: &mut FreeLists) -> DomainId {
         let entry = self.table.vacant_entry();
         let id = DomainId::new(self.made, entry.key());
         self.made += 1;
@@ -27,6 +28,17 @@ impl Domains {
 
     pub(crate) fn get(&self, id: DomainId) -> Option<&Domain> {
         self.table.get(id.place()).filter(|domain| domain.id == id)
+    }
+
+    /// One that is there, and was not released.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub(crate) fn active(&self, id: DomainId) -> Result<&Domain, StitchError> {
+        match self.get(id) {
+            Some(domain) if !domain.is_released() => Ok(domain),
+            _ => Err(StitchError::UnknownDomain { domain: id }),
+        }
     }
 
     pub(crate) fn get_mut(&mut self, id: DomainId) -> Option<&mut Domain> {
@@ -69,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_name_is_given_once() {
-        let (mut domains, mut lists) = (Domains::default(), Slab::new());
+        let (mut domains, mut lists) = (Domains::default(), FreeLists::default());
         let mut gone = Vec::new();
         for _ in 0..100 {
             let id = domains.add(DomainOptions::default(), &mut lists);

@@ -1,8 +1,10 @@
 //! Physical memory as the core sees it: which extent lies where at home, and who maps it a second time.
 
+use glake_units::Bytes;
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::error::StitchError;
 use crate::free_list::Class;
 use crate::ids::{AliasId, DomainId, ExtentId};
 
@@ -56,6 +58,10 @@ pub(crate) struct Extents {
     extents: Slab<Extent>,
     /// For each granule of home: its extent's index plus one, 0 where nothing is mapped.
     granules: Vec<u32>,
+    /// How many are not resident: while there is none, a free asks no further.
+    not_resident: usize,
+    /// Of them, those whose last live block was freed.
+    emptied: Vec<ExtentId>,
 }
 
 impl std::ops::Index<ExtentId> for Extents {
@@ -74,7 +80,13 @@ impl std::ops::IndexMut<ExtentId> for Extents {
 
 impl Extents {
     pub(crate) fn new(granularity: u64) -> Self {
-        Extents { granularity, extents: Slab::new(), granules: Vec::new() }
+        Extents {
+            granularity,
+            extents: Slab::new(),
+            granules: Vec::new(),
+            not_resident: 0,
+            emptied: Vec::new(),
+        }
     }
 
     /// Home is at most 2^40 bytes, a granule at least 2^16.
@@ -101,7 +113,88 @@ impl Extents {
         let extent = self.extents.remove(id.index());
         let range = self.granules_of(&extent);
         self.granules[range].fill(0);
+        self.not_resident -= usize::from(extent.presence != Presence::Resident);
         extent
+    }
+
+    /// The one place where it changes whether an extent's memory is there.
+    pub(crate) fn set_presence(&mut self, id: ExtentId, presence: Presence) {
+        let before = std::mem::replace(&mut self[id].presence, presence);
+        let apart = |presence: Presence| usize::from(presence != Presence::Resident);
+        self.not_resident = self.not_resident + apart(presence) - apart(before);
+    }
+
+    /// Whether an extent's memory is there; `None`: there is no such extent.
+    pub(crate) fn presence(&self, id: ExtentId) -> Option<Presence> {
+        self.get(id).map(|extent| extent.presence)
+    }
+
+    /// Refuses an extent that is somewhere else.
+    ///
+    /// # Errors
+    /// [`StitchError::WrongPresence`].
+    pub(crate) fn in_presence(&self, extent: ExtentId, wanted: Presence) -> Result<(), StitchError> {
+        let presence = self.presence(extent);
+        if presence == Some(wanted) { Ok(()) } else { Err(StitchError::WrongPresence { extent, presence }) }
+    }
+
+    /// Where an extent lies at home, and how large it is.
+    pub(crate) fn bounds(&self, id: ExtentId) -> (Bytes, Bytes) {
+        (Bytes::new(self[id].start), Bytes::new(self[id].size))
+    }
+
+    /// Whether the memory of every extent is there.
+    #[inline]
+    pub(crate) fn are_all_resident(&self) -> bool {
+        self.not_resident == 0
+    }
+
+    /// Refuses where some extent of a domain is not resident.
+    ///
+    /// # Errors
+    /// [`StitchError::Away`].
+    pub(crate) fn all_resident(&self, domain: DomainId) -> Result<(), StitchError> {
+        let is_apart = |extent: &Extent| extent.domain == domain && extent.presence != Presence::Resident;
+        if self.not_resident > 0 && self.iter().any(|(_, extent)| is_apart(extent)) {
+            return Err(StitchError::Away { domain });
+        }
+        Ok(())
+    }
+
+    /// Whether a range of home touches an extent that is not resident.
+    #[inline]
+    pub(crate) fn is_apart(&self, start: u64, end: u64) -> bool {
+        self.not_resident > 0 && self.touches_apart(start, end)
+    }
+
+    #[cold]
+    fn touches_apart(&self, start: u64, end: u64) -> bool {
+        self.touching(start, end).any(|extent| self[extent].presence != Presence::Resident)
+    }
+
+    /// Bytes of a live block were freed in an extent that is not resident; where it is empty then and does not keep all of itself,
+    /// [`Extents::take_emptied`] tells.
+    pub(crate) fn freed_apart(&mut self, id: ExtentId, bytes: u64, keeps_all: bool) {
+        let extent = &mut self[id];
+        extent.live -= bytes;
+        if extent.live == 0 && !keeps_all {
+            self.emptied.push(id);
+        }
+    }
+
+    /// The extents in which the last live block was freed while they were not resident, since the last call.
+    #[inline]
+    pub(crate) fn take_emptied(&mut self) -> Vec<ExtentId> {
+        if self.emptied.is_empty() { Vec::new() } else { std::mem::take(&mut self.emptied) }
+    }
+
+    /// Bytes in live blocks of extents for which no memory is held.
+    pub(crate) fn live_evicted(&self) -> u64 {
+        if self.not_resident == 0 {
+            return 0;
+        }
+        let evicted = self.iter().filter(|(_, extent)| extent.presence == Presence::Evicted);
+        evicted.map(|(_, extent)| extent.live).sum()
     }
 
     /// The extent that a mapped home address lies in.
@@ -129,6 +222,12 @@ impl Extents {
         let first = if first.start == start { start } else { first.end() };
         let last = if last.end() == end { end } else { last.start };
         (first, last)
+    }
+
+    /// So much of a mapped range is whole extents.
+    pub(crate) fn whole_in(&self, start: u64, end: u64) -> u64 {
+        let (first, last) = self.boundaries(start, end);
+        last.saturating_sub(first)
     }
 
     pub(crate) fn get(&self, id: ExtentId) -> Option<&Extent> {

@@ -37,32 +37,49 @@
 //! ```
 
 mod alias;
+mod aliases;
 mod allocator;
 mod bin;
 mod bins;
+mod claim;
 mod domain;
 mod domains;
+mod epochs;
 mod error;
+mod evictions;
 mod extent;
 mod free_list;
+mod free_lists;
+mod heap;
+mod home;
 mod ids;
 mod live;
 mod piece;
 mod plan;
+mod plans;
 mod run;
+mod segments;
 mod settings;
+mod sizes;
 mod stats;
+mod stitched;
 mod tally;
+mod view;
+mod want;
 mod zone;
 
-pub use allocator::{
-    Allocator, Backing, BlockInfo, Broken, Claim, ExtentView, HomeRange, LiveBlock, Restored, SMALL_LIMIT,
-    Segment, SegmentKind,
-};
+pub use allocator::Allocator;
+pub use claim::{Claim, Restored};
 pub use domain::DomainOptions;
 pub use error::{Obstacle, StitchError};
+pub use evictions::Evictions;
 pub use extent::Presence;
+pub use heap::SMALL_LIMIT;
 pub use ids::{AliasId, DomainId, Epoch, ExtentId, PlanId, StreamKey};
 pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch};
-pub use settings::{Borrow, Settings, WaitRules};
+pub use settings::{Borrow, Settings};
 pub use stats::{Counters, Gauge, Inactive, PoolGauges, Stats, Waste};
+pub use view::{
+    Backing, BlockInfo, Blocks, Broken, ExtentView, ExtentViews, HomeRange, LiveBlock, Report, Segment,
+    SegmentKind,
+};

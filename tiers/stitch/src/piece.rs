@@ -188,6 +188,25 @@ impl Pieces {
         self.within[id.index()] == list
     }
 
+    /// `into` was last used when either of the two was, and where.
+    #[inline]
+    pub(crate) fn inherit(&mut self, into: PieceId, from: PieceId) {
+        let (epoch, moved) = (self[from].epoch, self[from].moved);
+        let piece = &mut self[into];
+        piece.epoch = piece.epoch.max(epoch);
+        piece.moved = piece.moved.max(moved);
+    }
+
+    /// Adds a piece to the one on its left, which covers both then; where there is none on the left, the piece is the first.
+    pub(crate) fn append(&mut self, left: PieceId, id: PieceId) -> PieceId {
+        if left == PieceId::NONE {
+            return id;
+        }
+        self.inherit(left, id);
+        self.absorb_next(left);
+        left
+    }
+
     /// Makes `left` cover its right neighbour too, which is in no free list and goes.
     #[inline]
     pub(crate) fn absorb_next(&mut self, left: PieceId) {

@@ -10,27 +10,9 @@ pub enum Borrow {
     /// Another stream's bytes can be taken once the epoch of their free has passed: no waits, no deadlock.
     #[default]
     Completed,
-    /// As `Completed`, and before the epoch the owner may wait on the GPU for the stream that freed them.
-    Wait(WaitRules),
-}
-
-/// Which pending bytes of another stream may be borrowed, and how (the rules of GMLake's cross-stream slides).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitRules {
-    /// Take the block freed longest ago instead of the one that fits best.
-    pub oldest_first: bool,
-    /// Whether a borrowed block may be split.
-    pub split: bool,
-    /// Whether borrowed blocks may be stitched and joined.
-    pub stitch: bool,
-    /// A borrowed block is at most this much larger than the request.
-    pub max_excess: Bytes,
-}
-
-impl Default for WaitRules {
-    fn default() -> Self {
-        WaitRules { oldest_first: false, split: true, stitch: true, max_excess: Bytes::MAX }
-    }
+    /// As `Completed`, and before the epoch the owner may wait on the GPU for the stream that freed them: whole pieces or parts, the one
+    /// that fits best first, then several that touch or are stitched.
+    Wait,
 }
 
 /// The knobs of one device's allocator.

@@ -71,8 +71,8 @@ pub(crate) struct Tally {
     bytes: Count,
     requested: Count,
     withheld: Withheld,
-    pub(crate) extents: Count,
-    pub(crate) reserved: Count,
+    extents: Count,
+    reserved: Count,
 }
 
 impl Tally {
@@ -130,6 +130,8 @@ pub(crate) struct Tallies {
     small: Tally,
     large: Tally,
     pub(crate) counters: Counters,
+    /// Bytes of new extents that plans have set aside and the driver has not made yet.
+    pub(crate) planned: u64,
     pub(crate) mappings: u64,
     pub(crate) alias_bytes: Bytes,
     pub(crate) idle_alias_bytes: Bytes,
@@ -188,13 +190,48 @@ impl Tallies {
     }
 
     /// Both tallies in which memory of a pool is reserved.
-    pub(crate) fn pools(&mut self, small: bool) -> [&mut Tally; 2] {
+    fn pools(&mut self, small: bool) -> [&mut Tally; 2] {
         [&mut self.both, if small { &mut self.small } else { &mut self.large }]
     }
 
     /// Physical bytes held.
     pub(crate) fn reserved(&self) -> u64 {
         self.both.reserved.current
+    }
+
+    /// Physical bytes held, and those that plans have set aside.
+    pub(crate) fn committed(&self) -> u64 {
+        self.reserved() + self.planned
+    }
+
+    /// The driver has made extents.
+    pub(crate) fn add_extents(&mut self, small: bool, count: u64, bytes: u64) {
+        for pool in self.pools(small) {
+            pool.reserved.add(bytes);
+            pool.extents.add(count);
+        }
+        self.counters.extents_created += count;
+    }
+
+    /// The driver has released extents.
+    pub(crate) fn remove_extents(&mut self, small: bool, count: u64, bytes: u64) {
+        for pool in self.pools(small) {
+            pool.reserved.sub(bytes);
+            pool.extents.sub(count);
+        }
+        self.counters.extents_released += count;
+    }
+
+    /// Extents were mapped.
+    pub(crate) fn add_mappings(&mut self, count: u64) {
+        self.mappings += count;
+        self.counters.extent_maps += count;
+    }
+
+    /// An alias has begun, or ceased, to be idle.
+    pub(crate) fn set_idle(&mut self, idle: bool, size: Bytes) {
+        let sum = self.idle_alias_bytes;
+        self.idle_alias_bytes = if idle { sum.saturating_add(size) } else { sum.saturating_sub(size) };
     }
 
     /// Bytes handed out.

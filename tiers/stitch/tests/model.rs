@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
     Allocator, Borrow, Claim, DomainId, DomainOptions, Epoch, ExtentId, Grant, LiveBlock, Outcome, Plan,
-    Presence, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, WaitRules,
+    Presence, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -348,7 +348,7 @@ impl Model {
 
 /// Everything that an abort must leave as it was.
 fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats) {
-    let mut segments = core.segments();
+    let mut segments = core.report().segments();
     segments.sort_by_key(|segment| segment.offset);
     for segment in &mut segments {
         // How free bytes are divided (a slab kept open, pieces of two free lists) is not what an abort has to keep.
@@ -364,7 +364,7 @@ fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats
             (block.stream, block.lent, block.pending, block.withheld) = (None, false, false, false);
         }
     }
-    let mut stats = core.stats();
+    let mut stats = core.report().stats();
     stats.counters = Default::default();
     stats.waste = Default::default();
     (stats.inactive_small, stats.inactive_large) = Default::default();
@@ -462,7 +462,7 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             Op::Enter { which, made } => begin_refill(&mut core, &mut model, which, made),
             Op::CameBack { which } => {
                 if let Some(extent) = model.nth_elsewhere(which, true) {
-                    core.finish_refill(extent).expect("it moves");
+                    core.evictions().finish_refill(extent).expect("it moves");
                     model.elsewhere.remove(&extent);
                 }
             }
@@ -593,14 +593,18 @@ fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream:
     let owner = cells.as_ref().and_then(|cells| model.extents.get(&cells[0].0)).map(|(domain, _)| *domain);
     let domain = owner.unwrap_or(Allocator::default_domain());
     let claim = Claim { offset, size: requested, requested, stream: StreamKey(stream), slab: None };
-    let before = (core.segments(), core.live_blocks());
+    let before = (core.report().segments(), core.blocks().count());
     match core.claim(domain, &claim) {
         Ok(()) => {
             assert!(cells.is_some(), "claimed what is not free");
             model.claim(offset, requested, stream);
         }
         Err(StitchError::NotClaimable { obstacle, .. }) => {
-            assert_eq!((core.segments(), core.live_blocks()), before, "a refusal changes nothing");
+            assert_eq!(
+                (core.report().segments(), core.blocks().count()),
+                before,
+                "a refusal changes nothing"
+            );
             let large = requested > SMALL_LIMIT && offset.get() < 2 * core.settings().memory.get();
             assert!(cells.is_none() || !large, "{obstacle}, and yet all of it is free");
         }
@@ -611,7 +615,7 @@ fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream:
 
 fn restore(core: &mut Allocator, model: &mut Model) {
     let Some(Checkpoint { domain, claims, owned }) = model.checkpoint.take() else { return };
-    let before = core.blocks_of(domain);
+    let before = core.blocks().of(domain);
     match core.restore(domain, &claims) {
         Ok(restored) => {
             assert_eq!(restored.freed, before);
@@ -629,10 +633,10 @@ fn restore(core: &mut Allocator, model: &mut Model) {
             let then: Vec<_> = claims.iter().map(|claim| (claim.offset, claim.requested)).collect();
             assert_eq!(told, then, "what was live then is live now");
         }
-        Err(StitchError::Away { .. }) => assert_eq!(core.blocks_of(domain), before),
+        Err(StitchError::Away { .. }) => assert_eq!(core.blocks().of(domain), before),
         Err(error) => {
             assert!(!owned, "the domain still has its memory: {error}");
-            assert_eq!(core.blocks_of(domain), before, "a failure leaves what was live");
+            assert_eq!(core.blocks().of(domain), before, "a failure leaves what was live");
             model.given_up = Some(model.open);
         }
     }
@@ -643,19 +647,19 @@ fn finds(core: &Allocator, model: &Model) {
     for block in &model.blocks {
         let (start, size) = (block.grant.offset.get(), block.grant.size.get());
         for at in [start, start + size / 3, start + size - 1] {
-            let found = core.find(Bytes::new(at)).expect("a live block is found by its bytes");
+            let found = core.blocks().find(Bytes::new(at)).expect("a live block is found by its bytes");
             assert_eq!((found.offset, found.size), (block.grant.offset, block.grant.size));
             assert_eq!(found.stream, StreamKey(block.stream));
         }
         let around = [start.checked_sub(1), Some(start + size)].into_iter().flatten();
-        for found in around.filter_map(|at| core.find(Bytes::new(at))) {
+        for found in around.filter_map(|at| core.blocks().find(Bytes::new(at))) {
             assert!(found.offset != block.grant.offset, "a block ends where it ends");
         }
     }
     let mut free = model.mapped.keys().filter(|&&at| !model.is_live(at));
-    assert!(free.all(|&at| core.find(Bytes::new(at)).is_none()), "a block where none is live");
+    assert!(free.all(|&at| core.blocks().find(Bytes::new(at)).is_none()), "a block where none is live");
     for &domain in &model.domains {
-        let told: Vec<Bytes> = core.blocks_of(domain).iter().map(|block| block.offset).collect();
+        let told: Vec<Bytes> = core.blocks().of(domain).iter().map(|block| block.offset).collect();
         let owner = |block: &&Block| model.extents[&block.cells[0].0].0 == domain;
         let mut known: Vec<Bytes> =
             model.blocks.iter().filter(owner).map(|block| block.grant.offset).collect();
@@ -666,16 +670,16 @@ fn finds(core: &Allocator, model: &Model) {
 
 /// An extent of a domain begins to leave.
 fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize) {
-    let extents = core.extents_of(domain).expect("it exists");
+    let extents = core.extents().of(domain).expect("it exists");
     let Some(view) = extents.get(which % extents.len().max(1)) else { return };
     let cells = &model.extents[&view.extent].1;
     let before = picture(core);
-    match core.begin_evict(view.extent) {
+    match core.evictions().begin(view.extent) {
         Ok(()) => {
             assert_eq!(view.presence, Presence::Resident);
             let live = |cell: &u64| cells[(cell / CELL) as usize].live;
             let (at, size) = (view.offset.get(), view.size.get());
-            let kept = core.kept_ranges(view.extent);
+            let kept = core.extents().kept_ranges(view.extent);
             let is_kept = |cell: u64| {
                 kept.iter().any(|range| {
                     (range.offset.get()..(range.offset.get() + range.size.get())).contains(&(at + cell))
@@ -703,15 +707,15 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
 /// A moving extent is unmapped everywhere and released: not before all work on it is done.
 fn finish_evict(core: &mut Allocator, model: &mut Model, which: usize) {
     let Some(extent) = model.nth_elsewhere(which, true) else { return };
-    let mut told = core.addresses_of(extent);
+    let mut told = core.extents().addresses_of(extent);
     let of_extent = |(address, found): (&u64, &(ExtentId, u64, bool))| {
         (found.0 == extent && found.1 == 0).then_some(Bytes::new(*address))
     };
     let known: Vec<Bytes> = model.mapped.iter().filter_map(of_extent).collect();
     told.sort();
     assert_eq!(told, known, "all addresses of an extent");
-    core.finish_evict(extent).expect("it moves");
-    assert!(core.finish_evict(extent).is_err());
+    core.evictions().finish(extent).expect("it moves");
+    assert!(core.evictions().finish(extent).is_err());
     model.mapped.retain(|_, found| found.0 != extent);
     for cell in &mut model.extents.get_mut(&extent).expect("it is known").1 {
         cell.last = None;
@@ -723,8 +727,8 @@ fn finish_evict(core: &mut Allocator, model: &mut Model, which: usize) {
 fn begin_refill(core: &mut Allocator, model: &mut Model, which: usize, made: bool) {
     let Some(extent) = model.nth_elsewhere(which, false) else { return };
     let size = model.extents[&extent].1.len() as u64 * CELL;
-    match core.begin_refill(extent) {
-        Ok(()) => core.refill_made(extent, made),
+    match core.evictions().begin_refill(extent) {
+        Ok(()) => core.evictions().refill_made(extent, made),
         Err(StitchError::OutOfMemory { .. }) => {
             let limit = core.settings().limit.get();
             return assert!(core.reserved_bytes().get() + size > limit);
@@ -734,7 +738,7 @@ fn begin_refill(core: &mut Allocator, model: &mut Model, which: usize, made: boo
     if !made {
         return;
     }
-    for address in core.addresses_of(extent) {
+    for address in core.extents().addresses_of(extent) {
         for cell in 0..size / CELL {
             let before = model.mapped.insert(address.get() + cell * CELL, (extent, cell, true));
             assert!(before.is_none(), "its addresses stayed its own");
@@ -764,7 +768,7 @@ fn end(mut core: Allocator, mut model: Model) {
         quick(&mut core, &mut model, &Quick::Release { which: 0 });
     }
     while let Some(extent) = model.nth_elsewhere(0, true) {
-        core.finish_refill(extent).expect("it moves");
+        core.evictions().finish_refill(extent).expect("it moves");
         model.elsewhere.remove(&extent);
     }
     let last = core.close_epoch();
@@ -777,7 +781,7 @@ fn end(mut core: Allocator, mut model: Model) {
     let plan = core.plan_collection(Bytes::ZERO);
     finish(&mut core, &mut model, plan, false, &[]);
     core.check().unwrap_or_else(|broken| panic!("{broken}"));
-    let stats = core.stats();
+    let stats = core.report().stats();
     for pool in [stats.all, stats.small_pool, stats.large_pool] {
         for gauge in [
             pool.allocation,
@@ -793,7 +797,7 @@ fn end(mut core: Allocator, mut model: Model) {
     }
     assert_eq!((stats.mappings, stats.alias_bytes), (0, Bytes::ZERO));
     assert!(model.extents.is_empty() && model.mapped.is_empty(), "nothing is leaked");
-    assert!(core.segments().is_empty());
+    assert!(core.report().segments().is_empty());
 }
 
 proptest! {
@@ -810,10 +814,8 @@ proptest! {
     }
 
     #[test]
-    fn wait(program in prop::collection::vec(op(), 1..300), oldest in any::<bool>(), split in any::<bool>(),
-            stitch in any::<bool>(), bound in any::<bool>()) {
-        let max_excess = if bound { Bytes::mib(4) } else { Bytes::MAX };
-        run(Borrow::Wait(WaitRules { oldest_first: oldest, split, stitch, max_excess }), program);
+    fn wait(program in prop::collection::vec(op(), 1..400)) {
+        run(Borrow::Wait, program);
     }
 }
 

@@ -39,24 +39,25 @@ fn ten_thousand_blocks_leave_and_come_back() {
     }
     let epoch = core.close_epoch();
     core.pass_epoch(epoch);
-    let live = core.stats().all.allocated_bytes.current;
+    let live = core.report().stats().all.allocated_bytes.current;
     let begin = Instant::now();
-    let extents = core.extents_of(Allocator::default_domain()).expect("it exists");
+    let extents = core.extents().of(Allocator::default_domain()).expect("it exists");
     assert!(extents.len() > 500, "{}", extents.len());
     let mut kept = Bytes::ZERO;
     for view in &extents {
-        core.begin_evict(view.extent).expect("nothing is withheld");
-        kept = kept.saturating_add(core.kept_ranges(view.extent).iter().map(|range| range.size).sum());
-        core.finish_evict(view.extent).expect("it moves");
+        core.evictions().begin(view.extent).expect("nothing is withheld");
+        kept =
+            kept.saturating_add(core.extents().kept_ranges(view.extent).iter().map(|range| range.size).sum());
+        core.evictions().finish(view.extent).expect("it moves");
     }
     assert_eq!(kept.get(), live);
     assert_eq!(core.reserved_bytes(), Bytes::ZERO);
     for view in &extents {
-        core.begin_refill(view.extent).expect("there is room");
-        core.refill_made(view.extent, true);
-        core.finish_refill(view.extent).expect("it moves");
+        core.evictions().begin_refill(view.extent).expect("there is room");
+        core.evictions().refill_made(view.extent, true);
+        core.evictions().finish_refill(view.extent).expect("it moves");
     }
-    let after = core.extents_of(Allocator::default_domain()).expect("it exists");
+    let after = core.extents().of(Allocator::default_domain()).expect("it exists");
     assert!(after.iter().all(|view| view.presence == Presence::Resident));
     let took = begin.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?} for {} extents", extents.len());

@@ -40,7 +40,7 @@ fn what_is_left_around_a_claim_waits_for_no_later_epoch() {
     let claim = Claim { offset, size, requested: size, stream: OTHER, slab: None };
     core.claim(Allocator::default_domain(), &claim).expect("nothing of it is live");
     core.pass_epoch(first);
-    let segments = core.segments();
+    let segments = core.report().segments();
     let withheld = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.withheld);
     let withheld: Vec<(Bytes, Bytes)> = withheld.map(|block| (block.offset, block.size)).collect();
     assert_eq!(withheld, [(late, Bytes::mib(8))]);

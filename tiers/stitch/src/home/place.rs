@@ -1,40 +1,14 @@
 //! Extents coming to and going from home: how segments of pieces begin, join and end.
 
-use std::collections::BTreeMap;
-
-use super::Allocator;
+use super::Home;
 use crate::extent::{Extent, Presence};
 use crate::free_list::Class;
 use crate::ids::{DomainId, ExtentId, PieceId};
 use crate::piece::State;
-use crate::zone::Zone;
 
-/// Where segments begin and end: their edges by offset.
-#[derive(Debug, Default)]
-pub(super) struct Segments {
-    begins: BTreeMap<u64, PieceId>,
-    ends: BTreeMap<u64, PieceId>,
-}
-
-impl Segments {
-    /// The first edge of every segment, in the order of addresses.
-    pub(super) fn begins(&self) -> impl Iterator<Item = PieceId> + '_ {
-        self.begins.values().copied()
-    }
-
-    /// The first edge of the last segment that begins at or before an offset.
-    pub(super) fn last_at(&self, offset: u64) -> Option<PieceId> {
-        self.begins.range(..=offset).next_back().map(|(_, &edge)| edge)
-    }
-}
-
-impl Allocator {
-    pub(super) fn zone(&mut self, class: Class) -> &mut Zone {
-        if class == Class::Slabs { &mut self.slabs } else { &mut self.home }
-    }
-
+impl Home {
     /// Names new extents of these sizes, side by side from `start` on, which the zone has already set aside.
-    pub(super) fn add_extents(
+    pub(crate) fn add_extents(
         &mut self,
         start: u64,
         sizes: &[u64],
@@ -61,7 +35,7 @@ impl Allocator {
     }
 
     /// Makes a mapped range a piece, joined to the segments of its domain on both sides.
-    pub(super) fn add_piece(&mut self, start: u64, size: u64, domain: DomainId, state: State) -> PieceId {
+    pub(crate) fn add_piece(&mut self, start: u64, size: u64, domain: DomainId, state: State) -> PieceId {
         let (first, piece, last) = self.pieces.segment(start, size, state);
         match self.segments.ends.get(&start).copied().filter(|_| self.owner_of(start - 1) == domain) {
             Some(left_end) => {
@@ -96,7 +70,7 @@ impl Allocator {
     }
 
     /// Takes a piece of whole extents, which is in no free list, out of home; its segment ends before and begins after it.
-    pub(super) fn remove_piece(&mut self, id: PieceId) {
+    pub(crate) fn remove_piece(&mut self, id: PieceId) {
         let (start, end) = (self.pieces[id].start, self.pieces[id].end());
         let (prev, next) = (self.pieces[id].prev, self.pieces[id].next);
         if self.pieces[prev].state == State::Edge {

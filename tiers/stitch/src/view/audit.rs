@@ -2,12 +2,14 @@
 
 use std::collections::HashSet;
 
-use super::Allocator;
+use crate::aliases::Aliases;
 use crate::extent::{Extent, Presence};
 use crate::free_list::Owner;
+use crate::heap::Heap;
 use crate::ids::{ExtentId, PieceId};
 use crate::live::Live;
 use crate::piece::State;
+use crate::plans::Plans;
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,27 +25,37 @@ fn hold(holds: bool, rule: &'static str, offset: u64) -> Result<(), Broken> {
     if holds { Ok(()) } else { Err(Broken { rule, offset }) }
 }
 
-impl Allocator {
-    /// Walks everything and checks the invariants of the module.
+/// A walk over all that an allocator has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Audit<'a> {
+    pub(crate) heap: &'a Heap,
+    pub(crate) aliases: &'a Aliases,
+    pub(crate) plans: &'a Plans,
+    pub(crate) limit: u64,
+}
+
+impl Audit<'_> {
+    /// Walks everything and checks the invariants.
     ///
     /// # Errors
     /// The first one that is broken.
-    pub fn check(&self) -> Result<(), Broken> {
+    pub(crate) fn check(&self) -> Result<(), Broken> {
         let mut in_lists = HashSet::new();
-        for (index, list) in self.lists.iter() {
-            let released = self.domains.get(list.domain).is_none_or(|domain| domain.is_released());
+        for (name, list) in self.heap.home.lists.iter() {
+            let released = self.heap.home.domains.get(list.domain).is_none_or(|domain| domain.is_released());
             let mut bytes = 0;
             for id in list.bins.iter() {
-                let piece = &self.pieces[id];
+                let piece = &self.heap.home.pieces[id];
                 hold(piece.state == State::Free, "a piece in a list is free", piece.start)?;
-                hold(piece.list.index() == index, "a free piece knows its list", piece.start)?;
+                hold(piece.list == name, "a free piece knows its list", piece.start)?;
                 hold(
-                    self.pieces.is_in(id, piece.list),
+                    self.heap.home.pieces.is_in(id, piece.list),
                     "a free piece is known to be in its list",
                     piece.start,
                 )?;
                 hold(in_lists.insert(id), "a free piece is in one list", piece.start)?;
-                let passed = list.owner != Owner::Anyone || released || piece.epoch <= self.passed;
+                let passed =
+                    list.owner != Owner::Anyone || released || !self.heap.epochs.is_pending(piece.epoch);
                 hold(passed, "what anyone may take has passed", piece.start)?;
                 bytes += piece.size;
             }
@@ -51,15 +63,16 @@ impl Allocator {
         }
         let mut covered = 0;
         let mut free = 0;
-        for first in self.segments.begins() {
+        for first in self.heap.home.segments.begins() {
             covered += self.check_segment(first, &mut free)?;
         }
-        let reserved = self.stats.reserved();
-        let evicted = self.extents.iter().filter(|(_, extent)| extent.presence == Presence::Evicted);
+        let reserved = self.heap.tallies.reserved();
+        let evicted =
+            self.heap.home.extents.iter().filter(|(_, extent)| extent.presence == Presence::Evicted);
         let evicted: u64 = evicted.map(|(_, extent)| extent.size).sum();
         hold(covered == reserved + evicted, "pieces cover what is reserved, or evicted", 0)?;
         hold(free == in_lists.len(), "every free piece is in a list", 0)?;
-        hold(self.reserved() <= self.settings.limit.get().max(reserved), "the limit is kept", 0)?;
+        hold(self.heap.tallies.committed() <= self.limit.max(reserved), "the limit is kept", 0)?;
         self.check_blocks()?;
         self.check_extents()
     }
@@ -67,17 +80,17 @@ impl Allocator {
     /// Walks a segment; returns its bytes and counts its free pieces, those in slabs too.
     fn check_segment(&self, first: PieceId, free: &mut usize) -> Result<u64, Broken> {
         let mut bytes = 0;
-        let mut at = self.pieces[first].start;
-        let mut id = self.pieces[first].next;
-        while self.pieces[id].state != State::Edge {
-            let piece = &self.pieces[id];
+        let mut at = self.heap.home.pieces[first].start;
+        let mut id = self.heap.home.pieces[first].next;
+        while self.heap.home.pieces[id].state != State::Edge {
+            let piece = &self.heap.home.pieces[id];
             hold(piece.start == at && piece.size > 0, "pieces lie side by side", at)?;
-            hold(self.pieces[piece.prev].next == id, "links agree", at)?;
-            let next = &self.pieces[piece.next];
+            hold(self.heap.home.pieces[piece.prev].next == id, "links agree", at)?;
+            let next = &self.heap.home.pieces[piece.next];
             let merged = piece.state != State::Free
                 || next.state != State::Free
                 || piece.list != next.list
-                || matches!(self.lists[piece.list.index()].owner, Owner::Nobody | Owner::Evicted);
+                || matches!(self.heap.home.lists[piece.list].owner, Owner::Nobody | Owner::Evicted);
             hold(merged, "free neighbours of one list are one piece", at)?;
             *free += usize::from(piece.state == State::Free);
             if piece.state == State::Slab {
@@ -88,16 +101,16 @@ impl Allocator {
             bytes += piece.size;
             id = piece.next;
         }
-        hold(self.pieces[id].start == at, "a segment ends at its edge", at)?;
+        hold(self.heap.home.pieces[id].start == at, "a segment ends at its edge", at)?;
         Ok(bytes)
     }
 
     fn check_blocks(&self) -> Result<(), Broken> {
         let (mut bytes, mut parts) = (0, HashSet::new());
-        for (offset, live) in self.live.iter(&self.pieces) {
+        for (offset, live) in self.heap.home.live.iter(&self.heap.home.pieces) {
             match live {
                 Live::Piece(id) => {
-                    let piece = &self.pieces[id];
+                    let piece = &self.heap.home.pieces[id];
                     hold(
                         piece.state == State::Live && piece.start == offset,
                         "a live block is a live piece",
@@ -106,32 +119,32 @@ impl Allocator {
                     bytes += piece.size;
                 }
                 Live::Stitched(index) => {
-                    let block = &self.stitched[index as usize];
+                    let block = &self.aliases.blocks[index as usize];
                     let mut size = 0;
                     for &part in &block.parts {
                         hold(
-                            self.pieces[part].state == State::Part,
+                            self.heap.home.pieces[part].state == State::Part,
                             "a stitched block holds its parts",
                             offset,
                         )?;
                         hold(parts.insert(part), "a part belongs to one block", offset)?;
-                        size += self.pieces[part].size;
+                        size += self.heap.home.pieces[part].size;
                     }
                     hold(size == block.size, "a stitched block is as long as its parts", offset)?;
                     bytes += size;
                 }
             }
         }
-        hold(bytes == self.stats.allocated_bytes(), "live blocks are what is counted as allocated", 0)
+        hold(bytes == self.heap.tallies.allocated_bytes(), "live blocks are what is counted as allocated", 0)
     }
 
     fn check_presence(&self, id: ExtentId, extent: &Extent) -> Result<(), Broken> {
         let here = extent.presence == Presence::Resident;
         let mut broken = Ok(());
-        self.each_in(extent.start, extent.end(), |id| {
-            let piece = &self.pieces[id];
+        self.heap.home.each_in(extent.start, extent.end(), |id| {
+            let piece = &self.heap.home.pieces[id];
             if piece.state == State::Free && broken.is_ok() {
-                let evicted = self.lists[piece.list.index()].owner == Owner::Evicted;
+                let evicted = self.heap.home.lists[piece.list].owner == Owner::Evicted;
                 let within = here || extent.start <= piece.start && piece.end() <= extent.end();
                 broken = hold(
                     evicted != here && within,
@@ -141,25 +154,25 @@ impl Allocator {
             }
         });
         broken?;
-        let live = here || extent.live == self.live_in(id);
+        let live = here || extent.live == self.heap.home.live_in(id);
         hold(live, "an extent that is not here knows its live bytes", extent.start)
     }
 
     fn check_extents(&self) -> Result<(), Broken> {
         let mut mappings = 0;
-        for (id, extent) in self.extents.iter() {
+        for (id, extent) in self.heap.home.extents.iter() {
             mappings += u64::from(extent.presence != Presence::Evicted);
             self.check_presence(id, extent)?;
         }
         for (id, alias) in self.aliases.iter() {
-            mappings += self.mapped_in(alias);
+            mappings += alias.mapped(&self.heap.home.extents);
             for extent in &alias.extents {
-                let extent = &self.extents[*extent];
+                let extent = &self.heap.home.extents[*extent];
                 hold(extent.domain == alias.domain, "an alias maps its own domain", alias.start)?;
                 hold(extent.aliases.contains(&id), "an extent knows its aliases", extent.start)?;
             }
         }
         let planned = self.plans.is_empty();
-        hold(!planned || mappings == self.stats.mappings, "mappings are counted", 0)
+        hold(!planned || mappings == self.heap.tallies.mappings, "mappings are counted", 0)
     }
 }

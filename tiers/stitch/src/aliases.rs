@@ -1,0 +1,177 @@
+//! All aliases of a device, their addresses, and the blocks that were handed out through them.
+//!
+//! Invariant: an alias maps only extents of its own domain, and each of these extents knows it.
+
+use glake_units::Bytes;
+use slab::Slab;
+
+use crate::alias::Alias;
+use crate::extent::Extent;
+use crate::heap::Heap;
+use crate::home::{Carved, Former};
+use crate::ids::{AliasId, DomainId, Epoch, FreeListId};
+use crate::live::Live;
+use crate::plan::{Grant, Step};
+use crate::run::Run;
+use crate::stitched::Stitched;
+use crate::want::Want;
+use crate::zone::Zone;
+
+/// The aliases of one device.
+#[derive(Debug)]
+pub(crate) struct Aliases {
+    table: Slab<Alias>,
+    /// Grows with every use of an alias.
+    clock: u64,
+    /// The addresses that aliases are given.
+    pub(crate) zone: Zone,
+    /// The blocks that lie in them.
+    pub(crate) blocks: Slab<Stitched>,
+}
+
+impl std::ops::Index<AliasId> for Aliases {
+    type Output = Alias;
+
+    fn index(&self, id: AliasId) -> &Alias {
+        &self.table[id.index()]
+    }
+}
+
+impl Aliases {
+    /// None yet; their addresses will come from a zone.
+    pub(crate) fn new(zone: Zone) -> Self {
+        Aliases { table: Slab::new(), clock: 0, zone, blocks: Slab::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (AliasId, &Alias)> {
+        self.table.iter().map(|(index, alias)| (AliasId::at(index), alias))
+    }
+
+    /// Makes an alias that is mapped one of its domain's, idle.
+    pub(crate) fn add(&mut self, alias: Alias, heap: &mut Heap) -> AliasId {
+        let size = Bytes::new(alias.size);
+        let id = AliasId::at(self.table.insert(alias));
+        let (alias, home) = (&self[id], &mut heap.home);
+        for extent in &alias.extents {
+            home.extents[*extent].aliases.push(id);
+        }
+        home.domains[alias.domain].aliases.push(id);
+        let tallies = &mut heap.tallies;
+        tallies.alias_bytes = tallies.alias_bytes.saturating_add(size);
+        tallies.set_idle(true, size);
+        tallies.mappings += alias.mapped(&home.extents);
+        id
+    }
+
+    /// Takes an idle alias out of use; its addresses stay taken until the driver has unmapped them.
+    pub(crate) fn withdraw(&mut self, id: AliasId, heap: &mut Heap, steps: &mut Vec<Step>) -> Alias {
+        let alias = self.table.remove(id.index());
+        let home = &mut heap.home;
+        for extent in &alias.extents {
+            home.extents[*extent].aliases.retain(|other| *other != id);
+        }
+        home.domains[alias.domain].aliases.retain(|other| *other != id);
+        let (size, tallies) = (Bytes::new(alias.size), &mut heap.tallies);
+        tallies.alias_bytes = tallies.alias_bytes.saturating_sub(size);
+        tallies.set_idle(false, size);
+        tallies.mappings -= alias.mapped(&home.extents);
+        alias.unmap(&home.extents, steps);
+        alias
+    }
+
+    /// The aliases of a domain count as used in an epoch.
+    pub(crate) fn renew(&mut self, domain: DomainId, epoch: Epoch) {
+        let own = self.table.iter_mut().map(|(_, alias)| alias).filter(|alias| alias.domain == domain);
+        own.for_each(|alias| alias.epoch = epoch);
+    }
+
+    /// Whether all aliases of an extent can be unmapped.
+    pub(crate) fn are_done(&self, extent: &Extent, heap: &Heap) -> bool {
+        let passed = heap.epochs.passed();
+        extent.aliases.iter().all(|&alias| self[alias].is_done(&heap.home.extents, passed))
+    }
+
+    /// Serves a request through an alias that is there and at most `longest`, with what is free in it.
+    pub(crate) fn reuse(
+        &mut self,
+        heap: &mut Heap,
+        want: &Want,
+        runs: &[Run],
+        longest: u64,
+    ) -> Option<Grant> {
+        let aliases = &heap.home.domains[want.domain].aliases;
+        let fitting = aliases
+            .iter()
+            .map(|&id| (id, &self[id]))
+            .filter(|(_, alias)| (want.size..=longest).contains(&alias.size))
+            .filter_map(|(id, alias)| alias.best_window(runs, want.size).map(|window| (id, window)));
+        let (id, mut window) = fitting.min_by_key(|(_, window)| window.size)?;
+        window.size = want.size;
+        let ranges: Vec<_> = self[id].home_of(window).collect();
+        let carved = heap.home.carve_all(runs, &ranges);
+        heap.tallies.counters.alias_reuses += 1;
+        Some(self.hand_out(heap, want, id, window.offset, carved))
+    }
+
+    /// Hands out a block at `offset` of an alias, its home ranges carved.
+    pub(crate) fn hand_out(
+        &mut self,
+        heap: &mut Heap,
+        want: &Want,
+        id: AliasId,
+        offset: u64,
+        carved: Vec<Carved>,
+    ) -> Grant {
+        let former: Vec<Former> = carved.iter().flat_map(|range| range.former.iter().copied()).collect();
+        let edge = former.iter().any(|former| heap.epochs.is_pending(former.epoch));
+        if edge {
+            heap.home.lists[want.lists.large].edge = heap.moves;
+        }
+        let waits = heap.lenders(want, &former);
+        let parts = carved.into_iter().map(|range| range.piece).collect();
+        self.clock += 1;
+        let alias = &mut self.table[id.index()];
+        alias.used = self.clock;
+        if alias.is_idle() {
+            heap.tallies.set_idle(false, Bytes::new(alias.size));
+        }
+        alias.blocks += 1;
+        let start = alias.start + offset;
+        #[allow(clippy::cast_possible_truncation)]
+        let index = self.blocks.insert(Stitched {
+            alias: id,
+            start,
+            size: want.size,
+            requested: want.requested,
+            list: want.lists.large,
+            slabs: want.lists.slabs,
+            recorded: false,
+            parts,
+        }) as u32;
+        heap.home.live.insert(start, Live::Stitched(index));
+        heap.tallies.handed_out(false, want.size, want.requested);
+        heap.tallies.counters.edges += u64::from(edge);
+        Grant { offset: Bytes::new(start), size: Bytes::new(want.size), edge, waits }
+    }
+
+    /// Takes a block back that was handed out through an alias. Returns its size.
+    pub(crate) fn free(&mut self, index: u32, heap: &mut Heap) -> Bytes {
+        let block = self.blocks.remove(index as usize);
+        let alias = &mut self.table[block.alias.index()];
+        alias.blocks -= 1;
+        alias.epoch = heap.epochs.open();
+        if alias.is_idle() {
+            heap.tallies.set_idle(true, Bytes::new(alias.size));
+        }
+        heap.free_parts(block)
+    }
+
+    /// The free lists that blocks go back to.
+    pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
+        self.blocks.iter().flat_map(|(_, block)| [block.list, block.slabs])
+    }
+}

@@ -1,0 +1,422 @@
+//! The allocator of one device: a few pure methods over its parts.
+//!
+//! ```text
+//! take ──hit──► Grant                                   no driver, no heap
+//!   └─miss─► plan ─► Ready | Work(plan) | Wait ─► commit or abort
+//!
+//! Heap        bytes at home, free and handed out: Home (pieces, free lists, domains, extents), epochs, counts
+//! Aliases     the second mappings, and the blocks that lie in them
+//! Plans       what waits for the driver
+//! ```
+//!
+//! A miss ([`Miss`]), a release ([`Trim`]), a claim ([`Placement`]) and an eviction ([`Evictions`]) borrow the parts that they change;
+//! [`Report`], [`Blocks`] and [`ExtentViews`] read them.
+//!
+//! Invariants (checked whole by [`Allocator::check`] in tests): those of the parts, and reserved memory, plans included, is at most the
+//! limit.
+
+use glake_units::Bytes;
+
+use crate::aliases::Aliases;
+use crate::claim::{Claim, Restored};
+use crate::domain::DomainOptions;
+use crate::error::StitchError;
+use crate::evictions::Evictions;
+use crate::heap::{Heap, Pending, Placement};
+use crate::ids::{DomainId, Epoch, ExtentId, PlanId, StreamKey};
+use crate::live::Live;
+use crate::plan::{Grant, Outcome, Plan, Request};
+use crate::plans::{Answer, Draft, Miss, Plans, Trim};
+use crate::settings::Settings;
+use crate::stats::Counters;
+use crate::view::{Audit, Blocks, Broken, ExtentViews, Largest, Report};
+use crate::zone::Zone;
+
+/// Where the addresses of aliases begin, and how long they are, in times the device's memory: home comes before, and the slabs.
+const ALIAS_START: u64 = 3;
+const ALIAS_SPACE: u64 = 8;
+
+/// The allocator of one device.
+#[derive(Debug)]
+pub struct Allocator {
+    settings: Settings,
+    heap: Heap,
+    aliases: Aliases,
+    plans: Plans,
+}
+
+impl Allocator {
+    /// An allocator with nothing reserved.
+    ///
+    /// # Errors
+    /// [`StitchError::BadSetting`] for the first knob that makes no sense.
+    pub fn new(settings: Settings) -> Result<Self, StitchError> {
+        settings.check()?;
+        let memory = settings.whole_memory();
+        let mut allocator = Allocator {
+            heap: Heap::new(&settings),
+            aliases: Aliases::new(Zone::new(ALIAS_START * memory, ALIAS_SPACE * memory)),
+            plans: Plans::default(),
+            settings,
+        };
+        allocator.add_domain(DomainOptions::default());
+        Ok(allocator)
+    }
+
+    /// How long the device's reservation must be: every offset is below.
+    pub fn address_space(&self) -> Bytes {
+        Bytes::new((ALIAS_START + ALIAS_SPACE) * self.settings.whole_memory())
+    }
+
+    /// The knobs.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The domain of requests that name no other.
+    pub const fn default_domain() -> DomainId {
+        DomainId::DEFAULT
+    }
+
+    /// A new owner of extents.
+    pub fn add_domain(&mut self, options: DomainOptions) -> DomainId {
+        self.heap.home.domains.add(options, &mut self.heap.home.lists)
+    }
+
+    /// A CUDA graph is captured in a domain: from now on it is a [`DomainOptions::private_pool`], so that the addresses in
+    /// the graph stay. What is stitched or lent already stays so until it is freed.
+    pub fn keep_addresses(&mut self, id: DomainId) {
+        if let Some(domain) = self.heap.home.domains.get_mut(id) {
+            domain.options = DomainOptions { extent: domain.options.extent, ..DomainOptions::private_pool() };
+        }
+    }
+
+    /// Gives a domain up: its blocks live on until they are freed, its free extents go back to the driver once all
+    /// work enqueued before this call has completed, and nothing new is taken from it.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`]; the default domain cannot be released.
+    pub fn release_domain(&mut self, id: DomainId) -> Result<(), StitchError> {
+        if id == Self::default_domain() {
+            return Err(StitchError::UnknownDomain { domain: id });
+        }
+        self.heap.release_domain(id)?;
+        self.aliases.renew(id, self.heap.epochs.open());
+        self.heap.home.drop_if_done(id);
+        Ok(())
+    }
+
+    /// Says whether the bytes of a domain stay as they are: while it is sealed nothing new is handed out of it, so that no copy
+    /// of them becomes old.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub fn seal_domain(&mut self, id: DomainId, sealed: bool) -> Result<(), StitchError> {
+        self.heap.home.domains.active(id)?;
+        self.heap.home.domains[id].sealed = sealed;
+        Ok(())
+    }
+
+    /// Changes the most that may be reserved; what is reserved above stays until it is trimmed.
+    pub fn set_limit(&mut self, limit: Bytes) {
+        self.settings.limit = limit.min(self.settings.memory);
+    }
+
+    /// The epoch that frees belong to now, where there are frees that no recorded event covers.
+    pub fn uncovered(&self) -> Option<Epoch> {
+        self.heap.epochs.uncovered()
+    }
+
+    /// Closes the open epoch: the caller has just recorded its event. Later frees belong to the next one.
+    pub fn close_epoch(&mut self) -> Epoch {
+        self.heap.epochs.close()
+    }
+
+    /// The event of the last closed epoch could not be recorded: the next one has to cover its frees too.
+    pub fn uncover(&mut self) {
+        self.heap.epochs.uncover();
+    }
+
+    /// All work enqueued before this epoch was closed has completed.
+    pub fn pass_epoch(&mut self, epoch: Epoch) {
+        self.heap.pass(epoch);
+    }
+
+    /// The last epoch that has passed.
+    pub fn passed(&self) -> Epoch {
+        self.heap.epochs.passed()
+    }
+
+    /// Hands out a free piece that fits, or nothing: then [`Allocator::plan`] says what it takes.
+    #[inline]
+    pub fn take(&mut self, request: &Request) -> Option<Grant> {
+        self.heap.take(request)
+    }
+
+    /// Takes a block back. Its own stream may have its bytes at once, others after the open epoch has passed.
+    ///
+    /// Returns the block's size.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownBlock`] where no live block begins; nothing changes then.
+    pub fn free(&mut self, offset: Bytes) -> Result<Bytes, StitchError> {
+        let home = &mut self.heap.home;
+        let live =
+            home.live.remove(offset.get(), &home.pieces).ok_or(StitchError::UnknownBlock { offset })?;
+        self.heap.epochs.uncover();
+        match live {
+            Live::Piece(id) => Ok(self.heap.free_piece(id)),
+            Live::Stitched(index) => Ok(self.aliases.free(index, &mut self.heap)),
+        }
+    }
+
+    /// Another stream uses a block. A block that begins nowhere is ignored, as torch does with foreign pointers.
+    ///
+    /// Returns whether there was such a block.
+    pub fn record_stream(&mut self, offset: Bytes, stream: StreamKey) -> bool {
+        let home = &mut self.heap.home;
+        let Some(live) = home.live.get(offset.get(), &home.pieces) else { return false };
+        let (list, recorded) = match live {
+            Live::Piece(id) => (home.pieces[id].list, &mut home.pieces[id].recorded),
+            Live::Stitched(index) => {
+                let block = &mut self.aliases.blocks[index as usize];
+                (block.list, &mut block.recorded)
+            }
+        };
+        *recorded |= home.lists[list].stream() != Some(stream);
+        true
+    }
+
+    /// Says how a request that is no hit can be served: at once after all, with driver work, after a wait, or not.
+    ///
+    /// With `grow` false nothing new is asked of the driver (it has just said that it has no more).
+    ///
+    /// # Errors
+    /// [`StitchError::OutOfMemory`] after everything else, [`StitchError::LargerThanDevice`],
+    /// [`StitchError::UnknownDomain`].
+    pub fn plan(&mut self, request: &Request, grow: bool) -> Result<Outcome, StitchError> {
+        let memory = self.settings.memory;
+        if request.size > memory {
+            self.heap.tallies.counters.ooms += 1;
+            return Err(StitchError::LargerThanDevice { wanted: request.size, memory });
+        }
+        if self.heap.home.domains.active(request.domain)?.sealed {
+            return Err(StitchError::Sealed { domain: request.domain });
+        }
+        self.make_room_for(request.domain, request.stream);
+        let lists = self.heap.home.lists_for(request.domain, request.stream);
+        if let Some(grant) = self.take(request) {
+            return Ok(Outcome::Ready(grant));
+        }
+        let miss = Miss::new(request, lists, grow, &mut self.heap, &mut self.aliases, &self.settings);
+        Ok(match miss.answer()? {
+            Answer::Ready(grant) => Outcome::Ready(grant),
+            Answer::Work(draft) => Outcome::Work(self.plans.add(draft, &mut self.heap)),
+            Answer::Wait(epoch) => Outcome::Wait(epoch),
+        })
+    }
+
+    /// The driver has done a plan's steps: makes it true. A plan for a block returns it.
+    pub fn commit(&mut self, plan: PlanId) -> Option<Grant> {
+        self.plans.commit(plan, &mut self.heap, &mut self.aliases)
+    }
+
+    /// The driver could not do a plan's steps and has undone those that it did: everything is as before.
+    pub fn abort(&mut self, plan: PlanId) {
+        self.plans.abort(plan, &mut self.heap, &mut self.aliases);
+    }
+
+    /// Counts a request that is refused, and says how memory stands: also where what [`Outcome::Wait`] asks for cannot be waited for.
+    pub fn refuse(&mut self, wanted: Bytes) -> StitchError {
+        self.heap.tallies.counters.ooms += 1;
+        self.heap.out_of_memory(wanted, self.settings.limit)
+    }
+
+    /// Driver work that releases free memory until at most `keep` is reserved, or nothing is left to release. Idle
+    /// aliases of what goes are unmapped first; what is in use, or still pending, stays.
+    pub fn plan_trim(&mut self, keep: Bytes) -> Option<Plan> {
+        let target = Bytes::new(self.heap.tallies.committed().saturating_sub(keep.get()));
+        let draft = self.trim().of_all(target);
+        self.named(draft)
+    }
+
+    /// Driver work that releases all free memory of one domain, also where it keeps its own from [`Allocator::plan_trim`].
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub fn plan_trim_domain(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
+        self.heap.home.domains.active(domain)?;
+        let draft = self.trim().of_domain(domain);
+        Ok(self.named(draft))
+    }
+
+    /// Driver work that forgets the extents of a domain that are evicted and hold nothing live; none where a captured graph knows
+    /// their addresses.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub fn plan_forget(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
+        let known = self.heap.home.domains.get(domain).ok_or(StitchError::UnknownDomain { domain })?;
+        if known.is_held() {
+            return Ok(None);
+        }
+        let draft = self.trim().of_evicted(domain);
+        Ok(self.named(draft))
+    }
+
+    /// Driver work that unmaps idle aliases, the least recently used first, until at most `keep` of them is mapped.
+    pub fn plan_collection(&mut self, keep: Bytes) -> Option<Plan> {
+        let draft = self.trim().of_aliases(keep);
+        self.named(draft)
+    }
+
+    /// Driver work that is due: idle aliases above their limit go, and the older half of them where mappings near their
+    /// cap, or where there are so many that looking through them costs more than making one. Nothing else is due.
+    pub fn plan_due_collection(&mut self) -> Option<Plan> {
+        let draft = Trim::new(&mut self.heap, &mut self.aliases).of_due(&self.settings);
+        self.named(draft)
+    }
+
+    /// The live blocks of a domain, as [`Allocator::restore`] takes them.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`]; [`StitchError::NotClaimable`] where one is stitched: such an address cannot be had
+    /// back.
+    pub fn checkpoint(&self, domain: DomainId) -> Result<Vec<Claim>, StitchError> {
+        self.heap.home.domains.active(domain)?;
+        let blocks = self.blocks();
+        blocks.of(domain).iter().map(|block| blocks.claim_of(block)).collect()
+    }
+
+    /// Makes exactly the blocks of a checkpoint live in a domain: frees what is live now, claims what was live then.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`] for a block whose memory is not the
+    /// domain's any more; the same blocks as before are live then.
+    pub fn restore(&mut self, domain: DomainId, checkpoint: &[Claim]) -> Result<Restored, StitchError> {
+        self.heap.home.extents.all_resident(domain)?;
+        let now = self.checkpoint(domain)?;
+        let freed = self.blocks().of(domain);
+        let (goes, comes) = Claim::differences(&now, checkpoint);
+        self.free_all(domain, &goes);
+        for (done, claim) in comes.iter().enumerate() {
+            if let Err(error) = self.claim(domain, claim) {
+                self.free_all(domain, &comes[..done]);
+                for claim in &goes {
+                    let again = self.claim_at(domain, claim, Pending::Fine);
+                    debug_assert!(again.is_ok(), "it was live a moment ago: {again:?}");
+                }
+                return Err(error);
+            }
+        }
+        Ok(Restored { freed, claimed: self.blocks().of(domain) })
+    }
+
+    /// Makes a block live at one place of a domain, where all of its bytes are free, whoever could take them. No stream is
+    /// made to wait.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`], which says why; nothing has changed.
+    pub fn claim(&mut self, domain: DomainId, claim: &Claim) -> Result<(), StitchError> {
+        self.heap.home.domains.active(domain)?;
+        self.heap.home.extents.all_resident(domain)?;
+        self.claim_at(domain, claim, Pending::Refused)
+    }
+
+    /// Extents that leave and come back.
+    pub fn evictions(&mut self) -> Evictions<'_> {
+        Evictions { heap: &mut self.heap, limit: self.settings.limit }
+    }
+
+    /// The extents in which the last live block was freed while they were not resident, since the last call: what was kept of
+    /// them is worth nothing.
+    #[inline]
+    pub fn take_emptied(&mut self) -> Vec<ExtentId> {
+        self.heap.home.extents.take_emptied()
+    }
+
+    /// The whole of it: statistics and segments.
+    pub fn report(&self) -> Report<'_> {
+        Report { heap: &self.heap, aliases: &self.aliases }
+    }
+
+    /// What is handed out.
+    pub fn blocks(&self) -> Blocks<'_> {
+        Blocks { heap: &self.heap, aliases: &self.aliases }
+    }
+
+    /// Single extents.
+    pub fn extents(&self) -> ExtentViews<'_> {
+        ExtentViews { heap: &self.heap, aliases: &self.aliases }
+    }
+
+    /// The largest request of a domain that can be served now, where the driver has `device_free` left: a free run, or
+    /// what stitching and growing make, with pending memory waited for and other owners' free extents given back, on
+    /// the stream for which that is most. Walks the free pieces, changes nothing.
+    ///
+    /// No larger request is served. One of this size is, but where the last extents are in use in part, where the number
+    /// of mappings is at its limit, or where the driver takes memory for itself.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub fn largest(&self, domain: DomainId, device_free: Bytes) -> Result<Bytes, StitchError> {
+        Largest { heap: &self.heap, settings: &self.settings, device_free }.of(domain)
+    }
+
+    /// Physical memory held: cheaper than [`Report::stats`], which walks the free pieces.
+    pub fn reserved_bytes(&self) -> Bytes {
+        Bytes::new(self.heap.tallies.reserved())
+    }
+
+    /// The counters alone: cheaper than [`Report::stats`].
+    pub fn counters(&self) -> Counters {
+        self.heap.tallies.counters
+    }
+
+    /// Starts the peaks from what is now.
+    pub fn reset_peaks(&mut self) {
+        self.heap.tallies.reset_peaks();
+    }
+
+    /// Starts the totals from zero.
+    pub fn reset_totals(&mut self) {
+        self.heap.tallies.reset_totals();
+    }
+
+    /// Walks everything and checks the invariants, of the parts and between them.
+    ///
+    /// # Errors
+    /// The first one that is broken.
+    pub fn check(&self) -> Result<(), Broken> {
+        let limit = self.settings.limit.get();
+        Audit { heap: &self.heap, aliases: &self.aliases, plans: &self.plans, limit }.check()
+    }
+
+    fn trim(&mut self) -> Trim<'_> {
+        Trim::new(&mut self.heap, &mut self.aliases)
+    }
+
+    fn named(&mut self, draft: Option<Draft>) -> Option<Plan> {
+        draft.map(|draft| self.plans.add(draft, &mut self.heap))
+    }
+
+    /// Forgets streams that have nothing any more, where a new one comes and there are many.
+    fn make_room_for(&mut self, domain: DomainId, stream: StreamKey) {
+        if self.heap.home.domains[domain].is_crowded(stream) {
+            self.heap.home.forget_streams(domain, self.aliases.lists().chain(self.plans.lists()));
+        }
+    }
+
+    fn claim_at(&mut self, domain: DomainId, claim: &Claim, pending: Pending) -> Result<(), StitchError> {
+        self.make_room_for(domain, claim.stream);
+        Placement::new(&mut self.heap, domain, claim).fill(pending)
+    }
+
+    fn free_all(&mut self, domain: DomainId, claims: &[Claim]) {
+        for claim in claims {
+            let freed = self.free(claim.offset);
+            debug_assert!(freed.is_ok(), "it is live");
+        }
+        self.heap.home.dissolve_idle_slabs(Some(domain));
+    }
+}

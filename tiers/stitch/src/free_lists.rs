@@ -1,0 +1,65 @@
+//! Every free list by its name.
+
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
+
+use crate::free_list::{FreeList, Owner};
+use crate::ids::{FreeListId, PieceId};
+use crate::piece::Pieces;
+
+/// All free lists of a device.
+#[derive(Debug, Default)]
+pub(crate) struct FreeLists(Slab<FreeList>);
+
+impl Index<FreeListId> for FreeLists {
+    type Output = FreeList;
+
+    #[inline]
+    fn index(&self, id: FreeListId) -> &FreeList {
+        &self.0[id.index()]
+    }
+}
+
+impl IndexMut<FreeListId> for FreeLists {
+    #[inline]
+    fn index_mut(&mut self, id: FreeListId) -> &mut FreeList {
+        &mut self.0[id.index()]
+    }
+}
+
+impl FreeLists {
+    /// Adds an empty one.
+    pub(crate) fn add(&mut self, list: FreeList) -> FreeListId {
+        FreeListId::at(self.0.insert(list))
+    }
+
+    /// Forgets one; its pieces were taken out before.
+    pub(crate) fn forget(&mut self, id: FreeListId) {
+        self.0.remove(id.index());
+    }
+
+    /// One that may be gone.
+    pub(crate) fn get(&self, id: FreeListId) -> Option<&FreeList> {
+        self.0.get(id.index())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (FreeListId, &FreeList)> {
+        self.0.iter().map(|(index, list)| (FreeListId::at(index), list))
+    }
+
+    /// Puts a free piece into the list that it names.
+    pub(crate) fn insert(&mut self, pieces: &mut Pieces, piece: PieceId) {
+        self[pieces[piece].list].insert(pieces, piece);
+    }
+
+    /// Takes a free piece out of the list that it is in.
+    pub(crate) fn remove(&mut self, pieces: &mut Pieces, piece: PieceId) {
+        self[pieces[piece].list].remove(pieces, piece);
+    }
+
+    /// Whose the list is that a piece names.
+    pub(crate) fn owner_of(&self, pieces: &Pieces, piece: PieceId) -> Owner {
+        self[pieces[piece].list].owner
+    }
+}

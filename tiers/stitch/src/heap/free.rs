@@ -1,0 +1,143 @@
+//! What happens to a block's bytes after it is freed, and how they become another stream's.
+
+use glake_units::Bytes;
+
+use super::Heap;
+use crate::error::StitchError;
+use crate::ids::{DomainId, Epoch, Move, PieceId};
+use crate::stitched::Stitched;
+
+impl Heap {
+    /// Takes a block back that is a piece of home. Returns its size.
+    pub(crate) fn free_piece(&mut self, id: PieceId) -> Bytes {
+        let piece = &mut self.home.pieces[id];
+        let (size, requested, recorded) = (piece.size, piece.requested, piece.recorded);
+        let small = piece.slab != PieceId::NONE;
+        piece.epoch = self.epochs.open();
+        piece.moved = Move::default();
+        let (start, end) = (piece.start, piece.end());
+        let apart = self.home.extents.is_apart(start, end);
+        let recorded = recorded && !apart;
+        self.tallies.freed(small, size, requested, recorded);
+        if apart {
+            self.home.give_apart(id);
+        } else if recorded {
+            self.home.withhold(id, 1);
+        } else {
+            self.home.give(id);
+        }
+        Bytes::new(size)
+    }
+
+    /// Takes the parts of a stitched block back. Returns the block's size.
+    pub(crate) fn free_parts(&mut self, block: Stitched) -> Bytes {
+        let home = &mut self.home;
+        let apart = block.parts.iter().any(|&part| {
+            let piece = &home.pieces[part];
+            home.extents.is_apart(piece.start, piece.end())
+        });
+        // Nothing can use a block of which a part is not there.
+        let recorded = block.recorded && !apart;
+        self.tallies.freed(false, block.size, block.requested, recorded);
+        self.moves = self.moves.next();
+        let mut blocks = 1;
+        for part in block.parts {
+            let piece = &mut home.pieces[part];
+            piece.epoch = self.epochs.open();
+            piece.moved = self.moves;
+            piece.list = if piece.start < home.slab_zone { block.list } else { block.slabs };
+            if apart {
+                home.give_apart(part);
+            } else if recorded {
+                home.withhold(part, std::mem::take(&mut blocks));
+            } else {
+                home.give(part);
+            }
+        }
+        Bytes::new(block.size)
+    }
+
+    /// All work enqueued before this epoch was closed has completed: what it held back is free for more.
+    pub(crate) fn pass(&mut self, epoch: Epoch) {
+        self.epochs.pass(epoch);
+        let domains: smallvec::SmallVec<[DomainId; 4]> = self.home.domains.iter().map(|(id, _)| id).collect();
+        for domain in domains {
+            self.settle(domain);
+        }
+    }
+
+    /// Moves what has passed to where more streams may take it: at once where it was nobody's, and where there is more
+    /// than one stream to take it.
+    pub(crate) fn settle(&mut self, id: DomainId) {
+        let domain = &self.home.domains[id];
+        let (limbos, passed_large, passed_slabs) =
+            ([domain.limbo_large, domain.limbo_small], domain.passed_large, domain.passed_slabs);
+        let streams = domain.streams.clone();
+        let (lend, passed) = (self.is_lending(id), self.epochs.passed());
+        let home = &mut self.home;
+        for limbo in limbos {
+            while let Some(piece) = home.lists[limbo].next_passed(limbo, &home.pieces, passed) {
+                home.lists[limbo].remove(&mut home.pieces, piece);
+                let withheld = &mut home.pieces[piece];
+                withheld.list = withheld.returns_to;
+                let (small, blocks, size) =
+                    (withheld.slab != PieceId::NONE, withheld.requested, withheld.size);
+                self.tallies.completed(small, blocks, size);
+                home.give(piece);
+            }
+        }
+        if !lend {
+            return;
+        }
+        for lists in streams {
+            for (from, to) in [(lists.large, passed_large), (lists.slabs, passed_slabs)] {
+                while let Some(piece) = home.lists[from].next_passed(from, &home.pieces, passed) {
+                    home.lists[from].remove(&mut home.pieces, piece);
+                    let passed = &mut home.pieces[piece];
+                    passed.list = to;
+                    passed.epoch = Epoch(0);
+                    passed.moved = Move::default();
+                    home.give(piece);
+                }
+            }
+        }
+    }
+
+    /// Gives a domain up: all that is free in it belongs to the open epoch now, wherever it lies, for a graph's replay may write
+    /// to whatever the domain had.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub(crate) fn release_domain(&mut self, id: DomainId) -> Result<(), StitchError> {
+        self.home.domains.active(id)?;
+        let open = self.epochs.open();
+        self.home.domains[id].released = Some(open);
+        let lists: Vec<_> = self.home.domains[id].lists().collect();
+        for list in lists {
+            self.home.renew(list, open);
+        }
+        self.epochs.uncover();
+        Ok(())
+    }
+
+    /// Gives up the slabs that other streams keep open though all of each is free, and has passed; whether there was one.
+    pub(crate) fn take_idle_slabs(&mut self, id: DomainId) -> bool {
+        if !self.is_lending(id) {
+            return false;
+        }
+        let home = &self.home;
+        let small = home.domains[id].streams.iter().map(|lists| &home.lists[lists.small]);
+        let open = small.filter(|list| list.bytes >= self.slab).flat_map(|list| list.bins.iter());
+        let passed = |id: PieceId| !self.epochs.is_pending(home.pieces[id].epoch);
+        let idle: Vec<PieceId> = open.filter(|&id| passed(id) && home.is_idle_slab(id)).collect();
+        self.home.dissolve_slabs(&idle);
+        self.settle(id);
+        !idle.is_empty()
+    }
+
+    /// The oldest epoch that holds back bytes somebody could use.
+    pub(crate) fn oldest_pending(&self) -> Option<Epoch> {
+        let (home, passed) = (&self.home, self.epochs.passed());
+        home.lists.iter().filter_map(|(_, list)| list.oldest_pending(&home.pieces, passed)).min()
+    }
+}

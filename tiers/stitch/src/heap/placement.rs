@@ -1,0 +1,178 @@
+//! A block made live at one place of home and no other.
+//!
+//! A claim is no use of memory: the bytes are what they were, and whoever claims them says that their work on them is in
+//! order. What others may still do with them is remembered: then the block is treated as recorded on another stream.
+
+use glake_units::Bytes;
+
+use super::{Heap, SMALL_LIMIT};
+use crate::bins::QUANTUM;
+use crate::claim::Claim;
+use crate::domain::StreamLists;
+use crate::error::{Obstacle, StitchError};
+use crate::free_list::Owner;
+use crate::ids::{DomainId, FreeListId, Move, PieceId};
+use crate::piece::State;
+
+/// Whether a slab is opened over bytes that another stream may still use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    Refused,
+    /// Nobody has used them since they were checked.
+    Fine,
+}
+
+/// The place of a claim.
+#[derive(Debug)]
+pub(crate) struct Placement<'a> {
+    heap: &'a mut Heap,
+    domain: DomainId,
+    claim: &'a Claim,
+    /// The claim's first byte, and the one behind its last.
+    from: u64,
+    to: u64,
+}
+
+impl<'a> Placement<'a> {
+    /// In a domain that there is.
+    pub(crate) fn new(heap: &'a mut Heap, domain: DomainId, claim: &'a Claim) -> Self {
+        let from = claim.offset.get();
+        Placement { heap, domain, claim, from, to: from.saturating_add(claim.size.get()) }
+    }
+
+    /// Makes the block live.
+    ///
+    /// # Errors
+    /// [`StitchError::NotClaimable`]; nothing has changed then.
+    pub(crate) fn fill(mut self, pending: Pending) -> Result<(), StitchError> {
+        let (offset, wanted) = (self.claim.offset, self.claim.size);
+        self.try_fill(pending).map_err(|obstacle| StitchError::NotClaimable { offset, wanted, obstacle })
+    }
+
+    fn try_fill(&mut self, pending: Pending) -> Result<(), Obstacle> {
+        let (from, to, size) = (self.from, self.to, self.claim.size.get());
+        let small = size <= SMALL_LIMIT.get();
+        if !(from | size).is_multiple_of(QUANTUM) || size == 0 || self.claim.requested > self.claim.size {
+            return Err(Obstacle::Misplaced);
+        }
+        let home = &self.heap.home;
+        let edge = home.segments.last_at(from).ok_or(Obstacle::OtherMemory)?;
+        let first = home.piece_from(edge, from).ok_or(Obstacle::OtherMemory)?;
+        if home.extents[home.extents.at(from)].domain != self.domain {
+            return Err(Obstacle::OtherMemory);
+        }
+        if small != (from >= home.slab_zone) {
+            return Err(Obstacle::Misplaced);
+        }
+        if !small {
+            self.check_free(first, to)?;
+            let lists = self.lists();
+            self.hand_out(first, lists.large);
+            return Ok(());
+        }
+        if home.pieces[first].state != State::Slab {
+            self.reopen_slab(first, pending)?;
+        }
+        let home = &self.heap.home;
+        let slab = home.piece_from(edge, from).filter(|&id| home.pieces[id].state == State::Slab);
+        let slab = slab.ok_or(Obstacle::InUse)?;
+        let theirs = home.lists.owner_of(&home.pieces, slab) != Owner::Stream(self.claim.stream);
+        if theirs || to > home.pieces[slab].end() {
+            return Err(Obstacle::OtherSlab);
+        }
+        let inside = home.piece_from(home.pieces[slab].inside, from).ok_or(Obstacle::InUse)?;
+        self.check_free(inside, to)?;
+        let lists = self.lists();
+        self.hand_out(inside, lists.small);
+        Ok(())
+    }
+
+    fn lists(&mut self) -> StreamLists {
+        self.heap.home.lists_for(self.domain, self.claim.stream)
+    }
+
+    /// Makes a slab of free bytes around a claim, where it was or else where the free run is cut into slabs.
+    fn reopen_slab(&mut self, first: PieceId, pending: Pending) -> Result<(), Obstacle> {
+        let (from, slab, home) = (self.from, self.heap.slab, &self.heap.home);
+        let free = home.pieces[first].start;
+        let start = self.claim.slab.map_or(from - (from.saturating_sub(free)) % slab, Bytes::get);
+        let end = start.saturating_add(slab);
+        if start > from || self.to > end || !start.is_multiple_of(QUANTUM) {
+            return Err(Obstacle::OtherSlab);
+        }
+        let mut first = first;
+        while home.pieces[first].start > start {
+            first = home.pieces[first].prev;
+            self.check_free(first, home.pieces[first].end())?;
+        }
+        self.check_free(first, end)?;
+        if pending == Pending::Refused && self.is_shared(first, end) {
+            return Err(Obstacle::Pending);
+        }
+        let lists = self.lists();
+        let piece = self.extract(first, start, end);
+        self.heap.home.open_slab(piece, lists);
+        Ok(())
+    }
+
+    /// Whether all pieces from one on are free up to an offset.
+    fn check_free(&self, first: PieceId, to: u64) -> Result<(), Obstacle> {
+        let pieces = &self.heap.home.pieces;
+        let mut id = first;
+        loop {
+            match pieces[id].state {
+                State::Free if pieces[id].end() >= to => return Ok(()),
+                State::Free => id = pieces[id].next,
+                State::Edge => return Err(Obstacle::OtherMemory),
+                _ => return Err(Obstacle::InUse),
+            }
+        }
+    }
+
+    /// Whether others than the stream may still use free pieces, or it at another address.
+    fn is_shared(&self, first: PieceId, to: u64) -> bool {
+        let home = &self.heap.home;
+        let mut id = first;
+        loop {
+            let piece = &home.pieces[id];
+            let own = home.lists.owner_of(&home.pieces, id) == Owner::Stream(self.claim.stream);
+            if self.heap.epochs.is_pending(piece.epoch) && (!own || piece.moved > Move::default()) {
+                return true;
+            }
+            if piece.end() >= to {
+                return false;
+            }
+            id = piece.next;
+        }
+    }
+
+    /// Takes a range out of free pieces as one piece in no free list.
+    fn extract(&mut self, first: PieceId, from: u64, to: u64) -> PieceId {
+        let home = &mut self.heap.home;
+        let (mut id, mut whole) = (first, PieceId::NONE);
+        loop {
+            let withheld = home.lists.owner_of(&home.pieces, id) == Owner::Nobody;
+            id = home.cut_out(id, from, to);
+            let piece = &mut home.pieces[id];
+            piece.state = State::Part;
+            let (end, next) = (piece.end(), piece.next);
+            if withheld {
+                self.heap.tallies.completed(piece.slab != PieceId::NONE, piece.requested, piece.size);
+            }
+            whole = home.pieces.append(whole, id);
+            if end == to {
+                return whole;
+            }
+            id = next;
+        }
+    }
+
+    /// Hands the claim's bytes out, all of which are free.
+    fn hand_out(&mut self, first: PieceId, list: FreeListId) {
+        let shared = self.is_shared(first, self.to);
+        let piece = self.extract(first, self.from, self.to);
+        self.heap.home.pieces[piece].moved = Move::default();
+        self.heap.hand_out(piece, State::Live, list, self.claim.requested.get());
+        self.heap.home.pieces[piece].recorded = shared;
+    }
+}

@@ -1,0 +1,83 @@
+//! Requests that no single free piece answers: what a stream may take in all, and blocks handed out of joined pieces.
+
+use smallvec::SmallVec;
+
+use super::Heap;
+use crate::domain::StreamLists;
+use crate::free_list::Owner;
+use crate::home::{Carved, Former};
+use crate::ids::{FreeListId, StreamKey};
+use crate::piece::State;
+use crate::plan::Grant;
+use crate::run::Run;
+use crate::want::{Runs, Want};
+
+impl Heap {
+    /// What the stream may take, joined whichever free lists it is in; with `borrow`, also what is pending on others. The first
+    /// `kept` bytes of free slabs are left to small requests, which will soon want them.
+    pub(crate) fn runs(&self, want: &Want, borrow: bool, kept: u64) -> Runs {
+        let domain = &self.home.domains[want.domain];
+        let others = domain.streams.iter().filter(|lists| borrow && lists.stream != want.lists.stream);
+        let others: SmallVec<[StreamLists; 4]> = others.copied().collect();
+        let large =
+            [want.lists.large, domain.passed_large].into_iter().chain(others.iter().map(|lists| lists.large));
+        let slabs =
+            [want.lists.slabs, domain.passed_slabs].into_iter().chain(others.iter().map(|lists| lists.slabs));
+        let mut all = self.home.runs_in(large);
+        let home = all.len();
+        let mut kept = kept;
+        all.extend(self.home.runs_in(slabs).into_iter().skip_while(|run| {
+            let keep = kept > 0;
+            kept = kept.saturating_sub(run.size());
+            keep
+        }));
+        Runs { all, home }
+    }
+
+    /// Serves a request with one piece that anyone may take.
+    pub(crate) fn take_passed(&mut self, want: &Want) -> Option<Grant> {
+        let passed = self.home.domains[want.domain].passed_large;
+        let piece = self.home.lists[passed].take_best(&mut self.home.pieces, want.size)?;
+        Some(self.hand_out(piece, State::Live, want.lists.large, want.requested))
+    }
+
+    /// Serves a request with the front of a free run.
+    pub(crate) fn take_run(&mut self, want: &Want, run: &Run) -> Grant {
+        let carved = self.home.carve(run, run.start, run.start + want.size);
+        self.hand_out_carved(want, carved)
+    }
+
+    /// Hands out a carved home range; what others freed is waited for.
+    pub(crate) fn hand_out_carved(&mut self, want: &Want, carved: Carved) -> Grant {
+        let waits = self.lenders(want, &carved.former);
+        let mut grant = self.hand_out(carved.piece, State::Live, want.lists.large, want.requested);
+        grant.waits = waits;
+        grant
+    }
+
+    /// The streams that the owner of these pieces has to wait for.
+    pub(crate) fn lenders(&mut self, want: &Want, former: &[Former]) -> SmallVec<[StreamKey; 2]> {
+        let mut waits = SmallVec::new();
+        for former in former.iter().filter(|former| self.epochs.is_pending(former.epoch)) {
+            if let Owner::Stream(stream) = self.home.lists[former.list].owner
+                && stream != want.lists.stream
+                && !waits.contains(&stream)
+            {
+                waits.push(stream);
+            }
+        }
+        self.tallies.counters.stream_waits += waits.len() as u64;
+        waits
+    }
+
+    /// Of what is pending on other streams, the piece that fits best, and of those the one freed longest ago.
+    pub(crate) fn lent_piece(&self, want: &Want) -> Option<Run> {
+        let home = &self.home;
+        let others = home.domains[want.domain].streams.iter().map(|lists| lists.large);
+        let others = others.filter(|&list: &FreeListId| list != want.lists.large);
+        let pieces = others.flat_map(|list| home.lists[list].bins.iter());
+        let fitting = pieces.filter(|&id| home.pieces[id].size >= want.size);
+        let chosen = fitting.min_by_key(|&id| (home.pieces[id].size, home.pieces[id].epoch))?;
+        Some(home.run_of(chosen))
+    }
+}

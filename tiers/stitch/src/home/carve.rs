@@ -1,0 +1,102 @@
+//! Ranges taken out of home's free lists for a plan or a block, and put back as they were.
+
+use smallvec::SmallVec;
+
+use super::Home;
+use crate::ids::{Epoch, FreeListId, Move, PieceId};
+use crate::piece::State;
+use crate::run::Run;
+
+/// What a reserved range was before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Former {
+    pub(crate) size: u64,
+    pub(crate) list: FreeListId,
+    pub(crate) epoch: Epoch,
+    pub(crate) moved: Move,
+}
+
+/// A home range taken out of its free lists as one piece.
+#[derive(Debug)]
+pub(crate) struct Carved {
+    pub(crate) piece: PieceId,
+    /// What it was made of, in order.
+    pub(crate) former: SmallVec<[Former; 2]>,
+}
+
+impl Home {
+    /// Takes `from..to` out of a run as one piece that is in no free list.
+    pub(crate) fn carve(&mut self, run: &Run, from: u64, to: u64) -> Carved {
+        let mut id = run.first;
+        while self.pieces[id].end() <= from {
+            id = self.pieces[id].next;
+        }
+        let mut former = SmallVec::new();
+        let mut whole = PieceId::NONE;
+        loop {
+            id = self.cut_out(id, from, to);
+            let piece = &mut self.pieces[id];
+            piece.state = State::Part;
+            former.push(Former {
+                size: piece.size,
+                list: piece.list,
+                epoch: piece.epoch,
+                moved: piece.moved,
+            });
+            let (end, next) = (piece.end(), piece.next);
+            whole = self.pieces.append(whole, id);
+            if end == to {
+                return Carved { piece: whole, former };
+            }
+            id = next;
+        }
+    }
+
+    /// Takes what a free piece has inside a range out of its free list, as a piece of its own; the rest stays there. Of a withheld
+    /// piece, a part that stays completes its blocks.
+    pub(crate) fn cut_out(&mut self, id: PieceId, from: u64, to: u64) -> PieceId {
+        let mut id = id;
+        self.lists.remove(&mut self.pieces, id);
+        if self.pieces[id].start < from {
+            let front = id;
+            id = self.pieces.split(front, from - self.pieces[front].start);
+            self.lists.insert(&mut self.pieces, front);
+            self.pieces[id].requested = 0;
+        }
+        if self.pieces[id].end() > to {
+            let rest = self.pieces.split(id, to - self.pieces[id].start);
+            self.lists.insert(&mut self.pieces, rest);
+            self.pieces[id].requested = 0;
+        }
+        id
+    }
+
+    /// Carves several home ranges (start, size) out of the runs that they lie in.
+    pub(crate) fn carve_all(&mut self, runs: &[Run], ranges: &[(u64, u64)]) -> Vec<Carved> {
+        let carve = |&(start, size): &(u64, u64)| {
+            let run = runs.get(runs.partition_point(|run| run.end <= start))?;
+            Some(self.carve(run, start, start + size))
+        };
+        ranges.iter().filter_map(carve).collect()
+    }
+
+    /// Puts a carved range back as it was.
+    pub(crate) fn put_back(&mut self, carved: Carved) {
+        let mut id = carved.piece;
+        let mut pieces = SmallVec::<[PieceId; 4]>::new();
+        for former in &carved.former {
+            let rest = (self.pieces[id].size > former.size).then(|| self.pieces.split(id, former.size));
+            // It may have been released meanwhile.
+            let released = self.domains[self.lists[former.list].domain].released;
+            let piece = &mut self.pieces[id];
+            piece.list = former.list;
+            piece.epoch = former.epoch.max(released.unwrap_or_default());
+            piece.moved = former.moved;
+            pieces.push(id);
+            id = rest.unwrap_or(id);
+        }
+        for id in pieces {
+            self.give(id);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Slabs: pieces of home that hold the blocks of small requests, opened when one is needed and closed when all of it is free.
+
+use super::Home;
+use crate::domain::StreamLists;
+use crate::free_list::{Class, Owner};
+use crate::ids::{DomainId, PieceId};
+use crate::piece::State;
+
+impl Home {
+    /// Makes a slab of a piece: a segment of its own with one free piece.
+    pub(crate) fn open_slab(&mut self, slab: PieceId, lists: StreamLists) {
+        let outer = &mut self.pieces[slab];
+        outer.state = State::Slab;
+        outer.list = lists.slabs;
+        let (start, size, epoch, moved) = (outer.start, outer.size, outer.epoch, outer.moved);
+        let (first, inner, _) = self.pieces.segment(start, size, State::Free);
+        self.pieces[slab].inside = first;
+        let piece = &mut self.pieces[inner];
+        piece.slab = slab;
+        piece.list = lists.small;
+        piece.epoch = epoch;
+        piece.moved = moved;
+        self.lists[lists.small].insert(&mut self.pieces, inner);
+    }
+
+    /// Gives a slab back to the stream's slabs where `id`, in no free list, is all of it; the last free one stays open, so
+    /// that a program which frees and asks again does not open one each time.
+    pub(super) fn close_slab(&mut self, id: PieceId) -> bool {
+        let (size, slab, list) = (self.pieces[id].size, self.pieces[id].slab, self.pieces[id].list);
+        let list = &self.lists[list];
+        let keep = list.bytes == 0 && !self.domains[list.domain].is_released();
+        if size != self.pieces[slab].size || keep {
+            return false;
+        }
+        self.dissolve_slab(id);
+        true
+    }
+
+    /// Turns a slab whose one piece is free, and in no free list, back into a free piece of its zone.
+    fn dissolve_slab(&mut self, id: PieceId) {
+        let (slab, epoch, moved) = (self.pieces[id].slab, self.pieces[id].epoch, self.pieces[id].moved);
+        let (first, last) = (self.pieces[id].prev, self.pieces[id].next);
+        for gone in [first, id, last] {
+            self.pieces.forget(gone);
+        }
+        let outer = &mut self.pieces[slab];
+        outer.epoch = epoch;
+        outer.moved = moved;
+        self.give(slab);
+    }
+
+    /// Gives slabs back whose one piece is free, and in a free list.
+    pub(crate) fn dissolve_slabs(&mut self, idle: &[PieceId]) {
+        for &id in idle {
+            self.lists.remove(&mut self.pieces, id);
+            self.dissolve_slab(id);
+        }
+    }
+
+    /// Gives slabs back that were kept open for their stream though all of them is free: of one domain, or of all.
+    pub(crate) fn dissolve_idle_slabs(&mut self, of: Option<DomainId>) {
+        let small = self.lists.iter().map(|(_, list)| list).filter(|list| list.class == Class::Small);
+        let small = small.filter(|list| of.is_none_or(|domain| list.domain == domain));
+        let free = small.flat_map(|list| list.bins.iter());
+        let idle: Vec<PieceId> = free.filter(|&id| self.is_idle_slab(id)).collect();
+        self.dissolve_slabs(&idle);
+    }
+
+    /// Whether a free piece is all of a slab, and somebody may take it.
+    pub(crate) fn is_idle_slab(&self, id: PieceId) -> bool {
+        let piece = &self.pieces[id];
+        let takes = !matches!(self.lists[piece.list].owner, Owner::Nobody | Owner::Evicted);
+        takes && piece.slab != PieceId::NONE && piece.size == self.pieces[piece.slab].size
+    }
+}

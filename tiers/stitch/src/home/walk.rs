@@ -1,0 +1,146 @@
+//! Walks over what lies at home: the pieces of a range, of an extent, behind an edge.
+
+use super::Home;
+use crate::free_list::{Class, FreeList, Owner};
+use crate::ids::{DomainId, ExtentId, FreeListId, PieceId};
+use crate::piece::State;
+use crate::run::{self, Run};
+
+impl Home {
+    /// The piece of home that an offset lies in; inside a slab, the slab's piece.
+    pub(crate) fn piece_at(&self, offset: u64) -> Option<PieceId> {
+        let id = self.piece_from(self.segments.last_at(offset)?, offset)?;
+        if self.pieces[id].state == State::Slab {
+            return self.piece_from(self.pieces[id].inside, offset);
+        }
+        Some(id)
+    }
+
+    /// Of the pieces from an edge to the next one.
+    pub(crate) fn piece_from(&self, edge: PieceId, offset: u64) -> Option<PieceId> {
+        self.behind(edge).find(|&id| offset < self.pieces[id].end())
+    }
+
+    /// The pieces behind an edge, up to the next.
+    pub(crate) fn behind(&self, edge: PieceId) -> impl Iterator<Item = PieceId> + '_ {
+        let pieces = std::iter::successors(Some(self.pieces[edge].next), |&id| Some(self.pieces[id].next));
+        pieces.take_while(|&id| self.pieces[id].state != State::Edge)
+    }
+
+    /// Bytes of an extent in live blocks.
+    pub(crate) fn live_in(&self, id: ExtentId) -> u64 {
+        let (start, end) = (self.extents[id].start, self.extents[id].end());
+        let mut live = 0;
+        self.each_in(start, end, |id| {
+            let piece = &self.pieces[id];
+            if matches!(piece.state, State::Live | State::Part) {
+                live += piece.end().min(end) - piece.start.max(start);
+            }
+        });
+        live
+    }
+
+    /// Free pieces that touch a range, in slabs too.
+    pub(crate) fn free_in(&self, start: u64, end: u64) -> Vec<PieceId> {
+        let mut free = Vec::new();
+        self.each_in(start, end, |id| {
+            if self.pieces[id].state == State::Free {
+                free.push(id);
+            }
+        });
+        free
+    }
+
+    /// Looks at every piece that touches a mapped range of home, in slabs at those inside, in the order of addresses.
+    pub(crate) fn each_in(&self, start: u64, end: u64, mut look: impl FnMut(PieceId)) {
+        for outer in self.outer_in(start, end) {
+            if self.pieces[outer].state != State::Slab {
+                look(outer);
+                continue;
+            }
+            let mut id = self.pieces[self.pieces[outer].inside].next;
+            while self.pieces[id].state != State::Edge {
+                if self.pieces[id].end() > start && self.pieces[id].start < end {
+                    look(id);
+                }
+                id = self.pieces[id].next;
+            }
+        }
+    }
+
+    pub(crate) fn outer_in(&self, start: u64, end: u64) -> Vec<PieceId> {
+        let first = self.segments.last_at(start).and_then(|edge| {
+            // A segment has as many pieces as a program has blocks: the walk begins at the last large block before.
+            let block = self.live.last_at_home(start, &self.pieces);
+            let near = block.filter(|&block| self.pieces[block].start >= self.pieces[edge].start);
+            self.piece_from(near.map_or(edge, |block| self.pieces[block].prev), start)
+        });
+        let next = |id: &PieceId| Some(self.pieces[*id].next);
+        let within = |id: &PieceId| {
+            let piece = &self.pieces[*id];
+            piece.state != State::Edge && piece.start < end
+        };
+        std::iter::successors(first, next).take_while(within).collect()
+    }
+
+    /// The bytes of an extent that live blocks hold, joined where they touch, as starts and ends.
+    pub(crate) fn live_ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        self.each_in(start, end, |piece| {
+            if matches!(self.pieces[piece].state, State::Live | State::Part) {
+                let (from, to) = (self.pieces[piece].start.max(start), self.pieces[piece].end().min(end));
+                match ranges.last_mut().filter(|last| last.1 == from) {
+                    Some(last) => last.1 = to,
+                    None => ranges.push((from, to)),
+                }
+            }
+        });
+        ranges
+    }
+
+    /// A piece as a run.
+    pub(crate) fn run_of(&self, first: PieceId) -> Run {
+        let piece = &self.pieces[first];
+        Run { start: piece.start, end: piece.end(), first }
+    }
+
+    /// What lies in free lists, joined where it touches.
+    pub(crate) fn runs_in(&self, lists: impl Iterator<Item = FreeListId>) -> Vec<Run> {
+        let pieces = lists.flat_map(|list| self.lists[list].bins.iter());
+        run::join(pieces.map(|id| self.run_of(id)).collect())
+    }
+
+    /// Free pieces of home that somebody may take, now or once their epoch has passed.
+    pub(crate) fn free_at_home(&self) -> impl Iterator<Item = PieceId> + '_ {
+        let is_free = |list: &FreeList| {
+            list.class != Class::Small && !matches!(list.owner, Owner::Nobody | Owner::Evicted)
+        };
+        let lists = self.lists.iter().filter(move |(_, list)| is_free(list));
+        lists.flat_map(|(_, list)| list.bins.iter())
+    }
+
+    /// So much of a piece is whole extents.
+    pub(crate) fn whole_extents(&self, id: PieceId) -> u64 {
+        let piece = &self.pieces[id];
+        self.extents.whole_in(piece.start, piece.end())
+    }
+
+    /// Free bytes that lie in whole free extents.
+    pub(crate) fn stitchable_bytes(&self) -> u64 {
+        self.free_at_home().map(|id| self.whole_extents(id)).sum()
+    }
+
+    /// Runs of slabs of a domain in which nothing is live.
+    pub(crate) fn free_slabs(&self, id: DomainId) -> Vec<Run> {
+        let begins = self.segments.begins().filter(|&edge| self.pieces[edge].start >= self.slab_zone);
+        let of_domain = |edge: &PieceId| self.extents[self.extents.at(self.pieces[*edge].start)].domain == id;
+        let is_free = |id: PieceId| self.pieces[id].state == State::Free;
+        let free = begins.filter(of_domain).flat_map(|edge| self.behind(edge)).filter(|&id| {
+            if self.pieces[id].state == State::Slab {
+                return self.behind(self.pieces[id].inside).all(is_free);
+            }
+            is_free(id)
+        });
+        run::join(free.map(|id| self.run_of(id)).collect())
+    }
+}

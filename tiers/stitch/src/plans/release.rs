@@ -1,0 +1,58 @@
+//! Home ranges and aliases on their way to the driver.
+
+use crate::alias::Alias;
+use crate::aliases::Aliases;
+use crate::free_list::Class;
+use crate::heap::Heap;
+use crate::home::Carved;
+use crate::ids::{ExtentId, FreeListId};
+
+/// What a plan gives back.
+#[derive(Debug, Default)]
+pub(super) struct Release {
+    pub(super) ranges: Vec<Carved>,
+    pub(super) aliases: Vec<Alias>,
+    /// Extents that are evicted and hold nothing live.
+    pub(super) forgotten: Vec<ExtentId>,
+}
+
+impl Release {
+    /// The free lists that its ranges were in.
+    pub(super) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
+        self.ranges.iter().flat_map(|range| range.former.iter().map(|former| former.list))
+    }
+
+    /// It has gone.
+    pub(super) fn commit(self, heap: &mut Heap, aliases: &mut Aliases) {
+        for alias in self.aliases {
+            aliases.zone.give_back(alias.start, alias.size);
+            heap.tallies.counters.aliases_collected += 1;
+        }
+        self.forgotten.into_iter().for_each(|extent| heap.home.forget_extent(extent));
+        let home = &mut heap.home;
+        for range in self.ranges {
+            let (start, end) = (home.pieces[range.piece].start, home.pieces[range.piece].end());
+            home.remove_piece(range.piece);
+            let extents: Vec<ExtentId> = home.extents.touching(start, end).collect();
+            let Some(&first) = extents.first() else { continue };
+            let (class, domain) = (home.extents[first].class, home.extents[first].domain);
+            for &extent in &extents {
+                home.extents.remove(extent);
+            }
+            home.zone(class).give_back(start, end - start);
+            let count = extents.len() as u64;
+            heap.tallies.mappings -= count;
+            heap.tallies.remove_extents(class == Class::Slabs, count, end - start);
+            home.domains[domain].extents -= extents.len();
+            home.drop_if_done(domain);
+        }
+    }
+
+    /// It stays.
+    pub(super) fn abort(self, heap: &mut Heap, aliases: &mut Aliases) {
+        self.ranges.into_iter().for_each(|range| heap.home.put_back(range));
+        for alias in self.aliases {
+            aliases.add(alias, heap);
+        }
+    }
+}

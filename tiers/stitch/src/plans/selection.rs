@@ -1,0 +1,144 @@
+//! Which free pieces an alias is made of, and what has to be grown among them.
+
+use crate::extent::Extents;
+use crate::run::Run;
+
+/// Home ranges in alias order, and what has to be grown among them.
+#[derive(Debug)]
+pub(super) struct Selection {
+    /// The first begins anywhere in its first extent, the last ends anywhere in its last; the others are whole extents.
+    pub(super) ranges: Vec<(u64, u64)>,
+    /// How much of the last range lies in an extent that is not free as a whole.
+    pub(super) tail: u64,
+    /// What has to be grown, in front of the tail.
+    pub(super) missing: u64,
+}
+
+impl Selection {
+    /// Chooses free ranges for an alias: the longest first, so that few are broken, and for the end the shortest that
+    /// is enough. A free suffix of an extent can only come first, a free prefix only last.
+    pub(super) fn of(size: u64, runs: &[Run], extents: &Extents) -> Self {
+        let mut candidates: Vec<Candidate> = runs
+            .iter()
+            .map(|run| Candidate::of(run, extents))
+            .filter(|candidate| candidate.first <= candidate.last)
+            .collect();
+        candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse((candidate.whole(), candidate.start)));
+        let mut ranges = Vec::new();
+        let mut missing = size;
+        let mut rest = candidates.as_slice();
+        while missing > 0
+            && let Some((longest, shorter)) = rest.split_first()
+        {
+            if longest.whole() == 0 {
+                break;
+            }
+            if longest.whole() >= missing {
+                let shortest =
+                    rest.iter().rev().find(|candidate| candidate.whole() >= missing).unwrap_or(longest);
+                ranges.push((shortest.first, shortest.first + missing));
+                return Selection { ranges, tail: 0, missing: 0 };
+            }
+            missing -= longest.whole();
+            ranges.push((longest.first, longest.last));
+            rest = shorter;
+        }
+        Selection::with_ends(&candidates, ranges, missing, extents)
+    }
+
+    /// Completes whole extents by a suffix in front and a prefix behind.
+    fn with_ends(
+        candidates: &[Candidate],
+        mut ranges: Vec<(u64, u64)>,
+        mut missing: u64,
+        extents: &Extents,
+    ) -> Self {
+        let head = candidates.iter().max_by_key(|candidate| candidate.head()).filter(|head| head.head() > 0);
+        // An alias maps an extent once: the suffix and the prefix are of two.
+        let apart = |tail: &&Candidate| {
+            head.is_none_or(|head| {
+                head.start != tail.start && extents.at(head.start) != extents.at(tail.end - 1)
+            })
+        };
+        let tail = candidates
+            .iter()
+            .filter(apart)
+            .max_by_key(|candidate| candidate.tail())
+            .filter(|tail| tail.tail() > 0);
+        if missing > 0
+            && let Some(head) = head
+        {
+            let take = head.head().min(missing);
+            missing -= take;
+            match ranges.iter().position(|range| range.0 == head.first && head.whole() > 0) {
+                Some(at) => {
+                    let (_, end) = ranges.remove(at);
+                    ranges.insert(0, (head.first - take, end));
+                }
+                None => ranges.insert(0, (head.first - take, head.first)),
+            }
+        }
+        let mut used_tail = 0;
+        if missing > 0
+            && let Some(tail) = tail
+        {
+            let take = tail.tail().min(missing);
+            missing -= take;
+            match ranges.iter().skip(1).position(|range| range.0 == tail.first && tail.whole() > 0) {
+                Some(at) => {
+                    let (start, _) = ranges.remove(at + 1);
+                    ranges.push((start, tail.last + take));
+                }
+                None => ranges.push((tail.last, tail.last + take)),
+            }
+            used_tail = take;
+        }
+        Selection { ranges, tail: used_tail, missing }
+    }
+
+    /// How many extents an alias over its ranges maps.
+    pub(super) fn touched(&self, extents: &Extents) -> usize {
+        self.ranges.iter().map(|&(start, end)| extents.touching(start, end).count()).sum()
+    }
+
+    /// Makes the new range `total` long instead of `missing`: less of the tail is needed, or none of it. Returns how much
+    /// of the new range is used, and its place among the ranges.
+    pub(super) fn grow_to(&mut self, total: u64) -> (u64, usize) {
+        let spared = (total - self.missing).min(self.tail);
+        if let Some((start, end)) = self.ranges.pop()
+            && start < end - spared
+        {
+            self.ranges.push((start, end - spared));
+        }
+        let behind = self.tail > spared;
+        (self.missing + spared, self.ranges.len() - usize::from(behind))
+    }
+}
+
+/// A free run with its outermost boundaries between extents.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    start: u64,
+    first: u64,
+    last: u64,
+    end: u64,
+}
+
+impl Candidate {
+    fn of(run: &Run, extents: &Extents) -> Self {
+        let (first, last) = extents.boundaries(run.start, run.end);
+        Candidate { start: run.start, first, last, end: run.end }
+    }
+
+    fn whole(&self) -> u64 {
+        self.last - self.first
+    }
+
+    fn head(&self) -> u64 {
+        self.first - self.start
+    }
+
+    fn tail(&self) -> u64 {
+        self.end - self.last
+    }
+}
