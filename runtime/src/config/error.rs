@@ -47,6 +47,16 @@ pub enum ConfigError {
         /// Its name, from the table on.
         now: &'static str,
     },
+    /// The key is gone, and nothing has taken its place.
+    #[error("{origin}: {key} is no key any more ({instead}): remove it")]
+    RemovedKey {
+        /// Where it stands.
+        origin: Origin,
+        /// From the table on.
+        key: String,
+        /// What holds now.
+        instead: &'static str,
+    },
     /// The value is of the wrong kind or out of range.
     #[error("{origin}: {key} = {value}: allowed is {allowed}")]
     BadValue {

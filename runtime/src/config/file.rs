@@ -71,8 +71,8 @@ mod tests {
             "my.toml:1: pool.memory_fraction = 1.5: allowed is a number from 0 to 1"
         );
         assert_eq!(
-            error("[expert]\n\nwait_max_excess = -1\n"),
-            "my.toml:3: expert.wait_max_excess = -1: allowed is a size: bytes, or a number and a unit such as \
+            error("[expert]\n\nbreak_even = -1\n"),
+            "my.toml:3: expert.break_even = -1: allowed is a size: bytes, or a number and a unit such as \
              \"512MiB\" or \"32GiB\""
         );
     }
@@ -93,7 +93,6 @@ mod tests {
             "expert.max_mappings = 0",
             "pool.memory_fraction = nan",
             "pool.borrow = \"maybe\"",
-            "expert.wait_split = \"no\"",
             "pool.epoch_interval_us = -1",
             "transfer.relays = \"on\"",
             "transfer.multi_path = 1",
@@ -132,7 +131,7 @@ mod tests {
         );
         assert_eq!(
             error("[pool.wait]\nsplit = false\n"),
-            "my.toml:2: pool.wait.split is called expert.wait_split now: write that"
+            "my.toml:2: pool.wait.split is no key any more (a borrowed block may be split): remove it"
         );
         assert!(error("\"pool.alias\" = true").contains("my.toml:1: unknown key \"pool.alias\"; "));
         assert!(error("[pol]\n").contains("my.toml:1: unknown key pol; allowed: pool.extent, "));

@@ -37,16 +37,21 @@ const MOVED: &[(&str, &str)] = &[
     ("pool.extent_near_limit", "expert.extent_near_limit"),
     ("pool.slab", "expert.slab"),
     ("pool.max_mappings", "expert.max_mappings"),
-    ("pool.wait.oldest_first", "expert.wait_oldest_first"),
-    ("pool.wait.split", "expert.wait_split"),
-    ("pool.wait.stitch", "expert.wait_stitch"),
-    ("pool.wait.max_excess", "expert.wait_max_excess"),
     ("pool.wait.epoch_interval_us", "pool.epoch_interval_us"),
     ("transfer.break_even", "expert.break_even"),
     ("transfer.slots", "expert.relay_slots"),
     ("transfer.streams", "expert.copy_streams"),
     ("tiers.host_arena", "expert.host_arena"),
     ("tiers.relays_rest", "tiers.suspend_relays"),
+];
+
+/// Keys of before that nothing has taken the place of, and what holds instead: no measurement showed a gain of another
+/// value.
+const REMOVED: &[(&str, &str)] = &[
+    ("pool.wait.oldest_first", "the block that fits best is borrowed"),
+    ("pool.wait.split", "a borrowed block may be split"),
+    ("pool.wait.stitch", "a borrowed block may be stitched"),
+    ("pool.wait.max_excess", "a borrowed block may be of any size"),
 ];
 
 pub(super) const SWITCH: &str = "true or false";
@@ -144,6 +149,11 @@ pub(super) fn is_table(key: &str) -> bool {
 /// What a key of before is called now.
 pub(super) fn moved(key: &str) -> Option<&'static str> {
     MOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
+}
+
+/// What holds instead of a key that is gone.
+pub(super) fn removed(key: &str) -> Option<&'static str> {
+    REMOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
 }
 
 /// The keys that are nearest to one that does not exist: those of its table, or all where there is no such table.

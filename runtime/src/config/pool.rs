@@ -94,22 +94,6 @@ knobs! {
         /// where the device bears less (the simulator: the kernel's `vm.max_map_count`). Any huge number leaves it to
         /// the device.
         max_mappings: u64 = 1 << 18, "a whole number from 1 on", if |mappings| *mappings >= 1;
-        /// With `borrow = "wait"`, take the block that was freed longest ago, and not the one that fits best.
-        ///
-        /// The oldest block's wait is the shortest; best fit wastes less.
-        wait_oldest_first: bool = false, SWITCH;
-        /// With `borrow = "wait"`, whether a borrowed block may be split.
-        ///
-        /// False: a borrower takes whole blocks.
-        wait_split: bool = true, SWITCH;
-        /// With `borrow = "wait"`, whether a borrowed block may be part of an alias.
-        ///
-        /// False: only blocks that need no wait are stitched.
-        wait_stitch: bool = true, SWITCH;
-        /// With `borrow = "wait"`, how much larger than the request a borrowed block may be.
-        ///
-        /// It bounds what a whole borrowed block wastes. 0: only a block of exactly the size.
-        wait_max_excess: Option<Bytes> = None, SIZE, absent "any" as "16MiB";
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use toml::{Table, Value};
 
-use super::knob::{allowed_beside, is_table, moved};
+use super::knob::{allowed_beside, is_table, moved, removed};
 use super::{Config, ConfigError, Knob};
 
 /// A key, its value, and where it stands.
@@ -61,6 +61,9 @@ impl Setting {
         }
         if let Some(outer) = key.match_indices('.').find_map(|(dot, _)| Knob::of(&key[..dot])) {
             return self.refused(outer.key, outer.allowed);
+        }
+        if let Some(instead) = removed(&key) {
+            return ConfigError::RemovedKey { origin, key, instead };
         }
         match moved(&key) {
             Some(now) => ConfigError::MovedKey { origin, key, now },
