@@ -12,7 +12,7 @@
 
 use glake_device::Address;
 use glake_device::owned::{Epoch, Extent, Mapping, Passed, Sequence, Span};
-use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, Presence, StitchError, StreamKey};
+use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, StitchError, StreamKey};
 use glake_units::Bytes;
 
 use super::execute::retry;
@@ -219,8 +219,9 @@ impl GpuPool {
     }
 
     fn unmap_everywhere(&self, held: &PlanState, extents: &[ExtentId], done: &Done) -> Result<()> {
-        let moving =
-            |extent: &&ExtentId| self.core.lock().extents().presence(**extent) == Some(Presence::Moving);
+        let moving = |extent: &&ExtentId| {
+            self.core.lock().extents().residency(**extent) == Some(glake_stitch::Residency::Moving)
+        };
         let mappings = extents.iter().filter(moving).flat_map(|extent| self.mappings_of(held, *extent));
         let mut mapped: Vec<Mapping> =
             mappings.filter(|mapping| self.reservation.is_mapped(*mapping)).collect();
@@ -242,7 +243,7 @@ impl GpuPool {
 
     /// Does nothing where it is gone.
     fn release_memory(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
-        if self.core.lock().extents().presence(extent) != Some(Presence::Moving) {
+        if self.core.lock().extents().residency(extent) != Some(glake_stitch::Residency::Moving) {
             return Ok(());
         }
         if let Some(memory) = held.extents.remove(&extent) {
@@ -285,8 +286,8 @@ impl GpuPool {
     }
 
     fn make_and_map(&self, held: &mut PlanState, extent: ExtentId) -> Result<()> {
-        let presence = self.core.lock().extents().presence(extent);
-        if presence == Some(Presence::Evicted) {
+        let residency = self.core.lock().extents().residency(extent);
+        if residency == Some(glake_stitch::Residency::Evicted) {
             self.make(held, extent)?;
         }
         let domain = self.core.lock().extents().size_and_domain(extent).1;
@@ -371,7 +372,7 @@ impl GpuPool {
         core.seal_domain(domain, sealed).map_err(|source| self.refused(source))?;
         if !sealed {
             let own = core.extents().of(domain).map_err(|source| self.refused(source))?;
-            for view in own.iter().filter(|view| view.presence == Presence::Resident) {
+            for view in own.iter().filter(|view| view.residency == glake_stitch::Residency::Resident) {
                 gone.push(kept.remove(&view.extent));
             }
         }

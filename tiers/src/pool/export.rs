@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use glake_device::Address;
-use glake_stitch::Presence;
+use glake_stitch::Residency;
 use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -113,7 +113,7 @@ impl GpuPool {
             if backing
                 .extents
                 .iter()
-                .any(|&extent| core.extents().presence(extent) != Some(Presence::Resident))
+                .any(|&extent| core.extents().residency(extent) != Some(Residency::Resident))
             {
                 return Err(PoolError::Evicted { device: self.device, address });
             }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use glake_device::Address;
-use glake_stitch::{DomainId, ExtentId, Presence};
+use glake_stitch::{DomainId, ExtentId, Residency};
 use rustc_hash::FxHashSet;
 
 use super::{GpuPool, PoolError, Result};
@@ -23,7 +23,7 @@ impl GpuPool {
         let mut pins = self.pins.lock();
         let (base, extents) = self.block_of(domain, address)?;
         let core = self.core.lock();
-        if extents.iter().any(|&extent| core.extents().presence(extent) != Some(Presence::Resident)) {
+        if extents.iter().any(|&extent| core.extents().residency(extent) != Some(Residency::Resident)) {
             return Err(PoolError::Evicted { device: self.device, address });
         }
         *pins.entry(base).or_default() += 1;

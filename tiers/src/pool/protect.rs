@@ -4,7 +4,7 @@
 
 use glake_device::owned::{DeviceSet, Mapping};
 use glake_device::{Access, Protection};
-use glake_stitch::{DomainId, ExtentId, Presence};
+use glake_stitch::{DomainId, ExtentId, Residency};
 use glake_units::Bytes;
 
 use super::execute::retry;
@@ -67,7 +67,7 @@ impl GpuPool {
         so: impl Fn(DeviceSet) -> bool,
     ) -> Result<Vec<(Mapping, DeviceSet)>> {
         let views = self.core.lock().extents().of(domain).map_err(|source| self.refused(source))?;
-        let here = views.iter().filter(|view| view.presence == Presence::Resident);
+        let here = views.iter().filter(|view| view.residency == Residency::Resident);
         let mappings = here.flat_map(|view| self.mappings_of(held, view.extent));
         let mut found: Vec<(Mapping, DeviceSet)> =
             mappings.map(|mapping| (mapping, self.reservation.writers(mapping))).collect();

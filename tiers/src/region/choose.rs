@@ -1,6 +1,6 @@
 //! Which extents go, and which come back: pure.
 
-use glake_stitch::{ExtentView, Presence};
+use glake_stitch::ExtentView;
 use glake_units::Bytes;
 
 use crate::place::Residency;
@@ -16,7 +16,7 @@ pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
         Residency::Resident { copy: None } => Some(2),
         _ => None,
     };
-    chosen(standing, rank, |view| view.presence != Presence::Evicted, amount)
+    chosen(standing, rank, |view| view.residency != glake_stitch::Residency::Evicted, amount)
 }
 
 /// Extents to refill, at least `amount` of memory where so much is evicted: first what was interrupted; each in the order of

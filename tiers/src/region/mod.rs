@@ -30,7 +30,7 @@ mod wait_policy;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use glake_stitch::{DomainId, DomainOptions, ExtentView, Presence};
+use glake_stitch::{DomainId, DomainOptions, ExtentView};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -133,7 +133,9 @@ impl Region {
     pub fn sizes(&self) -> Result<(Bytes, Bytes)> {
         let standing = self.pool.standing(self.domain)?;
         let of = |away: bool| {
-            let views = standing.iter().filter(|(view, _)| (view.presence == Presence::Evicted) == away);
+            let views = standing
+                .iter()
+                .filter(|(view, _)| (view.residency == glake_stitch::Residency::Evicted) == away);
             views.map(|(view, _)| view.size).sum()
         };
         Ok((of(false), of(true)))
@@ -146,7 +148,9 @@ impl Region {
     pub fn places(&self) -> Result<Vec<(Place, Bytes)>> {
         let mut places: Vec<(Place, Bytes)> = Vec::new();
         let standing = self.pool.standing(self.domain)?;
-        for (view, residency) in standing.iter().filter(|(view, _)| view.presence == Presence::Evicted) {
+        for (view, residency) in
+            standing.iter().filter(|(view, _)| view.residency == glake_stitch::Residency::Evicted)
+        {
             let place = residency.authority();
             match places.iter_mut().find(|(known, _)| *known == place) {
                 Some((_, size)) => *size = size.saturating_add(view.size),
@@ -163,7 +167,7 @@ impl Region {
     /// What the pool answers.
     pub fn is_whole(&self) -> Result<bool> {
         let standing = self.pool.standing(self.domain)?;
-        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Resident))
+        Ok(standing.iter().all(|(view, _)| view.residency == glake_stitch::Residency::Resident))
     }
 
     /// Whether all that is anybody's is on the GPU: an evicted extent with nothing live in it is nobody's, unless a graph may
@@ -174,9 +178,12 @@ impl Region {
     pub fn is_usable(&self) -> Result<bool> {
         let held = self.pool.is_held(self.domain);
         let standing = self.pool.standing(self.domain)?;
-        let is_nobodys =
-            |view: &ExtentView| view.presence == Presence::Evicted && view.live.is_zero() && !held;
-        Ok(standing.iter().all(|(view, _)| view.presence == Presence::Resident || is_nobodys(view)))
+        let is_nobodys = |view: &ExtentView| {
+            view.residency == glake_stitch::Residency::Evicted && view.live.is_zero() && !held
+        };
+        Ok(standing
+            .iter()
+            .all(|(view, _)| view.residency == glake_stitch::Residency::Resident || is_nobodys(view)))
     }
 
     /// The error of a shrink or a refill that has begun.

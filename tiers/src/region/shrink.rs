@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
 
-use glake_stitch::{ExtentId, ExtentView, Presence};
+use glake_stitch::{ExtentId, ExtentView};
 use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
@@ -270,7 +270,7 @@ impl Region {
         let most = most.min(pipeline.unmapped.len());
         for view in pipeline.unmapped.drain(..most).collect::<Vec<_>>() {
             match self.pool.release(view.extent) {
-                Ok(()) if view.presence == Presence::Evicted => {}
+                Ok(()) if view.residency == glake_stitch::Residency::Evicted => {}
                 Ok(()) => pipeline.report.freed = pipeline.report.freed.saturating_add(view.size),
                 Err(error) => pipeline.fail(error.into()),
             }

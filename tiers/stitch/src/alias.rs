@@ -11,7 +11,7 @@
 
 use glake_units::Bytes;
 
-use crate::extent::{Extents, Presence};
+use crate::extent::{Extents, Residency};
 use crate::ids::{DomainId, Epoch, ExtentId};
 use crate::plan::Step;
 use crate::run::Run;
@@ -78,7 +78,7 @@ impl Alias {
     /// The steps that unmap it: one for each run of extents that are mapped.
     pub(crate) fn unmap(&self, all: &Extents, steps: &mut Vec<Step>) {
         let mut at = self.start;
-        let is_evicted = |id: ExtentId| all[id].presence == Presence::Evicted;
+        let is_evicted = |id: ExtentId| all[id].residency == Residency::Evicted;
         for run in self.extents.chunk_by(|&one, &next| is_evicted(one) == is_evicted(next)) {
             let size = run.iter().map(|&id| all[id].size).sum();
             if run.first().is_some_and(|&id| !is_evicted(id)) {
@@ -91,7 +91,7 @@ impl Alias {
 
     /// How many extents are mapped in it: those that are evicted are not.
     pub(crate) fn mapped(&self, all: &Extents) -> u64 {
-        let mapped = self.extents.iter().filter(|&&id| all[id].presence != Presence::Evicted);
+        let mapped = self.extents.iter().filter(|&&id| all[id].residency != Residency::Evicted);
         mapped.count() as u64
     }
 
@@ -103,7 +103,7 @@ impl Alias {
 
     /// Whether it can be unmapped: nothing can use it, and none of its extents is on its way out or back.
     pub(crate) fn is_done(&self, all: &Extents, passed: Epoch) -> bool {
-        let is_moving = |&extent: &ExtentId| all[extent].presence == Presence::Moving;
+        let is_moving = |&extent: &ExtentId| all[extent].residency == Residency::Moving;
         self.is_idle() && self.epoch <= passed && !self.extents.iter().any(is_moving)
     }
 
@@ -149,5 +149,63 @@ impl Alias {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.blocks == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extent::Extent;
+    use crate::free_list::Class;
+    use crate::ids::PieceId;
+
+    const SIZE: u64 = 8 << 20;
+
+    /// An alias at 1 GiB over the second, the third and the first of three extents.
+    fn alias() -> (Extents, Vec<ExtentId>, Alias) {
+        let mut all = Extents::new(2 << 20);
+        let extent = |start| Extent {
+            start,
+            size: SIZE,
+            domain: DomainId::DEFAULT,
+            class: Class::Large,
+            aliases: Default::default(),
+            residency: Residency::Resident,
+            live: 0,
+        };
+        let ids: Vec<ExtentId> = (0..3).map(|n| all.insert(extent(n * SIZE))).collect();
+        let alias = Alias::new(1 << 30, DomainId::DEFAULT, vec![ids[1], ids[2], ids[0]], &all);
+        (all, ids, alias)
+    }
+
+    #[test]
+    fn what_is_side_by_side_at_home_is_one_span() {
+        let (all, ids, alias) = alias();
+        assert_eq!((alias.size, alias.spans.len()), (3 * SIZE, 2));
+        assert_eq!(alias.address_of(ids[0], &all), (1 << 30) + 2 * SIZE);
+        let window = Window { offset: SIZE, size: 2 * SIZE };
+        assert_eq!(alias.home_of(window).collect::<Vec<_>>(), [(2 * SIZE, SIZE), (0, SIZE)]);
+        let free = [Run { start: 0, end: SIZE, first: PieceId::NONE }];
+        assert_eq!(alias.best_window(&free, SIZE / 2), Some(Window { offset: 2 * SIZE, size: SIZE }));
+        assert_eq!(alias.best_window(&free, 2 * SIZE), None);
+    }
+
+    #[test]
+    fn only_what_is_mapped_is_unmapped() {
+        let (mut all, ids, alias) = alias();
+        let mut steps = Vec::new();
+        alias.map(&all, &mut steps);
+        assert_eq!(steps.len(), 4, "three extents, and access once");
+        all.set_residency(ids[2], Residency::Moving);
+        assert!(!alias.is_done(&all, Epoch(0)), "one is on its way");
+        all.set_residency(ids[2], Residency::Evicted);
+        assert!(alias.is_done(&all, Epoch(0)));
+        assert_eq!(alias.mapped(&all), 2);
+        let mut steps = Vec::new();
+        alias.unmap(&all, &mut steps);
+        let offset = |n: u64| Bytes::new((1 << 30) + n * SIZE);
+        let unmap =
+            |n, extent| Step::Unmap { offset: offset(n), size: Bytes::new(SIZE), extents: vec![extent] };
+        assert_eq!(steps, [unmap(0, ids[1]), unmap(2, ids[0])]);
     }
 }

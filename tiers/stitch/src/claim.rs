@@ -46,3 +46,22 @@ impl Claim {
         (without(now, then), without(then, now))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_goes_and_comes() {
+        let claim = |at: u64, stream| Claim {
+            offset: Bytes::new(at),
+            size: Bytes::kib(1),
+            requested: Bytes::kib(1),
+            stream: StreamKey(stream),
+            slab: None,
+        };
+        let (now, then) = ([claim(0, 0), claim(4096, 0), claim(8192, 0)], [claim(0, 0), claim(4096, 1)]);
+        let (goes, comes) = Claim::differences(&now, &then);
+        assert_eq!((goes, comes), (vec![now[1], now[2]], vec![then[1]]));
+    }
+}

@@ -2,7 +2,7 @@
 
 use glake_units::Bytes;
 
-use crate::extent::Presence;
+use crate::extent::Residency;
 use crate::ids::{DomainId, ExtentId};
 
 /// A refusal; a variant is what the caller can do about it.
@@ -76,13 +76,13 @@ pub enum StitchError {
     /// The extent is not where it would have to be for what was asked.
     #[error(
         "extent {} is {}: it is evicted when it is resident, and refilled when it is evicted",
-        extent.index(), presence.map_or("gone", Presence::name)
+        extent.index(), residency.map_or("gone", Residency::name)
     )]
-    WrongPresence {
+    WrongResidency {
         /// Which.
         extent: ExtentId,
         /// Where it is; `None`: there is none.
-        presence: Option<Presence>,
+        residency: Option<Residency>,
     },
     /// A knob's value makes no sense.
     #[error("{knob} = {value:?} is out of range: {allowed}")]

@@ -10,7 +10,7 @@ use crate::ids::{AliasId, DomainId, ExtentId};
 
 /// Whether the memory of an extent is there for its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Presence {
+pub enum Residency {
     /// Mapped at all its addresses: what is free in it can be handed out.
     #[default]
     Resident,
@@ -20,12 +20,12 @@ pub enum Presence {
     Evicted,
 }
 
-impl Presence {
+impl Residency {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Presence::Resident => "resident",
-            Presence::Moving => "moving",
-            Presence::Evicted => "evicted",
+            Residency::Resident => "resident",
+            Residency::Moving => "moving",
+            Residency::Evicted => "evicted",
         }
     }
 }
@@ -40,7 +40,7 @@ pub(crate) struct Extent {
     pub(crate) class: Class,
     /// The aliases that it is mapped in.
     pub(crate) aliases: SmallVec<[AliasId; 4]>,
-    pub(crate) presence: Presence,
+    pub(crate) residency: Residency,
     /// Of one that is not resident: its bytes in live blocks.
     pub(crate) live: u64,
 }
@@ -113,29 +113,33 @@ impl Extents {
         let extent = self.extents.remove(id.index());
         let range = self.granules_of(&extent);
         self.granules[range].fill(0);
-        self.not_resident -= usize::from(extent.presence != Presence::Resident);
+        self.not_resident -= usize::from(extent.residency != Residency::Resident);
         extent
     }
 
     /// The one place where it changes whether an extent's memory is there.
-    pub(crate) fn set_presence(&mut self, id: ExtentId, presence: Presence) {
-        let before = std::mem::replace(&mut self[id].presence, presence);
-        let apart = |presence: Presence| usize::from(presence != Presence::Resident);
-        self.not_resident = self.not_resident + apart(presence) - apart(before);
+    pub(crate) fn set_residency(&mut self, id: ExtentId, residency: Residency) {
+        let before = std::mem::replace(&mut self[id].residency, residency);
+        let apart = |residency: Residency| usize::from(residency != Residency::Resident);
+        self.not_resident = self.not_resident + apart(residency) - apart(before);
     }
 
     /// Whether an extent's memory is there; `None`: there is no such extent.
-    pub(crate) fn presence(&self, id: ExtentId) -> Option<Presence> {
-        self.get(id).map(|extent| extent.presence)
+    pub(crate) fn residency(&self, id: ExtentId) -> Option<Residency> {
+        self.get(id).map(|extent| extent.residency)
     }
 
     /// Refuses an extent that is somewhere else.
     ///
     /// # Errors
-    /// [`StitchError::WrongPresence`].
-    pub(crate) fn in_presence(&self, extent: ExtentId, wanted: Presence) -> Result<(), StitchError> {
-        let presence = self.presence(extent);
-        if presence == Some(wanted) { Ok(()) } else { Err(StitchError::WrongPresence { extent, presence }) }
+    /// [`StitchError::WrongResidency`].
+    pub(crate) fn expect_residency(&self, extent: ExtentId, wanted: Residency) -> Result<(), StitchError> {
+        let residency = self.residency(extent);
+        if residency == Some(wanted) {
+            Ok(())
+        } else {
+            Err(StitchError::WrongResidency { extent, residency })
+        }
     }
 
     /// Where an extent lies at home, and how large it is.
@@ -154,7 +158,7 @@ impl Extents {
     /// # Errors
     /// [`StitchError::Away`].
     pub(crate) fn all_resident(&self, domain: DomainId) -> Result<(), StitchError> {
-        let is_apart = |extent: &Extent| extent.domain == domain && extent.presence != Presence::Resident;
+        let is_apart = |extent: &Extent| extent.domain == domain && extent.residency != Residency::Resident;
         if self.not_resident > 0 && self.iter().any(|(_, extent)| is_apart(extent)) {
             return Err(StitchError::Away { domain });
         }
@@ -169,7 +173,7 @@ impl Extents {
 
     #[cold]
     fn touches_apart(&self, start: u64, end: u64) -> bool {
-        self.touching(start, end).any(|extent| self[extent].presence != Presence::Resident)
+        self.touching(start, end).any(|extent| self[extent].residency != Residency::Resident)
     }
 
     /// Bytes of a live block were freed in an extent that is not resident; where it is empty then and does not keep all of itself,
@@ -193,7 +197,7 @@ impl Extents {
         if self.not_resident == 0 {
             return 0;
         }
-        let evicted = self.iter().filter(|(_, extent)| extent.presence == Presence::Evicted);
+        let evicted = self.iter().filter(|(_, extent)| extent.residency == Residency::Evicted);
         evicted.map(|(_, extent)| extent.live).sum()
     }
 

@@ -73,7 +73,7 @@ pub use claim::{Claim, Restored};
 pub use domain::DomainOptions;
 pub use error::{Obstacle, StitchError};
 pub use evictions::Evictions;
-pub use extent::Presence;
+pub use extent::Residency;
 pub use heap::SMALL_LIMIT;
 pub use ids::{AliasId, DomainId, Epoch, ExtentId, PlanId, StreamKey};
 pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch};

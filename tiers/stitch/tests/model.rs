@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
     Allocator, Borrow, Claim, DomainId, DomainOptions, Epoch, ExtentId, Grant, LiveBlock, Outcome, Plan,
-    Presence, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey,
+    Request, Residency, SMALL_LIMIT, Settings, Step, StitchError, StreamKey,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -676,7 +676,7 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
     let before = picture(core);
     match core.evictions().begin(view.extent) {
         Ok(()) => {
-            assert_eq!(view.presence, Presence::Resident);
+            assert_eq!(view.residency, Residency::Resident);
             let live = |cell: &u64| cells[(cell / CELL) as usize].live;
             let (at, size) = (view.offset.get(), view.size.get());
             let kept = core.extents().kept_ranges(view.extent);
@@ -691,7 +691,7 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
             }
             model.elsewhere.insert(view.extent, true);
         }
-        Err(StitchError::WrongPresence { .. }) => assert_ne!(view.presence, Presence::Resident),
+        Err(StitchError::WrongResidency { .. }) => assert_ne!(view.residency, Residency::Resident),
         Err(StitchError::Withheld { .. }) => {
             let mut used = cells.iter().filter_map(|cell| cell.last);
             // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for an epoch more.

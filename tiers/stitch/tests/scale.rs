@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use glake_stitch::{Allocator, Grant, Outcome, Presence, Request, Settings, StreamKey};
+use glake_stitch::{Allocator, Grant, Outcome, Request, Residency, Settings, StreamKey};
 use glake_units::Bytes;
 
 const BLOCKS: u64 = 10_000;
@@ -58,7 +58,7 @@ fn ten_thousand_blocks_leave_and_come_back() {
         core.evictions().finish_refill(view.extent).expect("it moves");
     }
     let after = core.extents().of(Allocator::default_domain()).expect("it exists");
-    assert!(after.iter().all(|view| view.presence == Presence::Resident));
+    assert!(after.iter().all(|view| view.residency == Residency::Resident));
     let took = begin.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?} for {} extents", extents.len());
     core.check().unwrap_or_else(|broken| panic!("{broken}"));

@@ -131,8 +131,11 @@ impl Fixture {
         for (view, residency) in self.pool.standing(self.region.domain).unwrap() {
             assert!(!residency.is_moving(), "{residency}");
             let here = residency.authority() == crate::Place::Gpu;
-            assert_eq!(here, view.presence == Presence::Resident, "{residency}");
-            assert!(residency.holds_gpu() || view.presence == Presence::Evicted, "{residency}");
+            assert_eq!(here, view.residency == glake_stitch::Residency::Resident, "{residency}");
+            assert!(
+                residency.holds_gpu() || view.residency == glake_stitch::Residency::Evicted,
+                "{residency}"
+            );
         }
     }
 

@@ -160,3 +160,69 @@ impl Heap {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::DomainOptions;
+    use crate::free_list::Class;
+    use crate::ids::StreamKey;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A heap whose stream 1 has so many MiB free, in one piece, and where stream 2 is known.
+    fn heap(free: u64) -> Heap {
+        let mut heap = Heap::new(&Settings::for_memory(Bytes::mib(64)));
+        let home = &mut heap.home;
+        let domain = home.domains.add(DomainOptions::default(), &mut home.lists);
+        let lists = home.lists_for(domain, StreamKey(1));
+        home.lists_for(domain, StreamKey(2));
+        home.add_extents(0, &[free * MIB], domain, Class::Large);
+        let piece = home.add_piece(0, free * MIB, domain, State::Part);
+        home.pieces[piece].list = lists.large;
+        home.give(piece);
+        heap.tallies.add_extents(false, 1, free * MIB);
+        heap
+    }
+
+    fn request(size: u64, stream: u64) -> Request {
+        Request { size: Bytes::new(size * MIB), stream: StreamKey(stream), domain: DomainId::DEFAULT }
+    }
+
+    fn free(heap: &mut Heap, grant: &Grant) {
+        let live = heap.home.live.remove(grant.offset.get(), &heap.home.pieces);
+        let Some(Live::Piece(id)) = live else { panic!("it is at home") };
+        heap.free_piece(id);
+    }
+
+    #[test]
+    fn a_stream_has_its_own_at_once_and_others_once_it_has_passed() {
+        let mut heap = heap(8);
+        let grant = heap.take(&request(8, 1)).unwrap();
+        assert_eq!(heap.free_bytes(), 0);
+        free(&mut heap, &grant);
+        assert!(heap.take(&request(8, 2)).is_none(), "its work may still run");
+        let again = heap.take(&request(8, 1)).unwrap();
+        assert_eq!(again, grant);
+        free(&mut heap, &again);
+        let closed = heap.epochs.close();
+        assert_eq!(heap.oldest_pending(), Some(closed));
+        heap.pass(closed);
+        assert_eq!(heap.take(&request(8, 2)).map(|grant| grant.offset), Some(grant.offset));
+    }
+
+    #[test]
+    fn what_other_streams_used_is_nobody_s_until_it_has_passed() {
+        let mut heap = heap(8);
+        let grant = heap.take(&request(4, 1)).unwrap();
+        let live = heap.home.live.get(grant.offset.get(), &heap.home.pieces);
+        let Some(Live::Piece(id)) = live else { panic!("it is at home") };
+        heap.home.pieces[id].recorded = true;
+        free(&mut heap, &grant);
+        assert!(heap.take(&request(8, 1)).is_none());
+        assert_eq!(heap.free_bytes(), 4 * MIB, "it counts as active");
+        let closed = heap.epochs.close();
+        heap.pass(closed);
+        assert!(heap.take(&request(8, 2)).is_some() || heap.take(&request(8, 1)).is_some());
+    }
+}

@@ -148,3 +148,106 @@ impl Home {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::DomainOptions;
+    use crate::error::StitchError;
+    use crate::extent::Residency;
+    use crate::ids::ExtentId;
+    use crate::run::Run;
+
+    const MIB: u64 = 1 << 20;
+    const STREAM: StreamKey = StreamKey(1);
+
+    /// A home with two extents of 8 MiB, all of it free for one stream, in one piece.
+    fn home() -> (Home, StreamLists, PieceId, Vec<ExtentId>) {
+        let mut home = Home::new(64 * MIB, 2 * MIB);
+        let domain = home.domains.add(DomainOptions::default(), &mut home.lists);
+        let lists = home.lists_for(domain, STREAM);
+        let extents = home.add_extents(0, &[8 * MIB; 2], domain, Class::Large);
+        home.domains[domain].extents = extents.len();
+        let piece = home.add_piece(0, 16 * MIB, domain, State::Part);
+        home.pieces[piece].list = lists.large;
+        home.give(piece);
+        (home, lists, piece, extents)
+    }
+
+    fn free(home: &Home, list: FreeListId) -> Vec<Run> {
+        let mut runs: Vec<Run> = home.lists[list].bins.iter().map(|id| home.run_of(id)).collect();
+        runs.sort_unstable_by_key(|run| run.start);
+        runs
+    }
+
+    #[test]
+    fn what_is_carved_and_put_back_is_one_piece_again() {
+        let (mut home, lists, _, _) = home();
+        let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
+        let carved = home.carve(&whole, 4 * MIB, 12 * MIB);
+        let left: Vec<_> = free(&home, lists.large).iter().map(|run| (run.start, run.end)).collect();
+        assert_eq!(left, [(0, 4 * MIB), (12 * MIB, 16 * MIB)]);
+        home.put_back(carved);
+        let left: Vec<_> = free(&home, lists.large).iter().map(|run| (run.start, run.end)).collect();
+        assert_eq!(left, [(0, 16 * MIB)]);
+    }
+
+    #[test]
+    fn free_bytes_of_an_evicted_extent_are_nobody_s_until_it_is_back() {
+        let (mut home, lists, _, extents) = home();
+        home.set_apart(extents[1]).unwrap();
+        assert!(home.extents.is_apart(12 * MIB, 13 * MIB) && !home.extents.is_apart(0, 8 * MIB));
+        assert_eq!(free(&home, lists.large).iter().map(Run::size).sum::<u64>(), 8 * MIB);
+        home.join_again(extents[1]);
+        assert!(home.extents.are_all_resident());
+        assert_eq!(free(&home, lists.large).iter().map(Run::size).collect::<Vec<_>>(), [16 * MIB]);
+    }
+
+    #[test]
+    fn an_extent_with_withheld_bytes_stays() {
+        let (mut home, lists, _, extents) = home();
+        let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
+        let carved = home.carve(&whole, 8 * MIB, 10 * MIB);
+        home.withhold(carved.piece, 1);
+        assert_eq!(home.set_apart(extents[1]), Err(StitchError::Withheld { extent: extents[1] }));
+        assert!(home.extents.are_all_resident());
+        home.set_apart(extents[0]).unwrap();
+    }
+
+    #[test]
+    fn what_is_freed_in_an_evicted_extent_empties_it() {
+        let (mut home, lists, _, extents) = home();
+        let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
+        let live = home.carve(&whole, 6 * MIB, 10 * MIB).piece;
+        home.set_apart(extents[1]).unwrap();
+        home.extents.set_residency(extents[1], Residency::Evicted);
+        assert_eq!(home.extents.live_evicted(), 2 * MIB);
+        assert!(!home.is_forgettable(extents[1]));
+        home.give_apart(live);
+        assert_eq!(home.extents.take_emptied(), [extents[1]]);
+        assert_eq!(free(&home, lists.large).iter().map(Run::size).sum::<u64>(), 8 * MIB);
+        assert!(home.is_forgettable(extents[1]));
+        home.forget_extent(extents[1]);
+        assert!(home.extents.are_all_resident() && home.extents.get(extents[1]).is_none());
+    }
+
+    #[test]
+    fn a_slab_closes_when_all_of_it_is_free_and_another_is_open() {
+        let (mut home, lists, _, _) = home();
+        let domain = DomainId::DEFAULT;
+        let start = home.slab_zone;
+        home.add_extents(start, &[4 * MIB], domain, Class::Slabs);
+        let piece = home.add_piece(start, 4 * MIB, domain, State::Part);
+        let second = home.pieces.split(piece, 2 * MIB);
+        for slab in [piece, second] {
+            home.open_slab(slab, lists);
+        }
+        let blocks = [(); 2].map(|()| home.lists[lists.small].take_best(&mut home.pieces, 2 * MIB).unwrap());
+        home.give(blocks[0]);
+        assert!(free(&home, lists.slabs).is_empty(), "the last free one stays open");
+        home.give(blocks[1]);
+        assert_eq!(free(&home, lists.slabs).len(), 1);
+        home.dissolve_idle_slabs(None);
+        assert_eq!(free(&home, lists.slabs).iter().map(Run::size).collect::<Vec<_>>(), [4 * MIB]);
+    }
+}

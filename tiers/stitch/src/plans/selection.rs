@@ -142,3 +142,71 @@ impl Candidate {
         self.end - self.last
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extent::{Extent, Residency};
+    use crate::free_list::Class;
+    use crate::ids::{DomainId, PieceId};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Extents of 8 MiB side by side.
+    fn extents(count: u64) -> Extents {
+        let mut extents = Extents::new(2 * MIB);
+        for start in (0..count).map(|n| n * 8 * MIB) {
+            extents.insert(Extent {
+                start,
+                size: 8 * MIB,
+                domain: DomainId::DEFAULT,
+                class: Class::Large,
+                aliases: Default::default(),
+                residency: Residency::Resident,
+                live: 0,
+            });
+        }
+        extents
+    }
+
+    fn run(start: u64, end: u64) -> Run {
+        Run { start: start * MIB, end: end * MIB, first: PieceId::NONE }
+    }
+
+    fn of(size: u64, runs: &[Run]) -> (Vec<(u64, u64)>, u64) {
+        let selection = Selection::of(size * MIB, runs, &extents(16));
+        let ranges = selection.ranges.iter().map(|&(start, end)| (start / MIB, end / MIB)).collect();
+        (ranges, selection.missing / MIB)
+    }
+
+    #[test]
+    fn the_longest_come_first_and_the_shortest_that_is_enough_last() {
+        let runs = [run(0, 8), run(16, 40), run(48, 64)];
+        assert_eq!(of(30, &runs), (vec![(16, 40), (0, 6)], 0));
+        assert_eq!(of(10, &runs), (vec![(48, 58)], 0), "one run that is enough");
+    }
+
+    #[test]
+    fn a_suffix_comes_first_and_a_prefix_last() {
+        let runs = [run(4, 8), run(16, 24), run(32, 35)];
+        assert_eq!(of(15, &runs), (vec![(4, 8), (16, 24), (32, 35)], 0));
+        assert_eq!(of(20, &runs), (vec![(4, 8), (16, 24), (32, 35)], 5), "the rest is grown");
+    }
+
+    #[test]
+    fn an_extent_is_mapped_once() {
+        // A suffix and a prefix of the same extent: only one of them can be used.
+        let runs = [run(0, 3), run(5, 8)];
+        let (ranges, missing) = of(6, &runs);
+        assert_eq!((ranges.len(), missing), (1, 3));
+    }
+
+    #[test]
+    fn what_is_grown_takes_the_place_of_the_tail() {
+        let runs = [run(4, 8), run(16, 24), run(32, 35)];
+        let mut selection = Selection::of(20 * MIB, &runs, &extents(16));
+        let (used, at) = selection.grow_to(8 * MIB);
+        assert_eq!((used, at), (8 * MIB, 2));
+        assert_eq!(selection.ranges.last(), Some(&(16 * MIB, 24 * MIB)), "the tail of 3 MiB is not needed");
+    }
+}

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::aliases::Aliases;
-use crate::extent::{Extent, Presence};
+use crate::extent::{Extent, Residency};
 use crate::free_list::Owner;
 use crate::heap::Heap;
 use crate::ids::{ExtentId, PieceId};
@@ -68,7 +68,7 @@ impl Audit<'_> {
         }
         let reserved = self.heap.tallies.reserved();
         let evicted =
-            self.heap.home.extents.iter().filter(|(_, extent)| extent.presence == Presence::Evicted);
+            self.heap.home.extents.iter().filter(|(_, extent)| extent.residency == Residency::Evicted);
         let evicted: u64 = evicted.map(|(_, extent)| extent.size).sum();
         hold(covered == reserved + evicted, "pieces cover what is reserved, or evicted", 0)?;
         hold(free == in_lists.len(), "every free piece is in a list", 0)?;
@@ -138,8 +138,8 @@ impl Audit<'_> {
         hold(bytes == self.heap.tallies.allocated_bytes(), "live blocks are what is counted as allocated", 0)
     }
 
-    fn check_presence(&self, id: ExtentId, extent: &Extent) -> Result<(), Broken> {
-        let here = extent.presence == Presence::Resident;
+    fn check_residency(&self, id: ExtentId, extent: &Extent) -> Result<(), Broken> {
+        let here = extent.residency == Residency::Resident;
         let mut broken = Ok(());
         self.heap.home.each_in(extent.start, extent.end(), |id| {
             let piece = &self.heap.home.pieces[id];
@@ -161,8 +161,8 @@ impl Audit<'_> {
     fn check_extents(&self) -> Result<(), Broken> {
         let mut mappings = 0;
         for (id, extent) in self.heap.home.extents.iter() {
-            mappings += u64::from(extent.presence != Presence::Evicted);
-            self.check_presence(id, extent)?;
+            mappings += u64::from(extent.residency != Residency::Evicted);
+            self.check_residency(id, extent)?;
         }
         for (id, alias) in self.aliases.iter() {
             mappings += alias.mapped(&self.heap.home.extents);

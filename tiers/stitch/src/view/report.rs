@@ -4,7 +4,7 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use crate::aliases::Aliases;
-use crate::extent::Presence;
+use crate::extent::Residency;
 use crate::free_list::{Class, FreeList, Owner};
 use crate::heap::Heap;
 use crate::ids::{AliasId, DomainId, ExtentId, PieceId, StreamKey};
@@ -144,7 +144,7 @@ impl Report<'_> {
     fn evicted_in(&self, extents: impl Iterator<Item = ExtentId>) -> Bytes {
         let evicted = extents
             .map(|id| &self.heap.home.extents[id])
-            .filter(|extent| extent.presence == Presence::Evicted);
+            .filter(|extent| extent.residency == Residency::Evicted);
         Bytes::new(evicted.map(|extent| extent.size).sum())
     }
 
