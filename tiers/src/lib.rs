@@ -36,10 +36,10 @@
 mod file;
 #[cfg(test)]
 mod fixture;
+mod gpu;
 mod host;
 mod import;
 mod place;
-mod pool;
 mod region;
 mod store;
 mod ticker;
@@ -48,16 +48,16 @@ mod ticker;
 mod traced;
 
 pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
+pub use gpu::{
+    Block, BlockLife, Checkpoint, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver,
+    PoolError, PoolOptions, PoolStream, Restored, SharedExtent,
+};
 pub use host::{
     AvailableMemory, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging,
     nodes_of,
 };
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};
-pub use pool::{
-    Block, BlockLife, Checkpoint, EpochLag, Exported, GpuPool, GpuWaits, LiveBlock, MappingObserver,
-    PoolError, PoolOptions, PoolStream, Restored, SharedExtent,
-};
 pub use region::{
     CopyPolicy, Mark, MoveError, Mover, Moving, NoWait, Policy, Refilled, Region, RegionError, RegionOptions,
     Shrunk, SkipReason, Skipped, WaitPolicy,

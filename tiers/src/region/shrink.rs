@@ -13,7 +13,7 @@ use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
 use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
-use crate::pool::{CompletionPoint, Eviction};
+use crate::gpu::{CompletionPoint, Eviction};
 use crate::store::{Evicting, ExtentTransfer};
 use crate::{Place, PoolError, Residency, Store, TransferContext};
 
