@@ -63,7 +63,7 @@ fn a_capture_holds_the_epochs_of_all_pools_of_one_clock() {
     let pools = [0, 1].map(|gpu| GpuPool::new(driver.clone(), DeviceId(gpu), options.clone()).unwrap());
     let stream = PoolStream::of(&*sim, DeviceId(1), Stream::LEGACY).unwrap();
     let block = pools[1].malloc(Bytes::mib(5), stream).unwrap();
-    let hold = pools[0].hold_epochs();
+    let hold = pools[0].clock().hold();
     pools[1].free(block.address).unwrap();
     assert!(matches!(pools[1].settle(), Err(PoolError::Driver(DriverError::Capturing { .. }))));
     drop(hold);
@@ -119,14 +119,14 @@ fn an_address_where_no_block_begins_is_named() {
         assert!(!fixture.pool.record_stream(wrong, lane.pool) && fixture.pool.block(wrong).is_none());
     }
     assert_eq!(fixture.pool.stats(), before);
-    assert!(!fixture.pool.is_ticking(), "nothing was freed");
+    assert!(!fixture.pool.clock().is_ticking(), "nothing was freed");
     assert_eq!(fixture.pool.block(large.address), Some((large.size, Bytes::mib(5))));
     for block in [small, large] {
         fixture.pool.free(block.address).unwrap();
         let twice = fixture.pool.free(block.address).unwrap_err();
         assert!(twice.to_string().contains(&block.address.to_string()), "{twice}");
     }
-    assert!(fixture.pool.is_ticking());
+    assert!(fixture.pool.clock().is_ticking());
 }
 
 /// The driver of a pool that was made elsewhere keeps serving others.

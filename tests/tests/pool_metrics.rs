@@ -35,7 +35,7 @@ impl MappingObserver for Map {
 
 fn check(map: &Map, fixture: &Fixture) {
     let mut mapped: Vec<u64> = Vec::new();
-    for segment in fixture.pool.segments() {
+    for segment in fixture.pool.report().segments() {
         let start = fixture.pool.base().0 + segment.offset.get();
         mapped.extend((start..start + segment.size.get()).step_by(GRANULE));
     }
@@ -90,7 +90,7 @@ fn the_lag_is_the_age_of_the_oldest_event_not_passed() {
     let fixture = Fixture::new(Shape::default());
     let lane = fixture.lane();
     let block = fixture.pool.malloc(Bytes::mib(4), lane.pool).unwrap();
-    assert_eq!((fixture.pool.epoch_lag().misses, fixture.pool.epoch_lag().max), (1, Duration::ZERO));
+    assert_eq!((fixture.pool.clock().lag().misses, fixture.pool.clock().lag().max), (1, Duration::ZERO));
     lane.busy(Duration::from_millis(50));
     fixture.pool.free(block.address).unwrap();
     fixture.pool.tick().unwrap();
@@ -98,7 +98,7 @@ fn the_lag_is_the_age_of_the_oldest_event_not_passed() {
     let wait = Duration::from_millis(3);
     while recorded.elapsed() < wait {}
     let large = fixture.pool.malloc(Bytes::mib(20), lane.pool).unwrap();
-    let lag = fixture.pool.epoch_lag();
+    let lag = fixture.pool.clock().lag();
     assert!(lag.misses == 2 && lag.max >= wait && lag.p95 >= wait && lag.p50 == Duration::ZERO, "{lag:?}");
     fixture.run_dry();
     fixture
@@ -108,30 +108,30 @@ fn the_lag_is_the_age_of_the_oldest_event_not_passed() {
         .unwrap()
         .unwrap();
     assert_eq!(
-        (fixture.pool.epoch_lag().misses, fixture.pool.epoch_lag().max),
+        (fixture.pool.clock().lag().misses, fixture.pool.clock().lag().max),
         (3, lag.max),
         "it has passed"
     );
     fixture.pool.free(large.address).unwrap();
-    fixture.pool.reset_totals();
-    assert_eq!(fixture.pool.epoch_lag(), glake_tiers::EpochLag::default());
+    fixture.pool.report().reset_totals();
+    assert_eq!(fixture.pool.clock().lag(), glake_tiers::EpochLag::default());
 }
 
 #[test]
 fn waits_for_lenders_are_timed_on_the_gpu() {
     let fixture = Fixture::new(Shape { borrow: Borrow::Wait, ..Shape::default() });
     let (lender, taker) = (fixture.lane(), fixture.lane());
-    assert_eq!(fixture.pool.gpu_waits(), glake_tiers::GpuWaits::default());
+    assert_eq!(fixture.pool.report().gpu_waits(), glake_tiers::GpuWaits::default());
     let block = fixture.pool.malloc(Bytes::mib(8), lender.pool).unwrap();
     lender.busy(Duration::from_micros(700));
     fixture.pool.free(block.address).unwrap();
     let taken = fixture.pool.malloc(Bytes::mib(8), taker.pool).unwrap();
     assert_eq!(taken, block);
-    let waits = fixture.pool.gpu_waits();
+    let waits = fixture.pool.report().gpu_waits();
     assert_eq!((waits.count, waits.timed), (1, 0), "it is under way");
     fixture.run_dry();
     fixture.pool.tick().unwrap();
-    let waits = fixture.pool.gpu_waits();
+    let waits = fixture.pool.report().gpu_waits();
     assert_eq!((waits.count, waits.timed), (1, 1));
     assert!((650..=750).contains(&waits.time.as_micros()), "{waits:?}");
     fixture.pool.free(taken.address).unwrap();

@@ -272,7 +272,7 @@ impl Run {
 
     fn begin_capture(&mut self) {
         let domain = self.fixture.pool.add_domain(DomainOptions::private_pool(), None);
-        let _hold = self.fixture.pool.hold_epochs();
+        let _hold = self.fixture.pool.clock().hold();
         self.lanes[CAPTURING].begin_capture();
         self.capture = Some(Capture { domain, _hold });
     }

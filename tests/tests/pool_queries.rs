@@ -46,7 +46,7 @@ fn a_block_is_found_by_any_of_its_bytes() {
     let told = fixture.pool.blocks_of(glake_stitch::Allocator::default_domain());
     assert_eq!(told.len(), 10);
     let lent = |segment: &glake_stitch::Segment| segment.blocks.iter().any(|block| block.lent);
-    let segments = fixture.pool.segments();
+    let segments = fixture.pool.report().segments();
     assert!(segments.iter().any(|segment| segment.kind == SegmentKind::Home && lent(segment)));
     for block in told {
         fixture.pool.free(block.address).unwrap();
@@ -90,17 +90,17 @@ fn the_largest_request_is_served_and_a_larger_one_is_not() {
     let fixture = Fixture::new(Shape::default());
     let lane = fixture.lane();
     let pool = &fixture.pool;
-    assert_eq!(pool.largest().unwrap(), Bytes::mib(64));
+    assert_eq!(pool.report().largest().unwrap(), Bytes::mib(64));
     pool.set_memory_fraction(0.75);
     assert!((pool.memory_fraction() - 0.75).abs() < 1e-9);
-    assert_eq!(pool.largest().unwrap(), Bytes::mib(48));
+    assert_eq!(pool.report().largest().unwrap(), Bytes::mib(48));
     let blocks: Vec<Block> = (0..6).map(|_| pool.malloc(Bytes::mib(4), lane.pool).unwrap()).collect();
     free(&fixture, blocks.iter().step_by(2));
-    let largest = pool.largest().unwrap();
+    let largest = pool.report().largest().unwrap();
     assert_eq!(largest, Bytes::mib(36), "three holes of 4 MiB, and 24 MiB to grow");
     assert!(pool.malloc(largest.saturating_add(Bytes::mib(1)), lane.pool).is_err());
     let block = pool.malloc(largest, lane.pool).unwrap();
-    assert_eq!(pool.largest().unwrap(), Bytes::ZERO);
+    assert_eq!(pool.report().largest().unwrap(), Bytes::ZERO);
     free(&fixture, blocks.iter().skip(1).step_by(2).chain([&block]));
     assert_eq!(pool.counters().ooms, 1);
     drop(lane);

@@ -227,7 +227,7 @@ fn a_capturing_stream_neither_lends_nor_borrows() {
     Stamp { block: here, seed: 1 }.write(&other, US(10)).unwrap();
     fixture.pool.free(there.address).unwrap();
     fixture.pool.free(here.address).unwrap();
-    let hold = fixture.pool.hold_epochs();
+    let hold = fixture.pool.clock().hold();
     fixture.sim.begin_capture(GPU, captured.pool.raw).unwrap();
     let large = Bytes::mib(20);
     let apart = fixture.pool.malloc(large, other.pool).unwrap();
@@ -245,7 +245,7 @@ fn nothing_breaks_a_capture() {
     let fixture = fixture(Borrow::Completed);
     let (captured, other) = (fixture.lane(), fixture.lane());
     let taken = fixture.sim.plain_alloc(GPU, Bytes::mib(40)).unwrap();
-    let hold = fixture.pool.hold_epochs();
+    let hold = fixture.pool.clock().hold();
     fixture.sim.begin_capture(GPU, captured.pool.raw).unwrap();
     assert!(fixture.pool.malloc(Bytes::mib(30), other.pool).unwrap_err().is_out_of_memory());
     let kept = fixture.pool.malloc(Bytes::kib(1025), other.pool).unwrap();

@@ -166,7 +166,7 @@ impl Worker<'_> {
         let pool = &self.shared.fixture.pool;
         let lane = &self.shared.lanes[CAPTURING];
         let domain = pool.add_domain(DomainOptions::private_pool(), None);
-        let hold = pool.hold_epochs();
+        let hold = pool.clock().hold();
         lane.begin_capture();
         let mut inside = Vec::new();
         for _ in 0..self.below(6) {

@@ -38,7 +38,7 @@ fn idle(fixture: &Fixture) {
     until("it goes to sleep", || {
         let calls = fixture.calls();
         std::thread::sleep(10 * INTERVAL);
-        fixture.calls() == calls && !fixture.pool.is_ticking()
+        fixture.calls() == calls && !fixture.pool.clock().is_ticking()
     });
 }
 
@@ -49,7 +49,7 @@ fn what_is_freed_becomes_anyones() {
         let stamp = Stamp { block: fixture.pool.malloc(Bytes::mib(60), owner.pool).unwrap(), seed: round };
         stamp.write(&owner, Duration::from_millis(1)).unwrap();
         fixture.pool.free(stamp.block.address).unwrap();
-        until("its epoch passes", || !fixture.pool.is_ticking());
+        until("its epoch passes", || !fixture.pool.clock().is_ticking());
         let calls = fixture.calls();
         let block = fixture.pool.malloc(Bytes::mib(60), taker.pool).unwrap();
         assert_eq!(block, stamp.block);
@@ -58,7 +58,7 @@ fn what_is_freed_becomes_anyones() {
         }
         Stamp { block, seed: 99 }.write(&taker, Duration::ZERO).unwrap();
         fixture.pool.free(block.address).unwrap();
-        until("its epoch passes", || !fixture.pool.is_ticking());
+        until("its epoch passes", || !fixture.pool.clock().is_ticking());
     }
 }
 
@@ -70,11 +70,11 @@ fn it_sleeps_while_there_is_nothing_to_do_and_wakes_again() {
         let block = fixture.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
         idle(&fixture);
         fixture.pool.free(block.address).unwrap();
-        until("it is woken by a free", || !fixture.pool.is_ticking());
+        until("it is woken by a free", || !fixture.pool.clock().is_ticking());
         idle(&fixture);
         let domain = fixture.pool.add_domain(DomainOptions::private_pool(), None);
         fixture.pool.release_domain(domain).unwrap();
-        until("it is woken by a domain that is released", || !fixture.pool.is_ticking());
+        until("it is woken by a domain that is released", || !fixture.pool.clock().is_ticking());
     }
 }
 
@@ -85,7 +85,7 @@ fn every_ticker_of_a_pool_is_woken() {
         idle(&fixture);
         let block = fixture.pool.malloc(Bytes::mib(3), lane.pool).unwrap();
         fixture.pool.free(block.address).unwrap();
-        until(which, || !fixture.pool.is_ticking());
+        until(which, || !fixture.pool.clock().is_ticking());
     };
     woken("the first");
     drop(first);
@@ -117,7 +117,7 @@ fn nothing_is_recorded_while_a_capture_is_open() {
     let (fixture, _ticker, [captured, other]) = fixture();
     let block = fixture.pool.malloc(Bytes::mib(3), other.pool).unwrap();
     idle(&fixture);
-    let hold = fixture.pool.hold_epochs();
+    let hold = fixture.pool.clock().hold();
     captured.begin_capture();
     fixture.pool.free(block.address).unwrap();
     let before = fixture.recorder.counters();
@@ -126,7 +126,7 @@ fn nothing_is_recorded_while_a_capture_is_open() {
     assert_eq!(since.calls(), 0);
     captured.end_capture();
     drop(hold);
-    until("the first epoch after the capture covers it", || !fixture.pool.is_ticking());
+    until("the first epoch after the capture covers it", || !fixture.pool.clock().is_ticking());
 }
 
 #[test]

@@ -259,7 +259,7 @@ mod tests {
         let writes = [Touch { address: import.base(), size: FOUR }];
         let time = Duration::from_millis(1);
         fixture.sim.enqueue_kernel(peer, stream.id(), &[], &writes, time, |_| {}).unwrap();
-        let hold = fixture.pool.hold_epochs();
+        let hold = fixture.pool.clock().hold();
         assert!(matches!(import.close(), Err(DriverError::Capturing { .. })));
         drop(hold);
         assert_eq!(fixture.sim.now(), Duration::ZERO);

@@ -44,11 +44,11 @@ fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
     let thread = std::thread::current();
     // Before it first looks whether there is something to do: what comes after that wakes it.
     if let Some(pool) = pool.upgrade() {
-        pool.wakes(thread.clone());
+        pool.clock().wakes(thread.clone());
     }
     while !stop.load(Ordering::Acquire) {
         let Some(pool) = pool.upgrade() else { return };
-        if !pool.is_ticking() {
+        if !pool.clock().is_ticking() {
             drop(pool);
             std::thread::park();
             continue;
@@ -60,7 +60,7 @@ fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
         pause(stop, interval);
     }
     if let Some(pool) = pool.upgrade() {
-        pool.wakes_no_more(thread.id());
+        pool.clock().wakes_no_more(thread.id());
     }
 }
 

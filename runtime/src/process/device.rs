@@ -153,6 +153,6 @@ impl Started {
     /// Starts totals and counters from zero.
     pub(super) fn reset_totals(&self) {
         self.settled.store(0, Ordering::Relaxed);
-        self.pool.reset_totals();
+        self.pool.report().reset_totals();
     }
 }

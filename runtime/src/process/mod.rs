@@ -362,7 +362,7 @@ impl Process {
     /// # Errors
     /// What the driver answers when asked for its free memory.
     pub fn largest(&self, device: i64) -> Result<Bytes> {
-        Ok(self.started(self.device(device)?)?.pool.largest()?)
+        Ok(self.started(self.device(device)?)?.pool.report().largest()?)
     }
 
     /// Changes the part of a device's memory that may be reserved; its pool need not have started.

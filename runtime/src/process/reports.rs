@@ -38,8 +38,9 @@ impl Reports {
         Ok(started.map_or_else(DeviceStats::default, |started| {
             let pool = &started.pool;
             // Whether a wait is over is asked of the driver.
-            let waits = if self.registry.is_stopped() { GpuWaits::default() } else { pool.gpu_waits() };
-            DeviceStats::of(&pool.stats(), started.times_settled(), pool.epoch_lag(), waits)
+            let waits =
+                if self.registry.is_stopped() { GpuWaits::default() } else { pool.report().gpu_waits() };
+            DeviceStats::of(&pool.stats(), started.times_settled(), pool.clock().lag(), waits)
         }))
     }
 
@@ -49,7 +50,7 @@ impl Reports {
     /// [`super::ProcessError::NoSuchDevice`].
     pub fn reset_peaks(&self, device: i64) -> Result<()> {
         if let Some(started) = self.registry.device(device)?.started() {
-            started.pool.reset_peaks();
+            started.pool.report().reset_peaks();
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ impl Reports {
     pub(super) fn segments_of(&self, memory: &DeviceMemory) -> Vec<SegmentView> {
         let Some(started) = memory.started() else { return Vec::new() };
         let base = started.pool.base().0;
-        let segments = started.pool.segments().into_iter().map(|segment| {
+        let segments = started.pool.report().segments().into_iter().map(|segment| {
             let streams = segment.blocks.iter().filter_map(|block| block.stream);
             let stream = streams.filter_map(|key| self.streams.handle(key)).next();
             let address = Address(base + segment.offset.get());

@@ -37,7 +37,7 @@ impl Ledger {
     /// # Panics
     /// It differs.
     pub fn compare(&self, pool: &GpuPool) {
-        let mut segments = pool.segments();
+        let mut segments = pool.report().segments();
         segments.sort_by_key(|segment| segment.offset);
         let apart =
             segments.windows(2).all(|two| two[0].offset.get() + two[0].size.get() <= two[1].offset.get());

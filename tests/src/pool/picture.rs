@@ -21,7 +21,7 @@ impl Picture {
     /// Takes one. How free bytes are divided among streams, and how many events are kept for the next time, is not part
     /// of it: time passes also where a call fails.
     pub fn of(fixture: &Fixture) -> Self {
-        let mut segments = fixture.pool.segments();
+        let mut segments = fixture.pool.report().segments();
         segments.sort_by_key(|segment| segment.offset);
         for segment in &mut segments {
             segment.blocks.dedup_by(join);
@@ -74,6 +74,6 @@ pub fn assert_empty(pool: &GpuPool) {
     }
     assert_eq!((stats.mappings, stats.alias_bytes, stats.idle_alias_bytes), (0, Bytes::ZERO, Bytes::ZERO));
     assert_eq!(stats.waste, Default::default());
-    assert!(pool.segments().is_empty());
-    assert_eq!((pool.reserved(), pool.free_ranges()), (Bytes::ZERO, 0));
+    assert!(pool.report().segments().is_empty());
+    assert_eq!((pool.reserved(), pool.report().free_ranges()), (Bytes::ZERO, 0));
 }

@@ -7,8 +7,11 @@ use glake_device::Address;
 use glake_stitch::{Claim, DomainId, Obstacle, StitchError};
 use rustc_hash::FxHashSet;
 
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::growth::Growth;
 use super::report::LiveBlock;
-use super::{GpuPool, PoolError, Result};
+use super::{PoolError, Result};
 
 /// The blocks that were live in a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,35 +37,34 @@ pub struct Restored {
     pub claimed: Vec<LiveBlock>,
 }
 
-impl GpuPool {
-    /// The live blocks of a domain, for [`GpuPool::restore`].
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] where there is no such domain, or where a block is stitched; in private pools none is.
-    pub fn checkpoint(&self, domain: DomainId) -> Result<Checkpoint> {
+/// Checkpoints of a pool's domains, taken and restored.
+#[derive(Debug)]
+pub(super) struct Checkpoints<'a> {
+    pub(super) core: &'a Core,
+    pub(super) clock: &'a CompletionClock,
+    pub(super) growth: &'a Growth,
+}
+
+impl Checkpoints<'_> {
+    /// The live blocks of a domain.
+    pub(super) fn take(&self, domain: DomainId) -> Result<Checkpoint> {
         let core = self.core.lock();
-        let claims = core.checkpoint(domain).map_err(|source| self.refused(source))?;
+        let claims = core.checkpoint(domain).map_err(|source| self.core.refused(source))?;
         let blocks = core.blocks().of(domain).into_iter().map(|block| self.live_block(block)).collect();
-        Ok(Checkpoint { base: self.base(), blocks, claims })
+        Ok(Checkpoint { base: self.core.reservation().start(), blocks, claims })
     }
 
-    /// Makes exactly the blocks of a checkpoint live in a domain, at their addresses: what is live now is freed, what was
-    /// live then is claimed. No stream is made to wait and no byte is written: the program knows what is in them.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] where the domain was released, or where memory has gone since to the driver
-    /// ([`GpuPool::trim_domain`]); [`PoolError::UnknownAddress`] for the checkpoint of another pool. The same blocks as
-    /// before are live then.
-    pub fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
-        if checkpoint.base != self.base() {
-            return Err(PoolError::UnknownAddress { device: self.device, address: checkpoint.base });
+    /// Makes exactly the blocks of a checkpoint live in a domain. What is pending is waited for once.
+    pub(super) fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
+        if checkpoint.base != self.core.reservation().start() {
+            return Err(PoolError::UnknownAddress { device: self.core.device(), address: checkpoint.base });
         }
         match self.try_restore(domain, checkpoint) {
             Err(PoolError::Refused {
                 source: StitchError::NotClaimable { obstacle: Obstacle::Pending, .. },
                 ..
             }) => {
-                self.settle()?;
+                self.clock.settle()?;
                 self.try_restore(domain, checkpoint)
             }
             answer => answer,
@@ -71,7 +73,7 @@ impl GpuPool {
 
     fn try_restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
         // No plan holds memory of the domain meanwhile.
-        let _quiet = self.growth()?;
+        let _quiet = self.growth.lock()?;
         let restored = {
             let mut core = self.core.lock();
             let restored = core.restore(domain, &checkpoint.claims);
@@ -79,13 +81,17 @@ impl GpuPool {
                 // What stays, stays shared.
                 let stays: FxHashSet<_> = claimed.iter().map(|block| (block.offset, block.size)).collect();
                 let gone = freed.iter().filter(|block| !stays.contains(&(block.offset, block.size)));
-                gone.for_each(|block| self.lives.end(block.offset));
+                gone.for_each(|block| self.core.lives().end(block.offset));
             }
             restored
         };
-        self.note_freed();
-        let restored = restored.map_err(|source| self.refused(source))?;
+        self.clock.note_freed();
+        let restored = restored.map_err(|source| self.core.refused(source))?;
         let told = |blocks: Vec<_>| blocks.into_iter().map(|block| self.live_block(block)).collect();
         Ok(Restored { freed: told(restored.freed), claimed: told(restored.claimed) })
+    }
+
+    fn live_block(&self, block: glake_stitch::LiveBlock) -> LiveBlock {
+        LiveBlock::of(self.core, block)
     }
 }

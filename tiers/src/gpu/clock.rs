@@ -1,24 +1,29 @@
-//! Epochs of the core as completions on the device.
+//! Epochs of the allocator as completions on the device.
 //!
-//! An epoch is closed in the core and then recorded on the device, so that its event covers every free in it; a failed
+//! An epoch is closed in the allocator and then recorded on the device, so that its event covers every free in it; a failed
 //! recording reopens nothing and loses nothing: the frees are covered by the next event, which covers more.
 //!
-//! Whoever waits on the host holds one event's lock and no other, so that everybody else's epochs go on.
+//! Whoever waits on the host holds one event's lock and no other, so that everybody else's epochs go on. The clock's lock is taken
+//! before the allocator's, and the driver is called under it to record an epoch and to ask for one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Thread, ThreadId};
 use std::time::{Duration, Instant};
 
-use glake_device::DriverError;
-use glake_device::owned::Passed;
+use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Passed};
+use glake_device::{DriverError, Stream};
 use glake_stitch::Epoch;
 use parking_lot::Mutex;
 
-use super::execute::retry;
+use super::Result;
+use super::core::Core;
 use super::lag::{EpochLag, Lags};
-use super::{GpuPool, Result};
+use super::point::{CompletionPoint, Done};
+use super::reach::Reach;
+use super::retry::retry;
+use super::waits::WaitTimer;
 
 type Event = Arc<Mutex<glake_device::owned::Epoch>>;
 
@@ -31,102 +36,56 @@ struct Recorded {
 
 /// What was recorded and has not passed, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct EpochClock {
+struct State {
     recorded: VecDeque<Recorded>,
     passed: Option<Passed>,
     lags: Lags,
 }
 
-impl EpochClock {
-    pub(super) fn passed(&self) -> Option<Passed> {
-        self.passed
-    }
-
-    /// Records an epoch; while a capture is open that is refused.
-    fn record(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
-        let closed = pool.core.lock().close_epoch();
-        match retry(|| pool.epochs.record(pool.reach.watched())) {
-            Ok(event) => {
-                let event = Arc::new(Mutex::new(event));
-                self.recorded.push_back(Recorded { epoch: closed, event, at: Instant::now() });
-                Ok(())
-            }
-            Err(error) => {
-                pool.core.lock().uncover();
-                pool.freed.store(true, Ordering::Release);
-                Err(error)
-            }
-        }
-    }
-
-    /// As [`EpochClock::record`], if anything was freed since the last one.
-    fn cover(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
-        let uncovered = pool.core.lock().uncovered();
-        uncovered.map_or(Ok(()), |_| self.record(pool))
-    }
-
-    /// Tells the core what has passed. An event that somebody waits for is theirs to tell of.
-    fn poll(&mut self, pool: &GpuPool) -> std::result::Result<(), DriverError> {
-        while let Some(Recorded { epoch, event, .. }) = self.recorded.front() {
-            let Some(proof) = event.try_lock().map(|mut event| retry(|| event.poll())).transpose()? else {
-                break;
-            };
-            let Some(proof) = proof else { break };
-            self.pass(pool, *epoch, proof);
-        }
-        Ok(())
-    }
-
-    fn pass(&mut self, pool: &GpuPool, epoch: Epoch, proof: Passed) {
-        while self.recorded.pop_front_if(|recorded| recorded.epoch <= epoch).is_some() {}
-        if self.passed.is_none_or(|before| before.sequence() < proof.sequence()) {
-            self.passed = Some(proof);
-        }
-        pool.core.lock().pass_epoch(epoch);
-    }
+/// When what was freed is free on the device too.
+#[derive(Debug)]
+pub struct CompletionClock {
+    core: Arc<Core>,
+    reach: Arc<Reach>,
+    epochs: Arc<Epochs>,
+    /// Looked at whenever the clock ticks.
+    waits: Arc<WaitTimer>,
+    state: Mutex<State>,
+    /// Whether something was freed since the clock last looked.
+    freed: AtomicBool,
+    /// Woken by the first free after a pause: the threads of all tickers.
+    sleepers: Mutex<Vec<Thread>>,
 }
 
-impl GpuPool {
-    /// Keeps the epochs going: tells the core what has passed, and records one if anything was freed since the last.
+impl CompletionClock {
+    pub(super) fn new(
+        core: Arc<Core>,
+        reach: Arc<Reach>,
+        epochs: Arc<Epochs>,
+        waits: Arc<WaitTimer>,
+    ) -> Self {
+        let (state, freed, sleepers) = Default::default();
+        CompletionClock { core, reach, epochs, waits, state, freed, sleepers }
+    }
+
+    /// Keeps the epochs going: tells the allocator what has passed, and records one if anything was freed since the last.
     /// To be called every so often ([`crate::Ticker`] does); a miss calls it too.
     ///
     /// # Errors
     /// What the driver answers; nothing is lost.
     pub fn tick(&self) -> Result<()> {
-        self.usable()?;
-        let mut clock = self.clock.lock();
+        self.core.usable()?;
+        let mut state = self.state.lock();
         if self.freed.swap(false, Ordering::AcqRel) {
-            match clock.cover(self) {
+            match self.cover(&mut state) {
                 Ok(()) | Err(DriverError::Capturing { .. }) => {}
-                Err(error) => return Err(self.failed(error)),
+                Err(error) => return Err(self.core.failed(error)),
             }
         }
-        clock.poll(self).map_err(|error| self.failed(error))?;
-        drop(clock);
-        self.poll_waits();
+        self.poll(&mut state).map_err(|error| self.core.failed(error))?;
+        drop(state);
+        self.waits.poll();
         Ok(())
-    }
-
-    /// How far the GPU was behind the host when memory was asked for that was no hit.
-    pub fn epoch_lag(&self) -> EpochLag {
-        self.clock.lock().lags.told()
-    }
-
-    /// A miss: notes how long ago the oldest epoch was recorded that has not passed.
-    pub(super) fn note_lag(&self) {
-        let mut clock = self.clock.lock();
-        let age = clock.recorded.front().map_or(Duration::ZERO, |oldest| oldest.at.elapsed());
-        clock.lags.note(age);
-    }
-
-    pub(super) fn reset_lag(&self) {
-        self.clock.lock().lags = Lags::default();
-    }
-
-    /// Whether frees wait to be covered or to pass: then [`GpuPool::tick`] has something to do.
-    pub fn is_ticking(&self) -> bool {
-        let waiting = self.freed.load(Ordering::Acquire) || !self.clock.lock().recorded.is_empty();
-        waiting && self.usable().is_ok()
     }
 
     /// Waits until everything that was freed before this call may be taken by anyone.
@@ -134,31 +93,109 @@ impl GpuPool {
     /// # Errors
     /// What the driver answers; [`DriverError::Capturing`] while a capture is open and frees wait for its end.
     pub fn settle(&self) -> Result<()> {
-        self.usable()?;
+        self.core.usable()?;
         let last = {
-            let mut clock = self.clock.lock();
-            clock.cover(self).map_err(|error| self.failed(error))?;
-            clock.recorded.back().map(|recorded| recorded.epoch)
+            let mut state = self.state.lock();
+            self.cover(&mut state).map_err(|error| self.core.failed(error))?;
+            state.recorded.back().map(|recorded| recorded.epoch)
         };
         last.map_or(Ok(()), |epoch| self.wait(epoch))
+    }
+
+    /// Whether frees wait to be covered or to pass: then [`CompletionClock::tick`] has something to do.
+    pub fn is_ticking(&self) -> bool {
+        let waiting = self.freed.load(Ordering::Acquire) || !self.state.lock().recorded.is_empty();
+        waiting && self.core.usable().is_ok()
+    }
+
+    /// While it lives no epoch is recorded: to be held around a capture, which an epoch would break.
+    pub fn hold(&self) -> CaptureHold {
+        self.epochs.hold()
+    }
+
+    /// How far the GPU was behind the host when memory was asked for that was no hit.
+    pub fn lag(&self) -> EpochLag {
+        self.state.lock().lags.told()
+    }
+
+    /// A miss: notes how long ago the oldest epoch was recorded that has not passed.
+    pub(super) fn note_lag(&self) {
+        let mut state = self.state.lock();
+        let age = state.recorded.front().map_or(Duration::ZERO, |oldest| oldest.at.elapsed());
+        state.lags.note(age);
+    }
+
+    pub(super) fn reset_lag(&self) {
+        self.state.lock().lags = Lags::default();
+    }
+
+    pub(super) fn epochs(&self) -> &Arc<Epochs> {
+        &self.epochs
+    }
+
+    /// Work is enqueued on a stream, which every epoch of its device covers from now on.
+    pub(super) fn know(&self, stream: Stream) {
+        self.epochs.know(self.core.device(), stream);
+    }
+
+    /// There is something for an epoch to cover: wakes who records it.
+    #[inline]
+    pub(super) fn note_freed(&self) {
+        if !self.freed.load(Ordering::Relaxed) {
+            self.freed.store(true, Ordering::Release);
+            self.sleepers.lock().iter().for_each(Thread::unpark);
+        }
     }
 
     /// Waits on the host until `epoch` has passed.
     pub(super) fn wait(&self, epoch: Epoch) -> Result<()> {
         loop {
-            let mut clock = self.clock.lock();
+            let mut state = self.state.lock();
             if self.core.lock().passed() >= epoch {
                 return Ok(());
             }
-            let due = clock.recorded.iter().find(|recorded| recorded.epoch >= epoch);
+            let due = state.recorded.iter().find(|recorded| recorded.epoch >= epoch);
             let Some((next, event)) = due.map(|due| (due.epoch, due.event.clone())) else {
-                clock.record(self).map_err(|error| self.failed(error))?;
+                self.record(&mut state).map_err(|error| self.core.failed(error))?;
                 continue;
             };
-            drop(clock);
-            let proof = retry(|| event.lock().wait()).map_err(|error| self.failed(error))?;
-            self.clock.lock().pass(self, next, proof);
+            drop(state);
+            let proof = retry(|| event.lock().wait()).map_err(|error| self.core.failed(error))?;
+            self.pass(&mut self.state.lock(), next, proof);
         }
+    }
+
+    /// The latest completion: what the allocator says has passed was enqueued before it was recorded. Before the first one
+    /// the allocator gives back only what was never handed out.
+    pub(super) fn proof(&self) -> Passed {
+        self.state.lock().passed.unwrap_or_else(|| self.epochs.start())
+    }
+
+    /// Does something while no epoch is recorded: those from before have not seen it, those from after have.
+    pub(super) fn between_epochs(&self, change: impl FnOnce()) {
+        let _state = self.state.lock();
+        change();
+    }
+
+    /// Marks now: nothing uses what was copied by now.
+    pub(crate) fn completion_point(&self) -> Result<CompletionPoint> {
+        self.core.usable()?;
+        let mark = self.epochs.mark();
+        let epoch = retry(|| self.epochs.record(self.reach.watched()));
+        Ok(CompletionPoint::new(mark, epoch.map_err(|error| self.core.failed(error))?))
+    }
+
+    /// Waits until all work from before a mark is done.
+    pub(crate) fn passed(&self, point: CompletionPoint) -> Result<Done> {
+        point.wait().map_err(|error| self.core.failed(error))
+    }
+
+    /// Records an event for all work of one device, which covers nothing of the allocator's.
+    pub(super) fn record_other(
+        &self,
+        devices: DeviceSet,
+    ) -> std::result::Result<glake_device::owned::Epoch, DriverError> {
+        retry(|| self.epochs.record(devices))
     }
 
     /// A thread to wake when there is something to do again.
@@ -169,5 +206,112 @@ impl GpuPool {
     /// A thread that is woken no more.
     pub(crate) fn wakes_no_more(&self, thread: ThreadId) {
         self.sleepers.lock().retain(|sleeper| sleeper.id() != thread);
+    }
+
+    /// Records an epoch; while a capture is open that is refused.
+    fn record(&self, state: &mut State) -> std::result::Result<(), DriverError> {
+        let closed = self.core.lock().close_epoch();
+        match retry(|| self.epochs.record(self.reach.watched())) {
+            Ok(event) => {
+                let event = Arc::new(Mutex::new(event));
+                state.recorded.push_back(Recorded { epoch: closed, event, at: Instant::now() });
+                Ok(())
+            }
+            Err(error) => {
+                self.core.lock().uncover();
+                self.freed.store(true, Ordering::Release);
+                Err(error)
+            }
+        }
+    }
+
+    /// As [`CompletionClock::record`], if anything was freed since the last one.
+    fn cover(&self, state: &mut State) -> std::result::Result<(), DriverError> {
+        let uncovered = self.core.lock().uncovered();
+        uncovered.map_or(Ok(()), |_| self.record(state))
+    }
+
+    /// Tells the allocator what has passed. An event that somebody waits for is theirs to tell of.
+    fn poll(&self, state: &mut State) -> std::result::Result<(), DriverError> {
+        while let Some(Recorded { epoch, event, .. }) = state.recorded.front() {
+            let Some(proof) = event.try_lock().map(|mut event| retry(|| event.poll())).transpose()? else {
+                break;
+            };
+            let Some(proof) = proof else { break };
+            let epoch = *epoch;
+            self.pass(state, epoch, proof);
+        }
+        Ok(())
+    }
+
+    fn pass(&self, state: &mut State, epoch: Epoch, proof: Passed) {
+        while state.recorded.pop_front_if(|recorded| recorded.epoch <= epoch).is_some() {}
+        if state.passed.is_none_or(|before| before.sequence() < proof.sequence()) {
+            state.passed = Some(proof);
+        }
+        self.core.lock().pass_epoch(epoch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::{Fault, Injected, Verb, When};
+    use glake_units::Bytes;
+
+    use super::super::fixture::Parts;
+    use super::*;
+
+    /// A clock with an allocator of which something is free, and no pool: no memory is made.
+    fn freed() -> (Parts, CompletionClock) {
+        let parts = Parts::new();
+        let clock = parts.clock();
+        let offset = parts.grow(Bytes::mib(4));
+        parts.core.free(offset).0.unwrap();
+        clock.note_freed();
+        (parts, clock)
+    }
+
+    #[test]
+    fn a_free_passes_with_its_event() {
+        let (parts, clock) = freed();
+        let open = parts.core.lock().uncovered();
+        assert!(open.is_some() && clock.is_ticking());
+        clock.settle().unwrap();
+        assert!(parts.core.lock().uncovered().is_none());
+        clock.tick().unwrap();
+        assert!(!clock.is_ticking());
+    }
+
+    #[test]
+    fn a_failed_recording_loses_nothing() {
+        let (parts, clock) = freed();
+        let fail =
+            Fault { verb: Some(Verb::EventRecordContext), when: When::Nth(1), error: Injected::Failed(1) };
+        parts.faults.set(&[fail]);
+        clock.tick().unwrap_err();
+        assert!(clock.is_ticking() && parts.core.lock().uncovered().is_some());
+        parts.faults.set(&[]);
+        clock.settle().unwrap();
+        assert!(parts.core.lock().uncovered().is_none());
+    }
+
+    #[test]
+    fn while_it_is_held_nothing_is_recorded() {
+        let (parts, clock) = freed();
+        let held = clock.hold();
+        clock.tick().unwrap();
+        assert!(parts.core.lock().uncovered().is_some());
+        clock.settle().unwrap_err();
+        drop(held);
+        clock.settle().unwrap();
+    }
+
+    #[test]
+    fn a_miss_notes_how_far_the_gpu_is_behind() {
+        let (_parts, clock) = freed();
+        clock.note_lag();
+        assert_eq!((clock.lag().misses, clock.lag().max), (1, Duration::ZERO), "nothing is recorded");
+        clock.reset_lag();
+        assert_eq!(clock.lag(), EpochLag::default());
     }
 }

@@ -3,38 +3,58 @@
 use glake_device::ExtentProperties;
 use glake_stitch::{DomainId, DomainOptions};
 
-use super::{GpuPool, PlanState, Result};
+use super::Result;
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::growth::{Growing, Growth};
 
-impl GpuPool {
-    /// A new owner of extents, with properties of its own; `None`: those of the default domain.
-    pub fn add_domain(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
-        self.new_domain(&mut self.held.lock(), options, properties.unwrap_or(self.properties))
+/// The domains of a pool.
+#[derive(Debug)]
+pub(crate) struct Domains<'a> {
+    pub(super) core: &'a Core,
+    pub(super) clock: &'a CompletionClock,
+    pub(super) growth: &'a Growth,
+}
+
+impl Domains<'_> {
+    /// A new one, with properties of its own; `None`: those of the default domain.
+    pub(super) fn add(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
+        let properties = properties.unwrap_or(self.growth.properties());
+        self.add_under(&mut self.growth.quiet(), options, properties)
     }
 
-    pub(super) fn new_domain(
+    /// As [`Domains::add`], under the growth lock.
+    pub(super) fn add_under(
         &self,
-        held: &mut PlanState,
+        growing: &mut Growing<'_>,
         options: DomainOptions,
         properties: ExtentProperties,
     ) -> DomainId {
         let domain = self.core.lock().add_domain(options);
-        held.properties.insert(domain, properties);
+        growing.set_properties(domain, properties);
         domain
     }
 
-    /// A CUDA graph is captured in a domain: its memory keeps its addresses from now on, nothing of it is stitched or lent.
-    pub fn keep_addresses(&self, domain: DomainId) {
+    /// Gives a domain up.
+    pub(super) fn release(&self, domain: DomainId) -> Result<()> {
+        let released = self.core.lock().release_domain(domain);
+        released.map_err(|source| self.core.refused(source))?;
+        self.clock.note_freed();
+        Ok(())
+    }
+
+    /// Its memory keeps its addresses from now on.
+    pub(super) fn keep_addresses(&self, domain: DomainId) {
         self.core.lock().keep_addresses(domain);
     }
 
-    /// Gives a domain up: its memory goes back once its blocks are freed and all work enqueued before is done.
-    ///
-    /// # Errors
-    /// [`super::PoolError::Refused`] where there is no such domain.
-    pub fn release_domain(&self, domain: DomainId) -> Result<()> {
-        let released = self.core.lock().release_domain(domain);
-        released.map_err(|source| self.refused(source))?;
-        self.note_freed();
-        Ok(())
+    /// Whether all bytes of a domain count, those of free memory too.
+    pub(crate) fn keeps_all(&self, domain: DomainId) -> bool {
+        self.core.lock().extents().keeps_all(domain)
+    }
+
+    /// Whether all memory of a domain stays though nothing is live in it: it has an owner, whose graph knows its addresses.
+    pub(crate) fn is_held(&self, domain: DomainId) -> bool {
+        self.core.lock().extents().is_held(domain)
     }
 }

@@ -12,35 +12,43 @@
 //! refused and has waited for nothing but frees. A device that is lost runs nothing any more; one that is not the pool's own, nor
 //! watched, fails nothing of the pool's.
 
+use glake_device::DriverError;
 use glake_device::owned::{DeviceSet, Epoch};
-use glake_device::{DeviceId, DriverError};
 
-use super::execute::retry;
-use super::{GpuPool, PoolError, Result};
+use super::clock::CompletionClock;
+use super::reach::Reach;
+use super::retry::retry;
+use super::{PoolError, Result};
 
-impl GpuPool {
+/// A wait for every device.
+#[derive(Debug)]
+pub(crate) struct Drain<'a> {
+    pub(super) clock: &'a CompletionClock,
+    pub(super) reach: &'a Reach,
+    /// All that the driver shows.
+    pub(super) devices: DeviceSet,
+}
+
+impl Drain<'_> {
     /// Waits for all work that was enqueued before on any device, in its primary context.
-    pub(crate) fn drain(&self) -> Result<()> {
-        self.settle()?;
-        let own = self.completion_point()?;
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.clock.settle()?;
+        let own = self.clock.completion_point()?;
         let others = self.devices.without(self.reach.watched());
-        let recorded = others.iter().map(|device| self.record_other(device)).collect::<Result<Vec<_>>>()?;
-        self.passed(own)?;
+        let record = |device| unless_lost(self.clock.record_other(DeviceSet::of(device)));
+        let recorded = others.iter().map(record).collect::<Result<Vec<Option<Epoch>>>>()?;
+        self.clock.passed(own)?;
         recorded
             .into_iter()
             .flatten()
-            .try_for_each(|mut epoch| self.unless_lost(retry(|| epoch.wait())).map(|_| ()))
+            .try_for_each(|mut epoch| unless_lost(retry(|| epoch.wait())).map(|_| ()))
     }
+}
 
-    fn record_other(&self, device: DeviceId) -> Result<Option<Epoch>> {
-        self.unless_lost(retry(|| self.epochs.record(DeviceSet::of(device))))
-    }
-
-    fn unless_lost<T>(&self, answer: std::result::Result<T, DriverError>) -> Result<Option<T>> {
-        match answer {
-            Ok(done) => Ok(Some(done)),
-            Err(error) if error.is_sticky() => Ok(None),
-            Err(error) => Err(PoolError::Driver(error)),
-        }
+fn unless_lost<T>(answer: std::result::Result<T, DriverError>) -> Result<Option<T>> {
+    match answer {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if error.is_sticky() => Ok(None),
+        Err(error) => Err(PoolError::Driver(error)),
     }
 }

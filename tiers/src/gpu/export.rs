@@ -6,21 +6,19 @@
 //!             ^────────^ offset
 //! ```
 //!
-//! What is exported ends with its block: the life of an export is ended under the core's lock, by a free and by a restore, so that
-//! nobody else has the bytes before.
+//! What is exported ends with its block ([`BlockLife`]).
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use glake_device::Address;
 use glake_stitch::Residency;
 use glake_units::Bytes;
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
-use super::execute::retry;
-use super::{GpuPool, PoolError, Result};
+use super::core::Core;
+use super::growth::Growth;
+use super::lives::BlockLife;
+use super::retry::retry;
+use super::{PoolError, Result};
 
 /// What another process needs to map a block.
 #[derive(Debug)]
@@ -37,53 +35,6 @@ pub struct Exported {
     pub life: BlockLife,
 }
 
-/// The life of an exported block: the pool ends it when the block is freed, or goes by a restore.
-#[derive(Clone, Debug, Default)]
-pub struct BlockLife {
-    ended: Arc<AtomicBool>,
-}
-
-impl BlockLife {
-    /// Whether it is over: the bytes are others' now, or may be.
-    pub fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
-    }
-}
-
-/// The lives of exported blocks, by where they begin. Both change under the core's lock.
-#[derive(Debug, Default)]
-pub(super) struct Lives {
-    /// Most pools export nothing, and ask at every free.
-    count: AtomicUsize,
-    by_block: Mutex<FxHashMap<Bytes, BlockLife>>,
-}
-
-impl Lives {
-    fn of(&self, block: Bytes) -> BlockLife {
-        let mut lives = self.by_block.lock();
-        let life = lives.entry(block).or_default().clone();
-        self.count.store(lives.len(), Ordering::Relaxed);
-        life
-    }
-
-    /// The block that begins there is live no more.
-    #[inline]
-    pub(super) fn end(&self, block: Bytes) {
-        if self.count.load(Ordering::Relaxed) > 0 {
-            self.end_exported(block);
-        }
-    }
-
-    #[cold]
-    fn end_exported(&self, block: Bytes) {
-        let mut lives = self.by_block.lock();
-        if let Some(life) = lives.remove(&block) {
-            life.ended.store(true, Ordering::Release);
-        }
-        self.count.store(lives.len(), Ordering::Relaxed);
-    }
-}
-
 /// An extent that another process can import.
 #[derive(Debug)]
 pub struct SharedExtent {
@@ -93,19 +44,23 @@ pub struct SharedExtent {
     pub size: Bytes,
 }
 
-impl GpuPool {
-    /// The physical memory of the live block that an address lies in, for another process.
-    ///
-    /// The caller keeps the block until the other process is done with it; descriptors keep the memory, but not the bytes.
-    ///
-    /// # Errors
-    /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
-    /// ([`super::PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Evicted`] while some of it is elsewhere; what the driver answers.
-    pub fn export(&self, address: Address) -> Result<Exported> {
+/// The memory of a pool, for other processes.
+#[derive(Debug)]
+pub(super) struct Exports<'a> {
+    pub(super) core: &'a Core,
+    pub(super) growth: &'a Growth,
+    /// Whether the driver exports memory of the device at all.
+    pub(super) supported: bool,
+}
+
+impl Exports<'_> {
+    /// The physical memory of the live block that an address lies in.
+    pub(super) fn export(&self, address: Address) -> Result<Exported> {
+        let device = self.core.device();
         // What the block lies in stays while this is held.
-        let held = self.growth()?;
-        let unknown = || PoolError::UnknownAddress { device: self.device, address };
-        let offset = self.offset(address)?;
+        let growing = self.growth.lock()?;
+        let unknown = || PoolError::UnknownAddress { device, address };
+        let offset = self.core.offset(address)?;
         let (base, size, backing, life) = {
             let core = self.core.lock();
             let block = core.blocks().find(offset).ok_or_else(unknown)?;
@@ -115,23 +70,23 @@ impl GpuPool {
                 .iter()
                 .any(|&extent| core.extents().residency(extent) != Some(Residency::Resident))
             {
-                return Err(PoolError::Evicted { device: self.device, address });
+                return Err(PoolError::Evicted { device, address });
             }
-            (block.offset, block.size, backing, self.lives.of(block.offset))
+            (block.offset, block.size, backing, self.core.lives().of(block.offset))
         };
         let mut extents = Vec::with_capacity(backing.extents.len());
         for id in &backing.extents {
-            let extent = held.extents.get(id).ok_or_else(unknown)?;
-            if !self.exports {
-                return Err(PoolError::NoDescriptors { device: self.device, address });
+            let extent = growing.extent(*id).ok_or_else(unknown)?;
+            if !self.supported {
+                return Err(PoolError::NoDescriptors { device, address });
             }
             if !extent.properties().exportable {
-                return Err(PoolError::NotExportable { device: self.device, address });
+                return Err(PoolError::NotExportable { device, address });
             }
-            let fd = retry(|| extent.export()).map_err(|error| self.failed(error))?;
+            let fd = retry(|| extent.export()).map_err(|error| self.core.failed(error))?;
             extents.push(SharedExtent { fd, size: extent.size() });
         }
         let offset = base.saturating_sub(backing.start);
-        Ok(Exported { base: self.address(base), size, offset, extents, life })
+        Ok(Exported { base: self.core.address(base), size, offset, extents, life })
     }
 }

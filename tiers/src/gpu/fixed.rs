@@ -1,44 +1,66 @@
 //! Blocks whose memory stays where it is, because somebody knows it by more than its address.
 //!
 //! Invariant: an extent of a fixed live block is not evicted. An address is fixed: that ends with its block, or goes on with
-//! the next one there.
+//! the next one there. The lock is taken after that of growth, and before that of the extents' records and the allocator's.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use glake_device::Address;
 use glake_stitch::{DomainId, ExtentId, Residency};
+use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashSet;
 
-use super::{GpuPool, PoolError, Result};
+use super::core::Core;
+use super::{PoolError, Result};
 
-/// Where pinned blocks begin, and how often each was pinned.
-pub(super) type Pins = BTreeMap<Address, usize>;
+/// Where fixed blocks begin, and how often each was fixed.
+type Pins = BTreeMap<Address, usize>;
 
-impl GpuPool {
-    /// The extents of the block of a domain that an address lies in stay, until it is unpinned as often.
+/// The fixed blocks of a pool.
+#[derive(Debug)]
+pub(crate) struct FixedBlocks {
+    core: Arc<Core>,
+    pins: Mutex<Pins>,
+}
+
+/// Which blocks are fixed, while that does not change.
+#[derive(Debug)]
+pub(super) struct Fixed<'a> {
+    core: &'a Core,
+    pins: MutexGuard<'a, Pins>,
+}
+
+impl FixedBlocks {
+    /// None is.
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        FixedBlocks { core, pins: Mutex::default() }
+    }
+
+    /// The extents of the block of a domain that an address lies in stay, until it is unfixed as often.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]; [`PoolError::Evicted`] where some of it is not resident.
     pub(crate) fn fix(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
-        let (base, extents) = self.block_of(domain, address)?;
+        let (base, extents) = block_of(&self.core, domain, address)?;
         let core = self.core.lock();
         if extents.iter().any(|&extent| core.extents().residency(extent) != Some(Residency::Resident)) {
-            return Err(PoolError::Evicted { device: self.device, address });
+            return Err(PoolError::Evicted { device: self.core.device(), address });
         }
         *pins.entry(base).or_default() += 1;
         Ok(())
     }
 
-    /// Takes one [`GpuPool::fix`] back.
+    /// Takes one [`FixedBlocks::fix`] back.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`] where nothing is pinned there.
+    /// [`PoolError::UnknownAddress`] where nothing is fixed there.
     pub(crate) fn unfix(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
-        let base = self.block_of(domain, address).map_or(address, |(base, _)| base);
+        let base = block_of(&self.core, domain, address).map_or(address, |(base, _)| base);
         let Some(count) = pins.get_mut(&base) else {
-            return Err(PoolError::UnknownAddress { device: self.device, address });
+            return Err(PoolError::UnknownAddress { device: self.core.device(), address });
         };
         *count -= 1;
         if *count == 0 {
@@ -47,25 +69,91 @@ impl GpuPool {
         Ok(())
     }
 
-    /// The extents of a domain that pinned blocks lie in.
-    pub(crate) fn pinned(&self, domain: DomainId) -> FxHashSet<ExtentId> {
-        self.extents_of_pins(&self.pins.lock(), domain)
+    /// The extents of a domain that fixed blocks lie in.
+    pub(crate) fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
+        self.lock().extents(domain)
     }
 
-    pub(super) fn extents_of_pins(&self, pins: &Pins, domain: DomainId) -> FxHashSet<ExtentId> {
-        let blocks = pins.keys().filter_map(|&address| self.block_of(domain, address).ok());
+    /// Nothing is fixed or unfixed while it is held.
+    pub(super) fn lock(&self) -> Fixed<'_> {
+        Fixed { core: &self.core, pins: self.pins.lock() }
+    }
+}
+
+impl Fixed<'_> {
+    /// Whether a fixed block lies in an extent.
+    pub(super) fn holds(&self, extent: ExtentId) -> bool {
+        if self.pins.is_empty() {
+            return false;
+        }
+        let domain = self.core.lock().extents().size_and_domain(extent).1;
+        self.extents(domain).contains(&extent)
+    }
+
+    fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
+        let blocks = self.pins.keys().filter_map(|&address| block_of(self.core, domain, address).ok());
         // One that was freed, and its addresses handed out as a part of another block, is not fixed by that.
-        let whole = blocks.filter(|(base, _)| pins.contains_key(base));
+        let whole = blocks.filter(|(base, _)| self.pins.contains_key(base));
         whole.flat_map(|(_, extents)| extents).collect()
     }
+}
 
-    /// Where the live block of a domain begins that an address lies in, and its extents.
-    fn block_of(&self, domain: DomainId, address: Address) -> Result<(Address, Vec<ExtentId>)> {
-        let unknown = || PoolError::UnknownAddress { device: self.device, address };
-        let offset = self.offset(address)?;
-        let core = self.core.lock();
-        let block = core.blocks().find(offset).filter(|block| block.domain == domain).ok_or_else(unknown)?;
-        let backing = core.blocks().backing(block.offset).ok_or_else(unknown)?;
-        Ok((self.address(block.offset), backing.extents))
+/// Where the live block of a domain begins that an address lies in, and its extents.
+fn block_of(core: &Core, domain: DomainId, address: Address) -> Result<(Address, Vec<ExtentId>)> {
+    let unknown = || PoolError::UnknownAddress { device: core.device(), address };
+    let offset = core.offset(address)?;
+    let allocator = core.lock();
+    let block = allocator.blocks().find(offset).filter(|block| block.domain == domain).ok_or_else(unknown)?;
+    let backing = allocator.blocks().backing(block.offset).ok_or_else(unknown)?;
+    Ok((core.address(block.offset), backing.extents))
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_stitch::Allocator;
+    use glake_units::Bytes;
+
+    use super::super::fixture::Parts;
+    use super::*;
+
+    #[test]
+    fn a_block_is_fixed_as_often_as_it_was_said() {
+        let parts = Parts::new();
+        let (fixed, domain) = (FixedBlocks::new(parts.core.clone()), Allocator::default_domain());
+        let block = parts.core.address(parts.grow(Bytes::mib(4)));
+        let inside = Address(block.0 + 4096);
+        fixed.fix(domain, block).unwrap();
+        fixed.fix(domain, inside).unwrap();
+        let extents = fixed.extents(domain);
+        assert_eq!(extents.len(), 1);
+        fixed.unfix(domain, inside).unwrap();
+        assert!(extents.iter().all(|extent| fixed.lock().holds(*extent)));
+        fixed.unfix(domain, block).unwrap();
+        assert!(fixed.extents(domain).is_empty());
+        fixed.unfix(domain, block).unwrap_err();
+    }
+
+    #[test]
+    fn what_is_freed_is_fixed_no_more() {
+        let parts = Parts::new();
+        let (fixed, domain) = (FixedBlocks::new(parts.core.clone()), Allocator::default_domain());
+        let offset = parts.grow(Bytes::mib(4));
+        let address = parts.core.address(offset);
+        fixed.fix(domain, address).unwrap();
+        parts.core.free(offset).0.unwrap();
+        assert!(fixed.extents(domain).is_empty());
+        let unknown = fixed.fix(domain, address).unwrap_err();
+        assert!(matches!(unknown, PoolError::UnknownAddress { .. }), "{unknown}");
+    }
+
+    #[test]
+    fn what_is_evicted_cannot_be_fixed() {
+        let parts = Parts::new();
+        let (fixed, domain) = (FixedBlocks::new(parts.core.clone()), Allocator::default_domain());
+        let offset = parts.grow(Bytes::mib(4));
+        let extent = parts.core.lock().blocks().backing(offset).unwrap().extents[0];
+        parts.core.lock().evictions().begin(extent).unwrap();
+        let evicted = fixed.fix(domain, parts.core.address(offset)).unwrap_err();
+        assert!(matches!(evicted, PoolError::Evicted { .. }), "{evicted}");
     }
 }

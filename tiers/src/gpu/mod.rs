@@ -1,65 +1,101 @@
 //! The memory of one GPU, handed out in blocks.
 //!
 //! ```text
-//! malloc ─► core.take ──hit──────────────────────────────────────────► block     one short lock, no driver
-//!             └ miss ─► growth lock ─► core.plan ─► execute on driver ─► commit ─► block
-//!                                         ▲              └ failed ─► undo ─► abort ─► error
-//! free ───► core.free                     └── epochs: recorded, polled, passed to the core
+//! GpuPool ─► Blocks ─► Core        hits and frees: one short lock
+//!              ├► Miss ─► Growth ─► Execution        plans, one at a time: reserve, execute, commit or abort
+//!              └► StreamOrder ─► WaitTimer           streams put behind what their new bytes were last used by
+//!         ─► CompletionClock                         epochs, recorded and polled; Drain: every device of the process
+//!         ─► Evictions, Refills ─► ExtentRecords     extents that leave and come back; FixedBlocks stay; Protection
+//!         ─► PeerAccess ─► Reach, PeerBlocks         other GPUs
+//!         ─► Domains, FreeMemory, Checkpoints, Exports, Report
 //! ```
 //!
-//! The core's lock is held for pure work only; the driver is called under the growth lock alone, so that hits and frees
-//! of other threads go on meanwhile. One growing plan a device at a time: the driver serialises these calls anyhow.
+//! A part owns its state, and holds or borrows the parts that it stands on, never the pool. `Core` is the one that all share.
 //!
-//! Invariant: every extent of the core that is resident is a key of `held.extents` between two plans, mapped where the core says; one
-//! that is evicted is none, and mapped nowhere.
+//! Locks are taken in this order, each by the part that owns it:
+//!
+//! | lock | of | the driver is called under it |
+//! |---|---|---|
+//! | growth | `Growth` | yes: to make, map, open, unmap and release memory |
+//! | clock | `CompletionClock` | yes: to record epochs and to ask for them |
+//! | fixed | `FixedBlocks` | no |
+//! | records | `ExtentRecords` | no |
+//! | allocator | `Core` | no: it is held for pure work only |
+//! | owed edges, lives | `Core`, under the allocator's | no |
+//!
+//! Those of `Reach`, of `WaitTimer` and of the edge's event in `StreamOrder` are leaves: no other is taken under them.
 
+mod blocks;
 mod checkpoint;
 mod clock;
+mod core;
 mod domain;
 mod drain;
-mod edge;
 mod error;
 mod evict;
 mod execute;
 mod export;
 mod fixed;
+#[cfg(test)]
+mod fixture;
+mod free_memory;
+mod growth;
 mod lag;
+mod lives;
+mod miss;
 mod observer;
+mod order;
+mod owed;
 mod peer;
 mod peer_blocks;
+mod point;
 mod protect;
+mod reach;
+mod records;
+mod refill;
 mod report;
+mod retry;
 mod stream;
 mod waits;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Extent, Reservation};
-use glake_device::{Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Stream};
-use glake_stitch::{
-    Allocator, Broken, DomainId, ExtentId, Grant, Outcome, Plan, Request, Settings, StitchError, StreamKey,
-};
+use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::{Address, DeviceId, Driver, ExtentProperties, Place};
+use glake_stitch::{Allocator, Broken, Counters, DomainId, DomainOptions, Settings, Stats};
 use glake_units::Bytes;
-use parking_lot::{Mutex, MutexGuard};
-use rustc_hash::FxHashMap;
 
+pub use blocks::Block;
+use blocks::Blocks;
+use checkpoint::Checkpoints;
 pub use checkpoint::{Checkpoint, Restored};
-use clock::EpochClock;
-use edge::Edges;
+pub use clock::CompletionClock;
+pub(crate) use core::Core;
+use domain::Domains;
+use drain::Drain;
 pub use error::PoolError;
-use evict::ExtentRecord;
-pub(crate) use evict::{CompletionPoint, Eviction};
-use export::Lives;
-pub use export::{BlockLife, Exported, SharedExtent};
+use evict::Evictions;
+use export::Exports;
+pub use export::{Exported, SharedExtent};
+use fixed::FixedBlocks;
+use free_memory::FreeMemory;
+use growth::Growth;
 pub use lag::EpochLag;
+pub use lives::BlockLife;
 pub use observer::MappingObserver;
-use peer::Reach;
+use order::StreamOrder;
+use peer::PeerAccess;
 use peer_blocks::PeerBlocks;
-pub use report::LiveBlock;
+pub(crate) use point::CompletionPoint;
+use protect::Protection;
+use reach::Reach;
+pub(crate) use records::Eviction;
+use records::ExtentRecords;
+use refill::Refills;
+pub use report::{LiveBlock, Report};
 pub use stream::PoolStream;
 pub use waits::GpuWaits;
-use waits::WaitTimes;
+use waits::WaitTimer;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
@@ -80,56 +116,21 @@ pub struct PoolOptions {
     pub observer: Option<Arc<dyn MappingObserver>>,
 }
 
-/// A block handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Where it begins, in the GPU's address space.
-    pub address: Address,
-    /// How long it is: the request rounded up to 512 bytes.
-    pub size: Bytes,
-}
-
-/// What only plans touch.
-#[derive(Debug)]
-struct PlanState {
-    extents: FxHashMap<ExtentId, Extent>,
-    properties: FxHashMap<DomainId, ExtentProperties>,
-    streams: FxHashMap<StreamKey, Stream>,
-    /// Whose blocks are copies of what other GPUs gave up.
-    peer_blocks: PeerBlocks,
-}
-
 /// The memory of one GPU.
 #[derive(Debug)]
 pub struct GpuPool {
-    device: DeviceId,
-    driver: Arc<dyn Driver>,
+    blocks: Blocks,
+    core: Arc<Core>,
+    clock: Arc<CompletionClock>,
+    reach: Arc<Reach>,
+    waits: Arc<WaitTimer>,
+    records: Arc<ExtentRecords>,
+    fixed: FixedBlocks,
     /// All that the driver shows.
     devices: DeviceSet,
-    epochs: Arc<Epochs>,
-    /// Before the extents: what is dropped first unmaps them.
-    reservation: Arc<Reservation>,
-    core: Mutex<Allocator>,
-    held: Mutex<PlanState>,
-    /// Of extents whose bytes are elsewhere, or somewhere else too. Taken before the core's lock.
-    kept: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
-    /// Taken before the core's lock.
-    pins: Mutex<fixed::Pins>,
-    lives: Lives,
-    clock: Mutex<EpochClock>,
-    /// Whether something was freed since the clock last looked.
-    freed: AtomicBool,
-    /// Woken by the first free after a pause: the threads of all tickers.
-    sleepers: Mutex<Vec<std::thread::Thread>>,
-    edges: Edges,
-    waits: Mutex<WaitTimes>,
-    observer: Option<Arc<dyn MappingObserver>>,
-    reach: Reach,
-    /// What extents are like where their domain does not say.
-    properties: ExtentProperties,
     /// Whether the driver exports memory of the device at all.
     exports: bool,
-    poison: OnceLock<String>,
+    growth: Arc<Growth>,
 }
 
 impl GpuPool {
@@ -146,48 +147,37 @@ impl GpuPool {
         let granularity = driver.granularity(properties)?;
         let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
         settings.granularity = granularity;
-        let core = Allocator::new(settings).map_err(|source| PoolError::Refused { device, source })?;
         let epochs = options.epochs.unwrap_or_else(|| Epochs::new(driver.clone()));
         if !Arc::ptr_eq(epochs.driver(), &driver) {
             return Err(PoolError::OtherDriver { device });
         }
-        let reservation = Arc::new(Reservation::new(&epochs, device, core.address_space())?);
-        let edges = Edges::new(&driver, device)?;
-        let held = PlanState {
-            extents: FxHashMap::default(),
-            properties: FxHashMap::from_iter([(Allocator::default_domain(), properties)]),
-            streams: FxHashMap::default(),
-            peer_blocks: PeerBlocks::default(),
-        };
-        let pool = GpuPool {
-            device,
-            driver,
-            devices: devices.iter().map(|info| info.id).collect(),
-            epochs,
-            reservation,
-            core: Mutex::new(core),
-            held: Mutex::new(held),
-            kept: Mutex::default(),
-            pins: Mutex::default(),
-            lives: Lives::default(),
-            clock: Mutex::default(),
-            freed: AtomicBool::new(false),
-            sleepers: Mutex::default(),
-            edges,
-            waits: Mutex::default(),
-            observer: options.observer,
-            reach: Reach::of(device),
+        let core = Arc::new(Core::new(&epochs, device, settings)?);
+        let reach = Arc::new(Reach::of(device));
+        let waits = Arc::new(WaitTimer::new(driver, device));
+        let clock = Arc::new(CompletionClock::new(core.clone(), reach.clone(), epochs, waits.clone()));
+        let records = Arc::new(ExtentRecords::new(core.clone()));
+        let growth = Growth::new(
+            core.clone(),
+            clock.clone(),
+            records.clone(),
+            reach.clone(),
+            options.observer,
             properties,
-            exports: info.exportable,
-            poison: OnceLock::new(),
-        };
+        );
+        let growth = Arc::new(growth);
+        let order = StreamOrder::new(core.clone(), clock.clone(), growth.clone(), waits.clone())?;
+        let blocks = Blocks::new(core.clone(), clock.clone(), records.clone(), order, growth.clone());
+        let fixed = FixedBlocks::new(core.clone());
+        let exports = info.exportable;
+        let devices = devices.iter().map(|info| info.id).collect();
+        let pool = GpuPool { blocks, core, clock, reach, waits, records, fixed, devices, exports, growth };
         options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;
         Ok(pool)
     }
 
     /// Whose memory it is.
     pub fn device(&self) -> DeviceId {
-        self.device
+        self.core.device()
     }
 
     /// Hands out a block of the default domain, for work on `stream`.
@@ -197,7 +187,7 @@ impl GpuPool {
     /// taken back was and every pending free was waited for; [`PoolError::CaptureOpen`] where that could not be;
     /// [`PoolError::Driver`]; [`PoolError::Poisoned`].
     pub fn malloc(&self, size: Bytes, stream: PoolStream) -> Result<Block> {
-        self.malloc_in(Allocator::default_domain(), size, stream)
+        self.blocks.malloc(Allocator::default_domain(), size, stream)
     }
 
     /// Hands out a block of a domain.
@@ -205,41 +195,7 @@ impl GpuPool {
     /// # Errors
     /// As [`GpuPool::malloc`].
     pub fn malloc_in(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
-        self.usable()?;
-        let request = Request { size, stream: stream.key, domain };
-        match self.hit(&request) {
-            Some(grant) if !grant.edge && grant.waits.is_empty() => Ok(self.handed_out(&grant)),
-            hit => self.malloc_in_order(&request, stream, hit),
-        }
-    }
-
-    /// A free piece that fits. The core's part is compiled into it, and a hit's grant is not passed on: a copy reads as a
-    /// whole what was just written in parts, and has to wait for it.
-    #[inline]
-    fn hit(&self, request: &Request) -> Option<Grant> {
-        let mut core = self.core.lock();
-        let grant = core.take(request)?;
-        Some(self.edges.owe(grant, request.stream))
-    }
-
-    /// Hands out a block that is no hit, or one that its stream has to wait for.
-    #[inline(never)]
-    fn malloc_in_order(
-        &self,
-        request: &Request,
-        stream: PoolStream,
-        mut hit: Option<Grant>,
-    ) -> Result<Block> {
-        loop {
-            let grant = match hit {
-                Some(grant) => grant,
-                None => self.malloc_slowly(request, stream)?,
-            };
-            if self.order(&grant, stream)? {
-                return Ok(self.handed_out(&grant));
-            }
-            hit = self.hit(request);
-        }
+        self.blocks.malloc(domain, size, stream)
     }
 
     /// Takes a block back; returns its size. Its stream may have its bytes at once, others when its epoch has passed.
@@ -247,26 +203,12 @@ impl GpuPool {
     /// # Errors
     /// [`PoolError::UnknownAddress`]; nothing changes then.
     pub fn free(&self, address: Address) -> Result<Bytes> {
-        let offset = self.offset(address)?;
-        let (freed, emptied) = {
-            let mut core = self.core.lock();
-            let freed = core.free(offset);
-            if freed.is_ok() {
-                self.lives.end(offset);
-            }
-            (freed, core.take_emptied())
-        };
-        if !emptied.is_empty() {
-            self.drop_emptied(&emptied);
-        }
-        let freed = freed.map_err(|_| PoolError::UnknownAddress { device: self.device, address })?;
-        self.note_freed();
-        Ok(freed)
+        self.blocks.free(address)
     }
 
     /// Says that work of another stream uses a block; returns whether a block of this pool begins there.
     pub fn record_stream(&self, address: Address, stream: PoolStream) -> bool {
-        self.offset(address).is_ok_and(|offset| self.core.lock().record_stream(offset, stream.key))
+        self.blocks.record_stream(address, stream)
     }
 
     /// Releases free memory until at most `keep` is reserved, or nothing is left to release; what is freed but may still
@@ -275,14 +217,7 @@ impl GpuPool {
     /// # Errors
     /// [`PoolError::Driver`]: the pool is as it was; [`PoolError::Poisoned`].
     pub fn trim(&self, keep: Bytes) -> Result<Bytes> {
-        self.tick()?;
-        let mut held = self.growth()?;
-        let before = self.core.lock().reserved_bytes();
-        let plan = self.core.lock().plan_trim(keep);
-        if let Some(plan) = plan {
-            self.carry_out(&mut held, &plan, StreamKey::default())?;
-        }
-        Ok(before.saturating_sub(self.core.lock().reserved_bytes()))
+        self.free_memory().trim(keep)
     }
 
     /// Releases all free memory of one domain, also of a private pool that keeps its own from [`GpuPool::trim`]: nothing may
@@ -291,14 +226,7 @@ impl GpuPool {
     /// # Errors
     /// As [`GpuPool::trim`], and [`PoolError::Refused`] where there is no such domain.
     pub fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
-        self.tick()?;
-        let mut held = self.growth()?;
-        let before = self.reserved();
-        let plan = self.core.lock().plan_trim_domain(domain).map_err(|source| self.refused(source))?;
-        if let Some(plan) = plan {
-            self.carry_out(&mut held, &plan, StreamKey::default())?;
-        }
-        Ok(before.saturating_sub(self.reserved()))
+        self.free_memory().trim_domain(domain)
     }
 
     /// Changes the most that may be reserved, as a part of the device's memory.
@@ -316,28 +244,132 @@ impl GpuPool {
         core.settings().limit.get() as f64 / core.settings().memory.get() as f64
     }
 
-    /// While it lives no epoch is recorded: to be held around a capture, which an epoch would break.
-    pub fn hold_epochs(&self) -> CaptureHold {
-        self.epochs.hold()
-    }
-
     /// The clock of the driver's completions.
     pub fn epochs(&self) -> &Arc<Epochs> {
-        &self.epochs
+        self.clock.epochs()
+    }
+
+    /// As [`CompletionClock::tick`].
+    ///
+    /// # Errors
+    /// What the driver answers; nothing is lost.
+    pub fn tick(&self) -> Result<()> {
+        self.clock.tick()
+    }
+
+    /// As [`CompletionClock::settle`].
+    ///
+    /// # Errors
+    /// What the driver answers; [`glake_device::DriverError::Capturing`] while a capture is open and frees wait for its end.
+    pub fn settle(&self) -> Result<()> {
+        self.clock.settle()
+    }
+
+    /// A new owner of extents, with properties of its own; `None`: those of the default domain.
+    pub fn add_domain(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
+        self.domains().add(options, properties)
+    }
+
+    /// A CUDA graph is captured in a domain: its memory keeps its addresses from now on, nothing of it is stitched or lent.
+    pub fn keep_addresses(&self, domain: DomainId) {
+        self.domains().keep_addresses(domain);
+    }
+
+    /// Gives a domain up: its memory goes back once its blocks are freed and all work enqueued before is done.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where there is no such domain.
+    pub fn release_domain(&self, domain: DomainId) -> Result<()> {
+        self.domains().release(domain)
+    }
+
+    /// The live blocks of a domain, for [`GpuPool::restore`].
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where there is no such domain, or where a block is stitched; in private pools none is.
+    pub fn checkpoint(&self, domain: DomainId) -> Result<Checkpoint> {
+        self.checkpoints().take(domain)
+    }
+
+    /// Makes exactly the blocks of a checkpoint live in a domain, at their addresses: what is live now is freed, what was
+    /// live then is claimed. No stream is made to wait and no byte is written: the program knows what is in them.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the domain was released, or where memory has gone since to the driver
+    /// ([`GpuPool::trim_domain`]); [`PoolError::UnknownAddress`] for the checkpoint of another pool. The same blocks as
+    /// before are live then.
+    pub fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
+        self.checkpoints().restore(domain, checkpoint)
+    }
+
+    /// The physical memory of the live block that an address lies in, for another process.
+    ///
+    /// The caller keeps the block until the other process is done with it; descriptors keep the memory, but not the bytes.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
+    /// ([`PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Evicted`] while some of it is elsewhere; what
+    /// the driver answers.
+    pub fn export(&self, address: Address) -> Result<Exported> {
+        Exports { core: &self.core, growth: &self.growth, supported: self.exports }.export(address)
+    }
+
+    /// Lets work of the program on `peer` touch this pool's memory: what is mapped now, at all its addresses, and what will be. Plain
+    /// memory of this device is opened to the peer as well, which the program sees. From then on memory is lent, unmapped and
+    /// released only after the peer's work, too, is done, so the peer's context is made if there is none. Twice is no error, and a
+    /// device need not be let to its own memory.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSuchDevice`], or what the driver answers, above all where the two devices cannot reach each other;
+    /// the peer may touch no more of the pool than before, then; plain memory may be open to it.
+    pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
+        self.peer_access().enable(peer)
+    }
+
+    /// Opens this pool's memory to work of ours on another device: what is mapped now, at all its addresses, and what will be. Whoever
+    /// enqueues such work joins it into this device's context, or tells the clock of it
+    /// ([`glake_device::owned::Epochs::outside`]): no epoch waits for anything else there, and nothing that the program could see
+    /// changes. Twice is no error.
+    ///
+    /// # Errors
+    /// As [`GpuPool::enable_peer`].
+    pub fn lend_to(&self, relay: DeviceId) -> Result<()> {
+        self.peer_access().lend_to(relay)
+    }
+
+    /// The devices, besides its own, whose work may touch the pool's memory.
+    pub fn peers(&self) -> DeviceSet {
+        self.reach.given()
     }
 
     /// The address of offset 0.
     pub fn base(&self) -> Address {
-        self.reservation.start()
+        self.core.reservation().start()
     }
 
-    /// Checks the core's invariants: slow, for tests and suspicion.
-    ///
-    /// # Errors
-    /// The first that is broken.
-    pub fn check(&self) -> std::result::Result<(), Broken> {
-        let _quiet = self.held.lock();
-        self.core.lock().check()
+    /// The pool's addresses, at home and in aliases, mapped or not: where they begin, and how many they are.
+    #[inline]
+    pub fn range(&self) -> (Address, Bytes) {
+        (self.core.reservation().start(), self.core.reservation().size())
+    }
+
+    /// The block that begins at an address: its size and what was asked for.
+    pub fn block(&self, address: Address) -> Option<(Bytes, Bytes)> {
+        self.core.lock().blocks().at(self.core.offset(address).ok()?)
+    }
+
+    /// The live block that an address lies in, at its start or anywhere else: large ones, small ones and stitched ones.
+    /// Slower than [`GpuPool::block`], which knows starts alone.
+    pub fn find(&self, address: Address) -> Option<LiveBlock> {
+        let offset = self.core.offset(address).ok()?;
+        let found = self.core.lock().blocks().find(offset);
+        found.map(|block| LiveBlock::of(&self.core, block))
+    }
+
+    /// The live blocks of a domain, in the order of their addresses.
+    pub fn blocks_of(&self, domain: DomainId) -> Vec<LiveBlock> {
+        let blocks = self.core.lock().blocks().of(domain);
+        blocks.into_iter().map(|block| LiveBlock::of(&self.core, block)).collect()
     }
 
     /// Copies bytes of a block to the host and returns when they are there. The caller orders it after the work that
@@ -346,8 +378,9 @@ impl GpuPool {
     /// # Errors
     /// [`PoolError::UnknownAddress`] outside the pool; the driver's answer where nothing is mapped.
     pub fn read(&self, from: Address, into: &mut [u8]) -> Result<()> {
-        self.usable()?;
-        self.reservation.read(self.offset(from)?, into).map_err(|error| self.failed(error))
+        self.core.usable()?;
+        let read = self.core.reservation().read(self.core.offset(from)?, into);
+        read.map_err(|error| self.core.failed(error))
     }
 
     /// Copies bytes of the host into a block and returns when they are there.
@@ -355,142 +388,104 @@ impl GpuPool {
     /// # Errors
     /// As [`GpuPool::read`].
     pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
-        self.usable()?;
-        self.reservation.write(self.offset(to)?, bytes).map_err(|error| self.failed(error))
+        self.core.usable()?;
+        let written = self.core.reservation().write(self.core.offset(to)?, bytes);
+        written.map_err(|error| self.core.failed(error))
     }
 
-    fn malloc_slowly(&self, request: &Request, stream: PoolStream) -> Result<Grant> {
-        self.epochs.know(self.device, stream.raw);
-        self.tick()?;
-        self.note_lag();
-        let mut held = self.growth()?;
-        held.streams.insert(stream.key, stream.raw);
-        let mut grow = true;
-        loop {
-            let outcome = {
-                let mut core = self.core.lock();
-                core.plan(request, grow).map(|outcome| match outcome {
-                    Outcome::Ready(grant) => Outcome::Ready(self.edges.owe(grant, request.stream)),
-                    other => other,
-                })
-            };
-            match outcome.map_err(|source| self.out_of_memory(source, grow))? {
-                Outcome::Ready(grant) => return Ok(grant),
-                Outcome::Work(plan) => match self.carry_out(&mut held, &plan, request.stream) {
-                    Ok(Some(grant)) => {
-                        self.report_stitch(&plan, request);
-                        self.collect(&mut held, request.stream);
-                        return Ok(grant);
-                    }
-                    Ok(None) => grow = true,
-                    Err(PoolError::Driver(error)) if error.is_out_of_memory() && grow => grow = false,
-                    Err(error) => return Err(error),
-                },
-                // What is waited for may need memory of another thread first.
-                Outcome::Wait(epoch) => {
-                    drop(held);
-                    match self.wait(epoch) {
-                        Err(PoolError::Driver(DriverError::Capturing { .. })) => {
-                            let refusal = self.core.lock().refuse(request.size);
-                            return Err(PoolError::CaptureOpen { device: self.device, refusal });
-                        }
-                        waited => waited?,
-                    }
-                    held = self.growth()?;
-                }
-            }
-        }
+    /// Everything that is counted; walks the free pieces.
+    pub fn stats(&self) -> Stats {
+        self.core.lock().report().stats()
     }
 
-    /// Executes a plan and commits it, or undoes and aborts it.
-    fn carry_out(&self, held: &mut PlanState, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
-        match self.execute(held, plan) {
-            Ok(()) => {
-                let mut core = self.core.lock();
-                Ok(core.commit(plan.id).map(|grant| self.edges.owe(grant, stream)))
-            }
-            Err(error) => {
-                self.core.lock().abort(plan.id);
-                Err(error)
-            }
-        }
+    /// What was done, without walking anything.
+    pub fn counters(&self) -> Counters {
+        self.core.lock().counters()
     }
 
-    /// Unmaps idle aliases above their limit. The block that made them too many is there all the same: where this fails
-    /// they stay, for the next time.
-    fn collect(&self, held: &mut PlanState, stream: StreamKey) {
-        let plan = self.core.lock().plan_due_collection();
-        let done = plan.map_or(Ok(None), |plan| self.carry_out(held, &plan, stream));
-        if let Err(error) = done {
-            tracing::warn!(target: "glake::stitch", %error, "idle aliases could not be unmapped");
-        }
+    /// Physical memory held.
+    pub fn reserved(&self) -> Bytes {
+        self.core.lock().reserved_bytes()
     }
 
-    fn report_stitch(&self, plan: &Plan, request: &Request) {
-        if let Some(stitch) = &plan.stitch {
-            tracing::info!(
-                target: "glake::stitch",
-                device = self.device.0,
-                stream = request.stream.0,
-                wanted = stitch.wanted.get(),
-                ranges = stitch.ranges,
-                extents = stitch.extents,
-                grown = stitch.grown.get(),
-                "stitched"
-            );
-        }
+    /// Checks the core's invariants: slow, for tests and suspicion.
+    ///
+    /// # Errors
+    /// The first that is broken.
+    pub fn check(&self) -> std::result::Result<(), Broken> {
+        let _quiet = self.growth.quiet();
+        self.core.lock().check()
     }
 
-    /// The growth lock, if the pool is still of use.
-    fn growth(&self) -> Result<MutexGuard<'_, PlanState>> {
-        let held = self.held.lock();
-        self.usable().map(|()| held)
+    /// When what was freed is free on the device too.
+    pub fn clock(&self) -> &CompletionClock {
+        &self.clock
     }
 
-    fn usable(&self) -> Result<()> {
-        match self.poison.get() {
-            Some(cause) => Err(PoolError::Poisoned { device: self.device, cause: cause.clone() }),
-            None => Ok(()),
-        }
+    /// What else the pool tells about itself.
+    pub fn report(&self) -> Report<'_> {
+        Report { core: &self.core, clock: &self.clock, waits: &self.waits }
     }
 
-    /// The error to report for the driver's answer; a lost context ends the pool.
-    fn failed(&self, error: DriverError) -> PoolError {
-        if error.is_sticky() { self.poisoned(error.to_string()) } else { PoolError::Driver(error) }
+    /// Its addresses.
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
     }
 
-    fn poisoned(&self, cause: String) -> PoolError {
-        let cause = self.poison.get_or_init(|| cause).clone();
-        PoolError::Poisoned { device: self.device, cause }
+    /// The owners of its extents.
+    pub(crate) fn domains(&self) -> Domains<'_> {
+        Domains { core: &self.core, clock: &self.clock, growth: &self.growth }
     }
 
-    /// There is something for an epoch to cover: wakes who records it.
-    fn note_freed(&self) {
-        if !self.freed.load(Ordering::Relaxed) {
-            self.freed.store(true, Ordering::Release);
-            self.sleepers.lock().iter().for_each(std::thread::Thread::unpark);
-        }
+    /// What can go back to the driver.
+    pub(crate) fn free_memory(&self) -> FreeMemory<'_> {
+        FreeMemory { core: &self.core, clock: &self.clock, growth: &self.growth }
     }
 
-    fn handed_out(&self, grant: &Grant) -> Block {
-        Block { address: self.address(grant.offset), size: grant.size }
+    /// Where the bytes of its extents are.
+    pub(crate) fn records(&self) -> &ExtentRecords {
+        &self.records
     }
 
-    fn address(&self, offset: Bytes) -> Address {
-        Address(self.reservation.start().0 + offset.get())
+    /// Extents on their way out.
+    pub(crate) fn evictions(&self) -> Evictions<'_> {
+        let GpuPool { core, growth, fixed, records, .. } = self;
+        Evictions { core, growth, fixed, records }
     }
 
-    fn offset(&self, address: Address) -> Result<Bytes> {
-        let offset = address.0.checked_sub(self.reservation.start().0).map(Bytes::new);
-        let inside = offset.filter(|&offset| offset < self.reservation.size());
-        inside.ok_or(PoolError::UnknownAddress { device: self.device, address })
+    /// Extents on their way in.
+    pub(crate) fn refills(&self) -> Refills<'_> {
+        Refills { core: &self.core, growth: &self.growth, records: &self.records }
     }
 
-    fn refused(&self, source: StitchError) -> PoolError {
-        PoolError::Refused { device: self.device, source }
+    /// What stays.
+    pub(crate) fn fixed(&self) -> &FixedBlocks {
+        &self.fixed
     }
 
-    fn out_of_memory(&self, refusal: StitchError, grow: bool) -> PoolError {
-        if grow { self.refused(refusal) } else { PoolError::DeviceFull { device: self.device, refusal } }
+    /// Memory for other GPUs' copies.
+    pub(crate) fn peer_blocks(&self) -> PeerBlocks<'_> {
+        let GpuPool { core, growth, blocks, .. } = self;
+        let (domains, access, free_memory) = (self.domains(), self.peer_access(), self.free_memory());
+        PeerBlocks { core, growth, blocks, domains, access, free_memory }
+    }
+
+    /// What may be written to.
+    pub(crate) fn protection(&self) -> Protection<'_> {
+        Protection { core: &self.core, growth: &self.growth, reach: &self.reach, drain: self.drain() }
+    }
+
+    /// Every device of the process.
+    pub(crate) fn drain(&self) -> Drain<'_> {
+        Drain { clock: &self.clock, reach: &self.reach, devices: self.devices }
+    }
+
+    fn peer_access(&self) -> PeerAccess<'_> {
+        let GpuPool { core, clock, growth, reach, .. } = self;
+        PeerAccess { core, clock, growth, reach }
+    }
+
+    fn checkpoints(&self) -> Checkpoints<'_> {
+        Checkpoints { core: &self.core, clock: &self.clock, growth: &self.growth }
     }
 }

@@ -16,139 +16,84 @@
 
 use glake_device::owned::DeviceSet;
 use glake_device::{Access, DeviceId, DriverError, Protection, Refusal, Verb};
-use parking_lot::Mutex;
 
-use super::execute::retry;
-use super::{GpuPool, PoolError, Result};
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::growth::Growth;
+use super::reach::{Reach, read_write};
+use super::retry::retry;
+use super::{PoolError, Result};
 
-/// Which devices' work may touch a pool's memory.
+/// Who else may touch a pool's memory.
 #[derive(Debug)]
-pub(super) struct Reach {
-    own: DeviceId,
-    peers: Mutex<Peers>,
+pub(super) struct PeerAccess<'a> {
+    pub(super) core: &'a Core,
+    pub(super) clock: &'a CompletionClock,
+    pub(super) growth: &'a Growth,
+    pub(super) reach: &'a Reach,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Peers {
-    /// May touch what is mapped, and will be given what is mapped next.
-    given: DeviceSet,
-    /// Epochs wait for these.
-    watched: DeviceSet,
-}
-
-impl Reach {
-    pub(super) fn of(own: DeviceId) -> Self {
-        Reach { own, peers: Mutex::default() }
-    }
-
-    /// Whose work an epoch has to cover.
-    pub(super) fn watched(&self) -> DeviceSet {
-        self.peers.lock().watched.union(DeviceSet::of(self.own))
-    }
-
-    /// What new mappings are given; with an owner, those of its peer blocks.
-    pub(super) fn access(&self, owner: Option<DeviceId>) -> Vec<Access> {
-        let others = owner.map_or_else(|| self.given(), DeviceSet::of);
-        [self.own].into_iter().chain(others.iter()).map(read_write).collect()
-    }
-
-    fn given(&self) -> DeviceSet {
-        self.peers.lock().given
-    }
-
-    fn give(&self, peer: DeviceId) {
-        let given = &mut self.peers.lock().given;
-        *given = given.union(DeviceSet::of(peer));
-    }
-
-    fn watch(&self, peer: DeviceId) {
-        let watched = &mut self.peers.lock().watched;
-        *watched = watched.union(DeviceSet::of(peer));
-    }
-}
-
-fn read_write(device: DeviceId) -> Access {
-    Access { device, protection: Protection::ReadWrite }
-}
-
-impl GpuPool {
-    /// Lets work of the program on `peer` touch this pool's memory: what is mapped now, at all its addresses, and what will be. Plain
-    /// memory of this device is opened to the peer as well, which the program sees. From then on memory is lent, unmapped and
-    /// released only after the peer's work, too, is done, so the peer's context is made if there is none. Twice is no error, and a
-    /// device need not be let to its own memory.
-    ///
-    /// # Errors
-    /// [`PoolError::NoSuchDevice`], or what the driver answers, above all where the two devices cannot reach each other;
-    /// the peer may touch no more of the pool than before, then; plain memory may be open to it.
-    pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
+impl PeerAccess<'_> {
+    /// Lets work of the program on `peer` touch the pool's memory.
+    pub(super) fn enable(&self, peer: DeviceId) -> Result<()> {
         // Nothing is mapped or unmapped meanwhile.
-        let _quiet = self.growth()?;
-        if peer == self.device || self.reach.watched().contains(peer) && self.reach.given().contains(peer) {
+        let _quiet = self.growth.lock()?;
+        let own = self.core.device();
+        if peer == own || self.reach.watched().contains(peer) && self.reach.given().contains(peer) {
             return Ok(());
         }
         self.check_reach(peer)?;
-        let enabled = retry(|| self.driver.enable_peer_access(peer, self.device));
-        enabled.map_err(|error| self.failed(error))?;
-        {
-            let _between_epochs = self.clock.lock();
-            self.reservation.watch(peer);
+        let enabled = retry(|| self.core.driver().enable_peer_access(peer, own));
+        enabled.map_err(|error| self.core.failed(error))?;
+        self.clock.between_epochs(|| {
+            self.core.reservation().watch(peer);
             self.reach.watch(peer);
-        }
+        });
         self.give(peer)
     }
 
-    /// Opens this pool's memory to work of ours on another device: what is mapped now, at all its addresses, and what will be. Whoever
-    /// enqueues such work joins it into this device's context, or tells the clock of it
-    /// ([`glake_device::owned::Epochs::outside`]): no epoch waits for anything else there, and nothing that the program could see
-    /// changes. Twice is no error.
-    ///
-    /// # Errors
-    /// As [`GpuPool::enable_peer`].
-    pub fn lend_to(&self, relay: DeviceId) -> Result<()> {
+    /// Opens the pool's memory to work of ours on another device.
+    pub(super) fn lend_to(&self, relay: DeviceId) -> Result<()> {
         // Nothing is mapped or unmapped meanwhile.
-        let _quiet = self.growth()?;
-        if relay == self.device {
+        let _quiet = self.growth.lock()?;
+        if relay == self.core.device() {
             return Ok(());
         }
         self.check_reach(relay)?;
-        self.reservation.lend(relay);
+        self.core.reservation().lend(relay);
         self.give(relay)
-    }
-
-    /// The devices, besides its own, whose work may touch the pool's memory.
-    pub fn peers(&self) -> DeviceSet {
-        self.reach.given()
     }
 
     /// Work of ours for an owner will touch peer blocks; its GPU is given no further access. To be called under the growth lock.
     pub(super) fn admit(&self, owner: DeviceId) -> Result<()> {
-        if owner != self.device {
+        if owner != self.core.device() {
             self.check_reach(owner)?;
-            self.reservation.lend(owner);
+            self.core.reservation().lend(owner);
         }
         Ok(())
     }
 
     /// Says whether a device reaches this one at all: with nothing mapped yet, nothing else would. Changes nothing.
     fn check_reach(&self, peer: DeviceId) -> Result<()> {
-        let devices = self.driver.devices().map_err(|error| self.failed(error))?;
+        let driver = self.core.driver();
+        let devices = driver.devices().map_err(|error| self.core.failed(error))?;
         if !devices.iter().any(|info| info.id == peer) || DeviceSet::of(peer).is_empty() {
             return Err(PoolError::NoSuchDevice { device: peer, count: devices.len() });
         }
-        match retry(|| self.driver.can_access_peer(peer, self.device)) {
+        match retry(|| driver.can_access_peer(peer, self.core.device())) {
             Ok(true) => Ok(()),
             Ok(false) => {
-                let (verb, address) = (Verb::CanAccessPeer, self.base());
-                Err(self.failed(DriverError::Refused { verb, address, reason: Refusal::NoPeerAccess }))
+                let (verb, address) = (Verb::CanAccessPeer, self.core.reservation().start());
+                Err(self.core.failed(DriverError::Refused { verb, address, reason: Refusal::NoPeerAccess }))
             }
-            Err(error) => Err(self.failed(error)),
+            Err(error) => Err(self.core.failed(error)),
         }
     }
 
     /// Gives access to all that is mapped and will be, or to nothing more than before.
     fn give(&self, peer: DeviceId) -> Result<()> {
         if !self.reach.given().contains(peer) {
-            self.open_to(peer).map_err(|error| self.failed(error))?;
+            self.open_to(peer).map_err(|error| self.core.failed(error))?;
             self.reach.give(peer);
         }
         Ok(())
@@ -156,14 +101,15 @@ impl GpuPool {
 
     /// Gives access to all that is mapped, or to nothing.
     fn open_to(&self, peer: DeviceId) -> std::result::Result<(), DriverError> {
-        let runs = self.reservation.mapped();
+        let reservation = self.core.reservation();
+        let runs = reservation.mapped();
         for (done, &(offset, size)) in runs.iter().enumerate() {
-            let given = retry(|| self.reservation.set_access(offset, size, &[read_write(peer)]));
+            let given = retry(|| reservation.set_access(offset, size, &[read_write(peer)]));
             let Err(error) = given else { continue };
             let none = [Access { device: peer, protection: Protection::None }];
             for &(offset, size) in &runs[..done] {
                 // Nobody was told of the access: one that is left is harmless.
-                if let Err(error) = retry(|| self.reservation.protect(offset, size, &none)) {
+                if let Err(error) = retry(|| reservation.protect(offset, size, &none)) {
                     tracing::warn!(target: "glake::peers", %peer, %error, "access could not be taken back");
                 }
             }
@@ -185,7 +131,7 @@ mod tests {
     use glake_units::Bytes;
 
     use super::*;
-    use crate::{Block, PoolOptions, PoolStream};
+    use crate::{Block, GpuPool, PoolOptions, PoolStream};
 
     const OWN: DeviceId = DeviceId(0);
     const PEER: DeviceId = DeviceId(1);
@@ -315,7 +261,7 @@ mod tests {
         // Nothing that the program can see has changed.
         assert_eq!(fixture.sim.program_enable_peer(PEER, OWN), 0);
         // Work of the program there, which never ends as far as this GPU knows.
-        let word = Arc::new(glake_device::owned::Flag::several(&fixture.pool.epochs, 1).unwrap());
+        let word = Arc::new(glake_device::owned::Flag::several(fixture.pool.epochs(), 1).unwrap());
         word[0].await_on(fixture.stream.of(), 1, glake_device::Compare::AtLeast).unwrap();
         for block in kept {
             fixture.pool.free(block.address).unwrap();
@@ -341,11 +287,11 @@ mod tests {
             fixture.pool.settle().unwrap();
             fixture.pool.trim(Bytes::ZERO).unwrap();
             fixture.write(block, 7).unwrap();
-            let driver = fixture.pool.epochs.driver();
+            let driver = fixture.pool.epochs().driver();
             let done =
                 glake_device::owned::OwnedEvent::new(driver, PEER, glake_device::EventKind::Plain).unwrap();
             done.record(fixture.stream.id()).unwrap();
-            fixture.pool.epochs.outside(OWN, done);
+            fixture.pool.epochs().outside(OWN, done);
             fixture.pool.free(block.address).unwrap();
             let start = fixture.sim.now();
             fixture.pool.tick().unwrap();

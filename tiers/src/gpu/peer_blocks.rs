@@ -6,9 +6,14 @@
 use glake_device::{Address, DeviceId, Stream};
 use glake_stitch::{DomainId, DomainOptions, StreamKey};
 use glake_units::Bytes;
-use rustc_hash::FxHashMap;
 
-use super::{Block, GpuPool, PlanState, PoolStream, Result};
+use super::blocks::{Block, Blocks};
+use super::core::Core;
+use super::domain::Domains;
+use super::free_memory::FreeMemory;
+use super::growth::{Growing, Growth};
+use super::peer::PeerAccess;
+use super::{PoolStream, Result};
 
 /// An extent for peer blocks. Copies are made while the next one is opened; larger ones are opened in less time and hide less of it.
 const EXTENT: Bytes = Bytes::mib(256);
@@ -17,26 +22,27 @@ const PART: u64 = 4;
 /// A stream that nobody has: what it is said to have used waits for an epoch.
 const NOBODY: PoolStream = PoolStream { raw: Stream::LEGACY, key: StreamKey(u64::MAX) };
 
-/// The domains of owners, made when they are needed: the driver takes longer the more GPUs memory is opened to.
-#[derive(Debug, Default)]
-pub(super) struct PeerBlocks(FxHashMap<DeviceId, DomainId>);
-
-impl PeerBlocks {
-    /// Whose peer blocks lie in a domain.
-    pub(super) fn of(&self, domain: DomainId) -> Option<DeviceId> {
-        self.0.iter().find(|(_, known)| **known == domain).map(|(owner, _)| *owner)
-    }
+/// The peer blocks in one pool.
+#[derive(Debug)]
+pub(crate) struct PeerBlocks<'a> {
+    pub(super) core: &'a Core,
+    pub(super) growth: &'a Growth,
+    pub(super) blocks: &'a Blocks,
+    pub(super) domains: Domains<'a>,
+    pub(super) access: PeerAccess<'a>,
+    pub(super) free_memory: FreeMemory<'a>,
 }
 
-impl GpuPool {
+impl PeerBlocks<'_> {
     /// Memory that the work of one other device may touch, and that of devices which are let to all of the pool's later.
-    pub(crate) fn alloc_peer_block(&self, owner: DeviceId, size: Bytes) -> Result<Block> {
-        let domain = self.domain_of(&mut *self.growth()?, owner)?;
-        self.malloc_in(domain, size, PoolStream::of(&*self.driver, self.device, Stream::LEGACY)?)
+    pub(crate) fn alloc(&self, owner: DeviceId, size: Bytes) -> Result<Block> {
+        let domain = self.domain_of(&mut self.growth.lock()?, owner)?;
+        let stream = PoolStream::of(&**self.core.driver(), self.core.device(), Stream::LEGACY)?;
+        self.blocks.malloc(domain, size, stream)
     }
 
     /// How much may alloc together.
-    pub(crate) fn shared_peer_blocks(&self) -> Bytes {
+    pub(crate) fn shared(&self) -> Bytes {
         let core = self.core.lock();
         let (unit, memory) = (core.settings().granularity, core.settings().memory);
         let units = memory.get() / PART / unit.get().max(1);
@@ -44,25 +50,25 @@ impl GpuPool {
     }
 
     /// Takes it back.
-    pub(crate) fn free_peer_block(&self, address: Address) -> Result<Bytes> {
-        self.record_stream(address, NOBODY);
-        self.free(address)
+    pub(crate) fn free(&self, address: Address) -> Result<Bytes> {
+        self.blocks.record_stream(address, NOBODY);
+        self.blocks.free(address)
     }
 
     /// Gives back to the driver what no owner has any more and no work touches. Never waits.
-    pub(crate) fn sweep_peer_blocks(&self) -> Result<Bytes> {
-        let domains: Vec<DomainId> = self.growth()?.peer_blocks.0.values().copied().collect();
-        domains.into_iter().map(|domain| self.trim_domain(domain)).sum()
+    pub(crate) fn sweep(&self) -> Result<Bytes> {
+        let domains: Vec<DomainId> = self.growth.lock()?.owners().values().copied().collect();
+        domains.into_iter().map(|domain| self.free_memory.trim_domain(domain)).sum()
     }
 
-    fn domain_of(&self, held: &mut PlanState, owner: DeviceId) -> Result<DomainId> {
-        self.admit(owner)?;
-        if let Some(domain) = held.peer_blocks.0.get(&owner) {
+    fn domain_of(&self, growing: &mut Growing<'_>, owner: DeviceId) -> Result<DomainId> {
+        self.access.admit(owner)?;
+        if let Some(domain) = growing.owners().get(&owner) {
             return Ok(*domain);
         }
-        let options = DomainOptions::region(self.shared_peer_blocks());
-        let domain = self.new_domain(held, options, self.properties);
-        held.peer_blocks.0.insert(owner, domain);
+        let options = DomainOptions::region(self.shared());
+        let domain = self.domains.add_under(growing, options, self.growth.properties());
+        growing.owners().insert(owner, domain);
         Ok(domain)
     }
 }
@@ -77,7 +83,7 @@ mod tests {
     use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 
     use super::*;
-    use crate::{PoolError, PoolOptions};
+    use crate::{GpuPool, PoolError, PoolOptions};
 
     const OWN: DeviceId = DeviceId(0);
     const PEERS: [DeviceId; 3] = [DeviceId(1), DeviceId(2), DeviceId(3)];
@@ -108,10 +114,10 @@ mod tests {
             let time = Duration::from_millis(1);
             self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})?;
             // As whoever copies for an owner does.
-            let driver = self.pool.epochs.driver();
+            let driver = self.pool.epochs().driver();
             let done = OwnedEvent::new(driver, PEERS[peer], EventKind::Plain)?;
             done.record(self.streams[peer].id())?;
-            self.pool.epochs.outside(OWN, done);
+            self.pool.epochs().outside(OWN, done);
             Ok(())
         }
 
@@ -124,7 +130,7 @@ mod tests {
 
         fn end(self) {
             self.pool.settle().unwrap();
-            self.pool.sweep_peer_blocks().unwrap();
+            self.pool.peer_blocks().sweep().unwrap();
             self.pool.trim(Bytes::ZERO).unwrap();
             assert_eq!(self.pool.reserved(), Bytes::ZERO);
             let sim = self.sim.clone();
@@ -137,21 +143,21 @@ mod tests {
     fn a_peer_block_is_open_to_its_owner_alone() {
         for peers in [&[][..], &PEERS] {
             let fixture = fixture(peers);
-            let one = fixture.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
-            let other = fixture.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
+            let one = fixture.pool.peer_blocks().alloc(PEERS[0], SIZE).unwrap();
+            let other = fixture.pool.peer_blocks().alloc(PEERS[1], SIZE).unwrap();
             fixture.write(0, one).unwrap();
             fixture.write(1, other).unwrap();
             for (peer, block) in [(1, one), (2, one), (0, other), (2, other)] {
                 fixture.assert_refused(peer, block);
             }
             // What was one's does not become another's.
-            fixture.pool.free_peer_block(one.address).unwrap();
+            fixture.pool.peer_blocks().free(one.address).unwrap();
             fixture.pool.settle().unwrap();
-            let again = fixture.pool.alloc_peer_block(PEERS[1], SIZE).unwrap();
+            let again = fixture.pool.peer_blocks().alloc(PEERS[1], SIZE).unwrap();
             assert_ne!(again.address, one.address);
             fixture.assert_refused(0, again);
             fixture.write(1, again).unwrap();
-            let here = PoolStream::of(&**fixture.pool.epochs.driver(), OWN, Stream::LEGACY).unwrap();
+            let here = PoolStream::of(&**fixture.pool.epochs().driver(), OWN, Stream::LEGACY).unwrap();
             let own = fixture.pool.malloc(SIZE, here).unwrap();
             match peers {
                 [] => fixture.assert_refused(0, own),
@@ -167,20 +173,20 @@ mod tests {
     #[test]
     fn a_peer_block_goes_after_its_owners_work() {
         let fixture = fixture(&[]);
-        let block = fixture.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
+        let block = fixture.pool.peer_blocks().alloc(PEERS[0], SIZE).unwrap();
         assert_eq!(fixture.pool.peers(), DeviceSet::EMPTY);
         fixture.write(0, block).unwrap();
-        fixture.pool.free_peer_block(block.address).unwrap();
-        assert_eq!(fixture.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
+        fixture.pool.peer_blocks().free(block.address).unwrap();
+        assert_eq!(fixture.pool.peer_blocks().sweep().unwrap(), Bytes::ZERO, "the owner still writes");
         fixture.pool.settle().unwrap();
-        assert!(fixture.pool.sweep_peer_blocks().unwrap() >= SIZE);
+        assert!(fixture.pool.peer_blocks().sweep().unwrap() >= SIZE);
         fixture.end();
     }
 
     #[test]
     fn a_device_that_is_let_to_all_is_watched_though_that_fails() {
         let fixture = fixture(&[]);
-        let block = fixture.pool.alloc_peer_block(PEERS[0], SIZE).unwrap();
+        let block = fixture.pool.peer_blocks().alloc(PEERS[0], SIZE).unwrap();
         fixture.faults.set(&[Fault {
             verb: Some(Verb::SetAccess),
             when: When::Nth(1),
@@ -189,15 +195,15 @@ mod tests {
         fixture.pool.enable_peer(PEERS[0]).unwrap_err();
         fixture.faults.set(&[]);
         fixture.write(0, block).unwrap();
-        fixture.pool.free_peer_block(block.address).unwrap();
-        assert_eq!(fixture.pool.sweep_peer_blocks().unwrap(), Bytes::ZERO, "the owner still writes");
+        fixture.pool.peer_blocks().free(block.address).unwrap();
+        assert_eq!(fixture.pool.peer_blocks().sweep().unwrap(), Bytes::ZERO, "the owner still writes");
         fixture.end();
     }
 
     #[test]
     fn who_owns_no_peer_block() {
         let fixture = fixture(&[]);
-        let unknown = fixture.pool.alloc_peer_block(DeviceId(4), SIZE).unwrap_err();
+        let unknown = fixture.pool.peer_blocks().alloc(DeviceId(4), SIZE).unwrap_err();
         assert!(matches!(unknown, PoolError::NoSuchDevice { device: DeviceId(4), count: 4 }), "{unknown}");
         fixture.end();
     }

@@ -7,13 +7,14 @@
 //! Streams of a capture neither lend nor borrow, so no event of a pair is ever recorded into one. Measuring never fails a
 //! request: a wait that cannot be measured is counted and not timed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::owned::OwnedEvent;
-use glake_device::{EventKind, Stream};
+use glake_device::{DeviceId, Driver, EventKind, Stream};
+use parking_lot::Mutex;
 
-use super::GpuPool;
-use super::execute::retry;
+use super::retry::retry;
 
 /// So many waits are timed at once; beyond, they are counted only.
 const MOST: usize = 256;
@@ -38,7 +39,7 @@ pub(super) struct Pair {
 
 /// What is being timed and what was.
 #[derive(Debug, Default)]
-pub(super) struct WaitTimes {
+struct WaitTimes {
     idle: Vec<Pair>,
     open: Vec<Pair>,
     told: GpuWaits,
@@ -64,35 +65,46 @@ impl WaitTimes {
     }
 }
 
-impl GpuPool {
-    /// The GPU time that streams spent in waits for other streams which the program did not ask for, made under
-    /// [`glake_stitch::Borrow::Wait`]. Waits that are not over yet are counted, not timed.
-    pub fn gpu_waits(&self) -> GpuWaits {
-        let mut waits = self.waits.lock();
-        waits.poll();
-        waits.told
+/// Times the waits of one pool's streams.
+#[derive(Debug)]
+pub(super) struct WaitTimer {
+    driver: Arc<dyn Driver>,
+    device: DeviceId,
+    times: Mutex<WaitTimes>,
+}
+
+impl WaitTimer {
+    pub(super) fn new(driver: Arc<dyn Driver>, device: DeviceId) -> Self {
+        WaitTimer { driver, device, times: Mutex::default() }
     }
 
-    pub(super) fn poll_waits(&self) {
-        self.waits.lock().poll();
+    /// What was counted and timed by now.
+    pub(super) fn told(&self) -> GpuWaits {
+        let mut times = self.times.lock();
+        times.poll();
+        times.told
     }
 
-    pub(super) fn reset_waits(&self) {
-        self.waits.lock().told = GpuWaits::default();
+    pub(super) fn poll(&self) {
+        self.times.lock().poll();
+    }
+
+    pub(super) fn reset(&self) {
+        self.times.lock().told = GpuWaits::default();
     }
 
     /// Counts a wait that `stream` is about to make, and begins to time it.
-    pub(super) fn begin_wait(&self, stream: Stream) -> Option<Pair> {
+    pub(super) fn begin(&self, stream: Stream) -> Option<Pair> {
         let idle = {
-            let mut waits = self.waits.lock();
-            waits.told.count += 1;
-            if waits.open.len() >= MOST {
-                waits.poll();
+            let mut times = self.times.lock();
+            times.told.count += 1;
+            if times.open.len() >= MOST {
+                times.poll();
             }
-            if waits.open.len() >= MOST {
+            if times.open.len() >= MOST {
                 return None;
             }
-            waits.idle.pop()
+            times.idle.pop()
         };
         let event = || OwnedEvent::new(&self.driver, self.device, EventKind::Timed);
         let pair = match idle {
@@ -103,10 +115,47 @@ impl GpuPool {
     }
 
     /// The wait is enqueued.
-    pub(super) fn end_wait(&self, pair: Option<Pair>, stream: Stream) {
+    pub(super) fn end(&self, pair: Option<Pair>, stream: Stream) {
         let Some(pair) = pair else { return };
         if retry(|| pair.after.record(stream)).is_ok() {
-            self.waits.lock().open.push(pair);
+            self.times.lock().open.push(pair);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{OWN, Parts};
+    use super::*;
+
+    #[test]
+    fn waits_are_timed_up_to_so_many_and_counted_beyond() {
+        let parts = Parts::new();
+        let timer = WaitTimer::new(parts.driver.clone(), OWN);
+        let stream = &parts.stream;
+        let time = Duration::from_millis(1);
+        parts.sim.enqueue_kernel(OWN, stream.id(), &[], &[], time, |_| {}).unwrap();
+        for _ in 0..=MOST {
+            timer.end(timer.begin(stream.id()), stream.id());
+        }
+        assert_eq!((timer.told().count, timer.told().timed), (MOST as u64 + 1, 0), "none is over");
+        stream.synchronize().unwrap();
+        assert_eq!(timer.told().timed, MOST as u64);
+        timer.reset();
+        assert_eq!(timer.told(), GpuWaits::default());
+    }
+
+    #[test]
+    fn a_wait_takes_as_long_as_what_is_between_its_events() {
+        let parts = Parts::new();
+        let timer = WaitTimer::new(parts.driver.clone(), OWN);
+        let stream = &parts.stream;
+        let pair = timer.begin(stream.id());
+        let time = Duration::from_millis(3);
+        parts.sim.enqueue_kernel(OWN, stream.id(), &[], &[], time, |_| {}).unwrap();
+        timer.end(pair, stream.id());
+        stream.synchronize().unwrap();
+        let told = timer.told();
+        assert!(told.timed == 1 && told.time >= time, "{told:?}");
     }
 }

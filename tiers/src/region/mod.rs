@@ -120,9 +120,9 @@ impl Region {
         if self.options.host_copy != CopyPolicy::Prepare || self.options.policy == Policy::Discard {
             return Ok(());
         }
-        let all = self.pool.keeps_all(self.domain);
+        let all = self.pool.domains().keeps_all(self.domain);
         let kept = |view: &ExtentView| if all { view.size } else { view.live };
-        let kept = self.pool.standing(self.domain)?.iter().map(|(view, _)| kept(view)).sum();
+        let kept = self.pool.records().standing(self.domain)?.iter().map(|(view, _)| kept(view)).sum();
         Ok(host.prepare(kept)?)
     }
 
@@ -131,7 +131,7 @@ impl Region {
     /// # Errors
     /// What the pool answers.
     pub fn sizes(&self) -> Result<(Bytes, Bytes)> {
-        let standing = self.pool.standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain)?;
         let of = |away: bool| {
             let views = standing
                 .iter()
@@ -147,7 +147,7 @@ impl Region {
     /// What the pool answers.
     pub fn places(&self) -> Result<Vec<(Place, Bytes)>> {
         let mut places: Vec<(Place, Bytes)> = Vec::new();
-        let standing = self.pool.standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain)?;
         for (view, residency) in
             standing.iter().filter(|(view, _)| view.residency == glake_stitch::Residency::Evicted)
         {
@@ -166,7 +166,7 @@ impl Region {
     /// # Errors
     /// What the pool answers.
     pub fn is_whole(&self) -> Result<bool> {
-        let standing = self.pool.standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain)?;
         Ok(standing.iter().all(|(view, _)| view.residency == glake_stitch::Residency::Resident))
     }
 
@@ -176,8 +176,8 @@ impl Region {
     /// # Errors
     /// What the pool answers.
     pub fn is_usable(&self) -> Result<bool> {
-        let held = self.pool.is_held(self.domain);
-        let standing = self.pool.standing(self.domain)?;
+        let held = self.pool.domains().is_held(self.domain);
+        let standing = self.pool.records().standing(self.domain)?;
         let is_nobodys = |view: &ExtentView| {
             view.residency == glake_stitch::Residency::Evicted && view.live.is_zero() && !held
         };

@@ -46,7 +46,11 @@ impl Region {
     ) -> Result<Refilled> {
         let refilling = self.progress.begin();
         let _turn = self.turn.lock();
-        let standing = self.pool.forget_emptied(self.domain).and_then(|()| self.pool.standing(self.domain));
+        let standing = self
+            .pool
+            .free_memory()
+            .forget_emptied(self.domain)
+            .and_then(|()| self.pool.records().standing(self.domain));
         let standing = match standing {
             // It was given up before, and with its last extent it is gone.
             Err(PoolError::Refused { source: StitchError::UnknownDomain { .. }, .. }) => {
@@ -111,7 +115,7 @@ impl Region {
         match transfer.begin_refill(scope, view, back) {
             Ok(refilling) => Ok(Copying { view, refilling: Some(refilling) }),
             Err(error) => {
-                self.pool.interrupted(view.extent)?;
+                self.pool.records().interrupted(view.extent)?;
                 Err(error)
             }
         }
@@ -128,7 +132,7 @@ impl Region {
     ) -> Result<Option<Return>> {
         let mut settled = false;
         loop {
-            let error = match self.pool.begin_refill(view.extent) {
+            let error = match self.pool.refills().begin(view.extent) {
                 Err(error) if error.is_out_of_memory() => error,
                 entered => return Ok(entered?),
             };
@@ -160,13 +164,13 @@ impl Region {
                 }
                 error => pipeline.fail(error),
             }
-            if let Err(error) = self.pool.interrupted(view.extent) {
+            if let Err(error) = self.pool.records().interrupted(view.extent) {
                 pipeline.fail(error.into());
             }
             return;
         }
         let retain = self.is_sealed() && self.options.host_copy == CopyPolicy::Retain;
-        match self.pool.finish_refill(view.extent, retain) {
+        match self.pool.records().finish_refill(view.extent, retain) {
             Ok(()) => {
                 let report = &mut pipeline.report;
                 report.mapped = report.mapped.saturating_add(view.size);

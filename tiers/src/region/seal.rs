@@ -19,13 +19,13 @@ impl Region {
             return Err(RegionError::NotSealable { tag: self.options.tag.clone() });
         }
         let _turn = self.turn.lock();
-        self.pool.seal_domain(self.domain, true)?;
+        self.pool.records().seal(self.domain, true)?;
         self.sealed.store(true, Ordering::Release);
         self.strict.store(strict, Ordering::Release);
         if strict {
-            Ok(self.pool.protect_domain(self.domain)?)
+            Ok(self.pool.protection().protect(self.domain)?)
         } else {
-            Ok(self.pool.open_domain(self.domain)?)
+            Ok(self.pool.protection().open(self.domain)?)
         }
     }
 
@@ -35,8 +35,8 @@ impl Region {
     /// What the pool answers; it is sealed still.
     pub fn unseal(&self) -> Result<()> {
         let _turn = self.turn.lock();
-        self.pool.open_domain(self.domain)?;
-        self.pool.seal_domain(self.domain, false)?;
+        self.pool.protection().open(self.domain)?;
+        self.pool.records().seal(self.domain, false)?;
         self.strict.store(false, Ordering::Release);
         self.sealed.store(false, Ordering::Release);
         Ok(())
@@ -49,7 +49,11 @@ impl Region {
 
     /// What is here is as its seal says, after something was mapped or opened for a copy.
     pub(super) fn protect(&self) -> Result<()> {
-        if self.strict.load(Ordering::Acquire) { Ok(self.pool.protect_domain(self.domain)?) } else { Ok(()) }
+        if self.strict.load(Ordering::Acquire) {
+            Ok(self.pool.protection().protect(self.domain)?)
+        } else {
+            Ok(())
+        }
     }
 
     /// The extents of the live block that an address lies in stay on their GPU until it is unpinned as often: somebody knows them by
@@ -59,7 +63,7 @@ impl Region {
     /// # Errors
     /// [`crate::PoolError::UnknownAddress`] where no block of the region is; [`crate::PoolError::Evicted`] where some of it is evicted.
     pub fn fix(&self, address: Address) -> Result<()> {
-        Ok(self.pool.fix(self.domain, address)?)
+        Ok(self.pool.fixed().fix(self.domain, address)?)
     }
 
     /// Takes one [`Region::fix`] back.
@@ -67,6 +71,6 @@ impl Region {
     /// # Errors
     /// [`crate::PoolError::UnknownAddress`] where nothing is pinned.
     pub fn unfix(&self, address: Address) -> Result<()> {
-        Ok(self.pool.unfix(self.domain, address)?)
+        Ok(self.pool.fixed().unfix(self.domain, address)?)
     }
 }

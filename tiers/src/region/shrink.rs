@@ -80,15 +80,15 @@ impl Region {
     /// rest is where it was or halfway; either direction goes on from there.
     pub fn shrink(&self, amount: Bytes, to: &Store, context: TransferContext<'_>) -> Result<Shrunk> {
         let _turn = self.turn.lock();
-        self.pool.drain()?;
-        let free = if self.pool.keeps_all(self.domain) {
+        self.pool.drain().wait()?;
+        let free = if self.pool.domains().keeps_all(self.domain) {
             Bytes::ZERO
         } else {
             self.pool.trim_domain(self.domain)?
         };
         let mut report = Shrunk { freed: free, ..Shrunk::default() };
-        let pinned = self.pool.pinned(self.domain);
-        let mut standing = self.pool.standing(self.domain)?;
+        let pinned = self.pool.fixed().extents(self.domain);
+        let mut standing = self.pool.records().standing(self.domain)?;
         let stay = standing.extract_if(.., |(view, _)| pinned.contains(&view.extent));
         report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Fixed)));
         let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
@@ -122,7 +122,7 @@ impl Region {
         }
         let new = standing.iter().filter(|(_, residency)| *residency == Residency::NEW);
         let new: FxHashSet<ExtentId> = new.map(|(view, _)| view.extent).collect();
-        let whole = self.pool.keeps_all(self.domain);
+        let whole = self.pool.domains().keeps_all(self.domain);
         let copied = chosen.iter().filter(|view| new.contains(&view.extent));
         let sizes = copied.map(|view| if whole { view.size } else { view.live });
         sizes.filter(|size| !size.is_zero()).collect()
@@ -202,14 +202,14 @@ impl Region {
     }
 
     fn skip(&self, view: &ExtentView, reason: SkipReason) -> Skipped {
-        Skipped { address: self.pool.address_at(view.offset), size: view.size, reason }
+        Skipped { address: self.pool.core().address(view.offset), size: view.size, reason }
     }
 
     /// Where blocks were freed meanwhile that other streams used, their work is waited for.
     fn begin_evict(&self, extent: ExtentId, to: Place) -> Result<Eviction> {
         for _ in 0..DRAINS {
-            match self.pool.begin_evict(extent, to, self.options.policy == Policy::Discard)? {
-                Eviction::Withheld => self.pool.drain()?,
+            match self.pool.evictions().begin(extent, to, self.options.policy == Policy::Discard)? {
+                Eviction::Withheld => self.pool.drain().wait()?,
                 begun => return Ok(begun),
             }
         }
@@ -220,7 +220,7 @@ impl Region {
         let Some(Copying { view, evicting }) = pipeline.copying.pop_front() else { return };
         let size = evicting.size();
         match transfer.finish_evict(evicting) {
-            Ok(copy) => match self.pool.finish_copy(view.extent, copy) {
+            Ok(copy) => match self.pool.records().finish_copy(view.extent, copy) {
                 Ok(()) => {
                     pipeline.report.copied = pipeline.report.copied.saturating_add(size);
                     pipeline.unused.push(view);
@@ -234,7 +234,7 @@ impl Region {
     /// The bytes were not copied: the extent stays.
     fn gave_up(&self, extent: ExtentId, error: RegionError, pipeline: &mut Pipeline<'_>) {
         pipeline.fail(error);
-        if let Err(error) = self.pool.cancel_evict(extent) {
+        if let Err(error) = self.pool.records().cancel_evict(extent) {
             pipeline.fail(error.into());
         }
     }
@@ -245,7 +245,7 @@ impl Region {
         if views.is_empty() {
             return;
         }
-        match self.pool.completion_point() {
+        match self.pool.clock().completion_point() {
             Ok(point) => pipeline.marked.push_back((views, point)),
             Err(error) => self.interrupted(&views, error, pipeline),
         }
@@ -253,12 +253,12 @@ impl Region {
 
     fn unmap_next(&self, pipeline: &mut Pipeline<'_>) {
         let Some((views, point)) = pipeline.marked.pop_front() else { return };
-        let done = match self.pool.passed(point) {
+        let done = match self.pool.clock().passed(point) {
             Ok(done) => done,
             Err(error) => return self.interrupted(&views, error, pipeline),
         };
         let extents: Vec<ExtentId> = views.iter().map(|view| view.extent).collect();
-        let (unmapped, outcome) = self.pool.unmap(&extents, &done);
+        let (unmapped, outcome) = self.pool.evictions().unmap(&extents, &done);
         pipeline.unmapped.extend(views.iter().filter(|view| unmapped.contains(&view.extent)));
         if let Err(error) = outcome {
             pipeline.fail(error.into());
@@ -269,7 +269,7 @@ impl Region {
     fn release(&self, most: usize, pipeline: &mut Pipeline<'_>) {
         let most = most.min(pipeline.unmapped.len());
         for view in pipeline.unmapped.drain(..most).collect::<Vec<_>>() {
-            match self.pool.release(view.extent) {
+            match self.pool.evictions().release(view.extent) {
                 Ok(()) if view.residency == glake_stitch::Residency::Evicted => {}
                 Ok(()) => pipeline.report.freed = pipeline.report.freed.saturating_add(view.size),
                 Err(error) => pipeline.fail(error.into()),
@@ -281,7 +281,7 @@ impl Region {
     fn interrupted(&self, views: &[ExtentView], error: PoolError, pipeline: &mut Pipeline<'_>) {
         pipeline.fail(error.into());
         for view in views {
-            if let Err(error) = self.pool.interrupted(view.extent) {
+            if let Err(error) = self.pool.records().interrupted(view.extent) {
                 pipeline.fail(error.into());
             }
         }

@@ -74,7 +74,7 @@ impl Region {
                 Residency::Refilling { .. } => !in_order,
                 _ => true,
             };
-            if !self.pool.has_any(self.domain, is_apart) {
+            if !self.pool.records().has_any(self.domain, is_apart) {
                 drop(state);
                 let followed = mark.map_or(Ok(()), |mark| mark.follow(device, stream));
                 return followed.map_err(|source| RegionError::Unordered {

@@ -12,6 +12,7 @@ use glake_stitch::HomeRange;
 use glake_units::Bytes;
 
 use super::peer::PeerPart;
+use crate::gpu::Core;
 use crate::{GpuPool, HostBlock, HostPool, Place, PoolError, SealedFile};
 
 /// A whole copy.
@@ -70,20 +71,20 @@ impl StoredCopy {
     }
 
     /// What brings the bytes back to a pool in which their extent is mapped.
-    pub(crate) fn back(&self, pool: &GpuPool) -> Result<Return, PoolError> {
+    pub(crate) fn back(&self, core: &Core) -> Result<Return, PoolError> {
         let (origin, place, peer) = match &self.stored {
             Stored::Host(block) => {
-                let copies = packed(pool, &self.ranges, |at, size| block.span(at, size))?;
+                let copies = packed(core, &self.ranges, |at, size| block.span(at, size))?;
                 (Origin::Memory(copies), Place::Host, None)
             }
             Stored::Peer(part) => {
                 let spans = part.spans()?;
-                let copies = packed(pool, &self.ranges, |at, size| spans.part(at, size))?;
+                let copies = packed(core, &self.ranges, |at, size| spans.part(at, size))?;
                 (Origin::Memory(copies), Place::Peer(part.pool().device()), Some(part.pool().clone()))
             }
             Stored::File(file, host) => (Origin::File(file.clone(), host.clone()), Place::File, None),
         };
-        Ok(Return { home: home(pool, &self.ranges)?, origin, digest: self.digest, place, peer })
+        Ok(Return { home: home(core, &self.ranges)?, origin, digest: self.digest, place, peer })
     }
 }
 
@@ -96,7 +97,7 @@ impl Return {
 
 /// Each range in the packed copy.
 pub(super) fn packed(
-    pool: &GpuPool,
+    core: &Core,
     ranges: &[HomeRange],
     span: impl Fn(Bytes, Bytes) -> Option<Span>,
 ) -> Result<Vec<Span>, PoolError> {
@@ -104,20 +105,20 @@ pub(super) fn packed(
     let each = |range: &HomeRange| {
         let found = span(at, range.size);
         at = at.saturating_add(range.size);
-        found.ok_or_else(|| pool.unknown_offset(range.offset))
+        found.ok_or_else(|| core.unknown_offset(range.offset))
     };
     ranges.iter().map(each).collect()
 }
 
 /// Each range, at home.
-pub(super) fn home(pool: &GpuPool, ranges: &[HomeRange]) -> Result<Vec<Span>, PoolError> {
+pub(super) fn home(core: &Core, ranges: &[HomeRange]) -> Result<Vec<Span>, PoolError> {
     let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
     let end = last.offset.saturating_add(last.size);
     let hull = HomeRange { offset: first.offset, size: end.saturating_sub(first.offset) };
-    let home = pool.span(hull)?;
+    let home = core.span(hull)?;
     let part = |range: &HomeRange| {
         let found = home.part(range.offset.saturating_sub(hull.offset), range.size);
-        found.ok_or_else(|| pool.unknown_offset(range.offset))
+        found.ok_or_else(|| core.unknown_offset(range.offset))
     };
     ranges.iter().map(part).collect()
 }

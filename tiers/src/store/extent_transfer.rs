@@ -95,21 +95,21 @@ impl<'a> ExtentTransfer<'a> {
         let (way, digesting, ranges) = match to {
             Store::Host(host) => {
                 let block = host.take(size)?;
-                let copies = packed(self.pool, &ranges, |at, size| block.span(at, size))?;
-                let home = home(self.pool, &ranges)?;
+                let copies = packed(self.pool.core(), &ranges, |at, size| block.span(at, size))?;
+                let home = home(self.pool.core(), &ranges)?;
                 let digesting = self.begin_digest(&home)?;
                 (EvictWay::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting, ranges)
             }
             Store::Peer(peer) => {
                 let part = self.peer_part(peer, size)?;
                 let (ranges, spans) = (part.cut(&ranges), part.spans()?);
-                let copies = packed(self.pool, &ranges, |at, size| spans.part(at, size))?;
-                let home = home(self.pool, &ranges)?;
+                let copies = packed(self.pool.core(), &ranges, |at, size| spans.part(at, size))?;
+                let home = home(self.pool.core(), &ranges)?;
                 let digesting = self.begin_digest(&home)?;
                 (EvictWay::Copying(Stored::Peer(part), self.enqueue(copies, home)?), digesting, ranges)
             }
             Store::File { files, host } => {
-                let home = home(self.pool, &ranges)?;
+                let home = home(self.pool.core(), &ranges)?;
                 let digesting = self.begin_digest(&home)?;
                 (self.begin_writing(scope, files, host, home)?, digesting, ranges)
             }
@@ -209,7 +209,7 @@ impl<'a> ExtentTransfer<'a> {
     /// Gives the memory of copies that are gone back to the drivers of their GPUs, as far as nothing has to be waited for.
     pub(crate) fn sweep(&self) {
         for peer in self.peers.lock().iter() {
-            if let Err(error) = peer.sweep_peer_blocks() {
+            if let Err(error) = peer.peer_blocks().sweep() {
                 tracing::debug!(target: "glake::regions", peer = %peer.device(), %error, "copies' memory stays for now");
             }
         }
@@ -262,13 +262,13 @@ impl<'a> ExtentTransfer<'a> {
     }
 
     fn damaged(&self, view: ExtentView, place: Place, source: Option<FileError>) -> RegionError {
-        let address: Address = self.pool.address_at(view.offset);
+        let address: Address = self.pool.core().address(view.offset);
         let (device, tag) = (self.pool.device(), self.tag.to_owned());
         RegionError::Damaged { device, tag, address, size: view.size, place, source }
     }
 
     fn unread(&self, view: ExtentView, source: FileError) -> RegionError {
-        let address = self.pool.address_at(view.offset);
+        let address = self.pool.core().address(view.offset);
         let (device, tag) = (self.pool.device(), self.tag.to_owned());
         RegionError::Unread { device, tag, address, size: view.size, source }
     }

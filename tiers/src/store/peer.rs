@@ -79,7 +79,7 @@ impl PeerRoom {
 
     /// A block for this copy and for others to come; where there is none, for the rest of this one.
     fn next(&self, pool: &Arc<GpuPool>, owner: DeviceId, size: Bytes) -> Result<Arc<PeerBlock>, PoolError> {
-        let large = self.expected.min(pool.shared_peer_blocks());
+        let large = self.expected.min(pool.peer_blocks().shared());
         if large > size {
             match PeerBlock::take(pool, owner, large) {
                 Err(error) if error.is_out_of_memory() => {}
@@ -92,7 +92,7 @@ impl PeerRoom {
 
 impl PeerBlock {
     fn take(pool: &Arc<GpuPool>, owner: DeviceId, size: Bytes) -> Result<Arc<Self>, PoolError> {
-        let block = pool.alloc_peer_block(owner, size)?;
+        let block = pool.peer_blocks().alloc(owner, size)?;
         Ok(Arc::new(PeerBlock { pool: pool.clone(), address: block.address, size }))
     }
 }
@@ -135,7 +135,7 @@ impl Piece {
         let PeerBlock { pool, address, .. } = &*self.block;
         let at = address.0.saturating_add(self.offset.get());
         let offset = Bytes::new(at.saturating_sub(pool.base().0));
-        Ok(pool.span(HomeRange { offset, size: self.size })?.keeping(&self.block))
+        Ok(pool.core().span(HomeRange { offset, size: self.size })?.keeping(&self.block))
     }
 }
 
@@ -154,7 +154,7 @@ impl PeerSpans {
 
 impl Drop for PeerBlock {
     fn drop(&mut self) {
-        if let Err(error) = self.pool.free_peer_block(self.address) {
+        if let Err(error) = self.pool.peer_blocks().free(self.address) {
             tracing::warn!(target: "glake::regions", peer = %self.pool.device(), %error, "a copy's memory could not be given back");
         }
     }

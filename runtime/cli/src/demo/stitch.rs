@@ -85,7 +85,8 @@ fn drawn(before: &str, after: &str) -> String {
 /// The alias that a block lies in.
 fn alias(pool: &GpuPool, block: Block) -> Option<Range> {
     let base = pool.base().0;
-    let segments = pool.segments().into_iter().filter(|segment| segment.kind == SegmentKind::Stitched);
+    let segments =
+        pool.report().segments().into_iter().filter(|segment| segment.kind == SegmentKind::Stitched);
     let mut aliases = segments.map(|segment| (base + segment.offset.get(), segment.size.get()));
     aliases.find(|(start, size)| (*start..start + size).contains(&block.address.0))
 }

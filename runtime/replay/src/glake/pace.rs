@@ -35,11 +35,11 @@ impl Pace {
             // The last of the ticks that follow, should there be more.
             let left = (now_us - self.due_us).checked_div(self.interval_us).unwrap_or(u64::MAX);
             let last = if left == u64::MAX { now_us } else { self.due_us + left * self.interval_us };
-            if last > self.due_us && pool.is_ticking() {
+            if last > self.due_us && pool.clock().is_ticking() {
                 self.tick(last, lag, pool)?;
             }
             self.due_us = last.saturating_add(self.interval_us);
-            self.ticking = pool.is_ticking();
+            self.ticking = pool.clock().is_ticking();
         }
         self.now_us = now_us;
         lag.set_now(Duration::from_micros(now_us));

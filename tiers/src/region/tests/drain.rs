@@ -42,7 +42,7 @@ fn while_a_capture_is_open_nothing_is_waited_for_and_nothing_changes() {
     fixture.furnish();
     fixture.pool.settle().unwrap();
     let before = fixture.pool.reserved();
-    let (hold, stream) = (fixture.pool.hold_epochs(), working(&fixture));
+    let (hold, stream) = (fixture.pool.clock().hold(), working(&fixture));
     let refused = fixture.shrink().unwrap_err();
     assert!(
         matches!(refused, RegionError::Pool(PoolError::Driver(DriverError::Capturing { .. }))),

@@ -128,7 +128,7 @@ impl Fixture {
     /// One good copy of every extent, and books that agree.
     fn assert_sound(&self) {
         self.pool.check().unwrap();
-        for (view, residency) in self.pool.standing(self.region.domain).unwrap() {
+        for (view, residency) in self.pool.records().standing(self.region.domain).unwrap() {
             assert!(!residency.is_moving(), "{residency}");
             let here = residency.authority() == crate::Place::Gpu;
             assert_eq!(here, view.residency == glake_stitch::Residency::Resident, "{residency}");
@@ -149,7 +149,7 @@ impl Fixture {
         pool.settle().unwrap();
         pool.trim(Bytes::ZERO).unwrap();
         pool.check().unwrap();
-        assert_eq!((pool.reserved(), pool.segments().len()), (Bytes::ZERO, 0));
+        assert_eq!((pool.reserved(), pool.report().segments().len()), (Bytes::ZERO, 0));
         let statistics = host.statistics();
         assert_eq!((statistics.in_use, statistics.retained), (Bytes::ZERO, Bytes::ZERO));
         drop((mover, pool, host));
@@ -223,7 +223,7 @@ fn a_shrink_waits_for_work_of_every_device() {
 fn a_capture_refuses_a_shrink_and_changes_nothing() {
     let mut fixture = fixture();
     fixture.furnish();
-    let hold = fixture.pool.hold_epochs();
+    let hold = fixture.pool.clock().hold();
     let refused = fixture.shrink().unwrap_err();
     assert!(
         matches!(refused, RegionError::Pool(PoolError::Driver(DriverError::Capturing { .. }))),

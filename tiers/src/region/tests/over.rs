@@ -112,7 +112,7 @@ impl World {
     }
 
     fn is_here(&self, of: Of) -> bool {
-        let standing = self.fixture.pool.standing(self.region(of).domain).unwrap();
+        let standing = self.fixture.pool.records().standing(self.region(of).domain).unwrap();
         standing.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. }))
     }
 
@@ -130,7 +130,7 @@ impl World {
                 assert!(bytes == pattern(*seed, block.size), "{block:?} of {of:?}");
             }
         }
-        let views = self.fixture.pool.standing(self.graph.domain).unwrap();
+        let views = self.fixture.pool.records().standing(self.graph.domain).unwrap();
         let homes: BTreeSet<u64> = views.iter().map(|(view, _)| view.offset.get()).collect();
         assert!(homes.is_superset(&self.homes), "a graph's addresses stay");
         self.homes = homes;
@@ -138,7 +138,7 @@ impl World {
             if !matches!(residency, Residency::Resident { .. }) {
                 continue;
             }
-            let start = self.fixture.pool.address_at(view.offset);
+            let start = self.fixture.pool.core().address(view.offset);
             let mut bytes = vec![0; usize::try_from(view.size.get()).unwrap()];
             self.fixture.pool.read(start, &mut bytes).unwrap();
             for (at, byte) in self.cells.range(start.0..start.0 + view.size.get()) {

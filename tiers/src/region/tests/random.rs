@@ -71,7 +71,7 @@ fn run(program: Vec<Op>) {
         }
         fixture.assert_sound();
         assert_eq!(fixture.pool.reserved(), fixture.used(), "reserved counts every physical byte");
-        let here: Vec<_> = fixture.pool.standing(fixture.region.domain).unwrap();
+        let here: Vec<_> = fixture.pool.records().standing(fixture.region.domain).unwrap();
         if here.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. })) {
             fixture.assert_bytes();
         }

@@ -1,0 +1,110 @@
+//! Blocks handed out and taken back.
+//!
+//! ```text
+//! malloc ─► core.take ──hit───────────────────────────────────────────► block     one short lock, no driver
+//!             └ miss ─► growth lock ─► core.plan ─► execute on driver ─► commit ─► block
+//!                                         ▲              └ failed ─► undo ─► abort ─► error
+//! free ───► core.free                     └── epochs: recorded, polled, passed to the core
+//! ```
+//!
+//! Invariant: a hit that needs no order of streams, and a free of what is on its GPU, take the allocator's lock and no other, call no
+//! driver and allocate nothing.
+
+use std::sync::Arc;
+
+use glake_device::Address;
+use glake_stitch::{DomainId, Grant, Request};
+use glake_units::Bytes;
+
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::growth::Growth;
+use super::miss::Miss;
+use super::order::StreamOrder;
+use super::records::ExtentRecords;
+use super::{PoolError, PoolStream, Result};
+
+/// A block handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Where it begins, in the GPU's address space.
+    pub address: Address,
+    /// How long it is: the request rounded up to 512 bytes.
+    pub size: Bytes,
+}
+
+/// The blocks of a pool.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    core: Arc<Core>,
+    clock: Arc<CompletionClock>,
+    records: Arc<ExtentRecords>,
+    order: StreamOrder,
+    growth: Arc<Growth>,
+}
+
+impl Blocks {
+    pub(super) fn new(
+        core: Arc<Core>,
+        clock: Arc<CompletionClock>,
+        records: Arc<ExtentRecords>,
+        order: StreamOrder,
+        growth: Arc<Growth>,
+    ) -> Self {
+        Blocks { core, clock, records, order, growth }
+    }
+
+    /// Hands out a block of a domain.
+    #[inline]
+    pub(super) fn malloc(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
+        self.core.usable()?;
+        let request = Request { size, stream: stream.key, domain };
+        match self.core.take(&request) {
+            Some(grant) if !grant.edge && grant.waits.is_empty() => Ok(self.handed_out(&grant)),
+            hit => self.malloc_in_order(&request, stream, hit),
+        }
+    }
+
+    /// Hands out a block that is no hit, or one that its stream has to wait for.
+    #[inline(never)]
+    fn malloc_in_order(
+        &self,
+        request: &Request,
+        stream: PoolStream,
+        mut hit: Option<Grant>,
+    ) -> Result<Block> {
+        let Blocks { core, clock, growth, .. } = self;
+        loop {
+            let grant = match hit {
+                Some(grant) => grant,
+                None => Miss { core, clock, growth, request, stream }.serve()?,
+            };
+            if self.order.order(&grant, stream)? {
+                return Ok(self.handed_out(&grant));
+            }
+            hit = core.take(request);
+        }
+    }
+
+    /// Takes a block back; returns its size.
+    #[inline]
+    pub(super) fn free(&self, address: Address) -> Result<Bytes> {
+        let offset = self.core.offset(address)?;
+        let (freed, emptied) = self.core.free(offset);
+        if !emptied.is_empty() {
+            self.records.drop_emptied(&emptied);
+        }
+        let freed = freed.map_err(|_| PoolError::UnknownAddress { device: self.core.device(), address })?;
+        self.clock.note_freed();
+        Ok(freed)
+    }
+
+    /// Work of another stream uses a block.
+    pub(super) fn record_stream(&self, address: Address, stream: PoolStream) -> bool {
+        self.core.offset(address).is_ok_and(|offset| self.core.lock().record_stream(offset, stream.key))
+    }
+
+    fn handed_out(&self, grant: &Grant) -> Block {
+        Block { address: self.core.address(grant.offset), size: grant.size }
+    }
+}

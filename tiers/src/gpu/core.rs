@@ -1,0 +1,204 @@
+//! What all parts of a pool stand on: the pure allocator under its lock, the addresses, the driver, and whether the pool is of use.
+//!
+//! Invariants: the allocator's lock is held for pure work only, and is the last to be taken but for those of owed edges and of
+//! exported blocks' lives, which change under it. A pool that is out of use stays so, with the first cause.
+
+use std::sync::{Arc, OnceLock};
+
+use glake_device::owned::{Epochs, Reservation, Span};
+use glake_device::{Address, DeviceId, Driver, DriverError};
+use glake_stitch::{
+    Allocator, ExtentId, Grant, HomeRange, Outcome, Plan, Request, Settings, StitchError, StreamKey,
+};
+use glake_units::Bytes;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::lives::Lives;
+use super::owed::OwedEdges;
+use super::{PoolError, Result};
+
+/// The core of one GPU's pool.
+#[derive(Debug)]
+pub(crate) struct Core {
+    device: DeviceId,
+    driver: Arc<dyn Driver>,
+    reservation: Arc<Reservation>,
+    allocator: Mutex<Allocator>,
+    owed: OwedEdges,
+    lives: Lives,
+    poison: OnceLock<String>,
+}
+
+impl Core {
+    /// An allocator that owns nothing yet, and addresses for all that it may own.
+    pub(super) fn new(epochs: &Arc<Epochs>, device: DeviceId, settings: Settings) -> Result<Self> {
+        let allocator = Allocator::new(settings).map_err(|source| PoolError::Refused { device, source })?;
+        let reservation = Arc::new(Reservation::new(epochs, device, allocator.address_space())?);
+        Ok(Core {
+            device,
+            driver: epochs.driver().clone(),
+            reservation,
+            allocator: Mutex::new(allocator),
+            owed: OwedEdges::default(),
+            lives: Lives::default(),
+            poison: OnceLock::new(),
+        })
+    }
+
+    /// Whose memory it is.
+    pub(crate) fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    pub(super) fn reservation(&self) -> &Arc<Reservation> {
+        &self.reservation
+    }
+
+    /// The allocator. No call of the driver while it is held.
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, Allocator> {
+        self.allocator.lock()
+    }
+
+    /// A free piece that fits. The allocator's part is compiled into it, and a hit's grant is not passed on: a copy reads as a
+    /// whole what was just written in parts, and has to wait for it.
+    #[inline]
+    pub(super) fn take(&self, request: &Request) -> Option<Grant> {
+        let mut allocator = self.allocator.lock();
+        let grant = allocator.take(request)?;
+        Some(self.owed.owe(grant, request.stream))
+    }
+
+    /// What serves a request that is no hit.
+    pub(super) fn plan(&self, request: &Request, grow: bool) -> std::result::Result<Outcome, StitchError> {
+        let mut allocator = self.allocator.lock();
+        allocator.plan(request, grow).map(|outcome| match outcome {
+            Outcome::Ready(grant) => Outcome::Ready(self.owed.owe(grant, request.stream)),
+            other => other,
+        })
+    }
+
+    /// A plan was executed.
+    pub(super) fn commit(&self, plan: &Plan, stream: StreamKey) -> Option<Grant> {
+        let mut allocator = self.allocator.lock();
+        allocator.commit(plan.id).map(|grant| self.owed.owe(grant, stream))
+    }
+
+    /// Takes a block back; returns its size, and the evicted extents that lost their last live block.
+    #[inline]
+    pub(super) fn free(&self, offset: Bytes) -> (std::result::Result<Bytes, StitchError>, Vec<ExtentId>) {
+        let mut allocator = self.allocator.lock();
+        let freed = allocator.free(offset);
+        if freed.is_ok() {
+            self.lives.end(offset);
+        }
+        (freed, allocator.take_emptied())
+    }
+
+    /// The edges that grants were promised and that are not made.
+    pub(super) fn owed(&self) -> &OwedEdges {
+        &self.owed
+    }
+
+    /// The lives of exported blocks: to be changed under the allocator's lock.
+    pub(super) fn lives(&self) -> &Lives {
+        &self.lives
+    }
+
+    /// The address of an offset.
+    #[inline]
+    pub(crate) fn address(&self, offset: Bytes) -> Address {
+        Address(self.reservation.start().0 + offset.get())
+    }
+
+    /// The offset of an address.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`] outside the pool.
+    #[inline]
+    pub(super) fn offset(&self, address: Address) -> Result<Bytes> {
+        let offset = address.0.checked_sub(self.reservation.start().0).map(Bytes::new);
+        let inside = offset.filter(|&offset| offset < self.reservation.size());
+        inside.ok_or(PoolError::UnknownAddress { device: self.device, address })
+    }
+
+    /// Memory of the pool for asynchronous work.
+    ///
+    /// # Errors
+    /// What the driver's table of mappings answers where not all of it is mapped.
+    pub(crate) fn span(&self, range: HomeRange) -> Result<Span> {
+        self.reservation.span(range.offset, range.size).map_err(|error| self.failed(error))
+    }
+
+    /// No memory is there.
+    pub(crate) fn unknown_offset(&self, offset: Bytes) -> PoolError {
+        PoolError::UnknownAddress { device: self.device, address: self.address(offset) }
+    }
+
+    /// # Errors
+    /// [`PoolError::Poisoned`] once the pool is out of use.
+    #[inline]
+    pub(super) fn usable(&self) -> Result<()> {
+        match self.poison.get() {
+            Some(cause) => Err(PoolError::Poisoned { device: self.device, cause: cause.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The error to report for the driver's answer; a lost context ends the pool.
+    pub(super) fn failed(&self, error: DriverError) -> PoolError {
+        if error.is_sticky() { self.poisoned(error.to_string()) } else { PoolError::Driver(error) }
+    }
+
+    /// Puts the pool out of use.
+    pub(super) fn poisoned(&self, cause: String) -> PoolError {
+        let cause = self.poison.get_or_init(|| cause).clone();
+        PoolError::Poisoned { device: self.device, cause }
+    }
+
+    /// The error to report for the allocator's answer.
+    pub(super) fn refused(&self, source: StitchError) -> PoolError {
+        PoolError::Refused { device: self.device, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::{Refusal, Verb};
+
+    use super::super::fixture::Parts;
+    use super::*;
+
+    #[test]
+    fn offsets_are_those_of_addresses_inside() {
+        let parts = Parts::new();
+        let core = &parts.core;
+        let (start, size) = (core.reservation().start(), core.reservation().size());
+        assert_eq!(core.offset(core.address(Bytes::mib(3))).unwrap(), Bytes::mib(3));
+        for outside in [Address(start.0 - 1), Address(start.0 + size.get())] {
+            let error = core.offset(outside).unwrap_err();
+            assert!(
+                matches!(error, PoolError::UnknownAddress { address, .. } if address == outside),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_cause_stays() {
+        let parts = Parts::new();
+        let core = &parts.core;
+        let address = core.address(Bytes::ZERO);
+        let harmless = DriverError::Refused { verb: Verb::Map, address, reason: Refusal::InvalidValue };
+        assert!(matches!(core.failed(harmless), PoolError::Driver(_)));
+        core.usable().unwrap();
+        core.poisoned("one".to_owned());
+        core.poisoned("two".to_owned());
+        let error = core.usable().unwrap_err();
+        assert!(matches!(&error, PoolError::Poisoned { cause, .. } if cause == "one"), "{error}");
+    }
+}

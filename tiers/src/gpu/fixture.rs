@@ -1,0 +1,56 @@
+//! What the tests of single parts stand on: a simulated GPU, a core, and no pool.
+
+use std::sync::Arc;
+
+use glake_device::owned::{Epochs, OwnedStream};
+use glake_device::{DeviceId, Driver, Faults};
+use glake_sim::{SimOptions, SimTopology, Simulator};
+use glake_stitch::{Allocator, Outcome, Request, Settings, StreamKey};
+use glake_units::Bytes;
+
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::reach::Reach;
+use super::waits::WaitTimer;
+
+pub(super) const OWN: DeviceId = DeviceId(0);
+
+/// A core, and what it is made of.
+pub(super) struct Parts {
+    pub(super) sim: Arc<Simulator>,
+    pub(super) faults: Arc<Faults>,
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) epochs: Arc<Epochs>,
+    pub(super) core: Arc<Core>,
+    /// By which the GPU has a context: without one there is nothing to record.
+    pub(super) stream: OwnedStream,
+}
+
+impl Parts {
+    pub(super) fn new() -> Self {
+        let topology = SimTopology::uniform(2, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let faults = Arc::new(Faults::new(sim.clone()));
+        let driver: Arc<dyn Driver> = faults.clone();
+        let epochs = Epochs::new(driver.clone());
+        let memory = Bytes::mib(64);
+        let settings = Settings { extent: Bytes::mib(4), near_limit: 1.0, ..Settings::for_memory(memory) };
+        let core = Arc::new(Core::new(&epochs, OWN, settings).unwrap());
+        let stream = OwnedStream::new(&driver, OWN).unwrap();
+        Parts { sim, faults, driver, epochs, core, stream }
+    }
+
+    pub(super) fn clock(&self) -> CompletionClock {
+        let waits = Arc::new(WaitTimer::new(self.driver.clone(), OWN));
+        CompletionClock::new(self.core.clone(), Arc::new(Reach::of(OWN)), self.epochs.clone(), waits)
+    }
+
+    /// A block of an extent that the allocator counts on and nobody has made.
+    pub(super) fn grow(&self, size: Bytes) -> Bytes {
+        let request = Request { size, stream: StreamKey(1), domain: Allocator::default_domain() };
+        match self.core.plan(&request, true).unwrap() {
+            Outcome::Work(plan) => self.core.commit(&plan, request.stream).unwrap().offset,
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Memory that is free, given back to the driver.
+
+use glake_stitch::{DomainId, Plan, StreamKey};
+use glake_units::Bytes;
+
+use super::Result;
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::growth::{Growing, Growth};
+
+/// The free memory of a pool. What is freed but may still be in use is none, and stays.
+#[derive(Debug)]
+pub(crate) struct FreeMemory<'a> {
+    pub(super) core: &'a Core,
+    pub(super) clock: &'a CompletionClock,
+    pub(super) growth: &'a Growth,
+}
+
+impl FreeMemory<'_> {
+    /// Releases it until at most `keep` is reserved, or nothing is left to release. Returns how much went.
+    pub(super) fn trim(&self, keep: Bytes) -> Result<Bytes> {
+        self.clock.tick()?;
+        let mut growing = self.growth.lock()?;
+        let before = self.core.lock().reserved_bytes();
+        let plan = self.core.lock().plan_trim(keep);
+        self.release(&mut growing, plan, before)
+    }
+
+    /// Releases all of one domain. Returns how much went.
+    pub(super) fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
+        self.clock.tick()?;
+        let mut growing = self.growth.lock()?;
+        let before = self.core.lock().reserved_bytes();
+        let plan = self.core.lock().plan_trim_domain(domain);
+        let plan = plan.map_err(|source| self.core.refused(source))?;
+        self.release(&mut growing, plan, before)
+    }
+
+    /// Forgets the extents of a domain that are evicted and hold nothing live.
+    pub(crate) fn forget_emptied(&self, domain: DomainId) -> Result<()> {
+        self.clock.tick()?;
+        let mut growing = self.growth.lock()?;
+        let plan = self.core.lock().plan_forget(domain).map_err(|source| self.core.refused(source))?;
+        plan.map_or(Ok(()), |plan| growing.carry_out(&plan, StreamKey::default()).map(|_| ()))
+    }
+
+    fn release(&self, growing: &mut Growing<'_>, plan: Option<Plan>, before: Bytes) -> Result<Bytes> {
+        if let Some(plan) = plan {
+            growing.carry_out(&plan, StreamKey::default())?;
+        }
+        Ok(before.saturating_sub(self.core.lock().reserved_bytes()))
+    }
+}

@@ -1,0 +1,91 @@
+//! A request that no free list answers: planned, executed, or refused.
+
+use glake_device::DriverError;
+use glake_stitch::{Grant, Outcome, Plan, Request, StitchError};
+
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::growth::{Growing, Growth};
+use super::{PoolError, PoolStream, Result};
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Miss<'a> {
+    pub(super) core: &'a Core,
+    pub(super) clock: &'a CompletionClock,
+    pub(super) growth: &'a Growth,
+    pub(super) request: &'a Request,
+    pub(super) stream: PoolStream,
+}
+
+impl Miss<'_> {
+    /// Makes room for it. What is waited for is waited for without the growth lock.
+    pub(super) fn serve(&self) -> Result<Grant> {
+        self.clock.know(self.stream.raw);
+        self.clock.tick()?;
+        self.clock.note_lag();
+        let mut growing = self.growth.lock()?;
+        growing.know(self.stream.key, self.stream.raw);
+        let mut grow = true;
+        loop {
+            let outcome = self.core.plan(self.request, grow);
+            match outcome.map_err(|source| self.out_of_memory(source, grow))? {
+                Outcome::Ready(grant) => return Ok(grant),
+                Outcome::Work(plan) => match growing.carry_out(&plan, self.request.stream) {
+                    Ok(Some(grant)) => {
+                        self.report_stitch(&plan);
+                        self.collect(&mut growing);
+                        return Ok(grant);
+                    }
+                    Ok(None) => grow = true,
+                    Err(PoolError::Driver(error)) if error.is_out_of_memory() && grow => grow = false,
+                    Err(error) => return Err(error),
+                },
+                // What is waited for may need memory of another thread first.
+                Outcome::Wait(epoch) => {
+                    drop(growing);
+                    match self.clock.wait(epoch) {
+                        Err(PoolError::Driver(DriverError::Capturing { .. })) => {
+                            let refusal = self.core.lock().refuse(self.request.size);
+                            return Err(PoolError::CaptureOpen { device: self.core.device(), refusal });
+                        }
+                        waited => waited?,
+                    }
+                    growing = self.growth.lock()?;
+                }
+            }
+        }
+    }
+
+    /// Unmaps idle aliases above their limit. The block that made them too many is there all the same: where this fails
+    /// they stay, for the next time.
+    fn collect(&self, growing: &mut Growing<'_>) {
+        let plan = self.core.lock().plan_due_collection();
+        let done = plan.map_or(Ok(None), |plan| growing.carry_out(&plan, self.request.stream));
+        if let Err(error) = done {
+            tracing::warn!(target: "glake::stitch", %error, "idle aliases could not be unmapped");
+        }
+    }
+
+    fn report_stitch(&self, plan: &Plan) {
+        if let Some(stitch) = &plan.stitch {
+            tracing::info!(
+                target: "glake::stitch",
+                device = self.core.device().0,
+                stream = self.request.stream.0,
+                wanted = stitch.wanted.get(),
+                ranges = stitch.ranges,
+                extents = stitch.extents,
+                grown = stitch.grown.get(),
+                "stitched"
+            );
+        }
+    }
+
+    fn out_of_memory(&self, refusal: StitchError, grow: bool) -> PoolError {
+        match grow {
+            true => self.core.refused(refusal),
+            false => PoolError::DeviceFull { device: self.core.device(), refusal },
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A stream put behind what its new bytes were last used by: by its own work, where they change their address, and by
+//! that of lenders.
+//!
+//! Invariant: a block whose stream could not be put behind that work is withheld until its epoch has passed, from its stream too.
+
+use std::sync::Arc;
+
+use glake_device::owned::OwnedEvent;
+use glake_device::{CaptureState, DriverError, EventKind, Stream};
+use glake_stitch::{Grant, StreamKey};
+use parking_lot::Mutex;
+
+use super::clock::CompletionClock;
+use super::core::Core;
+use super::growth::Growth;
+use super::retry::retry;
+use super::waits::WaitTimer;
+use super::{PoolStream, Result};
+
+/// No stream's key: work that nobody knows.
+const UNKNOWN: StreamKey = StreamKey(u64::MAX);
+
+/// Makes streams wait on their GPU.
+#[derive(Debug)]
+pub(super) struct StreamOrder {
+    core: Arc<Core>,
+    clock: Arc<CompletionClock>,
+    growth: Arc<Growth>,
+    waits: Arc<WaitTimer>,
+    /// Recorded and waited for in one go.
+    event: Mutex<OwnedEvent>,
+}
+
+impl StreamOrder {
+    pub(super) fn new(
+        core: Arc<Core>,
+        clock: Arc<CompletionClock>,
+        growth: Arc<Growth>,
+        waits: Arc<WaitTimer>,
+    ) -> glake_device::Result<Self> {
+        let event = Mutex::new(OwnedEvent::new(core.driver(), core.device(), EventKind::Plain)?);
+        Ok(StreamOrder { core, clock, growth, waits, event })
+    }
+
+    /// Makes a stream wait, on the device, for what its new block's bytes were last used by. Capturing streams neither
+    /// lend nor borrow: then the answer is false, and the block is withheld until its epoch, so that another is found.
+    pub(super) fn order(&self, grant: &Grant, stream: PoolStream) -> Result<bool> {
+        let ordered = self.wait_for_all(grant, stream);
+        if !matches!(ordered, Ok(true)) {
+            self.withhold(grant);
+        }
+        ordered.map_err(|error| self.core.failed(error))
+    }
+
+    fn wait_for_all(&self, grant: &Grant, stream: PoolStream) -> std::result::Result<bool, DriverError> {
+        if grant.edge {
+            self.wait_for(stream.raw, stream)?;
+            self.core.owed().made(stream.key);
+        }
+        if grant.waits.is_empty() {
+            return Ok(true);
+        }
+        let lenders = self.growth.streams(&grant.waits);
+        for &party in lenders.iter().chain([&stream.raw]) {
+            match self.core.driver().capture_state(self.core.device(), party) {
+                // Its work may still run, and only an epoch tells when it is done.
+                Err(error) if error.is_gone() && party != stream.raw => return Ok(false),
+                state => {
+                    if state? != CaptureState::None {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        let timed = self.waits.begin(stream.raw);
+        for lender in lenders {
+            match self.wait_for(lender, stream) {
+                Err(error) if error.is_gone() => return Ok(false),
+                waits => waits?,
+            }
+        }
+        self.waits.end(timed, stream.raw);
+        Ok(true)
+    }
+
+    fn wait_for(&self, source: Stream, stream: PoolStream) -> std::result::Result<(), DriverError> {
+        let event = self.event.lock();
+        retry(|| event.record(source))?;
+        retry(|| self.core.driver().stream_wait_event(self.core.device(), stream.raw, event.id()))
+    }
+
+    /// Takes a block back that is not ordered: nobody may have its bytes before their epoch, its stream neither.
+    fn withhold(&self, grant: &Grant) {
+        let mut core = self.core.lock();
+        core.record_stream(grant.offset, UNKNOWN);
+        let freed = core.free(grant.offset);
+        drop(core);
+        debug_assert!(freed.is_ok(), "it was just handed out");
+        self.clock.note_freed();
+    }
+}

@@ -1,0 +1,225 @@
+//! Where the bytes of single extents are: the pool's record, beside the allocator's of which extents have memory.
+//!
+//! ```text
+//! begin_evict ─► (its bytes are copied) ─► finish_copy ─► Released                  memory is free
+//! begin_refill ─► (made, mapped, copied back) ─► finish_refill                      as before
+//! ```
+//!
+//! Invariants: how it stands with an extent is its [`Residency`] here, where there is no entry it is new; each step changes it
+//! before another can begin. The lock is taken before the allocator's, and neither with the driver at work. Copies are dropped
+//! behind the locks: one may be a file, or a block of another pool.
+
+use std::sync::Arc;
+
+use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, StitchError};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::core::Core;
+use super::{PoolError, Result};
+use crate::place::{NotNow, Residency, Step};
+use crate::store::{Return, StoredCopy};
+
+/// Where an extent's bytes are, and their copy where there is one.
+#[derive(Debug)]
+struct ExtentRecord {
+    residency: Residency,
+    /// None: there is nothing in it that counts.
+    copy: Option<StoredCopy>,
+}
+
+/// Of extents whose bytes are elsewhere, or somewhere else too.
+#[derive(Debug)]
+pub(crate) struct ExtentRecords {
+    core: Arc<Core>,
+    moved: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
+}
+
+/// What has to be done to evict an extent.
+#[derive(Debug)]
+pub(crate) enum Eviction {
+    /// These bytes are to be copied first.
+    Copy(Vec<HomeRange>),
+    /// A whole copy is there already, or nothing has to be kept.
+    Release,
+    /// It stays: other processes have it.
+    Exported,
+    /// It stays: a block in it is pinned.
+    Fixed,
+    /// It stays: blocks in it were freed that other streams may still use.
+    Withheld,
+}
+
+impl ExtentRecords {
+    /// Nothing was moved yet.
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        ExtentRecords { core, moved: Mutex::default() }
+    }
+
+    /// The extents of a domain with how it stands with each.
+    pub(crate) fn standing(&self, domain: DomainId) -> Result<Vec<(ExtentView, Residency)>> {
+        let moved = self.moved.lock();
+        let views = self.core.lock().extents().of(domain).map_err(|source| self.core.refused(source))?;
+        let residency =
+            |view: &ExtentView| moved.get(&view.extent).map_or(Residency::NEW, |record| record.residency);
+        Ok(views.into_iter().map(|view| (view, residency(&view))).collect())
+    }
+
+    /// Whether it stands so with any extent of a domain: asked of those only that were moved.
+    pub(crate) fn has_any(&self, domain: DomainId, so: impl Fn(Residency) -> bool) -> bool {
+        let moved = self.moved.lock();
+        let core = self.core.lock();
+        let mut own = moved.iter().filter(|(extent, _)| core.extents().size_and_domain(**extent).1 == domain);
+        own.any(|(_, record)| so(record.residency))
+    }
+
+    /// How it stands with an extent.
+    pub(super) fn residency(&self, extent: ExtentId) -> Residency {
+        self.moved.lock().get(&extent).map_or(Residency::NEW, |record| record.residency)
+    }
+
+    /// What a residency is after a step.
+    ///
+    /// # Errors
+    /// [`PoolError::NotNow`].
+    pub(super) fn after(&self, residency: Residency, step: Step) -> Result<Residency> {
+        let wrong = |source: NotNow| PoolError::NotNow { device: self.core.device(), source };
+        residency.after(step).map_err(wrong)
+    }
+
+    /// An extent stands as `next` from now on, after `residency`; with `discard` its bytes are given up.
+    pub(super) fn begin_evict(
+        &self,
+        extent: ExtentId,
+        residency: Residency,
+        next: Residency,
+        discard: bool,
+    ) -> Result<Eviction> {
+        let mut moved = self.moved.lock();
+        if matches!(residency, Residency::Resident { .. }) {
+            match self.core.lock().evictions().begin(extent) {
+                Ok(()) => {}
+                Err(StitchError::Withheld { .. }) => return Ok(Eviction::Withheld),
+                Err(source) => return Err(self.core.refused(source)),
+            }
+        }
+        let record = moved.entry(extent).or_insert(ExtentRecord { residency, copy: None });
+        record.residency = next;
+        if let Some(copy) = &mut record.copy {
+            copy.set_needed();
+        }
+        if !matches!(next, Residency::Evicting { .. }) {
+            return Ok(Eviction::Release);
+        }
+        let ranges = if discard { Vec::new() } else { self.core.lock().extents().kept_ranges(extent) };
+        if !ranges.is_empty() {
+            return Ok(Eviction::Copy(ranges));
+        }
+        record.residency = self.after(next, Step::Copied)?;
+        Ok(Eviction::Release)
+    }
+
+    /// All bytes of an extent are in its copy.
+    pub(crate) fn finish_copy(&self, extent: ExtentId, copy: StoredCopy) -> Result<()> {
+        let mut moved = self.moved.lock();
+        let needed = !self.core.lock().extents().kept_ranges(extent).is_empty();
+        if let Some(record) = moved.get_mut(&extent) {
+            record.residency = self.after(record.residency, Step::Copied)?;
+            if needed {
+                record.copy = Some(copy);
+            }
+        }
+        Ok(())
+    }
+
+    /// The copy out failed: the extent stays, as it was.
+    pub(crate) fn cancel_evict(&self, extent: ExtentId) -> Result<()> {
+        let mut moved = self.moved.lock();
+        if let Some(record) = moved.get(&extent) {
+            self.after(record.residency, Step::Failed)?;
+            moved.remove(&extent);
+        }
+        self.core.lock().evictions().finish_refill(extent).map_err(|source| self.core.refused(source))
+    }
+
+    /// An extent's bytes are to come back; false where they were never elsewhere.
+    pub(super) fn begin_refill(&self, extent: ExtentId) -> Result<bool> {
+        let mut moved = self.moved.lock();
+        let Some(record) = moved.get_mut(&extent) else { return Ok(false) };
+        record.residency = self.after(record.residency, Step::Refill)?;
+        Ok(true)
+    }
+
+    /// What brings the bytes of an extent back that is mapped; `None`: nothing has to be copied into it.
+    pub(super) fn back(&self, extent: ExtentId) -> Result<Option<Return>> {
+        let moved = self.moved.lock();
+        let copy = moved.get(&extent).and_then(|record| record.copy.as_ref());
+        copy.map(|copy| copy.back(&self.core)).transpose()
+    }
+
+    /// All bytes of an extent are on its GPU again; `retain` keeps the copy, because nobody writes to them.
+    pub(crate) fn finish_refill(&self, extent: ExtentId, retain: bool) -> Result<()> {
+        let _gone;
+        let mut moved = self.moved.lock();
+        let Some(record) = moved.get_mut(&extent) else { return Ok(()) };
+        record.residency = self.after(record.residency, Step::Arrived)?;
+        match &mut record.copy {
+            Some(copy) if retain => copy.set_retained(),
+            _ => {
+                self.after(record.residency, Step::DropCopy)?;
+                _gone = moved.remove(&extent);
+            }
+        }
+        self.core.lock().evictions().finish_refill(extent).map_err(|source| self.core.refused(source))
+    }
+
+    /// What was begun with an extent that has a whole copy failed.
+    pub(crate) fn interrupted(&self, extent: ExtentId) -> Result<()> {
+        self.advance(extent, Step::Failed)
+    }
+
+    /// A step of an extent that was moved.
+    pub(super) fn advance(&self, extent: ExtentId, step: Step) -> Result<()> {
+        let mut moved = self.moved.lock();
+        if let Some(record) = moved.get_mut(&extent) {
+            record.residency = self.after(record.residency, step)?;
+        }
+        Ok(())
+    }
+
+    /// Says whether the bytes of a domain stay as they are. Unsealed, its copies are dropped.
+    pub(crate) fn seal(&self, domain: DomainId, sealed: bool) -> Result<()> {
+        let mut gone = Vec::new();
+        let mut moved = self.moved.lock();
+        let mut core = self.core.lock();
+        core.seal_domain(domain, sealed).map_err(|source| self.core.refused(source))?;
+        if !sealed {
+            let own = core.extents().of(domain).map_err(|source| self.core.refused(source))?;
+            for view in own.iter().filter(|view| view.residency == glake_stitch::Residency::Resident) {
+                gone.push(moved.remove(&view.extent));
+            }
+        }
+        Ok(())
+    }
+
+    /// The last live block was freed in these extents while they were elsewhere: what was kept of them goes.
+    #[cold]
+    pub(super) fn drop_emptied(&self, emptied: &[ExtentId]) {
+        let mut gone = Vec::new();
+        let mut moved = self.moved.lock();
+        let core = self.core.lock();
+        for extent in emptied {
+            if core.extents().kept_ranges(*extent).is_empty()
+                && let Some(record) = moved.get_mut(extent)
+            {
+                gone.push(record.copy.take());
+            }
+        }
+    }
+
+    /// The extent is no more.
+    pub(super) fn forget(&self, extent: ExtentId) {
+        let gone = self.moved.lock().remove(&extent);
+        drop(gone);
+    }
+}

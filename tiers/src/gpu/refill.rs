@@ -1,0 +1,86 @@
+//! The memory of single extents, made again at the addresses that they keep.
+//!
+//! ```text
+//! region ─► begin: made, mapped, access ─► (copied back) ─► records.finish_refill                as before the eviction
+//! ```
+//!
+//! Invariant: what is made and mapped already is asked of the allocator and of the reservation, so that a refill goes on from where
+//! a failure stopped an eviction or a refill.
+
+use glake_stitch::{ExtentId, StreamKey};
+use glake_units::Bytes;
+
+use super::Result;
+use super::core::Core;
+use super::growth::{Growing, Growth};
+use super::records::ExtentRecords;
+use crate::store::Return;
+
+/// Extents that come back to their GPU.
+#[derive(Debug)]
+pub(crate) struct Refills<'a> {
+    pub(super) core: &'a Core,
+    pub(super) growth: &'a Growth,
+    pub(super) records: &'a ExtentRecords,
+}
+
+impl Refills<'_> {
+    /// Makes an extent's memory again and maps it at all its addresses; returns what brings its bytes back; `None`: nothing
+    /// has to be copied into it.
+    ///
+    /// # Errors
+    /// [`super::PoolError::Refused`] or [`super::PoolError::DeviceFull`] where there is no memory for it, after what is free in
+    /// other domains was given back; what the driver answers. The extent is interrupted then.
+    pub(crate) fn begin(&self, extent: ExtentId) -> Result<Option<Return>> {
+        let mut growing = self.growth.lock()?;
+        if !self.records.begin_refill(extent)? {
+            return Ok(None);
+        }
+        let entered = self.make_and_map(&mut growing, extent).and_then(|()| self.records.back(extent));
+        if entered.is_err() {
+            self.records.interrupted(extent)?;
+        }
+        entered
+    }
+
+    fn make_and_map(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+        let presence = self.core.lock().extents().residency(extent);
+        if presence == Some(glake_stitch::Residency::Evicted) {
+            self.make(growing, extent)?;
+        }
+        let domain = self.core.lock().extents().size_and_domain(extent).1;
+        for mapping in growing.mappings_of(extent) {
+            if !self.core.reservation().is_mapped(mapping) {
+                growing.map(extent, mapping.offset).map_err(|error| self.core.failed(error))?;
+            }
+            let given = growing.give_access(domain, mapping.offset, mapping.size);
+            given.map_err(|error| self.core.failed(error))?;
+        }
+        Ok(())
+    }
+
+    /// New memory for an extent; where there is none, what is free elsewhere goes first.
+    fn make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+        match self.try_make(growing, extent) {
+            Err(error) if error.is_out_of_memory() => {
+                let plan = self.core.lock().plan_trim(Bytes::ZERO);
+                let Some(plan) = plan else { return Err(error) };
+                growing.carry_out(&plan, StreamKey::default())?;
+                self.try_make(growing, extent)
+            }
+            made => made,
+        }
+    }
+
+    fn try_make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+        let (size, domain) = {
+            let mut core = self.core.lock();
+            core.evictions().begin_refill(extent).map_err(|source| self.core.refused(source))?;
+            core.extents().size_and_domain(extent)
+        };
+        let made = growing.make(size, domain);
+        self.core.lock().evictions().refill_made(extent, made.is_ok());
+        growing.insert(extent, made.map_err(|error| self.core.failed(error))?);
+        Ok(())
+    }
+}
