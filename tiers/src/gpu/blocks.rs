@@ -7,8 +7,8 @@
 //! free ───► core.free                     └── epochs: recorded, polled, passed to the core
 //! ```
 //!
-//! Invariant: a hit that needs no order of streams, and a free of what is on its GPU, take the allocator's lock and no other, call no
-//! driver and allocate nothing.
+//! Invariant: a hit that needs no order of streams takes the allocator's lock and no other, calls no driver and allocates nothing. A
+//! free does as much, but for the first one after a pause, which wakes tickers, and where blocks are exported or evicted.
 
 use std::sync::Arc;
 

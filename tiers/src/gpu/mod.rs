@@ -23,7 +23,8 @@
 //! | allocator | `Core` | no: it is held for pure work only |
 //! | owed edges, lives | `Core`, under the allocator's | no |
 //!
-//! Those of `Reach`, of `WaitTimer` and of the edge's event in `StreamOrder` are leaves: no other is taken under them.
+//! Leaves, under which no other is taken: the lock of `Reach`; that of the clock's sleepers; those of `WaitTimer` and of the event in
+//! `StreamOrder`, under which the driver is called for events.
 
 mod blocks;
 mod checkpoint;

@@ -153,8 +153,8 @@ impl ExtentRecords {
     /// What brings the bytes of an extent back that is mapped; `None`: nothing has to be copied into it.
     pub(super) fn back(&self, extent: ExtentId) -> Result<Option<Return>> {
         let moved = self.moved.lock();
-        let copy = moved.get(&extent).and_then(|record| record.copy.as_ref());
-        copy.map(|copy| copy.back(&self.core)).transpose()
+        let Some(ExtentRecord { residency, copy: Some(copy) }) = moved.get(&extent) else { return Ok(None) };
+        copy.back(&self.core, residency.authority()).map(Some)
     }
 
     /// All bytes of an extent are on its GPU again; `retain` keeps the copy, because nobody writes to them.
@@ -221,5 +221,83 @@ impl ExtentRecords {
     pub(super) fn forget(&self, extent: ExtentId) {
         let gone = self.moved.lock().remove(&extent);
         drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_stitch::Allocator;
+    use glake_units::Bytes;
+
+    use super::super::fixture::Parts;
+    use super::*;
+    use crate::Place;
+
+    const OUT: Residency = Residency::Evicting { to: Place::Host };
+
+    /// Records, and an extent with a live block in it that nobody has made.
+    fn records() -> (Parts, ExtentRecords, ExtentId) {
+        let parts = Parts::new();
+        let block = parts.grow(Bytes::mib(4));
+        let extent = parts.core.lock().blocks().backing(block).unwrap().extents[0];
+        let records = ExtentRecords::new(parts.core.clone());
+        (parts, records, extent)
+    }
+
+    fn standing(records: &ExtentRecords) -> Vec<(glake_stitch::Residency, Residency)> {
+        let all = records.standing(Allocator::default_domain()).unwrap();
+        all.into_iter().map(|(view, residency)| (view.residency, residency)).collect()
+    }
+
+    #[test]
+    fn an_eviction_that_is_given_up_leaves_no_record() {
+        let (_parts, records, extent) = records();
+        match records.begin_evict(extent, Residency::NEW, OUT, false).unwrap() {
+            Eviction::Copy(ranges) => assert_eq!(ranges.len(), 1),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(standing(&records), [(glake_stitch::Residency::Moving, OUT)]);
+        records.cancel_evict(extent).unwrap();
+        assert_eq!(standing(&records), [(glake_stitch::Residency::Resident, Residency::NEW)]);
+        assert!(!records.has_any(Allocator::default_domain(), |_| true));
+    }
+
+    #[test]
+    fn what_is_discarded_goes_and_comes_without_a_copy() {
+        let (parts, records, extent) = records();
+        let begun = records.begin_evict(extent, Residency::NEW, OUT, true).unwrap();
+        assert!(matches!(begun, Eviction::Release), "{begun:?}");
+        parts.core.lock().evictions().finish(extent).unwrap();
+        records.advance(extent, Step::Released).unwrap();
+        assert_eq!(
+            standing(&records),
+            [(glake_stitch::Residency::Evicted, Residency::Evicted { at: Place::Host })]
+        );
+        assert!(records.begin_refill(extent).unwrap());
+        parts.core.lock().evictions().begin_refill(extent).unwrap();
+        parts.core.lock().evictions().refill_made(extent, true);
+        assert!(records.back(extent).unwrap().is_none());
+        records.finish_refill(extent, true).unwrap();
+        assert_eq!(standing(&records), [(glake_stitch::Residency::Resident, Residency::NEW)]);
+    }
+
+    #[test]
+    fn a_step_out_of_order_changes_nothing() {
+        let (_parts, records, extent) = records();
+        assert!(!records.begin_refill(extent).unwrap(), "it was never elsewhere");
+        records.begin_evict(extent, Residency::NEW, OUT, false).unwrap();
+        let early = records.advance(extent, Step::Released).unwrap_err();
+        assert!(matches!(early, PoolError::NotNow { .. }), "{early}");
+        assert_eq!(records.residency(extent), OUT);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_new() {
+        let (_parts, records, extent) = records();
+        records.begin_evict(extent, Residency::NEW, OUT, true).unwrap();
+        records.interrupted(extent).unwrap();
+        assert_eq!(records.residency(extent), Residency::Interrupted { at: Place::Host });
+        records.forget(extent);
+        assert_eq!(records.residency(extent), Residency::NEW);
     }
 }

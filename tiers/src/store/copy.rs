@@ -70,19 +70,19 @@ impl StoredCopy {
         }
     }
 
-    /// What brings the bytes back to a pool in which their extent is mapped.
-    pub(crate) fn back(&self, core: &Core) -> Result<Return, PoolError> {
-        let (origin, place, peer) = match &self.stored {
+    /// What brings the bytes back to a pool in which their extent is mapped; `place` is where the extent's record has them.
+    pub(crate) fn back(&self, core: &Core, place: Place) -> Result<Return, PoolError> {
+        let (origin, peer) = match &self.stored {
             Stored::Host(block) => {
                 let copies = packed(core, &self.ranges, |at, size| block.span(at, size))?;
-                (Origin::Memory(copies), Place::Host, None)
+                (Origin::Memory(copies), None)
             }
             Stored::Peer(part) => {
                 let spans = part.spans()?;
                 let copies = packed(core, &self.ranges, |at, size| spans.part(at, size))?;
-                (Origin::Memory(copies), Place::Peer(part.pool().device()), Some(part.pool().clone()))
+                (Origin::Memory(copies), Some(part.pool().clone()))
             }
-            Stored::File(file, host) => (Origin::File(file.clone(), host.clone()), Place::File, None),
+            Stored::File(file, host) => (Origin::File(file.clone(), host.clone()), None),
         };
         Ok(Return { home: home(core, &self.ranges)?, origin, digest: self.digest, place, peer })
     }
