@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         pool.free(block.address)?;
     }
     let before = pool.reserved();
-    println!("{before} reserved, {} free ranges", pool.free_ranges());
+    println!("{before} reserved, {} free ranges", pool.report().free_ranges());
 
     // One block of all that is free: its memory is mapped a second time, side by side.
     let stitched = pool.malloc(Bytes::mib(128), stream)?;
