@@ -178,7 +178,8 @@ pub unsafe fn check<E>(find: &mut impl FnMut(&CStr) -> Result<*const c_void, E>)
     let release = unsafe { std::mem::transmute::<*const c_void, signatures::glake_version>(release) };
     // SAFETY: both take nothing and answer constants, the second a text that ends with a zero.
     let (interface, release) = unsafe { (interface(), CStr::from_ptr(release())) };
-    let found = Version { interface, release: release.to_string_lossy() };
+    // A copy, because a library that is refused is closed.
+    let found = Version { interface, release: release.to_string_lossy().into_owned().into() };
     if found == Version::OURS { Ok(()) } else { Err(Unfit::OtherVersion { found }) }
 }
 
