@@ -81,6 +81,10 @@ macro_rules! knobs {
             $($(
                 $(#[doc = $doc])*
                 #[doc = concat!("\n\nIts key is `", stringify!($table), ".", stringify!($field), "`.")]
+                $(
+                    #[doc = concat!("\n\nAbsent: ", $absent, ".")]
+                    #[serde(skip_serializing_if = "Option::is_none")]
+                )?
                 pub $field: $type,
             )*)+
         }
