@@ -107,7 +107,7 @@ impl Environment {
     }
 
     /// The names of all variables, in order.
-    pub fn names(&self) -> impl Iterator<Item = &OsStr> {
+    pub fn variables(&self) -> impl Iterator<Item = &OsStr> {
         self.variables.keys().map(OsString::as_os_str)
     }
 

@@ -1,6 +1,6 @@
 //! What copies did, and what their relays cost.
 
-use glake_transfer::graph::{Direction, Way};
+use glake_transfer::paths::{Direction, Way};
 use glake_transfer::{PathStatistics, RelayCost};
 use serde_json::Value;
 

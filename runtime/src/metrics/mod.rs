@@ -120,7 +120,7 @@ mod tests {
 
     use glake_device::DeviceId;
     use glake_transfer::PathStatistics;
-    use glake_transfer::graph::{Direction, Way};
+    use glake_transfer::paths::{Direction, Way};
     use serde_json::Value;
 
     use super::*;

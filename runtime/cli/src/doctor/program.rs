@@ -94,7 +94,7 @@ fn said(program: &Path, arguments: &[&str]) -> Option<String> {
 
 fn variables(environment: &Environment) -> Check {
     const NAME: &str = "variables";
-    let set: Vec<String> = (environment.names())
+    let set: Vec<String> = (environment.variables())
         .filter_map(|name| name.to_str().filter(|name| name.starts_with("GLAKE_")).map(str::to_owned))
         .collect();
     let shown = set.iter().map(|name| {
