@@ -13,6 +13,7 @@ use glake_sim::{SimMeter, load};
 
 use super::*;
 use crate::config::{Environment, Sources};
+use crate::metrics::DeviceStats;
 
 fn started(settings: &str) -> Process {
     let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
