@@ -145,6 +145,21 @@ impl Knob {
     }
 }
 
+impl Config {
+    /// A file that sets all of it, under the keys of today.
+    pub fn to_toml(&self) -> String {
+        let mut document = toml::Table::new();
+        for knob in Knob::all() {
+            let (table, name) = knob.name();
+            let table = document.entry(table).or_insert_with(|| Value::Table(toml::Table::new()));
+            if let (Some(value), Value::Table(table)) = (knob.value(self), table) {
+                table.insert(name.to_owned(), value);
+            }
+        }
+        document.to_string()
+    }
+}
+
 /// Whether a key is a table of knobs.
 pub(super) fn is_table(key: &str) -> bool {
     Knob::all().any(|knob| knob.name().0 == key)
@@ -174,6 +189,7 @@ pub(super) fn is_mappable(size: &Bytes) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Sources;
     use super::*;
 
     #[test]
@@ -185,6 +201,16 @@ mod tests {
             assert_eq!(Knob::of(knob.key).map(|found| found.field), Some(knob.field), "one key, one knob");
         }
         assert_eq!(Knob::of("expert.slab").unwrap().value(&config), Some(Value::String("2MiB".to_owned())));
+    }
+
+    #[test]
+    fn what_a_configuration_writes_is_read_as_the_same() {
+        let text = "[pool]\nlimit = \"3GiB\"\n[transfer]\nexclude = [1, 2]\n[expert]\nslab = \"4MiB\"\n";
+        for text in ["", text] {
+            let read = |text: &str| Sources::default().with_overrides("test", text).unwrap().load().unwrap();
+            let config = read(text);
+            assert_eq!(read(&config.to_toml()), config);
+        }
     }
 
     #[test]

@@ -35,9 +35,8 @@ impl Loaded {
             config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
         }
         config.pool.epoch_interval_us = u64::from(u32::MAX);
-        let text = toml::to_string(&config).map_err(BenchError::Unwritable)?;
         let library = Gmlake::open(path)?;
-        library.start(&text)?;
+        library.start(&config.to_toml())?;
         Ok(Loaded { library })
     }
 

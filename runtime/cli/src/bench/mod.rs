@@ -172,9 +172,6 @@ pub enum BenchError {
     /// The library cannot be loaded, or refused.
     #[error(transparent)]
     Library(#[from] LoadError),
-    /// The configuration cannot be passed on.
-    #[error("the configuration cannot be written down for the library: {0}")]
-    Unwritable(toml::ser::Error),
     /// The ordered set refused.
     #[error("the ordered set has no room left for the program")]
     SetFull,

@@ -245,7 +245,7 @@ impl Bench {
         let others = (0..devices).filter(|device| *device != options.target);
         let beyond = others.skip(usize::try_from(paths.saturating_sub(1)).unwrap_or(usize::MAX));
         config.transfer.exclude.extend(beyond.map(Gpu::Index));
-        library.start(&toml::to_string(&config).map_err(BenchError::Unwritable)?)?;
+        library.start(&config.to_toml())?;
         let cuda = if simulated { None } else { Some(Libcuda::open(library.device_count()?)?) };
         Ok(Bench { name: backend.name(), library, cuda })
     }
