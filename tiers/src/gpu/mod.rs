@@ -106,7 +106,7 @@ pub struct PoolOptions {
     /// The core's knobs; `None`: the defaults for the device's memory.
     pub settings: Option<Settings>,
     /// The clock of the driver's completions; `None`: one of its own. Pools of one process share one: a pool whose memory
-    /// peers may touch records events in their contexts too, so a [`CaptureHold`] of any pool must stop them all.
+    /// peers may touch records events in their contexts too, so a `CaptureHold` of any pool must stop them all.
     pub epochs: Option<Arc<Epochs>>,
     /// Devices whose work may touch the pool's memory from the start: see [`GpuPool::enable_peer`].
     pub peers: Vec<DeviceId>,

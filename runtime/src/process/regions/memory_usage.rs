@@ -34,7 +34,7 @@ impl MemoryUsage {
 }
 
 impl RegionSet {
-    /// As [`super::super::Process::memory_usage`].
+    /// As `Regions::memory_usage`.
     pub(super) fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
         self.table.cover(&self.registry.devices);
         let slots = self.table.named(None)?;
