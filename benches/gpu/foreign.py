@@ -1,12 +1,14 @@
 """Copies of memory that is not the pool's, beside pool memory: a new build, an old one and native ones in turns.
 
-    python benches/gpu/foreign.py DIR [--old DIR2] [--rounds 5] [--sizes 2,4,8,16,64,256,1024] [--out DIR]
+    python benches/gpu/foreign.py DIR [--old DIR2] [--rounds 5] [--processes 1] [--memory pool,malloc,async]
+                                  [--sizes 2,4,8,16,64,256,1024] [--out DIR]
 
 DIR and DIR2 hold a libgmlake.so. Each library has a process of its own that lives for the whole run and is told over
 pipes to time copies between pinned memory and GPU 0: of pool memory, of cudaMalloc's and of cudaMallocAsync's, both
 directions. `native` copies with cudaMemcpyAsync; `new` and `old` with glake_copy_async, relays on and ready, and the
 other GPUs idle; `shared` is the new library with transfer.shared_gpus = true in a program that has memory on every GPU.
-Only one process copies at a time. Old libraries are not asked for cudaMallocAsync's memory: their relays may fault.
+Only one process copies at a time. Where a
+process's memory lies moves its figures by up to 5 %: with --processes N each role has N of them, all in one median. Old libraries are not asked for cudaMallocAsync's memory: their relays may fault.
 
 Bars, each of the medians of all rounds: pool memory 0.98 of old; cudaMalloc's 0.80 of old at 16 MiB, 0.85 at 64 MiB,
 0.95 from 256 MiB on; cudaMallocAsync's 0.9 of the new library's cudaMalloc; shared_gpus 0.98 of native everywhere.
@@ -301,6 +303,8 @@ def main():
     p.add_argument("dir", help="the folder with the new libgmlake.so")
     p.add_argument("--old", metavar="DIR2", help="the folder with the old one; without it nothing is compared with it")
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--processes", type=int, default=1, metavar="N", help="processes of each role")
+    p.add_argument("--memory", default=",".join(MEMORY), help="which memory, with commas")
     p.add_argument("--sizes", default="2,4,8,16,64,256,1024", help="in MiB")
     p.add_argument("--relays", type=float, default=20, help="seconds in which relays must get ready")
     p.add_argument("--cudart", help="libcudart, if not that of Python's packages or of /usr/local/cuda")
@@ -313,6 +317,9 @@ def main():
         sizes = sorted(int(size) * MIB for size in a.sizes.split(","))
     except ValueError:
         p.error("--sizes: numbers of MiB with commas")
+    a.memory = a.memory.split(",")
+    if not set(a.memory) <= set(MEMORY):
+        p.error(f"--memory: {', '.join(MEMORY)} are there")
     files = {"new": a.dir, **({"old": a.old} if a.old else {})}
     for role, folder in files.items():
         files[role] = os.path.join(os.path.abspath(folder), "libgmlake.so")
@@ -323,10 +330,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         config = os.path.join(folder, "shared.toml")
         pathlib.Path(config).write_text("[transfer]\nshared_gpus = true\n")
-        children = [Child("native", cudart, files["new"], most), Child("new", cudart, files["new"], most)]
-        if a.old:
-            children.append(Child("old", cudart, files["old"], most))
-        children.append(Child("shared", cudart, files["new"], most, config))
+        roles = [("native", "new", None), ("new", "new", None), *([("old", "old", None)] if a.old else []), ("shared", "new", config)]
+        children = [Child(role, cudart, files[build], most, settings) for _ in range(a.processes) for role, build, settings in roles]
         try:
             measure(children, sizes, a, log, missed)
         finally:
@@ -343,8 +348,8 @@ def measure(children, sizes, a, log, missed):
 
     def bury():
         for one in children:
-            if one.why and one.role not in dead:
-                dead.add(one.role)
+            if one.why and one not in dead:
+                dead.add(one)
                 missed.append(f"the process of {one.role}: {one.why}")
                 log.say(f"FAILED  {one.role}: {one.why}")
 
@@ -359,7 +364,7 @@ def measure(children, sizes, a, log, missed):
             missed.append(f"{one.role}: relays were not ready after {a.relays:g} s")
     bury()
     for one in children:
-        for memory in MEMORY:
+        for memory in a.memory:
             for size in sizes:
                 right = one.ask(what="compare", memory=memory, size=size) if asked_for(one.role, memory) else None
                 for direction in right["wrong"] if right else []:
@@ -369,7 +374,7 @@ def measure(children, sizes, a, log, missed):
     bury()
     times = collections.defaultdict(list)
     for turn in range(a.rounds):
-        for memory in MEMORY:
+        for memory in a.memory:
             for size in sizes:
                 for direction in DIRECTIONS:
                     first = turn % len(children)
@@ -390,10 +395,10 @@ def measure(children, sizes, a, log, missed):
         if after and one.role != "native":
             log.say(f"{one.role}: {after['relay_bytes'] / GIB:.1f} GiB over relays")
     bury()
-    roles = [one.role for one in children]
+    roles = list(dict.fromkeys(one.role for one in children))
     print("\nGB/s      MiB  way " + "".join(f"{role:>9}" for role in roles) + "   bars")
     rates = {}
-    for memory in MEMORY:
+    for memory in a.memory:
         for size in sizes:
             for direction in DIRECTIONS:
                 here = {}

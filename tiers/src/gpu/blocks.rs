@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Invariant: a hit that needs no order of streams takes the allocator's lock and no other, calls no driver and allocates nothing. A
-//! free does as much, but for the first one after a pause, which wakes tickers, and where blocks are exported or evicted.
+//! free does as much, but for the first one after a pause, which wakes tickers, where blocks are exported or evicted, and where more
+//! pieces of one size are free than there ever were.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::ids::PieceId;
 
-const PLACES: usize = 8;
+pub(crate) const PLACES: usize = 8;
 /// No key is as large as half of this.
 const VACANT: u64 = u64::MAX;
 
@@ -79,6 +79,18 @@ impl Bin {
         }
         let at = self.more.partition_point(|other| other.key > entry.key);
         self.more.insert(at, entry);
+        rooms.crowded |= self.is_crowded();
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.more.len() > self.more.capacity() / 2
+    }
+
+    /// Makes the room behind the places larger, where it is half full.
+    pub(crate) fn make_room(&mut self) {
+        if self.is_crowded() {
+            self.more.reserve(self.more.capacity());
+        }
     }
 
     /// Where the entry of this key is.
@@ -175,21 +187,37 @@ impl Bin {
 /// Room for what does not fit in the places of a bin, lent to those that need it and as large as it ever had to be. It is
 /// made in batches, so that a free list soon has all that it will ever need and a hit finds it.
 #[derive(Debug, Default)]
-pub(crate) struct Rooms(Vec<Vec<Entry>>);
+pub(crate) struct Rooms {
+    spare: Vec<Vec<Entry>>,
+    /// Whether one that is lent is half full.
+    pub(crate) crowded: bool,
+}
 
 impl Rooms {
     const BATCH: usize = 64;
     const SIZE: usize = 96;
 
-    fn lend(&mut self) -> Vec<Entry> {
-        if self.0.is_empty() {
-            self.0.resize_with(Self::BATCH, || Vec::with_capacity(Self::SIZE));
+    /// Makes the next batch, where less than half of one is left.
+    pub(crate) fn make_room(&mut self) {
+        if self.spare.len() < Self::BATCH / 2 {
+            self.make_batch();
         }
-        self.0.pop().unwrap_or_default()
+    }
+
+    fn make_batch(&mut self) {
+        let rooms = self.spare.len() + Self::BATCH;
+        self.spare.resize_with(rooms, || Vec::with_capacity(Self::SIZE));
+    }
+
+    fn lend(&mut self) -> Vec<Entry> {
+        if self.spare.is_empty() {
+            self.make_batch();
+        }
+        self.spare.pop().unwrap_or_default()
     }
 
     fn take_back(&mut self, room: Vec<Entry>) {
-        self.0.push(room);
+        self.spare.push(room);
     }
 }
 

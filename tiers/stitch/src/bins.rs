@@ -8,7 +8,7 @@
 //! that a few hundred free pieces leave a handful in each; only the bins that were ever used have entries, side by side.
 //! Bins keep their capacity, so that a steady state allocates nothing.
 
-use crate::bin::{At, Bin, Entry, Rooms};
+use crate::bin::{At, Bin, Entry, PLACES, Rooms};
 use crate::ids::PieceId;
 
 /// The unit of sizes and starts.
@@ -67,6 +67,17 @@ impl Bins {
             occupied: [0; WORDS],
             words: 0,
             len: 0,
+        }
+    }
+
+    /// Makes room for what frees add until this is asked again.
+    pub(crate) fn make_room(&mut self) {
+        // As long as all pieces find places in one bin, none needs a room.
+        if self.len >= PLACES {
+            self.rooms.make_room();
+        }
+        if std::mem::take(&mut self.rooms.crowded) {
+            self.bins.iter_mut().for_each(Bin::make_room);
         }
     }
 

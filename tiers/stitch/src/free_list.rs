@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use crate::bins::Bins;
 use crate::ids::{DomainId, Epoch, FreeListId, Move, PieceId, StreamKey};
 use crate::piece::Pieces;
+use crate::room;
 
 /// Notes are made anew when there are so many times more of them than pieces, and so many more: seldom enough to cost a
 /// free next to nothing.
@@ -88,6 +89,14 @@ impl FreeList {
         ages.clear();
         ages.extend(self.bins.unsorted().map(|piece| Age { epoch: pieces[piece].epoch, piece }));
         ages.make_contiguous().sort_unstable_by_key(|age| age.epoch);
+    }
+
+    /// Makes room for what frees add until this is asked again.
+    pub(crate) fn make_room(&mut self) {
+        self.bins.make_room();
+        if let Some(ages) = &mut self.ages {
+            room::make(ages.len(), ages.capacity(), |more| ages.reserve(more));
+        }
     }
 
     /// Adds a free piece.

@@ -48,6 +48,11 @@ impl FreeLists {
         self.0.iter().map(|(index, list)| (FreeListId::at(index), list))
     }
 
+    /// As [`FreeList::make_room`], for each.
+    pub(crate) fn make_room(&mut self) {
+        self.0.iter_mut().for_each(|(_, list)| list.make_room());
+    }
+
     /// Puts a free piece into the list that it names.
     pub(crate) fn insert(&mut self, pieces: &mut Pieces, piece: PieceId) {
         self[pieces[piece].list].insert(pieces, piece);

@@ -57,6 +57,7 @@ mod live;
 mod piece;
 mod plan;
 mod plans;
+mod room;
 mod run;
 mod segments;
 mod settings;

@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 use crate::SMALL_LIMIT;
 use crate::ids::PieceId;
 use crate::piece::Pieces;
+use crate::room;
 
 /// What begins at an offset that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,11 @@ impl LiveBlocks {
         if stretches > self.stretches.len() {
             self.stretches.resize(stretches, PieceId::NONE);
         }
+    }
+
+    /// Makes room for the small blocks that hits add until this is asked again.
+    pub(crate) fn make_room(&mut self) {
+        room::make(self.others.len(), self.others.capacity(), |more| self.others.reserve(more));
     }
 
     /// Adds a block.

@@ -8,6 +8,7 @@
 //! other piece has two neighbours. A free piece is in exactly one free list.
 
 use crate::ids::{Epoch, FreeListId, Move, PieceId};
+use crate::room;
 
 /// What a piece is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +156,12 @@ impl Pieces {
         self[id].prev = front;
         self[prev].next = front;
         front
+    }
+
+    /// Makes room for the pieces that hits and frees add until this is asked again.
+    pub(crate) fn make_room(&mut self) {
+        room::make(self.table.len(), self.table.capacity(), |more| self.table.reserve(more));
+        room::make(self.within.len(), self.within.capacity(), |more| self.within.reserve(more));
     }
 
     #[inline]

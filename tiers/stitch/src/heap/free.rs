@@ -64,6 +64,7 @@ impl Heap {
         for domain in domains {
             self.settle(domain);
         }
+        self.home.make_room();
     }
 
     /// Moves what has passed to where more streams may take it: at once where it was nobody's, and where there is more

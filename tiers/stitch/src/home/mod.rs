@@ -62,6 +62,13 @@ impl Home {
         }
     }
 
+    /// Makes room for what hits and frees write to until this is asked again, so that none of them has to.
+    pub(crate) fn make_room(&mut self) {
+        self.pieces.make_room();
+        self.live.make_room();
+        self.lists.make_room();
+    }
+
     pub(crate) fn zone(&mut self, class: Class) -> &mut Zone {
         if class == Class::Slabs { &mut self.slabs } else { &mut self.large }
     }

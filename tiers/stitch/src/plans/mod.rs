@@ -55,6 +55,7 @@ impl Plans {
         let domain = pending.domain();
         let grant = pending.commit(heap, aliases);
         end(domain, heap);
+        heap.home.make_room();
         grant
     }
 

@@ -1,0 +1,118 @@
+//! A hit allocates nothing on the heap, however many blocks come to live: what it writes to has room, which is made where memory grows
+//! and where completion points pass. A free does so only where more pieces of one size are free than there ever were.
+
+#![allow(clippy::expect_used, clippy::panic)]
+
+use std::alloc::System;
+
+use glake_stitch::{Allocator, Outcome, Request, Settings, StreamKey};
+use glake_units::Bytes;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// As many as a thread makes between two completion points.
+const BETWEEN: usize = 8192;
+
+struct Program {
+    core: Allocator,
+    live: Vec<Bytes>,
+    in_hits: Allocations,
+    in_frees: Allocations,
+}
+
+/// Allocations on the heap, and in how many calls.
+#[derive(Clone, Copy, Debug, Default)]
+struct Allocations {
+    made: usize,
+    calls: usize,
+}
+
+impl Allocations {
+    /// Counts one call.
+    fn count(&mut self, region: &Region<'_, System>) {
+        let change = region.change();
+        self.made += change.allocations + change.reallocations;
+        self.calls += 1;
+    }
+}
+
+impl Program {
+    fn new() -> Self {
+        let core = Allocator::new(Settings::for_memory(Bytes::gib(80))).expect("the settings make sense");
+        Program {
+            core,
+            live: Vec::with_capacity(1 << 20),
+            in_hits: Allocations::default(),
+            in_frees: Allocations::default(),
+        }
+    }
+
+    fn allocate(&mut self, size: Bytes, stream: u64) {
+        let request = Request { size, stream: StreamKey(stream), domain: Allocator::default_domain() };
+        loop {
+            let region = Region::new(HEAP);
+            if let Some(grant) = self.core.take(&request) {
+                self.in_hits.count(&region);
+                return self.live.push(grant.offset);
+            }
+            match self.core.plan(&request, true).expect("there is room") {
+                Outcome::Ready(grant) => return self.live.push(grant.offset),
+                Outcome::Work(plan) => {
+                    if let Some(grant) = self.core.commit(plan.id) {
+                        return self.live.push(grant.offset);
+                    }
+                }
+                Outcome::Wait(epoch) => panic!("{epoch:?} of nothing"),
+            }
+        }
+    }
+
+    fn free(&mut self, at: usize) {
+        let region = Region::new(HEAP);
+        self.core.free(self.live.swap_remove(at)).expect("it is live");
+        self.in_frees.count(&region);
+    }
+
+    fn pass(&mut self) {
+        let epoch = self.core.close_epoch();
+        self.core.pass_epoch(epoch);
+    }
+
+    /// Frees everything, and fills what it had with blocks of another size.
+    fn refill(&mut self, count: usize, size: Bytes, streams: u64) {
+        while !self.live.is_empty() {
+            self.free(self.live.len() / 2);
+            if self.live.len().is_multiple_of(BETWEEN) {
+                self.pass();
+            }
+        }
+        self.pass();
+        for n in 0..count {
+            self.allocate(size, n as u64 % streams);
+            if n % BETWEEN == BETWEEN - 1 {
+                self.pass();
+            }
+        }
+        self.pass();
+    }
+}
+
+#[test]
+fn a_hit_allocates_nothing_and_a_free_next_to_nothing() {
+    for streams in [1, 3] {
+        let mut program = Program::new();
+        // Ever smaller blocks in the same bytes: each round has eight times as many live as ever were.
+        for (count, kib) in [(256, 512), (2_000, 64), (16_000, 8), (128_000, 1)] {
+            program.refill(count, Bytes::kib(kib), streams);
+        }
+        // Large blocks at ever more places.
+        for (count, mib) in [(64, 64), (512, 8), (2_048, 2)] {
+            program.refill(count, Bytes::mib(mib), streams);
+        }
+        let Program { in_hits, in_frees, .. } = program;
+        assert_eq!(in_hits.made, 0, "with {streams} streams: {in_hits:?}");
+        assert!(in_frees.made < in_frees.calls / 200, "with {streams} streams: {in_frees:?}");
+    }
+}
