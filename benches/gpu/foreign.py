@@ -7,8 +7,8 @@ DIR and DIR2 hold a libgmlake.so. Each library has a process of its own that liv
 pipes to time copies between pinned memory and GPU 0: of pool memory, of cudaMalloc's and of cudaMallocAsync's, both
 directions. `native` copies with cudaMemcpyAsync; `new` and `old` with glake_copy_async, relays on and ready, and the
 other GPUs idle; `shared` is the new library with transfer.shared_gpus = true in a program that has memory on every GPU.
-Only one process copies at a time. Where a
-process's memory lies moves its figures by up to 5 %: with --processes N each role has N of them, all in one median. Old libraries are not asked for cudaMallocAsync's memory: their relays may fault.
+Only one process copies at a time. Where a process's memory lies moves its figures: with --processes N each role has N
+processes, all in one median. Old libraries are not asked for cudaMallocAsync's memory: their relays may fault.
 
 Bars, each of the medians of all rounds: pool memory 0.98 of old; cudaMalloc's 0.80 of old at 16 MiB, 0.85 at 64 MiB,
 0.95 from 256 MiB on; cudaMallocAsync's 0.9 of the new library's cudaMalloc; shared_gpus 0.98 of native everywhere.
