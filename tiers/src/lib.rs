@@ -59,8 +59,8 @@ pub use host::{
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};
 pub use region::{
-    CopyPolicy, Mark, MoveError, Mover, Moving, NoWait, Policy, Refilled, Region, RegionError, RegionOptions,
-    Shrunk, SkipReason, Skipped, WaitPolicy,
+    Clean, CleanCounts, Cleaned, CopyPolicy, Mark, MoveError, Mover, Moving, NoWait, Policy, Refilled,
+    Region, RegionError, RegionOptions, Shrunk, SkipReason, Skipped, WaitPolicy, WorkMark,
 };
 pub use store::{Store, TransferContext};
 pub use ticker::Ticker;

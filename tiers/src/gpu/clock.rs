@@ -171,6 +171,12 @@ impl CompletionClock {
         self.state.lock().passed.unwrap_or_else(|| self.epochs.start())
     }
 
+    /// A completion of all work up to now, waited for.
+    pub(super) fn passed_now(&self) -> std::result::Result<Passed, DriverError> {
+        let mut epoch = retry(|| self.epochs.record(self.reach.watched()))?;
+        retry(|| epoch.wait())
+    }
+
     /// Does something while no epoch is recorded: those from before have not seen it, those from after have.
     pub(super) fn between_epochs(&self, change: impl FnOnce()) {
         let _state = self.state.lock();

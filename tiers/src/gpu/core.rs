@@ -26,6 +26,8 @@ pub(crate) struct Core {
     allocator: Mutex<Allocator>,
     owed: OwedEdges,
     lives: Lives,
+    /// Taken for each plan's driver calls, and for each read of an extent that stays.
+    layout: Mutex<()>,
     poison: OnceLock<String>,
 }
 
@@ -41,6 +43,7 @@ impl Core {
             allocator: Mutex::new(allocator),
             owed: OwedEdges::default(),
             lives: Lives::default(),
+            layout: Mutex::new(()),
             poison: OnceLock::new(),
         })
     }
@@ -62,6 +65,11 @@ impl Core {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Allocator> {
         self.allocator.lock()
+    }
+
+    /// What is mapped where: while it is held no plan maps or unmaps anything. Taken under the growth lock, if under any.
+    pub(super) fn lock_layout(&self) -> MutexGuard<'_, ()> {
+        self.layout.lock()
     }
 
     /// A free piece that fits. The allocator's part is compiled into it, and a hit's grant is not passed on: a copy reads as a

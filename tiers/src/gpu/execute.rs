@@ -1,7 +1,7 @@
 //! A plan's steps on the driver, and their undoing.
 
-use glake_device::DriverError;
 use glake_device::owned::{Mapping, Sequence};
+use glake_device::{DriverError, Refusal};
 use glake_stitch::{Allocator, ExtentId, Plan, Step};
 
 use super::clock::CompletionClock;
@@ -52,7 +52,12 @@ impl Execution<'_, '_> {
                 let reservation = self.core.reservation();
                 reservation.retire(&mappings, proof.sequence())?;
                 self.growing.tell_unmapping(*offset, *size);
-                let unmapped = retry(|| reservation.unmap(&mappings, &proof));
+                let unmapped = match retry(|| reservation.unmap(&mappings, &proof)) {
+                    Err(DriverError::Refused { reason: Refusal::InUse, .. }) => {
+                        self.unmap_what_was_read(&mappings)
+                    }
+                    answer => answer,
+                };
                 if unmapped.is_err() {
                     reservation.revive(&mappings)?;
                     self.growing.tell_mapped(*offset, *size);
@@ -62,6 +67,14 @@ impl Execution<'_, '_> {
             // The last thing to be done, when nothing can fail any more: see `run`.
             Step::Release { .. } => Ok(()),
         }
+    }
+
+    /// A copy of ours may have read there since the memory became free ([`super::reads`]): that is covered by a later epoch.
+    #[cold]
+    fn unmap_what_was_read(&self, mappings: &[Mapping]) -> std::result::Result<(), DriverError> {
+        let passed = self.clock.passed_now()?;
+        self.core.reservation().retire(mappings, passed.sequence())?;
+        retry(|| self.core.reservation().unmap(mappings, &passed))
     }
 
     /// Undoes the steps that were done, last first; returns the error to report.

@@ -92,7 +92,9 @@ impl Growth {
 impl Growing<'_> {
     /// Executes a plan and commits it, or undoes and aborts it.
     pub(super) fn carry_out(&mut self, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
-        let (core, clock, records) = (&self.growth.core, &self.growth.clock, &self.growth.records);
+        let growth = self.growth;
+        let (core, clock, records) = (&growth.core, &growth.clock, &growth.records);
+        let _layout = core.lock_layout();
         match (Execution { core, clock, records, growing: self }).run(plan) {
             Ok(()) => Ok(core.commit(plan, stream)),
             Err(error) => {

@@ -20,6 +20,7 @@
 //! | clock | `CompletionClock` | yes: to record epochs and to ask for them |
 //! | fixed | `FixedBlocks` | no |
 //! | records | `ExtentRecords` | no |
+//! | layout | `Core` | yes: for a plan's calls, and for a piece of an extent that is copied and stays |
 //! | allocator | `Core` | no: it is held for pure work only |
 //! | owed edges, lives | `Core`, under the allocator's | no |
 //!
@@ -52,6 +53,7 @@ mod peer_blocks;
 mod point;
 mod protect;
 mod reach;
+mod reads;
 mod records;
 mod refill;
 mod report;
@@ -90,6 +92,7 @@ use peer_blocks::PeerBlocks;
 pub(crate) use point::CompletionPoint;
 use protect::Protection;
 use reach::Reach;
+pub(crate) use reads::ResidentReads;
 pub(crate) use records::Eviction;
 use records::ExtentRecords;
 use refill::Refills;

@@ -84,6 +84,11 @@ impl HostPool {
             Err(error) if error.is_shortage() => error,
             answer => return answer,
         };
+        while self.reclaim(size) {
+            if let Some(range) = self.hit_soon(size)? {
+                return Ok(range);
+            }
+        }
         self.wait()?;
         if let Some(range) = self.hit(size)? {
             return Ok(range);
@@ -109,7 +114,7 @@ impl HostPool {
     }
 
     /// What was given back and fits once its work is done, if that is soon.
-    fn hit_soon(&self, size: Bytes) -> Result<Option<PinnedRange>> {
+    pub(super) fn hit_soon(&self, size: Bytes) -> Result<Option<PinnedRange>> {
         let begun = Instant::now();
         while self.core.lock().free.largest() >= size && begun.elapsed() < TIMEOUT {
             if let Some(range) = self.hit(size)? {
@@ -121,7 +126,7 @@ impl HostPool {
     }
 
     /// Pins an arena and takes its first `size` bytes.
-    fn grow(&self, size: Bytes) -> Result<PinnedRange> {
+    pub(super) fn grow(&self, size: Bytes) -> Result<PinnedRange> {
         let room = self.options.budget.saturating_sub(self.core.lock().statistics.pinned);
         let needed = size.align_up(HUGE).filter(|needed| *needed <= room);
         let needed = needed.ok_or_else(|| self.over_budget(size))?;

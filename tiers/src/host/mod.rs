@@ -5,7 +5,7 @@
 //!    │        ▲              │
 //!    │        │ epoch passed └─ dropped, and no span lives
 //!    │      given back ◄─────┘
-//!    └─► nothing fits: pin more ─► wait for what was given back ─► unpin free memory for larger ─► HostError
+//!    └─► nothing fits: pin more ─► take spare copies back ─► wait for what was given back ─► unpin free memory for larger ─► HostError
 //!                                                                                 or a Ring (stage)
 //! ```
 //!
@@ -27,6 +27,7 @@ mod grow;
 mod nodes;
 mod options;
 mod pin;
+mod reclaim;
 mod ring;
 mod statistics;
 #[cfg(test)]
@@ -45,6 +46,8 @@ use free::FreeRanges;
 use grow::Chance;
 pub use nodes::nodes_of;
 pub use options::HostOptions;
+pub(crate) use reclaim::Reclaim;
+use reclaim::Reclaimers;
 pub use ring::{Ring, RingSlot};
 pub use statistics::HostStatistics;
 
@@ -65,6 +68,7 @@ pub struct HostPool {
     arrived: Condvar,
     /// An epoch that was recorded and has not passed.
     clock: Mutex<Option<Epoch>>,
+    reclaimers: Reclaimers,
 }
 
 #[derive(Debug)]
@@ -108,7 +112,8 @@ impl HostPool {
             statistics,
         };
         let (core, arrived, clock) = (Mutex::new(core), Condvar::new(), Mutex::new(None));
-        Ok(Arc::new(HostPool { epochs: epochs.clone(), options, core, arrived, clock }))
+        let (epochs, reclaimers) = (epochs.clone(), Reclaimers::default());
+        Ok(Arc::new(HostPool { epochs, options, core, arrived, clock, reclaimers }))
     }
 
     /// Hands out pinned memory; pins more where none is free.
@@ -134,11 +139,18 @@ impl HostPool {
     pub fn prepare(&self, size: Bytes) -> Result<()> {
         let _turn = self.turn();
         self.absorb();
-        let (free, pinned) = {
+        let missing_of = |size: Bytes| {
             let core = self.core.lock();
-            (core.free.total(), core.statistics.pinned)
+            (size.saturating_sub(core.free.total()).align_up(HUGE), core.statistics.pinned)
         };
-        let missing = size.saturating_sub(free).align_up(HUGE).ok_or_else(|| self.over_budget(size))?;
+        let (mut missing, mut pinned) = missing_of(size);
+        while let Some(more) = missing
+            && pinned.checked_add(more).is_none_or(|total| total > self.options.budget)
+            && self.reclaim(more)
+        {
+            (missing, pinned) = missing_of(size);
+        }
+        let missing = missing.ok_or_else(|| self.over_budget(size))?;
         if pinned.checked_add(missing).is_none_or(|total| total > self.options.budget) {
             return Err(self.over_budget(size));
         }

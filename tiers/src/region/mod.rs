@@ -15,6 +15,7 @@
 //! over, is the promise of who calls [`Region::shrink`].
 
 mod choose;
+mod clean;
 mod error;
 mod mover;
 mod options;
@@ -34,6 +35,7 @@ use glake_stitch::{DomainId, DomainOptions, ExtentView};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
+pub use clean::{Clean, CleanCounts, Cleaned, WorkMark};
 pub use error::RegionError;
 pub use mover::{Mark, MoveError, Mover, Moving};
 pub use options::{CopyPolicy, Policy, RegionOptions};
@@ -41,6 +43,7 @@ pub use report::{Refilled, Shrunk, SkipReason, Skipped};
 pub use wait_policy::{NoWait, WaitPolicy};
 
 use crate::{Block, GpuPool, HostPool, Place, PoolStream};
+use clean::CleanCopies;
 use wait::Progress;
 
 type Result<T> = std::result::Result<T, RegionError>;
@@ -68,6 +71,8 @@ pub struct Region {
     turn: Mutex<()>,
     /// Who brings them back.
     progress: Progress,
+    /// Copies of what is on its GPU.
+    clean: Arc<CleanCopies>,
 }
 
 impl Region {
@@ -85,8 +90,8 @@ impl Region {
     }
 
     fn of(pool: &Arc<GpuPool>, domain: DomainId, owned: bool, options: RegionOptions) -> Region {
-        let (sealed, strict, turn, progress) = Default::default();
-        Region { pool: pool.clone(), domain, owned, options, sealed, strict, turn, progress }
+        let (sealed, strict, turn, progress, clean) = Default::default();
+        Region { pool: pool.clone(), domain, owned, options, sealed, strict, turn, progress, clean }
     }
 
     /// What it was made with.

@@ -10,6 +10,8 @@ pub struct Shrunk {
     pub freed: Bytes,
     /// Bytes that were copied to the host.
     pub copied: Bytes,
+    /// Bytes that had been copied while the region was idle, and were still the same.
+    pub clean: Bytes,
     /// Memory of the region that is on the GPU still.
     pub resident: Bytes,
     /// What had to stay of it.

@@ -123,7 +123,7 @@ impl Region {
         let new = standing.iter().filter(|(_, residency)| *residency == Residency::NEW);
         let new: FxHashSet<ExtentId> = new.map(|(view, _)| view.extent).collect();
         let whole = self.pool.domains().keeps_all(self.domain);
-        let copied = chosen.iter().filter(|view| new.contains(&view.extent));
+        let copied = chosen.iter().filter(|view| new.contains(&view.extent) && !self.clean.has(view.extent));
         let sizes = copied.map(|view| if whole { view.size } else { view.live });
         sizes.filter(|size| !size.is_zero()).collect()
     }
@@ -193,6 +193,11 @@ impl Region {
             Ok(Eviction::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Eviction::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             Ok(Eviction::Release) => pipeline.unused.push(view),
+            Ok(Eviction::Copy(ranges))
+                if self.leave_unchanged(view.extent, &ranges, to, &mut pipeline.report) =>
+            {
+                pipeline.unused.push(view);
+            }
             Ok(Eviction::Copy(ranges)) => match transfer.begin_evict(scope, to, ranges) {
                 Ok(evicting) => pipeline.copying.push_back(Copying { view, evicting }),
                 Err(error) => self.gave_up(view.extent, error, pipeline),

@@ -88,6 +88,28 @@ impl StoredCopy {
     }
 }
 
+impl StoredCopy {
+    /// Bytes in a block of the host's, with their digest.
+    pub(super) fn of_block(block: HostBlock, ranges: Vec<HomeRange>, digest: Digest) -> StoredCopy {
+        StoredCopy { stored: Stored::Host(block), ranges, digest: Some(digest) }
+    }
+
+    /// What of its extent it holds.
+    pub(crate) fn ranges(&self) -> &[HomeRange] {
+        &self.ranges
+    }
+
+    /// How many bytes.
+    pub(crate) fn size(&self) -> Bytes {
+        self.ranges.iter().map(|range| range.size).sum()
+    }
+
+    /// Of its bytes, where it was taken.
+    pub(crate) fn digest(&self) -> Option<Digest> {
+        self.digest
+    }
+}
+
 impl Return {
     /// How many bytes come back.
     pub(crate) fn size(&self) -> Bytes {
@@ -111,7 +133,7 @@ pub(super) fn packed(
 }
 
 /// Each range, at home.
-pub(super) fn home(core: &Core, ranges: &[HomeRange]) -> Result<Vec<Span>, PoolError> {
+pub(crate) fn home(core: &Core, ranges: &[HomeRange]) -> Result<Vec<Span>, PoolError> {
     let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
     let end = last.offset.saturating_add(last.size);
     let hull = HomeRange { offset: first.offset, size: end.saturating_sub(first.offset) };

@@ -11,6 +11,7 @@
 //! - A digest is taken of an extent's own memory: before anything of it is given up, and after all of it has come back.
 
 mod ahead;
+mod clean;
 mod copy;
 mod extent_transfer;
 mod peer;
@@ -24,7 +25,8 @@ use std::sync::Arc;
 
 use glake_device::owned::Digests;
 
-pub(crate) use copy::{Return, StoredCopy};
+pub(crate) use clean::{ResidentCopy, copy_resident};
+pub(crate) use copy::{Return, StoredCopy, home as packed_home};
 pub(crate) use extent_transfer::{Evicting, ExtentTransfer, Refilling};
 
 use crate::{FileTier, GpuPool, HostPool, Mover, Place};

@@ -1,5 +1,6 @@
 //! Regions over the simulated device: real bytes at the same addresses, one good copy whatever fails, nothing left behind.
 
+mod clean;
 mod drain;
 mod faults;
 mod over;
