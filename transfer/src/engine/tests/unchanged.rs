@@ -268,8 +268,9 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
         assert!((0..1000).any(|_| is_all(relays())), "not all of {expected:?}");
     };
     takes(all);
-    // The first sign that the program uses one.
+    // The first sign that the program uses one: an answer that is older than a millisecond is asked for again.
     fixture.sim.hold_context(OTHER).unwrap();
+    std::thread::sleep(Duration::from_millis(2));
     takes(all.without(DeviceSet::of(OTHER)));
     // What the engine had there goes back.
     assert_eq!(fixture.engine().unsuspended(Duration::from_secs(60)), []);
