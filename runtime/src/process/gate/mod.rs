@@ -6,18 +6,22 @@
 //! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is evicted
 //! ```
 //!
+//! What is evicted the gate does not remember: it asks, each time somebody wants to begin.
+//!
 //! Who only waits until its tags are there ([`Gate::wait`]) is no use at any time.
 //!
-//! Invariants: what can let somebody go on is said under the lock, and everybody who waits is woken. The lock is held for
-//! bookkeeping only.
+//! Invariants: what can let somebody go on is said under the lock, or, of what is evicted, before [`Gate::changed`] takes it; and
+//! everybody who waits is woken. The lock is held for bookkeeping only.
 
 mod state;
 mod tags;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+pub(super) use state::Evicted;
 pub use state::UseId;
 use state::{ClosingId, GateState, Obstacle};
 pub use tags::Tags;
@@ -66,10 +70,11 @@ impl GateView {
 }
 
 /// The gate of a process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Gate {
     state: Mutex<GateState>,
     changed: Condvar,
+    memory: Arc<dyn Evicted>,
 }
 
 /// What a use that wants to begin finds.
@@ -88,11 +93,15 @@ pub(super) struct Closing<'g> {
 }
 
 impl Gate {
+    /// Open, but for what of this memory is evicted.
+    pub(super) fn new(memory: Arc<dyn Evicted>) -> Gate {
+        Gate { state: Mutex::default(), changed: Condvar::default(), memory }
+    }
+
     /// How it stands.
     pub fn view(&self) -> GateView {
         let state = self.state.lock();
-        let (closing, closed) =
-            (state.closings().cloned().collect(), state.closed().iter().cloned().collect());
+        let (closing, closed) = (state.closings().cloned().collect(), self.memory.evicted(&Tags::All));
         GateView { uses: state.uses(), closing, closed }
     }
 
@@ -106,7 +115,7 @@ impl Gate {
         when: WhenClosed,
         timeout: Option<Duration>,
     ) -> Result<Admission<UseId>> {
-        self.pass(tags, when, timeout, |state| state.begin(tags))
+        self.pass(tags, when, timeout, |state| state.begin(tags, &*self.memory))
     }
 
     /// Waits until a use could begin, and begins none: it may meet another closing when it does.
@@ -119,7 +128,8 @@ impl Gate {
         when: WhenClosed,
         timeout: Option<Duration>,
     ) -> Result<Admission<()>> {
-        self.pass(tags, when, timeout, |state| state.obstacle(tags).map_or(Ok(()), Err))
+        let attempt = |state: &mut GateState| state.obstacle(tags, &*self.memory).map_or(Ok(()), Err);
+        self.pass(tags, when, timeout, attempt)
     }
 
     fn pass<T>(
@@ -135,7 +145,7 @@ impl Gate {
             let closed = match attempt(&mut state) {
                 Ok(passed) => return Ok(Admission::Admitted(passed)),
                 Err(Obstacle::Closing) => None,
-                Err(Obstacle::Closed(closed)) => Some(closed),
+                Err(Obstacle::Evicted(closed)) => Some(closed),
             };
             match (when, closed) {
                 (WhenClosed::Refuse, closed) => {
@@ -187,9 +197,10 @@ impl Gate {
         }
     }
 
-    /// Says whether some memory of a tag is evicted.
-    pub(super) fn set(&self, tag: &str, closed: bool) {
-        self.state.lock().set(tag, closed);
+    /// What is evicted has changed: who waits looks again.
+    pub(super) fn changed(&self) {
+        // Who has looked before the change and does not wait yet holds the lock.
+        drop(self.state.lock());
         self.changed.notify_all();
     }
 }
@@ -233,9 +244,53 @@ mod schedules;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use super::*;
+
+    /// What is evicted.
+    #[derive(Debug, Default)]
+    struct Memory(Mutex<BTreeSet<String>>);
+
+    impl Evicted for Memory {
+        fn evicted(&self, tags: &Tags) -> Vec<String> {
+            self.0.lock().iter().filter(|tag| tags.use_of(tag)).cloned().collect()
+        }
+    }
+
+    /// A gate, and the memory that it asks about.
+    #[derive(Debug)]
+    struct Gated {
+        memory: Arc<Memory>,
+        gate: Gate,
+    }
+
+    impl std::ops::Deref for Gated {
+        type Target = Gate;
+
+        fn deref(&self) -> &Gate {
+            &self.gate
+        }
+    }
+
+    impl Gated {
+        fn new() -> Gated {
+            let memory = Arc::<Memory>::default();
+            Gated { gate: Gate::new(memory.clone()), memory }
+        }
+
+        fn set(&self, tag: &str, evicted: bool) {
+            let mut all = self.memory.0.lock();
+            if evicted {
+                all.insert(tag.to_owned())
+            } else {
+                all.remove(tag)
+            };
+            drop(all);
+            self.gate.changed();
+        }
+    }
 
     const SOON: Option<Duration> = Some(Duration::from_millis(20));
     const NEVER: Option<Duration> = None;
@@ -249,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_timeout_opens_the_gate_again() {
-        let gate = Gate::default();
+        let gate = Gated::new();
         let (weights, cache) = (Tags::of(&["weights"]), Tags::of(&["cache"]));
         let running = admitted(&gate, &weights);
         let error = gate.close(&weights, SOON).unwrap_err();
@@ -265,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_is_closed_is_refused_held_or_to_be_refilled() {
-        let gate = Gate::default();
+        let gate = Gated::new();
         let weights = Tags::of(&["weights"]);
         {
             let closing = gate.close(&Tags::All, SOON).unwrap();
@@ -298,7 +353,7 @@ mod tests {
 
     #[test]
     fn who_waits_is_no_use() {
-        let gate = Gate::default();
+        let gate = Gated::new();
         let weights = Tags::of(&["weights"]);
         gate.set("weights", true);
         assert!(matches!(gate.wait(&weights, WhenClosed::Refuse, NEVER), Err(ProcessError::Closed { .. })));
@@ -316,7 +371,7 @@ mod tests {
     /// Nobody sleeps through a change, and no use meets a move.
     #[test]
     fn uses_and_moves_of_many_threads_never_meet() {
-        let gate = Gate::default();
+        let gate = Gated::new();
         let moving = [const { AtomicBool::new(false) }; 2];
         let using = [const { AtomicUsize::new(0) }; 2];
         let tags = [Tags::of(&["0"]), Tags::of(&["1"])];

@@ -9,17 +9,45 @@ use shuttle::thread;
 use super::*;
 use crate::sync::schedules;
 
+/// What of each tag is evicted, said with no lock of the gate's.
+#[derive(Debug, Default)]
+struct Evictions([AtomicBool; 2]);
+
+impl Evicted for Evictions {
+    fn evicted(&self, tags: &Tags) -> Vec<String> {
+        let evicted = NAMES.iter().zip(&self.0).filter(|(_, evicted)| evicted.load(Ordering::SeqCst));
+        evicted.filter(|(name, _)| tags.use_of(name)).map(|(name, _)| (*name).to_owned()).collect()
+    }
+}
+
 /// What of each tag is in use and being moved.
-#[derive(Default)]
 struct Memory {
+    evictions: Arc<Evictions>,
     gate: Gate,
     moving: [AtomicBool; 2],
     using: [AtomicUsize; 2],
 }
 
+impl Default for Memory {
+    fn default() -> Self {
+        let evictions = Arc::<Evictions>::default();
+        Memory {
+            gate: Gate::new(evictions.clone()),
+            evictions,
+            moving: Default::default(),
+            using: Default::default(),
+        }
+    }
+}
+
 const NAMES: [&str; 2] = ["weights", "cache"];
 
 impl Memory {
+    fn set(&self, which: usize, evicted: bool) {
+        self.evictions.0[which].store(evicted, Ordering::SeqCst);
+        self.gate.changed();
+    }
+
     fn touch(&self, which: usize) {
         self.using[which].fetch_add(1, Ordering::SeqCst);
         assert!(!self.moving[which].load(Ordering::SeqCst), "a use met a move");
@@ -38,7 +66,10 @@ impl Memory {
                     self.gate.end_use(id).unwrap();
                     return;
                 }
-                Admission::Away(away) => away.iter().for_each(|tag| self.gate.set(tag, false)),
+                Admission::Away(away) => {
+                    let is_away = |which: &usize| away.iter().any(|tag| tag == NAMES[*which]);
+                    (0..NAMES.len()).filter(is_away).for_each(|which| self.set(which, false));
+                }
             }
         }
     }
@@ -49,12 +80,12 @@ impl Memory {
         for &which in which {
             self.moving[which].store(true, Ordering::SeqCst);
             assert_eq!(self.using[which].load(Ordering::SeqCst), 0, "it closed over a use");
-            self.gate.set(NAMES[which], true);
+            self.set(which, true);
             self.moving[which].store(false, Ordering::SeqCst);
         }
         drop(closing);
         thread::yield_now();
-        which.iter().for_each(|&which| self.gate.set(NAMES[which], false));
+        which.iter().for_each(|&which| self.set(which, false));
     }
 }
 

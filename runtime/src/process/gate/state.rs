@@ -1,15 +1,16 @@
-//! Who uses what, what is being closed and what is closed: pure.
+//! Who uses what, and what is being closed: pure. What is closed is no state of the gate's: it is what is evicted, which the regions
+//! know ([`Evicted`]).
 //!
 //! ```text
-//! use       enter ──► running ──leave──►          enter ──closing, closed──► an obstacle
+//! use       enter ──► running ──leave──►          enter ──closing, evicted──► an obstacle
 //! closing   close ──► waits for the uses that were there ──► moves ──► end             no new use meanwhile
-//! closed    tags of which some memory is evicted, until all of it is back
 //! ```
 //!
 //! Invariants: while a closing moves ([`GateState::uses_before`] is 0) no use that it touches runs; a use is admitted only where
-//! none of its tags is closed or being closed.
+//! none of its tags is being closed and nothing of them is evicted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 
 use super::tags::Tags;
 
@@ -21,13 +22,19 @@ pub struct UseId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClosingId(u64);
 
+/// Who knows which memory is evicted. Asked under the gate's lock: it answers without a lock that anybody holds who calls the gate.
+pub(in super::super) trait Evicted: fmt::Debug + Send + Sync {
+    /// The tags of which some memory is evicted, of those that work under `tags` touches.
+    fn evicted(&self, tags: &Tags) -> Vec<String>;
+}
+
 /// What keeps a use from beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
     /// Something of it is being closed: it waits.
     Closing,
-    /// These of its tags are closed, and nobody is closing any.
-    Closed(Vec<String>),
+    /// Some memory of these of its tags is evicted, and nobody is closing any.
+    Evicted(Vec<String>),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -35,22 +42,21 @@ pub(super) struct GateState {
     last: u64,
     uses: BTreeMap<UseId, Tags>,
     closings: BTreeMap<ClosingId, Tags>,
-    closed: BTreeSet<String>,
 }
 
 impl GateState {
     /// What keeps a use of these tags from beginning now.
-    pub(super) fn obstacle(&self, tags: &Tags) -> Option<Obstacle> {
+    pub(super) fn obstacle(&self, tags: &Tags, memory: &dyn Evicted) -> Option<Obstacle> {
         if self.closings.values().any(|closing| tags.uses_any_of(closing)) {
             return Some(Obstacle::Closing);
         }
-        let closed: Vec<String> = self.closed.iter().filter(|tag| tags.use_of(tag)).cloned().collect();
-        (!closed.is_empty()).then_some(Obstacle::Closed(closed))
+        let evicted = memory.evicted(tags);
+        (!evicted.is_empty()).then_some(Obstacle::Evicted(evicted))
     }
 
     /// Begins a use, where nothing keeps it from that.
-    pub(super) fn begin(&mut self, tags: &Tags) -> Result<UseId, Obstacle> {
-        if let Some(obstacle) = self.obstacle(tags) {
+    pub(super) fn begin(&mut self, tags: &Tags, memory: &dyn Evicted) -> Result<UseId, Obstacle> {
+        if let Some(obstacle) = self.obstacle(tags, memory) {
             return Err(obstacle);
         }
         self.last += 1;
@@ -77,18 +83,9 @@ impl GateState {
         self.uses.values().filter(|tags| tags.uses_any_of(closing)).count()
     }
 
-    /// The closing is over. What is closed by then was said by [`GateState::set`].
+    /// The closing is over. What it evicted is evicted by then.
     pub(super) fn end(&mut self, id: ClosingId) {
         self.closings.remove(&id);
-    }
-
-    /// Says whether some memory of a tag is evicted.
-    pub(super) fn set(&mut self, tag: &str, closed: bool) {
-        if !closed {
-            self.closed.remove(tag);
-        } else if !self.closed.contains(tag) {
-            self.closed.insert(tag.to_owned());
-        }
     }
 
     pub(super) fn uses(&self) -> usize {
@@ -98,14 +95,13 @@ impl GateState {
     pub(super) fn closings(&self) -> impl Iterator<Item = &Tags> {
         self.closings.values()
     }
-
-    pub(super) fn closed(&self) -> &BTreeSet<String> {
-        &self.closed
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use parking_lot::Mutex;
     use proptest::prelude::*;
 
     use super::*;
@@ -115,7 +111,7 @@ mod tests {
         Enter(Tags),
         Leave(usize),
         Close(Tags),
-        /// Goes on where the uses are gone, and leaves these closed.
+        /// Goes on where the uses are gone, and evicts these or not.
         Move(usize, bool),
         GiveUp(usize),
         Open(u8),
@@ -134,10 +130,35 @@ mod tests {
             3 => tags().prop_map(Op::Enter),
             2 => (0..9_usize).prop_map(Op::Leave),
             1 => tags().prop_map(Op::Close),
-            2 => (0..4_usize, any::<bool>()).prop_map(|(which, away)| Op::Move(which, away)),
+            2 => (0..4_usize, any::<bool>()).prop_map(|(which, evicts)| Op::Move(which, evicts)),
             1 => (0..4_usize).prop_map(Op::GiveUp),
             1 => (0..4_u8).prop_map(Op::Open),
         ]
+    }
+
+    /// What is evicted of the model's memory.
+    #[derive(Debug, Default)]
+    struct Memory(Mutex<BTreeSet<&'static str>>);
+
+    impl Evicted for Memory {
+        fn evicted(&self, tags: &Tags) -> Vec<String> {
+            self.0.lock().iter().filter(|name| tags.use_of(name)).map(|name| (*name).to_owned()).collect()
+        }
+    }
+
+    impl Memory {
+        fn set(&self, name: &'static str, evicted: bool) {
+            let mut all = self.0.lock();
+            if evicted {
+                all.insert(name)
+            } else {
+                all.remove(name)
+            };
+        }
+
+        fn has(&self, name: &str) -> bool {
+            self.0.lock().contains(name)
+        }
     }
 
     const NAMES: [&str; 4] = ["a", "b", "c", "default"];
@@ -159,27 +180,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_use_runs_while_its_tags_are_closed(ops in prop::collection::vec(op(), 1..80)) {
+        fn no_use_runs_while_its_memory_is_evicted(ops in prop::collection::vec(op(), 1..80)) {
             let mut gate = GateState::default();
             let mut uses: Vec<(UseId, Tags)> = Vec::new();
             let mut closings: Vec<(ClosingId, Tags)> = Vec::new();
-            let mut away: BTreeSet<&str> = BTreeSet::new();
+            let memory = Memory::default();
             for op in ops {
                 match op {
                     Op::Enter(tags) => {
                         let being = closings.iter().any(|(_, closing)| {
                             NAMES.iter().any(|name| closes(closing, name) && touches(&tags, name))
                         });
-                        let gone = NAMES.iter().any(|name| away.contains(name) && touches(&tags, name));
-                        match gate.begin(&tags) {
+                        let gone = NAMES.iter().any(|name| memory.has(name) && touches(&tags, name));
+                        match gate.begin(&tags, &memory) {
                             Ok(id) => {
                                 prop_assert!(!being && !gone);
                                 uses.push((id, tags));
                             }
                             Err(Obstacle::Closing) => prop_assert!(being),
-                            Err(Obstacle::Closed(named)) => {
+                            Err(Obstacle::Evicted(named)) => {
                                 prop_assert!(!being && gone);
-                                prop_assert!(named.iter().all(|name| away.contains(name.as_str())));
+                                prop_assert!(named.iter().all(|name| memory.has(name)));
                             }
                         }
                     }
@@ -188,7 +209,7 @@ mod tests {
                         prop_assert!(!gate.end_use(uses.remove(which).0));
                     }
                     Op::Close(tags) => closings.push((gate.close(tags.clone()), tags)),
-                    Op::Move(which, leaves_away) if which < closings.len() => {
+                    Op::Move(which, evicts) if which < closings.len() => {
                         if gate.uses_before(closings[which].0) > 0 {
                             continue;
                         }
@@ -196,16 +217,14 @@ mod tests {
                         for name in NAMES.iter().filter(|name| closes(&tags, name)) {
                             // What is moved now, no use touches.
                             prop_assert!(uses.iter().all(|(_, used)| !touches(used, name)));
-                            gate.set(name, leaves_away);
-                            if leaves_away { away.insert(name) } else { away.remove(name) };
+                            memory.set(name, evicts);
                         }
                         gate.end(id);
                     }
                     Op::GiveUp(which) if which < closings.len() => gate.end(closings.remove(which).0),
                     Op::Open(which) => {
                         let name = NAMES[usize::from(which)];
-                        gate.set(name, false);
-                        away.remove(name);
+                        memory.set(name, false);
                     }
                     _ => {}
                 }
@@ -219,8 +238,8 @@ mod tests {
             }
             // With everything given up and opened again, everybody gets in.
             closings.into_iter().for_each(|(id, _)| gate.end(id));
-            NAMES.iter().for_each(|name| gate.set(name, false));
-            prop_assert!(gate.begin(&Tags::All).is_ok());
+            NAMES.iter().for_each(|name| memory.set(name, false));
+            prop_assert!(gate.begin(&Tags::All, &memory).is_ok());
         }
     }
 }

@@ -32,7 +32,7 @@ impl Tags {
     }
 
     /// Whether work under these touches the memory of a tag: that of no region it may always touch.
-    pub(super) fn use_of(&self, tag: &str) -> bool {
+    pub(in super::super) fn use_of(&self, tag: &str) -> bool {
         match self {
             Tags::All => true,
             Tags::These(tags) => is_reserved(tag) || tags.contains(tag),

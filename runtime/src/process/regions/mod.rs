@@ -13,8 +13,8 @@
 //! | `graph (a, b)` | the private pool of this number; all its bytes, free ones too |
 //! | `default` | all other |
 //!
-//! Invariants: a tag of which anything is evicted, or leaves, is marked before the first byte leaves and until the last is back; its
-//! flags and the gate say the same. No lock is held while bytes move but the region's own turn.
+//! Invariants: a tag of which anything is evicted, or leaves, is marked before the first byte leaves and until the last is back; the
+//! gate reads that mark and the flags count it. No lock is held while bytes move but the region's own turn.
 
 mod api;
 mod ask;
@@ -72,7 +72,7 @@ pub(super) struct RegionSet {
     config: config::Tiers,
     flags: Arc<RegionFlags>,
     gate: Gate,
-    table: Table,
+    table: Arc<Table>,
     stores: Stores,
     prediction: Prediction,
     hooks: Hooks,
@@ -92,11 +92,12 @@ impl RegionSet {
         imports: &Arc<Imports>,
     ) -> RegionSet {
         let devices = registry.devices.len();
+        let table = Arc::new(Table::new(devices, config.extent));
         RegionSet {
             registry: registry.clone(),
             flags: Arc::default(),
-            gate: Gate::default(),
-            table: Table::new(devices, config.extent),
+            gate: Gate::new(table.clone()),
+            table,
             stores: Stores::new(registry, config.clone()),
             prediction: Prediction::new(registry),
             hooks: Hooks::default(),

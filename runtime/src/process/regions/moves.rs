@@ -214,7 +214,7 @@ impl RegionSet {
         let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
         let shrunk = region.shrink(*amount, &store, context);
         let (memory, copied, resident, skipped) = match &shrunk {
-            Ok(Shrunk { freed, copied, resident, skipped }) => (*freed, *copied, *resident, &**skipped),
+            Ok(Shrunk { freed, copied, resident, skipped, .. }) => (*freed, *copied, *resident, &**skipped),
             Err(RegionError::Stopped { moved, copied, resident, .. }) => {
                 (*moved, *copied, *resident, &[][..])
             }

@@ -1,7 +1,8 @@
 //! One tag: what its regions are made with, and its region on each device.
 //!
-//! Invariants: `is_away` is true from before a shrink begins until all memory of the tag is known to be back, and the gate is told
-//! the same; whoever ends a move looks last ([`Slot::settle`]).
+//! Invariant: `is_away` is true from before a shrink begins until all memory of the tag is known to be back, by what the pools'
+//! records say; whoever ends a move looks last ([`Slot::settle`]). The gate and the flags say nothing else: the gate reads it, the
+//! flags count it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -151,14 +152,15 @@ impl Slot {
     /// Looks at what is evicted, after something was moved, freed or given up.
     pub(super) fn settle(&self, flags: &RegionFlags, gate: &Gate) {
         let out = self.out.lock();
-        let gone = self.regions().iter().any(|region| matches!(region.is_usable(), Ok(false)));
-        gate.set(self.tag(), gone);
-        let is_away = gone || *out > 0;
+        let is_gone = |region: &Arc<Region>| matches!(region.is_usable(), Ok(false));
+        let is_away = *out > 0 || self.regions().iter().any(is_gone);
         match (self.is_away.swap(is_away, Ordering::AcqRel), is_away) {
             (false, true) => flags.add_evicted(),
             (true, false) => flags.sub_evicted(),
             _ => {}
         }
+        drop(out);
+        gate.changed();
     }
 
     /// Whether nobody else who touched its region of a device brings that back.

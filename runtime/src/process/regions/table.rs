@@ -10,7 +10,7 @@ use glake_tiers::{Region, RegionOptions};
 use glake_units::Bytes;
 
 use super::super::device::DeviceMemory;
-use super::super::gate::{DEFAULT, GRAPH, is_reserved};
+use super::super::gate::{DEFAULT, Evicted, GRAPH, Tags, is_reserved};
 use super::super::{ProcessError, Result};
 use super::slot::{Kind, Slot};
 use crate::sync::RwLock;
@@ -141,6 +141,14 @@ impl Table {
             };
             (said(slot).unwrap_or(usize::MAX), kind, slot.first())
         });
+    }
+}
+
+impl Evicted for Table {
+    fn evicted(&self, tags: &Tags) -> Vec<String> {
+        let inner = self.inner.read();
+        let evicted = inner.slots.values().filter(|slot| slot.is_away() && tags.use_of(slot.tag()));
+        evicted.map(|slot| slot.tag().to_owned()).collect()
     }
 }
 
