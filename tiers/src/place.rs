@@ -3,12 +3,12 @@
 //! ```text
 //!  Resident ──Evict──► Evicting ──Copied──► Releasing ──Released──► Evicted
 //!     ▲                   │                  ▲     │                 │
-//!     ├──────Failed───────┘            Evict │     │ Failed          │
-//!     │                                      │     ▼                 │
-//!     │                                    Interrupted                   │
-//!     │                             Failed ▲     │ Refill            │ Enter
-//!     │                                    │     ▼                   │
-//!     └──────────────Arrived────────────── Refilling ◄────────────────┘
+//!     ├──────Failed───────┘            Evict │     │ Failed       ▲  │
+//!     │                                      │     ▼              │  │
+//!     │                                    Interrupted    NotMade │  │ Refill
+//!     │                             Failed ▲     │ Refill         │  │
+//!     │                                    │     ▼                │  ▼
+//!     └──────────────Arrived────────────── Refilling ─────────────┘◄─┘
 //!
 //!  Resident with a copy ──Evict──► Releasing: nothing is copied       DropCopy: resident without one
 //! ```
@@ -96,6 +96,8 @@ pub enum Step {
     Arrived,
     /// What was begun failed, or was given up.
     Failed,
+    /// There was no memory to bring them back to: nothing of the GPU's is held.
+    NotMade,
     /// The copy is given up: the bytes on the GPU may be written to, or the copy's memory is needed.
     DropCopy,
 }
@@ -137,6 +139,15 @@ impl Residency {
         !matches!(self, Residency::Evicted { .. })
     }
 
+    /// What the allocator has to know of it: whether the memory is there for blocks. [`crate::GpuPool`]'s records tell it with each step.
+    pub fn to_allocator(self) -> glake_stitch::Residency {
+        match self {
+            Residency::Resident { .. } => glake_stitch::Residency::Resident,
+            Residency::Evicted { .. } => glake_stitch::Residency::Evicted,
+            _ => glake_stitch::Residency::Moving,
+        }
+    }
+
     /// Whether something is under way that has to end before anything else begins.
     pub fn is_moving(self) -> bool {
         use Residency::{Evicting, Refilling, Releasing};
@@ -158,6 +169,7 @@ impl Residency {
             (Evicting { .. }, Step::Failed) => Ok(Resident { copy: None }),
             (Releasing { at }, Step::Released) => Ok(Evicted { at }),
             (Evicted { at } | Interrupted { at }, Step::Refill) => Ok(Refilling { from: at }),
+            (Refilling { from }, Step::NotMade) => Ok(Evicted { at: from }),
             (Refilling { from }, Step::Arrived) => Ok(Resident { copy: Some(from) }),
             (Releasing { at } | Refilling { from: at }, Step::Failed) => Ok(Interrupted { at }),
             (Resident { .. }, Step::DropCopy) => Ok(Resident { copy: None }),
@@ -215,6 +227,7 @@ impl fmt::Display for Step {
             Step::Refill => f.pad("refill"),
             Step::Arrived => f.pad("arrived"),
             Step::Failed => f.pad("failed"),
+            Step::NotMade => f.pad("not made"),
             Step::DropCopy => f.pad("drop the copy"),
         }
     }

@@ -14,6 +14,7 @@ use super::Result;
 use super::core::Core;
 use super::growth::{Growing, Growth};
 use super::records::ExtentRecords;
+use crate::place::Step;
 use crate::store::Return;
 
 /// Extents that come back to their GPU.
@@ -30,7 +31,8 @@ impl Refills<'_> {
     ///
     /// # Errors
     /// [`super::PoolError::Refused`] or [`super::PoolError::DeviceFull`] where there is no memory for it, after what is free in
-    /// other domains was given back; what the driver answers. The extent is interrupted then.
+    /// other domains was given back: the extent is evicted as before. What the driver answers: it is interrupted, where its memory was
+    /// made.
     pub(crate) fn begin(&self, extent: ExtentId) -> Result<Option<Return>> {
         let mut growing = self.growth.lock()?;
         if !self.records.begin_refill(extent)? {
@@ -38,7 +40,9 @@ impl Refills<'_> {
         }
         let entered = self.make_and_map(&mut growing, extent).and_then(|()| self.records.back(extent));
         if entered.is_err() {
-            self.records.interrupted(extent)?;
+            let residency = self.core.lock().extents().residency(extent);
+            let is_made = residency != Some(glake_stitch::Residency::Evicted);
+            self.records.advance(extent, if is_made { Step::Failed } else { Step::NotMade })?;
         }
         entered
     }

@@ -81,6 +81,9 @@ impl World {
     /// Brings back; fails as above.
     fn enter(&mut self, left: usize) {
         self.step(Step::Refill);
+        if left == 0 && !self.memory.contains_key(&Place::Gpu) {
+            return self.step(Step::NotMade);
+        }
         if left > 0 {
             self.put(Place::Gpu, 0);
         }

@@ -72,6 +72,9 @@ fn run(program: Vec<Op>) {
         fixture.assert_sound();
         assert_eq!(fixture.pool.reserved(), fixture.used(), "reserved counts every physical byte");
         let here: Vec<_> = fixture.pool.records().standing(fixture.region.domain).unwrap();
+        for (view, residency) in &here {
+            assert_eq!(view.residency, residency.to_allocator(), "the allocator knows {residency}");
+        }
         if here.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. })) {
             fixture.assert_bytes();
         }
