@@ -1,0 +1,168 @@
+"""A refill of three regions of one process beside the link's own speed, and a first shrink beside touching memory alone.
+
+    python benches/gpu/refill.py [--gib 50] [--first-gib 16] [--repeat 5] [--out DIR] [--only three,first]
+
+three: half of --gib is a sealed region whose host copies are retained, three eighths are tensors of many sizes in the default region, one
+eighth is the pool of a CUDA graph. All of it is shrunk and refilled, once to pin what the copies need, then --repeat times; the link is
+measured beside it in the same process, by native copies of 1 GiB of pinned memory. Then each region by itself, which shows where time
+goes: `seconds` against `at_link`, what its bytes take on the link. Every byte is compared.
+first: memory that the machine may never have touched: touched alone by 16 threads, given back, then the first shrink of a process of its
+own. Touching goes first, so that a machine that hands out touched memory faster the second time favours the shrink; read it with that.
+Writes DIR/refill.jsonl. Ends with 1 if a bar was missed.
+"""
+import argparse, json, mmap, statistics, sys, threading, time
+
+import launch
+import shrink
+from shrink import GIB, MIB, report
+
+HUGE = 2 * MIB
+SIZES = [256 << 10, 1 * MIB, 3 * MIB, 5 * MIB, 14 * MIB, 34 * MIB, 96 * MIB, 160 * MIB]
+
+
+def mixed(size):
+    """Tensors of many sizes that fill `size`."""
+    import torch
+    held, number = [], 0
+    while size >= SIZES[0]:
+        fits = [each for each in SIZES if each <= size]
+        each = min(SIZES[number % len(SIZES)], fits[-1])
+        held.append(torch.empty(each, dtype=torch.uint8, device="cuda"))
+        size, number = size - each, number + 1
+    return held
+
+
+def captured(size):
+    """A graph and its tensors, which lie in the graph's own pool."""
+    import torch
+    graph, held = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for _ in range(size // shrink.PIECE):
+            held.append(torch.empty(shrink.PIECE, dtype=torch.uint8, device="cuda").fill_(1))
+    return graph, held
+
+
+def three(size, _, repeat):
+    glake = shrink.glake_with()
+    import torch
+    with glake.region("weights", policy="sealed", host_copy="retain"):
+        weights = shrink.tensors(size // 2)
+    loose = mixed(size * 3 // 8)
+    graph, pool = captured(size // 8)
+    graph.replay()
+    groups = [weights, loose, pool]
+    for number, group in enumerate(groups):
+        shrink.stamp(group, number)
+    torch.cuda.synchronize()
+    glake.seal("weights")
+    def compare():
+        for number, group in enumerate(groups):
+            shrink.check(group, number)
+    out, back, gone = shrink.cycle(glake)
+    report("regions, GiB", [[each["tag"], round(each["evicted"] / GIB, 3)] for each in gone["regions"]] if "regions" in gone else gone["freed"] / GIB)
+    report("first: out, back, s", out, back=back)
+    compare()
+    took, rates, moved, links = [], [], 0, []
+    for _ in range(repeat):
+        # Before the shrink: what is allocated while the default region is evicted brings it back.
+        links.append(shrink.links(repeat=3)[1])
+        torch.cuda.empty_cache()
+        glake.shrink()
+        back, answer = shrink.seconds(glake.refill)
+        moved = answer["copied"]
+        took.append(back)
+        rates.append(moved / back / 1e9)
+    compare()
+    link = statistics.median(links)
+    report("refill of all regions, of the link", statistics.median(rates) / link, 0.95, gbps=statistics.median(rates), link=link,
+           gib=moved / GIB, seconds=statistics.median(took), slowest=min(rates), fastest=max(rates))
+    tags = [each["tag"] for each in glake.regions()]
+    for tag in tags:
+        each = []
+        for _ in range(3):
+            glake.shrink(tag)
+            back, answer = shrink.seconds(lambda: glake.refill(tag))
+            each.append((back, answer["copied"]))
+        back, copied = statistics.median(one for one, _ in each), each[-1][1]
+        report(f"  {tag} alone, of the link", copied / back / 1e9 / link, gib=copied / GIB, seconds=back, at_link=copied / link / 1e9)
+    compare()
+
+
+def touching(size, threads=16):
+    """GB/s at which memory on huge pages is touched for the first time, by so many threads that hold no lock."""
+    import torch
+    torch.set_num_threads(threads)
+    memory = mmap.mmap(-1, size + HUGE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    pages = torch.frombuffer(memory, dtype=torch.uint8)[:size]
+    part = size // threads
+    begin = time.perf_counter()
+    workers = [threading.Thread(target=lambda at=at: pages[at * part:(at + 1) * part:4096].fill_(1)) for at in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    took = time.perf_counter() - begin
+    del pages
+    memory.close()
+    return size / took / 1e9
+
+
+def first(_, size, __):
+    import os
+    os.environ["OMP_NUM_THREADS"] = "1"
+    alone = touching(size)
+    again = touching(size)
+    glake = shrink.glake_with()
+    with glake.region("weights"):
+        held = shrink.tensors(size)
+    shrink.stamp(held)
+    out, back, gone = shrink.cycle(glake, "weights")
+    shrink.whole(gone, size)
+    shrink.check(held)
+    report("first shrink, of touching alone", size / out / 1e9 / alone, 0.9, gbps=size / out / 1e9, touching=alone, touching_again=again)
+    report("  the next shrink, GB/s", size / shrink.cycle(glake, "weights")[0] / 1e9)
+    report("  touching after it, GB/s", touching(min(size, 8 * GIB)))
+
+
+SCENARIOS = {"first": first, "three": three}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", default="first,three", help="of " + ", ".join(SCENARIOS))
+    p.add_argument("--out", default="bench-results")
+    p.add_argument("--gib", type=int, default=50, help="GiB that come back")
+    p.add_argument("--first-gib", type=int, default=16, help="GiB of the first shrink")
+    p.add_argument("--repeat", type=int, default=5)
+    p.add_argument("--time-limit", type=float, default=180, help="seconds a scenario")
+    p.add_argument("--child", help=argparse.SUPPRESS)
+    a = p.parse_args()
+    if a.child:
+        # Whole tensors of the sealed region and of the graph's pool.
+        SCENARIOS[a.child](max(a.gib // 2, 1) * 2 * GIB, a.first_gib * GIB, a.repeat)
+        return
+    names = launch.chosen(p, a.only, SCENARIOS)
+    launch.needs_gpus("refill.py")
+    log, missed = launch.Log(a.out, "refill.jsonl", launch.Clock(float("inf"))), []
+    for name in names:
+        command = [sys.executable, __file__, "--child", name, "--gib", str(a.gib), "--first-gib", str(a.first_gib), "--repeat", str(a.repeat)]
+        rows, failed = launch.call(command, None, a.time_limit)
+        for row in rows if isinstance(rows, list) else []:
+            value, bar = row["value"], row["bar"]
+            good = bar is None or value >= bar
+            if not good:
+                missed.append(row["what"])
+            said = "" if bar is None else f" (at least {bar:.3g})"
+            shown = f"{value:.3f}" if isinstance(value, (int, float)) else json.dumps(value)
+            extra = "  ".join(f"{key} {number:.4g}" for key, number in row.items() if key not in ("what", "value", "bar", "most"))
+            log.add({"scenario": name, **row}, f"{'ok     ' if good else 'MISSED '} {row['what']}: {shown}{said} {extra}")
+        if failed:
+            missed.append(name)
+            log.say(f"FAILED  {name}: {failed}")
+    print(f"refill: {len(log.rows)} figures, {len(missed)} bars missed", flush=True)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
