@@ -60,7 +60,7 @@ pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};
 pub use region::{
     Clean, CleanCounts, Cleaned, CopyPolicy, Mark, MoveError, Mover, Moving, NoWait, Policy, Refilled,
-    Region, RegionError, RegionOptions, Shrunk, SkipReason, Skipped, WaitPolicy, WorkMark,
+    Region, RegionError, RegionOptions, Shrunk, SkipReason, Skipped, WaitPolicy,
 };
 pub use store::{Store, TransferContext};
 pub use ticker::Ticker;

@@ -11,7 +11,6 @@
 //! nothing depends on who told of a write: kernels that no use covers are found by the digest. Until then a copy is host memory that
 //! can be given up at any time, and is, where that is short.
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,10 +18,10 @@ use glake_device::owned::{Digest, Digests, Span};
 use glake_stitch::{ExtentId, ExtentView, HomeRange};
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Mover, Policy, Region, Result, Shrunk};
-use crate::gpu::{CompletionPoint, ResidentReads};
+use crate::gpu::ResidentReads;
 use crate::host::Reclaim;
 use crate::store::{ResidentCopy, StoredCopy, copy_resident, packed_home};
 use crate::{HostPool, Place, PoolError, Residency, Store};
@@ -66,20 +65,6 @@ pub struct CleanCounts {
     pub refused: Bytes,
     /// Bytes of copies that were given up because host memory was short.
     pub reclaimed: Bytes,
-}
-
-/// Work that was enqueued before a moment.
-#[derive(Debug)]
-pub struct WorkMark(CompletionPoint);
-
-impl WorkMark {
-    /// Whether it is done. Never waits.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    pub fn is_done(&mut self) -> Result<bool> {
-        Ok(self.0.has_passed().map_err(PoolError::from)?)
-    }
 }
 
 /// The copies of one region.
@@ -185,28 +170,6 @@ impl Region {
     /// Says after which use the region is now: copies from before it count no more.
     pub fn void_clean(&self, after_use: u64) {
         self.clean.void(after_use);
-    }
-
-    /// Says in a number which memory it has and which of it is live and clean: another one tells that something changed. The same is
-    /// no promise that nothing did.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn state_number(&self) -> Result<u64> {
-        let mut hasher = FxHasher::default();
-        for (view, residency) in self.pool.records().standing(self.domain)? {
-            (view.offset, view.size, view.live, residency).hash(&mut hasher);
-        }
-        self.clean.counts().clean.hash(&mut hasher);
-        Ok(hasher.finish())
-    }
-
-    /// Marks all work that was enqueued by now on its GPU, and on those that the program let touch it.
-    ///
-    /// # Errors
-    /// What the driver answers, while a capture is open too.
-    pub fn mark_work(&self) -> Result<WorkMark> {
-        Ok(WorkMark(self.pool.clock().completion_point()?))
     }
 
     /// What is clean, and what has become of what was.

@@ -35,7 +35,7 @@ use glake_stitch::{DomainId, DomainOptions, ExtentView};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-pub use clean::{Clean, CleanCounts, Cleaned, WorkMark};
+pub use clean::{Clean, CleanCounts, Cleaned};
 pub use error::RegionError;
 pub use mover::{Mark, MoveError, Mover, Moving};
 pub use options::{CopyPolicy, Policy, RegionOptions};
