@@ -195,23 +195,23 @@ pub(crate) struct Rooms {
 
 impl Rooms {
     const BATCH: usize = 64;
+    const FEW: usize = 8;
     const SIZE: usize = 96;
 
-    /// Makes the next batch, where less than half of one is left.
+    /// Few of them: there may be thousands of free lists, and most need none.
     pub(crate) fn make_room(&mut self) {
-        if self.spare.len() < Self::BATCH / 2 {
-            self.make_batch();
-        }
+        self.make(Self::FEW);
     }
 
-    fn make_batch(&mut self) {
-        let rooms = self.spare.len() + Self::BATCH;
-        self.spare.resize_with(rooms, || Vec::with_capacity(Self::SIZE));
+    fn make(&mut self, rooms: usize) {
+        if self.spare.len() < rooms {
+            self.spare.resize_with(rooms, || Vec::with_capacity(Self::SIZE));
+        }
     }
 
     fn lend(&mut self) -> Vec<Entry> {
         if self.spare.is_empty() {
-            self.make_batch();
+            self.make(Self::BATCH);
         }
         self.spare.pop().unwrap_or_default()
     }

@@ -95,7 +95,7 @@ impl FreeList {
     pub(crate) fn make_room(&mut self) {
         self.bins.make_room();
         if let Some(ages) = &mut self.ages {
-            room::make(ages.len(), ages.capacity(), |more| ages.reserve(more));
+            room::make(ages.len(), ages.capacity(), room::OF_LIST, |more| ages.reserve(more));
         }
     }
 

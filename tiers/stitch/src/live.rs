@@ -59,7 +59,9 @@ impl LiveBlocks {
 
     /// Makes room for the small blocks that hits add until this is asked again.
     pub(crate) fn make_room(&mut self) {
-        room::make(self.others.len(), self.others.capacity(), |more| self.others.reserve(more));
+        room::make(self.others.len(), self.others.capacity(), room::OF_DEVICE, |more| {
+            self.others.reserve(more)
+        });
     }
 
     /// Adds a block.

@@ -160,8 +160,10 @@ impl Pieces {
 
     /// Makes room for the pieces that hits and frees add until this is asked again.
     pub(crate) fn make_room(&mut self) {
-        room::make(self.table.len(), self.table.capacity(), |more| self.table.reserve(more));
-        room::make(self.within.len(), self.within.capacity(), |more| self.within.reserve(more));
+        room::make(self.table.len(), self.table.capacity(), room::OF_DEVICE, |more| self.table.reserve(more));
+        room::make(self.within.len(), self.within.capacity(), room::OF_DEVICE, |more| {
+            self.within.reserve(more)
+        });
     }
 
     #[inline]
