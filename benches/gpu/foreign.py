@@ -317,6 +317,8 @@ def main():
         sizes = sorted(int(size) * MIB for size in a.sizes.split(","))
     except ValueError:
         p.error("--sizes: numbers of MiB with commas")
+    if a.processes < 1:
+        p.error("--processes: at least one")
     a.memory = a.memory.split(",")
     if not set(a.memory) <= set(MEMORY):
         p.error(f"--memory: {', '.join(MEMORY)} are there")

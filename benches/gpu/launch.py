@@ -123,6 +123,24 @@ class Log:
         self.say(text)
 
 
+def told(log, name, rows, failed):
+    """Logs what a scenario reported, and why it failed, if so; returns what was missed."""
+    missed = []
+    for row in rows if isinstance(rows, list) else []:
+        value, bar, most = row["value"], row["bar"], row["most"]
+        good = bar is None or (value <= bar if most else value >= bar)
+        if not good:
+            missed.append(row["what"])
+        said = "" if bar is None else f" ({'at most' if most else 'at least'} {bar:.3g})"
+        shown = f"{value:.3f}" if isinstance(value, (int, float)) else json.dumps(value)
+        extra = "  ".join(f"{key} {number:.4g}" for key, number in row.items() if key not in ("what", "value", "bar", "most"))
+        log.add({"scenario": name, **row}, f"{'ok     ' if good else 'MISSED '} {row['what']}: {shown}{said} {extra}")
+    if failed:
+        missed.append(name)
+        log.say(f"FAILED  {name}: {failed}")
+    return missed
+
+
 def share_out(rounds, visible, work):
     """Calls work(round, [gpu]) for each round, the rounds side by side on the visible GPUs."""
     todo = queue.Queue()

@@ -503,17 +503,7 @@ def main():
             continue
         log.say(f"{name}: {SCENARIOS[name].__doc__.splitlines()[0]}")
         rows, failed = launch.call([sys.executable, __file__, "--child", name, "--gib", str(a.gib)], None, a.time_limit)
-        for row in rows if isinstance(rows, list) else []:
-            value, bar = row["value"], row["bar"]
-            good = bar is None or (value <= bar if row["most"] else value >= bar)
-            if not good:
-                missed.append(row["what"])
-            said = "" if bar is None else f" ({'at most' if row['most'] else 'at least'} {bar:.3g})"
-            extra = "  ".join(f"{key} {number:.4g}" for key, number in row.items() if key not in ("what", "value", "bar", "most"))
-            log.add({"scenario": name, **row}, f"{'ok     ' if good else 'MISSED '} {row['what']}: {value:.3f}{said} {extra}")
-        if failed:
-            missed.append(name)
-            log.say(f"FAILED  {name}: {failed}")
+        missed += launch.told(log, name, rows, failed)
     print(f"shrink: {len(log.rows)} figures in {clock.spent():.0f} s, {len(missed)} bars missed", flush=True)
     sys.exit(1 if missed else 0)
 
