@@ -27,6 +27,10 @@ pub type ShortageObserver =
 pub type MappingObserver =
     Option<unsafe extern "C" fn(context: *mut c_void, device: i32, mapped: bool, address: u64, size: u64)>;
 
+/// Told of leases: an event of `GLAKE_LEASE_WANT` and its kin, the device, and how many bytes.
+pub type LeaseWatcher =
+    Option<unsafe extern "C" fn(context: *mut c_void, event: i32, device: i32, bytes: u64)>;
+
 /// Called for each segment.
 pub type SegmentVisit = Option<unsafe extern "C" fn(context: *mut c_void, segment: *const Segment)>;
 

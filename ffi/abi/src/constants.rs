@@ -36,6 +36,17 @@ pub const GLAKE_HOST_COPY_RETAIN: u32 = 1;
 /// As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
 pub const GLAKE_HOST_COPY_PREPARE: u32 = 2;
 
+/// No lease: nothing but the limit bounds a pool.
+pub const GLAKE_LEASE_NONE: u64 = u64::MAX;
+/// Memory is to come back: so much more has to be granted for it, and for the growth after it.
+pub const GLAKE_LEASE_WANT: i32 = 0;
+/// An allocation is so much above the lease, and waits.
+pub const GLAKE_LEASE_GROW: i32 = 1;
+/// A shrink gave so much back: the lease is lower by it.
+pub const GLAKE_LEASE_RETURNED: i32 = 2;
+/// Somebody still waits for a grant. Told again and again meanwhile, on the thread that waits: a watcher may let others run.
+pub const GLAKE_LEASE_WAITING: i32 = 3;
+
 /// A copy of the usual priority.
 pub const GLAKE_COPY_NORMAL: u32 = 0;
 /// A copy that background ones make way for.

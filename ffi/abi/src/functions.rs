@@ -8,8 +8,8 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::{
-    Block, BlockFreed, BlockVisit, Checkpoint, ContextDrop, CopyBlock, DeviceStats, MappingObserver,
-    RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver, StreamFilter, Version,
+    Block, BlockFreed, BlockVisit, Checkpoint, ContextDrop, CopyBlock, DeviceStats, LeaseWatcher,
+    MappingObserver, RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver, StreamFilter, Version,
 };
 
 /// Hands every declaration of `gmlake.h`, but torch's own names, to a macro of the caller's: `name(types) -> answer;`. The types are
@@ -73,6 +73,10 @@ macro_rules! functions {
             glake_refill(*const c_char) -> *mut c_char;
             glake_memory_usage_json() -> *mut c_char;
             glake_hooks_set(RegionHook, RegionHook, *mut c_void, i64) -> i32;
+            glake_lease_set(i32, u64) -> i32;
+            glake_lease_grant(i32, u64) -> i32;
+            glake_lease_take(i32, u64, *mut u64) -> i32;
+            glake_lease_watch(LeaseWatcher, *mut c_void) -> i32;
             glake_snapshot_json() -> *mut c_char;
             glake_segments(i32, SegmentVisit, SegmentBlockVisit, *mut c_void) -> i32;
             glake_record_history(bool, u64, bool) -> i32;

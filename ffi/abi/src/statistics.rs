@@ -90,4 +90,12 @@ pub struct DeviceStats {
     pub epoch_lag_us_max: u64,
     /// GPU time in the waits that `borrow = wait` made, in microseconds.
     pub gpu_wait_us: u64,
+    /// The lease; -1 where there is none.
+    pub lease_bytes: i64,
+    /// Physical memory that a lease counts: what is made, or about to be.
+    pub made_bytes: u64,
+    /// Waits for a grant, of allocations and of refills.
+    pub lease_waits: u64,
+    /// How long they took in all, in microseconds.
+    pub lease_wait_us: u64,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pathlib
 
-from . import _library, asgi
+from . import _library, asgi, lease
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
 from ._gate import active, gate
@@ -60,6 +60,7 @@ __all__ = [
     "follow",
     "gate",
     "hooks",
+    "lease",
     "library_path",
     "mem_pool",
     "memory_stats",

@@ -128,6 +128,18 @@ def hooks_set(before: Callable[[str], object] | None, after: Callable[[str], obj
 def hooks_end() -> None:
     """The interpreter ends: hooks that run are waited for, and none begins any more."""
 
+def lease_set(device: int, bytes: int | None) -> None:
+    """How much memory may be made; None: nothing bounds it but the limit."""
+
+def lease_grant(device: int, bytes: int) -> None:
+    """Adds to a lease; 0: there is none to give."""
+
+def lease_take(device: int, bytes: int) -> int:
+    """Lowers a lease by what is not made and by what is free; returns by how much."""
+
+def lease_watch(watcher: Callable[[str, int, int], object] | None) -> None:
+    """Is called with "want", "grow" or "returned", the device and bytes. It stays alive for the life of the process."""
+
 def enable_peer(device: int, peer: int) -> None:
     """Work of ``device`` may touch the pool's memory on ``peer``, present and future."""
 

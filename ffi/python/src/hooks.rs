@@ -37,7 +37,7 @@ pub(crate) fn hooks_set(
 ) -> PyResult<()> {
     let first = before.is_some().then_some(call_before as _);
     let second = after.is_some().then_some(call_after as _);
-    PROCESS.store(std::process::id(), Ordering::SeqCst);
+    Call::here();
     // Kept for the life of the process: another thread may be inside a hook while it is replaced.
     let context: *mut Hooks = Box::leak(Box::new(Hooks { before, after }));
     let context = context.expose_provenance();
@@ -89,12 +89,17 @@ pub(crate) fn hooks_end(py: Python<'_>) -> PyResult<()> {
 }
 
 /// A hook that runs.
-struct Call;
+pub(crate) struct Call;
 
 impl Call {
+    /// From now on hooks run in this process.
+    pub(crate) fn here() {
+        PROCESS.store(std::process::id(), Ordering::SeqCst);
+    }
+
     /// None once the interpreter ends: who waits for calls has said so before it counts them, and a call counts itself before it
     /// looks.
-    fn begin() -> Option<Call> {
+    pub(crate) fn begin() -> Option<Call> {
         CALLS.fetch_add(1, Ordering::SeqCst);
         let call = Call;
         (!ENDED.load(Ordering::SeqCst)).then_some(call)

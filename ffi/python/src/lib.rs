@@ -16,6 +16,7 @@ mod error;
 mod gate;
 mod history;
 mod hooks;
+mod lease;
 mod library;
 mod pools;
 mod regions;
@@ -40,6 +41,8 @@ mod _glake {
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]
     use crate::hooks::{hooks_end, hooks_set};
+    #[pymodule_export]
+    use crate::lease::{lease_grant, lease_set, lease_take, lease_watch};
     #[pymodule_export]
     use crate::library::{open, path};
     #[pymodule_export]

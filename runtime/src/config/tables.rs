@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Log, Pool, Tiers, Transfer};
+use super::{Device, Lease, Log, Pool, Tiers, Transfer};
 
 /// Everything that can be set. `configs/default.toml` is written from `Config::default()`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -14,6 +14,8 @@ pub struct Config {
     pub transfer: Transfer,
     /// Regions, and where their bytes go.
     pub tiers: Tiers,
+    /// What an agent lets this process hold.
+    pub lease: Lease,
     /// Which device to run on.
     pub device: Device,
     /// What is logged.

@@ -8,7 +8,7 @@
 //! | num_sync_all_streams | times that everything freed was waited for: an emptied cache |
 
 use glake_stitch::{Gauge, Inactive, PoolGauges, Stats};
-use glake_tiers::{EpochLag, GpuWaits};
+use glake_tiers::{EpochLag, GpuWaits, LeaseView};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -92,6 +92,14 @@ macro_rules! device_metrics {
                 epoch_lag_us_max: u64, Microseconds, Experimental;
                 /// GPU time in the waits that `borrow = wait` made, in microseconds.
                 gpu_wait_us: u64, Microseconds, Experimental;
+                /// The lease; -1 where there is none.
+                lease_bytes: i64, Bytes, Stable;
+                /// Physical memory that a lease counts: what is made, or about to be.
+                made_bytes: u64, Bytes, Stable;
+                /// Waits for a grant, of allocations and of refills.
+                lease_waits: u64, Count, Stable;
+                /// How long they took in all, in microseconds.
+                lease_wait_us: u64, Microseconds, Stable;
             }
         }
     };
@@ -151,7 +159,7 @@ pub struct DeviceStats {
 }
 
 impl DeviceStats {
-    pub(crate) fn of(stats: &Stats, settled: u64, lag: EpochLag, waits: GpuWaits) -> Self {
+    pub(crate) fn of(stats: &Stats, settled: u64, lag: EpochLag, waits: GpuWaits, lease: LeaseView) -> Self {
         let counters = &stats.counters;
         let (small, large) = (stats.inactive_small, stats.inactive_large);
         let both =
@@ -185,6 +193,10 @@ impl DeviceStats {
                 epoch_lag_us_p95: micros(lag.p95),
                 epoch_lag_us_max: micros(lag.max),
                 gpu_wait_us: micros(waits.time),
+                lease_bytes: lease.leased.map_or(-1, |leased| signed(leased.get())),
+                made_bytes: lease.made.get(),
+                lease_waits: lease.waits,
+                lease_wait_us: micros(lease.waited),
             },
         }
     }

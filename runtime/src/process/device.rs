@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use glake_device::owned::{DeviceSet, Epochs};
 use glake_device::{DeviceId, DeviceInfo};
-use glake_tiers::{GpuPool, PoolOptions, Ticker};
+use glake_tiers::{GpuPool, Lease, PoolOptions, Ticker};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -21,6 +21,8 @@ pub(super) struct DeviceMemory {
     pub(super) info: DeviceInfo,
     /// The part of the memory that may be reserved, as bits of a float.
     fraction: AtomicU64,
+    /// What an agent lets the process hold of it: there before the pool is.
+    pub(super) lease: Arc<Lease>,
     started: OnceLock<Started>,
     starting: Mutex<()>,
 }
@@ -38,9 +40,9 @@ pub(super) struct Started {
 }
 
 impl DeviceMemory {
-    pub(super) fn new(info: DeviceInfo, config: &config::Pool) -> Self {
+    pub(super) fn new(info: DeviceInfo, config: &config::Pool, lease: Arc<Lease>) -> Self {
         let fraction = AtomicU64::new(config.memory_fraction.to_bits());
-        DeviceMemory { info, fraction, started: OnceLock::new(), starting: Mutex::new(()) }
+        DeviceMemory { info, fraction, lease, started: OnceLock::new(), starting: Mutex::new(()) }
     }
 
     pub(super) fn id(&self) -> DeviceId {
@@ -78,6 +80,7 @@ impl DeviceMemory {
             peers,
             exportable: config.exportable,
             observer: Some(observers.clone()),
+            lease: Some(self.lease.clone()),
         };
         let info = epochs.driver().memory_info(self.info.id)?;
         let before = info.total.saturating_sub(info.free);

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use glake_device::owned::Epochs;
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, DeviceInfo, Driver};
-use glake_tiers::LiveBlock;
+use glake_tiers::{Lease, LeaseOptions, LiveBlock};
 
 use super::device::{DeviceMemory, Started};
 use super::engine::ProcessEngine;
@@ -37,18 +38,35 @@ pub(super) struct DeviceRegistry {
     /// How many mappings a device can have.
     pub(super) mappings: u64,
     pub(super) observers: Arc<Observers>,
+    /// How long a refill waits for the next grant.
+    pub(super) refill_timeout: Duration,
     /// No thread of ours may call the driver any more, nor may what only keeps books.
     stopped: AtomicBool,
 }
 
 impl DeviceRegistry {
-    pub(super) fn new(opened: Opened, config: config::Pool, transfer: config::Transfer) -> DeviceRegistry {
+    pub(super) fn new(
+        opened: Opened,
+        config: config::Pool,
+        transfer: config::Transfer,
+        lease: config::Lease,
+    ) -> DeviceRegistry {
         let Opened { driver, devices, links, mappings } = opened;
         let engine = ProcessEngine::new(transfer, &devices, links);
-        let devices: Arc<[DeviceMemory]> =
-            devices.into_iter().map(|info| DeviceMemory::new(info, &config)).collect();
+        let observers = Observers::new(devices.len());
+        let leased = |device: DeviceId| {
+            let grow_timeout = Duration::from_millis(lease.grow_timeout_ms);
+            let observer = Some(observers.clone() as _);
+            Lease::new(device, LeaseOptions { grow_timeout, growth: lease.growth, observer })
+        };
+        let memory = |info: DeviceInfo| {
+            let lease = leased(info.id);
+            DeviceMemory::new(info, &config, lease)
+        };
+        let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
         DeviceRegistry {
-            observers: Observers::new(devices.len()),
+            refill_timeout: Duration::from_millis(lease.refill_timeout_ms),
+            observers,
             devices,
             epochs: Epochs::new(driver),
             engine,
@@ -61,6 +79,7 @@ impl DeviceRegistry {
     /// From now on no thread of ours calls the driver.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
+        self.devices.iter().for_each(|memory| memory.lease.stop());
     }
 
     /// Whether no thread of ours may call the driver any more.

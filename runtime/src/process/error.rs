@@ -180,6 +180,12 @@ pub enum ProcessError {
         #[source]
         source: Box<RegionError>,
     },
+    /// There is nothing to add to.
+    #[error("{device} has no lease to add to: set one first (glake.lease.set, glake_lease_set)")]
+    NoLease {
+        /// Which.
+        device: DeviceId,
+    },
     /// There is no such region.
     #[error("there is no region '{tag}': {} are there; define it first", named(known))]
     UnknownTag {

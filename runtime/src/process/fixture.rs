@@ -36,7 +36,7 @@ impl Parts {
         let opened =
             Opened { driver: sim.clone(), devices: sim.devices().unwrap(), links, mappings: u64::MAX };
         let config = Config::default();
-        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer));
+        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer, config.lease));
         let imports = Arc::<Imports>::default();
         let streams = Arc::new(Streams::new(&registry));
         let regions = Regions::new(&registry, config.tiers, &imports);

@@ -37,6 +37,7 @@ mod fixture;
 mod gate;
 mod history;
 mod imports;
+mod leases;
 mod observers;
 mod pools;
 mod private;
@@ -68,7 +69,8 @@ pub use error::ProcessError;
 pub use gate::{Gate, GateView, Tags, UseId, WhenClosed};
 use history::Action;
 use imports::Imports;
-pub use observers::{Observers, OnMapping, OnShortage};
+pub use leases::Leases;
+pub use observers::{Observers, OnLease, OnMapping, OnShortage};
 pub use pools::Pools;
 pub use private::{Filter, PoolId};
 use regions::RegionFlags;
@@ -112,6 +114,7 @@ pub struct Process {
     pools: Pools,
     copies: Copies,
     sharing: Sharing,
+    leases: Leases,
     reports: Reports,
 }
 
@@ -156,7 +159,7 @@ impl Process {
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
         let opened = Opened { driver: driver.clone(), devices, links, mappings };
-        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer));
+        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer, config.lease));
         let imports = Arc::<Imports>::default();
         let streams = Arc::new(Streams::new(&registry));
         let regions = Regions::new(&registry, config.tiers, &imports);
@@ -170,6 +173,7 @@ impl Process {
             pools: Pools::new(&registry, &streams, set),
             copies: Copies::new(&registry, &streams, set),
             sharing: Sharing::new(&registry, &imports),
+            leases: Leases::new(&registry),
             reports: Reports {
                 recorder,
                 registry: registry.clone(),
@@ -215,6 +219,11 @@ impl Process {
     /// What other devices and other processes touch.
     pub fn sharing(&self) -> &Sharing {
         &self.sharing
+    }
+
+    /// What an agent lets it hold.
+    pub fn leases(&self) -> &Leases {
+        &self.leases
     }
 
     /// What is told of its memory.

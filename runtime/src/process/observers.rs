@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use glake_device::{Address, DeviceId, Stream};
-use glake_tiers::MappingObserver;
+use glake_tiers::{LeaseEvent, LeaseObserver, MappingObserver};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
@@ -18,11 +18,16 @@ pub type OnShortage = Arc<dyn Fn(&Shortage) + Send + Sync>;
 /// other miss of the device goes on: it must not ask for memory.
 pub type OnMapping = Arc<dyn Fn(DeviceId, bool, Address, Bytes) + Send + Sync>;
 
+/// Told of what is wanted of a lease, and given back: the device and how many bytes. On any thread, with no lock held but that of regions
+/// that move: it may change leases, and must neither move regions nor wait for long.
+pub type OnLease = Arc<dyn Fn(LeaseEvent, DeviceId, Bytes) + Send + Sync>;
+
 /// The observers of a process, one of each kind, and the history, which is one too.
 pub struct Observers {
     pub(super) history: History,
     shortage: RwLock<Option<OnShortage>>,
     mapping: RwLock<Option<OnMapping>>,
+    lease: RwLock<Option<OnLease>>,
 }
 
 impl Observers {
@@ -31,6 +36,7 @@ impl Observers {
             history: History::new(devices),
             shortage: RwLock::default(),
             mapping: RwLock::default(),
+            lease: RwLock::default(),
         })
     }
 
@@ -54,6 +60,12 @@ impl Observers {
     /// Who is told of every range that is mapped and unmapped; replaces who was told before.
     pub fn on_mapping(&self, observer: Option<OnMapping>) {
         let before = std::mem::replace(&mut *self.mapping.write(), observer);
+        drop(before);
+    }
+
+    /// Who is told of leases; replaces who was told before.
+    pub fn on_lease(&self, observer: Option<OnLease>) {
+        let before = std::mem::replace(&mut *self.lease.write(), observer);
         drop(before);
     }
 
@@ -86,10 +98,24 @@ impl MappingObserver for Observers {
     }
 }
 
+impl LeaseObserver for Observers {
+    fn is_listening(&self) -> bool {
+        self.lease.read().is_some()
+    }
+
+    fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
+        let observer = self.lease.read().clone();
+        if let Some(observer) = observer {
+            observer(event, device, bytes);
+        }
+    }
+}
+
 impl fmt::Debug for Observers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Observers");
         shown.field("history", &self.history).field("shortage", &self.shortage.read().is_some());
-        shown.field("mapping", &self.mapping.read().is_some()).finish()
+        shown.field("mapping", &self.mapping.read().is_some());
+        shown.field("lease", &self.lease.read().is_some()).finish()
     }
 }

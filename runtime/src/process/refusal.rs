@@ -54,7 +54,11 @@ impl DeviceRegistry {
             allocated: Bytes::new(stats.all.allocated_bytes.current),
             stitchable: stats.waste.soft,
             pending: stats.waste.stream,
-            in_capture: matches!(error, PoolError::CaptureOpen { .. }),
+            in_capture: matches!(
+                error,
+                PoolError::CaptureOpen { .. } | PoolError::Leased { in_capture: true, .. }
+            ),
+            lease: if let PoolError::Leased { short, .. } = error { Some(*short) } else { None },
         };
         if self.observers.history.is_on() {
             let place = (shortage.free.get(), wanted.get());

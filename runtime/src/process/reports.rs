@@ -40,7 +40,13 @@ impl Reports {
             // Whether a wait is over is asked of the driver.
             let waits =
                 if self.registry.is_stopped() { GpuWaits::default() } else { pool.report().gpu_waits() };
-            DeviceStats::of(&pool.stats(), started.times_settled(), pool.clock().lag(), waits)
+            DeviceStats::of(
+                &pool.stats(),
+                started.times_settled(),
+                pool.clock().lag(),
+                waits,
+                pool.lease().view(),
+            )
         }))
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use glake_device::DeviceId;
+use glake_tiers::LeaseShort;
 use glake_units::Bytes;
 
 /// How memory stood when a request was refused.
@@ -28,6 +29,8 @@ pub struct Shortage {
     pub pending: Bytes,
     /// Whether a stream capture was open, so that what is pending could not be waited for.
     pub in_capture: bool,
+    /// How the device's lease stood, where that is what stops it.
+    pub lease: Option<LeaseShort>,
 }
 
 impl std::error::Error for Shortage {}
@@ -69,6 +72,16 @@ impl fmt::Display for Shortage {
             Amount(self.stitchable),
             Amount(self.pending)
         )?;
+        if let Some(LeaseShort { leased, made, wanted, waited }) = self.lease {
+            return write!(
+                f,
+                "The lease is what stops it: {} of {} are made, and {} more were not granted within {waited:.1?}: raise it with \
+                 glake.lease.grant or lease.growth, or allocate less.",
+                Amount(made),
+                Amount(leased),
+                Amount(wanted)
+            );
+        }
         if self.in_capture {
             return f.write_str("End the capture, or free memory before it begins.");
         }
@@ -120,6 +133,7 @@ mod tests {
             stitchable: Bytes::mib(512),
             pending: Bytes::ZERO,
             in_capture: false,
+            lease: None,
         }
     }
 
@@ -145,6 +159,13 @@ mod tests {
         let limited = Shortage { limit: Bytes::gib(138), free: Bytes::gib(3), ..shortage() };
         let text = limited.to_string();
         assert!(text.contains("is free. 138.00 GiB allowed; Of the") && text.contains("raise it"), "{text}");
+        let waited = std::time::Duration::from_secs(2);
+        let short =
+            LeaseShort { leased: Bytes::gib(8), made: Bytes::gib(7), wanted: Bytes::mib(2048), waited };
+        let text = Shortage { lease: Some(short), ..shortage() }.to_string();
+        for part in ["7.00 GiB of 8.00 GiB are made", "2.00 GiB more", "2.0s", "lease.growth"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
         let crowded = Shortage { reserved: Bytes::gib(10), allocated: Bytes::gib(9), ..shortage() };
         assert!(crowded.to_string().contains("Something else holds memory"));
         let huge = Shortage { wanted: Bytes::gib(141), ..shortage() };

@@ -3,6 +3,7 @@
 use glake_device::{Address, DeviceId, DriverError};
 use glake_stitch::StitchError;
 
+use super::lease::LeaseShort;
 use crate::place::NotNow;
 
 /// A refusal of a pool; a variant is what the caller can do about it.
@@ -34,6 +35,17 @@ pub enum PoolError {
         device: DeviceId,
         /// The pool's own account.
         refusal: StitchError,
+    },
+    /// The lease of the device's memory allows no more: grant more, or free memory.
+    #[error("{device}: {short}")]
+    Leased {
+        /// Where.
+        device: DeviceId,
+        /// How it stood.
+        #[source]
+        short: LeaseShort,
+        /// Whether a stream capture was open, so that what is pending could not be waited for.
+        in_capture: bool,
     },
     /// The driver refused; the pool is as it was before the call.
     #[error(transparent)]
@@ -117,7 +129,7 @@ impl PoolError {
     /// Whether there was not enough memory.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            PoolError::DeviceFull { .. } | PoolError::CaptureOpen { .. } => true,
+            PoolError::DeviceFull { .. } | PoolError::CaptureOpen { .. } | PoolError::Leased { .. } => true,
             PoolError::Refused { source, .. } => {
                 matches!(source, StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. })
             }

@@ -77,6 +77,7 @@ impl Evictions<'_> {
     /// What the driver answered; it is interrupted then.
     pub(crate) fn release(&self, extent: ExtentId) -> Result<()> {
         let released = self.growth.lock().and_then(|mut growing| self.release_memory(&mut growing, extent));
+        self.growth.lease().tell_returned(false);
         let step = if released.is_ok() { Step::Released } else { Step::Failed };
         released.and(self.records.advance(extent, step))
     }
@@ -109,9 +110,9 @@ impl Evictions<'_> {
         if self.core.lock().extents().residency(extent) != Some(glake_stitch::Residency::Moving) {
             return Ok(());
         }
-        if let Some(memory) = growing.remove(extent) {
-            memory.release().map_err(|(memory, error)| {
-                growing.insert(extent, memory);
+        if let Some(made) = growing.remove(extent) {
+            made.give_back().map_err(|(made, error)| {
+                growing.insert(extent, made);
                 self.core.failed(error)
             })?;
         }

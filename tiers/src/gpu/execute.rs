@@ -7,6 +7,7 @@ use glake_stitch::{Allocator, ExtentId, Plan, Step};
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::growth::Growing;
+use super::lease::Counted;
 use super::records::ExtentRecords;
 use super::retry::retry;
 use super::{PoolError, Result};
@@ -18,6 +19,8 @@ pub(super) struct Execution<'a, 'g> {
     pub(super) clock: &'a CompletionClock,
     pub(super) records: &'a ExtentRecords,
     pub(super) growing: &'a mut Growing<'g>,
+    /// What its new extents are counted with.
+    pub(super) counted: &'a mut Counted,
 }
 
 impl Execution<'_, '_> {
@@ -40,7 +43,7 @@ impl Execution<'_, '_> {
     fn step(&mut self, step: &Step) -> std::result::Result<(), DriverError> {
         match step {
             Step::Create { extent, size, domain } => {
-                let made = self.growing.make(*size, *domain)?;
+                let made = self.growing.make(*size, *domain, self.counted)?;
                 self.growing.insert(*extent, made);
                 Ok(())
             }

@@ -36,6 +36,29 @@ impl FreeMemory<'_> {
         self.release(&mut growing, plan, before)
     }
 
+    /// As [`FreeMemory::trim_domain`], for a shrink: what it was leased goes back too.
+    pub(crate) fn give_back_domain(&self, domain: DomainId) -> Result<Bytes> {
+        let released = self.trim_domain(domain)?;
+        self.growth.lease().give_back(released);
+        self.growth.lease().tell_returned(false);
+        Ok(released)
+    }
+
+    /// Lowers the lease by what is not made, and by what is free and goes back to the driver for it, `most` at most. Returns by how much.
+    pub(super) fn take_lease(&self, most: Bytes) -> Result<Bytes> {
+        let lease = self.growth.lease();
+        let unused = lease.take_unused(most);
+        let rest = most.saturating_sub(unused);
+        if rest.is_zero() || lease.view().leased.is_none() {
+            return Ok(unused);
+        }
+        let keep = self.core.lock().reserved_bytes().saturating_sub(rest);
+        let trimmed = self.trim(keep);
+        let taken = unused.saturating_add(lease.take_unused(rest));
+        // What was taken is told, whatever the driver answers.
+        trimmed.map(|_| taken).or_else(|error| if taken.is_zero() { Err(error) } else { Ok(taken) })
+    }
+
     /// Forgets the extents of a domain that are evicted and hold nothing live.
     pub(crate) fn forget_emptied(&self, domain: DomainId) -> Result<()> {
         self.clock.tick()?;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: one plan a device at a time, since the driver serialises these calls anyhow; hits and frees of other threads go on
 //! meanwhile. Between two plans every resident extent of the allocator is a key of `extents`, mapped where the allocator says; one
-//! that is evicted is none, and mapped nowhere.
+//! that is evicted is none, and mapped nowhere. What is made is counted by the lease first, all of a plan at once.
 
 use std::sync::Arc;
 
@@ -13,14 +13,16 @@ use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use super::Result;
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::execute::Execution;
+use super::lease::{Counted, Lease};
+use super::made::Made;
 use super::observer::MappingObserver;
 use super::reach::Reach;
 use super::records::ExtentRecords;
 use super::retry::retry;
+use super::{PoolError, Result};
 
 /// What grows and shrinks.
 #[derive(Debug)]
@@ -31,6 +33,7 @@ pub(super) struct Growth {
     records: Arc<ExtentRecords>,
     reach: Arc<Reach>,
     observer: Option<Arc<dyn MappingObserver>>,
+    lease: Arc<Lease>,
     /// What extents are like where their domain does not say.
     properties: ExtentProperties,
     held: Mutex<Held>,
@@ -39,7 +42,7 @@ pub(super) struct Growth {
 /// What only plans touch.
 #[derive(Debug, Default)]
 struct Held {
-    extents: FxHashMap<ExtentId, Extent>,
+    extents: FxHashMap<ExtentId, Made>,
     properties: FxHashMap<DomainId, ExtentProperties>,
     streams: FxHashMap<StreamKey, Stream>,
     /// The domains of owners' peer blocks, made when they are needed: the driver takes longer the more GPUs memory is opened to.
@@ -61,9 +64,15 @@ impl Growth {
         records: Arc<ExtentRecords>,
         reach: Arc<Reach>,
         observer: Option<Arc<dyn MappingObserver>>,
+        lease: Arc<Lease>,
         properties: ExtentProperties,
     ) -> Self {
-        Growth { core, clock, records, reach, observer, properties, held: Mutex::default() }
+        Growth { core, clock, records, reach, observer, lease, properties, held: Mutex::default() }
+    }
+
+    /// What bounds what is made.
+    pub(super) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
     }
 
     /// The growth lock, if the pool is still of use.
@@ -95,7 +104,10 @@ impl Growing<'_> {
         let growth = self.growth;
         let (core, clock, records) = (&growth.core, &growth.clock, &growth.records);
         let _layout = core.lock_layout();
-        match (Execution { core, clock, records, growing: self }).run(plan) {
+        let done = self.count(plan.created()).and_then(|mut counted| {
+            Execution { core, clock, records, growing: self, counted: &mut counted }.run(plan)
+        });
+        match done {
             Ok(()) => Ok(core.commit(plan, stream)),
             Err(error) => {
                 core.lock().abort(plan.id);
@@ -104,22 +116,34 @@ impl Growing<'_> {
         }
     }
 
-    /// Makes memory like that of a domain.
-    pub(super) fn make(&self, size: Bytes, domain: DomainId) -> std::result::Result<Extent, DriverError> {
+    /// Counts memory that is about to be made.
+    pub(super) fn count(&self, size: Bytes) -> Result<Counted> {
+        let device = self.growth.core.device();
+        self.growth.lease.count(size).map_err(|short| PoolError::Leased { device, short, in_capture: false })
+    }
+
+    /// Makes memory like that of a domain, of what is counted already.
+    pub(super) fn make(
+        &self,
+        size: Bytes,
+        domain: DomainId,
+        counted: &mut Counted,
+    ) -> std::result::Result<Made, DriverError> {
         let properties = self.held.properties.get(&domain).copied().unwrap_or(self.growth.properties);
-        retry(|| Extent::new(self.growth.core.driver(), size, properties))
+        let memory = retry(|| Extent::new(self.growth.core.driver(), size, properties))?;
+        Ok(Made::new(memory, counted.split(size)))
     }
 
-    pub(super) fn insert(&mut self, extent: ExtentId, memory: Extent) {
-        self.held.extents.insert(extent, memory);
+    pub(super) fn insert(&mut self, extent: ExtentId, made: Made) {
+        self.held.extents.insert(extent, made);
     }
 
-    pub(super) fn remove(&mut self, extent: ExtentId) -> Option<Extent> {
+    pub(super) fn remove(&mut self, extent: ExtentId) -> Option<Made> {
         self.held.extents.remove(&extent)
     }
 
     pub(super) fn extent(&self, extent: ExtentId) -> Option<&Extent> {
-        self.held.extents.get(&extent)
+        self.held.extents.get(&extent).and_then(Made::memory)
     }
 
     /// Maps an extent; does nothing where it has no memory.

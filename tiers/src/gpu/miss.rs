@@ -6,6 +6,7 @@ use glake_stitch::{Grant, Outcome, Plan, Request, StitchError};
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::growth::{Growing, Growth};
+use super::lease::LeaseShort;
 use super::{PoolError, PoolStream, Result};
 
 /// One request.
@@ -26,10 +27,11 @@ impl Miss<'_> {
         self.clock.note_lag();
         let mut growing = self.growth.lock()?;
         growing.know(self.stream.key, self.stream.raw);
-        let mut grow = true;
+        let (mut grow, mut short) = (true, None);
+        let mut asking = self.growth.lease().asking();
         loop {
             let outcome = self.core.plan(self.request, grow);
-            match outcome.map_err(|source| self.out_of_memory(source, grow))? {
+            match outcome.map_err(|source| self.out_of_memory(source, grow, short))? {
                 Outcome::Ready(grant) => return Ok(grant),
                 Outcome::Work(plan) => match growing.carry_out(&plan, self.request.stream) {
                     Ok(Some(grant)) => {
@@ -38,7 +40,16 @@ impl Miss<'_> {
                         return Ok(grant);
                     }
                     Ok(None) => grow = true,
-                    Err(PoolError::Driver(error)) if error.is_out_of_memory() && grow => grow = false,
+                    Err(PoolError::Driver(error)) if error.is_out_of_memory() && grow => {
+                        (grow, short) = (false, None);
+                    }
+                    // Who grants more may need memory of this process first.
+                    Err(PoolError::Leased { short: refused, .. }) if grow => {
+                        drop(growing);
+                        grow = asking.ask(refused);
+                        short = asking.short();
+                        growing = self.growth.lock()?;
+                    }
                     Err(error) => return Err(error),
                 },
                 // What is waited for may need memory of another thread first.
@@ -46,6 +57,10 @@ impl Miss<'_> {
                     drop(growing);
                     match self.clock.wait(epoch) {
                         Err(PoolError::Driver(DriverError::Capturing { .. })) => {
+                            if let Some(short) = short.filter(|_| !grow) {
+                                let device = self.core.device();
+                                return Err(PoolError::Leased { device, short, in_capture: true });
+                            }
                             let refusal = self.core.lock().refuse(self.request.size);
                             return Err(PoolError::CaptureOpen { device: self.core.device(), refusal });
                         }
@@ -82,10 +97,12 @@ impl Miss<'_> {
         }
     }
 
-    fn out_of_memory(&self, refusal: StitchError, grow: bool) -> PoolError {
-        match grow {
-            true => self.core.refused(refusal),
-            false => PoolError::DeviceFull { device: self.core.device(), refusal },
+    fn out_of_memory(&self, refusal: StitchError, grow: bool, short: Option<LeaseShort>) -> PoolError {
+        let device = self.core.device();
+        match (grow, short) {
+            (false, Some(short)) => PoolError::Leased { device, short, in_capture: false },
+            (false, None) => PoolError::DeviceFull { device, refusal },
+            (true, _) => self.core.refused(refusal),
         }
     }
 }

@@ -43,7 +43,9 @@ mod fixture;
 mod free_memory;
 mod growth;
 mod lag;
+mod lease;
 mod lives;
+mod made;
 mod miss;
 mod observer;
 mod order;
@@ -84,6 +86,7 @@ use fixed::FixedBlocks;
 use free_memory::FreeMemory;
 use growth::Growth;
 pub use lag::EpochLag;
+pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
 pub use lives::BlockLife;
 pub use observer::MappingObserver;
 use order::StreamOrder;
@@ -118,6 +121,8 @@ pub struct PoolOptions {
     pub exportable: bool,
     /// Told of every range that is mapped and unmapped.
     pub observer: Option<Arc<dyn MappingObserver>>,
+    /// What bounds how much memory is made; `None`: nothing but the limit.
+    pub lease: Option<Arc<Lease>>,
 }
 
 /// The memory of one GPU.
@@ -160,12 +165,14 @@ impl GpuPool {
         let waits = Arc::new(WaitTimer::new(driver, device));
         let clock = Arc::new(CompletionClock::new(core.clone(), reach.clone(), epochs, waits.clone()));
         let records = Arc::new(ExtentRecords::new(core.clone()));
+        let lease = options.lease.unwrap_or_else(|| Lease::new(device, LeaseOptions::default()));
         let growth = Growth::new(
             core.clone(),
             clock.clone(),
             records.clone(),
             reach.clone(),
             options.observer,
+            lease,
             properties,
         );
         let growth = Arc::new(growth);
@@ -187,8 +194,8 @@ impl GpuPool {
     /// Hands out a block of the default domain, for work on `stream`.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] or [`PoolError::DeviceFull`] when there is not enough memory, after everything that may be
-    /// taken back was and every pending free was waited for; [`PoolError::CaptureOpen`] where that could not be;
+    /// [`PoolError::Refused`], [`PoolError::Leased`] or [`PoolError::DeviceFull`] when there is not enough memory, after everything
+    /// that may be taken back was and every pending free was waited for; [`PoolError::CaptureOpen`] where that could not be;
     /// [`PoolError::Driver`]; [`PoolError::Poisoned`].
     pub fn malloc(&self, size: Bytes, stream: PoolStream) -> Result<Block> {
         self.blocks.malloc(Allocator::default_domain(), size, stream)
@@ -231,6 +238,20 @@ impl GpuPool {
     /// As [`GpuPool::trim`], and [`PoolError::Refused`] where there is no such domain.
     pub fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
         self.free_memory().trim_domain(domain)
+    }
+
+    /// What bounds how much memory is made, beside the limit.
+    pub fn lease(&self) -> &Arc<Lease> {
+        self.growth.lease()
+    }
+
+    /// Lowers the lease by what is not made, and by free memory that goes back to the driver for it, `most` at most; what is freed but
+    /// may still be in use stays. Returns by how much.
+    ///
+    /// # Errors
+    /// As [`GpuPool::trim`], where nothing was taken.
+    pub fn take_lease(&self, most: Bytes) -> Result<Bytes> {
+        self.free_memory().take_lease(most)
     }
 
     /// Changes the most that may be reserved, as a part of the device's memory.
@@ -428,7 +449,7 @@ impl GpuPool {
 
     /// What else the pool tells about itself.
     pub fn report(&self) -> Report<'_> {
-        Report { core: &self.core, clock: &self.clock, waits: &self.waits }
+        Report { core: &self.core, clock: &self.clock, waits: &self.waits, lease: self.growth.lease() }
     }
 
     /// Its addresses.

@@ -30,9 +30,9 @@ impl Refills<'_> {
     /// has to be copied into it.
     ///
     /// # Errors
-    /// [`super::PoolError::Refused`] or [`super::PoolError::DeviceFull`] where there is no memory for it, after what is free in
-    /// other domains was given back: the extent is evicted as before. What the driver answers: it is interrupted, where its memory was
-    /// made.
+    /// [`super::PoolError::Refused`], [`super::PoolError::Leased`] or [`super::PoolError::DeviceFull`] where there is no memory for it,
+    /// after what is free in other domains was given back: the extent is evicted as before. What the driver answers: it is interrupted,
+    /// where its memory was made.
     pub(crate) fn begin(&self, extent: ExtentId) -> Result<Option<Return>> {
         let mut growing = self.growth.lock()?;
         if !self.records.begin_refill(extent)? {
@@ -82,9 +82,11 @@ impl Refills<'_> {
             core.evictions().begin_refill(extent).map_err(|source| self.core.refused(source))?;
             core.extents().size_and_domain(extent)
         };
-        let made = growing.make(size, domain);
+        let made = growing.count(size).and_then(|mut counted| {
+            growing.make(size, domain, &mut counted).map_err(|error| self.core.failed(error))
+        });
         self.core.lock().evictions().refill_made(extent, made.is_ok());
-        growing.insert(extent, made.map_err(|error| self.core.failed(error))?);
+        growing.insert(extent, made?);
         Ok(())
     }
 }

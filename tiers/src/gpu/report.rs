@@ -7,6 +7,7 @@ use glake_units::Bytes;
 use super::Result;
 use super::clock::CompletionClock;
 use super::core::Core;
+use super::lease::Lease;
 use super::waits::{GpuWaits, WaitTimer};
 
 /// A block that was handed out and not freed.
@@ -37,18 +38,19 @@ pub struct Report<'a> {
     pub(super) core: &'a Core,
     pub(super) clock: &'a CompletionClock,
     pub(super) waits: &'a WaitTimer,
+    pub(super) lease: &'a Lease,
 }
 
 impl Report<'_> {
-    /// The largest request of the default domain that would be served now ([`Allocator::largest`]), by the pool's limit and
-    /// by what the driver has left.
+    /// The largest request of the default domain that would be served now ([`Allocator::largest`]), by the pool's limit, by what
+    /// the driver has left, and by the lease.
     ///
     /// # Errors
     /// What the driver answers when asked for its free memory.
     pub fn largest(&self) -> Result<Bytes> {
         self.core.usable()?;
         let info = self.core.driver().memory_info(self.core.device());
-        let free = info.map_err(|error| self.core.failed(error))?.free;
+        let free = info.map_err(|error| self.core.failed(error))?.free.min(self.lease.room());
         let largest = self.core.lock().largest(Allocator::default_domain(), free);
         largest.map_err(|source| self.core.refused(source))
     }
@@ -69,6 +71,7 @@ impl Report<'_> {
         self.core.lock().reset_totals();
         self.clock.reset_lag();
         self.waits.reset();
+        self.lease.reset();
     }
 
     /// How many free ranges there are.

@@ -148,7 +148,7 @@ impl Region {
                     Ok(()) | Err(PoolError::Driver(DriverError::Capturing { .. })) => {}
                     Err(error) => return Err(error.into()),
                 }
-            } else if !wait_policy.wait() {
+            } else if !wait_policy.wait(&error) {
                 return Err(error.into());
             }
         }

@@ -84,7 +84,7 @@ impl Region {
         let free = if self.pool.domains().keeps_all(self.domain) {
             Bytes::ZERO
         } else {
-            self.pool.trim_domain(self.domain)?
+            self.pool.free_memory().give_back_domain(self.domain)?
         };
         let mut report = Shrunk { freed: free, ..Shrunk::default() };
         let pinned = self.pool.fixed().extents(self.domain);

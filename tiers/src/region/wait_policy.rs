@@ -2,11 +2,14 @@
 
 use std::fmt;
 
+use crate::PoolError;
+
 /// Asked by a refill when there is no memory, after what is free elsewhere was given back.
 pub trait WaitPolicy: fmt::Debug + Sync {
     /// Waits until there may be more memory than when it was last asked, and says whether there may: then the refill tries again.
+    /// `refused` is what it met.
     /// The refill holds its region's turn meanwhile, and no lock of the pool.
-    fn wait(&self) -> bool;
+    fn wait(&self, refused: &PoolError) -> bool;
 }
 
 /// Waits for nothing.
@@ -14,7 +17,7 @@ pub trait WaitPolicy: fmt::Debug + Sync {
 pub struct NoWait;
 
 impl WaitPolicy for NoWait {
-    fn wait(&self) -> bool {
+    fn wait(&self, _: &PoolError) -> bool {
         false
     }
 }

@@ -116,3 +116,11 @@ pub struct Plan {
     /// The alias that it makes.
     pub stitch: Option<Stitch>,
 }
+
+impl Plan {
+    /// How much new memory it needs.
+    pub fn created(&self) -> Bytes {
+        let created = |step: &Step| if let Step::Create { size, .. } = step { *size } else { Bytes::ZERO };
+        self.steps.iter().map(created).sum()
+    }
+}

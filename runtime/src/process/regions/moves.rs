@@ -20,7 +20,7 @@ use super::super::gate::Tags;
 use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
-use super::ask::{Refill, Shrink};
+use super::ask::{Refill, Shrink, Tier};
 use super::choose::in_order;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
 use super::slot::{Slot, sizes, wanting};
@@ -56,6 +56,7 @@ impl RegionSet {
             Batch { moved, failed: None } => {
                 let took = begin.elapsed();
                 if ask.is_everything() {
+                    self.give_back_leases();
                     self.suspend_relays(begun);
                 }
                 self.shrink_report(moved, ask, took)
@@ -92,7 +93,14 @@ impl RegionSet {
         let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = slot.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
-        let moved = self.refill_one(&(slot.clone(), region.clone(), Bytes::MAX), self.config.verify);
+        region.pool().lease().want(sizes(region).1);
+        // Who is in use keeps others waiting meanwhile, who may keep what it waits for.
+        let credits = match self.gate.view().uses {
+            0 => self.registry.refill_timeout,
+            _ => self.registry.refill_timeout.min(region.pool().lease().grow_timeout()),
+        };
+        let job = (slot.clone(), region.clone(), Bytes::MAX);
+        let moved = self.refill_one(&job, self.config.verify, credits);
         self.resume_relays();
         if let Some(beside) = beside {
             match &moved {
@@ -207,12 +215,13 @@ impl RegionSet {
     /// Says what was moved, where it stopped in between too.
     fn shrink_one(&self, (slot, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
         let device = region.pool().device();
-        let _under_way = self.ongoing_shrinks_of(device).map(super::ongoing_shrinks::OngoingShrinks::begin);
+        let _under_way = self.ongoing_shrinks_of(device).map(|shrinks| shrinks.begin(region.domain()));
         let mover = self.stores.mover(device, Direction::FromGpu)?;
         let store = self.stores.store(ask.tier, device)?;
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
         let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
         let shrunk = region.shrink(*amount, &store, context);
+        region.pool().lease().tell_returned(true);
         let (memory, copied, resident, skipped) = match &shrunk {
             Ok(Shrunk { freed, copied, resident, skipped, .. }) => (*freed, *copied, *resident, &**skipped),
             Err(RegionError::Stopped { moved, copied, resident, .. }) => {
@@ -257,15 +266,17 @@ impl RegionSet {
                 (slot.clone(), region.clone(), if bytes.is_some() { amount } else { Bytes::MAX })
             })
             .collect();
-        let verify = self.verifies(ask.verify);
-        let moved =
-            on_each_device(&jobs, |job, moved| self.refill_one(job, verify).map(|one| moved.push(one)));
+        self.want(&jobs);
+        let (verify, credits) = (self.verifies(ask.verify), self.registry.refill_timeout);
+        let moved = on_each_device(&jobs, |job, moved| {
+            self.refill_one(job, verify, credits).map(|one| moved.push(one))
+        });
         // Of what nothing is evicted any more too: whoever made it so may not have come this far.
         self.settle(slots);
         moved.whole()
     }
 
-    fn refill_one(&self, (slot, region, amount): &Job, verify: bool) -> Result<Moved> {
+    fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
         let device = region.pool().device();
         let refilled = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
             let no_device =
@@ -273,9 +284,13 @@ impl RegionSet {
             let ongoing_shrinks = self.ongoing_shrinks_of(device).ok_or(no_device)?;
             let checks = self.stores.digests(verify, device)?;
             let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
-            region
-                .refill(*amount, context, &ongoing_shrinks.waiting())
-                .map_err(|error| self.no_room(region, error))
+            let waiting = ongoing_shrinks.waiting(region.domain(), region.pool().lease().credits(credits));
+            region.refill(*amount, context, &waiting).map_err(|error| {
+                if !ongoing_shrinks.has(region.domain()) {
+                    self.give_back(region, &error);
+                }
+                self.no_room(region, error)
+            })
         });
         slot.settle(&self.flags, &self.gate);
         let refilled = refilled?;
@@ -290,6 +305,42 @@ impl RegionSet {
             place: None,
             skipped: Vec::new(),
         })
+    }
+
+    /// Says how much has to be granted for what comes back.
+    fn want(&self, jobs: &[Job]) {
+        for memory in self.registry.devices.iter() {
+            let own = jobs.iter().filter(|(_, region, _)| region.pool().device() == memory.id());
+            let away: Bytes = own.map(|(_, region, amount)| sizes(region).1.min(*amount)).sum();
+            if !away.is_zero() {
+                memory.lease.want(away);
+            }
+        }
+    }
+
+    /// Everything has left: what was leased for growth goes too.
+    fn give_back_leases(&self) {
+        for memory in self.registry.devices.iter() {
+            memory.lease.give_back_unused();
+            memory.lease.tell_returned(true);
+        }
+    }
+
+    /// Gives back what a refill brought whose grants have stopped: others may wait for it. Nobody uses it, for the rest is evicted.
+    fn give_back(&self, region: &Region, error: &RegionError) {
+        let RegionError::Stopped { moved, source, .. } = error else { return };
+        if moved.is_zero() || !matches!(**source, RegionError::Pool(PoolError::Leased { .. })) {
+            return;
+        }
+        let device = region.pool().device();
+        let gone = self.stores.mover(device, Direction::FromGpu).and_then(|mover| {
+            let store = self.stores.store(Tier::Host, device)?;
+            Ok(region.shrink(*moved, &store, TransferContext { mover: &*mover, checks: None })?)
+        });
+        region.pool().lease().tell_returned(true);
+        if let Err(error) = gone {
+            tracing::warn!(target: "glake::regions", %device, %error, "what a stopped refill brought could not be given back");
+        }
     }
 
     /// Says what to do where there is no memory for what is evicted.

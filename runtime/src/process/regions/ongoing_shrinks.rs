@@ -1,9 +1,10 @@
-//! A refill that finds no memory waits for a shrink that is giving some back.
+//! A refill that finds no memory waits for a shrink that is giving some back, or for what its lease is granted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use glake_tiers::WaitPolicy;
+use glake_stitch::DomainId;
+use glake_tiers::{Credits, PoolError, WaitPolicy};
 
 use crate::sync::{Condvar, Mutex};
 
@@ -17,39 +18,50 @@ pub(super) struct OngoingShrinks {
     changed: Condvar,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct State {
-    under_way: u32,
+    /// Of whose memory.
+    under_way: Vec<DomainId>,
     ended: u64,
 }
 
 /// A shrink that is under way.
 #[derive(Debug)]
-pub(super) struct UnderWay<'f>(&'f OngoingShrinks);
+pub(super) struct UnderWay<'f>(&'f OngoingShrinks, DomainId);
 
-/// Waits while there is one.
+/// Waits while there is one, then for grants. A shrink of the same region waits for the refill: that is over then.
 #[derive(Debug)]
 pub(super) struct Waiting<'f> {
     ongoing_shrinks: &'f OngoingShrinks,
+    own: DomainId,
+    credits: Credits,
     /// How many had ended when it was last asked.
     seen: AtomicU64,
 }
 
 impl OngoingShrinks {
-    pub(super) fn begin(&self) -> UnderWay<'_> {
-        self.state.lock().under_way += 1;
-        UnderWay(self)
+    pub(super) fn begin(&self, domain: DomainId) -> UnderWay<'_> {
+        self.state.lock().under_way.push(domain);
+        UnderWay(self, domain)
     }
 
-    pub(super) fn waiting(&self) -> Waiting<'_> {
-        Waiting { ongoing_shrinks: self, seen: AtomicU64::new(self.state.lock().ended) }
+    pub(super) fn waiting(&self, own: DomainId, credits: Credits) -> Waiting<'_> {
+        let seen = AtomicU64::new(self.state.lock().ended);
+        Waiting { ongoing_shrinks: self, own, credits, seen }
+    }
+
+    /// Whether a shrink of a domain is under way, or waits for its turn.
+    pub(super) fn has(&self, domain: DomainId) -> bool {
+        self.state.lock().under_way.contains(&domain)
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        state.under_way -= 1;
+        if let Some(at) = state.under_way.iter().position(|domain| *domain == self.1) {
+            state.under_way.swap_remove(at);
+        }
         state.ended += 1;
         drop(state);
         self.0.changed.notify_all();
@@ -57,33 +69,68 @@ impl Drop for UnderWay<'_> {
 }
 
 impl WaitPolicy for Waiting<'_> {
-    fn wait(&self) -> bool {
+    fn wait(&self, refused: &PoolError) -> bool {
         let mut state = self.ongoing_shrinks.state.lock();
+        if state.under_way.contains(&self.own) {
+            return false;
+        }
         if self.seen.swap(state.ended, Ordering::Relaxed) != state.ended {
             return true;
         }
-        if state.under_way == 0 {
-            return false;
+        if !state.under_way.is_empty() {
+            self.ongoing_shrinks.changed.wait_for(&mut state, STEP);
+            return true;
         }
-        self.ongoing_shrinks.changed.wait_for(&mut state, STEP);
-        true
+        drop(state);
+        self.credits.wait(refused, &|| self.ongoing_shrinks.has(self.own))
     }
 }
 
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
 mod tests {
+    use glake_device::{DeviceId, DriverError, Verb};
+    use glake_stitch::{Allocator, DomainOptions, Settings};
+    use glake_tiers::{Lease, LeaseOptions};
+    use glake_units::Bytes;
+
     use super::*;
+
+    const OWN: DomainId = Allocator::default_domain();
+    const SHORT: PoolError =
+        PoolError::Driver(DriverError::OutOfMemory { verb: Verb::Create, wanted: Bytes::ZERO });
+
+    fn other() -> DomainId {
+        let settings = Settings::for_memory(Bytes::mib(64));
+        Allocator::new(settings).unwrap().add_domain(DomainOptions::region(Bytes::mib(2)))
+    }
+
+    fn waiting(ongoing_shrinks: &OngoingShrinks) -> Waiting<'_> {
+        let lease = Lease::new(DeviceId(0), LeaseOptions::default());
+        ongoing_shrinks.waiting(OWN, lease.credits(Duration::ZERO))
+    }
 
     #[test]
     fn it_is_worth_waiting_while_and_once_after_a_shrink() {
         let ongoing_shrinks = OngoingShrinks::default();
-        let waiting = ongoing_shrinks.waiting();
-        assert!(!waiting.wait());
-        let under_way = ongoing_shrinks.begin();
-        assert!(waiting.wait() && waiting.wait());
+        let refill = waiting(&ongoing_shrinks);
+        assert!(!refill.wait(&SHORT));
+        let under_way = ongoing_shrinks.begin(other());
+        assert!(refill.wait(&SHORT) && refill.wait(&SHORT));
         drop(under_way);
-        assert!(waiting.wait(), "what it gave back last was not looked at");
-        assert!(!waiting.wait() && !ongoing_shrinks.waiting().wait());
+        assert!(refill.wait(&SHORT), "what it gave back last was not looked at");
+        assert!(!refill.wait(&SHORT) && !waiting(&ongoing_shrinks).wait(&SHORT));
+    }
+
+    /// It has the turn that the shrink waits for.
+    #[test]
+    fn a_refill_does_not_wait_for_a_shrink_that_waits_for_it() {
+        let ongoing_shrinks = OngoingShrinks::default();
+        let refill = waiting(&ongoing_shrinks);
+        let _other = ongoing_shrinks.begin(other());
+        let own = ongoing_shrinks.begin(OWN);
+        assert!(!refill.wait(&SHORT));
+        drop(own);
+        assert!(refill.wait(&SHORT));
     }
 }

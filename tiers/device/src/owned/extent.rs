@@ -74,6 +74,11 @@ impl Extent {
         }
     }
 
+    /// Leaves it to the driver, which would not release it.
+    pub fn abandon(mut self) {
+        self.released = true;
+    }
+
     /// Asks again while the device is busy.
     fn try_release(&self) -> Result<()> {
         let mut attempts = 1;

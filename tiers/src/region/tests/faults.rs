@@ -218,7 +218,7 @@ fn a_failure_while_memory_is_waited_for() {
     struct Giving(Arc<GpuPool>);
 
     impl WaitPolicy for Giving {
-        fn wait(&self) -> bool {
+        fn wait(&self, _: &PoolError) -> bool {
             let fraction = self.0.memory_fraction();
             self.0.set_memory_fraction(fraction + 2.0 / 64.0);
             fraction < 0.5

@@ -3,6 +3,7 @@
 mod clean;
 mod drain;
 mod faults;
+mod lease;
 mod over;
 mod random;
 mod seal;
@@ -19,7 +20,7 @@ use glake_stitch::StitchError;
 
 use super::*;
 use crate::fixture::{self, GPU, Native, PEER, pattern};
-use crate::{HostError, PoolError, PoolOptions, Store, TransferContext};
+use crate::{HostError, Lease, PoolError, PoolOptions, Store, TransferContext};
 
 const EXTENT: Bytes = Bytes::mib(2);
 
@@ -37,6 +38,10 @@ struct Fixture {
 }
 
 fn fixture_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Fixture {
+    fixture_under(None, policy, host_copy, budget)
+}
+
+fn fixture_under(lease: Option<Arc<Lease>>, policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Fixture {
     let (sim, faults) = fixture::machine();
     let recorder = Arc::new(Recorder::measured(faults.clone()).with_log());
     let driver: Arc<dyn Driver> = recorder.clone();
@@ -46,6 +51,7 @@ fn fixture_of(policy: Policy, host_copy: CopyPolicy, budget: Bytes) -> Fixture {
         epochs: Some(epochs.clone()),
         peers: vec![PEER],
         exportable: true,
+        lease,
         ..PoolOptions::default()
     };
     let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());

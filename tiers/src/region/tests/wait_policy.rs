@@ -13,7 +13,7 @@ struct Until {
 }
 
 impl WaitPolicy for Until {
-    fn wait(&self) -> bool {
+    fn wait(&self, _: &PoolError) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_micros(100));
         !self.over.load(Ordering::Acquire) || !self.told.swap(true, Ordering::AcqRel)

@@ -1,5 +1,6 @@
 //! Regions of a process of simulated devices, from the outside.
 
+mod leases;
 mod moves;
 mod refusals;
 mod reports;

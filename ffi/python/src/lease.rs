@@ -1,0 +1,75 @@
+//! Leases, and who is told of them.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::time::Duration;
+
+use glake_abi::{
+    GLAKE_LEASE_GROW, GLAKE_LEASE_NONE, GLAKE_LEASE_RETURNED, GLAKE_LEASE_WAITING, GLAKE_LEASE_WANT,
+};
+use pyo3::prelude::*;
+
+use crate::error::checked;
+use crate::hooks::Call;
+
+/// How long Python's lock is given up at a time by a thread that waits for a grant with it: who grants may need it.
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[pyfunction]
+pub(crate) fn lease_set(py: Python<'_>, device: i32, bytes: Option<u64>) -> PyResult<()> {
+    // SAFETY: it takes two numbers.
+    checked(py, |symbols| unsafe { (symbols.glake_lease_set)(device, bytes.unwrap_or(GLAKE_LEASE_NONE)) })
+}
+
+#[pyfunction]
+pub(crate) fn lease_grant(py: Python<'_>, device: i32, bytes: u64) -> PyResult<()> {
+    // SAFETY: it takes two numbers.
+    checked(py, |symbols| unsafe { (symbols.glake_lease_grant)(device, bytes) })
+}
+
+#[pyfunction]
+pub(crate) fn lease_take(py: Python<'_>, device: i32, bytes: u64) -> PyResult<u64> {
+    let mut given = 0;
+    // SAFETY: it writes one number to a place that is ours.
+    checked(py, |symbols| unsafe { (symbols.glake_lease_take)(device, bytes, &raw mut given) })?;
+    Ok(given)
+}
+
+#[pyfunction]
+pub(crate) fn lease_watch(py: Python<'_>, watcher: Option<Py<PyAny>>) -> PyResult<()> {
+    let (call, context) = match watcher {
+        // Kept for the life of the process: another thread may be inside it while it is replaced.
+        Some(watcher) => {
+            Call::here();
+            let context: *mut Py<PyAny> = Box::leak(Box::new(watcher));
+            (Some(told as _), context.expose_provenance())
+        }
+        None => (None, 0),
+    };
+    checked(py, |symbols| {
+        // SAFETY: the context is what `told` takes, and is never freed.
+        unsafe { (symbols.glake_lease_watch)(call, ptr::with_exposed_provenance_mut(context)) }
+    })
+}
+
+/// Calls the watcher. What it raises is reported and goes no further. Says nothing once the interpreter ends.
+unsafe extern "C" fn told(context: *mut c_void, event: i32, device: i32, bytes: u64) {
+    let Some(_call) = Call::begin() else { return };
+    let name = match event {
+        GLAKE_LEASE_WANT => "want",
+        GLAKE_LEASE_GROW => "grow",
+        GLAKE_LEASE_RETURNED => "returned",
+        GLAKE_LEASE_WAITING => {
+            let _ = Python::try_attach(|py| py.detach(|| std::thread::sleep(PAUSE)));
+            return;
+        }
+        _ => return,
+    };
+    // SAFETY: the context is the watcher that `lease_watch` leaked.
+    let watcher = unsafe { &*context.cast::<Py<PyAny>>() };
+    let _ = Python::try_attach(|py| {
+        if let Err(error) = watcher.call1(py, (name, device, bytes)) {
+            error.write_unraisable(py, Some(watcher.bind(py)));
+        }
+    });
+}
