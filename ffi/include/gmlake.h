@@ -67,6 +67,21 @@ extern "C" {
 // As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
 #define GLAKE_HOST_COPY_PREPARE 2
 
+// No lease: nothing but the limit bounds a pool.
+#define GLAKE_LEASE_NONE UINT64_MAX
+
+// Memory is to come back: so much more has to be granted for it, and for the growth after it.
+#define GLAKE_LEASE_WANT 0
+
+// An allocation is so much above the lease, and waits.
+#define GLAKE_LEASE_GROW 1
+
+// A shrink gave so much back: the lease is lower by it.
+#define GLAKE_LEASE_RETURNED 2
+
+// Somebody still waits for a grant. Told again and again meanwhile, on the thread that waits: a watcher may let others run.
+#define GLAKE_LEASE_WAITING 3
+
 // A copy of the usual priority.
 #define GLAKE_COPY_NORMAL 0
 
@@ -112,6 +127,9 @@ typedef struct {
     // Whose memory it is.
     int32_t device;
 } glake_block;
+
+// Told of leases: an event of `GLAKE_LEASE_WANT` and its kin, the device, and how many bytes.
+typedef void (*LeaseWatcher)(void *context, int32_t event, int32_t device, uint64_t bytes);
 
 // Told of a request that is about to be refused: the device's memory, and what nobody holds of it.
 typedef void (*glake_out_of_memory_observer)(void *context,
@@ -266,6 +284,14 @@ typedef struct {
     uint64_t epoch_lag_us_max;
     // GPU time in the waits that `borrow = wait` made, in microseconds.
     uint64_t gpu_wait_us;
+    // The lease; -1 where there is none.
+    int64_t lease_bytes;
+    // Physical memory that a lease counts: what is made, or about to be.
+    uint64_t made_bytes;
+    // Waits for a grant, of allocations and of refills.
+    uint64_t lease_waits;
+    // How long they took in all, in microseconds.
+    uint64_t lease_wait_us;
 } glake_device_stats;
 
 // One copy of a list.
@@ -397,6 +423,38 @@ int32_t glake_host_register(void *start,
 // # Safety
 // No copy from or to it is under way.
 int32_t glake_host_unregister(void *start);
+
+// Sets how much memory of a device may be made for this process, beside its limit; `GLAKE_LEASE_NONE`: nothing but that bounds it, as
+// before the first call. Where more is made already nothing new is until it fits again. The sizes of extents, and what is stitched, are
+// as without one.
+//
+// An allocation above it is told as `GLAKE_LEASE_GROW`, waits for a grant as long as `lease.grow_timeout_ms` says, and is out of memory
+// then. A refill comes back as grants come. A shrink lowers the lease by what it gives back.
+int32_t glake_lease_set(int32_t device,
+                        uint64_t bytes);
+
+// Adds to a device's lease. 0 says that there is none: whoever waits for a grant gives up.
+//
+// `GLAKE_INVALID`: the device has no lease.
+int32_t glake_lease_grant(int32_t device, uint64_t bytes);
+
+// Lowers a device's lease by what is not made of it, and by free memory, which goes back to the driver for it: by `bytes` at most, and
+// nothing is waited for. `given`, which may be null, is by how much.
+//
+// # Safety
+// `given` is null or may be written.
+int32_t glake_lease_take(int32_t device,
+                         uint64_t bytes,
+                         uint64_t *given);
+
+// Calls `watcher` for what is wanted of leases and given back; null ends that, also in a forked child and at the end of the process.
+// There is one; while there is none nothing is waited for. It is called on the thread at hand, with no lock held but those of regions
+// that move. It may call `glake_lease_set`, `_grant` and `_take`, and must neither move regions nor wait.
+//
+// # Safety
+// It may be called on any thread with this context for as long as the process lives.
+int32_t glake_lease_watch(LeaseWatcher watcher,
+                          void *context);
 
 // The version of this library.
 const char *glake_version(void);

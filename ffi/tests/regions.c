@@ -172,6 +172,43 @@ static void mistakes(void) {
     CHECK(glake_refill("{\"tags\":[\"nothing\"]}") == NULL && glake_last_status() == GLAKE_INVALID);
 }
 
+struct told {
+    int wants, grows;
+    uint64_t returned, wanted;
+};
+
+static void tell(void *context, int32_t event, int32_t device, uint64_t bytes) {
+    struct told *told = context;
+    CHECK(device == 0);
+    if (event == GLAKE_LEASE_RETURNED) told->returned += bytes;
+    if (event == GLAKE_LEASE_WANT) told->wants++, told->wanted += bytes;
+    if (event == GLAKE_LEASE_GROW) told->grows++, OK(glake_lease_grant(device, bytes));
+}
+
+static void leases(void) {
+    static struct told told;
+    uint64_t taken = 1, made = stats_of(0).made_bytes;
+    CHECK(glake_lease_grant(0, MIB) == GLAKE_INVALID && stats_of(0).lease_bytes == -1);
+    OK(glake_lease_watch(tell, &told));
+    OK(glake_region_define("leased", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
+    OK(glake_lease_set(0, made));
+    void *block = region_block("leased", 0, 8 * MIB);
+    CHECK(told.grows == 1 && stats_of(0).made_bytes == made + 8 * MIB);
+    fill(block, 8 * MIB, 11);
+    glake_string_free(glake_shrink("{\"tags\":[\"leased\"]}"));
+    CHECK(told.returned == 8 * MIB && stats_of(0).lease_bytes == (int64_t)made);
+    OK(glake_lease_grant(0, 10 * MIB));
+    CHECK(says(glake_refill("{\"tags\":[\"leased\"]}"), "\"mapped\":8388608"));
+    CHECK(told.wants == 1 && told.wanted == (1ull << 30) - 2 * MIB);
+    compare(block, 8 * MIB, 11);
+    OK(glake_lease_take(0, 100 * MIB, &taken));
+    CHECK(taken >= 2 * MIB && stats_of(0).lease_bytes == (int64_t)stats_of(0).made_bytes);
+    OK(glake_lease_watch(NULL, NULL));
+    OK(glake_free(block));
+    CHECK(glake_alloc(0, 64 * MIB, NULL, &block) == GLAKE_OUT_OF_MEMORY && strstr(glake_last_error(), "lease.growth") != NULL);
+    OK(glake_lease_set(0, GLAKE_LEASE_NONE));
+}
+
 int main(void) {
     OK(glake_configure(NULL, NULL, "expert.host_arena = \"16MiB\"\ntiers = { extent = \"4MiB\", host_spare = 0 }"));
     leaves_and_comes_back();
@@ -180,6 +217,7 @@ int main(void) {
     the_gate();
     sealed();
     mistakes();
+    leases();
     glake_string_free(glake_refill(NULL));
     OK(glake_trim(-1, 0, NULL));
     for (int i = 0; i < 2; i++) CHECK(stats_of(i).all.reserved_bytes.current == 0);
