@@ -4,6 +4,7 @@ mod leases;
 mod moves;
 mod refusals;
 mod reports;
+mod swap;
 mod threads;
 mod uses;
 
