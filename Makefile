@@ -19,7 +19,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Always together: with other packages beside them, dependencies have other features, and are built once more.
 RELEASE := --package glake --package glake-ffi --package glake-preload --package glake-python
 
-.PHONY: help build test test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt clippy docs links features deny msrv clean
+.PHONY: help build test soak test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt clippy docs links features deny msrv clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -29,6 +29,9 @@ build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, opti
 	$(CARGO) build --locked --release $(RELEASE)
 
 test: test-rust test-doc test-c test-python test-docs ## Run every test there is (Rust, C, Python), building what it needs
+
+soak: ## Long random programs: the tests whose names begin with soak, with GLAKE_SOAK
+	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --lib --tests soak_ -- --nocapture
 
 test-rust: ## Rust tests of every crate
 ifneq ($(call have,cargo-nextest),)

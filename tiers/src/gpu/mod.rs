@@ -24,8 +24,8 @@
 //! | allocator | `Core` | no: it is held for pure work only |
 //! | owed edges, lives | `Core`, under the allocator's | no |
 //!
-//! Leaves, under which no other is taken: the lock of `Reach`; that of the clock's sleepers; those of `WaitTimer` and of the event in
-//! `StreamOrder`, under which the driver is called for events.
+//! Leaves, under which no other is taken: the locks of `Reach` and of `Lease`; that of the clock's sleepers; those of `WaitTimer` and of
+//! the event in `StreamOrder`, under which the driver is called for events.
 
 mod blocks;
 mod checkpoint;

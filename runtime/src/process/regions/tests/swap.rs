@@ -323,7 +323,7 @@ impl Agent {
 }
 
 #[test]
-fn two_processes_swap_by_leases() {
+fn soak_two_processes_swap_by_leases() {
     let (mut agent, _sender) = Agent::new(None);
     assert!(agent.begin(0) && agent.begin(1));
     let swaps = if std::env::var_os("GLAKE_SOAK").is_some() { 10_000 } else { 200 };
