@@ -142,7 +142,7 @@ fn a_shrink_of_the_same_region_and_the_end_of_the_process_end_the_wait() {
         let begin = Instant::now();
         std::thread::scope(|scope| {
             let refill = scope.spawn(|| process.regions().refill(&Refill::default()));
-            while sum(&told, Want) == 0 || process.leases().view(0).unwrap().made.is_zero() {
+            while sum(&told, Want) == 0 || process.view("weights", 0).resident < mib(16) {
                 std::thread::yield_now();
             }
             match end {
