@@ -182,7 +182,10 @@ static void tell(void *context, int32_t event, int32_t device, uint64_t bytes) {
     CHECK(device == 0);
     if (event == GLAKE_LEASE_RETURNED) told->returned += bytes;
     if (event == GLAKE_LEASE_WANT) told->wants++, told->wanted += bytes;
-    if (event == GLAKE_LEASE_GROW) told->grows++, OK(glake_lease_grant(device, bytes));
+    if (event == GLAKE_LEASE_GROW) {
+        told->grows++;
+        OK(glake_lease_grant(device, bytes));
+    }
 }
 
 static void leases(void) {

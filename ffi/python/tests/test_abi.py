@@ -49,6 +49,8 @@ class DeviceStats(ctypes.Structure):
                 "waste_soft waste_stream epoch_lags epoch_lag_us_p50 epoch_lag_us_p95 epoch_lag_us_max gpu_wait_us"
             ).split()
         ]
+        + [("lease_bytes", ctypes.c_int64)]
+        + [(name, ctypes.c_uint64) for name in ("made_bytes", "lease_waits", "lease_wait_us")]
     )
 
 
@@ -129,6 +131,7 @@ class Abi(unittest.TestCase):
         self.assertEqual(self.library.glake_stats(0, place), OK)
         self.assertEqual(bytes(buffer)[-64:], b"\xa5" * 64)
         self.assertEqual(self.text(self.library.glake_stats_json(0))["glake.gpu_wait_us"], place[0].gpu_wait_us)
+        self.assertEqual(place[0].lease_bytes, -1)
 
     def test_threads(self):
         failures = []
