@@ -76,8 +76,7 @@ ifneq ($(PYTHON_TESTS),)
 endif
 
 test-docs: ## What README and docs say to type, on simulated GPUs; what needs more is listed
-	$(CARGO) build --locked --release --package glake-ffi --package glake-python
-	@[ -x "$(TARGET)/release/glake" ] || [ -x "$(TARGET)/debug/glake" ] || $(CARGO) build --locked --package glake
+	$(CARGO) build --locked --release $(RELEASE)
 	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
 	$(PYTHON) tests/docs.py blocks "$(abspath $(TARGET))/release"
 
