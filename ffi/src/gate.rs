@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use glake_abi::{GLAKE_WHEN_CLOSED_HOLD, GLAKE_WHEN_CLOSED_REFILL, GLAKE_WHEN_CLOSED_REFUSE};
-use glake_runtime::process::{Tags, UseId, WhenClosed};
+use glake_runtime::process::{Gate, Tags, UseId, WhenClosed};
 
 use crate::region::texts;
 use crate::shrink::duration;
@@ -89,6 +89,64 @@ fn when_closed_of(number: u32) -> Result<WhenClosed, Failure> {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_use_end(r#use: u64) -> i32 {
     library::give_up(|process| Ok(process.regions().gate().end_use(UseId(r#use))?))
+}
+
+/// A place between two steps of a use, where its thread needs none of its memory, and where the work that it has enqueued ends without
+/// it. Where a shrink waits for the use, the thread waits here until all of its memory is back; the shrink goes on once all threads of
+/// the use wait so, and the work of the process on its GPUs has ended. Where nobody waits it is one load. Nothing is done for a use that
+/// is over, in a forked child and at the end of the process. Answers whether it waited. Not under a capture.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_safepoint(r#use: u64) -> i32 {
+    i32::from(with_gate(|gate| gate.safepoint(UseId(r#use))))
+}
+
+/// Whether a shrink waits for uses, or is under way: where not, no safe point has anything to do.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_safepoint_wanted() -> bool {
+    with_gate(Gate::wants_safepoints)
+}
+
+/// The first half of `glake_safepoint`, which waits for nothing: 1 where the thread has to wait, with `glake_safepoint_go_on` until that
+/// answers 1.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_safepoint_arrive(r#use: u64) -> i32 {
+    i32::from(with_gate(|gate| gate.arrive(UseId(r#use))))
+}
+
+/// The second half: waits at most `timeout_ms` (-1: as long as it takes) until all memory of the use is back. 0: it is not, and the
+/// thread has to ask again before it goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_safepoint_go_on(r#use: u64, timeout_ms: i64) -> i32 {
+    let over = guard::value(true, || Ok(library::started_process()?.is_none() || library::is_over()));
+    i32::from(over || with_gate(|gate| gate.go_on(UseId(r#use), duration(timeout_ms))))
+}
+
+/// One more thread is inside a use: it is parked only when that one is at a safe point too. Ended by `glake_use_leave` or with the use.
+///
+/// `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it begins a use of its own. `GLAKE_INVALID`: there is no such use.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_use_join(r#use: u64) -> i32 {
+    guard::answer(|| match library::process()?.regions().gate().join_use(UseId(r#use))? {
+        true => Ok(()),
+        false => Err(Failure::closed("the use is parked at a safe point: begin one of its own for this thread")),
+    })
+}
+
+/// A thread that joined a use is no longer inside it. In a forked child and at the end of the process nothing is done.
+///
+/// `GLAKE_INVALID`: there is no such use.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_use_leave(r#use: u64) -> i32 {
+    library::give_up(|process| Ok(process.regions().gate().leave_use(UseId(r#use))?))
+}
+
+/// What the gate of a process that serves answers; false where none does.
+#[inline]
+fn with_gate(ask: impl FnOnce(&Gate) -> bool) -> bool {
+    match library::started_process() {
+        Ok(Some(process)) if !library::is_over() => guard::value(false, || Ok(ask(process.regions().gate()))),
+        _ => false,
+    }
 }
 
 /// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,

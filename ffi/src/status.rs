@@ -40,6 +40,10 @@ impl Failure {
         Failure::new(GLAKE_INVALID, text)
     }
 
+    pub(crate) fn closed(text: impl ToString) -> Self {
+        Failure::new(GLAKE_CLOSED, text)
+    }
+
     pub(crate) fn unavailable(text: impl ToString) -> Self {
         Failure::new(GLAKE_UNAVAILABLE, text)
     }
@@ -110,6 +114,7 @@ impl Failure {
             E::Closed { .. }
             | E::HeldTooLong { .. }
             | E::StillUsed { .. }
+            | E::ParkedWork { .. }
             | E::StillComing { .. }
             | E::HookRefused { .. }
             | E::HookTimedOut { .. } => GLAKE_CLOSED,

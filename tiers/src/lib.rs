@@ -50,7 +50,7 @@ mod traced;
 pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
 pub use gpu::{
     Block, BlockLife, Checkpoint, CompletionClock, Credits, EpochLag, Exported, GpuPool, GpuWaits, Lease,
-    LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveBlock, MappingObserver, PoolError,
+    LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveBlock, MappingObserver, PendingWork, PoolError,
     PoolOptions, PoolStream, Report, Restored, SharedExtent,
 };
 pub use host::{

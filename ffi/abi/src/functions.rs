@@ -31,6 +31,12 @@ macro_rules! functions {
             glake_use_begin(*const *const c_char, usize, u32, i64, *mut u64) -> i32;
             glake_gate_wait(*const *const c_char, usize, u32, i64) -> i32;
             glake_use_end(u64) -> i32;
+            glake_safepoint(u64) -> i32;
+            glake_safepoint_wanted() -> bool;
+            glake_safepoint_arrive(u64) -> i32;
+            glake_safepoint_go_on(u64, i64) -> i32;
+            glake_use_join(u64) -> i32;
+            glake_use_leave(u64) -> i32;
             glake_gate_json() -> *mut c_char;
             glake_host_register(*mut c_void, usize) -> i32;
             glake_host_unregister(*mut c_void) -> i32;

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import pathlib
 
-from . import _library, asgi, lease
+from . import _library, asgi, generation, lease
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
 from ._gate import active, gate
 from ._mem_pool import mem_pool
 from ._modules import Following, follow
 from ._regions import Region, fix, hooks, memory_usage, order, prepare, refill, region, region_of, regions, seal, shrink, unfix, unseal, wait
+from ._safepoint import safepoint, safepoint_async
 from ._statistics import memory_stats, memory_summary, snapshot, trim
 from .errors import (
     ClosedError,
@@ -59,6 +60,7 @@ __all__ = [
     "fix",
     "follow",
     "gate",
+    "generation",
     "hooks",
     "lease",
     "library_path",
@@ -73,6 +75,8 @@ __all__ = [
     "region",
     "region_of",
     "regions",
+    "safepoint",
+    "safepoint_async",
     "seal",
     "shrink",
     "snapshot",

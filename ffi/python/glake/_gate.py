@@ -12,6 +12,7 @@ of its parts has ended, in whatever context.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import inspect
@@ -40,22 +41,50 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class _Use:
-    """A use of the gate, and how many blocks are part of it."""
+# A thread, and the task that it runs.
+_Member = tuple[int, "int | None"]
 
-    __slots__ = ("number", "parts")
+
+def _here() -> _Member:
+    task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    return threading.get_ident(), None if task is None else id(task)
+
+
+class _Use:
+    """A use of the gate, and how many blocks of which threads and tasks are part of it."""
+
+    __slots__ = ("members", "number")
 
     def __init__(self, number: int) -> None:
-        self.number, self.parts = number, 1
+        self.number, self.members = number, {_here(): 1}
+
+    def join(self, member: _Member) -> bool:
+        """With the lock held, one part more. False where it is parked: who joins late begins a use of its own."""
+        if member not in self.members:
+            try:
+                _library.api().use_join(self.number)
+            except ClosedError:
+                return False
+        self.members[member] = self.members.get(member, 0) + 1
+        return True
+
+    def leave(self, member: _Member) -> bool:
+        """With the lock held, one part less; whether it was the last."""
+        self.members[member] -= 1
+        if not self.members[member]:
+            del self.members[member]
+            if self.members:
+                _library.api().use_leave(self.number)
+        return not self.members
 
 
 class _Block:
-    """One run of a block: its tags (None: all), and its use while it is open."""
+    """One run of a block: its tags (None: all), who began it, and its use while it is open."""
 
-    __slots__ = ("of", "tags", "use")
+    __slots__ = ("member", "of", "tags", "use")
 
     def __init__(self, of: active, tags: frozenset[str] | None, use: _Use) -> None:
-        self.of, self.tags = of, tags
+        self.of, self.tags, self.member = of, tags, _here()
         self.use: _Use | None = use
 
     def is_open(self) -> bool:
@@ -68,6 +97,10 @@ class _Block:
 
 # What the task or thread is inside of, or was born inside of: what is closed counts for nothing.
 _inside: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar("glake_inside", default=())
+
+
+# What notes that blocks begin, for those who want at least one: `glake.asgi.Gate(grain="step")`.
+steps_begun: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("glake_steps_begun", default=None)
 
 
 class active:
@@ -117,7 +150,7 @@ class active:
             block = next((block for block in reversed(inside) if block.of is self and block.is_open()), None) or self._open[-1]
             self._open.remove(block)
             use, block.use = block.use, None
-            last = use is not None and _leaves(use)
+            last = use is not None and use.leave(block.member)
         _inside.set(tuple(block for block in inside if block.is_open()))
         if use is not None and last:
             _library.api().use_end(use.number)
@@ -167,10 +200,9 @@ class active:
                     self._check()
                 with _lock:
                     use = outer.use
-                    if use is None:
-                        # It has ended in between.
+                    if use is None or not use.join(_here()):
+                        # It has ended in between, or is parked.
                         continue
-                    use.parts += 1
                 self._note(use)
                 return True
         return False
@@ -191,12 +223,22 @@ class active:
         with _lock:
             self._open.append(block)
         _inside.set((*(block for block in _inside.get() if block.is_open()), block))
+        begun = steps_begun.get()
+        if begun is not None:
+            begun.append(True)
 
 
-def _leaves(use: _Use) -> bool:
-    """One part less; whether it was the last."""
-    use.parts -= 1
-    return use.parts == 0
+def own_uses() -> list[int]:
+    """The numbers of the uses that the calling thread or task has blocks of."""
+    member = _here()
+    uses = [block.use for block in _inside.get()]
+    with _lock:
+        return list(dict.fromkeys(use.number for use in uses if use is not None and member in use.members))
+
+
+def is_inside() -> bool:
+    """Whether the caller may be inside a use; where it is, the library is open."""
+    return bool(_inside.get())
 
 
 def refuse_inside(what: str) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from . import _regions
+from ._safepoint import safepoint
 
 
 class Following:
     """What ``follow`` put on a module; ``remove`` takes it off."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, safepoints: bool) -> None:
         self._tags: dict[int, tuple[str, ...]] = {}
         self._seen: list[str] | None = []
         self._handles = [part.register_forward_pre_hook(self._before, prepend=True) for part in module.modules()]
         self._handles.append(module.register_forward_hook(self._after))
+        if safepoints:
+            self._handles.append(module.register_forward_pre_hook(_between_passes, prepend=True))
 
     def remove(self) -> None:
         """Takes the hooks off. The order stays. A second time does nothing."""
@@ -37,16 +41,28 @@ class Following:
         self._seen = None
 
 
-def follow(module: Any) -> Following:
+def follow(module: Any, *, safepoints: bool = False) -> Following:
     """Lets each part of a torch module wait for the regions of its own parameters and buffers before its forward, and takes the order of
     the first pass as that of refills: after ``glake.refill(wait=False)`` the first layers compute while later ones come back.
 
     A pass runs inside ``glake.active`` only where it shall wait for the whole.
 
+    Args:
+        module: the whole model; of one that is compiled, what ``torch.compile`` returned.
+        safepoints: before each of its passes there is a ``glake.safepoint``; while it is compiled or computed again there is none.
+
     Returns:
         What takes the hooks off again.
     """
-    return Following(module)
+    return Following(module, safepoints)
+
+
+def _between_passes(_module: Any, _inputs: Any) -> None:
+    # Compiled code has no safe point inside: the compiler takes this for a constant, and traces nothing behind it.
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    if compiler is not None and compiler.is_compiling():
+        return
+    safepoint()
 
 
 def _tags_of(part: Any) -> tuple[str, ...]:

@@ -13,16 +13,17 @@ It works with every ASGI server and framework (Starlette and FastAPI: ``app.add_
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, Literal
 
-from ._gate import active
+from ._gate import active, steps_begun
 from ._waiting import WhenClosed
-from .errors import ClosedError, OutOfMemoryError
+from .errors import ClosedError, InvalidError, OutOfMemoryError, StateError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Grain = Literal["request", "step"]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ADMINISTRATION = ("/health", "/metrics", "/sleep", "/wake_up", "/is_sleeping")
@@ -38,6 +39,8 @@ class Gate:
         timeout: seconds to wait for the memory; None: as long as it takes.
         retry_after: seconds, told to those who are refused with status 503.
         exempt: paths that use no GPU memory and pass always.
+        grain: "request": the request is one use. "step": the app has ``glake.active`` around each of its steps, with safe points between
+            them or no block there, so that memory may leave in the middle of a request; a request without any such block is an error.
     """
 
     def __init__(
@@ -49,17 +52,24 @@ class Gate:
         timeout: float | None = None,
         retry_after: int = 1,
         exempt: Iterable[str] = ADMINISTRATION,
+        grain: Grain = "request",
     ) -> None:
+        if grain not in ("request", "step"):
+            raise InvalidError(f"grain is {grain!r}: 'request' and 'step' are there")
         self._app = app
         self._tags = tuple(tags)
         self._when_closed: WhenClosed = when_closed
         self._timeout = timeout
         self._retry_after = retry_after
         self._exempt = frozenset(exempt)
+        self._grain = grain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope.get("path") in self._exempt:
             await self._app(scope, receive, send)
+            return
+        if self._grain == "step":
+            await self._in_steps(scope, receive, send)
             return
         using = active(*self._tags, when_closed=self._when_closed, timeout=self._timeout)
         try:
@@ -72,6 +82,19 @@ class Gate:
             await self._app(scope, receive, send)
         finally:
             await using.__aexit__(None, None, None)
+
+    async def _in_steps(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun: list[bool] = []
+        token = steps_begun.set(begun)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            steps_begun.reset(token)
+        if not begun:
+            raise StateError(
+                f"{scope.get('path')}: glake.asgi.Gate(grain='step') found no glake.active() block in the request: its memory could have left "
+                "while it was used. Put the block around what uses the GPU, add the path to exempt, or take grain='request'"
+            )
 
     async def _refuse(self, scope: Scope, send: Send, why: str) -> None:
         if scope["type"] == "websocket":

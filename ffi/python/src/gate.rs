@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char};
 use pyo3::prelude::*;
 
 use crate::error::{c_text, checked};
+use crate::library::symbols;
 use crate::statistics::written;
 
 #[pyfunction]
@@ -45,6 +46,42 @@ pub(crate) fn gate_wait(
 pub(crate) fn use_end(py: Python<'_>, entered: u64) -> PyResult<()> {
     // SAFETY: it takes a number.
     checked(py, |symbols| unsafe { (symbols.glake_use_end)(entered) })
+}
+
+#[pyfunction]
+pub(crate) fn use_join(py: Python<'_>, entered: u64) -> PyResult<()> {
+    // SAFETY: it takes a number.
+    checked(py, |symbols| unsafe { (symbols.glake_use_join)(entered) })
+}
+
+#[pyfunction]
+pub(crate) fn use_leave(py: Python<'_>, entered: u64) -> PyResult<()> {
+    // SAFETY: it takes a number.
+    checked(py, |symbols| unsafe { (symbols.glake_use_leave)(entered) })
+}
+
+#[pyfunction]
+pub(crate) fn safepoint_wanted() -> PyResult<bool> {
+    // SAFETY: it takes nothing, and is one load.
+    Ok(unsafe { (symbols()?.glake_safepoint_wanted)() })
+}
+
+#[pyfunction]
+pub(crate) fn safepoint_arrive(entered: u64) -> PyResult<bool> {
+    // SAFETY: it takes a number, and waits for nothing.
+    Ok(unsafe { (symbols()?.glake_safepoint_arrive)(entered) } != 0)
+}
+
+/// False where it has to be asked again; what a signal's handler raises comes only then.
+#[pyfunction]
+pub(crate) fn safepoint_go_on(py: Python<'_>, entered: u64, timeout_ms: i64) -> PyResult<bool> {
+    let symbols = symbols()?;
+    // SAFETY: it takes two numbers.
+    let goes = py.detach(|| unsafe { (symbols.glake_safepoint_go_on)(entered, timeout_ms) } != 0);
+    if !goes {
+        py.check_signals()?;
+    }
+    Ok(goes)
 }
 
 #[pyfunction]

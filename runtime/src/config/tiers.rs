@@ -39,6 +39,15 @@ knobs! {
         ///
         /// 0: it fails at once where anything is in use. Larger, where requests last longer than that.
         drain_timeout_ms: u64 = 30_000, "a whole number of milliseconds";
+        /// How long a shrink waits for the GPU's work of uses that are parked at safe points.
+        ///
+        /// After it they go on and nothing has moved: what is enqueued waits for another rank, or for the host. Larger, where a step
+        /// takes longer than that on the GPU.
+        park_drain_ms: u64 = 2_000, "a whole number of milliseconds";
+        /// How long a use runs at least between two times that it is parked.
+        ///
+        /// Larger, where bringing its memory back takes longer: else it does little but move.
+        park_quantum_ms: u64 = 300, "a whole number of milliseconds";
         /// Whether relays are suspended, and give their contexts back, when everything is evicted.
         ///
         /// True: the first refill then begins over one link, and the others join it when their contexts are made again.

@@ -234,6 +234,17 @@ pub enum ProcessError {
         /// For how long they were waited for.
         waited: Duration,
     },
+    /// The work of uses that were parked at safe points did not end in time. Nothing was moved; they go on.
+    #[error(
+        "work of {tags} was still running on a GPU {waited:.1?} after all that use it were parked at safe points: does it wait for another \
+         rank, or for the host? Nothing was moved, they go on; shrink again later, or allow more time with tiers.park_drain_ms"
+    )]
+    ParkedWork {
+        /// What was to leave.
+        tags: Tags,
+        /// For how long it was waited for.
+        waited: Duration,
+    },
     /// What a use needs is evicted, or about to be.
     #[error("the gate is closed: {tags} is not on its GPU, or about to leave it; refill it, or wait for it")]
     Closed {

@@ -16,6 +16,7 @@ use glake_device::DriverError;
 use glake_device::owned::{DeviceSet, Epoch};
 
 use super::clock::CompletionClock;
+use super::point::CompletionPoint;
 use super::reach::Reach;
 use super::retry::retry;
 use super::{PoolError, Result};
@@ -29,19 +30,45 @@ pub(crate) struct Drain<'a> {
     pub(super) devices: DeviceSet,
 }
 
+/// All work that was enqueued by some moment on any device of a process.
+#[derive(Debug)]
+pub struct PendingWork {
+    own: CompletionPoint,
+    others: Vec<Epoch>,
+}
+
+impl PendingWork {
+    /// Whether it has ended. Never waits.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        while let Some(other) = self.others.last_mut() {
+            if let Some(None) = unless_lost(other.poll())? {
+                return Ok(false);
+            }
+            self.others.pop();
+        }
+        Ok(self.own.has_passed()?)
+    }
+}
+
 impl Drain<'_> {
-    /// Waits for all work that was enqueued before on any device, in its primary context.
-    pub(crate) fn wait(&self) -> Result<()> {
-        self.clock.settle()?;
+    /// All work that was enqueued before on any device, in its primary context.
+    pub(crate) fn begin(&self) -> Result<PendingWork> {
         let own = self.clock.completion_point()?;
         let others = self.devices.without(self.reach.watched());
         let record = |device| unless_lost(self.clock.record_other(DeviceSet::of(device)));
         let recorded = others.iter().map(record).collect::<Result<Vec<Option<Epoch>>>>()?;
+        Ok(PendingWork { own, others: recorded.into_iter().flatten().collect() })
+    }
+
+    /// Waits for it.
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.clock.settle()?;
+        let PendingWork { own, others } = self.begin()?;
         self.clock.passed(own)?;
-        recorded
-            .into_iter()
-            .flatten()
-            .try_for_each(|mut epoch| unless_lost(retry(|| epoch.wait())).map(|_| ()))
+        others.into_iter().try_for_each(|mut epoch| unless_lost(retry(|| epoch.wait())).map(|_| ()))
     }
 }
 

@@ -78,6 +78,7 @@ pub use clock::CompletionClock;
 pub(crate) use core::Core;
 use domain::Domains;
 use drain::Drain;
+pub use drain::PendingWork;
 pub use error::PoolError;
 use evict::Evictions;
 use export::Exports;
@@ -503,6 +504,14 @@ impl GpuPool {
     /// Every device of the process.
     pub(crate) fn drain(&self) -> Drain<'_> {
         Drain { clock: &self.clock, reach: &self.reach, devices: self.devices }
+    }
+
+    /// All work that was enqueued before on any device of the process.
+    ///
+    /// # Errors
+    /// What the driver answers; [`glake_device::DriverError::Capturing`] while a capture is open.
+    pub fn pending_work(&self) -> Result<PendingWork> {
+        self.drain().begin()
     }
 
     fn peer_access(&self) -> PeerAccess<'_> {

@@ -4,6 +4,7 @@
 //! active(tags) ─► admit ─► the work ─► leave
 //!                   ▲ waits, asks for a refill, or is refused             state: pure; here: one lock and one condition
 //! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is evicted
+//! safepoint ─► one load ─ somebody closes ─► parked: counts as not running, until all of its memory is back
 //! ```
 //!
 //! What is evicted the gate does not remember: it asks, each time somebody wants to begin.
@@ -17,6 +18,7 @@ mod state;
 mod tags;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -29,6 +31,9 @@ pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
 
 use super::{ProcessError, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard};
+
+/// How long a use that begins lets parked ones go on first: they are awake long before, if their threads are there.
+const PARKED_FIRST: Duration = Duration::from_millis(100);
 
 /// What a use does that begins while its tags are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,8 +50,10 @@ pub enum WhenClosed {
 /// How it stands with the gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateView {
-    /// Uses that run.
+    /// Uses that have begun and not ended.
     pub uses: usize,
+    /// Of these, uses that wait at safe points.
+    pub parked: usize,
     /// What is being closed.
     pub closing: Vec<Tags>,
     /// Tags of which some memory is evicted.
@@ -63,6 +70,7 @@ impl GateView {
         json!({
             "open": self.closing.is_empty() && self.closed.is_empty(),
             "uses": self.uses,
+            "parked": self.parked,
             "closing": self.closing.iter().map(tags).collect::<Vec<Value>>(),
             "closed": self.closed,
         })
@@ -75,6 +83,10 @@ pub struct Gate {
     state: Mutex<GateState>,
     changed: Condvar,
     memory: Arc<dyn Evicted>,
+    /// How long a use runs at least between two parks.
+    quantum: Duration,
+    /// Closings under way: what a safe point looks at.
+    closings: AtomicUsize,
 }
 
 /// What a use that wants to begin finds.
@@ -87,22 +99,23 @@ pub(super) enum Admission<T> {
 
 /// Tags that are closed while this lives: no use of them runs.
 #[derive(Debug)]
-pub(super) struct Closing<'g> {
+pub(in super::super) struct Closing<'g> {
     gate: &'g Gate,
     id: ClosingId,
 }
 
 impl Gate {
     /// Open, but for what of this memory is evicted.
-    pub(super) fn new(memory: Arc<dyn Evicted>) -> Gate {
-        Gate { state: Mutex::default(), changed: Condvar::default(), memory }
+    pub(super) fn new(memory: Arc<dyn Evicted>, quantum: Duration) -> Gate {
+        let (state, changed) = (Mutex::default(), Condvar::default());
+        Gate { state, changed, memory, quantum, closings: AtomicUsize::new(0) }
     }
 
     /// How it stands.
     pub fn view(&self) -> GateView {
         let state = self.state.lock();
         let (closing, closed) = (state.closings().cloned().collect(), self.memory.evicted(&Tags::All));
-        GateView { uses: state.uses(), closing, closed }
+        GateView { uses: state.uses(), parked: state.parked(), closing, closed }
     }
 
     /// Begins a use. It waits while its tags are being closed, and as `when` says where they are closed.
@@ -115,7 +128,12 @@ impl Gate {
         when: WhenClosed,
         timeout: Option<Duration>,
     ) -> Result<Admission<UseId>> {
-        self.pass(tags, when, timeout, |state| state.begin(tags, &*self.memory))
+        let begin = Instant::now();
+        let attempt = |state: &mut GateState| {
+            let parked_first = when != WhenClosed::Refuse && begin.elapsed() < PARKED_FIRST;
+            state.begin(tags, &*self.memory, parked_first)
+        };
+        self.pass(tags, when, timeout, attempt)
     }
 
     /// Waits until a use could begin, and begins none: it may meet another closing when it does.
@@ -144,6 +162,10 @@ impl Gate {
         loop {
             let closed = match attempt(&mut state) {
                 Ok(passed) => return Ok(Admission::Admitted(passed)),
+                Err(Obstacle::Parked) => {
+                    self.changed.wait_until(&mut state, Instant::now() + PARKED_FIRST);
+                    continue;
+                }
                 Err(Obstacle::Closing) => None,
                 Err(Obstacle::Evicted(closed)) => Some(closed),
             };
@@ -171,7 +193,70 @@ impl Gate {
         if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
     }
 
-    /// Lets no use of these tags begin, and waits until those that run have ended.
+    /// Whether anybody waits for uses, or moves what they use: one relaxed load.
+    #[inline]
+    pub fn wants_safepoints(&self) -> bool {
+        self.closings.load(Ordering::Relaxed) > 0
+    }
+
+    /// A thread of a use is at a point at which it needs none of its memory, and all work that it has enqueued ends without it. Where a
+    /// shrink waits for the use, the thread waits here until all memory of the use is back; the use is parked while all its threads do.
+    /// Answers whether it waited.
+    #[inline]
+    pub fn safepoint(&self, id: UseId) -> bool {
+        self.wants_safepoints() && self.park(id)
+    }
+
+    #[cold]
+    fn park(&self, id: UseId) -> bool {
+        self.arrive(id) && self.go_on(id, None)
+    }
+
+    /// The first half of [`Gate::safepoint`]: whether the thread has to wait, with [`Gate::go_on`] until that answers true.
+    pub fn arrive(&self, id: UseId) -> bool {
+        let arrived = self.state.lock().arrive(id, Instant::now());
+        if arrived {
+            self.changed.notify_all();
+        }
+        arrived
+    }
+
+    /// Waits until a thread that has arrived can go on; false where it still cannot after the timeout, and has to wait on.
+    pub fn go_on(&self, id: UseId, timeout: Option<Duration>) -> bool {
+        let wait = Wait::of(timeout);
+        let mut state = self.state.lock();
+        while !state.can_go_on(id, &*self.memory) {
+            if !wait.on(&self.changed, &mut state) {
+                return false;
+            }
+        }
+        state.go_on(id, Instant::now() + self.quantum);
+        drop(state);
+        // Who wants to begin waits for those that were parked.
+        self.changed.notify_all();
+        true
+    }
+
+    /// One more thread is inside a use, which is parked only when that one is at a safe point too. False where it is parked now: the
+    /// thread is not inside, and begins a use of its own.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownUse`].
+    pub fn join_use(&self, id: UseId) -> Result<bool> {
+        self.state.lock().join(id).ok_or(ProcessError::UnknownUse { id: id.0 })
+    }
+
+    /// A thread that joined a use is no longer inside it.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownUse`].
+    pub fn leave_use(&self, id: UseId) -> Result<()> {
+        let left = self.state.lock().leave(id);
+        self.changed.notify_all();
+        if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
+    }
+
+    /// Lets no use of these tags begin, and waits until those that run have ended or are parked.
     ///
     /// # Errors
     /// [`ProcessError::StillUsed`]: the gate is open again.
@@ -179,8 +264,9 @@ impl Gate {
         let wait = Wait::of(timeout);
         let mut state = self.state.lock();
         let closing = Closing { gate: self, id: state.close(tags.clone()) };
+        self.closings.fetch_add(1, Ordering::Relaxed);
         loop {
-            let uses = state.uses_before(closing.id);
+            let uses = state.running(closing.id);
             if uses == 0 {
                 drop(state);
                 return Ok(closing);
@@ -205,8 +291,21 @@ impl Gate {
     }
 }
 
+impl Closing<'_> {
+    /// How many uses are parked for it.
+    pub(super) fn parked(&self) -> usize {
+        self.gate.state.lock().parked_for(self.id)
+    }
+
+    /// The work of what is parked does not end: these uses go on with the closing's end, and are not parked again for so long.
+    pub(super) fn hold_off(&self, pause: Duration) {
+        self.gate.state.lock().hold_off(self.id, Instant::now() + pause);
+    }
+}
+
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
+        self.gate.closings.fetch_sub(1, Ordering::Relaxed);
         self.gate.state.lock().end(self.id);
         self.gate.changed.notify_all();
     }
@@ -277,7 +376,7 @@ mod tests {
     impl Gated {
         fn new() -> Gated {
             let memory = Arc::<Memory>::default();
-            Gated { gate: Gate::new(memory.clone()), memory }
+            Gated { gate: Gate::new(memory.clone(), Duration::ZERO), memory }
         }
 
         fn set(&self, tag: &str, evicted: bool) {
@@ -315,7 +414,7 @@ mod tests {
         assert!(gate.close(&Tags::of(&[DEFAULT]), SOON).is_err(), "every use touches what is in no region");
         gate.end_use(running).unwrap();
         assert!(matches!(gate.end_use(running), Err(ProcessError::UnknownUse { .. })));
-        assert_eq!(gate.view(), GateView { uses: 0, closing: vec![], closed: vec![] });
+        assert_eq!(gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Default for Memory {
     fn default() -> Self {
         let evictions = Arc::<Evictions>::default();
         Memory {
-            gate: Gate::new(evictions.clone()),
+            gate: Gate::new(evictions.clone(), Duration::ZERO),
             evictions,
             moving: Default::default(),
             using: Default::default(),
@@ -105,7 +105,7 @@ fn uses_and_moves_never_meet_and_nobody_sleeps_for_ever() {
         let all = memory.clone();
         threads.push(thread::spawn(move || all.shrink(&Tags::All, &[0, 1])));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(memory.gate.view(), GateView { uses: 0, closing: vec![], closed: vec![] });
+        assert_eq!(memory.gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
     });
 }
 
@@ -125,6 +125,44 @@ fn a_close_that_gives_up_leaves_the_gate_as_it_was() {
         });
         user.join().unwrap();
         closer.join().unwrap();
-        assert_eq!(memory.gate.view(), GateView { uses: 0, closing: vec![], closed: vec![] });
+        assert_eq!(memory.gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
+    });
+}
+
+/// A use of two threads that stops at safe points, shrinks of its memory, and who brings it back: nobody waits for ever, nothing runs on
+/// what moves.
+#[test]
+fn parked_uses_go_on_and_meet_no_move() {
+    schedules(|| {
+        let memory = Arc::new(Memory::default());
+        let id = match memory.gate.admit(&Tags::of(&[NAMES[0]]), WhenClosed::Hold, None).unwrap() {
+            Admission::Admitted(id) => id,
+            Admission::Away(away) => panic!("{away:?} is evicted"),
+        };
+        assert!(memory.gate.join_use(id).unwrap());
+        let beside = memory.clone();
+        let beside = thread::spawn(move || {
+            for _ in 0..2 {
+                beside.touch(0);
+                beside.gate.safepoint(id);
+            }
+            beside.touch(0);
+            beside.gate.leave_use(id).unwrap();
+        });
+        let mut threads = Vec::new();
+        let (one, all, other) = (memory.clone(), memory.clone(), memory.clone());
+        threads.push(thread::spawn(move || one.shrink(&Tags::of(&[NAMES[0]]), &[0])));
+        threads.push(thread::spawn(move || all.shrink(&Tags::All, &[0, 1])));
+        threads.push(thread::spawn(move || other.use_of(0, WhenClosed::Refill)));
+        for _ in 0..2 {
+            memory.touch(0);
+            memory.gate.safepoint(id);
+        }
+        // A use ends when all its threads have left it: here the other one, which may be waiting for this one to arrive.
+        memory.gate.leave_use(id).unwrap();
+        beside.join().unwrap();
+        memory.gate.end_use(id).unwrap();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(memory.gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
     });
 }

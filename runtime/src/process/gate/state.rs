@@ -2,15 +2,20 @@
 //! know ([`Evicted`]).
 //!
 //! ```text
-//! use       enter ──► running ──leave──►          enter ──closing, evicted──► an obstacle
-//! closing   close ──► waits for the uses that were there ──► moves ──► end             no new use meanwhile
+//! use       begin ──► running ──end──►            begin ──closing, evicted──► an obstacle
+//!                     │     ▲
+//!              arrive ▼     │ go on: no closing, nothing evicted            all its threads have arrived: parked
+//!                     parked
+//! closing   close ──► waits for the uses that run ──► moves ──► end                    no new use meanwhile
 //! ```
 //!
-//! Invariants: while a closing moves ([`GateState::uses_before`] is 0) no use that it touches runs; a use is admitted only where
-//! none of its tags is being closed and nothing of them is evicted.
+//! Invariants: while a closing moves ([`GateState::running`] is 0) no use that it touches runs: each was not there, or is parked, and
+//! goes on only where no closing touches it and nothing of it is evicted. A use is admitted only where none of its tags is being
+//! closed, nothing of them is evicted, and no parked use is about to go on: those come first.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Instant;
 
 use super::tags::Tags;
 
@@ -33,36 +38,125 @@ pub(in super::super) trait Evicted: fmt::Debug + Send + Sync {
 pub(super) enum Obstacle {
     /// Something of it is being closed: it waits.
     Closing,
+    /// Nothing but a parked use that is about to go on, and comes first.
+    Parked,
     /// Some memory of these of its tags is evicted, and nobody is closing any.
     Evicted(Vec<String>),
+}
+
+/// A use that has begun.
+#[derive(Clone, Debug)]
+struct Use {
+    tags: Tags,
+    /// Threads inside it.
+    threads: usize,
+    /// Of these, threads that wait at a safe point.
+    arrived: usize,
+    /// It may not be parked again before.
+    runs_until: Option<Instant>,
+}
+
+impl Use {
+    fn is_parked(&self) -> bool {
+        self.arrived >= self.threads
+    }
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct GateState {
     last: u64,
-    uses: BTreeMap<UseId, Tags>,
+    uses: BTreeMap<UseId, Use>,
     closings: BTreeMap<ClosingId, Tags>,
 }
 
 impl GateState {
     /// What keeps a use of these tags from beginning now.
     pub(super) fn obstacle(&self, tags: &Tags, memory: &dyn Evicted) -> Option<Obstacle> {
-        if self.closings.values().any(|closing| tags.uses_any_of(closing)) {
+        if self.is_closing(tags) {
             return Some(Obstacle::Closing);
         }
         let evicted = memory.evicted(tags);
         (!evicted.is_empty()).then_some(Obstacle::Evicted(evicted))
     }
 
-    /// Begins a use, where nothing keeps it from that.
-    pub(super) fn begin(&mut self, tags: &Tags, memory: &dyn Evicted) -> Result<UseId, Obstacle> {
+    fn is_closing(&self, tags: &Tags) -> bool {
+        self.closings.values().any(|closing| tags.uses_any_of(closing))
+    }
+
+    /// Whether a use that is parked could go on, and its threads are about to.
+    fn is_one_about_to_go_on(&self, memory: &dyn Evicted) -> bool {
+        let mut parked = self.uses.values().filter(|parked| parked.is_parked());
+        parked.any(|parked| self.obstacle(&parked.tags, memory).is_none())
+    }
+
+    /// Begins a use, where nothing keeps it from that; with `parked_first` after the parked uses that can go on.
+    pub(super) fn begin(
+        &mut self,
+        tags: &Tags,
+        memory: &dyn Evicted,
+        parked_first: bool,
+    ) -> Result<UseId, Obstacle> {
         if let Some(obstacle) = self.obstacle(tags, memory) {
             return Err(obstacle);
         }
+        if parked_first && self.is_one_about_to_go_on(memory) {
+            return Err(Obstacle::Parked);
+        }
         self.last += 1;
         let id = UseId(self.last);
-        self.uses.insert(id, tags.clone());
+        self.uses.insert(id, Use { tags: tags.clone(), threads: 1, arrived: 0, runs_until: None });
         Ok(id)
+    }
+
+    /// One thread more is inside a use. False where it is parked: the thread is not inside. `None`: there is no such use.
+    pub(super) fn join(&mut self, id: UseId) -> Option<bool> {
+        let joined = self.uses.get_mut(&id)?;
+        if joined.is_parked() {
+            return Some(false);
+        }
+        joined.threads += 1;
+        Some(true)
+    }
+
+    /// One thread less is inside a use, which goes on with the others.
+    pub(super) fn leave(&mut self, id: UseId) -> bool {
+        let Some(left) = self.uses.get_mut(&id) else { return false };
+        left.threads = left.threads.saturating_sub(1).max(1);
+        true
+    }
+
+    /// A thread of a use has come to a safe point; whether it has to wait there: a closing touches the use, which has run for long
+    /// enough.
+    pub(super) fn arrive(&mut self, id: UseId, now: Instant) -> bool {
+        let Some(here) = self.uses.get(&id) else { return false };
+        if !self.is_closing(&here.tags) || here.runs_until.is_some_and(|until| now < until) {
+            return false;
+        }
+        if let Some(here) = self.uses.get_mut(&id) {
+            here.arrived += 1;
+        }
+        true
+    }
+
+    /// Whether a thread that waits at a safe point can go on; so it can where its use has ended.
+    pub(super) fn can_go_on(&self, id: UseId, memory: &dyn Evicted) -> bool {
+        self.uses.get(&id).is_none_or(|parked| self.obstacle(&parked.tags, memory).is_none())
+    }
+
+    /// A thread goes on from a safe point. Its use runs until then at least.
+    pub(super) fn go_on(&mut self, id: UseId, runs_until: Instant) {
+        if let Some(parked) = self.uses.get_mut(&id) {
+            parked.arrived = parked.arrived.saturating_sub(1);
+            parked.runs_until = parked.runs_until.max(Some(runs_until));
+        }
+    }
+
+    /// A closing could not park these uses safely: they run, and are not parked before.
+    pub(super) fn hold_off(&mut self, id: ClosingId, until: Instant) {
+        let Some(closing) = self.closings.get(&id) else { return };
+        for parked in self.uses.values_mut().filter(|parked| parked.tags.uses_any_of(closing)) {
+            parked.runs_until = Some(until);
+        }
     }
 
     /// Whether there was such a use.
@@ -77,10 +171,16 @@ impl GateState {
         id
     }
 
-    /// How many uses run of what a closing closes: all began before it.
-    pub(super) fn uses_before(&self, id: ClosingId) -> usize {
+    /// How many uses run of what a closing closes: all began before it, and none is parked.
+    pub(super) fn running(&self, id: ClosingId) -> usize {
         let Some(closing) = self.closings.get(&id) else { return 0 };
-        self.uses.values().filter(|tags| tags.uses_any_of(closing)).count()
+        self.uses.values().filter(|used| !used.is_parked() && used.tags.uses_any_of(closing)).count()
+    }
+
+    /// How many uses of what a closing closes are parked.
+    pub(super) fn parked_for(&self, id: ClosingId) -> usize {
+        let Some(closing) = self.closings.get(&id) else { return 0 };
+        self.uses.values().filter(|used| used.is_parked() && used.tags.uses_any_of(closing)).count()
     }
 
     /// The closing is over. What it evicted is evicted by then.
@@ -90,6 +190,10 @@ impl GateState {
 
     pub(super) fn uses(&self) -> usize {
         self.uses.len()
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.uses.values().filter(|used| used.is_parked()).count()
     }
 
     pub(super) fn closings(&self) -> impl Iterator<Item = &Tags> {
@@ -115,6 +219,10 @@ mod tests {
         Move(usize, bool),
         GiveUp(usize),
         Open(u8),
+        /// A thread of a use comes to a safe point, or goes on from one.
+        Safepoint(usize),
+        GoOn(usize),
+        Join(usize),
     }
 
     fn tags() -> impl Strategy<Value = Tags> {
@@ -133,6 +241,9 @@ mod tests {
             2 => (0..4_usize, any::<bool>()).prop_map(|(which, evicts)| Op::Move(which, evicts)),
             1 => (0..4_usize).prop_map(Op::GiveUp),
             1 => (0..4_u8).prop_map(Op::Open),
+            3 => (0..9_usize).prop_map(Op::Safepoint),
+            2 => (0..9_usize).prop_map(Op::GoOn),
+            1 => (0..9_usize).prop_map(Op::Join),
         ]
     }
 
@@ -178,45 +289,88 @@ mod tests {
         }
     }
 
+    /// A use of the model.
+    struct Used {
+        id: UseId,
+        tags: Tags,
+        threads: usize,
+        arrived: usize,
+    }
+
+    impl Used {
+        fn is_parked(&self) -> bool {
+            self.arrived >= self.threads
+        }
+    }
+
     proptest! {
         #[test]
         fn no_use_runs_while_its_memory_is_evicted(ops in prop::collection::vec(op(), 1..80)) {
-            let mut gate = GateState::default();
-            let mut uses: Vec<(UseId, Tags)> = Vec::new();
+            let (mut gate, now) = (GateState::default(), Instant::now());
+            let mut uses: Vec<Used> = Vec::new();
             let mut closings: Vec<(ClosingId, Tags)> = Vec::new();
             let memory = Memory::default();
+            let is_closing = |closings: &[(ClosingId, Tags)], tags: &Tags| {
+                let mut each = closings.iter();
+                each.any(|(_, closing)| NAMES.iter().any(|name| closes(closing, name) && touches(tags, name)))
+            };
+            let is_gone = |tags: &Tags| NAMES.iter().any(|name| memory.has(name) && touches(tags, name));
             for op in ops {
                 match op {
                     Op::Enter(tags) => {
-                        let being = closings.iter().any(|(_, closing)| {
-                            NAMES.iter().any(|name| closes(closing, name) && touches(&tags, name))
-                        });
-                        let gone = NAMES.iter().any(|name| memory.has(name) && touches(&tags, name));
-                        match gate.begin(&tags, &memory) {
+                        let (closing, gone) = (is_closing(&closings, &tags), is_gone(&tags));
+                        let comes_first = |used: &Used| {
+                            used.is_parked() && !is_closing(&closings, &used.tags) && !is_gone(&used.tags)
+                        };
+                        let waits = uses.iter().any(comes_first);
+                        match gate.begin(&tags, &memory, true) {
                             Ok(id) => {
-                                prop_assert!(!being && !gone);
-                                uses.push((id, tags));
+                                prop_assert!(!closing && !gone && !waits);
+                                uses.push(Used { id, tags, threads: 1, arrived: 0 });
                             }
-                            Err(Obstacle::Closing) => prop_assert!(being),
+                            Err(Obstacle::Closing) => prop_assert!(closing),
+                            Err(Obstacle::Parked) => prop_assert!(!closing && !gone && waits),
                             Err(Obstacle::Evicted(named)) => {
-                                prop_assert!(!being && gone);
+                                prop_assert!(!closing && gone);
                                 prop_assert!(named.iter().all(|name| memory.has(name)));
                             }
                         }
                     }
                     Op::Leave(which) if which < uses.len() => {
-                        prop_assert!(gate.end_use(uses[which].0));
-                        prop_assert!(!gate.end_use(uses.remove(which).0));
+                        prop_assert!(gate.end_use(uses[which].id));
+                        let ended = uses.remove(which).id;
+                        prop_assert!(!gate.end_use(ended) && gate.can_go_on(ended, &memory));
+                    }
+                    Op::Safepoint(which) if which < uses.len() && !uses[which].is_parked() => {
+                        let used = &mut uses[which];
+                        let stops = gate.arrive(used.id, now);
+                        prop_assert_eq!(stops, is_closing(&closings, &used.tags));
+                        used.arrived += usize::from(stops);
+                    }
+                    Op::GoOn(which) if which < uses.len() && uses[which].arrived > 0 => {
+                        let used = &mut uses[which];
+                        let goes = gate.can_go_on(used.id, &memory);
+                        prop_assert_eq!(goes, !is_closing(&closings, &used.tags) && !is_gone(&used.tags));
+                        if goes {
+                            gate.go_on(used.id, now);
+                            used.arrived -= 1;
+                        }
+                    }
+                    Op::Join(which) if which < uses.len() => {
+                        let used = &mut uses[which];
+                        let joins = !used.is_parked();
+                        prop_assert_eq!(gate.join(used.id), Some(joins));
+                        used.threads += usize::from(joins);
                     }
                     Op::Close(tags) => closings.push((gate.close(tags.clone()), tags)),
                     Op::Move(which, evicts) if which < closings.len() => {
-                        if gate.uses_before(closings[which].0) > 0 {
+                        if gate.running(closings[which].0) > 0 {
                             continue;
                         }
                         let (id, tags) = closings.remove(which);
                         for name in NAMES.iter().filter(|name| closes(&tags, name)) {
-                            // What is moved now, no use touches.
-                            prop_assert!(uses.iter().all(|(_, used)| !touches(used, name)));
+                            // What is moved now, no use touches that runs.
+                            prop_assert!(uses.iter().all(|used| used.is_parked() || !touches(&used.tags, name)));
                             memory.set(name, evicts);
                         }
                         gate.end(id);
@@ -229,17 +383,55 @@ mod tests {
                     _ => {}
                 }
                 prop_assert_eq!(gate.uses(), uses.len());
+                prop_assert_eq!(gate.parked(), uses.iter().filter(|used| used.is_parked()).count());
                 for (id, tags) in &closings {
-                    let own = uses.iter().filter(|(_, used)| {
-                        NAMES.iter().any(|name| closes(tags, name) && touches(used, name))
+                    let touched = uses.iter().filter(|used| {
+                        NAMES.iter().any(|name| closes(tags, name) && touches(&used.tags, name))
                     });
-                    prop_assert_eq!(gate.uses_before(*id), own.count());
+                    let (parked, running): (Vec<&Used>, Vec<&Used>) = touched.partition(|used| used.is_parked());
+                    prop_assert_eq!((gate.running(*id), gate.parked_for(*id)), (running.len(), parked.len()));
                 }
             }
-            // With everything given up and opened again, everybody gets in.
+            // With everything given up and open again, those that were parked go on, and everybody gets in.
             closings.into_iter().for_each(|(id, _)| gate.end(id));
             NAMES.iter().for_each(|name| memory.set(name, false));
-            prop_assert!(gate.begin(&Tags::All, &memory).is_ok());
+            for used in uses {
+                for _ in 0..used.arrived {
+                    prop_assert!(gate.can_go_on(used.id, &memory));
+                    gate.go_on(used.id, now);
+                }
+            }
+            prop_assert!(gate.parked() == 0 && gate.begin(&Tags::All, &memory, true).is_ok());
         }
+    }
+
+    #[test]
+    fn a_use_is_parked_when_all_its_threads_have_arrived_and_runs_for_a_while_after() {
+        let (mut gate, memory, now) = (GateState::default(), Memory::default(), Instant::now());
+        let later = now + std::time::Duration::from_millis(300);
+        let id = gate.begin(&Tags::All, &memory, true).unwrap();
+        assert!(!gate.arrive(id, now), "nobody waits");
+        assert_eq!(gate.join(id), Some(true));
+        let closing = gate.close(Tags::All);
+        assert!(gate.arrive(id, now) && gate.running(closing) == 1, "one of two");
+        assert!(gate.arrive(id, now) && gate.running(closing) == 0 && gate.parked_for(closing) == 1);
+        assert_eq!(gate.join(id), Some(false));
+        assert!(!gate.can_go_on(id, &memory));
+        memory.set("a", true);
+        gate.end(closing);
+        assert!(!gate.can_go_on(id, &memory), "some of it is evicted");
+        memory.set("a", false);
+        assert_eq!(gate.begin(&Tags::All, &memory, true), Err(Obstacle::Parked), "who was parked comes first");
+        gate.go_on(id, later);
+        gate.go_on(id, later);
+        let closing = gate.close(Tags::All);
+        assert!(!gate.arrive(id, now), "it has just come back");
+        assert!(gate.arrive(id, later) && gate.leave(id) && gate.running(closing) == 0, "the other has left");
+        gate.hold_off(closing, later + (later - now));
+        gate.end(closing);
+        gate.go_on(id, later + (later - now));
+        gate.close(Tags::All);
+        assert!(!gate.arrive(id, later), "it could not be parked a moment ago");
+        assert_eq!((gate.join(UseId(99)), gate.leave(UseId(99))), (None, false));
     }
 }

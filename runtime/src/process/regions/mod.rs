@@ -40,6 +40,7 @@ mod touch;
 mod view;
 
 use std::sync::Arc;
+use std::time::Duration;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::DeviceId;
@@ -96,7 +97,7 @@ impl RegionSet {
         RegionSet {
             registry: registry.clone(),
             flags: Arc::default(),
-            gate: Gate::new(table.clone()),
+            gate: Gate::new(table.clone(), Duration::from_millis(config.park_quantum_ms)),
             table,
             stores: Stores::new(registry, config.clone()),
             prediction: Prediction::new(registry),

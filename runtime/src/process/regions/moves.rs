@@ -16,7 +16,7 @@ use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
-use super::super::gate::Tags;
+use super::super::gate::{Closing, Tags};
 use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
@@ -24,6 +24,12 @@ use super::ask::{Refill, Shrink, Tier};
 use super::choose::in_order;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
 use super::slot::{Slot, sizes, wanting};
+
+/// How often the work of parked uses is asked for.
+const POLL: Duration = Duration::from_micros(200);
+
+/// How long uses are not parked again whose work did not end.
+const PARKED_IN_VAIN: Duration = Duration::from_secs(5);
 
 /// A region, and how much of it is to be moved.
 type Job = (Arc<Slot>, Arc<Region>, Bytes);
@@ -165,6 +171,8 @@ impl RegionSet {
             .collect();
         candidates.sort_by_key(|(slot, region)| slot.rank(region));
         let mut batch = Batch::default();
+        // What is parked for one of them stays parked until all is over.
+        let mut closings = Vec::new();
         loop {
             let freed: Bytes = batch.moved.iter().map(|moved| moved.memory).sum();
             let wanted = ask.bytes.unwrap_or(Bytes::MAX).saturating_sub(freed);
@@ -180,7 +188,13 @@ impl RegionSet {
                 (slot.clone(), region.clone(), amount(*size))
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
-            let Batch { moved, failed } = self.close_and_move(&jobs, ask);
+            let Batch { moved, failed } = match self.close(&jobs, ask) {
+                Ok(closing) => {
+                    closings.push(closing);
+                    self.move_closed(&jobs, ask)
+                }
+                Err(error) => Batch { moved: Vec::new(), failed: Some(error) },
+            };
             batch.moved.extend(moved);
             batch.failed = failed;
             if ask.bytes.is_none() || batch.failed.is_some() {
@@ -192,16 +206,33 @@ impl RegionSet {
         }
     }
 
-    fn close_and_move(&self, jobs: &[Job], ask: &Shrink) -> Batch {
+    /// No use of what these jobs move runs from then on: all have ended, or are parked and their work has ended.
+    fn close(&self, jobs: &[Job], ask: &Shrink) -> Result<Closing<'_>> {
         let tags = match ask.is_everything() {
             true => Tags::All,
             false => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
         };
         let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
-        let _closing = match self.gate.close(&tags, Some(timeout)) {
-            Ok(closing) => closing,
-            Err(error) => return Batch { moved: Vec::new(), failed: Some(error) },
-        };
+        let closing = self.gate.close(&tags, Some(timeout))?;
+        if closing.parked() > 0
+            && let Some((_, region, _)) = jobs.first()
+        {
+            let begin = Instant::now();
+            let end = Duration::from_millis(self.config.park_drain_ms);
+            let mut pending = region.pool().pending_work()?;
+            while !pending.has_ended()? {
+                let waited = begin.elapsed();
+                if waited >= end {
+                    closing.hold_off(PARKED_IN_VAIN);
+                    return Err(ProcessError::ParkedWork { tags, waited });
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+        Ok(closing)
+    }
+
+    fn move_closed(&self, jobs: &[Job], ask: &Shrink) -> Batch {
         for (slot, ..) in jobs {
             slot.begin_out(&self.flags);
         }

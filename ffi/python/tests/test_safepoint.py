@@ -1,0 +1,260 @@
+"""Safe points: a use whose threads and tasks all stand at one waits while its memory is evicted, and finds the same bytes after it."""
+
+import asyncio
+import contextvars
+import os
+import threading
+import time
+import unittest
+from unittest import mock
+
+os.environ["GLAKE_DEVICE"] = "sim"
+
+import glake  # noqa: E402
+
+import child  # noqa: E402
+from test_regions import MIB, made  # noqa: E402
+
+
+class Steps:
+    """Steps of a use in a thread or task, counted, each of which reads its memory."""
+
+    def __init__(self, arrays, uses):
+        self.arrays, self.uses = arrays, uses
+        self.steps = self.parks = 0
+        self.right = True
+        self.over = threading.Event()
+
+    def step(self):
+        self.right = self.right and all(array.is_right() for array in self.arrays)
+        self.steps += 1
+
+    def run(self):
+        with glake.active(self.uses):
+            while not self.over.is_set():
+                self.step()
+                self.parks += glake.safepoint()
+                time.sleep(0.001)
+
+    async def run_async(self):
+        async with glake.active(self.uses):
+            while not self.over.is_set():
+                self.step()
+                self.parks += await glake.safepoint_async()
+                await asyncio.sleep(0.001)
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("it does not come")
+        time.sleep(0.001)
+
+
+class Parking(unittest.TestCase):
+    def setUp(self):
+        self.tag, self.arrays = made()
+
+    def cycle(self, *all_steps, rounds=3):
+        """Shrinks and refills while they run: nothing is read in between, everything after it."""
+        for _ in range(rounds):
+            before = [steps.parks for steps in all_steps]
+            report = glake.shrink(self.tag, timeout=20)
+            self.assertEqual(report["copied"], 16 * MIB)
+            self.assertEqual(glake.gate()["parked"], 1)
+            counts = [steps.steps for steps in all_steps]
+            time.sleep(0.02)
+            self.assertEqual([steps.steps for steps in all_steps], counts)
+            glake.refill(self.tag)
+            until(lambda: all(steps.steps > count + 1 for steps, count in zip(all_steps, counts)))
+            self.assertTrue(all(steps.parks > parks for steps, parks in zip(all_steps, before)))
+        for steps in all_steps:
+            steps.over.set()
+
+    def end(self, *threads):
+        for thread in threads:
+            thread.join(20)
+            self.assertFalse(thread.is_alive())
+        self.assertEqual((glake.gate()["uses"], glake.gate()["parked"]), (0, 0))
+
+    def test_a_thread(self):
+        steps = Steps(self.arrays, self.tag)
+        thread = threading.Thread(target=steps.run)
+        thread.start()
+        until(lambda: steps.steps)
+        self.cycle(steps)
+        self.end(thread)
+        self.assertTrue(steps.right)
+
+    def test_all_threads_of_a_use(self):
+        both = [Steps(self.arrays, self.tag) for _ in range(2)]
+
+        with glake.active(self.tag):
+            threads = [threading.Thread(target=contextvars.copy_context().run, args=[steps.run]) for steps in both]
+            for thread in threads:
+                thread.start()
+            until(lambda: all(steps.steps for steps in both))
+            self.assertEqual(glake.gate()["uses"], 1)
+        self.cycle(*both)
+        self.end(*threads)
+        self.assertTrue(all(steps.right for steps in both))
+
+    def test_tasks(self):
+        both = [Steps(self.arrays, self.tag) for _ in range(2)]
+
+        async def main():
+            async with glake.active(self.tag):
+                tasks = [asyncio.create_task(steps.run_async()) for steps in both]
+                while not all(steps.steps for steps in both):
+                    await asyncio.sleep(0.001)
+            await asyncio.gather(*tasks)
+
+        thread = threading.Thread(target=lambda: asyncio.run(main()))
+        thread.start()
+        until(lambda: all(steps.steps > 3 for steps in both))
+        self.cycle(*both)
+        self.end(thread)
+        self.assertTrue(all(steps.right for steps in both))
+
+    def test_who_comes_to_no_safe_point_is_waited_for(self):
+        steps = Steps(self.arrays, self.tag)
+        with glake.active(self.tag):
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=lambda: context.run(steps.run))
+            thread.start()
+            until(lambda: steps.steps)
+            tag = self.tag
+
+            def shrink():
+                with self.assertRaises(glake.ClosedError):
+                    glake.shrink(tag, timeout=0.1)
+
+            # Not inside of the block: it would wait for itself.
+            shrinker = threading.Thread(target=shrink)
+            shrinker.start()
+            shrinker.join(20)
+            count = steps.steps
+            until(lambda: steps.steps > count)
+        steps.over.set()
+        self.end(thread)
+
+    def test_the_batch_steps_of_an_asgi_app(self):
+        async def steps(_scope, _receive, _send):
+            async with glake.active(self.tag):
+                pass
+
+        async def none(_scope, _receive, _send):
+            pass
+
+        scope = {"type": "http", "path": "/generate"}
+        asyncio.run(glake.asgi.Gate(steps, grain="step")(scope, None, None))
+        with self.assertRaisesRegex(glake.StateError, "/generate"):
+            asyncio.run(glake.asgi.Gate(none, grain="step")(scope, None, None))
+        asyncio.run(glake.asgi.Gate(none, grain="step", exempt=["/generate"])(scope, None, None))
+        with self.assertRaises(glake.InvalidError):
+            glake.asgi.Gate(none, grain="token")
+
+
+class Places(unittest.TestCase):
+    """Where nothing is done."""
+
+    def closed(self, ask):
+        """Asks from inside a use while a shrink waits for it."""
+        tag, arrays = made()
+        with glake.active(tag):
+            thread = threading.Thread(target=lambda: glake.shrink(tag))
+            thread.start()
+            until(lambda: glake.gate()["closing"])
+            answer = ask()
+        thread.join(20)
+        glake.refill(tag)
+        self.assertTrue(all(array.is_right() for array in arrays))
+        return answer
+
+    def test_outside_and_while_nobody_waits(self):
+        self.assertFalse(glake.safepoint())
+        with glake.active():
+            self.assertFalse(glake.safepoint())
+        self.assertFalse(asyncio.run(glake.safepoint_async()))
+
+    def test_in_a_loop_and_in_a_rank_of_several(self):
+        async def ask():
+            return glake.safepoint()
+
+        self.assertFalse(self.closed(lambda: asyncio.run(ask())))
+        torch = mock.MagicMock()
+
+        def ask_torch():
+            with mock.patch.dict("sys.modules", torch=torch):
+                return glake.safepoint()
+
+        torch._C._current_graph_task_id.return_value = -1
+        torch.cuda.is_current_stream_capturing.return_value = False
+        torch.distributed.is_initialized.return_value = True
+        torch.distributed.get_world_size.return_value = 2
+        self.assertFalse(self.closed(ask_torch))
+        torch.distributed.is_initialized.return_value = False
+        with mock.patch.dict(os.environ, WORLD_SIZE="2"):
+            self.assertFalse(self.closed(ask_torch))
+        torch.cuda.is_current_stream_capturing.return_value = True
+        self.assertFalse(self.closed(ask_torch))
+        torch.cuda.is_current_stream_capturing.return_value = False
+        torch._C._current_graph_task_id.return_value = 7
+        self.assertFalse(self.closed(ask_torch))
+
+    def test_it_costs_little(self):
+        with glake.active():
+            best = float("inf")
+            for _ in range(5):
+                begin = time.perf_counter()
+                for _ in range(20_000):
+                    glake.safepoint()
+                best = min(best, (time.perf_counter() - begin) / 20_000)
+        self.assertLess(best, 5e-6)
+
+
+BEGIN = """
+import os, signal, threading, time
+import glake
+from glake import _library
+
+api = _library.api()
+with glake.region("weights"):
+    address = api.alloc(0, 1 << 24)
+
+def steps():
+    with glake.active("weights"):
+        while not glake.safepoint():
+            time.sleep(0.001)
+        assert next(region for region in glake.regions() if region["tag"] == "weights")["evicted"] == 0
+"""
+
+
+class Ends(unittest.TestCase):
+    def test_a_signal_asks_for_the_memory(self):
+        child.check(
+            self,
+            BEGIN
+            + """
+def interrupt():
+    glake.shrink("weights")
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+try:
+    steps()
+except KeyboardInterrupt:
+    assert next(region for region in glake.regions() if region["tag"] == "weights")["evicted"] == 0
+else:
+    raise AssertionError("nothing was raised")
+""",
+        )
+
+    def test_a_program_that_ends_is_not_kept(self):
+        child.check(self, BEGIN + "threading.Thread(target=steps).start()\nglake.shrink('weights')\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
