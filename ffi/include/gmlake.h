@@ -406,7 +406,35 @@ int32_t glake_gate_wait(const char *const *tags,
 // `GLAKE_INVALID`: it was ended before, or never begun.
 int32_t glake_use_end(uint64_t use);
 
-// How it stands with the gate, as a JSON object: "open", "uses" (how many run), "closing" (what is being closed: arrays of tags,
+// A place between two steps of a use, where its thread needs none of its memory, and where the work that it has enqueued ends without
+// it. Where a shrink waits for the use, the thread waits here until all of its memory is back; the shrink goes on once all threads of
+// the use wait so, and the work of the process on its GPUs has ended. Where nobody waits it is one load. Nothing is done for a use that
+// is over, in a forked child and at the end of the process. Answers whether it waited. Not under a capture.
+int32_t glake_safepoint(uint64_t use);
+
+// Whether a shrink waits for uses, or is under way: where not, no safe point has anything to do.
+bool glake_safepoint_wanted(void);
+
+// The first half of `glake_safepoint`, which waits for nothing: 1 where the thread has to wait, with `glake_safepoint_go_on` until that
+// answers 1.
+int32_t glake_safepoint_arrive(uint64_t use);
+
+// The second half: waits at most `timeout_ms` (-1: as long as it takes) until all memory of the use is back. 0: it is not, and the
+// thread has to ask again before it goes on.
+int32_t glake_safepoint_go_on(uint64_t use,
+                              int64_t timeout_ms);
+
+// One more thread is inside a use: it is parked only when that one is at a safe point too. Ended by `glake_use_leave` or with the use.
+//
+// `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it begins a use of its own. `GLAKE_INVALID`: there is no such use.
+int32_t glake_use_join(uint64_t use);
+
+// A thread that joined a use is no longer inside it. In a forked child and at the end of the process nothing is done.
+//
+// `GLAKE_INVALID`: there is no such use.
+int32_t glake_use_leave(uint64_t use);
+
+// How it stands with the gate, as a JSON object: "open", "uses" (how many have begun), "parked" (how many of these wait at safe points), "closing" (what is being closed: arrays of tags,
 // null for everything), "closed" (tags of which memory is evicted). Null on failure; to be given to `glake_string_free`.
 char *glake_gate_json(void);
 

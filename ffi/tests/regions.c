@@ -135,6 +135,45 @@ static void the_gate(void) {
     OK(glake_free(block));
 }
 
+struct steps {
+    uint64_t use;
+    void *block;
+    int parked;
+};
+
+// Steps of a use until it was parked once.
+static void *runs(void *context) {
+    struct steps *steps = context;
+    while (steps->parked == 0) {
+        compare(steps->block, 5 * MIB, 7);
+        steps->parked = glake_safepoint(steps->use);
+    }
+    compare(steps->block, 5 * MIB, 7);
+    return NULL;
+}
+
+static void safe_points(void) {
+    const char *tags[] = {"weights"};
+    struct steps one = {.block = region_block("weights", 0, 5 * MIB)}, other;
+    fill(one.block, 5 * MIB, 7);
+    CHECK(!glake_safepoint_wanted() && glake_safepoint(99) == 0 && glake_safepoint_arrive(99) == 0);
+    FAILS(glake_use_join(99), GLAKE_INVALID, "99");
+    OK(glake_use_begin(tags, 1, GLAKE_WHEN_CLOSED_REFUSE, -1, &one.use));
+    OK(glake_use_join(one.use));
+    other = one;
+    pthread_t threads[2];
+    CHECK(pthread_create(&threads[0], NULL, runs, &one) == 0 && pthread_create(&threads[1], NULL, runs, &other) == 0);
+    CHECK(says(glake_shrink("{\"tags\":[\"weights\"]}"), "\"resident\":0"));
+    CHECK(says(glake_gate_json(), "\"parked\":1"));
+    FAILS(glake_use_join(one.use), GLAKE_CLOSED, "is parked");
+    glake_string_free(glake_refill(NULL));
+    CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
+    CHECK(one.parked == 1 && other.parked == 1);
+    OK(glake_use_leave(one.use));
+    OK(glake_use_end(one.use));
+    OK(glake_free(one.block));
+}
+
 static void sealed(void) {
     OK(glake_region_define("sealed", GLAKE_POLICY_SEALED, GLAKE_HOST_COPY_RETAIN));
     void *block = region_block("sealed", 0, 6 * MIB);
@@ -218,6 +257,7 @@ int main(void) {
     what_is_touched_comes_back();
     hooks();
     the_gate();
+    safe_points();
     sealed();
     mistakes();
     leases();

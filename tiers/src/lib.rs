@@ -50,8 +50,8 @@ mod traced;
 pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
 pub use gpu::{
     Block, BlockLife, Checkpoint, CompletionClock, Credits, EpochLag, Exported, GpuPool, GpuWaits, Lease,
-    LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveBlock, MappingObserver, PendingWork, PoolError,
-    PoolOptions, PoolStream, Report, Restored, SharedExtent,
+    LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveBlock, MappingObserver, PendingWork,
+    PoolError, PoolOptions, PoolStream, Report, Restored, SharedExtent,
 };
 pub use host::{
     AvailableMemory, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging,

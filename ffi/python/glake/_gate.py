@@ -252,7 +252,7 @@ def refuse_inside(what: str) -> None:
 
 
 def gate() -> dict[str, Any]:
-    """How many are active, and what is shut: ``{"open": False, "uses": 2, "closing": [], "closed": ["weights"]}``.
+    """How many are active, and what is shut: ``{"open": False, "uses": 2, "parked": 1, "closing": [], "closed": ["weights"]}``.
 
     Raises:
         UnavailableError: the library cannot start.

@@ -37,8 +37,8 @@ mod _glake {
     };
     #[pymodule_export]
     use crate::gate::{
-        gate_json, gate_wait, safepoint_arrive, safepoint_go_on, safepoint_wanted, use_begin, use_end, use_join,
-        use_leave,
+        gate_json, gate_wait, safepoint_arrive, safepoint_go_on, safepoint_wanted, use_begin, use_end,
+        use_join, use_leave,
     };
     #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};

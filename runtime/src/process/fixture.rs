@@ -24,6 +24,7 @@ pub(super) struct Parts {
     pub(super) pools: Pools,
     pub(super) copies: Copies,
     pub(super) sharing: Sharing,
+    pub(super) regions: Regions,
 }
 
 impl Parts {
@@ -46,6 +47,7 @@ impl Parts {
             sharing: Sharing::new(&registry, &imports),
             streams,
             registry,
+            regions,
             sim,
         }
     }

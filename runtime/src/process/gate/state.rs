@@ -421,7 +421,11 @@ mod tests {
         gate.end(closing);
         assert!(!gate.can_go_on(id, &memory), "some of it is evicted");
         memory.set("a", false);
-        assert_eq!(gate.begin(&Tags::All, &memory, true), Err(Obstacle::Parked), "who was parked comes first");
+        assert_eq!(
+            gate.begin(&Tags::All, &memory, true),
+            Err(Obstacle::Parked),
+            "who was parked comes first"
+        );
         gate.go_on(id, later);
         gate.go_on(id, later);
         let closing = gate.close(Tags::All);

@@ -40,8 +40,8 @@ mod touch;
 mod view;
 
 use std::sync::Arc;
-use std::time::Duration;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use glake_device::DeviceId;
 

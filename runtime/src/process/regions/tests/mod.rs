@@ -2,6 +2,8 @@
 
 mod leases;
 mod moves;
+#[cfg(not(feature = "shuttle"))]
+mod parks;
 mod refusals;
 mod reports;
 mod swap;

@@ -1,0 +1,119 @@
+//! Uses that are parked at safe points while their memory leaves, and come back to it.
+
+use glake_device::Driver;
+use glake_device::owned::OwnedStream;
+
+use super::*;
+use crate::process::UseId;
+use crate::process::fixture::Parts;
+
+const GPU: DeviceId = DeviceId(0);
+
+/// Steps of one use, each of which reads its memory, with a safe point after each; how often it was parked.
+fn steps(process: &Process, id: UseId, blocks: &[Written], over: &AtomicBool) -> u32 {
+    let mut parks = 0;
+    while !over.load(Ordering::SeqCst) {
+        blocks.iter().for_each(|block| process.check(block));
+        parks += u32::from(process.regions().gate().safepoint(id));
+    }
+    parks
+}
+
+#[test]
+fn a_parked_use_goes_on_with_the_same_bytes_at_the_same_addresses() {
+    let process = started("tiers.park_quantum_ms = 0\n");
+    for tag in ["a", "b"] {
+        process.regions().define(RegionOptions::of(tag)).unwrap();
+    }
+    let blocks = [process.written_in("a", 0, mib(9), 1), process.written_in("b", 0, mib(6), 2)];
+    let gate = process.regions().gate();
+    let id = process.regions().begin_use(&Tags::of(&["a", "b"]), WhenClosed::Refuse, None).unwrap();
+    assert!(gate.join_use(id).unwrap());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let both = [0, 1].map(|_| scope.spawn(|| steps(&process, id, &blocks, &over)));
+        for round in 0..20 {
+            // By bytes, more than one region: what is parked for the first stays parked for the second.
+            let ask = match round % 3 {
+                0 => Shrink::default(),
+                1 => shrink_of(&["b"]),
+                _ => Shrink { bytes: Some(mib(12)), ..Shrink::default() },
+            };
+            assert!(process.regions().shrink(&ask).unwrap().freed >= mib(6));
+            let view = gate.view();
+            assert_eq!((view.uses, view.parked), (1, 1));
+            assert!(!gate.join_use(id).unwrap(), "a thread that comes now is not inside");
+            process.regions().refill(&Refill::default()).unwrap();
+        }
+        over.store(true, Ordering::SeqCst);
+        let parks: Vec<u32> = both.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(parks.iter().all(|parks| *parks > 0), "{parks:?}");
+    });
+    gate.end_use(id).unwrap();
+    process.end(blocks);
+}
+
+#[test]
+fn it_runs_for_its_quantum_before_it_is_parked_again() {
+    let process = started("tiers.park_quantum_ms = 200\n");
+    process.regions().define(RegionOptions::of("a")).unwrap();
+    let blocks = [process.written_in("a", 0, mib(4), 1)];
+    let id = process.regions().begin_use(&Tags::of(&["a"]), WhenClosed::Refuse, None).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| steps(&process, id, &blocks, &over));
+        process.regions().shrink(&shrink_of(&["a"])).unwrap();
+        process.regions().refill(&Refill::default()).unwrap();
+        let short = Shrink { timeout: Some(Duration::from_millis(20)), ..shrink_of(&["a"]) };
+        assert!(matches!(process.regions().shrink(&short), Err(ProcessError::StillUsed { .. })));
+        process.regions().shrink(&shrink_of(&["a"])).unwrap();
+        process.regions().refill(&Refill::default()).unwrap();
+        over.store(true, Ordering::SeqCst);
+    });
+    process.regions().gate().end_use(id).unwrap();
+    process.end(blocks);
+}
+
+/// As a collective that waits for another rank, which waits for the thread that is parked.
+#[test]
+fn where_the_work_does_not_end_uses_go_on_and_nothing_moves() {
+    let parts = Parts::new();
+    let driver: Arc<dyn Driver> = parts.sim.clone();
+    let (regions, stream) = (&parts.regions, OwnedStream::new(&driver, GPU).unwrap());
+    let (flag, block) = (parts.block(0, mib(1)), parts.block(0, mib(4)));
+    let pool = &parts.registry.device(0).unwrap().started().unwrap().pool;
+    pool.write(flag, &[0; 4]).unwrap();
+    pool.write(block, &bytes(mib(4), 5)).unwrap();
+    let reserved = pool.reserved();
+    let id = regions.begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+    parts.sim.enqueue_wait(GPU, stream.id(), flag, 1).unwrap();
+    std::thread::scope(|scope| {
+        let parked = scope.spawn(|| while !regions.gate().safepoint(id) {});
+        let error = regions.shrink(&Shrink::default()).unwrap_err();
+        assert!(matches!(error, ProcessError::ParkedWork { .. }), "{error}");
+        assert!(error.to_string().contains("tiers.park_drain_ms"), "{error}");
+        parked.join().unwrap();
+    });
+    assert_eq!(pool.reserved(), reserved);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // It is not parked again in vain at once.
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                assert!(!regions.gate().safepoint(id));
+            }
+        });
+        let short = Shrink { timeout: Some(Duration::from_millis(50)), ..Shrink::default() };
+        assert!(matches!(regions.shrink(&short), Err(ProcessError::StillUsed { uses: 1, .. })));
+        over.store(true, Ordering::SeqCst);
+    });
+    pool.write(flag, &1_u32.to_le_bytes()).unwrap();
+    regions.gate().end_use(id).unwrap();
+    assert!(regions.shrink(&Shrink::default()).unwrap().freed >= mib(4));
+    regions.refill(&Refill::default()).unwrap();
+    let mut found = vec![0; usize::try_from(mib(4).get()).unwrap()];
+    pool.read(block, &mut found).unwrap();
+    assert!(found == bytes(mib(4), 5));
+    pool.free(flag).unwrap();
+    pool.free(block).unwrap();
+}
