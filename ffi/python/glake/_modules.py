@@ -15,7 +15,10 @@ class Following:
     def __init__(self, module: Any, safepoints: bool) -> None:
         self._tags: dict[int, tuple[str, ...]] = {}
         self._seen: list[str] | None = []
-        self._handles = [part.register_forward_pre_hook(self._before, prepend=True) for part in module.modules()]
+        # What is compiled runs as one: it waits for all that its parts have.
+        self._whole = hasattr(module, "_orig_mod")
+        parts = [module] if self._whole else module.modules()
+        self._handles = [part.register_forward_pre_hook(self._before, prepend=True) for part in parts]
         self._handles.append(module.register_forward_hook(self._after))
         if safepoints:
             self._handles.append(module.register_forward_pre_hook(_between_passes, prepend=True))
@@ -29,7 +32,7 @@ class Following:
     def _before(self, part: Any, _inputs: Any) -> None:
         tags = self._tags.get(id(part))
         if tags is None:
-            tags = self._tags[id(part)] = _tags_of(part)
+            tags = self._tags[id(part)] = _tags_of(part, self._whole)
         for tag in tags:
             if self._seen is not None and tag not in self._seen:
                 self._seen.append(tag)
@@ -48,7 +51,7 @@ def follow(module: Any, *, safepoints: bool = False) -> Following:
     A pass runs inside ``glake.active`` only where it shall wait for the whole.
 
     Args:
-        module: the whole model; of one that is compiled, what ``torch.compile`` returned.
+        module: the whole model; of one that is compiled, what ``torch.compile`` returned, which waits for all its regions at once.
         safepoints: before each of its passes there is a ``glake.safepoint``; while it is compiled or computed again there is none.
 
     Returns:
@@ -65,7 +68,7 @@ def _between_passes(_module: Any, _inputs: Any) -> None:
     safepoint()
 
 
-def _tags_of(part: Any) -> tuple[str, ...]:
-    own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+def _tags_of(part: Any, recurse: bool) -> tuple[str, ...]:
+    own = [*part.parameters(recurse=recurse), *part.buffers(recurse=recurse)]
     tags = (_regions.region_of(tensor) for tensor in own if tensor.is_cuda)
     return tuple(dict.fromkeys(tag for tag in tags if tag is not None))
