@@ -237,6 +237,9 @@ class Ends(unittest.TestCase):
             self,
             BEGIN
             + """
+# Who was started in the background of a shell ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def interrupt():
     glake.shrink("weights")
     time.sleep(0.05)
