@@ -43,12 +43,25 @@ def environment(visible=None):
 
 
 def end(child):
-    """Ends a child that leads its own session: asked first, because torchrun's ranks are in sessions of their own and it ends them."""
+    """Ends a child that leads its own session: asked first, because torchrun's ranks are in sessions of their own and it ends them. Answers
+    what it had printed."""
     for word, patience in ((signal.SIGTERM, 35), (signal.SIGKILL, 10)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(child.pid, word)
-            child.communicate(timeout=patience)
-            return
+            return child.communicate(timeout=patience)[0]
+    return ""
+
+
+def rows_of(printed):
+    """The JSON objects among lines; one that was cut off is none."""
+    rows = []
+    for line in printed.splitlines():
+        if line.startswith("{"):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+    return rows
 
 
 def call(command, visible, timeout):
@@ -60,15 +73,8 @@ def call(command, visible, timeout):
     try:
         out, err = child.communicate(timeout=max(timeout, 1))
     except subprocess.TimeoutExpired:
-        end(child)
-        return [], f"ended after {timeout:.0f} s"
-    rows = []
-    for line in out.splitlines():
-        if line.startswith("{"):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
+        return rows_of(end(child)), f"ended after {timeout:.0f} s"
+    rows = rows_of(out)
     if child.returncode != 0:
         return rows, f"exit code {child.returncode}: " + " | ".join(err.strip().splitlines()[-6:])[-800:]
     return rows, None if rows else "printed no JSON line"
