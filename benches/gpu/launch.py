@@ -147,6 +147,18 @@ def told(log, name, rows, failed):
     return missed
 
 
+def scenarios(script, names, arguments, out, limit):
+    """Runs each scenario of a script in a process of its own, logs its figures, and ends with 1 if a bar was missed."""
+    script = pathlib.Path(script)
+    needs_gpus(script.name)
+    log, missed = Log(out, f"{script.stem}.jsonl", Clock(float("inf"))), []
+    for name in names:
+        rows, failed = call([sys.executable, str(script), "--child", name, *map(str, arguments)], None, limit)
+        missed += told(log, name, rows, failed)
+    print(f"{script.stem}: {len(log.rows)} figures, {len(missed)} bars missed", flush=True)
+    sys.exit(1 if missed else 0)
+
+
 def share_out(rounds, visible, work):
     """Calls work(round, [gpu]) for each round, the rounds side by side on the visible GPUs."""
     todo = queue.Queue()

@@ -151,15 +151,8 @@ def main():
     if a.child:
         SCENARIOS[a.child](a)
         return
-    names = launch.chosen(p, a.only, SCENARIOS)
-    launch.needs_gpus("park.py")
-    log, missed = launch.Log(a.out, "park.jsonl", launch.Clock(float("inf"))), []
-    for name in names:
-        command = [sys.executable, __file__, "--child", name, "--parks", str(a.parks), "--streams", str(a.streams)]
-        rows, failed = launch.call(command, None, a.time_limit)
-        missed += launch.told(log, name, rows, failed)
-    print(f"park: {len(log.rows)} figures, {len(missed)} bars missed", flush=True)
-    sys.exit(1 if missed else 0)
+    arguments = ["--parks", a.parks, "--streams", a.streams]
+    launch.scenarios(__file__, launch.chosen(p, a.only, SCENARIOS), arguments, a.out, a.time_limit)
 
 
 if __name__ == "__main__":

@@ -141,15 +141,8 @@ def main():
         # Whole tensors of the sealed region and of the graph's pool.
         SCENARIOS[a.child](max(a.gib // 2, 1) * 2 * GIB, a.first_gib * GIB, a.repeat)
         return
-    names = launch.chosen(p, a.only, SCENARIOS)
-    launch.needs_gpus("refill.py")
-    log, missed = launch.Log(a.out, "refill.jsonl", launch.Clock(float("inf"))), []
-    for name in names:
-        command = [sys.executable, __file__, "--child", name, "--gib", str(a.gib), "--first-gib", str(a.first_gib), "--repeat", str(a.repeat)]
-        rows, failed = launch.call(command, None, a.time_limit)
-        missed += launch.told(log, name, rows, failed)
-    print(f"refill: {len(log.rows)} figures, {len(missed)} bars missed", flush=True)
-    sys.exit(1 if missed else 0)
+    arguments = ["--gib", a.gib, "--first-gib", a.first_gib, "--repeat", a.repeat]
+    launch.scenarios(__file__, launch.chosen(p, a.only, SCENARIOS), arguments, a.out, a.time_limit)
 
 
 if __name__ == "__main__":

@@ -413,13 +413,8 @@ def main():
         report("tensors: per tensor, of ours: want to logits", theirs / idle, 1.6, seconds=theirs)
         start(a, idle)
         return
-    launch.needs_gpus("swap.py")
-    log = launch.Log(a.out, "swap.jsonl", launch.Clock(float("inf")))
-    command = [sys.executable, __file__, "--child", "all", "--repeat", str(a.repeat), "--parks", str(a.parks), "--capacity", str(a.capacity)]
-    rows, failed = launch.call(command, None, a.time_limit)
-    missed = launch.told(log, "swap", rows, failed)
-    print(f"swap: {len(log.rows)} figures, {len(missed)} bars missed", flush=True)
-    sys.exit(1 if missed else 0)
+    arguments = ["--repeat", a.repeat, "--parks", a.parks, "--capacity", a.capacity]
+    launch.scenarios(__file__, ["all"], arguments, a.out, a.time_limit)
 
 
 if __name__ == "__main__":

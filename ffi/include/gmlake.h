@@ -426,7 +426,8 @@ int32_t glake_safepoint_go_on(uint64_t use,
 
 // One more thread is inside a use: it is parked only when that one is at a safe point too. Ended by `glake_use_leave` or with the use.
 //
-// `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it begins a use of its own. `GLAKE_INVALID`: there is no such use.
+// In a forked child and at the end of the process nothing is done. `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it
+// begins a use of its own. `GLAKE_INVALID`: there is no such use.
 int32_t glake_use_join(uint64_t use);
 
 // A thread that joined a use is no longer inside it. In a forked child and at the end of the process nothing is done.
@@ -434,7 +435,8 @@ int32_t glake_use_join(uint64_t use);
 // `GLAKE_INVALID`: there is no such use.
 int32_t glake_use_leave(uint64_t use);
 
-// How it stands with the gate, as a JSON object: "open", "uses" (how many have begun), "parked" (how many of these wait at safe points), "closing" (what is being closed: arrays of tags,
+// How it stands with the gate, as a JSON object: "open", "uses" (how many have begun), "parked" (how many of these wait at
+// safe points), "closing" (what is being closed: arrays of tags,
 // null for everything), "closed" (tags of which memory is evicted). Null on failure; to be given to `glake_string_free`.
 char *glake_gate_json(void);
 

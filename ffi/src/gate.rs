@@ -123,10 +123,11 @@ pub extern "C" fn glake_safepoint_go_on(r#use: u64, timeout_ms: i64) -> i32 {
 
 /// One more thread is inside a use: it is parked only when that one is at a safe point too. Ended by `glake_use_leave` or with the use.
 ///
-/// `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it begins a use of its own. `GLAKE_INVALID`: there is no such use.
+/// In a forked child and at the end of the process nothing is done. `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it
+/// begins a use of its own. `GLAKE_INVALID`: there is no such use.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_use_join(r#use: u64) -> i32 {
-    guard::answer(|| match library::process()?.regions().gate().join_use(UseId(r#use))? {
+    library::give_up(|process| match process.regions().gate().join_use(UseId(r#use))? {
         true => Ok(()),
         false => {
             Err(Failure::closed("the use is parked at a safe point: begin one of its own for this thread"))
@@ -151,7 +152,8 @@ fn with_gate(ask: impl FnOnce(&Gate) -> bool) -> bool {
     }
 }
 
-/// How it stands with the gate, as a JSON object: "open", "uses" (how many have begun), "parked" (how many of these wait at safe points), "closing" (what is being closed: arrays of tags,
+/// How it stands with the gate, as a JSON object: "open", "uses" (how many have begun), "parked" (how many of these wait at
+/// safe points), "closing" (what is being closed: arrays of tags,
 /// null for everything), "closed" (tags of which memory is evicted). Null on failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_gate_json() -> *mut c_char {

@@ -41,13 +41,14 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-# A thread, and the task that it runs.
-_Member = tuple[int, "int | None"]
+# The objects themselves: a number is used again when its thread or task is gone.
+_Member = "threading.Thread | asyncio.Task[Any]"
 
 
 def _here() -> _Member:
+    """The task that runs, else the thread."""
     task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
-    return threading.get_ident(), None if task is None else id(task)
+    return task or threading.current_thread()
 
 
 class _Use:
@@ -224,7 +225,7 @@ class active:
             self._open.append(block)
         _inside.set((*(block for block in _inside.get() if block.is_open()), block))
         begun = steps_begun.get()
-        if begun is not None:
+        if begun is not None and not begun:
             begun.append(True)
 
 
@@ -232,8 +233,7 @@ def own_uses() -> list[int]:
     """The numbers of the uses that the calling thread or task has blocks of."""
     member = _here()
     uses = [block.use for block in _inside.get()]
-    with _lock:
-        return list(dict.fromkeys(use.number for use in uses if use is not None and member in use.members))
+    return list(dict.fromkeys(use.number for use in uses if use is not None and member in use.members))
 
 
 def is_inside() -> bool:

@@ -66,16 +66,22 @@ def command() -> pathlib.Path:
     return program
 
 
+_opened: ModuleType | None = None
+
+
 def api() -> ModuleType:
     """The functions of the library (see ``_glake.pyi``), opened if they are not yet.
 
     Raises:
         Error: the module or the library is missing or of another version.
     """
-    try:
-        from . import _glake
-    except ImportError as error:
-        raise Error(f"glake's module _glake cannot be loaded ({error}): install the glake wheel") from error
-    if _glake.path() is None:
-        _glake.open(path())
-    return _glake
+    global _opened
+    if _opened is None:
+        try:
+            from . import _glake
+        except ImportError as error:
+            raise Error(f"glake's module _glake cannot be loaded ({error}): install the glake wheel") from error
+        if _glake.path() is None:
+            _glake.open(path())
+        _opened = _glake
+    return _opened

@@ -17,14 +17,16 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from . import _gate, _library, _regions
 from .errors import Error
 
-# How long a thread waits before it looks whether a signal came, and how often a task looks.
-_SLICE_MS = 100
+# How often a task looks whether it can go on.
 _POLL_SECONDS = 0.002
+# How often the memory is asked for again that somebody wants back.
+_ASK_SECONDS = 1.0
 
 
 def safepoint() -> bool:
@@ -39,26 +41,13 @@ def safepoint() -> bool:
     Returns:
         Whether it waited.
     """
-    if not _gate.is_inside() or not _is_wanted():
+    if not _gate.is_inside() or not _library.api().safepoint_wanted():
         return False
-    if asyncio._get_running_loop() is not None:
+    if asyncio._get_running_loop() is not None or not _is_safe():
         return False
-    arrived = _arrive()
-    raised: BaseException | None = None
-    for use in arrived:
-        while True:
-            try:
-                if _library.api().safepoint_go_on(use, _SLICE_MS):
-                    break
-                if not threading.main_thread().is_alive():
-                    # The program ends, and waits for this thread.
-                    _ask_for_memory()
-            except BaseException as error:
-                raised = error
-                _ask_for_memory()
-    if raised is not None:
-        raise raised
-    return bool(arrived)
+    with _library.api().Parked(_gate.own_uses(), _Meanwhile()) as waits:
+        pass
+    return bool(waits)
 
 
 async def safepoint_async() -> bool:
@@ -68,35 +57,38 @@ async def safepoint_async() -> bool:
     Returns:
         Whether it waited.
     """
-    if not _gate.is_inside() or not _is_wanted():
+    if not _gate.is_inside() or not _library.api().safepoint_wanted() or not _is_safe():
         return False
-    arrived = _arrive()
+    meanwhile = _Meanwhile()
     raised: BaseException | None = None
-    for use in arrived:
-        while not _library.api().safepoint_go_on(use, 0):
+    parked = _library.api().Parked(_gate.own_uses(), meanwhile)
+    with parked as waits:
+        while not parked.have_gone_on():
             try:
+                meanwhile(raised is not None)
                 await asyncio.sleep(_POLL_SECONDS)
             except BaseException as error:
                 raised = error
-                _ask_for_memory()
     if raised is not None:
         raise raised
-    return bool(arrived)
+    return bool(waits)
 
 
-def _is_wanted() -> bool:
-    """One load of the library's. Who is inside of a use has opened it."""
-    from ._glake import safepoint_wanted
+class _Meanwhile:
+    """What a thread or task does that waits: asks for the memory where somebody wants it to go on, or the program ends and waits for it."""
 
-    global _is_wanted
-    _is_wanted = safepoint_wanted  # type: ignore[assignment]
-    return safepoint_wanted()
+    def __init__(self) -> None:
+        self._asked = float("-inf")
 
-
-def _arrive() -> list[int]:
-    if not _is_safe():
-        return []
-    return [use for use in _gate.own_uses() if _library.api().safepoint_arrive(use)]
+    def __call__(self, asks: bool) -> None:
+        asks = asks or not threading.main_thread().is_alive()
+        if asks and time.monotonic() - self._asked > _ASK_SECONDS:
+            self._asked = time.monotonic()
+            try:
+                _regions.refill(wait=False)
+            except Error:
+                # Whoever took the memory has it still: it is asked for again.
+                pass
 
 
 def _is_safe() -> bool:
@@ -119,10 +111,3 @@ def _is_rank_of_several(torch: Any) -> bool:
         return bool(distributed.get_world_size() > 1)
     return os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
 
-
-def _ask_for_memory() -> None:
-    try:
-        _regions.refill(wait=False)
-    except Error:
-        # Whoever took the memory has it still: it is asked for again with the next signal.
-        pass

@@ -67,24 +67,6 @@ pub(crate) fn safepoint_wanted() -> PyResult<bool> {
 }
 
 #[pyfunction]
-pub(crate) fn safepoint_arrive(entered: u64) -> PyResult<bool> {
-    // SAFETY: it takes a number, and waits for nothing.
-    Ok(unsafe { (symbols()?.glake_safepoint_arrive)(entered) } != 0)
-}
-
-/// False where it has to be asked again; what a signal's handler raises comes only then.
-#[pyfunction]
-pub(crate) fn safepoint_go_on(py: Python<'_>, entered: u64, timeout_ms: i64) -> PyResult<bool> {
-    let symbols = symbols()?;
-    // SAFETY: it takes two numbers.
-    let goes = py.detach(|| unsafe { (symbols.glake_safepoint_go_on)(entered, timeout_ms) } != 0);
-    if !goes {
-        py.check_signals()?;
-    }
-    Ok(goes)
-}
-
-#[pyfunction]
 pub(crate) fn gate_json(py: Python<'_>) -> PyResult<String> {
     // SAFETY: it takes nothing; its answer is a text of ours to free, or null.
     written(py, |symbols| unsafe { (symbols.glake_gate_json)() })

@@ -18,6 +18,7 @@ mod history;
 mod hooks;
 mod lease;
 mod library;
+mod parked;
 mod pools;
 mod regions;
 mod share;
@@ -36,10 +37,7 @@ mod _glake {
         host_register, host_unregister, multi_path, stream_synchronize,
     };
     #[pymodule_export]
-    use crate::gate::{
-        gate_json, gate_wait, safepoint_arrive, safepoint_go_on, safepoint_wanted, use_begin, use_end,
-        use_join, use_leave,
-    };
+    use crate::gate::{gate_json, gate_wait, safepoint_wanted, use_begin, use_end, use_join, use_leave};
     #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]
@@ -48,6 +46,8 @@ mod _glake {
     use crate::lease::{lease_grant, lease_set, lease_take, lease_watch};
     #[pymodule_export]
     use crate::library::{open, path};
+    #[pymodule_export]
+    use crate::parked::Parked;
     #[pymodule_export]
     use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
     #[pymodule_export]

@@ -26,7 +26,7 @@ class Bindings(unittest.TestCase):
 
     def test_the_stub_names_what_the_module_has(self):
         stub = ast.parse((pathlib.Path(glake.__file__).parent / "_glake.pyi").read_text(encoding="utf-8"))
-        named = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
+        named = {node.name for node in stub.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         there = {name for name in dir(api) if not name.startswith("_")}
         self.assertEqual(named, there)
 

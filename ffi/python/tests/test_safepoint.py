@@ -1,8 +1,10 @@
 """Safe points: a use whose threads and tasks all stand at one waits while its memory is evicted, and finds the same bytes after it."""
 
 import asyncio
+import concurrent.futures
 import contextvars
 import os
+import signal
 import threading
 import time
 import unittest
@@ -13,7 +15,7 @@ os.environ["GLAKE_DEVICE"] = "sim"
 import glake  # noqa: E402
 
 import child  # noqa: E402
-from test_regions import MIB, made  # noqa: E402
+from test_regions import MIB, made, view  # noqa: E402
 
 
 class Steps:
@@ -124,16 +126,10 @@ class Parking(unittest.TestCase):
             thread = threading.Thread(target=lambda: context.run(steps.run))
             thread.start()
             until(lambda: steps.steps)
-            tag = self.tag
-
-            def shrink():
+            # On a thread that is not inside of the block: it would wait for itself.
+            with concurrent.futures.ThreadPoolExecutor() as other:
                 with self.assertRaises(glake.ClosedError):
-                    glake.shrink(tag, timeout=0.1)
-
-            # Not inside of the block: it would wait for itself.
-            shrinker = threading.Thread(target=shrink)
-            shrinker.start()
-            shrinker.join(20)
+                    other.submit(glake.shrink, self.tag, timeout=0.1).result(20)
             count = steps.steps
             until(lambda: steps.steps > count)
         steps.over.set()
@@ -162,12 +158,12 @@ class Places(unittest.TestCase):
     def closed(self, ask):
         """Asks from inside a use while a shrink waits for it."""
         tag, arrays = made()
-        with glake.active(tag):
-            thread = threading.Thread(target=lambda: glake.shrink(tag))
-            thread.start()
-            until(lambda: glake.gate()["closing"])
-            answer = ask()
-        thread.join(20)
+        with concurrent.futures.ThreadPoolExecutor() as other:
+            with glake.active(tag):
+                shrunk = other.submit(glake.shrink, tag)
+                until(lambda: glake.gate()["closing"])
+                answer = ask()
+            self.assertGreater(shrunk.result(20)["freed"], 0)
         glake.refill(tag)
         self.assertTrue(all(array.is_right() for array in arrays))
         return answer
@@ -214,6 +210,76 @@ class Places(unittest.TestCase):
         self.assertLess(best, 5e-6)
 
 
+class Alarm:
+    """Raises so many seconds after it was begun, at whatever place Python handles signals then; at none after its end."""
+
+    def __init__(self, seconds):
+        self.seconds, self.is_set = seconds, False
+
+    def ring(self, *_):
+        if self.is_set:
+            self.is_set = False
+            raise KeyboardInterrupt
+
+    def __enter__(self):
+        self.before = signal.signal(signal.SIGALRM, self.ring)
+        self.is_set = True
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+
+    def __exit__(self, *_):
+        self.is_set = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+
+
+class Signals(unittest.TestCase):
+    """What a signal raises, whenever it comes, comes out with nothing parked and all memory there: the program may go on with it."""
+
+    async def raised(self, after, tag, ask):
+        """Parks a use that meets a signal then; whether it raised."""
+        with concurrent.futures.ThreadPoolExecutor() as other:
+            async with glake.active(tag):
+                shrunk = other.submit(glake.shrink, tag, timeout=20)
+                until(lambda: glake.gate()["closing"])
+                other.submit(lambda: (shrunk.result(), time.sleep(0.002), glake.refill(tag)))
+                try:
+                    with Alarm(after):
+                        parked = ask()
+                        if not isinstance(parked, bool):
+                            await parked
+                    return False
+                except KeyboardInterrupt:
+                    return True
+                finally:
+                    self.assertEqual((glake.gate()["parked"], view(tag)["evicted"]), (0, 0), f"a signal after {after} s")
+            self.assertEqual(shrunk.result()["resident"], 0)
+
+    def check(self, run, ask):
+        tag, arrays = made()
+        raised = sum(run(self.raised(1e-6 + step * 4e-6, tag, ask)) for step in range(100))
+        self.assertGreater(raised, 50)
+        glake.refill(tag)
+        self.assertTrue(all(array.is_right() for array in arrays))
+
+    def test_in_a_thread(self):
+        def run(coroutine):
+            with self.assertRaises(StopIteration) as ended:
+                coroutine.send(None)
+            return ended.exception.value
+
+        self.check(run, glake.safepoint)
+
+    def test_in_a_task(self):
+        def run(coroutine):
+            try:
+                return asyncio.run(coroutine)
+            except KeyboardInterrupt:
+                # It met the loop, which has ended the task.
+                return True
+
+        self.check(run, glake.safepoint_async)
+
+
 BEGIN = """
 import os, signal, threading, time
 import glake
@@ -252,6 +318,29 @@ except KeyboardInterrupt:
     assert next(region for region in glake.regions() if region["tag"] == "weights")["evicted"] == 0
 else:
     raise AssertionError("nothing was raised")
+""",
+        )
+
+    def test_a_child_s_thread_is_inside_of_what_its_parent_began(self):
+        child.check(
+            self,
+            BEGIN
+            + """
+import contextvars
+
+def inside():
+    with glake.active("weights"):
+        done.append(glake.safepoint())
+
+done = []
+with glake.active("weights"):
+    process = os.fork()
+    if process == 0:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=[inside])
+        thread.start()
+        thread.join()
+        os._exit(0 if done == [False] else 1)
+    assert os.waitpid(process, 0)[1] == 0
 """,
         )
 

@@ -48,6 +48,7 @@ mod lives;
 mod made;
 mod miss;
 mod observer;
+mod options;
 mod order;
 mod owed;
 mod peer;
@@ -90,6 +91,7 @@ pub use lag::EpochLag;
 pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
 pub use lives::BlockLife;
 pub use observer::MappingObserver;
+pub use options::PoolOptions;
 use order::StreamOrder;
 use peer::PeerAccess;
 use peer_blocks::PeerBlocks;
@@ -106,25 +108,6 @@ pub use waits::GpuWaits;
 use waits::WaitTimer;
 
 type Result<T> = std::result::Result<T, PoolError>;
-
-/// How a pool is made.
-#[derive(Clone, Debug, Default)]
-pub struct PoolOptions {
-    /// The core's knobs; `None`: the defaults for the device's memory.
-    pub settings: Option<Settings>,
-    /// The clock of the driver's completions; `None`: one of its own. Pools of one process share one: a pool whose memory
-    /// peers may touch records events in their contexts too, so a `CaptureHold` of any pool must stop them all.
-    pub epochs: Option<Arc<Epochs>>,
-    /// Devices whose work may touch the pool's memory from the start: see [`GpuPool::enable_peer`].
-    pub peers: Vec<DeviceId>,
-    /// Whether other processes may be given the memory of the default domain, and of domains that name no properties: see
-    /// [`GpuPool::export`]. Without effect where the driver exports no memory of the device.
-    pub exportable: bool,
-    /// Told of every range that is mapped and unmapped.
-    pub observer: Option<Arc<dyn MappingObserver>>,
-    /// What bounds how much memory is made; `None`: nothing but the limit.
-    pub lease: Option<Arc<Lease>>,
-}
 
 /// The memory of one GPU.
 #[derive(Debug)]

@@ -155,7 +155,7 @@ impl GateState {
     pub(super) fn hold_off(&mut self, id: ClosingId, until: Instant) {
         let Some(closing) = self.closings.get(&id) else { return };
         for parked in self.uses.values_mut().filter(|parked| parked.tags.uses_any_of(closing)) {
-            parked.runs_until = Some(until);
+            parked.runs_until = parked.runs_until.max(Some(until));
         }
     }
 
