@@ -12,7 +12,7 @@ Fields: active_peak, reserved_peak, requested_peak (torch's counters) and taken_
 context stood, sampled) in bytes; utilization = requested_peak / taken_peak; step_ms (median); steady_s (all steps after two, of each job);
 losses (a checksum: equal between allocators on one GPU up to kernel non-determinism); oom if it ran out of memory;
 window_s and window_steps where jobs run side by side: the wall time in which all of them ran, and their steps in it.
-Under glake also: backend, epoch_lags and epoch_lag_ms_p50, _p95, _max (how far the GPU was behind the host when memory was
+Under glake also: backend, completion_lags and completion_lag_ms_p50, _p95, _max (how far the GPU was behind the host when memory was
 asked for), gpu_wait_ms (GPU time in the waits of borrow = wait), stitches, alias_reuses, extent_maps, stream_waits.
 """
 import argparse, gzip, importlib.util, json, os, pathlib, random, sys, threading, time, warnings
@@ -27,8 +27,8 @@ GLAKE = {
 def glake_figures(stats):
     """Our own figures out of the "glake." keys; those that this build lacks are left out."""
     ours = {key.removeprefix("glake."): value for key, value in stats.items() if key.startswith("glake.")}
-    counts = ["epoch_lags", "stitches", "alias_reuses", "extent_maps", "stream_waits"]
-    times = ["epoch_lag_us_p50", "epoch_lag_us_p95", "epoch_lag_us_max", "gpu_wait_us"]
+    counts = ["completion_lags", "stitches", "alias_reuses", "extent_maps", "stream_waits"]
+    times = ["completion_lag_us_p50", "completion_lag_us_p95", "completion_lag_us_max", "gpu_wait_us"]
     figures = {name: ours[name] for name in counts if name in ours}
     figures.update({name.replace("_us", "_ms"): round(ours[name] / 1e3, 3) for name in times if name in ours})
     return figures

@@ -126,7 +126,7 @@ def table(rows, allocs):
             continue
         passed = sum(map(good, mine))
         steady = figures(rows, alloc, "steady_s")
-        lag = [figures(rows, alloc, f"epoch_lag_ms_{part}").text("{:.1f}") for part in ("p50", "p95", "max")]
+        lag = [figures(rows, alloc, f"completion_lag_ms_{part}").text("{:.1f}") for part in ("p50", "p95", "max")]
         apart = losses_apart(rows, alloc)
         cells = [
             alloc, str(passed) if passed == len(mine) else f"{passed} of {len(mine)}",

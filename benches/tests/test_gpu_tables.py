@@ -68,7 +68,7 @@ class Bars(unittest.TestCase):
 
 class Tables(unittest.TestCase):
     def test_medians_and_spread(self):
-        rows = [run("native", steady=s) for s in (1.0, 3.0, 2.0)] + [run("glake", epoch_lag_ms_p50=1.0, epoch_lag_ms_p95=2.0, epoch_lag_ms_max=3.0)]
+        rows = [run("native", steady=s) for s in (1.0, 3.0, 2.0)] + [run("glake", completion_lag_ms_p50=1.0, completion_lag_ms_p95=2.0, completion_lag_ms_max=3.0)]
         lines = table.table(rows, ["native", "expandable", "glake"]).splitlines()
         self.assertEqual(len(lines), 4)
         self.assertIn("2.000 (1.000-3.000)", lines[2])

@@ -36,11 +36,11 @@ extern "C" {
 // Not possible here.
 #define GLAKE_UNSUPPORTED 5
 
-// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused: the call moved nothing. Or time was
+// Not now: memory is in use that was to leave, or is evicted and was to be used, or a hook refused: the call moved nothing. Or time was
 // over: what was to come back goes on coming.
 #define GLAKE_CLOSED 6
 
-// A use that begins while its memory is away brings it back, and waits for that.
+// A use that begins while its memory is evicted brings it back, and waits for that.
 #define GLAKE_WHEN_CLOSED_REFILL 0
 
 // It waits until somebody brings it back.
@@ -275,13 +275,13 @@ typedef struct {
     // Bytes free that are pending on a stream.
     uint64_t waste_stream;
     // Misses at which it was measured how far the GPU was behind the host.
-    uint64_t epoch_lags;
+    uint64_t completion_lags;
     // The median of those lags, in microseconds.
-    uint64_t epoch_lag_us_p50;
+    uint64_t completion_lag_us_p50;
     // What 95 of 100 of those lags were below.
-    uint64_t epoch_lag_us_p95;
+    uint64_t completion_lag_us_p95;
     // The longest of those lags.
-    uint64_t epoch_lag_us_max;
+    uint64_t completion_lag_us_max;
     // GPU time in the waits that `borrow = wait` made, in microseconds.
     uint64_t gpu_wait_us;
     // The lease; -1 where there is none.

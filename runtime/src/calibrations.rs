@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::Driver;
-use glake_device::owned::Epochs;
+use glake_device::owned::CompletionEvents;
 use glake_device::topology::Topology;
 use glake_sim::{Clock, SimOptions, Simulator};
 use glake_transfer::calibrate::{Calibration, Progress};
@@ -83,7 +83,7 @@ impl Calibrations {
         let begin = Instant::now();
         // A model's links take the time that they would, not that of this machine.
         let clock = || simulator.as_ref().map_or_else(|| begin.elapsed(), |simulator| simulator.now());
-        Calibration::run(&Epochs::new(driver), &self.gpus, BUDGET, &clock, progress)
+        Calibration::run(&CompletionEvents::new(driver), &self.gpus, BUDGET, &clock, progress)
     }
 
     /// Keeps what was measured; the path of its file, or nothing where calibrations are not kept.

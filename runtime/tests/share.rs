@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{DeviceId, Driver, Stream};
 use glake_runtime::share::{Exporter, ShareError, Shared, open};
 use glake_sim::{SimOptions, SimTopology, Simulator};
@@ -103,12 +103,12 @@ fn two_processes_see_the_same_bytes() {
 #[ignore = "run by another test"]
 fn the_importer() {
     let (Ok(folder), Ok(told)) = (std::env::var(FOLDER), std::env::var(BLOCKS)) else { return };
-    let epochs = Epochs::new(driver(&folder));
+    let completion_events = CompletionEvents::new(driver(&folder));
     let told: Vec<&str> = told.split_whitespace().collect();
     for (number, block) in told.chunks(3).enumerate() {
         let (handle, offset, size) = (unhex(block[0]), block[1].parse(), block[2].parse().map(Bytes::new));
         let (offset, size) = (Bytes::new(offset.unwrap()), size.unwrap());
-        let import = Import::open(&epochs, GPU, DeviceSet::EMPTY, open(&handle).unwrap()).unwrap();
+        let import = Import::open(&completion_events, GPU, DeviceSet::EMPTY, open(&handle).unwrap()).unwrap();
         let mut bytes = vec![0; usize::try_from(size.get()).unwrap()];
         import.read(offset, &mut bytes).unwrap();
         assert!(bytes == pattern(1, number, size), "block {number} as the exporter wrote it");

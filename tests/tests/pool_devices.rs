@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::Epochs;
+use glake_device::owned::CompletionEvents;
 use glake_device::{Address, DeviceId, Driver, DriverError, Stream};
 use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_tests::pool::{Fixture, Shape, Stamp, assert_empty};
@@ -55,11 +55,11 @@ fn two_pools_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_capture_holds_the_epochs_of_all_pools_of_one_clock() {
+fn a_capture_holds_the_points_of_all_pools_of_one_clock() {
     let sim = server(2);
     let driver: Arc<dyn Driver> = sim.clone();
-    let epochs = Epochs::new(driver.clone());
-    let options = PoolOptions { epochs: Some(epochs), ..PoolOptions::default() };
+    let completion_events = CompletionEvents::new(driver.clone());
+    let options = PoolOptions { completion_events: Some(completion_events), ..PoolOptions::default() };
     let pools = [0, 1].map(|gpu| GpuPool::new(driver.clone(), DeviceId(gpu), options.clone()).unwrap());
     let stream = PoolStream::of(&*sim, DeviceId(1), Stream::LEGACY).unwrap();
     let block = pools[1].malloc(Bytes::mib(5), stream).unwrap();
@@ -73,7 +73,8 @@ fn a_capture_holds_the_epochs_of_all_pools_of_one_clock() {
 
 #[test]
 fn a_clock_of_another_driver_is_refused() {
-    let options = PoolOptions { epochs: Some(Epochs::new(server(1))), ..PoolOptions::default() };
+    let options =
+        PoolOptions { completion_events: Some(CompletionEvents::new(server(1))), ..PoolOptions::default() };
     let error = GpuPool::new(server(1), DeviceId(0), options).unwrap_err();
     assert!(matches!(error, PoolError::OtherDriver { device: DeviceId(0) }), "{error}");
 }

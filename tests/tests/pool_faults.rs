@@ -59,7 +59,7 @@ impl Scene {
         self.fixture.pool.free(stamp.block.address).unwrap();
     }
 
-    /// A kernel is under way that keeps epochs from passing.
+    /// A kernel is under way that keeps completion points from passing.
     fn busy(&self) {
         self.two.busy(Duration::from_millis(1));
     }
@@ -381,7 +381,7 @@ fn a_collection_that_fails_takes_no_block_with_it() {
 }
 
 /// An edge that could not be made is made for the next block of the stream, and the block that lacks it waits for its
-/// epoch.
+/// completion point.
 #[test]
 fn an_edge_that_fails_is_owed() {
     for verb in [Verb::EventRecord, Verb::StreamWaitEvent] {

@@ -114,7 +114,7 @@ fn the_lag_is_the_age_of_the_oldest_event_not_passed() {
     );
     fixture.pool.free(large.address).unwrap();
     fixture.pool.report().reset_totals();
-    assert_eq!(fixture.pool.clock().lag(), glake_tiers::EpochLag::default());
+    assert_eq!(fixture.pool.clock().lag(), glake_tiers::CompletionLag::default());
 }
 
 #[test]

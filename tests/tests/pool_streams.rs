@@ -64,7 +64,7 @@ fn its_own_stream_takes_a_block_at_once() {
 }
 
 #[test]
-fn a_recorded_block_is_nobodys_before_its_epoch() {
+fn a_recorded_block_is_nobodys_before_its_point() {
     for size in [Bytes::kib(64), Bytes::mib(8)] {
         let fixture = fixture(Borrow::Completed);
         let (owner, reader) = (fixture.lane(), fixture.lane());
@@ -184,7 +184,7 @@ fn a_stream_that_is_gone_breaks_nothing() {
     for (borrow, whole) in rules.into_iter().flat_map(|borrow| [(borrow, true), (borrow, false)]) {
         let fixture = fixture(borrow);
         if !whole {
-            // As before CUDA 12.5: an epoch is an event of every stream that is known.
+            // As before CUDA 12.5: a completion point is an event of every stream that is known.
             let lacks = Fault {
                 verb: Some(Verb::EventRecordContext),
                 when: When::From(1),

@@ -182,7 +182,7 @@ impl Worker<'_> {
         inside.into_iter().for_each(|held| self.give(held));
     }
 
-    /// Epochs that have to wait for the end of a capture are no fault.
+    /// Completion points that have to wait for the end of a capture are no fault.
     fn may_meet_a_capture(&self, answer: Result<(), PoolError>) {
         match answer {
             Ok(()) => {}

@@ -1,4 +1,4 @@
-//! The thread that keeps epochs going.
+//! The thread that keeps completion points going.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -49,7 +49,7 @@ fn what_is_freed_becomes_anyones() {
         let stamp = Stamp { block: fixture.pool.malloc(Bytes::mib(60), owner.pool).unwrap(), seed: round };
         stamp.write(&owner, Duration::from_millis(1)).unwrap();
         fixture.pool.free(stamp.block.address).unwrap();
-        until("its epoch passes", || !fixture.pool.clock().is_ticking());
+        until("its completion point passes", || !fixture.pool.clock().is_ticking());
         let calls = fixture.calls();
         let block = fixture.pool.malloc(Bytes::mib(60), taker.pool).unwrap();
         assert_eq!(block, stamp.block);
@@ -58,7 +58,7 @@ fn what_is_freed_becomes_anyones() {
         }
         Stamp { block, seed: 99 }.write(&taker, Duration::ZERO).unwrap();
         fixture.pool.free(block.address).unwrap();
-        until("its epoch passes", || !fixture.pool.clock().is_ticking());
+        until("its completion point passes", || !fixture.pool.clock().is_ticking());
     }
 }
 
@@ -109,7 +109,7 @@ fn frees_do_not_make_it_tick_more_often() {
     }
     let elapsed = start.elapsed().as_millis() / INTERVAL.as_millis();
     let recorded = fixture.recorder.counters().of(Verb::EventRecordContext).calls;
-    assert!(u128::from(recorded) <= elapsed + 2, "{recorded} epochs in {elapsed} intervals");
+    assert!(u128::from(recorded) <= elapsed + 2, "{recorded} completion points in {elapsed} intervals");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn nothing_is_recorded_while_a_capture_is_open() {
     assert_eq!(since.calls(), 0);
     captured.end_capture();
     drop(hold);
-    until("the first epoch after the capture covers it", || !fixture.pool.clock().is_ticking());
+    until("the first completion point after the capture covers it", || !fixture.pool.clock().is_ticking());
 }
 
 #[test]

@@ -37,7 +37,7 @@ struct Fixture {
 fn fixture(shape: ServerShape) -> Fixture {
     let server = Server::new(shape);
     let host = HostOptions { arena: Bytes::mib(32), threads: 1, ..HostOptions::default() };
-    let host = HostPool::new(&server.epochs, host).unwrap();
+    let host = HostPool::new(&server.completion_events, host).unwrap();
     let weights = Weights::new(&server, GPU, 1);
     let mover = LinkMover::new(&server.engine, GPU, Priority::Normal).unwrap();
     Fixture { server, host, weights, mover }

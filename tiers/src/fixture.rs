@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{self, Epochs, OwnedEvent, OwnedStream, Span};
+use glake_device::owned::{self, CompletionEvents, OwnedEvent, OwnedStream, Span};
 use glake_device::{DeviceId, Driver, EventKind, Faults, Stream};
 use glake_sim::{SimOptions, SimTopology, Simulator};
 use glake_stitch::Settings;
@@ -39,10 +39,10 @@ pub(crate) fn settings(extent: Bytes, limit: Bytes) -> Settings {
 }
 
 /// Pinned memory in small pieces.
-pub(crate) fn host(epochs: &Arc<Epochs>, budget: Bytes) -> Arc<HostPool> {
+pub(crate) fn host(completion_events: &Arc<CompletionEvents>, budget: Bytes) -> Arc<HostPool> {
     let (spare, arena) = (Bytes::ZERO, Bytes::mib(4));
     let options = HostOptions { budget, arena, spare, threads: 1, ..HostOptions::default() };
-    HostPool::new(epochs, options).unwrap()
+    HostPool::new(completion_events, options).unwrap()
 }
 
 /// How much of a GPU's memory is taken.

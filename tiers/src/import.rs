@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epochs, Extent, Mapping, Reservation};
+use glake_device::owned::{CompletionEvents, DeviceSet, Extent, Mapping, Reservation};
 use glake_device::{
     Access, Address, DeviceId, DriverError, ExtentProperties, Place, Protection, Refusal, Result, Verb,
 };
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 /// one may be open, [`Import::close`] it first.
 #[derive(Debug)]
 pub struct Import {
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     reservation: Reservation,
     mappings: Vec<Mapping>,
     /// Whose work may touch it. Held while that changes, and while it is closed.
@@ -34,7 +34,7 @@ impl Import {
     /// What the driver answers: above all, that a descriptor is none of device memory, that a size is not the exporter's,
     /// or that a device cannot reach the memory.
     pub fn open(
-        epochs: &Arc<Epochs>,
+        completion_events: &Arc<CompletionEvents>,
         device: DeviceId,
         peers: DeviceSet,
         parts: Vec<(OwnedFd, Bytes)>,
@@ -46,18 +46,23 @@ impl Import {
         };
         let total = parts.iter().try_fold(Bytes::ZERO, |total, (_, size)| total.checked_add(*size));
         let total = total.filter(|total| !total.is_zero()).ok_or_else(wrong)?;
-        let reservation = Reservation::new(epochs, device, total)?;
+        let reservation = Reservation::new(completion_events, device, total)?;
         let properties = ExtentProperties { place: Place::Gpu(device), exportable: true, gpu_direct: false };
         let mut mappings = Vec::with_capacity(parts.len());
         let mut offset = Bytes::ZERO;
         for (fd, size) in parts {
-            let extent = Extent::import(epochs.driver(), fd.as_fd(), size, properties)?;
+            let extent = Extent::import(completion_events.driver(), fd.as_fd(), size, properties)?;
             mappings.push(reservation.map(offset, &extent)?);
             offset = offset.saturating_add(size);
         }
         let devices = DeviceSet::of(device).union(peers);
         reservation.set_access(Bytes::ZERO, total, &read_write(devices))?;
-        Ok(Import { epochs: epochs.clone(), reservation, mappings, devices: Mutex::new(devices) })
+        Ok(Import {
+            completion_events: completion_events.clone(),
+            reservation,
+            mappings,
+            devices: Mutex::new(devices),
+        })
     }
 
     /// Where it begins.
@@ -100,8 +105,8 @@ impl Import {
         if self.reservation.mappings() == 0 {
             return Ok(());
         }
-        let mut epoch = self.epochs.record(*devices)?;
-        let passed = epoch.wait()?;
+        let mut point = self.completion_events.record(*devices)?;
+        let passed = point.wait()?;
         self.reservation.retire(&self.mappings, passed.sequence())?;
         let unmapped = self.reservation.unmap(&self.mappings, &passed);
         if unmapped.is_err() {
@@ -149,7 +154,7 @@ mod tests {
     struct Fixture {
         sim: Arc<Simulator>,
         pool: GpuPool,
-        epochs: Arc<Epochs>,
+        completion_events: Arc<CompletionEvents>,
         stream: PoolStream,
     }
 
@@ -160,13 +165,19 @@ mod tests {
     fn fixture_on(exportable: bool, topology: SimTopology) -> Fixture {
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
-        let epochs = Epochs::new(driver.clone());
+        let completion_events = CompletionEvents::new(driver.clone());
         let limit = Bytes::mib(32);
         let settings = Settings { extent: FOUR, limit, ..Settings::for_memory(Bytes::mib(64)) };
-        let (settings, clock) = (Some(settings), Some(epochs.clone()));
-        let options = PoolOptions { settings, epochs: clock, exportable, ..PoolOptions::default() };
+        let (settings, clock) = (Some(settings), Some(completion_events.clone()));
+        let options =
+            PoolOptions { settings, completion_events: clock, exportable, ..PoolOptions::default() };
         let pool = GpuPool::new(driver.clone(), GPU, options).unwrap();
-        Fixture { stream: PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap(), sim, pool, epochs }
+        Fixture {
+            stream: PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap(),
+            sim,
+            pool,
+            completion_events,
+        }
     }
 
     impl Fixture {
@@ -187,7 +198,7 @@ mod tests {
 
         fn open(&self, exported: Exported) -> Import {
             let parts = exported.extents.into_iter().map(|extent| (extent.fd, extent.size)).collect();
-            Import::open(&self.epochs, GPU, DeviceSet::EMPTY, parts).unwrap()
+            Import::open(&self.completion_events, GPU, DeviceSet::EMPTY, parts).unwrap()
         }
 
         /// What is written on one side is read on the other.
@@ -222,8 +233,8 @@ mod tests {
         for block in blocks.into_iter().chain([stitched]) {
             fixture.pool.free(block.address).unwrap();
         }
-        let Fixture { sim, pool, epochs, .. } = fixture;
-        drop((pool, epochs));
+        let Fixture { sim, pool, completion_events, .. } = fixture;
+        drop((pool, completion_events));
         assert_eq!(sim.census(), Census::default());
     }
 
@@ -242,8 +253,8 @@ mod tests {
         let mut bytes = [0; 100];
         import.read(Bytes::ZERO, &mut bytes).unwrap();
         assert_eq!(bytes, [5; 100]);
-        let Fixture { sim, pool, epochs, .. } = fixture;
-        drop((import, pool, epochs));
+        let Fixture { sim, pool, completion_events, .. } = fixture;
+        drop((import, pool, completion_events));
         assert_eq!(sim.census(), Census::default());
     }
 
@@ -297,7 +308,7 @@ mod tests {
                 "{address}"
             );
         }
-        let open = |parts| Import::open(&fixture.epochs, GPU, DeviceSet::EMPTY, parts).map(drop);
+        let open = |parts| Import::open(&fixture.completion_events, GPU, DeviceSet::EMPTY, parts).map(drop);
         assert!(open(Vec::new()).is_err(), "nothing");
         let fd = || fixture.pool.export(block.address).unwrap().extents.remove(0).fd;
         assert!(open(vec![(fd(), Bytes::mib(2))]).is_err(), "another size");

@@ -140,11 +140,11 @@ impl Residency {
     }
 
     /// What the allocator has to know of it: whether the memory is there for blocks. [`crate::GpuPool`]'s records tell it with each step.
-    pub fn to_allocator(self) -> glake_stitch::Residency {
+    pub fn to_allocator(self) -> glake_stitch::ExtentState {
         match self {
-            Residency::Resident { .. } => glake_stitch::Residency::Resident,
-            Residency::Evicted { .. } => glake_stitch::Residency::Evicted,
-            _ => glake_stitch::Residency::Moving,
+            Residency::Resident { .. } => glake_stitch::ExtentState::Resident,
+            Residency::Evicted { .. } => glake_stitch::ExtentState::Evicted,
+            _ => glake_stitch::ExtentState::Moving,
         }
     }
 

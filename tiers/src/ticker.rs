@@ -1,4 +1,4 @@
-//! The thread that keeps epochs going while there are frees to cover.
+//! The thread that keeps completion points going while there are frees to cover.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,13 +15,13 @@ pub struct Ticker {
 }
 
 impl Ticker {
-    /// Starts the thread `glake-epochs`. It holds the pool weakly and ends with it.
+    /// Starts the thread `glake-completion_events`. It holds the pool weakly and ends with it.
     ///
     /// # Errors
     /// The operating system gives no thread.
     pub fn start(pool: &Arc<GpuPool>, interval: Duration) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::Builder::new().name("glake-epochs".into()).spawn({
+        let thread = std::thread::Builder::new().name("glake-completion_events".into()).spawn({
             let (pool, stop) = (Arc::downgrade(pool), stop.clone());
             move || run(&pool, &stop, interval)
         })?;
@@ -54,7 +54,7 @@ fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
             continue;
         }
         if let Err(error) = pool.tick() {
-            tracing::warn!(target: "glake::epochs", %error, "an epoch could not be recorded; the next one covers it");
+            tracing::warn!(target: "glake::completion", %error, "a completion point could not be recorded; the next one covers it");
         }
         drop(pool);
         pause(stop, interval);

@@ -27,7 +27,7 @@ impl LinkMover {
     /// # Errors
     /// What the driver answers.
     pub fn new(engine: &Arc<Engine>, device: DeviceId, priority: Priority) -> Result<LinkMover> {
-        let driver = engine.epochs().driver();
+        let driver = engine.completion_events().driver();
         let stream = OwnedStream::new(driver, device)?;
         let on = UserStream::of(&**driver, device, stream.id())?;
         let options = CopyOptions { priority, waited: true, ..CopyOptions::default() };
@@ -42,7 +42,7 @@ impl Mover for LinkMover {
 
     /// All shares of a copy are joined on the mover's stream.
     fn mark(&self) -> std::result::Result<Arc<dyn Mark>, MoveError> {
-        let driver = self.engine.epochs().driver().clone();
+        let driver = self.engine.completion_events().driver().clone();
         let event = OwnedEvent::new(&driver, self.on.device, EventKind::Plain)?;
         event.record(self.on.raw)?;
         Ok(Arc::new(Behind { driver, event }))

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver, Fault, Faults, Injected, Verb, When};
 use glake_sim::load;
@@ -29,7 +29,7 @@ fn calibrated(
     topology: &SimTopology,
     budget: Duration,
 ) -> Calibration {
-    let epochs = Epochs::new(driver);
+    let completion_events = CompletionEvents::new(driver);
     let gpus = GpuLinks::of(&Topology::from(topology));
     let mut last = Progress { done: 0, planned: 0 };
     let mut progress = |now: Progress| {
@@ -37,7 +37,7 @@ fn calibrated(
         last = now;
     };
     let clock = || sim.now();
-    Calibration::run(&epochs, &gpus, budget, &clock, &mut progress).unwrap()
+    Calibration::run(&completion_events, &gpus, budget, &clock, &mut progress).unwrap()
 }
 
 /// Calibrates some of a model's GPUs: every copy moves its bytes, so that a whole server of eight takes minutes.
@@ -137,15 +137,16 @@ fn keeps_its_budget_in_real_time() {
     let mut topology = load("h200x4").unwrap();
     topology.gpus.truncate(2);
     let sim = simulator(topology.clone(), Clock::Wall);
-    let epochs = Epochs::new(sim.clone());
+    let completion_events = CompletionEvents::new(sim.clone());
     let gpus = GpuLinks::of(&Topology::from(&topology));
     let since = Instant::now();
     let budget = Duration::from_millis(1500);
-    let found = Calibration::run(&epochs, &gpus, budget, &|| since.elapsed(), &mut |_| {}).unwrap();
+    let found =
+        Calibration::run(&completion_events, &gpus, budget, &|| since.elapsed(), &mut |_| {}).unwrap();
     assert!(found.took < budget * 2, "{:?}", found.took);
     // How much it found, and at which rate, depends on the machine's load.
     assert!(found.graph.paths().links.iter().all(|link| link.rate.0 > 0.0));
-    drop((found, epochs));
+    drop((found, completion_events));
     assert_eq!(sim.census(), Census::default());
 }
 
@@ -175,9 +176,10 @@ fn faults_leave_out_what_fails_and_leak_nothing() {
         for nth in [1, 2, 23] {
             let faults = Arc::new(Faults::new(sim.clone()));
             faults.set(&[Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::Failed(700) }]);
-            let epochs = Epochs::new(faults.clone());
+            let completion_events = CompletionEvents::new(faults.clone());
             let clock = || sim.now();
-            let found = Calibration::run(&epochs, &gpus, Duration::from_millis(12), &clock, &mut |_| {});
+            let found =
+                Calibration::run(&completion_events, &gpus, Duration::from_millis(12), &clock, &mut |_| {});
             if let Ok(found) = &found {
                 for gpu in found.excluded.iter() {
                     for target in 0..2 {
@@ -188,7 +190,7 @@ fn faults_leave_out_what_fails_and_leak_nothing() {
                 let seen = faults.injected() == 0 || !found.excluded.is_empty() || verb == Verb::SetAccess;
                 assert!(seen, "{verb} {nth}");
             }
-            drop((found, epochs));
+            drop((found, completion_events));
             assert_eq!(sim.census(), Census::default(), "{verb} {nth}");
         }
     }

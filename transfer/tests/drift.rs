@@ -7,7 +7,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
+use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver};
 use glake_sim::load;
@@ -39,9 +39,9 @@ fn simulator(topology: &SimTopology) -> Arc<Simulator> {
 
 fn calibrated(topology: &SimTopology) -> PathGraph {
     let sim = simulator(topology);
-    let epochs = Epochs::new(sim.clone());
+    let completion_events = CompletionEvents::new(sim.clone());
     let budget = Duration::from_millis(200);
-    Calibration::run(&epochs, &links(topology), budget, &|| sim.now(), &mut |_| {}).unwrap().graph
+    Calibration::run(&completion_events, &links(topology), budget, &|| sim.now(), &mut |_| {}).unwrap().graph
 }
 
 /// An engine with a stream, and memory for copies to a GPU.
@@ -58,20 +58,20 @@ impl Fixture {
     fn new(topology: &SimTopology, graph: PathGraph) -> Fixture {
         let sim = simulator(topology);
         let driver: Arc<dyn Driver> = sim.clone();
-        let epochs = Epochs::new(driver.clone());
+        let completion_events = CompletionEvents::new(driver.clone());
         let gpus: DeviceSet = links(topology).iter().map(|gpu| gpu.device).collect();
         let options = EngineOptions { relays: gpus, shared_gpus: true, ..EngineOptions::default() };
         gpus.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
-        let engine = Engine::new(epochs.clone(), graph, options).unwrap();
+        let engine = Engine::new(completion_events.clone(), graph, options).unwrap();
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();
         let size = Bytes::mib(64);
         let to = [(); 2].map(|()| {
-            let memory = Arc::new(Buffer::new(&epochs, GPU, size, gpus).unwrap());
+            let memory = Arc::new(Buffer::new(&completion_events, GPU, size, gpus).unwrap());
             memory.span(Bytes::ZERO, size).unwrap()
         });
-        let from = Arc::new(Registration::new(&epochs, Pages::new(size, 1).unwrap()).unwrap());
+        let from = Arc::new(Registration::new(&completion_events, Pages::new(size, 1).unwrap()).unwrap());
         let streams = [(); 2].map(|()| {
             let stream = OwnedStream::new(&driver, GPU).unwrap();
             let on = UserStream::of(&*driver, GPU, stream.id()).unwrap();

@@ -7,7 +7,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
+use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver};
 use glake_sim::load;
@@ -40,15 +40,15 @@ fn threads_sleep_while_there_is_nothing_to_do() {
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     (0..4).for_each(|gpu| sim.hold_context(DeviceId(gpu)).unwrap());
     let driver: Arc<dyn Driver> = sim;
-    let epochs = Epochs::new(driver.clone());
+    let completion_events = CompletionEvents::new(driver.clone());
     let options = EngineOptions { relays: gpus, shared_gpus: true, ..EngineOptions::default() };
-    let engine = Engine::new(epochs.clone(), graph, options).unwrap();
+    let engine = Engine::new(completion_events.clone(), graph, options).unwrap();
     let (done, ready) = mpsc::channel();
     engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
     ready.recv().unwrap();
     let (size, gpu) = (Bytes::mib(32), DeviceId(1));
-    let memory = Arc::new(Buffer::new(&epochs, gpu, size, gpus).unwrap());
-    let host = Arc::new(Registration::new(&epochs, Pages::new(size, 1).unwrap()).unwrap());
+    let memory = Arc::new(Buffer::new(&completion_events, gpu, size, gpus).unwrap());
+    let host = Arc::new(Registration::new(&completion_events, Pages::new(size, 1).unwrap()).unwrap());
     let (to, from) =
         (memory.span(Bytes::ZERO, size).unwrap(), Span::pinned(&host, Bytes::ZERO, size).unwrap());
     let stream = OwnedStream::new(&driver, gpu).unwrap();

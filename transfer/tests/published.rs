@@ -8,7 +8,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
+use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver};
 use glake_sim::load;
@@ -25,7 +25,7 @@ struct Server {
     name: &'static str,
     sim: Arc<Simulator>,
     driver: Arc<dyn Driver>,
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     engine: Arc<Engine>,
     gpus: DeviceSet,
 }
@@ -36,22 +36,23 @@ impl Server {
         let links = GpuLinks::of(&Topology::from(&model));
         let sim = Arc::new(Simulator::new(SimOptions { topology: model, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
-        let epochs = Epochs::new(driver.clone());
-        let found = Calibration::run(&epochs, &links, BUDGET, &|| sim.now(), &mut |_| {}).unwrap();
+        let completion_events = CompletionEvents::new(driver.clone());
+        let found = Calibration::run(&completion_events, &links, BUDGET, &|| sim.now(), &mut |_| {}).unwrap();
         println!("{name}: {} trials in {:?}, {} without time", found.trials, found.took, found.unfinished);
         assert!(found.took <= BUDGET && found.excluded.is_empty(), "{name}: {found:?}");
         let gpus: DeviceSet = links.iter().map(|gpu| gpu.device).collect();
         gpus.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
-        let engine = engine(&epochs, found.graph, gpus);
-        Server { name, sim, driver, epochs, engine, gpus }
+        let engine = engine(&completion_events, found.graph, gpus);
+        Server { name, sim, driver, completion_events, engine, gpus }
     }
 
     /// GB/s of one copy between pinned memory and a GPU; of a native one, where there are no relays.
     fn rate(&self, gpu: DeviceId, direction: Direction, size: Bytes, relays: DeviceSet) -> f64 {
         self.engine.set_relays(relays);
-        let memory = Arc::new(Buffer::new(&self.epochs, gpu, size, self.gpus).unwrap());
+        let memory = Arc::new(Buffer::new(&self.completion_events, gpu, size, self.gpus).unwrap());
         let memory = memory.span(Bytes::ZERO, size).unwrap();
-        let host = Arc::new(Registration::new(&self.epochs, Pages::new(size, 1).unwrap()).unwrap());
+        let host =
+            Arc::new(Registration::new(&self.completion_events, Pages::new(size, 1).unwrap()).unwrap());
         let host = Span::pinned(&host, Bytes::ZERO, size).unwrap();
         let (to, from) = match direction {
             Direction::ToGpu => (&memory, &host),
@@ -66,16 +67,16 @@ impl Server {
     }
 
     fn end(self) {
-        let Server { sim, driver, epochs, engine, .. } = self;
+        let Server { sim, driver, completion_events, engine, .. } = self;
         engine.stop();
-        drop((engine, epochs, driver));
+        drop((engine, completion_events, driver));
         assert_eq!(sim.census(), Census::default());
     }
 }
 
-fn engine(epochs: &Arc<Epochs>, graph: PathGraph, gpus: DeviceSet) -> Arc<Engine> {
+fn engine(completion_events: &Arc<CompletionEvents>, graph: PathGraph, gpus: DeviceSet) -> Arc<Engine> {
     let options = EngineOptions { relays: gpus, shared_gpus: true, ..EngineOptions::default() };
-    let engine = Engine::new(epochs.clone(), graph, options).unwrap();
+    let engine = Engine::new(completion_events.clone(), graph, options).unwrap();
     let (done, ready) = mpsc::channel();
     engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
     ready.recv().unwrap();

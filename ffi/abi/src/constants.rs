@@ -12,11 +12,11 @@ pub const GLAKE_DRIVER: i32 = 3;
 pub const GLAKE_UNAVAILABLE: i32 = 4;
 /// Not possible here.
 pub const GLAKE_UNSUPPORTED: i32 = 5;
-/// Not now: memory is in use that was to leave, or is away and was to be used, or a hook refused: the call moved nothing. Or time was
+/// Not now: memory is in use that was to leave, or is evicted and was to be used, or a hook refused: the call moved nothing. Or time was
 /// over: what was to come back goes on coming.
 pub const GLAKE_CLOSED: i32 = 6;
 
-/// A use that begins while its memory is away brings it back, and waits for that.
+/// A use that begins while its memory is evicted brings it back, and waits for that.
 pub const GLAKE_WHEN_CLOSED_REFILL: u32 = 0;
 /// It waits until somebody brings it back.
 pub const GLAKE_WHEN_CLOSED_HOLD: u32 = 1;

@@ -81,13 +81,13 @@ pub struct DeviceStats {
     /// Bytes free that are pending on a stream.
     pub waste_stream: u64,
     /// Misses at which it was measured how far the GPU was behind the host.
-    pub epoch_lags: u64,
+    pub completion_lags: u64,
     /// The median of those lags, in microseconds.
-    pub epoch_lag_us_p50: u64,
+    pub completion_lag_us_p50: u64,
     /// What 95 of 100 of those lags were below.
-    pub epoch_lag_us_p95: u64,
+    pub completion_lag_us_p95: u64,
     /// The longest of those lags.
-    pub epoch_lag_us_max: u64,
+    pub completion_lag_us_max: u64,
     /// GPU time in the waits that `borrow = wait` made, in microseconds.
     pub gpu_wait_us: u64,
     /// The lease; -1 where there is none.

@@ -26,7 +26,7 @@ class UnsupportedError(Error):
 
 
 class ClosedError(Error):
-    """Memory is away or leaving, and it was not back in time; or those who use it did not end in time for a shrink."""
+    """Memory is evicted or leaving, and it was not back in time; or those who use it did not end in time for a shrink."""
 
 
 class ConfigError(Error, ValueError):

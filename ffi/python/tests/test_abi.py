@@ -46,7 +46,7 @@ class DeviceStats(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in (
                 "stitches alias_reuses extent_maps stream_waits edges mappings alias_bytes idle_alias_bytes waste_hard "
-                "waste_soft waste_stream epoch_lags epoch_lag_us_p50 epoch_lag_us_p95 epoch_lag_us_max gpu_wait_us"
+                "waste_soft waste_stream completion_lags completion_lag_us_p50 completion_lag_us_p95 completion_lag_us_max gpu_wait_us"
             ).split()
         ]
         + [("lease_bytes", ctypes.c_int64)]

@@ -8,7 +8,7 @@ use glake_abi::{
     GLAKE_COPY_BLOCKING, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_PTDS,
     GLAKE_COPY_TO_GPU, GLAKE_COPY_VERIFY, GLAKE_INVALID,
 };
-use glake_device::owned::{Epochs, Lent, Pages, Registration};
+use glake_device::owned::{CompletionEvents, Lent, Pages, Registration};
 use glake_device::{
     Address, CopyRequest, DeviceId, Driver, Fault, Faults, Injected, Refusal, Stream, Verb, When,
 };
@@ -91,8 +91,9 @@ impl Fixture {
     /// Makes copies of a form; whether every byte arrived.
     fn copy(&self, form: Form, flags: u32, faults: &[Fault]) -> Result<bool, i32> {
         let process = &self.process;
-        let epochs = Epochs::new(self.faults.clone() as Arc<dyn Driver>);
-        let mut host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
+        let completion_events = CompletionEvents::new(self.faults.clone() as Arc<dyn Driver>);
+        let mut host =
+            Registration::new(&completion_events, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
         let mut pageable = vec![0_u8; LENGTH];
         let gpus = [0, 1, 0].map(|device| process.malloc(device, Bytes::new(SIZE), Stream(0)).unwrap());
         let whole = |to, from| CopyRequest { to, from, size: Bytes::new(SIZE) };
@@ -217,8 +218,8 @@ fn tried(
     faults: &[Fault],
 ) -> Result<bool, Option<i32>> {
     let process = &fixture.process;
-    let epochs = Epochs::new(fixture.faults.clone() as Arc<dyn Driver>);
-    let host = Registration::new(&epochs, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
+    let completion_events = CompletionEvents::new(fixture.faults.clone() as Arc<dyn Driver>);
+    let host = Registration::new(&completion_events, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
     let gpu = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
     let (to, from) = if back { (host.start(), gpu) } else { (gpu, host.start()) };
     let asked = flags::asked(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING, false).unwrap();

@@ -125,7 +125,7 @@ impl<'a> Copies<'a> {
         let host = match self.server.moves_bytes() {
             true => HostMemory::Block(self.server.host()?.take(size)?),
             false => HostMemory::Untouched(Arc::new(Registration::new(
-                self.server.epochs(),
+                self.server.completion_events(),
                 Pages::new(size, 0)?,
             )?)),
         };
@@ -135,7 +135,7 @@ impl<'a> Copies<'a> {
     /// Memory of another GPU, for its own copies and the target's.
     fn memory_of(&self, device: DeviceId, size: Bytes) -> Result<Arc<Buffer>> {
         let reach = self.server.relays().union(DeviceSet::of(self.server.target().id));
-        Ok(Arc::new(Buffer::new(self.server.epochs(), device, size, reach)?))
+        Ok(Arc::new(Buffer::new(self.server.completion_events(), device, size, reach)?))
     }
 
     fn driver(&self) -> &dyn Driver {

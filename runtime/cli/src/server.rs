@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Span};
+use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Span};
 use glake_device::topology::Topology;
 use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
 use glake_sim::{Census, Clock, SimOptions, Simulator, mapping_budget};
@@ -151,7 +151,7 @@ impl Server {
             shared_gpus: true,
             ..EngineOptions::default()
         };
-        let engine = Engine::new(Epochs::new(driver.clone()), graph, wanted)?;
+        let engine = Engine::new(CompletionEvents::new(driver.clone()), graph, wanted)?;
         if !relays.is_empty() {
             // Its context, which its memory takes in any case: copies of its streams are forked from the first one on.
             drop(OwnedStream::new(&driver, target.id)?);
@@ -186,8 +186,8 @@ impl Server {
         &self.engine
     }
 
-    pub(crate) fn epochs(&self) -> &Arc<Epochs> {
-        self.engine.epochs()
+    pub(crate) fn completion_events(&self) -> &Arc<CompletionEvents> {
+        self.engine.completion_events()
     }
 
     /// Whether the engine goes by what was measured of the links.
@@ -237,7 +237,11 @@ impl Server {
         // As of a machine: an alias cuts address space at its ends too.
         let mappings = if self.is_simulated() { mapping_budget() / 5 * 4 } else { u64::MAX };
         let settings = Some(pool::settings(knobs, memory, mappings));
-        let options = PoolOptions { settings, epochs: Some(self.epochs().clone()), ..PoolOptions::default() };
+        let options = PoolOptions {
+            settings,
+            completion_events: Some(self.completion_events().clone()),
+            ..PoolOptions::default()
+        };
         let pool = GpuPool::new(self.driver.clone(), device, options)?;
         for relay in self.engine.relays().without(DeviceSet::of(device)).iter() {
             if let Err(error) = pool.lend_to(relay) {
@@ -252,7 +256,7 @@ impl Server {
     /// # Errors
     /// As [`Buffer::new`].
     pub(crate) fn buffer(&self, size: Bytes) -> Result<Arc<Buffer>, DriverError> {
-        let of = |reach| Buffer::new(self.epochs(), self.target.id, size, reach);
+        let of = |reach| Buffer::new(self.completion_events(), self.target.id, size, reach);
         let buffer = match of(self.relays()) {
             Err(error) if !error.is_out_of_memory() && !error.is_sticky() => of(DeviceSet::EMPTY),
             made => made,
@@ -281,7 +285,10 @@ impl Server {
         // What a simulated device copies fits a smaller one.
         let arena = if self.is_simulated() { Bytes::mib(32) } else { HostOptions::default().arena };
         let nodes = nodes_of(&self.topology, devices);
-        HostPool::new(self.epochs(), HostOptions { devices, nodes, arena, ..HostOptions::default() })
+        HostPool::new(
+            self.completion_events(),
+            HostOptions { devices, nodes, arena, ..HostOptions::default() },
+        )
     }
 
     /// Ends it; what is alive then on simulated devices, of which nobody else knows anything.

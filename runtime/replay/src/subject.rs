@@ -10,7 +10,7 @@ use crate::trace::{BlockId, StreamIndex};
 ///
 /// A block is allocated once; `free_requested` then `free_completed` follow once each, if at all, and only where the
 /// allocation succeeded. Models of torch reuse memory at `free_completed`, as torch does; the product goes by
-/// `free_requested`, `record_stream` and its own epochs.
+/// `free_requested`, `record_stream` and its own completion points.
 pub trait Subject {
     /// A block is asked for.
     ///

@@ -93,7 +93,7 @@ mod tests {
             "expert.max_mappings = 0",
             "pool.memory_fraction = nan",
             "pool.borrow = \"maybe\"",
-            "pool.epoch_interval_us = -1",
+            "pool.completion_interval_us = -1",
             "transfer.relays = \"on\"",
             "transfer.multi_path = 1",
             "transfer.exclude = 3",

@@ -75,7 +75,7 @@ knobs! {
         /// Recording one every 0.5 ms was not seen to slow a stream of small kernels. 0 records one at every miss, any
         /// huge number only when memory has run out. Smaller: other streams get memory sooner, 0.14 us of the driver
         /// each.
-        epoch_interval_us: u64 = 500, "a whole number of microseconds";
+        completion_interval_us: u64 = 500, "a whole number of microseconds";
 
         [expert]
         /// The extent size once growing by `pool.extent` would pass the limit; never more than that.
@@ -103,11 +103,11 @@ knobs! {
 pub enum Borrow {
     /// Nothing.
     Off,
-    /// Blocks whose epoch has passed: all work enqueued before the free is done. No waits, no deadlock; right for
+    /// Blocks whose completion point has passed: all work enqueued before the free is done. No waits, no deadlock; right for
     /// programs too that free a block on the host while another stream still reads it.
     #[default]
     Completed,
-    /// Also blocks whose epoch has not passed, behind a wait on the GPU: for programs that record every use of a
+    /// Also blocks whose completion point has not passed, behind a wait on the GPU: for programs that record every use of a
     /// block on another stream and post no receive that spins.
     Wait,
 }

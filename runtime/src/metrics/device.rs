@@ -8,7 +8,7 @@
 //! | num_sync_all_streams | times that everything freed was waited for: an emptied cache |
 
 use glake_stitch::{Gauge, Inactive, PoolGauges, Stats};
-use glake_tiers::{EpochLag, GpuWaits, LeaseView};
+use glake_tiers::{CompletionLag, GpuWaits, LeaseView};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -83,13 +83,13 @@ macro_rules! device_metrics {
                 /// Bytes free that are pending on a stream.
                 waste_stream: u64, Bytes, Stable;
                 /// Misses at which it was measured how far the GPU was behind the host.
-                epoch_lags: u64, Count, Experimental;
+                completion_lags: u64, Count, Experimental;
                 /// The median of those lags, in microseconds.
-                epoch_lag_us_p50: u64, Microseconds, Experimental;
+                completion_lag_us_p50: u64, Microseconds, Experimental;
                 /// What 95 of 100 of those lags were below.
-                epoch_lag_us_p95: u64, Microseconds, Experimental;
+                completion_lag_us_p95: u64, Microseconds, Experimental;
                 /// The longest of those lags.
-                epoch_lag_us_max: u64, Microseconds, Experimental;
+                completion_lag_us_max: u64, Microseconds, Experimental;
                 /// GPU time in the waits that `borrow = wait` made, in microseconds.
                 gpu_wait_us: u64, Microseconds, Experimental;
                 /// The lease; -1 where there is none.
@@ -159,7 +159,13 @@ pub struct DeviceStats {
 }
 
 impl DeviceStats {
-    pub(crate) fn of(stats: &Stats, settled: u64, lag: EpochLag, waits: GpuWaits, lease: LeaseView) -> Self {
+    pub(crate) fn of(
+        stats: &Stats,
+        settled: u64,
+        lag: CompletionLag,
+        waits: GpuWaits,
+        lease: LeaseView,
+    ) -> Self {
         let counters = &stats.counters;
         let (small, large) = (stats.inactive_small, stats.inactive_large);
         let both =
@@ -188,10 +194,10 @@ impl DeviceStats {
                 waste_hard: stats.waste.hard.get(),
                 waste_soft: stats.waste.soft.get(),
                 waste_stream: stats.waste.stream.get(),
-                epoch_lags: lag.misses,
-                epoch_lag_us_p50: micros(lag.p50),
-                epoch_lag_us_p95: micros(lag.p95),
-                epoch_lag_us_max: micros(lag.max),
+                completion_lags: lag.misses,
+                completion_lag_us_p50: micros(lag.p50),
+                completion_lag_us_p95: micros(lag.p95),
+                completion_lag_us_max: micros(lag.max),
                 gpu_wait_us: micros(waits.time),
                 lease_bytes: lease.leased.map_or(-1, |leased| signed(leased.get())),
                 made_bytes: lease.made.get(),

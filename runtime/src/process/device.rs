@@ -1,10 +1,10 @@
-//! One device's memory: its pool, started at first use, the thread that keeps its epochs going, and its private pools.
+//! One device's memory: its pool, started at first use, the thread that keeps its completion points going, and its private pools.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{DeviceId, DeviceInfo};
 use glake_tiers::{GpuPool, Lease, PoolOptions, Ticker};
 use glake_units::Bytes;
@@ -61,7 +61,7 @@ impl DeviceMemory {
     /// What the driver or the operating system refuses; the next call tries again.
     pub(super) fn start(
         &self,
-        epochs: &Arc<Epochs>,
+        completion_events: &Arc<CompletionEvents>,
         config: &config::Pool,
         mappings: u64,
         peers: Vec<DeviceId>,
@@ -76,19 +76,19 @@ impl DeviceMemory {
         let settings = pool::settings(&config, self.info.memory, mappings);
         let options = PoolOptions {
             settings: Some(settings),
-            epochs: Some(epochs.clone()),
+            completion_events: Some(completion_events.clone()),
             peers,
             exportable: config.exportable,
             observer: Some(observers.clone()),
             lease: Some(self.lease.clone()),
         };
-        let info = epochs.driver().memory_info(self.info.id)?;
+        let info = completion_events.driver().memory_info(self.info.id)?;
         let before = info.total.saturating_sub(info.free);
-        let pool = GpuPool::new(epochs.driver().clone(), self.info.id, options)?;
+        let pool = GpuPool::new(completion_events.driver().clone(), self.info.id, options)?;
         // What is wanted is asked under the lock: who wants them later finds a pool that has started.
         open(&pool, relays());
         let pool = Arc::new(pool);
-        let interval = Duration::from_micros(config.epoch_interval_us);
+        let interval = Duration::from_micros(config.completion_interval_us);
         let ticker = Ticker::start(&pool, interval).map_err(|source| ProcessError::NoThread { source })?;
         let private = PrivatePools::default();
         let settled = AtomicU64::new(0);
@@ -131,7 +131,7 @@ fn open(pool: &GpuPool, relays: DeviceSet) {
 }
 
 impl Started {
-    /// Ends the thread that keeps epochs going.
+    /// Ends the thread that keeps completion points going.
     pub(super) fn stop(&self) {
         if let Some(ticker) = self.ticker.lock().take() {
             ticker.stop();

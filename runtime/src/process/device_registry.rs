@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use glake_device::owned::Epochs;
+use glake_device::owned::CompletionEvents;
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, DeviceInfo, Driver};
 use glake_tiers::{Lease, LeaseOptions, LiveBlock};
@@ -32,7 +32,7 @@ pub(super) struct DeviceRegistry {
     /// Shared with the engine's thread, which opens pools to relays.
     pub(super) devices: Arc<[DeviceMemory]>,
     /// One clock for all pools: a capture on any device holds it.
-    pub(super) epochs: Arc<Epochs>,
+    pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) engine: ProcessEngine,
     pub(super) config: config::Pool,
     /// How many mappings a device can have.
@@ -68,7 +68,7 @@ impl DeviceRegistry {
             refill_timeout: Duration::from_millis(lease.refill_timeout_ms),
             observers,
             devices,
-            epochs: Epochs::new(driver),
+            completion_events: CompletionEvents::new(driver),
             engine,
             config,
             mappings,
@@ -117,7 +117,7 @@ impl DeviceRegistry {
     fn start<'a>(&self, memory: &'a DeviceMemory) -> Result<&'a Started> {
         let others = self.devices.iter().map(DeviceMemory::id).filter(|id| *id != memory.id());
         let peers: Vec<DeviceId> = if self.config.peer_access { others.collect() } else { Vec::new() };
-        let relays = || self.engine.awake_relays_of(memory.id(), &**self.epochs.driver());
-        memory.start(&self.epochs, &self.config, self.mappings, peers, relays, &self.observers)
+        let relays = || self.engine.awake_relays_of(memory.id(), &**self.completion_events.driver());
+        memory.start(&self.completion_events, &self.config, self.mappings, peers, relays, &self.observers)
     }
 }

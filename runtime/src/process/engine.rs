@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants: a copy opens no memory to anybody: what relays may touch is decided when an extent is made, or on the
-//! engine's thread. A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its epochs wait for no work of the program there.
+//! engine's thread. A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its completion points wait for no work of the program there.
 //! What is freed under an unfinished copy stays until that is done, because its lanes are joined on the copy's stream, or told of to
 //! the clock.
 
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, DeviceInfo, Driver, PointerKind};
 use glake_transfer::paths::{Direction, PathGraph};
@@ -135,7 +135,7 @@ impl ProcessEngine {
         self.on.load(Ordering::Acquire)
     }
 
-    fn make(&self, epochs: &Arc<Epochs>) -> Result<&Arc<Engine>> {
+    fn make(&self, completion_events: &Arc<CompletionEvents>) -> Result<&Arc<Engine>> {
         let _starting = self.starting.lock();
         if let Some(engine) = self.engine.get() {
             return Ok(engine);
@@ -154,7 +154,7 @@ impl ProcessEngine {
             shared_gpus: self.config.shared_gpus,
             ..EngineOptions::default()
         };
-        let engine = Engine::new(epochs.clone(), PathGraph::empty(), options)?;
+        let engine = Engine::new(completion_events.clone(), PathGraph::empty(), options)?;
         Ok(self.engine.get_or_init(|| engine))
     }
 
@@ -229,7 +229,7 @@ impl DeviceRegistry {
         }
         self.engine.on.store(on, Ordering::Release);
         if on {
-            let engine = self.engine.make(&self.epochs)?;
+            let engine = self.engine.make(&self.completion_events)?;
             return self.engine.start(engine, &self.devices);
         }
         if let Some(engine) = self.engine.made() {
@@ -249,7 +249,7 @@ impl DeviceRegistry {
 
     #[cold]
     fn make_engine(&self) -> Result<&Arc<Engine>> {
-        let engine = self.engine.make(&self.epochs)?;
+        let engine = self.engine.make(&self.completion_events)?;
         if self.engine.is_on() {
             self.engine.start(engine, &self.devices)?;
         }

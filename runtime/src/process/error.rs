@@ -134,7 +134,7 @@ pub enum ProcessError {
         /// What was given.
         fraction: f64,
     },
-    /// The operating system gives no thread to keep epochs going.
+    /// The operating system gives no thread to keep completion points going.
     #[error("no thread for completion points: {source}; raise the limit of threads")]
     NoThread {
         /// Its answer.

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{Address, DeviceId, DriverError};
 use glake_tiers::Import;
 use glake_units::Bytes;
@@ -48,7 +48,7 @@ impl Imports {
     pub(super) fn open(
         &self,
         handle: &[u8],
-        epochs: &Arc<Epochs>,
+        completion_events: &Arc<CompletionEvents>,
         device: DeviceId,
         peers: DeviceSet,
     ) -> Result<Address, ProcessError> {
@@ -59,7 +59,7 @@ impl Imports {
             opened.count += 1;
             return Ok(*base);
         }
-        let import = Import::open(epochs, device, peers, share::open(handle)?)?;
+        let import = Import::open(completion_events, device, peers, share::open(handle)?)?;
         let base = import.base();
         state.open.insert(base, Opened { handle: handle.into(), device, import, count: 1 });
         Ok(base)

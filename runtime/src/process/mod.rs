@@ -394,7 +394,7 @@ impl Process {
         Ok(self.device(device)?.fraction())
     }
 
-    /// Ends the threads that keep epochs going and that share blocks, and removes this process's files: what is in them cannot come
+    /// Ends the threads that keep completion points going and that share blocks, and removes this process's files: what is in them cannot come
     /// back. From then on no thread of ours calls the driver: frees are bookkeeping, and a miss on a caller's thread does what ticks
     /// would have done.
     pub fn stop(&self) {

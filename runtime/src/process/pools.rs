@@ -43,7 +43,7 @@ impl Pools {
     }
 
     /// Sends allocations on streams that the filter takes (`None`: on all) to a private pool from now on, the newest such
-    /// pool first. It adds an owner. Until it is known that no capture follows, or that it is over, no epoch is recorded.
+    /// pool first. It adds an owner. Until it is known that no capture follows, or that it is over, no completion point is recorded.
     ///
     /// # Errors
     /// [`ProcessError::PoolOpen`] where they go there already, but for a capture that is over.

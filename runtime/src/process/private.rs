@@ -1,6 +1,6 @@
 //! Private pools of one device: domains by the number that the program gives them, and which allocations go there.
 //!
-//! Invariants: a pool that is open has a route, and `open` counts routes. Every hold on epochs has an owner that ends it, since torch
+//! Invariants: a pool that is open has a route, and `open` counts routes. Every hold on completion points has an owner that ends it, since torch
 //! never says that a capture failed: neither the end of its pool nor the release comes then.
 //!
 //! ```text
@@ -70,7 +70,7 @@ struct Route {
 enum Phase {
     /// It may begin, or have begun.
     Expected { _hold: CaptureHold },
-    /// It was seen. What follows it holds epochs back until it is over.
+    /// It was seen. What follows it holds completion points back until it is over.
     Captures(SeenCapture),
     /// There is none: the pool is for whatever the program puts there.
     Free,
@@ -116,7 +116,7 @@ impl PrivatePools {
             return domain;
         }
         // Not under the lock: it asks the driver.
-        let (asked, driver) = (state(), pool.epochs().driver());
+        let (asked, driver) = (state(), pool.completion_events().driver());
         for (learns, stream) in learn {
             let state = if stream == raw { asked } else { driver.capture_state(pool.device(), stream).ok() };
             let mut table = self.table.lock();
@@ -144,7 +144,7 @@ impl PrivatePools {
         self.table.lock().own(pool, id, DomainOptions::own_pool());
     }
 
-    /// Sends allocations to a pool from now on, and holds epochs back in case a capture begins. It adds an owner. A route whose capture
+    /// Sends allocations to a pool from now on, and holds completion points back in case a capture begins. It adds an owner. A route whose capture
     /// is over, and which nobody ended, gives way.
     pub(super) fn begin(
         &self,
@@ -153,11 +153,11 @@ impl PrivatePools {
         filter: Option<Filter>,
     ) -> Result<(), ProcessError> {
         let thread = this_thread();
-        let hold = pool.epochs().hold_for(thread.clone());
+        let hold = pool.completion_events().hold_for(thread.clone());
         let seen =
             self.table.lock().route(id).filter(|route| may_ask(&route.thread)).and_then(Route::capture);
         // Not under the lock: it asks the driver.
-        let over = seen.filter(|capture| pool.epochs().is_over(capture));
+        let over = seen.filter(|capture| pool.completion_events().is_over(capture));
         let mut table = self.table.lock();
         let earlier = match table.routes.iter().position(|route| route.id == id) {
             Some(at) if table.routes[at].gives_way(&thread, over) => Some(table.routes.remove(at)),
@@ -184,7 +184,7 @@ impl PrivatePools {
     pub(super) fn end(&self, pool: &GpuPool, id: PoolId) -> Result<(), ProcessError> {
         let ended = self.close(id).ok_or(ProcessError::UnknownPool { device: pool.device(), id });
         // Its capture has ended before, if it had one.
-        pool.epochs().sweep_holds();
+        pool.completion_events().sweep_holds();
         ended
     }
 
@@ -214,7 +214,7 @@ impl PrivatePools {
             domain
         };
         self.close(id);
-        pool.epochs().sweep_holds();
+        pool.completion_events().sweep_holds();
         Ok(pool.release_domain(domain)?)
     }
 
@@ -291,14 +291,14 @@ impl Route {
                 // The handle of a thread's default stream says nothing to others: then the route keeps the hold.
                 if stream != Stream::PER_THREAD {
                     let capture = SeenCapture { device: pool.device(), stream, id };
-                    pool.epochs().follow(capture, self.thread.clone());
+                    pool.completion_events().follow(capture, self.thread.clone());
                     self.phase = Phase::Captures(capture);
                 }
             }
             // Its own capture is over where the stream is that one's; else this says nothing of it.
             CaptureState::None | CaptureState::Invalidated if self.capture().is_some() => {
                 if let Some(capture) = self.capture().filter(|capture| capture.stream == stream) {
-                    pool.epochs().captured(capture);
+                    pool.completion_events().captured(capture);
                     self.phase = Phase::Missed;
                 }
             }
@@ -355,7 +355,7 @@ mod schedules {
     use crate::sync::schedules;
 
     /// Threads that begin, use, end and release pools, one of them in common, while others allocate: each allocation goes to a pool
-    /// whose filter takes it and that is open, owners come out even, and at the end nothing holds epochs back.
+    /// whose filter takes it and that is open, owners come out even, and at the end nothing holds completion points back.
     #[test]
     fn pools_come_and_go_under_allocations() {
         let options = SimOptions {
@@ -401,7 +401,7 @@ mod schedules {
             assert_eq!((private.owners(PoolId(1, 0)), private.owners(common)), (0, 1));
             private.release(&pool, common).unwrap();
             assert_eq!(private.open.load(Ordering::Relaxed), 0);
-            pool.epochs().record(DeviceSet::of(DeviceId(0))).unwrap();
+            pool.completion_events().record(DeviceSet::of(DeviceId(0))).unwrap();
         });
     }
 }

@@ -38,7 +38,7 @@ impl DeviceRegistry {
         let stats = started.pool.stats();
         let total = memory.info.memory;
         let reserved = Bytes::new(stats.all.reserved_bytes.current);
-        let free = self.epochs.driver().memory_info(memory.id()).map(|info| info.free);
+        let free = self.completion_events.driver().memory_info(memory.id()).map(|info| info.free);
         let limit = match error {
             PoolError::Refused { source: StitchError::OutOfMemory { limit, .. }, .. }
             | PoolError::CaptureOpen { refusal: StitchError::OutOfMemory { limit, .. }, .. } => *limit,

@@ -62,7 +62,7 @@ impl Sharing {
     pub fn open(&self, handle: &[u8], device: i64) -> Result<Address> {
         let memory = self.registry.device(device)?;
         let peers = self.registry.started(memory)?.pool.peers();
-        self.imports.open(handle, &self.registry.epochs, memory.id(), peers)
+        self.imports.open(handle, &self.registry.completion_events, memory.id(), peers)
     }
 
     /// Ends one use of what [`Sharing::open`] mapped. With the last it is unmapped, once all work that was enqueued

@@ -136,7 +136,7 @@ fn a_private_pool_is_its_own_and_goes_with_its_last_owner() {
 
 /// A hold is there from the begin on; an allocation on a stream that captures nothing shows that none is needed.
 #[test]
-fn epochs_are_held_for_a_capture_only() {
+fn points_are_held_for_a_capture_only() {
     let process = started("");
     let held = |process: &Process| {
         let block = process.malloc(1, mib(10), STREAM).unwrap();
@@ -337,7 +337,7 @@ fn mappings_are_told_while_somebody_watches() {
     process.observers().on_mapping(None);
     process.malloc(2, mib(100), STREAM).unwrap();
     assert_eq!(mapped.load(Ordering::Relaxed), 0);
-    assert_eq!(process.reports().stats(2).unwrap().own.epoch_lags, 2);
+    assert_eq!(process.reports().stats(2).unwrap().own.completion_lags, 2);
 }
 
 fn ready(process: &Process) {

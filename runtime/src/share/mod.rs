@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use glake_device::owned::{DeviceSet, Epochs};
+//! use glake_device::owned::{CompletionEvents, DeviceSet};
 //! use glake_sim::{SimOptions, Simulator};
 //! use glake_device::{DeviceId, Driver, Stream};
 //! use glake_runtime::share::{Exporter, open};
@@ -31,7 +31,7 @@
 //! let shared = exporter.share(block.address, move || pool.export(block.address))?;
 //!
 //! // In the other process:
-//! let import = Import::open(&Epochs::new(driver), DeviceId(0), DeviceSet::EMPTY, open(&shared.handle)?)?;
+//! let import = Import::open(&CompletionEvents::new(driver), DeviceId(0), DeviceSet::EMPTY, open(&shared.handle)?)?;
 //! let mut bytes = [0; 20];
 //! import.read(shared.offset, &mut bytes)?;
 //! assert_eq!(&bytes, b"one byte is one byte");

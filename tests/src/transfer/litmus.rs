@@ -70,7 +70,7 @@ impl<'a> Litmus<'a> {
         let defaults = defaults.into_iter().map(|stream| (devices[0], Some(stream)));
         let streams: Vec<(DeviceId, Option<Stream>)> = own.chain(defaults).collect();
         let count = streams.len();
-        let gates = Flag::several(&server.epochs, u32::try_from(count).unwrap()).unwrap();
+        let gates = Flag::several(&server.completion_events, u32::try_from(count).unwrap()).unwrap();
         let lane = |((device, stream), gate)| Lane::new(&server.driver, device, stream, count, gate);
         let lanes = streams.into_iter().zip(gates).map(lane).collect();
         let size = |index: usize| Bytes::new(SIZES[index % SIZES.len()]);

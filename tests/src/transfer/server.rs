@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epochs, Pages, Registration};
+use glake_device::owned::{CompletionEvents, DeviceSet, Pages, Registration};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver, Faults};
 use glake_sim::{Census, SimOptions, SimTopology, Simulator};
@@ -54,7 +54,7 @@ pub struct Server {
     /// All of it, as pools and engine see it.
     pub driver: Arc<dyn Driver>,
     /// The clock of its completions.
-    pub epochs: Arc<Epochs>,
+    pub completion_events: Arc<CompletionEvents>,
     /// A pool on each GPU, whose memory all others may touch.
     pub pools: Vec<Arc<GpuPool>>,
     /// The engine.
@@ -71,17 +71,21 @@ impl Server {
         let sim = Arc::new(Simulator::new(machine).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
-        let epochs = Epochs::new(driver.clone());
+        let completion_events = CompletionEvents::new(driver.clone());
         let ids: Vec<DeviceId> = driver.devices().unwrap().iter().map(|info| info.id).collect();
         let pool = |&device: &DeviceId| {
             let peers = ids.iter().copied().filter(|id| *id != device).collect();
-            let options = PoolOptions { epochs: Some(epochs.clone()), peers, ..PoolOptions::default() };
+            let options = PoolOptions {
+                completion_events: Some(completion_events.clone()),
+                peers,
+                ..PoolOptions::default()
+            };
             Arc::new(GpuPool::new(driver.clone(), device, options).unwrap())
         };
         let pools = ids.iter().map(pool).collect();
         let options = EngineOptions { relays: ids.iter().copied().collect(), ..options };
-        let engine = Engine::new(epochs.clone(), graph, options).unwrap();
-        let server = Server { sim, faults, driver, epochs, pools, engine };
+        let engine = Engine::new(completion_events.clone(), graph, options).unwrap();
+        let server = Server { sim, faults, driver, completion_events, pools, engine };
         server.start_relays();
         server
     }
@@ -107,7 +111,7 @@ impl Server {
 
     /// Pinned host memory, zero.
     pub fn pinned(&self, size: Bytes) -> Arc<Registration> {
-        Arc::new(Registration::new(&self.epochs, Pages::new(size, 1).unwrap()).unwrap())
+        Arc::new(Registration::new(&self.completion_events, Pages::new(size, 1).unwrap()).unwrap())
     }
 
     /// Ends a test that has freed everything: nothing at all is left.

@@ -6,7 +6,7 @@ use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
 use super::flow::Load;
 use super::kernel::{Declared, merged};
-use super::order::{Epoch, VectorClock};
+use super::order::{Position, VectorClock};
 use super::request::{KernelRequest, Request};
 use super::resolve::{Piece, Use};
 use super::route::End;
@@ -60,16 +60,16 @@ impl State {
         if let Cost::Value(awaited) = &resolved.cost {
             order.completes(&self.streams.flag(awaited.pointer));
         }
-        let first = Epoch { lane, n: self.timeline.last(lane).n + 1 };
+        let first = Position { lane, n: self.timeline.last(lane).n + 1 };
         let last = match &resolved.returns {
-            Returns::Read(..) => Epoch { lane, n: first.n + 1 },
+            Returns::Read(..) => Position { lane, n: first.n + 1 },
             Returns::AtOnce | Returns::Done => first,
         };
         let mut holds = Vec::new();
         for (piece, usage) in &resolved.pieces {
             if self.strict {
-                let epoch = if *usage == Use::Read { first } else { last };
-                self.world.memory.note_use(piece, *usage, epoch, &self.streams.seen);
+                let position = if *usage == Use::Read { first } else { last };
+                self.world.memory.note_use(piece, *usage, position, &self.streams.seen);
             }
             if let Some(hold) = piece.hold() {
                 self.world.memory.hold(hold);

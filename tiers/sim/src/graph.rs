@@ -5,7 +5,7 @@
 
 use super::context::ContextId;
 use super::denial::Checked;
-use super::order::{Epoch, VectorClock};
+use super::order::{Position, VectorClock};
 use super::request::Request;
 use super::state::State;
 use super::timeline::{Cost, Point};
@@ -91,7 +91,7 @@ impl State {
         let mut after = self.implied_points(lane);
         after.extend(points);
         let point = self.timeline.issue(lane, after, Cost::None, Work::nothing());
-        self.streams.enqueued(Epoch { lane, n: point.n }, order);
+        self.streams.enqueued(Position { lane, n: point.n }, order);
         self.timeline.settle(&mut self.world);
     }
 }

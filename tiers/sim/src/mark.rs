@@ -6,7 +6,7 @@
 use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
 use super::event::Mark;
-use super::order::{Epoch, VectorClock};
+use super::order::{Position, VectorClock};
 use super::state::State;
 use super::stream::fresh_lane;
 use super::timeline::{Cost, Point};
@@ -25,13 +25,13 @@ impl State {
             return Ok(());
         }
         let n = self.timeline.last(lane).n + 1;
-        order.clock.see(Epoch { lane, n });
+        order.clock.see(Position { lane, n });
         let record = self.world.events.record(event, Mark::Never, order.clock.clone());
         let work = Work::record(event, record);
         let after = self.implied_points(lane);
         let point = self.timeline.issue(lane, after, Cost::None, work);
         self.world.events.place(event, vec![point]);
-        self.streams.enqueued(Epoch { lane, n }, order);
+        self.streams.enqueued(Position { lane, n }, order);
         self.timeline.settle(&mut self.world);
         Ok(())
     }

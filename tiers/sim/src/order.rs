@@ -18,7 +18,7 @@ use glake_device::Refusal;
 
 /// Work on a stream, by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Epoch {
+pub(super) struct Position {
     pub(super) lane: u64,
     pub(super) n: u64,
 }
@@ -26,7 +26,7 @@ pub(super) struct Epoch {
 /// A use of memory: whose, and at which address the memory was mapped for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    pub(super) epoch: Epoch,
+    pub(super) position: Position,
     pub(super) via: u64,
 }
 
@@ -49,9 +49,9 @@ impl Order {
     /// The rule that a use at an address breaks, if an earlier one conflicts with it; `seen` is what the host has
     /// seen done.
     pub(super) fn breach(&self, seen: &VectorClock, earlier: Stamp, via: u64) -> Option<Refusal> {
-        if seen.covers(earlier.epoch) || self.edges.covers(earlier.epoch) {
+        if seen.covers(earlier.position) || self.edges.covers(earlier.position) {
             None
-        } else if !self.clock.covers(earlier.epoch) {
+        } else if !self.clock.covers(earlier.position) {
             Some(Refusal::Unordered)
         } else if earlier.via != via {
             Some(Refusal::Aliased)
@@ -75,27 +75,27 @@ impl VectorClock {
         VectorClock { seen: Vec::new(), loose: true }
     }
 
-    pub(super) fn covers(&self, epoch: Epoch) -> bool {
-        self.loose || self.covers_surely(epoch)
+    pub(super) fn covers(&self, position: Position) -> bool {
+        self.loose || self.covers_surely(position)
     }
 
-    fn covers_surely(&self, epoch: Epoch) -> bool {
-        match self.seen.binary_search_by_key(&epoch.lane, |entry| entry.0) {
-            Ok(at) => self.seen[at].1 >= epoch.n,
+    fn covers_surely(&self, position: Position) -> bool {
+        match self.seen.binary_search_by_key(&position.lane, |entry| entry.0) {
+            Ok(at) => self.seen[at].1 >= position.n,
             Err(_) => false,
         }
     }
 
-    pub(super) fn see(&mut self, epoch: Epoch) {
-        match self.seen.binary_search_by_key(&epoch.lane, |entry| entry.0) {
-            Ok(at) => self.seen[at].1 = self.seen[at].1.max(epoch.n),
-            Err(at) => self.seen.insert(at, (epoch.lane, epoch.n)),
+    pub(super) fn see(&mut self, position: Position) {
+        match self.seen.binary_search_by_key(&position.lane, |entry| entry.0) {
+            Ok(at) => self.seen[at].1 = self.seen[at].1.max(position.n),
+            Err(at) => self.seen.insert(at, (position.lane, position.n)),
         }
     }
 
     /// Drops what `other` says too.
     pub(super) fn forget(&mut self, other: &VectorClock) {
-        self.seen.retain(|&(lane, n)| !other.covers_surely(Epoch { lane, n }));
+        self.seen.retain(|&(lane, n)| !other.covers_surely(Position { lane, n }));
     }
 
     /// Becomes ordered after all that `other` is ordered after.
@@ -169,7 +169,7 @@ impl Shadow {
                 self.cells.insert(from, Cell { end: at, write: None, reads: vec![stamp] });
             }
             if let Some(cell) = self.cells.get_mut(&at) {
-                let older = |read: &Stamp| read.epoch.lane == stamp.epoch.lane && read.via == stamp.via;
+                let older = |read: &Stamp| read.position.lane == stamp.position.lane && read.via == stamp.via;
                 cell.reads.retain(|read| !older(read));
                 cell.reads.push(stamp);
                 from = cell.end;
@@ -186,7 +186,7 @@ impl Shadow {
             return;
         }
         self.cells.retain(|_, cell| {
-            !cell.write.iter().chain(&cell.reads).all(|stamp| seen.covers_surely(stamp.epoch))
+            !cell.write.iter().chain(&cell.reads).all(|stamp| seen.covers_surely(stamp.position))
         });
         self.crowded = self.cells.len() * 2;
     }
@@ -206,12 +206,12 @@ impl Shadow {
 mod tests {
     use super::*;
 
-    fn epoch(lane: u64, n: u64) -> Epoch {
-        Epoch { lane, n }
+    fn position(lane: u64, n: u64) -> Position {
+        Position { lane, n }
     }
 
     fn stamp(lane: u64, n: u64) -> Stamp {
-        Stamp { epoch: epoch(lane, n), via: 0 }
+        Stamp { position: position(lane, n), via: 0 }
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
         shadow.note(0, 100, true, stamp(1, 1));
         shadow.note(20, 40, false, stamp(2, 1));
         let (mut order, seen) = (Order::default(), VectorClock::default());
-        order.clock.see(epoch(1, 1));
+        order.clock.see(position(1, 1));
         let conflict = |shadow: &Shadow, start, end, write, order: &Order| {
             shadow.conflict(start, end, write, |stamp| order.breach(&seen, stamp, 0)).map(|(at, _)| at)
         };
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(conflict(&shadow, 0, 100, true, &order), Some(20));
         assert_eq!(conflict(&shadow, 30, 100, true, &order), Some(30));
         assert_eq!(conflict(&shadow, 40, 100, true, &order), None);
-        order.clock.see(epoch(2, 1));
+        order.clock.see(position(2, 1));
         assert_eq!(conflict(&shadow, 0, 100, true, &order), None);
         shadow.note(10, 30, true, stamp(3, 7));
         assert_eq!(conflict(&shadow, 0, 10, true, &order), None);
@@ -241,11 +241,11 @@ mod tests {
     #[test]
     fn another_address_needs_a_completion() {
         let (mut order, seen) = (Order::default(), VectorClock::default());
-        order.clock.see(epoch(1, 5));
+        order.clock.see(position(1, 5));
         assert_eq!(order.breach(&seen, stamp(1, 5), 0), None);
         assert_eq!(order.breach(&seen, stamp(1, 5), 8), Some(Refusal::Aliased));
         assert_eq!(order.breach(&seen, stamp(2, 1), 8), Some(Refusal::Unordered));
-        order.edges.see(epoch(1, 5));
+        order.edges.see(position(1, 5));
         assert_eq!(order.breach(&seen, stamp(1, 5), 8), None);
         assert_eq!(order.breach(&order.clock, stamp(1, 4), 8), None, "the host has seen it");
     }
@@ -257,7 +257,7 @@ mod tests {
             shadow.note(n * 10, n * 10 + 5, true, stamp(1, n));
         }
         let mut seen = VectorClock::default();
-        seen.see(epoch(1, 989));
+        seen.see(position(1, 989));
         shadow.prune(&seen);
         assert_eq!(shadow.cells.len(), 10);
     }

@@ -4,7 +4,7 @@ use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
 use super::extent::Kind;
 use super::memory::Memory;
-use super::order::{Epoch, Order, Stamp, VectorClock};
+use super::order::{Order, Position, Stamp, VectorClock};
 use super::route::End;
 use glake_device::{Address, Handle, Place, Refusal};
 
@@ -171,7 +171,7 @@ impl Memory {
     }
 
     /// Notes a use.
-    pub(super) fn note_use(&mut self, piece: &Piece, usage: Use, epoch: Epoch, seen: &VectorClock) {
+    pub(super) fn note_use(&mut self, piece: &Piece, usage: Use, position: Position, seen: &VectorClock) {
         if usage == Use::Signal {
             return;
         }
@@ -183,7 +183,7 @@ impl Memory {
             _ => &mut self.host_shadow,
         };
         let start = piece.shadow_start();
-        shadow.note(start, start + piece.size, usage == Use::Write, Stamp { epoch, via: piece.via() });
+        shadow.note(start, start + piece.size, usage == Use::Write, Stamp { position, via: piece.via() });
         shadow.prune(seen);
     }
 

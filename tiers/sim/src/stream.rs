@@ -12,7 +12,7 @@ use std::thread::{self, ThreadId};
 
 use super::context::ContextId;
 use super::denial::{Checked, refuse};
-use super::order::{Epoch, Order, VectorClock};
+use super::order::{Order, Position, VectorClock};
 use glake_device::{Address, Refusal, Stream};
 
 /// One stream.
@@ -221,11 +221,11 @@ impl Streams {
 
     /// Notes that work was enqueued: what comes next on the lane is after it. What the host has seen done goes without
     /// saying, so that clocks stay as short as the work under way is wide.
-    pub(super) fn enqueued(&mut self, epoch: Epoch, mut order: Order) {
+    pub(super) fn enqueued(&mut self, position: Position, mut order: Order) {
         order.clock.forget(&self.seen);
         order.edges.forget(&self.seen);
-        order.clock.see(epoch);
-        if let Some(state) = self.table.get_mut(&epoch.lane) {
+        order.clock.see(position);
+        if let Some(state) = self.table.get_mut(&position.lane) {
             state.clock = order.clock;
             state.edges = order.edges;
         }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use glake_device::owned::{
-    self, Buffer, DeviceSet, Epochs, Flag, OwnedEvent, OwnedStream, Pages, Registration, Span,
+    self, Buffer, CompletionEvents, DeviceSet, Flag, OwnedEvent, OwnedStream, Pages, Registration, Span,
 };
 use glake_device::{Compare, DeviceId, Driver, DriverError, EventKind, Refusal};
 use glake_sim::{Census, SimOptions, SimTopology, Simulator};
@@ -16,10 +16,11 @@ fn bytes_come_and_go_over_every_device_that_may_touch_it() {
     let topology = SimTopology::uniform(3, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
-    let epochs = Epochs::new(driver.clone());
+    let completion_events = CompletionEvents::new(driver.clone());
     let size = Bytes::mib(4);
-    let buffer = Arc::new(Buffer::new(&epochs, DeviceId(0), size, DeviceSet::of(DeviceId(1))).unwrap());
-    let mut pinned = Registration::new(&epochs, Pages::new(size, 1).unwrap()).unwrap();
+    let buffer =
+        Arc::new(Buffer::new(&completion_events, DeviceId(0), size, DeviceSet::of(DeviceId(1))).unwrap());
+    let mut pinned = Registration::new(&completion_events, Pages::new(size, 1).unwrap()).unwrap();
     pinned.as_mut_slice().fill(9);
     let pinned = Arc::new(pinned);
     let from = Span::pinned(&pinned, Bytes::ZERO, size).unwrap();
@@ -43,8 +44,8 @@ fn the_host_and_streams_of_all_devices_set_it() {
     let topology = SimTopology::uniform(2, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
-    let epochs = Epochs::new(driver.clone());
-    let flags = Flag::several(&epochs, 3).unwrap();
+    let completion_events = CompletionEvents::new(driver.clone());
+    let flags = Flag::several(&completion_events, 3).unwrap();
     let streams = [DeviceId(0), DeviceId(1)].map(|device| OwnedStream::new(&driver, device).unwrap());
     let passed = OwnedEvent::new(&driver, DeviceId(0), EventKind::Plain).unwrap();
     let await_flag = |flag: &Flag, value| {
@@ -62,6 +63,6 @@ fn the_host_and_streams_of_all_devices_set_it() {
     flags[2].set_on(streams[1].of(), 5).unwrap();
     passed.synchronize().unwrap();
     assert_eq!([0, 1, 2].map(|at: usize| flags[at].get()), [8, 7, 5]);
-    drop((flags, streams, passed, epochs));
+    drop((flags, streams, passed, completion_events));
     assert_eq!(sim.census(), Census::default());
 }

@@ -16,7 +16,7 @@ const STRANGER: DeviceId = DeviceId(1);
 struct Harness {
     sim: Arc<Simulator>,
     faults: Arc<Faults>,
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     digests: Digests,
 }
 
@@ -25,8 +25,8 @@ fn harness() -> Harness {
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let faults = Arc::new(Faults::new(sim.clone()));
     let driver: Arc<dyn Driver> = faults.clone();
-    let epochs = Epochs::new(driver);
-    Harness { sim, faults, digests: Digests::new(&epochs, OWNER).unwrap(), epochs }
+    let completion_events = CompletionEvents::new(driver);
+    Harness { sim, faults, digests: Digests::new(&completion_events, OWNER).unwrap(), completion_events }
 }
 
 fn pattern(length: usize) -> Vec<u8> {
@@ -36,7 +36,7 @@ fn pattern(length: usize) -> Vec<u8> {
 impl Harness {
     fn buffer(&self, bytes: &[u8]) -> Arc<Buffer> {
         let size = Bytes::new(bytes.len() as u64);
-        let buffer = Buffer::new(&self.epochs, OWNER, size, DeviceSet::EMPTY).unwrap();
+        let buffer = Buffer::new(&self.completion_events, OWNER, size, DeviceSet::EMPTY).unwrap();
         buffer.write(Bytes::ZERO, bytes).unwrap();
         Arc::new(buffer)
     }
@@ -46,8 +46,8 @@ impl Harness {
     }
 
     fn end(self) {
-        let Harness { sim, epochs, digests, .. } = self;
-        drop((digests, epochs));
+        let Harness { sim, completion_events, digests, .. } = self;
+        drop((digests, completion_events));
         assert_eq!(sim.census(), Census::default());
     }
 }
@@ -130,7 +130,7 @@ fn what_cannot_be_digested_is_refused() {
     };
     assert_eq!(refusal(&harness.digests, &[span(8, 16)]), Refusal::InvalidValue);
     assert_eq!(refusal(&harness.digests, &[span(0, 8), span(16, 16)]), Refusal::InvalidValue);
-    let strange = Digests::new(&harness.epochs, STRANGER).unwrap();
+    let strange = Digests::new(&harness.completion_events, STRANGER).unwrap();
     assert_eq!(refusal(&strange, &[span(0, 16)]), Refusal::NoPeerAccess);
     drop((strange, buffer));
     harness.end();

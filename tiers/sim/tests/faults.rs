@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use glake_device::owned::{
-    self, Buffer, DeviceSet, Epochs, OwnedEvent, OwnedStream, Pages, Registration, Span,
+    self, Buffer, CompletionEvents, DeviceSet, OwnedEvent, OwnedStream, Pages, Registration, Span,
 };
 use glake_device::{
     Address, CopyRequest, DeviceId, Driver, DriverError, EventKind, Fault, Faults, Injected, Priority,
@@ -35,9 +35,9 @@ impl Fixture {
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
-        let epochs = Epochs::new(driver.clone());
-        let target = Arc::new(Buffer::new(&epochs, USER, SIZE, DeviceSet::of(PEER)).unwrap());
-        let mut pinned = Registration::new(&epochs, Pages::new(SIZE, 1).unwrap()).unwrap();
+        let completion_events = CompletionEvents::new(driver.clone());
+        let target = Arc::new(Buffer::new(&completion_events, USER, SIZE, DeviceSet::of(PEER)).unwrap());
+        let mut pinned = Registration::new(&completion_events, Pages::new(SIZE, 1).unwrap()).unwrap();
         pinned.as_mut_slice().fill(7);
         let source = Span::pinned(&Arc::new(pinned), Bytes::ZERO, SIZE).unwrap();
         let whole = target.span(Bytes::ZERO, SIZE).unwrap();

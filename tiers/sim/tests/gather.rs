@@ -16,24 +16,27 @@ const STRANGER: DeviceId = DeviceId(2);
 struct Harness {
     sim: Arc<Simulator>,
     driver: Arc<dyn Driver>,
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
 }
 
 fn harness() -> Harness {
     let topology = SimTopology::uniform(3, Bytes::mib(256));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
-    Harness { sim, epochs: Epochs::new(driver.clone()), driver }
+    Harness { sim, completion_events: CompletionEvents::new(driver.clone()), driver }
 }
 
 impl Harness {
     /// Pinned memory whose bytes differ from their neighbours, and a buffer of `OWNER` that `RELAY` may touch.
     fn memory(&self, size: Bytes) -> (Arc<Registration>, Arc<Buffer>) {
-        let mut pinned = Registration::new(&self.epochs, Pages::new(size, 1).unwrap()).unwrap();
+        let mut pinned = Registration::new(&self.completion_events, Pages::new(size, 1).unwrap()).unwrap();
         for (at, byte) in pinned.as_mut_slice().iter_mut().enumerate() {
             *byte = at.wrapping_mul(167).wrapping_add(at >> 8) as u8;
         }
-        (Arc::new(pinned), Arc::new(Buffer::new(&self.epochs, OWNER, size, DeviceSet::of(RELAY)).unwrap()))
+        (
+            Arc::new(pinned),
+            Arc::new(Buffer::new(&self.completion_events, OWNER, size, DeviceSet::of(RELAY)).unwrap()),
+        )
     }
 }
 
@@ -54,7 +57,7 @@ fn blocks_arrive_where_the_list_says() {
     let harness = harness();
     let (pinned, buffer) = harness.memory(Bytes::mib(4));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&harness.epochs, RELAY, Bytes::mib(2)).unwrap();
+    let gather = Gather::new(&harness.completion_events, RELAY, Bytes::mib(2)).unwrap();
     let stream = OwnedStream::new(&harness.driver, RELAY).unwrap();
     let mut list = gather.list().unwrap().unwrap();
     let mut expected = vec![0_u8; 4 << 20];
@@ -85,7 +88,7 @@ fn a_list_comes_back_when_its_launch_has_run() {
     let harness = harness();
     let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&harness.epochs, OWNER, Bytes::ZERO).unwrap();
+    let gather = Gather::new(&harness.completion_events, OWNER, Bytes::ZERO).unwrap();
     let stream = OwnedStream::new(&harness.driver, OWNER).unwrap();
     let block = CopyRequest { to: gpu.start(), from: host.start(), size: Bytes::kib(16) };
     let mut lists = 0;
@@ -114,7 +117,7 @@ fn what_the_gpu_does_not_reach_is_refused() {
     let harness = harness();
     let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&harness.epochs, STRANGER, Bytes::ZERO).unwrap();
+    let gather = Gather::new(&harness.completion_events, STRANGER, Bytes::ZERO).unwrap();
     let stream = OwnedStream::new(&harness.driver, STRANGER).unwrap();
     let mut list = gather.list().unwrap().unwrap();
     let refusal = |result: Result<()>| match result {
@@ -130,10 +133,10 @@ fn what_the_gpu_does_not_reach_is_refused() {
     harness.driver.enable_peer_access(STRANGER, OWNER).unwrap();
     assert_eq!(refusal(gather.copy(stream.id(), &plain, &host)), Refusal::NoPeerAccess);
     assert!(gather.reaches(host.side()) && !gather.reaches(plain.side()) && !gather.reaches(gpu.side()));
-    let own = Gather::new(&harness.epochs, OWNER, Bytes::ZERO).unwrap();
+    let own = Gather::new(&harness.completion_events, OWNER, Bytes::ZERO).unwrap();
     assert!(own.reaches(host.side()) && own.reaches(plain.side()) && own.reaches(gpu.side()));
     // Mapped memory is reached where it was opened.
-    let relay = Gather::new(&harness.epochs, RELAY, Bytes::ZERO).unwrap();
+    let relay = Gather::new(&harness.completion_events, RELAY, Bytes::ZERO).unwrap();
     assert!(relay.reaches(host.side()) && relay.reaches(gpu.side()) && !relay.reaches(plain.side()));
     let stream = OwnedStream::new(&harness.driver, OWNER).unwrap();
     own.copy(stream.id(), &plain, &host).unwrap();
@@ -153,7 +156,7 @@ fn a_list_is_no_part_of_a_graph_and_a_copy_is() {
     let harness = harness();
     let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&harness.epochs, OWNER, Bytes::ZERO).unwrap();
+    let gather = Gather::new(&harness.completion_events, OWNER, Bytes::ZERO).unwrap();
     let stream = OwnedStream::new(&harness.driver, OWNER).unwrap();
     harness.sim.begin_capture(OWNER, stream.id()).unwrap();
     let mut list = gather.list().unwrap().unwrap();
@@ -183,12 +186,14 @@ fn bytes_go_over_the_link_of_the_gpu_that_runs_the_kernel() {
     (topology.host.read, topology.host.both) = (Bandwidth(1000.0), None);
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
-    let epochs = Epochs::new(driver.clone());
-    let pinned = Arc::new(Registration::new(&epochs, Pages::new(Bytes::mib(64), 0).unwrap()).unwrap());
-    let target = Arc::new(Buffer::new(&epochs, OWNER, Bytes::mib(64), DeviceSet::of(RELAY)).unwrap());
+    let completion_events = CompletionEvents::new(driver.clone());
+    let pinned =
+        Arc::new(Registration::new(&completion_events, Pages::new(Bytes::mib(64), 0).unwrap()).unwrap());
+    let target =
+        Arc::new(Buffer::new(&completion_events, OWNER, Bytes::mib(64), DeviceSet::of(RELAY)).unwrap());
     let half = Bytes::mib(32);
     let ends = [OWNER, RELAY].map(|gpu| {
-        let gather = Gather::new(&epochs, gpu, Bytes::ZERO).unwrap();
+        let gather = Gather::new(&completion_events, gpu, Bytes::ZERO).unwrap();
         let stream = OwnedStream::new(&driver, gpu).unwrap();
         let clock = [EventKind::Timed; 2].map(|kind| OwnedEvent::new(&driver, gpu, kind).unwrap());
         (gather, stream, clock)
@@ -211,7 +216,7 @@ fn a_list_that_is_not_launched_is_idle_again() {
     let harness = harness();
     let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
-    let gather = Gather::new(&harness.epochs, RELAY, Bytes::ZERO).unwrap();
+    let gather = Gather::new(&harness.completion_events, RELAY, Bytes::ZERO).unwrap();
     let block = CopyRequest { to: gpu.start(), from: host.start(), size: Bytes::kib(16) };
     let count = || {
         let lists: Vec<BlockList> = std::iter::from_fn(|| gather.list().unwrap()).collect();

@@ -20,10 +20,10 @@ const PROPERTIES: ExtentProperties =
     ExtentProperties { place: Place::Gpu(GPU), exportable: false, gpu_direct: false };
 const ACCESS: [Access; 1] = [Access { device: GPU, protection: Protection::ReadWrite }];
 
-fn fixture() -> (Arc<Simulator>, Arc<Epochs>) {
+fn fixture() -> (Arc<Simulator>, Arc<CompletionEvents>) {
     let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
-    let epochs = Epochs::new(sim.clone());
-    (sim, epochs)
+    let completion_events = CompletionEvents::new(sim.clone());
+    (sim, completion_events)
 }
 
 fn slot(index: u64) -> Bytes {
@@ -32,9 +32,9 @@ fn slot(index: u64) -> Bytes {
 
 #[test]
 fn an_alias_shows_the_same_bytes_in_another_order() {
-    let (sim, epochs) = fixture();
+    let (sim, completion_events) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
-    let range = Reservation::new(&epochs, GPU, Bytes::mib(64)).unwrap();
+    let range = Reservation::new(&completion_events, GPU, Bytes::mib(64)).unwrap();
     let extents: Vec<Extent> = (0..4).map(|_| Extent::new(&driver, TWO, PROPERTIES).unwrap()).collect();
     for (index, extent) in (0..).zip(&extents) {
         range.map(slot(index), extent).unwrap();
@@ -62,31 +62,31 @@ fn an_alias_shows_the_same_bytes_in_another_order() {
 
 #[test]
 fn work_under_way_gives_no_proof() {
-    let (sim, epochs) = fixture();
+    let (sim, completion_events) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
-    let range = Reservation::new(&epochs, GPU, Bytes::mib(8)).unwrap();
+    let range = Reservation::new(&completion_events, GPU, Bytes::mib(8)).unwrap();
     let mapping = range.map(slot(1), &Extent::new(&driver, TWO, PROPERTIES).unwrap()).unwrap();
     range.set_access(slot(1), TWO, &ACCESS).unwrap();
     let stream = OwnedStream::new(&driver, GPU).unwrap();
     let touch = Touch { address: Address(range.start().0 + slot(1).get()), size: TWO };
     sim.enqueue_kernel(GPU, stream.id(), &[], &[touch], Duration::from_millis(1), |_| {}).unwrap();
-    range.retire(&[mapping], epochs.mark()).unwrap();
-    let mut epoch = epochs.record(DeviceSet::of(GPU)).unwrap();
-    assert!(epoch.poll().unwrap().is_none());
-    while epoch.poll().unwrap().is_none() {
+    range.retire(&[mapping], completion_events.mark()).unwrap();
+    let mut point = completion_events.record(DeviceSet::of(GPU)).unwrap();
+    assert!(point.poll().unwrap().is_none());
+    while point.poll().unwrap().is_none() {
         assert!(sim.step());
     }
-    let passed = epoch.poll().unwrap().unwrap();
+    let passed = point.poll().unwrap().unwrap();
     range.unmap(&[mapping], &passed).unwrap();
-    drop((range, stream, epoch, epochs));
+    drop((range, stream, point, completion_events));
     assert_eq!(sim.census(), Census::default());
 }
 
 #[test]
 fn dropping_waits_for_work_under_way() {
-    let (sim, epochs) = fixture();
+    let (sim, completion_events) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
-    let range = Reservation::new(&epochs, GPU, Bytes::mib(8)).unwrap();
+    let range = Reservation::new(&completion_events, GPU, Bytes::mib(8)).unwrap();
     range.map(slot(0), &Extent::new(&driver, TWO, PROPERTIES).unwrap()).unwrap();
     range.set_access(slot(0), TWO, &ACCESS).unwrap();
     let stream = OwnedStream::new(&driver, GPU).unwrap();
@@ -100,8 +100,8 @@ fn dropping_waits_for_work_under_way() {
 
 #[test]
 fn pinned_memory_is_known_to_the_driver_while_it_lives() {
-    let (sim, epochs) = fixture();
-    let pinned = Registration::new(&epochs, Pages::new(TWO, 1).unwrap()).unwrap();
+    let (sim, completion_events) = fixture();
+    let pinned = Registration::new(&completion_events, Pages::new(TWO, 1).unwrap()).unwrap();
     assert_eq!(sim.pointer_attributes(pinned.start()).unwrap().kind, glake_device::PointerKind::Pinned);
     let start = pinned.start();
     drop(pinned);
@@ -142,11 +142,11 @@ proptest! {
 
     #[test]
     fn a_reservation_is_what_its_model_says(steps in prop::collection::vec(step(), 1..60)) {
-        let (sim, epochs) = fixture();
+        let (sim, completion_events) = fixture();
         let driver: Arc<dyn Driver> = sim.clone();
-        let range = Reservation::new(&epochs, GPU, Bytes::mib(16)).unwrap();
+        let range = Reservation::new(&completion_events, GPU, Bytes::mib(16)).unwrap();
         let mut model: BTreeMap<u64, Model> = BTreeMap::new();
-        let mut passed = epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        let mut passed = completion_events.synchronize(DeviceSet::of(GPU)).unwrap();
         let mapping = |index: u64| Mapping { offset: slot(index), size: TWO };
         for step in steps {
             match step {
@@ -167,7 +167,7 @@ proptest! {
                     }
                 }
                 Step::Retire(index) => {
-                    let mark = epochs.mark();
+                    let mark = completion_events.mark();
                     let done = range.retire(&[mapping(index)], mark).is_ok();
                     prop_assert_eq!(done, model.contains_key(&index));
                     if let Some(Model::Live(byte) | Model::Retired(_, byte)) = model.get(&index).copied() {
@@ -180,7 +180,7 @@ proptest! {
                         model.insert(index, Model::Live(byte));
                     }
                 }
-                Step::Pass => passed = epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap(),
+                Step::Pass => passed = completion_events.record(DeviceSet::of(GPU)).unwrap().wait().unwrap(),
                 Step::Unmap(first, count) => {
                     let wanted: Vec<u64> = (first..(first + count).min(8)).collect();
                     let allowed = |index: &u64| match model.get(index) {
@@ -213,7 +213,7 @@ proptest! {
                 }
             }
         }
-        drop((range, epochs));
+        drop((range, completion_events));
         prop_assert_eq!(sim.census(), Census::default());
     }
 }

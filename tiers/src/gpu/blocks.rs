@@ -4,7 +4,7 @@
 //! malloc ─► core.take ──hit───────────────────────────────────────────► block     one short lock, no driver
 //!             └ miss ─► growth lock ─► core.plan ─► execute on driver ─► commit ─► block
 //!                                         ▲              └ failed ─► undo ─► abort ─► error
-//! free ───► core.free                     └── epochs: recorded, polled, passed to the core
+//! free ───► core.free                     └── completion points: recorded, polled, passed to the core
 //! ```
 //!
 //! Invariant: a hit that needs no order of streams takes the allocator's lock and no other, calls no driver and allocates nothing. A

@@ -1,10 +1,10 @@
-//! Epochs of the allocator as completions on the device.
+//! Completion points of the allocator as completions on the device.
 //!
-//! An epoch is closed in the allocator and then recorded on the device, so that its event covers every free in it; a failed
+//! A completion point is closed in the allocator and then recorded on the device, so that its event covers every free in it; a failed
 //! recording reopens nothing and loses nothing: the frees are covered by the next event, which covers more.
 //!
-//! Whoever waits on the host holds one event's lock and no other, so that everybody else's epochs go on. The clock's lock is taken
-//! before the allocator's, and the driver is called under it to record an epoch and to ask for one.
+//! Whoever waits on the host holds one event's lock and no other, so that everybody else's completion points go on. The clock's lock is taken
+//! before the allocator's, and the driver is called under it to record a completion point and to ask for one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Thread, ThreadId};
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{CaptureHold, DeviceSet, Epochs, Passed};
+use glake_device::owned::{CaptureHold, CompletionEvents, CompletionProof, DeviceSet};
 use glake_device::{DriverError, Stream};
-use glake_stitch::Epoch;
+use glake_stitch::PointNumber;
 use parking_lot::Mutex;
 
 use super::Result;
 use super::core::Core;
-use super::lag::{EpochLag, Lags};
+use super::lag::{CompletionLag, Lags};
 use super::point::{CompletionPoint, Done};
 use super::reach::Reach;
 use super::retry::retry;
 use super::waits::WaitTimer;
 
-type Event = Arc<Mutex<glake_device::owned::Epoch>>;
+type Event = Arc<Mutex<glake_device::owned::RecordedPoint>>;
 
 #[derive(Debug)]
 struct Recorded {
-    epoch: Epoch,
+    point: PointNumber,
     event: Event,
     at: Instant,
 }
@@ -38,7 +38,7 @@ struct Recorded {
 #[derive(Debug, Default)]
 struct State {
     recorded: VecDeque<Recorded>,
-    passed: Option<Passed>,
+    passed: Option<CompletionProof>,
     lags: Lags,
 }
 
@@ -47,7 +47,7 @@ struct State {
 pub struct CompletionClock {
     core: Arc<Core>,
     reach: Arc<Reach>,
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     /// Looked at whenever the clock ticks.
     waits: Arc<WaitTimer>,
     state: Mutex<State>,
@@ -61,14 +61,14 @@ impl CompletionClock {
     pub(super) fn new(
         core: Arc<Core>,
         reach: Arc<Reach>,
-        epochs: Arc<Epochs>,
+        completion_events: Arc<CompletionEvents>,
         waits: Arc<WaitTimer>,
     ) -> Self {
         let (state, freed, sleepers) = Default::default();
-        CompletionClock { core, reach, epochs, waits, state, freed, sleepers }
+        CompletionClock { core, reach, completion_events, waits, state, freed, sleepers }
     }
 
-    /// Keeps the epochs going: tells the allocator what has passed, and records one if anything was freed since the last.
+    /// Keeps the completion points going: tells the allocator what has passed, and records one if anything was freed since the last.
     /// To be called every so often ([`crate::Ticker`] does); a miss calls it too.
     ///
     /// # Errors
@@ -97,9 +97,9 @@ impl CompletionClock {
         let last = {
             let mut state = self.state.lock();
             self.cover(&mut state).map_err(|error| self.core.failed(error))?;
-            state.recorded.back().map(|recorded| recorded.epoch)
+            state.recorded.back().map(|recorded| recorded.point)
         };
-        last.map_or(Ok(()), |epoch| self.wait(epoch))
+        last.map_or(Ok(()), |point| self.wait(point))
     }
 
     /// Whether frees wait to be covered or to pass: then [`CompletionClock::tick`] has something to do.
@@ -108,17 +108,17 @@ impl CompletionClock {
         waiting && self.core.usable().is_ok()
     }
 
-    /// While it lives no epoch is recorded: to be held around a capture, which an epoch would break.
+    /// While it lives no completion point is recorded: to be held around a capture, which a completion point would break.
     pub fn hold(&self) -> CaptureHold {
-        self.epochs.hold()
+        self.completion_events.hold()
     }
 
     /// How far the GPU was behind the host when memory was asked for that was no hit.
-    pub fn lag(&self) -> EpochLag {
+    pub fn lag(&self) -> CompletionLag {
         self.state.lock().lags.told()
     }
 
-    /// A miss: notes how long ago the oldest epoch was recorded that has not passed.
+    /// A miss: notes how long ago the oldest completion point was recorded that has not passed.
     pub(super) fn note_lag(&self) {
         let mut state = self.state.lock();
         let age = state.recorded.front().map_or(Duration::ZERO, |oldest| oldest.at.elapsed());
@@ -129,16 +129,16 @@ impl CompletionClock {
         self.state.lock().lags = Lags::default();
     }
 
-    pub(super) fn epochs(&self) -> &Arc<Epochs> {
-        &self.epochs
+    pub(super) fn completion_events(&self) -> &Arc<CompletionEvents> {
+        &self.completion_events
     }
 
-    /// Work is enqueued on a stream, which every epoch of its device covers from now on.
+    /// Work is enqueued on a stream, which every completion point of its device covers from now on.
     pub(super) fn know(&self, stream: Stream) {
-        self.epochs.know(self.core.device(), stream);
+        self.completion_events.know(self.core.device(), stream);
     }
 
-    /// There is something for an epoch to cover: wakes who records it.
+    /// There is something for a completion point to cover: wakes who records it.
     #[inline]
     pub(super) fn note_freed(&self) {
         if !self.freed.load(Ordering::Relaxed) {
@@ -147,15 +147,15 @@ impl CompletionClock {
         }
     }
 
-    /// Waits on the host until `epoch` has passed.
-    pub(super) fn wait(&self, epoch: Epoch) -> Result<()> {
+    /// Waits on the host until `point` has passed.
+    pub(super) fn wait(&self, point: PointNumber) -> Result<()> {
         loop {
             let mut state = self.state.lock();
-            if self.core.lock().passed() >= epoch {
+            if self.core.lock().passed() >= point {
                 return Ok(());
             }
-            let due = state.recorded.iter().find(|recorded| recorded.epoch >= epoch);
-            let Some((next, event)) = due.map(|due| (due.epoch, due.event.clone())) else {
+            let due = state.recorded.iter().find(|recorded| recorded.point >= point);
+            let Some((next, event)) = due.map(|due| (due.point, due.event.clone())) else {
                 self.record(&mut state).map_err(|error| self.core.failed(error))?;
                 continue;
             };
@@ -167,18 +167,18 @@ impl CompletionClock {
 
     /// The latest completion: what the allocator says has passed was enqueued before it was recorded. Before the first one
     /// the allocator gives back only what was never handed out.
-    pub(super) fn proof(&self) -> Passed {
-        self.state.lock().passed.unwrap_or_else(|| self.epochs.start())
+    pub(super) fn proof(&self) -> CompletionProof {
+        self.state.lock().passed.unwrap_or_else(|| self.completion_events.start())
     }
 
     /// A completion of all work up to now, waited for.
-    pub(super) fn passed_now(&self) -> std::result::Result<Passed, DriverError> {
-        let mut epoch = retry(|| self.epochs.record(self.reach.watched()))?;
-        retry(|| epoch.wait())
+    pub(super) fn passed_now(&self) -> std::result::Result<CompletionProof, DriverError> {
+        let mut point = retry(|| self.completion_events.record(self.reach.watched()))?;
+        retry(|| point.wait())
     }
 
-    /// Does something while no epoch is recorded: those from before have not seen it, those from after have.
-    pub(super) fn between_epochs(&self, change: impl FnOnce()) {
+    /// Does something while no completion point is recorded: those from before have not seen it, those from after have.
+    pub(super) fn between_points(&self, change: impl FnOnce()) {
         let _state = self.state.lock();
         change();
     }
@@ -186,9 +186,9 @@ impl CompletionClock {
     /// Marks now: nothing uses what was copied by now.
     pub(crate) fn completion_point(&self) -> Result<CompletionPoint> {
         self.core.usable()?;
-        let mark = self.epochs.mark();
-        let epoch = retry(|| self.epochs.record(self.reach.watched()));
-        Ok(CompletionPoint::new(mark, epoch.map_err(|error| self.core.failed(error))?))
+        let mark = self.completion_events.mark();
+        let point = retry(|| self.completion_events.record(self.reach.watched()));
+        Ok(CompletionPoint::new(mark, point.map_err(|error| self.core.failed(error))?))
     }
 
     /// Waits until all work from before a mark is done.
@@ -200,8 +200,8 @@ impl CompletionClock {
     pub(super) fn record_other(
         &self,
         devices: DeviceSet,
-    ) -> std::result::Result<glake_device::owned::Epoch, DriverError> {
-        retry(|| self.epochs.record(devices))
+    ) -> std::result::Result<glake_device::owned::RecordedPoint, DriverError> {
+        retry(|| self.completion_events.record(devices))
     }
 
     /// A thread to wake when there is something to do again.
@@ -214,13 +214,13 @@ impl CompletionClock {
         self.sleepers.lock().retain(|sleeper| sleeper.id() != thread);
     }
 
-    /// Records an epoch; while a capture is open that is refused.
+    /// Records a completion point; while a capture is open that is refused.
     fn record(&self, state: &mut State) -> std::result::Result<(), DriverError> {
-        let closed = self.core.lock().close_epoch();
-        match retry(|| self.epochs.record(self.reach.watched())) {
+        let closed = self.core.lock().close_point();
+        match retry(|| self.completion_events.record(self.reach.watched())) {
             Ok(event) => {
                 let event = Arc::new(Mutex::new(event));
-                state.recorded.push_back(Recorded { epoch: closed, event, at: Instant::now() });
+                state.recorded.push_back(Recorded { point: closed, event, at: Instant::now() });
                 Ok(())
             }
             Err(error) => {
@@ -239,23 +239,23 @@ impl CompletionClock {
 
     /// Tells the allocator what has passed. An event that somebody waits for is theirs to tell of.
     fn poll(&self, state: &mut State) -> std::result::Result<(), DriverError> {
-        while let Some(Recorded { epoch, event, .. }) = state.recorded.front() {
+        while let Some(Recorded { point, event, .. }) = state.recorded.front() {
             let Some(proof) = event.try_lock().map(|mut event| retry(|| event.poll())).transpose()? else {
                 break;
             };
             let Some(proof) = proof else { break };
-            let epoch = *epoch;
-            self.pass(state, epoch, proof);
+            let point = *point;
+            self.pass(state, point, proof);
         }
         Ok(())
     }
 
-    fn pass(&self, state: &mut State, epoch: Epoch, proof: Passed) {
-        while state.recorded.pop_front_if(|recorded| recorded.epoch <= epoch).is_some() {}
+    fn pass(&self, state: &mut State, point: PointNumber, proof: CompletionProof) {
+        while state.recorded.pop_front_if(|recorded| recorded.point <= point).is_some() {}
         if state.passed.is_none_or(|before| before.sequence() < proof.sequence()) {
             state.passed = Some(proof);
         }
-        self.core.lock().pass_epoch(epoch);
+        self.core.lock().pass_point(point);
     }
 }
 
@@ -318,6 +318,6 @@ mod tests {
         clock.note_lag();
         assert_eq!((clock.lag().misses, clock.lag().max), (1, Duration::ZERO), "nothing is recorded");
         clock.reset_lag();
-        assert_eq!(clock.lag(), EpochLag::default());
+        assert_eq!(clock.lag(), CompletionLag::default());
     }
 }

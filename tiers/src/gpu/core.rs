@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use glake_device::owned::{Epochs, Reservation, Span};
+use glake_device::owned::{CompletionEvents, Reservation, Span};
 use glake_device::{Address, DeviceId, Driver, DriverError};
 use glake_stitch::{
     Allocator, ExtentId, Grant, HomeRange, Outcome, Plan, Request, Settings, StitchError, StreamKey,
@@ -33,12 +33,16 @@ pub(crate) struct Core {
 
 impl Core {
     /// An allocator that owns nothing yet, and addresses for all that it may own.
-    pub(super) fn new(epochs: &Arc<Epochs>, device: DeviceId, settings: Settings) -> Result<Self> {
+    pub(super) fn new(
+        completion_events: &Arc<CompletionEvents>,
+        device: DeviceId,
+        settings: Settings,
+    ) -> Result<Self> {
         let allocator = Allocator::new(settings).map_err(|source| PoolError::Refused { device, source })?;
-        let reservation = Arc::new(Reservation::new(epochs, device, allocator.address_space())?);
+        let reservation = Arc::new(Reservation::new(completion_events, device, allocator.address_space())?);
         Ok(Core {
             device,
-            driver: epochs.driver().clone(),
+            driver: completion_events.driver().clone(),
             reservation,
             allocator: Mutex::new(allocator),
             owed: OwedEdges::default(),

@@ -1,11 +1,11 @@
 //! All work of the process, waited for before memory leaves its GPU.
 //!
 //! ```text
-//! own device, watched peers ── one epoch, as for every release ──┐
-//! every other device that has a context ── an epoch each ────────┴─► waited for ─► the first extent is unmapped
+//! own device, watched peers ── one completion point, as for every release ──┐
+//! every other device that has a context ── a completion point each ────────┴─► waited for ─► the first extent is unmapped
 //! ```
 //!
-//! Epochs cover whoever the pool let touch its memory. A program can let others touch it without a word to the pool, so what leaves
+//! Completion points cover whoever the pool let touch its memory. A program can let others touch it without a word to the pool, so what leaves
 //! while blocks live waits once for all of them.
 //!
 //! Invariants: no context is made by asking, and all is recorded before anything is waited for: where a capture is open the call is
@@ -13,7 +13,7 @@
 //! watched, fails nothing of the pool's.
 
 use glake_device::DriverError;
-use glake_device::owned::{DeviceSet, Epoch};
+use glake_device::owned::{DeviceSet, RecordedPoint};
 
 use super::clock::CompletionClock;
 use super::point::CompletionPoint;
@@ -34,7 +34,7 @@ pub(crate) struct Drain<'a> {
 #[derive(Debug)]
 pub struct PendingWork {
     own: CompletionPoint,
-    others: Vec<Epoch>,
+    others: Vec<RecordedPoint>,
 }
 
 impl PendingWork {
@@ -59,7 +59,7 @@ impl Drain<'_> {
         let own = self.clock.completion_point()?;
         let others = self.devices.without(self.reach.watched());
         let record = |device| unless_lost(self.clock.record_other(DeviceSet::of(device)));
-        let recorded = others.iter().map(record).collect::<Result<Vec<Option<Epoch>>>>()?;
+        let recorded = others.iter().map(record).collect::<Result<Vec<Option<RecordedPoint>>>>()?;
         Ok(PendingWork { own, others: recorded.into_iter().flatten().collect() })
     }
 
@@ -68,7 +68,7 @@ impl Drain<'_> {
         self.clock.settle()?;
         let PendingWork { own, others } = self.begin()?;
         self.clock.passed(own)?;
-        others.into_iter().try_for_each(|mut epoch| unless_lost(retry(|| epoch.wait())).map(|_| ()))
+        others.into_iter().try_for_each(|mut point| unless_lost(retry(|| point.wait())).map(|_| ()))
     }
 }
 

@@ -109,7 +109,7 @@ pub enum PoolError {
     },
     /// The clock that the pool was to use belongs to another driver: make it of the same one.
     #[error(
-        "{device}: the clock of epochs given for its pool belongs to another driver; make it of the pool's own driver"
+        "{device}: the clock of completion points given for its pool belongs to another driver; make it of the pool's own driver"
     )]
     OtherDriver {
         /// Where.

@@ -85,7 +85,7 @@ impl Evictions<'_> {
     fn unmap_everywhere(&self, growing: &Growing<'_>, extents: &[ExtentId], done: &Done) -> Result<()> {
         let reservation = self.core.reservation();
         let moving = |extent: &&ExtentId| {
-            self.core.lock().extents().residency(**extent) == Some(glake_stitch::Residency::Moving)
+            self.core.lock().extents().state(**extent) == Some(glake_stitch::ExtentState::Moving)
         };
         let mappings = extents.iter().filter(moving).flat_map(|extent| growing.mappings_of(*extent));
         let mut mapped: Vec<Mapping> = mappings.filter(|mapping| reservation.is_mapped(*mapping)).collect();
@@ -107,7 +107,7 @@ impl Evictions<'_> {
 
     /// Does nothing where it is gone.
     fn release_memory(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
-        if self.core.lock().extents().residency(extent) != Some(glake_stitch::Residency::Moving) {
+        if self.core.lock().extents().state(extent) != Some(glake_stitch::ExtentState::Moving) {
             return Ok(());
         }
         if let Some(made) = growing.remove(extent) {

@@ -72,7 +72,7 @@ impl Execution<'_, '_> {
         }
     }
 
-    /// A copy of ours may have read there since the memory became free ([`super::reads`]): that is covered by a later epoch.
+    /// A copy of ours may have read there since the memory became free ([`super::reads`]): that is covered by a later completion point.
     #[cold]
     fn unmap_what_was_read(&self, mappings: &[Mapping]) -> std::result::Result<(), DriverError> {
         let passed = self.clock.passed_now()?;
@@ -100,7 +100,7 @@ impl Execution<'_, '_> {
             Step::Map { offset, size, .. } => {
                 let mapping = [Mapping { offset: *offset, size: *size }];
                 self.core.reservation().retire(&mapping, Sequence::START)?;
-                retry(|| self.core.reservation().unmap(&mapping, &self.clock.epochs().start()))
+                retry(|| self.core.reservation().unmap(&mapping, &self.clock.completion_events().start()))
             }
             Step::Unmap { offset, size, extents } => {
                 for mapping in self.growing.mappings_from(*offset, extents).iter().zip(extents) {

@@ -11,7 +11,7 @@
 use std::os::fd::OwnedFd;
 
 use glake_device::Address;
-use glake_stitch::Residency;
+use glake_stitch::ExtentState;
 use glake_units::Bytes;
 
 use super::core::Core;
@@ -68,7 +68,7 @@ impl Exports<'_> {
             if backing
                 .extents
                 .iter()
-                .any(|&extent| core.extents().residency(extent) != Some(Residency::Resident))
+                .any(|&extent| core.extents().state(extent) != Some(ExtentState::Resident))
             {
                 return Err(PoolError::Evicted { device, address });
             }

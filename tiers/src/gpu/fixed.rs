@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use glake_device::Address;
-use glake_stitch::{DomainId, ExtentId, Residency};
+use glake_stitch::{DomainId, ExtentId, ExtentState};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashSet;
 
@@ -45,7 +45,7 @@ impl FixedBlocks {
         let mut pins = self.pins.lock();
         let (base, extents) = block_of(&self.core, domain, address)?;
         let core = self.core.lock();
-        if extents.iter().any(|&extent| core.extents().residency(extent) != Some(Residency::Resident)) {
+        if extents.iter().any(|&extent| core.extents().state(extent) != Some(ExtentState::Resident)) {
             return Err(PoolError::Evicted { device: self.core.device(), address });
         }
         *pins.entry(base).or_default() += 1;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{Epochs, OwnedStream};
+use glake_device::owned::{CompletionEvents, OwnedStream};
 use glake_device::{DeviceId, Driver, Faults};
 use glake_sim::{SimOptions, SimTopology, Simulator};
 use glake_stitch::{Allocator, Outcome, Request, Settings, StreamKey};
@@ -20,7 +20,7 @@ pub(super) struct Parts {
     pub(super) sim: Arc<Simulator>,
     pub(super) faults: Arc<Faults>,
     pub(super) driver: Arc<dyn Driver>,
-    pub(super) epochs: Arc<Epochs>,
+    pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) core: Arc<Core>,
     /// By which the GPU has a context: without one there is nothing to record.
     pub(super) stream: OwnedStream,
@@ -32,17 +32,22 @@ impl Parts {
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
-        let epochs = Epochs::new(driver.clone());
+        let completion_events = CompletionEvents::new(driver.clone());
         let memory = Bytes::mib(64);
         let settings = Settings { extent: Bytes::mib(4), near_limit: 1.0, ..Settings::for_memory(memory) };
-        let core = Arc::new(Core::new(&epochs, OWN, settings).unwrap());
+        let core = Arc::new(Core::new(&completion_events, OWN, settings).unwrap());
         let stream = OwnedStream::new(&driver, OWN).unwrap();
-        Parts { sim, faults, driver, epochs, core, stream }
+        Parts { sim, faults, driver, completion_events, core, stream }
     }
 
     pub(super) fn clock(&self) -> CompletionClock {
         let waits = Arc::new(WaitTimer::new(self.driver.clone(), OWN));
-        CompletionClock::new(self.core.clone(), Arc::new(Reach::of(OWN)), self.epochs.clone(), waits)
+        CompletionClock::new(
+            self.core.clone(),
+            Arc::new(Reach::of(OWN)),
+            self.completion_events.clone(),
+            waits,
+        )
     }
 
     /// A block of an extent that the allocator counts on and nobody has made.

@@ -1,7 +1,7 @@
 //! How far the GPU was behind the host when memory was asked for.
 //!
 //! ```text
-//! age of the oldest epoch not passed ─► bucket:  0 | 1 us: 4 a power of two ... | longer than 12 days
+//! age of the oldest completion point not passed ─► bucket:  0 | 1 us: 4 a power of two ... | longer than 12 days
 //! ```
 //!
 //! A bucket ends a quarter above where it begins, so that is how exact a quantile is; the maximum is exact.
@@ -16,7 +16,7 @@ const BUCKETS: usize = 2 + (SPLIT * POWERS) as usize;
 /// How far the GPU was behind the host, over all misses: the age of the oldest event for frees that had not passed.
 /// What lies between two events is not seen: with nothing freed there is none, and the age is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EpochLag {
+pub struct CompletionLag {
     /// Misses.
     pub misses: u64,
     /// Half of them saw at most so much, rounded up by at most a quarter.
@@ -68,8 +68,8 @@ impl Lags {
         self.max = self.max.max(age);
     }
 
-    pub(super) fn told(&self) -> EpochLag {
-        EpochLag { misses: self.misses, p50: self.at(50), p95: self.at(95), max: self.max }
+    pub(super) fn told(&self) -> CompletionLag {
+        CompletionLag { misses: self.misses, p50: self.at(50), p95: self.at(95), max: self.max }
     }
 
     fn at(&self, percent: u64) -> Duration {
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn quantiles_are_of_what_was_noted() {
         let mut lags = Lags::default();
-        assert_eq!(lags.told(), EpochLag::default());
+        assert_eq!(lags.told(), CompletionLag::default());
         (0..90).for_each(|_| lags.note(Duration::ZERO));
         (0..8).for_each(|_| lags.note(Duration::from_micros(1000)));
         (0..2).for_each(|_| lags.note(Duration::from_millis(100)));

@@ -179,8 +179,8 @@ impl Lease {
     }
 
     /// Memory is about to come back: tells how much more has to be granted for it and for the growth after it.
-    pub fn want(&self, away: Bytes) {
-        let wanted = away.saturating_add(self.options.growth).saturating_sub(self.room());
+    pub fn want(&self, evicted: Bytes) {
+        let wanted = evicted.saturating_add(self.options.growth).saturating_sub(self.room());
         if self.view().leased.is_some() && !wanted.is_zero() {
             self.tell(LeaseEvent::Want, wanted);
         }

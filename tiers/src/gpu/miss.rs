@@ -53,9 +53,9 @@ impl Miss<'_> {
                     Err(error) => return Err(error),
                 },
                 // What is waited for may need memory of another thread first.
-                Outcome::Wait(epoch) => {
+                Outcome::Wait(point) => {
                     drop(growing);
-                    match self.clock.wait(epoch) {
+                    match self.clock.wait(point) {
                         Err(PoolError::Driver(DriverError::Capturing { .. })) => {
                             if let Some(short) = short.filter(|_| !grow) {
                                 let device = self.core.device();

@@ -4,7 +4,7 @@
 //! GpuPool ─► Blocks ─► Core        hits and frees: one short lock
 //!              ├► Miss ─► Growth ─► Execution        plans, one at a time: reserve, execute, commit or abort
 //!              └► StreamOrder ─► WaitTimer           streams put behind what their new bytes were last used by
-//!         ─► CompletionClock                         epochs, recorded and polled; Drain: every device of the process
+//!         ─► CompletionClock                         completion points, recorded and polled; Drain: every device of the process
 //!         ─► Evictions, Refills ─► ExtentRecords     extents that leave and come back; FixedBlocks stay; Protection
 //!         ─► PeerAccess ─► Reach, PeerBlocks         other GPUs
 //!         ─► Domains, FreeMemory, Checkpoints, Exports, Report
@@ -17,7 +17,7 @@
 //! | lock | of | the driver is called under it |
 //! |---|---|---|
 //! | growth | `Growth` | yes: to make, map, open, unmap and release memory |
-//! | clock | `CompletionClock` | yes: to record epochs and to ask for them |
+//! | clock | `CompletionClock` | yes: to record completion points and to ask for them |
 //! | fixed | `FixedBlocks` | no |
 //! | records | `ExtentRecords` | no |
 //! | layout | `Core` | yes: for a plan's calls, and for a piece of an extent that is copied and stays |
@@ -66,7 +66,7 @@ mod waits;
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{Address, DeviceId, Driver, ExtentProperties, Place};
 use glake_stitch::{Allocator, Broken, Counters, DomainId, DomainOptions, Settings, Stats};
 use glake_units::Bytes;
@@ -87,7 +87,7 @@ pub use export::{Exported, SharedExtent};
 use fixed::FixedBlocks;
 use free_memory::FreeMemory;
 use growth::Growth;
-pub use lag::EpochLag;
+pub use lag::CompletionLag;
 pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
 pub use lives::BlockLife;
 pub use observer::MappingObserver;
@@ -140,14 +140,16 @@ impl GpuPool {
         let granularity = driver.granularity(properties)?;
         let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
         settings.granularity = granularity;
-        let epochs = options.epochs.unwrap_or_else(|| Epochs::new(driver.clone()));
-        if !Arc::ptr_eq(epochs.driver(), &driver) {
+        let completion_events =
+            options.completion_events.unwrap_or_else(|| CompletionEvents::new(driver.clone()));
+        if !Arc::ptr_eq(completion_events.driver(), &driver) {
             return Err(PoolError::OtherDriver { device });
         }
-        let core = Arc::new(Core::new(&epochs, device, settings)?);
+        let core = Arc::new(Core::new(&completion_events, device, settings)?);
         let reach = Arc::new(Reach::of(device));
         let waits = Arc::new(WaitTimer::new(driver, device));
-        let clock = Arc::new(CompletionClock::new(core.clone(), reach.clone(), epochs, waits.clone()));
+        let clock =
+            Arc::new(CompletionClock::new(core.clone(), reach.clone(), completion_events, waits.clone()));
         let records = Arc::new(ExtentRecords::new(core.clone()));
         let lease = options.lease.unwrap_or_else(|| Lease::new(device, LeaseOptions::default()));
         let growth = Growth::new(
@@ -193,7 +195,7 @@ impl GpuPool {
         self.blocks.malloc(domain, size, stream)
     }
 
-    /// Takes a block back; returns its size. Its stream may have its bytes at once, others when its epoch has passed.
+    /// Takes a block back; returns its size. Its stream may have its bytes at once, others when its completion point has passed.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]; nothing changes then.
@@ -254,8 +256,8 @@ impl GpuPool {
     }
 
     /// The clock of the driver's completions.
-    pub fn epochs(&self) -> &Arc<Epochs> {
-        self.clock.epochs()
+    pub fn completion_events(&self) -> &Arc<CompletionEvents> {
+        self.clock.completion_events()
     }
 
     /// As [`CompletionClock::tick`].
@@ -337,7 +339,7 @@ impl GpuPool {
 
     /// Opens this pool's memory to work of ours on another device: what is mapped now, at all its addresses, and what will be. Whoever
     /// enqueues such work joins it into this device's context, or tells the clock of it
-    /// ([`glake_device::owned::Epochs::outside`]): no epoch waits for anything else there, and nothing that the program could see
+    /// ([`glake_device::owned::CompletionEvents::outside`]): no completion point waits for anything else there, and nothing that the program could see
     /// changes. Twice is no error.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use glake_device::DeviceId;
-use glake_device::owned::Epochs;
+use glake_device::owned::CompletionEvents;
 use glake_stitch::Settings;
 
 use super::{Lease, MappingObserver};
@@ -15,7 +15,7 @@ pub struct PoolOptions {
     pub settings: Option<Settings>,
     /// The clock of the driver's completions; `None`: one of its own. Pools of one process share one: a pool whose memory
     /// peers may touch records events in their contexts too, so a `CaptureHold` of any pool must stop them all.
-    pub epochs: Option<Arc<Epochs>>,
+    pub completion_events: Option<Arc<CompletionEvents>>,
     /// Devices whose work may touch the pool's memory from the start: see [`super::GpuPool::enable_peer`].
     pub peers: Vec<DeviceId>,
     /// Whether other processes may be given the memory of the default domain, and of domains that name no properties: see

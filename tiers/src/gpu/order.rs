@@ -1,7 +1,7 @@
 //! A stream put behind what its new bytes were last used by: by its own work, where they change their address, and by
 //! that of lenders.
 //!
-//! Invariant: a block whose stream could not be put behind that work is withheld until its epoch has passed, from its stream too.
+//! Invariant: a block whose stream could not be put behind that work is withheld until its completion point has passed, from its stream too.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl StreamOrder {
     }
 
     /// Makes a stream wait, on the device, for what its new block's bytes were last used by. Capturing streams neither
-    /// lend nor borrow: then the answer is false, and the block is withheld until its epoch, so that another is found.
+    /// lend nor borrow: then the answer is false, and the block is withheld until its completion point, so that another is found.
     pub(super) fn order(&self, grant: &Grant, stream: PoolStream) -> Result<bool> {
         let ordered = self.wait_for_all(grant, stream);
         if !matches!(ordered, Ok(true)) {
@@ -63,7 +63,7 @@ impl StreamOrder {
         let lenders = self.growth.streams(&grant.waits);
         for &party in lenders.iter().chain([&stream.raw]) {
             match self.core.driver().capture_state(self.core.device(), party) {
-                // Its work may still run, and only an epoch tells when it is done.
+                // Its work may still run, and only a completion point tells when it is done.
                 Err(error) if error.is_gone() && party != stream.raw => return Ok(false),
                 state => {
                     if state? != CaptureState::None {
@@ -89,7 +89,7 @@ impl StreamOrder {
         retry(|| self.core.driver().stream_wait_event(self.core.device(), stream.raw, event.id()))
     }
 
-    /// Takes a block back that is not ordered: nobody may have its bytes before their epoch, its stream neither.
+    /// Takes a block back that is not ordered: nobody may have its bytes before their completion point, its stream neither.
     fn withhold(&self, grant: &Grant) {
         let mut core = self.core.lock();
         core.record_stream(grant.offset, UNKNOWN);

@@ -1,18 +1,18 @@
 //! Other GPUs that touch the pool's memory: work of the program, where it asked for that, and work of ours.
 //!
 //! ```text
-//! enable_peer   the program asked   watched: every epoch waits for all of that GPU's work        access to all memory
+//! enable_peer   the program asked   watched: every completion point waits for all of that GPU's work        access to all memory
 //! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to all memory
 //! peer blocks   their owners        not watched, as above                                        access to their domains
 //! ```
 //!
 //! Invariants:
-//! - A device that the program let touch memory is watched before it is given access and for ever after, so every epoch that is
-//!   recorded meanwhile waits for its work too. Epochs from before do not, and need not: what was freed in them its work could not
-//!   touch, and what it has been given since belongs to later ones. That is decided under the clock's lock, so that no epoch is in
+//! - A device that the program let touch memory is watched before it is given access and for ever after, so every completion point that is
+//!   recorded meanwhile waits for its work too. Completion points from before do not, and need not: what was freed in them its work could not
+//!   touch, and what it has been given since belongs to later ones. That is decided under the clock's lock, so that no completion point is in
 //!   between.
-//! - No epoch waits for the work of a device that the program did not ask for: of what is ours there the clock is told
-//!   ([`glake_device::owned::Epochs::outside`]).
+//! - No completion point waits for the work of a device that the program did not ask for: of what is ours there the clock is told
+//!   ([`glake_device::owned::CompletionEvents::outside`]).
 
 use glake_device::owned::DeviceSet;
 use glake_device::{Access, DeviceId, DriverError, Protection, Refusal, Verb};
@@ -45,7 +45,7 @@ impl PeerAccess<'_> {
         self.check_reach(peer)?;
         let enabled = retry(|| self.core.driver().enable_peer_access(peer, own));
         enabled.map_err(|error| self.core.failed(error))?;
-        self.clock.between_epochs(|| {
+        self.clock.between_points(|| {
             self.core.reservation().watch(peer);
             self.reach.watch(peer);
         });
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn no_epoch_waits_for_a_gpu_that_memory_is_only_lent_to() {
+    fn no_point_waits_for_a_gpu_that_memory_is_only_lent_to() {
         let fixture = fixture(&[]);
         let kept = fixture.fragments();
         fixture.pool.lend_to(PEER).unwrap();
@@ -261,7 +261,7 @@ mod tests {
         // Nothing that the program can see has changed.
         assert_eq!(fixture.sim.program_enable_peer(PEER, OWN), 0);
         // Work of the program there, which never ends as far as this GPU knows.
-        let word = Arc::new(glake_device::owned::Flag::several(fixture.pool.epochs(), 1).unwrap());
+        let word = Arc::new(glake_device::owned::Flag::several(fixture.pool.completion_events(), 1).unwrap());
         word[0].await_on(fixture.stream.of(), 1, glake_device::Compare::AtLeast).unwrap();
         for block in kept {
             fixture.pool.free(block.address).unwrap();
@@ -287,11 +287,11 @@ mod tests {
             fixture.pool.settle().unwrap();
             fixture.pool.trim(Bytes::ZERO).unwrap();
             fixture.write(block, 7).unwrap();
-            let driver = fixture.pool.epochs().driver();
+            let driver = fixture.pool.completion_events().driver();
             let done =
                 glake_device::owned::OwnedEvent::new(driver, PEER, glake_device::EventKind::Plain).unwrap();
             done.record(fixture.stream.id()).unwrap();
-            fixture.pool.epochs().outside(OWN, done);
+            fixture.pool.completion_events().outside(OWN, done);
             fixture.pool.free(block.address).unwrap();
             let start = fixture.sim.now();
             fixture.pool.tick().unwrap();
@@ -323,9 +323,9 @@ mod tests {
     }
 
     #[test]
-    fn epochs_from_before_hold_for_what_no_peer_could_touch() {
+    fn points_from_before_hold_for_what_no_peer_could_touch() {
         let fixture = fixture(&[]);
-        // Free neighbours would become one piece, of the latest epoch.
+        // Free neighbours would become one piece, of the latest completion point.
         let [early, one, pending, another, late] = [(); 5].map(|()| fixture.malloc(FOUR));
         fixture.pool.free(early.address).unwrap();
         fixture.pool.settle().unwrap();

@@ -19,7 +19,7 @@ use super::{PoolStream, Result};
 const EXTENT: Bytes = Bytes::mib(256);
 /// At most such a part of the device's memory.
 const PART: u64 = 4;
-/// A stream that nobody has: what it is said to have used waits for an epoch.
+/// A stream that nobody has: what it is said to have used waits for a completion point.
 const NOBODY: PoolStream = PoolStream { raw: Stream::LEGACY, key: StreamKey(u64::MAX) };
 
 /// The peer blocks in one pool.
@@ -114,10 +114,10 @@ mod tests {
             let time = Duration::from_millis(1);
             self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})?;
             // As whoever copies for an owner does.
-            let driver = self.pool.epochs().driver();
+            let driver = self.pool.completion_events().driver();
             let done = OwnedEvent::new(driver, PEERS[peer], EventKind::Plain)?;
             done.record(self.streams[peer].id())?;
-            self.pool.epochs().outside(OWN, done);
+            self.pool.completion_events().outside(OWN, done);
             Ok(())
         }
 
@@ -157,7 +157,8 @@ mod tests {
             assert_ne!(again.address, one.address);
             fixture.assert_refused(0, again);
             fixture.write(1, again).unwrap();
-            let here = PoolStream::of(&**fixture.pool.epochs().driver(), OWN, Stream::LEGACY).unwrap();
+            let here =
+                PoolStream::of(&**fixture.pool.completion_events().driver(), OWN, Stream::LEGACY).unwrap();
             let own = fixture.pool.malloc(SIZE, here).unwrap();
             match peers {
                 [] => fixture.assert_refused(0, own),

@@ -4,7 +4,7 @@
 
 use glake_device::owned::{DeviceSet, Mapping};
 use glake_device::{Access, Protection as Rights};
-use glake_stitch::{DomainId, Residency};
+use glake_stitch::{DomainId, ExtentState};
 use glake_units::Bytes;
 
 use super::Result;
@@ -66,7 +66,7 @@ impl Protection<'_> {
         so: impl Fn(DeviceSet) -> bool,
     ) -> Result<Vec<(Mapping, DeviceSet)>> {
         let views = self.core.lock().extents().of(domain).map_err(|source| self.core.refused(source))?;
-        let here = views.iter().filter(|view| view.residency == Residency::Resident);
+        let here = views.iter().filter(|view| view.state == ExtentState::Resident);
         let mappings = here.flat_map(|view| growing.mappings_of(view.extent));
         let mut found: Vec<(Mapping, DeviceSet)> =
             mappings.map(|mapping| (mapping, self.core.reservation().writers(mapping))).collect();

@@ -17,7 +17,7 @@ pub(super) struct Reach {
 struct Peers {
     /// May touch what is mapped, and will be given what is mapped next.
     given: DeviceSet,
-    /// Epochs wait for these.
+    /// Completion points wait for these.
     watched: DeviceSet,
 }
 
@@ -26,7 +26,7 @@ impl Reach {
         Reach { own, peers: Mutex::default() }
     }
 
-    /// Whose work an epoch has to cover.
+    /// Whose work a completion point has to cover.
     pub(super) fn watched(&self) -> DeviceSet {
         self.peers.lock().watched.union(DeviceSet::of(self.own))
     }

@@ -68,8 +68,8 @@ impl<'a> ResidentReads<'a> {
 
     fn kept_here(&self, extent: ExtentId) -> Vec<HomeRange> {
         let core = self.core.lock();
-        match core.extents().residency(extent) {
-            Some(glake_stitch::Residency::Resident) => core.extents().kept_ranges(extent),
+        match core.extents().state(extent) {
+            Some(glake_stitch::ExtentState::Resident) => core.extents().kept_ranges(extent),
             _ => Vec::new(),
         }
     }

@@ -195,7 +195,7 @@ impl ExtentRecords {
         core.seal_domain(domain, sealed).map_err(|source| self.core.refused(source))?;
         if !sealed {
             let own = core.extents().of(domain).map_err(|source| self.core.refused(source))?;
-            for view in own.iter().filter(|view| view.residency == glake_stitch::Residency::Resident) {
+            for view in own.iter().filter(|view| view.state == glake_stitch::ExtentState::Resident) {
                 gone.push(moved.remove(&view.extent));
             }
         }
@@ -244,9 +244,9 @@ mod tests {
         (parts, records, extent)
     }
 
-    fn standing(records: &ExtentRecords) -> Vec<(glake_stitch::Residency, Residency)> {
+    fn standing(records: &ExtentRecords) -> Vec<(glake_stitch::ExtentState, Residency)> {
         let all = records.standing(Allocator::default_domain()).unwrap();
-        all.into_iter().map(|(view, residency)| (view.residency, residency)).collect()
+        all.into_iter().map(|(view, residency)| (view.state, residency)).collect()
     }
 
     #[test]
@@ -256,9 +256,9 @@ mod tests {
             Eviction::Copy(ranges) => assert_eq!(ranges.len(), 1),
             other => panic!("{other:?}"),
         }
-        assert_eq!(standing(&records), [(glake_stitch::Residency::Moving, OUT)]);
+        assert_eq!(standing(&records), [(glake_stitch::ExtentState::Moving, OUT)]);
         records.cancel_evict(extent).unwrap();
-        assert_eq!(standing(&records), [(glake_stitch::Residency::Resident, Residency::NEW)]);
+        assert_eq!(standing(&records), [(glake_stitch::ExtentState::Resident, Residency::NEW)]);
         assert!(!records.has_any(Allocator::default_domain(), |_| true));
     }
 
@@ -271,14 +271,14 @@ mod tests {
         records.advance(extent, Step::Released).unwrap();
         assert_eq!(
             standing(&records),
-            [(glake_stitch::Residency::Evicted, Residency::Evicted { at: Place::Host })]
+            [(glake_stitch::ExtentState::Evicted, Residency::Evicted { at: Place::Host })]
         );
         assert!(records.begin_refill(extent).unwrap());
         parts.core.lock().evictions().begin_refill(extent).unwrap();
         parts.core.lock().evictions().refill_made(extent, true);
         assert!(records.back(extent).unwrap().is_none());
         records.finish_refill(extent, true).unwrap();
-        assert_eq!(standing(&records), [(glake_stitch::Residency::Resident, Residency::NEW)]);
+        assert_eq!(standing(&records), [(glake_stitch::ExtentState::Resident, Residency::NEW)]);
     }
 
     #[test]

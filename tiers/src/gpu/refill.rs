@@ -40,16 +40,16 @@ impl Refills<'_> {
         }
         let entered = self.make_and_map(&mut growing, extent).and_then(|()| self.records.back(extent));
         if entered.is_err() {
-            let residency = self.core.lock().extents().residency(extent);
-            let is_made = residency != Some(glake_stitch::Residency::Evicted);
+            let residency = self.core.lock().extents().state(extent);
+            let is_made = residency != Some(glake_stitch::ExtentState::Evicted);
             self.records.advance(extent, if is_made { Step::Failed } else { Step::NotMade })?;
         }
         entered
     }
 
     fn make_and_map(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
-        let presence = self.core.lock().extents().residency(extent);
-        if presence == Some(glake_stitch::Residency::Evicted) {
+        let state = self.core.lock().extents().state(extent);
+        if state == Some(glake_stitch::ExtentState::Evicted) {
             self.make(growing, extent)?;
         }
         let domain = self.core.lock().extents().size_and_domain(extent).1;

@@ -1,7 +1,7 @@
-//! When memory that was given back may be handed out again: once an epoch has passed that was recorded after it came back.
+//! When memory that was given back may be handed out again: once a completion point has passed that was recorded after it came back.
 
 use glake_device::DriverError;
-use glake_device::owned::{DeviceSet, Epoch, Passed};
+use glake_device::owned::{CompletionProof, DeviceSet, RecordedPoint};
 use parking_lot::MutexGuard;
 
 use super::{HostPool, Result};
@@ -10,34 +10,34 @@ impl HostPool {
     /// Looks whether more may be handed out than before. Never waits.
     pub(super) fn poll(&self) -> Result<bool> {
         match self.clock.try_lock() {
-            Some(clock) => self.pass(clock, |epoch| epoch.poll()),
+            Some(clock) => self.pass(clock, |point| point.poll()),
             None => Ok(false),
         }
     }
 
     /// Waits until all that is free may be handed out; while a capture is open nothing is waited for.
     pub(super) fn wait(&self) -> Result<bool> {
-        self.pass(self.clock.lock(), |epoch| epoch.wait().map(Some))
+        self.pass(self.clock.lock(), |point| point.wait().map(Some))
     }
 
-    /// Whether any epoch has passed.
+    /// Whether any completion point has passed.
     fn pass(
         &self,
-        mut clock: MutexGuard<'_, Option<Epoch>>,
-        mut ask: impl FnMut(&mut Epoch) -> glake_device::Result<Option<Passed>>,
+        mut clock: MutexGuard<'_, Option<RecordedPoint>>,
+        mut ask: impl FnMut(&mut RecordedPoint) -> glake_device::Result<Option<CompletionProof>>,
     ) -> Result<bool> {
         let mut moved = false;
         while self.is_pending() {
-            let mut epoch = match clock.take() {
-                Some(epoch) => epoch,
-                None => match self.epochs.record(self.options.devices) {
-                    Ok(epoch) => epoch,
+            let mut point = match clock.take() {
+                Some(point) => point,
+                None => match self.completion_events.record(self.options.devices) {
+                    Ok(point) => point,
                     Err(DriverError::Capturing { .. }) => break,
                     Err(error) => return Err(error.into()),
                 },
             };
-            let Some(passed) = ask(&mut epoch)? else {
-                *clock = Some(epoch);
+            let Some(passed) = ask(&mut point)? else {
+                *clock = Some(point);
                 break;
             };
             let mut core = self.core.lock();
@@ -49,7 +49,7 @@ impl HostPool {
 
     /// Whether a capture is open, which a wait for a whole context would break.
     pub(super) fn is_capturing(&self) -> bool {
-        matches!(self.epochs.record(DeviceSet::EMPTY), Err(DriverError::Capturing { .. }))
+        matches!(self.completion_events.record(DeviceSet::EMPTY), Err(DriverError::Capturing { .. }))
     }
 
     fn is_pending(&self) -> bool {

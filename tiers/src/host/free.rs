@@ -1,6 +1,6 @@
 //! The free pinned memory of a pool.
 //!
-//! Invariant: neighbours of one registration are one range. A range may be handed out again once an epoch of its sequence has
+//! Invariant: neighbours of one registration are one range. A range may be handed out again once a completion point of its sequence has
 //! passed; ranges that are joined wait for the later one.
 
 use std::collections::BTreeMap;

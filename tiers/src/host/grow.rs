@@ -139,7 +139,7 @@ impl HostPool {
 
     /// In one's turn: pins arenas of these sizes while they are wanted.
     pub(super) fn pin(&self, sizes: &[Bytes], wanted: impl Fn() -> bool + Sync) -> Result<()> {
-        pin::pin(&self.epochs, &self.options, sizes, wanted, |range, time| {
+        pin::pin(&self.completion_events, &self.options, sizes, wanted, |range, time| {
             let mut core = self.core.lock();
             let statistics = &mut core.statistics;
             statistics.pinned = statistics.pinned.saturating_add(range.size());

@@ -3,7 +3,7 @@
 //! ```text
 //!  take ─► free range ─► HostBlock ─► Span, for copies        prepare: pins ahead
 //!    │        ▲              │
-//!    │        │ epoch passed └─ dropped, and no span lives
+//!    │        │ completion point passed └─ dropped, and no span lives
 //!    │      given back ◄─────┘
 //!    └─► nothing fits: pin more ─► take spare copies back ─► wait for what was given back ─► unpin free memory for larger ─► HostError
 //!                                                                                 or a Ring (stage)
@@ -35,7 +35,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epoch, Epochs, PinnedRange, Sequence};
+use glake_device::owned::{CompletionEvents, DeviceSet, PinnedRange, RecordedPoint, Sequence};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
@@ -61,13 +61,13 @@ const HUGE: Bytes = Bytes::mib(2);
 /// The pinned host memory of a process.
 #[derive(Debug)]
 pub struct HostPool {
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     options: HostOptions,
     core: Mutex<Core>,
     /// Memory has arrived, or the thread that pinned has ended.
     arrived: Condvar,
-    /// An epoch that was recorded and has not passed.
-    clock: Mutex<Option<Epoch>>,
+    /// A completion point that was recorded and has not passed.
+    clock: Mutex<Option<RecordedPoint>>,
     reclaimers: Reclaimers,
 }
 
@@ -99,8 +99,9 @@ impl HostPool {
     ///
     /// # Errors
     /// What the driver answers when it is asked for its devices.
-    pub fn new(epochs: &Arc<Epochs>, mut options: HostOptions) -> Result<Arc<Self>> {
-        let devices: DeviceSet = epochs.driver().devices()?.into_iter().map(|device| device.id).collect();
+    pub fn new(completion_events: &Arc<CompletionEvents>, mut options: HostOptions) -> Result<Arc<Self>> {
+        let devices: DeviceSet =
+            completion_events.driver().devices()?.into_iter().map(|device| device.id).collect();
         options.devices = options.devices.intersection(devices);
         let statistics = HostStatistics { budget: options.budget, ..HostStatistics::default() };
         let core = Core {
@@ -112,8 +113,8 @@ impl HostPool {
             statistics,
         };
         let (core, arrived, clock) = (Mutex::new(core), Condvar::new(), Mutex::new(None));
-        let (epochs, reclaimers) = (epochs.clone(), Reclaimers::default());
-        Ok(Arc::new(HostPool { epochs, options, core, arrived, clock, reclaimers }))
+        let (completion_events, reclaimers) = (completion_events.clone(), Reclaimers::default());
+        Ok(Arc::new(HostPool { completion_events, options, core, arrived, clock, reclaimers }))
     }
 
     /// Hands out pinned memory; pins more where none is free.
@@ -244,7 +245,7 @@ impl HostPool {
         let returned = std::mem::take(&mut core.returned);
         for range in returned {
             match Arc::try_unwrap(range) {
-                Ok(range) => core.free.put(range, self.epochs.mark()),
+                Ok(range) => core.free.put(range, self.completion_events.mark()),
                 Err(range) => core.returned.push(range),
             }
         }

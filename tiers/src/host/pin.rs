@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{Epochs, Pages, PinnedRange, Registration};
+use glake_device::owned::{CompletionEvents, Pages, PinnedRange, Registration};
 use glake_device::{DriverError, Verb};
 use glake_units::Bytes;
 use rayon::ThreadPool;
@@ -24,7 +24,7 @@ const HUGE: usize = 2 << 20;
 /// Pins memory of these sizes, the next one while `wanted` says so; each is handed to `done`, with the time since the one before, as
 /// soon as it is pinned.
 pub(super) fn pin(
-    epochs: &Arc<Epochs>,
+    completion_events: &Arc<CompletionEvents>,
     options: &HostOptions,
     sizes: &[Bytes],
     wanted: impl Fn() -> bool + Sync,
@@ -38,7 +38,7 @@ pub(super) fn pin(
     for next in others.iter().copied().map(Some).chain([None]) {
         let next = next.filter(|_| wanted());
         let (pinned, following) = threads.join(
-            || registered(epochs, touched),
+            || registered(completion_events, touched),
             || next.map(|size| self::touched(options, size)).transpose(),
         );
         done(PinnedRange::whole(pinned?), begun.elapsed());
@@ -76,9 +76,9 @@ fn touched(options: &HostOptions, size: Bytes) -> Result<Pages> {
     Ok(pages)
 }
 
-fn registered(epochs: &Arc<Epochs>, pages: Pages) -> Result<Registration> {
+fn registered(completion_events: &Arc<CompletionEvents>, pages: Pages) -> Result<Registration> {
     let wanted = pages.size();
-    Registration::new(epochs, pages).map_err(|source| match source {
+    Registration::new(completion_events, pages).map_err(|source| match source {
         DriverError::OutOfMemory { verb: Verb::HostRegister, .. }
         | DriverError::Failed { verb: Verb::HostRegister, .. }
         | DriverError::Os { verb: Verb::HostRegister, .. } => {

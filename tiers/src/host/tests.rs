@@ -19,7 +19,7 @@ struct Fixture {
     sim: Arc<Simulator>,
     faults: Arc<Faults>,
     recorder: Arc<Recorder>,
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     pool: Arc<HostPool>,
 }
 
@@ -28,11 +28,11 @@ fn fixture(budget: Bytes) -> Fixture {
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let faults = Arc::new(Faults::new(sim.clone()));
     let recorder = Arc::new(Recorder::measured(faults.clone()));
-    let epochs = Epochs::new(recorder.clone());
+    let completion_events = CompletionEvents::new(recorder.clone());
     let options =
         HostOptions { budget, arena: ARENA, spare: Bytes::ZERO, threads: 2, ..HostOptions::default() };
-    let pool = HostPool::new(&epochs, options).unwrap();
-    Fixture { sim, faults, recorder, epochs, pool }
+    let pool = HostPool::new(&completion_events, options).unwrap();
+    Fixture { sim, faults, recorder, completion_events, pool }
 }
 
 impl Fixture {
@@ -57,10 +57,10 @@ impl Fixture {
 
     /// Nothing is pinned, nothing is held.
     fn end(self) {
-        let Fixture { sim, recorder, epochs, pool, .. } = self;
+        let Fixture { sim, recorder, completion_events, pool, .. } = self;
         let statistics = pool.statistics();
         assert_eq!((statistics.in_use, statistics.retained), (Bytes::ZERO, Bytes::ZERO));
-        drop((pool, epochs));
+        drop((pool, completion_events));
         assert_eq!(sim.census(), Census::default());
         let (pinned, unpinned) = (Verb::HostRegister, Verb::HostUnregister);
         let done = |verb| recorder.counters().of(verb).calls - recorder.counters().of(verb).failures;
@@ -76,7 +76,8 @@ fn all(bytes: &[u8], byte: u8) -> bool {
 fn bytes_go_to_a_gpu_and_back_through_blocks() {
     let fixture = fixture(Bytes::MAX);
     let driver: Arc<dyn Driver> = fixture.recorder.clone();
-    let buffer = Arc::new(Buffer::new(&fixture.epochs, GPU, Bytes::mib(3), DeviceSet::EMPTY).unwrap());
+    let buffer =
+        Arc::new(Buffer::new(&fixture.completion_events, GPU, Bytes::mib(3), DeviceSet::EMPTY).unwrap());
     let stream = OwnedStream::new(&driver, GPU).unwrap();
     let (mut from, to) = (fixture.take(Bytes::mib(3)), fixture.take(Bytes::new((3 << 20) - 1)));
     assert_eq!(driver.pointer_attributes(from.start()).unwrap().kind, PointerKind::Pinned);
@@ -240,7 +241,7 @@ fn spans_keep_memory_from_being_handed_out() {
 fn a_capture_is_not_broken() {
     let fixture = fixture(ARENA);
     drop(fixture.take(ARENA));
-    let hold = fixture.epochs.hold();
+    let hold = fixture.completion_events.hold();
     assert!(matches!(fixture.pool.take(ARENA), Err(HostError::OverBudget { .. })));
     drop(hold);
     drop(fixture.take(ARENA));
@@ -325,7 +326,8 @@ fn a_ring_streams_what_is_larger_than_the_budget() {
         panic!("it fits nowhere")
     };
     assert_eq!((ring.slots(), ring.slot()), (3, ONE));
-    let buffer = Arc::new(Buffer::new(&fixture.epochs, GPU, Bytes::mib(12), DeviceSet::EMPTY).unwrap());
+    let buffer =
+        Arc::new(Buffer::new(&fixture.completion_events, GPU, Bytes::mib(12), DeviceSet::EMPTY).unwrap());
     let ours: Vec<u8> = (0..12_usize << 20).map(|at| (at / 4099 * 31 % 251).to_le_bytes()[0]).collect();
     buffer.write(Bytes::ZERO, &ours).unwrap();
     let stream = OwnedStream::new(&driver, GPU).unwrap();
@@ -389,7 +391,7 @@ fn pinning_costs() {
     for threads in [1, 2, 4] {
         let fixture = fixture(ARENA);
         let options = HostOptions { threads, ..HostOptions::default() };
-        let pool = HostPool::new(&fixture.epochs, options).unwrap();
+        let pool = HostPool::new(&fixture.completion_events, options).unwrap();
         pool.prepare(Bytes::gib(2)).unwrap();
         let HostStatistics { pinned, pinning, .. } = pool.statistics();
         println!("{threads} threads: {:.2} GB/s", pinned.get() as f64 / pinning.as_secs_f64() / 1e9);

@@ -16,7 +16,7 @@ pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
         Residency::Resident { copy: None } => Some(2),
         _ => None,
     };
-    chosen(standing, rank, |view| view.residency != glake_stitch::Residency::Evicted, amount)
+    chosen(standing, rank, |view| view.state != glake_stitch::ExtentState::Evicted, amount)
 }
 
 /// Extents to refill, at least `amount` of memory where so much is evicted: first what was interrupted; each in the order of

@@ -106,7 +106,7 @@ pub enum RegionError {
         source: MoveError,
     },
     /// Some of it is evicted, and nobody brings it back.
-    #[error("{device}: some of region '{tag}' is away, and nobody brings all of it back: refill it first")]
+    #[error("{device}: some of region '{tag}' is evicted, and nobody brings all of it back: refill it first")]
     Evicted {
         /// From which device.
         device: DeviceId,

@@ -1,7 +1,7 @@
 //! Memory of a GPU that leaves it when it is not needed and comes back to the same addresses.
 //!
 //! ```text
-//! shrink:  drain ─► per extent:  evict ─► copy out ─► epoch ─► unmap everywhere, release      several at a time
+//! shrink:  drain ─► per extent:  evict ─► copy out ─► completion point ─► unmap everywhere, release      several at a time
 //! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► here
 //! ```
 //!
@@ -137,10 +137,10 @@ impl Region {
     /// What the pool answers.
     pub fn sizes(&self) -> Result<(Bytes, Bytes)> {
         let standing = self.pool.records().standing(self.domain)?;
-        let of = |away: bool| {
+        let of = |evicted: bool| {
             let views = standing
                 .iter()
-                .filter(|(view, _)| (view.residency == glake_stitch::Residency::Evicted) == away);
+                .filter(|(view, _)| (view.state == glake_stitch::ExtentState::Evicted) == evicted);
             views.map(|(view, _)| view.size).sum()
         };
         Ok((of(false), of(true)))
@@ -154,7 +154,7 @@ impl Region {
         let mut places: Vec<(Place, Bytes)> = Vec::new();
         let standing = self.pool.records().standing(self.domain)?;
         for (view, residency) in
-            standing.iter().filter(|(view, _)| view.residency == glake_stitch::Residency::Evicted)
+            standing.iter().filter(|(view, _)| view.state == glake_stitch::ExtentState::Evicted)
         {
             let place = residency.authority();
             match places.iter_mut().find(|(known, _)| *known == place) {
@@ -172,7 +172,7 @@ impl Region {
     /// What the pool answers.
     pub fn is_whole(&self) -> Result<bool> {
         let standing = self.pool.records().standing(self.domain)?;
-        Ok(standing.iter().all(|(view, _)| view.residency == glake_stitch::Residency::Resident))
+        Ok(standing.iter().all(|(view, _)| view.state == glake_stitch::ExtentState::Resident))
     }
 
     /// Whether all that is anybody's is on the GPU: an evicted extent with nothing live in it is nobody's, unless a graph may
@@ -184,11 +184,11 @@ impl Region {
         let held = self.pool.domains().is_held(self.domain);
         let standing = self.pool.records().standing(self.domain)?;
         let is_nobodys = |view: &ExtentView| {
-            view.residency == glake_stitch::Residency::Evicted && view.live.is_zero() && !held
+            view.state == glake_stitch::ExtentState::Evicted && view.live.is_zero() && !held
         };
         Ok(standing
             .iter()
-            .all(|(view, _)| view.residency == glake_stitch::Residency::Resident || is_nobodys(view)))
+            .all(|(view, _)| view.state == glake_stitch::ExtentState::Resident || is_nobodys(view)))
     }
 
     /// The error of a shrink or a refill that has begun.

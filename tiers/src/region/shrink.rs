@@ -1,7 +1,7 @@
 //! A region's extents are evicted.
 //!
 //! ```text
-//! extents   [ copying | copying | copying ]  [ copied | copied ]  [ wait for one epoch ]  unmapped  released
+//! extents   [ copying | copying | copying ]  [ copied | copied ]  [ wait for one completion point ]  unmapped  released
 //! ```
 
 use std::collections::VecDeque;
@@ -20,15 +20,15 @@ use crate::{Place, PoolError, Residency, Store, TransferContext};
 /// How often an extent's pending frees are waited for, where other threads go on freeing.
 const DRAINS: usize = 8;
 
-/// How many epochs may be waited for while copies go on: they cover other work too, such as a refill's that was enqueued ahead.
-const EPOCHS: usize = 16;
+/// How many completion points may be waited for while copies go on: they cover other work too, such as a refill's that was enqueued ahead.
+const POINTS: usize = 16;
 
 /// How many extents are copied at a time, and when those are unmapped and released whose bytes are.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     /// While one is waited for, or memory is made for the next, the others keep the links busy.
     at_once: usize,
-    /// How many share an epoch: recorded on each device, waited for once.
+    /// How many share a completion point: recorded on each device, waited for once.
     batch: usize,
     /// Whether they are unmapped while no copies run, and released one by one as the next copies begin. The driver unmaps in 0.04 ms on an
     /// idle H200, in 0.3 to 1 while copies run there, and releases in 0.1 to 0.2: nothing beside the 2.4 ms of an extent over PCIe, and
@@ -56,9 +56,9 @@ struct Copying<'s> {
 #[derive(Debug, Default)]
 struct Pipeline<'s> {
     copying: VecDeque<Copying<'s>>,
-    /// Nothing uses them any more; the next epoch is theirs.
+    /// Nothing uses them any more; the next completion point is theirs.
     unused: Vec<ExtentView>,
-    /// Those of one epoch at a time.
+    /// Those of one completion point at a time.
     marked: VecDeque<(Vec<ExtentView>, CompletionPoint)>,
     /// Their memory can be released.
     unmapped: VecDeque<ExtentView>,
@@ -275,7 +275,7 @@ impl Region {
         let most = most.min(pipeline.unmapped.len());
         for view in pipeline.unmapped.drain(..most).collect::<Vec<_>>() {
             match self.pool.evictions().release(view.extent) {
-                Ok(()) if view.residency == glake_stitch::Residency::Evicted => {}
+                Ok(()) if view.state == glake_stitch::ExtentState::Evicted => {}
                 Ok(()) => pipeline.report.freed = pipeline.report.freed.saturating_add(view.size),
                 Err(error) => pipeline.fail(error.into()),
             }
@@ -296,7 +296,7 @@ impl Region {
 impl Pipeline<'_> {
     /// Whether extents can be unmapped without waiting, or have to be. An error of the driver's is told by the wait.
     fn is_unmapping_due(&mut self) -> bool {
-        self.marked.len() > EPOCHS
+        self.marked.len() > POINTS
             || self.marked.front_mut().is_some_and(|(_, point)| point.has_passed().unwrap_or(true))
     }
 

@@ -32,7 +32,7 @@ fn block(core: &mut Allocator, size: Bytes) -> Bytes {
                     return grant.offset;
                 }
             }
-            Outcome::Wait(epoch) => panic!("{epoch:?} of nothing"),
+            Outcome::Wait(point) => panic!("{point:?} of nothing"),
         }
     }
 }
@@ -105,8 +105,8 @@ fn frees(c: &mut Criterion) {
 
 fn evictions(c: &mut Criterion) {
     let (mut core, _) = used();
-    let epoch = core.close_epoch();
-    core.pass_epoch(epoch);
+    let point = core.close_point();
+    core.pass_point(point);
     let extent = core.extents().of(Allocator::default_domain()).expect("it exists")[0].extent;
     c.bench_function("one extent evicted and refilled", |bench| {
         bench.iter(|| {

@@ -11,8 +11,8 @@
 
 use glake_units::Bytes;
 
-use crate::extent::{Extents, Residency};
-use crate::ids::{DomainId, Epoch, ExtentId};
+use crate::extent::{ExtentState, Extents};
+use crate::ids::{DomainId, ExtentId, PointNumber};
 use crate::plan::Step;
 use crate::run::Run;
 
@@ -35,7 +35,7 @@ pub(crate) struct Alias {
     /// Blocks handed out through it.
     pub(crate) blocks: u32,
     /// Covers its last use.
-    pub(crate) epoch: Epoch,
+    pub(crate) point: PointNumber,
     /// Grows with every use: the order in which idle aliases are collected.
     pub(crate) used: u64,
 }
@@ -60,7 +60,7 @@ impl Alias {
             }
             offset += size;
         }
-        Alias { start, size: offset, domain, extents, spans, blocks: 0, epoch: Epoch(0), used: 0 }
+        Alias { start, size: offset, domain, extents, spans, blocks: 0, point: PointNumber(0), used: 0 }
     }
 
     /// The steps that map it.
@@ -78,7 +78,7 @@ impl Alias {
     /// The steps that unmap it: one for each run of extents that are mapped.
     pub(crate) fn unmap(&self, all: &Extents, steps: &mut Vec<Step>) {
         let mut at = self.start;
-        let is_evicted = |id: ExtentId| all[id].residency == Residency::Evicted;
+        let is_evicted = |id: ExtentId| all[id].state == ExtentState::Evicted;
         for run in self.extents.chunk_by(|&one, &next| is_evicted(one) == is_evicted(next)) {
             let size = run.iter().map(|&id| all[id].size).sum();
             if run.first().is_some_and(|&id| !is_evicted(id)) {
@@ -91,7 +91,7 @@ impl Alias {
 
     /// How many extents are mapped in it: those that are evicted are not.
     pub(crate) fn mapped(&self, all: &Extents) -> u64 {
-        let mapped = self.extents.iter().filter(|&&id| all[id].residency != Residency::Evicted);
+        let mapped = self.extents.iter().filter(|&&id| all[id].state != ExtentState::Evicted);
         mapped.count() as u64
     }
 
@@ -102,9 +102,9 @@ impl Alias {
     }
 
     /// Whether it can be unmapped: nothing can use it, and none of its extents is on its way out or back.
-    pub(crate) fn is_done(&self, all: &Extents, passed: Epoch) -> bool {
-        let is_moving = |&extent: &ExtentId| all[extent].residency == Residency::Moving;
-        self.is_idle() && self.epoch <= passed && !self.extents.iter().any(is_moving)
+    pub(crate) fn is_done(&self, all: &Extents, passed: PointNumber) -> bool {
+        let is_moving = |&extent: &ExtentId| all[extent].state == ExtentState::Moving;
+        self.is_idle() && self.point <= passed && !self.extents.iter().any(is_moving)
     }
 
     /// Whether its addresses hold an offset.
@@ -170,7 +170,7 @@ mod tests {
             domain: DomainId::DEFAULT,
             class: Class::Large,
             aliases: Default::default(),
-            residency: Residency::Resident,
+            state: ExtentState::Resident,
             live: 0,
         };
         let ids: Vec<ExtentId> = (0..3).map(|n| all.insert(extent(n * SIZE))).collect();
@@ -196,10 +196,10 @@ mod tests {
         let mut steps = Vec::new();
         alias.map(&all, &mut steps);
         assert_eq!(steps.len(), 4, "three extents, and access once");
-        all.set_residency(ids[2], Residency::Moving);
-        assert!(!alias.is_done(&all, Epoch(0)), "one is on its way");
-        all.set_residency(ids[2], Residency::Evicted);
-        assert!(alias.is_done(&all, Epoch(0)));
+        all.set_state(ids[2], ExtentState::Moving);
+        assert!(!alias.is_done(&all, PointNumber(0)), "one is on its way");
+        all.set_state(ids[2], ExtentState::Evicted);
+        assert!(alias.is_done(&all, PointNumber(0)));
         assert_eq!(alias.mapped(&all), 2);
         let mut steps = Vec::new();
         alias.unmap(&all, &mut steps);

@@ -9,7 +9,7 @@ use crate::alias::Alias;
 use crate::extent::Extent;
 use crate::heap::Heap;
 use crate::home::{Carved, Former};
-use crate::ids::{AliasId, DomainId, Epoch, FreeListId};
+use crate::ids::{AliasId, DomainId, FreeListId, PointNumber};
 use crate::live::Live;
 use crate::plan::{Grant, Step};
 use crate::run::Run;
@@ -83,15 +83,15 @@ impl Aliases {
         alias
     }
 
-    /// The aliases of a domain count as used in an epoch.
-    pub(crate) fn renew(&mut self, domain: DomainId, epoch: Epoch) {
+    /// The aliases of a domain count as used in a completion point.
+    pub(crate) fn renew(&mut self, domain: DomainId, point: PointNumber) {
         let own = self.table.iter_mut().map(|(_, alias)| alias).filter(|alias| alias.domain == domain);
-        own.for_each(|alias| alias.epoch = epoch);
+        own.for_each(|alias| alias.point = point);
     }
 
     /// Whether all aliases of an extent can be unmapped.
     pub(crate) fn are_done(&self, extent: &Extent, heap: &Heap) -> bool {
-        let passed = heap.epochs.passed();
+        let passed = heap.points.passed();
         extent.aliases.iter().all(|&alias| self[alias].is_done(&heap.home.extents, passed))
     }
 
@@ -127,7 +127,7 @@ impl Aliases {
         carved: Vec<Carved>,
     ) -> Grant {
         let former: Vec<Former> = carved.iter().flat_map(|range| range.former.iter().copied()).collect();
-        let edge = former.iter().any(|former| heap.epochs.is_pending(former.epoch));
+        let edge = former.iter().any(|former| heap.points.is_pending(former.point));
         if edge {
             heap.home.lists[want.lists.large].edge = heap.moves;
         }
@@ -163,7 +163,7 @@ impl Aliases {
         let block = self.blocks.remove(index as usize);
         let alias = &mut self.table[block.alias.index()];
         alias.blocks -= 1;
-        alias.epoch = heap.epochs.open();
+        alias.point = heap.points.open();
         if alias.is_idle() {
             heap.tallies.set_idle(true, Bytes::new(alias.size));
         }

@@ -4,7 +4,7 @@
 //! take ──hit──► Grant                                   no driver, no heap
 //!   └─miss─► plan ─► Ready | Work(plan) | Wait ─► commit or abort
 //!
-//! Heap        bytes at home, free and handed out: Home (pieces, free lists, domains, extents), epochs, counts
+//! Heap        bytes at home, free and handed out: Home (pieces, free lists, domains, extents), completion points, counts
 //! Aliases     the second mappings, and the blocks that lie in them
 //! Plans       what waits for the driver
 //! ```
@@ -23,7 +23,7 @@ use crate::domain::DomainOptions;
 use crate::error::StitchError;
 use crate::evictions::Evictions;
 use crate::heap::{Heap, Pending, Placement};
-use crate::ids::{DomainId, Epoch, ExtentId, PlanId, StreamKey};
+use crate::ids::{DomainId, ExtentId, PlanId, PointNumber, StreamKey};
 use crate::live::Live;
 use crate::plan::{Grant, Outcome, Plan, Request};
 use crate::plans::{Answer, Draft, Miss, Plans, Trim};
@@ -101,7 +101,7 @@ impl Allocator {
             return Err(StitchError::UnknownDomain { domain: id });
         }
         self.heap.release_domain(id)?;
-        self.aliases.renew(id, self.heap.epochs.open());
+        self.aliases.renew(id, self.heap.points.open());
         self.heap.home.drop_if_done(id);
         Ok(())
     }
@@ -122,29 +122,29 @@ impl Allocator {
         self.settings.limit = limit.min(self.settings.memory);
     }
 
-    /// The epoch that frees belong to now, where there are frees that no recorded event covers.
-    pub fn uncovered(&self) -> Option<Epoch> {
-        self.heap.epochs.uncovered()
+    /// The completion point that frees belong to now, where there are frees that no recorded event covers.
+    pub fn uncovered(&self) -> Option<PointNumber> {
+        self.heap.points.uncovered()
     }
 
-    /// Closes the open epoch: the caller has just recorded its event. Later frees belong to the next one.
-    pub fn close_epoch(&mut self) -> Epoch {
-        self.heap.epochs.close()
+    /// Closes the open completion point: the caller has just recorded its event. Later frees belong to the next one.
+    pub fn close_point(&mut self) -> PointNumber {
+        self.heap.points.close()
     }
 
-    /// The event of the last closed epoch could not be recorded: the next one has to cover its frees too.
+    /// The event of the last closed completion point could not be recorded: the next one has to cover its frees too.
     pub fn uncover(&mut self) {
-        self.heap.epochs.uncover();
+        self.heap.points.uncover();
     }
 
-    /// All work enqueued before this epoch was closed has completed.
-    pub fn pass_epoch(&mut self, epoch: Epoch) {
-        self.heap.pass(epoch);
+    /// All work enqueued before this completion point was closed has completed.
+    pub fn pass_point(&mut self, point: PointNumber) {
+        self.heap.pass(point);
     }
 
-    /// The last epoch that has passed.
-    pub fn passed(&self) -> Epoch {
-        self.heap.epochs.passed()
+    /// The last completion point that has passed.
+    pub fn passed(&self) -> PointNumber {
+        self.heap.points.passed()
     }
 
     /// Hands out a free piece that fits, or nothing: then [`Allocator::plan`] says what it takes.
@@ -153,7 +153,7 @@ impl Allocator {
         self.heap.take(request)
     }
 
-    /// Takes a block back. Its own stream may have its bytes at once, others after the open epoch has passed.
+    /// Takes a block back. Its own stream may have its bytes at once, others after the open completion point has passed.
     ///
     /// Returns the block's size.
     ///
@@ -163,7 +163,7 @@ impl Allocator {
         let home = &mut self.heap.home;
         let live =
             home.live.remove(offset.get(), &home.pieces).ok_or(StitchError::UnknownBlock { offset })?;
-        self.heap.epochs.uncover();
+        self.heap.points.uncover();
         match live {
             Live::Piece(id) => Ok(self.heap.free_piece(id)),
             Live::Stitched(index) => Ok(self.aliases.free(index, &mut self.heap)),
@@ -212,7 +212,7 @@ impl Allocator {
         Ok(match miss.answer()? {
             Answer::Ready(grant) => Outcome::Ready(grant),
             Answer::Work(draft) => Outcome::Work(self.plans.add(draft, &mut self.heap)),
-            Answer::Wait(epoch) => Outcome::Wait(epoch),
+            Answer::Wait(point) => Outcome::Wait(point),
         })
     }
 
@@ -291,7 +291,7 @@ impl Allocator {
     /// Makes exactly the blocks of a checkpoint live in a domain: frees what is live now, claims what was live then.
     ///
     /// # Errors
-    /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`] for a block whose memory is not the
+    /// [`StitchError::UnknownDomain`], [`StitchError::Evicted`], or [`StitchError::NotClaimable`] for a block whose memory is not the
     /// domain's any more; the same blocks as before are live then.
     pub fn restore(&mut self, domain: DomainId, checkpoint: &[Claim]) -> Result<Restored, StitchError> {
         self.heap.home.extents.all_resident(domain)?;
@@ -316,7 +316,7 @@ impl Allocator {
     /// made to wait.
     ///
     /// # Errors
-    /// [`StitchError::UnknownDomain`], [`StitchError::Away`], or [`StitchError::NotClaimable`], which says why; nothing has changed.
+    /// [`StitchError::UnknownDomain`], [`StitchError::Evicted`], or [`StitchError::NotClaimable`], which says why; nothing has changed.
     pub fn claim(&mut self, domain: DomainId, claim: &Claim) -> Result<(), StitchError> {
         self.heap.home.domains.active(domain)?;
         self.heap.home.extents.all_resident(domain)?;

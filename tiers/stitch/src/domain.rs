@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::free_list::{Class, FreeList, Owner};
 use crate::free_lists::FreeLists;
-use crate::ids::{AliasId, DomainId, Epoch, FreeListId, StreamKey};
+use crate::ids::{AliasId, DomainId, FreeListId, PointNumber, StreamKey};
 use crate::piece::Pieces;
 
 /// What a domain allows.
@@ -68,7 +68,7 @@ pub(crate) struct StreamLists {
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
     /// When its owner gave it up: what was free then goes back to the driver once that has passed, for a graph may still write to it.
-    pub(crate) released: Option<Epoch>,
+    pub(crate) released: Option<PointNumber>,
     /// What is in it is not written to, so nothing new is handed out.
     pub(crate) sealed: bool,
     /// Large pieces and slabs that anyone may take.

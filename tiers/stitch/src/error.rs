@@ -2,7 +2,7 @@
 
 use glake_units::Bytes;
 
-use crate::extent::Residency;
+use crate::extent::ExtentState;
 use crate::ids::{DomainId, ExtentId};
 
 /// A refusal; a variant is what the caller can do about it.
@@ -57,7 +57,7 @@ pub enum StitchError {
     },
     /// Some of the domain's memory is not on its GPU: bring it back first.
     #[error("some of the memory of domain {} is not on its GPU: refill it first", domain.number())]
-    Away {
+    Evicted {
         /// Which.
         domain: DomainId,
     },
@@ -67,8 +67,8 @@ pub enum StitchError {
         /// Which.
         domain: DomainId,
     },
-    /// Blocks were freed in the extent that other streams may still use: wait for their epoch.
-    #[error("blocks of extent {} were freed while other streams used them: wait for their epoch", extent.index())]
+    /// Blocks were freed in the extent that other streams may still use: wait for their completion point.
+    #[error("blocks of extent {} were freed while other streams used them: wait for their completion point", extent.index())]
     Withheld {
         /// Which.
         extent: ExtentId,
@@ -76,13 +76,13 @@ pub enum StitchError {
     /// The extent is not where it would have to be for what was asked.
     #[error(
         "extent {} is {}: it is evicted when it is resident, and refilled when it is evicted",
-        extent.index(), residency.map_or("gone", Residency::name)
+        extent.index(), state.map_or("gone", ExtentState::name)
     )]
-    WrongResidency {
+    WrongExtentState {
         /// Which.
         extent: ExtentId,
         /// Where it is; `None`: there is none.
-        residency: Option<Residency>,
+        state: Option<ExtentState>,
     },
     /// A knob's value makes no sense.
     #[error("{knob} = {value:?} is out of range: {allowed}")]

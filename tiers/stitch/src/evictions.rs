@@ -13,7 +13,7 @@
 use glake_units::Bytes;
 
 use crate::error::StitchError;
-use crate::extent::Residency;
+use crate::extent::ExtentState;
 use crate::free_list::Class;
 use crate::heap::Heap;
 use crate::ids::ExtentId;
@@ -29,20 +29,20 @@ impl Evictions<'_> {
     /// Begins to evict an extent: from now on nothing of it is handed out.
     ///
     /// # Errors
-    /// [`StitchError::WrongResidency`] where it is not resident; [`StitchError::Withheld`] where blocks were freed in it that other
+    /// [`StitchError::WrongExtentState`] where it is not resident; [`StitchError::Withheld`] where blocks were freed in it that other
     /// streams may still use. Nothing has changed then.
     pub fn begin(&mut self, extent: ExtentId) -> Result<(), StitchError> {
-        self.heap.home.extents.expect_residency(extent, Residency::Resident)?;
+        self.heap.home.extents.expect_residency(extent, ExtentState::Resident)?;
         self.heap.home.set_apart(extent)
     }
 
     /// A moving extent is mapped nowhere any more, and its memory released.
     ///
     /// # Errors
-    /// [`StitchError::WrongResidency`].
+    /// [`StitchError::WrongExtentState`].
     pub fn finish(&mut self, extent: ExtentId) -> Result<(), StitchError> {
-        self.heap.home.extents.expect_residency(extent, Residency::Moving)?;
-        self.heap.home.extents.set_residency(extent, Residency::Evicted);
+        self.heap.home.extents.expect_residency(extent, ExtentState::Moving)?;
+        self.heap.home.extents.set_state(extent, ExtentState::Evicted);
         let (size, small, mappings) = self.account(extent);
         self.heap.tallies.remove_extents(small, 1, size);
         self.heap.tallies.mappings -= mappings;
@@ -52,9 +52,9 @@ impl Evictions<'_> {
     /// Sets a part of the limit aside for an evicted extent, until [`Evictions::refill_made`].
     ///
     /// # Errors
-    /// [`StitchError::OutOfMemory`] where the limit does not allow it; [`StitchError::WrongResidency`].
+    /// [`StitchError::OutOfMemory`] where the limit does not allow it; [`StitchError::WrongExtentState`].
     pub fn begin_refill(&mut self, extent: ExtentId) -> Result<(), StitchError> {
-        self.heap.home.extents.expect_residency(extent, Residency::Evicted)?;
+        self.heap.home.extents.expect_residency(extent, ExtentState::Evicted)?;
         let size = self.heap.home.extents[extent].size;
         if self.heap.tallies.committed() + size > self.limit.get() {
             return Err(self.heap.out_of_memory(Bytes::new(size), self.limit));
@@ -70,7 +70,7 @@ impl Evictions<'_> {
         if !made {
             return;
         }
-        self.heap.home.extents.set_residency(extent, Residency::Moving);
+        self.heap.home.extents.set_state(extent, ExtentState::Moving);
         self.heap.tallies.add_extents(small, 1, size);
         self.heap.tallies.add_mappings(mappings);
     }
@@ -78,9 +78,9 @@ impl Evictions<'_> {
     /// All of a moving extent is mapped again, or still: its free bytes can be handed out.
     ///
     /// # Errors
-    /// [`StitchError::WrongResidency`].
+    /// [`StitchError::WrongExtentState`].
     pub fn finish_refill(&mut self, extent: ExtentId) -> Result<(), StitchError> {
-        self.heap.home.extents.expect_residency(extent, Residency::Moving)?;
+        self.heap.home.extents.expect_residency(extent, ExtentState::Moving)?;
         self.heap.home.join_again(extent);
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::ids::{AliasId, DomainId, ExtentId};
 
 /// Whether the memory of an extent is there for its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Residency {
+pub enum ExtentState {
     /// Mapped at all its addresses: what is free in it can be handed out.
     #[default]
     Resident,
@@ -20,12 +20,12 @@ pub enum Residency {
     Evicted,
 }
 
-impl Residency {
+impl ExtentState {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Residency::Resident => "resident",
-            Residency::Moving => "moving",
-            Residency::Evicted => "evicted",
+            ExtentState::Resident => "resident",
+            ExtentState::Moving => "moving",
+            ExtentState::Evicted => "evicted",
         }
     }
 }
@@ -40,7 +40,7 @@ pub(crate) struct Extent {
     pub(crate) class: Class,
     /// The aliases that it is mapped in.
     pub(crate) aliases: SmallVec<[AliasId; 4]>,
-    pub(crate) residency: Residency,
+    pub(crate) state: ExtentState,
     /// Of one that is not resident: its bytes in live blocks.
     pub(crate) live: u64,
 }
@@ -113,33 +113,29 @@ impl Extents {
         let extent = self.extents.remove(id.index());
         let range = self.granules_of(&extent);
         self.granules[range].fill(0);
-        self.not_resident -= usize::from(extent.residency != Residency::Resident);
+        self.not_resident -= usize::from(extent.state != ExtentState::Resident);
         extent
     }
 
     /// The one place where it changes whether an extent's memory is there.
-    pub(crate) fn set_residency(&mut self, id: ExtentId, residency: Residency) {
-        let before = std::mem::replace(&mut self[id].residency, residency);
-        let apart = |residency: Residency| usize::from(residency != Residency::Resident);
-        self.not_resident = self.not_resident + apart(residency) - apart(before);
+    pub(crate) fn set_state(&mut self, id: ExtentId, state: ExtentState) {
+        let before = std::mem::replace(&mut self[id].state, state);
+        let apart = |state: ExtentState| usize::from(state != ExtentState::Resident);
+        self.not_resident = self.not_resident + apart(state) - apart(before);
     }
 
     /// Whether an extent's memory is there; `None`: there is no such extent.
-    pub(crate) fn residency(&self, id: ExtentId) -> Option<Residency> {
-        self.get(id).map(|extent| extent.residency)
+    pub(crate) fn state(&self, id: ExtentId) -> Option<ExtentState> {
+        self.get(id).map(|extent| extent.state)
     }
 
     /// Refuses an extent that is somewhere else.
     ///
     /// # Errors
-    /// [`StitchError::WrongResidency`].
-    pub(crate) fn expect_residency(&self, extent: ExtentId, wanted: Residency) -> Result<(), StitchError> {
-        let residency = self.residency(extent);
-        if residency == Some(wanted) {
-            Ok(())
-        } else {
-            Err(StitchError::WrongResidency { extent, residency })
-        }
+    /// [`StitchError::WrongExtentState`].
+    pub(crate) fn expect_residency(&self, extent: ExtentId, wanted: ExtentState) -> Result<(), StitchError> {
+        let state = self.state(extent);
+        if state == Some(wanted) { Ok(()) } else { Err(StitchError::WrongExtentState { extent, state }) }
     }
 
     /// Where an extent lies at home, and how large it is.
@@ -156,11 +152,11 @@ impl Extents {
     /// Refuses where some extent of a domain is not resident.
     ///
     /// # Errors
-    /// [`StitchError::Away`].
+    /// [`StitchError::Evicted`].
     pub(crate) fn all_resident(&self, domain: DomainId) -> Result<(), StitchError> {
-        let is_apart = |extent: &Extent| extent.domain == domain && extent.residency != Residency::Resident;
+        let is_apart = |extent: &Extent| extent.domain == domain && extent.state != ExtentState::Resident;
         if self.not_resident > 0 && self.iter().any(|(_, extent)| is_apart(extent)) {
-            return Err(StitchError::Away { domain });
+            return Err(StitchError::Evicted { domain });
         }
         Ok(())
     }
@@ -173,7 +169,7 @@ impl Extents {
 
     #[cold]
     fn touches_apart(&self, start: u64, end: u64) -> bool {
-        self.touching(start, end).any(|extent| self[extent].residency != Residency::Resident)
+        self.touching(start, end).any(|extent| self[extent].state != ExtentState::Resident)
     }
 
     /// Bytes of a live block were freed in an extent that is not resident; where it is empty then and does not keep all of itself,
@@ -197,7 +193,7 @@ impl Extents {
         if self.not_resident == 0 {
             return 0;
         }
-        let evicted = self.iter().filter(|(_, extent)| extent.residency == Residency::Evicted);
+        let evicted = self.iter().filter(|(_, extent)| extent.state == ExtentState::Evicted);
         evicted.map(|(_, extent)| extent.live).sum()
     }
 

@@ -1,14 +1,14 @@
-//! The free pieces that one owner has in common: by size for best fit, and by age where somebody waits for epochs.
+//! The free pieces that one owner has in common: by size for best fit, and by age where somebody waits for completion points.
 //!
 //! Ages are notes in the order of frees, made only where more than one stream could take the pieces. Nothing is looked up
 //! when a piece leaves: its note is found void when its turn comes. So a free costs one write at the end of a queue.
 //!
-//! Invariant: while ages are kept, every piece in the free list has a note with its epoch or an older one.
+//! Invariant: while ages are kept, every piece in the free list has a note with its completion point or an older one.
 
 use std::collections::VecDeque;
 
 use crate::bins::Bins;
-use crate::ids::{DomainId, Epoch, FreeListId, Move, PieceId, StreamKey};
+use crate::ids::{DomainId, FreeListId, Move, PieceId, PointNumber, StreamKey};
 use crate::piece::Pieces;
 use crate::room;
 
@@ -20,11 +20,11 @@ const VOID_MORE: usize = 256;
 /// Whose pieces these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Freed by blocks of this stream: its own at once, anyone's after the epoch.
+    /// Freed by blocks of this stream: its own at once, anyone's after the completion point.
     Stream(StreamKey),
-    /// Their epochs have passed: anyone's.
+    /// Their completion points have passed: anyone's.
     Anyone,
-    /// Nobody's before the epoch: other streams used them.
+    /// Nobody's before the completion point: other streams used them.
     Nobody,
     /// Nobody's while their extents are not resident.
     Evicted,
@@ -54,10 +54,10 @@ pub(crate) struct FreeList {
     ages: Option<VecDeque<Age>>,
 }
 
-/// A note that a piece came into the free list with an epoch; void once the piece has gone, or came again later.
+/// A note that a piece came into the free list with a completion point; void once the piece has gone, or came again later.
 #[derive(Clone, Copy, Debug)]
 struct Age {
-    epoch: Epoch,
+    point: PointNumber,
     piece: PieceId,
 }
 
@@ -87,8 +87,8 @@ impl FreeList {
     fn renew_ages(&mut self, pieces: &Pieces) {
         let Some(ages) = &mut self.ages else { return };
         ages.clear();
-        ages.extend(self.bins.unsorted().map(|piece| Age { epoch: pieces[piece].epoch, piece }));
-        ages.make_contiguous().sort_unstable_by_key(|age| age.epoch);
+        ages.extend(self.bins.unsorted().map(|piece| Age { point: pieces[piece].point, piece }));
+        ages.make_contiguous().sort_unstable_by_key(|age| age.point);
     }
 
     /// Makes room for what frees add until this is asked again.
@@ -106,11 +106,11 @@ impl FreeList {
         self.bins.insert(piece.size, piece.start, id);
         self.bytes += piece.size;
         let Some(ages) = &mut self.ages else { return };
-        let age = Age { epoch: piece.epoch, piece: id };
+        let age = Age { point: piece.point, piece: id };
         match ages.back() {
             // It was free before: what is left of a piece that was cut, or of an extent that came back.
-            Some(last) if last.epoch > age.epoch => {
-                ages.insert(ages.partition_point(|other| other.epoch <= age.epoch), age);
+            Some(last) if last.point > age.point => {
+                ages.insert(ages.partition_point(|other| other.point <= age.point), age);
             }
             _ => ages.push_back(age),
         }
@@ -141,24 +141,24 @@ impl FreeList {
         Some(front)
     }
 
-    /// A piece whose epoch has passed: the oldest first. Each is told once; the caller takes it out.
+    /// A piece whose completion point has passed: the oldest first. Each is told once; the caller takes it out.
     pub(crate) fn next_passed(
         &mut self,
         this: FreeListId,
         pieces: &Pieces,
-        passed: Epoch,
+        passed: PointNumber,
     ) -> Option<PieceId> {
         let ages = self.ages.as_mut()?;
-        while let Some(age) = ages.pop_front_if(|age| age.epoch <= passed) {
-            if pieces.is_in(age.piece, this) && pieces[age.piece].epoch <= passed {
+        while let Some(age) = ages.pop_front_if(|age| age.point <= passed) {
+            if pieces.is_in(age.piece, this) && pieces[age.piece].point <= passed {
                 return Some(age.piece);
             }
         }
         None
     }
 
-    /// The oldest epoch that has not passed.
-    pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: Epoch) -> Option<Epoch> {
-        self.bins.unsorted().map(|id| pieces[id].epoch).filter(|&epoch| epoch > passed).min()
+    /// The oldest completion point that has not passed.
+    pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: PointNumber) -> Option<PointNumber> {
+        self.bins.unsorted().map(|id| pieces[id].point).filter(|&point| point > passed).min()
     }
 }

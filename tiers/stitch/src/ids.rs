@@ -27,7 +27,7 @@ pub struct PlanId(pub(crate) u32);
 
 /// A point in the order of frees: it has passed once all work enqueued on the device before it has completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Epoch(pub u64);
+pub struct PointNumber(pub u64);
 
 /// A count of bytes changing their address; 0 is never, and the last value stays: see [`Move::is_after`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,9 +80,9 @@ impl Move {
     }
 }
 
-impl Epoch {
-    pub(crate) const fn next(self) -> Epoch {
-        Epoch(self.0 + 1)
+impl PointNumber {
+    pub(crate) const fn next(self) -> PointNumber {
+        PointNumber(self.0 + 1)
     }
 }
 

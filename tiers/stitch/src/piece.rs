@@ -7,7 +7,7 @@
 //! Invariants: the pieces of a segment cover it without gap or overlap; an edge has size 0 and never changes; so every
 //! other piece has two neighbours. A free piece is in exactly one free list.
 
-use crate::ids::{Epoch, FreeListId, Move, PieceId};
+use crate::ids::{FreeListId, Move, PieceId, PointNumber};
 use crate::room;
 
 /// What a piece is at the moment.
@@ -33,15 +33,15 @@ pub(crate) enum State {
 pub(crate) struct Piece {
     pub(crate) start: u64,
     pub(crate) size: u64,
-    /// Free: the epoch that covers its last use.
-    pub(crate) epoch: Epoch,
+    /// Free: the completion point that covers its last use.
+    pub(crate) point: PointNumber,
     /// Live: what was asked for. Free and nobody's: how many blocks it completes.
     pub(crate) requested: u64,
     pub(crate) prev: PieceId,
     pub(crate) next: PieceId,
     /// Free: the free list that it is in. Live: the free list that it goes back to.
     pub(crate) list: FreeListId,
-    /// Free and nobody's: the free list that it goes to once its epoch has passed.
+    /// Free and nobody's: the free list that it goes to once its completion point has passed.
     pub(crate) returns_to: FreeListId,
     /// The slab that this is a piece of.
     pub(crate) slab: PieceId,
@@ -50,7 +50,7 @@ pub(crate) struct Piece {
     pub(crate) state: State,
     /// Free: the last time that some of its bytes were used at another address than home's.
     pub(crate) moved: Move,
-    /// Live: other streams use it, so that its epoch decides whoever takes it next.
+    /// Live: other streams use it, so that its completion point decides whoever takes it next.
     pub(crate) recorded: bool,
 }
 
@@ -63,7 +63,7 @@ impl Piece {
         Piece {
             start,
             size,
-            epoch: Epoch(0),
+            point: PointNumber(0),
             requested: 0,
             prev: PieceId::NONE,
             next: PieceId::NONE,
@@ -200,9 +200,9 @@ impl Pieces {
     /// `into` was last used when either of the two was, and where.
     #[inline]
     pub(crate) fn inherit(&mut self, into: PieceId, from: PieceId) {
-        let (epoch, moved) = (self[from].epoch, self[from].moved);
+        let (point, moved) = (self[from].point, self[from].moved);
         let piece = &mut self[into];
-        piece.epoch = piece.epoch.max(epoch);
+        piece.point = piece.point.max(point);
         piece.moved = piece.moved.max(moved);
     }
 

@@ -3,7 +3,7 @@
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::ids::{AliasId, DomainId, Epoch, ExtentId, PlanId, StreamKey};
+use crate::ids::{AliasId, DomainId, ExtentId, PlanId, PointNumber, StreamKey};
 
 /// A wish for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub enum Outcome {
     Ready(Grant),
     /// Driver work: execute the plan and commit it, or abort it. Without a grant after the commit, ask again.
     Work(Plan),
-    /// Time: wait until this epoch has passed, then ask again.
-    Wait(Epoch),
+    /// Time: wait until this completion point has passed, then ask again.
+    Wait(PointNumber),
 }
 
 /// One step of a plan, for the driver.

@@ -7,10 +7,10 @@ use glake_units::Bytes;
 pub enum Borrow {
     /// A stream reuses only what it freed itself.
     Off,
-    /// Another stream's bytes can be taken once the epoch of their free has passed: no waits, no deadlock.
+    /// Another stream's bytes can be taken once the completion point of their free has passed: no waits, no deadlock.
     #[default]
     Completed,
-    /// As `Completed`, and before the epoch the owner may wait on the GPU for the stream that freed them: whole pieces or parts, the one
+    /// As `Completed`, and before the completion point the owner may wait on the GPU for the stream that freed them: whole pieces or parts, the one
     /// that fits best first, then several that touch or are stitched.
     Wait,
 }

@@ -54,7 +54,7 @@ pub struct Counters {
     pub retries: u64,
     /// Requests refused (torch: `num_ooms`).
     pub ooms: u64,
-    /// Times that a request had to wait on the host for an epoch, as the last rung (torch: `num_sync_all_streams`).
+    /// Times that a request had to wait on the host for a completion point, as the last rung (torch: `num_sync_all_streams`).
     pub host_waits: u64,
     /// Extents made (torch: `num_device_alloc`).
     pub extents_created: u64,

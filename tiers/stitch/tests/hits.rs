@@ -64,7 +64,7 @@ impl Program {
                         return self.live.push(grant.offset);
                     }
                 }
-                Outcome::Wait(epoch) => panic!("{epoch:?} of nothing"),
+                Outcome::Wait(point) => panic!("{point:?} of nothing"),
             }
         }
     }
@@ -76,8 +76,8 @@ impl Program {
     }
 
     fn pass(&mut self) {
-        let epoch = self.core.close_epoch();
-        self.core.pass_epoch(epoch);
+        let point = self.core.close_point();
+        self.core.pass_point(point);
     }
 
     /// Frees everything, and fills what it had with blocks of another size.

@@ -11,8 +11,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
-    Allocator, Borrow, Claim, DomainId, DomainOptions, Epoch, ExtentId, Grant, LiveBlock, Outcome, Plan,
-    Request, Residency, SMALL_LIMIT, Settings, Step, StitchError, StreamKey,
+    Allocator, Borrow, Claim, DomainId, DomainOptions, ExtentId, ExtentState, Grant, LiveBlock, Outcome,
+    Plan, PointNumber, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -109,14 +109,14 @@ fn op() -> impl Strategy<Value = Op> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     live: bool,
-    /// The last use: stream, epoch of the free, whether other streams used it, the address, when.
+    /// The last use: stream, completion point of the free, whether other streams used it, the address, when.
     last: Option<Last>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Last {
     stream: u64,
-    epoch: Epoch,
+    point: PointNumber,
     recorded: bool,
     address: u64,
     at: usize,
@@ -155,17 +155,17 @@ struct Model {
     /// Those that there are.
     domains: Vec<DomainId>,
     /// Those that were given up, and when where they kept what was free: a graph's replay may write to all of that.
-    released: HashMap<DomainId, Option<Epoch>>,
+    released: HashMap<DomainId, Option<PointNumber>>,
     checkpoint: Option<Checkpoint>,
     /// Blocks that were freed: where, how many cells, the stream.
     gone: Vec<(Bytes, Bytes, u64)>,
     /// When each stream last passed a completion edge.
     edges: Vec<usize>,
-    open: Epoch,
-    passed: Epoch,
+    open: PointNumber,
+    passed: PointNumber,
     now: usize,
     /// What was open when a restore gave up last.
-    given_up: Option<Epoch>,
+    given_up: Option<PointNumber>,
 }
 
 impl Model {
@@ -211,7 +211,7 @@ impl Model {
                         assert!(apart, "unmapped under a live block");
                     }
                     let replayed = |extent| self.released.get(&self.extents[extent].0).copied().flatten();
-                    let replays = extents.iter().filter_map(replayed).any(|epoch| epoch > self.passed);
+                    let replays = extents.iter().filter_map(replayed).any(|point| point > self.passed);
                     assert!(!replays, "unmapped under a graph's replay");
                     // Work may still run on the range: nothing in it was used at these addresses after what has passed.
                     for (index, extent) in extents.iter().enumerate() {
@@ -219,7 +219,7 @@ impl Model {
                         for cell in &self.extents[extent].1 {
                             if let Some(last) = cell.last {
                                 let here = (offset.get()..offset.get() + size.get()).contains(&last.address);
-                                assert!(!here || last.epoch <= self.passed, "unmapped under running work");
+                                assert!(!here || last.point <= self.passed, "unmapped under running work");
                             }
                         }
                     }
@@ -231,12 +231,12 @@ impl Model {
                     let (_, cells) = self.extents.remove(extent).expect("released twice");
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
                     let pending =
-                        cells.iter().filter_map(|cell| cell.last).any(|last| last.epoch > self.passed);
+                        cells.iter().filter_map(|cell| cell.last).any(|last| last.point > self.passed);
                     // What is evicted has no memory to use: all work on it was done when it left, none was enqueued since, and a
                     // free there is pending in name only. Its aliases, whose other extents may be here, go when theirs have passed.
                     assert!(!pending || evicted.is_some(), "released under running work");
                     let replayed =
-                        self.released.get(domain).copied().flatten().is_some_and(|epoch| epoch > self.passed);
+                        self.released.get(domain).copied().flatten().is_some_and(|point| point > self.passed);
                     assert!(!replayed || evicted.is_some(), "released under a graph's replay");
                     assert!(self.mapped.values().all(|(other, ..)| other != extent), "released while mapped");
                 }
@@ -270,11 +270,14 @@ impl Model {
             assert!(!cell.live, "two live blocks share a byte");
             cell.live = true;
             if let Some(last) = cell.last
-                && last.epoch > self.passed
+                && last.point > self.passed
             {
-                assert!(!last.recorded, "a recorded block was reused before its epoch");
+                assert!(!last.recorded, "a recorded block was reused before its completion point");
                 let waited = grant.waits.contains(&StreamKey(last.stream));
-                assert!(last.stream == stream || waited, "another stream's bytes before their epoch");
+                assert!(
+                    last.stream == stream || waited,
+                    "another stream's bytes before their completion point"
+                );
                 let covered = last.address == address || waited || edge >= last.at;
                 assert!(covered, "bytes moved to another address without a completion edge");
             }
@@ -313,7 +316,7 @@ impl Model {
             let cell = &mut self.extents.get_mut(&extent).expect("mapped extents exist").1[index as usize];
             assert!(!cell.live, "two live blocks share a byte");
             cell.live = true;
-            let pending = cell.last.filter(|last| last.epoch > self.passed);
+            let pending = cell.last.filter(|last| last.point > self.passed);
             recorded |=
                 pending.is_some_and(|last| last.recorded || last.stream != stream || last.address != address);
         }
@@ -336,7 +339,7 @@ impl Model {
             cell.live = false;
             cell.last = Some(Last {
                 stream: block.stream,
-                epoch: self.open,
+                point: self.open,
                 recorded: block.recorded && !apart,
                 address,
                 at: self.now,
@@ -383,7 +386,7 @@ fn settings(borrow: Borrow) -> Settings {
 fn run(borrow: Borrow, program: Vec<Op>) {
     let mut core = Allocator::new(settings(borrow)).expect("the settings are in range");
     let mut model = Model {
-        open: Epoch(1),
+        open: PointNumber(1),
         edges: vec![0; STREAMS as usize],
         domains: vec![Allocator::default_domain()],
         ..Model::default()
@@ -512,13 +515,13 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
             assert!(core.record_stream(block.grant.offset, StreamKey(stream)));
         }
         Quick::Close => {
-            model.open = Epoch(core.close_epoch().0 + 1);
+            model.open = PointNumber(core.close_point().0 + 1);
         }
         Quick::Pass => {
-            let next = Epoch(model.passed.0 + 1);
+            let next = PointNumber(model.passed.0 + 1);
             if next < model.open {
                 model.passed = next;
-                core.pass_epoch(next);
+                core.pass_point(next);
             }
         }
         Quick::Release { which } if model.domains.len() > 1 => {
@@ -565,12 +568,12 @@ fn malloc(
                     return model.take(grant, stream, request.domain);
                 }
             }
-            Ok(Outcome::Wait(epoch)) => {
-                while epoch >= model.open {
-                    model.open = Epoch(core.close_epoch().0 + 1);
+            Ok(Outcome::Wait(point)) => {
+                while point >= model.open {
+                    model.open = PointNumber(core.close_point().0 + 1);
                 }
-                model.passed = epoch;
-                core.pass_epoch(epoch);
+                model.passed = point;
+                core.pass_point(point);
             }
             Err(StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. }) => return,
             Err(StitchError::Sealed { .. }) => return,
@@ -608,7 +611,7 @@ fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream:
             let large = requested > SMALL_LIMIT && offset.get() < 2 * core.settings().memory.get();
             assert!(cells.is_none() || !large, "{obstacle}, and yet all of it is free");
         }
-        Err(StitchError::UnknownDomain { .. } | StitchError::Away { .. }) => {}
+        Err(StitchError::UnknownDomain { .. } | StitchError::Evicted { .. }) => {}
         Err(error) => panic!("{error}"),
     }
 }
@@ -633,7 +636,7 @@ fn restore(core: &mut Allocator, model: &mut Model) {
             let then: Vec<_> = claims.iter().map(|claim| (claim.offset, claim.requested)).collect();
             assert_eq!(told, then, "what was live then is live now");
         }
-        Err(StitchError::Away { .. }) => assert_eq!(core.blocks().of(domain), before),
+        Err(StitchError::Evicted { .. }) => assert_eq!(core.blocks().of(domain), before),
         Err(error) => {
             assert!(!owned, "the domain still has its memory: {error}");
             assert_eq!(core.blocks().of(domain), before, "a failure leaves what was live");
@@ -676,7 +679,7 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
     let before = picture(core);
     match core.evictions().begin(view.extent) {
         Ok(()) => {
-            assert_eq!(view.residency, Residency::Resident);
+            assert_eq!(view.state, ExtentState::Resident);
             let live = |cell: &u64| cells[(cell / CELL) as usize].live;
             let (at, size) = (view.offset.get(), view.size.get());
             let kept = core.extents().kept_ranges(view.extent);
@@ -691,12 +694,12 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
             }
             model.elsewhere.insert(view.extent, true);
         }
-        Err(StitchError::WrongResidency { .. }) => assert_ne!(view.residency, Residency::Resident),
+        Err(StitchError::WrongExtentState { .. }) => assert_ne!(view.state, ExtentState::Resident),
         Err(StitchError::Withheld { .. }) => {
             let mut used = cells.iter().filter_map(|cell| cell.last);
-            // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for an epoch more.
-            let given_up = model.given_up.is_some_and(|epoch| epoch > model.passed);
-            let is_used = used.any(|last| last.epoch > model.passed);
+            // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for a completion point more.
+            let given_up = model.given_up.is_some_and(|point| point > model.passed);
+            let is_used = used.any(|last| last.point > model.passed);
             assert!(is_used || given_up, "nothing in it is used any more");
             assert_eq!(picture(core), before, "a refusal changes nothing");
         }
@@ -771,9 +774,9 @@ fn end(mut core: Allocator, mut model: Model) {
         core.evictions().finish_refill(extent).expect("it moves");
         model.elsewhere.remove(&extent);
     }
-    let last = core.close_epoch();
+    let last = core.close_point();
     model.passed = last;
-    core.pass_epoch(last);
+    core.pass_point(last);
     while let Some(plan) = core.plan_trim(Bytes::ZERO) {
         model.execute(&plan);
         core.commit(plan.id);
@@ -824,7 +827,7 @@ proptest! {
 #[test]
 fn growth_and_trimming_stay_inside_the_reservation() {
     let mut core = Allocator::new(settings(Borrow::Completed)).expect("the settings are in range");
-    let mut model = Model { open: Epoch(1), edges: vec![0; STREAMS as usize], ..Model::default() };
+    let mut model = Model { open: PointNumber(1), edges: vec![0; STREAMS as usize], ..Model::default() };
     let domain = Allocator::default_domain();
     let mut offsets = HashSet::new();
     for cycle in 0..1000u64 {
@@ -858,9 +861,9 @@ fn growth_and_trimming_stay_inside_the_reservation() {
             let grant = model.free(0);
             core.free(grant.offset).expect("it is live");
         }
-        model.open = Epoch(core.close_epoch().0 + 1);
-        model.passed = Epoch(model.open.0 - 1);
-        core.pass_epoch(model.passed);
+        model.open = PointNumber(core.close_point().0 + 1);
+        model.passed = PointNumber(model.open.0 - 1);
+        core.pass_point(model.passed);
         let plan = core.plan_trim(Bytes::ZERO);
         finish(&mut core, &mut model, plan, false, &[]);
         core.check().unwrap_or_else(|broken| panic!("{broken}"));

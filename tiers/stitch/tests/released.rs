@@ -78,13 +78,13 @@ fn none_of_it_goes_before_what_ran_at_the_release_is_done() {
             }
             core.free(block).expect("it is live");
         }
-        let early = core.close_epoch();
+        let early = core.close_point();
         // The graph is launched, and dropped.
         core.release_domain(domain).expect("it exists");
-        core.pass_epoch(early);
+        core.pass_point(early);
         assert!(!trimmed(&mut core), "{freed:?}: the replay runs");
-        let late = core.close_epoch();
-        core.pass_epoch(late);
+        let late = core.close_point();
+        core.pass_point(late);
         assert!(trimmed(&mut core), "{freed:?}: it is done");
     }
 }
@@ -108,8 +108,8 @@ fn a_domain_that_is_released_while_the_driver_works_for_it_is_whole_until_that_i
             }
             let unknown = core.plan(&request, true);
             assert_eq!(unknown, Err(StitchError::UnknownDomain { domain }), "nothing new is taken from it");
-            let last = core.close_epoch();
-            core.pass_epoch(last);
+            let last = core.close_point();
+            core.pass_point(last);
             assert_eq!(trimmed(&mut core), commit);
             assert_eq!(core.reserved_bytes(), Bytes::ZERO);
             core.check().expect("it holds");

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use glake_stitch::{Allocator, Grant, Outcome, Request, Residency, Settings, StreamKey};
+use glake_stitch::{Allocator, ExtentState, Grant, Outcome, Request, Settings, StreamKey};
 use glake_units::Bytes;
 
 const BLOCKS: u64 = 10_000;
@@ -22,7 +22,7 @@ fn take(core: &mut Allocator, size: Bytes) -> Grant {
                     return grant;
                 }
             }
-            Outcome::Wait(epoch) => panic!("{epoch:?} of nothing"),
+            Outcome::Wait(point) => panic!("{point:?} of nothing"),
         }
     }
 }
@@ -37,8 +37,8 @@ fn ten_thousand_blocks_leave_and_come_back() {
     for grant in large.iter().chain(&small).step_by(3) {
         core.free(grant.offset).expect("it is live");
     }
-    let epoch = core.close_epoch();
-    core.pass_epoch(epoch);
+    let point = core.close_point();
+    core.pass_point(point);
     let live = core.report().stats().all.allocated_bytes.current;
     let begin = Instant::now();
     let extents = core.extents().of(Allocator::default_domain()).expect("it exists");
@@ -58,7 +58,7 @@ fn ten_thousand_blocks_leave_and_come_back() {
         core.evictions().finish_refill(view.extent).expect("it moves");
     }
     let after = core.extents().of(Allocator::default_domain()).expect("it exists");
-    assert!(after.iter().all(|view| view.residency == Residency::Resident));
+    assert!(after.iter().all(|view| view.state == ExtentState::Resident));
     let took = begin.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?} for {} extents", extents.len());
     core.check().unwrap_or_else(|broken| panic!("{broken}"));

@@ -55,14 +55,14 @@ fn come_and_go(streams: u64, live: u64) -> Allocator {
                 core.free(block).expect("it is live");
             }
         }
-        let closed = core.close_epoch();
-        core.pass_epoch(closed);
+        let closed = core.close_point();
+        core.pass_point(closed);
     }
     for block in kept.into_iter().flatten() {
         core.free(block).expect("it is live");
     }
-    let closed = core.close_epoch();
-    core.pass_epoch(closed);
+    let closed = core.close_point();
+    core.pass_point(closed);
     core
 }
 
@@ -88,8 +88,8 @@ fn all_of_it_goes_back_and_hits_take_as_long_as_ever() {
     // Such times are of a machine that does other things too: what must not be is a search through all streams.
     assert!(times[1] <= 3 * times[0].max(Duration::from_nanos(20)), "{times:?}");
     for core in [&mut few, &mut many] {
-        let closed = core.close_epoch();
-        core.pass_epoch(closed);
+        let closed = core.close_point();
+        core.pass_point(closed);
         while let Some(plan) = core.plan_trim(Bytes::ZERO) {
             core.commit(plan.id);
         }

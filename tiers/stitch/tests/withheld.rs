@@ -1,4 +1,4 @@
-//! Memory that other streams may still use goes back when its own epoch has passed.
+//! Memory that other streams may still use goes back when its own completion point has passed.
 
 #![allow(missing_docs)]
 // Whatever goes wrong here fails the test.
@@ -24,7 +24,7 @@ fn block(core: &mut Allocator, size: Bytes) -> Bytes {
 }
 
 #[test]
-fn what_is_left_around_a_claim_waits_for_no_later_epoch() {
+fn what_is_left_around_a_claim_waits_for_no_later_point() {
     let settings = Settings { extent: Bytes::mib(8), ..Settings::for_memory(Bytes::mib(256)) };
     let mut core = Allocator::new(settings).expect("the settings are in range");
     let size = Bytes::mib(8);
@@ -33,13 +33,13 @@ fn what_is_left_around_a_claim_waits_for_no_later_epoch() {
         assert!(core.record_stream(block, OTHER));
     }
     core.free(early).expect("it is live");
-    let first = core.close_epoch();
+    let first = core.close_point();
     core.free(late).expect("it is live");
-    core.close_epoch();
+    core.close_point();
     let (offset, size) = (Bytes::new(early.get() + (3 << 20)), Bytes::mib(2));
     let claim = Claim { offset, size, requested: size, stream: OTHER, slab: None };
     core.claim(Allocator::default_domain(), &claim).expect("nothing of it is live");
-    core.pass_epoch(first);
+    core.pass_point(first);
     let segments = core.report().segments();
     let withheld = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.withheld);
     let withheld: Vec<(Bytes, Bytes)> = withheld.map(|block| (block.offset, block.size)).collect();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::owned::{
-    self, Buffer, DeviceSet, Epochs, OwnedEvent, OwnedStream, Pages, Registration, Span,
+    self, Buffer, CompletionEvents, DeviceSet, OwnedEvent, OwnedStream, Pages, Registration, Span,
 };
 use glake_device::{DeviceId, Driver, DriverError, EventKind};
 use glake_units::Bytes;
@@ -83,8 +83,11 @@ impl Lanes {
     ///
     /// # Errors
     /// What the driver answered for the first GPU, where no GPU has a lane.
-    pub(super) fn new(epochs: &Arc<Epochs>, devices: impl Iterator<Item = DeviceId>) -> Result<Lanes> {
-        let driver = epochs.driver();
+    pub(super) fn new(
+        completion_events: &Arc<CompletionEvents>,
+        devices: impl Iterator<Item = DeviceId>,
+    ) -> Result<Lanes> {
+        let driver = completion_events.driver();
         let made = at_once(devices, |device| Lane::new(driver, device))?;
         let (lanes, failed) = parted(made, "has no streams")?;
         Ok(Lanes { lanes, failed })
@@ -124,31 +127,31 @@ impl Harness {
     /// # Errors
     /// What pinning answers; what the driver answered for the first GPU, where none has memory.
     pub(super) fn new(
-        epochs: &Arc<Epochs>,
+        completion_events: &Arc<CompletionEvents>,
         lanes: Lanes,
         wanted: Bytes,
         time: Duration,
         clock: &dyn Fn() -> Duration,
     ) -> Result<Harness> {
-        let driver = epochs.driver().clone();
+        let driver = completion_events.driver().clone();
         let Lanes { lanes, failed } = lanes;
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(THREADS));
         let places = lanes.len() as u64;
         let since = clock();
-        pattern::fill(&mut Registration::new(epochs, Pages::new(SAMPLE, threads)?)?, threads);
+        pattern::fill(&mut Registration::new(completion_events, Pages::new(SAMPLE, threads)?)?, threads);
         let sample = clock().saturating_sub(since);
         let largest = affordable(wanted, sample, time, 2 * places);
         let shifts = SHIFT.0.get() * SHIFT.1;
         let place = largest.get().saturating_add(APART.get());
         let size = Bytes::new(place.saturating_mul(places).saturating_add(shifts));
-        let mut source = Registration::new(epochs, Pages::new(size, threads)?)?;
+        let mut source = Registration::new(completion_events, Pages::new(size, threads)?)?;
         pattern::fill(&mut source, threads);
         let source = Arc::new(source);
-        let sink = Arc::new(Registration::new(epochs, Pages::new(size, threads)?)?);
+        let sink = Arc::new(Registration::new(completion_events, Pages::new(size, threads)?)?);
         let all: DeviceSet = lanes.iter().map(|lane| lane.device).collect();
         let made = at_once(lanes.iter().map(|lane| lane.device), |device| {
             let whole = Bytes::new(2 * size.get() + SLOT.get() * SLOTS as u64);
-            let memory = Arc::new(reachable(epochs, device, whole, all)?);
+            let memory = Arc::new(reachable(completion_events, device, whole, all)?);
             let lane = lanes.iter().find(|lane| lane.device == device);
             if let (Some(lane), Some(outbox), Some(from)) =
                 (lane, memory.span(size, size), Span::pinned(&source, Bytes::ZERO, size))
@@ -291,19 +294,20 @@ fn parts(size: Bytes) -> impl Iterator<Item = Bytes> {
 
 /// Memory that all others may touch; where they may not, those that can.
 fn reachable(
-    epochs: &Arc<Epochs>,
+    completion_events: &Arc<CompletionEvents>,
     device: DeviceId,
     size: Bytes,
     all: DeviceSet,
 ) -> std::result::Result<Buffer, DriverError> {
-    let denied = match Buffer::new(epochs, device, size, all) {
+    let denied = match Buffer::new(completion_events, device, size, all) {
         Ok(memory) => return Ok(memory),
         Err(denied) => denied,
     };
-    let reaches = |peer: &DeviceId| Buffer::new(epochs, device, Bytes::new(1), DeviceSet::of(*peer)).is_ok();
+    let reaches =
+        |peer: &DeviceId| Buffer::new(completion_events, device, Bytes::new(1), DeviceSet::of(*peer)).is_ok();
     let others = all.without(DeviceSet::of(device));
     let some: DeviceSet = others.iter().filter(reaches).collect();
-    if some == others { Err(denied) } else { Buffer::new(epochs, device, size, some) }
+    if some == others { Err(denied) } else { Buffer::new(completion_events, device, size, some) }
 }
 
 /// Makes one thing a device, each on a thread of its own: most of the time is the driver's.

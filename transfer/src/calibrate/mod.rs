@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::DeviceId;
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_units::{Bytes, Micros};
 use tracing::warn;
 
@@ -68,7 +68,7 @@ impl Calibration {
     /// # Errors
     /// What the driver answers where there is no GPU left to measure, or no pinned memory.
     pub fn run(
-        epochs: &Arc<Epochs>,
+        completion_events: &Arc<CompletionEvents>,
         gpus: &[GpuLinks],
         budget: Duration,
         clock: &dyn Fn() -> Duration,
@@ -76,12 +76,12 @@ impl Calibration {
     ) -> Result<Calibration> {
         let begun = clock();
         let left = || budget.mul_f64(1.0 - END).saturating_sub(clock().saturating_sub(begun));
-        let lanes = Lanes::new(epochs, gpus.iter().map(|gpu| gpu.device))?;
+        let lanes = Lanes::new(completion_events, gpus.iter().map(|gpu| gpu.device))?;
         let mut run = Run::new(gpus);
         run.leave(lanes.failed());
         let all = micros(left().mul_f64(1.0 - MEMORY));
         let wanted = largest(&plan(Step::Ways, &run.gpus(), &[], all));
-        let harness = Harness::new(epochs, lanes, wanted, left().mul_f64(MEMORY), clock)?;
+        let harness = Harness::new(completion_events, lanes, wanted, left().mul_f64(MEMORY), clock)?;
         run.leave(harness.failed());
         for (step, rest) in STEPS {
             let trials =

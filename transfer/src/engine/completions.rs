@@ -22,7 +22,7 @@ impl Completions {
         Arc::new(Completions { contexts: contexts.clone(), marks: marks.clone() })
     }
 
-    /// Epochs cover what was enqueued on a stream of the program; also of what failed, of which a part may be enqueued.
+    /// Completion points cover what was enqueued on a stream of the program; also of what failed, of which a part may be enqueued.
     pub(crate) fn covered<T>(&self, enqueued: Result<T>, memory: DeviceSet, on: UserStream) -> Result<T> {
         let told = self.contexts.program().enqueued_on(memory, (on.device, on.raw));
         let enqueued = enqueued?;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epochs};
+use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{CaptureState, DeviceId, Driver};
 
 use super::UserStream;
@@ -13,8 +13,8 @@ use crate::Result;
 /// Both drivers, each with the clock of its completions.
 #[derive(Debug)]
 pub(crate) struct Contexts {
-    program: Arc<Epochs>,
-    own: Arc<Epochs>,
+    program: Arc<CompletionEvents>,
+    own: Arc<CompletionEvents>,
     devices: usize,
 }
 
@@ -23,14 +23,14 @@ impl Contexts {
     ///
     /// # Errors
     /// What the driver answers.
-    pub(crate) fn new(program: Arc<Epochs>) -> Result<Arc<Contexts>> {
+    pub(crate) fn new(program: Arc<CompletionEvents>) -> Result<Arc<Contexts>> {
         let devices = program.driver().devices()?.len();
-        let own = Epochs::new(program.driver().own_contexts()?);
+        let own = CompletionEvents::new(program.driver().own_contexts()?);
         Ok(Arc::new(Contexts { program, own, devices }))
     }
 
     /// The clock of the program's contexts.
-    pub(crate) fn program(&self) -> &Arc<Epochs> {
+    pub(crate) fn program(&self) -> &Arc<CompletionEvents> {
         &self.program
     }
 
@@ -40,7 +40,7 @@ impl Contexts {
     }
 
     /// The clock of contexts of our own, in which relays work.
-    pub(crate) fn own(&self) -> &Arc<Epochs> {
+    pub(crate) fn own(&self) -> &Arc<CompletionEvents> {
         &self.own
     }
 
@@ -104,7 +104,7 @@ mod tests {
         let topology = SimTopology::uniform(3, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
-        let contexts = Contexts::new(Epochs::new(driver.clone())).unwrap();
+        let contexts = Contexts::new(CompletionEvents::new(driver.clone())).unwrap();
         assert_eq!(contexts.devices(), 3);
         assert!(contexts.in_use().is_empty());
         let gpu = DeviceId(1);

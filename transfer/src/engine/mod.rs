@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use glake_device::owned::{Blocks, DeviceSet, Epochs, Span};
+use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
 use glake_device::{DeviceId, StreamId};
 use glake_units::Bytes;
 
@@ -114,8 +114,12 @@ pub struct Engine {
 
 impl Engine {
     /// An engine that makes every copy native until its relays are started. Makes no context.
-    pub fn new(epochs: Arc<Epochs>, graph: PathGraph, options: EngineOptions) -> Result<Arc<Engine>> {
-        let contexts = Contexts::new(epochs)?;
+    pub fn new(
+        completion_events: Arc<CompletionEvents>,
+        graph: PathGraph,
+        options: EngineOptions,
+    ) -> Result<Arc<Engine>> {
+        let contexts = Contexts::new(completion_events)?;
         let devices = contexts.devices();
         let requests = Arc::new(Requests::default());
         let relays = Arc::new(Relays::new(devices, options.relays, options.shared_gpus));
@@ -421,7 +425,7 @@ impl Engine {
     }
 
     /// The clock of the driver's completions.
-    pub fn epochs(&self) -> &Arc<Epochs> {
+    pub fn completion_events(&self) -> &Arc<CompletionEvents> {
         self.contexts.program()
     }
 

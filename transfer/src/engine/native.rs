@@ -91,7 +91,7 @@ impl NativeCopies {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::owned::{Buffer, Epochs, Pages, Registration};
+    use glake_device::owned::{Buffer, CompletionEvents, Pages, Registration};
     use glake_device::{DeviceId, Driver};
     use glake_sim::{SimOptions, SimTopology, Simulator};
     use glake_units::Bytes;
@@ -105,7 +105,7 @@ mod tests {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
         let driver: Arc<dyn Driver> = Arc::new(sim);
-        let contexts = Contexts::new(Epochs::new(driver.clone())).unwrap();
+        let contexts = Contexts::new(CompletionEvents::new(driver.clone())).unwrap();
         let relays = Arc::new(Relays::new(2, DeviceSet::EMPTY, false));
         let ledger = Ledger::new(&relays, 2);
         let native = NativeCopies::new(&contexts, &ledger);

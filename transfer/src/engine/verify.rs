@@ -142,7 +142,7 @@ fn overlap(one: &Span, other: &Span) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::owned::{DeviceSet, Epochs, OwnedStream};
+    use glake_device::owned::{CompletionEvents, DeviceSet, OwnedStream};
     use glake_device::{DeviceId, Driver};
     use glake_sim::{SimOptions, SimTopology, Simulator};
 
@@ -156,7 +156,7 @@ mod tests {
         let topology = SimTopology::uniform(1, Bytes::mib(64));
         let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
         let driver: Arc<dyn Driver> = Arc::new(sim);
-        let contexts = Contexts::new(Epochs::new(driver.clone())).unwrap();
+        let contexts = Contexts::new(CompletionEvents::new(driver.clone())).unwrap();
         let ledger = Ledger::new(&Arc::new(Relays::new(1, DeviceSet::EMPTY, false)), 1);
         let native = NativeCopies::new(&contexts, &ledger);
         let verifier = Verifier::new(&contexts, &native);

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use glake_device::DeviceId;
-use glake_device::owned::{DeviceSet, Epochs, Gather, Side};
+use glake_device::owned::{CompletionEvents, DeviceSet, Gather, Side};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
@@ -44,16 +44,26 @@ impl Kernels {
     }
 
     /// Makes those of a GPU whose memory is copied, with so much pinned memory for lists of blocks, if they are not made.
-    pub(crate) fn make_target(&self, epochs: &Arc<Epochs>, device: DeviceId, lists: Bytes) -> Result<()> {
+    pub(crate) fn make_target(
+        &self,
+        completion_events: &Arc<CompletionEvents>,
+        device: DeviceId,
+        lists: Bytes,
+    ) -> Result<()> {
         if self.now().target(device).is_none() {
-            let made = Arc::new(Gather::new(epochs, device, lists)?);
+            let made = Arc::new(Gather::new(completion_events, device, lists)?);
             self.change(|set| put(&mut set.targets, device, Some(made)));
         }
         Ok(())
     }
 
     /// Makes those of a relay, likewise; the clock is that of contexts of our own.
-    pub(crate) fn make_relay(&self, own: &Arc<Epochs>, device: DeviceId, lists: Bytes) -> Result<()> {
+    pub(crate) fn make_relay(
+        &self,
+        own: &Arc<CompletionEvents>,
+        device: DeviceId,
+        lists: Bytes,
+    ) -> Result<()> {
         if self.now().relay(device).is_none() {
             let made = Arc::new(Gather::new(own, device, lists)?);
             self.change(|set| put(&mut set.relays, device, Some(made)));

@@ -170,7 +170,7 @@ impl Links {
 #[cfg(test)]
 mod tests {
     use glake_device::Driver;
-    use glake_device::owned::Epochs;
+    use glake_device::owned::CompletionEvents;
     use glake_sim::{SimOptions, SimTopology, Simulator};
     use glake_units::Bytes;
 
@@ -185,7 +185,7 @@ mod tests {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
-        let contexts = Contexts::new(Epochs::new(driver)).unwrap();
+        let contexts = Contexts::new(CompletionEvents::new(driver)).unwrap();
         let relays = Arc::new(Relays::new(2, DeviceSet::of(RELAY), false));
         relays.add_ready(RELAY);
         let ledger = Ledger::new(&relays, 2);

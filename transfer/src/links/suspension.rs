@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{DeviceSet, Epoch, Gather};
+use glake_device::owned::{DeviceSet, Gather, RecordedPoint};
 use glake_device::{DeviceId, DriverError, Living};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -33,7 +33,7 @@ use crate::kinds::resources::Resources;
 
 /// How often what is not over yet is looked at again.
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);
-/// How often a context is asked for that something else keeps: others' calls, epochs that are polled, handles that are asked.
+/// How often a context is asked for that something else keeps: others' calls, completion points that are polled, handles that are asked.
 const TRIES: u32 = 50;
 
 /// A relay whose context is still there after a rest.
@@ -97,7 +97,7 @@ pub(crate) struct Suspension {
     gates: Vec<Arc<StagingStream>>,
     rings: Vec<Ring>,
     /// Recorded behind all work that what is out of reach may have.
-    done: Option<Epoch>,
+    done: Option<RecordedPoint>,
     tries: u32,
     /// The last suspension that was asked for.
     asked: u64,
@@ -210,7 +210,7 @@ impl Suspension {
         for relay in self.going.iter() {
             let (kernels, gate) = resources.take_relay(relay);
             let rings = links.relays.take_rings(relay);
-            // What is new here may have work that the last epoch does not cover.
+            // What is new here may have work that the last completion point does not cover.
             if kernels.is_some() || gate.is_some() || !rings.is_empty() {
                 self.stripped = self.stripped.union(DeviceSet::of(relay));
                 self.done = None;
@@ -244,7 +244,7 @@ impl Suspension {
         let done = match &mut self.done {
             Some(done) => done,
             empty => match links.contexts.own().record(self.stripped) {
-                Ok(epoch) => empty.insert(epoch),
+                Ok(point) => empty.insert(point),
                 Err(error) => {
                     tracing::debug!(target: "glake::transfer", %error, "relays do not rest yet");
                     return false;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use glake_device::DeviceId;
-use glake_device::owned::Epochs;
+use glake_device::owned::CompletionEvents;
 use glake_units::{Bytes, Micros};
 
 use super::Scheduler;
@@ -53,11 +53,11 @@ impl Adaptive {
 
 impl Scheduler for Adaptive {
     /// The barriers of the links: without them background copies do not give way.
-    fn prepare(&self, epochs: &Arc<Epochs>) {
+    fn prepare(&self, completion_events: &Arc<CompletionEvents>) {
         if self.barriers.get().is_some() {
             return;
         }
-        match Barriers::new(epochs) {
+        match Barriers::new(completion_events) {
             // Nobody else makes them.
             Ok(barriers) => drop(self.barriers.set(barriers)),
             Err(error) => {

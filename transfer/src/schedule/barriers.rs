@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{Epochs, Flag, StreamRef};
+use glake_device::owned::{CompletionEvents, Flag, StreamRef};
 use glake_device::{Compare, DeviceId};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -86,9 +86,9 @@ struct State {
 
 impl Barriers {
     /// Gates that are open. Pins memory.
-    pub(crate) fn new(epochs: &Arc<Epochs>) -> Result<Barriers> {
+    pub(crate) fn new(completion_events: &Arc<CompletionEvents>) -> Result<Barriers> {
         let count = u32::try_from(2 * MOST_GPUS).unwrap_or(u32::MAX);
-        let mut barriers = Flag::several(epochs, count + TICKETS)?;
+        let mut barriers = Flag::several(completion_events, count + TICKETS)?;
         let ends = barriers.split_off(2 * MOST_GPUS);
         let places = ends.iter().map(|_| (0, false)).collect();
         let state = Mutex::new(State { places, last: None, stopped: false });
@@ -334,9 +334,9 @@ mod tests {
     fn fixture() -> Fixture {
         let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
-        let epochs = Epochs::new(driver.clone());
+        let completion_events = CompletionEvents::new(driver.clone());
         Fixture {
-            barriers: Barriers::new(&epochs).unwrap(),
+            barriers: Barriers::new(&completion_events).unwrap(),
             background: OwnedStream::new(&driver, GPU).unwrap(),
             critical: OwnedStream::new(&driver, GPU).unwrap(),
             passed: OwnedEvent::new(&driver, GPU, EventKind::Plain).unwrap(),

@@ -24,7 +24,7 @@ pub(crate) mod urgent_calls;
 use std::sync::Arc;
 
 use glake_device::DeviceId;
-use glake_device::owned::Epochs;
+use glake_device::owned::CompletionEvents;
 use glake_units::{Bytes, Micros};
 
 use crate::engine::ledger::Ledger;
@@ -44,7 +44,7 @@ use urgent_calls::UrgentCall;
 /// which every copy is split.
 pub(crate) trait Scheduler: std::fmt::Debug + Send + Sync {
     /// The first relay is about to be made ready: makes what hooks need. Only the engine's thread is here.
-    fn prepare(&self, _epochs: &Arc<Epochs>) {}
+    fn prepare(&self, _points: &Arc<CompletionEvents>) {}
 
     /// A copy is about to be enqueued; what is returned is held until it is.
     fn urgent_call(&self, _priority: Priority) -> Option<UrgentCall<'_>> {

@@ -34,7 +34,7 @@ impl Loaded {
         if let (DeviceChoice::Auto, Backend::Sim { .. }) = (&config.device.choice, backend) {
             config.device.choice = DeviceChoice::Sim { topology: None, shared: None };
         }
-        config.pool.epoch_interval_us = u64::from(u32::MAX);
+        config.pool.completion_interval_us = u64::from(u32::MAX);
         let library = Gmlake::open(path)?;
         library.start(&config.to_toml())?;
         Ok(Loaded { library })

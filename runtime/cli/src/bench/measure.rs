@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::BenchError;
 use super::program::Program;
 
-/// Pairs between two pauses: about what a thread does in the 500 us between two epochs.
+/// Pairs between two pauses: about what a thread does in the 500 us between two completion points.
 const SLICE: usize = 4096;
 
 /// What a program is run on.

@@ -3,7 +3,7 @@
 //! Free pieces are in a set by stream, size and address, as in torch's caching allocator; live blocks in a hash map by
 //! address; all pieces are linked with their neighbours, split at 512 bytes and joined when freed. It has the same duties
 //! as the pool: a mutex, the gauges of both pools (blocks, bytes and requested bytes, with peaks and totals), and a stream's
-//! pieces are no other stream's. Epochs, aliases and domains it does without, which is in its favour.
+//! pieces are no other stream's. Completion points, aliases and domains it does without, which is in its favour.
 //!
 //! The bare one is the same without these duties: no lock, no gauges, all pieces for all streams.
 

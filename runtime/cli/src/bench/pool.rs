@@ -49,7 +49,7 @@ impl Allocates for PoolUnderTest {
         Ok(())
     }
 
-    /// The epochs go on, as on the pool's own thread.
+    /// The completion points go on, as on the pool's own thread.
     fn pause(&mut self) -> Result<(), BenchError> {
         Ok(self.pool.tick()?)
     }

@@ -33,7 +33,7 @@ pub struct Glake {
 /// How one replay is made.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// How far the GPU is behind the host: a free's epoch passes this long after it.
+    /// How far the GPU is behind the host: a free's completion point passes this long after it.
     pub gpu_lag_ms: u64,
     /// The most to reserve; `None`: what the configuration and the device allow.
     pub limit: Option<Bytes>,
@@ -75,7 +75,7 @@ impl Glake {
         options: Options,
     ) -> Result<Box<dyn Subject + 'a>, Refusal> {
         let lag = Duration::from_millis(options.gpu_lag_ms);
-        let interval = Duration::from_micros(self.pool.epoch_interval_us);
+        let interval = Duration::from_micros(self.pool.completion_interval_us);
         let mut settings = self.machine.settings(&self.pool);
         settings.limit = settings.limit.min(options.limit.unwrap_or(Bytes::MAX));
         let run = Run::new(&self.machine, trace, settings, lag, interval, options.verify);

@@ -1,7 +1,7 @@
-//! Epochs in the trace's time, as the pool's own thread would keep them going.
+//! Completion points in the trace's time, as the pool's own thread would keep them going.
 //!
 //! The thread wakes with the first free after a pause, ticks every interval while there is something to do, and sleeps
-//! otherwise. Of the ticks between two events only two can be told apart: the first, which records an epoch, and the
+//! otherwise. Of the ticks between two events only two can be told apart: the first, which records a completion point, and the
 //! last, which sees what has passed. So these are the ones made, at the times that they are due.
 
 use std::time::Duration;

@@ -200,13 +200,16 @@ impl Endpoints {
         if let Some(pool) = self.pool_of(start, size) {
             return Ok((Some(end_of_pool(pool)), Some(pool.range())));
         }
-        let PointerAttributes { kind, range } = self.registry.epochs.driver().pointer_attributes(start)?;
+        let PointerAttributes { kind, range } =
+            self.registry.completion_events.driver().pointer_attributes(start)?;
         let in_one = range.is_some_and(|range| holds(range, start, size));
         let is_one = match (kind, start.checked_add(size.get().saturating_sub(1))) {
             _ if in_one => true,
             (_, None) | (PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, _) => false,
             // Mapped memory may be many handles side by side, and of memory that the driver does not know it tells no range.
-            (_, Some(last)) => self.registry.epochs.driver().pointer_attributes(last)?.kind == kind,
+            (_, Some(last)) => {
+                self.registry.completion_events.driver().pointer_attributes(last)?.kind == kind
+            }
         };
         let reach = match kind {
             // Who may touch what others mapped only they know.

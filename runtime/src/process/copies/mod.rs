@@ -183,12 +183,12 @@ impl Copies {
         if self.streams.is_captured(on)? {
             return Ok(self.pending.keep(Pending::Captured(on)));
         }
-        let event = OwnedEvent::new(self.registry.epochs.driver(), on.device, EventKind::Plain)?;
+        let event = OwnedEvent::new(self.registry.completion_events.driver(), on.device, EventKind::Plain)?;
         event.record(raw)?;
         Ok(self.pending.keep(Pending::Native(event)))
     }
 
-    /// Memory that is away comes back before a copy touches it.
+    /// Evicted memory comes back before a copy touches it.
     #[inline]
     fn bring_back(&self, request: &CopyRequest) -> Result<()> {
         self.regions.touched(request.to)?;

@@ -47,7 +47,7 @@ impl Copies {
             return enqueued.map(|()| 0);
         }
         let device = known.map_or_else(|| self.streams.device_of(ask.stream), Ok)?;
-        self.registry.epochs.driver().stream_synchronize(device, ask.stream)?;
+        self.registry.completion_events.driver().stream_synchronize(device, ask.stream)?;
         self.compare(lent, ask)?;
         Ok(0)
     }
@@ -66,7 +66,7 @@ impl Copies {
 
     /// `known` is the device of the stream, once it was asked for.
     fn each_native(&self, lent: &[Lent<'_>], ask: &CopyAsk, known: &mut Option<DeviceId>) -> Result<()> {
-        let driver = &**self.registry.epochs.driver();
+        let driver = &**self.registry.completion_events.driver();
         let copies = lent.iter().flat_map(Lent::each);
         copies.filter(|copy| !copy.request().size.is_zero()).try_for_each(|copy: LentCopy| {
             let request = copy.request();
@@ -90,7 +90,7 @@ impl Copies {
         self.tell_clock_of(lent.iter().flat_map(Lent::requests), device, raw)
     }
 
-    /// Copies of pool memory were enqueued on a stream, of a device if that is known: see [`glake_device::owned::Epochs::enqueued_on`].
+    /// Copies of pool memory were enqueued on a stream, of a device if that is known: see [`glake_device::owned::CompletionEvents::enqueued_on`].
     ///
     /// # Errors
     /// What the driver answers; the copies are done then, or their device lost.
@@ -106,6 +106,6 @@ impl Copies {
             return Ok(());
         }
         let device = device.map_or_else(|| self.streams.device_of(raw), Ok)?;
-        Ok(self.registry.epochs.enqueued_on(owners, (device, raw))?)
+        Ok(self.registry.completion_events.enqueued_on(owners, (device, raw))?)
     }
 }

@@ -94,7 +94,7 @@ pub struct Gate {
 pub(super) enum Admission<T> {
     Admitted(T),
     /// These are evicted, and whoever asked shall bring them back.
-    Away(Vec<String>),
+    Evicted(Vec<String>),
 }
 
 /// Tags that are closed while this lives: no use of them runs.
@@ -175,7 +175,7 @@ impl Gate {
                     let tags = closed.map_or_else(|| tags.clone(), |closed| Tags::of(&closed));
                     return Err(ProcessError::Closed { tags });
                 }
-                (WhenClosed::Refill, Some(closed)) => return Ok(Admission::Away(closed)),
+                (WhenClosed::Refill, Some(closed)) => return Ok(Admission::Evicted(closed)),
                 (WhenClosed::Refill, None) | (WhenClosed::Hold, _) => {}
             }
             if !wait.on(&self.changed, &mut state) {

@@ -66,9 +66,9 @@ impl Memory {
                     self.gate.end_use(id).unwrap();
                     return;
                 }
-                Admission::Away(away) => {
-                    let is_away = |which: &usize| away.iter().any(|tag| tag == NAMES[*which]);
-                    (0..NAMES.len()).filter(is_away).for_each(|which| self.set(which, false));
+                Admission::Evicted(evicted) => {
+                    let is_evicted = |which: &usize| evicted.iter().any(|tag| tag == NAMES[*which]);
+                    (0..NAMES.len()).filter(is_evicted).for_each(|which| self.set(which, false));
                 }
             }
         }
@@ -137,7 +137,7 @@ fn parked_uses_go_on_and_meet_no_move() {
         let memory = Arc::new(Memory::default());
         let id = match memory.gate.admit(&Tags::of(&[NAMES[0]]), WhenClosed::Hold, None).unwrap() {
             Admission::Admitted(id) => id,
-            Admission::Away(away) => panic!("{away:?} is evicted"),
+            Admission::Evicted(tags) => panic!("{tags:?} is evicted"),
         };
         assert!(memory.gate.join_use(id).unwrap());
         let beside = memory.clone();

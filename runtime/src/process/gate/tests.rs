@@ -54,7 +54,7 @@ const NEVER: Option<Duration> = None;
 fn admitted(gate: &Gate, tags: &Tags) -> UseId {
     match gate.admit(tags, WhenClosed::Refuse, NEVER).unwrap() {
         Admission::Admitted(id) => id,
-        Admission::Away(tags) => panic!("{tags:?} are away"),
+        Admission::Evicted(tags) => panic!("{tags:?} are evicted"),
     }
 }
 
@@ -91,8 +91,8 @@ fn what_is_closed_is_refused_held_or_to_be_refilled() {
     }
     assert!(matches!(gate.admit(&weights, WhenClosed::Refuse, NEVER), Err(ProcessError::Closed { .. })));
     assert!(matches!(gate.admit(&weights, WhenClosed::Hold, SOON), Err(ProcessError::HeldTooLong { .. })));
-    let away = gate.admit(&Tags::All, WhenClosed::Refill, NEVER).unwrap();
-    assert!(matches!(away, Admission::Away(tags) if tags == ["weights"]));
+    let evicted = gate.admit(&Tags::All, WhenClosed::Refill, NEVER).unwrap();
+    assert!(matches!(evicted, Admission::Evicted(tags) if tags == ["weights"]));
     gate.end_use(admitted(&gate, &Tags::of(&["cache"]))).unwrap();
     std::thread::scope(|scope| {
         let held = scope.spawn(|| gate.admit(&weights, WhenClosed::Hold, NEVER));
@@ -108,8 +108,8 @@ fn who_waits_is_no_use() {
     gate.set("weights", true);
     assert!(matches!(gate.wait(&weights, WhenClosed::Refuse, NEVER), Err(ProcessError::Closed { .. })));
     assert!(matches!(gate.wait(&weights, WhenClosed::Hold, SOON), Err(ProcessError::HeldTooLong { .. })));
-    let away = gate.wait(&weights, WhenClosed::Refill, NEVER).unwrap();
-    assert!(matches!(away, Admission::Away(tags) if tags == ["weights"]));
+    let evicted = gate.wait(&weights, WhenClosed::Refill, NEVER).unwrap();
+    assert!(matches!(evicted, Admission::Evicted(tags) if tags == ["weights"]));
     std::thread::scope(|scope| {
         let held = scope.spawn(|| gate.wait(&weights, WhenClosed::Hold, NEVER));
         gate.set("weights", false);
@@ -138,7 +138,7 @@ fn uses_and_moves_of_many_threads_never_meet() {
                             using[which].fetch_sub(1, Ordering::SeqCst);
                             gate.end_use(id).unwrap();
                         }
-                        Admission::Away(away) => away.iter().for_each(|tag| gate.set(tag, false)),
+                        Admission::Evicted(evicted) => evicted.iter().for_each(|tag| gate.set(tag, false)),
                     }
                 }
             });

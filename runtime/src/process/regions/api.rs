@@ -160,7 +160,7 @@ impl Regions {
     }
 
     /// A stream's later work finds a region of a device there: it waits for a refill that is under way; where there is none, what is
-    /// away comes back before this returns.
+    /// evicted comes back before this returns.
     ///
     /// # Errors
     /// As [`Regions::refill`].
@@ -249,7 +249,7 @@ impl Regions {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
             match attempt(&self.set.gate, left)? {
                 Admission::Admitted(passed) => return Ok(passed),
-                Admission::Away(away) => self.refill_for_use(tags, away, begin, timeout)?,
+                Admission::Evicted(evicted) => self.refill_for_use(tags, evicted, begin, timeout)?,
             }
         }
     }

@@ -119,20 +119,20 @@ impl Drop for Ending {
 }
 
 impl Regions {
-    /// Brings back what a use of `tags` found away; `begin` and `timeout` are the use's. Where its time ends the refill goes on.
+    /// Brings back what a use of `tags` found evicted; `begin` and `timeout` are the use's. Where its time ends the refill goes on.
     ///
     /// # Errors
     /// What the refill meets; [`ProcessError::HeldTooLong`].
     pub(super) fn refill_for_use(
         &self,
         tags: &Tags,
-        away: Vec<String>,
+        evicted: Vec<String>,
         begin: Instant,
         timeout: Option<Duration>,
     ) -> Result<()> {
-        let ask = Refill { tags: Some(away.clone()), ..Refill::default() };
+        let ask = Refill { tags: Some(evicted.clone()), ..Refill::default() };
         let Some(timeout) = timeout else { return self.set.refill(&ask).map(|_| ()) };
-        let (coming, is_new) = self.set.background_refills.join(away);
+        let (coming, is_new) = self.set.background_refills.join(evicted);
         if is_new {
             self.begin_refill(ask, &coming)?;
         }

@@ -81,7 +81,7 @@ impl RegionSet {
         }
         for host in self.stores.host_statistics() {
             for (holder, bytes) in [
-                ("pinned host memory: bytes that are away", host.in_use),
+                ("pinned host memory: bytes that are evicted", host.in_use),
                 ("pinned host memory: retained copies", host.retained),
                 (
                     "pinned host memory: free",
@@ -102,7 +102,7 @@ impl RegionSet {
 
     /// What the device has given out besides.
     fn rest(&self, memory: &DeviceMemory, holders: &mut Vec<(String, Bytes)>) -> Result<()> {
-        let info = self.registry.epochs.driver().memory_info(memory.id())?;
+        let info = self.registry.completion_events.driver().memory_info(memory.id())?;
         let ours: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
         let others = info.total.saturating_sub(info.free).saturating_sub(ours);
         let known = Known {

@@ -132,10 +132,10 @@ impl RegionSet {
 
     fn shrink_report(&self, moved: Vec<Moved>, ask: &Shrink, took: Duration) -> Result<ShrinkReport> {
         let regions = self.table.named(None)?;
-        let away = regions.iter().flat_map(|slot| slot.regions());
+        let evicted = regions.iter().flat_map(|slot| slot.regions());
         // Devices come back at the same time, regions of one after one another.
         let mut predicted = vec![Duration::ZERO; self.registry.devices.len()];
-        for region in away {
+        for region in evicted {
             let place = usize::try_from(region.pool().device().0).unwrap_or(usize::MAX);
             if let Some(total) = predicted.get_mut(place) {
                 *total = total.saturating_add(self.prediction.refill(&region));
@@ -282,18 +282,18 @@ impl RegionSet {
 
     fn move_in(&self, slots: &[Arc<Slot>], ask: &Refill) -> Result<Vec<Moved>> {
         let bytes = ask.bytes;
-        let away: Vec<(Arc<Slot>, Arc<Region>)> = slots
+        let evicted: Vec<(Arc<Slot>, Arc<Region>)> = slots
             .iter()
             .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
             .collect();
         let wanted: Vec<(usize, Bytes)> =
-            away.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
+            evicted.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
         let chosen = in_order(&wanted, bytes.unwrap_or(Bytes::MAX));
         self.count_refill();
         let jobs: Vec<Job> = chosen
             .into_iter()
             .map(|(at, amount)| {
-                let (slot, region) = &away[at];
+                let (slot, region) = &evicted[at];
                 (slot.clone(), region.clone(), if bytes.is_some() { amount } else { Bytes::MAX })
             })
             .collect();
@@ -342,9 +342,9 @@ impl RegionSet {
     fn want(&self, jobs: &[Job]) {
         for memory in self.registry.devices.iter() {
             let own = jobs.iter().filter(|(_, region, _)| region.pool().device() == memory.id());
-            let away: Bytes = own.map(|(_, region, amount)| sizes(region).1.min(*amount)).sum();
-            if !away.is_zero() {
-                memory.lease.want(away);
+            let evicted: Bytes = own.map(|(_, region, amount)| sizes(region).1.min(*amount)).sum();
+            if !evicted.is_zero() {
+                memory.lease.want(evicted);
             }
         }
     }
@@ -380,8 +380,13 @@ impl RegionSet {
             return error.into();
         }
         let device = region.pool().device();
-        let free =
-            self.registry.epochs.driver().memory_info(device).map(|info| info.free).unwrap_or_default();
+        let free = self
+            .registry
+            .completion_events
+            .driver()
+            .memory_info(device)
+            .map(|info| info.free)
+            .unwrap_or_default();
         let (resident, evicted) = sizes(region);
         let tag = region.options().tag.clone();
         ProcessError::NoRoom { device, tag, resident, evicted, free, source: Box::new(error) }

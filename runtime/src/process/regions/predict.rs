@@ -31,15 +31,15 @@ impl Prediction {
 
     /// The time for what is evicted of a region.
     pub(super) fn refill(&self, region: &Region) -> Duration {
-        let (_, away) = sizes(region);
-        if away.is_zero() {
+        let (_, evicted) = sizes(region);
+        if evicted.is_zero() {
             return Duration::ZERO;
         }
         let pool = region.pool();
-        let extents = away.get().div_ceil(region.options().extent.get().max(1));
+        let extents = evicted.get().div_ceil(region.options().extent.get().max(1));
         let extents = u32::try_from(extents).unwrap_or(u32::MAX);
         let each = EXTENT + PEER * pool.peers().len();
-        each * extents + self.copying(pool.device(), away)
+        each * extents + self.copying(pool.device(), evicted)
     }
 
     fn copying(&self, device: DeviceId, bytes: Bytes) -> Duration {

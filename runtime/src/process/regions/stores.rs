@@ -109,7 +109,7 @@ impl Stores {
 
     /// The other GPU that has the most free memory.
     fn roomiest_but(&self, device: DeviceId) -> Result<DeviceId> {
-        let driver = self.registry.epochs.driver();
+        let driver = self.registry.completion_events.driver();
         let others = self.registry.devices.iter().map(DeviceMemory::id).filter(|other| *other != device);
         let free = |other| driver.memory_info(other).ok().map(|info| (info.free, other));
         let roomiest = others.filter_map(free).max_by_key(|(free, other)| (*free, std::cmp::Reverse(*other)));
@@ -150,7 +150,7 @@ impl Stores {
         if let Some(digests) = digests.get(&device) {
             return Ok(Some(digests.clone()));
         }
-        let made = Arc::new(Digests::new(&self.registry.epochs, device)?);
+        let made = Arc::new(Digests::new(&self.registry.completion_events, device)?);
         digests.insert(device, made.clone());
         Ok(Some(made))
     }
@@ -177,7 +177,7 @@ impl Stores {
             devices,
             ..HostOptions::default()
         };
-        let pool = HostPool::new(&self.registry.epochs, options)?;
+        let pool = HostPool::new(&self.registry.completion_events, options)?;
         hosts.push((devices, pool.clone()));
         Ok(pool)
     }

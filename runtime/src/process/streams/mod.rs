@@ -87,7 +87,7 @@ impl Streams {
         if !self.made.destroy(device, raw) {
             return Err(ProcessError::UnknownStream { device, stream: raw });
         }
-        self.registry.epochs.forget(device, raw);
+        self.registry.completion_events.forget(device, raw);
         if let Some(stream) = self.handles.forget(device, raw)
             && let Some(engine) = self.registry.engine.made()
         {
@@ -195,7 +195,7 @@ impl Streams {
     }
 
     fn driver(&self) -> &Arc<dyn Driver> {
-        self.registry.epochs.driver()
+        self.registry.completion_events.driver()
     }
 }
 

@@ -40,7 +40,7 @@ impl Fixture {
         Capturing { fixture: self, id: PoolId(pool, 0), stream: self.process.streams().create(0).unwrap() }
     }
 
-    /// Whether epochs are held back on a device, asked by a thread that captures nothing.
+    /// Whether completion points are held back on a device, asked by a thread that captures nothing.
     fn held(&self, device: usize) -> bool {
         let memory = &self.process.devices[device];
         let pool = &self.process.started(memory).unwrap().pool;
@@ -96,7 +96,7 @@ impl Capturing<'_> {
 }
 
 #[test]
-fn a_capture_that_failed_holds_no_device_s_epochs() {
+fn a_capture_that_failed_holds_no_device_s_points() {
     let fixture = fixture("");
     let graph = fixture.capturing(1);
     graph.begin().unwrap();

@@ -14,7 +14,8 @@ fn memory_is_what_holds_all_of_it() {
     assert_eq!(reach_of(&process, inside), [1]);
     process.sharing().enable_peer(3, 1).unwrap();
     assert_eq!(reach_of(&process, inside), [1, 3]);
-    let pinned = Registration::new(&process.registry.epochs, Pages::new(mib(2), 1).unwrap()).unwrap();
+    let pinned =
+        Registration::new(&process.registry.completion_events, Pages::new(mib(2), 1).unwrap()).unwrap();
     let whole = process.copies().ends.end_of(pinned.start(), mib(2)).unwrap().unwrap();
     assert_eq!(whole, Endpoint { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false });
     assert!(!whole.is_other_side_of(&whole));
@@ -29,7 +30,8 @@ fn memory_is_what_holds_all_of_it() {
     );
     assert_eq!(process.copies().ends.end_of(pinned.start(), Bytes::MAX).unwrap(), None);
     // Its first and its last byte are pinned, by two registrations, whatever lies between.
-    let other = Registration::new(&process.registry.epochs, Pages::new(mib(2), 1).unwrap()).unwrap();
+    let other =
+        Registration::new(&process.registry.completion_events, Pages::new(mib(2), 1).unwrap()).unwrap();
     let (first, last) = (pinned.start().min(other.start()), pinned.start().max(other.start()));
     let size = Bytes::new(last.0 + mib(2).get() - first.0);
     assert_eq!(process.copies().ends.end_of(first, size).unwrap(), None, "{size} in two registrations");
@@ -55,7 +57,8 @@ fn without_relays_pinned_memory_is_asked_for_once_in_a_while() {
     process.copies().has_relays().unwrap();
     process.registry.engine().unwrap();
     assert_eq!(process.copies().ends.both_ends(&small, STREAM, false).unwrap(), None);
-    let pinned = Registration::new(&process.registry.epochs, Pages::new(mib(8), 1).unwrap()).unwrap();
+    let pinned =
+        Registration::new(&process.registry.completion_events, Pages::new(mib(8), 1).unwrap()).unwrap();
     let out = CopyRequest { to: pinned.start(), from: block, size: mib(8) };
     let back = CopyRequest { to: block, from: Address(pinned.start().0 + 4096), size: mib(4) };
     let before = process.reports().driver_calls().0;
@@ -85,7 +88,8 @@ fn with_relays_pinned_memory_is_asked_for_once_in_a_while_too() {
     process.copies().multi_path(true).unwrap();
     ready(&process);
     let block = process.malloc(0, mib(8), STREAM).unwrap();
-    let pinned = Registration::new(&process.registry.epochs, Pages::new(mib(8), 1).unwrap()).unwrap();
+    let pinned =
+        Registration::new(&process.registry.completion_events, Pages::new(mib(8), 1).unwrap()).unwrap();
     let out = CopyRequest { to: pinned.start(), from: block, size: mib(8) };
     let asked = || process.reports.recorder.counters().of(Verb::PointerAttributes).calls;
     let found = process.copies().ends.both_ends(&out, STREAM, false).unwrap();
@@ -106,7 +110,10 @@ fn copies_that_are_told_alike_are() {
     let blocks = [0, 1].map(|device| process.malloc(device, mib(2), STREAM).unwrap());
     // More than are remembered.
     let pinned: Vec<Registration> = (0..12)
-        .map(|_| Registration::new(&process.registry.epochs, Pages::new(Bytes::kib(64), 1).unwrap()).unwrap())
+        .map(|_| {
+            Registration::new(&process.registry.completion_events, Pages::new(Bytes::kib(64), 1).unwrap())
+                .unwrap()
+        })
         .collect();
     let pageable = vec![0_u8; 64 << 10];
     let mut places: Vec<Address> = pinned.iter().map(Registration::start).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use super::{DeviceSet, Epochs, Extent, Reservation, Span};
+use super::{CompletionEvents, DeviceSet, Extent, Reservation, Span};
 use crate::{
     Access, Address, DeviceId, DriverError, ExtentProperties, Place, PointerKind, Protection, Result, Verb,
 };
@@ -25,8 +25,13 @@ impl Buffer {
     ///
     /// # Errors
     /// What the driver answers, above all where there is no memory, or a device of `reach` cannot reach this one.
-    pub fn new(epochs: &Arc<Epochs>, device: DeviceId, size: Bytes, reach: DeviceSet) -> Result<Self> {
-        Buffer::open(epochs, device, size, reach, false)
+    pub fn new(
+        completion_events: &Arc<CompletionEvents>,
+        device: DeviceId,
+        size: Bytes,
+        reach: DeviceSet,
+    ) -> Result<Self> {
+        Buffer::open(completion_events, device, size, reach, false)
     }
 
     /// The same, where work of `reach` is joined into the GPU's own context of this clock by whoever enqueues it
@@ -34,24 +39,29 @@ impl Buffer {
     ///
     /// # Errors
     /// As [`Buffer::new`].
-    pub fn lent(epochs: &Arc<Epochs>, device: DeviceId, size: Bytes, reach: DeviceSet) -> Result<Self> {
-        Buffer::open(epochs, device, size, reach, true)
+    pub fn lent(
+        completion_events: &Arc<CompletionEvents>,
+        device: DeviceId,
+        size: Bytes,
+        reach: DeviceSet,
+    ) -> Result<Self> {
+        Buffer::open(completion_events, device, size, reach, true)
     }
 
     fn open(
-        epochs: &Arc<Epochs>,
+        completion_events: &Arc<CompletionEvents>,
         device: DeviceId,
         size: Bytes,
         reach: DeviceSet,
         lent: bool,
     ) -> Result<Self> {
-        let driver = epochs.driver();
+        let driver = completion_events.driver();
         let properties = ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false };
         let rounded = size.align_up(driver.granularity(properties)?);
         let size = rounded.ok_or(DriverError::OutOfMemory { verb: Verb::Create, wanted: size })?;
         let reach = reach.union(DeviceSet::of(device));
         let extent = Extent::new(driver, size, properties)?;
-        let reservation = Reservation::new(epochs, device, size)?;
+        let reservation = Reservation::new(completion_events, device, size)?;
         reservation.map(Bytes::ZERO, &extent)?;
         if lent {
             reach.without(DeviceSet::of(device)).iter().for_each(|device| reservation.lend(device));

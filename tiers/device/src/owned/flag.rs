@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use glake_units::Bytes;
 
-use super::{Epochs, Pages, Registration, StreamRef};
+use super::{CompletionEvents, Pages, Registration, StreamRef};
 use crate::{Address, Compare, Result};
 
 /// Flags lie so far apart: writing one does not disturb those who look at another.
@@ -29,9 +29,9 @@ impl Flag {
     ///
     /// # Errors
     /// What pinning answers.
-    pub fn several(epochs: &Arc<Epochs>, count: u32) -> Result<Vec<Flag>> {
+    pub fn several(completion_events: &Arc<CompletionEvents>, count: u32) -> Result<Vec<Flag>> {
         let size = Bytes::new(LINE * u64::from(count.max(1)));
-        let memory = Arc::new(Registration::new(epochs, Pages::new(size, 1)?)?);
+        let memory = Arc::new(Registration::new(completion_events, Pages::new(size, 1)?)?);
         let flag = |index| Flag {
             _memory: memory.clone(),
             address: Address(memory.start().0 + LINE * u64::from(index)),

@@ -3,22 +3,23 @@
 //! ```text
 //!  Reservation   addresses  ├──────┬──────┬ ─ ─ ─ ─ ─ ─ ─ ┬──────┤     Mapping: offset and size, a small value
 //!                           │ live │ live │     free      │retired│
-//!                              ▲      ▲                      ▲  └── waits for an epoch of its Sequence
+//!                              ▲      ▲                      ▲  └── waits for a completion point of its Sequence
 //!  Extent        memory      [ 1 ]  [ 2 ]                  [ 1 ]       one extent may be mapped many times
 //!
-//!  Epochs ── mark() ─► Sequence        record() ─► Epoch ── poll(), wait() ─► Passed ── unmap(.., &Passed)
+//!  CompletionEvents ── mark() ─► Sequence
+//!                   ── record() ─► RecordedPoint ── poll(), wait() ─► CompletionProof ── unmap(.., &CompletionProof)
 //! ```
 //!
-//! CUDA takes a mapping away from under running work without a word. So an unmap asks for a proof: a [`Passed`],
+//! CUDA takes a mapping away from under running work without a word. So an unmap asks for a proof: a [`CompletionProof`],
 //! which only a completion of whole contexts gives, not older than what the mapping was retired at. Work enqueued
 //! through raw addresses (by a program, by an unsafe verb) is the duty of who handed the addresses out: it must
 //! have been enqueued before the [`Sequence`] that the mapping is retired with was marked.
 
 mod blocks;
 mod buffer;
+mod completion;
 mod devices;
 pub mod digest;
-mod epoch;
 mod event;
 mod extent;
 mod flag;
@@ -35,9 +36,12 @@ mod uncached;
 
 pub use blocks::{Blocks, Piece, Side, copy_piece, copy_pieces};
 pub use buffer::Buffer;
+pub use completion::{
+    CaptureHold, CompletionEvents, CompletionProof, RecordedPoint, SeenCapture, Sequence, may_ask,
+    this_thread,
+};
 pub use devices::DeviceSet;
 pub use digest::{Digest, Digesting, Digests};
-pub use epoch::{CaptureHold, Epoch, Epochs, Passed, SeenCapture, Sequence, may_ask, this_thread};
 pub use event::OwnedEvent;
 pub use extent::Extent;
 pub use flag::Flag;

@@ -113,14 +113,14 @@ impl PinnedRange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owned::{Epochs, Pages};
+    use crate::owned::{CompletionEvents, Pages};
     use crate::stub::Stub;
     use crate::{Recorder, Verb};
 
     fn ranges() -> (Arc<Recorder>, PinnedRange) {
         let recorder = Arc::new(Recorder::measured(Stub::new()));
-        let epochs = Epochs::new(recorder.clone());
-        let memory = Registration::new(&epochs, Pages::new(Bytes::mib(4), 1).unwrap()).unwrap();
+        let completion_events = CompletionEvents::new(recorder.clone());
+        let memory = Registration::new(&completion_events, Pages::new(Bytes::mib(4), 1).unwrap()).unwrap();
         (recorder, PinnedRange::whole(memory))
     }
 

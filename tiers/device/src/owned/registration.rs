@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use super::{DeviceSet, Epochs, Pages};
+use super::{CompletionEvents, DeviceSet, Pages};
 use crate::{Address, Result};
 
 /// Host memory of its own that every device can copy from and to at full speed.
@@ -14,19 +14,23 @@ use crate::{Address, Result};
 /// the memory: a device may still write to it.
 #[derive(Debug)]
 pub struct Registration {
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     devices: DeviceSet,
     pages: ManuallyDrop<Pages>,
 }
 
 impl Registration {
     /// Pins memory.
-    pub fn new(epochs: &Arc<Epochs>, pages: Pages) -> Result<Self> {
-        let driver = epochs.driver();
+    pub fn new(completion_events: &Arc<CompletionEvents>, pages: Pages) -> Result<Self> {
+        let driver = completion_events.driver();
         let devices = driver.devices()?.into_iter().map(|device| device.id).collect();
         // SAFETY: the pages are aligned and owned, and stay mapped until they are unregistered.
         unsafe { driver.host_register(pages.start(), pages.size())? };
-        Ok(Registration { epochs: epochs.clone(), devices, pages: ManuallyDrop::new(pages) })
+        Ok(Registration {
+            completion_events: completion_events.clone(),
+            devices,
+            pages: ManuallyDrop::new(pages),
+        })
     }
 
     /// Where it starts.
@@ -52,11 +56,11 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.epochs.synchronize(self.devices).is_err() {
+        if self.completion_events.synchronize(self.devices).is_err() {
             return;
         }
         // SAFETY: the range was registered, and all work of every device is done.
-        if unsafe { self.epochs.driver().host_unregister(self.pages.start()) }.is_ok() {
+        if unsafe { self.completion_events.driver().host_unregister(self.pages.start()) }.is_ok() {
             // SAFETY: the pages are dropped once, here, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
@@ -72,8 +76,9 @@ mod tests {
     #[test]
     fn is_unpinned_after_all_work() {
         let recorder = Arc::new(Recorder::measured(Stub::new()).with_log());
-        let epochs = Epochs::new(recorder.clone());
-        let mut pinned = Registration::new(&epochs, Pages::new(Bytes::mib(2), 1).unwrap()).unwrap();
+        let completion_events = CompletionEvents::new(recorder.clone());
+        let mut pinned =
+            Registration::new(&completion_events, Pages::new(Bytes::mib(2), 1).unwrap()).unwrap();
         pinned.as_mut_slice()[7] = 1;
         assert_eq!(pinned.as_slice()[7], 1);
         drop(pinned);

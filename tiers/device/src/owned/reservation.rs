@@ -10,14 +10,14 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::table::Table;
-use super::{DeviceSet, Epochs, Extent, Mapping, OwnedStream, Passed, Sequence, Span};
+use super::{CompletionEvents, CompletionProof, DeviceSet, Extent, Mapping, OwnedStream, Sequence, Span};
 use crate::{Access, Address, DeviceId, Driver, DriverError, PointerKind, Refusal, Result, Verb};
 
 /// Addresses set aside. Dropping it waits for the contexts that may use it, unmaps what is left and gives the
 /// addresses back; if that fails (a lost context), it leaks them.
 #[derive(Debug)]
 pub struct Reservation {
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     device: DeviceId,
     start: Address,
     size: Bytes,
@@ -27,9 +27,15 @@ pub struct Reservation {
 impl Reservation {
     /// Sets `size` (a multiple of the granularity) of addresses aside. Copies with the host run in the context
     /// of `device`.
-    pub fn new(epochs: &Arc<Epochs>, device: DeviceId, size: Bytes) -> Result<Self> {
-        let start = epochs.driver().reserve(size)?;
-        Ok(Reservation { epochs: epochs.clone(), device, start, size, table: Mutex::default() })
+    pub fn new(completion_events: &Arc<CompletionEvents>, device: DeviceId, size: Bytes) -> Result<Self> {
+        let start = completion_events.driver().reserve(size)?;
+        Ok(Reservation {
+            completion_events: completion_events.clone(),
+            device,
+            start,
+            size,
+            table: Mutex::default(),
+        })
     }
 
     /// Where it starts.
@@ -115,7 +121,7 @@ impl Reservation {
     }
 
     /// Says that only work of ours will touch this memory from another device, and that whoever enqueues it joins it into the
-    /// owner's context or tells its clock of it ([`Epochs::outside`]): no proof of that device's work is asked for. To be said before
+    /// owner's context or tells its clock of it ([`CompletionEvents::outside`]): no proof of that device's work is asked for. To be said before
     /// the device is given access.
     pub fn lend(&self, device: DeviceId) {
         self.table.lock().lend(device);
@@ -123,7 +129,7 @@ impl Reservation {
 
     /// Says that any work of a device may touch this memory from now on: proofs of it are asked for. To be said before it may.
     pub fn watch(&self, device: DeviceId) {
-        let mark = self.epochs.mark();
+        let mark = self.completion_events.mark();
         self.table.lock().watch(device, mark);
     }
 
@@ -134,7 +140,7 @@ impl Reservation {
     }
 
     /// Says that nothing enqueued after `mark` was drawn uses these mappings, and from here on nothing does;
-    /// [`Epochs::mark`] draws one for now. All or none.
+    /// [`CompletionEvents::mark`] draws one for now. All or none.
     pub fn retire(&self, mappings: &[Mapping], mark: Sequence) -> Result<()> {
         let ranges = self.ranges(mappings)?;
         self.table.lock().retire(&ranges, mark).map_err(|r| self.refused_at(Verb::Unmap, mappings, r))
@@ -153,9 +159,9 @@ impl Reservation {
     /// [`Refusal::InUse`], and nothing is unmapped, if one of them is not retired, is being read or written, or
     /// the proof does not cover its mark on every device that had been given access by then. An error of the driver
     /// leaves what is not yet unmapped retired: try again.
-    pub fn unmap(&self, mappings: &[Mapping], passed: &Passed) -> Result<()> {
+    pub fn unmap(&self, mappings: &[Mapping], passed: &CompletionProof) -> Result<()> {
         let ranges = self.ranges(mappings)?;
-        let plan = if self.epochs.gave(passed) {
+        let plan = if self.completion_events.gave(passed) {
             self.table.lock().begin_unmap(&ranges, passed, DeviceSet::of(self.device))
         } else {
             Err(Refusal::InUse)
@@ -181,8 +187,8 @@ impl Reservation {
         let ranges = self.ranges(mappings)?;
         let devices =
             self.table.lock().devices(&ranges).map_err(|r| self.refused_at(Verb::Unmap, mappings, r))?;
-        self.retire(mappings, self.epochs.mark())?;
-        let passed = self.epochs.synchronize(devices.union(DeviceSet::of(self.device)))?;
+        self.retire(mappings, self.completion_events.mark())?;
+        let passed = self.completion_events.synchronize(devices.union(DeviceSet::of(self.device)))?;
         self.unmap(mappings, &passed)
     }
 
@@ -215,7 +221,7 @@ impl Reservation {
     }
 
     fn driver(&self) -> &Arc<dyn Driver> {
-        self.epochs.driver()
+        self.completion_events.driver()
     }
 
     fn address(&self, offset: Bytes) -> Address {
@@ -238,12 +244,12 @@ impl Reservation {
         if access.iter().any(|access| access.device.0 >= 64) {
             return Err(self.refused(Verb::SetAccess, offset, Refusal::InvalidValue));
         }
-        let mark = self.epochs.mark();
+        let mark = self.completion_events.mark();
         let takes = self.table.lock().begin_access(range.clone(), access);
         let takes = takes.map_err(|r| self.refused(Verb::SetAccess, offset, r))?;
         let outcome = match takes {
             true if !may_take => Err(self.refused(Verb::SetAccess, offset, Refusal::InUse)),
-            true => self.epochs.synchronize(access.iter().map(|a| a.device).collect()).map(|_| ()),
+            true => self.completion_events.synchronize(access.iter().map(|a| a.device).collect()).map(|_| ()),
             false => Ok(()),
         };
         let outcome = outcome.and_then(|()| {
@@ -284,7 +290,7 @@ struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mark = self.reservation.epochs.mark();
+        let mark = self.reservation.completion_events.mark();
         self.reservation.table.lock().end_span(&self.range, mark);
     }
 }
@@ -318,7 +324,7 @@ mod tests {
         stub: Arc<Stub>,
         faults: Arc<Faults>,
         recorder: Arc<Recorder>,
-        epochs: Arc<Epochs>,
+        completion_events: Arc<CompletionEvents>,
         home: Reservation,
     }
 
@@ -326,15 +332,15 @@ mod tests {
         let stub = Stub::new();
         let faults = Arc::new(Faults::new(stub.clone()));
         let recorder = Arc::new(Recorder::measured(faults.clone()));
-        let epochs = Epochs::new(recorder.clone());
-        let home = Reservation::new(&epochs, GPU, Bytes::gib(1)).unwrap();
-        Fixture { stub, faults, recorder, epochs, home }
+        let completion_events = CompletionEvents::new(recorder.clone());
+        let home = Reservation::new(&completion_events, GPU, Bytes::gib(1)).unwrap();
+        Fixture { stub, faults, recorder, completion_events, home }
     }
 
     impl Fixture {
         fn map(&self, slots: &[u64]) -> Vec<Mapping> {
             let place = |&slot: &u64| {
-                let extent = Extent::new(self.epochs.driver(), TWO, extent_properties()).unwrap();
+                let extent = Extent::new(self.completion_events.driver(), TWO, extent_properties()).unwrap();
                 self.home.map(Bytes::mib(2 * slot), &extent).unwrap()
             };
             slots.iter().map(place).collect()
@@ -358,15 +364,15 @@ mod tests {
         let mapped = fixture.map(&[0, 1, 2, 5]);
         fixture.home.set_access(Bytes::ZERO, Bytes::mib(6), &read_write(2)).unwrap();
         let both: DeviceSet = [GPU, DeviceId(1)].into_iter().collect();
-        let early = fixture.epochs.synchronize(both).unwrap();
+        let early = fixture.completion_events.synchronize(both).unwrap();
         assert_eq!(refusal(fixture.home.unmap(&mapped, &early)), Refusal::InUse, "not retired");
-        fixture.home.retire(&mapped, fixture.epochs.mark()).unwrap();
+        fixture.home.retire(&mapped, fixture.completion_events.mark()).unwrap();
         assert_eq!(refusal(fixture.home.unmap(&mapped, &early)), Refusal::InUse, "too old");
-        let alone = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        let alone = fixture.completion_events.synchronize(DeviceSet::of(GPU)).unwrap();
         assert_eq!(refusal(fixture.home.unmap(&mapped, &alone)), Refusal::InUse, "a peer is not covered");
-        let strange = Epochs::new(fixture.stub.clone()).synchronize(both).unwrap();
+        let strange = CompletionEvents::new(fixture.stub.clone()).synchronize(both).unwrap();
         assert_eq!(refusal(fixture.home.unmap(&mapped, &strange)), Refusal::InUse, "another clock");
-        let passed = fixture.epochs.record(both).unwrap().wait().unwrap();
+        let passed = fixture.completion_events.record(both).unwrap().wait().unwrap();
         fixture.home.unmap(&mapped, &passed).unwrap();
         assert_eq!(fixture.calls(Verb::Unmap), 2, "three in a row and one apart");
         assert_eq!(fixture.home.mappings(), 0);
@@ -389,10 +395,10 @@ mod tests {
             lend(!lent_first);
             let mapped = fixture.map(&[0]);
             fixture.home.set_access(Bytes::ZERO, TWO, &read_write(2)).unwrap();
-            fixture.home.retire(&mapped, fixture.epochs.mark()).unwrap();
-            let alone = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+            fixture.home.retire(&mapped, fixture.completion_events.mark()).unwrap();
+            let alone = fixture.completion_events.synchronize(DeviceSet::of(GPU)).unwrap();
             assert_eq!(refusal(fixture.home.unmap(&mapped, &alone)), Refusal::InUse, "the peer may use it");
-            let both = fixture.epochs.synchronize([GPU, peer].into_iter().collect()).unwrap();
+            let both = fixture.completion_events.synchronize([GPU, peer].into_iter().collect()).unwrap();
             fixture.home.unmap(&mapped, &both).unwrap();
         }
     }
@@ -401,8 +407,8 @@ mod tests {
     fn a_proof_from_before_the_retirement_serves_what_was_idle_before_it() {
         let fixture = fixture();
         let mapped = fixture.map(&[0]);
-        let idle_since = fixture.epochs.mark();
-        let passed = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        let idle_since = fixture.completion_events.mark();
+        let passed = fixture.completion_events.synchronize(DeviceSet::of(GPU)).unwrap();
         fixture.home.retire(&mapped, idle_since).unwrap();
         fixture.home.unmap(&mapped, &passed).unwrap();
     }
@@ -421,17 +427,17 @@ mod tests {
         assert_eq!((span.start().0 - home.start().0, span.device()), (1 << 20, Some(GPU)));
         assert_eq!(span.reach(), DeviceSet::of(GPU), "who may touch all of it");
         let both: DeviceSet = [GPU, DeviceId(1)].into_iter().collect();
-        let idle_since = fixture.epochs.mark();
-        let early = fixture.epochs.synchronize(both).unwrap();
+        let idle_since = fixture.completion_events.mark();
+        let early = fixture.completion_events.synchronize(both).unwrap();
         home.retire(&mapped, idle_since).unwrap();
         assert_eq!(refusal(home.unmap(&mapped, &early)), Refusal::InUse, "a span lives");
         let part = span.part(Bytes::ZERO, Bytes::kib(4)).unwrap();
         drop(span);
-        let during = fixture.epochs.synchronize(both).unwrap();
+        let during = fixture.completion_events.synchronize(both).unwrap();
         assert_eq!(refusal(home.unmap(&mapped, &during)), Refusal::InUse, "a part of it lives");
         drop(part);
         assert_eq!(refusal(home.unmap(&mapped, &during)), Refusal::InUse, "what was enqueued may run");
-        let after = fixture.epochs.synchronize(both).unwrap();
+        let after = fixture.completion_events.synchronize(both).unwrap();
         home.unmap(&mapped, &after).unwrap();
         drop(home);
         assert_eq!(stub.reserved(), 0);
@@ -444,12 +450,12 @@ mod tests {
         let second = [Access { device: DeviceId(1), protection: Protection::ReadWrite }];
         fixture.home.set_access(Bytes::ZERO, Bytes::mib(4), &read_write(1)).unwrap();
         assert_eq!(fixture.home.mapped(), [(Bytes::ZERO, Bytes::mib(4))]);
-        let alone = fixture.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
+        let alone = fixture.completion_events.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
         fixture.home.set_access(Bytes::ZERO, Bytes::mib(4), &second).unwrap();
         fixture.home.retire(&mapped[..1], alone.sequence()).unwrap();
         fixture.home.unmap(&mapped[..1], &alone).unwrap();
-        fixture.home.retire(&mapped[1..], fixture.epochs.mark()).unwrap();
-        let alone = fixture.epochs.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
+        fixture.home.retire(&mapped[1..], fixture.completion_events.mark()).unwrap();
+        let alone = fixture.completion_events.record(DeviceSet::of(GPU)).unwrap().wait().unwrap();
         assert_eq!(refusal(fixture.home.unmap(&mapped[1..], &alone)), Refusal::InUse);
     }
 
@@ -463,9 +469,9 @@ mod tests {
         assert_eq!(refusal(fixture.home.write(Bytes::mib(2), &bytes)), Refusal::NotMapped);
         assert_eq!(refusal(fixture.home.read(Bytes::gib(1), &mut bytes)), Refusal::NotReserved);
         assert_eq!(refusal(fixture.home.read(Bytes::MAX, &mut bytes)), Refusal::NotReserved);
-        let again = Extent::new(fixture.epochs.driver(), TWO, extent_properties()).unwrap();
+        let again = Extent::new(fixture.completion_events.driver(), TWO, extent_properties()).unwrap();
         assert_eq!(refusal(fixture.home.map(Bytes::mib(1), &again).map(|_| ())), Refusal::AlreadyMapped);
-        fixture.home.retire(&mapped[..1], fixture.epochs.mark()).unwrap();
+        fixture.home.retire(&mapped[..1], fixture.completion_events.mark()).unwrap();
         assert_eq!(refusal(fixture.home.read(Bytes::ZERO, &mut bytes[..1])), Refusal::NotMapped);
     }
 
@@ -486,13 +492,13 @@ mod tests {
     fn failures_leave_everything_as_it_was() {
         let fixture = fixture();
         let fail = |verb, nth| Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::NotReady };
-        let extent = Extent::new(fixture.epochs.driver(), TWO, extent_properties()).unwrap();
+        let extent = Extent::new(fixture.completion_events.driver(), TWO, extent_properties()).unwrap();
         fixture.faults.set(&[fail(Verb::Map, 1), fail(Verb::Unmap, 2)]);
         assert!(matches!(fixture.home.map(Bytes::ZERO, &extent), Err(DriverError::NotReady { .. })));
         assert_eq!(fixture.home.mappings(), 0);
         let mapped = fixture.map(&[0, 2, 4]);
-        fixture.home.retire(&mapped, fixture.epochs.mark()).unwrap();
-        let passed = fixture.epochs.synchronize(DeviceSet::of(GPU)).unwrap();
+        fixture.home.retire(&mapped, fixture.completion_events.mark()).unwrap();
+        let passed = fixture.completion_events.synchronize(DeviceSet::of(GPU)).unwrap();
         fixture.home.unmap(&mapped, &passed).unwrap_err();
         assert_eq!(fixture.home.mappings(), 2);
         fixture.home.unmap(&mapped[1..], &passed).unwrap();

@@ -179,13 +179,14 @@ fn host(address: Address) -> *mut u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owned::{Epochs, Pages};
+    use crate::owned::{CompletionEvents, Pages};
     use crate::stub::Stub;
     use crate::{Recorder, Verb};
 
     fn pinned(recorder: &Arc<Recorder>) -> Arc<Registration> {
-        let epochs = Epochs::new(recorder.clone());
-        let mut memory = Registration::new(&epochs, Pages::new(Bytes::mib(2), 1).unwrap()).unwrap();
+        let completion_events = CompletionEvents::new(recorder.clone());
+        let mut memory =
+            Registration::new(&completion_events, Pages::new(Bytes::mib(2), 1).unwrap()).unwrap();
         memory.as_mut_slice()[..1024].fill(7);
         Arc::new(memory)
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use glake_units::Bytes;
 
-use super::{DeviceSet, Passed, Sequence};
+use super::{CompletionProof, DeviceSet, Sequence};
 use crate::{Access, DeviceId, Protection, Refusal};
 
 /// A place of a reservation where an extent is mapped. It is a name, not an owner: using one that is gone is
@@ -53,7 +53,7 @@ pub(super) struct Table {
     busy: Vec<Range<u64>>,
     /// A mark from before each device was given its first access to anything here.
     since: BTreeMap<DeviceId, Sequence>,
-    /// Devices that only work of ours touches this memory from, which the owner's epochs cover ([`super::Epochs::outside`]).
+    /// Devices that only work of ours touches this memory from, which the owner's completion points cover ([`super::CompletionEvents::outside`]).
     lent: DeviceSet,
 }
 
@@ -201,7 +201,7 @@ impl Table {
     pub(super) fn begin_unmap(
         &mut self,
         mappings: &[Range<u64>],
-        passed: &Passed,
+        passed: &CompletionProof,
         always: DeviceSet,
     ) -> Outcome<Vec<Range<u64>>> {
         let mut sorted = mappings.to_vec();

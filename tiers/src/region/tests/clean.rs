@@ -31,7 +31,7 @@ fn idle_with_little() -> Idle {
 }
 
 fn idle_of(fixture: Fixture) -> Idle {
-    let digests = Arc::new(Digests::new(fixture.pool.epochs(), GPU).unwrap());
+    let digests = Arc::new(Digests::new(fixture.pool.completion_events(), GPU).unwrap());
     Idle { fixture, digests }
 }
 
@@ -174,7 +174,10 @@ fn an_allocation_and_a_free_void_the_copies_of_their_extents() {
 fn another_store_than_the_hosts_gets_a_copy_of_its_own() {
     let idle = idle();
     idle.clean(1);
-    let peer = PoolOptions { epochs: Some(idle.fixture.pool.epochs().clone()), ..PoolOptions::default() };
+    let peer = PoolOptions {
+        completion_events: Some(idle.fixture.pool.completion_events().clone()),
+        ..PoolOptions::default()
+    };
     let peer = Arc::new(GpuPool::new(idle.fixture.mover.driver.clone(), PEER, peer).unwrap());
     let context = TransferContext { mover: &idle.fixture.mover, checks: None };
     let shrunk = idle.fixture.region.shrink(Bytes::MAX, &Store::Peer(peer.clone()), context).unwrap();
@@ -266,7 +269,7 @@ fn what_is_given_up_or_fixed_or_sealed_strictly_is_not_cleaned() {
         if policy == Policy::Sealed {
             fixture.region.seal(strict).unwrap();
         }
-        let digests = Arc::new(Digests::new(fixture.pool.epochs(), GPU).unwrap());
+        let digests = Arc::new(Digests::new(fixture.pool.completion_events(), GPU).unwrap());
         let idle = Idle { fixture, digests };
         let expected = if policy == Policy::Sealed && !strict { EXTENT } else { Bytes::ZERO };
         assert_eq!(idle.clean(1), Cleaned { copied: expected, unchanged: Bytes::ZERO, whole: true });

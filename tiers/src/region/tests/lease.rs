@@ -70,7 +70,11 @@ fn a_shrink_gives_its_lease_back_and_a_refill_comes_as_it_is_granted() {
     lease.tell_returned(true);
     assert_eq!((told.returned(), lease.view().leased), (Bytes::mib(20), Some(Bytes::ZERO)));
     lease.want(fixture.region.sizes().unwrap().1);
-    assert_eq!(told.0.lock().last(), Some(&(LeaseEvent::Want, Bytes::mib(18))), "what is away, and growth");
+    assert_eq!(
+        told.0.lock().last(),
+        Some(&(LeaseEvent::Want, Bytes::mib(18))),
+        "what is evicted, and growth"
+    );
     std::thread::scope(|scope| {
         let granting = scope.spawn(|| {
             for granted in 1..=9 {

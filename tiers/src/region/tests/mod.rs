@@ -13,7 +13,7 @@ mod withheld;
 
 use std::time::Duration;
 
-use glake_device::owned::{Epochs, OwnedStream, Span};
+use glake_device::owned::{CompletionEvents, OwnedStream, Span};
 use glake_device::{Address, DeviceId, Driver, DriverError, Faults, Recorder, Stream, Touch};
 use glake_sim::{Census, Simulator};
 use glake_stitch::StitchError;
@@ -45,17 +45,17 @@ fn fixture_under(lease: Option<Arc<Lease>>, policy: Policy, host_copy: CopyPolic
     let (sim, faults) = fixture::machine();
     let recorder = Arc::new(Recorder::measured(faults.clone()).with_log());
     let driver: Arc<dyn Driver> = recorder.clone();
-    let epochs = Epochs::new(driver.clone());
+    let completion_events = CompletionEvents::new(driver.clone());
     let options = PoolOptions {
         settings: Some(fixture::settings(EXTENT, Bytes::mib(48))),
-        epochs: Some(epochs.clone()),
+        completion_events: Some(completion_events.clone()),
         peers: vec![PEER],
         exportable: true,
         lease,
         ..PoolOptions::default()
     };
     let pool = Arc::new(GpuPool::new(driver.clone(), GPU, options).unwrap());
-    let host = fixture::host(&epochs, budget);
+    let host = fixture::host(&completion_events, budget);
     let options = RegionOptions { policy, host_copy, extent: EXTENT, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
@@ -138,11 +138,8 @@ impl Fixture {
         for (view, residency) in self.pool.records().standing(self.region.domain).unwrap() {
             assert!(!residency.is_moving(), "{residency}");
             let here = residency.authority() == crate::Place::Gpu;
-            assert_eq!(here, view.residency == glake_stitch::Residency::Resident, "{residency}");
-            assert!(
-                residency.holds_gpu() || view.residency == glake_stitch::Residency::Evicted,
-                "{residency}"
-            );
+            assert_eq!(here, view.state == glake_stitch::ExtentState::Resident, "{residency}");
+            assert!(residency.holds_gpu() || view.state == glake_stitch::ExtentState::Evicted, "{residency}");
         }
     }
 

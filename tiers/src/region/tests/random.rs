@@ -73,7 +73,7 @@ fn run(program: Vec<Op>) {
         assert_eq!(fixture.pool.reserved(), fixture.used(), "reserved counts every physical byte");
         let here: Vec<_> = fixture.pool.records().standing(fixture.region.domain).unwrap();
         for (view, residency) in &here {
-            assert_eq!(view.residency, residency.to_allocator(), "the allocator knows {residency}");
+            assert_eq!(view.state, residency.to_allocator(), "the allocator knows {residency}");
         }
         if here.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. })) {
             fixture.assert_bytes();

@@ -80,10 +80,10 @@ fn what_could_not_leave_stays_read_only() {
         matches!(stopped, RegionError::Stopped { resident, .. } if resident == Bytes::mib(4)),
         "{stopped}"
     );
-    let (here, away) = (fixture.live.split_off(2), fixture.live.clone());
+    let (here, evicted) = (fixture.live.split_off(2), fixture.live.clone());
     fixture.live = here;
     fixture.assert_read_only(true);
-    fixture.live.splice(0..0, away);
+    fixture.live.splice(0..0, evicted);
     fixture.refill().unwrap();
     fixture.assert_read_only(true);
     fixture.assert_bytes();
@@ -112,8 +112,8 @@ fn what_is_fixed_stays() {
         fixture.live.retain(|(block, _)| *block == stitched);
         fixture.assert_bytes();
         fixture.live = all;
-        let away = fixture.live[0].0.address;
-        let refused = fixture.region.fix(away);
+        let evicted = fixture.live[0].0.address;
+        let refused = fixture.region.fix(evicted);
         assert!(matches!(refused, Err(RegionError::Pool(PoolError::Evicted { .. }))));
         fixture.refill().unwrap();
         fixture.assert_bytes();

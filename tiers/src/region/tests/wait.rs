@@ -39,7 +39,7 @@ fn a_stream_finds_the_bytes_behind_it() {
         let stream = OwnedStream::new(&fixture.mover.driver, PEER).unwrap();
         fixture.recorder.take_log();
         fixture.region.wait(PEER, stream.id()).unwrap();
-        assert!(fixture.recorder.take_log().is_empty(), "nothing is away");
+        assert!(fixture.recorder.take_log().is_empty(), "nothing is evicted");
         fixture.shrink().unwrap();
         assert!(is_away(fixture.region.wait(PEER, stream.id())));
         let (begun, begins) = mpsc::sync_channel(1);

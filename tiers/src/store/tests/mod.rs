@@ -9,7 +9,7 @@ mod peer;
 
 use std::path::Path;
 
-use glake_device::owned::{Epochs, Span};
+use glake_device::owned::{CompletionEvents, Span};
 use glake_device::{DeviceId, Driver, Faults, Stream};
 use glake_sim::{Census, Simulator};
 use glake_units::Bytes;
@@ -38,7 +38,7 @@ struct Fixture {
     root: TempDir,
     sim: Arc<Simulator>,
     faults: Arc<Faults>,
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     mover: Native,
     host: Arc<HostPool>,
     files: Arc<FileTier>,
@@ -71,12 +71,13 @@ impl Default for Harness<'_> {
 
 fn pool(
     driver: &Arc<dyn Driver>,
-    epochs: &Arc<Epochs>,
+    completion_events: &Arc<CompletionEvents>,
     device: DeviceId,
     observer: Option<Arc<dyn MappingObserver>>,
 ) -> Arc<GpuPool> {
-    let (settings, epochs) = (Some(fixture::settings(EXTENT, Bytes::mib(64))), Some(epochs.clone()));
-    let options = PoolOptions { settings, epochs, observer, ..PoolOptions::default() };
+    let (settings, completion_events) =
+        (Some(fixture::settings(EXTENT, Bytes::mib(64))), Some(completion_events.clone()));
+    let options = PoolOptions { settings, completion_events, observer, ..PoolOptions::default() };
     Arc::new(GpuPool::new(driver.clone(), device, options).unwrap())
 }
 
@@ -88,19 +89,34 @@ fn fixture_of(harness: Harness<'_>) -> Fixture {
     let Harness { policy, host_copy, extent, budget, directory, observer } = harness;
     let (sim, faults) = fixture::machine();
     let driver: Arc<dyn Driver> = faults.clone();
-    let epochs = Epochs::new(driver.clone());
-    let host = fixture::host(&epochs, budget);
+    let completion_events = CompletionEvents::new(driver.clone());
+    let host = fixture::host(&completion_events, budget);
     let root = tempfile::tempdir().unwrap();
     let own = root.path().join("extents");
     let files = Arc::new(FileTier::open(directory.unwrap_or(&own)).unwrap());
-    let digests = Digests::new(&epochs, GPU).unwrap();
-    let (peer, pool) = (pool(&driver, &epochs, PEER, None), pool(&driver, &epochs, GPU, observer));
+    let digests = Digests::new(&completion_events, GPU).unwrap();
+    let (peer, pool) =
+        (pool(&driver, &completion_events, PEER, None), pool(&driver, &completion_events, GPU, observer));
     let options = RegionOptions { policy, host_copy, extent, ..RegionOptions::of("weights") };
     let region = Region::new(&pool, options);
     let here = PoolStream::of(&*driver, GPU, Stream::LEGACY).unwrap();
     let mover = Native::new(&driver);
     let live = Vec::new();
-    Fixture { root, sim, faults, epochs, mover, host, files, digests, pool, peer, region, here, live }
+    Fixture {
+        root,
+        sim,
+        faults,
+        completion_events,
+        mover,
+        host,
+        files,
+        digests,
+        pool,
+        peer,
+        region,
+        here,
+        live,
+    }
 }
 
 impl Fixture {
@@ -189,13 +205,14 @@ impl Fixture {
         // What is interrupted with nothing live in it comes back empty.
         self.refill(false).unwrap();
         self.assert_no_copies();
-        let Fixture { root, sim, epochs, mover, host, files, digests, pool, peer, region, .. } = self;
+        let Fixture { root, sim, completion_events, mover, host, files, digests, pool, peer, region, .. } =
+            self;
         drop(region);
         pool.settle().unwrap();
         pool.trim(Bytes::ZERO).unwrap();
         pool.check().unwrap();
         assert_eq!(pool.reserved(), Bytes::ZERO);
-        drop((mover, host, files, digests, pool, peer, epochs));
+        drop((mover, host, files, digests, pool, peer, completion_events));
         assert_eq!(sim.census(), Census::default());
         drop(root);
     }

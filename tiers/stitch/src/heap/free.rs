@@ -4,7 +4,7 @@ use glake_units::Bytes;
 
 use super::Heap;
 use crate::error::StitchError;
-use crate::ids::{DomainId, Epoch, Move, PieceId};
+use crate::ids::{DomainId, Move, PieceId, PointNumber};
 use crate::stitched::Stitched;
 
 impl Heap {
@@ -13,7 +13,7 @@ impl Heap {
         let piece = &mut self.home.pieces[id];
         let (size, requested, recorded) = (piece.size, piece.requested, piece.recorded);
         let small = piece.slab != PieceId::NONE;
-        piece.epoch = self.epochs.open();
+        piece.point = self.points.open();
         piece.moved = Move::default();
         let (start, end) = (piece.start, piece.end());
         let apart = self.home.extents.is_apart(start, end);
@@ -43,7 +43,7 @@ impl Heap {
         let mut blocks = 1;
         for part in block.parts {
             let piece = &mut home.pieces[part];
-            piece.epoch = self.epochs.open();
+            piece.point = self.points.open();
             piece.moved = self.moves;
             piece.list = if piece.start < home.slab_zone { block.list } else { block.slabs };
             if apart {
@@ -57,9 +57,9 @@ impl Heap {
         Bytes::new(block.size)
     }
 
-    /// All work enqueued before this epoch was closed has completed: what it held back is free for more.
-    pub(crate) fn pass(&mut self, epoch: Epoch) {
-        self.epochs.pass(epoch);
+    /// All work enqueued before this completion point was closed has completed: what it held back is free for more.
+    pub(crate) fn pass(&mut self, point: PointNumber) {
+        self.points.pass(point);
         let domains: smallvec::SmallVec<[DomainId; 4]> = self.home.domains.iter().map(|(id, _)| id).collect();
         for domain in domains {
             self.settle(domain);
@@ -74,7 +74,7 @@ impl Heap {
         let (limbos, passed_large, passed_slabs) =
             ([domain.limbo_large, domain.limbo_small], domain.passed_large, domain.passed_slabs);
         let streams = domain.streams.clone();
-        let (lend, passed) = (self.is_lending(id), self.epochs.passed());
+        let (lend, passed) = (self.is_lending(id), self.points.passed());
         let home = &mut self.home;
         for limbo in limbos {
             while let Some(piece) = home.lists[limbo].next_passed(limbo, &home.pieces, passed) {
@@ -96,7 +96,7 @@ impl Heap {
                     home.lists[from].remove(&mut home.pieces, piece);
                     let passed = &mut home.pieces[piece];
                     passed.list = to;
-                    passed.epoch = Epoch(0);
+                    passed.point = PointNumber(0);
                     passed.moved = Move::default();
                     home.give(piece);
                 }
@@ -104,20 +104,20 @@ impl Heap {
         }
     }
 
-    /// Gives a domain up: all that is free in it belongs to the open epoch now, wherever it lies, for a graph's replay may write
+    /// Gives a domain up: all that is free in it belongs to the open completion point now, wherever it lies, for a graph's replay may write
     /// to whatever the domain had.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`].
     pub(crate) fn release_domain(&mut self, id: DomainId) -> Result<(), StitchError> {
         self.home.domains.active(id)?;
-        let open = self.epochs.open();
+        let open = self.points.open();
         self.home.domains[id].released = Some(open);
         let lists: Vec<_> = self.home.domains[id].lists().collect();
         for list in lists {
             self.home.renew(list, open);
         }
-        self.epochs.uncover();
+        self.points.uncover();
         Ok(())
     }
 
@@ -129,16 +129,16 @@ impl Heap {
         let home = &self.home;
         let small = home.domains[id].streams.iter().map(|lists| &home.lists[lists.small]);
         let open = small.filter(|list| list.bytes >= self.slab).flat_map(|list| list.bins.iter());
-        let passed = |id: PieceId| !self.epochs.is_pending(home.pieces[id].epoch);
+        let passed = |id: PieceId| !self.points.is_pending(home.pieces[id].point);
         let idle: Vec<PieceId> = open.filter(|&id| passed(id) && home.is_idle_slab(id)).collect();
         self.home.dissolve_slabs(&idle);
         self.settle(id);
         !idle.is_empty()
     }
 
-    /// The oldest epoch that holds back bytes somebody could use.
-    pub(crate) fn oldest_pending(&self) -> Option<Epoch> {
-        let (home, passed) = (&self.home, self.epochs.passed());
+    /// The oldest completion point that holds back bytes somebody could use.
+    pub(crate) fn oldest_pending(&self) -> Option<PointNumber> {
+        let (home, passed) = (&self.home, self.points.passed());
         home.lists.iter().filter_map(|(_, list)| list.oldest_pending(&home.pieces, passed)).min()
     }
 }

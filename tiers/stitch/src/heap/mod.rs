@@ -3,7 +3,7 @@
 //! A hit finds a free piece that fits: no driver call, no heap allocation, nothing but arithmetic.
 //!
 //! Invariants: a live byte belongs to one live block; a piece is in a stream's free list only if that stream may take it now, and in
-//! `Anyone`'s only if its epoch has passed.
+//! `Anyone`'s only if its completion point has passed.
 
 mod free;
 mod placement;
@@ -14,13 +14,13 @@ use smallvec::SmallVec;
 
 use crate::bins::QUANTUM;
 use crate::domain::StreamLists;
-use crate::epochs::Epochs;
 use crate::error::StitchError;
 use crate::home::Home;
 use crate::ids::{DomainId, FreeListId, Move, PieceId};
 use crate::live::Live;
 use crate::piece::State;
 use crate::plan::{Grant, Request};
+use crate::points::CompletionPoints;
 use crate::settings::{Borrow, Settings};
 use crate::tally::Tallies;
 
@@ -38,7 +38,7 @@ pub(crate) fn packed(size: Bytes) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Heap {
     pub(crate) home: Home,
-    pub(crate) epochs: Epochs,
+    pub(crate) points: CompletionPoints,
     /// Counts what changes its address: frees of stitched blocks.
     pub(crate) moves: Move,
     pub(crate) tallies: Tallies,
@@ -53,7 +53,7 @@ impl Heap {
     pub(crate) fn new(settings: &Settings) -> Self {
         Heap {
             home: Home::new(settings.whole_memory(), settings.granularity.get()),
-            epochs: Epochs::default(),
+            points: CompletionPoints::default(),
             moves: Move::default(),
             tallies: Tallies::default(),
             slab: settings.slab.get(),
@@ -118,7 +118,7 @@ impl Heap {
         piece.list = list;
         piece.requested = requested;
         piece.recorded = false;
-        let moved = piece.moved > Move::default() && self.epochs.is_pending(piece.epoch);
+        let moved = piece.moved > Move::default() && self.points.is_pending(piece.point);
         let (start, size, small) = (piece.start, piece.size, piece.slab != PieceId::NONE);
         let edge = moved && self.needs_edge(id, list);
         self.home.live.insert(start, Live::Piece(id));
@@ -205,7 +205,7 @@ mod tests {
         let again = heap.take(&request(8, 1)).unwrap();
         assert_eq!(again, grant);
         free(&mut heap, &again);
-        let closed = heap.epochs.close();
+        let closed = heap.points.close();
         assert_eq!(heap.oldest_pending(), Some(closed));
         heap.pass(closed);
         assert_eq!(heap.take(&request(8, 2)).map(|grant| grant.offset), Some(grant.offset));
@@ -221,7 +221,7 @@ mod tests {
         free(&mut heap, &grant);
         assert!(heap.take(&request(8, 1)).is_none());
         assert_eq!(heap.free_bytes(), 4 * MIB, "it counts as active");
-        let closed = heap.epochs.close();
+        let closed = heap.points.close();
         heap.pass(closed);
         assert!(heap.take(&request(8, 2)).is_some() || heap.take(&request(8, 1)).is_some());
     }

@@ -136,7 +136,7 @@ impl<'a> Placement<'a> {
         loop {
             let piece = &home.pieces[id];
             let own = home.lists.owner_of(&home.pieces, id) == Owner::Stream(self.claim.stream);
-            if self.heap.epochs.is_pending(piece.epoch) && (!own || piece.moved > Move::default()) {
+            if self.heap.points.is_pending(piece.point) && (!own || piece.moved > Move::default()) {
                 return true;
             }
             if piece.end() >= to {

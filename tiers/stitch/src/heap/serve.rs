@@ -58,7 +58,7 @@ impl Heap {
     /// The streams that the owner of these pieces has to wait for.
     pub(crate) fn lenders(&mut self, want: &Want, former: &[Former]) -> SmallVec<[StreamKey; 2]> {
         let mut waits = SmallVec::new();
-        for former in former.iter().filter(|former| self.epochs.is_pending(former.epoch)) {
+        for former in former.iter().filter(|former| self.points.is_pending(former.point)) {
             if let Owner::Stream(stream) = self.home.lists[former.list].owner
                 && stream != want.lists.stream
                 && !waits.contains(&stream)
@@ -77,7 +77,7 @@ impl Heap {
         let others = others.filter(|&list: &FreeListId| list != want.lists.large);
         let pieces = others.flat_map(|list| home.lists[list].bins.iter());
         let fitting = pieces.filter(|&id| home.pieces[id].size >= want.size);
-        let chosen = fitting.min_by_key(|&id| (home.pieces[id].size, home.pieces[id].epoch))?;
+        let chosen = fitting.min_by_key(|&id| (home.pieces[id].size, home.pieces[id].point))?;
         Some(home.run_of(chosen))
     }
 }

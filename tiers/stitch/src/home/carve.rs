@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::Home;
-use crate::ids::{Epoch, FreeListId, Move, PieceId};
+use crate::ids::{FreeListId, Move, PieceId, PointNumber};
 use crate::piece::State;
 use crate::run::Run;
 
@@ -12,7 +12,7 @@ use crate::run::Run;
 pub(crate) struct Former {
     pub(crate) size: u64,
     pub(crate) list: FreeListId,
-    pub(crate) epoch: Epoch,
+    pub(crate) point: PointNumber,
     pub(crate) moved: Move,
 }
 
@@ -40,7 +40,7 @@ impl Home {
             former.push(Former {
                 size: piece.size,
                 list: piece.list,
-                epoch: piece.epoch,
+                point: piece.point,
                 moved: piece.moved,
             });
             let (end, next) = (piece.end(), piece.next);
@@ -90,7 +90,7 @@ impl Home {
             let released = self.domains[self.lists[former.list].domain].released;
             let piece = &mut self.pieces[id];
             piece.list = former.list;
-            piece.epoch = former.epoch.max(released.unwrap_or_default());
+            piece.point = former.point.max(released.unwrap_or_default());
             piece.moved = former.moved;
             pieces.push(id);
             id = rest.unwrap_or(id);

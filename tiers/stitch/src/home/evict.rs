@@ -2,7 +2,7 @@
 
 use super::Home;
 use crate::error::StitchError;
-use crate::extent::Residency;
+use crate::extent::ExtentState;
 use crate::free_list::{Class, Owner};
 use crate::ids::{ExtentId, FreeListId, PieceId};
 use crate::piece::State;
@@ -26,14 +26,14 @@ impl Home {
             self.put_evicted(id);
         }
         self.extents[extent].live = self.live_in(extent);
-        self.extents.set_residency(extent, Residency::Moving);
+        self.extents.set_state(extent, ExtentState::Moving);
         Ok(())
     }
 
     /// A moving extent is resident: what is free in it goes where it belongs.
     pub(crate) fn join_again(&mut self, extent: ExtentId) {
         let (start, end) = (self.extents[extent].start, self.extents[extent].end());
-        self.extents.set_residency(extent, Residency::Resident);
+        self.extents.set_state(extent, ExtentState::Resident);
         for id in self.free_in(start, end) {
             self.lists.remove(&mut self.pieces, id);
             let piece = &mut self.pieces[id];
@@ -52,7 +52,7 @@ impl Home {
             let extent = self.extents.at(start);
             let cut = self.extents[extent].end();
             next = (cut < end).then(|| self.pieces.split(id, cut - start));
-            if self.extents[extent].residency == Residency::Resident {
+            if self.extents[extent].state == ExtentState::Resident {
                 self.give(id);
                 continue;
             }
@@ -80,7 +80,7 @@ impl Home {
             let piece = &self.pieces[piece];
             extent.start <= piece.start && piece.end() <= extent.end()
         };
-        extent.residency == Residency::Evicted
+        extent.state == ExtentState::Evicted
             && extent.live == 0
             && self.outer_in(extent.start, extent.end()).iter().all(whole)
     }

@@ -1,6 +1,6 @@
 //! The bytes at home: which piece lies where, whose extents they are in, and in which free list what is free waits.
 //!
-//! Home knows no time and counts nothing: an epoch is an argument, and who hands bytes out keeps the statistics.
+//! Home knows no time and counts nothing: a completion point is an argument, and who hands bytes out keeps the statistics.
 //!
 //! Invariants:
 //! - the pieces cover every extent exactly once, and free neighbours of one free list are one piece;
@@ -21,7 +21,7 @@ use crate::domains::Domains;
 use crate::extent::Extents;
 use crate::free_list::Class;
 use crate::free_lists::FreeLists;
-use crate::ids::{DomainId, Epoch, FreeListId, PieceId, StreamKey};
+use crate::ids::{DomainId, FreeListId, PieceId, PointNumber, StreamKey};
 use crate::live::LiveBlocks;
 use crate::piece::{Pieces, State};
 use crate::segments::Segments;
@@ -133,7 +133,7 @@ impl Home {
         }
     }
 
-    /// Keeps a freed piece from everybody until its epoch has passed; `blocks` are complete with it.
+    /// Keeps a freed piece from everybody until its completion point has passed; `blocks` are complete with it.
     pub(crate) fn withhold(&mut self, id: PieceId, blocks: u64) {
         let list = &self.lists[self.pieces[id].list];
         let domain = &self.domains[list.domain];
@@ -145,12 +145,12 @@ impl Home {
         self.lists[limbo].insert(&mut self.pieces, id);
     }
 
-    /// Gives every piece of a free list an epoch.
-    pub(crate) fn renew(&mut self, list: FreeListId, epoch: Epoch) {
+    /// Gives every piece of a free list a completion point.
+    pub(crate) fn renew(&mut self, list: FreeListId, point: PointNumber) {
         let ids: Vec<PieceId> = self.lists[list].bins.iter().collect();
         for id in ids {
             self.lists[list].remove(&mut self.pieces, id);
-            self.pieces[id].epoch = epoch;
+            self.pieces[id].point = point;
             self.lists[list].insert(&mut self.pieces, id);
         }
     }
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::domain::DomainOptions;
     use crate::error::StitchError;
-    use crate::extent::Residency;
+    use crate::extent::ExtentState;
     use crate::ids::ExtentId;
     use crate::run::Run;
 
@@ -227,7 +227,7 @@ mod tests {
         let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
         let live = home.carve(&whole, 6 * MIB, 10 * MIB).piece;
         home.set_apart(extents[1]).unwrap();
-        home.extents.set_residency(extents[1], Residency::Evicted);
+        home.extents.set_state(extents[1], ExtentState::Evicted);
         assert_eq!(home.extents.live_evicted(), 2 * MIB);
         assert!(!home.is_forgettable(extents[1]));
         home.give_apart(live);

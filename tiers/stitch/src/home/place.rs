@@ -1,7 +1,7 @@
 //! Extents coming to and going from home: how segments of pieces begin, join and end.
 
 use super::Home;
-use crate::extent::{Extent, Residency};
+use crate::extent::{Extent, ExtentState};
 use crate::free_list::Class;
 use crate::ids::{DomainId, ExtentId, PieceId};
 use crate::piece::State;
@@ -25,7 +25,7 @@ impl Home {
                     domain,
                     class,
                     aliases: Default::default(),
-                    residency: Residency::Resident,
+                    state: ExtentState::Resident,
                     live: 0,
                 };
                 at += size;

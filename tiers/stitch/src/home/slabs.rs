@@ -12,13 +12,13 @@ impl Home {
         let outer = &mut self.pieces[slab];
         outer.state = State::Slab;
         outer.list = lists.slabs;
-        let (start, size, epoch, moved) = (outer.start, outer.size, outer.epoch, outer.moved);
+        let (start, size, point, moved) = (outer.start, outer.size, outer.point, outer.moved);
         let (first, inner, _) = self.pieces.segment(start, size, State::Free);
         self.pieces[slab].inside = first;
         let piece = &mut self.pieces[inner];
         piece.slab = slab;
         piece.list = lists.small;
-        piece.epoch = epoch;
+        piece.point = point;
         piece.moved = moved;
         self.lists[lists.small].insert(&mut self.pieces, inner);
     }
@@ -38,13 +38,13 @@ impl Home {
 
     /// Turns a slab whose one piece is free, and in no free list, back into a free piece of its zone.
     fn dissolve_slab(&mut self, id: PieceId) {
-        let (slab, epoch, moved) = (self.pieces[id].slab, self.pieces[id].epoch, self.pieces[id].moved);
+        let (slab, point, moved) = (self.pieces[id].slab, self.pieces[id].point, self.pieces[id].moved);
         let (first, last) = (self.pieces[id].prev, self.pieces[id].next);
         for gone in [first, id, last] {
             self.pieces.forget(gone);
         }
         let outer = &mut self.pieces[slab];
-        outer.epoch = epoch;
+        outer.point = point;
         outer.moved = moved;
         self.give(slab);
     }

@@ -110,7 +110,7 @@ impl Home {
         run::join(pieces.map(|id| self.run_of(id)).collect())
     }
 
-    /// Free pieces of home that somebody may take, now or once their epoch has passed.
+    /// Free pieces of home that somebody may take, now or once their completion point has passed.
     pub(crate) fn free_at_home(&self) -> impl Iterator<Item = PieceId> + '_ {
         let is_free = |list: &FreeList| {
             list.class != Class::Small && !matches!(list.owner, Owner::Nobody | Owner::Evicted)

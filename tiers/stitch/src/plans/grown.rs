@@ -46,7 +46,7 @@ impl Grown {
     pub(super) fn arrive(&self, heap: &mut Heap) -> PieceId {
         let piece = heap.home.add_piece(self.start, self.size, self.domain, State::Part);
         // As everything of a domain that was released meanwhile.
-        heap.home.pieces[piece].epoch = heap.home.domains[self.domain].released.unwrap_or_default();
+        heap.home.pieces[piece].point = heap.home.domains[self.domain].released.unwrap_or_default();
         let count = self.extents.len() as u64;
         if self.class == Class::Large {
             heap.home.live.reach(self.start + self.size);

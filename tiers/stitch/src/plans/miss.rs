@@ -24,7 +24,7 @@ use crate::domain::StreamLists;
 use crate::error::StitchError;
 use crate::free_list::Class;
 use crate::heap::{Heap, SMALL_LIMIT, packed};
-use crate::ids::{AliasId, Epoch, ExtentId};
+use crate::ids::{AliasId, ExtentId, PointNumber};
 use crate::plan::{Grant, Request, Stitch};
 use crate::run;
 use crate::settings::{Borrow, Settings};
@@ -45,8 +45,8 @@ pub(crate) enum Answer {
     Ready(Grant),
     /// With work of the driver.
     Work(Draft),
-    /// Once this epoch has passed.
-    Wait(Epoch),
+    /// Once this completion point has passed.
+    Wait(PointNumber),
 }
 
 /// A request that is no hit.
@@ -317,9 +317,9 @@ impl<'a> Miss<'a> {
         if let Some(draft) = Trim::new(self.heap, self.aliases).of_all(Bytes::MAX) {
             return Ok(Answer::Work(draft));
         }
-        if let Some(epoch) = self.heap.oldest_pending() {
+        if let Some(point) = self.heap.oldest_pending() {
             self.heap.tallies.counters.host_waits += 1;
-            return Ok(Answer::Wait(epoch));
+            return Ok(Answer::Wait(point));
         }
         self.heap.tallies.counters.ooms += 1;
         Err(self.heap.out_of_memory(Bytes::new(self.want.requested), self.settings.limit))

@@ -146,7 +146,7 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extent::{Extent, Residency};
+    use crate::extent::{Extent, ExtentState};
     use crate::free_list::Class;
     use crate::ids::{DomainId, PieceId};
 
@@ -162,7 +162,7 @@ mod tests {
                 domain: DomainId::DEFAULT,
                 class: Class::Large,
                 aliases: Default::default(),
-                residency: Residency::Resident,
+                state: ExtentState::Resident,
                 live: 0,
             });
         }

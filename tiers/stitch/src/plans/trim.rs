@@ -1,4 +1,4 @@
-//! Memory and mappings going back to the driver: whole free extents whose epoch has passed, and idle aliases.
+//! Memory and mappings going back to the driver: whole free extents whose completion point has passed, and idle aliases.
 //!
 //! Invariant: an extent is released only when no alias maps it; aliases of what goes are unmapped first.
 
@@ -66,7 +66,7 @@ impl<'a> Trim<'a> {
 
     /// Unmaps idle aliases, the least recently used first, until at most `keep` of them is mapped.
     pub(crate) fn of_aliases(mut self, keep: Bytes) -> Option<Draft> {
-        let (all, passed) = (&self.heap.home.extents, self.heap.epochs.passed());
+        let (all, passed) = (&self.heap.home.extents, self.heap.points.passed());
         let mut idle: Vec<(u64, AliasId, u64)> = self
             .aliases
             .iter()
@@ -170,7 +170,7 @@ impl<'a> Trim<'a> {
         for class in [Class::Slabs, Class::Large] {
             let lists = domain.home_lists().filter(|&list| home.lists[list].class == class);
             let pieces = lists.flat_map(|list| home.lists[list].bins.iter());
-            let passed = pieces.filter(|&id| !self.heap.epochs.is_pending(home.pieces[id].epoch));
+            let passed = pieces.filter(|&id| !self.heap.points.is_pending(home.pieces[id].point));
             let rank = if domain.is_released() { 0 } else { 1 + u8::from(class == Class::Large) };
             for run in run::join(passed.map(|id| home.run_of(id)).collect()) {
                 order.extend(self.releasable_of(run).into_iter().map(|free| (rank, free)));

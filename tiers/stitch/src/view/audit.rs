@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::aliases::Aliases;
-use crate::extent::{Extent, Residency};
+use crate::extent::{Extent, ExtentState};
 use crate::free_list::Owner;
 use crate::heap::Heap;
 use crate::ids::{ExtentId, PieceId};
@@ -55,7 +55,7 @@ impl Audit<'_> {
                 )?;
                 hold(in_lists.insert(id), "a free piece is in one list", piece.start)?;
                 let passed =
-                    list.owner != Owner::Anyone || released || !self.heap.epochs.is_pending(piece.epoch);
+                    list.owner != Owner::Anyone || released || !self.heap.points.is_pending(piece.point);
                 hold(passed, "what anyone may take has passed", piece.start)?;
                 bytes += piece.size;
             }
@@ -68,7 +68,7 @@ impl Audit<'_> {
         }
         let reserved = self.heap.tallies.reserved();
         let evicted =
-            self.heap.home.extents.iter().filter(|(_, extent)| extent.residency == Residency::Evicted);
+            self.heap.home.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Evicted);
         let evicted: u64 = evicted.map(|(_, extent)| extent.size).sum();
         hold(covered == reserved + evicted, "pieces cover what is reserved, or evicted", 0)?;
         hold(free == in_lists.len(), "every free piece is in a list", 0)?;
@@ -139,7 +139,7 @@ impl Audit<'_> {
     }
 
     fn check_residency(&self, id: ExtentId, extent: &Extent) -> Result<(), Broken> {
-        let here = extent.residency == Residency::Resident;
+        let here = extent.state == ExtentState::Resident;
         let mut broken = Ok(());
         self.heap.home.each_in(extent.start, extent.end(), |id| {
             let piece = &self.heap.home.pieces[id];
@@ -161,7 +161,7 @@ impl Audit<'_> {
     fn check_extents(&self) -> Result<(), Broken> {
         let mut mappings = 0;
         for (id, extent) in self.heap.home.extents.iter() {
-            mappings += u64::from(extent.residency != Residency::Evicted);
+            mappings += u64::from(extent.state != ExtentState::Evicted);
             self.check_residency(id, extent)?;
         }
         for (id, alias) in self.aliases.iter() {

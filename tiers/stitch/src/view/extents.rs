@@ -5,7 +5,7 @@ use glake_units::Bytes;
 use crate::aliases::Aliases;
 use crate::domain::Domain;
 use crate::error::StitchError;
-use crate::extent::Residency;
+use crate::extent::ExtentState;
 use crate::heap::Heap;
 use crate::ids::{DomainId, ExtentId};
 
@@ -21,7 +21,7 @@ pub struct ExtentView {
     /// Bytes of it that are in live blocks.
     pub live: Bytes,
     /// Whether its memory is there.
-    pub residency: Residency,
+    pub state: ExtentState,
 }
 
 /// Consecutive bytes of home.
@@ -56,7 +56,7 @@ impl ExtentViews<'_> {
                 offset: Bytes::new(extent.start),
                 size: Bytes::new(extent.size),
                 live: Bytes::new(self.heap.home.live_in(id)),
-                residency: extent.residency,
+                state: extent.state,
             })
             .collect();
         views.sort_unstable_by_key(|view| view.offset);
@@ -64,8 +64,8 @@ impl ExtentViews<'_> {
     }
 
     /// Whether an extent's memory is there; `None`: there is no such extent.
-    pub fn residency(&self, extent: ExtentId) -> Option<Residency> {
-        self.heap.home.extents.residency(extent)
+    pub fn state(&self, extent: ExtentId) -> Option<ExtentState> {
+        self.heap.home.extents.state(extent)
     }
 
     /// Whether all bytes of a domain count, those of free memory too: a captured graph knows its addresses.

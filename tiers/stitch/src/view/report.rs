@@ -4,7 +4,7 @@ use glake_units::Bytes;
 use serde::Serialize;
 
 use crate::aliases::Aliases;
-use crate::extent::Residency;
+use crate::extent::ExtentState;
 use crate::free_list::{Class, FreeList, Owner};
 use crate::heap::Heap;
 use crate::ids::{AliasId, DomainId, ExtentId, PieceId, StreamKey};
@@ -89,7 +89,7 @@ impl Report<'_> {
             let piece = &home.pieces[id];
             let list = &home.lists[piece.list];
             let shared = home.domains[list.domain].streams.len() > 1;
-            if self.heap.epochs.is_pending(piece.epoch) && shared {
+            if self.heap.points.is_pending(piece.point) && shared {
                 stream += piece.size;
             } else {
                 soft += home.whole_extents(id);
@@ -144,7 +144,7 @@ impl Report<'_> {
     fn evicted_in(&self, extents: impl Iterator<Item = ExtentId>) -> Bytes {
         let evicted = extents
             .map(|id| &self.heap.home.extents[id])
-            .filter(|extent| extent.residency == Residency::Evicted);
+            .filter(|extent| extent.state == ExtentState::Evicted);
         Bytes::new(evicted.map(|extent| extent.size).sum())
     }
 
@@ -174,7 +174,7 @@ impl Report<'_> {
             requested: Bytes::new(if live { piece.requested } else { 0 }),
             live,
             lent: piece.state == State::Part,
-            pending: free && self.heap.epochs.is_pending(piece.epoch),
+            pending: free && self.heap.points.is_pending(piece.point),
             withheld,
             stream: list.and_then(FreeList::stream),
         }

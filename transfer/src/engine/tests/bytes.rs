@@ -100,7 +100,7 @@ fn memory_that_only_some_reach_is_relayed_by_those() {
     let fixture = Fixture::new("h200x4");
     let on = fixture.stream(GPU);
     let reach = DeviceSet::of(DeviceId(2));
-    let gpu = glake_device::owned::Buffer::new(&fixture.epochs, GPU, ROOM, reach).unwrap();
+    let gpu = glake_device::owned::Buffer::new(&fixture.completion_events, GPU, ROOM, reach).unwrap();
     let gpu = std::sync::Arc::new(gpu);
     round_trip(&fixture, &gpu.span(Bytes::ZERO, ROOM).unwrap(), fixture.user(GPU, on.id()), (0, 16 << 20));
     let relays: DeviceSet = fixture.engine().statistics().paths.iter().map(|path| path.relay).collect();

@@ -139,7 +139,7 @@ fn captures_come_one_after_another_and_beside_each_other() {
     let on = fixture.user(GPU, streams[0].id());
     fixture.sim.begin_capture(GPU, on.raw).unwrap();
     fixture.engine().copy(&gpu, &from, on, UNWAITED).unwrap();
-    assert!(fixture.epochs.record(fixture.gpus).is_err());
+    assert!(fixture.completion_events.record(fixture.gpus).is_err());
     assert!(fixture.engine().copy(&gpu, &from, on, UNWAITED).is_err());
     assert!(matches!(fixture.sim.end_capture(GPU, on.raw), Err(DriverError::Failed { code: 901, .. })));
     assert!(capture(&fixture, &gpu, &from, on).unwrap().operations() > 1);

@@ -194,7 +194,7 @@ fn copies_under_faults_at_random_are_right_or_say_so() {
             let there = fixture.engine().copy_blocking(&span, &from, on, CopyOptions::default());
             fixture.faults.set(&[]);
             // What an error says of may run still.
-            fixture.epochs.synchronize(fixture.gpus).unwrap();
+            fixture.completion_events.synchronize(fixture.gpus).unwrap();
             fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
             assert!(there.is_err() || fixture.read(&span) == source.as_slice(), "{seed} {round}");
             fixture.engine().copy_blocking(&host, &span, on, CopyOptions::default()).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedStream, Pages, Registration, Span};
+use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Faults, Stream};
 use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
@@ -19,7 +19,7 @@ pub(super) struct Fixture {
     pub(super) sim: Arc<Simulator>,
     pub(super) faults: Arc<Faults>,
     pub(super) driver: Arc<dyn Driver>,
-    pub(super) epochs: Arc<Epochs>,
+    pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) engine: Option<Arc<Engine>>,
     pub(super) gpus: DeviceSet,
 }
@@ -54,19 +54,20 @@ impl Fixture {
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..device }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
-        let epochs = Epochs::new(driver.clone());
+        let completion_events = CompletionEvents::new(driver.clone());
         let relays = if options.relays.is_empty() { gpus } else { options.relays };
         // A program has a context on its GPU; on every one where they are shared.
         let used = if options.shared_gpus { gpus } else { DeviceSet::of(GPU) };
         used.iter().for_each(|gpu| sim.hold_context(gpu).unwrap());
         let shared = options.shared_gpus;
-        let engine = Engine::new(epochs.clone(), graph, EngineOptions { relays, ..options }).unwrap();
+        let engine =
+            Engine::new(completion_events.clone(), graph, EngineOptions { relays, ..options }).unwrap();
         used.iter().for_each(|gpu| engine.resources.want(gpu));
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();
         assert_eq!(engine.relays(), if shared { relays } else { relays.without(used) });
-        Fixture { sim, faults, driver, epochs, engine: Some(engine), gpus }
+        Fixture { sim, faults, driver, completion_events, engine: Some(engine), gpus }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {
@@ -89,14 +90,14 @@ impl Fixture {
 
     /// Pinned memory that holds a pattern.
     pub(super) fn pinned(&self, size: Bytes, seed: u64) -> Arc<Registration> {
-        let mut memory = Registration::new(&self.epochs, Pages::new(size, 1).unwrap()).unwrap();
+        let mut memory = Registration::new(&self.completion_events, Pages::new(size, 1).unwrap()).unwrap();
         fill(memory.as_mut_slice(), seed);
         Arc::new(memory)
     }
 
     /// Pool memory that every GPU may touch.
     pub(super) fn mapped(&self, device: DeviceId, size: Bytes) -> Arc<Buffer> {
-        Arc::new(Buffer::new(&self.epochs, device, size, self.gpus).unwrap())
+        Arc::new(Buffer::new(&self.completion_events, device, size, self.gpus).unwrap())
     }
 
     /// Plain memory.
@@ -137,9 +138,9 @@ impl Fixture {
         if let Some(engine) = self.engine.take() {
             engine.stop();
         }
-        let (sim, epochs) = (self.sim.clone(), self.epochs.clone());
+        let (sim, completion_events) = (self.sim.clone(), self.completion_events.clone());
         drop(self);
-        drop(epochs);
+        drop(completion_events);
         assert_eq!(sim.census(), Census { modules, ..Census::default() });
     }
 }

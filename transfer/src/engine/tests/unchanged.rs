@@ -180,7 +180,7 @@ fn a_gpu_does_not_wait_for_another_s_stream_that_copies_its_memory() {
 }
 
 #[test]
-fn epochs_cover_what_another_gpu_s_stream_copies_also_where_the_call_fails() {
+fn points_cover_what_another_gpu_s_stream_copies_also_where_the_call_fails() {
     for failing in [false, true] {
         let fixture = Fixture::made("h200x4", EngineOptions::default(), killing());
         let (mapped, memory) = (fixture.mapped(GPU, SIZE), fixture.pinned(SIZE, 5));
@@ -194,12 +194,12 @@ fn epochs_cover_what_another_gpu_s_stream_copies_also_where_the_call_fails() {
         let copied = fixture.engine().copy_to_all(&to, &part(&host, 0), on, UNWAITED);
         fixture.faults.set(&[]);
         assert_eq!(copied.is_err(), failing);
-        let mut epoch = fixture.epochs.record(DeviceSet::of(GPU)).unwrap();
-        assert!(epoch.poll().unwrap().is_none(), "a copy of its memory waits in the stream");
+        let mut point = fixture.completion_events.record(DeviceSet::of(GPU)).unwrap();
+        assert!(point.poll().unwrap().is_none(), "a copy of its memory waits in the stream");
         release();
         stream.synchronize().unwrap();
-        assert!(epoch.poll().unwrap().is_some());
-        drop((stream, mapped, memory, gpu, host, to, epoch, copied));
+        assert!(point.poll().unwrap().is_some());
+        drop((stream, mapped, memory, gpu, host, to, point, copied));
         fixture.end();
     }
 }

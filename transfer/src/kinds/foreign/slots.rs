@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{Buffer, DeviceSet, Epochs, OwnedEvent, Span};
+use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedEvent, Span};
 use glake_device::{DeviceId, EventKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -38,7 +38,7 @@ impl Ring {
     /// The rings that fit into so much memory of a relay, which the work of `reach` may touch; the clock is that of contexts of
     /// our own. None of less than 512 KiB.
     pub(crate) fn all(
-        own: &Arc<Epochs>,
+        own: &Arc<CompletionEvents>,
         relay: DeviceId,
         memory: Bytes,
         reach: DeviceSet,

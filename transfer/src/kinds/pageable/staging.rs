@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use glake_device::owned::{Epochs, OwnedEvent, OwnedStream, Pages, Registration, Span};
+use glake_device::owned::{CompletionEvents, OwnedEvent, OwnedStream, Pages, Registration, Span};
 use glake_device::{DeviceId, Driver, EventKind};
 use glake_units::Bytes;
 use parking_lot::RwLock;
@@ -57,7 +57,7 @@ pub(crate) struct StagingHold(Arc<StagingBuffers>);
 impl StagingBuffers {
     /// Slots for so many threads in at most so much pinned memory, without streams yet; `None` where that is too little.
     pub(crate) fn new(
-        epochs: &Arc<Epochs>,
+        completion_events: &Arc<CompletionEvents>,
         devices: usize,
         threads: usize,
         memory: Bytes,
@@ -71,7 +71,7 @@ impl StagingBuffers {
             return Ok(None);
         }
         let all = Bytes::new(slot.get().saturating_mul(count as u64));
-        let memory = Arc::new(Registration::new(epochs, Pages::new(all, 0)?)?);
+        let memory = Arc::new(Registration::new(completion_events, Pages::new(all, 0)?)?);
         let part = |index: usize| Span::pinned(&memory, Bytes::new(slot.get() * index as u64), slot);
         let streams = || (0..devices).map(|_| RwLock::default()).collect();
         let slot = |index| part(index).map(|memory| Slot { index, memory, lost: AtomicBool::new(false) });

@@ -44,7 +44,7 @@ impl Harness {
         let default = if server.is_simulated() { Bytes::mib(64) } else { Bytes::gib(16) };
         let bytes = options.bytes.unwrap_or(default);
         let (target, size) = (server.target().id, bytes.min(LINKS[usize::from(!server.is_simulated())]));
-        let digests = options.verify.then(|| Digests::new(server.epochs(), target)).transpose()?;
+        let digests = options.verify.then(|| Digests::new(server.completion_events(), target)).transpose()?;
         let harness = Harness {
             bytes,
             peer: peer(&server, options)?,

@@ -116,7 +116,7 @@ fn relays_that_may_not_rest_stay() {
 #[test]
 fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
     let (process, blocks) = served("");
-    let driver = process.registry.epochs.driver().clone();
+    let driver = process.registry.completion_events.driver().clone();
     let stream = glake_device::owned::OwnedStream::new(&driver, RELAYS[0]).unwrap();
     process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(process.has_contexts(), [false; 2]);

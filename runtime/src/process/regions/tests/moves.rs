@@ -30,7 +30,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
     assert!(view.evicted >= mib(15) && view.predicted_refill > Duration::ZERO);
     process.check(&other);
     let snapshot = process.reports().snapshot();
-    let away = |tag: &str| {
+    let evicted = |tag: &str| {
         let regions = snapshot["allocator_settings"]["glake_regions"].as_array().unwrap();
         regions
             .iter()
@@ -38,7 +38,7 @@ fn a_region_leaves_two_devices_and_comes_back() {
             .filter_map(|region| region["evicted"].as_u64())
             .sum::<u64>()
     };
-    assert!(away("weights") >= 30 << 20 && away("default") == 0);
+    assert!(evicted("weights") >= 30 << 20 && evicted("default") == 0);
     process.free(blocks.remove(0).address).unwrap();
     process.trim(None, Bytes::ZERO).unwrap();
     let again = process.regions().shrink(&shrink_of(&["weights"])).unwrap();

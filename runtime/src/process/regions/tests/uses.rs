@@ -291,7 +291,7 @@ fn what_is_freed_while_it_is_away_keeps_nobody_out() {
         let [one, two] = [1, 2].map(|seed| process.written_in("a", 0, mib(9), seed));
         process.regions().shrink(&shrink_of(&["a"])).unwrap();
         process.free(one.address).unwrap();
-        assert_eq!(process.regions().gate().view().closed, ["a"], "the other one is away");
+        assert_eq!(process.regions().gate().view().closed, ["a"], "the other one is evicted");
         std::thread::scope(|scope| {
             let held = scope.spawn(|| {
                 process.regions().begin_use(&Tags::of(&["a"]), WhenClosed::Hold, Some(Duration::from_secs(5)))

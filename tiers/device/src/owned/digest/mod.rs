@@ -16,7 +16,7 @@ use std::sync::Arc;
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::{DeviceSet, Epochs, OwnedEvent, OwnedStream, Pages, PinnedRange, Registration, Span};
+use super::{CompletionEvents, DeviceSet, OwnedEvent, OwnedStream, Pages, PinnedRange, Registration, Span};
 use crate::{
     Address, DeviceId, DriverError, EventKind, HostKernel, Kernel, KernelMemory, LaunchRequest, Module,
     ModuleSource, PointerKind, Refusal, Result, Stream, Touch, Touched, Verb,
@@ -47,7 +47,7 @@ const SUMS: usize = BLOCKS as usize * 8;
 /// The digest kernel of one GPU.
 #[derive(Debug)]
 pub struct Digests {
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     device: DeviceId,
     stream: OwnedStream,
     module: Module,
@@ -78,14 +78,14 @@ impl Digests {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn new(epochs: &Arc<Epochs>, device: DeviceId) -> Result<Digests> {
-        let driver = epochs.driver();
+    pub fn new(completion_events: &Arc<CompletionEvents>, device: DeviceId) -> Result<Digests> {
+        let driver = completion_events.driver();
         let stream = OwnedStream::new(driver, device)?;
         let module = driver.module_load(device, &SOURCE)?;
-        let (epochs, kernel, slots) = (epochs.clone(), Kernel(0), Mutex::default());
+        let (completion_events, kernel, slots) = (completion_events.clone(), Kernel(0), Mutex::default());
         // From here on dropping it unloads the module.
-        let mut digests = Digests { epochs, device, stream, module, kernel, slots };
-        digests.kernel = digests.epochs.driver().kernel_find(device, module, KERNEL)?;
+        let mut digests = Digests { completion_events, device, stream, module, kernel, slots };
+        digests.kernel = digests.completion_events.driver().kernel_find(device, module, KERNEL)?;
         Ok(digests)
     }
 
@@ -117,7 +117,7 @@ impl Digests {
             // Of a launch whose end cannot be marked the slot is not used again: its memory stays until all work is done.
             self.launch(stream, &slot, &reads)?;
             let marked = slot.launched.take().map_or_else(
-                || OwnedEvent::new(self.epochs.driver(), self.device, EventKind::Sleeping),
+                || OwnedEvent::new(self.completion_events.driver(), self.device, EventKind::Sleeping),
                 Ok,
             )?;
             marked.record(stream)?;
@@ -159,7 +159,7 @@ impl Digests {
         };
         // SAFETY: the kernel reads the list and its pieces, which lie in spans that the GPU reaches and that live until it has run,
         // and writes its sums; the slot is used again only after that.
-        unsafe { self.epochs.driver().launch(self.device, &request, stream) }
+        unsafe { self.completion_events.driver().launch(self.device, &request, stream) }
     }
 
     /// A slot that no kernel uses; makes more where there is none.
@@ -171,7 +171,7 @@ impl Digests {
                 return Ok(slots.swap_remove(at));
             }
         }
-        let mut rest = PinnedRange::whole(Registration::new(&self.epochs, Pages::new(SLOT, 1)?)?);
+        let mut rest = PinnedRange::whole(Registration::new(&self.completion_events, Pages::new(SLOT, 1)?)?);
         loop {
             let (memory, others) = match rest.split(SLOT) {
                 Ok((memory, others)) => (memory, Some(others)),
@@ -187,9 +187,9 @@ impl Digests {
 
 impl Drop for Digests {
     fn drop(&mut self) {
-        if self.epochs.synchronize(DeviceSet::of(self.device)).is_ok() {
+        if self.completion_events.synchronize(DeviceSet::of(self.device)).is_ok() {
             // SAFETY: all work of the device is done. A failure leaves the module to the context.
-            let _ = unsafe { self.epochs.driver().module_unload(self.device, self.module) };
+            let _ = unsafe { self.completion_events.driver().module_unload(self.device, self.module) };
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::super::{Epochs, OwnedEvent, Pages, Piece, Registration, Side};
+use super::super::{CompletionEvents, OwnedEvent, Pages, Piece, Registration, Side};
 use crate::{
     Address, CopyRequest, DeviceId, EventKind, PointerKind, Refusal, Result, Touch, Touches, Usage, Verb,
 };
@@ -83,8 +83,13 @@ impl Drop for BlockList {
 
 impl BlockList {
     /// The lists that fit into so much pinned memory, made for it; at least one.
-    pub(super) fn several(epochs: &Arc<Epochs>, reach: Reach, memory: Bytes) -> Result<Vec<BlockList>> {
-        let memory = Arc::new(Registration::new(epochs, Pages::new(memory.max(Bytes::new(LIST)), 0)?)?);
+    pub(super) fn several(
+        completion_events: &Arc<CompletionEvents>,
+        reach: Reach,
+        memory: Bytes,
+    ) -> Result<Vec<BlockList>> {
+        let memory =
+            Arc::new(Registration::new(completion_events, Pages::new(memory.max(Bytes::new(LIST)), 0)?)?);
         (0..memory.size().get() / LIST)
             .map(|index| {
                 Ok(BlockList {
@@ -95,7 +100,11 @@ impl BlockList {
                     count: 0,
                     size: Bytes::ZERO,
                     reach,
-                    done: Arc::new(OwnedEvent::new(epochs.driver(), reach.device, EventKind::Plain)?),
+                    done: Arc::new(OwnedEvent::new(
+                        completion_events.driver(),
+                        reach.device,
+                        EventKind::Plain,
+                    )?),
                 })
             })
             .collect()

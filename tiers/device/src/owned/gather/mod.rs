@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::{DeviceSet, Epochs, Side, Span};
+use super::{CompletionEvents, DeviceSet, Side, Span};
 use crate::{
     Address, CaptureState, DeviceId, DriverError, HostKernel, Kernel, LaunchRequest, Module, ModuleSource,
     Refusal, Result, Stream, Touch, Touched,
@@ -43,7 +43,7 @@ const COPY_BLOCKS: u32 = 8;
 /// The copy kernels of one GPU.
 #[derive(Debug)]
 pub struct Gather {
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     device: DeviceId,
     module: Module,
     gather: Kernel,
@@ -60,12 +60,12 @@ impl Gather {
     ///
     /// # Errors
     /// What the driver answers.
-    pub fn new(epochs: &Arc<Epochs>, device: DeviceId, lists: Bytes) -> Result<Gather> {
-        let driver = epochs.driver();
+    pub fn new(completion_events: &Arc<CompletionEvents>, device: DeviceId, lists: Bytes) -> Result<Gather> {
+        let driver = completion_events.driver();
         let module = driver.module_load(device, &SOURCE)?;
         // From here on dropping it unloads the module.
         let mut gather = Gather {
-            epochs: epochs.clone(),
+            completion_events: completion_events.clone(),
             device,
             module,
             gather: Kernel(0),
@@ -76,7 +76,7 @@ impl Gather {
         };
         gather.gather = driver.kernel_find(device, module, "glake_gather")?;
         gather.copy = driver.kernel_find(device, module, "glake_copy")?;
-        let mut lists = BlockList::several(epochs, gather.reach(), lists)?;
+        let mut lists = BlockList::several(completion_events, gather.reach(), lists)?;
         lists.iter_mut().for_each(|list| list.home = Arc::downgrade(&gather.lists));
         gather.pinned = lists.first().map_or(Bytes::ZERO, BlockList::memory);
         gather.lists.lock().idle = lists;
@@ -134,7 +134,7 @@ impl Gather {
     /// What the driver answers; [`DriverError::Capturing`] on a stream that records a graph, which would outlive the list.
     /// Nothing is enqueued then.
     pub fn gather(&self, stream: Stream, mut list: BlockList) -> Result<()> {
-        let launched = match self.epochs.driver().capture_state(self.device, stream) {
+        let launched = match self.completion_events.driver().capture_state(self.device, stream) {
             _ if list.count() == 0 => Ok(()),
             Ok(CaptureState::None) => self.launch_list(stream, &list),
             Ok(_) => Err(DriverError::Capturing { verb: VERB, code: DriverError::CAPTURING }),
@@ -164,7 +164,7 @@ impl Gather {
         if let Some(end) = unreached {
             return Err(refused(end.start(), Refusal::NoPeerAccess));
         }
-        let driver = self.epochs.driver();
+        let driver = self.completion_events.driver();
         let recorded = driver.capture_state(self.device, stream)? != CaptureState::None;
         let touch = |span: &Span| [Touch { address: span.start(), size: span.size() }];
         let request = LaunchRequest {
@@ -191,7 +191,7 @@ impl Gather {
         };
         // SAFETY: the kernel copies the list's blocks and touches nothing else. They are pieces that the GPU reaches, whose
         // memory lives until the kernel has run; the list is written again only after that.
-        unsafe { self.epochs.driver().launch(self.device, &request, stream) }
+        unsafe { self.completion_events.driver().launch(self.device, &request, stream) }
     }
 
     fn emptied(&self, mut list: BlockList) -> BlockList {
@@ -207,11 +207,12 @@ impl Gather {
 
 impl Drop for Gather {
     fn drop(&mut self) {
-        let synchronize = || self.epochs.synchronize(DeviceSet::of(self.device));
+        let synchronize = || self.completion_events.synchronize(DeviceSet::of(self.device));
         // What keeps the module keeps the context: not for an error that passes.
         if synchronize().or_else(|_| synchronize()).is_ok() && !self.is_captured() {
             // SAFETY: all work of the device is done, and no graph holds a launch.
-            let unload = || unsafe { self.epochs.driver().module_unload(self.device, self.module) };
+            let unload =
+                || unsafe { self.completion_events.driver().module_unload(self.device, self.module) };
             // A second failure leaves the module to the context.
             let _ = unload().or_else(|_| unload());
         }

@@ -1,10 +1,10 @@
-//! Epochs on the simulated device, while contexts and captures come and go.
+//! Completion points on the simulated device, while contexts and captures come and go.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, Epochs, OwnedStream, SeenCapture, this_thread};
+use glake_device::owned::{CompletionEvents, DeviceSet, OwnedStream, SeenCapture, this_thread};
 use glake_device::{
     CaptureState, DeviceId, Driver, DriverError, Fault, Faults, Injected, Living, Recorder, Refusal, Verb,
     When,
@@ -18,32 +18,32 @@ const BOTH: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
 fn a_device_without_a_context_is_covered_and_its_context_not_made() {
     let topology = SimTopology::uniform(2, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
-    let epochs = Epochs::new(sim.clone());
+    let completion_events = CompletionEvents::new(sim.clone());
     let both: DeviceSet = BOTH.into_iter().collect();
     let driver: Arc<dyn Driver> = sim.clone();
     let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
-    let mark = epochs.mark();
-    assert!(epochs.record(both).unwrap().wait().unwrap().covers(mark, both));
-    assert!(epochs.synchronize(both).unwrap().covers(mark, both));
+    let mark = completion_events.mark();
+    assert!(completion_events.record(both).unwrap().wait().unwrap().covers(mark, both));
+    assert!(completion_events.synchronize(both).unwrap().covers(mark, both));
     assert_eq!(BOTH.map(|device| sim.has_context(device).unwrap()), [true, false]);
     drop(stream);
-    epochs.release_context(DeviceId(0)).unwrap();
+    completion_events.release_context(DeviceId(0)).unwrap();
     assert!(!sim.has_context(DeviceId(0)).unwrap());
     assert_eq!(sim.census(), Census::default());
 }
 
 #[test]
-fn an_epoch_has_passed_on_a_device_whose_context_was_given_back() {
+fn an_point_has_passed_on_a_device_whose_context_was_given_back() {
     let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
-    let epochs = Epochs::new(sim.clone());
+    let completion_events = CompletionEvents::new(sim.clone());
     let here = DeviceSet::of(DeviceId(0));
     let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
     let time = std::time::Duration::from_millis(1);
     sim.enqueue_kernel(DeviceId(0), stream.id(), &[], &[], time, |_| {}).unwrap();
-    let mut epoch = epochs.record(here).unwrap();
-    assert!(epoch.poll().unwrap().is_none());
-    let refused = epochs.release_context(DeviceId(0)).unwrap_err();
+    let mut point = completion_events.record(here).unwrap();
+    assert!(point.poll().unwrap().is_none());
+    let refused = completion_events.release_context(DeviceId(0)).unwrap_err();
     let living = Living { streams: 1, ..Living::default() };
     assert!(
         matches!(refused, DriverError::ContextInUse { living: found, .. } if found == living),
@@ -51,79 +51,79 @@ fn an_epoch_has_passed_on_a_device_whose_context_was_given_back() {
     );
     // It has waited.
     assert_eq!(sim.now(), time);
-    assert!(epoch.poll().unwrap().is_some());
-    let pending = epochs.record(here).unwrap();
+    assert!(point.poll().unwrap().is_some());
+    let pending = completion_events.record(here).unwrap();
     drop(stream);
-    let hold = epochs.hold();
-    let refused = epochs.release_context(DeviceId(0));
+    let hold = completion_events.hold();
+    let refused = completion_events.release_context(DeviceId(0));
     assert!(matches!(refused, Err(DriverError::Capturing { .. })));
     drop(hold);
-    epochs.release_context(DeviceId(0)).unwrap();
+    completion_events.release_context(DeviceId(0)).unwrap();
     assert_eq!(sim.census(), Census::default());
     drop(pending);
     // Everything begins anew.
     let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
-    drop(epochs.record(here).unwrap());
-    drop(epochs.record(here).unwrap());
+    drop(completion_events.record(here).unwrap());
+    drop(completion_events.record(here).unwrap());
     assert_eq!(sim.census().events, 1);
     drop(stream);
-    epochs.release_context(DeviceId(0)).unwrap();
-    drop(epochs);
+    completion_events.release_context(DeviceId(0)).unwrap();
+    drop(completion_events);
     assert_eq!(sim.census(), Census::default());
 }
 
 #[test]
-fn epochs_are_recorded_and_polled_while_the_context_comes_and_goes() {
+fn points_are_recorded_and_polled_while_the_context_comes_and_goes() {
     let topology = SimTopology::uniform(2, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
-    let epochs = Epochs::new(sim.clone());
+    let completion_events = CompletionEvents::new(sim.clone());
     let both: DeviceSet = BOTH.into_iter().collect();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 for _ in 0..500 {
-                    let mark = epochs.mark();
-                    let mut one = epochs.record(both).unwrap();
+                    let mark = completion_events.mark();
+                    let mut one = completion_events.record(both).unwrap();
                     while one.poll().unwrap().is_none() {}
-                    assert!(epochs.record(both).unwrap().wait().unwrap().covers(mark, both));
+                    assert!(completion_events.record(both).unwrap().wait().unwrap().covers(mark, both));
                 }
             });
         }
         let mut gone = 0;
         while gone < 200 {
             drop(OwnedStream::new(&driver, DeviceId(1)).unwrap());
-            match epochs.release_context(DeviceId(1)) {
+            match completion_events.release_context(DeviceId(1)) {
                 Ok(()) => gone += 1,
                 Err(DriverError::ContextInUse { .. } | DriverError::NotReady { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }
     });
-    drop(epochs);
+    drop(completion_events);
     assert_eq!(sim.census(), Census::default());
 }
 
 #[test]
-fn a_capture_that_was_seen_holds_epochs_back_until_it_is_over() {
+fn a_capture_that_was_seen_holds_points_back_until_it_is_over() {
     let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
     let faults = Arc::new(Faults::new(sim.clone()));
-    let epochs = Epochs::new(faults.clone());
+    let completion_events = CompletionEvents::new(faults.clone());
     let driver: Arc<dyn Driver> = sim.clone();
     let (device, stream) = (DeviceId(0), OwnedStream::new(&driver, DeviceId(0)).unwrap());
-    let record = || epochs.record(DeviceSet::of(device));
+    let record = || completion_events.record(DeviceSet::of(device));
     let seen = || match sim.capture_state(device, stream.id()).unwrap() {
         CaptureState::Active(id) => SeenCapture { device, stream: stream.id(), id },
         state => panic!("{state:?}"),
     };
     for _ in 0..2 {
-        let hold = epochs.hold();
+        let hold = completion_events.hold();
         sim.begin_capture(device, stream.id()).unwrap();
-        epochs.follow(seen(), this_thread());
-        epochs.follow(seen(), this_thread());
+        completion_events.follow(seen(), this_thread());
+        completion_events.follow(seen(), this_thread());
         drop(hold);
         assert!(matches!(record(), Err(DriverError::Capturing { .. })));
-        let refused = epochs.release_context(device);
+        let refused = completion_events.release_context(device);
         assert!(matches!(refused, Err(DriverError::Capturing { .. })));
         sim.end_capture(device, stream.id()).unwrap();
         drop(record().unwrap());
@@ -133,7 +133,7 @@ fn a_capture_that_was_seen_holds_epochs_back_until_it_is_over() {
         (Injected::Refused(Refusal::UnknownHandle), false),
         (Injected::Sticky(700), false),
     ] {
-        epochs.follow(SeenCapture { device, stream: stream.id(), id: 7 }, this_thread());
+        completion_events.follow(SeenCapture { device, stream: stream.id(), id: 7 }, this_thread());
         faults.set(&[Fault { verb: Some(Verb::CaptureState), when: When::From(1), error }]);
         assert_eq!(record().is_err(), holds, "{error:?}");
         faults.set(&[]);
@@ -146,22 +146,22 @@ fn a_capture_that_was_seen_holds_epochs_back_until_it_is_over() {
 fn only_the_thread_that_captures_asks_whether_it_is_over() {
     let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
     let recorder = Arc::new(Recorder::measured(sim.clone()).with_log());
-    let epochs = Epochs::new(recorder.clone());
+    let completion_events = CompletionEvents::new(recorder.clone());
     let driver: Arc<dyn Driver> = sim.clone();
     let (device, stream) = (DeviceId(0), OwnedStream::new(&driver, DeviceId(0)).unwrap());
     let capture = SeenCapture { device, stream: stream.id(), id: 7 };
     let asked = || recorder.take_log().iter().filter(|logged| logged.call.verb == Verb::CaptureState).count();
-    epochs.follow(capture, this_thread());
+    completion_events.follow(capture, this_thread());
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| epochs.record(DeviceSet::of(device)).is_err());
-        assert!(other.join().unwrap(), "it holds epochs back");
+        let other = scope.spawn(|| completion_events.record(DeviceSet::of(device)).is_err());
+        assert!(other.join().unwrap(), "it holds completion points back");
     });
     assert_eq!(asked(), 0);
-    drop(epochs.record(DeviceSet::of(device)).unwrap());
+    drop(completion_events.record(DeviceSet::of(device)).unwrap());
     assert_eq!(asked(), 1);
     // Once that thread has ended, nobody ends its capture.
     std::thread::scope(|scope| {
-        scope.spawn(|| epochs.follow(capture, this_thread())).join().unwrap();
+        scope.spawn(|| completion_events.follow(capture, this_thread())).join().unwrap();
     });
-    drop(epochs.record(DeviceSet::of(device)).unwrap());
+    drop(completion_events.record(DeviceSet::of(device)).unwrap());
 }

@@ -1,4 +1,4 @@
-//! Epochs on a stub; `tiers/sim/tests/epochs.rs` has them on the simulated device.
+//! Completion points on a stub; `tiers/sim/tests/completion.rs` has them on the simulated device.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,33 +9,33 @@ use crate::{Fault, Faults, Injected, Recorder, Refusal, When};
 const BOTH: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
 
 #[test]
-fn an_epoch_covers_marks_before_it_and_no_later_ones() {
+fn an_point_covers_marks_before_it_and_no_later_ones() {
     let stub = Stub::new();
-    let epochs = Epochs::new(stub.clone());
+    let completion_events = CompletionEvents::new(stub.clone());
     let both: DeviceSet = BOTH.into_iter().collect();
-    let before = epochs.mark();
-    let mut epoch = epochs.record(both).unwrap();
-    let after = epochs.mark();
+    let before = completion_events.mark();
+    let mut point = completion_events.record(both).unwrap();
+    let after = completion_events.mark();
     stub.pending.store(true, Relaxed);
-    assert!(epoch.poll().unwrap().is_none());
+    assert!(point.poll().unwrap().is_none());
     stub.pending.store(false, Relaxed);
-    let passed = epoch.poll().unwrap().unwrap();
+    let passed = point.poll().unwrap().unwrap();
     assert!(passed.covers(before, both) && !passed.covers(after, both));
     assert!(!passed.covers(before, DeviceSet::of(DeviceId(2))));
-    assert!(epochs.synchronize(both).unwrap().covers(after, both));
+    assert!(completion_events.synchronize(both).unwrap().covers(after, both));
 }
 
 #[test]
 fn events_are_used_again() {
     let stub = Stub::new();
-    let epochs = Epochs::new(stub.clone());
+    let completion_events = CompletionEvents::new(stub.clone());
     for _ in 0..100 {
-        let mut kept = epochs.record(DeviceSet::of(DeviceId(0))).unwrap();
-        drop(epochs.record(DeviceSet::of(DeviceId(0))).unwrap());
+        let mut kept = completion_events.record(DeviceSet::of(DeviceId(0))).unwrap();
+        drop(completion_events.record(DeviceSet::of(DeviceId(0))).unwrap());
         kept.wait().unwrap();
     }
     assert_eq!(stub.events.load(Relaxed), 2);
-    drop(epochs);
+    drop(completion_events);
     assert_eq!(stub.events.load(Relaxed), 0);
 }
 
@@ -45,47 +45,47 @@ const STREAM: (DeviceId, Stream) = (DeviceId(0), Stream(7));
 #[test]
 fn marks_of_work_elsewhere_are_not_kept_once_it_is_done() {
     let stub = Stub::new();
-    let epochs = Epochs::new(stub.clone());
+    let completion_events = CompletionEvents::new(stub.clone());
     for _ in 0..1000 {
-        epochs.enqueued_on(MEMORY, STREAM).unwrap();
+        completion_events.enqueued_on(MEMORY, STREAM).unwrap();
     }
     assert!(stub.events.load(Relaxed) < 100, "{} events", stub.events.load(Relaxed));
     // What is not done is kept, all of it.
-    epochs.outside.sweep();
+    completion_events.outside.sweep();
     stub.pending.store(true, Relaxed);
     for _ in 0..1000 {
-        epochs.enqueued_on(MEMORY, STREAM).unwrap();
+        completion_events.enqueued_on(MEMORY, STREAM).unwrap();
     }
     assert_eq!(stub.events.load(Relaxed), 1000);
-    assert!(epochs.record(MEMORY).unwrap().poll().unwrap().is_none());
+    assert!(completion_events.record(MEMORY).unwrap().poll().unwrap().is_none());
 }
 
 #[test]
 fn who_waits_for_work_elsewhere_holds_nobody_up() {
     let stub = Stub::new();
-    // No epoch of its own has an event.
+    // No completion point of its own has an event.
     stub.without_context.store(MEMORY.bits(), Relaxed);
-    let epochs = Epochs::new(stub.clone());
+    let completion_events = CompletionEvents::new(stub.clone());
     stub.pending.store(true, Relaxed);
-    epochs.enqueued_on(MEMORY, STREAM).unwrap();
+    completion_events.enqueued_on(MEMORY, STREAM).unwrap();
     let held = stub.waits.lock();
     let waiting = {
-        let mut epoch = epochs.record(MEMORY).unwrap();
-        std::thread::spawn(move || epoch.wait().map(drop))
+        let mut point = completion_events.record(MEMORY).unwrap();
+        std::thread::spawn(move || point.wait().map(drop))
     };
     // Most likely it waits by then; where it does not the test passes for nothing, and never fails for it.
     std::thread::sleep(std::time::Duration::from_millis(50));
     let (done, recorded) = std::sync::mpsc::channel();
-    let other = epochs.clone();
+    let other = completion_events.clone();
     let recording = std::thread::spawn(move || {
-        let mut epoch = other.record(MEMORY).unwrap();
-        let _ = done.send(epoch.poll().unwrap().is_none());
+        let mut point = other.record(MEMORY).unwrap();
+        let _ = done.send(point.poll().unwrap().is_none());
     });
     let told = recorded.recv_timeout(std::time::Duration::from_secs(10));
     drop(held);
     waiting.join().unwrap().unwrap();
     recording.join().unwrap();
-    assert_eq!(told, Ok(true), "what is waited for is enqueued after the next epoch is recorded");
+    assert_eq!(told, Ok(true), "what is waited for is enqueued after the next completion point is recorded");
 }
 
 #[test]
@@ -96,31 +96,31 @@ fn a_lost_gpu_ends_the_work_that_it_had_on_others_memory() {
         (Injected::Failed(1), false),
     ] {
         let stub = Stub::new();
-        // No epoch of its own has an event.
+        // No completion point of its own has an event.
         stub.without_context.store(MEMORY.bits(), Relaxed);
         stub.pending.store(true, Relaxed);
         let faults = Arc::new(Faults::new(stub.clone()));
-        let epochs = Epochs::new(faults.clone());
-        epochs.enqueued_on(MEMORY, STREAM).unwrap();
-        let [mut polled, mut waited] = [0, 1].map(|_| epochs.record(MEMORY).unwrap());
+        let completion_events = CompletionEvents::new(faults.clone());
+        completion_events.enqueued_on(MEMORY, STREAM).unwrap();
+        let [mut polled, mut waited] = [0, 1].map(|_| completion_events.record(MEMORY).unwrap());
         let of = |verb| Fault { verb: Some(verb), when: When::From(1), error };
         faults.set(&[of(Verb::EventQuery), of(Verb::EventSynchronize)]);
         assert_eq!(polled.poll().is_ok_and(|passed| passed.is_some()), ends, "{error:?}");
         assert_eq!(waited.wait().is_ok(), ends, "{error:?}");
-        assert_eq!(epochs.synchronize(MEMORY).is_ok(), ends, "{error:?}");
+        assert_eq!(completion_events.synchronize(MEMORY).is_ok(), ends, "{error:?}");
     }
 }
 
 #[test]
-fn a_capture_holds_epochs_back() {
+fn a_capture_holds_points_back() {
     let recorder = Arc::new(Recorder::measured(Stub::new()));
-    let epochs = Epochs::new(recorder.clone());
-    let hold = epochs.hold();
-    let refused = epochs.record(DeviceSet::of(DeviceId(0)));
+    let completion_events = CompletionEvents::new(recorder.clone());
+    let hold = completion_events.hold();
+    let refused = completion_events.record(DeviceSet::of(DeviceId(0)));
     assert!(matches!(refused, Err(DriverError::Capturing { .. })));
     assert_eq!(recorder.counters().calls(), 0);
     drop(hold);
-    epochs.record(DeviceSet::of(DeviceId(0))).unwrap();
+    completion_events.record(DeviceSet::of(DeviceId(0))).unwrap();
 }
 
 #[test]
@@ -132,11 +132,11 @@ fn without_context_events_every_known_stream_gets_one() {
         error: Injected::Unsupported,
     }]);
     let recorder = Arc::new(Recorder::measured(faults));
-    let epochs = Epochs::new(recorder.clone());
-    epochs.know(DeviceId(0), Stream(7));
-    epochs.know(DeviceId(0), Stream(7));
+    let completion_events = CompletionEvents::new(recorder.clone());
+    completion_events.know(DeviceId(0), Stream(7));
+    completion_events.know(DeviceId(0), Stream(7));
     for _ in 0..2 {
-        epochs.record(DeviceSet::of(DeviceId(0))).unwrap().wait().unwrap();
+        completion_events.record(DeviceSet::of(DeviceId(0))).unwrap().wait().unwrap();
     }
     let counters = recorder.counters();
     assert_eq!(counters.of(Verb::EventRecordContext).calls, 1);

@@ -1,8 +1,8 @@
 //! The events of a device, which are destroyed when its context is given back, whoever still holds their cells.
 //!
 //! ```text
-//!   Epoch ─► Cell ◄─ all, idle                a cell holds its event until the device's context is given back;
-//!            [event]                          an epoch that finds its cell empty has been passed there
+//!   RecordedPoint ─► Cell ◄─ all, idle                  a cell holds its event until the device's context is given back;
+//!            [event]                          a completion point that finds its cell empty has been passed there
 //! ```
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
-use super::Epochs;
+use super::CompletionEvents;
 use crate::owned::{DeviceSet, OwnedEvent};
 use crate::{DeviceId, DriverError, Result, Verb};
 
@@ -18,7 +18,7 @@ use crate::{DeviceId, DriverError, Result, Verb};
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pub(super) all: Vec<Arc<Cell>>,
-    /// For the next epochs.
+    /// For the next completion points.
     pub(super) idle: Vec<Arc<Cell>>,
 }
 
@@ -61,22 +61,22 @@ impl Cell {
 /// While it lives, no event is made or recorded on a device.
 #[derive(Debug)]
 pub(super) struct Quiet<'a> {
-    epochs: &'a Epochs,
+    completion_events: &'a CompletionEvents,
     device: DeviceId,
 }
 
 impl<'a> Quiet<'a> {
-    pub(super) fn begin(epochs: &'a Epochs, device: DeviceId) -> Result<Quiet<'a>> {
+    pub(super) fn begin(completion_events: &'a CompletionEvents, device: DeviceId) -> Result<Quiet<'a>> {
         let verb = Verb::ReleaseContext;
-        epochs.sweep_holds();
+        completion_events.sweep_holds();
         // Whoever records has ended.
-        let holds = epochs.holds.write();
+        let holds = completion_events.holds.write();
         let bit = DeviceSet::of(device).bits();
         if holds.is_any() {
             return Err(DriverError::Capturing { verb, code: DriverError::CAPTURING });
         }
-        match epochs.quiet.fetch_or(bit, Ordering::Relaxed) & bit {
-            0 => Ok(Quiet { epochs, device }),
+        match completion_events.quiet.fetch_or(bit, Ordering::Relaxed) & bit {
+            0 => Ok(Quiet { completion_events, device }),
             _ => Err(DriverError::NotReady { verb }),
         }
     }
@@ -84,6 +84,6 @@ impl<'a> Quiet<'a> {
 
 impl Drop for Quiet<'_> {
     fn drop(&mut self) {
-        self.epochs.quiet.fetch_and(!DeviceSet::of(self.device).bits(), Ordering::Relaxed);
+        self.completion_events.quiet.fetch_and(!DeviceSet::of(self.device).bits(), Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! Marks of our own work on a device's memory that its context does not wait for.
 //!
-//! A mark is shared by the epochs that wait for it, and nothing is locked while one does: what is waited for may be enqueued by whoever
-//! records the next epoch.
+//! A mark is shared by the completion points that wait for it, and nothing is locked while one does: what is waited for may be enqueued by whoever
+//! records the next completion point.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,14 +1,14 @@
 //! Points in time at which everything enqueued before, on any stream of a context, is known to be done.
 //!
-//! Every epoch has a sequence number, drawn before its events are recorded. Whoever marks a moment draws the
-//! number that the next epoch will get: an epoch of at least that number covers all work enqueued before the mark.
+//! Every completion point has a sequence number, drawn before its events are recorded. Whoever marks a moment draws the
+//! number that the next completion point will get: a completion point of at least that number covers all work enqueued before the mark.
 //! Both draws are read-modify-writes of one atomic, so that a mark not covered is never taken for covered.
 //!
-//! What works on a device's memory in another context is that context's: its own epochs do not wait for it. Work of ours of that kind
-//! that is not joined into the device's context is told of ([`Epochs::outside`]), and is a part of its epochs until it is done.
+//! What works on a device's memory in another context is that context's: its own completion points do not wait for it. Work of ours of that kind
+//! that is not joined into the device's context is told of ([`CompletionEvents::outside`]), and is a part of its completion points until it is done.
 //!
-//! A device without a context has no work: an epoch that is recorded covers it without an event. A context is given back by
-//! [`Epochs::release_context`], for events are made in it: when all work there is done they have passed, and go too.
+//! A device without a context has no work: a completion point that is recorded covers it without an event. A context is given back by
+//! [`CompletionEvents::release_context`], for events are made in it: when all work there is done they have passed, and go too.
 
 mod cell;
 mod hold;
@@ -29,13 +29,13 @@ use hold::Holds;
 pub use hold::{CaptureHold, SeenCapture, may_ask, this_thread};
 use outside::{Mark, Outside};
 
-/// The order of epochs and marks.
+/// The order of completion points and marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sequence(u64);
 
 /// Proof that all work enqueued on some devices before some moment is done. It stays true for ever.
 #[derive(Clone, Copy, Debug)]
-pub struct Passed {
+pub struct CompletionProof {
     source: u64,
     sequence: Sequence,
     devices: DeviceSet,
@@ -43,7 +43,7 @@ pub struct Passed {
 
 /// The clock of a driver's completions; one for all who share memory.
 #[derive(Debug)]
-pub struct Epochs {
+pub struct CompletionEvents {
     driver: Arc<dyn Driver>,
     source: u64,
     sequence: AtomicU64,
@@ -63,8 +63,8 @@ pub struct Epochs {
 
 /// A recorded point; dropping it gives its events back.
 #[derive(Debug)]
-pub struct Epoch {
-    epochs: Arc<Epochs>,
+pub struct RecordedPoint {
+    completion_events: Arc<CompletionEvents>,
     sequence: Sequence,
     devices: DeviceSet,
     pending: Vec<Arc<Cell>>,
@@ -73,7 +73,7 @@ pub struct Epoch {
 }
 
 impl Sequence {
-    /// Before everything: covered by any epoch.
+    /// Before everything: covered by any completion point.
     pub const START: Sequence = Sequence(0);
 
     /// The number, for those who keep it among their own.
@@ -82,7 +82,7 @@ impl Sequence {
     }
 }
 
-impl Passed {
+impl CompletionProof {
     /// All that was marked with this or less is done.
     pub fn sequence(&self) -> Sequence {
         self.sequence
@@ -99,11 +99,11 @@ impl Passed {
     }
 }
 
-impl Epochs {
+impl CompletionEvents {
     /// The clock of a driver. Two clocks of one driver do not take each other's proofs.
     pub fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
         static SOURCES: AtomicU64 = AtomicU64::new(0);
-        Arc::new(Epochs {
+        Arc::new(CompletionEvents {
             driver,
             source: SOURCES.fetch_add(1, Ordering::Relaxed),
             sequence: AtomicU64::new(0),
@@ -121,32 +121,37 @@ impl Epochs {
         &self.driver
     }
 
-    /// Now: what is enqueued before this call is done once an epoch of this number has passed.
+    /// Now: what is enqueued before this call is done once a completion point of this number has passed.
     pub fn mark(&self) -> Sequence {
         // Not a load: see the module.
         Sequence(self.sequence.fetch_add(0, Ordering::AcqRel) + 1)
     }
 
-    /// Records an epoch on every one of `devices`: 0.14 us each on an H200. One without a context has no work to wait for, and is
+    /// Records a completion point on every one of `devices`: 0.14 us each on an H200. One without a context has no work to wait for, and is
     /// given none.
     ///
     /// # Errors
     /// [`DriverError::Capturing`] while a [`CaptureHold`] lives, with no call of the driver, and while a capture is open that was seen.
-    pub fn record(self: &Arc<Self>, devices: DeviceSet) -> Result<Epoch> {
+    pub fn record(self: &Arc<Self>, devices: DeviceSet) -> Result<RecordedPoint> {
         let _none = self.unheld(Verb::EventRecordContext)?;
         let sequence = self.advance();
-        let mut epoch =
-            Epoch { epochs: self.clone(), sequence, devices, pending: Vec::new(), outside: Vec::new() };
+        let mut point = RecordedPoint {
+            completion_events: self.clone(),
+            sequence,
+            devices,
+            pending: Vec::new(),
+            outside: Vec::new(),
+        };
         for device in devices.iter() {
-            epoch.outside.extend(self.outside.pending(device));
+            point.outside.extend(self.outside.pending(device));
             if self.is_quiet(device) {
                 // Its events are about to go.
                 self.driver.context_synchronize(device)?;
             } else if self.driver.has_context(device)? {
-                self.record_on(device, &mut epoch.pending)?;
+                self.record_on(device, &mut point.pending)?;
             }
         }
-        Ok(epoch)
+        Ok(point)
     }
 
     /// Gives up the driver's hold on a device's context, with all events of this clock there, when its work is done.
@@ -171,17 +176,17 @@ impl Epochs {
         released
     }
 
-    /// Waits for all work of the devices: an epoch without events, allowed (to the driver's liking) at any time.
-    pub fn synchronize(&self, devices: DeviceSet) -> Result<Passed> {
+    /// Waits for all work of the devices: a completion point without events, allowed (to the driver's liking) at any time.
+    pub fn synchronize(&self, devices: DeviceSet) -> Result<CompletionProof> {
         let sequence = self.advance();
         for device in devices.iter() {
             self.outside.pending(device).iter().try_for_each(Mark::wait)?;
             self.driver.context_synchronize(device)?;
         }
-        Ok(Passed { source: self.source, sequence, devices })
+        Ok(CompletionProof { source: self.source, sequence, devices })
     }
 
-    /// Work of ours on memory of some GPUs was enqueued on a stream, whose device's own memory is covered by its epochs: those of the other
+    /// Work of ours on memory of some GPUs was enqueued on a stream, whose device's own memory is covered by its completion points: those of the other
     /// GPUs, whose contexts do not wait for the stream, cover it from now on. Nothing is marked while the stream is captured: a graph
     /// runs as often as it is launched.
     ///
@@ -206,17 +211,17 @@ impl Epochs {
     }
 
     /// Work of ours on memory of `memory` was enqueued in another context, up to where `done` was recorded, and nothing in the context
-    /// of `memory` waits for it: its epochs and waits do until it is done.
+    /// of `memory` waits for it: its completion points and waits do until it is done.
     pub fn outside(&self, memory: DeviceId, done: OwnedEvent) {
         self.outside.add(memory, done);
     }
 
     /// The proof of what needs none: everything that was marked [`Sequence::START`] is done, on every device.
-    pub fn start(&self) -> Passed {
-        Passed { source: self.source, sequence: Sequence::START, devices: DeviceSet::ALL }
+    pub fn start(&self) -> CompletionProof {
+        CompletionProof { source: self.source, sequence: Sequence::START, devices: DeviceSet::ALL }
     }
 
-    /// Tells of a stream. Where the driver has no event for a whole context (before CUDA 12.5), an epoch is an
+    /// Tells of a stream. Where the driver has no event for a whole context (before CUDA 12.5), a completion point is an
     /// event on each known stream and on the legacy one, and the work of others is not covered.
     pub fn know(&self, device: DeviceId, stream: Stream) {
         let mut known = self.known.lock();
@@ -234,7 +239,7 @@ impl Epochs {
     }
 
     /// Whether a proof is of this clock.
-    pub(super) fn gave(&self, passed: &Passed) -> bool {
+    pub(super) fn gave(&self, passed: &CompletionProof) -> bool {
         passed.source == self.source
     }
 
@@ -306,7 +311,7 @@ impl Epochs {
         Ok(cell)
     }
 
-    /// Keeps a cell for the next epoch, unless its event has gone.
+    /// Keeps a cell for the next completion point, unless its event has gone.
     fn give_back(&self, cell: Arc<Cell>) {
         // In this order everywhere: the table, then a cell.
         let mut events = self.events.lock();
@@ -320,14 +325,14 @@ impl Epochs {
     }
 }
 
-impl Epoch {
+impl RecordedPoint {
     /// Its number.
     pub fn sequence(&self) -> Sequence {
         self.sequence
     }
 
     /// The proof, if it has passed. Never waits.
-    pub fn poll(&mut self) -> Result<Option<Passed>> {
+    pub fn poll(&mut self) -> Result<Option<CompletionProof>> {
         while let Some(mark) = self.outside.last() {
             if !mark.is_done()? {
                 return Ok(None);
@@ -344,7 +349,7 @@ impl Epoch {
     }
 
     /// Waits on the host for the proof.
-    pub fn wait(&mut self) -> Result<Passed> {
+    pub fn wait(&mut self) -> Result<CompletionProof> {
         while let Some(mark) = self.outside.last() {
             mark.wait()?;
             self.outside.pop();
@@ -356,18 +361,22 @@ impl Epoch {
         Ok(self.passed())
     }
 
-    fn passed(&self) -> Passed {
-        Passed { source: self.epochs.source, sequence: self.sequence, devices: self.devices }
+    fn passed(&self) -> CompletionProof {
+        CompletionProof {
+            source: self.completion_events.source,
+            sequence: self.sequence,
+            devices: self.devices,
+        }
     }
 
     fn pop(&mut self) {
         if let Some(cell) = self.pending.pop() {
-            self.epochs.give_back(cell);
+            self.completion_events.give_back(cell);
         }
     }
 }
 
-impl Drop for Epoch {
+impl Drop for RecordedPoint {
     fn drop(&mut self) {
         while !self.pending.is_empty() {
             self.pop();

@@ -1,4 +1,4 @@
-//! What holds epochs back: an event for a whole context invalidates every capture with streams of it.
+//! What holds completion points back: an event for a whole context invalidates every capture with streams of it.
 //!
 //! ```text
 //!   expected ─► followed: seen on a stream ─► over: the stream captures nothing any more, or something else
@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::RwLockReadGuard;
 
-use super::Epochs;
+use super::CompletionEvents;
 use crate::{CaptureState, DeviceId, DriverError, Result, Stream, Verb};
 
 /// A capture that was seen, on one of its streams. Not that of a thread's default stream, whose handle means another on each.
@@ -27,14 +27,14 @@ pub struct SeenCapture {
     pub id: u64,
 }
 
-/// While it lives, no epoch is recorded: a capture may begin.
+/// While it lives, no completion point is recorded: a capture may begin.
 #[derive(Debug)]
 pub struct CaptureHold {
-    epochs: Arc<Epochs>,
+    completion_events: Arc<CompletionEvents>,
     number: u64,
 }
 
-/// All that holds epochs back.
+/// All that holds completion points back.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     last: u64,
@@ -81,13 +81,13 @@ impl Holds {
     }
 }
 
-impl Epochs {
-    /// Holds epochs back. To be called before a capture begins; the hold is dropped after it has ended.
+impl CompletionEvents {
+    /// Holds completion points back. To be called before a capture begins; the hold is dropped after it has ended.
     pub fn hold(self: &Arc<Self>) -> CaptureHold {
         self.expect(None)
     }
 
-    /// As [`Epochs::hold`]; it holds nothing back any more once its owner is gone.
+    /// As [`CompletionEvents::hold`]; it holds nothing back any more once its owner is gone.
     pub fn hold_for(self: &Arc<Self>, owner: Weak<()>) -> CaptureHold {
         self.expect(Some(owner))
     }
@@ -97,10 +97,10 @@ impl Epochs {
         holds.last += 1;
         let number = holds.last;
         holds.expected.push(Expected { number, owner });
-        CaptureHold { epochs: self.clone(), number }
+        CaptureHold { completion_events: self.clone(), number }
     }
 
-    /// Holds epochs back until a capture of a thread is over, whoever drops what.
+    /// Holds completion points back until a capture of a thread is over, whoever drops what.
     pub fn follow(&self, capture: SeenCapture, thread: Weak<()>) {
         let is_known = |holds: &Holds| holds.seen.iter().any(|(seen, _)| *seen == capture);
         if !is_known(&self.holds.read()) {
@@ -150,6 +150,6 @@ impl Epochs {
 
 impl Drop for CaptureHold {
     fn drop(&mut self) {
-        self.epochs.holds.write().expected.retain(|expected| expected.number != self.number);
+        self.completion_events.holds.write().expected.retain(|expected| expected.number != self.number);
     }
 }
