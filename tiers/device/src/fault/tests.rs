@@ -1,4 +1,4 @@
-//! Calls that fail, over a stub; `tiers/sim/tests/faults.rs` has devices that are lost.
+//! Calls that fail, over a stub; `tiers/sim/tests/integration/faults.rs` has devices that are lost.
 
 use super::*;
 use crate::stub::Stub;

@@ -1,4 +1,4 @@
-//! Completion points on a stub; `tiers/sim/tests/completion.rs` has them on the simulated device.
+//! Completion points on a stub; `tiers/sim/tests/integration/completion.rs` has them on the simulated device.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -2,7 +2,7 @@
 //! freed; the device refuses whatever no event orders, so a byte given away too early is refused or seen. Streams are destroyed with work
 //! under way and nobody tells the pool, blocks are shared, graphs' pools go back to checkpoints and are released while they run.
 //!
-//! 3 x 150 programs; a million steps: `PROPTEST_CASES=4200 cargo nextest run --locked --release -p glake-tests --test pool_programs`.
+//! 3 x 150 programs; a million steps: `PROPTEST_CASES=4200 cargo nextest run --locked --release -p glake-tests --test integration pool_programs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

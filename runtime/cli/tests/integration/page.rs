@@ -1,4 +1,4 @@
-//! docs/CLI.md is what the command says of itself: `UPDATE=1 cargo test -p glake --test page` writes it anew.
+//! docs/CLI.md is what the command says of itself: `UPDATE=1 cargo test -p glake --test integration page` writes it anew.
 
 #![allow(clippy::unwrap_used)] // also in the functions that tests call
 
@@ -13,8 +13,8 @@ const HEAD: &str = "\
 # The command
 
 What `glake --help` and `glake COMMAND --help` say, in one page. It is made from the command itself:
-`UPDATE=1 cargo test -p glake --test page` writes it anew, and the tests compare it. What is measured and how to read it
-stands in [benchmarks](benchmarks/README.md), the settings in [TUNING](TUNING.md).
+`UPDATE=1 cargo test -p glake --test integration page` writes it anew, and the tests compare it. What is measured and how to
+read it stands in [benchmarks](benchmarks/README.md), the settings in [TUNING](TUNING.md).
 ";
 
 /// A section for a command and for each below it.
@@ -55,7 +55,7 @@ fn the_page_is_what_the_command_says() {
     let kept = fs::read_to_string(PAGE).unwrap_or_default();
     assert!(
         kept == page,
-        "docs/CLI.md is not what the command says: UPDATE=1 cargo test -p glake --test page writes it"
+        "docs/CLI.md is not what the command says: UPDATE=1 cargo test -p glake --test integration page writes it"
     );
     let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > 120).collect();
     assert!(wide.is_empty(), "{wide:#?}");

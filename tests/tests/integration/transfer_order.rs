@@ -1,4 +1,4 @@
-//! The order of copies, against a model: `cargo test --release -p glake-tests --test transfer_order -- --ignored` takes a
+//! The order of copies, against a model: `cargo test --release -p glake-tests --test integration transfer_order -- --ignored` takes a
 //! million steps.
 
 #![allow(clippy::unwrap_used)]

@@ -1,0 +1,7 @@
+//! The allocator's core from outside: one binary, because each costs seconds to build.
+
+mod model;
+mod released;
+mod scale;
+mod streams;
+mod withheld;
