@@ -64,10 +64,10 @@ def rows_of(printed):
     return rows
 
 
-def call(command, visible, timeout):
-    """Runs a command that prints JSON lines. Returns (its JSON objects, None) or (what it printed, why it failed)."""
+def call(command, visible, timeout, more=None):
+    """Runs a command that prints JSON lines, with `more` in its environment. Returns (its JSON objects, why it failed or None)."""
     try:
-        child = subprocess.Popen(command, env=environment(visible), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        child = subprocess.Popen(command, env={**environment(visible), **(more or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     except OSError as error:
         return [], f"{command[0]} could not be started: {error.strerror}" + (" (GLAKE names it)" if command[0] == "glake" else "")
     try:

@@ -34,6 +34,8 @@ def number(value):
 
 def bars(rows):
     """What scripts with bars write: what, value, bar, whether the bar is the most, and what stands beside it."""
+    # A run in parts tells some figures again: the last ones count.
+    rows = list({(row.get("scenario", place), row["what"]): row for place, row in enumerate(rows) if "what" in row}.values())
     lines, several = [], len({row.get("scenario") for row in rows}) > 1
     for row in rows:
         value, bar, most = row["value"], row["bar"], row.get("most", False)
@@ -103,7 +105,7 @@ def foreign(rows):
 def house(rows):
     return markdown(["part", "what", "old", "new", "new of old", "noise", "outcome"], [
         [row["part"], row["what"], number(row["old"]), number(row["new"]), f"{row['ratio']:.3f}", f"{row['noise']:.1%}", row["outcome"].replace("WORSE", "**worse**")]
-        for row in rows if "ratio" in row])
+        for row in {(row["part"], row["what"]): row for row in rows if "ratio" in row}.values()])
 
 
 class Replays:
