@@ -8,7 +8,7 @@ NAME.jsonl is what NAME.py of this folder writes to its --out: a first row with 
 in the marker chooses one of several tables of a file. Where there is no NAME.jsonl, the page says that no rows are kept. Charts lie beside
 the pages. Standard library only: the same rows give the same bytes on any machine.
 """
-import argparse, html, json, pathlib, re, sys
+import argparse, html, json, pathlib, re, sys, textwrap
 
 import graphs, launch, serving, streams, table
 
@@ -220,14 +220,15 @@ class Pages:
             if not header.get("commit"):
                 raise SystemExit(f"pages: a run in {name}.jsonl names no commit: --commit NAME writes it there")
             lines.append(f"{header['machine']}; {header['date']}; commit {header['commit']}: `{header['command']}`.")
-        return [f"Rows: [{name}.jsonl](results/{name}.jsonl). Measured on", "", *[f"- {line}" for line in dict.fromkeys(lines)]]
+        wrap = lambda line: textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        return [f"Rows: [{name}.jsonl](results/{name}.jsonl). Measured on", "", *[wrap(f"- {line}") for line in dict.fromkeys(lines)]]
 
     def part(self, page, name, view, files):
         """What stands between two markers. Charts are added to `files`."""
         path = self.results / f"{name}.jsonl"
         if not path.is_file():
             script = f"benches/gpu/{name}.py" if (launch.HERE / f"{name}.py").is_file() else f"tests/gpu/{name}.sh"
-            return f"*No rows of `{script}` are kept yet. What this page tells of it was written by hand, at the commits it names.*\n"
+            return f"*No rows of `{script}` are kept yet. What this page tells of it was written by hand,\nat the commits it names.*\n"
         runs = launch.runs(path)
         rows = [row for _, rows in runs for row in rows]
         lines = []
