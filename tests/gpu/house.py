@@ -33,6 +33,7 @@ MIB = 1 << 20
 # What figures of a part vary by on a machine that does nothing else.
 LEAST_NOISE = {"hot": 0.02, "memory": 0.0, "copies": 0.01, "shrink": 0.02}
 PARTS = list(LEAST_NOISE)
+LEAST_ROUNDS = 3  # fewer show no noise
 TURNS = ("old", "new")
 
 
@@ -93,6 +94,8 @@ def judged(samples):
         ratio, noise = statistics.median(ratios), max(max(ratios) - min(ratios), LEAST_NOISE[part])
         loss = ratio - 1 if found["less"] else 1 - ratio
         outcome = "WORSE" if loss > noise else "better" if -loss > noise else "as before"
+        if part != "memory" and len(pairs) < LEAST_ROUNDS:
+            outcome = "too few rounds"
         rows.append({"part": part, "what": what, "old": statistics.median(pair["old"] for pair in pairs), "new": statistics.median(pair["new"] for pair in pairs),
                      "ratio": ratio, "noise": noise, "rounds": len(pairs), "outcome": outcome})
     return rows
@@ -187,8 +190,8 @@ def main():
     p.add_argument("--command-limit", type=float, default=120, help="seconds of one command")
     a = p.parse_args()
     names = launch.chosen(p, a.only, PARTS)
-    if a.rounds < 1:
-        p.error("--rounds: at least one")
+    if a.rounds < LEAST_ROUNDS:
+        p.error(f"--rounds: at least {LEAST_ROUNDS}")
     for folder in (a.new, a.old):
         for name in ("glake", "libgmlake.so"):
             if not pathlib.Path(folder, name).is_file():

@@ -46,10 +46,13 @@ class Judged(unittest.TestCase):
         self.assertEqual(self.outcome([100, 200, 300], [100, 200, 300]), "as before")
 
     def test_a_round_without_its_other_half_is_left_out(self):
-        found = samples([100], [100])
+        found = samples([100] * 3, [100] * 3)
         found["hot", "x"][5] = {"new": 900}
-        self.assertEqual(house.judged(found)[0]["rounds"], 1)
+        self.assertEqual(house.judged(found)[0]["rounds"], 3)
         self.assertEqual(house.judged({("hot", "y"): {"less": True, 0: {"old": 1}}}), [])
+
+    def test_two_rounds_show_no_noise(self):
+        self.assertEqual(self.outcome([200, 200], [100, 100]), "too few rounds")
 
     def test_memory_has_no_noise(self):
         [row] = house.judged({("memory", "x"): {"less": True, 0: {"old": 1000, "new": 1001}}})
@@ -76,31 +79,31 @@ class Command(unittest.TestCase):
 
     def test_equal_builds(self):
         self.build("new", 1)
-        done = self.house("--rounds", "2")
+        done = self.house("--rounds", "3")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("6 more figures, all as before", done.stdout)
 
     def test_a_slower_build_is_told(self):
         self.build("new", 1.3)
-        done = self.house("--rounds", "2")
+        done = self.house("--rounds", "3")
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stdout.count("WORSE"), 4, done.stdout)
 
     def test_wrong_bytes_fail(self):
         self.build("new", 1, verified=False)
-        done = self.house("--rounds", "1", "--only", "copies")
+        done = self.house("--rounds", "3", "--only", "copies")
         self.assertEqual(done.returncode, 1)
         self.assertIn("copies, new: bytes differ", done.stdout)
 
     def test_a_second_call_goes_on_where_the_first_stopped(self):
         self.build("new", 1)
         self.assertEqual(self.house("--rounds", "3", "--time-limit", "0").returncode, 3)
-        self.assertEqual(self.house("--rounds", "1").returncode, 0)
+        self.assertEqual(self.house("--rounds", "3").returncode, 0)
         rows = (self.folder / "out" / "house.jsonl").read_text().splitlines()
-        done = self.house("--rounds", "2", "--only", "hot,memory")
+        done = self.house("--rounds", "4", "--only", "hot,memory")
         self.assertEqual(done.returncode, 0)
         added = [json.loads(row) for row in (self.folder / "out" / "house.jsonl").read_text().splitlines()[len(rows):]]
-        self.assertEqual({row["round"] for row in added if "round" in row}, {1})
+        self.assertEqual({row["round"] for row in added if "round" in row}, {3})
 
     def test_a_folder_without_a_build_is_refused(self):
         done = self.house()
