@@ -84,6 +84,52 @@ class Written(unittest.TestCase):
         self.assertIn("](p-replay.svg)", self.text(made))
 
 
+    def rendered(self, name, *rows):
+        page = f"<!-- table {name} -->\n<!-- end -->\n"
+        return self.text(self.folder([HEADER, *rows], page, name))
+
+    def test_copies_over_links(self):
+        row = dict(direction="h2d", memory="pool", bytes=4 << 20, native_gbps=48.96, engine_gbps=76.2, limit_gbps=106.6, paths=4, bar=1.8, most=False, value=1.556)
+        critical = dict(what="critical h2d 16 MiB, p99 of the median alone", value=1.52, bar=1.5, most=True, alone_us=175.0, beside_p99_us=266.0)
+        text = self.rendered("links", dict(row, what="pool h2d 4 MiB, of native"), dict(row, what="pool h2d 4 MiB, of native"), critical)
+        self.assertEqual(text.count("at least 1.8: **missed**"), 2)
+        self.assertIn("native 49.0, GLake 76.2, limit 106.6 GB/s over 4 links", text)
+        self.assertIn("at most 1.5: **missed**", text)
+
+    def test_runs_of_workloads(self):
+        row = dict(workload="opt13_LR", utilization=0.97, taken_peak=10 << 30, requested_peak=9 << 30, reserved_peak=10 << 30, steady_s=9.0, losses=[1.0, 2.0], oom=None)
+        text = self.rendered("compare", *[dict(row, alloc=alloc) for alloc in ("native", "expandable", "glake")])
+        self.assertIn("**opt13_LR**", text)
+        self.assertIn("ok      glake: utilization >= 0.96", text)
+        self.assertIn("](p-compare.svg)", text)
+        text = self.rendered("graphs", *[dict(row, workload="graphs", alloc=alloc, active_peak=5 << 30, retries=0) for alloc in ("native", "glake")])
+        self.assertIn("reserved/live", text)
+        streams = [dict(row, workload=name, alloc="glake", window_s=10.0, window_steps=steps, gpu_wait_ms=0) for name, steps in (("wavelet_bert_single", 10), ("wavelet_bert", 12))]
+        self.assertIn("1.200", self.rendered("streams", *streams))
+
+    def test_tries_calls_and_copies(self):
+        self.assertIn("| native | 28, 30 | 31 |", self.rendered("batch", *[dict(alloc="native", batch=n, answer="fits" if n < 31 else "out of memory") for n in (28, 31, 30)]))
+        text = self.rendered("alloc", *[dict(alloc=alloc, ns={"512 B": ns}) for alloc, ns in (("native", 2000.0), ("glake", 1700.0))], dict(alloc="glake", error="exit code 1"))
+        self.assertIn("| 512 B | 2000 | 1700 | 0.850 |", text)
+        text = self.rendered("preload", dict(direction="h2d", bytes=4096, synced=True, real_us=5.0, hooked_us=5.7, added_us=0.7, bar_us=0.5))
+        self.assertIn("| h2d 4 KiB, with its wait | 5.00 | 5.70 | +0.70 | at most 0.5: **missed** |", text)
+        text = self.rendered("foreign", dict(memory="async", bytes=4 << 20, direction="d2h", gbps={"native": 48.0, "new": 60.0, "old": None}, bars=["new 0.700 (0.9) MISSED"]))
+        self.assertIn("| async | 4 | d2h | 48.0 | 60.0 | - | new 0.700 (0.9) **missed** |", text)
+
+    def test_engines(self):
+        row = dict(start_s=40.1, sleeps=[], digests=["a", "a", "a"], speeds=[500, 1000, 1000], alloc="native")
+        self.assertIn("the same everywhere", self.rendered("serving", row, dict(row, alloc="glake")))
+        figure = dict(scenario="engines", what="glake: out, s", bar=None, most=False)
+        text = self.rendered("sleep", dict(engine="glake", sleeps=[]), dict(figure, value=1.5), dict(figure, value=1.35, freed_gib=70.2))
+        self.assertIn("| glake: out, s | 1.35 |  | freed_gib 70.2 |", text)
+        self.assertNotIn("1.5 |", text)
+
+    def test_two_builds(self):
+        row = dict(part="hot", what="malloc", old=100.0, new=130.0, ratio=1.3, noise=0.02, rounds=5, outcome="WORSE")
+        text = self.rendered("house", dict(part="hot", round=0, build="old", what="malloc", value=100.0), row)
+        self.assertIn("| hot | malloc | 100 | 130 | 1.300 | 2.0% | **worse** |", text)
+
+
 class Runs(unittest.TestCase):
     def test_a_file_of_two_runs(self):
         with tempfile.TemporaryDirectory() as folder:
