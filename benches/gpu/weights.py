@@ -53,6 +53,7 @@ class Pass:
 
     def logits(self):
         if self.graph:
+            self.answer.zero_()  # what came back must not pass for what is computed
             self.graph.replay()
             answer = self.answer
         else:
