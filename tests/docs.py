@@ -1,6 +1,7 @@
-"""Checks the documentation: links and anchors lead somewhere, and the blocks of sh and Python in it run.
+"""Checks the documentation: links and anchors lead somewhere, what it names exists, and the blocks of sh and Python in it run.
 
-    tests/docs.py links             # every relative link and anchor of every page; nothing is built
+    tests/docs.py links             # every relative link and anchor of every page, every file, key and option that a page names in
+                                    # backticks, and lines of prose over 120 characters; nothing is built
     tests/docs.py blocks [DIR]      # runs what needs no GPU, on simulated ones, with the libraries in DIR (target/release) and the
                                     # `glake` there, or in the folder debug beside it
     tests/docs.py gpu [DIR]         # runs what needs a GPU; with the installed package, or DIR's
@@ -110,6 +111,85 @@ def broken_links() -> list[str]:
     return wrong
 
 
+WIDTH = 120
+FILES = (".rs", ".py", ".sh", ".md", ".toml", ".c", ".h", ".cu", ".cpp", ".jsonl", ".svg", ".gz", ".yml")
+# Pages that tell of what is no more.
+HISTORY = ("CHANGELOG.md",)
+
+
+def prose(page: pathlib.Path) -> str:
+    """A page without its blocks, with as many lines."""
+    return re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def keys() -> set[str]:
+    """Every key of the configuration, as table.key."""
+    found, table = set(), ""
+    for line in (ROOT / "configs" / "default.toml").read_text().split("\n"):
+        if line.startswith("["):
+            table = line.strip("[]")
+        elif key := re.match(r"#?(\w+) = ", line):
+            found.add(f"{table}.{key[1]}")
+    return found
+
+
+class Names:
+    """What may be named in backticks: files of the repository, keys of the configuration, options of the command."""
+
+    def __init__(self) -> None:
+        asked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+        self.files = asked.stdout.split() or [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")]
+        self.folders = {str(folder) for name in self.files for folder in pathlib.PurePosixPath(name).parents}
+        self.tops = {name.split("/")[0] for name in self.files}
+        self.keys = keys()
+        self.tables = {key.split(".")[0] for key in self.keys}
+        self.command = (ROOT / "docs" / "CLI.md").read_text()
+
+    def file(self, page: pathlib.Path, word: str) -> bool:
+        """Whether a word that looks like a file of the repository is one, or the end of one's path."""
+        if not re.fullmatch(r"\w[\w.-]*(/[\w.-]*)*", word) or re.search(r"\b(NAME|DIR2?|OUT|OLD|NEW)\b", word):
+            return True
+        if not (word.endswith(FILES) or ("/" in word and word.split("/")[0] in self.tops)):
+            return True
+        name = word.rstrip("/")
+        if (ROOT / name).exists() or (page.parent / name).exists():
+            return True
+        return any(known == name or known.endswith(f"/{name}") for known in [*self.files, *self.folders])
+
+    def key(self, word: str) -> bool:
+        """Whether a word that looks like a key of the configuration is one."""
+        found = re.fullmatch(r"(\w+)\.(\w+)", word)
+        return not found or found[1] not in self.tables or word in self.keys or word.endswith(FILES)
+
+    def option(self, text: str, word: str) -> bool:
+        """Whether an option of `glake …` is one of the command's."""
+        ours = re.match(r"glake \w+", text) and " -- " not in text
+        return not ours or not word.startswith("--") or word == "--" or word.split("=")[0] in self.command
+
+
+def wrong_names(names: Names) -> list[str]:
+    """Files, keys and options that are named in backticks and do not exist, and lines of prose that are too long."""
+    wrong = []
+    for page in pages():
+        if page.name in HISTORY and page.parent == ROOT:
+            continue
+        text, at = prose(page), page.relative_to(ROOT)
+        for found in re.finditer(r"`([^`\n]+)`", text):
+            line = text.count("\n", 0, found.start()) + 1
+            for word in re.split(r"[\s,=]+", found[1]):
+                if not names.file(page, word):
+                    wrong.append(f"{at}:{line}: {word}: there is no such file")
+                if not names.key(word):
+                    wrong.append(f"{at}:{line}: {word}: there is no such key")
+            for word in found[1].split():
+                if not names.option(found[1], word):
+                    wrong.append(f"{at}:{line}: {found[1]}: the command has no {word}")
+        for number, line in enumerate(text.split("\n"), 1):
+            if len(line) > WIDTH and not line.startswith(("|", "![")):
+                wrong.append(f"{at}:{number}: {len(line)} characters, at most {WIDTH}")
+    return wrong
+
+
 def environment(build: pathlib.Path, simulated: bool) -> dict[str, str]:
     """That of a user: glake on the PATH, the package to import, and a simulated device or none named."""
     names = {name: value for name, value in os.environ.items() if name not in ("GLAKE_DEVICE", "GLAKE_CONFIG")}
@@ -158,8 +238,8 @@ def main() -> int:
     asked = sys.argv[1] if len(sys.argv) > 1 else ""
     build = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else ROOT / "target" / "release").resolve()
     if asked == "links":
-        wrong = broken_links()
-        print("\n".join(wrong) or f"docs: the links of {len(pages())} pages lead somewhere")
+        wrong = broken_links() + wrong_names(Names())
+        print("\n".join(wrong) or f"docs: the links of {len(pages())} pages lead somewhere, and what they name exists")
         return bool(wrong)
     if asked in ("blocks", "gpu"):
         failed = run("ci" if asked == "blocks" else "gpu", build)

@@ -9,7 +9,7 @@ One process a run. Where several GPUs are visible, workloads for one GPU run on 
 the interleaving on one GPU from its first allocator to its last. Writes DIR/compare.jsonl and DIR/compare.md. Ends with 1
 if a bar was missed.
 """
-import argparse, json, pathlib, sys
+import argparse, pathlib, sys
 
 import launch, table
 
@@ -74,7 +74,7 @@ def main():
     a = arguments()
     clock = launch.Clock(a.time_limit)
     if a.read:
-        rows = [json.loads(line) for path in a.read for line in open(path)]
+        rows = [row for path in a.read for _, rows in launch.runs(path) for row in rows]
     else:
         rows = measure(a, clock)
     text, missed = [], 0

@@ -328,7 +328,7 @@ def main():
             missed.append(what)
         said = "" if bar is None else f"{'at most' if most else 'at least'} {bar}"
         extra = "  ".join(f"{name} {number:.4g}" for name, number in more.items())
-        log.add({"what": what, "value": value, "bar": bar, **more}, f"{'ok     ' if good else 'MISSED '} {what}: {value:.3f} ({said}) {extra}")
+        log.add({"what": what, "value": value, "bar": bar, "most": most, **more}, f"{'ok     ' if good else 'MISSED '} {what}: {value:.3f} ({said}) {extra}")
 
     if "preload" in names and len(visible) >= SCENARIOS["preload"].gpus:  # before this process takes memory
         attempt(log, missed, "preload", report)

@@ -9,7 +9,7 @@ distribution with a heavy tail, so that hardly any size comes twice. One process
 interleaved, rounds go side by side on all visible GPUs. Writes DIR/graphs.jsonl. Ends with 1 if a run of glake fails, or its
 losses are further from native's than those from each other.
 """
-import argparse, json, sys
+import argparse, sys
 
 import launch, table
 
@@ -93,7 +93,7 @@ def measure(a, clock):
 def main():
     a = arguments()
     clock = launch.Clock(a.time_limit)
-    rows = [json.loads(line) for path in a.read for line in open(path)] if a.read else measure(a, clock)
+    rows = [row for path in a.read for _, rows in launch.runs(path) for row in rows] if a.read else measure(a, clock)
     lines, missed = summary(rows, list(dict.fromkeys([*a.allocs, *(row["alloc"] for row in rows)])))
     print("\n" + "\n".join(lines))
     print(f"graphs: {len(rows)} runs in {clock.spent():.0f} s, {missed} bars missed", flush=True)

@@ -3,7 +3,7 @@
 A *round* is a list of runs that go one after another on one GPU (the allocators, interleaved); rounds go side by side on as
 many GPUs as are visible. A run that hangs is ended after its time limit and counts as failed.
 """
-import contextlib, json, os, pathlib, queue, signal, subprocess, sys, threading, time
+import contextlib, json, os, pathlib, queue, shlex, signal, subprocess, sys, threading, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -64,10 +64,10 @@ def rows_of(printed):
     return rows
 
 
-def call(command, visible, timeout):
-    """Runs a command that prints JSON lines. Returns (its JSON objects, None) or (what it printed, why it failed)."""
+def call(command, visible, timeout, more=None):
+    """Runs a command that prints JSON lines, with `more` in its environment. Returns (its JSON objects, why it failed or None)."""
     try:
-        child = subprocess.Popen(command, env=environment(visible), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        child = subprocess.Popen(command, env={**environment(visible), **(more or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     except OSError as error:
         return [], f"{command[0]} could not be started: {error.strerror}" + (" (GLAKE names it)" if command[0] == "glake" else "")
     try:
@@ -107,8 +107,59 @@ class Clock:
         return self.limit - self.spent()
 
 
+def asked(command):
+    """What a command prints; nothing where it fails."""
+    try:
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
+        return done.stdout.strip() if done.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def machine():
+    """The GPUs, the driver and the cores, in words."""
+    found = asked(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).splitlines()
+    if not found:
+        return f"no GPU, {os.cpu_count()} cores"
+    name, driver = found[0].split(", ")
+    return f"{len(found)} x {name}, driver {driver}, {os.cpu_count()} cores"
+
+
+def commit():
+    """The commit that is measured: what GLAKE_COMMIT says, or else git; None where neither tells."""
+    if os.environ.get("GLAKE_COMMIT"):
+        return os.environ["GLAKE_COMMIT"]
+    name = asked(["git", "rev-parse", "--short", "HEAD"])
+    return name + ("+" if asked(["git", "status", "--porcelain", "--untracked-files=no"]) else "") if name else None
+
+
+def header():
+    """The row that begins a run in a file of results: machine, date, commit, command."""
+    script, *arguments = sys.argv
+    if "--out" in arguments[:-1]:
+        at = arguments.index("--out")
+        del arguments[at:at + 2]
+    with contextlib.suppress(ValueError):
+        script = str(pathlib.Path(script).resolve().relative_to(REPOSITORY))
+    return {"machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit(),
+            "command": shlex.join(["python", script, *arguments])}
+
+
+def runs(path):
+    """The runs of a file of results: (header, rows) of each; rows before the first header have an empty one."""
+    found = []
+    for row in rows_of(pathlib.Path(path).read_text()):
+        if {"machine", "commit", "command"} <= row.keys():
+            found.append((row, []))
+        else:
+            found = found or [({}, [])]
+            found[-1][1].append(row)
+    return found
+
+
 class Log:
-    """JSON lines in a file and a line of progress on the terminal, from several threads."""
+    """JSON lines in a file, each run's behind a row that says where it was measured, and a line of progress on the terminal, from several
+    threads."""
 
     def __init__(self, out, name, clock):
         self.clock, self.rows, self.lock = clock, [], threading.Lock()
@@ -116,6 +167,8 @@ class Log:
         out.mkdir(parents=True, exist_ok=True)
         self.path = out / name
         self.file = open(self.path, "a")
+        self.file.write(json.dumps(header()) + "\n")
+        self.file.flush()
 
     def say(self, text):
         with self.lock:

@@ -84,7 +84,7 @@ def main():
             for what, value, bar, most, told in measured(name, row, four):
                 good = value <= bar if most else value >= bar
                 missed += not good
-                log.add({**row, "what": what, "value": value, "bar": bar}, f"{'ok     ' if good else 'MISSED '} {what}: {value:.3f} ({'at most' if most else 'at least'} {bar})  {told}")
+                log.add({**row, "what": what, "value": value, "bar": bar, "most": most}, f"{'ok     ' if good else 'MISSED '} {what}: {value:.3f} ({'at most' if most else 'at least'} {bar})  {told}")
     print(f"links: {len(log.rows)} figures in {log.clock.spent():.0f} s, {missed} bars missed", flush=True)
     sys.exit(1 if missed else 0)
 

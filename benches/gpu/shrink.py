@@ -125,7 +125,7 @@ def cycle(glake, tags=None, **options):
 
 def whole(gone, size):
     if gone["freed"] < size or gone["resident"]:
-        raise RuntimeError(f"asked for {size} bytes, freed {gone['freed']}, left {gone['left']}: {json.dumps(gone)[:600]}")
+        raise RuntimeError(f"asked for {size} bytes, freed {gone['freed']}, left {gone['resident']}: {json.dumps(gone)[:600]}")
 
 
 def warm(size, relays, times=5):

@@ -3,7 +3,7 @@ import contextlib, importlib.util, io, math, pathlib, random, statistics, subpro
 
 GPU = pathlib.Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU))
-import batch, graphs, launch, serving, streams, table
+import batch, graphs, launch, replay, serving, sleep, streams, table, weights
 
 
 def run(alloc, workload="opt13_LR", utilization=0.97, taken=10 << 30, steady=10.0, losses=(1.0, 2.0), **more):
@@ -25,6 +25,42 @@ class Serving(unittest.TestCase):
         self.assertEqual(serving.summary(self.rows(speed=980))[1], 1)
         self.assertEqual(serving.summary(self.rows(digest="b"))[1], 1)
         self.assertEqual(serving.summary([*self.rows(), dict(alloc="glake", error="exit code 1")])[1], 1)
+
+
+class Sleep(unittest.TestCase):
+    def rows(self, digests=("a", "a"), freed=70.0):
+        times = [dict(sleep_s=9.0, wake_s=2.0, freed_gib=freed), dict(sleep_s=1.25, wake_s=1.25, freed_gib=freed)]
+        ours = dict(engine="glake", digests=[digests[0]] * 4, link_out=55, link_in=55, sleeps=[dict(one, copied_gib=64, resident_gib=0) for one in times])
+        return [ours, dict(engine="vllm", digests=[digests[1]] * 4, sleeps=[dict(one, freed_gib=70.0) for one in times])]
+
+    def missed(self, rows):
+        return [row["what"] for row in sleep.bars(rows) if row["bar"] is not None and (row["value"] > row["bar"] if row["most"] else row["value"] < row["bar"])]
+
+    def test_the_bars(self):
+        self.assertEqual(self.missed(self.rows()), [])
+        self.assertEqual(self.missed(self.rows(digests=("a", "b"))), ["both: different answers"])
+        self.assertEqual(self.missed(self.rows(freed=60.0)), ["freed by glake.shrink(), of what vLLM's sleep frees"])
+
+    def test_one_engine_alone_is_not_compared(self):
+        self.assertEqual(len([row for row in sleep.bars(self.rows()[:1]) if row["what"].startswith(("both", "freed"))]), 0)
+        self.assertEqual(list(sleep.bars([{"engine": "vllm", "error": "x"}])), [])
+
+
+class Weights(unittest.TestCase):
+    def test_both_parts_are_compared_once_both_are_there(self):
+        def rows(part, out, back, gib=50):
+            return [dict(scenario=part, what="out again, ms", value=out, gib=gib), dict(scenario=part, what="back, of the link", value=0.9, seconds=back)]
+        both = rows("glake", 30.0, 1.0) + rows("tensors", 900.0, 1.1)
+        self.assertEqual([round(row["value"], 6) for row in weights.beside(both)], [30.0, 1.1])
+        self.assertEqual(list(weights.beside(both[:2])), [])
+        self.assertEqual(list(weights.beside(rows("glake", 30.0, 1.0, gib=8) + both[2:])), [])
+
+
+class Replays(unittest.TestCase):
+    def test_the_bars(self):
+        row = dict(trace="t", part="every policy", gpu_lag_ms=20, stream_waits=1, policy="glake", reserved_peak=103)
+        found = list(replay.bars([row, dict(row, policy="expandable", gpu_lag_ms=None, reserved_peak=100)]))
+        self.assertEqual([value > most for _, value, most in found], [True, True])
 
 
 class Bars(unittest.TestCase):
@@ -167,9 +203,10 @@ class Search(unittest.TestCase):
 
 class Scripts(unittest.TestCase):
     def test_arguments_are_read_without_a_gpu(self):
-        for script in ("compare.py", "batch.py", "alloc.py", "streams.py", "graphs.py", "harness.py"):
-            done = subprocess.run([sys.executable, GPU / script, "--help"], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
+        for script in sorted(GPU.glob("*.py")):
+            if "argparse" in script.read_text():
+                done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_an_unknown_allocator_is_refused(self):
         done = subprocess.run([sys.executable, GPU / "compare.py", "w", "--allocs", "native,glacke"], capture_output=True, text=True)
@@ -200,8 +237,10 @@ class Scripts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
             log = launch.Log(out, "x.jsonl", launch.Clock(10))
             log.add({"a": 1}, "one")
-            self.assertEqual(log.path.read_text(), '{"a": 1}\n')
             log.file.close()
+            [(header, rows)] = launch.runs(log.path)
+            self.assertEqual(rows, [{"a": 1}])
+            self.assertTrue(header["machine"] and header["date"] and header["command"])
 
 
 if __name__ == "__main__":
