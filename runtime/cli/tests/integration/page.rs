@@ -13,8 +13,8 @@ const HEAD: &str = "\
 # The command
 
 What `glake --help` and `glake COMMAND --help` say, in one page. It is made from the command itself:
-`UPDATE=1 cargo test -p glake --test integration page` writes it anew, and the tests compare it. What is measured and how
-to read it stands in [benchmarks](benchmarks/README.md), the settings in [TUNING](TUNING.md).
+`UPDATE=1 cargo test -p glake --test integration page` writes it anew, and the tests compare it. What is measured and
+how to read it stands in [benchmarks](benchmarks/README.md), the settings in [TUNING](TUNING.md).
 ";
 
 /// A section for a command and for each below it.
