@@ -31,12 +31,16 @@ namespace {
 using Filter = std::function<bool(CUstream_st *)>;
 using PoolId = std::pair<unsigned long long, unsigned long long>;
 
+bool is_torch_loaded() {
+    void *torch = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
+    if (torch == nullptr) return false;
+    dlclose(torch);
+    return true;
+}
+
 // Torch turns this into a Python exception; a C program has nobody to catch it and looks at what was returned.
 void fail() {
-    void *torch = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
-    if (torch == nullptr) return;
-    dlclose(torch);
-    throw std::runtime_error(glake_last_error());
+    if (is_torch_loaded()) throw std::runtime_error(glake_last_error());
 }
 
 // A filter that throws takes no stream: the allocation goes to the default pool.
@@ -53,6 +57,8 @@ void drop(void *context) { delete static_cast<Filter *>(context); }
 }  // namespace
 
 extern "C" {
+
+bool gmlake_shim_is_torch_loaded(void) { return is_torch_loaded(); }
 
 void *gmlake_shim_malloc(std::size_t size, int device, void *stream) {
     void *block = nullptr;

@@ -9,10 +9,12 @@ use glake_abi::{
     GLAKE_UNSUPPORTED,
 };
 use glake_device::DriverError;
-use glake_runtime::process::ProcessError;
+use glake_runtime::process::{InTorchWords, ProcessError};
 use glake_runtime::share::ShareError;
 use glake_tiers::{PoolError, RegionError};
 use glake_transfer::TransferError;
+
+use crate::torch;
 
 /// CUDA's number for it.
 const OUT_OF_MEMORY: u32 = 2;
@@ -83,7 +85,11 @@ impl From<ProcessError> for Failure {
             GLAKE_OUT_OF_MEMORY => Some(OUT_OF_MEMORY),
             _ => Failure::driver_error_of(&error).and_then(DriverError::code),
         };
-        Failure { code, ..Failure::new(status, error) }
+        let text = match &error {
+            ProcessError::OutOfMemory(shortage) if torch::is_loaded() => InTorchWords(shortage).to_string(),
+            error => error.to_string(),
+        };
+        Failure { status, text, code }
     }
 }
 

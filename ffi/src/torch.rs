@@ -23,11 +23,17 @@ pub struct PairId {
 }
 
 unsafe extern "C-unwind" {
+    safe fn gmlake_shim_is_torch_loaded() -> bool;
     fn gmlake_shim_malloc();
     fn gmlake_shim_init();
     fn gmlake_shim_reset();
     fn gmlake_shim_memory_fraction();
     fn gmlake_shim_begin_allocate_to_pool();
+}
+
+/// Whether torch is loaded into this process.
+pub(crate) fn is_loaded() -> bool {
+    gmlake_shim_is_torch_loaded()
 }
 
 /// Jumps to a function of the shim with everything as the caller passed it.

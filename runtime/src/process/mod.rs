@@ -5,7 +5,7 @@
 //!   └► devices[device] ── started at first use                    └► the pool that owns the address
 //!        └► streams: handle ─► PoolStream, remembered: no lock
 //!             └► private pools: does a filter take the stream?  ─► domain      one load while none is open
-//!                  └► GpuPool::malloc_in ─► address, or a Shortage in torch's words
+//!                  └► GpuPool::malloc_in ─► address, or a Shortage
 //! ```
 //!
 //! It is what a library serves a program from that knows addresses, device numbers and stream handles only. Nothing here
@@ -80,7 +80,7 @@ pub use regions::{
 };
 pub use reports::Reports;
 pub use sharing::Sharing;
-pub use shortage::Shortage;
+pub use shortage::{InTorchWords, Shortage};
 pub use snapshot::{BlockView, SegmentView};
 pub use streams::Streams;
 

@@ -1,4 +1,4 @@
-//! Out of memory, told as torch tells it, and what the pool knows besides.
+//! Out of memory: how memory stood, said to a program in torch's words or, where there is no torch, without its name.
 
 use std::fmt;
 
@@ -35,9 +35,27 @@ pub struct Shortage {
 
 impl std::error::Error for Shortage {}
 
-/// The first sentences are torch's, word by word: programs look for them.
+/// Begins as torch's text does: programs look for "CUDA out of memory".
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tell(f, "Of the reserved memory", ["allocated", "unallocated"])
+    }
+}
+
+/// A shortage in torch's words: the first sentences are torch's own, word by word, because programs look for them.
+#[derive(Clone, Copy, Debug)]
+pub struct InTorchWords<'a>(pub &'a Shortage);
+
+impl fmt::Display for InTorchWords<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = ["allocated by PyTorch", "reserved by PyTorch but unallocated"];
+        self.0.tell(f, "Of the allocated memory", words)
+    }
+}
+
+impl Shortage {
+    /// `of_all`: how the sentence begins that says what of the memory is in use and what is not; `words` for each of them.
+    fn tell(&self, f: &mut fmt::Formatter<'_>, of_all: &str, words: [&str; 2]) -> fmt::Result {
         let unused = self.reserved.saturating_sub(self.allocated);
         write!(
             f,
@@ -50,12 +68,8 @@ impl fmt::Display for Shortage {
         if self.limit < self.total {
             write!(f, "{} allowed; ", Amount(self.limit))?;
         }
-        write!(
-            f,
-            "Of the allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated. ",
-            Amount(self.allocated),
-            Amount(unused)
-        )?;
+        let [live, free] = words;
+        write!(f, "{of_all} {} is {live}, and {} is {free}. ", Amount(self.allocated), Amount(unused))?;
         if self.wanted > self.total {
             return f.write_str(
                 "The whole GPU is smaller than that, so nothing was given back for it: allocate less.",
@@ -138,8 +152,20 @@ mod tests {
     }
 
     #[test]
-    fn begins_with_torch_s_words() {
+    fn names_torch_only_in_its_words() {
         let text = shortage().to_string();
+        assert!(
+            text.contains(
+                "is free. Of the reserved memory 137.00 GiB is allocated, and 1.50 GiB is unallocated. GLake "
+            ),
+            "{text}"
+        );
+        assert!(!text.contains("PyTorch"), "{text}");
+    }
+
+    #[test]
+    fn begins_with_torch_s_words() {
+        let text = InTorchWords(&shortage()).to_string();
         assert!(
             text.starts_with(
                 "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 140.00 GiB of which \
