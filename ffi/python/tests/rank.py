@@ -89,7 +89,6 @@ torch.distributed = types.SimpleNamespace(
     PrefixStore=Prefix,
     distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: store),
 )
-sys.modules["torch"] = torch
 
 api = _library.api()
 api.configure(None, None, "tiers.park_quantum_ms = 2\n")
@@ -113,6 +112,7 @@ with glake.region("weights"):
 sent = bytes((SEED + place * 7) % 251 for place in range(4096)) * (SIZE // 4096)
 memory = types.SimpleNamespace(__cuda_array_interface__={"data": (address, False), "shape": (SIZE,), "typestr": "|u1", "version": 3})
 glake.copy_(memory, sent, wait=True)
+sys.modules["torch"] = torch
 
 
 def evicted():
