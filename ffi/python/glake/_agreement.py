@@ -2,17 +2,18 @@
 
 ::
 
-    rank 0   ─ 7 wish ──── 8 ─────── 9 stands ─────────────────────────┐           drained ─┐
-    rank 1   ─ 7 ───────── 8 ─────── 9 ─ wish, stands ─ 10 ..          │ all at 10           │ all: "move"
-    rank 0                              sees 10, goes on ─ 10 stands ──┴─ "park" ─ drained ──┴─ its memory moves
+    rank 0   ─ 7 wish ──── 8 ─────────────── 9 "all stop at 10" ── 10 stands ──┐          drained ─┐
+    rank 1   ─ 7 ───────── 8 ─ wish ──────── 9 ─────────────────── 10 stands ──┴─ "park" ─ drained ┴─ "move": its memory leaves
 
-A rank wishes when a shrink of its own waits for it, and goes on. Only where all have wished it stands at a safe point: it says at which step
-it is, and waits. Who sees a greater step goes on to that one, for all work up to there is enqueued or done where it was seen, and needs
-nobody who waits; so the greatest step only grows until all take part. Who is at the greatest step waits for the others.
+A rank wishes when a shrink of its own waits for it, and goes on. The first that finds that all have wished says at which step they stop: the
+next one, for another may wait for this rank inside of it, and can have passed this one, but not the next where each step has a collective
+that its host waits for. At that step a rank stands and waits. Who finds that it has gone further names its own step, and who stands behind
+goes on to that: all work up to there is enqueued or done where it was named, and needs nobody who waits. Who stands in vain for a while
+names the next step, for another may be further and wait for this rank, on its host; each time it waits twice as long as before.
 
-Two decisions are one value each in the store, and the first to write it wins: "park", by the rank that completes a step, and "move", by the
-last rank whose GPU has ended its work. Whoever waits in vain writes the opposite into the same place, so that a timeout and the last arrival
-cannot disagree. Nothing of any rank moves before "move".
+The step is one value in the store, changed only from what it was: to a greater step, or, by the rank that completes it, to "park", or to the
+opposite by whoever has waited too long. So a timeout and the last arrival cannot disagree. The second decision is one value too: "move", by
+the last rank whose GPU has ended its work, or the opposite. Nothing of any rank moves before "move".
 
 A round is over with its decision, which each of its ranks reads before it wishes again: all count rounds alike, and no number comes twice.
 
@@ -28,9 +29,11 @@ import enum
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
-# How long a rank waits for the others to come to its step, and, once all are there, for the work of their GPUs.
+# How long a rank tries to meet the others once all have wished, and how long it waits for the work of their GPUs once they have met.
 MEET_SECONDS = 10.0
 DRAIN_SECONDS = 30.0
+# How long it stands at a step at first.
+STAND_SECONDS = 0.1
 # How long ranks do not try again that were held up in vain. As long as the library parks none of them.
 PAUSE_SECONDS = 5.0
 
@@ -101,6 +104,9 @@ class Rank:
         self._round = 0
         self._phase = Phase.OUT
         self._rests_until = float("-inf")
+        # Of this round: until when it tries to meet the others, and how long it stands at the next step.
+        self._meets_until: float | None = None
+        self._stands = STAND_SECONDS
 
     def has_wished(self) -> bool:
         """Whether the others may wait for it."""
@@ -117,16 +123,21 @@ class Rank:
             wishes = yield Add(self._key("wishes"))
             if wishes == self._ranks and self._round > 0:
                 # All have left the round before.
-                yield Erase(tuple(f"{self._round - 1}/{name}" for name in ("wishes", "greatest", "first", "drained", "second")))
+                yield Erase(tuple(f"{self._round - 1}/{name}" for name in ("wishes", "step", "drained", "second")))
         else:
-            first = yield self._read("first")
-            if first:
-                self._leave(first, now)
-                return False
             wishes = yield Add(self._key("wishes"), 0)
-        if wishes < self._ranks or (yield from self._raise(step)) > step:
-            return False
-        return (yield from self._stand(step, now + MEET_SECONDS))
+        found: str = yield self._read("step")
+        if not found and wishes == self._ranks:
+            found = yield Swap(self._key("step"), "", str(step + 1))
+        while found.isdecimal() and int(found) < step:
+            found = yield Swap(self._key("step"), found, str(step))
+        if found == str(step):
+            found = yield from self._stand(step, now)
+        if found == PARK:
+            self._phase = Phase.DECIDED
+        elif found and not found.isdecimal():
+            self._leave(found, (yield Look(sleeps=False)).now)
+        return found == PARK
 
     def agree(self, waits: bool) -> Actions:
         """All are to be parked, and this rank is where it ``waits``. Whether its memory moves, as that of all others."""
@@ -150,42 +161,39 @@ class Rank:
         if self._phase is Phase.OUT:
             return False
         if self._phase is Phase.WISHED:
-            first = yield Swap(self._key("first"), "", WITHDRAWN)
-            if first != PARK:
-                self._leave(first, (yield Look(sleeps=False)).now)
+            found: str = yield self._read("step")
+            while not found or found.isdecimal():
+                found = yield Swap(self._key("step"), found, WITHDRAWN)
+            if found != PARK:
+                self._leave(found, (yield Look(sleeps=False)).now)
                 return False
             self._phase = Phase.DECIDED
         second = yield Swap(self._key("second"), "", ABORT)
         return (yield from self._vote(second))
 
-    def _stand(self, step: int, end: float) -> Actions:
-        """At the greatest step, until all are here, one is further, or it is in vain."""
-        place = self._key(f"at/{step}")
+    def _stand(self, step: int, now: float) -> Generator[Action, Any, str]:
+        """Waits at the step for the others; what stands in its place then."""
+        if self._meets_until is None:
+            self._meets_until = now + MEET_SECONDS
+        until, self._stands = now + self._stands, 2 * self._stands
+        key, place, own = self._key("step"), self._key(f"at/{step}"), str(step)
         met = yield Add(place)
-        first = ""
+        found: str = own
         if met == self._ranks:
-            first = yield Swap(self._key("first"), "", PARK)
-        while not first:
-            first = yield self._read("first")
-            if first or int((yield self._read("greatest"))) > step:
-                break
+            found = yield Swap(key, own, PARK)
+        while found == own:
             moment = yield Look(sleeps=True)
-            if moment.now >= end or not moment.wanted:
-                first = yield Swap(self._key("first"), "", ABORT if moment.wanted else WITHDRAWN)
-        if first == PARK:
-            self._phase = Phase.DECIDED
+            if not moment.wanted:
+                found = yield Swap(key, own, WITHDRAWN)
+            elif moment.now >= self._meets_until:
+                found = yield Swap(key, own, ABORT)
+            elif moment.now >= until:
+                found = yield Swap(key, own, str(step + 1))
+            else:
+                found = yield self._read("step")
         if met == 1:
             yield Erase((place,))
-        if first and first != PARK:
-            self._leave(first, (yield Look(sleeps=False)).now)
-        return first == PARK
-
-    def _raise(self, step: int) -> Generator[Action, Any, int]:
-        """The greatest step at which a rank stands, this one with it."""
-        seen: str = yield self._read("greatest")
-        while not seen or int(seen) < step:
-            seen = yield Swap(self._key("greatest"), seen, str(step))
-        return int(seen)
+        return found
 
     def _vote(self, second: str) -> Actions:
         heard: bool = yield Vote(second == MOVE)
@@ -196,6 +204,7 @@ class Rank:
         """The round is over."""
         self._phase = Phase.OUT
         self._round += 1
+        self._meets_until, self._stands = None, STAND_SECONDS
         if outcome == ABORT:
             self._rests_until = now + PAUSE_SECONDS
 

@@ -130,6 +130,7 @@ class Steps:
         self.step, self.waited_at, self.longest = 0, [], 0.0
 
     def work(self, is_over):
+        begun.set()
         check()
         total, over = all_reduce(self.step, int(is_over()))
         assert total == 2 * self.step, "the other is at another step"
@@ -157,6 +158,10 @@ class Steps:
         return self
 
 
+# A use has begun: what is shrunk before that waits for nobody.
+begun = threading.Event()
+
+
 class Shrinks(threading.Thread):
     """Takes the memory and brings it back so often."""
 
@@ -165,6 +170,7 @@ class Shrinks(threading.Thread):
         self.parks, self.timeout, self.parked, self.failed, self.error = parks, timeout, 0, 0, None
 
     def run(self):
+        begun.wait()
         try:
             for number in range(self.parks):
                 time.sleep(0.003 * ((number * (OWN + 2)) % 5))
@@ -223,7 +229,7 @@ def dies():
         _ranks.Ranks.meet = last
     try:
         steps.run(shrinks.is_over)
-    except EOFError:
+    except (EOFError, ConnectionError):
         pass
     shrinks.join()
     check()
@@ -236,16 +242,16 @@ def in_use():
 
     def uses():
         with glake.active("weights"):
-            begun.set()
+            uses_it.set()
             while not over.is_set():
                 check()
                 time.sleep(0.01)
 
-    begun = threading.Event()
+    uses_it = threading.Event()
     user = threading.Thread(target=uses)
     if OWN == 1:
         user.start()
-        begun.wait()
+        uses_it.wait()
     shrinks = Shrinks(1, timeout=3.0)
     shrinks.start()
     steps = Steps().run(shrinks.is_over)
@@ -258,7 +264,6 @@ def in_use():
 def interrupted():
     """One has wished, and is busy; a signal comes to the other, which waits for it."""
     shrinks = Shrinks(1, timeout=3.0)
-    steps = Steps()
     raised = None
 
     def raises(*_):
@@ -268,6 +273,7 @@ def interrupted():
     shrinks.start()
     begin = time.monotonic()
     with glake.active("weights"):
+        begun.set()
         if OWN == 1:
             while not _ranks._known or not _ranks._known[1].has_wished():
                 glake.safepoint()
@@ -287,7 +293,7 @@ def interrupted():
     shrinks.join()
     glake.refill("weights")
     check()
-    return {"raised": raised, "waited": waited, "outcomes": [value for key, value in store.change(dict).items() if key.endswith("/first")]}
+    return {"raised": raised, "waited": waited, "outcomes": [value for key, value in store.change(dict).items() if key.endswith("/step")]}
 
 
 def store_is_lost():

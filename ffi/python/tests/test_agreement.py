@@ -14,8 +14,11 @@ class Store:
 
     def __init__(self):
         self.values = {}
+        self.in_vain = 0  # rounds in which ranks have not met
 
     def answer(self, action):
+        if isinstance(action, Swap) and action.key.endswith("/step") and action.desired == ABORT:
+            self.in_vain += self.values[action.key] == action.expected
         if isinstance(action, Add):
             self.values[action.key] = self.values.get(action.key, 0) + action.amount
             return self.values[action.key]
@@ -160,14 +163,14 @@ class Process:
 
 
 class World:
-    def __init__(self, seed, deaths=0.0, losses=0.0, interrupts=0.0, stalls=0.0, offset=0, length=60.0):
+    def __init__(self, seed, deaths=0.0, losses=0.0, interrupts=0.0, stalls=0.0, offset=0, hosts_wait=None, length=60.0):
         self.random = random.Random(seed)
         self.now, self.length, self.interrupts = 0.0, length, interrupts
         count = self.random.randint(2, 4)
         self.delays = [self.random.choice([0.02, 0.1, 0.5]) for _ in range(count)]
         self.offsets = [0] * count
         self.offsets[0] = offset
-        self.hosts_wait = self.random.random() < 0.5
+        self.hosts_wait = self.random.random() < 0.5 if hosts_wait is None else hosts_wait
         self.store, self.parked = Store(), {}
         self.ranks = [Process(self, own) for own in range(count)]
         self.deaths, self.losses, self.stalls = deaths, losses, stalls
@@ -251,9 +254,10 @@ class World:
 class Together(unittest.TestCase):
     def check(self, seeds, **faults):
         """Whoever moves, all move, at one step; and nobody waits for ever. Answers how many rounds moved."""
-        moved = 0
+        moved = self.in_vain = 0
         for seed in range(seeds):
             world = World(seed, **faults).run()
+            self.in_vain += world.store.in_vain
             for number, steps in world.rounds().items():
                 moved += 1
                 self.assertEqual(len(set(steps.values())), 1, f"seed {seed}, round {number}: {steps}")
@@ -262,8 +266,14 @@ class Together(unittest.TestCase):
                 self.assertFalse(missing, f"seed {seed}, round {number}: {steps}")
         return moved
 
-    def test_in_any_order(self):
-        self.assertGreater(self.check(50), 100)
+    def test_with_collectives_that_hosts_wait_for(self):
+        self.assertGreater(self.check(30, hosts_wait=True), 150)
+        self.assertEqual(self.in_vain, 0)
+
+    def test_with_hosts_that_run_ahead(self):
+        # One may be behind by more than the others wait for it: eight steps of a second.
+        moved = self.check(30, hosts_wait=False)
+        self.assertGreater(moved, 20 + 10 * self.in_vain)
 
     def test_with_deaths(self):
         self.assertGreater(self.check(60, deaths=0.002), 20)
@@ -310,7 +320,12 @@ class Alone(unittest.TestCase):
         self.assertFalse(ask(self.store, self.first.meet(4)))
         self.assertTrue(self.first.has_wished())
         self.assertFalse(ask(self.store, self.other.meet(9)))
-        self.assertEqual(self.store.values["0/first"], ABORT)
+        self.assertEqual(self.store.values["0/step"], "10")
+        # In vain: it names the next step, and at last gives up.
+        self.assertFalse(ask(self.store, self.other.meet(10), [Moment(0.0, True)]))
+        self.assertEqual(self.store.values["0/step"], "11")
+        self.assertFalse(ask(self.store, self.other.meet(11), [Moment(9.9, True), Moment(10.0, True)]))
+        self.assertEqual(self.store.values["0/step"], ABORT)
         # The other finds that, and both try again after a while.
         self.assertFalse(ask(self.store, self.first.meet(5)))
         self.assertFalse(self.first.has_wished())
@@ -319,14 +334,16 @@ class Alone(unittest.TestCase):
         self.assertFalse(ask(self.store, self.first.meet(7), [Moment(99.0, True)]))
         self.assertTrue(self.first.has_wished())
 
-    def test_who_sees_a_greater_step_goes_on_to_it(self):
-        self.store.values.update({"0/wishes": 1, "0/greatest": "8", "0/at/8": 1})
+    def test_who_is_behind_goes_on_to_the_step_that_is_named_and_who_is_further_names_its_own(self):
+        self.store.values.update({"0/wishes": 1, "0/step": "8", "0/at/8": 1})
         self.assertFalse(ask(self.store, self.first.meet(7)))
         self.assertTrue(ask(self.store, self.first.meet(8)))
-        self.assertEqual(self.store.values["0/first"], PARK)
+        self.assertEqual(self.store.values["0/step"], PARK)
         self.store.values["0/drained"] = 1
         self.assertTrue(ask(self.store, self.first.agree(True)))
         self.assertEqual(self.store.values["0/second"], MOVE)
+        self.store.values.update({"1/wishes": 1, "1/step": "12", "1/at/12": 1, "1/at/14": 1})
+        self.assertTrue(ask(self.store, self.first.meet(14)))
 
     def test_it_withdraws_where_no_shrink_waits_any_more(self):
         self.assertFalse(ask(self.store, self.first.meet(3)))
@@ -338,7 +355,7 @@ class Alone(unittest.TestCase):
         self.assertEqual(self.store.values["1/wishes"], 1)
 
     def test_who_is_parked_and_cannot_be_keeps_all_from_moving(self):
-        self.store.values.update({"0/wishes": 1, "0/greatest": "3", "0/at/3": 1})
+        self.store.values.update({"0/wishes": 1, "0/step": "3", "0/at/3": 1})
         self.assertTrue(ask(self.store, self.first.meet(3)))
         self.assertFalse(ask(self.store, self.first.agree(False)))
         self.assertEqual(self.store.values["0/second"], ABORT)
@@ -348,7 +365,8 @@ class Alone(unittest.TestCase):
             for rank in (self.first, self.other):
                 rank._rests_until = 0.0
             ask(self.store, self.first.meet(3 * number))
-            ask(self.store, self.other.meet(3 * number), [Moment(0.0, True), Moment(0.0, True), Moment(99.0, True)])
+            ask(self.store, self.other.meet(3 * number))
+            ask(self.store, self.other.meet(3 * number + 1), [Moment(0.0, True), Moment(99.0, True)])
             ask(self.store, self.first.meet(3 * number + 1))
         self.assertEqual({key.partition("/")[0] for key in self.store.values}, {"4"})
 

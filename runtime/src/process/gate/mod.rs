@@ -311,6 +311,7 @@ impl Gate {
     pub(super) fn close(&self, tags: &Tags, timeout: Option<Duration>) -> Result<Closing<'_>> {
         let wait = Wait::of(timeout);
         let mut state = self.state.lock();
+        state.release(&*self.memory);
         let closing = Closing { gate: self, id: state.close(tags.clone()) };
         self.closings.fetch_add(1, Ordering::Relaxed);
         loop {

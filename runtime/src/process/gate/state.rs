@@ -65,6 +65,10 @@ struct Use {
     arrived: usize,
     /// Its memory stays where it is until it has voted: it may still go on.
     votes: bool,
+    /// It has agreed to a move, and those whom it heard go on once their memory is back.
+    agreed: bool,
+    /// So it runs, though not all its threads have gone on: who closes next asks it anew.
+    released: bool,
     /// It may not be parked again before.
     runs_until: Option<Instant>,
 }
@@ -79,12 +83,14 @@ struct Closed {
 
 impl Use {
     fn is_parked(&self) -> bool {
-        self.arrived >= self.threads
+        self.arrived >= self.threads && !self.released
     }
 
     fn go_on(&mut self, runs_until: Instant) {
         self.arrived = self.arrived.saturating_sub(1);
-        self.votes &= self.arrived > 0;
+        if self.arrived == 0 {
+            (self.votes, self.agreed, self.released) = (false, false, false);
+        }
         self.runs_until = self.runs_until.max(Some(runs_until));
     }
 }
@@ -131,8 +137,18 @@ impl GateState {
         }
         self.last += 1;
         let id = UseId(self.last);
-        self.uses
-            .insert(id, Use { tags: tags.clone(), threads: 1, arrived: 0, votes: false, runs_until: None });
+        self.uses.insert(
+            id,
+            Use {
+                tags: tags.clone(),
+                threads: 1,
+                arrived: 0,
+                votes: false,
+                agreed: false,
+                released: false,
+                runs_until: None,
+            },
+        );
         Ok(id)
     }
 
@@ -195,7 +211,7 @@ impl GateState {
         let asked = self.ballot(id) == Ballot::Asked;
         match self.uses.get_mut(&id) {
             Some(parked) if asked && parked.votes => {
-                parked.votes = false;
+                (parked.votes, parked.agreed) = (false, true);
                 true
             }
             _ => false,
@@ -215,7 +231,9 @@ impl GateState {
 
     /// Whether a thread that waits at a safe point can go on; so it can where its use has ended.
     pub(super) fn can_go_on(&self, id: UseId, memory: &dyn Evicted) -> bool {
-        self.uses.get(&id).is_none_or(|parked| self.obstacle(&parked.tags, memory).is_none())
+        self.uses
+            .get(&id)
+            .is_none_or(|parked| parked.released || self.obstacle(&parked.tags, memory).is_none())
     }
 
     /// A thread goes on from a safe point. Its use runs until then at least.
@@ -236,6 +254,18 @@ impl GateState {
     /// Whether there was such a use.
     pub(super) fn end_use(&mut self, id: UseId) -> bool {
         self.uses.remove(&id).is_some()
+    }
+
+    /// Before a closing: uses that have agreed to a move and have all of their memory back go on, whoever closes.
+    pub(super) fn release(&mut self, memory: &dyn Evicted) {
+        let is_back = |used: &Use| used.agreed && self.obstacle(&used.tags, memory).is_none();
+        let back: Vec<UseId> =
+            self.uses.iter().filter(|(_, used)| is_back(used)).map(|(id, _)| *id).collect();
+        for id in back {
+            if let Some(used) = self.uses.get_mut(&id) {
+                used.released = true;
+            }
+        }
     }
 
     pub(super) fn close(&mut self, tags: Tags) -> ClosingId {
@@ -579,7 +609,13 @@ mod tests {
         assert_eq!((gate.open_votes(next), gate.running(next)), (0, 0));
         gate.end(closing);
         gate.end(next);
+        // Its memory is back: it goes on, though somebody closes before its thread is awake.
+        gate.release(&memory);
+        let next = gate.close(Tags::All);
+        assert!(gate.running(next) == 1 && gate.can_go_on(id, &memory));
         gate.go_on(id, later);
+        assert_eq!(gate.running(next), 1);
+        gate.end(next);
         // Nobody hears it any more.
         let closing = gate.close(Tags::All);
         assert!(gate.arrive_to_vote(id, later) && gate.open_votes(closing) == 1);
