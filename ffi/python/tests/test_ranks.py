@@ -25,7 +25,7 @@ class Ranks(unittest.TestCase):
             for end in sockets:
                 end.close()
             found = []
-            for own, rank in enumerate(ranks):
+            for rank in ranks:
                 try:
                     out, err = rank.communicate(timeout=120)
                 except subprocess.TimeoutExpired:
@@ -33,9 +33,10 @@ class Ranks(unittest.TestCase):
                         other.kill()
                     out, err = rank.communicate()
                     err += "\nended after 120 s"
-                self.assertEqual(rank.returncode, 0, f"rank {own}: {out}\n{err}")
-                found.append(json.loads(out) if out else None)
-        return found
+                found.append((rank.returncode, out, err))
+        for own, (code, out, err) in enumerate(found):
+            self.assertEqual(code, 0, f"rank {own}: {out}\n{err}")
+        return [json.loads(out) if out else None for _, out, _ in found]
 
     def parks(self, scene):
         first, second = self.run_ranks(scene)

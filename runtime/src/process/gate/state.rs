@@ -421,11 +421,21 @@ mod tests {
         threads: usize,
         arrived: usize,
         votes: bool,
+        agreed: bool,
+        released: bool,
     }
 
     impl Used {
         fn is_parked(&self) -> bool {
-            self.arrived >= self.threads
+            self.arrived >= self.threads && !self.released
+        }
+
+        fn go_on(&mut self) {
+            self.arrived -= 1;
+            let waits = self.arrived > 0;
+            self.votes &= waits;
+            self.agreed &= waits;
+            self.released &= waits;
         }
     }
 
@@ -452,7 +462,7 @@ mod tests {
                         match gate.begin(&tags, &memory, true) {
                             Ok(id) => {
                                 prop_assert!(!closing && !gone && !waits);
-                                uses.push(Used { id, tags, threads: 1, arrived: 0, votes: false });
+                                uses.push(Used { id, tags, threads: 1, arrived: 0, votes: false, agreed: false, released: false });
                             }
                             Err(Obstacle::Closing) => prop_assert!(closing),
                             Err(Obstacle::Parked) => prop_assert!(!closing && !gone && waits),
@@ -476,11 +486,11 @@ mod tests {
                     Op::GoOn(which) if which < uses.len() && uses[which].arrived > 0 => {
                         let used = &mut uses[which];
                         let goes = gate.can_go_on(used.id, &memory);
-                        prop_assert_eq!(goes, !is_closing(&closings, &used.tags) && !is_gone(&used.tags));
+                        let is_back = !is_closing(&closings, &used.tags) && !is_gone(&used.tags);
+                        prop_assert_eq!(goes, used.released || is_back);
                         if goes {
                             gate.go_on(used.id, now);
-                            used.arrived -= 1;
-                            used.votes &= used.arrived > 0;
+                            used.go_on();
                         }
                     }
                     Op::Join(which) if which < uses.len() => {
@@ -501,12 +511,21 @@ mod tests {
                         let asked = gate.ballot(used.id) == Ballot::Asked;
                         let heard = if yes { gate.agree(used.id) } else { gate.refuse(used.id, now) };
                         prop_assert_eq!(heard, used.votes && (asked || !yes));
-                        if heard && !yes {
-                            used.arrived -= 1;
+                        match (heard, yes) {
+                            (true, true) => (used.votes, used.agreed) = (false, true),
+                            (true, false) => used.go_on(),
+                            (false, _) => {}
                         }
-                        used.votes &= !heard || (!yes && used.arrived > 0);
                     }
-                    Op::Close(tags) => closings.push((gate.close(tags.clone()), tags)),
+                    Op::Close(tags) => {
+                        // As the gate does.
+                        for used in &mut uses {
+                            let is_back = !is_closing(&closings, &used.tags) && !is_gone(&used.tags);
+                            used.released |= used.agreed && is_back;
+                        }
+                        gate.release(&memory);
+                        closings.push((gate.close(tags.clone()), tags));
+                    }
                     Op::Move(which, evicts) if which < closings.len() => {
                         if gate.running(closings[which].0) > 0 || gate.open_votes(closings[which].0) > 0 {
                             continue;
