@@ -424,6 +424,25 @@ int32_t glake_safepoint_arrive(uint64_t use);
 int32_t glake_safepoint_go_on(uint64_t use,
                               int64_t timeout_ms);
 
+// Whether a shrink waits for this use, which may be parked now: it has run for its quantum.
+bool glake_use_wanted(uint64_t use);
+
+// As `glake_safepoint_arrive`, for a thread that first has to hear others, as a rank of several: nothing of the use moves before
+// `glake_vote_cast`. 1 where the thread has to wait: it asks `glake_vote_asked` until it is asked, or the shrink is over, and votes.
+int32_t glake_vote_arrive(uint64_t use);
+
+// Waits at most `timeout_ms` until a use that has arrived to vote is asked for it. 1: it is, the work of all that is parked has ended.
+// 0: not yet. -1: no shrink waits for it any more.
+int32_t glake_vote_asked(uint64_t use,
+                         int64_t timeout_ms);
+
+// A use that has arrived to vote says whether its memory may move: with yes, once it is asked, it does, and the thread waits with
+// `glake_safepoint_go_on` until it is back. With no the thread goes on at once, the shrink is `GLAKE_CLOSED`, nothing has moved, and the
+// use is not parked again for five seconds. Answers 1 where the vote is heard. 0: the shrink was over before a yes, or the use had
+// agreed before a no: the thread waits with `glake_safepoint_go_on`.
+int32_t glake_vote_cast(uint64_t use,
+                        bool yes);
+
 // One more thread is inside a use: it is parked only when that one is at a safe point too. Ended by `glake_use_leave` or with the use.
 //
 // In a forked child and at the end of the process nothing is done. `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use glake_abi::{GLAKE_WHEN_CLOSED_HOLD, GLAKE_WHEN_CLOSED_REFILL, GLAKE_WHEN_CLOSED_REFUSE};
-use glake_runtime::process::{Gate, Tags, UseId, WhenClosed};
+use glake_runtime::process::{Ballot, Gate, Tags, UseId, WhenClosed};
 
 use crate::region::texts;
 use crate::shrink::duration;
@@ -121,6 +121,40 @@ pub extern "C" fn glake_safepoint_go_on(r#use: u64, timeout_ms: i64) -> i32 {
     i32::from(over || with_gate(|gate| gate.go_on(UseId(r#use), duration(timeout_ms))))
 }
 
+/// Whether a shrink waits for this use, which may be parked now: it has run for its quantum.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_use_wanted(r#use: u64) -> bool {
+    with_gate(|gate| gate.wants(UseId(r#use)))
+}
+
+/// As `glake_safepoint_arrive`, for a thread that first has to hear others, as a rank of several: nothing of the use moves before
+/// `glake_vote_cast`. 1 where the thread has to wait: it asks `glake_vote_asked` until it is asked, or the shrink is over, and votes.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_vote_arrive(r#use: u64) -> i32 {
+    i32::from(with_gate(|gate| gate.arrive_to_vote(UseId(r#use))))
+}
+
+/// Waits at most `timeout_ms` until a use that has arrived to vote is asked for it. 1: it is, the work of all that is parked has ended.
+/// 0: not yet. -1: no shrink waits for it any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_vote_asked(r#use: u64, timeout_ms: i64) -> i32 {
+    let timeout = duration(timeout_ms.max(0)).unwrap_or_default();
+    match ask_gate(|gate| gate.ballot(UseId(r#use), timeout)) {
+        Some(Ballot::NotYet) => 0,
+        Some(Ballot::Asked) => 1,
+        Some(Ballot::Over) | None => -1,
+    }
+}
+
+/// A use that has arrived to vote says whether its memory may move: with yes, once it is asked, it does, and the thread waits with
+/// `glake_safepoint_go_on` until it is back. With no the thread goes on at once, the shrink is `GLAKE_CLOSED`, nothing has moved, and the
+/// use is not parked again for five seconds. Answers 1 where the vote is heard. 0: the shrink was over before a yes, or the use had
+/// agreed before a no: the thread waits with `glake_safepoint_go_on`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_vote_cast(r#use: u64, yes: bool) -> i32 {
+    i32::from(with_gate(|gate| gate.vote(UseId(r#use), yes)))
+}
+
 /// One more thread is inside a use: it is parked only when that one is at a safe point too. Ended by `glake_use_leave` or with the use.
 ///
 /// In a forked child and at the end of the process nothing is done. `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it
@@ -146,9 +180,17 @@ pub extern "C" fn glake_use_leave(r#use: u64) -> i32 {
 /// What the gate of a process that serves answers; false where none does.
 #[inline]
 fn with_gate(ask: impl FnOnce(&Gate) -> bool) -> bool {
+    ask_gate(ask).unwrap_or_default()
+}
+
+/// What the gate of a process that serves answers.
+#[inline]
+fn ask_gate<T>(ask: impl FnOnce(&Gate) -> T) -> Option<T> {
     match library::started_process() {
-        Ok(Some(process)) if !library::is_over() => guard::value(false, || Ok(ask(process.regions().gate()))),
-        _ => false,
+        Ok(Some(process)) if !library::is_over() => {
+            guard::value(None, || Ok(Some(ask(process.regions().gate()))))
+        }
+        _ => None,
     }
 }
 

@@ -121,6 +121,7 @@ impl Failure {
             | E::HeldTooLong { .. }
             | E::StillUsed { .. }
             | E::ParkedWork { .. }
+            | E::NotAgreed { .. }
             | E::StillComing { .. }
             | E::HookRefused { .. }
             | E::HookTimedOut { .. } => GLAKE_CLOSED,

@@ -35,6 +35,10 @@ macro_rules! functions {
             glake_safepoint_wanted() -> bool;
             glake_safepoint_arrive(u64) -> i32;
             glake_safepoint_go_on(u64, i64) -> i32;
+            glake_use_wanted(u64) -> bool;
+            glake_vote_arrive(u64) -> i32;
+            glake_vote_asked(u64, i64) -> i32;
+            glake_vote_cast(u64, bool) -> i32;
             glake_use_join(u64) -> i32;
             glake_use_leave(u64) -> i32;
             glake_gate_json() -> *mut c_char;

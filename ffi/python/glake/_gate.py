@@ -104,6 +104,15 @@ _inside: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar("gl
 steps_begun: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("glake_steps_begun", default=None)
 
 
+# Told when a use has ended.
+_told: list[Callable[[], None]] = []
+
+
+def on_use_end(tell: Callable[[], None]) -> None:
+    """Calls it after the end of each use."""
+    _told.append(tell)
+
+
 class active:
     """Keeps regions on the GPU for a ``with`` or ``async with`` block, or for the calls of a function that it decorates::
 
@@ -155,6 +164,8 @@ class active:
         _inside.set(tuple(block for block in inside if block.is_open()))
         if use is not None and last:
             _library.api().use_end(use.number)
+            for tell in _told:
+                tell()
 
     async def __aenter__(self) -> active:
         if not self._join():
@@ -234,6 +245,13 @@ def own_uses() -> list[int]:
     member = _here()
     uses = [block.use for block in _inside.get()]
     return list(dict.fromkeys(use.number for use in uses if use is not None and member in use.members))
+
+
+def is_alone() -> bool:
+    """Whether no other thread or task is part of the uses that the caller has blocks of."""
+    member = _here()
+    uses = [block.use for block in _inside.get()]
+    return all(use is None or member not in use.members or len(use.members) == 1 for use in uses)
 
 
 def is_inside() -> bool:

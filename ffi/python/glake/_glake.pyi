@@ -126,14 +126,23 @@ def use_join(use: int) -> None:
 
 def use_leave(use: int) -> None: ...
 def safepoint_wanted() -> bool: ...
+def use_wanted(use: int) -> bool:
+    """Whether a shrink waits for this use, which may be parked now."""
 
 class Parked:
     """Enters with whether any of the uses has to wait; ends when all have gone on. ``meanwhile`` is told now and then whether something
     asks for the memory."""
 
-    def __init__(self, uses: list[int], meanwhile: Callable[[bool], object]) -> None: ...
+    def __init__(self, uses: list[int], meanwhile: Callable[[bool], object], votes: bool = False) -> None:
+        """Where it votes nothing moves before ``vote``; who leaves the block without one is against it."""
+
     def __enter__(self) -> bool: ...
     def have_gone_on(self) -> bool: ...
+    def asked(self, timeout_ms: int) -> int:
+        """0: not yet; 1: all that wait are asked for their votes; -1: a shrink is over. Others run while it waits."""
+
+    def vote(self, yes: bool) -> bool:
+        """Whether it is heard. Those that are against it, and heard, go on at once."""
     def __exit__(self, kind: object, error: object, trace: object) -> bool: ...
 
 def gate_json() -> str: ...

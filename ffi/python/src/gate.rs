@@ -67,6 +67,12 @@ pub(crate) fn safepoint_wanted() -> PyResult<bool> {
 }
 
 #[pyfunction]
+pub(crate) fn use_wanted(entered: u64) -> PyResult<bool> {
+    // SAFETY: it takes a number, and waits for nothing.
+    Ok(unsafe { (symbols()?.glake_use_wanted)(entered) })
+}
+
+#[pyfunction]
 pub(crate) fn gate_json(py: Python<'_>) -> PyResult<String> {
     // SAFETY: it takes nothing; its answer is a text of ours to free, or null.
     written(py, |symbols| unsafe { (symbols.glake_gate_json)() })

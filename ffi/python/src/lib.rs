@@ -37,7 +37,9 @@ mod _glake {
         host_register, host_unregister, multi_path, stream_synchronize,
     };
     #[pymodule_export]
-    use crate::gate::{gate_json, gate_wait, safepoint_wanted, use_begin, use_end, use_join, use_leave};
+    use crate::gate::{
+        gate_json, gate_wait, safepoint_wanted, use_begin, use_end, use_join, use_leave, use_wanted,
+    };
     #[pymodule_export]
     use crate::history::{history_enabled, on_out_of_memory, record_history};
     #[pymodule_export]

@@ -245,6 +245,15 @@ pub enum ProcessError {
         /// For how long it was waited for.
         waited: Duration,
     },
+    /// A use that was parked at a safe point voted against the move: another rank could not be parked. Nothing was moved; it goes on.
+    #[error(
+        "not all that use {tags} agreed to be parked: another rank of the process group was not parked at the same step, or its work did not end. \
+         Nothing was moved, they go on; shrink on all ranks, and again later"
+    )]
+    NotAgreed {
+        /// What was to leave.
+        tags: Tags,
+    },
     /// What a use needs is evicted, or about to be.
     #[error("the gate is closed: {tags} is not on its GPU, or about to leave it; refill it, or wait for it")]
     Closed {

@@ -66,7 +66,7 @@ pub use copies::{Copies, CopyAsk, Form};
 use device::{DeviceMemory, Started};
 use device_registry::{DeviceRegistry, Opened};
 pub use error::ProcessError;
-pub use gate::{Gate, GateView, Tags, UseId, WhenClosed};
+pub use gate::{Ballot, Gate, GateView, Tags, UseId, WhenClosed};
 use history::Action;
 use imports::Imports;
 pub use leases::Leases;

@@ -5,6 +5,7 @@
 //!                   ▲ waits, asks for a refill, or is refused             state: pure; here: one lock and one condition
 //! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is evicted
 //! safepoint ─► one load ─ somebody closes ─► parked: counts as not running, until all of its memory is back
+//!                                              └ on a vote: asked before anything moves, and may go on instead
 //! ```
 //!
 //! What is evicted the gate does not remember: it asks, each time somebody wants to begin.
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 pub(super) use state::Evicted;
-pub use state::UseId;
+pub use state::{Ballot, UseId};
 use state::{ClosingId, GateState, Obstacle};
 pub use tags::Tags;
 pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
@@ -34,6 +35,12 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a use that begins lets parked ones go on first: they are awake long before, if their threads are there.
 const PARKED_FIRST: Duration = Duration::from_millis(100);
+
+/// How long uses are not parked again that were parked in vain: their work did not end, or they voted against it.
+pub(super) const PARKED_IN_VAIN: Duration = Duration::from_secs(5);
+
+/// How long a closing waits for votes at most. Longer than any who votes waits for others: who has voted for a move is moved.
+const VOTES: Duration = Duration::from_secs(300);
 
 /// What a use does that begins while its tags are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -213,6 +220,46 @@ impl Gate {
         self.arrive(id) && self.go_on(id, None)
     }
 
+    /// Whether a shrink waits for this use, and it may be parked now.
+    pub fn wants(&self, id: UseId) -> bool {
+        self.wants_safepoints() && self.state.lock().wants(id, Instant::now())
+    }
+
+    /// As [`Gate::arrive`], and nothing of the use moves before [`Gate::vote`]: for who first has to hear others.
+    pub fn arrive_to_vote(&self, id: UseId) -> bool {
+        let arrived = self.state.lock().arrive_to_vote(id, Instant::now());
+        if arrived {
+            self.changed.notify_all();
+        }
+        arrived
+    }
+
+    /// Whether the vote of a use is asked for: the work of all that is parked has ended. Waits for that up to the timeout.
+    pub fn ballot(&self, id: UseId, timeout: Duration) -> Ballot {
+        let wait = Wait::of(Some(timeout));
+        let mut state = self.state.lock();
+        loop {
+            let ballot = state.ballot(id);
+            if ballot != Ballot::NotYet || !wait.on(&self.changed, &mut state) {
+                return ballot;
+            }
+        }
+    }
+
+    /// Votes, for a use that is asked: with `yes` its memory moves and its threads wait on; else the thread goes on at once and the use
+    /// is not parked for a while. False: the vote is not heard. After a yes nothing moves then, after a no something has been agreed to;
+    /// the thread has to wait on in both cases, with [`Gate::go_on`].
+    pub fn vote(&self, id: UseId, yes: bool) -> bool {
+        let mut state = self.state.lock();
+        let heard = match yes {
+            true => state.agree(id),
+            false => state.refuse(id, Instant::now() + PARKED_IN_VAIN),
+        };
+        drop(state);
+        self.changed.notify_all();
+        heard
+    }
+
     /// The first half of [`Gate::safepoint`]: whether the thread has to wait, with [`Gate::go_on`] until that answers true.
     pub fn arrive(&self, id: UseId) -> bool {
         let arrived = self.state.lock().arrive(id, Instant::now());
@@ -264,6 +311,7 @@ impl Gate {
     pub(super) fn close(&self, tags: &Tags, timeout: Option<Duration>) -> Result<Closing<'_>> {
         let wait = Wait::of(timeout);
         let mut state = self.state.lock();
+        state.release(&*self.memory);
         let closing = Closing { gate: self, id: state.close(tags.clone()) };
         self.closings.fetch_add(1, Ordering::Relaxed);
         loop {
@@ -296,6 +344,31 @@ impl Closing<'_> {
     /// How many uses are parked for it.
     pub(super) fn parked(&self) -> usize {
         self.gate.state.lock().parked_for(self.id)
+    }
+
+    /// Asks parked uses that vote, and waits for their answers: whether what is closed may move.
+    pub(super) fn is_agreed(&self) -> bool {
+        let wait = Wait::of(Some(VOTES));
+        let mut state = self.gate.state.lock();
+        let mut told = false;
+        loop {
+            let open = state.open_votes(self.id);
+            if state.running(self.id) > 0 {
+                state.stop_asking(self.id);
+                return false;
+            }
+            if open == 0 {
+                return true;
+            }
+            if !told {
+                self.gate.changed.notify_all();
+                told = true;
+            }
+            if !wait.on(&self.gate.changed, &mut state) {
+                state.stop_asking(self.id);
+                return false;
+            }
+        }
     }
 
     /// The work of what is parked does not end: these uses go on with the closing's end, and are not parked again for so long.

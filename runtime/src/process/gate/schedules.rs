@@ -166,3 +166,55 @@ fn parked_uses_go_on_and_meet_no_move() {
         assert_eq!(memory.gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
     });
 }
+
+/// Two uses vote, as the ranks of a process group: one for the move, one against it or for it. Nothing of theirs moves before both have
+/// agreed, and nobody waits for ever.
+#[test]
+fn who_votes_is_asked_before_anything_moves() {
+    for yes in [true, false] {
+        schedules(move || {
+            let memory = Arc::new(Memory::default());
+            let mut threads = Vec::new();
+            for (which, yes) in [(0, true), (1, yes)] {
+                let memory = memory.clone();
+                let Ok(Admission::Admitted(id)) =
+                    memory.gate.admit(&Tags::of(&[NAMES[which]]), WhenClosed::Hold, None)
+                else {
+                    panic!("it is not admitted")
+                };
+                threads.push(thread::spawn(move || {
+                    while !memory.gate.arrive_to_vote(id) {
+                        memory.touch(which);
+                        thread::yield_now();
+                    }
+                    while memory.gate.ballot(id, Duration::ZERO) == Ballot::NotYet {
+                        thread::yield_now();
+                    }
+                    if !memory.gate.vote(id, yes) {
+                        memory.gate.go_on(id, None);
+                    } else if yes {
+                        memory.gate.go_on(id, None);
+                    }
+                    memory.touch(which);
+                    memory.gate.end_use(id).unwrap();
+                }));
+            }
+            let closing = memory.gate.close(&Tags::All, None).unwrap();
+            let agreed = closing.is_agreed();
+            if agreed {
+                for which in 0..2 {
+                    memory.moving[which].store(true, Ordering::SeqCst);
+                    assert_eq!(memory.using[which].load(Ordering::SeqCst), 0, "it moves what is in use");
+                    memory.set(which, true);
+                    memory.moving[which].store(false, Ordering::SeqCst);
+                }
+            }
+            drop(closing);
+            (0..2).for_each(|which| memory.set(which, false));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            // Who is against it may have ended before that is seen.
+            assert!(agreed || !yes);
+            assert_eq!(memory.gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
+        });
+    }
+}

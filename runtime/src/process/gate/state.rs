@@ -5,11 +5,11 @@
 //! use       begin ──► running ──end──►            begin ──closing, evicted──► an obstacle
 //!                     │     ▲
 //!              arrive ▼     │ go on: no closing, nothing evicted            all its threads have arrived: parked
-//!                     parked
-//! closing   close ──► waits for the uses that run ──► moves ──► end                    no new use meanwhile
+//!                     parked ──on a vote: no──► running                     with yes, it stays parked
+//! closing   close ──► waits for the uses that run ──► asks those that vote ──► moves ──► end        no new use meanwhile
 //! ```
 //!
-//! Invariants: while a closing moves ([`GateState::running`] is 0) no use that it touches runs: each was not there, or is parked, and
+//! Invariants: while a closing moves ([`GateState::running`] and [`GateState::open_votes`] are 0) no use that it touches runs: each was not there, or is parked, and
 //! goes on only where no closing touches it and nothing of it is evicted. A use is admitted only where none of its tags is being
 //! closed, nothing of them is evicted, and no parked use is about to go on: those come first.
 
@@ -44,6 +44,17 @@ pub(super) enum Obstacle {
     Evicted(Vec<String>),
 }
 
+/// What a parked use that votes says about a move, once it is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ballot {
+    /// The closing still waits for uses, or for the work of what is parked.
+    NotYet,
+    /// All of that has ended: with yes its memory moves.
+    Asked,
+    /// No closing touches the use any more, and nothing is to be moved.
+    Over,
+}
+
 /// A use that has begun.
 #[derive(Clone, Debug)]
 struct Use {
@@ -52,13 +63,35 @@ struct Use {
     threads: usize,
     /// Of these, threads that wait at a safe point.
     arrived: usize,
+    /// Its memory stays where it is until it has voted: it may still go on.
+    votes: bool,
+    /// It has agreed to a move, and those whom it heard go on once their memory is back.
+    agreed: bool,
+    /// So it runs, though not all its threads have gone on: who closes next asks it anew.
+    released: bool,
     /// It may not be parked again before.
     runs_until: Option<Instant>,
 }
 
+/// What is being closed.
+#[derive(Clone, Debug)]
+struct Closed {
+    tags: Tags,
+    /// It asks those that vote.
+    asks: bool,
+}
+
 impl Use {
     fn is_parked(&self) -> bool {
-        self.arrived >= self.threads
+        self.arrived >= self.threads && !self.released
+    }
+
+    fn go_on(&mut self, runs_until: Instant) {
+        self.arrived = self.arrived.saturating_sub(1);
+        if self.arrived == 0 {
+            (self.votes, self.agreed, self.released) = (false, false, false);
+        }
+        self.runs_until = self.runs_until.max(Some(runs_until));
     }
 }
 
@@ -66,7 +99,7 @@ impl Use {
 pub(super) struct GateState {
     last: u64,
     uses: BTreeMap<UseId, Use>,
-    closings: BTreeMap<ClosingId, Tags>,
+    closings: BTreeMap<ClosingId, Closed>,
 }
 
 impl GateState {
@@ -80,7 +113,7 @@ impl GateState {
     }
 
     fn is_closing(&self, tags: &Tags) -> bool {
-        self.closings.values().any(|closing| tags.uses_any_of(closing))
+        self.closings.values().any(|closing| tags.uses_any_of(&closing.tags))
     }
 
     /// Whether a use that is parked could go on, and its threads are about to.
@@ -104,7 +137,18 @@ impl GateState {
         }
         self.last += 1;
         let id = UseId(self.last);
-        self.uses.insert(id, Use { tags: tags.clone(), threads: 1, arrived: 0, runs_until: None });
+        self.uses.insert(
+            id,
+            Use {
+                tags: tags.clone(),
+                threads: 1,
+                arrived: 0,
+                votes: false,
+                agreed: false,
+                released: false,
+                runs_until: None,
+            },
+        );
         Ok(id)
     }
 
@@ -125,11 +169,16 @@ impl GateState {
         true
     }
 
-    /// A thread of a use has come to a safe point; whether it has to wait there: a closing touches the use, which has run for long
-    /// enough.
+    /// Whether a closing touches a use that has run for long enough.
+    pub(super) fn wants(&self, id: UseId, now: Instant) -> bool {
+        self.uses.get(&id).is_some_and(|wanted| {
+            self.is_closing(&wanted.tags) && wanted.runs_until.is_none_or(|until| now >= until)
+        })
+    }
+
+    /// A thread of a use has come to a safe point; whether it has to wait there: a closing wants the use.
     pub(super) fn arrive(&mut self, id: UseId, now: Instant) -> bool {
-        let Some(here) = self.uses.get(&id) else { return false };
-        if !self.is_closing(&here.tags) || here.runs_until.is_some_and(|until| now < until) {
+        if !self.wants(id, now) {
             return false;
         }
         if let Some(here) = self.uses.get_mut(&id) {
@@ -138,23 +187,66 @@ impl GateState {
         true
     }
 
+    /// As [`GateState::arrive`], and nothing of the use moves before it has voted.
+    pub(super) fn arrive_to_vote(&mut self, id: UseId, now: Instant) -> bool {
+        let arrives = self.arrive(id, now);
+        if arrives && let Some(here) = self.uses.get_mut(&id) {
+            here.votes = true;
+        }
+        arrives
+    }
+
+    /// Whether a use that votes is asked.
+    pub(super) fn ballot(&self, id: UseId) -> Ballot {
+        let Some(parked) = self.uses.get(&id) else { return Ballot::Over };
+        let closings = self.closings.values().filter(|closing| parked.tags.uses_any_of(&closing.tags));
+        closings.fold(Ballot::Over, |found, closing| match (found, closing.asks) {
+            (Ballot::Asked, _) | (_, true) => Ballot::Asked,
+            _ => Ballot::NotYet,
+        })
+    }
+
+    /// A use that is asked lets its memory move; whether anybody who moves it has heard that.
+    pub(super) fn agree(&mut self, id: UseId) -> bool {
+        let asked = self.ballot(id) == Ballot::Asked;
+        match self.uses.get_mut(&id) {
+            Some(parked) if asked && parked.votes => {
+                (parked.votes, parked.agreed) = (false, true);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A thread of a use that votes goes on at once; the use is not parked before `until`. Whether it can: it has not agreed.
+    pub(super) fn refuse(&mut self, id: UseId, until: Instant) -> bool {
+        match self.uses.get_mut(&id) {
+            Some(parked) if parked.votes => {
+                parked.go_on(until);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Whether a thread that waits at a safe point can go on; so it can where its use has ended.
     pub(super) fn can_go_on(&self, id: UseId, memory: &dyn Evicted) -> bool {
-        self.uses.get(&id).is_none_or(|parked| self.obstacle(&parked.tags, memory).is_none())
+        self.uses
+            .get(&id)
+            .is_none_or(|parked| parked.released || self.obstacle(&parked.tags, memory).is_none())
     }
 
     /// A thread goes on from a safe point. Its use runs until then at least.
     pub(super) fn go_on(&mut self, id: UseId, runs_until: Instant) {
         if let Some(parked) = self.uses.get_mut(&id) {
-            parked.arrived = parked.arrived.saturating_sub(1);
-            parked.runs_until = parked.runs_until.max(Some(runs_until));
+            parked.go_on(runs_until);
         }
     }
 
     /// A closing could not park these uses safely: they run, and are not parked before.
     pub(super) fn hold_off(&mut self, id: ClosingId, until: Instant) {
         let Some(closing) = self.closings.get(&id) else { return };
-        for parked in self.uses.values_mut().filter(|parked| parked.tags.uses_any_of(closing)) {
+        for parked in self.uses.values_mut().filter(|parked| parked.tags.uses_any_of(&closing.tags)) {
             parked.runs_until = parked.runs_until.max(Some(until));
         }
     }
@@ -164,23 +256,50 @@ impl GateState {
         self.uses.remove(&id).is_some()
     }
 
+    /// Before a closing: uses that have agreed to a move and have all of their memory back go on, whoever closes.
+    pub(super) fn release(&mut self, memory: &dyn Evicted) {
+        let is_back = |used: &Use| used.agreed && self.obstacle(&used.tags, memory).is_none();
+        let back: Vec<UseId> =
+            self.uses.iter().filter(|(_, used)| is_back(used)).map(|(id, _)| *id).collect();
+        for id in back {
+            if let Some(used) = self.uses.get_mut(&id) {
+                used.released = true;
+            }
+        }
+    }
+
     pub(super) fn close(&mut self, tags: Tags) -> ClosingId {
         self.last += 1;
         let id = ClosingId(self.last);
-        self.closings.insert(id, tags);
+        self.closings.insert(id, Closed { tags, asks: false });
         id
     }
 
     /// How many uses run of what a closing closes: all began before it, and none is parked.
     pub(super) fn running(&self, id: ClosingId) -> usize {
         let Some(closing) = self.closings.get(&id) else { return 0 };
-        self.uses.values().filter(|used| !used.is_parked() && used.tags.uses_any_of(closing)).count()
+        self.uses.values().filter(|used| !used.is_parked() && used.tags.uses_any_of(&closing.tags)).count()
     }
 
     /// How many uses of what a closing closes are parked.
     pub(super) fn parked_for(&self, id: ClosingId) -> usize {
         let Some(closing) = self.closings.get(&id) else { return 0 };
-        self.uses.values().filter(|used| used.is_parked() && used.tags.uses_any_of(closing)).count()
+        self.uses.values().filter(|used| used.is_parked() && used.tags.uses_any_of(&closing.tags)).count()
+    }
+
+    /// A closing asks those parked uses that vote; answers how many have not agreed yet.
+    pub(super) fn open_votes(&mut self, id: ClosingId) -> usize {
+        let Some(closing) = self.closings.get_mut(&id) else { return 0 };
+        closing.asks = true;
+        let asked = |used: &&Use| used.votes && used.is_parked() && used.tags.uses_any_of(&closing.tags);
+        self.uses.values().filter(asked).count()
+    }
+
+    /// A closing asks no more: who agrees from now on is not heard.
+    pub(super) fn stop_asking(&mut self, id: ClosingId) {
+        if let Some(closing) = self.closings.get_mut(&id) {
+            closing.asks = false;
+        }
     }
 
     /// The closing is over. What it evicted is evicted by then.
@@ -197,7 +316,7 @@ impl GateState {
     }
 
     pub(super) fn closings(&self) -> impl Iterator<Item = &Tags> {
-        self.closings.values()
+        self.closings.values().map(|closing| &closing.tags)
     }
 }
 
@@ -223,6 +342,10 @@ mod tests {
         Safepoint(usize),
         GoOn(usize),
         Join(usize),
+        /// As `Safepoint`, but it votes.
+        Arrive(usize),
+        /// It is asked, and says so.
+        Vote(usize, bool),
     }
 
     fn tags() -> impl Strategy<Value = Tags> {
@@ -244,6 +367,8 @@ mod tests {
             3 => (0..9_usize).prop_map(Op::Safepoint),
             2 => (0..9_usize).prop_map(Op::GoOn),
             1 => (0..9_usize).prop_map(Op::Join),
+            2 => (0..9_usize).prop_map(Op::Arrive),
+            2 => (0..9_usize, any::<bool>()).prop_map(|(which, yes)| Op::Vote(which, yes)),
         ]
     }
 
@@ -295,11 +420,22 @@ mod tests {
         tags: Tags,
         threads: usize,
         arrived: usize,
+        votes: bool,
+        agreed: bool,
+        released: bool,
     }
 
     impl Used {
         fn is_parked(&self) -> bool {
-            self.arrived >= self.threads
+            self.arrived >= self.threads && !self.released
+        }
+
+        fn go_on(&mut self) {
+            self.arrived -= 1;
+            let waits = self.arrived > 0;
+            self.votes &= waits;
+            self.agreed &= waits;
+            self.released &= waits;
         }
     }
 
@@ -326,7 +462,7 @@ mod tests {
                         match gate.begin(&tags, &memory, true) {
                             Ok(id) => {
                                 prop_assert!(!closing && !gone && !waits);
-                                uses.push(Used { id, tags, threads: 1, arrived: 0 });
+                                uses.push(Used { id, tags, threads: 1, arrived: 0, votes: false, agreed: false, released: false });
                             }
                             Err(Obstacle::Closing) => prop_assert!(closing),
                             Err(Obstacle::Parked) => prop_assert!(!closing && !gone && waits),
@@ -350,10 +486,11 @@ mod tests {
                     Op::GoOn(which) if which < uses.len() && uses[which].arrived > 0 => {
                         let used = &mut uses[which];
                         let goes = gate.can_go_on(used.id, &memory);
-                        prop_assert_eq!(goes, !is_closing(&closings, &used.tags) && !is_gone(&used.tags));
+                        let is_back = !is_closing(&closings, &used.tags) && !is_gone(&used.tags);
+                        prop_assert_eq!(goes, used.released || is_back);
                         if goes {
                             gate.go_on(used.id, now);
-                            used.arrived -= 1;
+                            used.go_on();
                         }
                     }
                     Op::Join(which) if which < uses.len() => {
@@ -362,15 +499,42 @@ mod tests {
                         prop_assert_eq!(gate.join(used.id), Some(joins));
                         used.threads += usize::from(joins);
                     }
-                    Op::Close(tags) => closings.push((gate.close(tags.clone()), tags)),
+                    Op::Arrive(which) if which < uses.len() && !uses[which].is_parked() => {
+                        let used = &mut uses[which];
+                        let stops = gate.arrive_to_vote(used.id, now);
+                        prop_assert_eq!(stops, is_closing(&closings, &used.tags));
+                        used.arrived += usize::from(stops);
+                        used.votes |= stops;
+                    }
+                    Op::Vote(which, yes) if which < uses.len() => {
+                        let used = &mut uses[which];
+                        let asked = gate.ballot(used.id) == Ballot::Asked;
+                        let heard = if yes { gate.agree(used.id) } else { gate.refuse(used.id, now) };
+                        prop_assert_eq!(heard, used.votes && (asked || !yes));
+                        match (heard, yes) {
+                            (true, true) => (used.votes, used.agreed) = (false, true),
+                            (true, false) => used.go_on(),
+                            (false, _) => {}
+                        }
+                    }
+                    Op::Close(tags) => {
+                        // As the gate does.
+                        for used in &mut uses {
+                            let is_back = !is_closing(&closings, &used.tags) && !is_gone(&used.tags);
+                            used.released |= used.agreed && is_back;
+                        }
+                        gate.release(&memory);
+                        closings.push((gate.close(tags.clone()), tags));
+                    }
                     Op::Move(which, evicts) if which < closings.len() => {
-                        if gate.running(closings[which].0) > 0 {
+                        if gate.running(closings[which].0) > 0 || gate.open_votes(closings[which].0) > 0 {
                             continue;
                         }
                         let (id, tags) = closings.remove(which);
                         for name in NAMES.iter().filter(|name| closes(&tags, name)) {
                             // What is moved now, no use touches that runs.
-                            prop_assert!(uses.iter().all(|used| used.is_parked() || !touches(&used.tags, name)));
+                            let stays = |used: &Used| used.is_parked() && !used.votes || !touches(&used.tags, name);
+                            prop_assert!(uses.iter().all(stays));
                             memory.set(name, evicts);
                         }
                         gate.end(id);
@@ -437,5 +601,48 @@ mod tests {
         gate.close(Tags::All);
         assert!(!gate.arrive(id, later), "it could not be parked a moment ago");
         assert_eq!((gate.join(UseId(99)), gate.leave(UseId(99))), (None, false));
+    }
+
+    #[test]
+    fn a_use_that_votes_is_asked_and_may_go_on_instead() {
+        let (mut gate, memory, now) = (GateState::default(), Memory::default(), Instant::now());
+        let later = now + std::time::Duration::from_secs(5);
+        let (id, other) = (UseId(1), UseId(99));
+        assert_eq!(gate.begin(&Tags::All, &memory, true), Ok(id));
+        assert!(!gate.wants(id, now) && !gate.arrive_to_vote(id, now) && gate.ballot(id) == Ballot::Over);
+        let closing = gate.close(Tags::All);
+        assert!(gate.wants(id, now) && !gate.wants(other, now) && gate.arrive_to_vote(id, now));
+        assert_eq!((gate.running(closing), gate.ballot(id), gate.agree(id)), (0, Ballot::NotYet, false));
+        assert_eq!((gate.open_votes(closing), gate.ballot(id)), (1, Ballot::Asked));
+        // Against it.
+        assert!(gate.refuse(id, later) && !gate.refuse(id, later) && gate.running(closing) == 1);
+        assert!(!gate.wants(id, now), "it is not parked for a while");
+        gate.end(closing);
+        // For it, and once it has agreed it stays parked.
+        let closing = gate.close(Tags::All);
+        assert!(gate.arrive_to_vote(id, later) && gate.open_votes(closing) == 1 && gate.agree(id));
+        assert_eq!((gate.open_votes(closing), gate.running(closing), gate.parked_for(closing)), (0, 0, 1));
+        assert!(!gate.agree(id) && !gate.refuse(id, later), "one vote");
+        // Who closes next meanwhile asks nobody.
+        let next = gate.close(Tags::All);
+        assert_eq!((gate.open_votes(next), gate.running(next)), (0, 0));
+        gate.end(closing);
+        gate.end(next);
+        // Its memory is back: it goes on, though somebody closes before its thread is awake.
+        gate.release(&memory);
+        let next = gate.close(Tags::All);
+        assert!(gate.running(next) == 1 && gate.can_go_on(id, &memory));
+        gate.go_on(id, later);
+        assert_eq!(gate.running(next), 1);
+        gate.end(next);
+        // Nobody hears it any more.
+        let closing = gate.close(Tags::All);
+        assert!(gate.arrive_to_vote(id, later) && gate.open_votes(closing) == 1);
+        gate.stop_asking(closing);
+        assert!(!gate.agree(id) && gate.ballot(id) == Ballot::NotYet);
+        gate.end(closing);
+        assert!(gate.ballot(id) == Ballot::Over && gate.can_go_on(id, &memory));
+        gate.go_on(id, later);
+        assert!(!gate.refuse(id, later), "a vote ends with the wait");
     }
 }

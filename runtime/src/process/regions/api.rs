@@ -85,10 +85,12 @@ impl Regions {
     pub fn seal(&self, tag: &str, strict: bool) -> Result<()> {
         let slot = self.set.table.get(tag)?;
         let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
-        let _closing = match strict {
-            true => Some(self.set.gate.close(&Tags::of(&[tag]), Some(timeout))?),
-            false => None,
-        };
+        let tags = Tags::of(&[tag]);
+        let closing = strict.then(|| self.set.gate.close(&tags, Some(timeout))).transpose()?;
+        // Who still may go on would write to what is being mapped anew.
+        if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
+            return Err(ProcessError::NotAgreed { tags });
+        }
         slot.regions().iter().try_for_each(|region| Ok(region.seal(strict)?))
     }
 

@@ -1,7 +1,7 @@
 //! Memory leaves and comes back: which regions in which order, on all devices at once.
 //!
 //! ```text
-//! shrink   hook ─► choose ─► gate closed, uses waited for ─► devices at once, each region by region ─► gate open, hook
+//! shrink   hook ─► choose ─► gate closed, uses waited for, those that vote asked ─► devices at once, each region by region ─► gate open, hook
 //!                    ▲                                            │ less than was asked for, and others are left
 //!                    └────────────────────────────────────────────┘
 //! refill   hook ─► in order, devices at once ─► hook           a tag's uses go on as soon as all of it is back
@@ -16,7 +16,7 @@ use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
-use super::super::gate::{Closing, Tags};
+use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
 use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
@@ -27,9 +27,6 @@ use super::slot::{Slot, sizes, wanting};
 
 /// How often the work of parked uses is asked for.
 const POLL: Duration = Duration::from_micros(200);
-
-/// How long uses are not parked again whose work did not end.
-const PARKED_IN_VAIN: Duration = Duration::from_secs(5);
 
 /// A region, and how much of it is to be moved.
 type Job = (Arc<Slot>, Arc<Region>, Bytes);
@@ -206,7 +203,8 @@ impl RegionSet {
         }
     }
 
-    /// No use of what these jobs move runs from then on: all have ended, or are parked and their work has ended.
+    /// No use of what these jobs move runs from then on: all have ended, or are parked, their work has ended, and none that votes is
+    /// against it.
     fn close(&self, jobs: &[Job], ask: &Shrink) -> Result<Closing<'_>> {
         let tags = match ask.is_everything() {
             true => Tags::All,
@@ -227,6 +225,10 @@ impl RegionSet {
                     return Err(ProcessError::ParkedWork { tags, waited });
                 }
                 std::thread::sleep(POLL);
+            }
+            if !closing.is_agreed() {
+                closing.hold_off(PARKED_IN_VAIN);
+                return Err(ProcessError::NotAgreed { tags });
             }
         }
         Ok(closing)

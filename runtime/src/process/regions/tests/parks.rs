@@ -4,8 +4,8 @@ use glake_device::Driver;
 use glake_device::owned::OwnedStream;
 
 use super::*;
-use crate::process::UseId;
 use crate::process::fixture::Parts;
+use crate::process::{Ballot, Gate, UseId};
 
 const GPU: DeviceId = DeviceId(0);
 
@@ -116,4 +116,125 @@ fn where_the_work_does_not_end_uses_go_on_and_nothing_moves() {
     assert!(found == bytes(mib(4), 5));
     pool.free(flag).unwrap();
     pool.free(block).unwrap();
+}
+
+/// A use of all memory that votes at its next safe point, once it is asked; whether it was heard.
+fn votes(gate: &Gate, id: UseId, yes: bool, asked: impl FnOnce()) -> bool {
+    while !gate.arrive_to_vote(id) {
+        std::thread::yield_now();
+    }
+    let ballot = loop {
+        match gate.ballot(id, Duration::from_millis(5)) {
+            Ballot::NotYet => {}
+            ballot => break ballot,
+        }
+    };
+    asked();
+    let heard = gate.vote(id, yes);
+    assert!(ballot == Ballot::Asked || !yes || !heard);
+    if yes {
+        gate.go_on(id, None);
+    }
+    heard
+}
+
+#[test]
+fn who_votes_is_asked_before_anything_moves() {
+    let process = started("tiers.park_quantum_ms = 0\n");
+    process.regions().define(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(9), 1);
+    let (gate, reserved) = (process.regions().gate(), process.reserved(0));
+    let id = process.regions().begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+    std::thread::scope(|scope| {
+        let nothing_moved = || assert_eq!(process.reserved(0), reserved);
+        let voted = scope.spawn(move || votes(gate, id, true, nothing_moved));
+        assert!(process.regions().shrink(&Shrink::default()).unwrap().freed >= mib(9));
+        assert_eq!(gate.view().parked, 1);
+        process.regions().refill(&Refill::default()).unwrap();
+        assert!(voted.join().unwrap());
+    });
+    process.check(&block);
+    std::thread::scope(|scope| {
+        let voted = scope.spawn(|| votes(gate, id, false, || ()));
+        let error = process.regions().shrink(&Shrink::default()).unwrap_err();
+        assert!(matches!(error, ProcessError::NotAgreed { .. }), "{error}");
+        assert!(voted.join().unwrap());
+    });
+    assert_eq!((process.reserved(0), gate.view().parked), (reserved, 0));
+    // It runs, and is not parked for a while.
+    let short = Shrink { timeout: Some(Duration::from_millis(20)), ..Shrink::default() };
+    assert!(matches!(process.regions().shrink(&short), Err(ProcessError::StillUsed { .. })));
+    process.check(&block);
+    gate.end_use(id).unwrap();
+    process.end([block]);
+}
+
+/// The other ranks hear of it: the vote is asked for no more.
+#[test]
+fn who_votes_is_not_asked_where_the_work_does_not_end() {
+    let parts = Parts::new();
+    let driver: Arc<dyn Driver> = parts.sim.clone();
+    let (regions, stream) = (&parts.regions, OwnedStream::new(&driver, GPU).unwrap());
+    let flag = parts.block(0, mib(1));
+    let pool = &parts.registry.device(0).unwrap().started().unwrap().pool;
+    pool.write(flag, &[0; 4]).unwrap();
+    let id = regions.begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+    parts.sim.enqueue_wait(GPU, stream.id(), flag, 1).unwrap();
+    std::thread::scope(|scope| {
+        let voted = scope.spawn(|| {
+            let gate = regions.gate();
+            while !gate.arrive_to_vote(id) {}
+            while gate.ballot(id, Duration::from_millis(5)) == Ballot::NotYet {}
+            (gate.ballot(id, Duration::ZERO), gate.vote(id, true), gate.vote(id, false))
+        });
+        assert!(matches!(regions.shrink(&Shrink::default()), Err(ProcessError::ParkedWork { .. })));
+        assert_eq!(voted.join().unwrap(), (Ballot::Over, false, true));
+    });
+    pool.write(flag, &1_u32.to_le_bytes()).unwrap();
+    regions.gate().end_use(id).unwrap();
+    pool.free(flag).unwrap();
+}
+
+/// What other ranks map, and what is registered with a network card, is written to while its owner is parked.
+#[test]
+fn what_others_have_stays_while_its_use_is_parked() {
+    let (process, other) = (started("tiers.park_quantum_ms = 0\n"), started(""));
+    for tag in ["a", "registered"] {
+        process.regions().define(RegionOptions::of(tag)).unwrap();
+    }
+    let goes = process.written_in("a", 0, mib(9), 1);
+    let exported = process.written_in("a", 0, mib(4), 2);
+    let fixed = process.written_in("registered", 0, mib(4), 3);
+    let theirs = other.written(0, mib(4), 4);
+    let (handle, _) = process.sharing().share(exported.address).unwrap();
+    let mapped = other.sharing().open(&handle, 0).unwrap();
+    let (handle, _) = other.sharing().share(theirs.address).unwrap();
+    let imported = process.sharing().open(&handle, 0).unwrap();
+    process.regions().fix(fixed.address, true).unwrap();
+    let gate = process.regions().gate();
+    let id = process.regions().begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+    std::thread::scope(|scope| {
+        let parked = scope.spawn(|| while !gate.safepoint(id) {});
+        let report = process.regions().shrink(&Shrink::default()).unwrap();
+        assert!(report.freed >= mib(8), "{report:?}");
+        let mut reasons: Vec<SkipReason> = report.skipped.iter().map(|skipped| skipped.reason).collect();
+        reasons.extend(
+            report.regions.iter().flat_map(|moved| moved.skipped.iter().map(|skipped| skipped.reason)),
+        );
+        for reason in [SkipReason::Fixed, SkipReason::Exported, SkipReason::Imported] {
+            assert!(reasons.contains(&reason), "{reason:?}: {report:?}");
+        }
+        // All of it has its bytes, at the same addresses, while its owner is parked.
+        process.check(&fixed);
+        process.check(&exported);
+        process.regions().refill(&Refill::default()).unwrap();
+        parked.join().unwrap();
+    });
+    [&goes, &exported, &fixed].into_iter().for_each(|block| process.check(block));
+    gate.end_use(id).unwrap();
+    process.regions().fix(fixed.address, false).unwrap();
+    process.sharing().close(imported).unwrap();
+    other.sharing().close(mapped).unwrap();
+    other.end([theirs]);
+    process.end([goes, exported, fixed]);
 }
