@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
+use super::last_uses::LastUses;
 use super::tags::Tags;
 
 /// Names a use that runs.
@@ -65,6 +66,7 @@ impl Use {
 #[derive(Clone, Debug, Default)]
 pub(super) struct GateState {
     last: u64,
+    last_uses: LastUses,
     uses: BTreeMap<UseId, Use>,
     closings: BTreeMap<ClosingId, Tags>,
 }
@@ -104,6 +106,7 @@ impl GateState {
         }
         self.last += 1;
         let id = UseId(self.last);
+        self.last_uses.note(tags, self.last);
         self.uses.insert(id, Use { tags: tags.clone(), threads: 1, arrived: 0, runs_until: None });
         Ok(id)
     }
@@ -143,9 +146,13 @@ impl GateState {
         self.uses.get(&id).is_none_or(|parked| self.obstacle(&parked.tags, memory).is_none())
     }
 
-    /// A thread goes on from a safe point. Its use runs until then at least.
+    /// A thread goes on from a safe point. Its use runs until then at least; of one that was parked a new use of its memory begins.
     pub(super) fn go_on(&mut self, id: UseId, runs_until: Instant) {
         if let Some(parked) = self.uses.get_mut(&id) {
+            if parked.is_parked() {
+                self.last += 1;
+                self.last_uses.note(&parked.tags, self.last);
+            }
             parked.arrived = parked.arrived.saturating_sub(1);
             parked.runs_until = parked.runs_until.max(Some(runs_until));
         }
@@ -186,6 +193,24 @@ impl GateState {
     /// The closing is over. What it evicted is evicted by then.
     pub(super) fn end(&mut self, id: ClosingId) {
         self.closings.remove(&id);
+    }
+
+    /// Whether no use of a tag runs, and nothing of it leaves or is about to. A use that is parked does not run; while what it is parked
+    /// for is under way, its memory is not idle.
+    pub(super) fn is_idle(&self, tag: &str) -> bool {
+        let mut uses = self.uses.values().filter(|used| used.tags.use_of(tag));
+        let is_used = uses.any(|used| !used.is_parked() || self.is_closing(&used.tags));
+        !is_used && !self.closings.values().any(|closing| closing.contains(tag))
+    }
+
+    /// Whether no use runs, and nothing leaves or is about to.
+    pub(super) fn is_all_idle(&self) -> bool {
+        self.closings.is_empty() && self.uses.values().all(Use::is_parked)
+    }
+
+    /// The number of the last use of a tag.
+    pub(super) fn last_use_of(&self, tag: &str) -> u64 {
+        self.last_uses.of(tag)
     }
 
     pub(super) fn uses(&self) -> usize {
@@ -403,6 +428,30 @@ mod tests {
             }
             prop_assert!(gate.parked() == 0 && gate.begin(&Tags::All, &memory, true).is_ok());
         }
+    }
+
+    #[test]
+    fn memory_is_idle_while_no_use_of_it_runs_and_nothing_of_it_leaves() {
+        let (mut gate, memory, now) = (GateState::default(), Memory::default(), Instant::now());
+        assert!(gate.is_idle("a") && gate.is_all_idle() && gate.last_use_of("a") == 0);
+        let id = gate.begin(&Tags::of(&["a", "b"]), &memory, true).unwrap();
+        let begun = gate.last_use_of("a");
+        assert!(!gate.is_idle("a") && gate.is_idle("c") && !gate.is_all_idle() && begun > 0);
+        assert_eq!(gate.last_use_of("c"), 0);
+        let closing = gate.close(Tags::of(&["b"]));
+        assert!(gate.arrive(id, now) && gate.running(closing) == 0);
+        assert!(!gate.is_idle("a") && !gate.is_idle("b"), "what it is parked for is under way");
+        memory.set("b", true);
+        gate.end(closing);
+        assert!(gate.is_idle("a") && gate.is_all_idle() && gate.last_use_of("a") == begun);
+        memory.set("b", false);
+        gate.go_on(id, now);
+        assert!(!gate.is_idle("a") && gate.last_use_of("a") > begun, "it may write again");
+        gate.end_use(id);
+        assert!(gate.is_idle("a"));
+        let closing = gate.close(Tags::All);
+        assert!(!gate.is_idle("a") && !gate.is_all_idle());
+        gate.end(closing);
     }
 
     #[test]

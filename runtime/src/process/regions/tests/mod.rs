@@ -1,5 +1,7 @@
 //! Regions of a process of simulated devices, from the outside.
 
+#[cfg(not(feature = "shuttle"))]
+mod clean;
 mod leases;
 mod moves;
 #[cfg(not(feature = "shuttle"))]
@@ -9,6 +11,8 @@ mod reports;
 mod swap;
 mod threads;
 mod uses;
+#[cfg(not(feature = "shuttle"))]
+mod walk;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
