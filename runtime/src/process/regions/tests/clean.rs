@@ -23,15 +23,6 @@ impl Process {
         }
     }
 
-    pub(super) fn end_clean(self, blocks: Vec<Written>) {
-        blocks.into_iter().for_each(|block| self.free(block.address).unwrap());
-        self.wait_until("copies of what was freed go", |process| {
-            let hosts = process.regions.set().stores.host_statistics();
-            hosts.iter().all(|host| host.retained.is_zero())
-        });
-        self.end([]);
-    }
-
     fn use_of<T>(&self, tag: &str, work: impl FnOnce() -> T) -> T {
         let id = self.regions().begin_use(&Tags::of(&[tag]), WhenClosed::Refill, None).unwrap();
         let done = work();
@@ -64,7 +55,7 @@ fn an_idle_region_is_clean_and_leaves_without_a_copy() {
     process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     assert_eq!(process.view("weights", 0).clean.unwrap().released, mib(11));
-    process.end_clean(blocks);
+    process.end(blocks);
 }
 
 #[test]
@@ -91,7 +82,7 @@ fn a_use_voids_what_is_clean_and_another_regions_use_does_not() {
     assert_eq!(report.copied.saturating_add(report.clean), mib(8));
     process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
-    process.end_clean(blocks);
+    process.end(blocks);
 }
 
 #[test]
@@ -107,7 +98,7 @@ fn what_is_written_outside_of_uses_is_found() {
     assert_eq!((report.clean, report.copied), (Bytes::ZERO, mib(8)));
     process.regions().refill(&Refill::default()).unwrap();
     process.check(&block);
-    process.end_clean(vec![block]);
+    process.end(vec![block]);
 }
 
 #[test]
@@ -144,7 +135,7 @@ fn an_allocation_and_a_copy_void_at_once() {
     process.regions().shrink(&Shrink::default()).unwrap();
     process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
-    process.end_clean(blocks);
+    process.end(blocks);
 }
 
 #[test]
@@ -159,7 +150,7 @@ fn clean_copies_go_first_where_host_memory_is_short() {
     process.check(&blocks[0]);
     process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
-    process.end_clean(blocks);
+    process.end(blocks);
 }
 
 #[test]
@@ -172,7 +163,7 @@ fn cleaning_makes_no_memory_of_a_gpu_and_changes_no_lease() {
     process.wait_until("it is clean", |process| process.clean_now("weights") == mib(8));
     assert_eq!((process.reserved(0), process.leases().view(0).unwrap().leased), (reserved, Some(mib(8))));
     process.leases().set(0, None).unwrap();
-    process.end_clean(vec![block]);
+    process.end(vec![block]);
 }
 
 #[test]
@@ -188,7 +179,7 @@ fn while_a_capture_may_be_open_nothing_is_done() {
     process.pools().end(0, pool).unwrap();
     process.pools().release(0, pool).unwrap();
     process.wait_until("it is clean", |process| process.clean_now("weights") == mib(8));
-    process.end_clean(vec![block]);
+    process.end(vec![block]);
 }
 
 /// What stays of a parked use's memory is idle once what it was parked for is over; as soon as the use goes on it is not.
@@ -220,7 +211,7 @@ fn memory_of_a_parked_use_is_idle_until_the_use_goes_on() {
     });
     gate.end_use(id).unwrap();
     blocks.iter().for_each(|block| process.check(block));
-    process.end_clean(blocks);
+    process.end(blocks);
 }
 
 #[test]

@@ -425,7 +425,7 @@ impl Walk {
         if self.sealed {
             self.process.regions().unseal(TAGS[SEALED]).unwrap();
         }
-        self.process.end_clean(blocks);
+        self.process.end(blocks);
     }
 }
 
@@ -437,7 +437,7 @@ fn soak_random_programs_keep_every_byte_and_the_gate() {
         let mut walk = Walk::new(seed + walk_number as u64);
         for step in begin..steps.min(begin + 2_500) {
             walk.step();
-            if step % 8 == 0 {
+            if step % 32 == 0 {
                 walk.check();
             }
         }
