@@ -87,6 +87,15 @@ impl Walk {
         let asked = refuses.clone();
         let hook: Hook = Arc::new(move |_| i32::from(asked.load(Ordering::SeqCst)));
         process.regions().set_hooks(Some(hook), None, None);
+        // Each has memory at some time: what has none is not sealed by its seal, nor known to a refill by the name of what is in no region.
+        for tag in TAGS {
+            let block = match tag {
+                "default" => process.written(0, Bytes::kib(64), 1),
+                tag => process.written_in(tag, 0, Bytes::kib(64), 1),
+            };
+            process.free(block.address).unwrap();
+        }
+        process.regions().views().unwrap();
         Walk {
             process,
             faults: faults.unwrap(),
@@ -318,15 +327,12 @@ impl Walk {
     fn refill(&mut self) {
         let tags = self.numbers.one_in(2).then(|| vec![self.tag(), self.tag()]);
         let bytes = self.numbers.one_in(4).then(|| Bytes::kib(1 + self.numbers.next() % 6000));
-        let wait = !self.numbers.one_in(4);
         let failing = self.fault();
-        let ask = Refill { tags: tags.clone(), bytes, wait, ..Refill::default() };
+        let ask = Refill { tags: tags.clone(), bytes, ..Refill::default() };
         let refilled = self.process.regions().refill(&ask);
         assert!(refilled.is_ok() || failing, "{refilled:?}");
-        let whole = refilled.is_ok() && bytes.is_none() && wait;
-        if wait {
-            self.faults.set(&[]);
-        }
+        let whole = refilled.is_ok() && bytes.is_none();
+        self.faults.set(&[]);
         let places: Vec<String> = self.places.keys().cloned().collect();
         for tag in places.iter().filter(|tag| tags.as_ref().is_none_or(|tags| tags.contains(tag))) {
             match (whole, self.places[tag]) {
