@@ -206,6 +206,56 @@ def clean(size):
     report(f"clean sealed {size // GIB} GiB shrunk again, ms", statistics.median(times) * 1e3, 60.0, most=True)
 
 
+def cleaned(glake, tag, timeout=120):
+    """Seconds until all live bytes of a region are clean."""
+    begin = time.perf_counter()
+    while True:
+        each, = (region for region in glake.regions() if region["tag"] == tag)
+        if each["clean"]["now"] == each["live"]:
+            return time.perf_counter() - begin
+        if time.perf_counter() - begin > timeout:
+            raise RuntimeError(f"it is not clean after {timeout} s: {each}")
+        time.sleep(0.01)
+
+
+@scenario("idle")
+def idle(size):
+    """The first shrink of a region that was written to, and of one that was cleaned since while nobody used it; then of one of which a kernel
+    that no use covers has changed one tensor."""
+    import torch
+    glake = glake_with(tiers={"clean_after_ms": 200})
+    took = {}
+    for tag, clean in (("dirty", False), ("cleaned", True)):
+        with glake.active(), glake.region(tag, clean=clean):
+            held = tensors(size)
+            stamp(held)
+        torch.cuda.synchronize()
+        waited = cleaned(glake, tag) if clean else 0.0
+        out, back, gone = cycle(glake, tag)
+        whole(gone, size)
+        check(held)
+        if gone["clean"] != (size if clean else 0):
+            raise RuntimeError(f"{gone['clean']} bytes were clean: {json.dumps(gone)[:600]}")
+        took[tag] = out
+        report(f"first shrink, {tag}, GB/s", size / out / 1e9, seconds=out, back=back, waited=waited)
+        if not clean:
+            del held
+            torch.cuda.empty_cache()
+    report("first shrink, cleaned, of a dirty one's time", took["cleaned"] / took["dirty"], 0.2, most=True)
+    cleaned(glake, "cleaned")
+    # Outside of any use, and nobody tells.
+    stamp(held[:1], seed=7)
+    torch.cuda.synchronize()
+    gone = glake.shrink("cleaned")
+    glake.refill("cleaned")
+    check(held[:1], seed=7)
+    stamp(held[:1])
+    check(held)
+    if gone["copied"] < PIECE or gone["clean"] + gone["copied"] != size:
+        raise RuntimeError(f"copied {gone['copied']}, clean {gone['clean']}")
+    report("a write that nobody told of: bytes copied, of what changed", gone["copied"] / PIECE)
+
+
 @scenario("first-layer")
 def first_layer(size):
     """A kernel on the first of 16 regions, while the others come back."""

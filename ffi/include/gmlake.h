@@ -64,8 +64,11 @@ extern "C" {
 // The copy of a sealed region stays: it leaves without copying the next time.
 #define GLAKE_HOST_COPY_RETAIN 1
 
-// As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
+// As `GLAKE_HOST_COPY_DROP`, and host memory for it is pinned ahead: by `glake_region_prepare`, and in the background once no use runs.
 #define GLAKE_HOST_COPY_PREPARE 2
+
+// Beside one of these: the bytes are copied to the host while nobody uses them, and stay; what did not change then leaves at once.
+#define GLAKE_HOST_COPY_CLEAN 16
 
 // No lease: nothing but the limit bounds a pool.
 #define GLAKE_LEASE_NONE UINT64_MAX
@@ -646,7 +649,8 @@ int32_t glake_pool_restore(const glake_checkpoint *checkpoint,
 // It is null or alive, and not used again.
 void glake_checkpoint_drop(glake_checkpoint *checkpoint);
 
-// Makes a region of this tag, on every device where something is allocated in it. The same again is no error.
+// Makes a region of this tag, on every device where something is allocated in it. The same again is no error. `host_copy` may have
+// `GLAKE_HOST_COPY_CLEAN` in it.
 //
 // `GLAKE_INVALID`: there is one of this tag with another policy; the tag is "default" or begins with "graph ".
 //

@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_void};
 
 use glake_abi::{
-    GLAKE_HOST_COPY_DROP, GLAKE_HOST_COPY_PREPARE, GLAKE_HOST_COPY_RETAIN, GLAKE_POLICY_DISCARD,
-    GLAKE_POLICY_KEEP, GLAKE_POLICY_SEALED,
+    GLAKE_HOST_COPY_CLEAN, GLAKE_HOST_COPY_DROP, GLAKE_HOST_COPY_PREPARE, GLAKE_HOST_COPY_RETAIN,
+    GLAKE_POLICY_DISCARD, GLAKE_POLICY_KEEP, GLAKE_POLICY_SEALED,
 };
 use glake_tiers::{CopyPolicy, Policy, RegionOptions};
 
@@ -13,7 +13,8 @@ use crate::stats::string;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Makes a region of this tag, on every device where something is allocated in it. The same again is no error.
+/// Makes a region of this tag, on every device where something is allocated in it. The same again is no error. `host_copy` may have
+/// `GLAKE_HOST_COPY_CLEAN` in it.
 ///
 /// `GLAKE_INVALID`: there is one of this tag with another policy; the tag is "default" or begins with "graph ".
 ///
@@ -34,7 +35,8 @@ pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, ho
                 )));
             }
         };
-        let host_copy = match host_copy {
+        let clean = host_copy & GLAKE_HOST_COPY_CLEAN != 0;
+        let host_copy = match host_copy & !GLAKE_HOST_COPY_CLEAN {
             GLAKE_HOST_COPY_DROP => CopyPolicy::Drop,
             GLAKE_HOST_COPY_RETAIN => CopyPolicy::Retain,
             GLAKE_HOST_COPY_PREPARE => CopyPolicy::Prepare,
@@ -44,7 +46,7 @@ pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, ho
                 )));
             }
         };
-        let options = RegionOptions { policy, host_copy, ..RegionOptions::of(tag) };
+        let options = RegionOptions { policy, host_copy, clean, ..RegionOptions::of(tag) };
         Ok(library::process()?.regions().define(options)?)
     })
 }

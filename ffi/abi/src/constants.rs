@@ -33,8 +33,10 @@ pub const GLAKE_POLICY_DISCARD: u32 = 2;
 pub const GLAKE_HOST_COPY_DROP: u32 = 0;
 /// The copy of a sealed region stays: it leaves without copying the next time.
 pub const GLAKE_HOST_COPY_RETAIN: u32 = 1;
-/// As `GLAKE_HOST_COPY_DROP`, and `glake_region_prepare` pins host memory for it ahead.
+/// As `GLAKE_HOST_COPY_DROP`, and host memory for it is pinned ahead: by `glake_region_prepare`, and in the background once no use runs.
 pub const GLAKE_HOST_COPY_PREPARE: u32 = 2;
+/// Beside one of these: the bytes are copied to the host while nobody uses them, and stay; what did not change then leaves at once.
+pub const GLAKE_HOST_COPY_CLEAN: u32 = 16;
 
 /// No lease: nothing but the limit bounds a pool.
 pub const GLAKE_LEASE_NONE: u64 = u64::MAX;

@@ -28,16 +28,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _POLICIES = {"keep": 0, "sealed": 1, "discard": 2}
 _HOST_COPIES = {"drop": 0, "retain": 1, "prepare": 2}
+_CLEAN = 16
 
 
 class Region:
     """A region by its tag. Inside ``with`` the calling thread's allocations are its own; threads that this one starts, autograd's among
     them, are not inside. It also decorates functions."""
 
-    __slots__ = ("host_copy", "policy", "tag")
+    __slots__ = ("clean", "host_copy", "policy", "tag")
 
-    def __init__(self, tag: str, policy: Policy, host_copy: HostCopy) -> None:
-        self.tag, self.policy, self.host_copy = tag, policy, host_copy
+    def __init__(self, tag: str, policy: Policy, host_copy: HostCopy, clean: bool = False) -> None:
+        self.tag, self.policy, self.host_copy, self.clean = tag, policy, host_copy, clean
 
     def __enter__(self) -> Region:
         _library.api().region_push(self.tag)
@@ -57,10 +58,11 @@ class Region:
         return inside  # type: ignore[return-value]
 
     def __repr__(self) -> str:
-        return f"glake.region({self.tag!r}, policy={self.policy!r}, host_copy={self.host_copy!r})"
+        clean = ", clean=True" if self.clean else ""
+        return f"glake.region({self.tag!r}, policy={self.policy!r}, host_copy={self.host_copy!r}{clean})"
 
 
-def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop") -> Region:
+def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clean: bool = False) -> Region:
     """The region of a tag, made if there is none::
 
         with glake.region("weights", policy="sealed", host_copy="retain"):
@@ -71,8 +73,11 @@ def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop") -> R
         policy: "keep": its bytes come back; "sealed": the same, and it can be sealed; "discard": only its addresses come back (a KV
             cache, scratch memory).
         host_copy: "drop": host memory of a shrink is given back after the refill; "retain": while the region is sealed it stays, and the
-            next shrink copies nothing; "prepare": host memory for all of it is pinned when the ``with`` block ends, so that the first
-            shrink is as fast as later ones.
+            next shrink copies nothing; "prepare": host memory for all of it is pinned when the ``with`` block ends, and in the
+            background once no use runs, so that the first shrink is as fast as later ones.
+        clean: copy its bytes to the host in the background while nobody uses it, and keep them on the GPU: a shrink then copies only
+            what has changed since, which it finds by a digest. For programs whose work runs inside ``glake.active``: others change
+            what was copied, and it is copied again. Its host memory goes first where host memory is short.
 
     Raises:
         InvalidError: the tag is reserved or empty, or its region was made with another policy.
@@ -82,8 +87,8 @@ def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop") -> R
         raise ValueError(f"policy is {policy!r}: 'keep', 'sealed' and 'discard' are there")
     if host_copy not in _HOST_COPIES:
         raise ValueError(f"host_copy is {host_copy!r}: 'drop', 'retain' and 'prepare' are there")
-    _library.api().region_define(tag, _POLICIES[policy], _HOST_COPIES[host_copy])
-    return Region(tag, policy, host_copy)
+    _library.api().region_define(tag, _POLICIES[policy], _HOST_COPIES[host_copy] | (_CLEAN if clean else 0))
+    return Region(tag, policy, host_copy, clean)
 
 
 def seal(tag: str, strict: bool = False) -> None:
@@ -229,7 +234,9 @@ def unfix(array: Any) -> None:
 
 def regions() -> list[dict[str, Any]]:
     """Every region: tag, device, policy, bytes that are live, resident and evicted, and where the copies are: "places" has the bytes of each,
-    "place" is where most are.
+    "place" is where most are. Of a region that was made with ``clean``, "clean" has bytes: "now" are clean; in all "copied" in the
+    background, "voided" by uses, allocations and copies, "released" without a copy, "refused" because they had changed though nobody
+    told, "reclaimed" because host memory was short.
 
     Raises:
         UnavailableError: the library cannot start.

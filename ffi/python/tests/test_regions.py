@@ -53,6 +53,51 @@ def made(size=8 * MIB, count=2, **options):
         return tag, [Array(size, seed) for seed in range(count)]
 
 
+class Cleaned(unittest.TestCase):
+    """Bytes that are copied while nobody uses them. One second passes before they are (tiers.clean_after_ms)."""
+
+    def made_clean(self, size=8 * MIB):
+        tag = next(tags)
+        with glake.active(), glake.region(tag, clean=True):
+            array = Array(size, 1)
+        self.wait(tag, size)
+        return tag, array
+
+    def wait(self, tag, size):
+        end = time.monotonic() + 30
+        while view(tag)["clean"]["now"] != size:
+            self.assertLess(time.monotonic(), end, view(tag))
+            time.sleep(0.02)
+
+    def test_it_leaves_without_a_copy_and_comes_back(self):
+        tag, array = self.made_clean()
+        gone = glake.shrink(tag)
+        self.assertEqual((gone["clean"], gone["copied"]), (array.size, 0))
+        glake.refill(tag)
+        self.assertTrue(array.is_right())
+        self.assertEqual(view(tag)["clean"]["released"], array.size)
+
+    def test_a_use_voids_it_at_once(self):
+        tag, array = self.made_clean()
+        with glake.active(tag):
+            self.assertEqual(view(tag)["clean"]["now"], 0)
+        self.assertEqual(glake.shrink(tag)["copied"], array.size)
+        glake.refill(tag)
+        self.assertTrue(array.is_right())
+
+    def test_a_copy_voids_it_at_once(self):
+        tag, array = self.made_clean()
+        glake.copy_(array, array.sent, wait=True)
+        self.assertEqual(view(tag)["clean"]["now"], 0)
+
+    def test_others_are_not_cleaned(self):
+        tag, _ = made()
+        self.assertIsNone(view(tag)["clean"])
+        with self.assertRaises(glake.InvalidError):
+            glake.region(tag, clean=True)
+        self.assertIn("clean=True", repr(glake.region(next(tags), clean=True)))
+
+
 class Life(unittest.TestCase):
     def test_out_and_back(self):
         tag, arrays = made()

@@ -48,6 +48,11 @@ knobs! {
         ///
         /// Larger, where bringing its memory back takes longer: else it does little but move.
         park_quantum_ms: u64 = 300, "a whole number of milliseconds";
+        /// How long a region has to be idle before its bytes are copied to the host, or host memory for it is pinned, in the background.
+        ///
+        /// Of regions made with `clean`, or with `host_copy` `prepare`. Counted from when the work of its last use is done. 0: at once.
+        /// Larger, where pauses between uses are long and the copies would be in vain.
+        clean_after_ms: u64 = 1_000, "a whole number of milliseconds";
         /// Whether relays are suspended, and give their contexts back, when everything is evicted.
         ///
         /// True: the first refill then begins over one link, and the others join it when their contexts are made again.

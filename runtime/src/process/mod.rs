@@ -252,12 +252,15 @@ impl Process {
         let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
         let capture = || self.driver.capture_state(memory.id(), raw).ok();
         let routed = started.private.domain_of(&started.pool, raw, capture);
-        let domain =
-            if self.flags.is_plain() { routed } else { self.regions.set().domain_of(started, routed)? };
+        let is_plain = self.flags.is_plain();
+        let domain = if is_plain { routed } else { self.regions.set().domain_of(started, routed)? };
         let block = match started.pool.malloc_in(domain, size, stream) {
             Ok(block) => block,
             Err(error) => return Err(self.registry.refused(memory, size, raw, error)),
         };
+        if !is_plain {
+            self.regions.set().handed_out(started, domain, block.address);
+        }
         if self.observers.history.is_on() {
             let pool = started.private.name(domain).unwrap_or_default();
             let place = (block.address.0, block.size.get());

@@ -99,7 +99,7 @@ impl Fixed<'_> {
 }
 
 /// Where the live block of a domain begins that an address lies in, and its extents.
-fn block_of(core: &Core, domain: DomainId, address: Address) -> Result<(Address, Vec<ExtentId>)> {
+pub(super) fn block_of(core: &Core, domain: DomainId, address: Address) -> Result<(Address, Vec<ExtentId>)> {
     let unknown = || PoolError::UnknownAddress { device: core.device(), address };
     let offset = core.offset(address)?;
     let allocator = core.lock();

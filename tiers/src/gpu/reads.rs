@@ -1,19 +1,21 @@
 //! Copies of extents that stay on their GPU and in use.
 //!
 //! ```text
-//! cleaner   ├ piece ┤   ├ piece ┤   ├ piece ┤        the layout's lock is held for a piece
-//! plans               ▲           ▲                  memory is mapped and unmapped in between
+//! cleaner   ├ enqueued ┤ waits   ├ enqueued ┤ waits        the layout's lock is held while a piece is enqueued
+//! plans                   ▲                     ▲          memory is mapped and unmapped; what was read once that is done
 //! ```
 //!
-//! Invariant: what is read is mapped while it is read, and no plan is refused because of it. Nobody keeps a program from writing
+//! Invariant: what is read is mapped while it is read: a plan that unmaps it waits for all work, evictions take the region's turn, which
+//! the reader holds. No plan is refused because of it, and none of other memory waits for it. Nobody keeps a program from writing
 //! meanwhile: what was read counts for nothing before its digest has been compared.
 
+use glake_device::Address;
 use glake_device::owned::{Extent, Span};
-use glake_stitch::{ExtentId, HomeRange};
+use glake_stitch::{DomainId, ExtentId, HomeRange};
 use parking_lot::MutexGuard;
 
 use super::core::Core;
-use super::fixed::FixedBlocks;
+use super::fixed::{FixedBlocks, block_of};
 use super::growth::Growth;
 use super::{GpuPool, Result};
 use crate::place::Residency;
@@ -48,25 +50,32 @@ impl<'a> ResidentReads<'a> {
         Ok(self.kept_here(extent))
     }
 
-    /// Does `work` with a part of the ranges, at home; `None`: the extent is not as it was when they were asked for.
+    /// Has `enqueue` enqueue what reads a part of the ranges, at home; `None`: the extent is not as it was when they were asked for. What it
+    /// returns holds no span.
     pub(crate) fn with<R>(
         &self,
         extent: ExtentId,
         ranges: &[HomeRange],
         part: &[HomeRange],
-        work: impl FnOnce(Vec<Span>) -> R,
+        enqueue: impl FnOnce(Vec<Span>) -> R,
     ) -> Result<Option<R>> {
         let layout = self.core.lock_layout();
         if self.kept_here(extent) != ranges {
             return Ok(None);
         }
-        let done = packed_home(self.core, part).map(work);
-        // Who waits for it goes first.
+        let done = packed_home(self.core, part).map(enqueue);
+        // Who waits for the lock goes first.
         MutexGuard::unlock_fair(layout);
         done.map(Some)
     }
 
-    fn kept_here(&self, extent: ExtentId) -> Vec<HomeRange> {
+    /// The extents of the live block of a domain that an address lies in; none: there is no such block.
+    pub(crate) fn extents_of(&self, domain: DomainId, address: Address) -> Vec<ExtentId> {
+        block_of(self.core, domain, address).map_or_else(|_| Vec::new(), |(_, extents)| extents)
+    }
+
+    /// What of an extent that is resident has to be kept.
+    pub(crate) fn kept_here(&self, extent: ExtentId) -> Vec<HomeRange> {
         let core = self.core.lock();
         match core.extents().state(extent) {
             Some(glake_stitch::ExtentState::Resident) => core.extents().kept_ranges(extent),

@@ -18,9 +18,22 @@ pub(crate) struct Expected<'a> {
 }
 
 impl HostPool {
+    /// Pins what is missing so that blocks of these sizes can be had, arena by arena, as far as the budget goes and while it is wanted.
+    /// Nobody gives up memory for it. False: another thread pins.
+    pub fn prepare_while(&self, blocks: &[Bytes], wanted: impl Fn() -> bool + Sync) -> bool {
+        let Some(turn) = self.try_turn() else { return false };
+        if let Some(expected) = self.expect_in(turn, blocks) {
+            expected.pin(wanted);
+        }
+        true
+    }
+
     /// What has to be pinned so that blocks of these sizes can be had, as far as the budget goes. `None`: nothing, or another thread pins.
     pub(crate) fn expect(&self, blocks: &[Bytes]) -> Option<Expected<'_>> {
-        let turn = self.try_turn()?;
+        self.expect_in(self.try_turn()?, blocks)
+    }
+
+    fn expect_in<'a>(&self, turn: Turn<'a>, blocks: &[Bytes]) -> Option<Expected<'a>> {
         self.absorb();
         let (free, room) = {
             let core = self.core.lock();

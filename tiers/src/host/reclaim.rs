@@ -27,23 +27,25 @@ impl HostPool {
         known.push(Arc::downgrade(&holder));
     }
 
-    /// Memory that nobody else wants: what is free, or what the budget has room for. `None`: there is none, or somebody is pinning.
+    /// Memory that nobody else wants: what is free, or is so soon, or what the budget has room for. `None`: there is none, or somebody is
+    /// pinning. Waits in nobody's way.
     ///
     /// # Errors
     /// What the driver answers.
     pub(crate) fn take_spare(self: &Arc<Self>, size: Bytes) -> Result<Option<HostBlock>> {
         let Some(rounded) = size.max(PAGE).align_up(PAGE) else { return Ok(None) };
-        let range = match self.hit(rounded)? {
+        let found = match self.hit(rounded)? {
+            None => self.hit_soon(rounded)?,
+            found => found,
+        };
+        let range = match found {
             Some(range) => range,
             None => {
                 let Some(_turn) = self.try_turn() else { return Ok(None) };
-                match self.hit_soon(rounded)? {
-                    Some(range) => range,
-                    None => match self.grow(rounded) {
-                        Ok(range) => range,
-                        Err(error) if error.is_shortage() => return Ok(None),
-                        Err(error) => return Err(error),
-                    },
+                match self.grow(rounded) {
+                    Ok(range) => range,
+                    Err(error) if error.is_shortage() => return Ok(None),
+                    Err(error) => return Err(error),
                 }
             }
         };

@@ -3,6 +3,7 @@
 //! ```text
 //! idle      per extent:  copy out ─► digest of the copy                     the extent is clean
 //! use                    [`Region::void_clean`]: its copies count no more, their bytes are kept to be compared
+//! allocation, copy       [`Region::void_block`]: those of the block's extents
 //! idle      per extent:  digest of the extent: the same ─► clean again      else it is copied anew
 //! shrink    per extent:  digest of the extent: the same ─► released         else it is copied, as if there had been no copy
 //! ```
@@ -11,32 +12,46 @@
 //! nothing depends on who told of a write: kernels that no use covers are found by the digest. Until then a copy is host memory that
 //! can be given up at any time, and is, where that is short.
 
+use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::owned::{Digest, Digests, Span};
+use glake_device::Address;
+use glake_device::owned::{Digest, Digesting, Digests, Span};
 use glake_stitch::{ExtentId, ExtentView, HomeRange};
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use super::{Mover, Policy, Region, Result, Shrunk};
 use crate::gpu::ResidentReads;
 use crate::host::Reclaim;
-use crate::store::{ResidentCopy, StoredCopy, copy_resident, packed_home};
+use crate::store::{ResidentCopies, ResidentCopy, StoredCopy, packed_home};
 use crate::{HostPool, Place, PoolError, Residency, Store};
 
 /// How a region is cleaned.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Clean<'a> {
     /// Where copies go.
     pub host: &'a Arc<HostPool>,
-    /// By what: one that gives way to other copies.
+    /// By what. Pieces of 16 MiB are enqueued, one at a time.
     pub mover: &'a dyn Mover,
     /// Of the region's GPU.
     pub digests: &'a Arc<Digests>,
     /// By which use it was used last, in any numbering: copies are good until [`Region::void_clean`] is told of another.
     pub after_use: u64,
+    /// Whether it goes on: asked before each piece. May wait until links are free.
+    pub keep_going: &'a dyn Fn() -> bool,
+}
+
+impl fmt::Debug for Clean<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clean")
+            .field("mover", &self.mover)
+            .field("after_use", &self.after_use)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What cleaning has done.
@@ -75,6 +90,8 @@ pub(super) struct CleanCopies {
     digests: Mutex<Option<Arc<Digests>>>,
     /// The pools that know it.
     hosts: Mutex<Vec<Arc<HostPool>>>,
+    /// How often something was voided: what is read meanwhile is no clean copy.
+    voids: AtomicU64,
     counts: Counts,
 }
 
@@ -95,13 +112,14 @@ struct Counts {
 }
 
 impl Region {
-    /// Copies what has no copy to the host, extent by extent, while `keep_going` says so and nobody moves the region's extents. What is
+    /// Copies what has no copy to the host, extent by extent, while it is to go on and nobody moves the region's extents. What is
     /// copied stays on its GPU; programs may use it, write to it, and free it meanwhile. Does nothing for what is given up when it leaves,
-    /// or is sealed strictly, and stops where the host has no memory to spare.
+    /// or is sealed strictly, and stops where the host has no memory to spare. Who moves extents waits for one piece at most, and nobody
+    /// waits while it waits for host memory.
     ///
     /// # Errors
     /// What the copies meet; what is clean by then stays so.
-    pub fn clean(&self, clean: Clean<'_>, keep_going: &dyn Fn() -> bool) -> Result<Cleaned> {
+    pub fn clean(&self, clean: Clean<'_>) -> Result<Cleaned> {
         let mut cleaned = Cleaned { whole: true, ..Cleaned::default() };
         if self.options.policy == Policy::Discard || self.strict.load(Ordering::Acquire) {
             return Ok(cleaned);
@@ -115,13 +133,7 @@ impl Region {
             .collect();
         self.clean.keep_only(&new.iter().map(|view| view.extent).collect());
         for view in new {
-            let Some(turn) = self.turn.try_lock().filter(|_| keep_going()) else {
-                return Ok(Cleaned { whole: false, ..cleaned });
-            };
-            let done = self.clean_extent(view.extent, clean, keep_going, &mut cleaned);
-            // A shrink that waits goes first.
-            MutexGuard::unlock_fair(turn);
-            if !done? {
+            if !(clean.keep_going)() || !self.clean_extent(view.extent, clean, &mut cleaned)? {
                 return Ok(Cleaned { whole: false, ..cleaned });
             }
         }
@@ -129,52 +141,98 @@ impl Region {
     }
 
     /// False: cleaning stops here.
-    fn clean_extent(
-        &self,
-        extent: ExtentId,
-        clean: Clean<'_>,
-        keep_going: &dyn Fn() -> bool,
-        cleaned: &mut Cleaned,
-    ) -> Result<bool> {
-        let reads = ResidentReads::of(&self.pool);
-        let ranges = reads.ranges(extent)?;
+    fn clean_extent(&self, extent: ExtentId, clean: Clean<'_>, cleaned: &mut Cleaned) -> Result<bool> {
+        let voids = self.clean.voids.load(Ordering::Acquire);
+        let ranges = ResidentReads::of(&self.pool).ranges(extent)?;
         match self.clean.copy_of(extent, &ranges) {
             Found::Clean => return Ok(true),
-            Found::Void(copy) => {
-                let digest = |home: Vec<Span>| digest_of(clean.digests, &home);
-                let found = reads.with(extent, &ranges, &ranges, digest)?.transpose()?;
-                if found.is_some() && found == copy.digest() {
+            Found::Void(copy) => match self.is_unchanged(extent, &copy, clean.digests)? {
+                None => {
+                    self.clean.put(extent, copy, None);
+                    return Ok(false);
+                }
+                Some(true) => {
                     cleaned.unchanged = cleaned.unchanged.saturating_add(copy.size());
-                    self.clean.put(extent, copy, clean.after_use);
+                    self.clean.put(extent, copy, Some((clean.after_use, voids)));
                     return Ok(true);
                 }
-            }
+                Some(false) => {}
+            },
             Found::Nothing => {}
         }
-        if ranges.is_empty() {
+        let size: Bytes = ranges.iter().map(|range| range.size).sum();
+        if size.is_zero() {
             return Ok(true);
         }
-        let what = (extent, ranges);
-        match copy_resident(&self.pool, &self.options.tag, what, clean.host, clean.mover, keep_going)? {
+        let Some(block) = clean.host.take_spare(size)? else { return Ok(false) };
+        let Region { pool, options, turn, .. } = self;
+        let (tag, mover, keep_going) = (&*options.tag, clean.mover, clean.keep_going);
+        let copies = ResidentCopies { pool, tag, turn, mover, keep_going };
+        match copies.copy(extent, ranges, block)? {
             ResidentCopy::Whole(copy) => {
                 cleaned.copied = cleaned.copied.saturating_add(copy.size());
                 add(&self.clean.counts.copied, copy.size());
-                self.clean.put(extent, copy, clean.after_use);
+                self.clean.put(extent, copy, Some((clean.after_use, voids)));
                 Ok(true)
             }
-            ResidentCopy::GivenUp => Ok(keep_going()),
-            ResidentCopy::NoMemory => Ok(false),
+            ResidentCopy::GivenUp => {
+                cleaned.whole = false;
+                Ok(keep_going())
+            }
         }
     }
 
-    /// Says after which use the region is now: copies from before it count no more.
-    pub fn void_clean(&self, after_use: u64) {
-        self.clean.void(after_use);
+    /// Whether an extent has the bytes of a copy of it; `None`: somebody moves extents.
+    fn is_unchanged(&self, extent: ExtentId, copy: &StoredCopy, digests: &Digests) -> Result<Option<bool>> {
+        let Some(turn) = self.turn.try_lock() else { return Ok(None) };
+        let reads = ResidentReads::of(&self.pool);
+        let enqueued = reads.with(extent, copy.ranges(), copy.ranges(), |home| {
+            digests.enqueue(digests.stream(), &home).map(Digesting::let_go)
+        })?;
+        let Some(enqueued) = enqueued else { return Ok(Some(false)) };
+        let found = enqueued.and_then(Digesting::wait).map_err(PoolError::from)?;
+        MutexGuard::unlock_fair(turn);
+        Ok(Some(Some(found) == copy.digest()))
     }
 
-    /// What is clean, and what has become of what was.
-    pub fn clean_counts(&self) -> CleanCounts {
+    /// Says after which use the region is now: copies from before it count no more, nor those of extents that have other live bytes now.
+    pub fn void_clean(&self, after_use: u64) {
+        let reads = ResidentReads::of(&self.pool);
+        self.clean.void(|extent, clean| {
+            clean.after_use != Some(after_use) || reads.kept_here(extent) != clean.copy.ranges()
+        });
+    }
+
+    /// Something was handed out, or is about to be written to: copies of the extents of the block that an address lies in count no more.
+    pub fn void_block(&self, address: Address) {
+        // Before it is looked whether there are any: a copy that is on its way is none.
+        self.clean.voids.fetch_add(1, Ordering::AcqRel);
+        if self.clean.is_empty() {
+            return;
+        }
+        let extents = ResidentReads::of(&self.pool).extents_of(self.domain, address);
+        self.clean.void(|extent, _| extents.contains(&extent));
+    }
+
+    /// What is clean if it was used last by that use, and what has become of what was.
+    pub fn clean_counts(&self, after_use: u64) -> CleanCounts {
+        self.void_clean(after_use);
         self.clean.counts()
+    }
+
+    /// Says in a number which memory it has, which of it is live, and what was made void or given up: another one tells that something
+    /// changed. The same is no promise that nothing did.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn state_number(&self) -> Result<u64> {
+        let mut hasher = FxHasher::default();
+        for (view, residency) in self.pool.records().standing(self.domain)? {
+            (view.offset, view.size, view.live, residency).hash(&mut hasher);
+        }
+        self.clean.voids.load(Ordering::Acquire).hash(&mut hasher);
+        self.clean.counts.reclaimed.load(Ordering::Relaxed).hash(&mut hasher);
+        Ok(hasher.finish())
     }
 
     /// Whether an extent that begins to leave needs no copy because it is clean: its copy is the one that counts then.
@@ -245,10 +303,19 @@ impl CleanCopies {
         }
     }
 
-    fn put(&self, extent: ExtentId, mut copy: StoredCopy, after_use: u64) {
+    /// Whether there is no copy at all.
+    fn is_empty(&self) -> bool {
+        self.copies.lock().is_empty()
+    }
+
+    /// A copy of what an extent had after a use, since so many voids: void if there were more. `None`: void.
+    fn put(&self, extent: ExtentId, mut copy: StoredCopy, of: Option<(u64, u64)>) {
         copy.set_retained();
-        let clean = CleanCopy { copy, after_use: Some(after_use) };
-        let gone = self.copies.lock().insert(extent, clean);
+        let mut copies = self.copies.lock();
+        let is_good = |(_, voids): &(u64, u64)| self.voids.load(Ordering::Acquire) == *voids;
+        let after_use = of.filter(is_good).map(|(after_use, _)| after_use);
+        let gone = copies.insert(extent, CleanCopy { copy, after_use });
+        drop(copies);
         drop(gone);
     }
 
@@ -287,11 +354,14 @@ impl CleanCopies {
         gone.iter().for_each(|(_, clean)| self.count_void(clean));
     }
 
-    fn void(&self, after_use: u64) {
-        for clean in self.copies.lock().values_mut() {
-            if clean.after_use.is_some_and(|of| of != after_use) {
+    /// Those of which `is_void` says so count no more.
+    fn void(&self, is_void: impl Fn(ExtentId, &CleanCopy) -> bool) {
+        let mut copies = self.copies.lock();
+        for (extent, clean) in copies.iter_mut().filter(|(_, clean)| clean.after_use.is_some()) {
+            if is_void(*extent, clean) {
                 self.count_void(clean);
                 clean.after_use = None;
+                self.voids.fetch_add(1, Ordering::AcqRel);
             }
         }
     }

@@ -131,6 +131,19 @@ impl Region {
         Ok(host.prepare(kept)?)
     }
 
+    /// How large copies are that a shrink would make of it, where its policy asks for host memory ahead.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn sizes_to_prepare(&self) -> Result<Vec<Bytes>> {
+        if self.options.host_copy != CopyPolicy::Prepare {
+            return Ok(Vec::new());
+        }
+        let standing = self.pool.records().standing(self.domain)?;
+        let resident: Vec<ExtentView> = standing.iter().map(|(view, _)| *view).collect();
+        Ok(self.copied_sizes(&standing, &resident))
+    }
+
     /// Its memory on the GPU, and what is evicted.
     ///
     /// # Errors

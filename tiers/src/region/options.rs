@@ -35,6 +35,8 @@ pub struct RegionOptions {
     pub policy: Policy,
     /// What becomes of their copy.
     pub host_copy: CopyPolicy,
+    /// Whether its bytes are copied to the host while nobody uses it ([`super::Region::clean`]).
+    pub clean: bool,
     /// The size of its extents, a multiple of the granularity: mapping costs by the extent, so they are large; copies of
     /// one overlap with mappings of the next, so they are not larger.
     pub extent: Bytes,
@@ -44,6 +46,6 @@ impl RegionOptions {
     /// Bytes are kept, copies dropped, extents of 128 MiB.
     pub fn of(tag: impl Into<String>) -> Self {
         let (policy, host_copy) = (Policy::default(), CopyPolicy::default());
-        RegionOptions { tag: tag.into(), policy, host_copy, extent: Bytes::mib(128) }
+        RegionOptions { tag: tag.into(), policy, host_copy, clean: false, extent: Bytes::mib(128) }
     }
 }

@@ -116,7 +116,11 @@ impl Region {
     }
 
     /// How large the copies will be that are to be made, in their order.
-    fn copied_sizes(&self, standing: &[(ExtentView, Residency)], chosen: &[ExtentView]) -> Vec<Bytes> {
+    pub(super) fn copied_sizes(
+        &self,
+        standing: &[(ExtentView, Residency)],
+        chosen: &[ExtentView],
+    ) -> Vec<Bytes> {
         if self.options.policy == Policy::Discard {
             return Vec::new();
         }

@@ -7,69 +7,99 @@
 //! The digest is of the copy's own bytes, taken by the host: whatever a program wrote meanwhile, an extent that has the same digest
 //! later has the copy's bytes.
 
-use std::sync::Arc;
-
-use glake_device::owned::{Digest, Span};
+use glake_device::owned::{PartialDigest, Span};
 use glake_stitch::{ExtentId, HomeRange};
 use glake_units::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::StoredCopy;
 use super::copy::packed;
 use crate::gpu::ResidentReads;
-use crate::{GpuPool, HostPool, MoveError, Mover, RegionError};
+use crate::{GpuPool, HostBlock, MoveError, Mover, RegionError};
 
-/// How much is copied at a time: whoever maps or unmaps memory waits for it, 0.3 ms over a link of its own.
+/// How much is copied at a time: whoever moves the region's extents waits for it, 0.3 ms over a link of its own.
 const PIECE: Bytes = Bytes::mib(16);
 
 /// How a copy of an extent that stays ended.
 #[derive(Debug)]
 pub(crate) enum ResidentCopy {
     Whole(StoredCopy),
-    /// The extent changed, or nobody wants the copy any more.
+    /// The extent changed or moves, or nobody wants the copy any more.
     GivenUp,
-    /// There is no host memory to spare.
-    NoMemory,
 }
 
-/// Copies these ranges of an extent to memory of the host that nobody else wants.
-///
-/// # Errors
-/// What the copies meet.
-pub(crate) fn copy_resident(
-    pool: &GpuPool,
-    tag: &str,
-    (extent, ranges): (ExtentId, Vec<HomeRange>),
-    host: &Arc<HostPool>,
-    mover: &dyn Mover,
-    keep_going: &dyn Fn() -> bool,
-) -> Result<ResidentCopy, RegionError> {
-    let size: Bytes = ranges.iter().map(|range| range.size).sum();
-    let Some(block) = host.take_spare(size)? else { return Ok(ResidentCopy::NoMemory) };
-    let unmoved = |size, source: MoveError| RegionError::Move {
-        device: pool.device(),
-        tag: tag.to_owned(),
-        size,
-        source,
-    };
-    let mut at = Bytes::ZERO;
-    for piece in pieces(&ranges) {
-        if !keep_going() {
-            return Ok(ResidentCopy::GivenUp);
+/// Whose extents are copied, and by what.
+#[derive(Clone, Copy)]
+pub(crate) struct ResidentCopies<'a> {
+    pub(crate) pool: &'a GpuPool,
+    pub(crate) tag: &'a str,
+    /// Who holds it moves extents.
+    pub(crate) turn: &'a Mutex<()>,
+    pub(crate) mover: &'a dyn Mover,
+    /// Asked before each piece.
+    pub(crate) keep_going: &'a dyn Fn() -> bool,
+}
+
+impl ResidentCopies<'_> {
+    /// Copies these ranges of an extent to a block that is large enough.
+    ///
+    /// # Errors
+    /// What the copies meet.
+    pub(crate) fn copy(
+        &self,
+        extent: ExtentId,
+        ranges: Vec<HomeRange>,
+        block: HostBlock,
+    ) -> Result<ResidentCopy, RegionError> {
+        let mut digest = PartialDigest::default();
+        let mut at = Bytes::ZERO;
+        for piece in pieces(&ranges) {
+            let size: Bytes = piece.iter().map(|range| range.size).sum();
+            if !(self.keep_going)() || !self.copy_piece(extent, &ranges, &piece, &block, at, size)? {
+                return Ok(ResidentCopy::GivenUp);
+            }
+            // Beside no lock: it takes the host several times as long as the copy.
+            digest.add(part(&block, at, size));
+            at = at.saturating_add(size);
         }
-        let size: Bytes = piece.iter().map(|range| range.size).sum();
-        let copies = packed(pool.core(), &piece, |offset, size| block.span(at.saturating_add(offset), size))?;
-        let copied = ResidentReads::of(pool).with(extent, &ranges, &piece, |home| {
-            let pairs: Vec<(Span, Span)> = copies.into_iter().zip(home).collect();
-            mover.enqueue(&pairs)?.wait()
-        })?;
-        match copied {
-            Some(copied) => copied.map_err(|source| unmoved(size, source))?,
-            None => return Ok(ResidentCopy::GivenUp),
-        }
-        at = at.saturating_add(size);
+        Ok(ResidentCopy::Whole(StoredCopy::of_block(block, ranges, digest.finish())))
     }
-    let digest = Digest::of(block.as_slice());
-    Ok(ResidentCopy::Whole(StoredCopy::of_block(block, ranges, digest)))
+
+    /// False: the extent changed, or moves.
+    fn copy_piece(
+        &self,
+        extent: ExtentId,
+        ranges: &[HomeRange],
+        piece: &[HomeRange],
+        block: &HostBlock,
+        at: Bytes,
+        size: Bytes,
+    ) -> Result<bool, RegionError> {
+        let Some(turn) = self.turn.try_lock() else { return Ok(false) };
+        let unmoved = |source: MoveError| RegionError::Move {
+            device: self.pool.device(),
+            tag: self.tag.to_owned(),
+            size,
+            source,
+        };
+        let copies =
+            packed(self.pool.core(), piece, |offset, size| block.span(at.saturating_add(offset), size))?;
+        let enqueued = ResidentReads::of(self.pool).with(extent, ranges, piece, |home| {
+            let pairs: Vec<(Span, Span)> = copies.into_iter().zip(home).collect();
+            self.mover.enqueue(&pairs)
+        })?;
+        let Some(enqueued) = enqueued else { return Ok(false) };
+        enqueued.map_err(unmoved)?.wait().map_err(unmoved)?;
+        // A shrink that waits goes first.
+        MutexGuard::unlock_fair(turn);
+        Ok(true)
+    }
+}
+
+/// Some bytes of a block: what lies past its end is none.
+fn part(block: &HostBlock, at: Bytes, size: Bytes) -> &[u8] {
+    let place = |at: Bytes| usize::try_from(at.get()).unwrap_or(usize::MAX);
+    block.as_slice().get(place(at)..place(at.saturating_add(size))).unwrap_or_default()
 }
 
 /// The same ranges in the same order, in lists of [`PIECE`] at most.

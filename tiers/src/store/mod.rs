@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use glake_device::owned::Digests;
 
-pub(crate) use clean::{ResidentCopy, copy_resident};
+pub(crate) use clean::{ResidentCopies, ResidentCopy};
 pub(crate) use copy::{Return, StoredCopy, home as packed_home};
 pub(crate) use extent_transfer::{Evicting, ExtentTransfer, Refilling};
 

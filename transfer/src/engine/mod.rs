@@ -409,6 +409,11 @@ impl Engine {
         self.requests.when_stale(Box::new(call));
     }
 
+    /// Whether copies that way are in flight over any link, as far as their end was not seen yet. Asks no driver.
+    pub fn is_busy(&self, direction: Direction) -> bool {
+        self.ledger.is_loaded(direction)
+    }
+
     /// What was done so far.
     pub fn statistics(&self) -> Statistics {
         self.ledger.statistics()

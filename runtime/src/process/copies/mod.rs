@@ -191,7 +191,7 @@ impl Copies {
     /// Evicted memory comes back before a copy touches it.
     #[inline]
     fn bring_back(&self, request: &CopyRequest) -> Result<()> {
-        self.regions.touched(request.to)?;
+        self.regions.written(request.to)?;
         self.regions.touched(request.from)
     }
 

@@ -15,6 +15,7 @@
 //! Invariants: what can let somebody go on is said under the lock, or, of what is evicted, before [`Gate::changed`] takes it; and
 //! everybody who waits is woken. The lock is held for bookkeeping only.
 
+mod last_uses;
 mod state;
 mod tags;
 
@@ -123,6 +124,22 @@ impl Gate {
         let state = self.state.lock();
         let (closing, closed) = (state.closings().cloned().collect(), self.memory.evicted(&Tags::All));
         GateView { uses: state.uses(), parked: state.parked(), closing, closed }
+    }
+
+    /// The number of the last use of a tag, if none of it runs and nothing of it leaves or is about to.
+    pub(super) fn idle_since(&self, tag: &str) -> Option<u64> {
+        let state = self.state.lock();
+        state.is_idle(tag).then(|| state.last_use_of(tag))
+    }
+
+    /// The number of the last use of a tag, whether it runs or not: another one, once a use begins or goes on.
+    pub(super) fn last_use_of(&self, tag: &str) -> u64 {
+        self.state.lock().last_use_of(tag)
+    }
+
+    /// Whether no use runs, and nothing leaves or is about to.
+    pub(super) fn is_idle(&self) -> bool {
+        self.state.lock().is_all_idle()
     }
 
     /// Begins a use. It waits while its tags are being closed, and as `when` says where they are closed.

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
+use super::last_uses::LastUses;
 use super::tags::Tags;
 
 /// Names a use that runs.
@@ -82,8 +83,12 @@ struct Closed {
 }
 
 impl Use {
+    fn all_arrived(&self) -> bool {
+        self.arrived >= self.threads
+    }
+
     fn is_parked(&self) -> bool {
-        self.arrived >= self.threads && !self.released
+        self.all_arrived() && !self.released
     }
 
     fn go_on(&mut self, runs_until: Instant) {
@@ -98,6 +103,7 @@ impl Use {
 #[derive(Clone, Debug, Default)]
 pub(super) struct GateState {
     last: u64,
+    last_uses: LastUses,
     uses: BTreeMap<UseId, Use>,
     closings: BTreeMap<ClosingId, Closed>,
 }
@@ -137,6 +143,7 @@ impl GateState {
         }
         self.last += 1;
         let id = UseId(self.last);
+        self.last_uses.note(tags, self.last);
         self.uses.insert(
             id,
             Use {
@@ -220,13 +227,11 @@ impl GateState {
 
     /// A thread of a use that votes goes on at once; the use is not parked before `until`. Whether it can: it has not agreed.
     pub(super) fn refuse(&mut self, id: UseId, until: Instant) -> bool {
-        match self.uses.get_mut(&id) {
-            Some(parked) if parked.votes => {
-                parked.go_on(until);
-                true
-            }
-            _ => false,
+        let votes = self.uses.get(&id).is_some_and(|parked| parked.votes);
+        if votes {
+            self.go_on(id, until);
         }
+        votes
     }
 
     /// Whether a thread that waits at a safe point can go on; so it can where its use has ended.
@@ -236,9 +241,13 @@ impl GateState {
             .is_none_or(|parked| parked.released || self.obstacle(&parked.tags, memory).is_none())
     }
 
-    /// A thread goes on from a safe point. Its use runs until then at least.
+    /// A thread goes on from a safe point. Its use runs until then at least; of one that was parked a new use of its memory begins.
     pub(super) fn go_on(&mut self, id: UseId, runs_until: Instant) {
         if let Some(parked) = self.uses.get_mut(&id) {
+            if parked.all_arrived() {
+                self.last += 1;
+                self.last_uses.note(&parked.tags, self.last);
+            }
             parked.go_on(runs_until);
         }
     }
@@ -305,6 +314,24 @@ impl GateState {
     /// The closing is over. What it evicted is evicted by then.
     pub(super) fn end(&mut self, id: ClosingId) {
         self.closings.remove(&id);
+    }
+
+    /// Whether no use of a tag runs, and nothing of it leaves or is about to. A use that is parked does not run; while what it is parked
+    /// for is under way, its memory is not idle.
+    pub(super) fn is_idle(&self, tag: &str) -> bool {
+        let mut uses = self.uses.values().filter(|used| used.tags.use_of(tag));
+        let is_used = uses.any(|used| !used.is_parked() || self.is_closing(&used.tags));
+        !is_used && !self.closings.values().any(|closing| closing.tags.contains(tag))
+    }
+
+    /// Whether no use runs, and nothing leaves or is about to.
+    pub(super) fn is_all_idle(&self) -> bool {
+        self.closings.is_empty() && self.uses.values().all(Use::is_parked)
+    }
+
+    /// The number of the last use of a tag.
+    pub(super) fn last_use_of(&self, tag: &str) -> u64 {
+        self.last_uses.of(tag)
     }
 
     pub(super) fn uses(&self) -> usize {
@@ -567,6 +594,30 @@ mod tests {
             }
             prop_assert!(gate.parked() == 0 && gate.begin(&Tags::All, &memory, true).is_ok());
         }
+    }
+
+    #[test]
+    fn memory_is_idle_while_no_use_of_it_runs_and_nothing_of_it_leaves() {
+        let (mut gate, memory, now) = (GateState::default(), Memory::default(), Instant::now());
+        assert!(gate.is_idle("a") && gate.is_all_idle() && gate.last_use_of("a") == 0);
+        let id = gate.begin(&Tags::of(&["a", "b"]), &memory, true).unwrap();
+        let begun = gate.last_use_of("a");
+        assert!(!gate.is_idle("a") && gate.is_idle("c") && !gate.is_all_idle() && begun > 0);
+        assert_eq!(gate.last_use_of("c"), 0);
+        let closing = gate.close(Tags::of(&["b"]));
+        assert!(gate.arrive(id, now) && gate.running(closing) == 0);
+        assert!(!gate.is_idle("a") && !gate.is_idle("b"), "what it is parked for is under way");
+        memory.set("b", true);
+        gate.end(closing);
+        assert!(gate.is_idle("a") && gate.is_all_idle() && gate.last_use_of("a") == begun);
+        memory.set("b", false);
+        gate.go_on(id, now);
+        assert!(!gate.is_idle("a") && gate.last_use_of("a") > begun, "it may write again");
+        gate.end_use(id);
+        assert!(gate.is_idle("a"));
+        let closing = gate.close(Tags::All);
+        assert!(!gate.is_idle("a") && !gate.is_all_idle());
+        gate.end(closing);
     }
 
     #[test]

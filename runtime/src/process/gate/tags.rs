@@ -39,6 +39,14 @@ impl Tags {
         }
     }
 
+    /// Whether a tag is one of these.
+    pub(super) fn contains(&self, tag: &str) -> bool {
+        match self {
+            Tags::All => true,
+            Tags::These(tags) => tags.contains(tag),
+        }
+    }
+
     /// Whether work under these touches any memory of others.
     pub(super) fn uses_any_of(&self, others: &Tags) -> bool {
         match others {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId, Stream};
-use glake_tiers::{LiveBlock, RegionError, RegionOptions};
+use glake_tiers::{CleanCounts, CopyPolicy, LiveBlock, Policy, RegionError, RegionOptions};
 use glake_units::Bytes;
 
 use super::super::device::DeviceMemory;
@@ -14,8 +14,8 @@ use super::super::imports::Imports;
 use super::super::{ProcessError, Result};
 use super::slot::{Slot, sizes};
 use super::{
-    Background, Hook, MemoryUsage, Refill, RefillReport, RegionSet, RegionView, Shrink, ShrinkReport,
-    current_region,
+    Background, Cleaner, Hook, MemoryUsage, Refill, RefillReport, RegionSet, RegionView, Shrink,
+    ShrinkReport, current_region,
 };
 use crate::config;
 
@@ -24,6 +24,8 @@ use crate::config;
 pub struct Regions {
     /// Before `set`: what it is still doing there ends with it.
     pub(super) background: Background,
+    /// Before `set` too.
+    pub(super) cleaner: Cleaner,
     pub(super) set: Arc<RegionSet>,
 }
 
@@ -35,6 +37,7 @@ impl Regions {
     ) -> Regions {
         Regions {
             background: Background::default(),
+            cleaner: Cleaner::default(),
             set: Arc::new(RegionSet::new(registry, config, imports)),
         }
     }
@@ -46,16 +49,25 @@ impl Regions {
 
     /// Nothing goes on in the background from then on.
     pub(in super::super) fn stop_background(&self) {
+        self.cleaner.stop();
         self.background.stop();
     }
 
     /// Makes a region. The same tag with the same options again is no error. Its extents are of `tiers.extent`.
     ///
     /// # Errors
-    /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`].
+    /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`]; [`ProcessError::NoThread`] where there is none to clean it.
     pub fn define(&self, options: RegionOptions) -> Result<()> {
         let extent = self.set.config.extent;
+        let (clean, prepare) = (options.clean, options.host_copy == CopyPolicy::Prepare);
+        let kept = options.policy != Policy::Discard;
         self.set.table.define(RegionOptions { extent, ..options })?;
+        if clean && kept {
+            self.set.flags.set_cleaned();
+        }
+        if (clean || prepare) && kept {
+            self.cleaner.start(&self.set)?;
+        }
         self.prepare_once()
     }
 
@@ -317,6 +329,7 @@ impl RegionSet {
             policy: slot.options.policy,
             host_copy: slot.options.host_copy,
             sealed: false,
+            clean: slot.options.clean.then(CleanCounts::default),
             device: None,
             resident: Bytes::ZERO,
             evicted: Bytes::ZERO,
@@ -331,6 +344,7 @@ impl RegionSet {
             let (resident, evicted) = sizes(region);
             RegionView {
                 sealed: region.is_sealed(),
+                clean: none.clean.map(|_| region.clean_counts(self.gate.last_use_of(slot.tag()))),
                 device: Some(region.pool().device()),
                 resident,
                 evicted,

@@ -1,26 +1,47 @@
-//! What an allocation and a copy look at first: whether any thread is in a region, and whether anything is evicted.
+//! What an allocation and a copy look at first: whether any thread is in a region, whether any region is cleaned, and whether anything is
+//! evicted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Two counts in one word: threads that allocate in a region below, tags of which memory is evicted above.
+/// Two counts in one word: threads that allocate in a region below, tags of which memory is evicted above. Between them, whether any
+/// region is cleaned.
 #[derive(Debug, Default)]
 pub(in super::super) struct RegionFlags(AtomicU64);
 
 /// One tag of which memory is evicted.
 const EVICTED: u64 = 1 << 32;
+/// Regions are cleaned: there may be copies that a write makes void.
+const CLEANED: u64 = 1 << 31;
 
 impl RegionFlags {
     /// Whether nothing has to be asked: no thread is in a region, and nothing is evicted. One relaxed load: who enters a region sees
     /// it on its own thread, and who uses what another thread is shrinking breaks that one's promise anyway.
     #[inline]
     pub(in super::super) fn is_plain(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
+        self.0.load(Ordering::Relaxed) & !CLEANED == 0
     }
 
     /// Whether anything is evicted, or about to be.
     #[inline]
     pub(in super::super) fn is_any_evicted(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= EVICTED
+    }
+
+    /// Whether a write has to be told of: anything is evicted, or any region is cleaned.
+    #[inline]
+    pub(in super::super) fn are_writes_told(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= CLEANED
+    }
+
+    /// Whether any region is cleaned.
+    #[inline]
+    pub(in super::super) fn is_any_cleaned(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & CLEANED != 0
+    }
+
+    /// From now on, for as long as the process lives.
+    pub(super) fn set_cleaned(&self) {
+        self.0.fetch_or(CLEANED, Ordering::Release);
     }
 
     pub(super) fn add_thread(&self) {

@@ -253,8 +253,12 @@ impl RegionSet {
         let store = self.stores.store(ask.tier, device)?;
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
         let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
+        if slot.options.clean {
+            region.void_clean(self.gate.last_use_of(slot.tag()));
+        }
         let shrunk = region.shrink(*amount, &store, context);
         region.pool().lease().tell_returned(true);
+        let clean = shrunk.as_ref().map_or(Bytes::ZERO, |shrunk| shrunk.clean);
         let (memory, copied, resident, skipped) = match &shrunk {
             Ok(Shrunk { freed, copied, resident, skipped, .. }) => (*freed, *copied, *resident, &**skipped),
             Err(RegionError::Stopped { moved, copied, resident, .. }) => {
@@ -274,6 +278,7 @@ impl RegionSet {
             device,
             memory,
             copied,
+            clean,
             resident,
             evicted,
             place: Some(store.place()),
@@ -333,6 +338,7 @@ impl RegionSet {
             device,
             memory: refilled.mapped,
             copied: refilled.copied,
+            clean: Bytes::ZERO,
             resident,
             evicted: refilled.evicted,
             place: None,

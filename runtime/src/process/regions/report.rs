@@ -21,6 +21,8 @@ pub struct Moved {
     pub memory: Bytes,
     /// Bytes that were copied.
     pub copied: Bytes,
+    /// Bytes that had been copied while the region was idle, and were still the same.
+    pub clean: Bytes,
     /// Memory that is on the GPU after it.
     pub resident: Bytes,
     /// Memory that is evicted after it.
@@ -51,6 +53,8 @@ pub struct ShrinkReport {
     pub freed: Bytes,
     /// Bytes that were copied.
     pub copied: Bytes,
+    /// Bytes that had been copied while regions were idle, and were still the same.
+    pub clean: Bytes,
     /// Memory of these regions that is on GPUs still.
     pub resident: Bytes,
     /// By region and device.
@@ -85,6 +89,7 @@ impl ShrinkReport {
         ShrinkReport {
             freed: regions.iter().map(|moved| moved.memory).sum(),
             copied: regions.iter().map(|moved| moved.copied).sum(),
+            clean: regions.iter().map(|moved| moved.clean).sum(),
             resident: regions.iter().map(|moved| moved.resident).sum(),
             regions,
             ..ShrinkReport::default()
@@ -96,6 +101,7 @@ impl ShrinkReport {
         json!({
             "freed": self.freed.get(),
             "copied": self.copied.get(),
+            "clean": self.clean.get(),
             "resident": self.resident.get(),
             "regions": self.regions.iter().map(|moved| moved.json("freed")).collect::<Vec<Value>>(),
             "skipped": self.skipped.iter().map(SkippedExtent::json).collect::<Vec<Value>>(),
@@ -139,6 +145,9 @@ impl Moved {
             "evicted": self.evicted.get(),
         });
         shown[memory] = self.memory.get().into();
+        if memory == "freed" {
+            shown["clean"] = self.clean.get().into();
+        }
         if let Some(place) = self.place {
             shown["place"] = place_name(place).into();
         }

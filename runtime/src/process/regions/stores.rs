@@ -26,6 +26,8 @@ pub(super) struct Stores {
     config: config::Tiers,
     /// One a direction, because what goes out and what comes in shall not wait for each other's stream.
     movers: Mutex<FxHashMap<(DeviceId, Direction), Arc<LinkMover>>>,
+    /// Those of what is cleaned, each on a stream of its own: it waits for no shrink.
+    idle_movers: Mutex<FxHashMap<DeviceId, Arc<LinkMover>>>,
     /// Each with the devices whose work may touch it.
     hosts: Mutex<Vec<(DeviceSet, Arc<HostPool>)>>,
     files: Mutex<Files>,
@@ -48,6 +50,7 @@ impl Stores {
             registry: registry.clone(),
             config,
             movers: Mutex::default(),
+            idle_movers: Mutex::default(),
             hosts: Mutex::default(),
             files: Mutex::default(),
             digests: Mutex::default(),
@@ -67,6 +70,27 @@ impl Stores {
         let mover = Arc::new(LinkMover::new(engine, device, Priority::Normal)?);
         movers.insert((device, direction), mover.clone());
         Ok(mover)
+    }
+
+    /// What moves bytes of a device to the host while nobody waits for them. Of the usual priority: what gives way on the GPU keeps all
+    /// completion points waiting. Whoever uses it enqueues little at a time, while [`Stores::are_links_busy`] says no.
+    ///
+    /// # Errors
+    /// As [`Stores::mover`].
+    pub(super) fn idle_mover(&self, device: DeviceId) -> Result<Arc<LinkMover>> {
+        let engine = self.registry.engine()?;
+        let mut movers = self.idle_movers.lock();
+        if let Some(mover) = movers.get(&device) {
+            return Ok(mover.clone());
+        }
+        let mover = Arc::new(LinkMover::new(engine, device, Priority::Normal)?);
+        movers.insert(device, mover.clone());
+        Ok(mover)
+    }
+
+    /// Whether copies of ours from GPUs are in flight, as far as it was seen.
+    pub(super) fn are_links_busy(&self) -> bool {
+        self.registry.engine.made().is_some_and(|engine| engine.is_busy(Direction::FromGpu))
     }
 
     /// Whether there is such a place at all; asked before anything is done.

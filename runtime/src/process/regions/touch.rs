@@ -90,17 +90,50 @@ impl RegionSet {
         if self.flags.is_any_evicted() { self.touch_address(address) } else { Ok(()) }
     }
 
+    /// As [`RegionSet::touched`], of what is about to be written to: a copy of it that was made while nobody used it counts no more.
+    ///
+    /// # Errors
+    /// What the refill meets.
+    #[inline]
+    pub(in super::super) fn written(&self, address: Address) -> Result<()> {
+        if self.flags.are_writes_told() { self.write_to(address) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn write_to(&self, address: Address) -> Result<()> {
+        self.touched(address)?;
+        if self.flags.is_any_cleaned()
+            && let Some((started, domain)) = self.domain_at(address)
+        {
+            self.handed_out(started, domain, address);
+        }
+        Ok(())
+    }
+
+    /// A block of a domain was handed out, or is about to be written to: its bytes are not those that were copied.
+    #[cold]
+    pub(in super::super) fn handed_out(&self, started: &Started, domain: DomainId, address: Address) {
+        if self.flags.is_any_cleaned()
+            && let Some((slot, region)) = self.table.of_domain(started.pool.device(), domain)
+            && slot.options.clean
+        {
+            region.void_block(address);
+        }
+    }
+
     /// Brings back the region of the block that an address lies in.
     #[cold]
     fn touch_address(&self, address: Address) -> Result<()> {
+        self.domain_at(address).map_or(Ok(()), |(started, domain)| self.touch(started, domain))
+    }
+
+    /// The domain of the block that an address lies in, and whose it is.
+    fn domain_at(&self, address: Address) -> Option<(&Started, DomainId)> {
         let holds = |started: &&Started| {
             let (start, size) = started.pool.range();
             address.0.checked_sub(start.0).is_some_and(|offset| Bytes::new(offset) < size)
         };
-        let started = self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds);
-        match started.and_then(|started| Some((started, started.pool.find(address)?.domain))) {
-            Some((started, domain)) => self.touch(started, domain),
-            None => Ok(()),
-        }
+        let started = self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds)?;
+        Some((started, started.pool.find(address)?.domain))
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use glake_device::DeviceId;
-use glake_tiers::{CopyPolicy, Place, Policy};
+use glake_tiers::{CleanCounts, CopyPolicy, Place, Policy};
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
@@ -20,6 +20,8 @@ pub struct RegionView {
     pub host_copy: CopyPolicy,
     /// Whether nobody writes to its bytes.
     pub sealed: bool,
+    /// What was copied while nobody used it; none: it is not cleaned.
+    pub clean: Option<CleanCounts>,
     /// Whose memory; none yet.
     pub device: Option<DeviceId>,
     /// Memory on the GPU.
@@ -49,6 +51,7 @@ impl RegionView {
             "policy": policy_name(self.policy),
             "host_copy": copy_name(self.host_copy),
             "sealed": self.sealed,
+            "clean": self.clean.map(clean_json),
             "device": self.device.map(|device| device.0),
             "resident": self.resident.get(),
             "evicted": self.evicted.get(),
@@ -58,6 +61,18 @@ impl RegionView {
             "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
         })
     }
+}
+
+fn clean_json(counts: CleanCounts) -> Value {
+    let CleanCounts { clean, copied, voided, released, refused, reclaimed } = counts;
+    json!({
+        "now": clean.get(),
+        "copied": copied.get(),
+        "voided": voided.get(),
+        "released": released.get(),
+        "refused": refused.get(),
+        "reclaimed": reclaimed.get(),
+    })
 }
 
 /// A policy as programs name it.

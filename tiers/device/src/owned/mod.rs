@@ -41,7 +41,7 @@ pub use completion::{
     this_thread,
 };
 pub use devices::DeviceSet;
-pub use digest::{Digest, Digesting, Digests};
+pub use digest::{Digest, Digesting, Digests, PartialDigest};
 pub use event::OwnedEvent;
 pub use extent::Extent;
 pub use flag::Flag;

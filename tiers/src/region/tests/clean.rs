@@ -12,6 +12,8 @@ use crate::{Clean, CleanCounts, Cleaned, HostStatistics};
 struct Idle {
     fixture: Fixture,
     digests: Arc<Digests>,
+    /// The last use that was told of.
+    used: Cell<u64>,
 }
 
 fn idle_with(budget: Bytes) -> Idle {
@@ -32,7 +34,7 @@ fn idle_with_little() -> Idle {
 
 fn idle_of(fixture: Fixture) -> Idle {
     let digests = Arc::new(Digests::new(fixture.pool.completion_events(), GPU).unwrap());
-    Idle { fixture, digests }
+    Idle { fixture, digests, used: Cell::new(1) }
 }
 
 fn idle() -> Idle {
@@ -40,18 +42,19 @@ fn idle() -> Idle {
 }
 
 impl Idle {
-    fn ask(&self, after_use: u64) -> Clean<'_> {
+    fn ask<'a>(&'a self, after_use: u64, keep_going: &'a dyn Fn() -> bool) -> Clean<'a> {
         let Fixture { host, mover, .. } = &self.fixture;
-        Clean { host, mover, digests: &self.digests, after_use }
+        Clean { host, mover, digests: &self.digests, after_use, keep_going }
     }
 
     fn clean(&self, after_use: u64) -> Cleaned {
         self.fixture.region.void_clean(after_use);
-        self.fixture.region.clean(self.ask(after_use), &|| true).unwrap()
+        self.used.set(after_use);
+        self.fixture.region.clean(self.ask(after_use, &|| true)).unwrap()
     }
 
     fn counts(&self) -> CleanCounts {
-        self.fixture.region.clean_counts()
+        self.fixture.region.clean_counts(self.used.get())
     }
 
     /// Out and back, with the right bytes; returns what was copied on the way out, and what was clean.
@@ -171,6 +174,92 @@ fn an_allocation_and_a_free_void_the_copies_of_their_extents() {
 }
 
 #[test]
+fn a_block_that_is_written_to_voids_the_copies_of_its_extents_at_once() {
+    let idle = idle();
+    let live = idle.fixture.live_bytes();
+    idle.clean(1);
+    let region = &idle.fixture.region;
+    let before = region.state_number().unwrap();
+    let (block, _) = idle.fixture.live[0];
+    region.void_block(block.address);
+    assert_eq!((idle.counts().clean, idle.counts().voided), (live.saturating_sub(EXTENT), EXTENT));
+    assert_ne!(region.state_number().unwrap(), before, "the cleaner looks again");
+    assert_eq!(idle.clean(1), Cleaned { copied: Bytes::ZERO, unchanged: EXTENT, whole: true });
+    idle.cycle();
+    idle.end();
+}
+
+#[test]
+fn what_is_written_to_while_it_is_copied_is_not_clean() {
+    let idle = idle();
+    let (region, live) = (&idle.fixture.region, idle.fixture.live_bytes());
+    let (block, _) = idle.fixture.live[0];
+    let asked = Cell::new(0);
+    // The second question is the one before the first piece.
+    let goes_on = || {
+        asked.set(asked.get() + 1);
+        if asked.get() == 2 {
+            region.void_block(block.address);
+        }
+        true
+    };
+    assert_eq!(region.clean(idle.ask(1, &goes_on)).unwrap().copied, live);
+    assert!(idle.counts().clean < live);
+    assert_eq!(idle.clean(1).copied, Bytes::ZERO, "it is compared");
+    assert_eq!(idle.counts().clean, live);
+    idle.cycle();
+    idle.end();
+}
+
+/// The same bytes may be handed out again.
+#[test]
+fn a_free_voids_at_once() {
+    let mut idle = idle();
+    idle.clean(1);
+    let before = idle.counts().clean;
+    idle.fixture.free(0);
+    assert!(idle.counts().clean < before);
+    idle.cycle();
+    idle.end();
+}
+
+/// Whoever moves extents, or maps memory, waits neither for host memory nor for the digest: they are had while nothing is held.
+#[test]
+fn nothing_is_held_between_pieces() {
+    let idle = idle();
+    let region = &idle.fixture.region;
+    let goes_on = || {
+        assert!(region.turn.try_lock().is_some());
+        idle.fixture.pool.trim(Bytes::ZERO).unwrap();
+        true
+    };
+    assert!(region.clean(idle.ask(1, &goes_on)).unwrap().whole);
+    idle.cycle();
+    idle.end();
+}
+
+#[test]
+fn host_memory_can_be_pinned_ahead_while_it_is_wanted() {
+    let mut fixture = fixture_of(Policy::Keep, CopyPolicy::Prepare, Bytes::mib(24));
+    fixture.furnish();
+    let idle = idle_of(fixture);
+    let (region, host) = (&idle.fixture.region, &idle.fixture.host);
+    let sizes = region.sizes_to_prepare().unwrap();
+    assert_eq!(sizes.iter().copied().sum::<Bytes>(), idle.fixture.live_bytes());
+    assert!(host.prepare_while(&sizes, || false));
+    assert_eq!(host.statistics().pinned, Bytes::ZERO, "nobody wants it any more");
+    assert!(host.prepare_while(&sizes, || true));
+    let pinned = host.statistics().pinned;
+    assert!(pinned >= idle.fixture.live_bytes());
+    idle.cycle();
+    assert_eq!(host.statistics().pinned, pinned, "a shrink pins nothing more");
+    idle.clean(1);
+    assert_eq!(region.sizes_to_prepare().unwrap(), [], "what is clean has its memory");
+    idle.cycle();
+    idle.end();
+}
+
+#[test]
 fn another_store_than_the_hosts_gets_a_copy_of_its_own() {
     let idle = idle();
     idle.clean(1);
@@ -230,7 +319,7 @@ fn it_stops_when_it_is_told_and_goes_on_there() {
         *asked.borrow_mut() += 1;
         *asked.borrow() < 4
     };
-    let cleaned = idle.fixture.region.clean(idle.ask(1), &twice).unwrap();
+    let cleaned = idle.fixture.region.clean(idle.ask(1, &twice)).unwrap();
     assert!(!cleaned.whole && !cleaned.copied.is_zero() && cleaned.copied < idle.fixture.live_bytes());
     let rest = idle.clean(1);
     assert!(rest.whole);
@@ -254,7 +343,7 @@ fn an_extent_may_go_while_it_is_cleaned() {
         }
         true
     };
-    assert!(idle.fixture.region.clean(idle.ask(1), &goes_on).unwrap().whole);
+    assert!(idle.fixture.region.clean(idle.ask(1, &goes_on)).unwrap().whole);
     assert_eq!(idle.counts().clean, idle.fixture.live_bytes());
     idle.cycle();
     idle.end();
@@ -269,8 +358,7 @@ fn what_is_given_up_or_fixed_or_sealed_strictly_is_not_cleaned() {
         if policy == Policy::Sealed {
             fixture.region.seal(strict).unwrap();
         }
-        let digests = Arc::new(Digests::new(fixture.pool.completion_events(), GPU).unwrap());
-        let idle = Idle { fixture, digests };
+        let idle = idle_of(fixture);
         let expected = if policy == Policy::Sealed && !strict { EXTENT } else { Bytes::ZERO };
         assert_eq!(idle.clean(1), Cleaned { copied: expected, unchanged: Bytes::ZERO, whole: true });
         idle.end();
@@ -296,7 +384,7 @@ fn a_failure_at_any_call_loses_nothing() {
         idle.fixture.faults.set(&[Fault { verb: None, when: When::Nth(nth), error: Injected::Failed(1) }]);
         for after_use in [1, 2] {
             idle.fixture.region.void_clean(after_use);
-            let _ = idle.fixture.region.clean(idle.ask(after_use), &|| true);
+            let _ = idle.fixture.region.clean(idle.ask(after_use, &|| true));
         }
         idle.fixture.faults.set(&[]);
         idle.fixture.assert_sound();
@@ -336,7 +424,7 @@ fn a_program_notices_nothing_of_the_cleaner() {
     let mut idle = idle();
     let over = AtomicBool::new(false);
     let mover = Native::new(&idle.fixture.mover.driver);
-    let Idle { fixture, digests } = &mut idle;
+    let Idle { fixture, digests, .. } = &mut idle;
     let (host, pool, region, here) = (&fixture.host, &fixture.pool, &fixture.region, fixture.here);
     let live = &mut fixture.live;
     std::thread::scope(|scope| {
@@ -345,8 +433,8 @@ fn a_program_notices_nothing_of_the_cleaner() {
             while !over.load(Ordering::Relaxed) {
                 after_use += 1;
                 region.void_clean(after_use);
-                let ask = Clean { host, mover: &mover, digests, after_use };
-                region.clean(ask, &|| !over.load(Ordering::Relaxed)).unwrap();
+                let keep_going: &dyn Fn() -> bool = &|| !over.load(Ordering::Relaxed);
+                region.clean(Clean { host, mover: &mover, digests, after_use, keep_going }).unwrap();
             }
         });
         let mut state = 1_u64;

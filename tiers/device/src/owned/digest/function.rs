@@ -34,6 +34,27 @@ impl Digest {
     }
 }
 
+/// The digest of bytes of the host that come in parts, one behind the other.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PartialDigest {
+    sum: u64,
+    length: u64,
+}
+
+impl PartialDigest {
+    /// The next part. All but the last are whole words of 8 bytes.
+    pub fn add(&mut self, part: &[u8]) {
+        debug_assert!(self.length.is_multiple_of(8), "parts are whole words");
+        self.sum = self.sum.wrapping_add(sum(part, self.length / 8));
+        self.length += part.len() as u64;
+    }
+
+    /// Of all of them, side by side.
+    pub fn finish(self) -> Digest {
+        Digest::finished(self.sum, self.length)
+    }
+}
+
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
@@ -75,6 +96,18 @@ mod tests {
                 bytes[bit / 8] ^= 1 << (bit % 8);
                 assert_ne!(Digest::of(&bytes), whole, "bit {bit} of {length} bytes");
                 bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_have_the_digest_of_the_whole() {
+        for length in [0, 5, 8, 100, 4096, 4099] {
+            let bytes = bytes(length);
+            for step in [8, 64, 1024] {
+                let mut parts = PartialDigest::default();
+                bytes.chunks(step).for_each(|part| parts.add(part));
+                assert_eq!(parts.finish(), Digest::of(&bytes), "{length} bytes by {step}");
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::{
     Address, DeviceId, DriverError, EventKind, HostKernel, Kernel, KernelMemory, LaunchRequest, Module,
     ModuleSource, PointerKind, Refusal, Result, Stream, Touch, Touched, Verb,
 };
-pub use function::{Digest, sum};
+pub use function::{Digest, PartialDigest, sum};
 
 /// The module of the digest kernel.
 pub const SOURCE: ModuleSource =
@@ -70,7 +70,7 @@ pub struct Digesting<'a> {
     digests: &'a Digests,
     slots: Vec<Slot>,
     length: u64,
-    _spans: Vec<Span>,
+    spans: Vec<Span>,
 }
 
 impl Digests {
@@ -108,7 +108,7 @@ impl Digests {
     pub fn enqueue(&self, stream: Stream, spans: &[Span]) -> Result<Digesting<'_>> {
         self.check(spans)?;
         let (entries, length) = entries(spans);
-        let mut digesting = Digesting { digests: self, slots: Vec::new(), length, _spans: spans.to_vec() };
+        let mut digesting = Digesting { digests: self, slots: Vec::new(), length, spans: spans.to_vec() };
         let reads: Vec<Touch> =
             spans.iter().map(|span| Touch { address: span.start(), size: span.size() }).collect();
         for list in entries.chunks(Slot::PIECES) {
@@ -195,6 +195,13 @@ impl Drop for Digests {
 }
 
 impl Digesting<'_> {
+    /// Holds none of its spans any longer. What is unmapped from then on waits for it, as for all work that is enqueued.
+    #[must_use]
+    pub fn let_go(mut self) -> Self {
+        self.spans.clear();
+        self
+    }
+
     /// Waits for it on the host, asleep.
     ///
     /// # Errors

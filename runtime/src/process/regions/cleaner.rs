@@ -1,0 +1,244 @@
+//! The thread that copies idle regions' bytes to the host ([`glake_tiers::Region::clean`]), and pins host memory for idle regions, where any
+//! region is made so.
+//!
+//! ```text
+//! each step, each region   look ─► Idleness ─► mark its work │ clean it, pin for it │ nothing
+//! ```
+//!
+//! Invariants: nothing of it runs once [`Cleaner::stop`] has returned. No use and no allocation waits for it: a copy that one of them
+//! overtakes is void. A shrink waits for one piece of an extent at most. It makes no memory of a pool, and changes no lease.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use glake_device::owned::DeviceSet;
+use glake_device::{DeviceId, DriverError};
+use glake_stitch::DomainId;
+use glake_tiers::{Clean, CopyPolicy, PendingWork, Region};
+use glake_units::Bytes;
+use parking_lot::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
+
+use super::super::{ProcessError, Result};
+use super::RegionSet;
+use super::idle::{Idleness, Look, Todo};
+use super::slot::Slot;
+
+/// How often it looks, at most and at least.
+const STEPS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+/// How soon it tries again where host memory is short, or somebody pins.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How long a piece lets other copies go first, and how often it looks whether they are done.
+const LET_OTHERS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(1));
+
+/// The thread, once it is started.
+#[derive(Debug, Default)]
+pub(in super::super) struct Cleaner {
+    running: Mutex<Option<JoinHandle<()>>>,
+    end: Arc<End>,
+}
+
+#[derive(Debug, Default)]
+struct End {
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// A region that is looked at.
+#[derive(Debug, Default)]
+struct Watched {
+    idleness: Idleness,
+    /// The work that was marked.
+    work: Option<PendingWork>,
+}
+
+type AllWatched = FxHashMap<(DeviceId, DomainId), Watched>;
+
+impl Cleaner {
+    /// Starts it, if it does not run and was not stopped.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoThread`].
+    pub(super) fn start(&self, regions: &Arc<RegionSet>) -> Result<()> {
+        let mut running = self.running.lock();
+        if running.is_some() || self.end.is_over() {
+            return Ok(());
+        }
+        let (regions, end) = (regions.clone(), self.end.clone());
+        let wait = Duration::from_millis(regions.config.clean_after_ms);
+        let run = move || {
+            let (begin, mut watched) = (Instant::now(), AllWatched::default());
+            let step = (wait / 4).clamp(STEPS.0, STEPS.1);
+            while !end.waits(step) {
+                regions.look_at_all(&mut watched, &end, begin, wait);
+            }
+        };
+        let named = std::thread::Builder::new().name("glake-cleaner".to_owned());
+        *running = Some(named.spawn(run).map_err(|source| ProcessError::NoThread { source })?);
+        Ok(())
+    }
+
+    /// Whether its thread runs.
+    #[cfg(test)]
+    pub(super) fn is_running(&self) -> bool {
+        self.running.lock().as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Waits for the piece that it copies, or the arena that it pins; it does nothing from then on.
+    pub(in super::super) fn stop(&self) {
+        *self.end.is_over.lock() = true;
+        self.end.changed.notify_all();
+        if let Some(thread) = self.running.lock().take() {
+            // Its panic is its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl End {
+    fn is_over(&self) -> bool {
+        *self.is_over.lock()
+    }
+
+    /// Waits so long, or until the end; whether that has come.
+    fn waits(&self, step: Duration) -> bool {
+        let mut is_over = self.is_over.lock();
+        if !*is_over {
+            self.changed.wait_for(&mut is_over, step);
+        }
+        *is_over
+    }
+}
+
+impl RegionSet {
+    /// Looks at every region that something is to be done for while it is idle, and does that for those that have been for so long.
+    fn look_at_all(&self, all: &mut AllWatched, end: &End, begin: Instant, wait: Duration) {
+        let Ok(slots) = self.table.named(None) else { return };
+        for slot in slots.iter().filter(|slot| slot.options.clean || is_prepared(slot)) {
+            for region in slot.regions() {
+                if end.is_over() {
+                    return;
+                }
+                let watched = all.entry((region.pool().device(), region.domain())).or_default();
+                let is_done = watched.is_done();
+                let look = self.look_at(slot, &region);
+                let (next, todo) = watched.idleness.next(look, is_done, begin.elapsed(), wait);
+                watched.idleness = next;
+                match (todo, look) {
+                    (Todo::Mark, _) => watched.mark(&region),
+                    (Todo::Clean, Some(look)) => {
+                        let done = self.work_on(slot, &region, look, end);
+                        watched.idleness = after_work(slot, look, done, begin.elapsed());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// What it looks like; `None`: it is in use, or some of it is evicted or is about to be, or a capture is open.
+    fn look_at(&self, slot: &Slot, region: &Region) -> Option<Look> {
+        let after_use =
+            self.gate.idle_since(slot.tag()).filter(|_| !slot.is_away() && !self.is_capturing())?;
+        if slot.options.clean {
+            region.void_clean(after_use);
+        }
+        Some(Look { after_use, state: region.state_number().ok()? })
+    }
+
+    /// Whether all was done that is to be done for an idle region.
+    fn work_on(&self, slot: &Slot, region: &Region, look: Look, end: &End) -> Result<bool> {
+        let cleaned = !slot.options.clean || self.clean_one(slot, region, look, end)?;
+        let prepared = !is_prepared(slot) || self.prepare_all(region.pool().device(), end)?;
+        Ok(cleaned && prepared)
+    }
+
+    fn clean_one(&self, slot: &Slot, region: &Region, look: Look, end: &End) -> Result<bool> {
+        let device = region.pool().device();
+        let host = self.stores.host(device)?;
+        let mover = self.stores.idle_mover(device)?;
+        let Some(digests) = &self.stores.digests(true, device)? else { return Ok(true) };
+        let after_use = look.after_use;
+        let keep_going = &|| self.may_go_on(slot, after_use, end);
+        Ok(region.clean(Clean { host: &host, mover: &*mover, digests, after_use, keep_going })?.whole)
+    }
+
+    /// Before a piece: whether the region is idle still; other copies go first, for a while.
+    fn may_go_on(&self, slot: &Slot, after_use: u64, end: &End) -> bool {
+        let begin = Instant::now();
+        loop {
+            let is_idle = !slot.is_away()
+                && self.gate.idle_since(slot.tag()) == Some(after_use)
+                && !self.is_capturing();
+            if !is_idle || end.is_over() {
+                return false;
+            }
+            if begin.elapsed() >= LET_OTHERS.0 || !self.stores.are_links_busy() {
+                return true;
+            }
+            end.waits(LET_OTHERS.1);
+        }
+    }
+
+    /// Pins host memory for all regions of the host's pool of a device that are made so, while no use runs at all. False: that is left to
+    /// be done.
+    fn prepare_all(&self, device: DeviceId, end: &End) -> Result<bool> {
+        let is_idle = || !end.is_over() && self.gate.is_idle() && !self.is_capturing();
+        if !is_idle() {
+            return Ok(false);
+        }
+        let host = self.stores.host(device)?;
+        let mut sizes: Vec<Bytes> = Vec::new();
+        for region in self.table.named(None)?.iter().flat_map(|slot| slot.regions()) {
+            if Arc::ptr_eq(&self.stores.host(region.pool().device())?, &host) {
+                sizes.extend(region.sizes_to_prepare()?);
+            }
+        }
+        Ok(host.prepare_while(&sizes, is_idle) && is_idle())
+    }
+
+    /// Whether a capture is open: what pins memory, or marks work, would break it.
+    fn is_capturing(&self) -> bool {
+        let asked = self.registry.completion_events.record(DeviceSet::EMPTY);
+        matches!(asked, Err(DriverError::Capturing { .. }))
+    }
+}
+
+/// Whether host memory is pinned for it once it is idle.
+fn is_prepared(slot: &Slot) -> bool {
+    slot.options.host_copy == CopyPolicy::Prepare
+}
+
+/// How it stands after something was done: where some was left to do, that is tried again after a while; where it failed, once something
+/// has changed. What changed meanwhile is seen at the next look.
+fn after_work(slot: &Slot, look: Look, done: Result<bool>, now: Duration) -> Idleness {
+    match done {
+        Ok(false) => Idleness::Quiet(look, now.saturating_add(AGAIN)),
+        Ok(true) => Idleness::Clean(look),
+        Err(error) => {
+            tracing::warn!(target: "glake::regions", tag = slot.tag(), %error, "nothing was done ahead for an idle region");
+            Idleness::Clean(look)
+        }
+    }
+}
+
+impl Watched {
+    fn is_done(&mut self) -> bool {
+        self.work.as_mut().is_some_and(|work| matches!(work.has_ended(), Ok(true)))
+    }
+
+    /// Where the driver marks nothing, as under a capture, the next look tries again.
+    fn mark(&mut self, region: &Region) {
+        match region.pool().pending_work() {
+            Ok(work) => self.work = Some(work),
+            Err(_) => (self.work, self.idleness) = (None, Idleness::Busy),
+        }
+    }
+}

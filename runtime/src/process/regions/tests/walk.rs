@@ -1,0 +1,452 @@
+//! Random programs of uses, allocations, writes, frees, seals, shrinks, refills, graphs' pools that come and go, with hooks that refuse and
+//! calls of the driver that fail, beside the thread that cleans: against what the bytes, and the gate, must be.
+//!
+//! 10,000 steps; with `GLAKE_SOAK` a million. `GLAKE_SEED` is where numbers come from.
+
+use glake_device::{Driver, Fault, Faults, Injected, Verb, When};
+
+use super::*;
+
+const TAGS: [&str; 5] = ["weights", "cache", "scratch", "cold", "default"];
+const SEALED: usize = 0;
+const DISCARDED: usize = 2;
+const MOST_BLOCKS: usize = 24;
+const MOST_GRAPHS: u64 = 3;
+
+/// splitmix64.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut held = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        held = (held ^ held >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        held ^ held >> 31
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.next() % end as u64).unwrap()
+    }
+
+    fn one_in(&mut self, many: usize) -> bool {
+        self.below(many) == 0
+    }
+}
+
+/// A live block. Of one whose bytes were given up none are known.
+struct Live {
+    written: Written,
+    tag: String,
+    known: bool,
+}
+
+/// What is known of a tag's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    Here,
+    Away,
+    /// Some of it, or nobody knows after a failure.
+    Perhaps,
+}
+
+struct Walk {
+    process: Process,
+    faults: Arc<Faults>,
+    refuses: Arc<AtomicBool>,
+    numbers: Numbers,
+    live: Vec<Live>,
+    uses: Vec<(super::super::super::UseId, Tags)>,
+    places: std::collections::BTreeMap<String, Where>,
+    graphs: Vec<u64>,
+    made: u64,
+    sealed: bool,
+}
+
+impl Walk {
+    fn new(seed: u64) -> Walk {
+        let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
+        let sources = Sources { environment, ..Sources::default() };
+        let settings = "tiers.clean_after_ms = 1\ntiers.extent = \"2MiB\"\ntransfer.relays = false\n";
+        let sources =
+            sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
+        let mut faults = None;
+        let around = |driver: Arc<dyn Driver>| -> Arc<dyn Driver> {
+            faults.insert(Arc::new(Faults::new(driver))).clone()
+        };
+        let process = Process::start_on(sources.load().unwrap(), around).unwrap();
+        let of = |tag, policy, host_copy, clean| RegionOptions { clean, ..options(tag, policy, host_copy) };
+        for options in [
+            of(TAGS[SEALED], Policy::Sealed, CopyPolicy::Retain, false),
+            of("cache", Policy::Keep, CopyPolicy::Drop, true),
+            of(TAGS[DISCARDED], Policy::Discard, CopyPolicy::Drop, false),
+            of("cold", Policy::Sealed, CopyPolicy::Drop, true),
+        ] {
+            process.regions().define(options).unwrap();
+        }
+        let refuses = Arc::new(AtomicBool::new(false));
+        let asked = refuses.clone();
+        let hook: Hook = Arc::new(move |_| i32::from(asked.load(Ordering::SeqCst)));
+        process.regions().set_hooks(Some(hook), None, None);
+        // Each has memory at some time: what has none is not sealed by its seal, nor known to a refill by the name of what is in no region.
+        for tag in TAGS {
+            let block = match tag {
+                "default" => process.written(0, Bytes::kib(64), 1),
+                tag => process.written_in(tag, 0, Bytes::kib(64), 1),
+            };
+            process.free(block.address).unwrap();
+        }
+        process.regions().views().unwrap();
+        Walk {
+            process,
+            faults: faults.unwrap(),
+            refuses,
+            numbers: Numbers(seed),
+            live: Vec::new(),
+            uses: Vec::new(),
+            places: TAGS.iter().map(|tag| ((*tag).to_owned(), Where::Here)).collect(),
+            graphs: Vec::new(),
+            made: 0,
+            sealed: false,
+        }
+    }
+
+    fn tag(&mut self) -> String {
+        TAGS[self.numbers.below(TAGS.len())].to_owned()
+    }
+
+    fn tags(&mut self) -> Tags {
+        match self.numbers.below(4) {
+            0 => Tags::All,
+            many => Tags::These((0..many).map(|_| self.tag()).collect()),
+        }
+    }
+
+    fn touches(tags: &Tags, tag: &str) -> bool {
+        match tags {
+            Tags::All => true,
+            Tags::These(tags) => tags.contains(tag) || tag == "default" || tag.starts_with("graph"),
+        }
+    }
+
+    fn size(&mut self) -> Bytes {
+        match self.numbers.below(12) {
+            0 => Bytes::kib(512 * (1 + self.numbers.next() % 8)),
+            1..=3 => Bytes::kib(64 + self.numbers.next() % 512),
+            _ => Bytes::kib(1 + self.numbers.next() % 32),
+        }
+    }
+
+    /// A failure of the driver, in one of so many moves.
+    fn fault(&mut self) -> bool {
+        if !self.numbers.one_in(12) {
+            return false;
+        }
+        let verbs = [Verb::Map, Verb::Create, Verb::SetAccess, Verb::Copy, Verb::EventRecordContext];
+        let verb = verbs[self.numbers.below(verbs.len())];
+        let when = When::Nth(1 + self.numbers.next() % 12);
+        self.faults.set(&[Fault { verb: Some(verb), when, error: Injected::Failed(1) }]);
+        true
+    }
+
+    fn say(&mut self, tag: &str, place: Where) {
+        self.places.insert(tag.to_owned(), place);
+    }
+
+    fn malloc(&mut self) {
+        if self.live.len() >= MOST_BLOCKS {
+            return self.free();
+        }
+        let (tag, size) = (self.tag(), self.size());
+        self.made += 1;
+        if tag == TAGS[SEALED] && self.sealed {
+            self.process.regions().enter(&tag).unwrap();
+            assert!(self.process.malloc(0, size, STREAM).is_err(), "what is sealed hands out nothing");
+            self.process.regions().leave().unwrap();
+            // What is touched comes back all the same.
+            return self.say(&tag, Where::Here);
+        }
+        let seed = self.made;
+        let named = tag != "default";
+        if named {
+            self.process.regions().enter(&tag).unwrap();
+        }
+        let address = self.process.malloc(0, size, STREAM).unwrap();
+        if named {
+            self.process.regions().leave().unwrap();
+        }
+        let written = Written { device: 0, address, size, seed };
+        self.write_to(&written);
+        self.say(&tag, Where::Here);
+        self.live.push(Live { written, tag, known: true });
+    }
+
+    fn write_to(&self, written: &Written) {
+        let pool = &self.process.device(0).unwrap().started().unwrap().pool;
+        pool.write(written.address, &bytes(written.size, written.seed)).unwrap();
+    }
+
+    fn free(&mut self) {
+        if self.live.is_empty() {
+            return;
+        }
+        let at = self.numbers.below(self.live.len());
+        let Live { written, tag, .. } = self.live.swap_remove(at);
+        self.process.free(written.address).unwrap();
+        let is_last = self.live.iter().all(|live| live.tag != tag);
+        if is_last && self.places[&tag] == Where::Away && !tag.starts_with("graph") {
+            self.say(&tag, Where::Here);
+        }
+    }
+
+    /// As a kernel would that no use covers.
+    fn write(&mut self) {
+        if self.live.is_empty() {
+            return;
+        }
+        let at = self.numbers.below(self.live.len());
+        let tag = self.live[at].tag.clone();
+        if self.places[&tag] != Where::Here || (tag == TAGS[SEALED] && self.sealed) {
+            return;
+        }
+        self.made += 1;
+        self.live[at].written.seed = self.made;
+        self.live[at].known = true;
+        let written = self.live[at].written;
+        self.write_to(&written);
+    }
+
+    fn begin_use(&mut self) {
+        if self.uses.len() >= 3 {
+            return self.end_use();
+        }
+        let tags = self.tags();
+        let when = if self.numbers.one_in(3) { WhenClosed::Refuse } else { WhenClosed::Refill };
+        let away = |walk: &Walk, place| {
+            walk.places.iter().any(|(tag, of)| *of == place && Walk::touches(&tags, tag))
+        };
+        let (surely, perhaps) = (away(self, Where::Away), away(self, Where::Perhaps));
+        let failing = when == WhenClosed::Refill && self.fault();
+        let begun = self.process.regions().begin_use(&tags, when, None);
+        self.faults.set(&[]);
+        match begun {
+            Ok(id) => {
+                assert!(when == WhenClosed::Refill || !surely, "{tags:?} of {:?}", self.places);
+                for (tag, place) in &mut self.places {
+                    if Walk::touches(&tags, tag) {
+                        *place = Where::Here;
+                    }
+                }
+                self.uses.push((id, tags));
+            }
+            Err(ProcessError::Closed { .. }) => assert!(when == WhenClosed::Refuse && (surely || perhaps)),
+            Err(error) => {
+                assert!(failing, "{error}");
+                self.nobody_knows(&tags);
+            }
+        }
+    }
+
+    fn nobody_knows(&mut self, tags: &Tags) {
+        for (tag, place) in &mut self.places {
+            if Walk::touches(tags, tag) {
+                *place = Where::Perhaps;
+            }
+        }
+    }
+
+    fn end_use(&mut self) {
+        if !self.uses.is_empty() {
+            let at = self.numbers.below(self.uses.len());
+            let (id, _) = self.uses.swap_remove(at);
+            self.process.regions().gate().end_use(id).unwrap();
+        }
+    }
+
+    fn shrink(&mut self) {
+        let tags = match self.numbers.below(3) {
+            0 => None,
+            many => Some((0..many).map(|_| self.tag()).collect::<Vec<String>>()),
+        };
+        let bytes = self.numbers.one_in(4).then(|| Bytes::kib(1 + self.numbers.next() % 6000));
+        let refused = self.numbers.one_in(10);
+        let failing = !refused && self.fault();
+        let ask = Shrink { tags: tags.clone(), bytes, timeout: Some(Duration::ZERO), ..Shrink::default() };
+        let tags = tags.map_or(Tags::All, |tags| Tags::of(&tags));
+        let own = |tag: &str| match &tags {
+            Tags::All => true,
+            Tags::These(tags) => tags.contains(tag),
+        };
+        // Where nothing is there that could leave nobody is waited for.
+        let views = self.process.regions().views().unwrap();
+        let resident: Vec<&RegionView> =
+            views.iter().filter(|view| own(&view.tag) && !view.resident.is_zero()).collect();
+        let is_everything = ask.is_everything();
+        let meets = |used: &Tags| is_everything || resident.iter().any(|view| Walk::touches(used, &view.tag));
+        let used = !resident.is_empty() && self.uses.iter().any(|(_, used)| meets(used));
+        self.refuses.store(refused, Ordering::SeqCst);
+        let shrunk = self.process.regions().shrink(&ask);
+        self.refuses.store(false, Ordering::SeqCst);
+        self.faults.set(&[]);
+        let moved = match shrunk {
+            Ok(_) => {
+                assert!(!refused && (bytes.is_some() || !used), "{tags:?} left while {:?} ran", self.uses);
+                true
+            }
+            Err(ProcessError::HookRefused { .. }) => {
+                assert!(refused);
+                false
+            }
+            Err(ProcessError::StillUsed { .. }) => {
+                assert!(used, "nobody used {tags:?}");
+                false
+            }
+            Err(error) => {
+                assert!(failing || matches!(error, ProcessError::Partly { .. }), "{error}");
+                true
+            }
+        };
+        if !moved {
+            return;
+        }
+        let whole = bytes.is_none() && !failing;
+        let places: Vec<String> = self.places.keys().filter(|tag| own(tag)).cloned().collect();
+        for tag in places {
+            let has_any = self.live.iter().any(|live| live.tag == tag);
+            // A graph may write to what is free in its pool: that leaves and counts as well.
+            match (whole, has_any && !tag.starts_with("graph")) {
+                (true, true) => self.say(&tag, Where::Away),
+                _ if self.places[&tag] == Where::Here => self.say(&tag, Where::Perhaps),
+                _ => {}
+            }
+            if tag == TAGS[DISCARDED] {
+                self.live.iter_mut().filter(|live| live.tag == tag).for_each(|live| live.known = false);
+            }
+        }
+    }
+
+    fn refill(&mut self) {
+        let tags = self.numbers.one_in(2).then(|| vec![self.tag(), self.tag()]);
+        let bytes = self.numbers.one_in(4).then(|| Bytes::kib(1 + self.numbers.next() % 6000));
+        let failing = self.fault();
+        let ask = Refill { tags: tags.clone(), bytes, ..Refill::default() };
+        let refilled = self.process.regions().refill(&ask);
+        assert!(refilled.is_ok() || failing, "{refilled:?}");
+        let whole = refilled.is_ok() && bytes.is_none();
+        self.faults.set(&[]);
+        let places: Vec<String> = self.places.keys().cloned().collect();
+        for tag in places.iter().filter(|tag| tags.as_ref().is_none_or(|tags| tags.contains(tag))) {
+            match (whole, self.places[tag]) {
+                (true, _) => self.say(tag, Where::Here),
+                (false, Where::Away) => self.say(tag, Where::Perhaps),
+                _ => {}
+            }
+        }
+    }
+
+    /// A graph's pool with a block or two, or one that is dropped.
+    fn graph(&mut self) {
+        if self.graphs.len() as u64 >= MOST_GRAPHS || self.numbers.one_in(2) && !self.graphs.is_empty() {
+            let at = self.numbers.below(self.graphs.len());
+            let id = self.graphs.swap_remove(at);
+            let tag = format!("graph (0, {id})");
+            let (own, others) = std::mem::take(&mut self.live).into_iter().partition(|live| live.tag == tag);
+            self.live = others;
+            let own: Vec<Live> = own;
+            own.iter().for_each(|live| self.process.free(live.written.address).unwrap());
+            self.process.pools().release(0, PoolId(0, id)).unwrap();
+            self.places.remove(&tag);
+            return;
+        }
+        self.made += 1;
+        let id = self.made;
+        self.process.pools().begin(0, PoolId(0, id), None).unwrap();
+        let tag = format!("graph (0, {id})");
+        for _ in 0..=self.numbers.below(2) {
+            let size = self.size();
+            self.made += 1;
+            let written = self.process.written(0, size, self.made);
+            self.live.push(Live { written, tag: tag.clone(), known: true });
+        }
+        self.process.pools().end(0, PoolId(0, id)).unwrap();
+        self.graphs.push(id);
+        self.say(&tag, Where::Here);
+    }
+
+    fn seal(&mut self) {
+        self.sealed = !self.sealed;
+        let regions = self.process.regions();
+        if self.sealed {
+            regions.seal(TAGS[SEALED], false).unwrap();
+        } else {
+            regions.unseal(TAGS[SEALED]).unwrap();
+        }
+    }
+
+    fn step(&mut self) {
+        match self.numbers.below(100) {
+            0..22 => self.malloc(),
+            22..38 => self.free(),
+            38..56 => self.write(),
+            56..68 => self.begin_use(),
+            68..80 => self.end_use(),
+            80..86 => self.shrink(),
+            86..93 => self.refill(),
+            93..96 => self.graph(),
+            96..98 => self.seal(),
+            98 => _ = self.process.trim(None, Bytes::ZERO).unwrap(),
+            _ => std::thread::sleep(Duration::from_millis(3)),
+        }
+    }
+
+    /// Of what is surely here, and at the end of everything.
+    fn check(&self) {
+        for live in self.live.iter().filter(|live| live.known && self.places[&live.tag] == Where::Here) {
+            self.process.check(&live.written);
+        }
+        for view in self.process.regions().views().unwrap() {
+            assert!(view.clean.is_none_or(|counts| counts.clean <= view.live), "{view:?}");
+        }
+        let view = self.process.regions().gate().view();
+        assert_eq!(view.uses, self.uses.len());
+        for (tag, place) in &self.places {
+            assert!(*place != Where::Away || view.closed.contains(tag), "{tag} is away: {view:?}");
+        }
+    }
+
+    fn end(mut self) {
+        while !self.uses.is_empty() {
+            self.end_use();
+        }
+        // What goes on in the background is waited for by whoever needs the same.
+        self.process.regions().refill(&Refill::default()).unwrap();
+        self.places.values_mut().for_each(|place| *place = Where::Here);
+        self.check();
+        self.process.regions().refill(&Refill::default()).unwrap();
+        while !self.graphs.is_empty() {
+            self.numbers = Numbers(0);
+            let id = self.graphs.pop().unwrap();
+            self.process.pools().release(0, PoolId(0, id)).unwrap();
+        }
+        let blocks: Vec<Written> = self.live.iter().map(|live| live.written).collect();
+        if self.sealed {
+            self.process.regions().unseal(TAGS[SEALED]).unwrap();
+        }
+        self.process.end(blocks);
+    }
+}
+
+#[test]
+fn soak_random_programs_keep_every_byte_and_the_gate() {
+    let steps = if std::env::var_os("GLAKE_SOAK").is_some() { 1_000_000 } else { 10_000 };
+    let seed = std::env::var("GLAKE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    for (walk_number, begin) in (0..steps).step_by(2_500).enumerate() {
+        let mut walk = Walk::new(seed + walk_number as u64);
+        for step in begin..steps.min(begin + 2_500) {
+            walk.step();
+            if step % 32 == 0 {
+                walk.check();
+            }
+        }
+        walk.end();
+    }
+}
