@@ -24,6 +24,7 @@ mod choose;
 mod current_region;
 mod flags;
 mod hooks;
+mod live;
 mod memory_usage;
 mod moves;
 mod ongoing_shrinks;
@@ -56,6 +57,8 @@ use background_refills::BackgroundRefills;
 pub(super) use flags::RegionFlags;
 pub use hooks::Hook;
 use hooks::Hooks;
+pub use live::LiveCallback;
+use live::LiveCallbacks;
 pub use memory_usage::MemoryUsage;
 use ongoing_shrinks::OngoingShrinks;
 use predict::Prediction;
@@ -77,6 +80,7 @@ pub(super) struct RegionSet {
     stores: Stores,
     prediction: Prediction,
     hooks: Hooks,
+    live_callbacks: LiveCallbacks,
     imports: Arc<Imports>,
     background_refills: Arc<BackgroundRefills>,
     /// By device.
@@ -102,6 +106,7 @@ impl RegionSet {
             stores: Stores::new(registry, config.clone()),
             prediction: Prediction::new(registry),
             hooks: Hooks::default(),
+            live_callbacks: LiveCallbacks::default(),
             imports: imports.clone(),
             background_refills: Arc::default(),
             ongoing_shrinks: (0..devices).map(|_| OngoingShrinks::default()).collect(),

@@ -21,6 +21,8 @@ pub struct Moved {
     pub memory: Bytes,
     /// Bytes that were copied.
     pub copied: Bytes,
+    /// Bytes in blocks that were not copied, because the program says that they do not count.
+    pub undefined: Bytes,
     /// Memory that is on the GPU after it.
     pub resident: Bytes,
     /// Memory that is evicted after it.
@@ -51,12 +53,16 @@ pub struct ShrinkReport {
     pub freed: Bytes,
     /// Bytes that were copied.
     pub copied: Bytes,
+    /// Bytes in blocks that were not copied, because the program says that they do not count: they have any value after a refill.
+    pub undefined: Bytes,
     /// Memory of these regions that is on GPUs still.
     pub resident: Bytes,
     /// By region and device.
     pub regions: Vec<Moved>,
     /// What lies in no region and had to stay, where everything was to leave.
     pub skipped: Vec<SkippedExtent>,
+    /// What was done otherwise than the program asked.
+    pub warnings: Vec<String>,
     /// What is on each GPU now.
     pub gpu: Vec<MemoryUsage>,
     /// How long it took.
@@ -85,6 +91,7 @@ impl ShrinkReport {
         ShrinkReport {
             freed: regions.iter().map(|moved| moved.memory).sum(),
             copied: regions.iter().map(|moved| moved.copied).sum(),
+            undefined: regions.iter().map(|moved| moved.undefined).sum(),
             resident: regions.iter().map(|moved| moved.resident).sum(),
             regions,
             ..ShrinkReport::default()
@@ -96,9 +103,11 @@ impl ShrinkReport {
         json!({
             "freed": self.freed.get(),
             "copied": self.copied.get(),
+            "undefined": self.undefined.get(),
             "resident": self.resident.get(),
             "regions": self.regions.iter().map(|moved| moved.json("freed")).collect::<Vec<Value>>(),
             "skipped": self.skipped.iter().map(SkippedExtent::json).collect::<Vec<Value>>(),
+            "warnings": self.warnings,
             "gpu": self.gpu.iter().map(MemoryUsage::json).collect::<Vec<Value>>(),
             "seconds": self.took.as_secs_f64(),
             "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
@@ -141,6 +150,9 @@ impl Moved {
         shown[memory] = self.memory.get().into();
         if let Some(place) = self.place {
             shown["place"] = place_name(place).into();
+        }
+        if memory == "freed" {
+            shown["undefined"] = self.undefined.get().into();
         }
         if !self.skipped.is_empty() || memory == "freed" {
             shown["skipped"] = self.skipped.iter().map(SkippedExtent::json).collect();

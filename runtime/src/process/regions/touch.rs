@@ -90,15 +90,20 @@ impl RegionSet {
         if self.flags.is_any_evicted() { self.touch_address(address) } else { Ok(()) }
     }
 
-    /// Brings back the region of the block that an address lies in.
-    #[cold]
-    fn touch_address(&self, address: Address) -> Result<()> {
+    /// The device whose pool an address is of.
+    pub(super) fn started_at(&self, address: Address) -> Option<&Started> {
         let holds = |started: &&Started| {
             let (start, size) = started.pool.range();
             address.0.checked_sub(start.0).is_some_and(|offset| Bytes::new(offset) < size)
         };
-        let started = self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds);
-        match started.and_then(|started| Some((started, started.pool.find(address)?.domain))) {
+        self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds)
+    }
+
+    /// Brings back the region of the block that an address lies in.
+    #[cold]
+    fn touch_address(&self, address: Address) -> Result<()> {
+        match self.started_at(address).and_then(|started| Some((started, started.pool.find(address)?.domain)))
+        {
             Some((started, domain)) => self.touch(started, domain),
             None => Ok(()),
         }

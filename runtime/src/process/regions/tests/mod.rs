@@ -1,6 +1,8 @@
 //! Regions of a process of simulated devices, from the outside.
 
 mod leases;
+#[cfg(not(feature = "shuttle"))]
+mod live;
 mod moves;
 #[cfg(not(feature = "shuttle"))]
 mod parks;
