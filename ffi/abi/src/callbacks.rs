@@ -31,7 +31,7 @@ pub type MappingObserver =
 pub type LeaseWatcher =
     Option<unsafe extern "C" fn(context: *mut c_void, event: i32, device: i32, bytes: u64)>;
 
-/// Given to a [`LiveCallback`], which calls it for each range of bytes that counts, from the first to the one behind the last.
+/// Given to who says which bytes of a block count, who calls it for each range of bytes that counts, from the first to the one behind the last.
 pub type LiveRangeAdd = Option<unsafe extern "C" fn(into: *mut c_void, start: u64, end: u64)>;
 
 /// Says which bytes of a block count: calls `add` for each range, with `into`, and answers 0.
