@@ -134,6 +134,23 @@ typedef struct {
 // Told of leases: an event of `GLAKE_LEASE_WANT` and its kin, the device, and how many bytes.
 typedef void (*LeaseWatcher)(void *context, int32_t event, int32_t device, uint64_t bytes);
 
+// Bytes of a block, counted from its start.
+typedef struct {
+    // The first.
+    uint64_t start;
+    // The one behind the last.
+    uint64_t end;
+} glake_byte_range;
+
+// Given to who says which bytes of a block count, who calls it for each range of bytes that counts, from the first to the one behind the last.
+typedef void (*glake_live_range_add)(void *into, uint64_t start, uint64_t end);
+
+// Says which bytes of a block count: calls `add` for each range, with `into`, and answers 0.
+typedef int32_t (*glake_live_callback_function)(void *context, glake_live_range_add add, void *into);
+
+// Called once when a context is no longer needed.
+typedef void (*glake_context_drop)(void *context);
+
 // Told of a request that is about to be refused: the device's memory, and what nobody holds of it.
 typedef void (*glake_out_of_memory_observer)(void *context,
                                              int32_t device,
@@ -150,9 +167,6 @@ typedef void (*glake_mapping_observer)(void *context,
 
 // Says whether allocations on a stream go to a pool; called on the thread that allocates.
 typedef bool (*glake_stream_filter)(void *context, void *stream);
-
-// Called once when a context is no longer needed.
-typedef void (*glake_context_drop)(void *context);
 
 // Called for each block.
 typedef void (*glake_block_visit)(void *context, void *pointer, uint64_t size);
@@ -540,6 +554,36 @@ int32_t glake_device_count(int32_t *count);
 
 // What the devices are: "cuda", or "sim:" and the model; null before the start.
 const char *glake_device_name(void);
+
+// Of the block that begins at `pointer` these half-open ranges of bytes count and no others: only they, rounded out to 512 bytes, are
+// copied when its memory leaves, and the rest has any value once it is back. `ranges` null: all bytes count again. `count` 0 and
+// `ranges` not null: none do. Holds until it is said anew, or the block is freed; for memory that is evicted, from its next way out on.
+//
+// Everything that may still be read counts, what is free and may be hit again too: a cache's blocks that are hashed.
+//
+// `GLAKE_INVALID`: no block begins there, or a range leaves it; what was said before holds.
+//
+// # Safety
+// `ranges` is null or may be read for `count` ranges.
+int32_t glake_live_ranges(const void *pointer,
+                          const glake_byte_range *ranges,
+                          size_t count);
+
+// As `glake_live_ranges`, asked of `callback` anew at each shrink that takes the block: it calls `add` with `into` for each range, and
+// answers 0. It runs on a thread of the library's, with no lock held, once the uses of the block's memory have ended or are parked and
+// the work of all GPUs has ended. Where it answers anything else, names a range that leaves the block, or takes longer than
+// hooks may (without hooks, `tiers.drain_timeout_ms`; all callbacks of a shrink together), all bytes count, and the report warns of it.
+// `drop`, where not null, is called once when `callback` is called no more: some time after the block was freed or something else was
+// said of it, and at once where this call fails.
+//
+// `GLAKE_INVALID`: no block begins there, or `callback` is null.
+//
+// # Safety
+// `callback` and `drop` may be called on any thread with this context, until `drop` was.
+int32_t glake_live_callback(const void *pointer,
+                            glake_live_callback_function callback,
+                            void *context,
+                            glake_context_drop drop);
 
 // Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that, also in a forked child and
 // at the end of the process. There is one.

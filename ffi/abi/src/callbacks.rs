@@ -31,6 +31,13 @@ pub type MappingObserver =
 pub type LeaseWatcher =
     Option<unsafe extern "C" fn(context: *mut c_void, event: i32, device: i32, bytes: u64)>;
 
+/// Given to who says which bytes of a block count, who calls it for each range of bytes that counts, from the first to the one behind the last.
+pub type LiveRangeAdd = Option<unsafe extern "C" fn(into: *mut c_void, start: u64, end: u64)>;
+
+/// Says which bytes of a block count: calls `add` for each range, with `into`, and answers 0.
+pub type LiveCallback =
+    Option<unsafe extern "C" fn(context: *mut c_void, add: LiveRangeAdd, into: *mut c_void) -> i32>;
+
 /// Called for each segment.
 pub type SegmentVisit = Option<unsafe extern "C" fn(context: *mut c_void, segment: *const Segment)>;
 

@@ -8,8 +8,9 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::{
-    Block, BlockFreed, BlockVisit, Checkpoint, ContextDrop, CopyBlock, DeviceStats, LeaseWatcher,
-    MappingObserver, RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver, StreamFilter, Version,
+    Block, BlockFreed, BlockVisit, ByteRange, Checkpoint, ContextDrop, CopyBlock, DeviceStats, LeaseWatcher,
+    LiveCallback, MappingObserver, RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver,
+    StreamFilter, Version,
 };
 
 /// Hands every declaration of `gmlake.h`, but torch's own names, to a macro of the caller's: `name(types) -> answer;`. The types are
@@ -71,6 +72,8 @@ macro_rules! functions {
             glake_region_unseal(*const c_char) -> i32;
             glake_region_prepare(*const c_char) -> i32;
             glake_region_fix(*const c_void, bool) -> i32;
+            glake_live_ranges(*const c_void, *const ByteRange, usize) -> i32;
+            glake_live_callback(*const c_void, LiveCallback, *mut c_void, ContextDrop) -> i32;
             glake_region_wait(*const c_char, i32, *mut c_void) -> i32;
             glake_region_order(*const *const c_char, usize) -> i32;
             glake_region_of(*const c_void) -> *mut c_char;

@@ -54,6 +54,16 @@ pub struct SegmentBlock {
     pub pending: bool,
 }
 
+/// Bytes of a block, counted from its start.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ByteRange {
+    /// The first.
+    pub start: u64,
+    /// The one behind the last.
+    pub end: u64,
+}
+
 /// One copy of a list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -15,6 +15,7 @@ from . import _library, asgi, generation, lease
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
 from ._gate import active, gate
+from ._live import live
 from ._mem_pool import mem_pool
 from ._modules import Following, follow
 from ._regions import Region, fix, hooks, memory_usage, order, prepare, refill, region, region_of, regions, seal, shrink, unfix, unseal, wait
@@ -64,6 +65,7 @@ __all__ = [
     "hooks",
     "lease",
     "library_path",
+    "live",
     "mem_pool",
     "memory_stats",
     "memory_summary",

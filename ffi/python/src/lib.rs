@@ -18,6 +18,7 @@ mod history;
 mod hooks;
 mod lease;
 mod library;
+mod live;
 mod parked;
 mod pools;
 mod regions;
@@ -48,6 +49,8 @@ mod _glake {
     use crate::lease::{lease_grant, lease_set, lease_take, lease_watch};
     #[pymodule_export]
     use crate::library::{open, path};
+    #[pymodule_export]
+    use crate::live::{live_callback, live_ranges};
     #[pymodule_export]
     use crate::parked::Parked;
     #[pymodule_export]

@@ -75,8 +75,8 @@ pub use pools::Pools;
 pub use private::{Filter, PoolId};
 use regions::RegionFlags;
 pub use regions::{
-    Hook, MemoryUsage, Moved, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport, SkippedExtent,
-    Tier,
+    Hook, LiveCallback, MemoryUsage, Moved, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport,
+    SkippedExtent, Tier,
 };
 pub use reports::Reports;
 pub use sharing::Sharing;

@@ -81,7 +81,7 @@ impl Checkpoints<'_> {
                 // What stays, stays shared.
                 let stays: FxHashSet<_> = claimed.iter().map(|block| (block.offset, block.size)).collect();
                 let gone = freed.iter().filter(|block| !stays.contains(&(block.offset, block.size)));
-                gone.for_each(|block| self.core.lives().end(block.offset));
+                gone.for_each(|block| self.core.end_block(block.offset));
             }
             restored
         };

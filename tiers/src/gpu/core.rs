@@ -1,7 +1,7 @@
 //! What all parts of a pool stand on: the pure allocator under its lock, the addresses, the driver, and whether the pool is of use.
 //!
-//! Invariants: the allocator's lock is held for pure work only, and is the last to be taken but for those of owed edges and of
-//! exported blocks' lives, which change under it. A pool that is out of use stays so, with the first cause.
+//! Invariants: the allocator's lock is held for pure work only, and is the last to be taken but for those of owed edges, of
+//! exported blocks' lives and of live ranges, which change under it. A pool that is out of use stays so, with the first cause.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,6 +13,7 @@ use glake_stitch::{
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::live_ranges::{Kept, LiveRanges};
 use super::lives::Lives;
 use super::owed::OwedEdges;
 use super::{PoolError, Result};
@@ -26,6 +27,7 @@ pub(crate) struct Core {
     allocator: Mutex<Allocator>,
     owed: OwedEdges,
     lives: Lives,
+    live_ranges: LiveRanges,
     /// Taken for each plan's driver calls, and for each read of an extent that stays.
     layout: Mutex<()>,
     poison: OnceLock<String>,
@@ -47,6 +49,7 @@ impl Core {
             allocator: Mutex::new(allocator),
             owed: OwedEdges::default(),
             lives: Lives::default(),
+            live_ranges: LiveRanges::default(),
             layout: Mutex::new(()),
             poison: OnceLock::new(),
         })
@@ -106,7 +109,7 @@ impl Core {
         let mut allocator = self.allocator.lock();
         let freed = allocator.free(offset);
         if freed.is_ok() {
-            self.lives.end(offset);
+            self.end_block(offset);
         }
         (freed, allocator.take_emptied())
     }
@@ -119,6 +122,24 @@ impl Core {
     /// The lives of exported blocks: to be changed under the allocator's lock.
     pub(super) fn lives(&self) -> &Lives {
         &self.lives
+    }
+
+    /// What a program says of blocks' bytes: to be changed under the allocator's lock.
+    pub(super) fn live_ranges(&self) -> &LiveRanges {
+        &self.live_ranges
+    }
+
+    /// A block is live no more: under the allocator's lock.
+    #[inline]
+    pub(super) fn end_block(&self, offset: Bytes) {
+        self.lives.end(offset);
+        self.live_ranges.end(offset);
+    }
+
+    /// The bytes of an extent that have to be kept, by what is live in it and what programs say of that; `allocator` is this core's.
+    pub(super) fn kept(&self, allocator: &Allocator, extent: ExtentId) -> Kept {
+        let all = allocator.extents().kept_ranges(extent);
+        self.live_ranges.narrow(all, |block| allocator.blocks().home_of(block))
     }
 
     /// The address of an offset.
@@ -144,6 +165,14 @@ impl Core {
     /// What the driver's table of mappings answers where not all of it is mapped.
     pub(crate) fn span(&self, range: HomeRange) -> Result<Span> {
         self.reservation.span(range.offset, range.size).map_err(|error| self.failed(error))
+    }
+
+    /// Fills mapped memory with one byte, and returns when that is done.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(crate) fn fill(&self, range: HomeRange, byte: u8) -> Result<()> {
+        self.reservation.fill(range.offset, range.size, byte).map_err(|error| self.failed(error))
     }
 
     /// No memory is there.

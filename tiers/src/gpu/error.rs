@@ -67,6 +67,20 @@ pub enum PoolError {
         /// What was given.
         address: Address,
     },
+    /// A range of bytes leaves its block, or ends before it begins.
+    #[error("{device}: bytes {start} to {end} of the block at {address} do not lie in it: it has {size}")]
+    OutsideBlock {
+        /// Where.
+        device: DeviceId,
+        /// Where the block begins.
+        address: Address,
+        /// How long it is, in bytes.
+        size: u64,
+        /// The first byte of the range.
+        start: u64,
+        /// The byte behind it.
+        end: u64,
+    },
     /// Some of the block's memory is not on its GPU: refill its region first.
     #[error("{device}: some of the memory at {address} is not on its GPU: refill its region first")]
     Evicted {

@@ -7,6 +7,7 @@
 //!         ─► CompletionClock                         completion points, recorded and polled; Drain: every device of the process
 //!         ─► Evictions, Refills ─► ExtentRecords     extents that leave and come back; FixedBlocks stay; Protection
 //!         ─► PeerAccess ─► Reach, PeerBlocks         other GPUs
+//!         ─► LiveBytes ─► LiveRanges                  which bytes of blocks count
 //!         ─► Domains, FreeMemory, Checkpoints, Exports, Report
 //! ```
 //!
@@ -22,7 +23,7 @@
 //! | records | `ExtentRecords` | no |
 //! | layout | `Core` | yes: for a plan's calls, and for a piece of an extent that is copied and stays |
 //! | allocator | `Core` | no: it is held for pure work only |
-//! | owed edges, lives | `Core`, under the allocator's | no |
+//! | owed edges, lives, live ranges | `Core`, under the allocator's | no |
 //!
 //! Leaves, under which no other is taken: the locks of `Reach` and of `Lease`; that of the clock's sleepers; those of `WaitTimer` and of
 //! the event in `StreamOrder`, under which the driver is called for events.
@@ -44,6 +45,8 @@ mod free_memory;
 mod growth;
 mod lag;
 mod lease;
+mod live_bytes;
+mod live_ranges;
 mod lives;
 mod made;
 mod miss;
@@ -89,6 +92,8 @@ use free_memory::FreeMemory;
 use growth::Growth;
 pub use lag::CompletionLag;
 pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
+pub use live_bytes::{LiveAnswer, LiveBytes};
+pub use live_ranges::ByteRange;
 pub use lives::BlockLife;
 pub use observer::MappingObserver;
 pub use options::PoolOptions;
@@ -431,6 +436,11 @@ impl GpuPool {
     /// When what was freed is free on the device too.
     pub fn clock(&self) -> &CompletionClock {
         &self.clock
+    }
+
+    /// Which bytes of single blocks count when they leave, as a program says.
+    pub fn live_bytes(&self) -> LiveBytes<'_> {
+        LiveBytes { core: &self.core, records: &self.records }
     }
 
     /// What else the pool tells about itself.

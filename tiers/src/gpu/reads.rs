@@ -78,7 +78,7 @@ impl<'a> ResidentReads<'a> {
     pub(crate) fn kept_here(&self, extent: ExtentId) -> Vec<HomeRange> {
         let core = self.core.lock();
         match core.extents().state(extent) {
-            Some(glake_stitch::ExtentState::Resident) => core.extents().kept_ranges(extent),
+            Some(glake_stitch::ExtentState::Resident) => self.core.kept(&core, extent).ranges,
             _ => Vec::new(),
         }
     }

@@ -12,10 +12,12 @@
 use std::sync::Arc;
 
 use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, StitchError};
+use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::core::Core;
+use super::live_ranges::{Kept, size_of, without};
 use super::{PoolError, Result};
 use crate::place::{NotNow, Residency, Step};
 use crate::store::{Return, StoredCopy};
@@ -26,6 +28,19 @@ struct ExtentRecord {
     residency: Residency,
     /// None: there is nothing in it that counts.
     copy: Option<StoredCopy>,
+}
+
+impl ExtentRecord {
+    /// What lies in blocks of its extent and not in its copy.
+    fn uncopied(&self, core: &Core, extent: ExtentId) -> Vec<HomeRange> {
+        let all = core.lock().extents().kept_ranges(extent);
+        without(&all, self.copy.as_ref().map_or(&[], StoredCopy::ranges))
+    }
+}
+
+/// Whether a copy has all that counts.
+fn covers(copy: &[HomeRange], kept: &[HomeRange]) -> bool {
+    without(kept, copy).is_empty()
 }
 
 /// Of extents whose bytes are elsewhere, or somewhere else too.
@@ -39,9 +54,17 @@ pub(crate) struct ExtentRecords {
 #[derive(Debug)]
 pub(crate) enum Eviction {
     /// These bytes are to be copied first.
-    Copy(Vec<HomeRange>),
+    Copy {
+        /// At home, in the order of addresses.
+        ranges: Vec<HomeRange>,
+        /// Bytes in blocks that are not copied, because they do not count.
+        undefined: Bytes,
+    },
     /// A whole copy is there already, or nothing has to be kept.
-    Release,
+    Release {
+        /// Bytes in blocks of which there is no copy, because they do not count.
+        undefined: Bytes,
+    },
     /// It stays: other processes have it.
     Exported,
     /// It stays: a block in it is pinned.
@@ -109,14 +132,54 @@ impl ExtentRecords {
             copy.set_needed();
         }
         if !matches!(next, Residency::Evicting { .. }) {
-            return Ok(Eviction::Release);
+            let undefined = if discard { Bytes::ZERO } else { size_of(&record.uncopied(&self.core, extent)) };
+            return Ok(Eviction::Release { undefined });
         }
-        let ranges = if discard { Vec::new() } else { self.core.lock().extents().kept_ranges(extent) };
+        let Kept { ranges, undefined } = match discard {
+            true => Kept::default(),
+            false => self.core.kept(&self.core.lock(), extent),
+        };
         if !ranges.is_empty() {
-            return Ok(Eviction::Copy(ranges));
+            return Ok(Eviction::Copy { ranges, undefined });
         }
         record.residency = self.after(next, Step::Copied)?;
-        Ok(Eviction::Release)
+        Ok(Eviction::Release { undefined })
+    }
+
+    /// How many bytes of an extent would be copied if it left now.
+    pub(crate) fn size_to_copy(&self, extent: ExtentId) -> Bytes {
+        size_of(&self.core.kept(&self.core.lock(), extent).ranges)
+    }
+
+    /// The bytes in blocks of an extent that is being refilled which its copy does not have.
+    pub(crate) fn undefined(&self, extent: ExtentId) -> Vec<HomeRange> {
+        let moved = self.moved.lock();
+        let refilling = |record: &&ExtentRecord| matches!(record.residency, Residency::Refilling { .. });
+        let record = moved.get(&extent).filter(refilling);
+        record.map(|record| record.uncopied(&self.core, extent)).unwrap_or_default()
+    }
+
+    /// What counts of a block has changed: copies of its extents that were retained and do not have all of it are dropped.
+    pub(super) fn drop_outgrown(&self, block: Bytes) -> Result<()> {
+        let mut gone = Vec::new();
+        let mut moved = self.moved.lock();
+        if moved.is_empty() {
+            return Ok(());
+        }
+        let core = self.core.lock();
+        let Some(backing) = core.blocks().backing(block) else { return Ok(()) };
+        for extent in backing.extents {
+            let Some(ExtentRecord { residency: residency @ Residency::Resident { .. }, copy: Some(copy) }) =
+                moved.get(&extent)
+            else {
+                continue;
+            };
+            if !covers(copy.ranges(), &self.core.kept(&core, extent).ranges) {
+                self.after(*residency, Step::DropCopy)?;
+                gone.push(moved.remove(&extent));
+            }
+        }
+        Ok(())
     }
 
     /// All bytes of an extent are in its copy.
@@ -164,7 +227,11 @@ impl ExtentRecords {
         let Some(record) = moved.get_mut(&extent) else { return Ok(()) };
         record.residency = self.after(record.residency, Step::Arrived)?;
         match &mut record.copy {
-            Some(copy) if retain => copy.set_retained(),
+            Some(copy)
+                if retain && covers(copy.ranges(), &self.core.kept(&self.core.lock(), extent).ranges) =>
+            {
+                copy.set_retained();
+            }
             _ => {
                 self.after(record.residency, Step::DropCopy)?;
                 _gone = moved.remove(&extent);
@@ -253,7 +320,9 @@ mod tests {
     fn an_eviction_that_is_given_up_leaves_no_record() {
         let (_parts, records, extent) = records();
         match records.begin_evict(extent, Residency::NEW, OUT, false).unwrap() {
-            Eviction::Copy(ranges) => assert_eq!(ranges.len(), 1),
+            Eviction::Copy { ranges, undefined } => {
+                assert_eq!((ranges.len(), undefined), (1, Bytes::ZERO));
+            }
             other => panic!("{other:?}"),
         }
         assert_eq!(standing(&records), [(glake_stitch::ExtentState::Moving, OUT)]);
@@ -266,7 +335,7 @@ mod tests {
     fn what_is_discarded_goes_and_comes_without_a_copy() {
         let (parts, records, extent) = records();
         let begun = records.begin_evict(extent, Residency::NEW, OUT, true).unwrap();
-        assert!(matches!(begun, Eviction::Release), "{begun:?}");
+        assert!(matches!(begun, Eviction::Release { .. }), "{begun:?}");
         parts.core.lock().evictions().finish(extent).unwrap();
         records.advance(extent, Step::Released).unwrap();
         assert_eq!(

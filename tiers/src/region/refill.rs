@@ -4,12 +4,15 @@ use std::collections::VecDeque;
 use std::thread::Scope;
 
 use glake_device::DriverError;
-use glake_stitch::{ExtentView, StitchError};
+use glake_stitch::{ExtentId, ExtentView, StitchError};
 use glake_units::Bytes;
 
-use super::{AHEAD, AT_ONCE, CopyPolicy, Refilled, Region, RegionError, Result, WaitPolicy, choose};
+use super::{AHEAD, AT_ONCE, CopyPolicy, Policy, Refilled, Region, RegionError, Result, WaitPolicy, choose};
 use crate::store::{ExtentTransfer, Refilling, Return};
 use crate::{PoolError, TransferContext};
+
+/// What bytes hold that were not copied, where bytes are checked.
+pub(super) const POISON: u8 = 0xab;
 
 /// An extent whose bytes are on their way back.
 #[derive(Debug)]
@@ -157,7 +160,8 @@ impl Region {
     fn finish_refill(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
         let Some(Copying { view, refilling }) = pipeline.copying.pop_front() else { return };
         let size = refilling.as_ref().map_or(Bytes::ZERO, Refilling::size);
-        if let Err(error) = refilling.map_or(Ok(()), |refilling| transfer.finish_refill(refilling)) {
+        let arrived = refilling.map_or(Ok(()), |refilling| transfer.finish_refill(refilling));
+        if let Err(error) = arrived.and_then(|()| self.poison(view.extent, transfer)) {
             match error {
                 RegionError::Damaged { .. } | RegionError::Unread { .. } => {
                     pipeline.unusable.get_or_insert(error);
@@ -179,6 +183,17 @@ impl Region {
             }
             Err(error) => pipeline.fail(error.into()),
         }
+    }
+}
+
+impl Region {
+    /// Where bytes are checked, what has no copy is filled with [`POISON`]: who counts on it sees that.
+    fn poison(&self, extent: ExtentId, transfer: &ExtentTransfer<'_>) -> Result<()> {
+        if !transfer.is_checked() || self.options.policy == Policy::Discard {
+            return Ok(());
+        }
+        let undefined = self.pool.records().undefined(extent);
+        Ok(undefined.iter().try_for_each(|range| self.pool.core().fill(*range, POISON))?)
     }
 }
 

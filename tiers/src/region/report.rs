@@ -12,6 +12,8 @@ pub struct Shrunk {
     pub copied: Bytes,
     /// Bytes that had been copied while the region was idle, and were still the same.
     pub clean: Bytes,
+    /// Bytes in blocks that were not copied, because its program says that they do not count: they have any value after a refill.
+    pub undefined: Bytes,
     /// Memory of the region that is on the GPU still.
     pub resident: Bytes,
     /// What had to stay of it.

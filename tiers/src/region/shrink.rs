@@ -50,6 +50,8 @@ impl Pace {
 struct Copying<'s> {
     view: ExtentView,
     evicting: Evicting<'s>,
+    /// Bytes in blocks that are not copied.
+    undefined: Bytes,
 }
 
 /// Extents on their way out, in the order in which they began.
@@ -69,7 +71,8 @@ struct Pipeline<'s> {
 
 impl Region {
     /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
-    /// others, their live bytes copied to `to` first (of a graph's pool, all). What has a whole copy already goes without one and counts
+    /// others, their live bytes copied to `to` first (of a graph's pool, all), but for those of which
+    /// [`crate::LiveBytes`] was told that they do not count. What has a whole copy already goes without one and counts
     /// on that, wherever it is; what is evicted already stays where it is. Blocks keep their addresses. Waits for all work that was
     /// enqueued on every device of the process, in its primary context; none is made.
     ///
@@ -126,9 +129,8 @@ impl Region {
         }
         let new = standing.iter().filter(|(_, residency)| *residency == Residency::NEW);
         let new: FxHashSet<ExtentId> = new.map(|(view, _)| view.extent).collect();
-        let whole = self.pool.domains().keeps_all(self.domain);
         let copied = chosen.iter().filter(|view| new.contains(&view.extent) && !self.clean.has(view.extent));
-        let sizes = copied.map(|view| if whole { view.size } else { view.live });
+        let sizes = copied.map(|view| self.pool.records().size_to_copy(view.extent));
         sizes.filter(|size| !size.is_zero()).collect()
     }
 
@@ -196,16 +198,20 @@ impl Region {
             Ok(Eviction::Fixed) => pipeline.report.skipped.push(skip(SkipReason::Fixed)),
             Ok(Eviction::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Eviction::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
-            Ok(Eviction::Release) => pipeline.unused.push(view),
-            Ok(Eviction::Copy(ranges))
-                if self.leave_unchanged(view.extent, &ranges, to, &mut pipeline.report) =>
-            {
+            Ok(Eviction::Release { undefined }) => {
+                pipeline.report.undefined = pipeline.report.undefined.saturating_add(undefined);
                 pipeline.unused.push(view);
             }
-            Ok(Eviction::Copy(ranges)) => match transfer.begin_evict(scope, to, ranges) {
-                Ok(evicting) => pipeline.copying.push_back(Copying { view, evicting }),
-                Err(error) => self.gave_up(view.extent, error, pipeline),
-            },
+            Ok(Eviction::Copy { ranges, undefined }) => {
+                if self.leave_unchanged(view.extent, &ranges, to, &mut pipeline.report) {
+                    pipeline.report.undefined = pipeline.report.undefined.saturating_add(undefined);
+                    return pipeline.unused.push(view);
+                }
+                match transfer.begin_evict(scope, to, ranges) {
+                    Ok(evicting) => pipeline.copying.push_back(Copying { view, evicting, undefined }),
+                    Err(error) => self.gave_up(view.extent, error, pipeline),
+                }
+            }
             Err(error) => pipeline.fail(error),
         }
     }
@@ -226,12 +232,13 @@ impl Region {
     }
 
     fn finish_copy(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
-        let Some(Copying { view, evicting }) = pipeline.copying.pop_front() else { return };
+        let Some(Copying { view, evicting, undefined }) = pipeline.copying.pop_front() else { return };
         let size = evicting.size();
         match transfer.finish_evict(evicting) {
             Ok(copy) => match self.pool.records().finish_copy(view.extent, copy) {
                 Ok(()) => {
                     pipeline.report.copied = pipeline.report.copied.saturating_add(size);
+                    pipeline.report.undefined = pipeline.report.undefined.saturating_add(undefined);
                     pipeline.unused.push(view);
                 }
                 Err(error) => pipeline.fail(error.into()),

@@ -206,6 +206,11 @@ impl<'a> ExtentTransfer<'a> {
         self.ring.lock().is_none()
     }
 
+    /// Whether bytes are compared on their way back.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.context.checks.is_some()
+    }
+
     /// Gives the memory of copies that are gone back to the drivers of their GPUs, as far as nothing has to be waited for.
     pub(crate) fn sweep(&self) {
         for peer in self.peers.lock().iter() {

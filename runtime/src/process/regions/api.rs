@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId, Stream};
-use glake_tiers::{CleanCounts, CopyPolicy, LiveBlock, Policy, RegionError, RegionOptions};
+use glake_tiers::{ByteRange, CleanCounts, CopyPolicy, LiveBlock, Policy, RegionError, RegionOptions};
 use glake_units::Bytes;
 
 use super::super::device::DeviceMemory;
@@ -14,8 +14,8 @@ use super::super::imports::Imports;
 use super::super::{ProcessError, Result};
 use super::slot::{Slot, sizes};
 use super::{
-    Background, Cleaner, Hook, MemoryUsage, Refill, RefillReport, RegionSet, RegionView, Shrink,
-    ShrinkReport, current_region,
+    Background, Cleaner, Hook, LiveCallback, MemoryUsage, Refill, RefillReport, RegionSet, RegionView,
+    Shrink, ShrinkReport, current_region,
 };
 use crate::config;
 
@@ -138,6 +138,25 @@ impl Regions {
         });
         let (_, region) = found.ok_or(ProcessError::InNoBlock { address })?;
         Ok(if fixed { region.fix(address) } else { region.unfix(address) }?)
+    }
+
+    /// Of the block that begins at an address these bytes count and no others, or with `None` all of them again. Only what counts is
+    /// copied when its memory leaves; the rest has any value afterwards. It ends with the block.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Pool`] where no block begins there, or a range leaves it.
+    pub fn set_live(&self, address: Address, ranges: Option<&[ByteRange]>) -> Result<()> {
+        self.set.set_live(address, ranges)
+    }
+
+    /// As [`Regions::set_live`], asked anew at each shrink that takes the block: on a thread of its own, with no lock held, once the uses
+    /// of its memory have ended or are parked and all work of the GPUs has ended. Where it does not answer within the time that hooks
+    /// have (without hooks, `tiers.drain_timeout_ms`), for all blocks together, or wrongly, all bytes count.
+    ///
+    /// # Errors
+    /// As [`Regions::set_live`].
+    pub fn ask_live(&self, address: Address, call: LiveCallback) -> Result<()> {
+        self.set.ask_live(address, call)
     }
 
     /// Gives memory of GPUs back, with the gate closed for what leaves; it is closed until that is back. All regions of a device go

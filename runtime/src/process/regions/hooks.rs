@@ -52,6 +52,11 @@ impl Hooks {
         drop(others);
     }
 
+    /// How long one may take; `None`: for ever, or there is none.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.both.read().timeout
+    }
+
     /// Calls the one that comes before.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod current_region;
 mod flags;
 mod hooks;
 mod idle;
+mod live;
 mod memory_usage;
 mod moves;
 mod ongoing_shrinks;
@@ -59,6 +60,8 @@ use cleaner::Cleaner;
 pub(super) use flags::RegionFlags;
 pub use hooks::Hook;
 use hooks::Hooks;
+pub use live::LiveCallback;
+use live::LiveCallbacks;
 pub use memory_usage::MemoryUsage;
 use ongoing_shrinks::OngoingShrinks;
 use predict::Prediction;
@@ -80,6 +83,7 @@ pub(super) struct RegionSet {
     stores: Stores,
     prediction: Prediction,
     hooks: Hooks,
+    live_callbacks: LiveCallbacks,
     imports: Arc<Imports>,
     background_refills: Arc<BackgroundRefills>,
     /// By device.
@@ -105,6 +109,7 @@ impl RegionSet {
             stores: Stores::new(registry, config.clone()),
             prediction: Prediction::new(registry),
             hooks: Hooks::default(),
+            live_callbacks: LiveCallbacks::default(),
             imports: imports.clone(),
             background_refills: Arc::default(),
             ongoing_shrinks: (0..devices).map(|_| OngoingShrinks::default()).collect(),

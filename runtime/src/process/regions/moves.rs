@@ -1,7 +1,8 @@
 //! Memory leaves and comes back: which regions in which order, on all devices at once.
 //!
 //! ```text
-//! shrink   hook ─► choose ─► gate closed, uses waited for, those that vote asked ─► devices at once, each region by region ─► gate open, hook
+//! shrink   hook ─► choose ─► gate closed, uses waited for, those that vote asked ─► what counts is asked
+//!              ─► devices at once, each region by region ─► gate open, hook
 //!                    ▲                                            │ less than was asked for, and others are left
 //!                    └────────────────────────────────────────────┘
 //! refill   hook ─► in order, devices at once ─► hook           a tag's uses go on as soon as all of it is back
@@ -26,7 +27,7 @@ use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
 use super::slot::{Slot, sizes, wanting};
 
 /// How often the work of parked uses is asked for.
-const POLL: Duration = Duration::from_micros(200);
+pub(super) const POLL: Duration = Duration::from_micros(200);
 
 /// A region, and how much of it is to be moved.
 type Job = (Arc<Slot>, Arc<Region>, Bytes);
@@ -36,6 +37,8 @@ type Job = (Arc<Slot>, Arc<Region>, Bytes);
 struct Batch {
     moved: Vec<Moved>,
     failed: Option<ProcessError>,
+    /// What the report tells that is not as the program may think.
+    warnings: Vec<String>,
 }
 
 impl Batch {
@@ -56,15 +59,15 @@ impl RegionSet {
         });
         self.hooks.before(&event)?;
         let report = match self.move_out(slots, ask) {
-            Batch { moved, failed: None } => {
+            Batch { moved, failed: None, warnings } => {
                 let took = begin.elapsed();
                 if ask.is_everything() {
                     self.give_back_leases();
                     self.suspend_relays(begun);
                 }
-                self.shrink_report(moved, ask, took)
+                self.shrink_report(moved, ask, took).map(|report| ShrinkReport { warnings, ..report })
             }
-            Batch { moved, failed: Some(error) } => Err(after_all(moved, error)),
+            Batch { moved, failed: Some(error), .. } => Err(after_all(moved, error)),
         };
         self.tell_after(&mut event, report.as_ref().map(ShrinkReport::json));
         report
@@ -185,14 +188,15 @@ impl RegionSet {
                 (slot.clone(), region.clone(), amount(*size))
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
-            let Batch { moved, failed } = match self.close(&jobs, ask) {
+            let Batch { moved, failed, warnings } = match self.close(&jobs, ask) {
                 Ok(closing) => {
                     closings.push(closing);
                     self.move_closed(&jobs, ask)
                 }
-                Err(error) => Batch { moved: Vec::new(), failed: Some(error) },
+                Err(error) => Batch { failed: Some(error), ..Batch::default() },
             };
             batch.moved.extend(moved);
+            batch.warnings.extend(warnings);
             batch.failed = failed;
             if ask.bytes.is_none() || batch.failed.is_some() {
                 return batch;
@@ -226,15 +230,22 @@ impl RegionSet {
                 }
                 std::thread::sleep(POLL);
             }
-            if !closing.is_agreed() {
-                closing.hold_off(PARKED_IN_VAIN);
-                return Err(ProcessError::NotAgreed { tags });
-            }
+        }
+        // Asked also where nothing is parked any more: a use that votes may have voted against it, and run again, since the gate closed.
+        if !closing.is_agreed() {
+            closing.hold_off(PARKED_IN_VAIN);
+            return Err(ProcessError::NotAgreed { tags });
         }
         Ok(closing)
     }
 
     fn move_closed(&self, jobs: &[Job], ask: &Shrink) -> Batch {
+        let domains: Vec<_> =
+            jobs.iter().map(|(_, region, _)| (region.pool().device(), region.domain())).collect();
+        let warnings = match self.learn_live(&domains) {
+            Ok(warnings) => warnings,
+            Err(error) => return Batch { failed: Some(error), ..Batch::default() },
+        };
         for (slot, ..) in jobs {
             slot.begin_out(&self.flags);
         }
@@ -242,7 +253,7 @@ impl RegionSet {
         for (slot, ..) in jobs {
             slot.end_out(&self.flags, &self.gate);
         }
-        moved
+        Batch { warnings, ..moved }
     }
 
     /// Says what was moved, where it stopped in between too.
@@ -259,10 +270,12 @@ impl RegionSet {
         let shrunk = region.shrink(*amount, &store, context);
         region.pool().lease().tell_returned(true);
         let clean = shrunk.as_ref().map_or(Bytes::ZERO, |shrunk| shrunk.clean);
-        let (memory, copied, resident, skipped) = match &shrunk {
-            Ok(Shrunk { freed, copied, resident, skipped, .. }) => (*freed, *copied, *resident, &**skipped),
+        let (memory, copied, undefined, resident, skipped) = match &shrunk {
+            Ok(Shrunk { freed, copied, undefined, resident, skipped, .. }) => {
+                (*freed, *copied, *undefined, *resident, &**skipped)
+            }
             Err(RegionError::Stopped { moved, copied, resident, .. }) => {
-                (*moved, *copied, *resident, &[][..])
+                (*moved, *copied, Bytes::ZERO, *resident, &[][..])
             }
             Err(_) => return Ok(shrunk.map(|_| ())?),
         };
@@ -279,6 +292,7 @@ impl RegionSet {
             memory,
             copied,
             clean,
+            undefined,
             resident,
             evicted,
             place: Some(store.place()),
@@ -339,6 +353,7 @@ impl RegionSet {
             memory: refilled.mapped,
             copied: refilled.copied,
             clean: Bytes::ZERO,
+            undefined: Bytes::ZERO,
             resident,
             evicted: refilled.evicted,
             place: None,
@@ -429,7 +444,7 @@ fn on_each_device(jobs: &[Job], work: impl Fn(&Job, &mut Vec<Moved>) -> Result<(
         let mut moved = Vec::new();
         let mut own = jobs.iter().filter(|(_, region, _)| region.pool().device() == device);
         let done = own.try_for_each(|job| work(job, &mut moved));
-        Batch { moved, failed: done.err() }
+        Batch { moved, failed: done.err(), ..Batch::default() }
     };
     let [first, others @ ..] = &*devices else { return Batch::default() };
     let batches: Vec<Batch> = std::thread::scope(|scope| {
@@ -452,7 +467,7 @@ fn on_each_device(jobs: &[Job], work: impl Fn(&Job, &mut Vec<Moved>) -> Result<(
         batches
     });
     let mut all = Batch::default();
-    for Batch { moved, failed } in batches {
+    for Batch { moved, failed, .. } in batches {
         all.moved.extend(moved);
         match (&all.failed, failed) {
             (None, failed) => all.failed = failed,

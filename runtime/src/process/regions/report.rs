@@ -23,6 +23,8 @@ pub struct Moved {
     pub copied: Bytes,
     /// Bytes that had been copied while the region was idle, and were still the same.
     pub clean: Bytes,
+    /// Bytes in blocks that were not copied, because the program says that they do not count.
+    pub undefined: Bytes,
     /// Memory that is on the GPU after it.
     pub resident: Bytes,
     /// Memory that is evicted after it.
@@ -55,12 +57,16 @@ pub struct ShrinkReport {
     pub copied: Bytes,
     /// Bytes that had been copied while regions were idle, and were still the same.
     pub clean: Bytes,
+    /// Bytes in blocks that were not copied, because the program says that they do not count: they have any value after a refill.
+    pub undefined: Bytes,
     /// Memory of these regions that is on GPUs still.
     pub resident: Bytes,
     /// By region and device.
     pub regions: Vec<Moved>,
     /// What lies in no region and had to stay, where everything was to leave.
     pub skipped: Vec<SkippedExtent>,
+    /// What was done otherwise than the program asked.
+    pub warnings: Vec<String>,
     /// What is on each GPU now.
     pub gpu: Vec<MemoryUsage>,
     /// How long it took.
@@ -90,6 +96,7 @@ impl ShrinkReport {
             freed: regions.iter().map(|moved| moved.memory).sum(),
             copied: regions.iter().map(|moved| moved.copied).sum(),
             clean: regions.iter().map(|moved| moved.clean).sum(),
+            undefined: regions.iter().map(|moved| moved.undefined).sum(),
             resident: regions.iter().map(|moved| moved.resident).sum(),
             regions,
             ..ShrinkReport::default()
@@ -102,9 +109,11 @@ impl ShrinkReport {
             "freed": self.freed.get(),
             "copied": self.copied.get(),
             "clean": self.clean.get(),
+            "undefined": self.undefined.get(),
             "resident": self.resident.get(),
             "regions": self.regions.iter().map(|moved| moved.json("freed")).collect::<Vec<Value>>(),
             "skipped": self.skipped.iter().map(SkippedExtent::json).collect::<Vec<Value>>(),
+            "warnings": self.warnings,
             "gpu": self.gpu.iter().map(MemoryUsage::json).collect::<Vec<Value>>(),
             "seconds": self.took.as_secs_f64(),
             "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
@@ -150,6 +159,9 @@ impl Moved {
         }
         if let Some(place) = self.place {
             shown["place"] = place_name(place).into();
+        }
+        if memory == "freed" {
+            shown["undefined"] = self.undefined.get().into();
         }
         if !self.skipped.is_empty() || memory == "freed" {
             shown["skipped"] = self.skipped.iter().map(SkippedExtent::json).collect();

@@ -129,11 +129,16 @@ impl RegionSet {
 
     /// The domain of the block that an address lies in, and whose it is.
     fn domain_at(&self, address: Address) -> Option<(&Started, DomainId)> {
+        let started = self.started_at(address)?;
+        Some((started, started.pool.find(address)?.domain))
+    }
+
+    /// The device whose pool an address is of.
+    pub(super) fn started_at(&self, address: Address) -> Option<&Started> {
         let holds = |started: &&Started| {
             let (start, size) = started.pool.range();
             address.0.checked_sub(start.0).is_some_and(|offset| Bytes::new(offset) < size)
         };
-        let started = self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds)?;
-        Some((started, started.pool.find(address)?.domain))
+        self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds)
     }
 }

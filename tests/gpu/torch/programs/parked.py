@@ -66,8 +66,8 @@ class Shrinks(threading.Thread):
 def main():
     import glake
 
-    torch.cuda.set_device(RANK % torch.cuda.device_count())
     fixture.enable({"tiers": {"park_quantum_ms": 5, "extent": "8MiB"}})
+    torch.cuda.set_device(RANK % torch.cuda.device_count())
     dist.init_process_group(BACKEND)
     net, shrinks, sums, waited_at = Net(), Shrinks(), [], []
     with torch.no_grad(), glake.active():

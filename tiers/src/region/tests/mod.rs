@@ -4,6 +4,7 @@ mod clean;
 mod drain;
 mod faults;
 mod lease;
+mod live;
 mod over;
 mod random;
 mod seal;

@@ -1,15 +1,18 @@
 //! Random programs of mallocs, frees, partial shrinks and refills, with failures, beside what the bytes must be.
 
+use std::collections::BTreeMap;
+
 use glake_device::{Fault, Injected, Verb, When};
 use proptest::prelude::*;
 
 use super::*;
-use crate::Residency;
+use crate::{ByteRange, Residency};
 
 #[derive(Clone, Debug)]
 enum Op {
     Malloc { kib: u64, elsewhere: bool },
     Free { which: usize },
+    Live { which: usize, from: u64, to: u64 },
     Shrink { mib: u64, fault: Option<u64> },
     Refill { mib: u64, fault: Option<u64> },
     Settle,
@@ -22,6 +25,8 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (prop_oneof![1..1024u64, 1025..3000u64, 2000..7000u64], prop::bool::weighted(0.2))
             .prop_map(|(kib, elsewhere)| Op::Malloc { kib, elsewhere }),
         4 => any::<usize>().prop_map(|which| Op::Free { which }),
+        2 => (any::<usize>(), 0..7000u64, 0..7000u64)
+            .prop_map(|(which, one, two)| Op::Live { which, from: one.min(two), to: one.max(two) }),
         3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Shrink { mib, fault }),
         3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Refill { mib, fault }),
         1 => Just(Op::Settle),
@@ -32,6 +37,7 @@ fn op() -> impl Strategy<Value = Op> {
 fn run(program: Vec<Op>) {
     let mut fixture = fixture();
     let mut elsewhere: Vec<(Block, u8)> = Vec::new();
+    let mut defined = Defined::default();
     for (step, op) in program.into_iter().enumerate() {
         let seed = u8::try_from(step % 250).unwrap();
         match op {
@@ -49,7 +55,20 @@ fn run(program: Vec<Op>) {
                     Err(error) => assert!(error.is_out_of_memory(), "{error}"),
                 }
             }
-            Op::Free { which } if !fixture.live.is_empty() => fixture.free(which % fixture.live.len()),
+            Op::Free { which } if !fixture.live.is_empty() => {
+                let which = which % fixture.live.len();
+                defined.0.remove(&fixture.live[which].0.address.0);
+                fixture.free(which);
+            }
+            Op::Live { which, from, to } if !fixture.live.is_empty() => {
+                let (block, _) = fixture.live[which % fixture.live.len()];
+                defined.say(
+                    &fixture,
+                    block,
+                    Bytes::kib(from).min(block.size),
+                    Bytes::kib(to).min(block.size),
+                );
+            }
             Op::Shrink { mib, fault } => {
                 set(&fixture, fault);
                 let shrunk = fixture.shrink_by(Bytes::mib(mib));
@@ -67,7 +86,7 @@ fn run(program: Vec<Op>) {
             }
             Op::Settle => fixture.pool.settle().unwrap(),
             Op::Trim => _ = fixture.pool.trim(Bytes::ZERO).unwrap(),
-            Op::Free { .. } => {}
+            Op::Free { .. } | Op::Live { .. } => {}
         }
         fixture.assert_sound();
         assert_eq!(fixture.pool.reserved(), fixture.used(), "reserved counts every physical byte");
@@ -76,7 +95,7 @@ fn run(program: Vec<Op>) {
             assert_eq!(view.state, residency.to_allocator(), "the allocator knows {residency}");
         }
         if here.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. })) {
-            fixture.assert_bytes();
+            defined.assert_bytes(&fixture);
         }
     }
     for (block, seed) in elsewhere {
@@ -90,8 +109,31 @@ fn run(program: Vec<Op>) {
     fixture.shrink().unwrap();
     fixture.pool.set_memory_fraction(1.0);
     fixture.refill().unwrap();
-    fixture.assert_bytes();
+    defined.assert_bytes(&fixture);
     fixture.end();
+}
+
+/// Of blocks of which something was said, by where they begin: the bytes that have counted ever since they were written.
+#[derive(Default)]
+struct Defined(BTreeMap<u64, (Bytes, Bytes)>);
+
+impl Defined {
+    fn say(&mut self, fixture: &Fixture, block: Block, start: Bytes, end: Bytes) {
+        fixture.pool.live_bytes().set(block.address, &[ByteRange { start, end }]).unwrap();
+        let (first, last) = self.0.get(&block.address.0).copied().unwrap_or((Bytes::ZERO, block.size));
+        self.0.insert(block.address.0, (start.max(first), end.min(last)));
+    }
+
+    fn assert_bytes(&self, fixture: &Fixture) {
+        for (block, seed) in &fixture.live {
+            let (start, end) = self.0.get(&block.address.0).copied().unwrap_or((Bytes::ZERO, block.size));
+            let mut found = vec![0; usize::try_from(end.saturating_sub(start).get()).unwrap()];
+            fixture.pool.read(Address(block.address.0 + start.get()), &mut found).unwrap();
+            let expected = pattern(*seed, block.size);
+            let from = usize::try_from(start.get()).unwrap();
+            assert!(found[..] == expected[from..from + found.len()], "{start} to {end} of {block:?}");
+        }
+    }
 }
 
 /// Releases that fail in a trim leak their memory, so the driver fails elsewhere.

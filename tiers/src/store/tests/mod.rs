@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::fixture::{self, GPU, Native, PEER, pattern};
 use crate::{
-    Block, CopyPolicy, FileStatistics, HostStatistics, MappingObserver, MoveError, NoWait, Policy,
+    Block, ByteRange, CopyPolicy, FileStatistics, HostStatistics, MappingObserver, MoveError, NoWait, Policy,
     PoolOptions, PoolStream, Refilled, Region, RegionError, RegionOptions, Residency, Shrunk,
 };
 
@@ -242,6 +242,34 @@ fn bytes_come_back_from_every_store() {
             assert_eq!((report.copied, report.evicted), (fixture.live_bytes(), Bytes::ZERO));
             assert_eq!(fixture.wrong_bytes(), 0, "{to:?}");
             fixture.assert_no_copies();
+        }
+        fixture.end();
+    }
+}
+
+#[test]
+fn only_live_ranges_go_to_any_store() {
+    for (to, checked) in ALL.into_iter().flat_map(|to| [(to, false), (to, true)]) {
+        let mut fixture = fixture();
+        fixture.furnish();
+        let (block, seed) = fixture.live[0];
+        let ranges = [(5_usize, 700_usize), (1024, 2048), (4000, 4096)];
+        let live = ranges
+            .map(|(start, end)| ByteRange { start: Bytes::kib(start as u64), end: Bytes::kib(end as u64) });
+        fixture.pool.live_bytes().set(block.address, &live).unwrap();
+        let report = fixture.shrink(to, checked).unwrap();
+        let undefined = block.size.saturating_sub(Bytes::kib(695 + 1024 + 96));
+        assert_eq!(report.undefined, undefined, "{to:?}");
+        assert_eq!(report.copied, fixture.live_bytes().saturating_sub(undefined), "{to:?}");
+        fixture.refill(checked).unwrap();
+        assert_eq!(fixture::wrong_bytes(&fixture.pool, &fixture.live[1..]), 0, "{to:?}");
+        let mut found = vec![0; usize::try_from(block.size.get()).unwrap()];
+        fixture.pool.read(block.address, &mut found).unwrap();
+        for (start, end) in ranges {
+            assert!(
+                found[start << 10..end << 10] == pattern(seed, block.size)[start << 10..end << 10],
+                "{to:?}"
+            );
         }
         fixture.end();
     }

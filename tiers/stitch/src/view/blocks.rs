@@ -9,6 +9,7 @@ use crate::heap::Heap;
 use crate::ids::{DomainId, ExtentId, PieceId, StreamKey};
 use crate::live::Live;
 use crate::piece::State;
+use crate::view::extents::HomeRange;
 
 /// A block that was handed out and not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +122,18 @@ impl Blocks<'_> {
                 Some(Backing { start: Bytes::new(start?), extents })
             }
         }
+    }
+
+    /// The bytes at home of the block that begins at an offset, in the order of the block's own.
+    pub fn home_of(&self, offset: Bytes) -> Option<Vec<HomeRange>> {
+        let range = |&id: &PieceId| {
+            let piece = &self.heap.home.pieces[id];
+            HomeRange { offset: Bytes::new(piece.start), size: Bytes::new(piece.size) }
+        };
+        Some(match self.live_at(offset)? {
+            Live::Piece(id) => vec![range(&id)],
+            Live::Stitched(index) => self.aliases.blocks[index as usize].parts.iter().map(range).collect(),
+        })
     }
 
     /// The claim that brings a live block back.

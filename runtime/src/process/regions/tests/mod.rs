@@ -3,6 +3,8 @@
 #[cfg(not(feature = "shuttle"))]
 mod clean;
 mod leases;
+#[cfg(not(feature = "shuttle"))]
+mod live;
 mod moves;
 #[cfg(not(feature = "shuttle"))]
 mod parks;

@@ -1,0 +1,301 @@
+//! Which bytes of blocks count, as their program says: pure.
+//!
+//! ```text
+//! block    [ live |   dead   | live ]          what a program says, in the block's own bytes
+//! home     [ live ]    [ de ] [ ad | live ]    the same bytes at home: one run, or the parts of a stitched block
+//! kept     all that blocks hold of an extent, without what is dead: what is copied when it leaves
+//! ```
+//!
+//! Invariants: a block of which nothing was said is live as a whole. What was said of a block ends with it, under the allocator's
+//! lock, so that the next block there has nothing of it; each time that something is said has a number which is never used again.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use glake_stitch::HomeRange;
+use glake_units::Bytes;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+/// Ranges begin and end at multiples of this: digests and copies of blocks do.
+const UNIT: u64 = 512;
+
+/// Bytes of a block, counted from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteRange {
+    /// The first.
+    pub start: Bytes,
+    /// The one behind the last.
+    pub end: Bytes,
+}
+
+/// Names what was said of a block: no other time that something is said has the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Saying(u64);
+
+/// What has to be kept of an extent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// In the order of addresses.
+    pub(super) ranges: Vec<HomeRange>,
+    /// Bytes in blocks that do not count.
+    pub(super) undefined: Bytes,
+}
+
+/// What was said of the blocks of a pool. Changes under the allocator's lock.
+#[derive(Debug, Default)]
+pub(super) struct LiveRanges {
+    /// Most pools have none, and ask at every free.
+    count: AtomicUsize,
+    said: Mutex<AllSaid>,
+}
+
+#[derive(Debug, Default)]
+struct AllSaid {
+    /// By where the block begins.
+    by_block: FxHashMap<Bytes, Said>,
+    /// The number of the next one.
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Said {
+    number: Saying,
+    /// Sorted, and apart from each other; `None`: all of it, until that is known better.
+    live: Option<Vec<ByteRange>>,
+}
+
+impl LiveRanges {
+    /// From now on these bytes of a block count and no others, of which [`rounded`] is the answer; with `None` all of them do, until
+    /// [`LiveRanges::change`] says more.
+    pub(super) fn say(&self, block: Bytes, live: Option<Vec<ByteRange>>) -> Saying {
+        let mut said = self.said.lock();
+        let number = Saying(said.next);
+        said.next += 1;
+        said.by_block.insert(block, Said { number, live });
+        self.count.store(said.by_block.len(), Ordering::Relaxed);
+        number
+    }
+
+    /// Says more of a block of which something was said and is still so; whether it is.
+    pub(super) fn change(&self, block: Bytes, number: Saying, live: Option<Vec<ByteRange>>) -> bool {
+        let mut said = self.said.lock();
+        let known = said.by_block.get_mut(&block).filter(|said| said.number == number);
+        known.map(|said| said.live = live).is_some()
+    }
+
+    /// Whether nothing else was said of the block since, and it lives.
+    pub(super) fn is(&self, block: Bytes, number: Saying) -> bool {
+        self.said.lock().by_block.get(&block).is_some_and(|said| said.number == number)
+    }
+
+    /// All of the block that begins there counts again, or there is none any more.
+    #[inline]
+    pub(super) fn end(&self, block: Bytes) {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            self.end_said(block);
+        }
+    }
+
+    #[cold]
+    fn end_said(&self, block: Bytes) {
+        let mut said = self.said.lock();
+        said.by_block.remove(&block);
+        self.count.store(said.by_block.len(), Ordering::Relaxed);
+    }
+
+    /// What is left of the ranges of an extent without the bytes of blocks that do not count; `home_of` tells where a block's bytes are.
+    pub(super) fn narrow(
+        &self,
+        all: Vec<HomeRange>,
+        home_of: impl Fn(Bytes) -> Option<Vec<HomeRange>>,
+    ) -> Kept {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return Kept { ranges: all, undefined: Bytes::ZERO };
+        }
+        let (Some(first), Some(last)) = (all.first(), all.last()) else { return Kept::default() };
+        let (start, end) = (first.offset, last.offset.saturating_add(last.size));
+        let said = self.said.lock();
+        let mut dead: Vec<HomeRange> = Vec::new();
+        for (block, Said { live, .. }) in &said.by_block {
+            let (Some(live), Some(home)) = (live, home_of(*block)) else { continue };
+            let touches = |part: &&HomeRange| part.offset < end && end_of(part) > start;
+            if home.iter().find(touches).is_some() {
+                dead.extend(at_home(&others(live, size_of(&home)), &home));
+            }
+        }
+        dead.sort_unstable_by_key(|range| range.offset);
+        let ranges = without(&all, &dead);
+        Kept { undefined: size_of(&all).saturating_sub(size_of(&ranges)), ranges }
+    }
+}
+
+/// Ranges of a block of `size` bytes sorted, rounded out to what is copied, joined where they touch, without empty ones.
+///
+/// # Errors
+/// The first that leaves the block or ends before it begins.
+pub(super) fn rounded(ranges: &[ByteRange], size: Bytes) -> Result<Vec<ByteRange>, ByteRange> {
+    if let Some(wrong) = ranges.iter().find(|range| range.start > range.end || range.end > size) {
+        return Err(*wrong);
+    }
+    let round = |range: &ByteRange| ByteRange {
+        start: Bytes::new(range.start.get() / UNIT * UNIT),
+        end: Bytes::new(range.end.get().div_ceil(UNIT) * UNIT).min(size),
+    };
+    let mut sorted: Vec<ByteRange> =
+        ranges.iter().filter(|range| range.start < range.end).map(round).collect();
+    sorted.sort_unstable();
+    let mut joined: Vec<ByteRange> = Vec::with_capacity(sorted.len());
+    for range in sorted {
+        match joined.last_mut().filter(|last| range.start <= last.end) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => joined.push(range),
+        }
+    }
+    Ok(joined)
+}
+
+/// The bytes of a block of `size` bytes that lie in none of its sorted ranges.
+fn others(ranges: &[ByteRange], size: Bytes) -> Vec<ByteRange> {
+    let ends = ranges.iter().map(|range| range.end);
+    let starts = ranges.iter().map(|range| range.start).chain([size]);
+    let between = [Bytes::ZERO].into_iter().chain(ends).zip(starts);
+    between.map(|(start, end)| ByteRange { start, end }).filter(|range| range.start < range.end).collect()
+}
+
+/// Sorted ranges of a block as ranges of home, where `home` are its parts in the order of its bytes.
+fn at_home(ranges: &[ByteRange], home: &[HomeRange]) -> Vec<HomeRange> {
+    let (mut found, mut at) = (Vec::new(), Bytes::ZERO);
+    for part in home {
+        let end = at.saturating_add(part.size);
+        for range in ranges.iter().filter(|range| range.start < end && range.end > at) {
+            let (from, to) = (range.start.max(at), range.end.min(end));
+            let offset = part.offset.saturating_add(from.saturating_sub(at));
+            found.push(HomeRange { offset, size: to.saturating_sub(from) });
+        }
+        at = end;
+    }
+    found
+}
+
+/// What lies in `ranges` and in none of `gone`; both are sorted.
+pub(super) fn without(ranges: &[HomeRange], gone: &[HomeRange]) -> Vec<HomeRange> {
+    let mut left = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let (mut at, end) = (range.offset, end_of(range));
+        let first = gone.partition_point(|gone| end_of(gone) <= range.offset);
+        for gone in gone[first..].iter().take_while(|gone| gone.offset < end) {
+            if gone.offset > at {
+                left.push(HomeRange { offset: at, size: gone.offset.saturating_sub(at) });
+            }
+            at = at.max(end_of(gone));
+        }
+        if at < end {
+            left.push(HomeRange { offset: at, size: end.saturating_sub(at) });
+        }
+    }
+    left
+}
+
+/// How many bytes.
+pub(super) fn size_of(ranges: &[HomeRange]) -> Bytes {
+    ranges.iter().map(|range| range.size).sum()
+}
+
+fn end_of(range: &HomeRange) -> Bytes {
+    range.offset.saturating_add(range.size)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(start: u64, end: u64) -> ByteRange {
+        ByteRange { start: Bytes::new(start), end: Bytes::new(end) }
+    }
+
+    fn home(offset: u64, size: u64) -> HomeRange {
+        HomeRange { offset: Bytes::new(offset), size: Bytes::new(size) }
+    }
+
+    #[test]
+    fn ranges_are_rounded_out_and_joined() {
+        let size = Bytes::new(4096);
+        let ranges = [bytes(1500, 1600), bytes(0, 1), bytes(700, 700), bytes(600, 1100), bytes(4000, 4096)];
+        assert_eq!(rounded(&ranges, size).unwrap(), [bytes(0, 2048), bytes(3584, 4096)]);
+        assert_eq!(rounded(&[], size).unwrap(), []);
+        assert_eq!(rounded(&[bytes(0, 4096), bytes(5, 4097)], size), Err(bytes(5, 4097)));
+        assert_eq!(rounded(&[bytes(9, 8)], size), Err(bytes(9, 8)));
+    }
+
+    #[test]
+    fn what_is_said_ends_with_its_block_and_is_no_other_blocks() {
+        let live = LiveRanges::default();
+        let (block, other) = (Bytes::ZERO, Bytes::mib(2));
+        let all = || vec![home(0, 2 << 20)];
+        let home_of = |at: Bytes| Some(vec![HomeRange { offset: at, size: Bytes::mib(2) }]);
+        let first = live.say(block, Some(Vec::new()));
+        assert_eq!(live.narrow(all(), home_of), Kept { ranges: vec![], undefined: Bytes::mib(2) });
+        live.end(other);
+        assert!(live.is(block, first));
+        live.end(block);
+        assert_eq!(live.narrow(all(), home_of).ranges, all(), "the next block there is live as a whole");
+        let second = live.say(block, None);
+        assert!(!live.change(block, first, Some(Vec::new())) && !live.is(block, first));
+        assert_eq!(live.narrow(all(), home_of).ranges, all());
+        assert!(live.change(block, second, Some(vec![bytes(512, 1024)])));
+        assert_eq!(live.narrow(all(), home_of).ranges, [home(512, 512)]);
+    }
+
+    #[test]
+    fn a_stitched_block_is_narrowed_part_by_part() {
+        let live = LiveRanges::default();
+        // Its bytes lie at 8192, at 2048 and at 0, in this order.
+        let parts = [home(8192, 1024), home(2048, 2048), home(0, 512)];
+        live.say(Bytes::mib(1), Some(vec![bytes(512, 1536), bytes(3072, 3584)]));
+        let home_of = |_| Some(parts.to_vec());
+        let narrow = |all: &[HomeRange]| live.narrow(all.to_vec(), home_of).ranges;
+        assert_eq!(narrow(&[home(0, 512), home(1024, 3072)]), [home(0, 512), home(1024, 1536)]);
+        assert_eq!(narrow(&[home(8192, 1536)]), [home(8704, 1024)]);
+        assert_eq!(narrow(&[home(1 << 20, 4096)]), [home(1 << 20, 4096)], "another extent");
+    }
+
+    /// One bool a unit of eight bytes.
+    fn marked(ranges: &[HomeRange]) -> Vec<bool> {
+        let inside =
+            |at: u64| ranges.iter().any(|range| (range.offset.get()..end_of(range).get()).contains(&at));
+        (0..64).map(inside).collect()
+    }
+
+    fn sorted() -> impl Strategy<Value = Vec<HomeRange>> {
+        prop::collection::vec((0..6_u64, 1..6_u64), 0..8).prop_map(|steps| {
+            let mut at = 0;
+            let mut next = |(gap, size)| {
+                let range = home(at + gap, size);
+                at += gap + size;
+                range
+            };
+            steps.into_iter().map(&mut next).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_is_what_was_not_taken(ranges in sorted(), gone in sorted()) {
+            let left = marked(&without(&ranges, &gone));
+            let expected: Vec<bool> =
+                marked(&ranges).iter().zip(marked(&gone)).map(|(kept, gone)| *kept && !gone).collect();
+            prop_assert_eq!(left, expected);
+        }
+
+        #[test]
+        fn live_and_dead_bytes_are_a_blocks_bytes(ranges in sorted()) {
+            let live: Vec<ByteRange> = ranges.iter().map(|range| ByteRange { start: range.offset, end: end_of(range) }).collect();
+            let dead = others(&live, Bytes::new(64));
+            let parts = [home(0, 64)];
+            let found = marked(&at_home(&dead, &parts));
+            prop_assert!(marked(&ranges).iter().zip(found).all(|(live, dead)| *live != dead));
+        }
+    }
+}
