@@ -455,8 +455,9 @@ int32_t glake_vote_asked(uint64_t use,
 
 // A use that has arrived to vote says whether its memory may move: with yes, once it is asked, it does, and the thread waits with
 // `glake_safepoint_go_on` until it is back. With no the thread goes on at once, the shrink is `GLAKE_CLOSED`, nothing has moved, and the
-// use is not parked again for five seconds. Answers 1 where the vote is heard. 0: the shrink was over before a yes, or the use had
-// agreed before a no: the thread waits with `glake_safepoint_go_on`.
+// use is not parked again for five seconds. Answers 1 where the vote is heard. 0 for a yes: the use is not asked, so
+// `glake_vote_asked` tells whether the shrink is over or the vote is too early. 0 for a no: the use had agreed before, and the thread
+// waits with `glake_safepoint_go_on`.
 int32_t glake_vote_cast(uint64_t use,
                         bool yes);
 
