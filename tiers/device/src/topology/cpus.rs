@@ -51,6 +51,19 @@ impl CpuSide {
         CpuSide { packages: u32::try_from(packages.len()).unwrap_or(u32::MAX), nodes: nodes.collect() }
     }
 
+    /// With the nodes and the memory that only another source knows.
+    #[cfg(any(test, feature = "hwloc"))]
+    pub(super) fn filled_from(mut self, other: &CpuSide) -> CpuSide {
+        for node in &other.nodes {
+            match self.nodes.iter_mut().find(|known| known.id == node.id) {
+                Some(known) => known.memory = known.memory.or(node.memory),
+                None => self.nodes.push(node.clone()),
+            }
+        }
+        self.nodes.sort_by_key(|node| node.id);
+        self
+    }
+
     /// A model's: one node a socket, with nothing known of its CPUs.
     pub fn of_sockets(sockets: impl Iterator<Item = u32>) -> CpuSide {
         let sockets: BTreeSet<u32> = sockets.collect();
@@ -115,6 +128,14 @@ mod tests {
     fn memory_is_in_kib() {
         assert_eq!(memory_of("\nNode 0 MemTotal:       2048 kB\nNode 0 MemFree: 1 kB"), Some(Bytes::mib(2)));
         assert_eq!(memory_of(""), None);
+    }
+
+    #[test]
+    fn what_a_source_does_not_know_is_another_s() {
+        let node = |id, memory| NumaNode { id, cpus: CpuList::default(), memory };
+        let without = CpuSide { packages: 1, nodes: vec![node(1, None)] };
+        let with = CpuSide { packages: 2, nodes: vec![node(0, None), node(1, Some(Bytes::gib(1)))] };
+        assert_eq!(without.filled_from(&with), CpuSide { packages: 1, ..with });
     }
 
     #[test]

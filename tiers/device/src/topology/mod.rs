@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Reading a machine never fails: a source that is absent leaves gaps. A simulated server has a topology too.
-//! With the feature `hwloc`, the module of that name reads the CPU side from libhwloc too; sysfs is the default because a binary
+//! With the feature `hwloc` the CPU side is what libhwloc says, but for what it does not know; sysfs is the default because a binary
 //! linked with libhwloc does not start where it is absent.
 
 mod cpus;
@@ -130,7 +130,7 @@ impl Topology {
             name: std::fs::read_to_string("/proc/sys/kernel/hostname")
                 .map_or_else(|_| "this machine".to_owned(), |name| name.trim().to_owned()),
             simulated: false,
-            cpus: CpuSide::read(sys),
+            cpus: cpu_side(sys),
             host: HostCeilings::default(),
             devices: nodes,
             switches: Vec::new(),
@@ -162,6 +162,19 @@ impl Topology {
         }
         self.switches = vec![Switch { link: None }; kept.len()];
     }
+}
+
+/// The CPU side of this machine: sysfs's.
+#[cfg(not(feature = "hwloc"))]
+fn cpu_side(sys: &Path) -> CpuSide {
+    CpuSide::read(sys)
+}
+
+/// The CPU side of this machine: libhwloc's, with what it does not know from sysfs.
+#[cfg(feature = "hwloc")]
+fn cpu_side(sys: &Path) -> CpuSide {
+    let known = CpuSide::read(sys);
+    hwloc::read().map_or_else(|| known.clone(), |side| side.filled_from(&known))
 }
 
 #[cfg(test)]

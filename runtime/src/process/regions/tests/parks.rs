@@ -169,6 +169,35 @@ fn who_votes_is_asked_before_anything_moves() {
     process.end([block]);
 }
 
+/// Also where the vote comes before anybody asks, when whoever moves the memory has just heard that the use is parked.
+#[test]
+fn nothing_moves_of_who_votes_against_it_at_whatever_moment() {
+    let process = started("tiers.park_quantum_ms = 0\n");
+    process.regions().define(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(9), 1);
+    let (gate, reserved) = (process.regions().gate(), process.reserved(0));
+    let short = Shrink { timeout: Some(Duration::from_millis(5)), ..Shrink::default() };
+    for round in 0..200 {
+        let id = process.regions().begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+        std::thread::scope(|scope| {
+            let shrunk = scope.spawn(|| process.regions().shrink(&short));
+            while !shrunk.is_finished() {
+                if gate.arrive_to_vote(id) {
+                    (0..round * 10).for_each(|_| std::hint::spin_loop());
+                    assert!(gate.vote(id, false), "it has agreed to nothing");
+                }
+            }
+            let error = shrunk.join().unwrap().unwrap_err();
+            let refused = matches!(error, ProcessError::NotAgreed { .. } | ProcessError::StillUsed { .. });
+            assert!(refused, "round {round}: {error}");
+        });
+        assert_eq!(process.reserved(0), reserved, "round {round}");
+        gate.end_use(id).unwrap();
+    }
+    process.check(&block);
+    process.end([block]);
+}
+
 /// The other ranks hear of it: the vote is asked for no more.
 #[test]
 fn who_votes_is_not_asked_where_the_work_does_not_end() {
