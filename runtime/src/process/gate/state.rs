@@ -66,9 +66,7 @@ struct Use {
     arrived: usize,
     /// Its memory stays where it is until it has voted: it may still go on.
     votes: bool,
-    /// It has agreed to a move, and those whom it heard go on once their memory is back.
-    agreed: bool,
-    /// So it runs, though not all its threads have gone on: who closes next asks it anew.
+    /// It was parked and its memory is back: it runs, though none of its threads may be awake yet.
     released: bool,
     /// It may not be parked again before.
     runs_until: Option<Instant>,
@@ -94,7 +92,7 @@ impl Use {
     fn go_on(&mut self, runs_until: Instant) {
         self.arrived = self.arrived.saturating_sub(1);
         if self.arrived == 0 {
-            (self.votes, self.agreed, self.released) = (false, false, false);
+            (self.votes, self.released) = (false, false);
         }
         self.runs_until = self.runs_until.max(Some(runs_until));
     }
@@ -151,7 +149,6 @@ impl GateState {
                 threads: 1,
                 arrived: 0,
                 votes: false,
-                agreed: false,
                 released: false,
                 runs_until: None,
             },
@@ -218,7 +215,7 @@ impl GateState {
         let asked = self.ballot(id) == Ballot::Asked;
         match self.uses.get_mut(&id) {
             Some(parked) if asked && parked.votes => {
-                (parked.votes, parked.agreed) = (false, true);
+                parked.votes = false;
                 true
             }
             _ => false,
@@ -265,9 +262,10 @@ impl GateState {
         self.uses.remove(&id).is_some()
     }
 
-    /// Before a closing: uses that have agreed to a move and have all of their memory back go on, whoever closes.
+    /// Before a closing: parked uses that have all of their memory back go on, whoever closes. Those that still have to vote are asked anew.
     pub(super) fn release(&mut self, memory: &dyn Evicted) {
-        let is_back = |used: &Use| used.agreed && self.obstacle(&used.tags, memory).is_none();
+        let is_back =
+            |used: &Use| used.is_parked() && !used.votes && self.obstacle(&used.tags, memory).is_none();
         let back: Vec<UseId> =
             self.uses.iter().filter(|(_, used)| is_back(used)).map(|(id, _)| *id).collect();
         for id in back {
@@ -448,7 +446,6 @@ mod tests {
         threads: usize,
         arrived: usize,
         votes: bool,
-        agreed: bool,
         released: bool,
     }
 
@@ -461,7 +458,6 @@ mod tests {
             self.arrived -= 1;
             let waits = self.arrived > 0;
             self.votes &= waits;
-            self.agreed &= waits;
             self.released &= waits;
         }
     }
@@ -489,7 +485,7 @@ mod tests {
                         match gate.begin(&tags, &memory, true) {
                             Ok(id) => {
                                 prop_assert!(!closing && !gone && !waits);
-                                uses.push(Used { id, tags, threads: 1, arrived: 0, votes: false, agreed: false, released: false });
+                                uses.push(Used { id, tags, threads: 1, arrived: 0, votes: false, released: false });
                             }
                             Err(Obstacle::Closing) => prop_assert!(closing),
                             Err(Obstacle::Parked) => prop_assert!(!closing && !gone && waits),
@@ -539,7 +535,7 @@ mod tests {
                         let heard = if yes { gate.agree(used.id) } else { gate.refuse(used.id, now) };
                         prop_assert_eq!(heard, used.votes && (asked || !yes));
                         match (heard, yes) {
-                            (true, true) => (used.votes, used.agreed) = (false, true),
+                            (true, true) => used.votes = false,
                             (true, false) => used.go_on(),
                             (false, _) => {}
                         }
@@ -548,7 +544,7 @@ mod tests {
                         // As the gate does.
                         for used in &mut uses {
                             let is_back = !is_closing(&closings, &used.tags) && !is_gone(&used.tags);
-                            used.released |= used.agreed && is_back;
+                            used.released |= used.is_parked() && !used.votes && is_back;
                         }
                         gate.release(&memory);
                         closings.push((gate.close(tags.clone()), tags));
