@@ -55,7 +55,7 @@ static void fractions_that_are_none(void) {
     FAILS(glake_set_fraction(9, 0.5), GLAKE_INVALID, "device 9");
     OK(glake_set_fraction(3, 0.25));
     void *out = NULL;
-    FAILS(glake_alloc(3, 36 * GIB, NULL, &out), GLAKE_OUT_OF_MEMORY, " allowed; Of the allocated memory ");
+    FAILS(glake_alloc(3, 36 * GIB, NULL, &out), GLAKE_OUT_OF_MEMORY, " allowed; Of the reserved memory ");
     CHECK(stats_of(3).num_ooms == 1);
 }
 
