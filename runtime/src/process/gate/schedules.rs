@@ -190,9 +190,7 @@ fn who_votes_is_asked_before_anything_moves() {
                     while memory.gate.ballot(id, Duration::ZERO) == Ballot::NotYet {
                         thread::yield_now();
                     }
-                    if !memory.gate.vote(id, yes) {
-                        memory.gate.go_on(id, None);
-                    } else if yes {
+                    if !memory.gate.vote(id, yes) || yes {
                         memory.gate.go_on(id, None);
                     }
                     memory.touch(which);
