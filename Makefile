@@ -18,6 +18,8 @@ PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Always together: with other packages beside them, dependencies have other features, and are built once more.
 RELEASE := --package glake --package glake-ffi --package glake-preload --package glake-python
+# What Rust's tests are built with, so that nothing is built twice. GPU tests and users take the release.
+TESTED := --workspace --lib --bins --tests
 
 .PHONY: help build test soak test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt clippy docs links features deny msrv clean
 
@@ -46,39 +48,41 @@ test-doc: ## Examples in the documentation of every crate
 
 test-c: ## C tests, against libgmlake.so
 ifneq ($(C_TESTS),)
-	$(CARGO) build --locked --release $(RELEASE)
+	$(CARGO) build --locked $(TESTED)
 	@for test in $(C_TESTS); do \
 		echo "C test $$test"; \
 		$(CC) -std=c11 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
-			-L"$(TARGET)/release" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/release" -lpthread; \
+			-L"$(TARGET)/debug" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/debug" -lpthread; \
 		GLAKE_DEVICE=sim "$(TARGET)/c-test"; \
 	done
 	@echo | $(CC) -shared -x c - -o "$(TARGET)/libc10.so" -Wl,-soname,libc10.so
 	@for test in $(CXX_TESTS); do \
 		echo "C test $$test"; \
 		$(CXX) -std=c++17 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
-			-L"$(TARGET)/release" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/release" -ldl; \
+			-L"$(TARGET)/debug" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/debug" -ldl; \
 		GLAKE_DEVICE=sim GLAKE_FAKE_C10="$(abspath $(TARGET))/libc10.so" "$(TARGET)/c-test"; \
 	done
 endif
 
-test-python: ## Python tests, against libgmlake.so: the package in place, then as the wheel that users install
+test-python: ## Python tests of the wheel that users install; of the package in place where no wheel can be built
 	@for folder in benches/tests tests/gpu/tests; do $(PYTHON) -m unittest discover --start-directory "$$folder"; done
 ifneq ($(PYTHON_TESTS),)
-	$(CARGO) build --locked --release $(RELEASE)
-	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
-	@for folder in $(sort $(dir $(PYTHON_TESTS))); do \
+	$(CARGO) build --locked $(TESTED)
+	@outcome=0; CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))" || outcome=$$?; \
+	[ "$$outcome" = 3 ] || exit "$$outcome"; \
+	cp "$(TARGET)/debug/lib_glake.so" ffi/python/glake/_glake.abi3.so; \
+	for folder in $(sort $(dir $(PYTHON_TESTS))); do \
 		echo "Python tests in $$folder"; \
-		PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/release/libgmlake.so" \
+		PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/debug/libgmlake.so" \
+		GLAKE_PRELOAD="$(abspath $(TARGET))/debug/libglake_preload.so" \
 			$(PYTHON) -m unittest discover --start-directory "$$folder"; \
 	done
-	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))"
 endif
 
 test-docs: ## What README and docs say to type, on simulated GPUs; what needs more is listed
-	$(CARGO) build --locked --release $(RELEASE)
-	cp "$(TARGET)/release/lib_glake.so" ffi/python/glake/_glake.abi3.so
-	$(PYTHON) tests/docs.py blocks "$(abspath $(TARGET))/release"
+	$(CARGO) build --locked $(TESTED)
+	cp "$(TARGET)/debug/lib_glake.so" ffi/python/glake/_glake.abi3.so
+	$(PYTHON) tests/docs.py blocks "$(abspath $(TARGET))/debug"
 
 wheel: ## The Python package, as a wheel in target/wheels
 	@CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh "$(abspath $(TARGET))"

@@ -379,6 +379,31 @@ int32_t glake_set_fraction(int32_t device,
 // `fraction` is null or may be written.
 int32_t glake_fraction(int32_t device, double *fraction);
 
+// Gives the physical memory of `bytes` bytes from `pointer` on back to the driver, which lie in one live block: of the extents that lie
+// wholly in them (`tiers.extent` in a region, `pool.extent` outside of regions; up to four times as large in large blocks). The block keeps its addresses; the bytes are lost, and
+// until `glake_commit` nothing may touch them: a kernel that does faults, `glake_copy_*` refuses. No work on them may be enqueued from this
+// call on; what was enqueued before is waited for. What is fixed, or shared with other processes, stays. `decommitted`, which may be null,
+// is how much memory went; it is free for others at once, and stays leased.
+//
+// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed. Refused while a capture is open.
+//
+// # Safety
+// `decommitted` is null or may be written.
+int32_t glake_decommit(const void *pointer,
+                       uint64_t bytes,
+                       uint64_t *decommitted);
+
+// Makes memory, at its addresses, for what was decommitted of `bytes` bytes from `pointer` on; the bytes have any value. What else is
+// evicted of their region comes back first. `committed`, which may be null, is how much memory was made.
+//
+// `GLAKE_INVALID`: the bytes lie in no live block. `GLAKE_OUT_OF_MEMORY`: what was made by then stays, and the same call goes on.
+//
+// # Safety
+// `committed` is null or may be written.
+int32_t glake_commit(const void *pointer,
+                     uint64_t bytes,
+                     uint64_t *committed);
+
 // How many calls of the driver the library has made, on all threads and devices, and the microseconds that they took on
 // the host. Either may be null.
 //

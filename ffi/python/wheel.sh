@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # wheel.sh [--test] TARGET: builds the wheel of the package glake into TARGET/wheels. One install is everything: the package, the command
-# glake, libgmlake.so with its header, libglake_preload.so and the sources of the compiled backend. With --test it is installed by itself
-# and tested; where the build needs what cannot be had (its tools, from PyPI), that is said and passed over.
+# glake, libgmlake.so with its header, libglake_preload.so and the sources of the compiled backend. With --test it is made of what tests are
+# built with, installed by itself and tested; where the build needs what cannot be had (its tools, from PyPI), that is said, and the
+# exit status is 3.
 set -euo pipefail
 
 tools_wanted=(maturin==1.9.6 auditwheel==6.8.2 wheel==0.45.1)
 newest_minor=34 # of manylinux_2_N: RHEL 9, Ubuntu 22.04, Debian 12 and whatever is later have such a C library
-test=
-[ "$1" != --test ] || { test=yes && shift; }
+test= profile=release built=release what=(--package glake --package glake-ffi --package glake-preload --package glake-python)
+[ "$1" != --test ] || { test=yes profile=dev built=debug what=(--workspace --lib --bins --tests) && shift; }
 target=$1
 cd "$(dirname "$0")"
 cargo=${CARGO:-cargo}
@@ -15,8 +16,8 @@ python=${PYTHON:-python3}
 export CARGO_TARGET_DIR=$target
 
 lacking() {
-    echo "wheel: ${test:+SKIPPED, the package was tested in place only: }$1" >&2
-    [ -n "$test" ] && exit 0 || exit 1
+    echo "wheel: ${test:+SKIPPED, the package is tested in place only: }$1" >&2
+    [ -n "$test" ] && exit 3 || exit 1
 }
 
 environment() { # FOLDER: a virtual environment
@@ -30,19 +31,19 @@ environment "$tools"
     lacking "${tools_wanted[*]} cannot be installed from PyPI"
 
 # With the module, as everywhere: with other packages beside them, dependencies have other features, and are built once more.
-"$cargo" build --locked --quiet --release --package glake --package glake-ffi --package glake-preload --package glake-python
+"$cargo" build --locked --quiet --profile "$profile" "${what[@]}"
 copies=(LICENSE THIRD_PARTY_LICENSES glake/{glake,gmlake.h,libgmlake.so,libglake_preload.so})
 trap 'rm -f "${copies[@]}"' EXIT
 cp ../../LICENSE LICENSE
 CARGO=$cargo "$python" licenses.py THIRD_PARTY_LICENSES
 cp ../include/gmlake.h glake/gmlake.h
 for binary in glake libgmlake.so libglake_preload.so; do
-    cp "$target/release/$binary" "glake/$binary"
+    cp "$target/$built/$binary" "glake/$binary"
     ! command -v strip >/dev/null || strip --strip-unneeded "glake/$binary"
 done
 
 rm -rf "$target/wheels"
-"$tools/bin/maturin" build --quiet --locked --release --strip --compatibility linux --interpreter "$python" --out "$target/wheels"
+"$tools/bin/maturin" build --quiet --locked --profile "$profile" --strip --compatibility linux --interpreter "$python" --out "$target/wheels"
 wheel=$(echo "$target"/wheels/*.whl)
 
 # maturin looks at the module only; the tag has to hold for every binary.

@@ -13,6 +13,7 @@
 //! The header is `include/gmlake.h`, written by cbindgen from this crate.
 
 mod block;
+mod commit;
 mod context;
 mod copies;
 mod cost;
@@ -39,6 +40,7 @@ use std::ffi::{c_char, c_void};
 pub use glake_abi::*;
 
 pub use block::*;
+pub use commit::*;
 pub use cost::*;
 pub use gate::*;
 pub use host::*;

@@ -251,6 +251,32 @@ static void leases(void) {
     OK(glake_lease_set(0, GLAKE_LEASE_NONE));
 }
 
+static void decommits(void) {
+    OK(glake_region_define("cache", GLAKE_POLICY_KEEP, GLAKE_HOST_COPY_DROP));
+    char *cache = region_block("cache", 0, 32 * MIB);
+    fill(cache, 32 * MIB, 12);
+    uint64_t before = stats_of(0).made_bytes, went = 0, made = 0;
+    OK(glake_decommit(cache + 16 * MIB, 16 * MIB, &went));
+    CHECK(went == 16 * MIB && stats_of(0).made_bytes == before - 16 * MIB);
+    CHECK(says(glake_regions_json(), "\"decommitted\":16777216"));
+    unsigned char byte;
+    CHECK(glake_copy_async(&byte, cache + 20 * MIB, 1, NULL, GLAKE_COPY_BLOCKING, NULL) == GLAKE_INVALID);
+    CHECK(strstr(glake_last_error(), "commit it first") != NULL);
+    CHECK(glake_copy_async(cache, cache + 10 * MIB, 8 * MIB, NULL, GLAKE_COPY_BLOCKING, NULL) == GLAKE_INVALID);
+    glake_string_free(glake_shrink(NULL));
+    CHECK(says(glake_refill(NULL), "\"evicted\":0"));
+    compare(cache, 16 * MIB, 12);
+    OK(glake_commit(cache + 16 * MIB, 1, &made));
+    OK(glake_commit(cache + 16 * MIB, 16 * MIB, NULL));
+    CHECK(made > 0 && stats_of(0).made_bytes == before);
+    fill(cache, 32 * MIB, 13);
+    compare(cache, 32 * MIB, 13);
+    OK(glake_decommit(cache, 32 * MIB, NULL));
+    CHECK(glake_decommit(cache + 31 * MIB, 2 * MIB, &went) == GLAKE_INVALID);
+    OK(glake_free(cache));
+    CHECK(glake_decommit(cache, MIB, NULL) == GLAKE_INVALID && glake_commit(cache, MIB, NULL) == GLAKE_INVALID);
+}
+
 int main(void) {
     OK(glake_configure(NULL, NULL, "expert.host_arena = \"16MiB\"\ntiers = { extent = \"4MiB\", host_spare = 0 }"));
     leaves_and_comes_back();
@@ -261,6 +287,7 @@ int main(void) {
     sealed();
     mistakes();
     leases();
+    decommits();
     glake_string_free(glake_refill(NULL));
     OK(glake_trim(-1, 0, NULL));
     for (int i = 0; i < 2; i++) CHECK(stats_of(i).all.reserved_bytes.current == 0);

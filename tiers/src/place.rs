@@ -11,6 +11,7 @@
 //!     └──────────────Arrived────────────── Refilling ─────────────┘◄─┘
 //!
 //!  Resident with a copy ──Evict──► Releasing: nothing is copied       DropCopy: resident without one
+//!  any that does not move ──Evict (nowhere)──► Releasing, or Evicted where it is evicted: decommitted, its bytes are given up
 //! ```
 //!
 //! | state | memory of the GPU | the copy | authority |
@@ -44,6 +45,8 @@ pub enum Place {
     Peer(DeviceId),
     /// In a file.
     File,
+    /// Nowhere: their program has given them up, and may have memory for others at the same addresses later.
+    Nowhere,
 }
 
 /// How it stands with the bytes of one extent.
@@ -148,6 +151,11 @@ impl Residency {
         }
     }
 
+    /// Whether it has neither memory nor bytes that count: its program has given them up.
+    pub fn is_decommitted(self) -> bool {
+        self == Residency::Evicted { at: Place::Nowhere }
+    }
+
     /// Whether something is under way that has to end before anything else begins.
     pub fn is_moving(self) -> bool {
         use Residency::{Evicting, Refilling, Releasing};
@@ -161,6 +169,10 @@ impl Residency {
     pub fn after(self, step: Step) -> Result<Residency, NotNow> {
         use Residency::{Evicted, Evicting, Interrupted, Refilling, Releasing, Resident};
         match (self, step) {
+            (Resident { .. } | Interrupted { .. }, Step::Evict(Place::Nowhere)) => {
+                Ok(Releasing { at: Place::Nowhere })
+            }
+            (Evicted { .. }, Step::Evict(Place::Nowhere)) => Ok(Evicted { at: Place::Nowhere }),
             (Resident { copy: None }, Step::Evict(to)) if to != Place::Gpu => Ok(Evicting { to }),
             (Resident { copy: Some(at) } | Interrupted { at }, Step::Evict(to)) if to == at => {
                 Ok(Releasing { at })
@@ -170,7 +182,9 @@ impl Residency {
             (Releasing { at }, Step::Released) => Ok(Evicted { at }),
             (Evicted { at } | Interrupted { at }, Step::Refill) => Ok(Refilling { from: at }),
             (Refilling { from }, Step::NotMade) => Ok(Evicted { at: from }),
-            (Refilling { from }, Step::Arrived) => Ok(Resident { copy: Some(from) }),
+            (Refilling { from }, Step::Arrived) => {
+                Ok(Resident { copy: (from != Place::Nowhere).then_some(from) })
+            }
             (Releasing { at } | Refilling { from: at }, Step::Failed) => Ok(Interrupted { at }),
             (Resident { .. }, Step::DropCopy) => Ok(Resident { copy: None }),
             (residency, step) => Err(NotNow { residency, step }),
@@ -187,7 +201,7 @@ fn allowed(residency: Residency) -> &'static str {
         }
         Residency::Evicting { .. } => "wait until it is copied or has failed",
         Residency::Releasing { .. } => "wait until it is released or that has failed",
-        Residency::Evicted { .. } => "it can be refilled",
+        Residency::Evicted { .. } => "it can be refilled, or decommitted",
         Residency::Refilling { .. } => "wait until it has arrived or failed",
         Residency::Interrupted { .. } => "it can be refilled, or evicted to where its copy is",
     }
@@ -200,6 +214,7 @@ impl fmt::Display for Place {
             Place::Host => f.pad("host"),
             Place::Peer(device) => write!(f, "peer {device}"),
             Place::File => f.pad("file"),
+            Place::Nowhere => f.pad("nowhere"),
         }
     }
 }
@@ -211,6 +226,7 @@ impl fmt::Display for Residency {
             Residency::Resident { copy: Some(at) } => write!(f, "resident with a copy ({at})"),
             Residency::Evicting { to } => write!(f, "evicting ({to})"),
             Residency::Releasing { at } => write!(f, "releasing ({at})"),
+            Residency::Evicted { at: Place::Nowhere } => f.pad("decommitted"),
             Residency::Evicted { at } => write!(f, "evicted ({at})"),
             Residency::Refilling { from } => write!(f, "refilling ({from})"),
             Residency::Interrupted { at } => write!(f, "interrupted ({at})"),

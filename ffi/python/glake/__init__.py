@@ -12,6 +12,7 @@ from __future__ import annotations
 import pathlib
 
 from . import _library, asgi, generation, lease
+from ._commit import commit, decommit
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
 from ._gate import active, gate
@@ -53,10 +54,12 @@ __all__ = [
     "active",
     "asgi",
     "backend",
+    "commit",
     "copy_",
     "copy_list",
     "copy_stats",
     "copy_to_all",
+    "decommit",
     "enable",
     "fix",
     "follow",

@@ -111,6 +111,12 @@ def live_ranges(address: int, ranges: list[tuple[int, int]] | None) -> None:
 def live_callback(address: int, callback: Callable[[], list[tuple[int, int]]]) -> None:
     """As ``live_ranges``, asked at each shrink that takes the block."""
 
+def decommit(address: int, bytes: int) -> int:
+    """Gives the memory of a range of a live block up; returns how much."""
+
+def commit(address: int, bytes: int) -> int:
+    """Has memory for what was decommitted of a range of a live block; returns how much."""
+
 def region_wait(tag: str, device: int, stream: int) -> None: ...
 def region_order(tags: list[str]) -> None: ...
 def region_of(address: int) -> str | None: ...

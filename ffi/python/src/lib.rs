@@ -11,6 +11,7 @@
 //! checkpoints, mappings), has no binding here. Types and descriptions for Python stand in `glake/_glake.pyi`.
 
 mod blocks;
+mod commit;
 mod copies;
 mod error;
 mod gate;
@@ -32,6 +33,8 @@ use pyo3::prelude::*;
 mod _glake {
     #[pymodule_export]
     use crate::blocks::{alloc, find, fraction, free, largest, record_stream, set_fraction, trim};
+    #[pymodule_export]
+    use crate::commit::{commit, decommit};
     #[pymodule_export]
     use crate::copies::{
         copy_async, copy_done, copy_drop, copy_list, copy_stats_json, copy_to_all, copy_wait, device_of,

@@ -68,6 +68,8 @@ glake_abi::table! {
         glake_region_wait,
         glake_live_ranges,
         glake_live_callback,
+        glake_decommit,
+        glake_commit,
         glake_region_order,
         glake_region_of,
         glake_regions_json,

@@ -38,6 +38,33 @@ def raises(kind, call, *arguments):
 """
 
 
+class Commit(unittest.TestCase):
+    def test_a_slice_gives_its_memory_and_has_it_again(self):
+        small = "api.configure(None, None, 'tiers.extent = \"2MiB\"')\n"
+        child.check(
+            self,
+            BEGIN.replace("MIB = 1 << 20\n", f"MIB = 1 << 20\n{small}")
+            + textwrap.dedent(
+                """
+                tail = array(8 * MIB, 8 * MIB)
+                (before,) = [region for region in glake.regions() if region["tag"] == "cache"]
+                went = glake.decommit(tail)
+                (after,) = [region for region in glake.regions() if region["tag"] == "cache"]
+                assert went == after["decommitted"] == before["resident"] - after["resident"] > 0, (went, before, after)
+                assert "commit it first" in raises(glake.InvalidError, glake.copy_, bytearray(8 * MIB), tail)
+                assert moved()["copied"] == 16 * MIB - went
+                assert ctypes.string_at(address, 16 * MIB - went) == sent[:16 * MIB - went]
+                assert glake.commit(tail) == went and glake.commit(tail) == 0
+                glake.copy_(tail, sent[8 * MIB:], wait=True)
+                assert moved()["copied"] == 16 * MIB
+                assert ctypes.string_at(address, 16 * MIB) == sent
+                assert "block" in raises(glake.InvalidError, glake.decommit, array(8 * MIB, 9 * MIB))
+                raises(TypeError, glake.commit, 3)
+                """
+            ),
+        )
+
+
 class Live(unittest.TestCase):
     def check(self, body):
         child.check(self, BEGIN + textwrap.dedent(body))

@@ -1,7 +1,7 @@
 //! Copies over a driver that does some of them by half: what is waited for and compared is right, whatever way it went.
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use glake_abi::{
@@ -79,7 +79,7 @@ impl Fixture {
 
     fn fill(&self, device: u32, at: Address, seed: u8) {
         // SAFETY: blocks of this size, which nothing uses now.
-        unsafe { self.process.driver().write_now(DeviceId(device), at, &pattern(seed)) }.unwrap();
+        unsafe { self.process.driver().write_now(DeviceId(device), at, pattern(seed)) }.unwrap();
     }
 
     fn read(&self, device: u32, at: Address) -> Vec<u8> {
@@ -109,8 +109,8 @@ impl Fixture {
                 })
                 .collect()
         };
-        host.as_mut_slice()[..LENGTH].copy_from_slice(&pattern(1));
-        pageable.copy_from_slice(&pattern(1));
+        host.as_mut_slice()[..LENGTH].copy_from_slice(pattern(1));
+        pageable.copy_from_slice(pattern(1));
         gpus.iter().zip([0, 1, 0]).for_each(|(at, device)| self.fill(device, *at, 2));
         let (pinned, own) = (host.start(), Address(pageable.as_mut_ptr() as u64));
         let asked = flags::asked(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
@@ -150,7 +150,7 @@ impl Fixture {
         };
         self.faults.set(&[]);
         let equal = match form {
-            Form::FromGpu => host.as_slice()[..LENGTH] == pattern(2),
+            Form::FromGpu => &host.as_slice()[..LENGTH] == pattern(2),
             Form::ToAll => self.read(0, gpus[0]) == pattern(1) && self.read(1, gpus[1]) == pattern(1),
             _ => self.read(0, gpus[0]) == pattern(1),
         };
@@ -159,9 +159,14 @@ impl Fixture {
     }
 }
 
-fn pattern(seed: u8) -> Vec<u8> {
-    let byte = |value: usize| value.to_le_bytes()[0];
-    (0..LENGTH).map(|at| byte(at % 251) ^ byte(at >> 12) ^ seed.wrapping_mul(59)).collect()
+/// Bytes that tell where they belong, of seed 1 or 2.
+fn pattern(seed: u8) -> &'static [u8] {
+    static BOTH: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+        let byte = |value: usize| value.to_le_bytes()[0];
+        let of = |seed: u8| (0..LENGTH).map(|at| byte(at % 251) ^ byte(at >> 12) ^ seed).collect();
+        [of(59), of(118)]
+    });
+    &BOTH[usize::from(seed) - 1]
 }
 
 fn short(verb: Verb, when: When) -> Fault {

@@ -180,6 +180,16 @@ pub enum ProcessError {
         #[source]
         source: Box<RegionError>,
     },
+    /// Parts of a live block have no memory now.
+    #[error(
+        "some of the {size} at {address} was decommitted, and has no memory: commit it first (glake.commit, glake_commit)"
+    )]
+    Decommitted {
+        /// Where a copy was to begin.
+        address: Address,
+        /// How much was to be copied.
+        size: Bytes,
+    },
     /// There is nothing to add to.
     #[error("{device} has no lease to add to: set one first (glake.lease.set, glake_lease_set)")]
     NoLease {

@@ -12,6 +12,7 @@ use glake_device::owned::{Extent, Mapping};
 use glake_stitch::ExtentId;
 
 use super::Result;
+use super::block_range::BlockRange;
 use super::core::Core;
 use super::fixed::FixedBlocks;
 use super::growth::{Growing, Growth};
@@ -47,6 +48,19 @@ impl Evictions<'_> {
             return Ok(Eviction::Fixed);
         }
         self.records.begin_evict(extent, residency, next, discard)
+    }
+
+    /// Begins to give up the memory of an extent, and its bytes wherever they are: a range of a block holds all of it.
+    pub(crate) fn begin_decommit(&self, extent: ExtentId, range: &BlockRange) -> Result<Eviction> {
+        let growing = self.growth.lock()?;
+        if growing.extent(extent).is_some_and(Extent::is_exported) {
+            return Ok(Eviction::Exported);
+        }
+        let fixed = self.fixed.lock();
+        if fixed.holds(extent) {
+            return Ok(Eviction::Fixed);
+        }
+        self.records.begin_decommit(extent, range)
     }
 
     /// Unmaps extents at all their addresses: what used them was done when it was marked. What lies side by side goes in one call:
@@ -110,8 +124,10 @@ impl Evictions<'_> {
         if self.core.lock().extents().state(extent) != Some(glake_stitch::ExtentState::Moving) {
             return Ok(());
         }
+        // What a program gives up it may have again: it stays leased.
+        let leased = self.records.residency(extent).authority() == Place::Nowhere;
         if let Some(made) = growing.remove(extent) {
-            made.give_back().map_err(|(made, error)| {
+            made.release(leased).map_err(|(made, error)| {
                 growing.insert(extent, made);
                 self.core.failed(error)
             })?;

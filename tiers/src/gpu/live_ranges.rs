@@ -163,7 +163,7 @@ fn others(ranges: &[ByteRange], size: Bytes) -> Vec<ByteRange> {
 }
 
 /// Sorted ranges of a block as ranges of home, where `home` are its parts in the order of its bytes.
-fn at_home(ranges: &[ByteRange], home: &[HomeRange]) -> Vec<HomeRange> {
+pub(super) fn at_home(ranges: &[ByteRange], home: &[HomeRange]) -> Vec<HomeRange> {
     let (mut found, mut at) = (Vec::new(), Bytes::ZERO);
     for part in home {
         let end = at.saturating_add(part.size);

@@ -18,15 +18,17 @@ impl Made {
         self.0.as_ref().map(|(memory, _)| memory)
     }
 
-    /// Releases it for a shrink, which gives what it was leased back too.
+    /// Releases it; a shrink gives what it was leased back too, and it stays `leased` otherwise.
     ///
     /// # Errors
     /// What the driver answers, and the memory itself, still alive.
-    pub(super) fn give_back(mut self) -> std::result::Result<(), (Made, DriverError)> {
+    pub(super) fn release(mut self, leased: bool) -> std::result::Result<(), (Made, DriverError)> {
         let Some((memory, counted)) = self.0.take() else { return Ok(()) };
         match memory.release() {
             Ok(()) => {
-                counted.give_back();
+                if !leased {
+                    counted.give_back();
+                }
                 Ok(())
             }
             Err((memory, error)) => Err((Made::new(memory, counted), error)),

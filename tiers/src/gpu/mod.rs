@@ -28,6 +28,7 @@
 //! Leaves, under which no other is taken: the locks of `Reach` and of `Lease`; that of the clock's sleepers; those of `WaitTimer` and of
 //! the event in `StreamOrder`, under which the driver is called for events.
 
+mod block_range;
 mod blocks;
 mod checkpoint;
 mod clock;
@@ -74,6 +75,7 @@ use glake_device::{Address, DeviceId, Driver, ExtentProperties, Place};
 use glake_stitch::{Allocator, Broken, Counters, DomainId, DomainOptions, Settings, Stats};
 use glake_units::Bytes;
 
+pub(crate) use block_range::BlockRange;
 pub use blocks::Block;
 use blocks::Blocks;
 use checkpoint::Checkpoints;
@@ -380,6 +382,12 @@ impl GpuPool {
         let offset = self.core.offset(address).ok()?;
         let found = self.core.lock().blocks().find(offset);
         found.map(|block| LiveBlock::of(&self.core, block))
+    }
+
+    /// Whether any of these bytes of a live block was decommitted ([`crate::Region::decommit`]), or is about to be.
+    pub fn is_decommitted(&self, address: Address, size: Bytes) -> bool {
+        let Ok(range) = BlockRange::of(self, address, size) else { return false };
+        range.extents(self, false).into_iter().any(|extent| self.records.is_decommitted(extent))
     }
 
     /// The live blocks of a domain, in the order of their addresses.

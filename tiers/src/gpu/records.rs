@@ -16,10 +16,11 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use super::block_range::BlockRange;
 use super::core::Core;
 use super::live_ranges::{Kept, size_of, without};
 use super::{PoolError, Result};
-use crate::place::{NotNow, Residency, Step};
+use crate::place::{NotNow, Place, Residency, Step};
 use crate::store::{Return, StoredCopy};
 
 /// Where an extent's bytes are, and their copy where there is one.
@@ -71,6 +72,8 @@ pub(crate) enum Eviction {
     Fixed,
     /// It stays: blocks in it were freed that other streams may still use.
     Withheld,
+    /// It is evicted already, and what there was of a copy is gone.
+    GivenUp,
 }
 
 impl ExtentRecords {
@@ -94,6 +97,11 @@ impl ExtentRecords {
         let core = self.core.lock();
         let mut own = moved.iter().filter(|(extent, _)| core.extents().size_and_domain(**extent).1 == domain);
         own.any(|(_, record)| so(record.residency))
+    }
+
+    /// Whether an extent's bytes are given up, or about to be.
+    pub(crate) fn is_decommitted(&self, extent: ExtentId) -> bool {
+        self.residency(extent).authority() == Place::Nowhere
     }
 
     /// How it stands with an extent.
@@ -144,6 +152,34 @@ impl ExtentRecords {
         }
         record.residency = self.after(next, Step::Copied)?;
         Ok(Eviction::Release { undefined })
+    }
+
+    /// The bytes of an extent are given up, and its memory is to go where it has any; refused where a range of a block does not hold all
+    /// of it any more.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`]: the block was freed, and its addresses may be others'. Nothing has changed then.
+    pub(super) fn begin_decommit(&self, extent: ExtentId, range: &BlockRange) -> Result<Eviction> {
+        let _copy;
+        let mut moved = self.moved.lock();
+        let residency = moved.get(&extent).map_or(Residency::NEW, |record| record.residency);
+        let next = self.after(residency, Step::Evict(Place::Nowhere))?;
+        let mut core = self.core.lock();
+        if !range.covers(&core, extent) {
+            return Err(range.unknown(&self.core));
+        }
+        if matches!(residency, Residency::Resident { .. }) {
+            match core.evictions().begin(extent) {
+                Ok(()) => {}
+                Err(StitchError::Withheld { .. }) => return Ok(Eviction::Withheld),
+                Err(source) => return Err(self.core.refused(source)),
+            }
+        }
+        _copy = moved.insert(extent, ExtentRecord { residency: next, copy: None });
+        match next {
+            Residency::Evicted { .. } => Ok(Eviction::GivenUp),
+            _ => Ok(Eviction::Release { undefined: Bytes::ZERO }),
+        }
     }
 
     /// How many bytes of an extent would be copied if it left now.

@@ -95,6 +95,10 @@ impl World {
             }
             _ => self.put(Place::Gpu, self.truth),
         }
+        if self.memory.contains_key(&Place::Nowhere) {
+            self.residency = self.residency.after(Step::Arrived).unwrap();
+            return self.take(Place::Nowhere);
+        }
         self.step(Step::Arrived);
     }
 
@@ -104,6 +108,27 @@ impl World {
         if let Some(copy) = copy {
             self.take(copy);
         }
+    }
+
+    /// The bytes are given up: whatever is found later is as good. Fails as above.
+    fn decommit(&mut self, left: usize) {
+        let was_out = matches!(self.residency, Residency::Evicted { .. });
+        let before = self.memory.keys().copied().find(|place| *place != Place::Gpu);
+        self.residency = self.residency.after(Step::Evict(Place::Nowhere)).unwrap();
+        self.memory.extend(before.is_none().then_some((Place::Nowhere, self.truth)));
+        if let Some(before) = before {
+            self.memory.remove(&before);
+            self.memory.insert(Place::Nowhere, self.truth);
+        }
+        self.check();
+        if was_out {
+            return;
+        }
+        if left < 5 {
+            return self.step(Step::Failed);
+        }
+        self.memory.remove(&Place::Gpu);
+        self.step(Step::Released);
     }
 
     fn write(&mut self) {
@@ -131,6 +156,7 @@ impl World {
 enum Action {
     Leave(usize, usize),
     Enter(usize),
+    Decommit(usize),
     Write,
     DropCopy,
 }
@@ -139,6 +165,7 @@ fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         4 => (0..PLACES.len(), 0..8_usize).prop_map(|(to, left)| Action::Leave(to, left)),
         4 => (0..5_usize).prop_map(Action::Enter),
+        1 => (0..8_usize).prop_map(Action::Decommit),
         1 => Just(Action::Write),
         1 => Just(Action::DropCopy),
     ]
@@ -154,6 +181,7 @@ proptest! {
             match action {
                 Action::Leave(to, left) if !out => world.leave(PLACES[to], left),
                 Action::Enter(left) if !resident => world.enter(left),
+                Action::Decommit(left) => world.decommit(left),
                 Action::Write if resident => world.write(),
                 Action::DropCopy if resident => world.drop_copy(),
                 _ => continue,
@@ -173,6 +201,10 @@ fn only_the_steps_of_the_picture_are_taken() {
         (Residency::NEW, Step::Evict(other)),
         (Residency::NEW, Step::DropCopy),
         (Residency::Resident { copy: Some(at) }, Step::Evict(at)),
+        (Residency::NEW, Step::Evict(Place::Nowhere)),
+        (Residency::Resident { copy: Some(at) }, Step::Evict(Place::Nowhere)),
+        (Residency::Evicted { at }, Step::Evict(Place::Nowhere)),
+        (Residency::Interrupted { at }, Step::Evict(Place::Nowhere)),
         (Residency::Resident { copy: Some(at) }, Step::DropCopy),
         (Residency::Evicting { to: at }, Step::Copied),
         (Residency::Evicting { to: at }, Step::Failed),
@@ -193,7 +225,7 @@ fn only_the_steps_of_the_picture_are_taken() {
         Residency::Refilling { from: at },
         Residency::Interrupted { at },
     ];
-    let leaves = [Place::Gpu, at, other].map(Step::Evict);
+    let leaves = [Place::Gpu, at, other, Place::Nowhere].map(Step::Evict);
     let rest = [Step::Copied, Step::Released, Step::Refill, Step::Arrived, Step::Failed, Step::DropCopy];
     for residency in states {
         for step in leaves.into_iter().chain(rest) {

@@ -24,6 +24,7 @@ pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
 pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
         Residency::Interrupted { .. } => Some(0),
+        _ if residency.is_decommitted() => None,
         Residency::Evicted { .. } => Some(1),
         _ => None,
     };

@@ -130,6 +130,12 @@ pub enum RegionError {
         /// Which.
         tag: String,
     },
+    /// Its bytes stay as they are until it is unsealed.
+    #[error("region '{tag}' is sealed: unseal it before memory of it is decommitted")]
+    Sealed {
+        /// Which.
+        tag: String,
+    },
     /// It stopped in between. Nothing is lost: every extent has one good copy, and a shrink or a refill goes on from there.
     #[error(
         "region '{tag}' stopped after {moved}, with {copied} copied and {resident} of it on the GPU: {source}; no bytes are lost: shrink or \

@@ -5,6 +5,8 @@
 //! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► here
 //! ```
 //!
+//! decommit:          per extent of a live block:  completion point ─► unmap everywhere, release       commit: make ─► map, with any bytes
+//!
 //! A region is a domain of a [`GpuPool`]. While some of it is evicted its blocks stay live and its addresses its own; what is free in
 //! evicted extents is handed out to nobody; a block can be freed, and with the last one of an extent its copy goes.
 //!
@@ -16,6 +18,7 @@
 
 mod choose;
 mod clean;
+mod commit;
 mod error;
 mod mover;
 mod options;
@@ -42,7 +45,7 @@ pub use options::{CopyPolicy, Policy, RegionOptions};
 pub use report::{Refilled, Shrunk, SkipReason, Skipped};
 pub use wait_policy::{NoWait, WaitPolicy};
 
-use crate::{Block, GpuPool, HostPool, Place, PoolStream};
+use crate::{Block, GpuPool, HostPool, Place, PoolStream, Residency};
 use clean::CleanCopies;
 use wait::Progress;
 
@@ -127,7 +130,9 @@ impl Region {
         }
         let all = self.pool.domains().keeps_all(self.domain);
         let kept = |view: &ExtentView| if all { view.size } else { view.live };
-        let kept = self.pool.records().standing(self.domain)?.iter().map(|(view, _)| kept(view)).sum();
+        let standing = self.pool.records().standing(self.domain)?;
+        let with_bytes = standing.iter().filter(|(_, residency)| !residency.is_decommitted());
+        let kept = with_bytes.map(|(view, _)| kept(view)).sum();
         Ok(host.prepare(kept)?)
     }
 
@@ -144,19 +149,21 @@ impl Region {
         Ok(self.copied_sizes(&standing, &resident))
     }
 
-    /// Its memory on the GPU, and what is evicted.
+    /// Its memory on the GPU, and what is evicted and can come back.
     ///
     /// # Errors
     /// What the pool answers.
     pub fn sizes(&self) -> Result<(Bytes, Bytes)> {
         let standing = self.pool.records().standing(self.domain)?;
-        let of = |evicted: bool| {
-            let views = standing
-                .iter()
-                .filter(|(view, _)| (view.state == glake_stitch::ExtentState::Evicted) == evicted);
-            views.map(|(view, _)| view.size).sum()
-        };
-        Ok((of(false), of(true)))
+        let (mut resident, mut evicted) = (Bytes::ZERO, Bytes::ZERO);
+        for (view, _) in standing.iter().filter(|(_, residency)| !residency.is_decommitted()) {
+            let size = match view.state {
+                glake_stitch::ExtentState::Evicted => &mut evicted,
+                _ => &mut resident,
+            };
+            *size = size.saturating_add(view.size);
+        }
+        Ok((resident, evicted))
     }
 
     /// Where the bytes of what is evicted are, and how much of its memory that stands for; where most is comes first.
@@ -166,9 +173,10 @@ impl Region {
     pub fn places(&self) -> Result<Vec<(Place, Bytes)>> {
         let mut places: Vec<(Place, Bytes)> = Vec::new();
         let standing = self.pool.records().standing(self.domain)?;
-        for (view, residency) in
-            standing.iter().filter(|(view, _)| view.state == glake_stitch::ExtentState::Evicted)
-        {
+        let is_evicted = |(view, residency): &&(ExtentView, Residency)| {
+            view.state == glake_stitch::ExtentState::Evicted && !residency.is_decommitted()
+        };
+        for (view, residency) in standing.iter().filter(is_evicted) {
             let place = residency.authority();
             match places.iter_mut().find(|(known, _)| *known == place) {
                 Some((_, size)) => *size = size.saturating_add(view.size),
@@ -179,13 +187,23 @@ impl Region {
         Ok(places)
     }
 
+    /// Memory that its program gave up within live blocks ([`Region::decommit`]).
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn decommitted(&self) -> Result<Bytes> {
+        let standing = self.pool.records().standing(self.domain)?;
+        let decommitted = standing.iter().filter(|(_, residency)| residency.is_decommitted());
+        Ok(decommitted.map(|(view, _)| view.size).sum())
+    }
+
     /// Whether all of its memory is on the GPU, with its bytes: nothing is evicted, and nothing is interrupted.
     ///
     /// # Errors
     /// What the pool answers.
     pub fn is_whole(&self) -> Result<bool> {
         let standing = self.pool.records().standing(self.domain)?;
-        Ok(standing.iter().all(|(view, _)| view.state == glake_stitch::ExtentState::Resident))
+        Ok(standing.iter().all(is_here))
     }
 
     /// Whether all that is anybody's is on the GPU: an evicted extent with nothing live in it is nobody's, unless a graph may
@@ -199,9 +217,7 @@ impl Region {
         let is_nobodys = |view: &ExtentView| {
             view.state == glake_stitch::ExtentState::Evicted && view.live.is_zero() && !held
         };
-        Ok(standing
-            .iter()
-            .all(|(view, _)| view.state == glake_stitch::ExtentState::Resident || is_nobodys(view)))
+        Ok(standing.iter().all(|extent| is_here(extent) || is_nobodys(&extent.0)))
     }
 
     /// The error of a shrink or a refill that has begun.
@@ -215,6 +231,11 @@ impl Region {
             source: Box::new(source),
         }
     }
+}
+
+/// Whether nothing has to come back of it.
+fn is_here((view, residency): &(ExtentView, Residency)) -> bool {
+    view.state == glake_stitch::ExtentState::Resident || residency.is_decommitted()
 }
 
 impl Drop for Region {

@@ -7,6 +7,7 @@ use glake_device::DriverError;
 use glake_stitch::{ExtentId, ExtentView, StitchError};
 use glake_units::Bytes;
 
+use super::wait::BegunRefill;
 use super::{AHEAD, AT_ONCE, CopyPolicy, Policy, Refilled, Region, RegionError, Result, WaitPolicy, choose};
 use crate::store::{ExtentTransfer, Refilling, Return};
 use crate::{PoolError, TransferContext};
@@ -61,7 +62,17 @@ impl Region {
             }
             standing => standing?,
         };
-        let chosen = choose::to_enter(&standing, amount);
+        self.bring_in(choose::to_enter(&standing, amount), context, wait_policy, &refilling)
+    }
+
+    /// As [`Region::refill`], of these extents.
+    pub(super) fn bring_in(
+        &self,
+        chosen: Vec<ExtentView>,
+        context: TransferContext<'_>,
+        wait_policy: &dyn WaitPolicy,
+        refilling: &BegunRefill<'_>,
+    ) -> Result<Refilled> {
         let transfer = ExtentTransfer::new(&self.pool, &self.options.tag, context, Bytes::ZERO);
         let pipeline = std::thread::scope(|scope| {
             let mut pipeline = Pipeline::default();

@@ -56,17 +56,17 @@ struct Copying<'s> {
 
 /// Extents on their way out, in the order in which they began.
 #[derive(Debug, Default)]
-struct Pipeline<'s> {
+pub(super) struct Pipeline<'s> {
     copying: VecDeque<Copying<'s>>,
     /// Nothing uses them any more; the next completion point is theirs.
-    unused: Vec<ExtentView>,
+    pub(super) unused: Vec<ExtentView>,
     /// Those of one completion point at a time.
     marked: VecDeque<(Vec<ExtentView>, CompletionPoint)>,
     /// Their memory can be released.
     unmapped: VecDeque<ExtentView>,
-    report: Shrunk,
+    pub(super) report: Shrunk,
     /// The first failure: nothing new begins after it.
-    failed: Option<RegionError>,
+    pub(super) failed: Option<RegionError>,
 }
 
 impl Region {
@@ -156,7 +156,7 @@ impl Region {
                 self.finish_copy(transfer, &mut pipeline);
             }
             if pace.apart && pipeline.copying.len() + pipeline.unused.len() >= pace.batch {
-                self.unmap_all(transfer, &mut pipeline);
+                self.unmap_copied(transfer, &mut pipeline);
             }
             if !pace.apart {
                 if pipeline.unused.len() >= pace.batch {
@@ -168,16 +168,21 @@ impl Region {
                 self.release(usize::MAX, &mut pipeline);
             }
         }
-        self.unmap_all(transfer, &mut pipeline);
+        self.unmap_copied(transfer, &mut pipeline);
         self.release(usize::MAX, &mut pipeline);
         (pipeline.report, pipeline.failed)
     }
 
     /// Whatever was begun is unmapped when it returns, or stays.
-    fn unmap_all(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
+    fn unmap_copied(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
         while !pipeline.copying.is_empty() {
             self.finish_copy(transfer, pipeline);
         }
+        self.unmap_unused(pipeline);
+    }
+
+    /// Nothing uses what is unmapped when it returns, or stays.
+    pub(super) fn unmap_unused(&self, pipeline: &mut Pipeline<'_>) {
         self.mark(pipeline);
         while !pipeline.marked.is_empty() {
             self.unmap_next(pipeline);
@@ -198,6 +203,8 @@ impl Region {
             Ok(Eviction::Fixed) => pipeline.report.skipped.push(skip(SkipReason::Fixed)),
             Ok(Eviction::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Eviction::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
+            // Only what a program gives up.
+            Ok(Eviction::GivenUp) => {}
             Ok(Eviction::Release { undefined }) => {
                 pipeline.report.undefined = pipeline.report.undefined.saturating_add(undefined);
                 pipeline.unused.push(view);
@@ -216,14 +223,19 @@ impl Region {
         }
     }
 
-    fn skip(&self, view: &ExtentView, reason: SkipReason) -> Skipped {
+    pub(super) fn skip(&self, view: &ExtentView, reason: SkipReason) -> Skipped {
         Skipped { address: self.pool.core().address(view.offset), size: view.size, reason }
     }
 
-    /// Where blocks were freed meanwhile that other streams used, their work is waited for.
     fn begin_evict(&self, extent: ExtentId, to: Place) -> Result<Eviction> {
+        let discard = self.options.policy == Policy::Discard;
+        self.begin_settled(|| Ok(self.pool.evictions().begin(extent, to, discard)?))
+    }
+
+    /// Where blocks were freed meanwhile that other streams used, their work is waited for.
+    pub(super) fn begin_settled(&self, begin: impl Fn() -> Result<Eviction>) -> Result<Eviction> {
         for _ in 0..DRAINS {
-            match self.pool.evictions().begin(extent, to, self.options.policy == Policy::Discard)? {
+            match begin()? {
                 Eviction::Withheld => self.pool.drain().wait()?,
                 begun => return Ok(begun),
             }
@@ -282,7 +294,7 @@ impl Region {
     }
 
     /// Releases so many at most.
-    fn release(&self, most: usize, pipeline: &mut Pipeline<'_>) {
+    pub(super) fn release(&self, most: usize, pipeline: &mut Pipeline<'_>) {
         let most = most.min(pipeline.unmapped.len());
         for view in pipeline.unmapped.drain(..most).collect::<Vec<_>>() {
             match self.pool.evictions().release(view.extent) {
@@ -311,7 +323,7 @@ impl Pipeline<'_> {
             || self.marked.front_mut().is_some_and(|(_, point)| point.has_passed().unwrap_or(true))
     }
 
-    fn fail(&mut self, error: RegionError) {
+    pub(super) fn fail(&mut self, error: RegionError) {
         self.failed.get_or_insert(error);
     }
 }

@@ -11,7 +11,7 @@ use glake_device::{DeviceId, Stream};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Mark, Region, RegionError, Result};
-use crate::Residency;
+use crate::{Place, Residency};
 
 /// How far refills of a region are, for those who wait for it.
 #[derive(Debug, Default)]
@@ -30,16 +30,16 @@ struct State {
 
 /// A refill that has begun; dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Refilling<'a>(&'a Progress);
+pub(super) struct BegunRefill<'a>(&'a Progress);
 
 impl Progress {
-    pub(super) fn begin(&self) -> Refilling<'_> {
+    pub(super) fn begin(&self) -> BegunRefill<'_> {
         self.state.lock().refills += 1;
-        Refilling(self)
+        BegunRefill(self)
     }
 }
 
-impl Refilling<'_> {
+impl BegunRefill<'_> {
     /// All its copies are enqueued before this point.
     pub(super) fn enqueued(&self, mark: Arc<dyn Mark>) {
         self.0.state.lock().mark = Some(mark);
@@ -47,7 +47,7 @@ impl Refilling<'_> {
     }
 }
 
-impl Drop for Refilling<'_> {
+impl Drop for BegunRefill<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.refills -= 1;
@@ -71,6 +71,8 @@ impl Region {
             let in_order = mark.is_some();
             let is_apart = |residency: Residency| match residency {
                 Residency::Resident { .. } => false,
+                // Nobody finds anything there.
+                _ if residency.authority() == Place::Nowhere => false,
                 Residency::Refilling { .. } => !in_order,
                 _ => true,
             };

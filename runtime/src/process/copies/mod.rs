@@ -25,10 +25,11 @@ use glake_transfer::paths::Direction;
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
 use glake_units::Bytes;
 
-use super::Result;
+use super::device::DeviceMemory;
 use super::device_registry::DeviceRegistry;
 use super::regions::RegionSet;
 use super::streams::Streams;
+use super::{ProcessError, Result};
 pub use ask::{CopyAsk, Form};
 use decide::{Way, is_early};
 #[cfg(test)]
@@ -188,11 +189,23 @@ impl Copies {
         Ok(self.pending.keep(Pending::Native(event)))
     }
 
-    /// Evicted memory comes back before a copy touches it.
+    /// Evicted memory comes back before a copy touches it; a copy of what was decommitted is refused.
     #[inline]
     fn bring_back(&self, request: &CopyRequest) -> Result<()> {
         self.regions.written(request.to)?;
-        self.regions.touched(request.from)
+        self.regions.touched(request.from)?;
+        if self.regions.flags().is_any_decommitted() { self.check_committed(request) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_committed(&self, request: &CopyRequest) -> Result<()> {
+        let &CopyRequest { to, from, size, .. } = request;
+        let is_missing = |address: &Address| {
+            let mut started = self.registry.devices.iter().filter_map(DeviceMemory::started);
+            started.any(|started| started.pool.is_decommitted(*address, size))
+        };
+        let missing = [to, from].into_iter().find(is_missing);
+        missing.map_or(Ok(()), |address| Err(ProcessError::Decommitted { address, size }))
     }
 
     fn split_tried(&self, lent: Lent<'_>, ask: &CopyAsk, way: Option<Direction>) -> Result<bool> {

@@ -131,12 +131,7 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is evicted, or was not pinned.
     pub fn fix(&self, address: Address, fixed: bool) -> Result<()> {
-        self.set.table.cover(&self.set.registry.devices);
-        let found = self.set.registry.devices.iter().find_map(|memory| {
-            let LiveBlock { domain, .. } = memory.started()?.pool.find(address)?;
-            self.set.table.of_domain(memory.id(), domain)
-        });
-        let (_, region) = found.ok_or(ProcessError::InNoBlock { address })?;
+        let (_, region) = self.region_at(address)?;
         Ok(if fixed { region.fix(address) } else { region.unfix(address) }?)
     }
 
@@ -352,6 +347,7 @@ impl RegionSet {
             device: None,
             resident: Bytes::ZERO,
             evicted: Bytes::ZERO,
+            decommitted: Bytes::ZERO,
             live: Bytes::ZERO,
             places: Vec::new(),
             predicted_refill: Duration::ZERO,
@@ -367,6 +363,7 @@ impl RegionSet {
                 device: Some(region.pool().device()),
                 resident,
                 evicted,
+                decommitted: region.decommitted().unwrap_or_default(),
                 live: region.pool().blocks_of(region.domain()).iter().map(|block| block.size).sum(),
                 // Its domain may be gone: then nothing is evicted.
                 places: region.places().unwrap_or_default(),

@@ -136,6 +136,7 @@ pub(super) fn place_name(place: Place) -> String {
         Place::Host => Tier::Host.to_string(),
         Place::Peer(device) => Tier::Peer(Some(device)).to_string(),
         Place::File => Tier::File.to_string(),
+        Place::Nowhere => "nowhere".to_owned(),
     }
 }
 

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use glake_device::DeviceId;
+use glake_device::{Address, DeviceId};
 use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
@@ -23,6 +23,7 @@ use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::{Refill, Shrink, Tier};
 use super::choose::in_order;
+use super::ongoing_shrinks::{OngoingShrinks, Waiting};
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
 use super::slot::{Slot, sizes, wanting};
 
@@ -328,23 +329,56 @@ impl RegionSet {
         moved.whole()
     }
 
-    fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
+    /// Has memory of a region made: with what brings its bytes back, and waits where there is none. All that is evicted of it is known
+    /// when this returns.
+    fn make_room<T>(
+        &self,
+        (slot, region): (&Slot, &Region),
+        verify: bool,
+        credits: Duration,
+        make: impl FnOnce(TransferContext<'_>, &OngoingShrinks, &Waiting<'_>) -> Result<T>,
+    ) -> Result<T> {
         let device = region.pool().device();
-        let refilled = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
+        let made = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
             let no_device =
                 ProcessError::NoSuchDevice { device: device.0.into(), count: self.registry.devices.len() };
             let ongoing_shrinks = self.ongoing_shrinks_of(device).ok_or(no_device)?;
             let checks = self.stores.digests(verify, device)?;
             let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
             let waiting = ongoing_shrinks.waiting(region.domain(), region.pool().lease().credits(credits));
-            region.refill(*amount, context, &waiting).map_err(|error| {
-                if !ongoing_shrinks.has(region.domain()) {
-                    self.give_back(region, &error);
-                }
-                self.no_room(region, error)
-            })
+            make(context, ongoing_shrinks, &waiting)
         });
         slot.settle(&self.flags, &self.gate);
+        made
+    }
+
+    /// As [`super::Regions::commit`].
+    pub(super) fn commit(
+        &self,
+        slot: &Slot,
+        region: &Region,
+        address: Address,
+        size: Bytes,
+    ) -> Result<Bytes> {
+        let lease = region.pool().lease();
+        lease.want(region.decommitted()?.min(size));
+        let credits = self.registry.refill_timeout.min(lease.grow_timeout());
+        self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
+            Ok(region.commit(address, size, context, waiting)?)
+        })
+    }
+
+    fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
+        let device = region.pool().device();
+        let refilled =
+            self.make_room((slot, region), verify, credits, |context, ongoing_shrinks, waiting| {
+                region.refill(*amount, context, waiting).map_err(|error| {
+                    if !ongoing_shrinks.has(region.domain()) {
+                        self.give_back(region, &error);
+                    }
+                    self.no_room(region, error)
+                })
+            });
         let refilled = refilled?;
         let (resident, _) = sizes(region);
         Ok(Moved {

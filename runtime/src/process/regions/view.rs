@@ -28,6 +28,8 @@ pub struct RegionView {
     pub resident: Bytes,
     /// Memory that is not.
     pub evicted: Bytes,
+    /// Memory that the program gave up within live blocks.
+    pub decommitted: Bytes,
     /// Bytes in live blocks, wherever they are.
     pub live: Bytes,
     /// Where what is evicted is, and how much: where most is comes first.
@@ -55,6 +57,7 @@ impl RegionView {
             "device": self.device.map(|device| device.0),
             "resident": self.resident.get(),
             "evicted": self.evicted.get(),
+            "decommitted": self.decommitted.get(),
             "live": self.live.get(),
             "place": self.place().map(place_name),
             "places": self.places.iter().map(|(place, size)| (place_name(*place), size.get().into())).collect::<Places>(),

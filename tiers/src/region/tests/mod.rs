@@ -1,6 +1,7 @@
 //! Regions over the simulated device: real bytes at the same addresses, one good copy whatever fails, nothing left behind.
 
 mod clean;
+mod commit;
 mod drain;
 mod faults;
 mod lease;

@@ -13,6 +13,8 @@ enum Op {
     Malloc { kib: u64, elsewhere: bool },
     Free { which: usize },
     Live { which: usize, from: u64, to: u64 },
+    Decommit { which: usize, from: u64, to: u64, fault: Option<u64> },
+    Commit { which: usize, from: u64, to: u64, fault: Option<u64> },
     Shrink { mib: u64, fault: Option<u64> },
     Refill { mib: u64, fault: Option<u64> },
     Settle,
@@ -21,12 +23,17 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     let fault = || prop::option::weighted(0.3, 1..40u64);
+    let range = || {
+        (any::<usize>(), 0..7000u64, 0..7000u64)
+            .prop_map(|(which, one, two)| (which, one.min(two), one.max(two)))
+    };
     prop_oneof![
         6 => (prop_oneof![1..1024u64, 1025..3000u64, 2000..7000u64], prop::bool::weighted(0.2))
             .prop_map(|(kib, elsewhere)| Op::Malloc { kib, elsewhere }),
         4 => any::<usize>().prop_map(|which| Op::Free { which }),
-        2 => (any::<usize>(), 0..7000u64, 0..7000u64)
-            .prop_map(|(which, one, two)| Op::Live { which, from: one.min(two), to: one.max(two) }),
+        2 => range().prop_map(|(which, from, to)| Op::Live { which, from, to }),
+        2 => (range(), fault()).prop_map(|((which, from, to), fault)| Op::Decommit { which, from, to, fault }),
+        2 => (range(), fault()).prop_map(|((which, from, to), fault)| Op::Commit { which, from, to, fault }),
         3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Shrink { mib, fault }),
         3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Refill { mib, fault }),
         1 => Just(Op::Settle),
@@ -61,13 +68,29 @@ fn run(program: Vec<Op>) {
                 fixture.free(which);
             }
             Op::Live { which, from, to } if !fixture.live.is_empty() => {
-                let (block, _) = fixture.live[which % fixture.live.len()];
-                defined.say(
-                    &fixture,
-                    block,
-                    Bytes::kib(from).min(block.size),
-                    Bytes::kib(to).min(block.size),
-                );
+                let (block, start, end) = part_of(&fixture, which, from, to);
+                fixture.pool.live_bytes().set(block.address, &[ByteRange { start, end }]).unwrap();
+                defined.lose(block, Bytes::ZERO, start);
+                defined.lose(block, end, block.size);
+            }
+            Op::Decommit { which, from, to, fault } if !fixture.live.is_empty() => {
+                let (block, start, end) = part_of(&fixture, which, from, to);
+                set(&fixture, fault);
+                let size = end.saturating_sub(start);
+                let gone = fixture.region.decommit(Address(block.address.0 + start.get()), size);
+                fixture.faults.set(&[]);
+                assert!(gone.is_ok() || fault.is_some(), "{gone:?}");
+                defined.lose(block, start, end);
+            }
+            Op::Commit { which, from, to, fault } if !fixture.live.is_empty() => {
+                let (block, start, end) = part_of(&fixture, which, from, to);
+                set(&fixture, fault);
+                let made = fixture.commit(Address(block.address.0 + start.get()), end.saturating_sub(start));
+                fixture.faults.set(&[]);
+                if let Err(RegionError::Stopped { source, .. }) = &made {
+                    let full = matches!(**source, RegionError::Pool(ref error) if error.is_out_of_memory());
+                    assert!(full || fault.is_some(), "{source}");
+                }
             }
             Op::Shrink { mib, fault } => {
                 set(&fixture, fault);
@@ -86,7 +109,7 @@ fn run(program: Vec<Op>) {
             }
             Op::Settle => fixture.pool.settle().unwrap(),
             Op::Trim => _ = fixture.pool.trim(Bytes::ZERO).unwrap(),
-            Op::Free { .. } | Op::Live { .. } => {}
+            Op::Free { .. } | Op::Live { .. } | Op::Decommit { .. } | Op::Commit { .. } => {}
         }
         fixture.assert_sound();
         assert_eq!(fixture.pool.reserved(), fixture.used(), "reserved counts every physical byte");
@@ -94,7 +117,10 @@ fn run(program: Vec<Op>) {
         for (view, residency) in &here {
             assert_eq!(view.state, residency.to_allocator(), "the allocator knows {residency}");
         }
-        if here.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. })) {
+        let is_here = |residency: Residency| {
+            matches!(residency, Residency::Resident { .. }) || residency.is_decommitted()
+        };
+        if here.iter().all(|(_, residency)| is_here(*residency)) {
             defined.assert_bytes(&fixture);
         }
     }
@@ -113,25 +139,45 @@ fn run(program: Vec<Op>) {
     fixture.end();
 }
 
-/// Of blocks of which something was said, by where they begin: the bytes that have counted ever since they were written.
+/// A part of a live block, of a byte at least.
+fn part_of(fixture: &Fixture, which: usize, from: u64, to: u64) -> (Block, Bytes, Bytes) {
+    let (block, _) = fixture.live[which % fixture.live.len()];
+    let end = Bytes::kib(to.max(1)).min(block.size);
+    (block, Bytes::kib(from).min(end.saturating_sub(Bytes::new(1))), end)
+}
+
+/// Of blocks, by where they begin: the bytes that have not counted at some time since they were written.
 #[derive(Default)]
-struct Defined(BTreeMap<u64, (Bytes, Bytes)>);
+struct Defined(BTreeMap<u64, Vec<(Bytes, Bytes)>>);
 
 impl Defined {
-    fn say(&mut self, fixture: &Fixture, block: Block, start: Bytes, end: Bytes) {
-        fixture.pool.live_bytes().set(block.address, &[ByteRange { start, end }]).unwrap();
-        let (first, last) = self.0.get(&block.address.0).copied().unwrap_or((Bytes::ZERO, block.size));
-        self.0.insert(block.address.0, (start.max(first), end.min(last)));
+    fn lose(&mut self, block: Block, start: Bytes, end: Bytes) {
+        self.0.entry(block.address.0).or_default().push((start, end));
+    }
+
+    /// The parts of a block that hold what was written.
+    fn parts(&self, block: Block) -> Vec<(Bytes, Bytes)> {
+        let mut lost = self.0.get(&block.address.0).cloned().unwrap_or_default();
+        lost.sort_unstable();
+        let (mut parts, mut at) = (Vec::new(), Bytes::ZERO);
+        for (start, end) in lost.into_iter().chain([(block.size, block.size)]) {
+            if start > at {
+                parts.push((at, start));
+            }
+            at = at.max(end);
+        }
+        parts
     }
 
     fn assert_bytes(&self, fixture: &Fixture) {
         for (block, seed) in &fixture.live {
-            let (start, end) = self.0.get(&block.address.0).copied().unwrap_or((Bytes::ZERO, block.size));
-            let mut found = vec![0; usize::try_from(end.saturating_sub(start).get()).unwrap()];
-            fixture.pool.read(Address(block.address.0 + start.get()), &mut found).unwrap();
             let expected = pattern(*seed, block.size);
-            let from = usize::try_from(start.get()).unwrap();
-            assert!(found[..] == expected[from..from + found.len()], "{start} to {end} of {block:?}");
+            for (start, end) in self.parts(*block) {
+                let mut found = vec![0; usize::try_from(end.saturating_sub(start).get()).unwrap()];
+                fixture.pool.read(Address(block.address.0 + start.get()), &mut found).unwrap();
+                let from = usize::try_from(start.get()).unwrap();
+                assert!(found[..] == expected[from..from + found.len()], "{start} to {end} of {block:?}");
+            }
         }
     }
 }

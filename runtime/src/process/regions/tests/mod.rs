@@ -2,6 +2,7 @@
 
 #[cfg(not(feature = "shuttle"))]
 mod clean;
+mod commit;
 mod leases;
 #[cfg(not(feature = "shuttle"))]
 mod live;

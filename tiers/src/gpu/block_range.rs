@@ -1,0 +1,88 @@
+//! A range of a live block, and the extents that it lies in.
+//!
+//! ```text
+//! block     [      range      ]
+//! extents  |  e0  |  e1  |  e2  |         e1 lies wholly in the range, e0 and e2 do not
+//! ```
+
+use glake_device::Address;
+use glake_stitch::{Allocator, ExtentId, HomeRange};
+use glake_units::Bytes;
+
+use super::core::Core;
+use super::live_ranges::{ByteRange, at_home, without};
+use super::{GpuPool, PoolError, Result};
+
+/// Bytes of a block that is live, or was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockRange {
+    address: Address,
+    /// Where the block begins, from the start of the reservation.
+    block: Bytes,
+    /// In the block's own bytes.
+    range: ByteRange,
+}
+
+impl BlockRange {
+    /// `size` bytes from an address on, which lie in one live block of a pool.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`], [`PoolError::OutsideBlock`].
+    pub(crate) fn of(pool: &GpuPool, address: Address, size: Bytes) -> Result<BlockRange> {
+        let core = &pool.core;
+        let offset = core.offset(address)?;
+        let found = core.lock().blocks().find(offset);
+        let block = found.ok_or_else(|| core.unknown_offset(offset))?;
+        let start = offset.saturating_sub(block.offset);
+        let end = start.saturating_add(size);
+        if end > block.size {
+            return Err(PoolError::OutsideBlock {
+                device: core.device(),
+                address: core.address(block.offset),
+                size: block.size.get(),
+                start: start.get(),
+                end: end.get(),
+            });
+        }
+        Ok(BlockRange { address, block: block.offset, range: ByteRange { start, end } })
+    }
+
+    /// The extents that lie in it wholly, or with any byte, in the order of the block's addresses.
+    pub(crate) fn extents(&self, pool: &GpuPool, wholly: bool) -> Vec<ExtentId> {
+        let core = pool.core.lock();
+        let Some(backing) = core.blocks().backing(self.block) else { return Vec::new() };
+        let parts = self.parts(&core);
+        let is_in = |extent: &ExtentId| {
+            let own = home_of(&core, *extent);
+            let rest = without(&own, &parts);
+            if wholly { rest.is_empty() } else { rest != own }
+        };
+        backing.extents.into_iter().filter(is_in).collect()
+    }
+
+    /// Whether an extent lies in it wholly, and the block is live.
+    pub(super) fn covers(&self, core: &Allocator, extent: ExtentId) -> bool {
+        let own = home_of(core, extent);
+        !own.is_empty() && without(&own, &self.parts(core)).is_empty()
+    }
+
+    /// The block was freed.
+    pub(super) fn unknown(&self, core: &Core) -> PoolError {
+        PoolError::UnknownAddress { device: core.device(), address: self.address }
+    }
+
+    /// Its bytes at home, in the order of addresses.
+    fn parts(&self, core: &Allocator) -> Vec<HomeRange> {
+        let home = core.blocks().home_of(self.block).unwrap_or_default();
+        let mut parts = at_home(&[self.range], &home);
+        parts.sort_unstable_by_key(|part| part.offset);
+        parts
+    }
+}
+
+/// All of an extent; nothing where it is no more.
+fn home_of(core: &Allocator, extent: ExtentId) -> Vec<HomeRange> {
+    let size = core.extents().size_and_domain(extent).0;
+    let home = core.extents().addresses_of(extent).into_iter().next();
+    home.map(|offset| HomeRange { offset, size }).into_iter().collect()
+}
