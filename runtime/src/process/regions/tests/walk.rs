@@ -1,5 +1,5 @@
-//! Random programs of uses, allocations, writes, frees, seals, shrinks, refills, graphs' pools that come and go, with hooks that refuse and
-//! calls of the driver that fail, beside the thread that cleans: against what the bytes, and the gate, must be.
+//! Random programs of uses, allocations, writes, frees, seals, shrinks, refills, decommits, graphs' pools that come and go, with hooks that
+//! refuse and calls of the driver that fail, beside the thread that cleans: against what the bytes, and the gate, must be.
 //!
 //! 10,000 steps; with `GLAKE_SOAK` a million. `GLAKE_SEED` is where numbers come from.
 
@@ -38,6 +38,8 @@ struct Live {
     written: Written,
     tag: String,
     known: bool,
+    /// Whether none of it was decommitted since it was last committed.
+    committed: bool,
 }
 
 /// What is known of a tag's memory.
@@ -177,7 +179,7 @@ impl Walk {
         let written = Written { device: 0, address, size, seed };
         self.write_to(&written);
         self.say(&tag, Where::Here);
-        self.live.push(Live { written, tag, known: true });
+        self.live.push(Live { written, tag, known: true, committed: true });
     }
 
     fn write_to(&self, written: &Written) {
@@ -193,8 +195,36 @@ impl Walk {
         let Live { written, tag, .. } = self.live.swap_remove(at);
         self.process.free(written.address).unwrap();
         let is_last = self.live.iter().all(|live| live.tag != tag);
-        if is_last && self.places[&tag] == Where::Away && !tag.starts_with("graph") {
-            self.say(&tag, Where::Here);
+        match self.places[&tag] {
+            Where::Away if is_last && !tag.starts_with("graph") => self.say(&tag, Where::Here),
+            Where::Away if !self.has_any(&tag) => self.say(&tag, Where::Perhaps),
+            _ => {}
+        }
+    }
+
+    /// Whether a tag has a block that has memory, or bytes that are evicted.
+    fn has_any(&self, tag: &str) -> bool {
+        self.live.iter().any(|live| live.tag == tag && live.committed)
+    }
+
+    fn decommit(&mut self) {
+        if self.live.is_empty() {
+            return;
+        }
+        let at = self.numbers.below(self.live.len());
+        let Live { written, tag, .. } = &self.live[at];
+        let (Written { address, size, .. }, tag) = (*written, tag.clone());
+        let sealed = tag == TAGS[SEALED] && self.sealed;
+        let failing = !sealed && self.fault();
+        let gone = self.process.regions().decommit(address, size);
+        self.faults.set(&[]);
+        if sealed {
+            return assert!(gone.is_err(), "what is sealed stays");
+        }
+        assert!(gone.is_ok() || failing, "{gone:?}");
+        (self.live[at].known, self.live[at].committed) = (false, false);
+        if gone.is_err() || self.places[&tag] == Where::Away && !self.has_any(&tag) {
+            self.say(&tag, Where::Perhaps);
         }
     }
 
@@ -210,8 +240,11 @@ impl Walk {
         }
         self.made += 1;
         self.live[at].written.seed = self.made;
-        self.live[at].known = true;
         let written = self.live[at].written;
+        if !self.live[at].committed {
+            self.process.regions().commit(written.address, written.size).unwrap();
+        }
+        (self.live[at].known, self.live[at].committed) = (true, true);
         self.write_to(&written);
     }
 
@@ -311,7 +344,7 @@ impl Walk {
         let whole = bytes.is_none() && !failing;
         let places: Vec<String> = self.places.keys().filter(|tag| own(tag)).cloned().collect();
         for tag in places {
-            let has_any = self.live.iter().any(|live| live.tag == tag);
+            let has_any = self.has_any(&tag);
             // A graph may write to what is free in its pool: that leaves and counts as well.
             match (whole, has_any && !tag.starts_with("graph")) {
                 (true, true) => self.say(&tag, Where::Away),
@@ -365,7 +398,7 @@ impl Walk {
             let size = self.size();
             self.made += 1;
             let written = self.process.written(0, size, self.made);
-            self.live.push(Live { written, tag: tag.clone(), known: true });
+            self.live.push(Live { written, tag: tag.clone(), known: true, committed: true });
         }
         self.process.pools().end(0, PoolId(0, id)).unwrap();
         self.graphs.push(id);
@@ -391,7 +424,8 @@ impl Walk {
             68..80 => self.end_use(),
             80..86 => self.shrink(),
             86..93 => self.refill(),
-            93..96 => self.graph(),
+            93..95 => self.graph(),
+            95 => self.decommit(),
             96..98 => self.seal(),
             98 => _ = self.process.trim(None, Bytes::ZERO).unwrap(),
             _ => std::thread::sleep(Duration::from_millis(3)),
