@@ -33,15 +33,15 @@ build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, opti
 test: test-rust test-doc test-c test-python test-docs ## Run every test there is (Rust, C, Python), building what it needs
 
 soak: ## Long random programs: the tests whose names begin with soak, with GLAKE_SOAK
-	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --lib --tests soak_ -- --nocapture
+	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --exclude glake-schedules --lib --tests soak_ -- --nocapture
 
 test-rust: ## Rust tests of every crate
 ifneq ($(call have,cargo-nextest),)
 	$(CARGO) nextest run --locked --workspace --no-tests pass --status-level fail --final-status-level slow
 else
-	timeout 1500 $(CARGO) test --locked --workspace --lib --bins --tests --no-fail-fast
+	timeout 1500 $(CARGO) test --locked --workspace --exclude glake-schedules --lib --bins --tests --no-fail-fast
+	$(CARGO) test --locked --package glake-schedules schedules
 endif
-	$(CARGO) test --locked --package glake-runtime --features shuttle --lib schedules
 
 test-doc: ## Examples in the documentation of every crate
 	$(CARGO) test --locked --workspace --doc
@@ -89,7 +89,7 @@ wheel: ## The Python package, as a wheel in target/wheels
 
 gpu-test: ## Tests that need a GPU; passed over, with a word, where there is none
 	@if [ -e /dev/nvidiactl ]; then \
-		$(CARGO) test --locked --workspace --release --lib --bins --tests -- --nocapture --test-threads 1 cuda; \
+		$(CARGO) test --locked --workspace --exclude glake-schedules --release --lib --bins --tests -- --nocapture --test-threads 1 cuda; \
 		$(CARGO) build --locked --release --workspace; \
 		failed=0; \
 		tests/gpu/checks.sh "$(TARGET)/release" || failed=1; \

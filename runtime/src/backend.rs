@@ -37,7 +37,7 @@ pub enum BackendError {
     #[error("--device cuda: {0}")]
     Driver(#[from] DriverError),
     /// There is no such model, or it is not whole.
-    #[error(transparent)]
+    #[error("--device: {0}")]
     Topology(#[from] TopologyError),
 }
 

@@ -1,14 +1,15 @@
-//! The locks that the gate and the process's tables are built on: parking_lot's. With the feature `shuttle` they belong to a scheduler
-//! that runs one thread at a time and chooses who goes on at every lock, so that tests see thousands of ways to take turns.
+//! The locks that the gate and the process's tables are built on: parking_lot's. In the crate `glake-schedules`, which is this source with
+//! `cfg(schedules)` and serves tests alone, they belong to a scheduler (shuttle) that runs one thread at a
+//! time and chooses who goes on at every lock, so that tests see thousands of ways to take turns.
 
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(schedules))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 pub(crate) use scheduled::{Condvar, Mutex, MutexGuard, RwLock};
 
 /// Runs a test's threads in as many schedules as `GLAKE_SCHEDULES` says, 20,000 else: each half at random and half with few changes of turn.
 #[cfg(test)]
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 pub(crate) fn schedules(test: impl Fn() + Send + Sync + Clone + 'static) {
     let many =
         std::env::var("GLAKE_SCHEDULES").ok().and_then(|many| many.parse().ok()).unwrap_or(20_000_usize);
@@ -17,7 +18,7 @@ pub(crate) fn schedules(test: impl Fn() + Send + Sync + Clone + 'static) {
 }
 
 /// parking_lot's interface to shuttle's locks.
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 mod scheduled {
     use std::ops::{Deref, DerefMut};
     use std::sync::PoisonError;

@@ -318,7 +318,7 @@ pub enum ProcessError {
         timeout: Duration,
     },
     /// The request cannot be read.
-    #[error("the request to {what} is wrong: {source}")]
+    #[error("the request to {what} is wrong: {}", without_place(source))]
     BadAsk {
         /// Which.
         what: &'static str,
@@ -352,4 +352,14 @@ fn named(tags: &[String]) -> String {
 
 fn described(options: &RegionOptions) -> String {
     format!("{} with host_copy {}", policy_name(options.policy), copy_name(options.host_copy))
+}
+
+/// What a request lacks, without its column where it can be read: it was written by a program.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match error.classify() {
+        serde_json::error::Category::Data => text.strip_suffix(&place).unwrap_or(&text).to_owned(),
+        _ => text,
+    }
 }

@@ -32,7 +32,7 @@ mod device_registry;
 mod engine;
 mod error;
 #[cfg(test)]
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(schedules))]
 mod fixture;
 mod gate;
 mod history;

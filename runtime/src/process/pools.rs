@@ -155,7 +155,7 @@ impl Pools {
 }
 
 #[cfg(test)]
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(schedules))]
 mod tests {
     use super::super::fixture::Parts;
     use super::*;

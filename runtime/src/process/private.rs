@@ -342,7 +342,7 @@ impl fmt::Display for PoolId {
 }
 
 #[cfg(test)]
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 mod schedules {
     use glake_device::owned::DeviceSet;
     use glake_device::{DeviceId, Driver};

@@ -103,7 +103,7 @@ impl Sharing {
 }
 
 #[cfg(test)]
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(schedules))]
 mod tests {
     use super::super::fixture::Parts;
     use super::*;

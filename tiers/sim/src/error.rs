@@ -15,7 +15,7 @@ pub enum TopologyError {
         allowed: String,
     },
     /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{} cannot be read: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,

@@ -29,7 +29,8 @@ pub struct ReplayArguments {
     find_limit: bool,
     /// How far the GPU is behind the host, in milliseconds: what was freed on one stream is another's only this
     /// long after. Several with commas
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [100], allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [100], allow_negative_numbers = true,
+          value_parser = milliseconds)]
     gpu_lag_ms: Vec<u64>,
     /// What a stream may take from another: off, completed (what is surely done) or wait (behind a wait on the
     /// GPU) [default: completed]
@@ -47,6 +48,11 @@ pub struct ReplayArguments {
     /// Traces or snapshots
     #[arg(required = true)]
     trace: Vec<PathBuf>,
+}
+
+/// A lag as it is given.
+fn milliseconds(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "it is a whole number of milliseconds, 0 or more".to_owned())
 }
 
 const EXAMPLES: &str = "\

@@ -47,8 +47,19 @@ pub struct ShrinkArguments {
     #[arg(long, value_name = "GPU")]
     peer: Option<u32>,
     /// Where files lie: the disk below it is what is measured [default: the system's temporary files]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = folder)]
     folder: Option<PathBuf>,
+}
+
+/// A folder that is there, or can be made in one that is.
+fn folder(text: &str) -> Result<PathBuf, String> {
+    let folder = PathBuf::from(text);
+    match folder.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
+            Err(format!("{} is not there: make it first", parent.display()))
+        }
+        _ => Ok(folder),
+    }
 }
 
 const EXAMPLES: &str = "\

@@ -75,7 +75,15 @@ fn a_mistake_in_the_arguments_is_one_line_and_exit_code_2() {
         (&["replay"], "<TRACE>"),
         (&["replay", "--policy", "best", trace], "possible values: glake, gmlake, caching, expandable"),
         (&["replay", "--limit", "5GB", trace], "\"5GB\" is not an amount of memory"),
-        (&["replay", "--gpu-lag-ms", "-1", trace], "'-1'"),
+        (
+            &["replay", "--gpu-lag-ms", "-1", trace],
+            "'-1' for '--gpu-lag-ms <N>': it is a whole number of milliseconds, 0 or more",
+        ),
+        (
+            &["bench", "shrink", "--tier", "file", "--folder", "/no/such/folder"],
+            "/no/such is not there: make it first",
+        ),
+        (&["topo", "--device", "sim:mine.toml"], "--device: mine.toml cannot be read: No such file"),
         (&["replay", "--borrow", "all", trace], "write off, completed or wait"),
         (&["replay", "--extent", "3MiB", trace], "--extent = 3145728: allowed is a multiple of 2MiB"),
         (&["replay", "--plot", "m.png", trace], "only SVG is drawn"),

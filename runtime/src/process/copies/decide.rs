@@ -186,7 +186,7 @@ fn goes((to, from): &Ends, way: Option<Direction>) -> bool {
 }
 
 #[cfg(test)]
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(schedules))]
 mod tests {
     use glake_device::owned::DeviceSet;
     use glake_device::{Address, Stream};

@@ -86,7 +86,7 @@ pub(super) fn captured(on: UserStream) -> ProcessError {
 }
 
 #[cfg(test)]
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 mod schedules {
     use glake_device::{DeviceId, Stream, StreamId};
     use shuttle::thread;

@@ -1,6 +1,6 @@
 //! The gate under many ways to take turns. A wake-up that is missed is a deadlock here, which the scheduler finds.
 //!
-//! `cargo nextest run --locked -p glake-runtime --features shuttle schedules`; `GLAKE_SCHEDULES` says how many of each test.
+//! `cargo nextest run --locked --workspace schedules`; `GLAKE_SCHEDULES` says how many of each test.
 
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

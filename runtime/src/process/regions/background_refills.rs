@@ -169,7 +169,7 @@ impl Regions {
 }
 
 #[cfg(test)]
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 mod schedules {
     use shuttle::thread;
 

@@ -80,7 +80,7 @@ impl Cleaner {
     }
 
     /// Whether its thread runs.
-    #[cfg(test)]
+    #[cfg(all(test, not(schedules)))]
     pub(super) fn is_running(&self) -> bool {
         self.running.lock().as_ref().is_some_and(|thread| !thread.is_finished())
     }

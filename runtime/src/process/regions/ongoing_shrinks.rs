@@ -87,7 +87,7 @@ impl WaitPolicy for Waiting<'_> {
 }
 
 #[cfg(test)]
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(schedules))]
 mod tests {
     use glake_device::{DeviceId, DriverError, Verb};
     use glake_stitch::{Allocator, DomainOptions, Settings};

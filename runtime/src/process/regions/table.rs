@@ -153,7 +153,7 @@ impl Evicted for Table {
 }
 
 #[cfg(test)]
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 mod schedules {
     use shuttle::thread;
 

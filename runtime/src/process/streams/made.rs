@@ -30,7 +30,7 @@ impl MadeStreams {
 }
 
 #[cfg(test)]
-#[cfg(feature = "shuttle")]
+#[cfg(schedules)]
 mod schedules {
     use glake_sim::{SimOptions, Simulator};
     use shuttle::thread;

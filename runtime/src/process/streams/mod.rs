@@ -200,7 +200,7 @@ impl Streams {
 }
 
 #[cfg(test)]
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(schedules))]
 mod tests {
     use super::super::fixture::Parts;
     use super::*;
