@@ -52,8 +52,9 @@ class Ranks(unittest.TestCase):
 
     def test_nobody_waits_where_only_one_shrinks(self):
         first, second = self.run_ranks("alone")
-        self.assertEqual((first["waited_at"], second["waited_at"], first["failed"]), ([], [], 3))
+        self.assertEqual((first["waited_at"], second["waited_at"], first["failed"]), ([], [], 10))
         self.assertLess(max(first["longest"], second["longest"]), 1.0)
+        self.assertEqual(first["keys"], 1)
 
     def test_one_that_dies_is_waited_for_no_longer_than_was_said(self):
         first, second = self.run_ranks("dies", MEET_SECONDS="1")
@@ -66,17 +67,42 @@ class Ranks(unittest.TestCase):
         self.assertIn("another rank", first["error"])
         self.assertLess(max(first["longest"], second["longest"]), 2.5)
         self.assertEqual((first["waited_at"], second["waited_at"]), ([], []))
+        # Who asks again and again makes no store's file longer.
+        self.assertLess(first["size"], 5000)
+
+    def test_uses_that_no_shrink_waits_for_are_in_nobody_s_way(self):
+        first, second = self.run_ranks("nested")
+        self.assertEqual((first["failed"], second["failed"]), (0, 0), f"{first}\n{second}")
+        self.assertEqual((first["waited_at"], first["parked"]), (second["waited_at"], 5))
+
+    def test_they_are_parked_once_all_uses_that_a_shrink_waits_for_can_be(self):
+        first, second = self.run_ranks("quanta", DRAIN_SECONDS="3")
+        self.assertEqual((first["failed"], second["failed"]), ([], []))
+        self.assertEqual((first["waited_at"], len(first["waited_at"])), (second["waited_at"], 2))
+        self.assertLess(max(first["longest"], second["longest"]), 2.0)
+
+    def test_a_group_has_nothing_of_an_earlier_one_with_its_store(self):
+        first, second = self.run_ranks("groups", MEET_SECONDS="1")
+        self.assertEqual((first["failed"], second["failed"]), (0, 0), f"{first}\n{second}")
+        self.assertEqual((first["waited_at"], len(first["waited_at"])), (second["waited_at"], 3))
+
+    def test_signals_at_whatever_place(self):
+        first, second = self.run_ranks("signals", MEET_SECONDS="2", DRAIN_SECONDS="2", PARKS="60")
+        self.assertGreater(first["raised"], 30)
+        self.assertLess(max(first["longest"], second["longest"]), 6.0)
+        self.assertEqual((first["parked"][-3:], second["parked"][-3:], first["keys"]), ([True] * 3, [True] * 3, 1))
 
     def test_a_signal_ends_the_wait_for_another(self):
         first, second = self.run_ranks("interrupted")
         self.assertLess(first["raised"], 3.0)
         self.assertFalse(first["waited"] or second["waited"])
-        self.assertIn("withdrawn", first["outcomes"])
 
     def test_one_that_cannot_ask_the_store_is_not_parked(self):
-        first, second = self.run_ranks("store_is_lost", MEET_SECONDS="1")
-        self.assertEqual((first["waited_at"], second["waited_at"], first["failed"], second["failed"]), ([], [], 1, 1))
-        self.assertLess(max(first["longest"], second["longest"]), 2.0)
+        for scene in ("store_is_lost", "store_does_not_answer"):
+            with self.subTest(scene):
+                first, second = self.run_ranks(scene, MEET_SECONDS="1", ANSWER_SECONDS="0.5")
+                self.assertEqual((first["waited_at"], second["waited_at"], first["failed"], second["failed"]), ([], [], 1, 1))
+                self.assertLess(max(first["longest"], second["longest"]), 2.0)
 
 
 if __name__ == "__main__":
