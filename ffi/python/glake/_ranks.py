@@ -56,6 +56,10 @@ class Arrival:
         self._parks: bool | None = None
         self._moves: bool | None = None
 
+    def come(self) -> None:
+        """From now on the others may wait for it, until it leaves."""
+        self._ranks.hear(self)
+
     def parks(self) -> bool | None:
         """Whether it is to be parked here, as all ranks are; None: not known yet. Asked for again soon, as ``moves``."""
         return self._heard(self._parks)
@@ -105,10 +109,8 @@ class Ranks:
         self._own_store: Any = None
         threading.Thread(target=self._serve, name="glake-ranks", daemon=True).start()
 
-    def arrive(self, step: int, uses: list[_gate.Use]) -> Arrival:
-        arrival = Arrival(self, step, uses)
+    def hear(self, arrival: Arrival) -> None:
         self._arrivals.put(arrival)
-        return arrival
 
     def are_over(self) -> bool:
         """Whether there is nobody to agree with any more."""

@@ -76,10 +76,11 @@ async def _wait(step: int, sleep: Callable[[float], Coroutine[Any, Any, None]]) 
     """At a safe point, with the other ranks where there are any. Whether it waited."""
     if not _ranks.is_one_of_several():
         return await _park(None, sleep)
-    arrival = _arrive(step)
+    arrival = _arrival(step)
     if arrival is None:
         return False
     try:
+        arrival.come()
         seconds = _MEET_POLL_SECONDS / 16
         while (parks := arrival.parks()) is None:
             await sleep(seconds)
@@ -96,17 +97,16 @@ async def _park(arrival: _ranks.Arrival | None, sleep: Callable[[float], Corouti
     parked = _library.api().Parked([use.number for use in _gate.own_uses()], meanwhile, arrival is not None)
     with parked as waits:
         if arrival is not None:
-            moves = None
-            while moves is None:
+            has_voted = False
+            while not has_voted:
                 try:
-                    moves = arrival.moves(parked.asked(0))
-                    if moves is None:
+                    while (moves := arrival.moves(parked.asked(0))) is None:
                         await sleep(_MEET_POLL_SECONDS)
+                    waits, has_voted = parked.vote(moves) and moves, True
                 except BaseException as error:
                     # The others may have decided already: it hears that first.
                     raised = error
                     arrival.leave()
-            waits = parked.vote(moves) and moves
         # A thread waits in the library, at the end of this block.
         while sleep is not _sleep and not parked.have_gone_on():
             try:
@@ -119,8 +119,8 @@ async def _park(arrival: _ranks.Arrival | None, sleep: Callable[[float], Corouti
     return bool(waits)
 
 
-def _arrive(step: int) -> _ranks.Arrival | None:
-    """Says so to the other ranks, where they can be asked and a shrink here waits for this thread's uses."""
+def _arrival(step: int) -> _ranks.Arrival | None:
+    """What the other ranks are to hear of, where they can be asked and a shrink here waits for this thread's uses."""
     ranks, uses = _ranks.here(), _gate.own_uses()
     if ranks is None or not all(use.is_alone() for use in uses):
         return None
@@ -130,7 +130,7 @@ def _arrive(step: int) -> _ranks.Arrival | None:
         closings = _gate.gate()["closing"]
         if any(use.is_touched(closing) for use in uses if use not in wanted for closing in closings):
             return None
-    return ranks.arrive(step, wanted) if wanted else None
+    return _ranks.Arrival(ranks, step, wanted) if wanted else None
 
 
 async def _sleep(seconds: float) -> None:
