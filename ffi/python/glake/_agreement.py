@@ -32,8 +32,9 @@ from typing import Any, NamedTuple
 # How long a rank tries to meet the others once all have wished, and how long it waits for the work of their GPUs once they have met.
 MEET_SECONDS = 10.0
 DRAIN_SECONDS = 30.0
-# How long it stands at a step at first.
+# How long it stands at a step at first, with few ranks: of many that change the state at once one after the other does.
 STAND_SECONDS = 0.1
+RANKS_A_STAND = 64
 # How long ranks do not try again that were held up in vain. As long as the library parks none of them.
 PAUSE_SECONDS = 5.0
 
@@ -113,7 +114,7 @@ class Rank:
         self._rests_until = float("-inf")
         # Until when it tries to meet the others, and how long it stands at the next step.
         self._meets_until: float | None = None
-        self._stands = STAND_SECONDS
+        self._stands = self._stands_at_first = STAND_SECONDS * max(1.0, ranks / RANKS_A_STAND)
 
     def has_wished(self) -> bool:
         """Whether the others may wait for it."""
@@ -146,12 +147,10 @@ class Rank:
             moment = yield Look(sleeps=True)
             if not moment.wanted:
                 return (yield from self.withdraw())
-            if moment.now >= (self._meets_until or now):
-                yield from self._change(lambda found: found.over(ABORT) if self._is_met_in_vain(found, step) else found)
+            if self._meets_until and moment.now >= self._meets_until:
+                yield from self._change(lambda found: found.over(ABORT) if self._is_in_vain(found, step) else found)
             elif moment.now >= until:
-                yield from self._change(
-                    lambda found: found._replace(step=step + 1, stand=0) if self._is_met_in_vain(found, step) else found
-                )
+                yield from self._change(lambda found: found._replace(step=step + 1, stand=0) if self._is_in_vain(found, step) else found)
 
     def agree(self) -> Actions:
         """All are to be parked, and this rank is. Whether its memory moves, as that of all others."""
@@ -194,7 +193,7 @@ class Rank:
             return found._replace(step=step, stand=self._own)
         return found._replace(stand=found.stand | self._own) if found.step == step else found
 
-    def _is_met_in_vain(self, found: State, step: int) -> bool:
+    def _is_in_vain(self, found: State, step: int) -> bool:
         return found.round == self._round and found.step == step and found.stand != self._all
 
     def _withdrawn(self, found: State) -> State:
@@ -218,7 +217,7 @@ class Rank:
 
     def _forget(self) -> None:
         """Nobody has been waited for in this round."""
-        self._meets_until, self._stands = None, STAND_SECONDS
+        self._meets_until, self._stands = None, self._stands_at_first
 
     def _change(self, change: Change) -> Changes:
         """Changes the state, unless another did: then that one's. What stands then."""

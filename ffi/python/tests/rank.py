@@ -55,36 +55,16 @@ class Store:
             self.place = file.seek(0, os.SEEK_END)
         return self.values.get(key)
 
-    def add(self, key, amount):
-        return int(self.change(key, lambda value: str(int(value or 0) + amount)))
-
     def compare_set(self, key, expected, desired):
         found = self.change(key, lambda value: desired if (value or "") == expected else None)
         return (expected if found is None else found).encode()
 
-    def delete_key(self, key):
-        return self.change(key, lambda value: "") == ""
-
     def keys(self):
         self.change("", lambda value: None)
-        return [key for key, value in self.values.items() if value]
+        return list(self.values)
 
     def size(self):
         return self.path.stat().st_size
-
-
-class Prefix:
-    def __init__(self, prefix, store):
-        self.prefix, self.store = prefix, store
-
-    def add(self, key, amount):
-        return self.store.add(f"{self.prefix}/{key}", amount)
-
-    def compare_set(self, key, expected, desired):
-        return self.store.compare_set(f"{self.prefix}/{key}", expected, desired)
-
-    def delete_key(self, key):
-        return self.store.delete_key(f"{self.prefix}/{key}")
 
 
 store = Store(sys.argv[3])
@@ -95,7 +75,6 @@ torch.distributed = types.SimpleNamespace(
     is_initialized=lambda: True,
     get_world_size=lambda: RANKS,
     get_rank=lambda: OWN,
-    PrefixStore=Prefix,
     distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: store),
 )
 
@@ -289,6 +268,7 @@ def groups():
         store = Store(store.path)
     shrinks.join()
     all_reduce(0)
+    begun.clear()
     shrinks = Shrinks(3, timeout=2.0)
     shrinks.start()
     steps = Steps().run(shrinks.is_over)
@@ -348,7 +328,7 @@ def signals():
         parked.append(waited)
         shrinks.join()
         glake.refill("weights")
-    return {"raised": raised, "parked": parked, "longest": longest, "keys": len(store.keys()), "state": store.values}
+    return {"raised": raised, "parked": parked, "longest": longest, "keys": len(store.keys())}
 
 
 def dies():

@@ -1,5 +1,6 @@
 """How ranks agree to be parked, by itself: a store, a clock and steps that depend on one another are played, in any order, with any faults."""
 
+import heapq
 import random
 import unittest
 
@@ -342,6 +343,56 @@ class Together(unittest.TestCase):
                 world.run(now + world.random.uniform(0, 20) if group < 2 else float("inf"))
                 now = world.now
             self.assertGreater(self.check_rounds(world, f"seed {seed}"), 0)
+
+
+class Many(unittest.TestCase):
+    """So many ranks, all of which shrink at once, in steps of a collective each, and a store that does one thing at a time."""
+
+    REQUEST, WAY, STEP = 30e-6, 100e-6, 5e-3
+
+    def agree(self, count):
+        """After how long they have, and at which step."""
+        order, store, ranks = random.Random(count), Store(), [Rank(count, own) for own in range(count)]
+        # As `_ranks`.
+        poll = 0.001 * max(1.0, count / 16)
+        lives = [self.live(rank) for rank in ranks]
+        events = [(order.uniform(0, self.STEP), own, None) for own in range(count)]
+        heapq.heapify(events)
+        is_free_at, came, ended = 0.0, [], []
+        while events:
+            now, own, answer = heapq.heappop(events)
+            if isinstance(answer, (Read, Swap)):
+                answer = store.answer(answer)
+                now += self.WAY
+            action = lives[own].send(answer(now) if callable(answer) else answer)
+            while isinstance(action, (Look, Asked)) and not getattr(action, "sleeps", False):
+                action = lives[own].send(Moment(now, True) if isinstance(action, Look) else 1)
+            if isinstance(action, Look):
+                heapq.heappush(events, (now + poll * order.uniform(0.5, 1.5), own, lambda now: Moment(now, True)))
+            elif isinstance(action, (Read, Swap)):
+                is_free_at = max(is_free_at, now + self.WAY) + self.REQUEST
+                heapq.heappush(events, (is_free_at, own, action))
+            elif isinstance(action, bool):
+                ended.append((action, now))
+            else:
+                came.append(own)
+                if len(came) == count:
+                    for own in came:
+                        heapq.heappush(events, (now + self.STEP * order.uniform(1, 1.2), own, None))
+                    came = []
+        self.assertTrue(len(ended) == count and all(moves for moves, _ in ended))
+        return max(now for _, now in ended)
+
+    def live(self, rank):
+        step = 0
+        while not (yield from rank.meet(step)):
+            step += 1
+            yield "a collective"
+        yield (yield from rank.agree())
+
+    def test_they_agree_soon(self):
+        self.assertLess(self.agree(16), 0.1)
+        self.assertLess(self.agree(256), 1.0)
 
 
 def ask(store, actions, looks=(), asked=1):
