@@ -481,6 +481,13 @@ class Alone(unittest.TestCase):
             self.assertFalse(ask(self.store, self.first.meet(3)))
             self.assertEqual(self.store.state, State(8, wished=1))
 
+    def test_what_a_group_decided_that_began_anew_without_it_moves_nothing_of_a_rank(self):
+        self.assertFalse(ask(self.store, self.first.meet(3)))
+        self.store.state = State(wished=3, step=4, stand=2)
+        self.assertTrue(ask(self.store, self.first.meet(4)))
+        self.store.state = State(2, MOVE)
+        self.assertFalse(ask(self.store, self.first.agree()))
+
     def test_where_the_store_fails_at_any_request_nothing_moves_but_what_was_agreed(self):
         for fails_at in range(40):
             store, ranks = Store(), [Rank(2, 0), Rank(2, 1)]

@@ -138,7 +138,7 @@ class Threads(unittest.TestCase):
     def setUp(self):
         self.unwanted = set()
         wanted = mock.patch.object(_ranks, "_is_wanted", lambda uses: any(use not in self.unwanted for use in uses))
-        for patch in (wanted, mock.patch.object(_ranks, "_ANSWER_SECONDS", 0.4), mock.patch.multiple(_ranks._agreement, MEET_SECONDS=1.0, DRAIN_SECONDS=0.5)):
+        for patch in (wanted, mock.patch.object(_ranks, "_ANSWER_SECONDS", 0.4), mock.patch.multiple(_ranks._agreement, MEET_SECONDS=0.7, DRAIN_SECONDS=0.4)):
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -276,7 +276,7 @@ class Threads(unittest.TestCase):
         warnings.simplefilter("ignore", RuntimeWarning)
         raised = 0
         for second in (None, 3):
-            for place in itertools.count():
+            for place in itertools.count(step=1 if second is None else 3):
                 interrupts = Interrupts(place, second)
                 with self.subTest(place=place, second=second), Parked.of_a_rank() as (ranks, other, store):
                     votes, others = self.both_at(ranks, other, 0)
@@ -388,6 +388,8 @@ class Parked:
         return 1
 
     def vote(self, yes):
+        if self.has_voted:
+            return False
         self.has_voted = True
         self.votes.append(yes)
         return True
