@@ -5,17 +5,17 @@
     rank 0   ─ 7 wish ──── 8 ─────────────── 9 "all stop at 10" ── 10 stands ──┐          drained ─┐
     rank 1   ─ 7 ───────── 8 ─ wish ──────── 9 ─────────────────── 10 stands ──┴─ all stand ─ drained ┴─ "move": its memory leaves
 
-A rank wishes when a shrink of its own waits for it, and goes on. The first that finds that all have wished says at which step they stop: the
-next one, for another may wait for this rank inside of it, and can have passed this one, but not the next where each step has a collective
-that its host waits for. At that step a rank stands and waits. Who finds that it has gone further names its own step, and who stands behind
-goes on to that: all work up to there is enqueued or done where it was named, and needs nobody who waits. Who stands in vain for a while
-names the next step, for another may be further and wait for this rank, on its host; each time it waits twice as long as before. A rank
-that is wanted no longer withdraws, and who stands goes on.
+A rank wishes when a shrink of its own waits for it, and goes on. The first that finds that all have wished says at which step they stop:
+the next one, for another may wait for this rank inside of it, and can have passed this one, but not the next where each step has a
+collective that its host waits for. At that step a rank stands and waits. Who finds that it has gone further names its own step, and who
+stands behind goes on to that: all work up to there is enqueued or done where it was named, and needs nobody who waits. Who stands in vain
+for a while names the next step, for another may be further and wait for this rank, on its host; each time it waits twice as long as
+before. A rank that is wanted no longer withdraws, and who stands goes on.
 
-All that ranks tell one another is one value in the store, the ``State``. Each change of it depends on all of what it was, so that of two at
-once one is made anew: a timeout and the last arrival cannot disagree, nothing counts twice, and nothing is left behind. A round is over with
-its outcome: "move", by the last rank whose GPU has ended its work, or "abort", by whoever has waited for too long. Nothing of any rank moves
-before "move".
+All that ranks tell one another is one value in the store, the ``State``. Each change of it depends on all of what it was, so that of two
+at once one is made anew: a timeout and the last arrival cannot disagree, nothing counts twice, and nothing is left behind. A round is over
+with its outcome: "move", by the last rank whose GPU has ended its work, or "abort", by whoever has waited for too long. Nothing of any
+rank moves before "move".
 
 Invariants: a rank is said to stand where it does, and goes on only once that is said no longer; while all stand, no step changes. "move"
 only where all stand at one step and have ended their work. Every wait has an end, whatever becomes of the others. A rank that cannot reach
@@ -121,8 +121,8 @@ class Rank:
         return self._round is not None
 
     def meet(self, step: int) -> Actions:
-        """At a safe point that is the ``step``-th of this rank, where a shrink waits for it. Whether it is to be parked here, with all others;
-        ``agree`` follows then."""
+        """At a safe point that is the ``step``-th of this rank, where a shrink waits for it. Whether it is to be parked here, with all
+        others; ``agree`` follows then."""
         now = (yield Look(sleeps=False)).now
         if self._round is None:
             if now < self._rests_until:

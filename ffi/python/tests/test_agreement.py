@@ -509,7 +509,9 @@ class Alone(unittest.TestCase):
                     if isinstance(action, Look) and action.sleeps:
                         yield
                     self.now += 0.01
-                    answer = Moment(self.now, True) if isinstance(action, Look) else 1 if isinstance(action, Asked) else store.answer(action)
+                    answer = (
+                        Moment(self.now, True) if isinstance(action, Look) else 1 if isinstance(action, Asked) else store.answer(action)
+                    )
 
             def live(own):
                 for step in range(8):

@@ -138,7 +138,11 @@ class Threads(unittest.TestCase):
     def setUp(self):
         self.unwanted = set()
         wanted = mock.patch.object(_ranks, "_is_wanted", lambda uses: any(use not in self.unwanted for use in uses))
-        for patch in (wanted, mock.patch.object(_ranks, "_ANSWER_SECONDS", 0.4), mock.patch.multiple(_ranks._agreement, MEET_SECONDS=0.7, DRAIN_SECONDS=0.4)):
+        for patch in (
+            wanted,
+            mock.patch.object(_ranks, "_ANSWER_SECONDS", 0.4),
+            mock.patch.multiple(_ranks._agreement, MEET_SECONDS=0.7, DRAIN_SECONDS=0.4),
+        ):
             patch.start()
             self.addCleanup(patch.stop)
 
