@@ -346,7 +346,16 @@ with glake.active("weights"):
         )
 
     def test_a_program_that_ends_is_not_kept(self):
-        child.check(self, BEGIN + "threading.Thread(target=steps).start()\nglake.shrink('weights')\n")
+        child.check(
+            self,
+            BEGIN
+            + """
+threading.Thread(target=steps).start()
+while not glake.gate()["uses"]:
+    time.sleep(0.001)
+glake.shrink("weights")
+""",
+        )
 
 
 if __name__ == "__main__":
