@@ -3,64 +3,82 @@
 ::
 
     rank 0   ─ 7 wish ──── 8 ─────────────── 9 "all stop at 10" ── 10 stands ──┐          drained ─┐
-    rank 1   ─ 7 ───────── 8 ─ wish ──────── 9 ─────────────────── 10 stands ──┴─ "park" ─ drained ┴─ "move": its memory leaves
+    rank 1   ─ 7 ───────── 8 ─ wish ──────── 9 ─────────────────── 10 stands ──┴─ all stand ─ drained ┴─ "move": its memory leaves
 
-A rank wishes when a shrink of its own waits for it, and goes on. The first that finds that all have wished says at which step they stop: the
-next one, for another may wait for this rank inside of it, and can have passed this one, but not the next where each step has a collective
-that its host waits for. At that step a rank stands and waits. Who finds that it has gone further names its own step, and who stands behind
-goes on to that: all work up to there is enqueued or done where it was named, and needs nobody who waits. Who stands in vain for a while
-names the next step, for another may be further and wait for this rank, on its host; each time it waits twice as long as before.
+A rank wishes when a shrink of its own waits for it, and goes on. The first that finds that all have wished says at which step they stop:
+the next one, for another may wait for this rank inside of it, and can have passed this one, but not the next where each step has a
+collective that its host waits for. At that step a rank stands and waits. Who finds that it has gone further names its own step, and who
+stands behind goes on to that: all work up to there is enqueued or done where it was named, and needs nobody who waits. Who stands in vain
+for a while names the next step, for another may be further and wait for this rank, on its host; each time it waits twice as long as
+before. A rank that is wanted no longer withdraws, and who stands goes on.
 
-The step is one value in the store, changed only from what it was: to a greater step, or, by the rank that completes it, to "park", or to the
-opposite by whoever has waited too long. So a timeout and the last arrival cannot disagree. The second decision is one value too: "move", by
-the last rank whose GPU has ended its work, or the opposite. Nothing of any rank moves before "move".
+All that ranks tell one another is one value in the store, the ``State``. Each change of it depends on all of what it was, so that of two
+at once one is made anew: a timeout and the last arrival cannot disagree, nothing counts twice, and nothing is left behind. A round is over
+with its outcome: "move", by the last rank whose GPU has ended its work, or "abort", by whoever has waited for too long. Nothing of any
+rank moves before "move".
 
-A round is over with its decision, which each of its ranks reads before it wishes again: all count rounds alike, and no number comes twice.
-
-Invariants: "park" only where all ranks stand at one step and none goes on from it. "move" only after "park", where all have ended their
-work. Every wait has an end, whatever becomes of the others. A rank that cannot reach the store any more does not move.
+Invariants: a rank is said to stand where it does, and goes on only once that is said no longer; while all stand, no step changes. "move"
+only where all stand at one step and have ended their work. Every wait has an end, whatever becomes of the others. A rank that cannot reach
+the store any more does not move.
 
 Nothing here knows a clock, a store or a GPU: ``_ranks`` does.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 # How long a rank tries to meet the others once all have wished, and how long it waits for the work of their GPUs once they have met.
 MEET_SECONDS = 10.0
 DRAIN_SECONDS = 30.0
-# How long it stands at a step at first.
+# How long it stands at a step at first, with few ranks: of many that change the state at once one after the other does.
 STAND_SECONDS = 0.1
+RANKS_A_STAND = 64
 # How long ranks do not try again that were held up in vain. As long as the library parks none of them.
 PAUSE_SECONDS = 5.0
 
-PARK, MOVE = "park", "move"
-# Against it: a rank gave up waiting, or one has no reason to be parked any more and nobody is to blame.
-ABORT, WITHDRAWN = "abort", "withdrawn"
+MOVE, ABORT = "move", "abort"
 
 
-class Add(NamedTuple):
-    """Adds to a number in the store, which begins with 0; answers it."""
+class State(NamedTuple):
+    """What the ranks know of one another. A set of ranks has a bit for each."""
 
-    key: str
-    amount: int = 1
+    round: int = 0
+    # Of the round before. Each rank reads it before the next round can have one: that takes the wishes of all.
+    outcome: str = ""
+    wished: int = 0
+    # Where all stop, once all have wished.
+    step: int | None = None
+    # Those that wait at that step, and of these, once all do, those whose work has ended.
+    stand: int = 0
+    drained: int = 0
+
+    def __str__(self) -> str:
+        step = "-" if self.step is None else self.step
+        return f"{self.round} {self.outcome or '-'} {self.wished:x} {step} {self.stand:x} {self.drained:x}"
+
+    @staticmethod
+    def of(text: str) -> State:
+        """What was written."""
+        number, outcome, wished, step, stand, drained = text.split()
+        at = None if step == "-" else int(step)
+        return State(int(number), outcome.strip("-"), int(wished, 16), at, int(stand, 16), int(drained, 16))
+
+    def over(self, outcome: str) -> State:
+        """The next round, in which nobody has wished."""
+        return State(self.round + 1, outcome)
+
+
+class Read(NamedTuple):
+    """Answers the state."""
 
 
 class Swap(NamedTuple):
-    """Writes a text into the store where ``expected`` stands, or nothing yet and that is ""; answers what stands there then."""
+    """Writes a state where ``expected`` stands; answers what stands there then."""
 
-    key: str
-    expected: str
-    desired: str
-
-
-class Erase(NamedTuple):
-    """Nobody looks at these any more."""
-
-    keys: tuple[str, ...]
+    expected: State
+    desired: State
 
 
 class Moment(NamedTuple):
@@ -80,136 +98,134 @@ class Asked(NamedTuple):
     """Whether the work here has ended: 1; 0: not yet; -1: no shrink waits for it any more."""
 
 
-class Vote(NamedTuple):
-    """Says whether the memory here moves; answers whether that is heard."""
-
-    yes: bool
-
-
-Action = Add | Swap | Erase | Look | Asked | Vote
+Action = Read | Swap | Look | Asked
+Change = Callable[[State], State]
 Actions = Generator[Action, Any, bool]
-
-
-class Phase(enum.Enum):
-    OUT = enum.auto()
-    WISHED = enum.auto()
-    DECIDED = enum.auto()
+Changes = Generator[Action, Any, State]
 
 
 class Rank:
-    """One of so many ranks. Each of its methods is run to its end before the next; one that is cut off is followed by ``give_up``."""
+    """One of so many ranks. Each of its methods is run to its end before the next."""
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._round = 0
-        self._phase = Phase.OUT
+    def __init__(self, ranks: int, own: int) -> None:
+        self._all, self._own = (1 << ranks) - 1, 1 << own
+        # In which it has wished.
+        self._round: int | None = None
         self._rests_until = float("-inf")
-        # Of this round: until when it tries to meet the others, and how long it stands at the next step.
+        # Until when it tries to meet the others, and how long it stands at the next step.
         self._meets_until: float | None = None
-        self._stands = STAND_SECONDS
+        self._stands = self._stands_at_first = STAND_SECONDS * max(1.0, ranks / RANKS_A_STAND)
 
     def has_wished(self) -> bool:
         """Whether the others may wait for it."""
-        return self._phase is not Phase.OUT
+        return self._round is not None
 
     def meet(self, step: int) -> Actions:
-        """At a safe point that is the ``step``-th of this rank, where a shrink waits for it. Whether it is to be parked here, with all others;
-        ``agree`` follows then."""
+        """At a safe point that is the ``step``-th of this rank, where a shrink waits for it. Whether it is to be parked here, with all
+        others; ``agree`` follows then."""
         now = (yield Look(sleeps=False)).now
-        if self._phase is Phase.OUT:
+        if self._round is None:
             if now < self._rests_until:
                 return False
-            self._phase = Phase.WISHED
-            wishes = yield Add(self._key("wishes"))
-            if wishes == self._ranks and self._round > 0:
-                # All have left the round before.
-                yield Erase(tuple(f"{self._round - 1}/{name}" for name in ("wishes", "step", "drained", "second")))
-        else:
-            wishes = yield Add(self._key("wishes"), 0)
-        found: str = yield self._read("step")
-        if not found and wishes == self._ranks:
-            found = yield Swap(self._key("step"), "", str(step + 1))
-        while found.isdecimal() and int(found) < step:
-            found = yield Swap(self._key("step"), found, str(step))
-        if found == str(step):
-            found = yield from self._stand(step, now)
-        if found == PARK:
-            self._phase = Phase.DECIDED
-        elif found and not found.isdecimal():
-            self._leave(found, (yield Look(sleeps=False)).now)
-        return found == PARK
-
-    def agree(self, waits: bool) -> Actions:
-        """All are to be parked, and this rank is where it ``waits``. Whether its memory moves, as that of all others."""
-        end = (yield Look(sleeps=False)).now + DRAIN_SECONDS
-        second, drained = "", False
-        while not second:
-            if not drained:
-                asked = (yield Asked()) if waits else -1
-                drained = asked > 0
-                if asked < 0:
-                    second = yield Swap(self._key("second"), "", ABORT)
-                elif drained and (yield Add(self._key("drained"))) == self._ranks:
-                    second = yield Swap(self._key("second"), "", MOVE)
-            second = second or (yield self._read("second"))
-            if not second and (yield Look(sleeps=True)).now >= end:
-                second = yield Swap(self._key("second"), "", ABORT)
-        return (yield from self._vote(second))
-
-    def give_up(self) -> Actions:
-        """Whatever it was about: the others are told. Whether its memory moves nonetheless: it was too late."""
-        if self._phase is Phase.OUT:
-            return False
-        if self._phase is Phase.WISHED:
-            found: str = yield self._read("step")
-            while not found or found.isdecimal():
-                found = yield Swap(self._key("step"), found, WITHDRAWN)
-            if found != PARK:
-                self._leave(found, (yield Look(sleeps=False)).now)
+            self._round = (yield from self._change(self._wish)).round
+            self._forget()
+        until = None
+        while True:
+            state = yield from self._change(lambda found: self._arrive(found, step))
+            if state.round != self._round:
+                yield from self._leave(state)
                 return False
-            self._phase = Phase.DECIDED
-        second = yield Swap(self._key("second"), "", ABORT)
-        return (yield from self._vote(second))
-
-    def _stand(self, step: int, now: float) -> Generator[Action, Any, str]:
-        """Waits at the step for the others; what stands in its place then."""
-        if self._meets_until is None:
-            self._meets_until = now + MEET_SECONDS
-        until, self._stands = now + self._stands, 2 * self._stands
-        key, place, own = self._key("step"), self._key(f"at/{step}"), str(step)
-        met = yield Add(place)
-        found: str = own
-        if met == self._ranks:
-            found = yield Swap(key, own, PARK)
-        while found == own:
+            if state.stand == self._all:
+                return True
+            if state.step != step:
+                if state.step is None:
+                    self._forget()
+                return False
+            if until is None:
+                self._meets_until = self._meets_until or now + MEET_SECONDS
+                until, self._stands = now + self._stands, 2 * self._stands
             moment = yield Look(sleeps=True)
             if not moment.wanted:
-                found = yield Swap(key, own, WITHDRAWN)
-            elif moment.now >= self._meets_until:
-                found = yield Swap(key, own, ABORT)
+                return (yield from self.withdraw())
+            if self._meets_until and moment.now >= self._meets_until:
+                yield from self._change(lambda found: found.over(ABORT) if self._is_in_vain(found, step) else found)
             elif moment.now >= until:
-                found = yield Swap(key, own, str(step + 1))
-            else:
-                found = yield self._read("step")
-        if met == 1:
-            yield Erase((place,))
-        return found
+                yield from self._change(lambda found: found._replace(step=step + 1, stand=0) if self._is_in_vain(found, step) else found)
 
-    def _vote(self, second: str) -> Actions:
-        heard: bool = yield Vote(second == MOVE)
-        self._leave(second, (yield Look(sleeps=False)).now)
-        return heard and second == MOVE
+    def agree(self) -> Actions:
+        """All are to be parked, and this rank is. Whether its memory moves, as that of all others."""
+        end, is_late = (yield Look(sleeps=False)).now + DRAIN_SECONDS, False
+        while True:
+            asked = (yield Asked()) if not is_late else -1
+            state = yield from self._change(lambda found: self._drain(found, asked))
+            if state.round != self._round:
+                break
+            is_late = (yield Look(sleeps=True)).now >= end
+        # Of a round after the next one this rank knows nothing: it was begun anew without this one.
+        moves = state.outcome == MOVE and state.round - 1 == self._round
+        yield from self._leave(state)
+        return moves
 
-    def _leave(self, outcome: str, now: float) -> None:
+    def withdraw(self) -> Actions:
+        """It has no reason to be parked any more. Whether it is to be nonetheless: all stand; ``agree`` follows then."""
+        if self._round is None:
+            return False
+        state = yield from self._change(self._withdrawn)
+        if state.round != self._round:
+            yield from self._leave(state)
+        elif state.stand == self._all:
+            return True
+        self._round = None
+        return False
+
+    def _wish(self, found: State) -> State:
+        if found.wished & self._own:
+            # An earlier group left it. Who of that is there still begins anew too.
+            found = found.over("")
+        return found._replace(wished=found.wished | self._own)
+
+    def _arrive(self, found: State, step: int) -> State:
+        if found.round != self._round or found.wished != self._all:
+            return found
+        if found.step is None:
+            return found._replace(step=step + 1)
+        if found.step < step:
+            return found._replace(step=step, stand=self._own)
+        return found._replace(stand=found.stand | self._own) if found.step == step else found
+
+    def _is_in_vain(self, found: State, step: int) -> bool:
+        return found.round == self._round and found.step == step and found.stand != self._all
+
+    def _withdrawn(self, found: State) -> State:
+        if found.round != self._round or found.stand == self._all:
+            return found
+        return found._replace(wished=found.wished & ~self._own, step=None, stand=0)
+
+    def _drain(self, found: State, asked: int) -> State:
+        if found.round != self._round or not asked:
+            return found
+        if asked < 0:
+            return found.over(ABORT)
+        found = found._replace(drained=found.drained | self._own)
+        return found.over(MOVE) if found.drained == self._all else found
+
+    def _leave(self, state: State) -> Generator[Action, Any, None]:
         """The round is over."""
-        self._phase = Phase.OUT
-        self._round += 1
-        self._meets_until, self._stands = None, STAND_SECONDS
-        if outcome == ABORT:
-            self._rests_until = now + PAUSE_SECONDS
+        if state.outcome == ABORT:
+            self._rests_until = (yield Look(sleeps=False)).now + PAUSE_SECONDS
+        self._round = None
 
-    def _key(self, name: str) -> str:
-        return f"{self._round}/{name}"
+    def _forget(self) -> None:
+        """Nobody has been waited for in this round."""
+        self._meets_until, self._stands = None, self._stands_at_first
 
-    def _read(self, name: str) -> Swap:
-        return Swap(self._key(name), "", "")
+    def _change(self, change: Change) -> Changes:
+        """Changes the state, unless another did: then that one's. What stands then."""
+        while True:
+            found: State = yield Read()
+            desired = change(found)
+            if desired != found:
+                found = yield Swap(found, desired)
+            if desired == found:
+                return found
+            yield Look(sleeps=True)

@@ -51,13 +51,23 @@ def _here() -> _Member:
     return task or threading.current_thread()
 
 
-class _Use:
+class Use:
     """A use of the gate, and how many blocks of which threads and tasks are part of it."""
 
-    __slots__ = ("members", "number")
+    __slots__ = ("members", "number", "tags")
 
-    def __init__(self, number: int) -> None:
-        self.number, self.members = number, {_here(): 1}
+    def __init__(self, number: int, tags: tuple[str, ...]) -> None:
+        self.number, self.tags, self.members = number, tags, {_here(): 1}
+
+    def is_alone(self) -> bool:
+        """Whether one thread or task is inside, and no other."""
+        return len(self.members) == 1
+
+    def is_touched(self, closing: list[str] | None) -> bool:
+        """Whether a shrink of these regions (None: of all) waits for it: what lies in none is a part of every use."""
+        if closing is None or not self.tags:
+            return True
+        return any(tag in self.tags or tag == "default" or tag.startswith("graph ") for tag in closing)
 
     def join(self, member: _Member) -> bool:
         """With the lock held, one part more. False where it is parked: who joins late begins a use of its own."""
@@ -84,9 +94,9 @@ class _Block:
 
     __slots__ = ("member", "of", "tags", "use")
 
-    def __init__(self, of: active, tags: frozenset[str] | None, use: _Use) -> None:
+    def __init__(self, of: active, tags: frozenset[str] | None, use: Use) -> None:
         self.of, self.tags, self.member = of, tags, _here()
-        self.use: _Use | None = use
+        self.use: Use | None = use
 
     def is_open(self) -> bool:
         return self.use is not None
@@ -102,15 +112,6 @@ _inside: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar("gl
 
 # What notes that blocks begin, for those who want at least one: `glake.asgi.Gate(grain="step")`.
 steps_begun: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("glake_steps_begun", default=None)
-
-
-# Told when a use has ended.
-_told: list[Callable[[], None]] = []
-
-
-def on_use_end(tell: Callable[[], None]) -> None:
-    """Calls it after the end of each use."""
-    _told.append(tell)
 
 
 class active:
@@ -150,7 +151,7 @@ class active:
 
     def __enter__(self) -> active:
         if not self._join():
-            self._note(_Use(self._enter(WHEN_CLOSED[self._when_closed])))
+            self._note(Use(self._enter(WHEN_CLOSED[self._when_closed]), self._tags))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -164,8 +165,6 @@ class active:
         _inside.set(tuple(block for block in inside if block.is_open()))
         if use is not None and last:
             _library.api().use_end(use.number)
-            for tell in _told:
-                tell()
 
     async def __aenter__(self) -> active:
         if not self._join():
@@ -175,7 +174,7 @@ class active:
                 if self._when_closed == "refuse":
                     raise
                 number = await _waiting.wait(self._tags, self._when_closed, self._timeout)
-            self._note(_Use(number))
+            self._note(Use(number, self._tags))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -230,7 +229,7 @@ class active:
         timeout = -1 if self._timeout is None else int(self._timeout * 1000)
         return _waiting.enter(self._tags, when_closed, timeout)
 
-    def _note(self, use: _Use) -> None:
+    def _note(self, use: Use) -> None:
         block = _Block(self, frozenset(self._tags) or None, use)
         with _lock:
             self._open.append(block)
@@ -240,18 +239,11 @@ class active:
             begun.append(True)
 
 
-def own_uses() -> list[int]:
-    """The numbers of the uses that the calling thread or task has blocks of."""
+def own_uses() -> list[Use]:
+    """The uses that the calling thread or task has blocks of."""
     member = _here()
     uses = [block.use for block in _inside.get()]
-    return list(dict.fromkeys(use.number for use in uses if use is not None and member in use.members))
-
-
-def is_alone() -> bool:
-    """Whether no other thread or task is part of the uses that the caller has blocks of."""
-    member = _here()
-    uses = [block.use for block in _inside.get()]
-    return all(use is None or member not in use.members or len(use.members) == 1 for use in uses)
+    return list(dict.fromkeys(use for use in uses if use is not None and member in use.members))
 
 
 def is_inside() -> bool:

@@ -1,7 +1,17 @@
-"""This process as one of several ranks: asks the store of torch's process group, the gate and the clock what ``_agreement`` wants to know.
+"""This process as one of several ranks: a thread of its own does what ``_agreement`` says, with the store of torch's process group.
 
-The store is asked by a thread of its own, on a connection of its own where torch makes one: one whose server is gone may never answer, and
-others of this process may wait in it. A store that failed once, or took too long, is not asked again.
+::
+
+    thread or task at a safe point                         the ranks' thread                     the store
+    Arrival: the step, its uses ─────────────── queue ──►  meet ◄───── reads, swaps ─────►       one value
+             whether it is there, wanted, drained ──────►  agree
+             whether all are parked, whether it moves ◄──
+
+No signal comes to the ranks' thread and no task of it is cancelled, so nothing cuts the agreement off: whoever leaves a safe point says so
+with one word, and one that left without a word has not been heard of for a while. Nor does a store whose server is gone hold anybody but
+that thread: one that takes too long is not asked again, nor one that failed.
+
+A wish lasts as long as a shrink waits for one of the uses that were wished for, whatever else begins and ends meanwhile.
 """
 
 from __future__ import annotations
@@ -9,142 +19,204 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+import weakref
 from typing import Any
 
 from . import _agreement, _gate, _library
-from ._agreement import Action, Actions, Add, Asked, Erase, Look, Moment, Swap, Vote
+from ._agreement import Action, Actions, Asked, Look, Moment, Read, State
 
 _logger = logging.getLogger("glake")
 
-# How long the store may take for an answer.
+# How long the store may take for an answer, and how long who is at a safe point may not be heard of.
 _ANSWER_SECONDS = 5.0
 # How often who waits looks, with few ranks: all ask one store.
 _POLL_SECONDS = 0.001
 _RANKS_A_POLL = 16
+# How often it looks whether a shrink still waits for what it has wished for.
+_WISH_SECONDS = 0.02
+
+# The program's numbers stay as they are.
+_random = random.Random()
 
 
-class Gone(Exception):
-    """The store does not answer."""
+class _Over(Exception):
+    """There is nobody to agree with any more."""
 
 
-class _Client:
-    """A store that is asked with an end."""
+class Arrival:
+    """A thread or task at a safe point, with those of its uses that a shrink waits for: what it tells the ranks' thread, and hears of it."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self._asks: queue.SimpleQueue[tuple[Callable[[Any], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
-        self._works = True
-        threading.Thread(target=self._serve, name="glake-ranks", daemon=True).start()
+    def __init__(self, ranks: Ranks, step: int, uses: list[_gate.Use]) -> None:
+        self._ranks, self.step, self.uses = ranks, step, uses
+        self._seen, self._is_there, self._asked = time.monotonic(), True, 0
+        self._parks: bool | None = None
+        self._moves: bool | None = None
 
-    def _serve(self) -> None:
-        while True:
-            ask, answer = self._asks.get()
-            try:
-                answer.put(ask(self._store))
-            except Exception as error:
-                answer.put(error)
+    def come(self) -> None:
+        """From now on the others may wait for it, until it leaves."""
+        self._ranks.hear(self)
 
-    def ask(self, ask: Callable[[Any], Any]) -> Any:
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        if not self._works:
-            raise Gone
-        self._asks.put((ask, answer))
-        try:
-            found = answer.get(timeout=_ANSWER_SECONDS)
-        except queue.Empty:
-            found = TimeoutError(f"no answer in {_ANSWER_SECONDS:g} s")
-        if isinstance(found, Exception):
-            self._works = False
-            _logger.warning("the store of the process group failed (%s): this rank is not parked at safe points any more", found)
-            raise Gone from found
-        return found
+    def parks(self) -> bool | None:
+        """Whether it is to be parked here, as all ranks are; None: not known yet. Asked for again soon, as ``moves``."""
+        return self._heard(self._parks)
+
+    def moves(self, asked: int) -> bool | None:
+        """Whether the memory of all moves, once it is parked; it tells how that stands here, as ``_agreement.Asked``."""
+        self._asked = asked
+        return self._heard(self._moves)
+
+    def leave(self) -> None:
+        """It waits no longer: nothing is to move, if that can still be said."""
+        self._is_there = False
+
+    def _heard(self, answer: bool | None) -> bool | None:
+        self._seen = time.monotonic()
+        return False if answer is None and self._ranks.are_over() else answer
+
+    # The ranks' thread asks and tells:
+
+    def asked(self) -> int:
+        is_there = self._is_there and time.monotonic() - self._seen < _ANSWER_SECONDS and threading.main_thread().is_alive()
+        return self._asked if is_there else -1
+
+    def is_wanted(self) -> bool:
+        return self.asked() >= 0 and _is_wanted(self.uses)
+
+    def tell(self, parks: bool, moves: bool | None = None) -> None:
+        self._moves, self._parks = moves, parks
 
 
 class Ranks:
     """The ranks of the default process group, as this one meets them."""
 
     def __init__(self, store: Any, ranks: int, own: int) -> None:
-        self._rank = _agreement.Rank(ranks)
-        self._own = own
+        self._rank = _agreement.Rank(ranks, own)
+        self._key = f"glake/park/{ranks}"
         self._sleep = _POLL_SECONDS * max(1.0, ranks / _RANKS_A_POLL)
-        self._client = _Client(store)
-        self._is_known = False
-        # One thread at a time: of several that come to safe points none knows the others' steps.
-        self.turn = threading.Lock()
+        self._wished_for: list[_gate.Use] = []
+        # None: the group is gone.
+        self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
+        self._are_over = False
+        # The store is being asked since then; first of all for a connection.
+        self._asks_since: float | None = time.monotonic()
+        # Held no longer than by its group: one that lives on is the next group's too, with all that was written.
+        arrivals = self._arrivals
+        self._group_store = weakref.ref(store, lambda _: arrivals.put(None))
+        self._own_store: Any = None
+        threading.Thread(target=self._serve, name="glake-ranks", daemon=True).start()
 
-    def has_wished(self) -> bool:
-        return self._rank.has_wished()
+    def hear(self, arrival: Arrival) -> None:
+        self._arrivals.put(arrival)
 
-    def meet(self, step: int) -> Generator[float, None, bool]:
-        """Whether all ranks are to be parked at this step. Yields how long to sleep, as ``agree``."""
-        if not self._is_known:
-            # What an earlier group wrote is of other rounds, which never end.
-            if self._client.ask(lambda store: int(store.add(f"member/{self._own}", 1))) != 1:
-                self._client.ask(_refuse)
-            self._is_known = True
-        return (yield from self._run(self._rank.meet(step), None))
+    def are_over(self) -> bool:
+        """Whether there is nobody to agree with any more."""
+        since = self._asks_since
+        if since is not None and time.monotonic() - since > _ANSWER_SECONDS:
+            self._end(f"no answer in {_ANSWER_SECONDS:g} s")
+        return self._are_over
 
-    def agree(self, parked: Any, waits: bool) -> Generator[float, None, bool]:
-        """Whether the memory of all moves, for a rank that is at the safe point, where it ``waits`` as ``parked``: it votes."""
-        return (yield from self._run(self._rank.agree(waits), parked))
+    def _end(self, why: str) -> None:
+        if not self._are_over:
+            self._are_over = True
+            _logger.warning("the store of the process group failed (%s): this rank is not parked at safe points any more", why)
 
-    def give_up(self, parked: Any = None) -> None:
-        """Tells the others, and votes accordingly. Raises nothing."""
+    def _serve(self) -> None:
         try:
-            for seconds in self._run(self._rank.give_up(), parked):
-                time.sleep(seconds)
-        except Gone:
-            if parked is not None:
-                parked.vote(False)
+            self._connect()
+            while arrival := self._next():
+                self._meet(arrival)
+        except _Over:
+            pass
+        except Exception as error:
+            self._end(str(error))
+        self._are_over, self._own_store = True, None
 
-    def _run(self, actions: Actions, parked: Any) -> Generator[float, None, bool]:
+    def _next(self) -> Arrival | None:
+        while True:
+            try:
+                return self._arrivals.get(timeout=_WISH_SECONDS if self._rank.has_wished() else None)
+            except queue.Empty:
+                if not _is_wanted(self._wished_for):
+                    self._run(self._rank.withdraw(), None)
+
+    def _meet(self, arrival: Arrival) -> None:
+        if not arrival.is_wanted():
+            arrival.tell(False)
+            return
+        self._wished_for = [use for use in {*self._wished_for, *arrival.uses} if _is_wanted([use])]
+        parks = self._run(self._rank.meet(arrival.step), arrival)
+        arrival.tell(parks)
+        if parks:
+            arrival.tell(True, self._run(self._rank.agree(), arrival))
+        if not self._rank.has_wished():
+            self._wished_for = []
+
+    def _run(self, actions: Actions, arrival: Arrival | None) -> bool:
         answer = None
         while True:
             try:
                 action = actions.send(answer)
             except StopIteration as ended:
                 return bool(ended.value)
-            if isinstance(action, Look) and action.sleeps:
-                yield self._sleep
-            answer = self._answer(action, parked)
+            answer = self._answer(action, arrival)
 
-    def _answer(self, action: Action, parked: Any) -> Any:
+    def _answer(self, action: Action, arrival: Arrival | None) -> Any:
         if isinstance(action, Look):
-            wanted = _library.api().safepoint_wanted() and threading.main_thread().is_alive()
-            return Moment(time.monotonic(), wanted)
+            if action.sleeps:
+                # Not all at once.
+                time.sleep(self._sleep * _random.uniform(0.5, 1.5))
+                self._refuse_others()
+            return Moment(time.monotonic(), arrival is not None and arrival.is_wanted())
         if isinstance(action, Asked):
-            return parked.asked(0)
-        if isinstance(action, Vote):
-            return parked is not None and parked.vote(action.yes)
-        return self._client.ask(lambda store: _ask(store, action))
+            return -1 if arrival is None else arrival.asked()
+        if isinstance(action, Read):
+            # Who reads first writes it: what stands there is not written again, which would make a store's file longer each time.
+            return self._compare_set("", str(State()))
+        return self._compare_set(str(action.expected), str(action.desired))
+
+    def _refuse_others(self) -> None:
+        """One at a time: of several that come to safe points none knows the others' steps."""
+        while not self._arrivals.empty():
+            other = self._arrivals.get()
+            if other is None:
+                raise _Over
+            other.tell(False)
+
+    def _connect(self) -> None:
+        """Makes a connection of its own, where torch does: on one that it shares, its calls take turns with the group's."""
+        try:
+            self._own_store = self._store().clone()
+        except (AttributeError, NotImplementedError, RuntimeError):
+            pass
+        self._asks_since = None
+
+    def _store(self) -> Any:
+        store = self._group_store() if self._own_store is None else self._own_store
+        if store is None or self._are_over:
+            raise _Over
+        return store
+
+    def _compare_set(self, expected: str, desired: str) -> State:
+        self._asks_since = time.monotonic()
+        found = State.of(bytes(self._store().compare_set(self._key, expected, desired)).decode())
+        self._asks_since = None
+        if self._are_over:
+            raise _Over
+        return found
 
 
-def _refuse(_store: Any) -> None:
-    raise ValueError("an earlier group of these ranks used it too: give each group a store or a prefix of its own")
-
-
-def _ask(store: Any, action: Action) -> Any:
-    if isinstance(action, Add):
-        return int(store.add(action.key, action.amount))
-    if isinstance(action, Swap):
-        return bytes(store.compare_set(action.key, action.expected, action.desired)).decode()
-    if isinstance(action, Erase):
-        for key in action.keys:
-            try:
-                store.delete_key(key)
-            except (NotImplementedError, RuntimeError):
-                # Not every store can: a few bytes stay.
-                break
-    return None
+def _is_wanted(uses: list[_gate.Use]) -> bool:
+    """Whether a shrink waits for one of these uses, which can be parked."""
+    return any(use.is_alone() and _library.api().use_wanted(use.number) for use in uses)
 
 
 _lock = threading.Lock()
 # The group's store, and its ranks.
-_known: tuple[Any, Ranks] | None = None
+_known: tuple[weakref.ref[Any], Ranks] | None = None
 
 
 def is_one_of_several() -> bool:
@@ -156,7 +228,7 @@ def is_one_of_several() -> bool:
 
 
 def here() -> Ranks | None:
-    """The ranks of torch's default process group; None where there is none, or it has no store."""
+    """The ranks of torch's default process group; None where there is none, or it has no store, or they are over."""
     global _known
     distributed = _distributed()
     if distributed is None:
@@ -164,31 +236,12 @@ def here() -> Ranks | None:
     try:
         store = distributed.distributed_c10d._get_default_store()
         with _lock:
-            if _known is None or _known[0] is not store:
-                _known = (store, Ranks(_own_part(distributed, store), int(distributed.get_world_size()), int(distributed.get_rank())))
-            return _known[1]
+            if _known is None or _known[0]() is not store:
+                _known = (weakref.ref(store), Ranks(store, int(distributed.get_world_size()), int(distributed.get_rank())))
+            ranks = _known[1]
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None
-
-
-def withdraw() -> None:
-    """The others are not to wait for this rank: no shrink waits for it any more, or its use is over. Does nothing where they do not, or
-    while a thread stands at a safe point."""
-    ranks = None if _known is None else _known[1]
-    if ranks is not None and ranks.has_wished() and ranks.turn.acquire(blocking=False):
-        try:
-            ranks.give_up()
-        finally:
-            ranks.turn.release()
-
-
-def _own_part(distributed: Any, store: Any) -> Any:
-    try:
-        store = store.clone()
-    except (AttributeError, NotImplementedError, RuntimeError):
-        # Its calls take turns with the group's own.
-        pass
-    return distributed.PrefixStore("glake/park", store)
+    return None if ranks.are_over() else ranks
 
 
 def _distributed() -> Any:
@@ -204,4 +257,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-_gate.on_use_end(withdraw)

@@ -18,7 +18,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from . import _gate, _library, _ranks, _regions
@@ -26,6 +26,8 @@ from .errors import Error
 
 # How often a task looks whether it can go on.
 _POLL_SECONDS = 0.002
+# The same where the other ranks are asked, whose hosts all stand still meanwhile.
+_MEET_POLL_SECONDS = 0.001
 # How often the memory is asked for again that somebody wants back.
 _ASK_SECONDS = 1.0
 
@@ -49,31 +51,12 @@ def safepoint() -> bool:
     step = _step()
     if step is None or asyncio._get_running_loop() is not None or not _is_safe():
         return False
-    if not _ranks.is_one_of_several():
-        with _library.api().Parked(_gate.own_uses(), _Meanwhile()) as waits:
-            pass
-        return bool(waits)
-    ranks = _take_part()
-    if ranks is None:
-        return False
     try:
-        if not _slept(ranks.meet(step)):
-            return False
-        parked = _library.api().Parked(_gate.own_uses(), _Meanwhile(), True)
-        with parked as waits:
-            try:
-                waits = _slept(ranks.agree(parked, waits))
-            except BaseException:
-                ranks.give_up(parked)
-                raise
-        return bool(waits)
-    except _ranks.Gone:
-        return False
-    except BaseException:
-        ranks.give_up()
-        raise
-    finally:
-        ranks.turn.release()
+        # It sleeps on this thread: it is over at once.
+        _wait(step, _sleep).send(None)
+    except StopIteration as ended:
+        return bool(ended.value)
+    raise AssertionError("a thread is no task")
 
 
 async def safepoint_async() -> bool:
@@ -86,43 +69,72 @@ async def safepoint_async() -> bool:
     step = _step()
     if step is None or not _is_safe():
         return False
+    return await _wait(step, asyncio.sleep)
+
+
+async def _wait(step: int, sleep: Callable[[float], Coroutine[Any, Any, None]]) -> bool:
+    """At a safe point, with the other ranks where there are any. Whether it waited."""
     if not _ranks.is_one_of_several():
-        return await _wait_async(None)
-    ranks = _take_part()
-    if ranks is None:
+        return await _park(None, sleep)
+    arrival = _arrival(step)
+    if arrival is None:
         return False
     try:
-        return await _slept_async(ranks.meet(step)) and await _wait_async(ranks)
-    except _ranks.Gone:
-        return False
-    except BaseException:
-        ranks.give_up()
-        raise
+        arrival.come()
+        seconds = _MEET_POLL_SECONDS / 16
+        while (parks := arrival.parks()) is None:
+            await sleep(seconds)
+            seconds = min(2 * seconds, _MEET_POLL_SECONDS)
+        return parks and await _park(arrival, sleep)
     finally:
-        ranks.turn.release()
+        arrival.leave()
 
 
-async def _wait_async(ranks: _ranks.Ranks | None) -> bool:
-    """At a safe point, with the others where there are any."""
+async def _park(arrival: _ranks.Arrival | None, sleep: Callable[[float], Coroutine[Any, Any, None]]) -> bool:
+    """Waits while a shrink wants it, if the other ranks agree."""
     meanwhile = _Meanwhile()
     raised: BaseException | None = None
-    parked = _library.api().Parked(_gate.own_uses(), meanwhile, ranks is not None)
+    parked = _library.api().Parked([use.number for use in _gate.own_uses()], meanwhile, arrival is not None)
     with parked as waits:
-        if ranks is not None:
-            try:
-                waits = await _slept_async(ranks.agree(parked, waits))
-            except BaseException as error:
-                raised = error
-                ranks.give_up(parked)
-        while not parked.have_gone_on():
+        if arrival is not None:
+            has_voted = False
+            while not has_voted:
+                try:
+                    while (moves := arrival.moves(parked.asked(0))) is None:
+                        await sleep(_MEET_POLL_SECONDS)
+                    waits, has_voted = parked.vote(moves) and moves, True
+                except BaseException as error:
+                    # The others may have decided already: it hears that first.
+                    raised = error
+                    arrival.leave()
+        # A thread waits in the library, at the end of this block.
+        while sleep is not _sleep and not parked.have_gone_on():
             try:
                 meanwhile(raised is not None)
-                await asyncio.sleep(_POLL_SECONDS)
+                await sleep(_POLL_SECONDS)
             except BaseException as error:
                 raised = error
-    if raised is not None:
-        raise raised
+        if raised is not None:
+            raise raised
     return bool(waits)
+
+
+def _arrival(step: int) -> _ranks.Arrival | None:
+    """What the other ranks are to hear of, where they can be asked and a shrink here waits for this thread's uses."""
+    ranks, uses = _ranks.here(), _gate.own_uses()
+    if ranks is None or not all(use.is_alone() for use in uses):
+        return None
+    wanted = [use for use in uses if _library.api().use_wanted(use.number)]
+    if wanted and len(wanted) < len(uses):
+        # A shrink waits for one that runs for its quantum first.
+        closings = _gate.gate()["closing"]
+        if any(use.is_touched(closing) for use in uses if use not in wanted for closing in closings):
+            return None
+    return _ranks.Arrival(ranks, step, wanted) if wanted else None
+
+
+async def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def _step() -> int | None:
@@ -130,41 +142,7 @@ def _step() -> int | None:
     if not _gate.is_inside():
         return None
     step = next(_steps)
-    if _library.api().safepoint_wanted():
-        return step
-    _ranks.withdraw()
-    return None
-
-
-def _take_part() -> _ranks.Ranks | None:
-    """The other ranks, where they can be asked and a shrink here waits for this thread's use: with the turn, which the caller ends."""
-    ranks = _ranks.here()
-    if ranks is None or not ranks.turn.acquire(blocking=False):
-        return None
-    if _gate.is_alone() and any(map(_library.api().use_wanted, _gate.own_uses())):
-        return ranks
-    ranks.turn.release()
-    _ranks.withdraw()
-    return None
-
-
-def _slept(waits: Generator[float, None, bool]) -> bool:
-    """Runs it to its end on this thread."""
-    while True:
-        try:
-            seconds = next(waits)
-        except StopIteration as ended:
-            return bool(ended.value)
-        time.sleep(seconds)
-
-
-async def _slept_async(waits: Generator[float, None, bool]) -> bool:
-    while True:
-        try:
-            seconds = next(waits)
-        except StopIteration as ended:
-            return bool(ended.value)
-        await asyncio.sleep(seconds)
+    return step if _library.api().safepoint_wanted() else None
 
 
 class _Meanwhile:

@@ -8,9 +8,11 @@ It prints what it found as JSON.
 import asyncio
 import ctypes
 import fcntl
+import itertools
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import sys
@@ -19,63 +21,50 @@ import time
 import types
 
 import glake
-from glake import _agreement, _library, _ranks
+from glake import _agreement, _library, _ranks, _safepoint
 
 OWN, RANKS, SOCKET = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
+SCENE = sys.argv[5]
 SIZE, SEED = 1 << 23, OWN + 1
 
 
 class Store:
-    """What torch's stores can, in a file."""
+    """torch's ``FileStore``: each write makes the file longer."""
 
-    fails = False
+    fails = blocks = False
 
     def __init__(self, path):
-        self.path = pathlib.Path(path)
+        self.path, self.place, self.values = pathlib.Path(path), 0, {}
 
-    def change(self, how):
+    def clone(self):
+        while self.blocks:
+            time.sleep(0.1)
+        raise NotImplementedError
+
+    def change(self, key, how):
         if self.fails:
             raise RuntimeError("Connection reset by peer")
         with self.path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            values = json.loads(file.read() or "{}")
-            answer = how(values)
-            file.seek(0)
-            file.truncate()
-            file.write(json.dumps(values))
-        return answer
-
-    def add(self, key, amount):
-        def how(values):
-            values[key] = values.get(key, 0) + amount
-            return values[key]
-
-        return self.change(how)
+            file.seek(self.place)
+            self.values.update(map(json.loads, file))
+            value = how(self.values.get(key))
+            if value is not None:
+                file.write(json.dumps([key, value]) + "\n")
+                self.values[key] = value
+            self.place = file.seek(0, os.SEEK_END)
+        return self.values.get(key)
 
     def compare_set(self, key, expected, desired):
-        def how(values):
-            if values.get(key, "") == expected:
-                values[key] = desired
-            return values.get(key, expected).encode()
+        found = self.change(key, lambda value: desired if (value or "") == expected else None)
+        return (expected if found is None else found).encode()
 
-        return self.change(how)
+    def keys(self):
+        self.change("", lambda value: None)
+        return list(self.values)
 
-    def delete_key(self, key):
-        return self.change(lambda values: values.pop(key, None) is not None)
-
-
-class Prefix:
-    def __init__(self, prefix, store):
-        self.prefix, self.store = prefix, store
-
-    def add(self, key, amount):
-        return self.store.add(f"{self.prefix}/{key}", amount)
-
-    def compare_set(self, key, expected, desired):
-        return self.store.compare_set(f"{self.prefix}/{key}", expected, desired)
-
-    def delete_key(self, key):
-        return self.store.delete_key(f"{self.prefix}/{key}")
+    def size(self):
+        return self.path.stat().st_size
 
 
 store = Store(sys.argv[3])
@@ -86,12 +75,11 @@ torch.distributed = types.SimpleNamespace(
     is_initialized=lambda: True,
     get_world_size=lambda: RANKS,
     get_rank=lambda: OWN,
-    PrefixStore=Prefix,
     distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: store),
 )
 
 api = _library.api()
-api.configure(None, None, "tiers.park_quantum_ms = 2\n")
+api.configure(None, None, f"tiers.park_quantum_ms = {500 if SCENE == 'quanta' else 2}\n")
 other = socket.socket(fileno=SOCKET)
 
 
@@ -109,6 +97,8 @@ def all_reduce(*numbers):
 
 with glake.region("weights"):
     address = api.alloc(0, SIZE)
+with glake.region("kv"):
+    other_address = api.alloc(0, SIZE)
 sent = bytes((SEED + place * 7) % 251 for place in range(4096)) * (SIZE // 4096)
 memory = types.SimpleNamespace(__cuda_array_interface__={"data": (address, False), "shape": (SIZE,), "typestr": "|u1", "version": 3})
 glake.copy_(memory, sent, wait=True)
@@ -207,11 +197,138 @@ def tasks():
 
 
 def alone():
-    """Only one of them shrinks: nobody waits for it."""
-    shrinks = Shrinks(0 if OWN else 3, timeout=0.3)
+    """Only one of them shrinks, again and again: nobody waits for it, and nothing is left of it."""
+    shrinks = Shrinks(0 if OWN else 10, timeout=0.1)
     shrinks.start()
     steps = Steps().run(shrinks.is_over)
-    return {"waited_at": steps.waited_at, "failed": shrinks.failed, "error": shrinks.error, "longest": steps.longest}
+    found = {"waited_at": steps.waited_at, "failed": shrinks.failed, "error": shrinks.error, "longest": steps.longest}
+    return {**found, "keys": len(store.keys())}
+
+
+def nested():
+    """In each step other uses begin and end, in the same thread and in another, which no shrink waits for."""
+    over = threading.Event()
+
+    def uses():
+        while not over.is_set():
+            with glake.active("kv"):
+                time.sleep(0.0005)
+
+    class Nested(Steps):
+        def work(self, is_over):
+            with glake.active("kv"):
+                return super().work(is_over)
+
+    user = threading.Thread(target=uses)
+    user.start()
+    shrinks = Shrinks(5, timeout=2.0)
+    shrinks.start()
+    steps = Nested().run(shrinks.is_over)
+    over.set()
+    user.join()
+    return {"waited_at": steps.waited_at, "parked": shrinks.parked, "failed": shrinks.failed, "error": shrinks.error}
+
+
+def quanta():
+    """One of two own uses has been parked and runs for its quantum, when a shrink waits for both."""
+    failed = []
+
+    def shrink():
+        begun.wait()
+        for tags in (["weights"], []):
+            try:
+                glake.shrink(*tags, timeout=2.0)
+            except glake.ClosedError as error:
+                failed.append(str(error))
+            glake.refill(*tags)
+
+    class Both(Steps):
+        def run(self, is_over):
+            with glake.active("kv"):
+                return super().run(is_over)
+
+    shrinks = threading.Thread(target=shrink)
+    shrinks.start()
+    steps = Both().run(lambda: not shrinks.is_alive())
+    return {"waited_at": steps.waited_at, "failed": failed, "longest": steps.longest}
+
+
+def groups():
+    """A group is destroyed with a wish in its store, and the next one has the same store."""
+    global store
+    shrinks = Shrinks(2)
+    shrinks.start()
+    before = Steps().run(shrinks.is_over)
+    shrinks = Shrinks(1 - OWN, timeout=0.5)
+    shrinks.start()
+    with glake.active("weights"):
+        for _ in range(100):
+            time.sleep(0.001)
+            glake.safepoint()
+        store = Store(store.path)
+    shrinks.join()
+    all_reduce(0)
+    begun.clear()
+    shrinks = Shrinks(3, timeout=2.0)
+    shrinks.start()
+    steps = Steps().run(shrinks.is_over)
+    return {"before": before.waited_at, "waited_at": steps.waited_at, "failed": shrinks.failed, "error": shrinks.error}
+
+
+def signals():
+    """Signals come to one of them at safe points, two at a time, at whatever place: it can be parked after them."""
+    random.seed(7)
+    _agreement.PAUSE_SECONDS = 0.01
+    rings = 0
+    raised, parked, longest = 0, [], 0.0
+
+    def ring(*_):
+        nonlocal rings
+        if rings:
+            rings -= 1
+            if rings:
+                signal.setitimer(signal.ITIMER_REAL, random.choice([1e-6, 2e-5, 2e-4, 2e-3]))
+            raise KeyboardInterrupt
+
+    def safepoint(after):
+        nonlocal rings
+        rings = 2
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after)
+            return glake.safepoint()
+        finally:
+            rings = 0
+
+    signal.signal(signal.SIGALRM, ring)
+    for number in range(PARKS):
+        is_last = number >= PARKS - 3
+        # One that is raised before its safe point has been counted is of no step.
+        _safepoint._steps = itertools.count(1000 * number)
+        shrinks = Shrinks(1, timeout=5.0)
+        begun.clear()
+        shrinks.start()
+        with glake.active("weights"):
+            begun.set()
+            waited, step = False, 0
+            while True:
+                begin = time.monotonic()
+                try:
+                    if OWN == 0 and not is_last:
+                        waited = safepoint(10 ** random.uniform(-5.5, -1.5)) or waited
+                    else:
+                        waited = glake.safepoint() or waited
+                except KeyboardInterrupt:
+                    raised += 1
+                    assert glake.gate()["parked"] == 0
+                    check()
+                longest, step = max(longest, time.monotonic() - begin), step + 1
+                # Both have waited or go on without.
+                if all_reduce(int(waited or step > (500 if is_last else 8)))[0] == 2:
+                    break
+        parked.append(waited)
+        shrinks.join()
+        glake.refill("weights")
+    return {"raised": raised, "parked": parked, "longest": longest, "keys": len(store.keys())}
 
 
 def dies():
@@ -220,13 +337,13 @@ def dies():
     shrinks.start()
     steps = Steps()
     if OWN == 1:
-        meet = _ranks.Ranks.meet
+        meet = _agreement.Rank.meet
 
         def last(self, step):
             yield from meet(self, step)
             os._exit(0)
 
-        _ranks.Ranks.meet = last
+        _agreement.Rank.meet = last
     try:
         steps.run(shrinks.is_over)
     except (EOFError, ConnectionError):
@@ -258,7 +375,8 @@ def in_use():
     over.set()
     if OWN == 1:
         user.join()
-    return {"waited_at": steps.waited_at, "failed": shrinks.failed, "error": shrinks.error, "longest": steps.longest}
+    found = {"waited_at": steps.waited_at, "failed": shrinks.failed, "error": shrinks.error, "longest": steps.longest}
+    return {**found, "size": store.size()}
 
 
 def interrupted():
@@ -275,7 +393,7 @@ def interrupted():
     with glake.active("weights"):
         begun.set()
         if OWN == 1:
-            while not _ranks._known or not _ranks._known[1].has_wished():
+            while not _ranks._known or not _ranks._known[1]._rank.has_wished():
                 glake.safepoint()
             all_reduce(0)
         else:
@@ -293,14 +411,22 @@ def interrupted():
     shrinks.join()
     glake.refill("weights")
     check()
-    return {"raised": raised, "waited": waited, "outcomes": [value for key, value in store.change(dict).items() if key.endswith("/step")]}
+    return {"raised": raised, "waited": waited}
 
 
 def store_is_lost():
+    return without_store("fails")
+
+
+def store_does_not_answer():
+    return without_store("blocks")
+
+
+def without_store(how):
     shrinks = Shrinks(1, timeout=2.0)
     steps = Steps()
     if OWN == 1:
-        store.fails = True
+        setattr(store, how, True)
     shrinks.start()
     steps.run(shrinks.is_over)
     return {"waited_at": steps.waited_at, "failed": shrinks.failed, "longest": steps.longest}
@@ -308,6 +434,9 @@ def store_is_lost():
 
 _agreement.MEET_SECONDS = float(os.environ.get("MEET_SECONDS", "10"))
 _agreement.DRAIN_SECONDS = float(os.environ.get("DRAIN_SECONDS", "30"))
-found = globals()[sys.argv[5]]()
+_ranks._ANSWER_SECONDS = float(os.environ.get("ANSWER_SECONDS", "5"))
+PARKS = int(os.environ.get("PARKS", "20"))
+found = globals()[SCENE]()
 api.free(address)
+api.free(other_address)
 print(json.dumps(found))

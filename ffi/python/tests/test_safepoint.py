@@ -189,6 +189,7 @@ class Places(unittest.TestCase):
         torch.cuda.is_current_stream_capturing.return_value = False
         torch.distributed.is_initialized.return_value = True
         torch.distributed.get_world_size.return_value = 2
+        torch.distributed.distributed_c10d._get_default_store.side_effect = ValueError
         self.assertFalse(self.closed(ask_torch))
         torch.distributed.is_initialized.return_value = False
         with mock.patch.dict(os.environ, WORLD_SIZE="2"):
