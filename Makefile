@@ -14,7 +14,6 @@ have = $(shell command -v $(1) 2>/dev/null)
 # Found by being there: a language without tests is passed over.
 C_TESTS := $(wildcard ffi/tests/*.c tests/c/*.c examples/*.c)
 CXX_TESTS := $(wildcard ffi/tests/*.cpp)
-PYTHON_TESTS := $(wildcard ffi/python/tests/test_*.py tests/python/test_*.py)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Always together: with other packages beside them, dependencies have other features, and are built once more.
 RELEASE := --package glake --package glake-ffi --package glake-preload --package glake-python
@@ -32,8 +31,12 @@ build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, opti
 
 test: test-rust test-doc test-c test-python test-docs ## Run every test there is (Rust, C, Python), building what it needs
 
-soak: ## Long random programs: the tests whose names begin with soak, with GLAKE_SOAK
+soak: ## Long random programs, and ranks that are interrupted at every place: tests that look for GLAKE_SOAK
 	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --exclude glake-schedules --lib --tests soak_ -- --nocapture
+	$(CARGO) build --locked $(TESTED)
+	cp "$(TARGET)/debug/lib_glake.so" ffi/python/glake/_glake.abi3.so
+	GLAKE_SOAK=1 PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/debug/libgmlake.so" \
+		$(PYTHON) -m unittest discover --start-directory ffi/python/tests --pattern 'test_ranks.py'
 
 test-rust: ## Rust tests of every crate
 ifneq ($(call have,cargo-nextest),)
@@ -66,18 +69,13 @@ endif
 
 test-python: ## Python tests of the wheel that users install; of the package in place where no wheel can be built
 	@for folder in benches/tests tests/gpu/tests; do $(PYTHON) -m unittest discover --start-directory "$$folder"; done
-ifneq ($(PYTHON_TESTS),)
 	$(CARGO) build --locked $(TESTED)
 	@outcome=0; CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))" || outcome=$$?; \
 	[ "$$outcome" = 3 ] || exit "$$outcome"; \
 	cp "$(TARGET)/debug/lib_glake.so" ffi/python/glake/_glake.abi3.so; \
-	for folder in $(sort $(dir $(PYTHON_TESTS))); do \
-		echo "Python tests in $$folder"; \
-		PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/debug/libgmlake.so" \
-		GLAKE_PRELOAD="$(abspath $(TARGET))/debug/libglake_preload.so" \
-			$(PYTHON) -m unittest discover --start-directory "$$folder"; \
-	done
-endif
+	echo "Python tests of the package in place"; \
+	PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/debug/libgmlake.so" \
+	GLAKE_PRELOAD="$(abspath $(TARGET))/debug/libglake_preload.so" $(PYTHON) ffi/python/tests/run.py
 
 test-docs: ## What README and docs say to type, on simulated GPUs; what needs more is listed
 	$(CARGO) build --locked $(TESTED)

@@ -67,5 +67,4 @@ environment "$target/wheel-test"
 echo "Python tests of the installed wheel"
 tests=$PWD/tests
 cd "$target/wheel-test" # not here, where the package's source would be found first
-env -u PYTHONPATH -u GLAKE_LIBRARY -u GLAKE_PRELOAD GLAKE_WHEEL="$wheel" \
-    bin/python -m unittest discover --start-directory "$tests"
+env -u PYTHONPATH -u GLAKE_LIBRARY -u GLAKE_PRELOAD GLAKE_WHEEL="$wheel" bin/python "$tests/run.py"
