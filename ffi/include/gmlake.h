@@ -383,9 +383,9 @@ int32_t glake_fraction(int32_t device, double *fraction);
 // wholly in them (`tiers.extent` in a region, `pool.extent` outside of regions; up to four times as large in large blocks). The block keeps its addresses; the bytes are lost, and
 // until `glake_commit` nothing may touch them: a kernel that does faults, `glake_copy_*` refuses. No work on them may be enqueued from this
 // call on; what was enqueued before is waited for. What is fixed, or shared with other processes, stays. `decommitted`, which may be null,
-// is how much memory went; it is free for others at once, and stays leased.
+// is how much memory went; it is free for others at once, and stays leased until a shrink of everything gives back what is not made.
 //
-// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed. Refused while a capture is open.
+// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed, or a captured graph's. Refused while a capture is open.
 //
 // # Safety
 // `decommitted` is null or may be written.
@@ -396,7 +396,7 @@ int32_t glake_decommit(const void *pointer,
 // Makes memory, at its addresses, for what was decommitted of `bytes` bytes from `pointer` on; the bytes have any value. What else is
 // evicted of their region comes back first. `committed`, which may be null, is how much memory was made.
 //
-// `GLAKE_INVALID`: the bytes lie in no live block. `GLAKE_OUT_OF_MEMORY`: what was made by then stays, and the same call goes on.
+// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed. `GLAKE_OUT_OF_MEMORY`: what was made by then stays, and the same call goes on.
 //
 // # Safety
 // `committed` is null or may be written.

@@ -146,9 +146,10 @@ impl Failure {
             RegionError::Host(host) if host.is_shortage() => GLAKE_OUT_OF_MEMORY,
             RegionError::Stopped { source, .. } => Failure::status_of_region(source),
             RegionError::Peer { .. } => GLAKE_OUT_OF_MEMORY,
-            RegionError::NotSealable { .. } | RegionError::Sealed { .. } | RegionError::OwnMemory { .. } => {
-                GLAKE_INVALID
-            }
+            RegionError::NotSealable { .. }
+            | RegionError::Sealed { .. }
+            | RegionError::Captured { .. }
+            | RegionError::OwnMemory { .. } => GLAKE_INVALID,
             _ => GLAKE_DRIVER,
         }
     }

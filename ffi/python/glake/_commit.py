@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from . import _library
@@ -28,14 +29,11 @@ def decommit(tensor: Any) -> int:
         How many bytes of memory went. What is fixed, or shared with other processes, stays.
 
     Raises:
-        InvalidError: it is no memory of GLake's, or its region is sealed.
+        InvalidError: it is no memory of GLake's, its region is sealed, or it is of a captured graph's pool.
         TypeError: it has no bytes that can be reached.
+        ValueError: its bytes do not lie side by side.
     """
-    part = range_of(tensor, "tensor", written=True)
-    try:
-        return int(_library.api().decommit(part.address, part.size))
-    finally:
-        part.release()
+    return _asked(_library.api().decommit, tensor)
 
 
 def commit(tensor: Any) -> int:
@@ -45,12 +43,17 @@ def commit(tensor: Any) -> int:
         How many bytes of memory were made.
 
     Raises:
-        InvalidError: it is no memory of GLake's.
+        InvalidError: it is no memory of GLake's, or its region is sealed.
         OutOfMemoryError: there is no memory; what was made by then stays, and the same call goes on.
         TypeError: it has no bytes that can be reached.
+        ValueError: its bytes do not lie side by side.
     """
+    return _asked(_library.api().commit, tensor)
+
+
+def _asked(call: Callable[[int, int], int], tensor: Any) -> int:
     part = range_of(tensor, "tensor", written=True)
     try:
-        return int(_library.api().commit(part.address, part.size))
+        return call(part.address, part.size) if part.size else 0
     finally:
         part.release()

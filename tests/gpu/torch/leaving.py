@@ -1,4 +1,4 @@
-"""Regions that leave and come back with a graph between, strictly sealed ones, digests and files: to be run under compute-sanitizer.
+"""Regions that leave and come back with a graph between, strictly sealed ones, digests, files, a decommitted slice: to be run under compute-sanitizer.
 
     compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 python tests/gpu/torch/leaving.py
 """
@@ -46,4 +46,17 @@ with tempfile.TemporaryDirectory() as folder:
     if [total(tensor) for tensor in held] != totals:
         raise SystemExit("other bytes came back from files")
     glake.unseal("sealed")
+    with glake.region("cache"):
+        cache = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
+    front, tail = cache[: 512 * MIB], cache[512 * MIB :]
+    if glake.decommit(tail) != tail.numel():
+        raise SystemExit("a slice did not give all of its memory")
+    others = torch.full((512 * MIB,), 2, dtype=torch.uint8, device="cuda")
+    glake.shrink(verify=True)
+    glake.refill(verify=True)
+    if glake.commit(tail) != tail.numel():
+        raise SystemExit("a slice did not get its memory again")
+    tail.fill_(3)
+    if total(front) != total(torch.ones_like(front)) or total(tail) != 3 * total(front) or total(others) != 2 * total(front):
+        raise SystemExit("other bytes are there after a slice was decommitted and committed")
 print("ok")

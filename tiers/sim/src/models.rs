@@ -140,7 +140,7 @@ mod tests {
             "topology \"h300x4\" does not exist: allowed is h200x4, h20x8, a100x8, h200x4-direct, pcie4x4, or the path of a .toml file"
         );
         let message = load("no/such/file.toml").unwrap_err().to_string();
-        assert!(message.starts_with("no/such/file.toml: No such file"), "{message}");
+        assert!(message.starts_with("no/such/file.toml cannot be read: No such file"), "{message}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) struct BlockRange {
 }
 
 impl BlockRange {
-    /// `size` bytes from an address on, which lie in one live block of a pool.
+    /// `size` bytes from an address on, which lie in one live block of a pool. That it stays live is the caller's to see to.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`], [`PoolError::OutsideBlock`].
@@ -47,23 +47,25 @@ impl BlockRange {
         Ok(BlockRange { address, block: block.offset, range: ByteRange { start, end } })
     }
 
-    /// The extents that lie in it wholly, or with any byte, in the order of the block's addresses.
+    /// The extents that lie in it wholly, or with any byte.
     pub(crate) fn extents(&self, pool: &GpuPool, wholly: bool) -> Vec<ExtentId> {
         let core = pool.core.lock();
-        let Some(backing) = core.blocks().backing(self.block) else { return Vec::new() };
         let parts = self.parts(&core);
-        let is_in = |extent: &ExtentId| {
-            let own = home_of(&core, *extent);
-            let rest = without(&own, &parts);
-            if wholly { rest.is_empty() } else { rest != own }
-        };
-        backing.extents.into_iter().filter(is_in).collect()
+        let touched = parts.iter().flat_map(|part| core.extents().touching(*part));
+        let mut extents: Vec<ExtentId> = touched
+            .filter(|(_, home)| !wholly || without(&[*home], &parts).is_empty())
+            .map(|(extent, _)| extent)
+            .collect();
+        // Two parts of one block may lie in one extent.
+        extents.dedup();
+        extents
     }
 
     /// Whether an extent lies in it wholly, and the block is live.
     pub(super) fn covers(&self, core: &Allocator, extent: ExtentId) -> bool {
-        let own = home_of(core, extent);
-        !own.is_empty() && without(&own, &self.parts(core)).is_empty()
+        let parts = self.parts(core);
+        let mut touched = parts.iter().flat_map(|part| core.extents().touching(*part));
+        touched.any(|(own, home)| own == extent && without(&[home], &parts).is_empty())
     }
 
     /// The block was freed.
@@ -78,11 +80,4 @@ impl BlockRange {
         parts.sort_unstable_by_key(|part| part.offset);
         parts
     }
-}
-
-/// All of an extent; nothing where it is no more.
-fn home_of(core: &Allocator, extent: ExtentId) -> Vec<HomeRange> {
-    let size = core.extents().size_and_domain(extent).0;
-    let home = core.extents().addresses_of(extent).into_iter().next();
-    home.map(|offset| HomeRange { offset, size }).into_iter().collect()
 }

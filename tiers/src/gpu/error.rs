@@ -82,7 +82,9 @@ pub enum PoolError {
         end: u64,
     },
     /// Some of the block's memory is not on its GPU: refill its region first.
-    #[error("{device}: some of the memory at {address} is not on its GPU: refill its region first")]
+    #[error(
+        "{device}: some of the memory at {address} is not on its GPU: refill its region, or commit what was decommitted, first"
+    )]
     Evicted {
         /// Where.
         device: DeviceId,

@@ -52,15 +52,18 @@ impl Evictions<'_> {
 
     /// Begins to give up the memory of an extent, and its bytes wherever they are: a range of a block holds all of it.
     pub(crate) fn begin_decommit(&self, extent: ExtentId, range: &BlockRange) -> Result<Eviction> {
-        let growing = self.growth.lock()?;
-        if growing.extent(extent).is_some_and(Extent::is_exported) {
-            return Ok(Eviction::Exported);
-        }
-        let fixed = self.fixed.lock();
-        if fixed.holds(extent) {
-            return Ok(Eviction::Fixed);
-        }
-        self.records.begin_decommit(extent, range)
+        let (begun, _copy) = {
+            let growing = self.growth.lock()?;
+            if growing.extent(extent).is_some_and(Extent::is_exported) {
+                return Ok(Eviction::Exported);
+            }
+            let fixed = self.fixed.lock();
+            if fixed.holds(extent) {
+                return Ok(Eviction::Fixed);
+            }
+            self.records.begin_decommit(extent, range)?
+        };
+        Ok(begun)
     }
 
     /// Unmaps extents at all their addresses: what used them was done when it was marked. What lies side by side goes in one call:
@@ -90,10 +93,14 @@ impl Evictions<'_> {
     /// # Errors
     /// What the driver answered; it is interrupted then.
     pub(crate) fn release(&self, extent: ExtentId) -> Result<()> {
-        let released = self.growth.lock().and_then(|mut growing| self.release_memory(&mut growing, extent));
-        self.growth.lease().tell_returned(false);
+        let mut growing = self.growth.quiet();
+        let released = self.core.usable().and_then(|()| self.release_memory(&mut growing, extent));
         let step = if released.is_ok() { Step::Released } else { Step::Failed };
-        released.and(self.records.advance(extent, step))
+        // Before anybody else can find it evicted, and forget it.
+        let advanced = self.records.advance(extent, step);
+        drop(growing);
+        self.growth.lease().tell_returned(false);
+        released.and(advanced)
     }
 
     fn unmap_everywhere(&self, growing: &Growing<'_>, extents: &[ExtentId], done: &Done) -> Result<()> {

@@ -384,10 +384,19 @@ impl GpuPool {
         found.map(|block| LiveBlock::of(&self.core, block))
     }
 
-    /// Whether any of these bytes of a live block was decommitted ([`crate::Region::decommit`]), or is about to be.
+    /// Whether any of these bytes of live blocks was decommitted ([`crate::Region::decommit`]), or is about to be.
     pub fn is_decommitted(&self, address: Address, size: Bytes) -> bool {
-        let Ok(range) = BlockRange::of(self, address, size) else { return false };
-        range.extents(self, false).into_iter().any(|extent| self.records.is_decommitted(extent))
+        let (mut at, end) = (address, Address(address.0.saturating_add(size.get())));
+        while at < end && self.records.are_any_decommitted() {
+            let Some(block) = self.find(at) else { return false };
+            let next = Address(block.address.0.saturating_add(block.size.get())).min(end);
+            let Ok(range) = BlockRange::of(self, at, Bytes::new(next.0 - at.0)) else { return false };
+            if range.extents(self, false).into_iter().any(|extent| self.records.is_decommitted(extent)) {
+                return true;
+            }
+            at = next;
+        }
+        false
     }
 
     /// The live blocks of a domain, in the order of their addresses.

@@ -10,6 +10,7 @@
 //! behind the locks: one may be a file, or a block of another pool.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use glake_stitch::{DomainId, ExtentId, ExtentView, HomeRange, StitchError};
 use glake_units::Bytes;
@@ -49,6 +50,8 @@ fn covers(copy: &[HomeRange], kept: &[HomeRange]) -> bool {
 pub(crate) struct ExtentRecords {
     core: Arc<Core>,
     moved: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
+    /// How many of them have bytes that were given up: copies look at it first.
+    given_up: AtomicUsize,
 }
 
 /// What has to be done to evict an extent.
@@ -79,7 +82,7 @@ pub(crate) enum Eviction {
 impl ExtentRecords {
     /// Nothing was moved yet.
     pub(super) fn new(core: Arc<Core>) -> Self {
-        ExtentRecords { core, moved: Mutex::default() }
+        ExtentRecords { core, moved: Mutex::default(), given_up: AtomicUsize::new(0) }
     }
 
     /// The extents of a domain with how it stands with each.
@@ -97,6 +100,11 @@ impl ExtentRecords {
         let core = self.core.lock();
         let mut own = moved.iter().filter(|(extent, _)| core.extents().size_and_domain(**extent).1 == domain);
         own.any(|(_, record)| so(record.residency))
+    }
+
+    /// Whether the bytes of any extent are given up, or about to be.
+    pub(super) fn are_any_decommitted(&self) -> bool {
+        self.given_up.load(Ordering::Acquire) > 0
     }
 
     /// Whether an extent's bytes are given up, or about to be.
@@ -155,12 +163,15 @@ impl ExtentRecords {
     }
 
     /// The bytes of an extent are given up, and its memory is to go where it has any; refused where a range of a block does not hold all
-    /// of it any more.
+    /// of it any more. Also returns what there was of a copy, to be dropped behind the locks.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]: the block was freed, and its addresses may be others'. Nothing has changed then.
-    pub(super) fn begin_decommit(&self, extent: ExtentId, range: &BlockRange) -> Result<Eviction> {
-        let _copy;
+    pub(super) fn begin_decommit(
+        &self,
+        extent: ExtentId,
+        range: &BlockRange,
+    ) -> Result<(Eviction, Option<StoredCopy>)> {
         let mut moved = self.moved.lock();
         let residency = moved.get(&extent).map_or(Residency::NEW, |record| record.residency);
         let next = self.after(residency, Step::Evict(Place::Nowhere))?;
@@ -171,15 +182,19 @@ impl ExtentRecords {
         if matches!(residency, Residency::Resident { .. }) {
             match core.evictions().begin(extent) {
                 Ok(()) => {}
-                Err(StitchError::Withheld { .. }) => return Ok(Eviction::Withheld),
+                Err(StitchError::Withheld { .. }) => return Ok((Eviction::Withheld, None)),
                 Err(source) => return Err(self.core.refused(source)),
             }
         }
-        _copy = moved.insert(extent, ExtentRecord { residency: next, copy: None });
-        match next {
-            Residency::Evicted { .. } => Ok(Eviction::GivenUp),
-            _ => Ok(Eviction::Release { undefined: Bytes::ZERO }),
+        if residency.authority() != Place::Nowhere {
+            self.given_up.fetch_add(1, Ordering::AcqRel);
         }
+        let known = moved.insert(extent, ExtentRecord { residency: next, copy: None });
+        let begun = match next {
+            Residency::Evicted { .. } => Eviction::GivenUp,
+            _ => Eviction::Release { undefined: Bytes::ZERO },
+        };
+        Ok((begun, known.and_then(|record| record.copy)))
     }
 
     /// How many bytes of an extent would be copied if it left now.
@@ -261,7 +276,11 @@ impl ExtentRecords {
         let _gone;
         let mut moved = self.moved.lock();
         let Some(record) = moved.get_mut(&extent) else { return Ok(()) };
-        record.residency = self.after(record.residency, Step::Arrived)?;
+        let arrived = self.after(record.residency, Step::Arrived)?;
+        if record.residency.authority() == Place::Nowhere {
+            self.given_up.fetch_sub(1, Ordering::AcqRel);
+        }
+        record.residency = arrived;
         match &mut record.copy {
             Some(copy)
                 if retain && covers(copy.ranges(), &self.core.kept(&self.core.lock(), extent).ranges) =>
@@ -323,6 +342,9 @@ impl ExtentRecords {
     /// The extent is no more.
     pub(super) fn forget(&self, extent: ExtentId) {
         let gone = self.moved.lock().remove(&extent);
+        if gone.as_ref().is_some_and(|record| record.residency.authority() == Place::Nowhere) {
+            self.given_up.fetch_sub(1, Ordering::AcqRel);
+        }
         drop(gone);
     }
 }

@@ -15,7 +15,7 @@ use rustc_hash::FxHashSet;
 use super::shrink::Pipeline;
 use super::{Region, RegionError, Result, Shrunk, SkipReason, WaitPolicy};
 use crate::gpu::{BlockRange, Eviction};
-use crate::{Residency, TransferContext};
+use crate::{Place, Residency, TransferContext};
 
 impl Region {
     /// Gives the memory of the extents back to the driver that lie wholly in these bytes of one of its live blocks. Until they are
@@ -25,13 +25,14 @@ impl Region {
     /// The caller promises that no work on these bytes is enqueued from now on until they are committed.
     ///
     /// # Errors
-    /// [`RegionError::Sealed`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]: nothing has changed. While a
-    /// capture is open that is refused. [`RegionError::Stopped`]: the same call goes on from there.
+    /// [`RegionError::Sealed`], [`RegionError::Captured`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]: nothing
+    /// has changed. While a capture is open that is refused. What the driver answers: the same call goes on from there.
     pub fn decommit(&self, address: Address, size: Bytes) -> Result<Shrunk> {
         let range = BlockRange::of(&self.pool, address, size)?;
         let _turn = self.turn.lock();
-        if self.is_sealed() {
-            return Err(RegionError::Sealed { tag: self.options.tag.clone() });
+        self.refuse_sealed()?;
+        if self.pool.domains().is_held(self.domain) {
+            return Err(RegionError::Captured { tag: self.options.tag.clone() });
         }
         self.pool.drain().wait()?;
         self.void_block(address);
@@ -57,21 +58,17 @@ impl Region {
         self.unmap_unused(&mut pipeline);
         self.release(usize::MAX, &mut pipeline);
         let Pipeline { mut report, failed, .. } = pipeline;
-        match failed {
-            Some(source) => Err(self.stopped(report.freed, Bytes::ZERO, source)),
-            None => {
-                report.resident = self.sizes()?.0;
-                Ok(report)
-            }
-        }
+        failed.map_or(Ok(()), Err)?;
+        report.resident = self.sizes()?.0;
+        Ok(report)
     }
 
     /// Makes memory for the extents of these bytes of one of its live blocks that were decommitted; returns how much. Their bytes have any
     /// value.
     ///
     /// # Errors
-    /// [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]. [`RegionError::Stopped`], where there is no memory too:
-    /// what was made by then stays, and the same call goes on.
+    /// [`RegionError::Sealed`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]. What the driver answers, and where
+    /// there is no memory: what was made by then stays, and the same call goes on.
     pub fn commit(
         &self,
         address: Address,
@@ -82,14 +79,40 @@ impl Region {
         let range = BlockRange::of(&self.pool, address, size)?;
         let refilling = self.progress.begin();
         let _turn = self.turn.lock();
-        let mut chosen = self.standing_in(&range, false)?;
-        chosen.retain(|(_, residency)| residency.is_decommitted());
+        self.refuse_sealed()?;
+        let chosen = self.given_up_in(&range)?;
         if chosen.is_empty() {
             return Ok(Bytes::ZERO);
         }
-        Ok(self
-            .bring_in(chosen.into_iter().map(|(view, _)| view).collect(), context, wait_policy, &refilling)?
-            .mapped)
+        match self.bring_in(chosen, context, wait_policy, &refilling) {
+            Ok(made) => Ok(made.mapped),
+            // No bytes come back: what a refill says of those is not so here.
+            Err(RegionError::Stopped { source, .. }) => Err(*source),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How much memory a commit of these bytes makes; nothing where they lie in no block.
+    ///
+    /// # Errors
+    /// What the pool answers.
+    pub fn size_to_commit(&self, address: Address, size: Bytes) -> Result<Bytes> {
+        let Ok(range) = BlockRange::of(&self.pool, address, size) else { return Ok(Bytes::ZERO) };
+        Ok(self.given_up_in(&range)?.iter().map(|view| view.size).sum())
+    }
+
+    fn refuse_sealed(&self) -> Result<()> {
+        match self.is_sealed() {
+            true => Err(RegionError::Sealed { tag: self.options.tag.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Extents of a range whose bytes were given up, and those that a commit left half made.
+    fn given_up_in(&self, range: &BlockRange) -> Result<Vec<ExtentView>> {
+        let standing = self.standing_in(range, false)?.into_iter();
+        let given_up = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
+        Ok(given_up.map(|(view, _)| view).collect())
     }
 
     /// As often as a shrink, pending frees are waited for.

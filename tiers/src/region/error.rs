@@ -131,8 +131,16 @@ pub enum RegionError {
         tag: String,
     },
     /// Its bytes stay as they are until it is unsealed.
-    #[error("region '{tag}' is sealed: unseal it before memory of it is decommitted")]
+    #[error("region '{tag}' is sealed: unseal it before memory of it is decommitted or committed")]
     Sealed {
+        /// Which.
+        tag: String,
+    },
+    /// A captured graph may write to all of its memory.
+    #[error(
+        "'{tag}' is the memory of a captured graph, which may write to all of it: none of it is decommitted"
+    )]
+    Captured {
         /// Which.
         tag: String,
     },

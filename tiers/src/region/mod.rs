@@ -193,7 +193,8 @@ impl Region {
     /// What the pool answers.
     pub fn decommitted(&self) -> Result<Bytes> {
         let standing = self.pool.records().standing(self.domain)?;
-        let decommitted = standing.iter().filter(|(_, residency)| residency.is_decommitted());
+        let decommitted =
+            standing.iter().filter(|(view, residency)| residency.is_decommitted() && !view.live.is_zero());
         Ok(decommitted.map(|(view, _)| view.size).sum())
     }
 
@@ -233,9 +234,11 @@ impl Region {
     }
 }
 
-/// Whether nothing has to come back of it.
+/// Whether nothing has to come back of it. What is decommitted is here while its block is: a refill forgets it after that.
 fn is_here((view, residency): &(ExtentView, Residency)) -> bool {
-    view.state == glake_stitch::ExtentState::Resident || residency.is_decommitted()
+    let is_given_up = residency.authority() == Place::Nowhere && !view.live.is_zero();
+    let is_interrupted = matches!(residency, Residency::Interrupted { .. });
+    view.state == glake_stitch::ExtentState::Resident || is_given_up && !is_interrupted
 }
 
 impl Drop for Region {

@@ -174,10 +174,15 @@ impl Tallies {
         pool.bytes.sub(size);
         pool.requested.sub(requested);
         if withheld {
-            for pool in self.pools(small) {
-                pool.withheld.blocks += 1;
-                pool.withheld.bytes += size;
-            }
+            self.withheld(small, 1, size);
+        }
+    }
+
+    /// Freed bytes wait for other streams; `blocks` are complete with them.
+    pub(crate) fn withheld(&mut self, small: bool, blocks: u64, size: u64) {
+        for pool in self.pools(small) {
+            pool.withheld.blocks += blocks;
+            pool.withheld.bytes += size;
         }
     }
 

@@ -361,7 +361,7 @@ impl RegionSet {
         size: Bytes,
     ) -> Result<Bytes> {
         let lease = region.pool().lease();
-        lease.want(region.decommitted()?.min(size));
+        lease.want(region.size_to_commit(address, size)?);
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
         self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
             Ok(region.commit(address, size, context, waiting)?)

@@ -81,6 +81,28 @@ class Regions(unittest.TestCase):
         glake.refill("scratch")
         self.assertEqual((tensor.data_ptr(), fixture.wrong(fixture.stamp(tensor, 1), 1)), (place, 0))
 
+    def test_a_slice_gives_its_memory_and_has_it_again(self):
+        import glake
+
+        with glake.region("cache"):
+            cache = fixture.new(1024 * MIB)
+        front, tail = cache[: 512 * MIB], cache[512 * MIB :]
+        fixture.stamp(front, 5)
+        before = used()
+        went = glake.decommit(tail)
+        self.assertEqual(went, tail.numel())
+        self.assertLessEqual(used(), before - went)
+        with self.assertRaises(glake.InvalidError):
+            glake.copy_(fixture.new(MIB), tail[:MIB])
+        others = fixture.stamp(fixture.new(512 * MIB), 6)
+        gone = glake.shrink("cache")
+        self.assertEqual((gone["resident"], gone["copied"]), (0, front.numel()))
+        glake.refill("cache")
+        self.assertEqual((fixture.wrong(front, 5), fixture.wrong(others, 6), evicted("cache")), (0, 0, 0))
+        self.assertEqual((glake.commit(tail), glake.commit(tail)), (went, 0))
+        fixture.stamp(cache, 7)
+        self.assertEqual(fixture.wrong(cache, 7), 0)
+
     def test_touching_it_through_our_functions_brings_it_back(self):
         import glake
 

@@ -87,9 +87,9 @@ fn run(program: Vec<Op>) {
                 set(&fixture, fault);
                 let made = fixture.commit(Address(block.address.0 + start.get()), end.saturating_sub(start));
                 fixture.faults.set(&[]);
-                if let Err(RegionError::Stopped { source, .. }) = &made {
-                    let full = matches!(**source, RegionError::Pool(ref error) if error.is_out_of_memory());
-                    assert!(full || fault.is_some(), "{source}");
+                if let Err(error) = &made {
+                    let full = matches!(error, RegionError::Pool(error) if error.is_out_of_memory());
+                    assert!(full || fault.is_some(), "{error}");
                 }
             }
             Op::Shrink { mib, fault } => {

@@ -17,10 +17,10 @@ impl Heap {
         piece.moved = Move::default();
         let (start, end) = (piece.start, piece.end());
         let apart = self.home.extents.is_apart(start, end);
-        let recorded = recorded && !apart;
-        self.tallies.freed(small, size, requested, recorded);
+        self.tallies.freed(small, size, requested, recorded && !apart);
         if apart {
-            self.home.give_apart(id);
+            let withheld = self.home.give_apart(id, recorded.then_some(1));
+            self.tallies.withheld(small, u64::from(withheld > 0), withheld);
         } else if recorded {
             self.home.withhold(id, 1);
         } else {
@@ -36,24 +36,26 @@ impl Heap {
             let piece = &home.pieces[part];
             home.extents.is_apart(piece.start, piece.end())
         });
-        // Nothing can use a block of which a part is not there.
-        let recorded = block.recorded && !apart;
-        self.tallies.freed(false, block.size, block.requested, recorded);
+        let recorded = block.recorded;
+        self.tallies.freed(false, block.size, block.requested, recorded && !apart);
         self.moves = self.moves.next();
-        let mut blocks = 1;
+        let (mut blocks, mut withheld) = (1, 0);
         for part in block.parts {
             let piece = &mut home.pieces[part];
             piece.point = self.points.open();
             piece.moved = self.moves;
             piece.list = if piece.start < home.slab_zone { block.list } else { block.slabs };
             if apart {
-                home.give_apart(part);
+                let own = home.give_apart(part, recorded.then_some(blocks));
+                blocks = if own > 0 { 0 } else { blocks };
+                withheld += own;
             } else if recorded {
                 home.withhold(part, std::mem::take(&mut blocks));
             } else {
                 home.give(part);
             }
         }
+        self.tallies.withheld(false, u64::from(withheld > 0), withheld);
         Bytes::new(block.size)
     }
 

@@ -43,23 +43,31 @@ impl Home {
     }
 
     /// Frees a piece that is in no free list, part by part: what lies in extents that are resident goes into the free list that it
-    /// names, the rest is kept for when they are back.
+    /// names, the rest is kept for when they are back. Where other streams `recorded` that they use its block, what is resident waits for
+    /// them, and so many blocks are complete with its first part; returns how many bytes wait.
     #[cold]
-    pub(crate) fn give_apart(&mut self, id: PieceId) {
-        let mut next = Some(id);
+    pub(crate) fn give_apart(&mut self, id: PieceId, mut recorded: Option<u64>) -> u64 {
+        let (mut next, mut withheld) = (Some(id), 0);
         while let Some(id) = next {
             let (start, end) = (self.pieces[id].start, self.pieces[id].end());
             let extent = self.extents.at(start);
             let cut = self.extents[extent].end();
             next = (cut < end).then(|| self.pieces.split(id, cut - start));
             if self.extents[extent].state == ExtentState::Resident {
-                self.give(id);
+                match &mut recorded {
+                    Some(blocks) => {
+                        withheld += cut.min(end) - start;
+                        self.withhold(id, std::mem::take(blocks));
+                    }
+                    None => self.give(id),
+                }
                 continue;
             }
             self.put_evicted(id);
             let keeps_all = self.domains[self.extents[extent].domain].is_held();
             self.extents.freed_apart(extent, cut.min(end) - start, keeps_all);
         }
+        withheld
     }
 
     /// Puts a piece that is in no free list among the evicted, for the free list that it names.

@@ -230,7 +230,7 @@ mod tests {
         home.extents.set_state(extents[1], ExtentState::Evicted);
         assert_eq!(home.extents.live_evicted(), 2 * MIB);
         assert!(!home.is_forgettable(extents[1]));
-        home.give_apart(live);
+        home.give_apart(live, None);
         assert_eq!(home.extents.take_emptied(), [extents[1]]);
         assert_eq!(free(&home, lists.large).iter().map(Run::size).sum::<u64>(), 8 * MIB);
         assert!(home.is_forgettable(extents[1]));

@@ -41,7 +41,8 @@ impl<'a> Trim<'a> {
     }
 
     /// Releases at least `target` of free extents if there are so many: first what belongs to released domains, then
-    /// slabs, then the rest, from the highest addresses down. What a domain keeps stays.
+    /// slabs, then the rest, from the highest addresses down. What a domain keeps stays, but for the addresses of evicted extents that are
+    /// nobody's.
     pub(crate) fn of_all(self, target: Bytes) -> Option<Draft> {
         self.heap.home.dissolve_idle_slabs(None);
         let giving = self.heap.home.domains.iter().filter(|(_, domain)| domain.gives_back());
@@ -49,7 +50,9 @@ impl<'a> Trim<'a> {
         let mut order: Vec<(u8, Free)> =
             giving.iter().flat_map(|&id| self.releasable_of_domain(id)).collect();
         order.sort_by_key(|(rank, free)| (*rank, std::cmp::Reverse(free.from)));
-        self.of(&giving, order, target)
+        let forgetting = self.heap.home.domains.iter().filter(|(_, domain)| !domain.is_held());
+        let forgetting: Vec<DomainId> = forgetting.map(|(id, _)| id).collect();
+        self.of(&forgetting, order, target)
     }
 
     /// Releases all free memory of one domain, also what it keeps.

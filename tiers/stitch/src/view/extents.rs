@@ -85,6 +85,16 @@ impl ExtentViews<'_> {
         found.map_or((Bytes::ZERO, DomainId::DEFAULT), |found| (Bytes::new(found.size), found.domain))
     }
 
+    /// The extents that a range of home touches, in the order of their addresses, each as the range that it is.
+    pub fn touching(&self, range: HomeRange) -> Vec<(ExtentId, HomeRange)> {
+        let (start, end) = (range.offset.get(), range.offset.get() + range.size.get());
+        let home = |id: ExtentId| {
+            let (offset, size) = self.heap.home.extents.bounds(id);
+            (id, HomeRange { offset, size })
+        };
+        self.heap.home.extents.touching(start, end).map(home).collect()
+    }
+
     /// Where an extent is mapped when it is resident: at home, then in each alias.
     pub fn addresses_of(&self, extent: ExtentId) -> Vec<Bytes> {
         let Some(found) = self.heap.home.extents.get(extent) else { return Vec::new() };

@@ -1,5 +1,5 @@
-//! Random programs of uses, allocations, writes, frees, seals, shrinks, refills, decommits, graphs' pools that come and go, with hooks that
-//! refuse and calls of the driver that fail, beside the thread that cleans: against what the bytes, and the gate, must be.
+//! Random programs of uses, parks, allocations, writes, frees, seals, shrinks, refills, decommits, graphs' pools that come and go, with hooks
+//! that refuse, waits that are given up and calls of the driver that fail, beside the thread that cleans: against what the bytes, and the gate, must be.
 //!
 //! 10,000 steps; with `GLAKE_SOAK` a million. `GLAKE_SEED` is where numbers come from.
 
@@ -68,7 +68,7 @@ impl Walk {
     fn new(seed: u64) -> Walk {
         let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
         let sources = Sources { environment, ..Sources::default() };
-        let settings = "tiers.clean_after_ms = 1\ntiers.extent = \"2MiB\"\ntransfer.relays = false\n";
+        let settings = "tiers.clean_after_ms = 1\ntiers.park_quantum_ms = 0\ntiers.extent = \"2MiB\"\ntransfer.relays = false\n";
         let sources =
             sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
         let mut faults = None;
@@ -214,12 +214,12 @@ impl Walk {
         let at = self.numbers.below(self.live.len());
         let Live { written, tag, .. } = &self.live[at];
         let (Written { address, size, .. }, tag) = (*written, tag.clone());
-        let sealed = tag == TAGS[SEALED] && self.sealed;
-        let failing = !sealed && self.fault();
+        let stays = tag == TAGS[SEALED] && self.sealed || tag.starts_with("graph");
+        let failing = !stays && self.fault();
         let gone = self.process.regions().decommit(address, size);
         self.faults.set(&[]);
-        if sealed {
-            return assert!(gone.is_err(), "what is sealed stays");
+        if stays {
+            return assert!(gone.is_err(), "what is sealed stays, and what a graph may write to");
         }
         assert!(gone.is_ok() || failing, "{gone:?}");
         (self.live[at].known, self.live[at].committed) = (false, false);
@@ -243,6 +243,7 @@ impl Walk {
         let written = self.live[at].written;
         if !self.live[at].committed {
             self.process.regions().commit(written.address, written.size).unwrap();
+            assert_eq!(self.process.regions().commit(written.address, written.size).unwrap(), Bytes::ZERO);
         }
         (self.live[at].known, self.live[at].committed) = (true, true);
         self.write_to(&written);
@@ -253,13 +254,17 @@ impl Walk {
             return self.end_use();
         }
         let tags = self.tags();
-        let when = if self.numbers.one_in(3) { WhenClosed::Refuse } else { WhenClosed::Refill };
+        let (when, timeout) = match self.numbers.below(6) {
+            0 | 1 => (WhenClosed::Refuse, None),
+            2 => (WhenClosed::Hold, Some(Duration::ZERO)),
+            _ => (WhenClosed::Refill, None),
+        };
         let away = |walk: &Walk, place| {
             walk.places.iter().any(|(tag, of)| *of == place && Walk::touches(&tags, tag))
         };
         let (surely, perhaps) = (away(self, Where::Away), away(self, Where::Perhaps));
         let failing = when == WhenClosed::Refill && self.fault();
-        let begun = self.process.regions().begin_use(&tags, when, None);
+        let begun = self.process.regions().begin_use(&tags, when, timeout);
         self.faults.set(&[]);
         match begun {
             Ok(id) => {
@@ -272,6 +277,7 @@ impl Walk {
                 self.uses.push((id, tags));
             }
             Err(ProcessError::Closed { .. }) => assert!(when == WhenClosed::Refuse && (surely || perhaps)),
+            Err(ProcessError::HeldTooLong { .. }) => assert!(when == WhenClosed::Hold && (surely || perhaps)),
             Err(error) => {
                 assert!(failing, "{error}");
                 self.nobody_knows(&tags);
@@ -293,6 +299,37 @@ impl Walk {
             let (id, _) = self.uses.swap_remove(at);
             self.process.regions().gate().end_use(id).unwrap();
         }
+    }
+
+    /// All uses come to safe points while memory leaves, and go on once it is back.
+    fn park(&mut self) {
+        if self.uses.is_empty() {
+            return self.begin_use();
+        }
+        let tags = self.numbers.one_in(2).then(|| vec![self.tag(), self.tag()]);
+        let failing = self.fault();
+        let over = AtomicBool::new(false);
+        let (process, over) = (&self.process, &over);
+        let ask = Shrink { tags, timeout: Some(Duration::from_secs(60)), ..Shrink::default() };
+        let shrunk = std::thread::scope(|scope| {
+            for (id, _) in &self.uses {
+                scope.spawn(move || {
+                    while !over.load(Ordering::SeqCst) {
+                        process.regions().gate().safepoint(*id);
+                        std::thread::sleep(Duration::from_micros(20));
+                    }
+                });
+            }
+            let shrunk = process.regions().shrink(&ask);
+            self.faults.set(&[]);
+            let refilled = process.regions().refill(&Refill::default());
+            over.store(true, Ordering::SeqCst);
+            refilled.unwrap();
+            shrunk
+        });
+        assert!(shrunk.is_ok() || failing, "{shrunk:?}");
+        self.places.values_mut().for_each(|place| *place = Where::Here);
+        self.live.iter_mut().filter(|live| live.tag == TAGS[DISCARDED]).for_each(|live| live.known = false);
     }
 
     fn shrink(&mut self) {
@@ -423,7 +460,8 @@ impl Walk {
             56..68 => self.begin_use(),
             68..80 => self.end_use(),
             80..86 => self.shrink(),
-            86..93 => self.refill(),
+            86..92 => self.refill(),
+            92 => self.park(),
             93..95 => self.graph(),
             95 => self.decommit(),
             96..98 => self.seal(),
