@@ -49,6 +49,7 @@ mod shortage;
 mod snapshot;
 mod streams;
 #[cfg(test)]
+#[cfg(not(schedules))]
 mod tests;
 
 use std::sync::Arc;

@@ -97,6 +97,7 @@ impl Sharing {
 
     /// How many blocks are shared.
     #[cfg(test)]
+    #[cfg(not(schedules))]
     pub(super) fn exports(&self) -> usize {
         self.exporter.exports()
     }

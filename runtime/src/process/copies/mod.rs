@@ -33,6 +33,7 @@ use super::{ProcessError, Result};
 pub use ask::{CopyAsk, Form};
 use decide::{Way, is_early};
 #[cfg(test)]
+#[cfg(not(schedules))]
 pub(super) use endpoints::Endpoint;
 use endpoints::{Endpoints, Ends};
 use native::NativeCopies;

@@ -80,7 +80,8 @@ impl Cleaner {
     }
 
     /// Whether its thread runs.
-    #[cfg(all(test, not(schedules)))]
+    #[cfg(test)]
+    #[cfg(not(schedules))]
     pub(super) fn is_running(&self) -> bool {
         self.running.lock().as_ref().is_some_and(|thread| !thread.is_finished())
     }

@@ -39,6 +39,7 @@ mod slot;
 mod stores;
 mod table;
 #[cfg(test)]
+#[cfg(not(schedules))]
 mod tests;
 mod touch;
 mod view;

@@ -11,6 +11,7 @@
 //! Both write what they do before they look for the other.
 
 #[cfg(test)]
+#[cfg(not(schedules))]
 mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,20 +1,16 @@
 //! Regions of a process of simulated devices, from the outside.
 
-#[cfg(not(schedules))]
 mod clean;
 mod commit;
 mod leases;
-#[cfg(not(schedules))]
 mod live;
 mod moves;
-#[cfg(not(schedules))]
 mod parks;
 mod refusals;
 mod reports;
 mod swap;
 mod threads;
 mod uses;
-#[cfg(not(schedules))]
 mod walk;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
