@@ -47,7 +47,7 @@ else
 endif
 
 test-doc: ## Examples in the documentation of every crate
-	$(CARGO) test --locked --workspace --doc
+	$(CARGO) test --locked --workspace --exclude glake-schedules --doc
 
 test-c: ## C tests, against libgmlake.so
 ifneq ($(C_TESTS),)
