@@ -32,7 +32,7 @@ build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, opti
 test: test-rust test-doc test-c test-python test-docs ## Run every test there is (Rust, C, Python), building what it needs
 
 soak: ## Long random programs, and ranks that are interrupted at every place: tests that look for GLAKE_SOAK
-	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --exclude glake-schedules --lib --tests soak_ -- --nocapture
+	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --lib --tests soak_ -- --nocapture
 	$(CARGO) build --locked $(TESTED)
 	cp "$(TARGET)/debug/lib_glake.so" ffi/python/glake/_glake.abi3.so
 	GLAKE_SOAK=1 PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/debug/libgmlake.so" \

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # wheel.sh [--test] TARGET: builds the wheel of the package glake into TARGET/wheels. One install is everything: the package, the command
 # glake, libgmlake.so with its header, libglake_preload.so and the sources of the compiled backend. With --test it is made of what tests are
-# built with, installed by itself and tested; where the build needs what cannot be had (its tools, from PyPI), that is said, and the
-# exit status is 3.
+# built with, in TARGET/tested-wheels, installed by itself and tested; where the build needs what cannot be had (its tools, from PyPI), that
+# is said, and the exit status is 3.
 set -euo pipefail
 
 tools_wanted=(maturin==1.9.6 auditwheel==6.8.2 wheel==0.45.1)
 newest_minor=34 # of manylinux_2_N: RHEL 9, Ubuntu 22.04, Debian 12 and whatever is later have such a C library
-test= profile=release built=release what=(--package glake --package glake-ffi --package glake-preload --package glake-python)
-[ "$1" != --test ] || { test=yes profile=dev built=debug what=(--workspace --lib --bins --tests) && shift; }
-target=$1
+test= wheels=wheels profile=release built=release what=(--package glake --package glake-ffi --package glake-preload --package glake-python)
+[ "$1" != --test ] || { test=yes wheels=tested-wheels profile=dev built=debug what=(--workspace --lib --bins --tests) && shift; }
+target=$1 wheels=$1/$wheels
 cd "$(dirname "$0")"
 cargo=${CARGO:-cargo}
 python=${PYTHON:-python3}
@@ -42,9 +42,9 @@ for binary in glake libgmlake.so libglake_preload.so; do
     ! command -v strip >/dev/null || strip --strip-unneeded "glake/$binary"
 done
 
-rm -rf "$target/wheels"
-"$tools/bin/maturin" build --quiet --locked --profile "$profile" --strip --compatibility linux --interpreter "$python" --out "$target/wheels"
-wheel=$(echo "$target"/wheels/*.whl)
+rm -rf "$wheels"
+"$tools/bin/maturin" build --quiet --locked --profile "$profile" --strip --compatibility linux --interpreter "$python" --out "$wheels"
+wheel=$(echo "$wheels"/*.whl)
 
 # maturin looks at the module only; the tag has to hold for every binary.
 found=$("$tools/bin/auditwheel" show --json "$wheel" 2>/dev/null)
@@ -58,7 +58,7 @@ esac
     "$tools/bin/auditwheel" show "$wheel" 2>/dev/null >&2
 }
 "$tools/bin/wheel" tags --remove --platform-tag "$tag" "$wheel" >/dev/null
-wheel=$(echo "$target"/wheels/*.whl)
+wheel=$(echo "$wheels"/*.whl)
 echo "wheel: $wheel"
 [ -n "$test" ] || exit 0
 

@@ -18,9 +18,9 @@ def decommit(tensor: Any) -> int:
         ...
         glake.commit(cache[: 16 << 30])         # there again, with any values
 
-    Memory goes in whole extents, those that lie wholly in the tensor: of ``tiers.extent`` in a region, of ``pool.extent`` outside, up to four
-    times as large in large tensors. The values are lost, and until ``commit`` nothing may touch them: a kernel that does faults, ``glake.copy_`` raises. Waits for the work of all GPUs; none
-    that uses the tensor may be enqueued meanwhile.
+    Memory goes in whole extents, those that lie wholly in the tensor: of ``tiers.extent`` in a region, of ``pool.extent`` outside, up to
+    four times as large in large tensors. The values are lost, and until ``commit`` nothing may touch them: a kernel that does faults, and
+    ``glake.copy_`` raises. Waits for the work of all GPUs; none that uses the tensor may be enqueued meanwhile.
 
     Args:
         tensor: a tensor or array of GLake's memory whose bytes lie side by side.

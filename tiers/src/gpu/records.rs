@@ -51,7 +51,7 @@ pub(crate) struct ExtentRecords {
     core: Arc<Core>,
     moved: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
     /// How many of them have bytes that were given up: copies look at it first.
-    given_up: AtomicUsize,
+    decommitted: AtomicUsize,
 }
 
 /// What has to be done to evict an extent.
@@ -76,13 +76,13 @@ pub(crate) enum Eviction {
     /// It stays: blocks in it were freed that other streams may still use.
     Withheld,
     /// It is evicted already, and what there was of a copy is gone.
-    GivenUp,
+    Decommitted,
 }
 
 impl ExtentRecords {
     /// Nothing was moved yet.
     pub(super) fn new(core: Arc<Core>) -> Self {
-        ExtentRecords { core, moved: Mutex::default(), given_up: AtomicUsize::new(0) }
+        ExtentRecords { core, moved: Mutex::default(), decommitted: AtomicUsize::new(0) }
     }
 
     /// The extents of a domain with how it stands with each.
@@ -104,7 +104,7 @@ impl ExtentRecords {
 
     /// Whether the bytes of any extent are given up, or about to be.
     pub(super) fn are_any_decommitted(&self) -> bool {
-        self.given_up.load(Ordering::Acquire) > 0
+        self.decommitted.load(Ordering::Acquire) > 0
     }
 
     /// Whether an extent's bytes are given up, or about to be.
@@ -187,11 +187,11 @@ impl ExtentRecords {
             }
         }
         if residency.authority() != Place::Nowhere {
-            self.given_up.fetch_add(1, Ordering::AcqRel);
+            self.decommitted.fetch_add(1, Ordering::AcqRel);
         }
         let known = moved.insert(extent, ExtentRecord { residency: next, copy: None });
         let begun = match next {
-            Residency::Evicted { .. } => Eviction::GivenUp,
+            Residency::Evicted { .. } => Eviction::Decommitted,
             _ => Eviction::Release { undefined: Bytes::ZERO },
         };
         Ok((begun, known.and_then(|record| record.copy)))
@@ -278,7 +278,7 @@ impl ExtentRecords {
         let Some(record) = moved.get_mut(&extent) else { return Ok(()) };
         let arrived = self.after(record.residency, Step::Arrived)?;
         if record.residency.authority() == Place::Nowhere {
-            self.given_up.fetch_sub(1, Ordering::AcqRel);
+            self.decommitted.fetch_sub(1, Ordering::AcqRel);
         }
         record.residency = arrived;
         match &mut record.copy {
@@ -343,7 +343,7 @@ impl ExtentRecords {
     pub(super) fn forget(&self, extent: ExtentId) {
         let gone = self.moved.lock().remove(&extent);
         if gone.as_ref().is_some_and(|record| record.residency.authority() == Place::Nowhere) {
-            self.given_up.fetch_sub(1, Ordering::AcqRel);
+            self.decommitted.fetch_sub(1, Ordering::AcqRel);
         }
         drop(gone);
     }

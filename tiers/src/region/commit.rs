@@ -48,7 +48,7 @@ impl Region {
                 }
                 Ok(Eviction::Release { .. }) => pipeline.unused.push(view),
                 // There is nothing to copy.
-                Ok(Eviction::GivenUp | Eviction::Copy { .. }) => {}
+                Ok(Eviction::Decommitted | Eviction::Copy { .. }) => {}
                 Err(error) => {
                     pipeline.fail(error);
                     break;
@@ -80,7 +80,7 @@ impl Region {
         let refilling = self.progress.begin();
         let _turn = self.turn.lock();
         self.refuse_sealed()?;
-        let chosen = self.given_up_in(&range)?;
+        let chosen = self.to_commit(&range)?;
         if chosen.is_empty() {
             return Ok(Bytes::ZERO);
         }
@@ -98,7 +98,7 @@ impl Region {
     /// What the pool answers.
     pub fn size_to_commit(&self, address: Address, size: Bytes) -> Result<Bytes> {
         let Ok(range) = BlockRange::of(&self.pool, address, size) else { return Ok(Bytes::ZERO) };
-        Ok(self.given_up_in(&range)?.iter().map(|view| view.size).sum())
+        Ok(self.to_commit(&range)?.iter().map(|view| view.size).sum())
     }
 
     fn refuse_sealed(&self) -> Result<()> {
@@ -109,10 +109,10 @@ impl Region {
     }
 
     /// Extents of a range whose bytes were given up, and those that a commit left half made.
-    fn given_up_in(&self, range: &BlockRange) -> Result<Vec<ExtentView>> {
+    fn to_commit(&self, range: &BlockRange) -> Result<Vec<ExtentView>> {
         let standing = self.standing_in(range, false)?.into_iter();
-        let given_up = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
-        Ok(given_up.map(|(view, _)| view).collect())
+        let to_commit = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
+        Ok(to_commit.map(|(view, _)| view).collect())
     }
 
     /// As often as a shrink, pending frees are waited for.

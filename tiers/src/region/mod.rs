@@ -3,9 +3,8 @@
 //! ```text
 //! shrink:  drain ─► per extent:  evict ─► copy out ─► completion point ─► unmap everywhere, release      several at a time
 //! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► here
-//! ```
-//!
 //! decommit:          per extent of a live block:  completion point ─► unmap everywhere, release       commit: make ─► map, with any bytes
+//! ```
 //!
 //! A region is a domain of a [`GpuPool`]. While some of it is evicted its blocks stay live and its addresses its own; what is free in
 //! evicted extents is handed out to nobody; a block can be freed, and with the last one of an extent its copy goes.
@@ -236,9 +235,9 @@ impl Region {
 
 /// Whether nothing has to come back of it. What is decommitted is here while its block is: a refill forgets it after that.
 fn is_here((view, residency): &(ExtentView, Residency)) -> bool {
-    let is_given_up = residency.authority() == Place::Nowhere && !view.live.is_zero();
+    let is_decommitted = residency.authority() == Place::Nowhere && !view.live.is_zero();
     let is_interrupted = matches!(residency, Residency::Interrupted { .. });
-    view.state == glake_stitch::ExtentState::Resident || is_given_up && !is_interrupted
+    view.state == glake_stitch::ExtentState::Resident || is_decommitted && !is_interrupted
 }
 
 impl Drop for Region {

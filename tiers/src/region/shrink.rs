@@ -204,7 +204,7 @@ impl Region {
             Ok(Eviction::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Eviction::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
             // Only what a program gives up.
-            Ok(Eviction::GivenUp) => {}
+            Ok(Eviction::Decommitted) => {}
             Ok(Eviction::Release { undefined }) => {
                 pipeline.report.undefined = pipeline.report.undefined.saturating_add(undefined);
                 pipeline.unused.push(view);

@@ -88,7 +88,9 @@ fn reaches(name: &'static str, gpus: [u32; 2], limits: [f64; 2], above: [f64; 2]
     let server = Server::calibrated(name);
     for (gpu, most) in gpus.into_iter().map(DeviceId).zip([1024, 256]) {
         for ((direction, limit), above) in Direction::BOTH.into_iter().zip(limits).zip(above) {
-            for size in [256, 1024].map(Bytes::mib).into_iter().filter(|size| *size <= Bytes::mib(most)) {
+            for size in
+                [256, 384, 512, 1024].map(Bytes::mib).into_iter().filter(|size| *size <= Bytes::mib(most))
+            {
                 let rate = server.rate(gpu, direction, size, server.gpus);
                 println!("{name} {gpu} {direction:?} {size}: {rate:.1} of {limit:.1} GB/s");
                 assert!(rate >= 0.95 * limit, "{name} {gpu} {direction:?} {size}: {rate} of {limit}");

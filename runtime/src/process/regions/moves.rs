@@ -361,7 +361,10 @@ impl RegionSet {
         size: Bytes,
     ) -> Result<Bytes> {
         let lease = region.pool().lease();
-        lease.want(region.size_to_commit(address, size)?);
+        let missing = region.size_to_commit(address, size)?;
+        if !missing.is_zero() {
+            lease.want(missing);
+        }
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
         self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
             Ok(region.commit(address, size, context, waiting)?)

@@ -229,10 +229,9 @@ fn work_that_was_enqueued_before_ends_first() {
 fn without_memory_a_commit_stops_and_goes_on() {
     let (fixture, block) = with_block();
     fixture.region.decommit(block.address, block.size).unwrap();
-    // One extent more than there are.
-    let rest = fixture.used().saturating_add(PIECE);
-    #[allow(clippy::cast_precision_loss)]
-    fixture.pool.set_memory_fraction(rest.get() as f64 / Bytes::mib(64).get() as f64);
+    // One extent more than there are, of 64 MiB.
+    assert_eq!(fixture.used(), Bytes::mib(4));
+    fixture.pool.set_memory_fraction(8.0 / 64.0);
     let full = fixture.commit(block.address, block.size).unwrap_err();
     assert!(matches!(full, RegionError::Pool(ref error) if error.is_out_of_memory()), "{full}");
     assert_eq!(fixture.region.size_to_commit(block.address, block.size).unwrap(), Bytes::mib(8));
