@@ -1,0 +1,710 @@
+//! The arbiter: events in, actions out.
+//!
+//! Invariants, which the tests check at each step: floors, leases and what dead workers had are no more than a GPU's
+//! limit, or no more than before; every want ends granted, denied or cancelled; every command has a time by which it is
+//! late; a gang is in one plan at most.
+//!
+//! In a step the event is taken in, what is late is dealt with, and then it is decided: free bytes go to the refill
+//! that is under way on their GPU, then to growths; then each GPU's first want is planned, wholly or not at all. Its
+//! bytes come from victims as they give them back. Whoever comes after the first waits behind it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::gang::{Distrust, Gang, Member, Refill, Share, State};
+use crate::growth::Growth;
+use crate::ledger::Gpu;
+use crate::log::{Decision, Outcome};
+use crate::server::Server;
+use crate::want::Want;
+use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
+
+/// After a lie of so much more than is leased a worker is not counted on.
+const SLACK: Bytes = Bytes::mib(64);
+/// When a want is to come back whose gang is not whole, or whose memory somebody has whom nobody manages.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Decides who has the memory of a server's GPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Arbiter {
+    server: Server,
+    /// When somebody can be chosen who could not be at the last step.
+    retry_at: Option<Duration>,
+}
+
+/// What counts of a worker on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Whose.
+    pub worker: WorkerId,
+    /// Where.
+    pub gpu: GpuId,
+    /// What never leaves.
+    pub floor: Bytes,
+    /// What it may hold beside.
+    pub lease: Bytes,
+}
+
+impl Arbiter {
+    /// One that knows no GPU and no worker yet.
+    pub fn new(settings: Settings) -> Self {
+        Arbiter { server: Server::new(settings), retry_at: None }
+    }
+
+    /// Takes in what happened at `now`, and says what is to be done, in this order. A clock that goes back stands.
+    pub fn step(&mut self, event: Event, now: Duration) -> Vec<Action> {
+        self.server.now = self.server.now.max(now);
+        self.apply(event);
+        self.expire();
+        self.decide();
+        std::mem::take(&mut self.server.actions)
+    }
+
+    /// When [`Event::Tick`] is due, if nothing happens before; never, while nothing is under way.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let server = &self.server;
+        let gangs = server.under_way.iter().filter_map(|id| server.gangs.get(id)?.late_at());
+        let growths = server.growths.iter().map(|growth| growth.by);
+        let meters = server.gpus.values().filter_map(Gpu::measure_at);
+        gangs.chain(growths).chain(meters).chain(self.retry_at).min()
+    }
+
+    /// The last decisions, the oldest first.
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.server.log.decisions()
+    }
+
+    /// What counts of each worker on each GPU.
+    pub fn footprints(&self) -> impl Iterator<Item = Footprint> {
+        self.server.gangs.values().flat_map(|gang| &gang.shares).map(|share| Footprint {
+            worker: share.worker,
+            gpu: share.holding.gpu,
+            floor: share.holding.floor.saturating_add(share.overrun),
+            lease: share.holding.lease,
+        })
+    }
+
+    /// What workers, and those that died a moment ago, have of a GPU.
+    pub fn claimed(&self, gpu: GpuId) -> Bytes {
+        self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::claimed)
+    }
+
+    /// What workers may have of a GPU together.
+    pub fn limit(&self, gpu: GpuId) -> Bytes {
+        self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit)
+    }
+
+    /// How long a worker's memory would take to come back now; nothing, where all of it is resident.
+    pub fn predicted_wake(&self, worker: WorkerId) -> Option<Duration> {
+        let gang = self.gang(worker)?;
+        let link = self.server.settings.link;
+        Some(if gang.is_resident() { Duration::ZERO } else { gang.predictions.refill(gang.copied().0, link) })
+    }
+
+    /// What is under way with a worker, in a word.
+    pub fn state(&self, worker: WorkerId) -> Option<&'static str> {
+        let gang = self.gang(worker)?;
+        Some(match gang.state {
+            _ if gang.is_silent() => "silent",
+            State::Parking { .. } => "parking",
+            State::Shrinking { .. } => "shrinking",
+            State::Refilling(_) if gang.starting => "starting",
+            State::Refilling(_) => "refilling",
+            State::Resting if gang.want.is_some() => "waiting",
+            State::Resting if gang.is_resident() => "resident",
+            State::Resting => "asleep",
+        })
+    }
+
+    /// How many wants are open.
+    pub fn waiting(&self) -> usize {
+        self.server.gangs.values().filter(|gang| gang.want.is_some()).count()
+    }
+
+    /// The part of the last ten seconds in which a GPU's link was busy with refills.
+    pub fn link_duty(&self, gpu: GpuId) -> f64 {
+        self.server.duties.get(&gpu).map_or(0.0, |duty| f64::from(duty.thousandths(self.server.now)) / 1000.0)
+    }
+
+    fn gang(&self, worker: WorkerId) -> Option<&Gang> {
+        self.server.gangs.get(self.server.gang_of.get(&worker)?)
+    }
+
+    fn gang_mut(&mut self, worker: WorkerId) -> Option<(GangId, &mut Gang)> {
+        let id = *self.server.gang_of.get(&worker)?;
+        Some((id, self.server.gangs.get_mut(&id)?))
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Capacity { gpu, budget, total } => {
+                self.server.gpus.entry(gpu).or_default().set_capacity(budget, total);
+            }
+            Event::Measured { gpu, used, physical } => self.measured(gpu, used, &physical),
+            Event::Expected(joined) => self.joined(joined, true),
+            Event::Joined(joined) => self.joined(joined, false),
+            Event::Changed { worker, holdings } => {
+                self.server.hold(worker, &holdings);
+                if let Some((id, gang)) = self.gang_mut(worker) {
+                    gang.demoting = None;
+                    self.server.note(id);
+                }
+            }
+            Event::Activity { worker, activity } => self.does(worker, activity),
+            Event::Want { worker, deadline } => self.wants(worker, deadline),
+            Event::Cancelled { worker } => self.cancelled(worker),
+            Event::Grow { worker, gpu, bytes, within } => self.grow(worker, gpu, bytes, within),
+            Event::Parked { worker } => self.parked(worker),
+            Event::Returned { worker, gpu, bytes } => {
+                if let Some(&id) = self.server.gang_of.get(&worker) {
+                    self.server.change(id, (worker, gpu), |share| {
+                        let held = &mut share.holding;
+                        (held.lease, held.resident) =
+                            (held.lease.saturating_sub(bytes), held.resident.saturating_sub(bytes));
+                    });
+                }
+            }
+            Event::Shrunk { worker, holdings } => {
+                self.server.hold(worker, &holdings);
+                self.shrunk(worker);
+            }
+            Event::Refilled { worker, holdings } => {
+                self.server.hold(worker, &holdings);
+                self.refilled(worker);
+            }
+            Event::Failed { worker, holdings } => {
+                self.server.hold(worker, &holdings);
+                self.failed(worker);
+            }
+            Event::Died { worker } => self.died(worker),
+            Event::Shrink { worker } => self.operator_shrinks(worker),
+            Event::Tick => {}
+        }
+    }
+
+    fn joined(&mut self, joined: Joined, silent: bool) {
+        let worker = joined.worker;
+        let known = self.gang_mut(worker).map(|(id, gang)| (id, gang.members.get(&worker).is_some_and(|m| m.silent)));
+        match known {
+            // A journal knows less than whoever has joined.
+            Some(_) if silent => return,
+            // It joined another gang than the journal says, or than before: that one lost a rank.
+            Some((id, _)) if id != joined.gang => {
+                self.server.uncount(worker);
+                self.forget(worker, id);
+            }
+            // What it says counts, not the journal.
+            Some((_, true)) => self.server.uncount(worker),
+            _ => {}
+        }
+        let now = self.server.now;
+        let gang = self.server.gangs.entry(joined.gang).or_insert_with(|| Gang::new(&joined, now));
+        let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
+        (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
+        gang.members.entry(worker).or_insert_with(Member::default).silent = silent;
+        self.server.gang_of.insert(worker, joined.gang);
+        for told in joined.holdings.into_iter().map(Holding::possible) {
+            let key = (worker, told.gpu);
+            self.server.add_share(joined.gang, key);
+            self.server.change(joined.gang, key, |share| {
+                // Grants that it has not seen yet are its own.
+                let lease = if old { share.holding.lease.max(told.lease) } else { told.lease };
+                share.holding = Holding { lease, ..told };
+            });
+        }
+    }
+
+    fn does(&mut self, worker: WorkerId, activity: Activity) {
+        let now = self.server.now;
+        let Some((_, gang)) = self.gang_mut(worker) else { return };
+        let before = gang.activity();
+        if let Some(member) = gang.members.get_mut(&worker) {
+            member.activity = activity;
+        }
+        if before != Activity::Idle && gang.activity() == Activity::Idle {
+            gang.idle_since = now;
+        }
+    }
+
+    fn measured(&mut self, gpu: GpuId, used: Bytes, physical: &[(WorkerId, Bytes)]) {
+        let mut living = Bytes::ZERO;
+        let server = &mut self.server;
+        let shares = server.gangs.iter().flat_map(|(id, gang)| gang.on(gpu).map(move |share| (*id, share.key())));
+        for (id, key) in shares.collect::<Vec<_>>() {
+            let told = physical.iter().find(|(worker, _)| *worker == key.0).map(|(_, bytes)| *bytes);
+            let mut lied = false;
+            server.change(id, key, |share| {
+                let lease = share.holding.lease;
+                if let Some(physical) = told.map(Holding::at_most) {
+                    share.overrun = physical.saturating_sub(lease);
+                    lied = share.overrun > SLACK.saturating_add(Bytes::new(lease.get() / 20));
+                }
+                let held = told.unwrap_or_else(|| lease.saturating_add(share.overrun));
+                living = living.saturating_add(share.holding.floor).saturating_add(held);
+            });
+            let trusted = server.gangs.get(&id).is_some_and(|gang| gang.distrust.until <= server.now);
+            if lied && trusted {
+                server.distrust(id, server.settings.distrust);
+            }
+        }
+        let now = server.now;
+        server.gpus.entry(gpu).or_default().measured(now, used.saturating_sub(living));
+    }
+
+    fn wants(&mut self, worker: WorkerId, deadline: Option<Duration>) {
+        let (now, settings) = (self.server.now, self.server.settings.clone());
+        let Some((id, gang)) = self.gang_mut(worker) else {
+            return self.server.actions.push(Action::Deny { worker, why: Denied::Incomplete, retry_after: Some(AGAIN) });
+        };
+        if matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
+            return self.server.actions.push(Action::Admit { worker });
+        }
+        let want = gang.want.get_or_insert_with(|| Want::new(now, deadline, &settings));
+        want.deadline = want.deadline.max(Want::new(now, deadline, &settings).deadline);
+        let deadline = want.deadline;
+        if let Some(member) = gang.members.get_mut(&worker) {
+            member.wants = true;
+        }
+        let complete = gang.is_complete();
+        self.server.note(id);
+        if !complete {
+            return self.server.deny(id, Denied::Incomplete, Some(AGAIN));
+        }
+        let least = self.server.least_wait(id);
+        if now + least > deadline && self.server.gangs.get(&id).is_some_and(|gang| gang.is_resting() && !gang.is_resident()) {
+            self.denied(id, Denied::Deadline, Some(least.max(AGAIN)));
+        }
+    }
+
+    fn denied(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
+        self.decided(id, Vec::new(), retry_after.unwrap_or_default(), Outcome::Denied(why));
+        self.server.deny(id, why, retry_after);
+    }
+
+    fn decided(&mut self, id: GangId, taken: Vec<crate::Taken>, predicted: Duration, outcome: Outcome) {
+        let at = self.server.now;
+        let Some((gang, want)) = self.server.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else { return };
+        let needed = gang.shares.iter().map(|share| (share.holding.gpu, share.need())).collect();
+        let (class, waited) = (want.class(gang.profile.priority, at), at.saturating_sub(want.since));
+        self.server.log.decided(Decision { at, gang: id, class, waited, needed, taken, predicted, outcome });
+    }
+
+    fn cancelled(&mut self, worker: WorkerId) {
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        if let Some(member) = gang.members.get_mut(&worker) {
+            member.wants = false;
+        }
+        if gang.members.values().all(|member| !member.wants) {
+            gang.want = None;
+        }
+        self.server.note(id);
+    }
+
+    fn grow(&mut self, worker: WorkerId, gpu: GpuId, bytes: Bytes, within: Duration) {
+        let server = &mut self.server;
+        let Some(&id) = server.gang_of.get(&worker) else {
+            return server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
+        };
+        server.add_share(id, (worker, gpu));
+        // Nobody leaves beside a start.
+        let refills = |gang: &Gang| matches!(&gang.state, State::Refilling(_)) && gang.on(gpu).next().is_some();
+        let refilling = server.under_way.iter().filter_map(|id| server.gangs.get(id)).find(|gang| refills(gang));
+        let starting = refilling.is_some_and(|gang| gang.starting);
+        let short = bytes.saturating_sub(server.free(gpu));
+        if short.is_zero() {
+            server.grant(id, (worker, gpu), bytes);
+            return;
+        }
+        let found = server.choose(gpu, short, None, Some(id));
+        if starting || !found.short.is_zero() {
+            return server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
+        }
+        server.take(&found.takes);
+        server.growths.push(Growth { gang: id, worker, gpu, bytes, by: server.now + within });
+        if let Some(gang) = server.gangs.get_mut(&id) {
+            gang.growing += 1;
+        }
+    }
+
+    fn parked(&mut self, worker: WorkerId) {
+        let now = self.server.now;
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        let State::Parking { waits, since, takes, .. } = &mut gang.state else { return };
+        waits.remove(&worker);
+        if waits.is_empty() {
+            let (since, takes) = (*since, std::mem::take(takes));
+            gang.predictions.saw_park(now.saturating_sub(since));
+            self.server.shrink(id, &takes);
+        }
+    }
+
+    fn shrunk(&mut self, worker: WorkerId) {
+        let (now, link) = (self.server.now, self.server.settings.link);
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        let State::Shrinking { waits, since, leaving, dirty, .. } = &mut gang.state else { return };
+        waits.remove(&worker);
+        if waits.is_empty() {
+            let (since, leaving, dirty) = (*since, *leaving, *dirty);
+            gang.predictions.saw_shrink(leaving, dirty, link, now.saturating_sub(since));
+            gang.distrust = Distrust::default();
+            self.server.set_state(id, State::Resting);
+        }
+    }
+
+    fn refilled(&mut self, worker: WorkerId) {
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        match &mut gang.state {
+            State::Refilling(refill) => {
+                refill.waits.remove(&worker);
+                self.server.finish_refill(id);
+            }
+            // Late, and here now.
+            State::Resting => (gang.distrust, gang.starting) = (Distrust::default(), false),
+            _ => {}
+        }
+    }
+
+    fn failed(&mut self, worker: WorkerId) {
+        let short = self.server.settings.least_quantum;
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        match &gang.state {
+            State::Resting => return,
+            State::Parking { .. } => self.server.unpark(id),
+            State::Shrinking { .. } => self.shrunk(worker),
+            State::Refilling(refill) if refill.admitted.is_some() => self.server.give_up_on(id),
+            State::Refilling(_) => self.server.give_back(id),
+        }
+        self.server.distrust(id, short);
+    }
+
+    fn died(&mut self, worker: WorkerId) {
+        let Some(&id) = self.server.gang_of.get(&worker) else { return };
+        let now = self.server.now;
+        for (gpu, footprint) in self.server.remove_shares(worker) {
+            self.server.gpus.entry(gpu).or_default().died(now, footprint);
+        }
+        self.forget(worker, id);
+    }
+
+    /// A gang loses a rank, whose shares are gone already.
+    fn forget(&mut self, worker: WorkerId, id: GangId) {
+        self.server.gang_of.remove(&worker);
+        self.server.growths.retain(|growth| growth.worker != worker);
+        let growing = self.server.growths.iter().filter(|growth| growth.gang == id).count();
+        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
+        gang.growing = u32::try_from(growing).unwrap_or(u32::MAX);
+        gang.members.remove(&worker);
+        if gang.members.is_empty() {
+            self.server.gangs.remove(&id);
+            self.server.log.ended(id, Outcome::Died);
+            return self.server.note(id);
+        }
+        if gang.want.is_some() {
+            self.server.deny(id, Denied::Incomplete, Some(AGAIN));
+        }
+        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
+        match &mut gang.state {
+            State::Resting => {}
+            State::Parking { .. } => self.parked(worker),
+            State::Shrinking { waits, .. } => {
+                waits.remove(&worker);
+                if waits.is_empty() {
+                    self.server.set_state(id, State::Resting);
+                }
+            }
+            State::Refilling(refill) if refill.admitted.is_none() => self.server.give_back(id),
+            State::Refilling(refill) => {
+                refill.waits.remove(&worker);
+                self.server.finish_refill(id);
+            }
+        }
+    }
+
+    fn operator_shrinks(&mut self, worker: WorkerId) {
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        if !gang.is_resting() || gang.is_silent() {
+            return;
+        }
+        let takes: Vec<_> = gang.shares.iter().map(|share| (share.key(), share.evictable())).collect();
+        if gang.activity() == Activity::Idle { self.server.shrink(id, &takes) } else { self.server.park(id, takes) }
+    }
+
+    /// Deals with what is late.
+    fn expire(&mut self) {
+        let now = self.server.now;
+        let late = self.server.under_way.iter().copied();
+        let late = late.filter(|id| self.server.gangs.get(id).and_then(Gang::late_at).is_some_and(|at| at <= now));
+        for id in late.collect::<Vec<_>>() {
+            self.expire_gang(id);
+        }
+        let server = &mut self.server;
+        let (late, open) = std::mem::take(&mut server.growths).into_iter().partition(|growth| growth.by <= now);
+        server.growths = open;
+        for Growth { gang, worker, gpu, bytes, .. } in late {
+            server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
+            if let Some(gang) = server.gangs.get_mut(&gang) {
+                gang.growing -= 1;
+            }
+        }
+        for (&gpu, held) in &mut server.gpus {
+            if held.measure_due(now) {
+                server.actions.push(Action::Measure { gpu });
+            }
+        }
+    }
+
+    fn expire_gang(&mut self, id: GangId) {
+        let now = self.server.now;
+        let (short, long) = (self.server.settings.least_quantum, self.server.settings.distrust);
+        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
+        if gang.demoting.is_some_and(|by| by <= now) {
+            gang.demoting = None;
+            self.server.distrust(id, long);
+        }
+        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
+        match &mut gang.state {
+            State::Parking { since, by, .. } if *by <= now => {
+                let waited = now.saturating_sub(*since);
+                gang.predictions.saw_park(waited);
+                self.server.unpark(id);
+                self.server.distrust(id, short);
+            }
+            State::Shrinking { by, .. } if by.is_some_and(|by| by <= now) => {
+                *by = None;
+                self.server.distrust(id, long);
+            }
+            State::Refilling(refill) if refill.by <= now && refill.admitted.is_some() => self.server.give_up_on(id),
+            State::Refilling(refill) if refill.by <= now => self.look_elsewhere(id),
+            _ => {}
+        }
+        let Some(gang) = self.server.gangs.get(&id) else { return };
+        let refilling = matches!(gang.state, State::Refilling(_));
+        if gang.want.is_some_and(|want| want.deadline <= now) && !refilling {
+            let least = self.server.least_wait(id).max(AGAIN);
+            self.denied(id, Denied::Deadline, Some(least));
+        }
+        self.server.note(id);
+    }
+
+    /// A refill's bytes are late: other victims, or it gives back what it has.
+    fn look_elsewhere(&mut self, id: GangId) {
+        let now = self.server.now;
+        let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) = self.server.gangs.get(&id) else {
+            return;
+        };
+        let (late, class) = (refill.victims.clone(), want.map(|want| want.class(profile.priority, now)));
+        let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();
+        for share in shares {
+            let sum = owed.entry(share.holding.gpu).or_default();
+            *sum = sum.saturating_add(share.owed);
+        }
+        for victim in late {
+            match self.server.gangs.get(&victim).map(|gang| &gang.state) {
+                Some(State::Parking { .. }) => self.server.unpark(victim),
+                Some(State::Shrinking { .. }) => {}
+                _ => continue,
+            }
+            self.server.distrust(victim, self.server.settings.least_quantum);
+        }
+        let mut takes = Vec::new();
+        for (gpu, owed) in owed {
+            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
+            let short = if owed.is_zero() { owed } else { owed.saturating_add(excess) };
+            let found = self.server.choose(gpu, short.saturating_sub(self.server.free(gpu)), class, Some(id));
+            if !found.short.is_zero() {
+                return self.server.give_back(id);
+            }
+            takes.extend(found.takes);
+        }
+        let (victims, patience) = self.server.take(&takes);
+        if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
+            refill.victims.extend(victims);
+            (refill.by, refill.patience) = (now + patience, patience);
+        }
+    }
+
+    fn decide(&mut self) {
+        self.retry_at = None;
+        self.pay();
+        self.plan();
+        self.lower();
+        self.server.demote();
+    }
+
+    /// Free bytes go to who is owed them.
+    fn pay(&mut self) {
+        let now = self.server.now;
+        for id in self.server.under_way.iter().copied().collect::<Vec<_>>() {
+            let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id) else { continue };
+            if refill.admitted.is_some() {
+                continue;
+            }
+            let owed: Vec<_> = shares.iter().map(|share| (share.key(), share.owed)).collect();
+            let (mut came, mut missing) = (false, false);
+            for (key, owed) in owed {
+                let bytes = self.server.grant(id, key, owed);
+                self.server.change(id, key, |share| {
+                    share.owed = owed.saturating_sub(bytes);
+                    share.granted = share.granted.saturating_add(bytes);
+                });
+                came |= !bytes.is_zero();
+                missing |= bytes < owed;
+            }
+            if !missing {
+                self.server.admit(id);
+            } else if let (true, Some(Gang { state: State::Refilling(refill), .. })) =
+                (came, self.server.gangs.get_mut(&id))
+            {
+                refill.by = now + refill.patience;
+            }
+        }
+        let server = &mut self.server;
+        for growth in std::mem::take(&mut server.growths) {
+            let Growth { gang, worker, gpu, bytes, .. } = growth;
+            if server.free(gpu) < bytes {
+                server.growths.push(growth);
+                continue;
+            }
+            server.grant(gang, (worker, gpu), bytes);
+            if let Some(gang) = server.gangs.get_mut(&gang) {
+                gang.growing -= 1;
+            }
+        }
+    }
+
+    /// Plans each GPU's first want.
+    fn plan(&mut self) {
+        let server = &self.server;
+        let (mut blocked, mut wants) = (BTreeSet::new(), BinaryHeap::new());
+        for (id, gang) in server.under_way.iter().filter_map(|id| Some((*id, server.gangs.get(id)?))) {
+            match (&gang.state, gang.want) {
+                (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.holding.gpu)),
+                (State::Resting, Some(want)) => {
+                    wants.push(Reverse(want.order(gang.profile.priority, server.now, id)));
+                }
+                _ => {}
+            }
+        }
+        while let Some(Reverse((Reverse(class), _, id))) = wants.pop() {
+            let Some(gang) = self.server.gangs.get(&id) else { continue };
+            let gpus = gang.needs_gpus();
+            if !gang.is_complete() {
+                self.denied(id, Denied::Incomplete, Some(AGAIN));
+            } else if gpus.is_empty() {
+                self.server.admit(id);
+            } else if blocked.is_disjoint(&gpus) {
+                if self.plan_want(id, class, &gpus) {
+                    let held = self.server.gangs.get(&id).into_iter().flat_map(|gang| &gang.shares);
+                    blocked.extend(held.map(|share| share.holding.gpu));
+                } else if self.server.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
+                    blocked.extend(gpus);
+                }
+            } else {
+                blocked.extend(gpus);
+            }
+        }
+    }
+
+    /// Plans a want wholly, or not at all: then it waits on, or was denied.
+    fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
+        let (mut takes, mut missing) = (Vec::new(), false);
+        for &gpu in gpus {
+            let Some(gang) = self.server.gangs.get(&id) else { return false };
+            let need: Bytes = gang.on(gpu).map(Share::need).sum();
+            let held = self.server.gpus.get(&gpu);
+            let excess = held.map_or(Bytes::ZERO, Gpu::excess);
+            let short = need.saturating_add(excess).saturating_sub(self.server.free(gpu));
+            let others = self.server.gangs.iter().filter(|(other, _)| **other != id);
+            let short = match self.server.settings.exclusive {
+                true => short.max(others.map(|(_, gang)| gang.evictable_on(gpu)).sum()),
+                false => short,
+            };
+            if short.is_zero() {
+                continue;
+            }
+            let found = self.server.choose(gpu, short, Some(class), Some(id));
+            if found.short.is_zero() {
+                takes.extend(found.takes);
+                continue;
+            }
+            if self.server.reachable(gpu, id) < need {
+                let outsiders = held.is_some_and(Gpu::is_curtailed);
+                self.denied(id, Denied::TooLarge, outsiders.then_some(AGAIN));
+                return false;
+            }
+            missing = true;
+            let now = self.server.now;
+            let trusted = self.server.gangs.values().map(|gang| gang.distrust.until).filter(|until| *until > now);
+            self.retry_at = trusted.chain(found.next).chain(self.retry_at).min();
+        }
+        if missing {
+            return false;
+        }
+        self.begin(id, &takes);
+        true
+    }
+
+    fn begin(&mut self, id: GangId, takes: &[crate::victims::Take]) {
+        let (victims, patience) = self.server.take(takes);
+        let (now, link) = (self.server.now, self.server.settings.link);
+        let Some(gang) = self.server.gangs.get(&id) else { return };
+        let copied = gang.copied().0;
+        let predicted = gang.predictions.refill(copied, link) + patience / self.server.settings.late.max(1);
+        self.decided(id, Server::taken(takes), predicted, Outcome::UnderWay);
+        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
+        let starting = gang.starting;
+        let mut waits = BTreeSet::new();
+        for share in &mut gang.shares {
+            share.owed = share.need();
+            if starting || !share.owed.is_zero() {
+                waits.insert(share.worker);
+            }
+        }
+        let (since, by) = (now, now + patience);
+        let refill = Refill { victims, since, by, patience, waits, copied, admitted: None };
+        self.server.set_state(id, State::Refilling(refill));
+        self.pay();
+    }
+
+    /// Where there is more than a GPU's limit, idle workers give some back; nobody is parked for it.
+    fn lower(&mut self) {
+        for gpu in self.server.gpus.keys().copied().collect::<Vec<_>>() {
+            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
+            let mut moving = self.server.under_way.iter().filter_map(|id| self.server.gangs.get(id));
+            if excess.is_zero() || moving.any(|gang| gang.is_counted_on() && gang.on(gpu).next().is_some()) {
+                continue;
+            }
+            let found = self.server.choose(gpu, excess, None, None);
+            self.retry_at = found.next.into_iter().chain(self.retry_at).min();
+            self.server.take(&found.takes);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Arbiter {
+    /// What is broken, if anything is: whatever else holds between two steps.
+    pub(crate) fn check(&self) {
+        let server = &self.server;
+        for (gpu, held) in &server.gpus {
+            let sum: Bytes = server.gangs.values().flat_map(|gang| gang.on(*gpu)).map(Share::footprint).sum();
+            assert_eq!(held.counted, sum, "the sum of GPU {gpu}");
+            let refills = server.gangs.values().filter(|gang| {
+                matches!(gang.state, State::Refilling(_)) && gang.shares.iter().any(|share| {
+                    share.holding.gpu == *gpu && !share.owed.saturating_add(share.granted).is_zero()
+                })
+            });
+            assert!(refills.count() <= 1, "two refills on GPU {gpu}");
+        }
+        for (id, gang) in &server.gangs {
+            assert_eq!(gang.is_under_way(), server.under_way.contains(id), "gang {id} under way");
+            assert!(gang.is_resting() || gang.late_at().is_some() || matches!(gang.state, State::Shrinking { by: None, .. }));
+            assert!(gang.want.is_some() || gang.members.values().all(|member| !member.wants), "gang {id} is not answered");
+            let growing = server.growths.iter().filter(|growth| growth.gang == *id).count();
+            assert_eq!(growing, gang.growing as usize, "growths of gang {id}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A gang: what it holds, what is under way with it, and whether it can be counted on.
+//!
+//! ```text
+//!           ┌──────────── Refilling ◄─── planned ───┐          resident: nothing evicted
+//!           ▼                 │ late: returns       │          asleep: something is
+//! Silent ► Resting ───────────┴──────────► Shrinking ─► Resting (asleep)
+//!           └► Parking ── all parked ──────────▲
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::predictions::Predictions;
+use crate::want::Want;
+use crate::{Activity, GangId, GpuId, Holding, Joined, Profile, WorkerId};
+
+/// Workers that run or do not run as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Gang {
+    pub(crate) ranks: u32,
+    pub(crate) profile: Profile,
+    pub(crate) members: BTreeMap<WorkerId, Member>,
+    pub(crate) shares: Vec<Share>,
+    pub(crate) state: State,
+    pub(crate) want: Option<Want>,
+    pub(crate) starting: bool,
+    /// When it last was refilled, or joined.
+    pub(crate) resident_since: Duration,
+    pub(crate) idle_since: Duration,
+    pub(crate) growing: u32,
+    pub(crate) demoting: Option<Duration>,
+    pub(crate) distrust: Distrust,
+    pub(crate) predictions: Predictions,
+}
+
+/// A process of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Member {
+    pub(crate) activity: Activity,
+    /// It has a want open, and is to be answered.
+    pub(crate) wants: bool,
+    /// A journal names it, and it has not joined.
+    pub(crate) silent: bool,
+}
+
+/// What one process has of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Share {
+    pub(crate) worker: WorkerId,
+    pub(crate) holding: Holding,
+    /// What the meter saw beyond floor and lease.
+    pub(crate) overrun: Bytes,
+    /// By the refill that is under way: what it has not been granted, and what it has.
+    pub(crate) owed: Bytes,
+    pub(crate) granted: Bytes,
+}
+
+/// A share of a gang.
+pub(crate) type ShareKey = (WorkerId, GpuId);
+
+/// What is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum State {
+    /// Nothing.
+    Resting,
+    /// Its uses are to wait at safe points, so that `takes` can leave.
+    Parking { waits: BTreeSet<WorkerId>, since: Duration, by: Duration, takes: Vec<(ShareKey, Bytes)> },
+    /// Bytes leave. Without a time: it was late, and is waited for without counting on it.
+    Shrinking { waits: BTreeSet<WorkerId>, since: Duration, by: Option<Duration>, leaving: Bytes, dirty: Bytes },
+    /// Bytes come.
+    Refilling(Refill),
+}
+
+/// A want that was planned. Its GPUs are its own until it is over.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Refill {
+    pub(crate) victims: BTreeSet<GangId>,
+    pub(crate) since: Duration,
+    /// When the next bytes are late; when all are granted, the end.
+    pub(crate) by: Duration,
+    /// How long the next bytes may take.
+    pub(crate) patience: Duration,
+    /// Whose refill is not over.
+    pub(crate) waits: BTreeSet<WorkerId>,
+    /// What the slowest link carries.
+    pub(crate) copied: Bytes,
+    /// When all was granted.
+    pub(crate) admitted: Option<Duration>,
+}
+
+/// How often a command was not answered in time, and until when nothing is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Distrust {
+    pub(crate) until: Duration,
+    strikes: u32,
+}
+
+impl Distrust {
+    /// Doubled each time, up to 64 times.
+    pub(crate) fn strike(&mut self, now: Duration, length: Duration) {
+        self.until = self.until.max(now + length * (1 << self.strikes.min(6)));
+        self.strikes += 1;
+    }
+}
+
+impl Share {
+    /// What counts of it.
+    pub(crate) fn footprint(&self) -> Bytes {
+        self.holding.floor.saturating_add(self.holding.lease).saturating_add(self.overrun)
+    }
+
+    pub(crate) fn evictable(&self) -> Bytes {
+        self.holding.lease.saturating_sub(self.holding.fixed)
+    }
+
+    /// What a use needs beyond the lease.
+    pub(crate) fn need(&self) -> Bytes {
+        let unused = self.holding.lease.saturating_sub(self.holding.resident);
+        self.holding.evicted.saturating_add(self.holding.room).saturating_sub(unused)
+    }
+
+    pub(crate) fn key(&self) -> ShareKey {
+        (self.worker, self.holding.gpu)
+    }
+}
+
+impl Gang {
+    pub(crate) fn new(joined: &Joined, now: Duration) -> Self {
+        Gang {
+            ranks: joined.ranks.max(1),
+            profile: joined.profile.clone(),
+            members: BTreeMap::new(),
+            shares: Vec::new(),
+            state: State::Resting,
+            want: None,
+            starting: joined.starting,
+            resident_since: now,
+            idle_since: now,
+            growing: 0,
+            demoting: None,
+            distrust: Distrust::default(),
+            predictions: Predictions::default(),
+        }
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.members.values().any(|member| member.silent)
+    }
+
+    /// Whether all ranks have joined.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.is_silent() && self.members.len() >= usize::try_from(self.ranks).unwrap_or(usize::MAX)
+    }
+
+    /// Whether nothing is evicted.
+    pub(crate) fn is_resident(&self) -> bool {
+        self.shares.iter().all(|share| share.need().is_zero())
+    }
+
+    pub(crate) fn is_resting(&self) -> bool {
+        matches!(self.state, State::Resting)
+    }
+
+    /// Whether something is under way with it that has to end in time.
+    pub(crate) fn is_counted_on(&self) -> bool {
+        !matches!(self.state, State::Resting | State::Shrinking { by: None, .. })
+    }
+
+    pub(crate) fn activity(&self) -> Activity {
+        let any = |activity| self.members.values().any(|member| member.activity == activity);
+        match (any(Activity::Capturing), any(Activity::Busy)) {
+            (true, _) => Activity::Capturing,
+            (false, true) => Activity::Busy,
+            (false, false) => Activity::Idle,
+        }
+    }
+
+    /// Whether time alone may change something.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.want.is_some() || self.demoting.is_some() || !self.is_resting()
+    }
+
+    pub(crate) fn evictable_on(&self, gpu: GpuId) -> Bytes {
+        self.on(gpu).map(Share::evictable).sum()
+    }
+
+    pub(crate) fn on(&self, gpu: GpuId) -> impl Iterator<Item = &Share> {
+        self.shares.iter().filter(move |share| share.holding.gpu == gpu)
+    }
+
+    pub(crate) fn share(&self, key: ShareKey) -> Option<&Share> {
+        self.shares.iter().find(|share| share.key() == key)
+    }
+
+    /// Where it needs memory; where it is, if it starts.
+    pub(crate) fn needs_gpus(&self) -> BTreeSet<GpuId> {
+        let needs = self.shares.iter().filter(|share| self.starting || !share.need().is_zero());
+        needs.map(|share| share.holding.gpu).collect()
+    }
+
+    /// What a link carries when it comes back as it is, and when all of it is resident.
+    pub(crate) fn copied(&self) -> (Bytes, Bytes) {
+        let evicted = self.shares.iter().map(|share| share.holding.evicted).max().unwrap_or_default();
+        let whole = |share: &Share| {
+            share.evictable().saturating_sub(share.holding.discardable).saturating_add(share.holding.evicted)
+        };
+        (evicted, self.shares.iter().map(whole).max().unwrap_or_default())
+    }
+
+    /// When something under way is late, or a want is.
+    pub(crate) fn late_at(&self) -> Option<Duration> {
+        let state = match &self.state {
+            State::Resting => None,
+            State::Parking { by, .. } => Some(*by),
+            State::Shrinking { by, .. } => *by,
+            State::Refilling(refill) => Some(refill.by),
+        };
+        let want = self.want.filter(|_| !matches!(self.state, State::Refilling(_))).map(|want| want.deadline);
+        [state, want, self.demoting].into_iter().flatten().min()
+    }
+}

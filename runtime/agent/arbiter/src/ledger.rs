@@ -1,0 +1,107 @@
+//! What of a GPU is whose, in sums.
+//!
+//! Invariant: a grant never makes `counted + reclaiming` larger than the limit. Only what others say does: a budget
+//! that falls, a meter that rises, a floor that grows, a worker that lies.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+/// Within this time the driver gives a dead process's memory back; the rest is somebody's whom nobody manages.
+const RECLAIM: Duration = Duration::from_secs(2);
+/// How often the meter is read meanwhile.
+const MEASURE: Duration = Duration::from_millis(50);
+
+/// One GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Gpu {
+    budget: Bytes,
+    total: Bytes,
+    unmanaged: Bytes,
+    /// Of workers that died: counts until the meter shows that it is back.
+    reclaiming: Bytes,
+    reclaimed_by: Duration,
+    measure_at: Duration,
+    /// Floors and leases of all workers, and what they hold beyond.
+    pub(crate) counted: Bytes,
+}
+
+impl Gpu {
+    /// What workers may have together.
+    pub(crate) fn limit(&self) -> Bytes {
+        self.budget.min(self.total.saturating_sub(self.unmanaged))
+    }
+
+    /// Whether somebody whom nobody manages has some of what workers might.
+    pub(crate) fn is_curtailed(&self) -> bool {
+        self.limit() < self.budget || !self.reclaiming.is_zero()
+    }
+
+    pub(crate) fn claimed(&self) -> Bytes {
+        self.counted.saturating_add(self.reclaiming)
+    }
+
+    pub(crate) fn free(&self) -> Bytes {
+        self.limit().saturating_sub(self.claimed())
+    }
+
+    /// How much is to leave before anything may come.
+    pub(crate) fn excess(&self) -> Bytes {
+        self.claimed().saturating_sub(self.limit())
+    }
+
+    pub(crate) fn set_capacity(&mut self, budget: Bytes, total: Bytes) {
+        (self.budget, self.total) = (budget, total);
+    }
+
+    /// `others` are used by no worker that lives: by nobody managed, and by the dead.
+    pub(crate) fn measured(&mut self, now: Duration, others: Bytes) {
+        let dead = if now < self.reclaimed_by { others.saturating_sub(self.unmanaged) } else { Bytes::ZERO };
+        self.reclaiming = self.reclaiming.min(dead);
+        self.unmanaged = others.saturating_sub(self.reclaiming);
+    }
+
+    pub(crate) fn died(&mut self, now: Duration, footprint: Bytes) {
+        self.counted = self.counted.saturating_sub(footprint);
+        self.reclaiming = self.reclaiming.saturating_add(footprint);
+        (self.reclaimed_by, self.measure_at) = (now + RECLAIM, now);
+    }
+
+    /// When the meter is to be read, if it is.
+    pub(crate) fn measure_at(&self) -> Option<Duration> {
+        (!self.reclaiming.is_zero()).then_some(self.measure_at)
+    }
+
+    /// Whether it is to be read now; then not again at once.
+    pub(crate) fn measure_due(&mut self, now: Duration) -> bool {
+        let due = self.measure_at().is_some_and(|at| at <= now);
+        if due {
+            self.measure_at = now + MEASURE;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_dead_had_is_free_when_the_meter_shows_it() {
+        let (gib, at) = (Bytes::gib, Duration::from_millis);
+        let mut gpu = Gpu { counted: gib(20), ..Gpu::default() };
+        gpu.set_capacity(gib(30), gib(40));
+        gpu.measured(at(0), gib(15));
+        assert_eq!((gpu.limit(), gpu.free()), (gib(25), gib(5)));
+        gpu.died(at(0), gib(8));
+        assert_eq!(gpu.free(), gib(5));
+        gpu.measured(at(100), gib(23));
+        assert_eq!(gpu.free(), gib(5));
+        gpu.measured(at(200), gib(16));
+        assert_eq!(gpu.free(), gib(12));
+        gpu.measured(at(300), gib(15));
+        assert_eq!((gpu.free(), gpu.measure_at()), (gib(13), None));
+        gpu.measured(at(400), gib(24));
+        assert_eq!((gpu.free(), gpu.limit()), (gib(4), gib(16)));
+    }
+}

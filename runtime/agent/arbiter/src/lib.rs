@@ -1,0 +1,53 @@
+//! Which worker of a server has how much of its GPUs' memory: the decisions of the node agent, and nothing else.
+//!
+//! ```text
+//!  what workers and the meter say            what the agent does
+//!  want, returned, parked, died, …  ─► Arbiter::step(event, now) ─► grant, park, shrink, admit, deny, …
+//!                                        │ ledger      who has what of each GPU
+//!                                        │ gangs       what is under way with whom, and by when it ends
+//!                                        │ victims     whose memory leaves, pure
+//!                                        └ log         what was decided, and why
+//!  plan: workers, links and time made up ─► the same step ─► how long requests would wait
+//! ```
+//!
+//! No clock, no I/O, no thread, no randomness: the same events at the same times give the same actions.
+//!
+//! ```
+//! use std::time::Duration;
+//! use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
+//! use glake_units::Bytes;
+//!
+//! let (gpu, worker) = (GpuId(0), WorkerId(7));
+//! let mut arbiter = Arbiter::new(Settings::default());
+//! arbiter.step(Event::Capacity { gpu, budget: Bytes::gib(23), total: Bytes::gib(140) }, Duration::ZERO);
+//! let evicted = Holding { evicted: Bytes::gib(8), ..Holding::nothing(gpu, Bytes::mib(640)) };
+//! arbiter.step(Event::Joined(Joined::alone(worker, vec![evicted])), Duration::ZERO);
+//! let actions = arbiter.step(Event::Want { worker, deadline: None }, Duration::from_secs(1));
+//! assert_eq!(actions[0], Action::Grant { worker, gpu, bytes: Bytes::gib(8) });
+//! assert_eq!(actions[1], Action::Admit { worker });
+//! ```
+
+mod action;
+mod arbiter;
+mod duty;
+mod event;
+mod gang;
+mod growth;
+mod ids;
+mod ledger;
+mod log;
+mod predictions;
+mod server;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod victims;
+mod want;
+
+pub use action::{Action, Denied, Tier};
+pub use arbiter::{Arbiter, Footprint};
+pub use event::{Activity, Event, Holding, Joined, Preempt, Profile};
+pub use ids::{GangId, GpuId, WorkerId};
+pub use log::{Decision, Outcome, Taken};
+pub use settings::Settings;
+pub use victims::Why;

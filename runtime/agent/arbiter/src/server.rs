@@ -1,0 +1,382 @@
+//! The server: who has what, what is under way, and the commands that change it.
+//!
+//! Invariants: a gang is in one state; a refill's GPUs are no other refill's; leases rise by [`Server::grant`] alone, and
+//! fall by what workers say that they gave back; each command has a time by which its answer is late.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::duty::LinkDuty;
+use crate::gang::{Gang, Refill, Share, ShareKey, State};
+use crate::growth::Growth;
+use crate::ledger::Gpu;
+use crate::log::{Log, Outcome, Taken};
+use crate::predictions::over;
+use crate::victims::{Chooser, Found, Take};
+use crate::{Action, Activity, Denied, GangId, GpuId, Holding, Preempt, Settings, Tier, WorkerId};
+
+/// What a victim says that it gave back at once.
+const CREDIT: Bytes = Bytes::mib(512);
+/// How long copies may take to go from host memory to files.
+const DEMOTION: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Server {
+    pub(crate) settings: Settings,
+    pub(crate) gangs: BTreeMap<GangId, Gang>,
+    pub(crate) gang_of: BTreeMap<WorkerId, GangId>,
+    pub(crate) gpus: BTreeMap<GpuId, Gpu>,
+    pub(crate) duties: BTreeMap<GpuId, LinkDuty>,
+    /// Gangs that time alone may change.
+    pub(crate) under_way: BTreeSet<GangId>,
+    pub(crate) growths: Vec<Growth>,
+    pub(crate) now: Duration,
+    pub(crate) actions: Vec<Action>,
+    pub(crate) log: Log,
+}
+
+impl Server {
+    pub(crate) fn new(settings: Settings) -> Self {
+        Server {
+            settings,
+            gangs: BTreeMap::new(),
+            gang_of: BTreeMap::new(),
+            gpus: BTreeMap::new(),
+            duties: BTreeMap::new(),
+            under_way: BTreeSet::new(),
+            growths: Vec::new(),
+            now: Duration::ZERO,
+            actions: Vec::new(),
+            log: Log::default(),
+        }
+    }
+
+    pub(crate) fn free(&self, gpu: GpuId) -> Bytes {
+        self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::free)
+    }
+
+    /// After a gang's state or want became another.
+    pub(crate) fn note(&mut self, id: GangId) {
+        if self.gangs.get(&id).is_some_and(Gang::is_under_way) {
+            self.under_way.insert(id);
+        } else {
+            self.under_way.remove(&id);
+        }
+    }
+
+    pub(crate) fn set_state(&mut self, id: GangId, state: State) {
+        if let Some(gang) = self.gangs.get_mut(&id) {
+            gang.state = state;
+        }
+        self.note(id);
+    }
+
+    /// Changes what a worker has of a GPU, and the GPU's sum with it.
+    pub(crate) fn change(&mut self, id: GangId, key: ShareKey, change: impl FnOnce(&mut Share)) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        let Some(share) = gang.shares.iter_mut().find(|share| share.key() == key) else { return };
+        let gpu = self.gpus.entry(key.1).or_default();
+        gpu.counted = gpu.counted.saturating_sub(share.footprint());
+        change(share);
+        gpu.counted = gpu.counted.saturating_add(share.footprint());
+    }
+
+    /// What a worker says that it holds; its lease is not the worker's to say.
+    pub(crate) fn hold(&mut self, worker: WorkerId, holdings: &[Holding]) {
+        let Some(&id) = self.gang_of.get(&worker) else { return };
+        for told in holdings {
+            self.add_share(id, (worker, told.gpu));
+            self.change(id, (worker, told.gpu), |share| {
+                share.holding = Holding { lease: share.holding.lease, ..told.clone().possible() };
+            });
+        }
+    }
+
+    pub(crate) fn add_share(&mut self, id: GangId, (worker, gpu): ShareKey) {
+        let Some(gang) = self.gangs.get_mut(&id).filter(|gang| gang.share((worker, gpu)).is_none()) else { return };
+        let zero = Bytes::ZERO;
+        let holding = Holding::nothing(gpu, zero);
+        gang.shares.push(Share { worker, holding, overrun: zero, owed: zero, granted: zero });
+        gang.shares.sort_by_key(Share::key);
+    }
+
+    /// Takes a worker's shares away; says what counted of each.
+    pub(crate) fn remove_shares(&mut self, worker: WorkerId) -> Vec<(GpuId, Bytes)> {
+        let Some(gang) = self.gang_of.get(&worker).and_then(|id| self.gangs.get_mut(id)) else { return Vec::new() };
+        let gone = gang.shares.iter().filter(|share| share.worker == worker);
+        let gone = gone.map(|share| (share.holding.gpu, share.footprint())).collect();
+        gang.shares.retain(|share| share.worker != worker);
+        gone
+    }
+
+    /// Takes a living worker's shares away, to count them anew.
+    pub(crate) fn uncount(&mut self, worker: WorkerId) {
+        for (gpu, footprint) in self.remove_shares(worker) {
+            let gpu = self.gpus.entry(gpu).or_default();
+            gpu.counted = gpu.counted.saturating_sub(footprint);
+        }
+    }
+
+    /// Adds to a lease what is free of `bytes`; says how much that was.
+    pub(crate) fn grant(&mut self, id: GangId, (worker, gpu): ShareKey, bytes: Bytes) -> Bytes {
+        let bytes = bytes.min(self.free(gpu));
+        if !bytes.is_zero() {
+            self.change(id, (worker, gpu), |share| {
+                share.holding.lease = share.holding.lease.saturating_add(bytes);
+            });
+            self.actions.push(Action::Grant { worker, gpu, bytes });
+        }
+        bytes
+    }
+
+    /// Victims on a GPU.
+    pub(crate) fn choose(&self, gpu: GpuId, short: Bytes, class: Option<i64>, whom: Option<GangId>) -> Found {
+        let idle = LinkDuty::default();
+        Chooser {
+            gangs: &self.gangs,
+            settings: &self.settings,
+            duty: self.duties.get(&gpu).unwrap_or(&idle),
+            now: self.now,
+            gpu,
+            limit: self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit),
+            class,
+            whom,
+        }
+        .choose(short)
+    }
+
+    /// Commands what was chosen. Says who, and how long the first bytes may take.
+    pub(crate) fn take(&mut self, takes: &[Take]) -> (BTreeSet<GangId>, Duration) {
+        let victims: BTreeSet<GangId> = takes.iter().map(|take| take.gang).collect();
+        let mut first = Duration::ZERO;
+        for &victim in &victims {
+            let takes: Vec<_> =
+                takes.iter().filter(|take| take.gang == victim).map(|take| (take.share, take.bytes)).collect();
+            let Some(gang) = self.gangs.get(&victim) else { continue };
+            let dirty = takes.iter().filter_map(|(key, _)| gang.share(*key)).map(|share| share.holding.dirty);
+            let credit = gang.predictions.shrink(CREDIT, dirty.max().unwrap_or_default().min(CREDIT), self.settings.link);
+            if gang.activity() == Activity::Idle {
+                first = first.max(credit);
+                self.shrink(victim, &takes);
+            } else {
+                first = first.max(credit + gang.predictions.park());
+                self.park(victim, takes);
+            }
+        }
+        (victims, self.late(first))
+    }
+
+    /// When what is predicted to take so long is late.
+    fn late(&self, predicted: Duration) -> Duration {
+        predicted.saturating_mul(self.settings.late).max(self.settings.least_late)
+    }
+
+    pub(crate) fn park(&mut self, id: GangId, takes: Vec<(ShareKey, Bytes)>) {
+        let Some(gang) = self.gangs.get(&id) else { return };
+        let by = self.now + self.late(gang.predictions.park());
+        let waits: BTreeSet<WorkerId> = gang.members.keys().copied().collect();
+        self.actions.extend(waits.iter().map(|&worker| Action::Park { worker, by }));
+        self.set_state(id, State::Parking { waits, since: self.now, by, takes });
+    }
+
+    pub(crate) fn unpark(&mut self, id: GangId) {
+        let Some(gang) = self.gangs.get(&id) else { return };
+        self.actions.extend(gang.members.keys().map(|&worker| Action::Unpark { worker }));
+        self.set_state(id, State::Resting);
+    }
+
+    pub(crate) fn shrink(&mut self, id: GangId, takes: &[(ShareKey, Bytes)]) {
+        let (mut waits, mut shrinks, mut leaving, mut dirty) = (BTreeSet::new(), Vec::new(), Bytes::ZERO, Bytes::ZERO);
+        let Some(gang) = self.gangs.get(&id) else { return };
+        for &(key, bytes) in takes {
+            let Some(share) = gang.share(key) else { continue };
+            let bytes = bytes.min(share.evictable());
+            if !bytes.is_zero() {
+                waits.insert(key.0);
+                let copies = share.holding.dirty.min(bytes);
+                shrinks.push((key, bytes, copies));
+                (leaving, dirty) = (leaving.saturating_add(bytes), dirty.saturating_add(copies));
+            }
+        }
+        if shrinks.is_empty() {
+            return self.unpark(id);
+        }
+        let by = self.now + self.late(gang.predictions.shrink(leaving, dirty, self.settings.link)) + self.settings.drain;
+        for ((worker, gpu), bytes, copies) in shrinks {
+            let tier = self.tier(id, (worker, gpu), copies);
+            self.actions.push(Action::Shrink { worker, gpu, bytes, tier, by });
+        }
+        self.set_state(id, State::Shrinking { waits, since: self.now, by: Some(by), leaving, dirty });
+    }
+
+    /// Where copies go: to an idle GPU that has much room, to host memory, to files.
+    fn tier(&mut self, id: GangId, (worker, from): ShareKey, copies: Bytes) -> Tier {
+        let wanted: BTreeSet<GpuId> = self
+            .under_way
+            .iter()
+            .filter_map(|id| self.gangs.get(id))
+            .flat_map(|gang| gang.shares.iter().map(|share| share.holding.gpu))
+            .collect();
+        let roomy = |(gpu, held): (&GpuId, &Gpu)| {
+            let spare = Bytes::new(held.limit().get() / 4);
+            (*gpu != from && !wanted.contains(gpu) && held.free() >= copies.saturating_add(spare)).then_some(*gpu)
+        };
+        if self.settings.peers && !copies.is_zero() {
+            if let Some(peer) = self.gpus.iter().find_map(roomy) {
+                self.add_share(id, (worker, peer));
+                self.grant(id, (worker, peer), copies);
+                return Tier::Peer(peer);
+            }
+        }
+        if self.hosted().saturating_add(copies) > part(self.settings.host_budget, 90) { Tier::File } else { Tier::Host }
+    }
+
+    fn hosted(&self) -> Bytes {
+        if self.settings.host_budget == Bytes::MAX {
+            return Bytes::ZERO;
+        }
+        self.gangs.values().flat_map(|gang| &gang.shares).map(|share| share.holding.hosted).sum()
+    }
+
+    /// While nobody waits: host memory above its mark is given back by the worker that is longest idle.
+    pub(crate) fn demote(&mut self) {
+        let hosted = self.hosted();
+        if hosted <= part(self.settings.host_budget, 90) || !self.under_way.is_empty() {
+            return;
+        }
+        let excess = hosted.saturating_sub(part(self.settings.host_budget, 80));
+        let asleep = self.gangs.iter().filter(|(_, gang)| !gang.is_resident() && gang.distrust.until <= self.now);
+        let shares = asleep.flat_map(|(id, gang)| gang.shares.iter().map(move |share| (gang.idle_since, *id, share)));
+        let longest = shares.filter(|(.., share)| !share.holding.hosted.is_zero()).min_by_key(|(idle, id, _)| (*idle, *id));
+        let Some((_, id, share)) = longest else { return };
+        let (worker, bytes) = (share.worker, share.holding.hosted.min(excess));
+        self.actions.push(Action::Demote { worker, bytes });
+        if let Some(gang) = self.gangs.get_mut(&id) {
+            gang.demoting = Some(self.now + DEMOTION);
+        }
+        self.note(id);
+    }
+
+    /// All of a want's bytes are there.
+    pub(crate) fn admit(&mut self, id: GangId) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        gang.want = None;
+        for (&worker, member) in &mut gang.members {
+            member.wants = false;
+            self.actions.push(Action::Admit { worker });
+        }
+        let start = if gang.starting { self.settings.start } else { Duration::from_secs(1) };
+        let (predictions, late, least) = (gang.predictions, self.settings.late, self.settings.least_late);
+        if let State::Refilling(refill) = &mut gang.state {
+            let predicted = predictions.refill(refill.copied, self.settings.link);
+            refill.by = self.now + predicted.saturating_mul(late).max(least) + start;
+            refill.admitted = Some(self.now);
+        }
+        self.note(id);
+        self.finish_refill(id);
+    }
+
+    /// Ends a refill that nobody has to say more of.
+    pub(crate) fn finish_refill(&mut self, id: GangId) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        let State::Refilling(Refill { waits, admitted: Some(_), copied, since, .. }) = &gang.state else { return };
+        if !waits.is_empty() {
+            return;
+        }
+        let took = self.now.saturating_sub(*since);
+        if !gang.starting {
+            gang.predictions.saw_refill(*copied, self.settings.link, took);
+        }
+        let busy = over(*copied, self.settings.link);
+        let gpus: BTreeSet<GpuId> =
+            gang.shares.iter().filter(|share| !share.granted.is_zero()).map(|share| share.holding.gpu).collect();
+        for gpu in gpus {
+            self.duties.entry(gpu).or_default().add(self.now, busy);
+        }
+        (gang.starting, gang.distrust) = (false, crate::gang::Distrust::default());
+        self.log.ended(id, Outcome::Refilled(took));
+        self.rest(id);
+    }
+
+    /// A refill is over, however it ended.
+    fn rest(&mut self, id: GangId) {
+        if let Some(gang) = self.gangs.get_mut(&id) {
+            gang.shares.iter_mut().for_each(|share| (share.owed, share.granted) = (Bytes::ZERO, Bytes::ZERO));
+            gang.resident_since = self.now;
+        }
+        self.set_state(id, State::Resting);
+    }
+
+    /// No more bytes come: what was granted goes back, and the want, if there still is one, waits again.
+    pub(crate) fn give_back(&mut self, id: GangId) {
+        let Some(gang) = self.gangs.get(&id) else { return };
+        let granted = gang.shares.iter().map(|share| (share.key(), share.granted));
+        let granted: Vec<_> = granted.filter(|(_, bytes)| !bytes.is_zero()).collect();
+        self.log.ended(id, Outcome::Returned);
+        self.rest(id);
+        if !granted.is_empty() {
+            self.shrink(id, &granted);
+        }
+    }
+
+    /// A refill did not end in time.
+    pub(crate) fn give_up_on(&mut self, id: GangId) {
+        self.log.ended(id, Outcome::Late);
+        self.rest(id);
+        self.distrust(id, self.settings.distrust);
+    }
+
+    pub(crate) fn distrust(&mut self, id: GangId, length: Duration) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        gang.distrust.strike(self.now, length);
+        let until = gang.distrust.until;
+        self.actions.extend(gang.members.keys().map(|&worker| Action::StopCountingOn { worker, until }));
+    }
+
+    pub(crate) fn deny(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        gang.want = None;
+        for (&worker, member) in gang.members.iter_mut().filter(|(_, member)| member.wants) {
+            member.wants = false;
+            self.actions.push(Action::Deny { worker, why, retry_after });
+        }
+        self.note(id);
+    }
+
+    /// What could at most be free of a GPU for a gang: all but floors and what is fixed.
+    pub(crate) fn reachable(&self, gpu: GpuId, id: GangId) -> Bytes {
+        let stays = |other: GangId, gang: &Gang, share: &Share| {
+            let fixed = other == id || gang.profile.preempt.min(self.settings.preempt) == Preempt::Never;
+            share.footprint().saturating_sub(if fixed { Bytes::ZERO } else { share.evictable() })
+        };
+        let gangs = self.gangs.iter();
+        let others = gangs.flat_map(|(other, gang)| gang.on(gpu).map(move |share| stays(*other, gang, share)));
+        self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit).saturating_sub(others.sum())
+    }
+
+    /// How long a want takes at least, with those before it.
+    pub(crate) fn least_wait(&self, id: GangId) -> Duration {
+        let Some((gang, want)) = self.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else {
+            return Duration::ZERO;
+        };
+        let (order, gpus) = (want.order(gang.profile.priority, self.now, id), gang.needs_gpus());
+        let refill = |gang: &Gang| gang.predictions.refill(gang.copied().0, self.settings.link);
+        let before = self.under_way.iter().filter_map(|other| {
+            let gang = self.gangs.get(other)?;
+            let first = gang.want?.order(gang.profile.priority, self.now, *other) < order;
+            (first && gang.is_resting() && !gang.needs_gpus().is_disjoint(&gpus)).then(|| refill(gang))
+        });
+        before.sum::<Duration>() + refill(gang)
+    }
+
+    pub(crate) fn taken(takes: &[Take]) -> Vec<Taken> {
+        let taken = |take: &Take| Taken { gang: take.gang, gpu: take.share.1, bytes: take.bytes, why: take.why };
+        takes.iter().map(taken).collect()
+    }
+}
+
+fn part(bytes: Bytes, percent: u64) -> Bytes {
+    Bytes::new(bytes.get() / 100 * percent)
+}

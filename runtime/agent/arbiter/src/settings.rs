@@ -1,0 +1,61 @@
+//! The numbers of the policy.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::Preempt;
+
+/// The numbers of the policy; the defaults are those of the product.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Settings {
+    /// What a link moves a second, until it was measured.
+    pub link: Bytes,
+    /// The least time between a refill and the next park.
+    pub least_quantum: Duration,
+    /// The quantum, in refills of the worker.
+    pub quantum_refills: u32,
+    /// How often the predicted time a command may take before another victim is looked for.
+    pub late: u32,
+    /// And the least that is.
+    pub least_late: Duration,
+    /// How long uses that cannot be parked may take to end before a command is late.
+    pub drain: Duration,
+    /// How long a start may take.
+    pub start: Duration,
+    /// How long a want waits at most where it names no deadline.
+    pub longest_wait: Duration,
+    /// How long a worker that did not answer is no victim: doubled each time.
+    pub distrust: Duration,
+    /// The most that anybody may be asked: below it, what each worker's profile says.
+    pub preempt: Preempt,
+    /// Only as much leaves as is needed; else all of a victim.
+    pub partial: bool,
+    /// One gang at a time has a GPU.
+    pub exclusive: bool,
+    /// Pinned host memory of all workers; copies go to files from 90 % on, and are demoted to 80 %.
+    pub host_budget: Bytes,
+    /// Copies may go to idle GPUs.
+    pub peers: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            link: Bytes::new(50_000_000_000),
+            least_quantum: Duration::from_millis(300),
+            quantum_refills: 2,
+            late: 4,
+            least_late: Duration::from_millis(200),
+            drain: Duration::from_secs(30),
+            start: Duration::from_secs(600),
+            longest_wait: Duration::from_secs(300),
+            distrust: Duration::from_secs(60),
+            preempt: Preempt::Step,
+            partial: true,
+            exclusive: false,
+            host_budget: Bytes::MAX,
+            peers: false,
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Three workers and one GPU that has room for one and a half: every order of what they may do, up to a depth.
+
+use std::collections::HashSet;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::world::World;
+use crate::{Activity, Event, GpuId, Settings, WorkerId};
+
+fn fingerprint(world: &World) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    world.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Whatever can happen next.
+fn successors(world: &World) -> Vec<World> {
+    let mut next = Vec::new();
+    let mut then = |change: &dyn Fn(&mut World)| {
+        let mut copy = world.clone();
+        change(&mut copy);
+        next.push(copy);
+    };
+    for (&id, worker) in &world.workers {
+        if !world.open.contains(&id) {
+            then(&|world| world.want(id, None));
+        } else {
+            then(&|world| _ = world.tell(Event::Cancelled { worker: id }));
+        }
+        if !worker.queue.is_empty() {
+            then(&|world| world.answer(id));
+            then(&|world| world.fail(id));
+        }
+        let other = if worker.activity == Activity::Idle { Activity::Busy } else { Activity::Idle };
+        if other == Activity::Idle || worker.held[0].evicted.is_zero() {
+            then(&|world| world.does(id, other));
+        }
+        then(&|world| world.die(id));
+    }
+    if let Some(deadline) = world.arbiter.next_deadline() {
+        then(&|world| {
+            world.now = world.now.max(deadline);
+            world.tell(Event::Tick);
+        });
+    }
+    if world.dead.values().any(|dead| !dead.is_zero()) {
+        then(&|world| world.measure(GpuId(0)));
+    }
+    next
+}
+
+#[test]
+fn soak_three_workers_on_one_gpu_in_every_order() {
+    let depth = if std::env::var_os("GLAKE_SOAK").is_some() { 9 } else { 6 };
+    let settings = Settings { longest_wait: Duration::from_secs(20), ..Settings::default() };
+    let mut first = World::new(settings, &[(8, 10)]);
+    (0..3).for_each(|id| first.join_asleep(id, Bytes::gib(4)));
+    // Past the time in which who joined is left alone.
+    first.pass(Duration::from_secs(1));
+    first.want(WorkerId(0), None);
+    first.answer(WorkerId(0));
+    let mut seen = HashSet::from([fingerprint(&first)]);
+    let mut layer = vec![first];
+    for _ in 0..depth {
+        let mut below = Vec::new();
+        for world in &layer {
+            for next in successors(world) {
+                if seen.insert(fingerprint(&next)) {
+                    below.push(next);
+                }
+            }
+        }
+        layer = below;
+    }
+    let mut ends = layer.len();
+    for mut world in layer {
+        world.silence();
+        ends -= 1;
+    }
+    assert_eq!(ends, 0);
+    println!("{} states of depth {depth}", seen.len());
+}

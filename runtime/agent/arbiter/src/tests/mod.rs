@@ -1,0 +1,8 @@
+//! What holds at every step, whatever workers do.
+
+mod exhaustive;
+mod random;
+mod scenarios;
+mod speed;
+mod starvation;
+mod world;

@@ -1,0 +1,261 @@
+//! What is promised, one thing a test.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::world::{FLOOR, World};
+use crate::{
+    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Tier, Why, WorkerId,
+};
+
+const GPU: GpuId = GpuId(0);
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+/// `count` workers of 8 GiB, asleep, in 23 GiB.
+fn six(count: u64) -> World {
+    let mut world = World::new(Settings::default(), &[(23, 140)]);
+    (0..count).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
+    world.pass(MS(1_000));
+    world
+}
+
+fn wake(world: &mut World, id: u64) {
+    world.want(WorkerId(id), None);
+    world.answer(WorkerId(id));
+    world.does(WorkerId(id), Activity::Busy);
+}
+
+fn last_victims(world: &World) -> Vec<(u64, Why)> {
+    let last = world.arbiter.decisions().last().unwrap();
+    last.taken.iter().map(|taken| (taken.gang.0, taken.why)).collect()
+}
+
+#[test]
+fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
+    let mut world = six(3);
+    wake(&mut world, 0);
+    world.pass(MS(50));
+    wake(&mut world, 1);
+    world.want(WorkerId(2), None);
+    assert!(world.workers[&WorkerId(0)].queue.is_empty(), "parked within its quantum");
+    // Twice a refill of 8 GiB at 50 GB/s, from when it was refilled.
+    let next = world.arbiter.next_deadline().unwrap();
+    assert!((MS(1_300)..MS(1_400)).contains(&next), "{next:?}");
+    world.now = next;
+    world.tell(Event::Tick);
+    assert_eq!(last_victims(&world), [(0, Why::Quantum)]);
+    assert!(matches!(world.workers[&WorkerId(0)].queue[0], Action::Park { .. }));
+    world.answer(WorkerId(0));
+    world.answer(WorkerId(0));
+    assert!(!world.open.contains(&WorkerId(2)));
+    world.answer(WorkerId(2));
+    assert!(matches!(world.arbiter.decisions().last().unwrap().outcome, Outcome::Refilled(_)));
+}
+
+#[test]
+fn idle_workers_go_first_the_longest_idle_before_others_and_only_as_much_as_is_needed() {
+    let mut world = six(3);
+    for id in [0, 1] {
+        wake(&mut world, id);
+        world.pass(MS(5_000));
+    }
+    world.does(WorkerId(1), Activity::Idle);
+    world.pass(MS(1_000));
+    world.does(WorkerId(0), Activity::Idle);
+    world.want(WorkerId(2), None);
+    assert_eq!(last_victims(&world), [(1, Why::Idle)]);
+    let taken = world.arbiter.decisions().last().unwrap().taken[0].bytes;
+    // 23 less three contexts and two workers leaves 5.1 GiB.
+    assert!(taken < Bytes::gib(4), "{taken}");
+}
+
+#[test]
+fn an_older_want_goes_first_and_a_higher_class_before_it() {
+    let mut world = six(3);
+    let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(9, 9, 1, Profile { priority: 1, ..Profile::default() }, vec![held]);
+    wake(&mut world, 0);
+    world.want(WorkerId(1), None);
+    world.pass(MS(10));
+    world.want(WorkerId(2), None);
+    world.pass(MS(10));
+    world.want(WorkerId(9), None);
+    world.answer(WorkerId(1));
+    world.pass(MS(10_000));
+    assert_eq!(world.arbiter.state(WorkerId(9)), Some("refilling"));
+    assert_eq!(world.arbiter.state(WorkerId(2)), Some("waiting"));
+}
+
+#[test]
+fn what_can_never_be_is_denied_for_good_and_what_comes_too_late_at_once() {
+    let mut world = six(1);
+    let large = Holding { evicted: Bytes::gib(30), ..Holding::nothing(GPU, FLOOR) };
+    world.join(7, 7, 1, Profile::default(), vec![large]);
+    let actions = world.tell(Event::Want { worker: WorkerId(7), deadline: None });
+    assert_eq!(actions, [Action::Deny { worker: WorkerId(7), why: Denied::TooLarge, retry_after: None }]);
+    let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: Some(MS(5)) });
+    let Action::Deny { why: Denied::Deadline, retry_after: Some(after), .. } = actions[0] else { panic!("{actions:?}") };
+    assert!(after >= MS(1_000));
+}
+
+#[test]
+fn all_ranks_of_a_gang_or_none() {
+    let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
+    for rank in 0..2_u64 {
+        let gpu = GpuId(u16::try_from(rank).unwrap());
+        let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(gpu, FLOOR) };
+        world.join(rank, 50, 2, Profile::default(), vec![held]);
+        if rank == 0 {
+            let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });
+            assert!(matches!(actions[0], Action::Deny { why: Denied::Incomplete, .. }));
+        }
+    }
+    // GPU 1 has no room: GPU 0's is not given either.
+    let fixed = Holding { lease: Bytes::gib(5), fixed: Bytes::gib(1), ..Holding::nothing(GpuId(1), FLOOR) };
+    world.join(9, 9, 1, Profile { preempt: Preempt::Idle, ..Profile::default() }, vec![fixed]);
+    world.does(WorkerId(9), Activity::Busy);
+    let actions = world.tell(Event::Want { worker: WorkerId(1), deadline: None });
+    assert!(actions.is_empty(), "{actions:?}");
+    world.does(WorkerId(9), Activity::Idle);
+    world.pass(MS(1_000));
+    world.answer(WorkerId(9));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("refilling"));
+    world.die(WorkerId(1));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("refilling"), "all was granted: it ends by itself");
+}
+
+#[test]
+fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
+    let mut world = six(3);
+    for id in [0, 1] {
+        wake(&mut world, id);
+        world.pass(MS(2_000));
+    }
+    world.want(WorkerId(2), None);
+    world.workers.get_mut(&WorkerId(0)).unwrap().stopped = true;
+    let by = world.arbiter.next_deadline().unwrap();
+    world.now = by;
+    let actions = world.tell(Event::Tick);
+    assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
+    assert!(matches!(world.workers[&WorkerId(1)].queue[0], Action::Park { .. }), "{actions:?}");
+    world.workers.get_mut(&WorkerId(1)).unwrap().stopped = true;
+    let by = world.arbiter.next_deadline().unwrap();
+    world.now = by;
+    let actions = world.tell(Event::Tick);
+    let back = |action: &Action| matches!(action, Action::Shrink { worker: WorkerId(2), .. });
+    assert!(actions.iter().any(back), "{actions:?}");
+    assert!(world.open.contains(&WorkerId(2)), "it waits again");
+}
+
+#[test]
+fn a_new_agent_decides_over_who_is_back_and_takes_nothing_of_who_is_silent() {
+    let mut world = six(3);
+    wake(&mut world, 0);
+    world.pass(MS(2_000));
+    wake(&mut world, 1);
+    world.pass(MS(5_000));
+    [0, 1].into_iter().for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    let before = world.arbiter.claimed(GPU);
+    world.restart(|_| true, |id| id != 0);
+    assert_eq!(world.arbiter.claimed(GPU), before, "counted twice, or not at all");
+    world.pass(MS(400));
+    world.want(WorkerId(2), None);
+    assert_eq!(last_victims(&world), [(1, Why::Idle)]);
+    world.tell_joined(WorkerId(0), Event::Joined);
+    world.tell_joined(WorkerId(0), Event::Joined);
+    assert!(world.arbiter.claimed(GPU) <= world.arbiter.limit(GPU));
+}
+
+#[test]
+fn growth_waits_for_nobody_who_runs() {
+    let mut world = six(3);
+    wake(&mut world, 0);
+    wake(&mut world, 1);
+    world.pass(MS(9_000));
+    let grow = |gib| Event::Grow { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(gib), within: MS(200) };
+    let actions = world.tell(grow(5));
+    assert!(matches!(actions[..], [Action::Grant { .. }]));
+    assert!(matches!(world.tell(grow(5))[..], [Action::DenyGrowth { .. }]), "worker 1 runs");
+    world.does(WorkerId(1), Activity::Idle);
+    assert!(matches!(world.tell(grow(5))[..], [Action::Shrink { worker: WorkerId(1), .. }]));
+    world.pass(MS(200));
+    world.answer(WorkerId(1));
+    assert!(matches!(world.tell(grow(5))[..], [Action::Grant { .. }]), "late bytes are free");
+}
+
+#[test]
+fn one_starts_at_a_time() {
+    let mut world = six(0);
+    for id in 0..2 {
+        let held = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+        world.join(id, id, 1, Profile::default(), vec![]);
+        let joined = crate::Joined { starting: true, ..crate::Joined::alone(WorkerId(id), vec![held.clone()]) };
+        world.workers.get_mut(&WorkerId(id)).unwrap().held = vec![held];
+        world.tell(Event::Joined(joined));
+        world.want(WorkerId(id), None);
+    }
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
+    assert_eq!(world.arbiter.state(WorkerId(1)), Some("waiting"));
+    world.pass(MS(100_000));
+    let worker = world.workers.get_mut(&WorkerId(0)).unwrap();
+    worker.held[0] = Holding { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.answer(WorkerId(0));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
+    assert_eq!(world.arbiter.state(WorkerId(1)), Some("starting"));
+}
+
+#[test]
+fn copies_go_to_an_idle_gpu_then_to_the_host_then_to_files() {
+    let settings = Settings { peers: true, host_budget: Bytes::gib(10), ..Settings::default() };
+    let mut world = World::new(settings, &[(20, 24), (20, 24)]);
+    let dirty = |id: u64, hosted: u64| {
+        let bytes = Bytes::gib(6);
+        let held = Holding::nothing(GPU, FLOOR);
+        (id, Holding { lease: bytes, resident: bytes, dirty: bytes, hosted: Bytes::gib(hosted), ..held })
+    };
+    for (id, held) in [dirty(0, 0), dirty(1, 0), dirty(2, 9)] {
+        world.join(id, id, 1, Profile::default(), vec![held]);
+    }
+    let tier = |world: &mut World, worker: u64| {
+        let actions = world.tell(Event::Shrink { worker: WorkerId(worker) });
+        actions.iter().find_map(|a| if let Action::Shrink { tier, .. } = a { Some(*tier) } else { None }).unwrap()
+    };
+    assert_eq!(tier(&mut world, 0), Tier::Peer(GpuId(1)));
+    world.settings.peers = false;
+    assert_eq!(tier(&mut world, 1), Tier::Peer(GpuId(1)));
+    assert_eq!(tier(&mut world, 2), Tier::File);
+}
+
+#[test]
+fn the_same_events_give_the_same_actions() {
+    let mut world = six(4);
+    // As a log keeps them: text.
+    let mut log: Vec<(u64, String)> = Vec::new();
+    let mut first = Arbiter::new(world.settings.clone());
+    let mut events = vec![(0, Event::Capacity { gpu: GPU, budget: Bytes::gib(23), total: Bytes::gib(140) })];
+    for (id, worker) in &world.workers {
+        events.push((0, Event::Joined(crate::Joined::alone(*id, worker.held.clone()))));
+    }
+    for step in 0..400_u64 {
+        let worker = WorkerId(step * 7 % 4);
+        events.push((step * 37, match step % 5 {
+            0 | 3 => Event::Want { worker, deadline: None },
+            1 => Event::Activity { worker, activity: Activity::Busy },
+            2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
+            _ => Event::Parked { worker },
+        }));
+    }
+    let told = events.into_iter().map(|(at, event)| {
+        log.push((at, serde_json::to_string(&event).unwrap()));
+        first.step(event, MS(at))
+    });
+    let told = told.collect::<Vec<_>>();
+    assert!(told.iter().flatten().count() > 50);
+    let mut again = Arbiter::new(world.settings.clone());
+    for ((at, text), told) in log.into_iter().zip(told) {
+        assert_eq!(again.step(serde_json::from_str(&text).unwrap(), MS(at)), told);
+    }
+    assert!(first == again);
+    world.silence();
+}

@@ -1,0 +1,276 @@
+//! Workers and a meter made up, and what must hold between them and the arbiter at each step.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::{Action, Activity, Arbiter, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings, WorkerId};
+
+pub(super) const FLOOR: Bytes = Bytes::mib(640);
+
+/// A worker as it is, which the arbiter hears of by events only.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Worker {
+    pub(super) held: Vec<Holding>,
+    pub(super) activity: Activity,
+    pub(super) gang: GangId,
+    pub(super) ranks: u32,
+    pub(super) profile: Profile,
+    /// Commands that it has not carried out.
+    pub(super) queue: VecDeque<Action>,
+    pub(super) waits: bool,
+    pub(super) stopped: bool,
+    pub(super) told: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct World {
+    pub(super) arbiter: Arbiter,
+    pub(super) settings: Settings,
+    pub(super) workers: BTreeMap<WorkerId, Worker>,
+    pub(super) capacity: BTreeMap<GpuId, (Bytes, Bytes)>,
+    /// What the dead had, which the meter still shows.
+    pub(super) dead: BTreeMap<GpuId, Bytes>,
+    pub(super) open: BTreeSet<WorkerId>,
+    pub(super) now: Duration,
+    /// Somebody lied, or joined with more than there is.
+    pub(super) liars: bool,
+}
+
+impl World {
+    pub(super) fn new(settings: Settings, gpus: &[(u64, u64)]) -> Self {
+        let arbiter = Arbiter::new(settings.clone());
+        let capacity = (0..).map(GpuId).zip(gpus.iter().map(|(b, t)| (Bytes::gib(*b), Bytes::gib(*t)))).collect();
+        let empty = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let mut world = World {
+            arbiter,
+            settings,
+            workers: empty.0,
+            capacity,
+            dead: empty.1,
+            open: empty.2,
+            now: Duration::ZERO,
+            liars: false,
+        };
+        world.tell_capacity();
+        world
+    }
+
+    pub(super) fn tell_capacity(&mut self) {
+        for (gpu, (budget, total)) in self.capacity.clone() {
+            self.tell(Event::Capacity { gpu, budget, total });
+        }
+    }
+
+    /// One step, its actions carried to the workers, and all that must hold.
+    pub(super) fn tell(&mut self, event: Event) -> Vec<Action> {
+        let before: BTreeMap<_, _> = self.capacity.keys().map(|gpu| (*gpu, self.arbiter.claimed(*gpu))).collect();
+        let raises = matches!(event, Event::Joined(_) | Event::Expected(_) | Event::Changed { .. } | Event::Measured { .. })
+            || matches!(event, Event::Shrunk { .. } | Event::Refilled { .. } | Event::Failed { .. });
+        match &event {
+            Event::Want { worker, .. } => _ = self.open.insert(*worker),
+            Event::Cancelled { worker } | Event::Died { worker } => _ = self.open.remove(worker),
+            _ => {}
+        }
+        let actions = self.arbiter.step(event, self.now);
+        self.arbiter.check();
+        for action in &actions {
+            self.carry(action);
+        }
+        for (gpu, before) in before {
+            let (claimed, limit) = (self.arbiter.claimed(gpu), self.arbiter.limit(gpu));
+            let granted = actions.iter().any(|a| matches!(a, Action::Grant { gpu: g, .. } if *g == gpu));
+            assert!(!granted || claimed <= limit, "granted beyond the limit: {claimed} of {limit}");
+            assert!(raises || claimed <= limit.max(before), "{claimed} of {limit} after {before}");
+        }
+        let leased: BTreeMap<_, _> = self.arbiter.footprints().map(|f| ((f.worker, f.gpu), f.lease)).collect();
+        for (id, worker) in self.workers.iter().filter(|(_, worker)| worker.told) {
+            for held in &worker.held {
+                let lease = leased.get(&(*id, held.gpu)).copied().unwrap_or_default();
+                assert!(held.lease <= lease, "worker {id} may hold {} and {lease} counts", held.lease);
+            }
+        }
+        let waiting = self.open.len();
+        assert!(waiting == 0 || self.arbiter.next_deadline().is_some(), "{waiting} wait for ever");
+        actions
+    }
+
+    fn carry(&mut self, action: &Action) {
+        let late = |by: Duration| assert!(by > self.now, "{action:?} is late at once");
+        match *action {
+            Action::Grant { worker, gpu, bytes } => {
+                if let Some(worker) = self.workers.get_mut(&worker) {
+                    if worker.held.iter().all(|held| held.gpu != gpu) {
+                        worker.held.push(Holding::nothing(gpu, Bytes::ZERO));
+                    }
+                    let held = worker.held.iter_mut().find(|held| held.gpu == gpu).unwrap();
+                    held.lease = held.lease.saturating_add(bytes);
+                }
+            }
+            Action::Admit { worker } | Action::Deny { worker, .. } => _ = self.open.remove(&worker),
+            Action::Park { worker, by } | Action::Shrink { worker, by, .. } => {
+                late(by);
+                self.workers.get_mut(&worker).unwrap().queue.push_back(action.clone());
+            }
+            _ => {}
+        }
+        if let Action::Admit { worker } = *action {
+            if let Some(worker) = self.workers.get_mut(&worker) {
+                worker.queue.push_back(action.clone());
+            }
+        }
+    }
+
+    pub(super) fn join(&mut self, id: u64, gang: u64, ranks: u32, profile: Profile, held: Vec<Holding>) {
+        let worker = Worker {
+            held,
+            activity: Activity::Idle,
+            gang: GangId(gang),
+            ranks,
+            profile,
+            queue: VecDeque::new(),
+            waits: false,
+            stopped: false,
+            told: true,
+        };
+        self.workers.insert(WorkerId(id), worker);
+        self.tell_joined(WorkerId(id), Event::Joined);
+    }
+
+    /// A worker that has all its memory elsewhere.
+    pub(super) fn join_asleep(&mut self, id: u64, bytes: Bytes) {
+        let held = Holding { evicted: bytes, ..Holding::nothing(GpuId(0), FLOOR) };
+        self.join(id, id, 1, Profile { preempt: Preempt::Step, ..Profile::default() }, vec![held]);
+    }
+
+    pub(super) fn tell_joined(&mut self, id: WorkerId, event: impl Fn(Joined) -> Event) {
+        let Some(worker) = self.workers.get(&id) else { return };
+        let Worker { gang, ranks, profile, held, .. } = worker.clone();
+        self.tell(event(Joined { worker: id, gang, ranks, starting: false, profile, holdings: held }));
+        self.workers.get_mut(&id).unwrap().told = true;
+    }
+
+    pub(super) fn want(&mut self, id: WorkerId, deadline: Option<Duration>) {
+        self.tell(Event::Want { worker: id, deadline });
+    }
+
+    pub(super) fn does(&mut self, id: WorkerId, activity: Activity) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        worker.activity = activity;
+        self.tell(Event::Activity { worker: id, activity });
+    }
+
+    pub(super) fn die(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.remove(&id) else { return };
+        for held in worker.held {
+            let had = held.floor.saturating_add(held.resident);
+            let dead = self.dead.entry(held.gpu).or_default();
+            *dead = dead.saturating_add(had);
+        }
+        self.tell(Event::Died { worker: id });
+    }
+
+    /// The next command of a worker, carried out in full.
+    pub(super) fn answer(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.stopped) else { return };
+        match worker.queue.pop_front() {
+            Some(Action::Park { .. }) => {
+                worker.activity = Activity::Idle;
+                self.tell(Event::Activity { worker: id, activity: Activity::Idle });
+                self.tell(Event::Parked { worker: id });
+            }
+            Some(Action::Shrink { gpu, bytes, .. }) => {
+                let Some(held) = worker.held.iter_mut().find(|held| held.gpu == gpu) else { return };
+                let bytes = bytes.min(held.lease.saturating_sub(held.fixed));
+                // What was leased and never made goes first.
+                let unused = held.lease.saturating_sub(held.resident).min(bytes);
+                let leaves = bytes.saturating_sub(unused);
+                held.lease = held.lease.saturating_sub(bytes);
+                held.resident = held.resident.saturating_sub(leaves);
+                held.evicted = held.evicted.saturating_add(leaves);
+                self.tell(Event::Returned { worker: id, gpu, bytes });
+                // One answer to all shrinks of a command.
+                let more = self.workers.get(&id).and_then(|worker| worker.queue.front());
+                if !matches!(more, Some(Action::Shrink { .. })) {
+                    let holdings = self.workers.get(&id).map(|worker| worker.held.clone()).unwrap_or_default();
+                    self.tell(Event::Shrunk { worker: id, holdings });
+                }
+            }
+            Some(Action::Admit { .. }) => {
+                for held in &mut worker.held {
+                    let back = held.evicted.min(held.lease.saturating_sub(held.resident));
+                    held.evicted = held.evicted.saturating_sub(back);
+                    held.resident = held.resident.saturating_add(back);
+                }
+                let holdings = worker.held.clone();
+                self.tell(Event::Refilled { worker: id, holdings });
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn fail(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.stopped) else { return };
+        if worker.queue.pop_front().is_some() {
+            let holdings = worker.held.clone();
+            self.tell(Event::Failed { worker: id, holdings });
+        }
+    }
+
+    /// The meter is read; half of what dead workers had is back by then.
+    pub(super) fn measure(&mut self, gpu: GpuId) {
+        let living = |worker: &Worker| {
+            worker.held.iter().filter(|held| held.gpu == gpu).map(|held| held.floor.saturating_add(held.resident)).sum()
+        };
+        let dead = self.dead.entry(gpu).or_default();
+        *dead = if *dead > Bytes::mib(100) { Bytes::new(dead.get() / 2) } else { Bytes::ZERO };
+        let used = self.workers.values().map(living).sum::<Bytes>().saturating_add(*dead);
+        let physical = |(id, worker): (&WorkerId, &Worker)| {
+            let held = worker.held.iter().find(|held| held.gpu == gpu)?;
+            worker.told.then_some((*id, held.resident))
+        };
+        let physical = self.workers.iter().filter_map(physical).collect();
+        self.tell(Event::Measured { gpu, used, physical });
+    }
+
+    /// A new agent: some workers are in the journal, some have joined again, some are in neither yet.
+    pub(super) fn restart(&mut self, journal: impl Fn(u64) -> bool, back: impl Fn(u64) -> bool) {
+        self.arbiter = Arbiter::new(self.settings.clone());
+        self.open.clear();
+        self.tell_capacity();
+        let ids: Vec<_> = self.workers.keys().copied().collect();
+        self.workers.values_mut().for_each(|worker| (worker.queue.clear(), worker.told = false).0);
+        for &id in ids.iter().filter(|id| journal(id.0)) {
+            self.tell_joined(id, Event::Expected);
+        }
+        for gpu in self.capacity.keys().copied().collect::<Vec<_>>() {
+            self.measure(gpu);
+        }
+        for &id in ids.iter().filter(|id| back(id.0)) {
+            self.tell_joined(id, Event::Joined);
+            let activity = self.workers[&id].activity;
+            self.tell(Event::Activity { worker: id, activity });
+        }
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.tell(Event::Tick);
+    }
+
+    /// Nobody says anything any more, but the meter: all wants end.
+    pub(super) fn silence(&mut self) {
+        for _ in 0..100_000 {
+            let Some(next) = self.arbiter.next_deadline().filter(|_| !self.open.is_empty()) else { break };
+            self.now = self.now.max(next);
+            let actions = self.tell(Event::Tick);
+            for action in actions {
+                if let Action::Measure { gpu } = action {
+                    self.measure(gpu);
+                }
+            }
+        }
+        assert!(self.open.is_empty(), "{:?} wait at {:?}", self.open, self.now);
+    }
+}

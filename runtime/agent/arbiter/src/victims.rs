@@ -1,0 +1,182 @@
+//! Whose memory leaves. Pure.
+//!
+//! From what could leave without a copy of idle workers; then from idle workers, in the order of: the tenant has more
+//! than its share, low priority, nothing to copy, longest idle. Then from busy ones that can be parked, if the want is
+//! of no lower class and they have been resident for a quantum, the longest first. Never from who starts, refills,
+//! shrinks, grows, captures or is not counted on; never what is fixed.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use glake_units::Bytes;
+use serde::Serialize;
+
+use crate::duty::LinkDuty;
+use crate::gang::{Gang, Share, ShareKey};
+use crate::{Activity, GangId, GpuId, Preempt, Settings};
+
+/// Why of these bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Why {
+    /// They can leave without a copy, and nobody uses them.
+    Discardable,
+    /// Nobody uses them.
+    Idle,
+    /// Their worker can be parked, and has been resident for its quantum.
+    Quantum,
+}
+
+/// Bytes of a share of a gang that are to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Take {
+    pub(crate) gang: GangId,
+    pub(crate) share: ShareKey,
+    pub(crate) bytes: Bytes,
+    pub(crate) why: Why,
+}
+
+/// Who asks, and when.
+pub(crate) struct Chooser<'a> {
+    pub(crate) gangs: &'a BTreeMap<GangId, Gang>,
+    pub(crate) settings: &'a Settings,
+    pub(crate) duty: &'a LinkDuty,
+    pub(crate) now: Duration,
+    pub(crate) gpu: GpuId,
+    pub(crate) limit: Bytes,
+    /// Of what class the want is; without one nobody is parked.
+    pub(crate) class: Option<i64>,
+    pub(crate) whom: Option<GangId>,
+}
+
+/// What was found.
+pub(crate) struct Found {
+    pub(crate) takes: Vec<Take>,
+    /// What is still missing.
+    pub(crate) short: Bytes,
+    /// When there may be more, if nobody says anything before.
+    pub(crate) next: Option<Duration>,
+}
+
+impl Chooser<'_> {
+    /// Victims for `short` bytes, or as many as there are.
+    pub(crate) fn choose(&self, short: Bytes) -> Found {
+        let mut found = Found { takes: Vec::new(), short, next: None };
+        let over = self.tenants();
+        let (mut idle, mut discardable) = (Vec::new(), Vec::new());
+        let willing = |gang: &Gang| gang.profile.preempt.min(self.settings.preempt) != Preempt::Never;
+        for (id, gang) in self.candidates(Activity::Idle).filter(|(_, gang)| willing(gang)) {
+            // Who was refilled just now may not have said yet that it runs.
+            let settled = gang.resident_since + self.settings.least_quantum;
+            if gang.idle_since <= gang.resident_since && settled > self.now {
+                found.again(settled);
+                continue;
+            }
+            for share in gang.on(self.gpu).filter(|share| !share.evictable().is_zero()) {
+                let (profile, held) = (&gang.profile, &share.holding);
+                let rank = (!over.contains(&profile.tenant), profile.priority, !held.dirty.is_zero(), gang.idle_since);
+                idle.push(Reverse((rank, *id, share.key())));
+                if self.settings.partial && !held.discardable.is_zero() {
+                    discardable.push(Reverse((rank, *id, share.key())));
+                }
+            }
+        }
+        let part = |share: &Share| share.holding.discardable.min(share.evictable());
+        self.take(&mut found, discardable, Why::Discardable, part);
+        self.take(&mut found, idle, Why::Idle, Share::evictable);
+        if !found.short.is_zero() {
+            self.park(&mut found);
+        }
+        found
+    }
+
+    /// The least first, until it is enough.
+    fn take<R: Ord>(
+        &self,
+        found: &mut Found,
+        from: Vec<Reverse<(R, GangId, ShareKey)>>,
+        why: Why,
+        of: impl Fn(&Share) -> Bytes,
+    ) {
+        let mut from = BinaryHeap::from(from);
+        while let Some(Reverse((_, id, key))) = if found.short.is_zero() { None } else { from.pop() } {
+            if let Some(share) = self.gangs.get(&id).and_then(|gang| gang.share(key)) {
+                found.take(id, key, of(share), why, self.settings.partial);
+            }
+        }
+    }
+
+    /// Busy ones that have had their quantum.
+    fn park(&self, found: &mut Found) {
+        let Some(class) = self.class.filter(|_| self.settings.preempt == Preempt::Step) else { return };
+        let mut busy = Vec::new();
+        for (id, gang) in self.candidates(Activity::Busy) {
+            if gang.profile.preempt != Preempt::Step || i64::from(gang.profile.priority) > class {
+                continue;
+            }
+            let over = gang.resident_since + self.quantum(gang);
+            if over > self.now {
+                found.again(over);
+                continue;
+            }
+            let shares = gang.on(self.gpu).filter(|share| !share.evictable().is_zero());
+            busy.extend(shares.map(|share| Reverse((gang.resident_since, *id, share.key()))));
+        }
+        self.take(found, busy, Why::Quantum, Share::evictable);
+    }
+
+    /// How long a worker has its memory at least once it runs.
+    fn quantum(&self, gang: &Gang) -> Duration {
+        let refill = gang.predictions.refill(gang.copied().1, self.settings.link);
+        let quantum = self.settings.least_quantum.max(refill * self.settings.quantum_refills);
+        self.duty.stretched(self.now, quantum)
+    }
+
+    /// Who does this, and may be asked.
+    fn candidates(&self, doing: Activity) -> impl Iterator<Item = (&GangId, &Gang)> {
+        self.gangs.iter().filter(move |(id, gang)| {
+            Some(**id) != self.whom
+                && gang.is_resting()
+                && !gang.starting
+                && gang.growing == 0
+                && gang.distrust.until <= self.now
+                && !gang.is_silent()
+                && gang.activity() == doing
+        })
+    }
+
+    /// Those that have more than an equal share.
+    fn tenants(&self) -> BTreeSet<u32> {
+        let mut held: BTreeMap<u32, Bytes> = BTreeMap::new();
+        for gang in self.gangs.values() {
+            let bytes = gang.on(self.gpu).map(Share::footprint).sum();
+            let sum = held.entry(gang.profile.tenant).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+        let share = self.limit.get() / (held.len() as u64).max(1);
+        held.into_iter().filter(|(_, held)| held.get() > share).map(|(tenant, _)| tenant).collect()
+    }
+}
+
+impl Found {
+    fn again(&mut self, at: Duration) {
+        self.next = Some(self.next.map_or(at, |next| next.min(at)));
+    }
+
+    /// So much of a share as is needed, or all; what was taken of it before counts.
+    fn take(&mut self, gang: GangId, share: ShareKey, of: Bytes, why: Why, partial: bool) {
+        let before = self.takes.iter_mut().find(|take| take.gang == gang && take.share == share);
+        let had = before.as_ref().map_or(Bytes::ZERO, |take| take.bytes);
+        let more = of.saturating_sub(had);
+        let more = if partial { more.min(self.short) } else { more };
+        if more.is_zero() {
+            return;
+        }
+        self.short = self.short.saturating_sub(more);
+        match before {
+            Some(take) => (take.bytes, take.why) = (had.saturating_add(more), why),
+            None => self.takes.push(Take { gang, share, bytes: more, why }),
+        }
+    }
+}
