@@ -204,6 +204,7 @@ impl Arbiter {
         let gang = self.server.gangs.entry(joined.gang).or_insert_with(|| Gang::new(&joined, now));
         let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
+        gang.starting |= joined.starting;
         gang.members.entry(worker).or_insert_with(Member::default).silent = silent;
         self.server.gang_of.insert(worker, joined.gang);
         for told in joined.holdings.into_iter().map(Holding::possible) {

@@ -217,6 +217,7 @@ impl Server {
             .under_way
             .iter()
             .filter_map(|id| self.gangs.get(id))
+            .filter(|gang| gang.want.is_some() || matches!(gang.state, State::Refilling(_)))
             .flat_map(|gang| gang.shares.iter().map(|share| share.holding.gpu))
             .collect();
         let roomy = |(gpu, held): (&GpuId, &Gpu)| {

@@ -104,7 +104,7 @@ fn all_ranks_of_a_gang_or_none() {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
     for rank in 0..2_u64 {
         let gpu = GpuId(u16::try_from(rank).unwrap());
-        let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(gpu, FLOOR) };
+        let held = Holding { evicted: Bytes::gib(6), ..Holding::nothing(gpu, FLOOR) };
         world.join(rank, 50, 2, Profile::default(), vec![held]);
         if rank == 0 {
             let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });

@@ -238,9 +238,9 @@ impl World {
     pub(super) fn restart(&mut self, journal: impl Fn(u64) -> bool, back: impl Fn(u64) -> bool) {
         self.arbiter = Arbiter::new(self.settings.clone());
         self.open.clear();
-        self.tell_capacity();
         let ids: Vec<_> = self.workers.keys().copied().collect();
         self.workers.values_mut().for_each(|worker| (worker.queue.clear(), worker.told = false).0);
+        self.tell_capacity();
         for &id in ids.iter().filter(|id| journal(id.0)) {
             self.tell_joined(id, Event::Expected);
         }
