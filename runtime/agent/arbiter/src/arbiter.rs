@@ -264,7 +264,6 @@ impl Arbiter {
             return self.server.actions.push(Action::Admit { worker });
         }
         let want = gang.want.get_or_insert_with(|| Want::new(now, deadline, &settings));
-        want.deadline = want.deadline.max(Want::new(now, deadline, &settings).deadline);
         let deadline = want.deadline;
         if let Some(member) = gang.members.get_mut(&worker) {
             member.wants = true;

@@ -36,6 +36,8 @@ mod growth;
 mod ids;
 mod ledger;
 mod log;
+pub mod node;
+pub mod plan;
 mod predictions;
 mod server;
 mod settings;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, demo, doctor, replay, run, topo};
+use super::{bench, demo, doctor, plan, replay, run, topo};
 use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -12,6 +12,7 @@ Examples:
   glake demo                                       the whole story on real bytes, without a GPU
   glake replay tests/traces/opt13_LR.trace.gz      how much memory this run needs under each policy
   glake replay --find-limit --policy glake,caching snapshot.pickle
+  glake plan examples/workers.toml tests/traces/requests.csv
   glake topo --device sim:h20x8                    a published server, drawn
   glake doctor                                     what this machine can do, and what to change
   glake bench alloc --json                         the hot path of malloc and free
@@ -73,6 +74,11 @@ pub enum Command {
     /// glake is the product: it runs on the device, with real driver calls and real bytes. The others are models
     /// that never touch a device: gmlake is the paper's, caching and expandable are PyTorch's own.
     Replay(replay::ReplayArguments),
+    /// How long requests would wait for workers that share GPUs, under GLake and under others' policies
+    ///
+    /// The arbiter of glake serve in virtual time, over the workers of a file and the requests of a trace: no GPU is
+    /// asked. Workers' memory leaves and comes back at the speeds of a calibration.
+    Plan(plan::PlanArguments),
     /// Devices and the links between them, drawn
     Topo(topo::TopoArguments),
     /// What this machine can do, and what to change
@@ -110,6 +116,7 @@ impl Command {
         match self {
             Command::Replay(arguments) => arguments.settings(),
             Command::Demo(_)
+            | Command::Plan(_)
             | Command::Topo(_)
             | Command::Doctor(_)
             | Command::Bench(_)

@@ -15,6 +15,7 @@ mod demo;
 mod doctor;
 mod failure;
 mod output;
+mod plan;
 mod policy;
 mod program;
 mod progress;
@@ -36,6 +37,7 @@ pub use copy_bench::CopyArguments;
 pub use demo::DemoArguments;
 pub use doctor::DoctorArguments;
 pub use failure::Failure;
+pub use plan::PlanArguments;
 pub use policy::Policy;
 pub use replay::ReplayArguments;
 pub use run::RunArguments;
@@ -69,6 +71,7 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
     match &arguments.command {
         Command::Demo(_) => demo::run(&config, &mut output),
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
+        Command::Plan(arguments) => plan::run(arguments, &mut output),
         Command::Topo(arguments) => topo::run(arguments, &config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
         Command::Doctor(_) => doctor::run(&config, &sources, &mut output),

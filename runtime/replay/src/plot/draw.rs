@@ -14,12 +14,12 @@ use super::palette::{GRID, INK, LIVE, LIVE_FILL, MUTED, colour};
 use super::{Curve, Panel, PlotError};
 use crate::Point;
 
-const WIDTH: u32 = 1280;
-const PANEL: u32 = 430;
+pub(super) const WIDTH: u32 = 1280;
+pub(super) const PANEL: u32 = 430;
 /// The width of the legend.
-const LEGEND: u32 = 270;
-const MARGIN: u32 = 24;
-const TITLE: u32 = 52;
+pub(super) const LEGEND: u32 = 270;
+pub(super) const MARGIN: u32 = 24;
+pub(super) const TITLE: u32 = 52;
 const FONT: &str = "Inter, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -45,7 +45,7 @@ pub(super) fn svg(panels: &[Panel]) -> Result<String, PlotError> {
     Ok(text)
 }
 
-fn undrawable(error: impl std::fmt::Display) -> PlotError {
+pub(super) fn undrawable(error: impl std::fmt::Display) -> PlotError {
     PlotError::Undrawable { reason: error.to_string() }
 }
 
@@ -195,11 +195,11 @@ fn legend<B: DrawingBackend>(
     entry(y, "live", panel.live().0).map_err(undrawable)
 }
 
-fn font(size: i32, ink: RGBColor) -> TextStyle<'static> {
+pub(super) fn font(size: i32, ink: RGBColor) -> TextStyle<'static> {
     (FONT, size).into_font().color(&ink)
 }
 
-fn bold(size: i32, ink: RGBColor) -> TextStyle<'static> {
+pub(super) fn bold(size: i32, ink: RGBColor) -> TextStyle<'static> {
     (FONT, size).into_font().style(FontStyle::Bold).color(&ink)
 }
 
@@ -213,6 +213,6 @@ fn tick(value: f64, range: f64) -> String {
     }
 }
 
-fn i32_of(pixels: u32) -> i32 {
+pub(super) fn i32_of(pixels: u32) -> i32 {
     i32::try_from(pixels).unwrap_or(i32::MAX)
 }

@@ -25,7 +25,7 @@ pub enum PlotError {
         source: std::io::Error,
     },
     /// There is nothing to draw.
-    #[error("nothing to plot: no replay has a timeline")]
+    #[error("nothing to plot: no run has anything to show")]
     Empty,
     /// The figures cannot be drawn.
     #[error("the plot cannot be drawn: {reason}")]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Panel, PlotError, draw};
+use super::{Distribution, Panel, PlotError, distribution, draw};
 
 /// Whether a picture could be written there, before the work that it shows.
 ///
@@ -22,7 +22,19 @@ pub fn check(path: &Path) -> Result<(), PlotError> {
 /// [`PlotError`]; what was there before is as it was.
 pub fn write(path: &Path, panels: &[Panel]) -> Result<(), PlotError> {
     check(path)?;
-    let picture = draw::svg(panels)?;
+    save(path, &draw::svg(panels)?)
+}
+
+/// Draws distributions of times, all in one panel. The file appears as with [`write`].
+///
+/// # Errors
+/// [`PlotError`]; what was there before is as it was.
+pub fn write_distributions(path: &Path, title: &str, of: &[Distribution]) -> Result<(), PlotError> {
+    check(path)?;
+    save(path, &distribution::svg(title, of)?)
+}
+
+fn save(path: &Path, picture: &str) -> Result<(), PlotError> {
     let draft = draft(path);
     let written = fs::write(&draft, picture).and_then(|()| fs::rename(&draft, path));
     written.map_err(|source| {

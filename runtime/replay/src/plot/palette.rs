@@ -26,7 +26,11 @@ pub(super) fn colour(policy: &str, nth: usize) -> RGBColor {
         "glake" => GLAKE[nth % GLAKE.len()],
         "gmlake" => GMLAKE,
         "expandable" => EXPANDABLE,
-        "caching" => CACHING,
+        "caching" | "start-stop" => CACHING,
+        "glake-no-preempt" => GLAKE[1],
+        "drain" => GMLAKE,
+        "drain-per-tensor" => EXPANDABLE,
+        "static" => MUTED,
         _ => OTHER,
     }
 }

@@ -1,0 +1,265 @@
+//! The file that names a server's workers: one schema for `glake plan` and `glake serve`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use glake_units::Bytes;
+use serde::Deserialize;
+
+use crate::Preempt;
+
+/// A server and its workers.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeFile {
+    /// What holds for each GPU.
+    #[serde(default)]
+    pub node: Node,
+    /// Its workers.
+    #[serde(default, rename = "worker")]
+    pub workers: Vec<Worker>,
+}
+
+/// What holds for each GPU.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Node {
+    /// What all managed processes may use of a GPU together, as NVML counts it, contexts included.
+    pub budget: Option<Bytes>,
+    /// What their pinned copies may use of host memory together.
+    pub host_budget: Option<Bytes>,
+    /// What is kept free of the budget; 1 %, and 512 MiB at least, where it is not said.
+    pub reserve: Option<Bytes>,
+    /// What a GPU's link moves each way, in GB/s.
+    pub link_gbps: Option<f64>,
+    /// What a process uses of a GPU that has all its memory elsewhere: context, modules, libraries.
+    pub floor: Option<Bytes>,
+}
+
+/// A worker.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Worker {
+    /// What it is called: once.
+    pub name: String,
+    /// Memory whose content does not change.
+    #[serde(default)]
+    pub weights: Bytes,
+    /// Room for its KV cache.
+    #[serde(default)]
+    pub kv: Bytes,
+    /// What a token takes of it.
+    #[serde(default = "kv_per_token")]
+    pub kv_per_token: Bytes,
+    /// Tokens of a prompt it reads in a second, alone on its GPUs.
+    #[serde(default = "prefill_tok_s")]
+    pub prefill_tok_s: f64,
+    /// How long a token takes it, alone on its GPUs.
+    #[serde(default = "decode_ms")]
+    pub decode_ms: f64,
+    /// Higher goes first.
+    #[serde(default)]
+    pub priority: i32,
+    /// Whose it is: tenants have equal shares.
+    #[serde(default)]
+    pub tenant: String,
+    /// How long a request waits for memory at most.
+    pub deadline_s: Option<f64>,
+    /// When its memory may be taken: never, idle or step.
+    #[serde(default)]
+    pub preempt: Preempt,
+    /// How long its uses may be parked at most, in seconds.
+    pub max_pause: Option<f64>,
+    /// What starts it.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// With what in its environment.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Which GPUs it uses: its memory is divided equally among them.
+    #[serde(default = "first_gpu")]
+    pub gpus: Vec<u16>,
+    /// Where it listens.
+    pub port: Option<u16>,
+    /// Which models it serves.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// When it is started.
+    #[serde(default)]
+    pub start: Start,
+}
+
+/// When a worker is started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Start {
+    /// With the agent.
+    Boot,
+    /// With its first request.
+    #[default]
+    Request,
+    /// By others.
+    Never,
+}
+
+fn kv_per_token() -> Bytes {
+    Bytes::kib(128)
+}
+
+fn prefill_tok_s() -> f64 {
+    20_000.0
+}
+
+fn decode_ms() -> f64 {
+    12.0
+}
+
+fn first_gpu() -> Vec<u16> {
+    vec![0]
+}
+
+/// A file that does not describe a server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// Not this schema.
+    #[error("{}", .0.to_string().trim_end())]
+    Syntax(#[from] toml::de::Error),
+    /// No worker.
+    #[error("there is no worker: write one table [[worker]] for each, with name, weights and kv")]
+    NoWorker,
+    /// Two of one name.
+    #[error("two workers are called {name:?}: give each a name of its own")]
+    Twice {
+        /// Which.
+        name: String,
+    },
+    /// A value that cannot be.
+    #[error("{key} of {whom} is {found}: {allowed}")]
+    Value {
+        /// Of the node, or of which worker.
+        whom: String,
+        /// Which.
+        key: &'static str,
+        /// What it is.
+        found: String,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// It fits nowhere.
+    #[error(
+        "worker {name:?} fits nowhere: it needs {needs} of GPU {gpu}, which has {room} for it: a budget of {budget} less \
+         the reserve and {contexts} for the contexts of all its workers; raise [node] budget, or move workers to other \
+         gpus"
+    )]
+    FitsNowhere {
+        /// Which.
+        name: String,
+        /// Where.
+        gpu: u16,
+        /// Weights and room for its KV cache.
+        needs: Bytes,
+        /// What could be given to it.
+        room: Bytes,
+        /// As the file has it.
+        budget: Bytes,
+        /// Of all workers there.
+        contexts: Bytes,
+    },
+}
+
+impl Node {
+    /// The floor of a worker: 640 MiB, as on an H200 with torch, where it is not said.
+    pub fn floor(&self) -> Bytes {
+        self.floor.unwrap_or(Bytes::mib(640))
+    }
+
+    /// What workers may have of a GPU together, less the reserve.
+    pub fn capacity(&self) -> Bytes {
+        let budget = self.budget.unwrap_or(Bytes::ZERO);
+        let reserve = self.reserve.unwrap_or_else(|| Bytes::mib(512).max(Bytes::new(budget.get() / 100)));
+        budget.saturating_sub(reserve)
+    }
+}
+
+impl NodeFile {
+    /// Reads the file's text, and says what cannot be.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub fn parse(text: &str) -> Result<Self, NodeError> {
+        let file: NodeFile = toml::from_str(text)?;
+        let mut names = BTreeSet::new();
+        for worker in &file.workers {
+            if !names.insert(&worker.name) {
+                return Err(NodeError::Twice { name: worker.name.clone() });
+            }
+            let whom = || format!("worker {:?}", worker.name);
+            let positive = "give a number above 0";
+            let value = |key, found: f64| match found.is_finite() && found > 0.0 {
+                true => Ok(()),
+                false => Err(NodeError::Value { whom: whom(), key, found: found.to_string(), allowed: positive }),
+            };
+            value("prefill_tok_s", worker.prefill_tok_s)?;
+            value("decode_ms", worker.decode_ms)?;
+            worker.deadline_s.map_or(Ok(()), |seconds| value("deadline_s", seconds))?;
+            worker.max_pause.map_or(Ok(()), |seconds| value("max_pause", seconds))?;
+            let gpus: BTreeSet<_> = worker.gpus.iter().collect();
+            if gpus.is_empty() || gpus.len() != worker.gpus.len() {
+                let (found, allowed) = (format!("{:?}", worker.gpus), "name each GPU once, as [0]");
+                return Err(NodeError::Value { whom: whom(), key: "gpus", found, allowed });
+            }
+        }
+        let value = |key, found: String, allowed| Err(NodeError::Value { whom: "[node]".to_owned(), key, found, allowed });
+        if let Some(rate) = file.node.link_gbps.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
+            return value("link_gbps", rate.to_string(), "give GB/s, above 0");
+        }
+        if file.node.budget.is_some() && file.node.capacity().is_zero() {
+            let found = file.node.budget.unwrap_or_default().to_string();
+            return value("budget", found, "give more than the reserve of 1 %, 512 MiB at least");
+        }
+        Ok(file)
+    }
+
+    /// How much the GPUs' contexts take, and whether each worker fits beside them: what a plan needs to know.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub fn check_fit(&self) -> Result<(), NodeError> {
+        let Some(budget) = self.node.budget else {
+            let (whom, found) = ("[node]".to_owned(), "not given".to_owned());
+            let allowed = "give what workers may use of a GPU together, as budget = \"23GiB\"";
+            return Err(NodeError::Value { whom, key: "budget", found, allowed });
+        };
+        if self.workers.is_empty() {
+            return Err(NodeError::NoWorker);
+        }
+        for worker in &self.workers {
+            let needs = worker.share();
+            if needs.is_zero() {
+                let (whom, found) = (format!("worker {:?}", worker.name), needs.to_string());
+                return Err(NodeError::Value { whom, key: "weights", found, allowed: "give its weights, and kv beside" });
+            }
+            for &gpu in &worker.gpus {
+                let there = self.workers.iter().filter(|other| other.gpus.contains(&gpu)).count();
+                let contexts = self.node.floor().checked_mul(there as u64).unwrap_or(Bytes::MAX);
+                let room = self.node.capacity().saturating_sub(contexts);
+                if needs > room {
+                    let name = worker.name.clone();
+                    return Err(NodeError::FitsNowhere { name, gpu, needs, room, budget, contexts });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Worker {
+    /// What it has of each of its GPUs.
+    pub fn share(&self) -> Bytes {
+        self.part(self.weights).saturating_add(self.part(self.kv))
+    }
+
+    pub(crate) fn part(&self, bytes: Bytes) -> Bytes {
+        Bytes::new(bytes.get() / (self.gpus.len() as u64).max(1))
+    }
+}

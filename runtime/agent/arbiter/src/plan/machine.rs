@@ -1,0 +1,388 @@
+//! Workers, links and a shared GPU in virtual time, and the arbiter over them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::figures::Tally;
+use super::load::Request;
+use super::model::{Gate, Model};
+use super::policy::Policy;
+use super::speeds::{Calibration, Speeds};
+use crate::node::NodeFile;
+use crate::predictions::over;
+use crate::{Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, WorkerId};
+
+/// What a victim says that it gave back at once.
+const CREDIT: Bytes = Bytes::mib(512);
+/// Compute that two sums of the same figures may differ by.
+const HAIR: f64 = 1e-7;
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What comes to pass later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    Asked(usize),
+    Parked(usize, u32),
+    Returned(usize, GpuId, Bytes),
+    Shrunk(usize),
+    Refilled(usize),
+    WantsAgain(usize),
+}
+
+struct Machine<'a> {
+    arbiter: Arbiter,
+    speeds: Speeds,
+    contention: bool,
+    requests: &'a [Request],
+    models: Vec<Model>,
+    later: BinaryHeap<Reverse<(Duration, u64, Happening)>>,
+    /// Of two at one time the one that was known first comes first.
+    known: u64,
+    actions: VecDeque<Action>,
+    now: Duration,
+    open: usize,
+    tally: Tally,
+}
+
+/// Runs requests to their ends under a policy. Workers begin resident in the order of the file, as far as they fit.
+pub fn run(
+    file: &NodeFile,
+    calibration: &Calibration,
+    requests: &[Request],
+    policy: Policy,
+    contention: bool,
+) -> Tally {
+    let speeds = policy.speeds(calibration);
+    let mut machine = Machine {
+        arbiter: Arbiter::new(policy.settings(&speeds)),
+        speeds,
+        contention,
+        requests,
+        models: Vec::new(),
+        later: BinaryHeap::new(),
+        known: 0,
+        actions: VecDeque::new(),
+        now: Duration::ZERO,
+        open: requests.len(),
+        tally: Tally::default(),
+    };
+    machine.join(file, calibration, policy);
+    machine.run();
+    let gpus = file.workers.iter().flat_map(|worker| &worker.gpus).collect::<std::collections::BTreeSet<_>>().len();
+    #[allow(clippy::cast_precision_loss)] // a count of GPUs
+    let gpu_seconds = machine.now.as_secs_f64() * gpus as f64;
+    Tally { gpu_seconds, ..machine.tally }
+}
+
+impl Machine<'_> {
+    fn join(&mut self, file: &NodeFile, calibration: &Calibration, policy: Policy) {
+        let capacity = file.node.capacity();
+        let mut free: BTreeMap<GpuId, Bytes> = BTreeMap::new();
+        for gpu in file.workers.iter().flat_map(|worker| &worker.gpus).map(|gpu| GpuId(*gpu)) {
+            free.insert(gpu, capacity);
+            self.tell(Event::Capacity { gpu, budget: capacity, total: capacity });
+        }
+        let floor = file.node.floor();
+        // A context is there whether or not the rest is, but where workers stop and where only some of them start.
+        let floors = !matches!(policy, Policy::StartStop | Policy::Static);
+        for gpu in file.workers.iter().filter(|_| floors).flat_map(|worker| &worker.gpus).map(|gpu| GpuId(*gpu)) {
+            free.entry(gpu).and_modify(|free| *free = free.saturating_sub(floor));
+        }
+        let mut tenants: Vec<&str> = file.workers.iter().map(|worker| worker.tenant.as_str()).collect();
+        tenants.sort_unstable();
+        tenants.dedup();
+        for (place, worker) in file.workers.iter().enumerate() {
+            let needs = if floors { worker.share() } else { worker.share().saturating_add(floor) };
+            let gpus = worker.gpus.iter().map(|gpu| GpuId(*gpu));
+            let fits = gpus.clone().all(|gpu| free.get(&gpu).is_some_and(|free| *free >= needs));
+            let resident = fits && (policy != Policy::One || place == 0);
+            let model = Model::new(calibration.paced(worker), floor, &self.speeds, resident);
+            for gpu in gpus.filter(|_| resident) {
+                free.entry(gpu).and_modify(|free| *free = free.saturating_sub(needs));
+            }
+            let tenant = tenants.iter().position(|tenant| *tenant == worker.tenant).unwrap_or(0);
+            let tenant = u32::try_from(tenant).unwrap_or(u32::MAX);
+            let profile = Profile { priority: worker.priority, tenant, preempt: worker.preempt };
+            let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.holdings()) };
+            self.models.push(model);
+            if resident || policy != Policy::Static {
+                self.tell(Event::Joined(joined));
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        if let Some(first) = self.requests.first() {
+            self.later(first.at, Happening::Asked(0));
+        }
+        while self.open > 0 {
+            let later = self.later.peek().map(|Reverse((at, ..))| *at);
+            let rates = self.rates();
+            let compute = self.models.iter().zip(&rates).filter_map(|(model, rate)| Some(model.next()? / (*rate)?));
+            // A nanosecond more, so that it has come by then.
+            let compute = compute.min_by(f64::total_cmp).map(|s| self.now + Duration::from_secs_f64(s) + Duration::from_nanos(1));
+            let deadline = self.arbiter.next_deadline();
+            let Some(next) = [later, compute, deadline].into_iter().flatten().min() else { break };
+            let passed = next.saturating_sub(self.now).as_secs_f64();
+            for (model, rate) in self.models.iter_mut().zip(&rates) {
+                model.progress += rate.map_or(0.0, |rate| rate * passed);
+            }
+            self.now = self.now.max(next);
+            for (place, rate) in rates.into_iter().enumerate() {
+                if let Some(rate) = rate {
+                    self.answer(place, rate);
+                }
+            }
+            while let Some(Reverse((_, _, happening))) = self.later.peek().copied().filter(|Reverse((at, ..))| *at <= self.now) {
+                self.later.pop();
+                self.happens(happening);
+            }
+            if self.arbiter.next_deadline().is_some_and(|at| at <= self.now) {
+                self.tell(Event::Tick);
+            }
+        }
+        // Whoever waits for what will never be.
+        self.tally.denied += self.open;
+    }
+
+    /// How fast each worker computes that does.
+    #[allow(clippy::cast_precision_loss)] // counts of workers
+    fn rates(&self) -> Vec<Option<f64>> {
+        let mut running: BTreeMap<u16, usize> = BTreeMap::new();
+        for gpu in self.models.iter().filter(|model| model.runs()).flat_map(|model| &model.spec.gpus) {
+            *running.entry(*gpu).or_default() += 1;
+        }
+        let rate = |model: &Model| {
+            let most = model.spec.gpus.iter().filter_map(|gpu| running.get(gpu)).max().copied().unwrap_or(1);
+            model.runs().then_some(if self.contention { 1.0 / most as f64 } else { 1.0 })
+        };
+        self.models.iter().map(rate).collect()
+    }
+
+    fn later(&mut self, at: Duration, happening: Happening) {
+        self.known += 1;
+        self.later.push(Reverse((at, self.known, happening)));
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.actions.extend(self.arbiter.step(event, self.now));
+        while let Some(action) = self.actions.pop_front() {
+            self.act(&action);
+        }
+    }
+
+    fn want(&mut self, place: usize, deadline: Option<Duration>) {
+        self.tell(Event::Want { worker: WorkerId(place as u64), deadline });
+    }
+
+    fn happens(&mut self, happening: Happening) {
+        match happening {
+            Happening::Asked(number) => {
+                if let Some(next) = self.requests.get(number + 1) {
+                    self.later(next.at, Happening::Asked(number + 1));
+                }
+                let asked = self.requests[number];
+                let model = &mut self.models[asked.worker];
+                model.queue.push_back(asked);
+                if model.gate == Gate::Open {
+                    self.tally.hits += 1;
+                    self.begin(asked.worker);
+                } else {
+                    let deadline = model.spec.deadline_s.map(Duration::from_secs_f64);
+                    self.want(asked.worker, deadline);
+                }
+            }
+            Happening::Parked(place, parks) => {
+                let model = &mut self.models[place];
+                if model.gate != Gate::Parking || model.parks != parks {
+                    return;
+                }
+                (model.gate, model.parked_at) = (Gate::Closed, Some(self.now));
+                let (worker, waits) = (WorkerId(place as u64), model.waits());
+                self.does(place, false);
+                self.tell(Event::Parked { worker });
+                if waits {
+                    self.want(place, None);
+                }
+            }
+            Happening::Returned(place, gpu, bytes) => {
+                let held = self.models[place].held.iter_mut().filter(|held| held.gpu == gpu);
+                held.for_each(|held| held.lease = held.lease.saturating_sub(bytes));
+                self.tell(Event::Returned { worker: WorkerId(place as u64), gpu, bytes });
+            }
+            Happening::Shrunk(place) => {
+                let model = &mut self.models[place];
+                model.shrinks -= 1;
+                if model.shrinks == 0 {
+                    let holdings = model.holdings();
+                    self.tell(Event::Shrunk { worker: WorkerId(place as u64), holdings });
+                }
+            }
+            Happening::Refilled(place) => {
+                self.models[place].refilled();
+                let holdings = self.models[place].holdings();
+                self.tell(Event::Refilled { worker: WorkerId(place as u64), holdings });
+                self.opens(place);
+            }
+            Happening::WantsAgain(place) => {
+                if self.models[place].gate == Gate::Closed && self.models[place].waits() {
+                    self.want(place, None);
+                }
+            }
+        }
+    }
+
+    fn act(&mut self, action: &Action) {
+        let place = |worker: WorkerId| usize::try_from(worker.0).unwrap_or(usize::MAX);
+        match *action {
+            Action::Grant { worker, gpu, bytes } => {
+                let place = place(worker);
+                let Some(held) = self.models[place].held.iter().position(|held| held.gpu == gpu) else { return };
+                let copied = self.models[place].copied_of(held, bytes);
+                let held = &mut self.models[place].held[held];
+                held.lease = held.lease.saturating_add(bytes);
+                if !self.speeds.restarts {
+                    let takes = over(copied, self.speeds.refill);
+                    held.copied_by = held.copied_by.max(self.now) + takes;
+                    self.carries(copied, takes);
+                }
+            }
+            Action::Admit { worker } => {
+                let place = place(worker);
+                let model = &self.models[place];
+                if model.is_resident() {
+                    return self.opens(place);
+                }
+                let mut by = model.held.iter().map(|held| held.copied_by).max().unwrap_or_default().max(self.now);
+                if self.speeds.restarts {
+                    let takes = over(model.weights(), self.speeds.refill);
+                    let bytes = model.weights();
+                    by += takes;
+                    self.carries(bytes, takes);
+                }
+                self.later(by + self.speeds.refill_fixed, Happening::Refilled(place));
+            }
+            Action::Park { worker, .. } => {
+                let place = place(worker);
+                let rate = self.rates()[place];
+                let model = &mut self.models[place];
+                (model.gate, model.parks) = (Gate::Parking, model.parks + 1);
+                // A step is under way, half of it on the average.
+                let step = rate.map_or(0.0, |rate| model.step() / 2.0 / rate);
+                let (at, parks) = (self.now + self.speeds.park + Duration::from_secs_f64(step), model.parks);
+                self.later(at, Happening::Parked(place, parks));
+            }
+            Action::Unpark { worker } => self.opens(place(worker)),
+            Action::Shrink { worker, gpu, bytes, .. } => self.shrinks(place(worker), gpu, bytes),
+            Action::Deny { worker, why, retry_after } => self.denied(place(worker), why, retry_after),
+            // Nobody grows, dies or lies here.
+            _ => {}
+        }
+    }
+
+    fn carries(&mut self, bytes: Bytes, takes: Duration) {
+        self.tally.refilled = self.tally.refilled.saturating_add(bytes);
+        self.tally.link_seconds += takes.as_secs_f64();
+    }
+
+    fn shrinks(&mut self, place: usize, gpu: GpuId, bytes: Bytes) {
+        let model = &mut self.models[place];
+        model.gate = Gate::Closed;
+        let (leaves, copied) = model.evict(gpu, bytes);
+        model.shrinks += 1;
+        let clean = self.speeds.clean_gib.mul_f64(leaves.as_gib());
+        let takes = over(copied, self.speeds.shrink) + clean;
+        let begin = self.now + self.speeds.shrink_fixed;
+        let parts = bytes.get().div_ceil(CREDIT.get()).max(1);
+        let mut left = bytes;
+        for part in 1..=u32::try_from(parts).unwrap_or(u32::MAX) {
+            let returned = left.min(CREDIT);
+            left = left.saturating_sub(returned);
+            // A process that ends gives all back at once.
+            let gone = if self.speeds.restarts { takes } else { takes.mul_f64(f64::from(part) / f64::from(parts as u32)) };
+            self.later(begin + gone, Happening::Returned(place, gpu, returned));
+        }
+        self.later(begin + takes, Happening::Shrunk(place));
+    }
+
+    fn denied(&mut self, place: usize, why: Denied, retry_after: Option<Duration>) {
+        let (now, longest) = (self.now, Settings::default().longest_wait);
+        let model = &mut self.models[place];
+        let patience = model.spec.deadline_s.map_or(longest, Duration::from_secs_f64);
+        let horizon = now + retry_after.unwrap_or_default();
+        let before = model.queue.len();
+        model.queue.retain(|asked| why == Denied::Deadline && asked.at + patience > horizon);
+        let gone = before - model.queue.len();
+        self.tally.denied += gone;
+        self.open -= gone;
+        if self.models[place].waits() {
+            self.later(now + retry_after.unwrap_or(AGAIN), Happening::WantsAgain(place));
+        }
+    }
+
+    /// Uses may run: those that were parked, and those that waited.
+    fn opens(&mut self, place: usize) {
+        let model = &mut self.models[place];
+        model.gate = Gate::Open;
+        if let Some(parked_at) = model.parked_at.take() {
+            let pause = self.now.saturating_sub(parked_at).as_secs_f64() + model.step();
+            for running in model.active.iter_mut().filter(|running| running.ttft.is_some()) {
+                running.longest_gap = running.longest_gap.max(pause);
+            }
+        }
+        self.begin(place);
+    }
+
+    fn begin(&mut self, place: usize) {
+        self.models[place].begin();
+        if self.models[place].waits() {
+            self.does(place, true);
+        }
+    }
+
+    fn does(&mut self, place: usize, busy: bool) {
+        if self.models[place].busy != busy {
+            self.models[place].busy = busy;
+            let activity = if busy { Activity::Busy } else { Activity::Idle };
+            let (worker, holdings) = (WorkerId(place as u64), self.models[place].holdings());
+            self.tell(Event::Activity { worker, activity });
+            self.tell(Event::Changed { worker, holdings });
+        }
+    }
+
+    /// First tokens and ends that have come.
+    fn answer(&mut self, place: usize, rate: f64) {
+        let now = self.now;
+        let model = &mut self.models[place];
+        let (progress, step) = (model.progress + HAIR, model.step() / rate);
+        let before = model.active.len();
+        for running in &mut model.active {
+            if running.ttft.is_none() && running.first_at <= progress {
+                running.ttft = Some(now.saturating_sub(running.asked.at).as_secs_f64());
+            }
+            if running.asked.generated > 1 {
+                running.longest_gap = running.longest_gap.max(step);
+            }
+        }
+        model.active.retain(|running| {
+            let Some(ttft) = running.ttft.filter(|_| running.done_at <= progress) else { return true };
+            self.tally.ttft.push(ttft);
+            self.tally.e2e.push(now.saturating_sub(running.asked.at).as_secs_f64());
+            self.tally.gaps.push(running.longest_gap);
+            false
+        });
+        if model.active.len() == before {
+            return;
+        }
+        self.open -= before - model.active.len();
+        if model.gate == Gate::Open {
+            model.begin();
+        }
+        if model.active.is_empty() && model.gate == Gate::Open {
+            self.does(place, false);
+        }
+    }
+}

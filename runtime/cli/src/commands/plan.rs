@@ -1,0 +1,249 @@
+//! `glake plan`.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use flate2::read::MultiGzDecoder;
+use glake_arbiter::node::NodeFile;
+use glake_arbiter::plan::{self, Calibration, Figures, Load, Policy, Tally, Trace};
+use glake_replay::plot::{self, Distribution};
+
+use super::Failure;
+use super::output::{Output, table};
+use super::progress::Progress;
+
+/// What `glake plan` can be asked.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct PlanArguments {
+    /// The server and its workers: examples/workers.toml is one
+    #[arg(value_name = "WORKERS.toml")]
+    workers: PathBuf,
+    /// Requests (CSV, gzip or plain): t_s,worker,context_tokens,generated_tokens, or Azure's rows with --assign:
+    /// TIMESTAMP,ContextTokens,GeneratedTokens
+    trace: PathBuf,
+    /// Draw whom each request is for, whatever the trace says: zipf:S asks the n-th worker as often as 1 / n^S, zipf:0
+    /// all alike
+    #[arg(long, value_name = "zipf:S", value_parser = zipf)]
+    assign: Option<f64>,
+    /// Requests a second in all, at random times; the trace then gives their lengths [default: as in the trace]
+    #[arg(long, value_name = "R", value_parser = positive)]
+    rate: Option<f64>,
+    /// For how many seconds [default: as long as the trace]
+    #[arg(long, value_name = "S", value_parser = positive)]
+    duration: Option<f64>,
+    /// The first seed of what is drawn
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// How many seeds are run; the interval of the 99th percentile is over them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    seeds: u64,
+    /// Times the tokens of each request
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = positive)]
+    lengths: f64,
+    /// Whether workers that run share the GPU's compute, or are each as fast as alone
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    contention: Contention,
+    /// What was measured of this machine (TOML) [default: an H200]
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+    /// Also find how many such workers have their first token within S seconds 99 times in a hundred
+    #[arg(long, value_name = "S", value_parser = positive)]
+    slo: Option<f64>,
+    /// Policies, several with commas: static, start-stop, one, drain, drain-per-tensor, glake, glake-no-preempt
+    /// [default: all]
+    #[arg(long, value_name = "P", value_delimiter = ',', hide_default_value = true)]
+    policy: Vec<Policy>,
+    /// Draw how many requests had their first token by when into this file (.svg), a line a policy
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+/// Whether workers contend for the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Contention {
+    /// They share it in time
+    On,
+    /// They do not slow each other down
+    Off,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  glake plan examples/workers.toml tests/traces/requests.csv
+  glake plan workers.toml azure.csv.gz --assign zipf:1 --rate 1 --duration 600 --seeds 20
+  glake plan workers.toml azure.csv.gz --assign zipf:0 --rate 0.2 --slo 2 --policy glake,drain
+  glake plan workers.toml requests.csv --json | jq '{policy, ttft_p99_s}'
+
+Policies:
+  static            the first workers that fit stay, requests for the others are denied
+  start-stop        workers are started and stopped, least recently used first
+  one               one worker at a time has the GPU
+  drain-per-tensor  whole workers leave once their requests have ended, copied tensor by tensor
+  drain             the same at our speeds
+  glake-no-preempt  the arbiter of glake serve, where no worker is parked
+  glake             the arbiter of glake serve
+
+Figures:
+  TTFT is the time to the first token, from when a request came; low and high are the 5th and 95th
+  percentile of the seeds' 99th. The longest gap is between two tokens of a request. Requests that
+  were denied count nowhere else. Density copies the file's workers in turn, each asked as often.
+
+JSON fields (times in seconds, null where a figure does not apply):
+  policy, requests, ttft_p50_s, ttft_p99_s, ttft_p99_low_s, ttft_p99_high_s, e2e_p50_s, e2e_p99_s,
+  max_gap_p99_s, hit_rate, gpu_seconds_per_request, refilled_bytes, bytes_per_request, link_duty,
+  denied, density";
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "it is a number above 0".to_owned())
+}
+
+fn zipf(text: &str) -> Result<f64, String> {
+    let power = text.strip_prefix("zipf:").and_then(|power| power.parse().ok());
+    power.filter(|power: &f64| power.is_finite() && *power >= 0.0).ok_or_else(|| "it is zipf:S, S 0 or more".to_owned())
+}
+
+pub(super) fn run(arguments: &PlanArguments, output: &mut Output) -> Result<(), Failure> {
+    if let Some(path) = &arguments.plot {
+        plot::check(path).map_err(Failure::usage)?;
+    }
+    let asked = Asked::read(arguments)?;
+    let policies = if arguments.policy.is_empty() { &Policy::ALL[..] } else { &arguments.policy };
+    let progress = Progress::new(policies.len() as u64 * arguments.seeds);
+    let (mut figures, mut curves) = (Vec::new(), Vec::new());
+    for (place, &policy) in policies.iter().enumerate() {
+        let mut tally = Tally::default();
+        for seed in 0..arguments.seeds {
+            progress.say(policy.name());
+            tally.add(asked.run(policy, arguments.seed.saturating_add(seed)));
+            progress.reach(place as u64 * arguments.seeds + seed + 1);
+        }
+        curves.push(Distribution { name: policy.name().to_owned(), values: tally.ttft.clone() });
+        let density = arguments.slo.map(|slo| {
+            asked.density(policy, slo, &mut |count| progress.say(format!("{policy}, {count} workers")))
+        });
+        let of_one = tally.figures(policy.name(), density);
+        if output.is_json() {
+            progress.pause(|| output.object(&of_one))?;
+        }
+        figures.push(of_one);
+    }
+    drop(progress);
+    output.text(&rows(&figures, arguments.slo.is_some()))?;
+    if let Some(path) = &arguments.plot {
+        let title = format!("{}: time to first token", asked.name);
+        plot::write_distributions(path, &title, &curves).map_err(Failure::failed)?;
+    }
+    Ok(())
+}
+
+/// What is planned.
+struct Asked<'a> {
+    arguments: &'a PlanArguments,
+    name: String,
+    file: NodeFile,
+    calibration: Calibration,
+    trace: Trace,
+    load: Load,
+}
+
+impl<'a> Asked<'a> {
+    fn read(arguments: &'a PlanArguments) -> Result<Self, Failure> {
+        let of = |path: &Path, error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
+        let workers = &arguments.workers;
+        let file = NodeFile::parse(&text(workers)?).map_err(|error| of(workers, &error))?;
+        file.check_fit().map_err(|error| of(workers, &error))?;
+        let calibration = match &arguments.calibration {
+            Some(path) => Calibration::parse(&text(path)?, &file.workers).map_err(|error| of(path, &error))?,
+            None => Calibration::of(&file.node),
+        };
+        let trace = Trace::parse(&text(&arguments.trace)?).map_err(|error| of(&arguments.trace, &error))?;
+        let load = Load {
+            rate: arguments.rate,
+            duration: arguments.duration.map(Duration::from_secs_f64),
+            zipf: arguments.assign,
+            lengths: arguments.lengths,
+        };
+        if load.zipf.is_none() {
+            load.check(&trace, &file.workers).map_err(|error| of(&arguments.trace, &error))?;
+        }
+        if load.rate.is_some() && load.duration.is_none() && trace.span().is_zero() {
+            return Err(of(&arguments.trace, &"its requests come all at once: say how long with --duration"));
+        }
+        let name = arguments.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Asked { arguments, name, file, calibration, trace, load })
+    }
+
+    fn run(&self, policy: Policy, seed: u64) -> Tally {
+        let names: Vec<&str> = self.file.workers.iter().map(|worker| worker.name.as_str()).collect();
+        let requests = self.load.draw(&self.trace, &names, seed);
+        plan::run(&self.file, &self.calibration, &requests, policy, self.contention())
+    }
+
+    fn density(&self, policy: Policy, slo: f64, done: &mut dyn FnMut(usize)) -> usize {
+        let seeds = self.arguments.seed..self.arguments.seed.saturating_add(self.arguments.seeds);
+        let question = plan::Density {
+            file: &self.file,
+            calibration: &self.calibration,
+            trace: &self.trace,
+            load: self.load,
+            seeds,
+            contention: self.contention(),
+        };
+        question.most(policy, slo, done)
+    }
+
+    fn contention(&self) -> bool {
+        self.arguments.contention == Contention::On
+    }
+}
+
+/// A file's text, unpacked where it is gzip.
+fn text(path: &Path) -> Result<String, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::usage(format!("cannot read {}: {error}", path.display()));
+    let bytes = fs::read(path).map_err(|error| failed(&error))?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        let mut unpacked = String::new();
+        MultiGzDecoder::new(bytes.as_slice()).read_to_string(&mut unpacked).map_err(|error| failed(&error))?;
+        return Ok(unpacked);
+    }
+    String::from_utf8(bytes).map_err(|_| failed(&"it is no text"))
+}
+
+/// The table for people.
+fn rows(figures: &[Figures], density: bool) -> String {
+    let mut headers = vec!["policy", "requests", "TTFT p50", "p99", "low", "high", "end p50", "end p99", "gap p99"];
+    headers.extend(["hits", "GPU s", "GiB/req", "link", "denied", "density"]);
+    let mut rows: Vec<_> = figures.iter().map(row).collect();
+    if !density {
+        headers.pop();
+        rows.iter_mut().for_each(|row| _ = row.pop());
+    }
+    table(1, &headers, &rows)
+}
+
+fn row(figures: &Figures) -> Vec<String> {
+    let known = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.2}"));
+    let part = |part: f64| format!("{:.0} %", part * 100.0);
+    vec![
+        figures.policy.clone(),
+        figures.requests.to_string(),
+        known(figures.ttft_p50_s),
+        known(figures.ttft_p99_s),
+        known(figures.ttft_p99_low_s),
+        known(figures.ttft_p99_high_s),
+        known(figures.e2e_p50_s),
+        known(figures.e2e_p99_s),
+        known(figures.max_gap_p99_s),
+        part(figures.hit_rate),
+        known(figures.gpu_seconds_per_request),
+        known(figures.bytes_per_request.map(|bytes| bytes / f64::from(1 << 30))),
+        part(figures.link_duty),
+        figures.denied.to_string(),
+        figures.density.map_or_else(|| "-".to_owned(), |density| density.to_string()),
+    ]
+}
