@@ -108,7 +108,7 @@ impl Arbiter {
     pub fn state(&self, worker: WorkerId) -> Option<&'static str> {
         let gang = self.gang(worker)?;
         Some(match gang.state {
-            _ if gang.is_silent() => "silent",
+            _ if gang.silent => "silent",
             State::Parking { .. } => "parking",
             State::Shrinking { .. } => "shrinking",
             State::Refilling(_) if gang.starting => "starting",
@@ -187,7 +187,8 @@ impl Arbiter {
 
     fn joined(&mut self, joined: Joined, silent: bool) {
         let worker = joined.worker;
-        let known = self.gang_mut(worker).map(|(id, gang)| (id, gang.members.get(&worker).is_some_and(|m| m.silent)));
+        let known =
+            self.gang_mut(worker).map(|(id, gang)| (id, gang.members.get(&worker).is_some_and(|m| m.silent)));
         match known {
             // A journal knows less than whoever has joined.
             Some(_) if silent => return,
@@ -206,6 +207,7 @@ impl Arbiter {
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
         gang.starting |= joined.starting;
         gang.members.entry(worker).or_insert_with(Member::default).silent = silent;
+        gang.sum_up(now);
         self.server.gang_of.insert(worker, joined.gang);
         for told in joined.holdings.into_iter().map(Holding::possible) {
             let key = (worker, told.gpu);
@@ -221,19 +223,17 @@ impl Arbiter {
     fn does(&mut self, worker: WorkerId, activity: Activity) {
         let now = self.server.now;
         let Some((_, gang)) = self.gang_mut(worker) else { return };
-        let before = gang.activity();
         if let Some(member) = gang.members.get_mut(&worker) {
             member.activity = activity;
         }
-        if before != Activity::Idle && gang.activity() == Activity::Idle {
-            gang.idle_since = now;
-        }
+        gang.sum_up(now);
     }
 
     fn measured(&mut self, gpu: GpuId, used: Bytes, physical: &[(WorkerId, Bytes)]) {
         let mut living = Bytes::ZERO;
         let server = &mut self.server;
-        let shares = server.gangs.iter().flat_map(|(id, gang)| gang.on(gpu).map(move |share| (*id, share.key())));
+        let shares =
+            server.gangs.iter().flat_map(|(id, gang)| gang.on(gpu).map(move |share| (*id, share.key())));
         for (id, key) in shares.collect::<Vec<_>>() {
             let told = physical.iter().find(|(worker, _)| *worker == key.0).map(|(_, bytes)| *bytes);
             let mut lied = false;
@@ -258,7 +258,11 @@ impl Arbiter {
     fn wants(&mut self, worker: WorkerId, deadline: Option<Duration>) {
         let (now, settings) = (self.server.now, self.server.settings.clone());
         let Some((id, gang)) = self.gang_mut(worker) else {
-            return self.server.actions.push(Action::Deny { worker, why: Denied::Incomplete, retry_after: Some(AGAIN) });
+            return self.server.actions.push(Action::Deny {
+                worker,
+                why: Denied::Incomplete,
+                retry_after: Some(AGAIN),
+            });
         };
         if matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
             return self.server.actions.push(Action::Admit { worker });
@@ -274,7 +278,9 @@ impl Arbiter {
             return self.server.deny(id, Denied::Incomplete, Some(AGAIN));
         }
         let least = self.server.least_wait(id);
-        if now + least > deadline && self.server.gangs.get(&id).is_some_and(|gang| gang.is_resting() && !gang.is_resident()) {
+        if now + least > deadline
+            && self.server.gangs.get(&id).is_some_and(|gang| gang.is_resting() && !gang.is_resident())
+        {
             self.denied(id, Denied::Deadline, Some(least.max(AGAIN)));
         }
     }
@@ -286,7 +292,9 @@ impl Arbiter {
 
     fn decided(&mut self, id: GangId, taken: Vec<crate::Taken>, predicted: Duration, outcome: Outcome) {
         let at = self.server.now;
-        let Some((gang, want)) = self.server.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else { return };
+        let Some((gang, want)) = self.server.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else {
+            return;
+        };
         let needed = gang.shares.iter().map(|share| (share.holding.gpu, share.need())).collect();
         let (class, waited) = (want.class(gang.profile.priority, at), at.saturating_sub(want.since));
         self.server.log.decided(Decision { at, gang: id, class, waited, needed, taken, predicted, outcome });
@@ -310,8 +318,10 @@ impl Arbiter {
         };
         server.add_share(id, (worker, gpu));
         // Nobody leaves beside a start.
-        let refills = |gang: &Gang| matches!(&gang.state, State::Refilling(_)) && gang.on(gpu).next().is_some();
-        let refilling = server.under_way.iter().filter_map(|id| server.gangs.get(id)).find(|gang| refills(gang));
+        let refills =
+            |gang: &Gang| matches!(&gang.state, State::Refilling(_)) && gang.on(gpu).next().is_some();
+        let refilling =
+            server.under_way.iter().filter_map(|id| server.gangs.get(id)).find(|gang| refills(gang));
         let starting = refilling.is_some_and(|gang| gang.starting);
         let short = bytes.saturating_sub(server.free(gpu));
         if short.is_zero() {
@@ -397,6 +407,7 @@ impl Arbiter {
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         gang.growing = u32::try_from(growing).unwrap_or(u32::MAX);
         gang.members.remove(&worker);
+        gang.sum_up(self.server.now);
         if gang.members.is_empty() {
             self.server.gangs.remove(&id);
             self.server.log.ended(id, Outcome::Died);
@@ -425,23 +436,29 @@ impl Arbiter {
 
     fn operator_shrinks(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.gang_mut(worker) else { return };
-        if !gang.is_resting() || gang.is_silent() {
+        if !gang.is_resting() || gang.silent {
             return;
         }
         let takes: Vec<_> = gang.shares.iter().map(|share| (share.key(), share.evictable())).collect();
-        if gang.activity() == Activity::Idle { self.server.shrink(id, &takes) } else { self.server.park(id, takes) }
+        if gang.activity == Activity::Idle {
+            self.server.shrink(id, &takes)
+        } else {
+            self.server.park(id, takes)
+        }
     }
 
     /// Deals with what is late.
     fn expire(&mut self) {
         let now = self.server.now;
         let late = self.server.under_way.iter().copied();
-        let late = late.filter(|id| self.server.gangs.get(id).and_then(Gang::late_at).is_some_and(|at| at <= now));
+        let late =
+            late.filter(|id| self.server.gangs.get(id).and_then(Gang::late_at).is_some_and(|at| at <= now));
         for id in late.collect::<Vec<_>>() {
             self.expire_gang(id);
         }
         let server = &mut self.server;
-        let (late, open) = std::mem::take(&mut server.growths).into_iter().partition(|growth| growth.by <= now);
+        let (late, open) =
+            std::mem::take(&mut server.growths).into_iter().partition(|growth| growth.by <= now);
         server.growths = open;
         for Growth { gang, worker, gpu, bytes, .. } in late {
             server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
@@ -476,7 +493,9 @@ impl Arbiter {
                 *by = None;
                 self.server.distrust(id, long);
             }
-            State::Refilling(refill) if refill.by <= now && refill.admitted.is_some() => self.server.give_up_on(id),
+            State::Refilling(refill) if refill.by <= now && refill.admitted.is_some() => {
+                self.server.give_up_on(id)
+            }
             State::Refilling(refill) if refill.by <= now => self.look_elsewhere(id),
             _ => {}
         }
@@ -492,7 +511,9 @@ impl Arbiter {
     /// A refill's bytes are late: other victims, or it gives back what it has.
     fn look_elsewhere(&mut self, id: GangId) {
         let now = self.server.now;
-        let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) = self.server.gangs.get(&id) else {
+        let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) =
+            self.server.gangs.get(&id)
+        else {
             return;
         };
         let (late, class) = (refill.victims.clone(), want.map(|want| want.class(profile.priority, now)));
@@ -538,7 +559,10 @@ impl Arbiter {
     fn pay(&mut self) {
         let now = self.server.now;
         for id in self.server.under_way.iter().copied().collect::<Vec<_>>() {
-            let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id) else { continue };
+            let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id)
+            else {
+                continue;
+            };
             if refill.admitted.is_some() {
                 continue;
             }
@@ -637,7 +661,8 @@ impl Arbiter {
             }
             missing = true;
             let now = self.server.now;
-            let trusted = self.server.gangs.values().map(|gang| gang.distrust.until).filter(|until| *until > now);
+            let trusted =
+                self.server.gangs.values().map(|gang| gang.distrust.until).filter(|until| *until > now);
             self.retry_at = trusted.chain(found.next).chain(self.retry_at).min();
         }
         if missing {
@@ -693,16 +718,24 @@ impl Arbiter {
             let sum: Bytes = server.gangs.values().flat_map(|gang| gang.on(*gpu)).map(Share::footprint).sum();
             assert_eq!(held.counted, sum, "the sum of GPU {gpu}");
             let refills = server.gangs.values().filter(|gang| {
-                matches!(gang.state, State::Refilling(_)) && gang.shares.iter().any(|share| {
-                    share.holding.gpu == *gpu && !share.owed.saturating_add(share.granted).is_zero()
-                })
+                matches!(gang.state, State::Refilling(_))
+                    && gang.shares.iter().any(|share| {
+                        share.holding.gpu == *gpu && !share.owed.saturating_add(share.granted).is_zero()
+                    })
             });
             assert!(refills.count() <= 1, "two refills on GPU {gpu}");
         }
         for (id, gang) in &server.gangs {
             assert_eq!(gang.is_under_way(), server.under_way.contains(id), "gang {id} under way");
-            assert!(gang.is_resting() || gang.late_at().is_some() || matches!(gang.state, State::Shrinking { by: None, .. }));
-            assert!(gang.want.is_some() || gang.members.values().all(|member| !member.wants), "gang {id} is not answered");
+            assert!(
+                gang.is_resting()
+                    || gang.late_at().is_some()
+                    || matches!(gang.state, State::Shrinking { by: None, .. })
+            );
+            assert!(
+                gang.want.is_some() || gang.members.values().all(|member| !member.wants),
+                "gang {id} is not answered"
+            );
             let growing = server.growths.iter().filter(|growth| growth.gang == *id).count();
             assert_eq!(growing, gang.growing as usize, "growths of gang {id}");
         }

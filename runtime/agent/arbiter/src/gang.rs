@@ -29,6 +29,9 @@ pub(crate) struct Gang {
     /// When it last was refilled, or joined.
     pub(crate) resident_since: Duration,
     pub(crate) idle_since: Duration,
+    /// The most that a member does, and whether one is silent.
+    pub(crate) activity: Activity,
+    pub(crate) silent: bool,
     pub(crate) growing: u32,
     pub(crate) demoting: Option<Duration>,
     pub(crate) distrust: Distrust,
@@ -68,7 +71,13 @@ pub(crate) enum State {
     /// Its uses are to wait at safe points, so that `takes` can leave.
     Parking { waits: BTreeSet<WorkerId>, since: Duration, by: Duration, takes: Vec<(ShareKey, Bytes)> },
     /// Bytes leave. Without a time: it was late, and is waited for without counting on it.
-    Shrinking { waits: BTreeSet<WorkerId>, since: Duration, by: Option<Duration>, leaving: Bytes, dirty: Bytes },
+    Shrinking {
+        waits: BTreeSet<WorkerId>,
+        since: Duration,
+        by: Option<Duration>,
+        leaving: Bytes,
+        dirty: Bytes,
+    },
     /// Bytes come.
     Refilling(Refill),
 }
@@ -138,6 +147,8 @@ impl Gang {
             starting: joined.starting,
             resident_since: now,
             idle_since: now,
+            activity: Activity::Idle,
+            silent: false,
             growing: 0,
             demoting: None,
             distrust: Distrust::default(),
@@ -145,13 +156,9 @@ impl Gang {
         }
     }
 
-    pub(crate) fn is_silent(&self) -> bool {
-        self.members.values().any(|member| member.silent)
-    }
-
     /// Whether all ranks have joined.
     pub(crate) fn is_complete(&self) -> bool {
-        !self.is_silent() && self.members.len() >= usize::try_from(self.ranks).unwrap_or(usize::MAX)
+        !self.silent && self.members.len() >= usize::try_from(self.ranks).unwrap_or(usize::MAX)
     }
 
     /// Whether nothing is evicted.
@@ -168,13 +175,19 @@ impl Gang {
         !matches!(self.state, State::Resting | State::Shrinking { by: None, .. })
     }
 
-    pub(crate) fn activity(&self) -> Activity {
+    /// After what its members do, or who they are, became something else.
+    pub(crate) fn sum_up(&mut self, now: Duration) {
         let any = |activity| self.members.values().any(|member| member.activity == activity);
-        match (any(Activity::Capturing), any(Activity::Busy)) {
+        let activity = match (any(Activity::Capturing), any(Activity::Busy)) {
             (true, _) => Activity::Capturing,
             (false, true) => Activity::Busy,
             (false, false) => Activity::Idle,
+        };
+        if self.activity != Activity::Idle && activity == Activity::Idle {
+            self.idle_since = now;
         }
+        self.activity = activity;
+        self.silent = self.members.values().any(|member| member.silent);
     }
 
     /// Whether time alone may change something.

@@ -197,7 +197,9 @@ impl NodeFile {
             let positive = "give a number above 0";
             let value = |key, found: f64| match found.is_finite() && found > 0.0 {
                 true => Ok(()),
-                false => Err(NodeError::Value { whom: whom(), key, found: found.to_string(), allowed: positive }),
+                false => {
+                    Err(NodeError::Value { whom: whom(), key, found: found.to_string(), allowed: positive })
+                }
             };
             value("prefill_tok_s", worker.prefill_tok_s)?;
             value("decode_ms", worker.decode_ms)?;
@@ -209,7 +211,9 @@ impl NodeFile {
                 return Err(NodeError::Value { whom: whom(), key: "gpus", found, allowed });
             }
         }
-        let value = |key, found: String, allowed| Err(NodeError::Value { whom: "[node]".to_owned(), key, found, allowed });
+        let value = |key, found: String, allowed| {
+            Err(NodeError::Value { whom: "[node]".to_owned(), key, found, allowed })
+        };
         if let Some(rate) = file.node.link_gbps.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
             return value("link_gbps", rate.to_string(), "give GB/s, above 0");
         }
@@ -237,7 +241,12 @@ impl NodeFile {
             let needs = worker.share();
             if needs.is_zero() {
                 let (whom, found) = (format!("worker {:?}", worker.name), needs.to_string());
-                return Err(NodeError::Value { whom, key: "weights", found, allowed: "give its weights, and kv beside" });
+                return Err(NodeError::Value {
+                    whom,
+                    key: "weights",
+                    found,
+                    allowed: "give its weights, and kv beside",
+                });
             }
             for &gpu in &worker.gpus {
                 let there = self.workers.iter().filter(|other| other.gpus.contains(&gpu)).count();

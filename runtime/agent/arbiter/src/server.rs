@@ -95,7 +95,9 @@ impl Server {
     }
 
     pub(crate) fn add_share(&mut self, id: GangId, (worker, gpu): ShareKey) {
-        let Some(gang) = self.gangs.get_mut(&id).filter(|gang| gang.share((worker, gpu)).is_none()) else { return };
+        let Some(gang) = self.gangs.get_mut(&id).filter(|gang| gang.share((worker, gpu)).is_none()) else {
+            return;
+        };
         let zero = Bytes::ZERO;
         let holding = Holding::nothing(gpu, zero);
         gang.shares.push(Share { worker, holding, overrun: zero, owed: zero, granted: zero });
@@ -104,7 +106,9 @@ impl Server {
 
     /// Takes a worker's shares away; says what counted of each.
     pub(crate) fn remove_shares(&mut self, worker: WorkerId) -> Vec<(GpuId, Bytes)> {
-        let Some(gang) = self.gang_of.get(&worker).and_then(|id| self.gangs.get_mut(id)) else { return Vec::new() };
+        let Some(gang) = self.gang_of.get(&worker).and_then(|id| self.gangs.get_mut(id)) else {
+            return Vec::new();
+        };
         let gone = gang.shares.iter().filter(|share| share.worker == worker);
         let gone = gone.map(|share| (share.holding.gpu, share.footprint())).collect();
         gang.shares.retain(|share| share.worker != worker);
@@ -152,12 +156,19 @@ impl Server {
         let victims: BTreeSet<GangId> = takes.iter().map(|take| take.gang).collect();
         let mut first = Duration::ZERO;
         for &victim in &victims {
-            let takes: Vec<_> =
-                takes.iter().filter(|take| take.gang == victim).map(|take| (take.share, take.bytes)).collect();
+            let takes: Vec<_> = takes
+                .iter()
+                .filter(|take| take.gang == victim)
+                .map(|take| (take.share, take.bytes))
+                .collect();
             let Some(gang) = self.gangs.get(&victim) else { continue };
             let dirty = takes.iter().filter_map(|(key, _)| gang.share(*key)).map(|share| share.holding.dirty);
-            let credit = gang.predictions.shrink(CREDIT, dirty.max().unwrap_or_default().min(CREDIT), self.settings.link);
-            if gang.activity() == Activity::Idle {
+            let credit = gang.predictions.shrink(
+                CREDIT,
+                dirty.max().unwrap_or_default().min(CREDIT),
+                self.settings.link,
+            );
+            if gang.activity == Activity::Idle {
                 first = first.max(credit);
                 self.shrink(victim, &takes);
             } else {
@@ -188,7 +199,8 @@ impl Server {
     }
 
     pub(crate) fn shrink(&mut self, id: GangId, takes: &[(ShareKey, Bytes)]) {
-        let (mut waits, mut shrinks, mut leaving, mut dirty) = (BTreeSet::new(), Vec::new(), Bytes::ZERO, Bytes::ZERO);
+        let (mut waits, mut shrinks, mut leaving, mut dirty) =
+            (BTreeSet::new(), Vec::new(), Bytes::ZERO, Bytes::ZERO);
         let Some(gang) = self.gangs.get(&id) else { return };
         for &(key, bytes) in takes {
             let Some(share) = gang.share(key) else { continue };
@@ -203,7 +215,9 @@ impl Server {
         if shrinks.is_empty() {
             return self.unpark(id);
         }
-        let by = self.now + self.late(gang.predictions.shrink(leaving, dirty, self.settings.link)) + self.settings.drain;
+        let by = self.now
+            + self.late(gang.predictions.shrink(leaving, dirty, self.settings.link))
+            + self.settings.drain;
         for ((worker, gpu), bytes, copies) in shrinks {
             let tier = self.tier(id, (worker, gpu), copies);
             self.actions.push(Action::Shrink { worker, gpu, bytes, tier, by });
@@ -222,7 +236,8 @@ impl Server {
             .collect();
         let roomy = |(gpu, held): (&GpuId, &Gpu)| {
             let spare = Bytes::new(held.limit().get() / 4);
-            (*gpu != from && !wanted.contains(gpu) && held.free() >= copies.saturating_add(spare)).then_some(*gpu)
+            (*gpu != from && !wanted.contains(gpu) && held.free() >= copies.saturating_add(spare))
+                .then_some(*gpu)
         };
         if self.settings.peers && !copies.is_zero() {
             if let Some(peer) = self.gpus.iter().find_map(roomy) {
@@ -231,7 +246,11 @@ impl Server {
                 return Tier::Peer(peer);
             }
         }
-        if self.hosted().saturating_add(copies) > part(self.settings.host_budget, 90) { Tier::File } else { Tier::Host }
+        if self.hosted().saturating_add(copies) > part(self.settings.host_budget, 90) {
+            Tier::File
+        } else {
+            Tier::Host
+        }
     }
 
     fn hosted(&self) -> Bytes {
@@ -248,9 +267,13 @@ impl Server {
             return;
         }
         let excess = hosted.saturating_sub(part(self.settings.host_budget, 80));
-        let asleep = self.gangs.iter().filter(|(_, gang)| !gang.is_resident() && gang.distrust.until <= self.now);
-        let shares = asleep.flat_map(|(id, gang)| gang.shares.iter().map(move |share| (gang.idle_since, *id, share)));
-        let longest = shares.filter(|(.., share)| !share.holding.hosted.is_zero()).min_by_key(|(idle, id, _)| (*idle, *id));
+        let asleep =
+            self.gangs.iter().filter(|(_, gang)| !gang.is_resident() && gang.distrust.until <= self.now);
+        let shares =
+            asleep.flat_map(|(id, gang)| gang.shares.iter().map(move |share| (gang.idle_since, *id, share)));
+        let longest = shares
+            .filter(|(.., share)| !share.holding.hosted.is_zero())
+            .min_by_key(|(idle, id, _)| (*idle, *id));
         let Some((_, id, share)) = longest else { return };
         let (worker, bytes) = (share.worker, share.holding.hosted.min(excess));
         self.actions.push(Action::Demote { worker, bytes });
@@ -282,17 +305,25 @@ impl Server {
     /// Ends a refill that nobody has to say more of.
     pub(crate) fn finish_refill(&mut self, id: GangId) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
-        let State::Refilling(Refill { waits, admitted: Some(_), copied, since, .. }) = &gang.state else { return };
+        let State::Refilling(Refill { waits, admitted: Some(admitted), copied, since, .. }) = &gang.state
+        else {
+            return;
+        };
         if !waits.is_empty() {
             return;
         }
         let took = self.now.saturating_sub(*since);
-        if !gang.starting {
+        // One that waited for victims says nothing of the link.
+        if !gang.starting && admitted == since {
             gang.predictions.saw_refill(*copied, self.settings.link, took);
         }
         let busy = over(*copied, self.settings.link);
-        let gpus: BTreeSet<GpuId> =
-            gang.shares.iter().filter(|share| !share.granted.is_zero()).map(|share| share.holding.gpu).collect();
+        let gpus: BTreeSet<GpuId> = gang
+            .shares
+            .iter()
+            .filter(|share| !share.granted.is_zero())
+            .map(|share| share.holding.gpu)
+            .collect();
         for gpu in gpus {
             self.duties.entry(gpu).or_default().add(self.now, busy);
         }
@@ -353,7 +384,8 @@ impl Server {
             share.footprint().saturating_sub(if fixed { Bytes::ZERO } else { share.evictable() })
         };
         let gangs = self.gangs.iter();
-        let others = gangs.flat_map(|(other, gang)| gang.on(gpu).map(move |share| stays(*other, gang, share)));
+        let others =
+            gangs.flat_map(|(other, gang)| gang.on(gpu).map(move |share| stays(*other, gang, share)));
         self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit).saturating_sub(others.sum())
     }
 
@@ -373,7 +405,8 @@ impl Server {
     }
 
     pub(crate) fn taken(takes: &[Take]) -> Vec<Taken> {
-        let taken = |take: &Take| Taken { gang: take.gang, gpu: take.share.1, bytes: take.bytes, why: take.why };
+        let taken =
+            |take: &Take| Taken { gang: take.gang, gpu: take.share.1, bytes: take.bytes, why: take.why };
         takes.iter().map(taken).collect()
     }
 }

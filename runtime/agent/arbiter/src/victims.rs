@@ -6,7 +6,7 @@
 //! shrinks, grows, captures or is not counted on; never what is fixed.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use glake_units::Bytes;
@@ -59,46 +59,66 @@ pub(crate) struct Found {
     pub(crate) next: Option<Duration>,
 }
 
+/// An order of victims, the least first, and whose share it is of.
+type Ranked<R> = Reverse<(R, GangId, ShareKey)>;
+
 impl Chooser<'_> {
     /// Victims for `short` bytes, or as many as there are.
     pub(crate) fn choose(&self, short: Bytes) -> Found {
         let mut found = Found { takes: Vec::new(), short, next: None };
-        let over = self.tenants();
-        let (mut idle, mut discardable) = (Vec::new(), Vec::new());
-        let willing = |gang: &Gang| gang.profile.preempt.min(self.settings.preempt) != Preempt::Never;
-        for (id, gang) in self.candidates(Activity::Idle).filter(|(_, gang)| willing(gang)) {
+        let (mut idle, mut busy) = (Vec::new(), Vec::new());
+        let mut tenants: BTreeMap<u32, Bytes> = BTreeMap::new();
+        for (&id, gang) in self.gangs {
+            for share in gang.on(self.gpu) {
+                let sum = tenants.entry(gang.profile.tenant).or_default();
+                *sum = sum.saturating_add(share.footprint());
+                if share.evictable().is_zero() || !self.may_ask(id, gang) {
+                    continue;
+                }
+                match gang.activity {
+                    Activity::Idle => idle.push((gang, id, share)),
+                    Activity::Busy => busy.push((gang, id, share)),
+                    Activity::Capturing => {}
+                }
+            }
+        }
+        let equal = self.limit.get() / (tenants.len() as u64).max(1);
+        let (mut ranked, mut discardable) = (Vec::new(), Vec::new());
+        for (gang, id, share) in idle {
             // Who was refilled just now may not have said yet that it runs.
             let settled = gang.resident_since + self.settings.least_quantum;
             if gang.idle_since <= gang.resident_since && settled > self.now {
                 found.again(settled);
                 continue;
             }
-            for share in gang.on(self.gpu).filter(|share| !share.evictable().is_zero()) {
-                let (profile, held) = (&gang.profile, &share.holding);
-                let rank = (!over.contains(&profile.tenant), profile.priority, !held.dirty.is_zero(), gang.idle_since);
-                idle.push(Reverse((rank, *id, share.key())));
-                if self.settings.partial && !held.discardable.is_zero() {
-                    discardable.push(Reverse((rank, *id, share.key())));
-                }
+            let under = tenants.get(&gang.profile.tenant).is_none_or(|held| held.get() <= equal);
+            let rank = (under, gang.profile.priority, !share.holding.dirty.is_zero(), gang.idle_since);
+            ranked.push(Reverse((rank, id, share.key())));
+            if self.settings.partial && !share.holding.discardable.is_zero() {
+                discardable.push(Reverse((rank, id, share.key())));
             }
         }
         let part = |share: &Share| share.holding.discardable.min(share.evictable());
         self.take(&mut found, discardable, Why::Discardable, part);
-        self.take(&mut found, idle, Why::Idle, Share::evictable);
-        if !found.short.is_zero() {
-            self.park(&mut found);
+        self.take(&mut found, ranked, Why::Idle, Share::evictable);
+        if found.short.is_zero() {
+            return found;
         }
+        let mut ranked = Vec::new();
+        for (gang, id, share) in busy.into_iter().filter(|(gang, ..)| self.may_park(gang)) {
+            let over = gang.resident_since + self.quantum(gang);
+            if over > self.now {
+                found.again(over);
+            } else {
+                ranked.push(Reverse((gang.resident_since, id, share.key())));
+            }
+        }
+        self.take(&mut found, ranked, Why::Quantum, Share::evictable);
         found
     }
 
     /// The least first, until it is enough.
-    fn take<R: Ord>(
-        &self,
-        found: &mut Found,
-        from: Vec<Reverse<(R, GangId, ShareKey)>>,
-        why: Why,
-        of: impl Fn(&Share) -> Bytes,
-    ) {
+    fn take<R: Ord>(&self, found: &mut Found, from: Vec<Ranked<R>>, why: Why, of: impl Fn(&Share) -> Bytes) {
         let mut from = BinaryHeap::from(from);
         while let Some(Reverse((_, id, key))) = if found.short.is_zero() { None } else { from.pop() } {
             if let Some(share) = self.gangs.get(&id).and_then(|gang| gang.share(key)) {
@@ -107,23 +127,19 @@ impl Chooser<'_> {
         }
     }
 
-    /// Busy ones that have had their quantum.
-    fn park(&self, found: &mut Found) {
-        let Some(class) = self.class.filter(|_| self.settings.preempt == Preempt::Step) else { return };
-        let mut busy = Vec::new();
-        for (id, gang) in self.candidates(Activity::Busy) {
-            if gang.profile.preempt != Preempt::Step || i64::from(gang.profile.priority) > class {
-                continue;
-            }
-            let over = gang.resident_since + self.quantum(gang);
-            if over > self.now {
-                found.again(over);
-                continue;
-            }
-            let shares = gang.on(self.gpu).filter(|share| !share.evictable().is_zero());
-            busy.extend(shares.map(|share| Reverse((gang.resident_since, *id, share.key()))));
-        }
-        self.take(found, busy, Why::Quantum, Share::evictable);
+    fn may_ask(&self, id: GangId, gang: &Gang) -> bool {
+        Some(id) != self.whom
+            && gang.is_resting()
+            && !gang.starting
+            && !gang.silent
+            && gang.growing == 0
+            && gang.distrust.until <= self.now
+            && gang.profile.preempt.min(self.settings.preempt) != Preempt::Never
+    }
+
+    fn may_park(&self, gang: &Gang) -> bool {
+        let step = gang.profile.preempt.min(self.settings.preempt) == Preempt::Step;
+        step && self.class.is_some_and(|class| i64::from(gang.profile.priority) <= class)
     }
 
     /// How long a worker has its memory at least once it runs.
@@ -131,31 +147,6 @@ impl Chooser<'_> {
         let refill = gang.predictions.refill(gang.copied().1, self.settings.link);
         let quantum = self.settings.least_quantum.max(refill * self.settings.quantum_refills);
         self.duty.stretched(self.now, quantum)
-    }
-
-    /// Who does this, and may be asked.
-    fn candidates(&self, doing: Activity) -> impl Iterator<Item = (&GangId, &Gang)> {
-        self.gangs.iter().filter(move |(id, gang)| {
-            Some(**id) != self.whom
-                && gang.is_resting()
-                && !gang.starting
-                && gang.growing == 0
-                && gang.distrust.until <= self.now
-                && !gang.is_silent()
-                && gang.activity() == doing
-        })
-    }
-
-    /// Those that have more than an equal share.
-    fn tenants(&self) -> BTreeSet<u32> {
-        let mut held: BTreeMap<u32, Bytes> = BTreeMap::new();
-        for gang in self.gangs.values() {
-            let bytes = gang.on(self.gpu).map(Share::footprint).sum();
-            let sum = held.entry(gang.profile.tenant).or_default();
-            *sum = sum.saturating_add(bytes);
-        }
-        let share = self.limit.get() / (held.len() as u64).max(1);
-        held.into_iter().filter(|(_, held)| held.get() > share).map(|(tenant, _)| tenant).collect()
     }
 }
 

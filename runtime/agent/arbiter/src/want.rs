@@ -27,6 +27,9 @@ impl Want {
     }
 
     pub(crate) fn new(now: Duration, deadline: Option<Duration>, settings: &Settings) -> Self {
-        Want { since: now, deadline: now + deadline.unwrap_or(settings.longest_wait).min(settings.longest_wait) }
+        Want {
+            since: now,
+            deadline: now + deadline.unwrap_or(settings.longest_wait).min(settings.longest_wait),
+        }
     }
 }

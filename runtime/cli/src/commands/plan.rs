@@ -104,7 +104,9 @@ fn positive(text: &str) -> Result<f64, String> {
 
 fn zipf(text: &str) -> Result<f64, String> {
     let power = text.strip_prefix("zipf:").and_then(|power| power.parse().ok());
-    power.filter(|power: &f64| power.is_finite() && *power >= 0.0).ok_or_else(|| "it is zipf:S, S 0 or more".to_owned())
+    power
+        .filter(|power: &f64| power.is_finite() && *power >= 0.0)
+        .ok_or_else(|| "it is zipf:S, S 0 or more".to_owned())
 }
 
 pub(super) fn run(arguments: &PlanArguments, output: &mut Output) -> Result<(), Failure> {
@@ -153,12 +155,16 @@ struct Asked<'a> {
 
 impl<'a> Asked<'a> {
     fn read(arguments: &'a PlanArguments) -> Result<Self, Failure> {
-        let of = |path: &Path, error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
+        let of = |path: &Path, error: &dyn std::fmt::Display| {
+            Failure::usage(format!("{}: {error}", path.display()))
+        };
         let workers = &arguments.workers;
         let file = NodeFile::parse(&text(workers)?).map_err(|error| of(workers, &error))?;
         file.check_fit().map_err(|error| of(workers, &error))?;
         let calibration = match &arguments.calibration {
-            Some(path) => Calibration::parse(&text(path)?, &file.workers).map_err(|error| of(path, &error))?,
+            Some(path) => {
+                Calibration::parse(&text(path)?, &file.workers).map_err(|error| of(path, &error))?
+            }
             None => Calibration::of(&file.node),
         };
         let trace = Trace::parse(&text(&arguments.trace)?).map_err(|error| of(&arguments.trace, &error))?;
@@ -204,11 +210,14 @@ impl<'a> Asked<'a> {
 
 /// A file's text, unpacked where it is gzip.
 fn text(path: &Path) -> Result<String, Failure> {
-    let failed = |error: &dyn std::fmt::Display| Failure::usage(format!("cannot read {}: {error}", path.display()));
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::usage(format!("cannot read {}: {error}", path.display()));
     let bytes = fs::read(path).map_err(|error| failed(&error))?;
     if bytes.starts_with(&[0x1f, 0x8b]) {
         let mut unpacked = String::new();
-        MultiGzDecoder::new(bytes.as_slice()).read_to_string(&mut unpacked).map_err(|error| failed(&error))?;
+        MultiGzDecoder::new(bytes.as_slice())
+            .read_to_string(&mut unpacked)
+            .map_err(|error| failed(&error))?;
         return Ok(unpacked);
     }
     String::from_utf8(bytes).map_err(|_| failed(&"it is no text"))
@@ -216,7 +225,8 @@ fn text(path: &Path) -> Result<String, Failure> {
 
 /// The table for people.
 fn rows(figures: &[Figures], density: bool) -> String {
-    let mut headers = vec!["policy", "requests", "TTFT p50", "p99", "low", "high", "end p50", "end p99", "gap p99"];
+    let mut headers =
+        vec!["policy", "requests", "TTFT p50", "p99", "low", "high", "end p50", "end p99", "gap p99"];
     headers.extend(["hits", "GPU s", "GiB/req", "link", "denied", "density"]);
     let mut rows: Vec<_> = figures.iter().map(row).collect();
     if !density {

@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn draws_a_line_a_policy_and_refuses_nothing_at_all() {
-        let one = |name: &str, values: &[f64]| Distribution { name: name.to_owned(), values: values.to_vec() };
+        let one =
+            |name: &str, values: &[f64]| Distribution { name: name.to_owned(), values: values.to_vec() };
         let text = svg("requests.csv", &[one("glake", &[0.0, 0.5, 2.0]), one("static", &[])]).unwrap();
         for needle in ["requests.csv", "glake", "2.00 s", "seconds"] {
             assert!(text.contains(needle), "{needle}");

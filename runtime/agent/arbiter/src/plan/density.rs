@@ -55,7 +55,8 @@ impl Density<'_> {
     #[allow(clippy::cast_precision_loss)] // counts of workers and requests
     fn holds(&self, policy: Policy, slo: f64, count: usize) -> bool {
         let length = self.load.duration.unwrap_or(self.trace.span()).as_secs_f64().max(1.0);
-        let told = || self.trace.rows.iter().filter(|row| row.at.as_secs_f64() <= length).count() as f64 / length;
+        let told =
+            || self.trace.rows.iter().filter(|row| row.at.as_secs_f64() <= length).count() as f64 / length;
         let each = self.load.rate.unwrap_or_else(told) / self.file.workers.len() as f64;
         let copied = copies(self.file, count);
         // Stopped workers need no room.
@@ -80,6 +81,7 @@ fn copies(file: &NodeFile, count: usize) -> NodeFile {
         copy => format!("{}.{}", worker.name, copy + 1),
     };
     let workers = file.workers.iter().cycle().take(count).enumerate();
-    let workers = workers.map(|(place, worker)| Worker { name: named(place, worker), ..worker.clone() }).collect();
+    let workers =
+        workers.map(|(place, worker)| Worker { name: named(place, worker), ..worker.clone() }).collect();
     NodeFile { node: file.node.clone(), workers }
 }

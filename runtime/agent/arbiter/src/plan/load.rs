@@ -106,8 +106,14 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_requests_and_zipf_prefers_the_first() {
-        let trace = Trace::parse("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n").unwrap();
-        let load = Load { rate: Some(10.0), duration: Some(Duration::from_secs(300)), zipf: Some(1.0), lengths: 0.5 };
+        let trace =
+            Trace::parse("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n").unwrap();
+        let load = Load {
+            rate: Some(10.0),
+            duration: Some(Duration::from_secs(300)),
+            zipf: Some(1.0),
+            lengths: 0.5,
+        };
         let requests = load.draw(&trace, &["a", "b", "c"], 7);
         assert_eq!(requests, load.draw(&trace, &["a", "b", "c"], 7));
         assert_ne!(requests, load.draw(&trace, &["a", "b", "c"], 8));

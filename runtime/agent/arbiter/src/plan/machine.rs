@@ -71,7 +71,8 @@ pub fn run(
     };
     machine.join(file, calibration, policy);
     machine.run();
-    let gpus = file.workers.iter().flat_map(|worker| &worker.gpus).collect::<std::collections::BTreeSet<_>>().len();
+    let gpus =
+        file.workers.iter().flat_map(|worker| &worker.gpus).collect::<std::collections::BTreeSet<_>>().len();
     #[allow(clippy::cast_precision_loss)] // a count of GPUs
     let gpu_seconds = machine.now.as_secs_f64() * gpus as f64;
     Tally { gpu_seconds, ..machine.tally }
@@ -88,7 +89,9 @@ impl Machine<'_> {
         let floor = file.node.floor();
         // A context is there whether or not the rest is, but where workers stop and where only some of them start.
         let floors = !matches!(policy, Policy::StartStop | Policy::Static);
-        for gpu in file.workers.iter().filter(|_| floors).flat_map(|worker| &worker.gpus).map(|gpu| GpuId(*gpu)) {
+        for gpu in
+            file.workers.iter().filter(|_| floors).flat_map(|worker| &worker.gpus).map(|gpu| GpuId(*gpu))
+        {
             free.entry(gpu).and_modify(|free| *free = free.saturating_sub(floor));
         }
         let mut tenants: Vec<&str> = file.workers.iter().map(|worker| worker.tenant.as_str()).collect();
@@ -121,9 +124,12 @@ impl Machine<'_> {
         while self.open > 0 {
             let later = self.later.peek().map(|Reverse((at, ..))| *at);
             let rates = self.rates();
-            let compute = self.models.iter().zip(&rates).filter_map(|(model, rate)| Some(model.next()? / (*rate)?));
+            let compute =
+                self.models.iter().zip(&rates).filter_map(|(model, rate)| Some(model.next()? / (*rate)?));
             // A nanosecond more, so that it has come by then.
-            let compute = compute.min_by(f64::total_cmp).map(|s| self.now + Duration::from_secs_f64(s) + Duration::from_nanos(1));
+            let compute = compute
+                .min_by(f64::total_cmp)
+                .map(|s| self.now + Duration::from_secs_f64(s) + Duration::from_nanos(1));
             let deadline = self.arbiter.next_deadline();
             let Some(next) = [later, compute, deadline].into_iter().flatten().min() else { break };
             let passed = next.saturating_sub(self.now).as_secs_f64();
@@ -136,7 +142,9 @@ impl Machine<'_> {
                     self.answer(place, rate);
                 }
             }
-            while let Some(Reverse((_, _, happening))) = self.later.peek().copied().filter(|Reverse((at, ..))| *at <= self.now) {
+            while let Some(Reverse((_, _, happening))) =
+                self.later.peek().copied().filter(|Reverse((at, ..))| *at <= self.now)
+            {
                 self.later.pop();
                 self.happens(happening);
             }
@@ -240,7 +248,9 @@ impl Machine<'_> {
         match *action {
             Action::Grant { worker, gpu, bytes } => {
                 let place = place(worker);
-                let Some(held) = self.models[place].held.iter().position(|held| held.gpu == gpu) else { return };
+                let Some(held) = self.models[place].held.iter().position(|held| held.gpu == gpu) else {
+                    return;
+                };
                 let copied = self.models[place].copied_of(held, bytes);
                 let held = &mut self.models[place].held[held];
                 held.lease = held.lease.saturating_add(bytes);
@@ -256,7 +266,8 @@ impl Machine<'_> {
                 if model.is_resident() {
                     return self.opens(place);
                 }
-                let mut by = model.held.iter().map(|held| held.copied_by).max().unwrap_or_default().max(self.now);
+                let mut by =
+                    model.held.iter().map(|held| held.copied_by).max().unwrap_or_default().max(self.now);
                 if self.speeds.restarts {
                     let takes = over(model.weights(), self.speeds.refill);
                     let bytes = model.weights();
@@ -302,7 +313,11 @@ impl Machine<'_> {
             let returned = left.min(CREDIT);
             left = left.saturating_sub(returned);
             // A process that ends gives all back at once.
-            let gone = if self.speeds.restarts { takes } else { takes.mul_f64(f64::from(part) / f64::from(parts as u32)) };
+            let gone = if self.speeds.restarts {
+                takes
+            } else {
+                takes.mul_f64(f64::from(part) / f64::from(parts as u32))
+            };
             self.later(begin + gone, Happening::Returned(place, gpu, returned));
         }
         self.later(begin + takes, Happening::Shrunk(place));

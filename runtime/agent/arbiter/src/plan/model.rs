@@ -139,7 +139,9 @@ impl Model {
     /// left, and how many of them are copied.
     pub(super) fn evict(&mut self, gpu: GpuId, bytes: Bytes) -> (Bytes, Bytes) {
         let (live, copies_out) = (self.live(), self.copies_out);
-        let Some(held) = self.held.iter_mut().find(|held| held.gpu == gpu) else { return (Bytes::ZERO, Bytes::ZERO) };
+        let Some(held) = self.held.iter_mut().find(|held| held.gpu == gpu) else {
+            return (Bytes::ZERO, Bytes::ZERO);
+        };
         let live = live.min(held.kv);
         let before = held.live_out(live);
         let leaves = bytes.saturating_sub(held.lease.saturating_sub(held.resident()));
@@ -191,7 +193,8 @@ impl Model {
 
     /// How much compute the next token or end is away.
     pub(super) fn next(&self) -> Option<f64> {
-        let next = |running: &Running| if running.ttft.is_none() { running.first_at } else { running.done_at };
+        let next =
+            |running: &Running| if running.ttft.is_none() { running.first_at } else { running.done_at };
         let next = self.active.iter().map(next).min_by(f64::total_cmp)?;
         Some((next - self.progress).max(0.0))
     }

@@ -65,7 +65,9 @@ pub enum TraceError {
     #[error("it names no worker: share its requests out with --assign zipf:1, or zipf:0 for all alike")]
     NoWorkers,
     /// A worker that the file of workers does not have.
-    #[error("request {request} is for a worker {name:?}, whom the workers' file does not name: add it there, or --assign")]
+    #[error(
+        "request {request} is for a worker {name:?}, whom the workers' file does not name: add it there, or --assign"
+    )]
     Unknown {
         /// Which, from 1.
         request: usize,
@@ -88,7 +90,8 @@ impl Trace {
     /// # Errors
     /// [`TraceError`], which names the line.
     pub fn parse(text: &str) -> Result<Self, TraceError> {
-        let mut lines = text.lines().zip(1..).map(|(line, n)| (line.trim(), n)).filter(|(line, _)| !line.is_empty());
+        let mut lines =
+            text.lines().zip(1..).map(|(line, n)| (line.trim(), n)).filter(|(line, _)| !line.is_empty());
         let (header, _) = lines.next().ok_or(TraceError::Empty)?;
         let azure = match header.trim_start_matches('\u{feff}') {
             header if header.eq_ignore_ascii_case(OWN) => false,
@@ -103,7 +106,10 @@ impl Trace {
             let before = rows.last().map_or(0.0, |row| row.at.as_secs_f64());
             // A nanosecond is lost where times are sums.
             if at - first < before - 1e-6 {
-                return Err(TraceError::Unsorted { line, back: Duration::from_secs_f64(before - (at - first)) });
+                return Err(TraceError::Unsorted {
+                    line,
+                    back: Duration::from_secs_f64(before - (at - first)),
+                });
             }
             rows.push(Row { at: Duration::from_secs_f64((at - first).max(before)), ..row });
         }
@@ -123,7 +129,8 @@ fn row(text: &str, line: usize, azure: bool) -> Result<(f64, Row), TraceError> {
     if fields.len() != wanted || fields.iter().any(|field| field.is_empty()) {
         return Err(TraceError::Hole { line, found: text.chars().take(80).collect(), wanted });
     }
-    let value = |field, found: &str, wanted| TraceError::Value { line, field, found: found.to_owned(), wanted };
+    let value =
+        |field, found: &str, wanted| TraceError::Value { line, field, found: found.to_owned(), wanted };
     let tokens = |field, found: &str| {
         found.parse::<u32>().map_err(|_| value(field, found, "a number of tokens, 0 or more"))
     };
@@ -134,7 +141,8 @@ fn row(text: &str, line: usize, azure: bool) -> Result<(f64, Row), TraceError> {
         context: tokens("context_tokens", context)?,
         generated: tokens("generated_tokens", generated)?,
     };
-    let at = if azure { timestamp(fields[0]) } else { fields[0].parse().ok().filter(|at: &f64| at.is_finite()) };
+    let at =
+        if azure { timestamp(fields[0]) } else { fields[0].parse().ok().filter(|at: &f64| at.is_finite()) };
     let time = if azure { "a time as 2023-11-16 18:17:03.9799600" } else { "seconds" };
     let at = at.filter(|at| at.abs() < 1e12).ok_or_else(|| value("time", fields[0], time))?;
     Ok((at, row))
@@ -166,7 +174,10 @@ mod tests {
     #[test]
     fn reads_both_kinds() {
         let own = Trace::parse("t_s,worker,context_tokens,generated_tokens\n5,a,10,2\n7.5,b,1,0\n").unwrap();
-        assert_eq!((own.rows[1].at, own.rows[1].worker.as_deref()), (Duration::from_millis(2_500), Some("b")));
+        assert_eq!(
+            (own.rows[1].at, own.rows[1].worker.as_deref()),
+            (Duration::from_millis(2_500), Some("b"))
+        );
         let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-02-28 23:59:59.5,374,44\n2024-03-01 00:00:00.5,1,1\n";
         let azure = Trace::parse(azure).unwrap();
         assert_eq!(azure.span(), Duration::from_secs(86_401));

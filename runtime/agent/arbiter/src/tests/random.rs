@@ -34,7 +34,11 @@ fn op() -> impl Strategy<Value = Op> {
     let who = || 0..8_u64;
     let activity = prop_oneof![Just(Activity::Idle), Just(Activity::Busy), Just(Activity::Capturing)];
     let preempt = prop_oneof![1 => Just(Preempt::Never), 1 => Just(Preempt::Idle), 4 => Just(Preempt::Step)];
-    let profile = (-1..2, 0..2_u32, preempt).prop_map(|(priority, tenant, preempt)| Profile { priority, tenant, preempt });
+    let profile = (-1..2, 0..2_u32, preempt).prop_map(|(priority, tenant, preempt)| Profile {
+        priority,
+        tenant,
+        preempt,
+    });
     prop_oneof![
         6 => (0..9_u64, any::<bool>(), any::<bool>(), profile)
             .prop_map(|(gib, asleep, rank, profile)| Op::Join { gib, asleep, rank, profile }),
@@ -111,7 +115,9 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             world.tell_capacity();
         }
         Op::Measure => [GpuId(0), GpuId(1)].into_iter().for_each(|gpu| world.measure(gpu)),
-        Op::Restart(journal, back) => world.restart(|id| journal >> (id % 64) & 1 == 1, |id| back >> (id % 64) & 1 == 1),
+        Op::Restart(journal, back) => {
+            world.restart(|id| journal >> (id % 64) & 1 == 1, |id| back >> (id % 64) & 1 == 1)
+        }
     }
 }
 

@@ -6,7 +6,8 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Tier, Why, WorkerId,
+    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Tier, Why,
+    WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
@@ -95,7 +96,9 @@ fn what_can_never_be_is_denied_for_good_and_what_comes_too_late_at_once() {
     let actions = world.tell(Event::Want { worker: WorkerId(7), deadline: None });
     assert_eq!(actions, [Action::Deny { worker: WorkerId(7), why: Denied::TooLarge, retry_after: None }]);
     let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: Some(MS(5)) });
-    let Action::Deny { why: Denied::Deadline, retry_after: Some(after), .. } = actions[0] else { panic!("{actions:?}") };
+    let Action::Deny { why: Denied::Deadline, retry_after: Some(after), .. } = actions[0] else {
+        panic!("{actions:?}")
+    };
     assert!(after >= MS(1_000));
 }
 
@@ -190,7 +193,8 @@ fn one_starts_at_a_time() {
     for id in 0..2 {
         let held = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
         world.join(id, id, 1, Profile::default(), vec![]);
-        let joined = crate::Joined { starting: true, ..crate::Joined::alone(WorkerId(id), vec![held.clone()]) };
+        let joined =
+            crate::Joined { starting: true, ..crate::Joined::alone(WorkerId(id), vec![held.clone()]) };
         world.workers.get_mut(&WorkerId(id)).unwrap().held = vec![held];
         world.tell(Event::Joined(joined));
         world.want(WorkerId(id), None);
@@ -199,7 +203,8 @@ fn one_starts_at_a_time() {
     assert_eq!(world.arbiter.state(WorkerId(1)), Some("waiting"));
     world.pass(MS(100_000));
     let worker = world.workers.get_mut(&WorkerId(0)).unwrap();
-    worker.held[0] = Holding { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    worker.held[0] =
+        Holding { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
     world.answer(WorkerId(0));
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
     assert_eq!(world.arbiter.state(WorkerId(1)), Some("starting"));
@@ -219,7 +224,10 @@ fn copies_go_to_an_idle_gpu_then_to_the_host_then_to_files() {
     }
     let tier = |world: &mut World, worker: u64| {
         let actions = world.tell(Event::Shrink { worker: WorkerId(worker) });
-        actions.iter().find_map(|a| if let Action::Shrink { tier, .. } = a { Some(*tier) } else { None }).unwrap()
+        actions
+            .iter()
+            .find_map(|a| if let Action::Shrink { tier, .. } = a { Some(*tier) } else { None })
+            .unwrap()
     };
     assert_eq!(tier(&mut world, 0), Tier::Peer(GpuId(1)));
     world.settings.peers = false;
@@ -239,12 +247,15 @@ fn the_same_events_give_the_same_actions() {
     }
     for step in 0..400_u64 {
         let worker = WorkerId(step * 7 % 4);
-        events.push((step * 37, match step % 5 {
-            0 | 3 => Event::Want { worker, deadline: None },
-            1 => Event::Activity { worker, activity: Activity::Busy },
-            2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
-            _ => Event::Parked { worker },
-        }));
+        events.push((
+            step * 37,
+            match step % 5 {
+                0 | 3 => Event::Want { worker, deadline: None },
+                1 => Event::Activity { worker, activity: Activity::Busy },
+                2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
+                _ => Event::Parked { worker },
+            },
+        ));
     }
     let told = events.into_iter().map(|(at, event)| {
         log.push((at, serde_json::to_string(&event).unwrap()));

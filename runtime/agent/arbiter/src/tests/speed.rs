@@ -27,7 +27,9 @@ fn a_decision_among_a_thousand_workers() {
         let mut actions = arbiter.step(Event::Want { worker, deadline: None }, now);
         let next = arbiter.next_deadline();
         times.push(begin.elapsed());
-        assert!(next.is_some() || actions.is_empty() || actions.iter().any(|a| matches!(a, Action::Admit { .. })));
+        assert!(
+            next.is_some() || actions.is_empty() || actions.iter().any(|a| matches!(a, Action::Admit { .. }))
+        );
         for action in std::mem::take(&mut actions) {
             if let Action::Shrink { worker, gpu, bytes, .. } = action {
                 actions.extend(arbiter.step(Event::Returned { worker, gpu, bytes }, now));

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::{Action, Activity, Arbiter, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings, WorkerId};
+use crate::{
+    Action, Activity, Arbiter, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings, WorkerId,
+};
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
 
@@ -41,7 +43,8 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(settings: Settings, gpus: &[(u64, u64)]) -> Self {
         let arbiter = Arbiter::new(settings.clone());
-        let capacity = (0..).map(GpuId).zip(gpus.iter().map(|(b, t)| (Bytes::gib(*b), Bytes::gib(*t)))).collect();
+        let capacity =
+            (0..).map(GpuId).zip(gpus.iter().map(|(b, t)| (Bytes::gib(*b), Bytes::gib(*t)))).collect();
         let empty = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         let mut world = World {
             arbiter,
@@ -65,9 +68,13 @@ impl World {
 
     /// One step, its actions carried to the workers, and all that must hold.
     pub(super) fn tell(&mut self, event: Event) -> Vec<Action> {
-        let before: BTreeMap<_, _> = self.capacity.keys().map(|gpu| (*gpu, self.arbiter.claimed(*gpu))).collect();
-        let raises = matches!(event, Event::Joined(_) | Event::Expected(_) | Event::Changed { .. } | Event::Measured { .. })
-            || matches!(event, Event::Shrunk { .. } | Event::Refilled { .. } | Event::Failed { .. });
+        let before: BTreeMap<_, _> =
+            self.capacity.keys().map(|gpu| (*gpu, self.arbiter.claimed(*gpu))).collect();
+        let raises =
+            matches!(
+                event,
+                Event::Joined(_) | Event::Expected(_) | Event::Changed { .. } | Event::Measured { .. }
+            ) || matches!(event, Event::Shrunk { .. } | Event::Refilled { .. } | Event::Failed { .. });
         match &event {
             Event::Want { worker, .. } => _ = self.open.insert(*worker),
             Event::Cancelled { worker } | Event::Died { worker } => _ = self.open.remove(worker),
@@ -84,7 +91,8 @@ impl World {
             assert!(!granted || claimed <= limit, "granted beyond the limit: {claimed} of {limit}");
             assert!(raises || claimed <= limit.max(before), "{claimed} of {limit} after {before}");
         }
-        let leased: BTreeMap<_, _> = self.arbiter.footprints().map(|f| ((f.worker, f.gpu), f.lease)).collect();
+        let leased: BTreeMap<_, _> =
+            self.arbiter.footprints().map(|f| ((f.worker, f.gpu), f.lease)).collect();
         for (id, worker) in self.workers.iter().filter(|(_, worker)| worker.told) {
             for held in &worker.held {
                 let lease = leased.get(&(*id, held.gpu)).copied().unwrap_or_default();
@@ -193,7 +201,8 @@ impl World {
                 // One answer to all shrinks of a command.
                 let more = self.workers.get(&id).and_then(|worker| worker.queue.front());
                 if !matches!(more, Some(Action::Shrink { .. })) {
-                    let holdings = self.workers.get(&id).map(|worker| worker.held.clone()).unwrap_or_default();
+                    let holdings =
+                        self.workers.get(&id).map(|worker| worker.held.clone()).unwrap_or_default();
                     self.tell(Event::Shrunk { worker: id, holdings });
                 }
             }
@@ -221,7 +230,12 @@ impl World {
     /// The meter is read; half of what dead workers had is back by then.
     pub(super) fn measure(&mut self, gpu: GpuId) {
         let living = |worker: &Worker| {
-            worker.held.iter().filter(|held| held.gpu == gpu).map(|held| held.floor.saturating_add(held.resident)).sum()
+            worker
+                .held
+                .iter()
+                .filter(|held| held.gpu == gpu)
+                .map(|held| held.floor.saturating_add(held.resident))
+                .sum()
         };
         let dead = self.dead.entry(gpu).or_default();
         *dead = if *dead > Bytes::mib(100) { Bytes::new(dead.get() / 2) } else { Bytes::ZERO };
