@@ -8,24 +8,21 @@
 //! that is under way on their GPU, then to growths; then each GPU's first want is planned, wholly or not at all. Its
 //! bytes come from victims as they give them back. Whoever comes after the first waits behind it.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::gang::{Distrust, Gang, Member, Refill, Share, State};
+use crate::gang::{Distrust, Gang, Member, State};
 use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::{Decision, Outcome};
-use crate::server::Server;
+use crate::planner::Planner;
+use crate::server::{AGAIN, Server};
 use crate::want::Want;
 use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
 
 /// After a lie of so much more than is leased a worker is not counted on.
 const SLACK: Bytes = Bytes::mib(64);
-/// When a want is to come back whose gang is not whole, or whose memory somebody has whom nobody manages.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// Decides who has the memory of a server's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -281,23 +278,8 @@ impl Arbiter {
         if now + least > deadline
             && self.server.gangs.get(&id).is_some_and(|gang| gang.is_resting() && !gang.is_resident())
         {
-            self.denied(id, Denied::Deadline, Some(least.max(AGAIN)));
+            self.server.refuse(id, Denied::Deadline, Some(least.max(AGAIN)));
         }
-    }
-
-    fn denied(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
-        self.decided(id, Vec::new(), retry_after.unwrap_or_default(), Outcome::Denied(why));
-        self.server.deny(id, why, retry_after);
-    }
-
-    fn decided(&mut self, id: GangId, taken: Vec<crate::Taken>, predicted: Duration, outcome: Outcome) {
-        let at = self.server.now;
-        let Some((gang, want)) = self.server.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else {
-            return;
-        };
-        let needed = gang.shares.iter().map(|share| (share.holding.gpu, share.need())).collect();
-        let (class, waited) = (want.class(gang.profile.priority, at), at.saturating_sub(want.since));
-        self.server.log.decided(Decision { at, gang: id, class, waited, needed, taken, predicted, outcome });
     }
 
     fn cancelled(&mut self, worker: WorkerId) {
@@ -496,216 +478,24 @@ impl Arbiter {
             State::Refilling(refill) if refill.by <= now && refill.admitted.is_some() => {
                 self.server.give_up_on(id)
             }
-            State::Refilling(refill) if refill.by <= now => self.look_elsewhere(id),
+            State::Refilling(refill) if refill.by <= now => {
+                Planner { server: &mut self.server, retry_at: None }.look_elsewhere(id)
+            }
             _ => {}
         }
         let Some(gang) = self.server.gangs.get(&id) else { return };
         let refilling = matches!(gang.state, State::Refilling(_));
         if gang.want.is_some_and(|want| want.deadline <= now) && !refilling {
             let least = self.server.least_wait(id).max(AGAIN);
-            self.denied(id, Denied::Deadline, Some(least));
+            self.server.refuse(id, Denied::Deadline, Some(least));
         }
         self.server.note(id);
     }
 
-    /// A refill's bytes are late: other victims, or it gives back what it has.
-    fn look_elsewhere(&mut self, id: GangId) {
-        let now = self.server.now;
-        let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) =
-            self.server.gangs.get(&id)
-        else {
-            return;
-        };
-        let (late, class) = (refill.victims.clone(), want.map(|want| want.class(profile.priority, now)));
-        let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();
-        for share in shares {
-            let sum = owed.entry(share.holding.gpu).or_default();
-            *sum = sum.saturating_add(share.owed);
-        }
-        for victim in late {
-            match self.server.gangs.get(&victim).map(|gang| &gang.state) {
-                Some(State::Parking { .. }) => self.server.unpark(victim),
-                Some(State::Shrinking { .. }) => {}
-                _ => continue,
-            }
-            self.server.distrust(victim, self.server.settings.least_quantum);
-        }
-        let mut takes = Vec::new();
-        for (gpu, owed) in owed {
-            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
-            let short = if owed.is_zero() { owed } else { owed.saturating_add(excess) };
-            let found = self.server.choose(gpu, short.saturating_sub(self.server.free(gpu)), class, Some(id));
-            if !found.short.is_zero() {
-                return self.server.give_back(id);
-            }
-            takes.extend(found.takes);
-        }
-        let (victims, patience) = self.server.take(&takes);
-        if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
-            refill.victims.extend(victims);
-            (refill.by, refill.patience) = (now + patience, patience);
-        }
-    }
-
     fn decide(&mut self) {
-        self.retry_at = None;
-        self.pay();
-        self.plan();
-        self.lower();
-        self.server.demote();
-    }
-
-    /// Free bytes go to who is owed them.
-    fn pay(&mut self) {
-        let now = self.server.now;
-        for id in self.server.under_way.iter().copied().collect::<Vec<_>>() {
-            let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id)
-            else {
-                continue;
-            };
-            if refill.admitted.is_some() {
-                continue;
-            }
-            let owed: Vec<_> = shares.iter().map(|share| (share.key(), share.owed)).collect();
-            let (mut came, mut missing) = (false, false);
-            for (key, owed) in owed {
-                let bytes = self.server.grant(id, key, owed);
-                self.server.change(id, key, |share| {
-                    share.owed = owed.saturating_sub(bytes);
-                    share.granted = share.granted.saturating_add(bytes);
-                });
-                came |= !bytes.is_zero();
-                missing |= bytes < owed;
-            }
-            if !missing {
-                self.server.admit(id);
-            } else if let (true, Some(Gang { state: State::Refilling(refill), .. })) =
-                (came, self.server.gangs.get_mut(&id))
-            {
-                refill.by = now + refill.patience;
-            }
-        }
-        let server = &mut self.server;
-        for growth in std::mem::take(&mut server.growths) {
-            let Growth { gang, worker, gpu, bytes, .. } = growth;
-            if server.free(gpu) < bytes {
-                server.growths.push(growth);
-                continue;
-            }
-            server.grant(gang, (worker, gpu), bytes);
-            if let Some(gang) = server.gangs.get_mut(&gang) {
-                gang.growing -= 1;
-            }
-        }
-    }
-
-    /// Plans each GPU's first want.
-    fn plan(&mut self) {
-        let server = &self.server;
-        let (mut blocked, mut wants) = (BTreeSet::new(), BinaryHeap::new());
-        for (id, gang) in server.under_way.iter().filter_map(|id| Some((*id, server.gangs.get(id)?))) {
-            match (&gang.state, gang.want) {
-                (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.holding.gpu)),
-                (State::Resting, Some(want)) => {
-                    wants.push(Reverse(want.order(gang.profile.priority, server.now, id)));
-                }
-                _ => {}
-            }
-        }
-        while let Some(Reverse((Reverse(class), _, id))) = wants.pop() {
-            let Some(gang) = self.server.gangs.get(&id) else { continue };
-            let gpus = gang.needs_gpus();
-            if !gang.is_complete() {
-                self.denied(id, Denied::Incomplete, Some(AGAIN));
-            } else if gpus.is_empty() {
-                self.server.admit(id);
-            } else if blocked.is_disjoint(&gpus) {
-                if self.plan_want(id, class, &gpus) {
-                    let held = self.server.gangs.get(&id).into_iter().flat_map(|gang| &gang.shares);
-                    blocked.extend(held.map(|share| share.holding.gpu));
-                } else if self.server.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
-                    blocked.extend(gpus);
-                }
-            } else {
-                blocked.extend(gpus);
-            }
-        }
-    }
-
-    /// Plans a want wholly, or not at all: then it waits on, or was denied.
-    fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
-        let (mut takes, mut missing) = (Vec::new(), false);
-        for &gpu in gpus {
-            let Some(gang) = self.server.gangs.get(&id) else { return false };
-            let need: Bytes = gang.on(gpu).map(Share::need).sum();
-            let held = self.server.gpus.get(&gpu);
-            let excess = held.map_or(Bytes::ZERO, Gpu::excess);
-            let short = need.saturating_add(excess).saturating_sub(self.server.free(gpu));
-            let others = self.server.gangs.iter().filter(|(other, _)| **other != id);
-            let short = match self.server.settings.exclusive {
-                true => short.max(others.map(|(_, gang)| gang.evictable_on(gpu)).sum()),
-                false => short,
-            };
-            if short.is_zero() {
-                continue;
-            }
-            let found = self.server.choose(gpu, short, Some(class), Some(id));
-            if found.short.is_zero() {
-                takes.extend(found.takes);
-                continue;
-            }
-            if self.server.reachable(gpu, id) < need {
-                let outsiders = held.is_some_and(Gpu::is_curtailed);
-                self.denied(id, Denied::TooLarge, outsiders.then_some(AGAIN));
-                return false;
-            }
-            missing = true;
-            let now = self.server.now;
-            let trusted =
-                self.server.gangs.values().map(|gang| gang.distrust.until).filter(|until| *until > now);
-            self.retry_at = trusted.chain(found.next).chain(self.retry_at).min();
-        }
-        if missing {
-            return false;
-        }
-        self.begin(id, &takes);
-        true
-    }
-
-    fn begin(&mut self, id: GangId, takes: &[crate::victims::Take]) {
-        let (victims, patience) = self.server.take(takes);
-        let (now, link) = (self.server.now, self.server.settings.link);
-        let Some(gang) = self.server.gangs.get(&id) else { return };
-        let copied = gang.copied().0;
-        let predicted = gang.predictions.refill(copied, link) + patience / self.server.settings.late.max(1);
-        self.decided(id, Server::taken(takes), predicted, Outcome::UnderWay);
-        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
-        let starting = gang.starting;
-        let mut waits = BTreeSet::new();
-        for share in &mut gang.shares {
-            share.owed = share.need();
-            if starting || !share.owed.is_zero() {
-                waits.insert(share.worker);
-            }
-        }
-        let (since, by) = (now, now + patience);
-        let refill = Refill { victims, since, by, patience, waits, copied, admitted: None };
-        self.server.set_state(id, State::Refilling(refill));
-        self.pay();
-    }
-
-    /// Where there is more than a GPU's limit, idle workers give some back; nobody is parked for it.
-    fn lower(&mut self) {
-        for gpu in self.server.gpus.keys().copied().collect::<Vec<_>>() {
-            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
-            let mut moving = self.server.under_way.iter().filter_map(|id| self.server.gangs.get(id));
-            if excess.is_zero() || moving.any(|gang| gang.is_counted_on() && gang.on(gpu).next().is_some()) {
-                continue;
-            }
-            let found = self.server.choose(gpu, excess, None, None);
-            self.retry_at = found.next.into_iter().chain(self.retry_at).min();
-            self.server.take(&found.takes);
-        }
+        let mut planner = Planner { server: &mut self.server, retry_at: None };
+        planner.decide();
+        self.retry_at = planner.retry_at;
     }
 }
 
@@ -715,7 +505,8 @@ impl Arbiter {
     pub(crate) fn check(&self) {
         let server = &self.server;
         for (gpu, held) in &server.gpus {
-            let sum: Bytes = server.gangs.values().flat_map(|gang| gang.on(*gpu)).map(Share::footprint).sum();
+            let sum: Bytes =
+                server.gangs.values().flat_map(|gang| gang.on(*gpu)).map(|share| share.footprint()).sum();
             assert_eq!(held.counted, sum, "the sum of GPU {gpu}");
             let refills = server.gangs.values().filter(|gang| {
                 matches!(gang.state, State::Refilling(_))

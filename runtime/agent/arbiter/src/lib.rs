@@ -38,6 +38,7 @@ mod ledger;
 mod log;
 pub mod node;
 pub mod plan;
+mod planner;
 mod predictions;
 mod server;
 mod settings;

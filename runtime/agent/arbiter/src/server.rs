@@ -12,13 +12,15 @@ use crate::duty::LinkDuty;
 use crate::gang::{Gang, Refill, Share, ShareKey, State};
 use crate::growth::Growth;
 use crate::ledger::Gpu;
-use crate::log::{Log, Outcome, Taken};
+use crate::log::{Decision, Log, Outcome, Taken};
 use crate::predictions::over;
 use crate::victims::{Chooser, Found, Take};
 use crate::{Action, Activity, Denied, GangId, GpuId, Holding, Preempt, Settings, Tier, WorkerId};
 
 /// What a victim says that it gave back at once.
 const CREDIT: Bytes = Bytes::mib(512);
+/// When a want is to come back whose gang is not whole, or whose memory somebody has whom nobody manages.
+pub(crate) const AGAIN: Duration = Duration::from_secs(1);
 /// How long copies may take to go from host memory to files.
 const DEMOTION: Duration = Duration::from_secs(30);
 
@@ -375,6 +377,23 @@ impl Server {
             self.actions.push(Action::Deny { worker, why, retry_after });
         }
         self.note(id);
+    }
+
+    /// Denies a want, and keeps it among the decisions.
+    pub(crate) fn refuse(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
+        self.decided(id, Vec::new(), retry_after.unwrap_or_default(), Outcome::Denied(why));
+        self.deny(id, why, retry_after);
+    }
+
+    /// Keeps a decision on a want.
+    pub(crate) fn decided(&mut self, id: GangId, taken: Vec<Taken>, predicted: Duration, outcome: Outcome) {
+        let at = self.now;
+        let Some((gang, want)) = self.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else {
+            return;
+        };
+        let needed = gang.shares.iter().map(|share| (share.holding.gpu, share.need())).collect();
+        let (class, waited) = (want.class(gang.profile.priority, at), at.saturating_sub(want.since));
+        self.log.decided(Decision { at, gang: id, class, waited, needed, taken, predicted, outcome });
     }
 
     /// What could at most be free of a GPU for a gang: all but floors and what is fixed.

@@ -12,7 +12,7 @@ Examples:
   glake demo                                       the whole story on real bytes, without a GPU
   glake replay tests/traces/opt13_LR.trace.gz      how much memory this run needs under each policy
   glake replay --find-limit --policy glake,caching snapshot.pickle
-  glake plan examples/workers.toml tests/traces/requests.csv
+  glake plan examples/workers.toml examples/requests.csv
   glake topo --device sim:h20x8                    a published server, drawn
   glake doctor                                     what this machine can do, and what to change
   glake bench alloc --json                         the hot path of malloc and free

@@ -73,7 +73,7 @@ enum Contention {
 
 const EXAMPLES: &str = "\
 Examples:
-  glake plan examples/workers.toml tests/traces/requests.csv
+  glake plan examples/workers.toml examples/requests.csv
   glake plan workers.toml azure.csv.gz --assign zipf:1 --rate 1 --duration 600 --seeds 20
   glake plan workers.toml azure.csv.gz --assign zipf:0 --rate 0.2 --slo 2 --policy glake,drain
   glake plan workers.toml requests.csv --json | jq '{policy, ttft_p99_s}'
@@ -88,9 +88,10 @@ Policies:
   glake             the arbiter of glake serve
 
 Figures:
-  TTFT is the time to the first token, from when a request came; low and high are the 5th and 95th
-  percentile of the seeds' 99th. The longest gap is between two tokens of a request. Requests that
-  were denied count nowhere else. Density copies the file's workers in turn, each asked as often.
+  Times are in seconds. TTFT is the time to the first token, from when a request came; low and high
+  are the 5th and 95th percentile of the seeds' 99th. The longest gap is between two tokens of a
+  request. Requests that were denied count nowhere else. Density copies the file's workers in turn,
+  each asked as often.
 
 JSON fields (times in seconds, null where a figure does not apply):
   policy, requests, ttft_p50_s, ttft_p99_s, ttft_p99_low_s, ttft_p99_high_s, e2e_p50_s, e2e_p99_s,

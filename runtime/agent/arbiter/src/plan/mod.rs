@@ -17,6 +17,8 @@ mod machine;
 mod model;
 mod policy;
 mod speeds;
+#[cfg(test)]
+mod tests;
 mod trace;
 
 pub use density::{Density, MOST_WORKERS};

@@ -1,0 +1,226 @@
+//! What is done with free bytes, and whose turn it is.
+//!
+//! Invariants: a want is planned wholly or not at all, so that nobody who waits holds anything; each GPU has one refill
+//! at most; whoever comes after a GPU's first want waits behind it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::gang::{Gang, Refill, Share, State};
+use crate::growth::Growth;
+use crate::ledger::Gpu;
+use crate::log::Outcome;
+use crate::server::{AGAIN, Server};
+use crate::victims::Take;
+use crate::{Denied, GangId, GpuId};
+
+/// Decides over a server once.
+pub(crate) struct Planner<'a> {
+    pub(crate) server: &'a mut Server,
+    /// When somebody can be chosen who cannot be now.
+    pub(crate) retry_at: Option<Duration>,
+}
+
+impl Planner<'_> {
+    pub(crate) fn decide(&mut self) {
+        self.pay();
+        self.plan();
+        self.lower();
+        self.server.demote();
+    }
+
+    /// Free bytes go to who is owed them.
+    fn pay(&mut self) {
+        let now = self.server.now;
+        for id in self.server.under_way.iter().copied().collect::<Vec<_>>() {
+            let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id)
+            else {
+                continue;
+            };
+            if refill.admitted.is_some() {
+                continue;
+            }
+            let owed: Vec<_> = shares.iter().map(|share| (share.key(), share.owed)).collect();
+            let (mut came, mut missing) = (false, false);
+            for (key, owed) in owed {
+                let bytes = self.server.grant(id, key, owed);
+                self.server.change(id, key, |share| {
+                    share.owed = owed.saturating_sub(bytes);
+                    share.granted = share.granted.saturating_add(bytes);
+                });
+                came |= !bytes.is_zero();
+                missing |= bytes < owed;
+            }
+            if !missing {
+                self.server.admit(id);
+            } else if let (true, Some(Gang { state: State::Refilling(refill), .. })) =
+                (came, self.server.gangs.get_mut(&id))
+            {
+                refill.by = now + refill.patience;
+            }
+        }
+        let server = &mut self.server;
+        for growth in std::mem::take(&mut server.growths) {
+            let Growth { gang, worker, gpu, bytes, .. } = growth;
+            if server.free(gpu) < bytes {
+                server.growths.push(growth);
+                continue;
+            }
+            server.grant(gang, (worker, gpu), bytes);
+            if let Some(gang) = server.gangs.get_mut(&gang) {
+                gang.growing -= 1;
+            }
+        }
+    }
+
+    /// Plans each GPU's first want.
+    fn plan(&mut self) {
+        let server = &self.server;
+        let (mut blocked, mut wants) = (BTreeSet::new(), BinaryHeap::new());
+        for (id, gang) in server.under_way.iter().filter_map(|id| Some((*id, server.gangs.get(id)?))) {
+            match (&gang.state, gang.want) {
+                (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.holding.gpu)),
+                (State::Resting, Some(want)) => {
+                    wants.push(Reverse(want.order(gang.profile.priority, server.now, id)));
+                }
+                _ => {}
+            }
+        }
+        while let Some(Reverse((Reverse(class), _, id))) = wants.pop() {
+            let Some(gang) = self.server.gangs.get(&id) else { continue };
+            let gpus = gang.needs_gpus();
+            if !gang.is_complete() {
+                self.server.refuse(id, Denied::Incomplete, Some(AGAIN));
+            } else if gpus.is_empty() {
+                self.server.admit(id);
+            } else if blocked.is_disjoint(&gpus) {
+                if self.plan_want(id, class, &gpus) {
+                    let held = self.server.gangs.get(&id).into_iter().flat_map(|gang| &gang.shares);
+                    blocked.extend(held.map(|share| share.holding.gpu));
+                } else if self.server.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
+                    blocked.extend(gpus);
+                }
+            } else {
+                blocked.extend(gpus);
+            }
+        }
+    }
+
+    /// Plans a want wholly, or not at all: then it waits on, or was denied.
+    fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
+        let (mut takes, mut missing) = (Vec::new(), false);
+        for &gpu in gpus {
+            let Some(gang) = self.server.gangs.get(&id) else { return false };
+            let need: Bytes = gang.on(gpu).map(Share::need).sum();
+            let held = self.server.gpus.get(&gpu);
+            let excess = held.map_or(Bytes::ZERO, Gpu::excess);
+            let short = need.saturating_add(excess).saturating_sub(self.server.free(gpu));
+            let others = self.server.gangs.iter().filter(|(other, _)| **other != id);
+            let short = match self.server.settings.exclusive {
+                true => short.max(others.map(|(_, gang)| gang.evictable_on(gpu)).sum()),
+                false => short,
+            };
+            if short.is_zero() {
+                continue;
+            }
+            let found = self.server.choose(gpu, short, Some(class), Some(id));
+            if found.short.is_zero() {
+                takes.extend(found.takes);
+                continue;
+            }
+            if self.server.reachable(gpu, id) < need {
+                let outsiders = held.is_some_and(Gpu::is_curtailed);
+                self.server.refuse(id, Denied::TooLarge, outsiders.then_some(AGAIN));
+                return false;
+            }
+            missing = true;
+            let now = self.server.now;
+            let trusted =
+                self.server.gangs.values().map(|gang| gang.distrust.until).filter(|until| *until > now);
+            self.retry_at = trusted.chain(found.next).chain(self.retry_at).min();
+        }
+        if missing {
+            return false;
+        }
+        self.begin(id, &takes);
+        true
+    }
+
+    fn begin(&mut self, id: GangId, takes: &[Take]) {
+        let (victims, patience) = self.server.take(takes);
+        let (now, link) = (self.server.now, self.server.settings.link);
+        let Some(gang) = self.server.gangs.get(&id) else { return };
+        let copied = gang.copied().0;
+        let predicted = gang.predictions.refill(copied, link) + patience / self.server.settings.late.max(1);
+        self.server.decided(id, Server::taken(takes), predicted, Outcome::UnderWay);
+        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
+        let starting = gang.starting;
+        let mut waits = BTreeSet::new();
+        for share in &mut gang.shares {
+            share.owed = share.need();
+            if starting || !share.owed.is_zero() {
+                waits.insert(share.worker);
+            }
+        }
+        let (since, by) = (now, now + patience);
+        let refill = Refill { victims, since, by, patience, waits, copied, admitted: None };
+        self.server.set_state(id, State::Refilling(refill));
+        self.pay();
+    }
+
+    /// Where there is more than a GPU's limit, idle workers give some back; nobody is parked for it.
+    fn lower(&mut self) {
+        for gpu in self.server.gpus.keys().copied().collect::<Vec<_>>() {
+            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
+            let mut moving = self.server.under_way.iter().filter_map(|id| self.server.gangs.get(id));
+            if excess.is_zero() || moving.any(|gang| gang.is_counted_on() && gang.on(gpu).next().is_some()) {
+                continue;
+            }
+            let found = self.server.choose(gpu, excess, None, None);
+            self.retry_at = found.next.into_iter().chain(self.retry_at).min();
+            self.server.take(&found.takes);
+        }
+    }
+
+    /// A refill's bytes are late: other victims, or it gives back what it has.
+    pub(crate) fn look_elsewhere(&mut self, id: GangId) {
+        let now = self.server.now;
+        let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) =
+            self.server.gangs.get(&id)
+        else {
+            return;
+        };
+        let (late, class) = (refill.victims.clone(), want.map(|want| want.class(profile.priority, now)));
+        let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();
+        for share in shares {
+            let sum = owed.entry(share.holding.gpu).or_default();
+            *sum = sum.saturating_add(share.owed);
+        }
+        for victim in late {
+            match self.server.gangs.get(&victim).map(|gang| &gang.state) {
+                Some(State::Parking { .. }) => self.server.unpark(victim),
+                Some(State::Shrinking { .. }) => {}
+                _ => continue,
+            }
+            self.server.distrust(victim, self.server.settings.least_quantum);
+        }
+        let mut takes = Vec::new();
+        for (gpu, owed) in owed {
+            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
+            let short = if owed.is_zero() { owed } else { owed.saturating_add(excess) };
+            let found = self.server.choose(gpu, short.saturating_sub(self.server.free(gpu)), class, Some(id));
+            if !found.short.is_zero() {
+                return self.server.give_back(id);
+            }
+            takes.extend(found.takes);
+        }
+        let (victims, patience) = self.server.take(&takes);
+        if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
+            refill.victims.extend(victims);
+            (refill.by, refill.patience) = (now + patience, patience);
+        }
+    }
+}
