@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::gang::{Distrust, Gang, Member, State};
+use crate::gang::{Distrust, Gang, State};
 use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::{Decision, Outcome};
@@ -203,7 +203,7 @@ impl Arbiter {
         let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
         gang.starting |= joined.starting;
-        gang.members.entry(worker).or_insert_with(Member::default).silent = silent;
+        gang.members.entry(worker).or_default().silent = silent;
         gang.sum_up(now);
         self.server.gang_of.insert(worker, joined.gang);
         for told in joined.holdings.into_iter().map(Holding::possible) {

@@ -241,12 +241,13 @@ impl Server {
             (*gpu != from && !wanted.contains(gpu) && held.free() >= copies.saturating_add(spare))
                 .then_some(*gpu)
         };
-        if self.settings.peers && !copies.is_zero() {
-            if let Some(peer) = self.gpus.iter().find_map(roomy) {
-                self.add_share(id, (worker, peer));
-                self.grant(id, (worker, peer), copies);
-                return Tier::Peer(peer);
-            }
+        if self.settings.peers
+            && !copies.is_zero()
+            && let Some(peer) = self.gpus.iter().find_map(roomy)
+        {
+            self.add_share(id, (worker, peer));
+            self.grant(id, (worker, peer), copies);
+            return Tier::Peer(peer);
         }
         if self.hosted().saturating_add(copies) > part(self.settings.host_budget, 90) {
             Tier::File

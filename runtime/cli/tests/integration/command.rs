@@ -122,6 +122,71 @@ fn a_trace_that_cannot_be_read_is_one_line_and_exit_code_2() {
 }
 
 #[test]
+fn a_plan_that_cannot_be_is_one_line_and_exit_code_2() {
+    let scratch = Scratch::new("plans");
+    let (workers, requests) = ("examples/workers.toml", "examples/requests.csv");
+    let head = "t_s,worker,context_tokens,generated_tokens\n";
+    let trace = |name: &str, rows: &str| scratch.file(name, format!("{head}{rows}"));
+    let node = |name: &str, text: &str| scratch.file(name, text);
+    let (empty, unsorted) = (trace("empty.csv", ""), trace("unsorted.csv", "2,chat,1,1\n1,chat,1,1\n"));
+    let (hole, stranger) = (trace("hole.csv", "1,chat,,1\n"), trace("stranger.csv", "1,poet,1,1\n"));
+    let azure =
+        scratch.file("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n");
+    let large = "[node]\nbudget = \"23GiB\"\n[[worker]]\nname = \"a\"\nweights = \"30GiB\"\n";
+    let (large, unknown) = (node("large.toml", large), node("unknown.toml", "[node]\nbudgets = 5\n"));
+    let nothing = node("nothing.toml", "[node]\nbudget = \"100MiB\"\n");
+    for (arguments, says) in [
+        (
+            &[workers, requests, "--policy", "best"][..],
+            "there is no policy \"best\": choose from static, start-stop",
+        ),
+        (&[workers, requests, "--assign", "uniform"], "it is zipf:S, S 0 or more"),
+        (&[workers, requests, "--rate", "0"], "it is a number above 0"),
+        (&[workers, requests, "--plot", "m.png"], "only SVG is drawn"),
+        (&[workers, "/no/such.csv"], "cannot read /no/such.csv: No such file"),
+        (&[workers, &empty], "empty.csv: it has no request"),
+        (
+            &[workers, &unsorted],
+            "unsorted.csv: line 3 is 1s before the line above it: sort the trace by time",
+        ),
+        (&[workers, &hole], "hole.csv: line 2 has a hole"),
+        (&[workers, &stranger], "request 1 is for a worker \"poet\", whom the workers' file does not name"),
+        (&[workers, &azure], "it names no worker: share its requests out with --assign zipf:1"),
+        (&[workers, &azure, "--assign", "zipf:1", "--rate", "2"], "say how long with --duration"),
+        (&[&large, requests], "large.toml: worker \"a\" fits nowhere: it needs 30.00 GiB of GPU 0"),
+        (&[&unknown, requests], "unknown field `budgets`"),
+        (&[&nothing, requests], "budget of [node] is 100.00 MiB: give more than the reserve"),
+    ] {
+        let (code, error) = refused(&[&["plan"], arguments].concat());
+        assert!(code == 2 && error.contains(says), "{arguments:?}: {code} {error}");
+    }
+}
+
+#[test]
+fn a_plan_is_a_table_or_objects_and_a_picture() {
+    let scratch = Scratch::new("plan");
+    let plot = scratch.0.join("plan.svg");
+    let plan = ["plan", "examples/workers.toml", "examples/requests.csv"];
+    let output = ran(&[&plan[..], &["--plot", plot.to_str().unwrap()]].concat());
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && output.stderr.is_empty());
+    assert!(table.contains("glake-no-preempt") && table.contains("static"), "{table}");
+    assert!(fs::read_to_string(&plot).unwrap().trim_end().ends_with("</svg>"));
+    let output = ran(&[&plan[..], &["--json", "--policy", "drain,glake", "--slo", "2"]].concat());
+    assert!(output.status.success() && output.stderr.is_empty());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let objects: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let fields = "policy requests ttft_p50_s ttft_p99_s ttft_p99_low_s ttft_p99_high_s e2e_p50_s e2e_p99_s \
+                  max_gap_p99_s hit_rate gpu_seconds_per_request refilled_bytes bytes_per_request link_duty denied density";
+    for field in fields.split_whitespace() {
+        assert!(objects.iter().all(|object| !object[field].is_null()), "{field}: {text}");
+    }
+    assert_eq!((objects.len(), &objects[1]["policy"]), (2, &"glake".into()));
+    assert_eq!(objects[0].as_object().unwrap().len(), 16);
+}
+
+#[test]
 fn the_environment_configures_and_is_checked() {
     let scratch = Scratch::new("environment");
     let trace = scratch.file("t.trace", SMALL);

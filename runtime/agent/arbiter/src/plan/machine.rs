@@ -307,17 +307,14 @@ impl Machine<'_> {
         let clean = self.speeds.clean_gib.mul_f64(leaves.as_gib());
         let takes = over(copied, self.speeds.shrink) + clean;
         let begin = self.now + self.speeds.shrink_fixed;
-        let parts = bytes.get().div_ceil(CREDIT.get()).max(1);
+        let parts = u32::try_from(bytes.get().div_ceil(CREDIT.get())).unwrap_or(u32::MAX).max(1);
         let mut left = bytes;
-        for part in 1..=u32::try_from(parts).unwrap_or(u32::MAX) {
+        for part in 1..=parts {
             let returned = left.min(CREDIT);
             left = left.saturating_sub(returned);
             // A process that ends gives all back at once.
-            let gone = if self.speeds.restarts {
-                takes
-            } else {
-                takes.mul_f64(f64::from(part) / f64::from(parts as u32))
-            };
+            let gone =
+                if self.speeds.restarts { takes } else { takes.mul_f64(f64::from(part) / f64::from(parts)) };
             self.later(begin + gone, Happening::Returned(place, gpu, returned));
         }
         self.later(begin + takes, Happening::Shrunk(place));

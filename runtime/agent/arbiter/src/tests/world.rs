@@ -123,10 +123,10 @@ impl World {
             }
             _ => {}
         }
-        if let Action::Admit { worker } = *action {
-            if let Some(worker) = self.workers.get_mut(&worker) {
-                worker.queue.push_back(action.clone());
-            }
+        if let Action::Admit { worker } = *action
+            && let Some(worker) = self.workers.get_mut(&worker)
+        {
+            worker.queue.push_back(action.clone());
         }
     }
 
