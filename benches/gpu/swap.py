@@ -312,7 +312,7 @@ def ours(a):
     report("idle: want to logits, of the bar's seconds", idle / bound, 1, most=True, seconds=idle, slowest=max(each for _, each in took), to_bytes=there, on_link=on_link, a_pass=said["took"],
            gib=said["size"] / GIB, link=said["back"])
     try:
-        if a.parks:
+        if "busy" in a.only:
             # `other` is awake.
             other.tell("generate")
             busy = other.answer("generating")
@@ -370,14 +370,16 @@ def beside(agent, sleeper, busy):
            alone=statistics.median(alone for alone, _ in rates))
 
 
-def links(a, there):
+def links(a, there, _):
+    if len(launch.gpus()) < 2:
+        return
     _, one, other, said, took = turns("glake-links", a, a.repeat)
     one.end(), other.end()
     to_bytes = statistics.median(each for each, _ in took)
     report("links: want to the bytes over two links, of one", to_bytes / there, 0.65, most=True, seconds=to_bytes, one_link=there)
 
 
-def start(a, idle):
+def start(a, _, idle):
     """The victim is told to end when the other begins to start."""
     agent = Agent(0)
     first, said = agent.start("tensors")
@@ -407,10 +409,25 @@ def others(kind, a, repeat):
     return statistics.median(each for _, each in took)
 
 
+def tensors(a, _, idle):
+    theirs = others("tensors", a, a.repeat)
+    report("tensors: per tensor, of ours: want to logits", theirs / idle, 1.6, seconds=theirs)
+
+
+def saver(a, _, idle):
+    if importlib.util.find_spec("torch_memory_saver"):
+        theirs = others("saver", a, 3)
+        report("saver: torch_memory_saver, of ours: want to logits", theirs / idle, 10, seconds=theirs)
+
+
+BESIDE = {"links": links, "tensors": tensors, "saver": saver, "start": start}
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--repeat", type=int, default=10)
-    p.add_argument("--parks", type=int, default=60, help="0: no busy victim")
+    p.add_argument("--parks", type=int, default=60, help="of the busy victim")
+    p.add_argument("--only", default=",".join(["busy", *BESIDE]), help="what is measured after the idle victim, of busy, " + ", ".join(BESIDE))
     p.add_argument("--capacity", type=float, default=40, help="GiB of the GPU that both may hold")
     p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=560)
@@ -423,18 +440,12 @@ def main():
         return
     if a.child:
         there, idle = ours(a)
-        if len(launch.gpus()) > 1:
-            links(a, there)
-        theirs = others("tensors", a, a.repeat)
-        report("tensors: per tensor, of ours: want to logits", theirs / idle, 1.6, seconds=theirs)
-        if importlib.util.find_spec("torch_memory_saver"):
-            theirs = others("saver", a, 3)
-            report("saver: torch_memory_saver, of ours: want to logits", theirs / idle, 10, seconds=theirs)
-        else:
-            report("saver: torch_memory_saver is not installed", 0)
-        start(a, idle)
+        for name in a.only.split(","):
+            if name in BESIDE:
+                BESIDE[name](a, there, idle)
         return
-    arguments = ["--repeat", a.repeat, "--parks", a.parks, "--capacity", a.capacity]
+    launch.chosen(p, a.only, ["busy", *BESIDE])
+    arguments = ["--repeat", a.repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", a.only]
     launch.scenarios(__file__, ["all"], arguments, a.out, a.time_limit)
 
 
