@@ -3,7 +3,7 @@
 A *round* is a list of runs that go one after another on one GPU (the allocators, interleaved); rounds go side by side on as
 many GPUs as are visible. A run that hangs is ended after its time limit and counts as failed.
 """
-import contextlib, json, os, pathlib, queue, shlex, signal, subprocess, sys, threading, time
+import contextlib, json, os, pathlib, queue, shlex, signal, subprocess, sys, tempfile, threading, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -43,13 +43,12 @@ def environment(visible=None):
 
 
 def end(child):
-    """Ends a child that leads its own session: asked first, because torchrun's ranks are in sessions of their own and it ends them. Answers
-    what it had printed."""
-    for word, patience in ((signal.SIGTERM, 35), (signal.SIGKILL, 10)):
+    """Ends a child that leads its own session: asked first, because torchrun's ranks are in sessions of their own and it ends them."""
+    for word, seconds in ((signal.SIGTERM, 35), (signal.SIGKILL, 10)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(child.pid, word)
-            return child.communicate(timeout=patience)[0]
-    return ""
+            child.wait(seconds)
+            return
 
 
 def rows_of(printed):
@@ -64,19 +63,29 @@ def rows_of(printed):
     return rows
 
 
-def call(command, visible, timeout, more=None):
-    """Runs a command that prints JSON lines, with `more` in its environment. Returns (its JSON objects, why it failed or None)."""
-    try:
-        child = subprocess.Popen(command, env={**environment(visible), **(more or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    except OSError as error:
-        return [], f"{command[0]} could not be started: {error.strerror}" + (" (GLAKE names it)" if command[0] == "glake" else "")
-    try:
-        out, err = child.communicate(timeout=max(timeout, 1))
-    except subprocess.TimeoutExpired:
-        return rows_of(end(child)), f"ended after {timeout:.0f} s"
-    rows = rows_of(out)
-    if child.returncode != 0:
-        return rows, f"exit code {child.returncode}: " + " | ".join(err.strip().splitlines()[-6:])[-800:]
+def call(command, visible, timeout, more=None, heard=lambda row: None):
+    """Runs a command that prints JSON lines, with `more` in its environment; `heard` is told each object as it is printed. Returns (all of
+    them, why it failed or None)."""
+    rows, late = [], threading.Event()
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        try:
+            child = subprocess.Popen(command, env={**environment(visible), **(more or {})}, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+        except OSError as error:
+            return [], f"{command[0]} could not be started: {error.strerror}" + (" (GLAKE names it)" if command[0] == "glake" else "")
+        limit = threading.Timer(max(timeout, 1), lambda: (late.set(), end(child)))
+        limit.start()
+        with child.stdout:
+            for line in child.stdout:
+                for row in rows_of(line):
+                    rows.append(row)
+                    heard(row)
+        code = child.wait()
+        limit.cancel()
+        if late.is_set():
+            return rows, f"ended after {timeout:.0f} s"
+        errors.seek(0)
+        if code != 0:
+            return rows, f"exit code {code}: " + " | ".join(errors.read().strip().splitlines()[-6:])[-800:]
     return rows, None if rows else "printed no JSON line"
 
 
@@ -182,10 +191,10 @@ class Log:
         self.say(text)
 
 
-def told(log, name, rows, failed):
-    """Logs what a scenario reported, and why it failed, if so; returns what was missed."""
+def told(log, name, rows):
+    """Logs what a scenario reported; returns what was missed."""
     missed = []
-    for row in rows if isinstance(rows, list) else []:
+    for row in rows:
         value, bar, most = row["value"], row["bar"], row["most"]
         good = bar is None or (value <= bar if most else value >= bar)
         if not good:
@@ -194,6 +203,14 @@ def told(log, name, rows, failed):
         shown = f"{value:.3f}" if isinstance(value, (int, float)) else json.dumps(value)
         extra = "  ".join(f"{key} {number:.4g}" for key, number in row.items() if key not in ("what", "value", "bar", "most"))
         log.add({"scenario": name, **row}, f"{'ok     ' if good else 'MISSED '} {row['what']}: {shown}{said} {extra}")
+    return missed
+
+
+def scenario(log, script, name, arguments, limit):
+    """Runs a scenario of a script in a process of its own and logs its figures as they come; returns what was missed."""
+    missed = []
+    _, failed = call([sys.executable, str(script), "--child", name, *map(str, arguments)], None, limit,
+                     heard=lambda row: missed.extend(told(log, name, [row])))
     if failed:
         missed.append(name)
         log.say(f"FAILED  {name}: {failed}")
@@ -201,13 +218,12 @@ def told(log, name, rows, failed):
 
 
 def scenarios(script, names, arguments, out, limit):
-    """Runs each scenario of a script in a process of its own, logs its figures, and ends with 1 if a bar was missed."""
+    """Runs scenarios of a script one after another, and ends with 1 if a bar was missed."""
     script = pathlib.Path(script)
     needs_gpus(script.name)
     log, missed = Log(out, f"{script.stem}.jsonl", Clock(float("inf"))), []
     for name in names:
-        rows, failed = call([sys.executable, str(script), "--child", name, *map(str, arguments)], None, limit)
-        missed += told(log, name, rows, failed)
+        missed += scenario(log, script, name, arguments, limit)
     print(f"{script.stem}: {len(log.rows)} figures, {len(missed)} bars missed", flush=True)
     sys.exit(1 if missed else 0)
 

@@ -13,9 +13,23 @@ import launch
 
 BAR = 0.99
 PROMPTS, TOKENS = 128, 128
+# The engine in the process that asks, and no word but its errors.
+QUIET = dict(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", VLLM_LOGGING_LEVEL="WARNING", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
 MODEL = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
              num_attention_heads=32, num_key_value_heads=8, vocab_size=32000, max_position_embeddings=8192, rms_norm_eps=1e-5,
              hidden_act="silu", torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, tie_word_embeddings=False, rope_theta=10000.0)
+
+
+def start(**options):
+    """A vLLM engine in this process, with random weights."""
+    import vllm.model_executor.models.registry as registry
+    from vllm import LLM
+
+    registry._run_in_subprocess = lambda fn: fn()  # models are looked at in this process: a second one would need as long again
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "config.json").write_text(json.dumps(MODEL))
+        return LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, gpu_memory_utilization=0.5, max_model_len=4096, seed=0,
+                   disable_log_stats=True, **options)
 
 
 class Engine:
@@ -26,15 +40,10 @@ class Engine:
             import glake
 
             glake.enable()
-        import vllm.model_executor.models.registry as registry
-        from vllm import LLM, SamplingParams
+        from vllm import SamplingParams
 
-        registry._run_in_subprocess = lambda fn: fn()  # models are looked at in this process: a second one would need as long again
         begin = time.time()
-        with tempfile.TemporaryDirectory() as folder:
-            pathlib.Path(folder, "config.json").write_text(json.dumps(MODEL))
-            self.llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=eager, gpu_memory_utilization=0.5,
-                           max_model_len=4096, seed=0, enable_sleep_mode=sleep, disable_log_stats=True, enable_prefix_caching=False)
+        self.llm = start(enforce_eager=eager, enable_sleep_mode=sleep, enable_prefix_caching=False)
         self.figures = dict(alloc=alloc, sleep=sleep, start_s=round(time.time() - begin, 1), speeds=[], digests=[], sleeps=[])
         draw = random.Random(0)
         self.prompts = [dict(prompt_token_ids=[draw.randrange(3, 32000) for _ in range(draw.randrange(50, 1500))]) for _ in range(PROMPTS)]
@@ -83,9 +92,7 @@ def needs_vllm(script):
 
 def run(script, arguments, limit):
     """The figures of an engine in a process of its own, or why there are none."""
-    quiet = dict(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0", VLLM_LOGGING_LEVEL="WARNING", HF_HUB_OFFLINE="1",
-                 VLLM_NO_USAGE_STATS="1")
-    rows, error = launch.call([sys.executable, str(script), *arguments], None, limit, quiet)
+    rows, error = launch.call([sys.executable, str(script), *arguments], None, limit, QUIET)
     return rows[-1] if rows and not error else dict(error=error)
 
 

@@ -552,8 +552,7 @@ def main():
             log.say(f"SKIPPED {name}: needs {SCENARIOS[name].gpus} GPUs")
             continue
         log.say(f"{name}: {SCENARIOS[name].__doc__.splitlines()[0]}")
-        rows, failed = launch.call([sys.executable, __file__, "--child", name, "--gib", str(a.gib)], None, a.time_limit)
-        missed += launch.told(log, name, rows, failed)
+        missed += launch.scenario(log, __file__, name, ["--gib", a.gib], a.time_limit)
     print(f"shrink: {len(log.rows)} figures in {clock.spent():.0f} s, {len(missed)} bars missed", flush=True)
     sys.exit(1 if missed else 0)
 

@@ -86,7 +86,7 @@ def main():
         missed += "error" in row
         log.add(row, f"{name}: " + (f"FAILED {row['error']}" if "error" in row else f"up after {row['start_s']} s, tokens/s {row['speeds']}"))
     found = list(bars([row for _, rows in launch.runs(log.path) for row in rows]))
-    missed += len(launch.told(log, "engines", found, None))
+    missed += len(launch.told(log, "engines", found))
     print(f"sleep: {len(found)} figures in {log.clock.spent():.0f} s, {missed} missed", flush=True)
     sys.exit(1 if missed else 0)
 

@@ -12,10 +12,11 @@ beside: one decodes while the other is refilled and shrunk without pause, both i
 links: where there are two GPUs, idle once more with the other GPU's link, whose context stays (tiers.suspend_relays = false): from wanting to
 the bytes, of the same over one link.
 tensors: torch's own allocator; each tensor is copied to a pinned buffer that is kept and then given up, and copied back from it.
+saver: torch_memory_saver where it is installed, with a copy in host memory; 3 swaps after one that warms it.
 start: the victim's process ends, and a new one starts, with the weights from safetensors in memory (/dev/shm) to the GPU.
 Links, steps and passes are measured in the workers. Every logit is compared. Writes DIR/swap.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, hashlib, json, pathlib, queue, statistics, subprocess, sys, threading, time
+import argparse, hashlib, importlib.util, json, pathlib, queue, statistics, subprocess, sys, threading, time
 
 import launch
 import shrink
@@ -51,7 +52,7 @@ class Worker:
     def __init__(self, kind, lease):
         import torch
         self.torch, self.kind, self.printing, self.over = torch, kind, threading.Lock(), threading.Event()
-        self.glake, self.generating, self.steps, self.runs = None, None, [], []
+        self.glake, self.saver, self.generating, self.steps, self.runs = None, None, None, [], []
         if kind.startswith("glake"):
             self.glake = shrink.glake_with(tiers={"suspend_relays": kind == "glake"})
             if kind == "glake-links":
@@ -61,6 +62,12 @@ class Worker:
             with self.glake.region("weights", policy="sealed", host_copy="retain"):
                 self.model, self.prompt = model_and_inputs()
             self.glake.seal("weights")
+        elif kind == "saver":
+            from torch_memory_saver import torch_memory_saver
+            torch_memory_saver.hook_mode = "torch"
+            self.saver = torch_memory_saver
+            with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
+                self.model, self.prompt = model_and_inputs()
         else:
             self.model, self.prompt = model_and_inputs(kind == "start")
             if kind == "start":
@@ -90,6 +97,10 @@ class Worker:
             gone = self.glake.shrink(timeout=60)
             self.say(asleep=True, copied=gone["copied"], resident=gone["resident"])
             return
+        if self.saver:
+            self.saver.pause("weights")
+            self.say(asleep=True, copied=0, resident=0)
+            return
         torch = self.torch
         for place, tensor in enumerate(self.tensors):
             if self.buffers[place] is None:
@@ -102,6 +113,9 @@ class Worker:
     def wake(self):
         if self.glake:
             self.glake.refill()
+            return
+        if self.saver:
+            self.saver.resume("weights")
             return
         for place, tensor in enumerate(self.tensors):
             tensor.data = self.torch.empty_like(self.buffers[place], device="cuda")
@@ -274,11 +288,12 @@ def pair(kind, capacity):
     return agent, one, other, {**said, **{name: min(said[name], more[name]) for name in ("took", "back", "out")}}
 
 
-def turns(kind, a):
+def turns(kind, a, repeat):
+    """Swaps of two workers of a kind, after one that warms what it uses."""
     agent, one, other, said = pair(kind, int(a.capacity * GIB))
     took = []
     try:
-        for _ in range(a.repeat + 1):
+        for _ in range(repeat + 1):
             took.append(agent.swap(other, one, said))
             one, other = other, one
         took = took[1:]
@@ -290,14 +305,14 @@ def turns(kind, a):
 
 def ours(a):
     """Medians of the seconds from wanting to the bytes, and to the logits, of an idle victim."""
-    agent, one, other, said, took = turns("glake", a)
+    agent, one, other, said, took = turns("glake", a, a.repeat)
     on_link = said["size"] / said["back"] / 1e9
     there, idle = (statistics.median(each) for each in zip(*took))
     bound = 1.15 * on_link + 0.06 + said["took"]
     report("idle: want to logits, of the bar's seconds", idle / bound, 1, most=True, seconds=idle, slowest=max(each for _, each in took), to_bytes=there, on_link=on_link, a_pass=said["took"],
            gib=said["size"] / GIB, link=said["back"])
     try:
-        if a.parks:
+        if "busy" in a.only:
             # `other` is awake.
             other.tell("generate")
             busy = other.answer("generating")
@@ -355,14 +370,16 @@ def beside(agent, sleeper, busy):
            alone=statistics.median(alone for alone, _ in rates))
 
 
-def links(a, there):
-    _, one, other, said, took = turns("glake-links", a)
+def links(a, there, _):
+    if len(launch.gpus()) < 2:
+        return
+    _, one, other, said, took = turns("glake-links", a, a.repeat)
     one.end(), other.end()
     to_bytes = statistics.median(each for each, _ in took)
     report("links: want to the bytes over two links, of one", to_bytes / there, 0.65, most=True, seconds=to_bytes, one_link=there)
 
 
-def start(a, idle):
+def start(a, _, idle):
     """The victim is told to end when the other begins to start."""
     agent = Agent(0)
     first, said = agent.start("tensors")
@@ -385,16 +402,32 @@ def start(a, idle):
     report("start: stop and start, of ours: want to logits", statistics.median(took[1:]) / idle, 10, seconds=statistics.median(took[1:]))
 
 
-def tensors(a):
-    _, one, other, said, took = turns("tensors", a)
+def others(kind, a, repeat):
+    """The median of the seconds from wanting to the logits without GLake."""
+    _, one, other, _, took = turns(kind, a, repeat)
     one.end(), other.end()
     return statistics.median(each for _, each in took)
+
+
+def tensors(a, _, idle):
+    theirs = others("tensors", a, a.repeat)
+    report("tensors: per tensor, of ours: want to logits", theirs / idle, 1.6, seconds=theirs)
+
+
+def saver(a, _, idle):
+    if importlib.util.find_spec("torch_memory_saver"):
+        theirs = others("saver", a, 3)
+        report("saver: torch_memory_saver, of ours: want to logits", theirs / idle, 10, seconds=theirs)
+
+
+BESIDE = {"links": links, "tensors": tensors, "saver": saver, "start": start}
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--repeat", type=int, default=10)
-    p.add_argument("--parks", type=int, default=60, help="0: no busy victim")
+    p.add_argument("--parks", type=int, default=60, help="of the busy victim")
+    p.add_argument("--only", default=",".join(["busy", *BESIDE]), help="what is measured after the idle victim, of busy, " + ", ".join(BESIDE))
     p.add_argument("--capacity", type=float, default=40, help="GiB of the GPU that both may hold")
     p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=560)
@@ -407,13 +440,12 @@ def main():
         return
     if a.child:
         there, idle = ours(a)
-        if len(launch.gpus()) > 1:
-            links(a, there)
-        theirs = tensors(a)
-        report("tensors: per tensor, of ours: want to logits", theirs / idle, 1.6, seconds=theirs)
-        start(a, idle)
+        for name in a.only.split(","):
+            if name in BESIDE:
+                BESIDE[name](a, there, idle)
         return
-    arguments = ["--repeat", a.repeat, "--parks", a.parks, "--capacity", a.capacity]
+    launch.chosen(p, a.only, ["busy", *BESIDE])
+    arguments = ["--repeat", a.repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", a.only]
     launch.scenarios(__file__, ["all"], arguments, a.out, a.time_limit)
 
 

@@ -216,9 +216,8 @@ def main():
     launch.needs_gpus("weights.py")
     log, missed = launch.Log(a.out, "weights.jsonl", launch.Clock(float("inf"))), []
     for name in names:
-        rows, failed = launch.call([sys.executable, __file__, "--child", name, "--gib", str(a.gib), "--repeat", str(a.repeat)], None, a.time_limit)
-        missed += launch.told(log, name, rows, failed)
-    missed += launch.told(log, "beside", list(beside([row for _, rows in launch.runs(log.path) for row in rows])), None)
+        missed += launch.scenario(log, __file__, name, ["--gib", a.gib, "--repeat", a.repeat], a.time_limit)
+    missed += launch.told(log, "beside", list(beside([row for _, rows in launch.runs(log.path) for row in rows])))
     print(f"weights: {len(log.rows)} figures in {log.clock.spent():.0f} s, {len(missed)} bars missed", flush=True)
     sys.exit(1 if missed else 0)
 

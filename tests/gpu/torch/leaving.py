@@ -1,4 +1,4 @@
-"""Regions that leave and come back with a graph between, strictly sealed ones, digests, files, a decommitted slice: to be run under compute-sanitizer.
+"""Regions that leave and come back with a graph between, strictly sealed ones, digests, files, a decommitted slice, live ranges: to be run under compute-sanitizer.
 
     compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 python tests/gpu/torch/leaving.py
 """
@@ -59,4 +59,12 @@ with tempfile.TemporaryDirectory() as folder:
     tail.fill_(3)
     if total(front) != total(torch.ones_like(front)) or total(tail) != 3 * total(front) or total(others) != 2 * total(front):
         raise SystemExit("other bytes are there after a slice was decommitted and committed")
+    pages = torch.randn(64 * MIB // 4, device="cuda")
+    used = pages[: 4 * MIB]
+    expected = total(used)
+    glake.live(pages, lambda: [(0, 16 * MIB)])
+    gone = glake.shrink(verify=True)
+    glake.refill(verify=True)
+    if total(used) != expected or gone["undefined"] < 32 * MIB:
+        raise SystemExit(f"other bytes came back of what counts, or too few did not count: {gone['undefined']}")
 print("ok")

@@ -1,0 +1,179 @@
+"""A vLLM engine that is parked between two steps and brought back, again and again, while it answers: the same tokens, the same prefix hits.
+
+    python benches/gpu/engine.py [--parks 20] [--eager] [--out DIR]
+
+It needs vLLM (measured with 0.23); the model has the shape of Llama 8B and random weights, nothing is downloaded. The engine is unchanged but
+for its two pools of memory, which are regions: its weights are sealed and their host copies retained; of its KV cache only those blocks count
+that a later request can still hit, or that one uses (`glake.live`, told by vLLM's block pool). Prompts in groups share a prefix and arrive
+over time. They are answered twice undisturbed, then with parks: another thread shrinks the engine while it steps, its memory leaves, and comes back to
+the same addresses: first weights and cache, which is what vLLM's own sleep takes, then all there is, with captured graphs and buffers. Tokens
+and prefix hits of every request are compared. Bytes copied are those of all parks; the bar is 1.1 x the weights, once, and the live blocks of
+each park; all there is has no bar, because what else an engine holds is copied at each park.
+Writes DIR/engine.jsonl. Ends with 1 if a bar was missed.
+"""
+import argparse, contextlib, os, random, statistics, threading, time
+
+import launch, serving, shrink
+from shrink import GIB, report
+
+WAVES, WAVE, EVERY = 24, 4, 8  # requests arrive in waves of so many, at each so manieth step
+GROUPS, PREFIX, TAIL, TOKENS = 12, 512, 96, 64
+
+
+class Parked:
+    """The engine, its block pool, and what its parks took."""
+
+    def __init__(self, eager):
+        self.glake = shrink.glake_with()
+        from vllm import SamplingParams
+        from vllm.v1.worker.gpu_worker import Worker
+
+        policies = {"weights": dict(policy="sealed", host_copy="retain"), "kv_cache": {}}
+        Worker._maybe_get_memory_pool_context = lambda _, tag: self.glake.region(tag, **policies[tag]) if tag in policies else contextlib.nullcontext()
+        self.engine = serving.start(enforce_eager=eager, enable_prefix_caching=True).llm_engine
+        core = self.engine.engine_core.engine_core
+        self.pool = core.scheduler.kv_cache_manager.block_pool
+        self.caches = core.model_executor.driver_worker.worker.model_runner.kv_caches
+        self.page = self.caches[0].untyped_storage().nbytes() // self.pool.num_gpu_blocks
+        self.steps, self.seen, self.asked = 0, (-1, []), threading.Event()
+        self.sampling = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, detokenize=False)
+        self.glake.seal("weights")
+        for cache in self.caches:
+            self.glake.live(cache, self.live)
+
+    def live(self):
+        """Bytes of each layer's cache that count. The engine stands while this is asked: one answer holds for all layers of a park."""
+        step, ranges = self.seen
+        if step != self.steps:
+            ranges = []
+            for block in self.pool.blocks:
+                if block.is_null or block.ref_cnt > 0 or block.block_hash is not None:
+                    begin = block.block_id * self.page
+                    if ranges and ranges[-1][1] == begin:
+                        ranges[-1] = ranges[-1][0], begin + self.page
+                    else:
+                        ranges.append((begin, begin + self.page))
+            self.seen = self.steps, ranges
+        return ranges
+
+    def live_bytes(self):
+        return len(self.caches) * sum(end - begin for begin, end in self.live())
+
+    def answer(self, parks=0):
+        """Tokens and prefix hits of each request, in the order of arrival; with so many parks, spread over the steps."""
+        draw = random.Random(0)
+        prefixes = [[draw.randrange(3, 32000) for _ in range(PREFIX)] for _ in range(GROUPS)]
+        prompts = [prefixes[number % GROUPS] + [draw.randrange(3, 32000) for _ in range(draw.randrange(TAIL))] for number in range(WAVES * WAVE)]
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be reset")
+        found, added, first, last = {}, 0, self.steps, WAVES * EVERY + TOKENS // 2
+        with self.glake.active():
+            while added < len(prompts) or self.engine.has_unfinished_requests():
+                if (self.steps - first) % EVERY == 0 and added < len(prompts):
+                    for number in range(added, added + WAVE):
+                        self.engine.add_request(str(number), dict(prompt_token_ids=prompts[number]), self.sampling)
+                    added += WAVE
+                if parks and (self.steps - first) * parks // last > (self.steps - first - 1) * parks // last:
+                    self.asked.set()
+                for output in self.engine.step():
+                    if output.finished:
+                        found[int(output.request_id)] = (output.outputs[0].token_ids, output.num_cached_tokens)
+                self.steps += 1
+                self.glake.safepoint()
+        return [found[number] for number in range(len(prompts))]
+
+    def parked(self, parks, tags):
+        """Answers, over and over, until another thread has taken the memory away so often; all answers, and of each park seconds out and back,
+        bytes that count, the report."""
+        over, took, failed, answers = threading.Event(), [], [], []
+
+        def take():
+            try:
+                while not over.is_set():
+                    if self.asked.wait(0.01):
+                        self.asked.clear()
+                        out, gone = shrink.seconds(lambda: self.glake.shrink(tags, timeout=60))
+                        was, counted = self.glake.gate()["parked"], self.live_bytes()
+                        back, _ = shrink.seconds(self.glake.refill)
+                        if was:
+                            took.append((out, back, counted, gone))
+                        # What was parked runs for its quantum first: who asks earlier waits for that.
+                        time.sleep(0.35)
+            except Exception as error:
+                failed.append(error)
+
+        import torch
+
+        taker = threading.Thread(target=lambda: (torch.cuda.set_device(0), take()))
+        taker.start()
+        try:
+            while len(took) < parks and not failed:
+                answers.append(self.answer(parks))
+        finally:
+            over.set()
+            taker.join()
+        if failed:
+            raise failed[0]
+        return answers, took
+
+
+def by_region(report, key):
+    """GiB of each region in a shrink's report; all captured graphs are one."""
+    found = {}
+    for region in report["regions"]:
+        tag = "graphs" if region["tag"].startswith("graph ") else region["tag"]
+        found[tag] = found.get(tag, 0) + region[key] / GIB
+    return found
+
+
+def busy(a):
+    one = Parked(a.eager)
+    weights = next(region["live"] for region in one.glake.regions() if region["tag"] == "weights")
+    one.answer()
+    alone = one.answer()
+    deterministic = alone == one.answer()
+    out, back = shrink.links(repeat=3)
+    for what, tags in (("weights and cache", ["weights", "kv_cache"]), ("all", None)):
+        answers, took = one.parked(a.parks, tags)
+        pairs = [(now, then) for answer in answers for now, then in zip(answer, alone)]
+        report(f"{what}: requests whose tokens differ", sum(now[0] != then[0] for now, then in pairs), 0, most=True, requests=len(pairs),
+               deterministic=deterministic)
+        report(f"{what}: requests whose prefix hits differ", sum(now[1] != then[1] for now, then in pairs), 0, most=True,
+               tokens_hit=sum(now[1] for now, _ in pairs))
+        report(f"{what}: parks", len(took), a.parks)
+        copied, counted = sum(gone["copied"] for *_, gone in took), sum(count for _, _, count, _ in took)
+        # Weights are copied to the host once in a process: by the first park of the first kind.
+        bound, named, bar = (1.1 * weights + counted, "1.1 x weights once and live blocks", 1) if tags else (counted, "live blocks", None)
+        report(f"{what}: bytes copied in all, of {named}", copied / bound, bar, most=True, copied_gib=copied / GIB, weights_gib=weights / GIB,
+               live_gib=counted / GIB)
+        outs, backs = ([each[at] for each in took[1:]] for at in (0, 1))
+        report(f"{what}: out, s: the rest of a step, the copies, and giving back", statistics.median(outs), first=took[0][0], slowest=max(outs),
+               link=out, freed_gib=took[-1][3]["freed"] / GIB, resident_gib=took[-1][3]["resident"] / GIB)
+        report(f"{what}: back, s", statistics.median(backs), slowest=max(backs), link=back)
+        for key in ("copied", "freed"):
+            report(f"{what}: GiB {key} by the last park, by region", by_region(took[-1][3], key))
+
+
+SCENARIOS = {"busy": busy}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--parks", type=int, default=20)
+    p.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    p.add_argument("--out", default="bench-results")
+    p.add_argument("--time-limit", type=float, default=400)
+    p.add_argument("--child", help=argparse.SUPPRESS)
+    a = p.parse_args()
+    if a.parks < 1:
+        p.error("--parks: at least one")
+    if a.child:
+        return SCENARIOS[a.child](a)
+    launch.needs_gpus("engine.py")
+    serving.needs_vllm("engine.py")
+    os.environ.update(serving.QUIET)
+    launch.scenarios(__file__, list(SCENARIOS), ["--parks", a.parks, *["--eager"] * a.eager], a.out, a.time_limit)
+
+
+if __name__ == "__main__":
+    main()
