@@ -164,7 +164,7 @@ fn lists_and_broadcasts_do_not_wait_for_a_background_copy() {
         println!("{beside:?} instead of {alone:?}");
         assert!(beside <= alone * 5 / 4, "{beside:?} instead of {alone:?}");
         fixture.wait(background.on);
-        assert!(fixture.read(&background.gpu) == fixture.pinned(Bytes::mib(512), 3).as_slice());
+        assert!(fixture.holds(&background.gpu, fixture.pinned(Bytes::mib(512), 3).as_slice()));
     }
     assert!(all.iter().all(|span| fixture.read(span) == fixture.read(&all[0])));
     drop((list, all, buffers, normal));
@@ -177,6 +177,8 @@ fn alone_a_background_copy_is_nearly_as_fast_as_any() {
     for direction in Direction::BOTH {
         let user = User::new(&fixture, direction, Bytes::mib(256));
         let normal = user.copy_blocking(&fixture, CopyOptions::default());
+        // For a while after another copy slices are smaller.
+        std::thread::sleep(Duration::from_millis(150));
         let before = slices(&fixture);
         let background = user.copy_blocking(&fixture, BACKGROUND);
         assert!(slices(&fixture) - before >= 256);
@@ -259,7 +261,7 @@ fn two_at_once_and_a_critical_one_all_arrive() {
         handle.wait().unwrap();
     }
     for (mapped, host) in mapped.iter().zip(&hosts) {
-        assert!(fixture.read(&mapped.span(Bytes::ZERO, size).unwrap()) == host.as_slice());
+        assert!(fixture.holds(&mapped.span(Bytes::ZERO, size).unwrap(), host.as_slice()));
     }
     drop((streams, mapped));
     fixture.end();
@@ -281,7 +283,7 @@ fn stopping_in_the_middle_lets_them_arrive() {
     fixture.engine().stop();
     critical.copy(&fixture, CRITICAL);
     handle.wait().unwrap();
-    assert!(fixture.read(&to) == host.as_slice());
+    assert!(fixture.holds(&to, host.as_slice()));
     fixture.engine().copy(&to, &from, on, BACKGROUND).unwrap().wait().unwrap();
     fixture.wait(critical.on);
     drop((stream, mapped, to, from, host, critical));
@@ -330,7 +332,7 @@ fn every_call_may_fail_once() {
                 fixture.wait(on);
                 fixture.wait(critical.on);
                 assert!(background.is_ok() && beside.is_ok(), "{verb} {n}: {background:?} {beside:?}");
-                assert!(fixture.read(&span) == host.as_slice()[..length], "{verb} {n}");
+                assert!(fixture.holds(&span, &host.as_slice()[..length]), "{verb} {n}");
                 drop((background, beside, critical, streams, mapped, plain, span, from, host));
                 fixture.end();
                 if injected == 0 {
@@ -354,7 +356,7 @@ fn a_lost_relay_is_told_of_or_made_good() {
         let lose = Fault { verb: Some(Verb::Copy), when: When::Nth(n), error: Injected::Damaged(700) };
         fixture.faults.set(&[lose]);
         let answer = fixture.engine().copy(&to, &from, on, BACKGROUND).and_then(crate::CopyHandle::wait);
-        let arrived = answer.is_ok() && fixture.read(&to) == host.as_slice();
+        let arrived = answer.is_ok() && fixture.holds(&to, host.as_slice());
         assert!(answer.is_err() || arrived, "{n}");
         fixture.faults.set(&[]);
         drop((stream, mapped, to, from, host));

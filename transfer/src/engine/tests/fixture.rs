@@ -14,6 +14,7 @@ use crate::paths::{Direction, GpuLinks, PathGraph};
 use crate::{CopyOptions, Engine, EngineOptions, UserStream};
 
 pub(super) const GPU: DeviceId = DeviceId(0);
+const PART: usize = 256 << 10;
 
 pub(super) struct Fixture {
     pub(super) sim: Arc<Simulator>,
@@ -120,6 +121,18 @@ impl Fixture {
         let mut bytes = vec![0; usize::try_from(span.size().get()).unwrap()];
         self.sim.read_now(span.device().unwrap(), span.start(), &mut bytes).unwrap();
         bytes
+    }
+
+    /// Whether a span of a GPU holds these bytes, by the driver alone.
+    pub(super) fn holds(&self, span: &Span, bytes: &[u8]) -> bool {
+        assert_eq!(span.size().get(), bytes.len() as u64);
+        // A part at a time: the system takes longer to make memory for all of it than to copy that.
+        let mut found = vec![0; PART];
+        (span.start().0..).step_by(PART).zip(bytes.chunks(PART)).all(|(at, part)| {
+            let found = &mut found[..part.len()];
+            self.sim.read_now(span.device().unwrap(), Address(at), found).unwrap();
+            found == part
+        })
     }
 
     /// What the engine carried on a way.
