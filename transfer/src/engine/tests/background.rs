@@ -55,7 +55,7 @@ fn slices(fixture: &Fixture) -> u64 {
 #[test]
 fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
     for direction in Direction::BOTH {
-        let fixture = Fixture::new("h200x4");
+        let fixture = Fixture::of_times("h200x4");
         let critical = User::new(&fixture, direction, Bytes::mib(16));
         let alone = critical.copy_blocking(&fixture, CRITICAL);
         let background = [(); 2].map(|()| User::new(&fixture, direction, Bytes::mib(192)));
@@ -90,7 +90,7 @@ fn a_critical_copy_beside_background_copies_takes_half_as_long_again_at_most() {
 
 #[test]
 fn slices_are_smaller_while_other_copies_come() {
-    let fixture = Fixture::new("h200x4");
+    let fixture = Fixture::of_times("h200x4");
     let critical = User::new(&fixture, Direction::ToGpu, Bytes::mib(16));
     let background = User::new(&fixture, Direction::ToGpu, Bytes::mib(192));
     let sliced = || {
@@ -118,7 +118,7 @@ fn slices_are_smaller_while_other_copies_come() {
 fn a_normal_copy_does_not_wait_for_a_background_copy() {
     let size = Bytes::mib(512);
     for memory in [Way::ZeroStaging, Way::Staged] {
-        let fixture = Fixture::new("h200x4");
+        let fixture = Fixture::of_times("h200x4");
         let normal = User::new(&fixture, Direction::ToGpu, Bytes::mib(64));
         let alone = normal.copy_blocking(&fixture, CopyOptions::default());
         let plain = fixture.plain(GPU, size);
@@ -173,7 +173,7 @@ fn lists_and_broadcasts_do_not_wait_for_a_background_copy() {
 
 #[test]
 fn alone_a_background_copy_is_nearly_as_fast_as_any() {
-    let fixture = Fixture::new("h200x4");
+    let fixture = Fixture::of_times("h200x4");
     for direction in Direction::BOTH {
         let user = User::new(&fixture, direction, Bytes::mib(256));
         let normal = user.copy_blocking(&fixture, CopyOptions::default());

@@ -156,7 +156,7 @@ fn a_gpu_that_is_lost_is_told_of() {
 
 #[test]
 fn a_broadcast_is_three_times_as_fast_as_a_copy_for_each_gpu() {
-    let fixture = Fixture::new("h200x4");
+    let fixture = Fixture::of_times("h200x4");
     for size in [Bytes::mib(128), Bytes::mib(256)] {
         let (kept, spans) = buffers(&fixture, &[0, 1, 2, 3], size);
         let host = fixture.pinned(size, 7);

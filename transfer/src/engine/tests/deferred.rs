@@ -133,7 +133,7 @@ fn a_busy_link_gets_less_and_none_is_slower_than_at_once() {
     const BUSY: DeviceId = DeviceId(2);
     let size = Bytes::mib(384);
     for direction in Direction::BOTH {
-        let fixture = Fixture::new("h200x4");
+        let fixture = Fixture::of_times("h200x4");
         let user = User::new(&fixture, size, [1, 2]);
         let (at_once, late) = (user.split_at_once(&fixture, direction), user.late(&fixture, direction));
         println!("{direction:?}: at once {at_once:?}, late {late:?}");
