@@ -33,7 +33,7 @@ def decommit(tensor: Any) -> int:
         TypeError: it has no bytes that can be reached.
         ValueError: its bytes do not lie side by side.
     """
-    return _asked(_library.api().decommit, tensor)
+    return _asked(_library.api().decommit, tensor, "decommit changes its values")
 
 
 def commit(tensor: Any) -> int:
@@ -48,11 +48,11 @@ def commit(tensor: Any) -> int:
         TypeError: it has no bytes that can be reached.
         ValueError: its bytes do not lie side by side.
     """
-    return _asked(_library.api().commit, tensor)
+    return _asked(_library.api().commit, tensor, "commit changes its values")
 
 
-def _asked(call: Callable[[int, int], int], tensor: Any) -> int:
-    part = range_of(tensor, "tensor", written=True)
+def _asked(call: Callable[[int, int], int], tensor: Any, written: str) -> int:
+    part = range_of(tensor, "tensor", written=written)
     try:
         return call(part.address, part.size) if part.size else 0
     finally:

@@ -21,6 +21,7 @@ Stream = Union[None, int, Any]
 
 _PRIORITIES = {"normal": 0, "critical": 1, "background": 2}
 _NOW, _VERIFY, _DEVICE = 0x10, 0x20, 0x10000
+_WRITTEN = "a copy writes to it"
 
 # Copies whose handles were dropped before they were done, and what they keep.
 _dropped: list[tuple[int, list[Range]]] = []
@@ -154,10 +155,10 @@ def copy_to_all(
     Raises:
         As ``copy_``.
     """
-    from_ = range_of(src, "src", written=False)
+    from_ = range_of(src, "src")
     ranges: list[Range] = []
     for number, dst in enumerate(dsts):
-        to = range_of(dst, f"dst {number}", written=True)
+        to = range_of(dst, f"dst {number}", written=_WRITTEN)
         _same_size(to, from_, f"dst {number}", "src")
         ranges.extend((to, from_))
     flags = _flags(priority, wait, verify)
@@ -189,7 +190,7 @@ def copy_stats() -> dict[str, Any]:
 
 
 def _pair(dst: Any, src: Any, to_name: str, from_name: str) -> tuple[Range, Range]:
-    to, from_ = range_of(dst, to_name, written=True), range_of(src, from_name, written=False)
+    to, from_ = range_of(dst, to_name, written=_WRITTEN), range_of(src, from_name)
     _same_size(to, from_, to_name, from_name)
     return to, from_
 

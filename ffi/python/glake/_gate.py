@@ -21,7 +21,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from . import _library, _waiting
 from ._waiting import REFUSE, WHEN_CLOSED, WhenClosed
@@ -42,7 +42,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 # The objects themselves: a number is used again when its thread or task is gone.
-_Member = "threading.Thread | asyncio.Task[Any]"
+_Member: TypeAlias = "threading.Thread | asyncio.Task[Any]"
 
 
 def _here() -> _Member:

@@ -36,7 +36,7 @@ def live(tensor: Any, ranges: Ranges | Callable[[], Ranges] | None) -> None:
         TypeError: it has no bytes that can be reached.
     """
     api = _library.api()
-    part = range_of(tensor, "tensor", written=False)
+    part = range_of(tensor, "tensor")
     try:
         found = api.find(part.address)
         if found is None:

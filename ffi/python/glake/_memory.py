@@ -59,8 +59,8 @@ class Range:
             self.release()
 
 
-def range_of(thing: Any, name: str, *, written: bool) -> Range:
-    """The bytes of ``thing``, which is called ``name`` in errors and will be ``written`` or read.
+def range_of(thing: Any, name: str, *, written: str | None = None) -> Range:
+    """The bytes of ``thing``, which is called ``name`` in errors. ``written``: what changes them, as errors say; None: they are read.
 
     Raises:
         TypeError: it has none that can be reached.
@@ -89,13 +89,13 @@ def _of_tensor(torch: ModuleType, tensor: Any, name: str) -> Range:
     return Range(tensor, tensor.data_ptr(), size, device=tensor.device.index if kind == "cuda" else None, of_torch=True)
 
 
-def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: bool) -> Range:
+def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: str | None) -> Range:
     try:
         address, read_only = interface["data"]
         shape, item = interface["shape"], int(str(interface["typestr"])[2:])
     except (KeyError, TypeError, ValueError) as error:
         raise TypeError(f"{name} has a __cuda_array_interface__ without data, shape or typestr: {error!r}") from error
-    if written and read_only:
+    if written is not None and read_only:
         raise ValueError(f"{name} may only be read: its __cuda_array_interface__ says so")
     size = item
     for length in shape:
@@ -141,7 +141,7 @@ _get = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer)
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyBuffer_Release", ctypes.pythonapi))
 
 
-def _of_buffer(thing: Any, name: str, written: bool) -> Range:
+def _of_buffer(thing: Any, name: str, written: str | None) -> Range:
     try:
         view = memoryview(thing)
     except TypeError:
@@ -150,9 +150,9 @@ def _of_buffer(thing: Any, name: str, written: bool) -> Range:
         ) from None
     if not view.c_contiguous:
         raise ValueError(f"{name} is a buffer whose elements do not lie side by side: make it contiguous first (numpy.ascontiguousarray)")
-    if written and view.readonly:
-        raise ValueError(f"{name} may only be read: a copy writes to it")
+    if written is not None and view.readonly:
+        raise ValueError(f"{name} may only be read: {written}")
     export = _Buffer()
     # A view of the view: its address is asked for by the plainest request, which every contiguous buffer answers.
-    _get(view.cast("B") if view.ndim and view.nbytes else view, ctypes.byref(export), _WRITABLE if written else _SIMPLE)
+    _get(view.cast("B") if view.ndim and view.nbytes else view, ctypes.byref(export), _SIMPLE if written is None else _WRITABLE)
     return Range(thing, export.buf or 0, export.len, export=export)

@@ -261,7 +261,7 @@ def region_of(array: Any) -> str | None:
     Raises:
         TypeError: it has no bytes that can be reached.
     """
-    part = range_of(array, "array", written=False)
+    part = range_of(array, "array")
     try:
         tag: str | None = _library.api().region_of(part.address)
         return tag
@@ -313,7 +313,7 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def _fixed(array: Any, fixed: bool) -> None:
-    part = range_of(array, "array", written=False)
+    part = range_of(array, "array")
     try:
         _library.api().region_fix(part.address, fixed)
     finally:

@@ -48,7 +48,8 @@ def take(device: int, bytes: int) -> int:
     Returns:
         By how much.
     """
-    return _library.api().lease_take(device, bytes)
+    taken: int = _library.api().lease_take(device, bytes)
+    return taken
 
 
 def watch(callback: Watcher | None) -> None:

@@ -60,6 +60,9 @@ class Commit(unittest.TestCase):
                 assert ctypes.string_at(address, 16 * MIB) == sent
                 assert "block" in raises(glake.InvalidError, glake.decommit, array(8 * MIB, 9 * MIB))
                 raises(TypeError, glake.commit, 3)
+                for call in (glake.decommit, glake.commit):
+                    said = raises(ValueError, call, bytes(8))
+                    assert said == f"tensor may only be read: {call.__name__} changes its values", said
                 """
             ),
         )

@@ -1,24 +1,22 @@
 //! The memory of one simulated device: a sparse file, ranges of which are extents.
 //!
-//! Invariants: a range is taken once at a time; a range that is given back reads as zeroes from then on; `used`
-//! never passes `capacity`. The file is twice as long as the capacity, so that what is left fits a request of that
+//! Invariants: a range is taken once at a time, and then reads as zeroes; `used` never passes `capacity`. The file is twice as long as the capacity, so that what is left fits a request of that
 //! size wherever the holes lie (a real GPU maps page by page and has no holes).
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use glake_units::Bytes;
 
 use super::denial::{Checked, Denial};
+use super::file::MemoryFile;
 use super::ledger::Account;
 use super::spans::Spans;
 use super::system;
 
 #[derive(Debug)]
 pub(super) struct Arena {
-    file: OwnedFd,
-    /// Where the whole file is mapped: the simulator moves bytes here, whatever is mapped elsewhere.
-    base: u64,
-    length: u64,
+    /// The simulator moves bytes where this is mapped, whatever is mapped elsewhere.
+    file: MemoryFile,
     spans: Spans,
     capacity: u64,
     used: u64,
@@ -37,9 +35,8 @@ impl Arena {
     ) -> Checked<Self> {
         let capacity = capacity.get() / system::GRANULE * system::GRANULE;
         let length = capacity.saturating_mul(2);
-        let file = system::memory_file(name, length, false)?;
-        let base = system::map_whole(file.as_fd(), length)?;
-        Ok(Arena { file, base, length, spans: Spans::new(length), capacity, used: 0, context, account })
+        let file = MemoryFile::new(name, length, false)?;
+        Ok(Arena { file, spans: Spans::new(length), capacity, used: 0, context, account })
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
@@ -48,22 +45,21 @@ impl Arena {
 
     /// Where the byte at `offset` can be reached.
     pub(super) fn pointer(&self, offset: u64) -> u64 {
-        self.base + offset
+        self.file.pointer(offset)
     }
 
     /// Takes a range.
     pub(super) fn take(&mut self, size: u64) -> Checked<u64> {
         self.charge(size)?;
-        self.spans.take(size).ok_or_else(|| {
-            self.credit(size);
-            Denial::OutOfMemory(Bytes::new(size))
-        })
+        let found = self.spans.take(size).ok_or(Denial::OutOfMemory(Bytes::new(size)));
+        // A range that could not be cleared is lost rather than handed out dirty.
+        let cleared = found.and_then(|offset| self.file.clear(offset, size).map(|()| offset));
+        cleared.inspect_err(|_| self.credit(size))
     }
 
-    /// Gives a range back, and its bytes to the operating system.
+    /// Gives a range back.
     pub(super) fn give(&mut self, offset: u64, size: u64) -> Checked<()> {
-        // A range that could not be cleared is lost rather than handed out dirty.
-        system::punch(self.file.as_fd(), offset, size)?;
+        self.file.trim(offset, size)?;
         self.spans.give(offset, size);
         self.credit(size);
         Ok(())
@@ -108,12 +104,5 @@ impl Arena {
             Some(account) => Ok(Bytes::new(account.used_by_all()?)),
             None => Ok(Bytes::new(self.used)),
         }
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this arena's own; the simulator that reads through it goes with it.
-        let _ = unsafe { system::unreserve(self.base, self.length) };
     }
 }

@@ -1,8 +1,8 @@
 //! How many mappings the simulators of this process may still make.
 //!
 //! The kernel allows a process `vm.max_map_count` mappings, and at the limit the next `malloc` fails and aborts the
-//! process. So all simulators together keep to three quarters of it. This is the one static of the simulator: the
-//! limit is the process's too.
+//! process. So all simulators together keep to three quarters of it, and the count is a static: the limit is the
+//! process's too.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

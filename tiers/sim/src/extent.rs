@@ -4,14 +4,14 @@
 //! importer needs, and so that the operating system keeps the bytes until the last process has let go of them. All
 //! other memory is a range of its device's arena.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use super::arena::Arena;
 use super::budget;
 use super::context::ContextId;
 use super::denial::{Checked, Denial};
+use super::file::MemoryFile;
 use super::order::Shadow;
-use super::system;
 use glake_device::{DeviceId, Place};
 use glake_units::Bytes;
 
@@ -52,30 +52,27 @@ pub(super) enum Backing {
     Own(Own),
 }
 
-/// A file of memory, and where all of it is mapped.
+/// A file of memory, and its part of the budget of mappings.
 #[derive(Debug)]
 pub(super) struct Own {
-    file: OwnedFd,
-    base: u64,
-    size: u64,
+    pub(super) file: MemoryFile,
     /// Whether it counts as memory of the device: another process's does not.
     pub(super) counted: bool,
 }
 
 impl Own {
-    pub(super) fn new(file: OwnedFd, size: u64, counted: bool) -> Checked<Self> {
+    /// `open` opens the file.
+    pub(super) fn new(size: u64, counted: bool, open: impl FnOnce() -> Checked<MemoryFile>) -> Checked<Self> {
         if !budget::take(1) {
             return Err(Denial::OutOfMemory(Bytes::new(size)));
         }
-        let base = system::map_whole(file.as_fd(), size).inspect_err(|_| budget::give(1))?;
-        Ok(Own { file, base, size, counted })
+        let file = open().inspect_err(|_| budget::give(1))?;
+        Ok(Own { file, counted })
     }
 }
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this file's own, and the extent that was read through it is gone.
-        let _ = unsafe { system::unreserve(self.base, self.size) };
         budget::give(1);
     }
 }
@@ -98,7 +95,7 @@ impl Extent {
     pub(super) fn pointer(&self, arena: &Arena, offset: u64) -> u64 {
         match &self.backing {
             Backing::Arena { offset: start } => arena.pointer(start + offset),
-            Backing::Own(own) => own.base + offset,
+            Backing::Own(own) => own.file.pointer(offset),
         }
     }
 

@@ -64,6 +64,7 @@ mod enqueue;
 mod error;
 mod event;
 mod extent;
+mod file;
 mod flow;
 mod graph;
 mod host;

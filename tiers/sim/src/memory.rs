@@ -12,6 +12,7 @@ use super::arena::Arena;
 use super::context::{ContextId, ContextKind};
 use super::denial::{Checked, Denial, refuse};
 use super::extent::{Backing, Extent, Kind, Own, file_name, place_of};
+use super::file::MemoryFile;
 use super::host::HostTable;
 use super::order::Shadow;
 use super::space::AddressSpace;
@@ -104,9 +105,7 @@ impl Memory {
         let arena = arena_mut(&mut self.gpus, &mut self.host, place);
         let backing = if properties.exportable {
             arena.charge(size)?;
-            let own = system::memory_file(&file_name(place), size, true)
-                .map_err(Denial::from)
-                .and_then(|file| Own::new(file, size, true));
+            let own = Own::new(size, true, || MemoryFile::new(&file_name(place), size, true));
             Backing::Own(own.inspect_err(|_| arena.credit(size))?)
         } else {
             Backing::Arena { offset: arena.take(size)? }
@@ -187,14 +186,11 @@ impl Memory {
         self.space.unreserve(start.0, mapping.size)
     }
 
-    pub(super) fn export(&self, handle: Handle) -> Checked<OwnedFd> {
-        match self.extents.get(&handle).filter(|extent| !extent.released) {
+    pub(super) fn export(&mut self, handle: Handle) -> Checked<OwnedFd> {
+        match self.extents.get_mut(&handle).filter(|extent| !extent.released) {
             None => refuse(Address(0), Refusal::UnknownHandle),
             Some(Extent { backing: Backing::Arena { .. }, .. }) => refuse(Address(0), Refusal::InvalidValue),
-            Some(extent) => {
-                let (file, _) = extent.file(arena(&self.gpus, &self.host, extent.place));
-                Ok(file.try_clone_to_owned()?)
-            }
+            Some(Extent { backing: Backing::Own(own), .. }) => own.file.share(),
         }
     }
 
@@ -204,7 +200,8 @@ impl Memory {
         let place = name.to_str().and_then(place_of).ok_or_else(wrong)?;
         self.place(place)?;
         let size = system::sealed_size(shared)?.filter(|size| *size > 0).ok_or_else(wrong)?;
-        let own = Own::new(shared.try_clone_to_owned()?, size, false)?;
+        let file = shared.try_clone_to_owned()?;
+        let own = Own::new(size, false, || MemoryFile::imported(file, size))?;
         Ok(self.add(Extent::new(place, size, Backing::Own(own))))
     }
 

@@ -5,6 +5,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -147,6 +148,29 @@ pub(super) fn punch(file: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: changes bytes of our own file only.
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, size as libc::off_t) })
+}
+
+/// The first range of a file from `offset` on that has pages, and where it ends.
+pub(super) fn next_data(file: BorrowedFd<'_>, offset: u64) -> io::Result<Option<(u64, u64)>> {
+    let seek = |offset: u64, whence| {
+        // SAFETY: moves the position of our own file, which nothing reads by.
+        let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, whence) };
+        if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
+    };
+    match seek(offset, libc::SEEK_DATA) {
+        Ok(start) => Ok(Some((start, seek(start, libc::SEEK_HOLE)?))),
+        Err(none) if none.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The bytes of the pages that a file has.
+pub(super) fn pages(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: an out-parameter of this frame.
+    check(unsafe { libc::fstat(file.as_raw_fd(), found.as_mut_ptr()) })?;
+    // SAFETY: written, since the call succeeded.
+    Ok(unsafe { found.assume_init() }.st_blocks as u64 * 512)
 }
 
 /// Moves bytes; the ranges may overlap.

@@ -33,12 +33,14 @@ fn links(topology: &SimTopology) -> Vec<GpuLinks> {
     GpuLinks::of(&Topology::from(topology))
 }
 
-fn simulator(topology: &SimTopology) -> Arc<Simulator> {
-    Arc::new(Simulator::new(SimOptions { topology: topology.clone(), ..SimOptions::default() }).unwrap())
+/// A calibration looks at what its copies bring; the copies here are timed.
+fn simulator(topology: &SimTopology, times_only: bool) -> Arc<Simulator> {
+    let options = SimOptions { topology: topology.clone(), times_only, ..SimOptions::default() };
+    Arc::new(Simulator::new(options).unwrap())
 }
 
 fn calibrated(topology: &SimTopology) -> PathGraph {
-    let sim = simulator(topology);
+    let sim = simulator(topology, false);
     let completion_events = CompletionEvents::new(sim.clone());
     let budget = Duration::from_millis(200);
     Calibration::run(&completion_events, &links(topology), budget, &|| sim.now(), &mut |_| {}).unwrap().graph
@@ -56,7 +58,7 @@ struct Fixture {
 
 impl Fixture {
     fn new(topology: &SimTopology, graph: PathGraph) -> Fixture {
-        let sim = simulator(topology);
+        let sim = simulator(topology, true);
         let driver: Arc<dyn Driver> = sim.clone();
         let completion_events = CompletionEvents::new(driver.clone());
         let gpus: DeviceSet = links(topology).iter().map(|gpu| gpu.device).collect();
@@ -71,7 +73,7 @@ impl Fixture {
             let memory = Arc::new(Buffer::new(&completion_events, GPU, size, gpus).unwrap());
             memory.span(Bytes::ZERO, size).unwrap()
         });
-        let from = Arc::new(Registration::new(&completion_events, Pages::new(size, 1).unwrap()).unwrap());
+        let from = Arc::new(Registration::new(&completion_events, Pages::new(size, 0).unwrap()).unwrap());
         let streams = [(); 2].map(|()| {
             let stream = OwnedStream::new(&driver, GPU).unwrap();
             let on = UserStream::of(&*driver, GPU, stream.id()).unwrap();

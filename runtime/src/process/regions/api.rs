@@ -89,11 +89,11 @@ impl Regions {
         if current_region::pop(&self.set.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
     }
 
-    /// The program promises not to write to a region's bytes until it is unsealed, on every device where it has any. With `strict` they
-    /// are mapped read-only, while no use of the region runs.
+    /// The program promises not to write to a region's bytes until it is unsealed, on any device. With `strict` they are mapped
+    /// read-only, while no use of the region runs.
     ///
     /// # Errors
-    /// [`ProcessError::Region`] where its policy is another one; [`ProcessError::StillUsed`].
+    /// [`ProcessError::UnknownTag`]; [`ProcessError::Region`] where its policy is another one; [`ProcessError::StillUsed`].
     pub fn seal(&self, tag: &str, strict: bool) -> Result<()> {
         let slot = self.set.table.get(tag)?;
         let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
@@ -103,7 +103,7 @@ impl Regions {
         if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
             return Err(ProcessError::NotAgreed { tags });
         }
-        slot.regions().iter().try_for_each(|region| Ok(region.seal(strict)?))
+        Ok(slot.seal(strict)?)
     }
 
     /// Its bytes may change again.
@@ -111,8 +111,7 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::UnknownTag`]; what the pool answers.
     pub fn unseal(&self, tag: &str) -> Result<()> {
-        let regions = self.set.table.get(tag)?.regions();
-        regions.iter().try_for_each(|region| Ok(region.unseal()?))
+        Ok(self.set.table.get(tag)?.unseal()?)
     }
 
     /// Pins host memory for a region ahead, where it was made so.
@@ -320,10 +319,10 @@ impl RegionSet {
     /// Whether there are such tags. What lies in no region is always there; graphs' pools that are new are looked for.
     fn check(&self, tags: &Tags) -> Result<()> {
         let Tags::These(tags) = tags else { return Ok(()) };
-        tags.iter().filter(|tag| *tag != DEFAULT).try_for_each(|tag| {
-            self.table.get(tag).or_else(|_| {
+        tags.iter().try_for_each(|tag| {
+            self.table.known(tag).or_else(|_| {
                 self.table.cover(&self.registry.devices);
-                self.table.get(tag)
+                self.table.known(tag)
             })?;
             Ok(())
         })
@@ -342,7 +341,7 @@ impl RegionSet {
             tag: slot.tag().to_owned(),
             policy: slot.options.policy,
             host_copy: slot.options.host_copy,
-            sealed: false,
+            sealed: slot.is_sealed(),
             clean: slot.options.clean.then(CleanCounts::default),
             device: None,
             resident: Bytes::ZERO,

@@ -77,6 +77,7 @@ impl RegionSet {
     /// As [`super::Regions::refill`], now.
     pub(super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         let begin = Instant::now();
+        self.table.cover(&self.registry.devices);
         let mut slots = self.table.named(ask.tags.as_deref())?;
         self.table.sort(&mut slots);
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });

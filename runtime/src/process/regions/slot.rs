@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 use glake_stitch::DomainId;
-use glake_tiers::{GpuPool, Region, RegionOptions};
+use glake_tiers::{GpuPool, Policy, Region, RegionError, RegionOptions};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -38,6 +38,8 @@ pub(super) struct Slot {
     domains: Box<[OnceLock<DomainId>]>,
     /// In the order in which they were made. Of a defined region one a device.
     regions: Mutex<Vec<Arc<Region>>>,
+    /// Whether it is sealed, and strictly: what is made of it is sealed too.
+    seal: Mutex<Option<bool>>,
     /// When it was first allocated in, among all; `u64::MAX`: never.
     first: AtomicU64,
     /// Shrinks that are under way.
@@ -61,6 +63,7 @@ impl Slot {
             kind,
             domains: (0..devices).map(|_| OnceLock::new()).collect(),
             regions: Mutex::default(),
+            seal: Mutex::default(),
             first: AtomicU64::new(u64::MAX),
             out: Mutex::default(),
             is_away: AtomicBool::new(false),
@@ -79,10 +82,43 @@ impl Slot {
         Some(*place.get_or_init(|| {
             let region = Arc::new(Region::new(pool, self.options.clone()));
             let domain = region.domain();
+            let seal = self.seal.lock();
+            if let Some(strict) = *seal {
+                // A pool that refuses that refuses what is asked for next as well.
+                let _ = region.seal(strict);
+            }
             self.regions.lock().push(region);
             self.note_first(clock);
             domain
         }))
+    }
+
+    /// Seals its regions, and those that are made from now on.
+    ///
+    /// # Errors
+    /// As [`Region::seal`].
+    pub(super) fn seal(&self, strict: bool) -> Result<(), RegionError> {
+        if self.options.policy != Policy::Sealed {
+            return Err(RegionError::NotSealable { tag: self.options.tag.clone() });
+        }
+        let mut seal = self.seal.lock();
+        *seal = Some(strict);
+        self.regions().iter().try_for_each(|region| region.seal(strict))
+    }
+
+    /// Takes that back.
+    ///
+    /// # Errors
+    /// As [`Region::unseal`]; it is sealed still.
+    pub(super) fn unseal(&self) -> Result<(), RegionError> {
+        let mut seal = self.seal.lock();
+        self.regions().iter().try_for_each(|region| region.unseal())?;
+        *seal = None;
+        Ok(())
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        self.seal.lock().is_some()
     }
 
     fn note_first(&self, clock: &AtomicU64) {

@@ -67,6 +67,11 @@ impl Table {
         })
     }
 
+    /// The same; what lies in no region is always there.
+    pub(super) fn known(&self, tag: &str) -> Result<Arc<Slot>> {
+        if tag == DEFAULT { Ok(self.reserved(tag.to_owned(), Kind::Default)) } else { self.get(tag) }
+    }
+
     /// These, or all, in the order of their tags.
     pub(super) fn named(&self, tags: Option<&[String]>) -> Result<Vec<Arc<Slot>>> {
         match tags {
@@ -74,7 +79,7 @@ impl Table {
             Some(tags) => {
                 let mut found: Vec<Arc<Slot>> = Vec::new();
                 for tag in tags {
-                    let slot = self.get(tag)?;
+                    let slot = self.known(tag)?;
                     if !found.iter().any(|other| Arc::ptr_eq(other, &slot)) {
                         found.push(slot);
                     }
@@ -123,7 +128,7 @@ impl Table {
 
     /// What comes back first; what is not named comes after it.
     pub(super) fn set_order(&self, tags: &[String]) -> Result<()> {
-        tags.iter().try_for_each(|tag| self.get(tag).map(|_| ()))?;
+        tags.iter().try_for_each(|tag| self.known(tag).map(|_| ()))?;
         self.inner.write().order = tags.to_vec();
         Ok(())
     }

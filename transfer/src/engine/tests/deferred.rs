@@ -109,7 +109,7 @@ fn where_the_program_has_its_gpu_to_itself_its_link_is_a_path_and_nothing_of_our
         }
         assert!(carried(&fixture).iter().zip(&before).all(|(after, before)| after > before), "{direction:?}");
     }
-    assert!(fixture.read(&user.gpu) == fixture.pinned(size, 1).as_slice());
+    assert!(fixture.holds(&user.gpu, fixture.pinned(size, 1).as_slice()));
     assert_eq!(fixture.engine().contexts.own_driver().has_context(GPU).ok(), Some(false));
     assert!(fixture.engine().statistics().paths.iter().all(|path| path.retries == 0));
     drop(user);
@@ -133,7 +133,7 @@ fn a_busy_link_gets_less_and_none_is_slower_than_at_once() {
     const BUSY: DeviceId = DeviceId(2);
     let size = Bytes::mib(384);
     for direction in Direction::BOTH {
-        let fixture = Fixture::new("h200x4");
+        let fixture = Fixture::of_times("h200x4");
         let user = User::new(&fixture, size, [1, 2]);
         let (at_once, late) = (user.split_at_once(&fixture, direction), user.late(&fixture, direction));
         println!("{direction:?}: at once {at_once:?}, late {late:?}");
@@ -192,7 +192,7 @@ fn every_call_may_fail_once() {
             let injected = fixture.faults.injected();
             fixture.faults.set(&[]);
             assert!(answer.is_ok(), "{verb} {n}: {answer:?}");
-            assert!(fixture.read(&user.gpu) == fixture.pinned(size, n).as_slice(), "{verb} {n}");
+            assert!(fixture.holds(&user.gpu, fixture.pinned(size, n).as_slice()), "{verb} {n}");
             drop(user);
             fixture.end();
             if injected == 0 {
@@ -220,7 +220,7 @@ fn what_a_lost_relay_did_not_bring_is_copied_again() {
             let own = fixture.engine().links.relays().is_fenced(GPU);
             assert!(answer.is_ok() || own || n == 1 && verb == Verb::EventRecord, "{verb} {n}: {answer:?}");
             if answer.is_ok() {
-                assert!(fixture.read(&user.gpu) == fixture.pinned(size, n).as_slice(), "{verb} {n}");
+                assert!(fixture.holds(&user.gpu, fixture.pinned(size, n).as_slice()), "{verb} {n}");
                 made_good += u64::from(!fixture.engine().links.relays().fenced().is_empty());
                 // Nothing more is told of it.
                 fixture.engine().copy(&user.gpu, &user.host, user.on, BACKGROUND).unwrap().wait().unwrap();

@@ -14,6 +14,7 @@ use crate::paths::{Direction, GpuLinks, PathGraph};
 use crate::{CopyOptions, Engine, EngineOptions, UserStream};
 
 pub(super) const GPU: DeviceId = DeviceId(0);
+const PART: usize = 256 << 10;
 
 pub(super) struct Fixture {
     pub(super) sim: Arc<Simulator>,
@@ -22,6 +23,7 @@ pub(super) struct Fixture {
     pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) engine: Option<Arc<Engine>>,
     pub(super) gpus: DeviceSet,
+    times_only: bool,
 }
 
 impl Fixture {
@@ -32,6 +34,12 @@ impl Fixture {
 
     pub(super) fn with(name: &str, options: EngineOptions) -> Fixture {
         Fixture::timed(name, options, Clock::Virtual)
+    }
+
+    /// For tests of how long copies take, which bring no bytes here.
+    pub(super) fn of_times(name: &str) -> Fixture {
+        let device = SimOptions { times_only: true, ..SimOptions::default() };
+        Fixture::on(name, EngineOptions::default(), device)
     }
 
     pub(super) fn timed(name: &str, options: EngineOptions, clock: Clock) -> Fixture {
@@ -51,6 +59,7 @@ impl Fixture {
         };
         let gpus: DeviceSet = (0..u32::try_from(topology.gpus.len()).unwrap()).map(DeviceId).collect();
         let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));
+        let times_only = device.times_only;
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..device }).unwrap());
         let faults = Arc::new(Faults::new(sim.clone()));
         let driver: Arc<dyn Driver> = faults.clone();
@@ -67,7 +76,7 @@ impl Fixture {
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();
         assert_eq!(engine.relays(), if shared { relays } else { relays.without(used) });
-        Fixture { sim, faults, driver, completion_events, engine: Some(engine), gpus }
+        Fixture { sim, faults, driver, completion_events, engine: Some(engine), gpus, times_only }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {
@@ -88,10 +97,14 @@ impl Fixture {
         self.sim.enqueue_kernel(on.device(), on.id(), &[], &[], took, |_| {}).unwrap();
     }
 
-    /// Pinned memory that holds a pattern.
+    /// Pinned memory that holds a pattern, where bytes are copied.
     pub(super) fn pinned(&self, size: Bytes, seed: u64) -> Arc<Registration> {
-        let mut memory = Registration::new(&self.completion_events, Pages::new(size, 1).unwrap()).unwrap();
-        fill(memory.as_mut_slice(), seed);
+        let threads = usize::from(!self.times_only);
+        let pages = Pages::new(size, threads).unwrap();
+        let mut memory = Registration::new(&self.completion_events, pages).unwrap();
+        if !self.times_only {
+            fill(memory.as_mut_slice(), seed);
+        }
         Arc::new(memory)
     }
 
@@ -117,9 +130,23 @@ impl Fixture {
 
     /// The bytes of a span of a GPU, by the driver alone.
     pub(super) fn read(&self, span: &Span) -> Vec<u8> {
+        assert!(!self.times_only);
         let mut bytes = vec![0; usize::try_from(span.size().get()).unwrap()];
         self.sim.read_now(span.device().unwrap(), span.start(), &mut bytes).unwrap();
         bytes
+    }
+
+    /// Whether a span of a GPU holds these bytes, by the driver alone.
+    pub(super) fn holds(&self, span: &Span, bytes: &[u8]) -> bool {
+        assert!(!self.times_only);
+        assert_eq!(span.size().get(), bytes.len() as u64);
+        // A part at a time: the system takes longer to make memory for all of it than to copy that.
+        let mut found = vec![0; PART];
+        (span.start().0..).step_by(PART).zip(bytes.chunks(PART)).all(|(at, part)| {
+            let found = &mut found[..part.len()];
+            self.sim.read_now(span.device().unwrap(), Address(at), found).unwrap();
+            found == part
+        })
     }
 
     /// What the engine carried on a way.

@@ -90,7 +90,7 @@ fn small_copies_and_engines_without_threads_leave_it_to_the_driver() {
         let on = fixture.user(GPU, stream.id());
         fixture.copy(&gpu, &from, on);
         fixture.wait(on);
-        assert!(fixture.read(&gpu) == out.0);
+        assert!(fixture.holds(&gpu, &out.0));
         assert_eq!(fixture.engine().statistics().native_copies, 1);
         drop((stream, kept, gpu));
         fixture.end();
@@ -149,7 +149,7 @@ fn the_source_is_read_when_the_stream_has_come_to_the_copy() {
     fixture.copy(&gpu, &from, on);
     let source = late.join().unwrap();
     fixture.wait(on);
-    assert!(fixture.read(&gpu) == source.0);
+    assert!(fixture.holds(&gpu, &source.0));
     assert_eq!(fixture.engine().statistics().split_copies, 1);
     other.synchronize().unwrap();
     drop((stream, other, kept, gpu, word));
@@ -177,14 +177,14 @@ fn a_stream_that_is_held_back_holds_back_no_other() {
         // On the same stream too another thread is not kept waiting by anything of ours.
         for at in 1..4 {
             fixture.copy(&memory[at].1, &spans[at], fixture.user(GPU, other.id()));
-            assert!(fixture.read(&memory[at].1) == sources[at].0);
+            assert!(fixture.holds(&memory[at].1, &sources[at].0));
         }
         assert!(waited.try_recv().is_err());
         fixture.sim.enqueue_signal(GPU, other.id(), word.start(), 4242).unwrap();
         waited.recv_timeout(Duration::from_secs(20)).unwrap();
     });
     fixture.wait(fixture.user(GPU, held.id()));
-    assert!(fixture.read(&memory[0].1) == sources[0].0);
+    assert!(fixture.holds(&memory[0].1, &sources[0].0));
     other.synchronize().unwrap();
     drop((held, other, word, memory, spans));
     fixture.end();
@@ -238,7 +238,7 @@ fn trial(direction: Direction, fault: Fault) -> u64 {
     fixture.wait(on);
     match answer {
         Ok(_) => {
-            assert!(fixture.read(&gpu) == loose.0, "{fault:?}");
+            assert!(fixture.holds(&gpu, &loose.0), "{fault:?}");
             assert!(direction == Direction::ToGpu || loose.0 == pinned.as_slice(), "{fault:?}");
         }
         // A fault that goes on and on leaves no way; nor does the loss of the user's own device.

@@ -23,7 +23,10 @@ struct Scene {
 
 impl Scene {
     fn new(mapped: bool, size: Bytes) -> Scene {
-        let fixture = Fixture::new("h200x4");
+        Scene::on_server(Fixture::new("h200x4"), mapped, size)
+    }
+
+    fn on_server(fixture: Fixture, mapped: bool, size: Bytes) -> Scene {
         let stream = fixture.stream(GPU);
         let (host, first) = (fixture.pinned(size, 1), fixture.pinned(size, 2));
         let (gpu, plain) = match mapped {
@@ -385,7 +388,7 @@ fn a_relay_that_is_lost_is_told_of_or_made_good() {
 #[test]
 fn a_list_comes_near_to_the_links_together() {
     for direction in Direction::BOTH {
-        let scene = Scene::new(true, Bytes::mib(320));
+        let scene = Scene::on_server(Fixture::of_times("h200x4"), true, Bytes::mib(320));
         let blocks = scene.blocks(direction, 20_011, &[16 << 10]);
         let start = scene.fixture.sim.now();
         scene.copy(direction, &blocks).unwrap().wait().unwrap();

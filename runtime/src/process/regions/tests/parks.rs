@@ -9,6 +9,27 @@ use crate::process::{Ballot, Gate, UseId};
 
 const GPU: DeviceId = DeviceId(0);
 
+/// Ends what runs beside a test, however the test ends: a scope waits for its threads also where an assertion has failed.
+struct Ending<'t> {
+    regions: &'t Regions,
+    over: &'t AtomicBool,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        if std::thread::panicking() {
+            // What is parked goes on.
+            let _ = self.regions.refill(&Refill::default());
+        }
+    }
+}
+
+/// Waits at a safe point, once somebody asks for that.
+fn parks(gate: &Gate, id: UseId, over: &AtomicBool) {
+    while !over.load(Ordering::SeqCst) && !gate.safepoint(id) {}
+}
+
 /// Steps of one use, each of which reads its memory, with a safe point after each; how often it was parked.
 fn steps(process: &Process, id: UseId, blocks: &[Written], over: &AtomicBool) -> u32 {
     let mut parks = 0;
@@ -31,6 +52,7 @@ fn a_parked_use_goes_on_with_the_same_bytes_at_the_same_addresses() {
     assert!(gate.join_use(id).unwrap());
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let ending = Ending { regions: process.regions(), over: &over };
         let both = [0, 1].map(|_| scope.spawn(|| steps(&process, id, &blocks, &over)));
         for round in 0..20 {
             // By bytes, more than one region: what is parked for the first stays parked for the second.
@@ -45,7 +67,7 @@ fn a_parked_use_goes_on_with_the_same_bytes_at_the_same_addresses() {
             assert!(!gate.join_use(id).unwrap(), "a thread that comes now is not inside");
             process.regions().refill(&Refill::default()).unwrap();
         }
-        over.store(true, Ordering::SeqCst);
+        drop(ending);
         let parks: Vec<u32> = both.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(parks.iter().all(|parks| *parks > 0), "{parks:?}");
     });
@@ -61,6 +83,7 @@ fn it_runs_for_its_quantum_before_it_is_parked_again() {
     let id = process.regions().begin_use(&Tags::of(&["a"]), WhenClosed::Refuse, None).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ending = Ending { regions: process.regions(), over: &over };
         scope.spawn(|| steps(&process, id, &blocks, &over));
         process.regions().shrink(&shrink_of(&["a"])).unwrap();
         process.regions().refill(&Refill::default()).unwrap();
@@ -68,7 +91,6 @@ fn it_runs_for_its_quantum_before_it_is_parked_again() {
         assert!(matches!(process.regions().shrink(&short), Err(ProcessError::StillUsed { .. })));
         process.regions().shrink(&shrink_of(&["a"])).unwrap();
         process.regions().refill(&Refill::default()).unwrap();
-        over.store(true, Ordering::SeqCst);
     });
     process.regions().gate().end_use(id).unwrap();
     process.end(blocks);
@@ -87,8 +109,10 @@ fn where_the_work_does_not_end_uses_go_on_and_nothing_moves() {
     let reserved = pool.reserved();
     let id = regions.begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
     parts.sim.enqueue_wait(GPU, stream.id(), flag, 1).unwrap();
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let parked = scope.spawn(|| while !regions.gate().safepoint(id) {});
+        let _ending = Ending { regions, over: &over };
+        let parked = scope.spawn(|| parks(regions.gate(), id, &over));
         let error = regions.shrink(&Shrink::default()).unwrap_err();
         assert!(matches!(error, ProcessError::ParkedWork { .. }), "{error}");
         assert!(error.to_string().contains("tiers.park_drain_ms"), "{error}");
@@ -97,6 +121,7 @@ fn where_the_work_does_not_end_uses_go_on_and_nothing_moves() {
     assert_eq!(pool.reserved(), reserved);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ending = Ending { regions, over: &over };
         // It is not parked again in vain at once.
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {
@@ -105,7 +130,6 @@ fn where_the_work_does_not_end_uses_go_on_and_nothing_moves() {
         });
         let short = Shrink { timeout: Some(Duration::from_millis(50)), ..Shrink::default() };
         assert!(matches!(regions.shrink(&short), Err(ProcessError::StillUsed { uses: 1, .. })));
-        over.store(true, Ordering::SeqCst);
     });
     pool.write(flag, &1_u32.to_le_bytes()).unwrap();
     regions.gate().end_use(id).unwrap();
@@ -119,13 +143,16 @@ fn where_the_work_does_not_end_uses_go_on_and_nothing_moves() {
 }
 
 /// A use of all memory that votes at its next safe point, once it is asked; whether it was heard.
-fn votes(gate: &Gate, id: UseId, yes: bool, asked: impl FnOnce()) -> bool {
+fn votes(gate: &Gate, id: UseId, yes: bool, over: &AtomicBool, asked: impl FnOnce()) -> bool {
     while !gate.arrive_to_vote(id) {
+        if over.load(Ordering::SeqCst) {
+            return false;
+        }
         std::thread::yield_now();
     }
     let ballot = loop {
         match gate.ballot(id, Duration::from_millis(5)) {
-            Ballot::NotYet => {}
+            Ballot::NotYet if !over.load(Ordering::SeqCst) => {}
             ballot => break ballot,
         }
     };
@@ -145,17 +172,24 @@ fn who_votes_is_asked_before_anything_moves() {
     let block = process.written_in("a", 0, mib(9), 1);
     let (gate, reserved) = (process.regions().gate(), process.reserved(0));
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ending = Ending { regions: process.regions(), over: &over };
         let nothing_moved = || assert_eq!(process.reserved(0), reserved);
-        let voted = scope.spawn(move || votes(gate, id, true, nothing_moved));
+        let voted = scope.spawn({
+            let over = &over;
+            move || votes(gate, id, true, over, nothing_moved)
+        });
         assert!(process.regions().shrink(&Shrink::default()).unwrap().freed >= mib(9));
         assert_eq!(gate.view().parked, 1);
         process.regions().refill(&Refill::default()).unwrap();
         assert!(voted.join().unwrap());
     });
     process.check(&block);
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let voted = scope.spawn(|| votes(gate, id, false, || ()));
+        let _ending = Ending { regions: process.regions(), over: &over };
+        let voted = scope.spawn(|| votes(gate, id, false, &over, || ()));
         let error = process.regions().shrink(&Shrink::default()).unwrap_err();
         assert!(matches!(error, ProcessError::NotAgreed { .. }), "{error}");
         assert!(voted.join().unwrap());
@@ -209,11 +243,14 @@ fn who_votes_is_not_asked_where_the_work_does_not_end() {
     pool.write(flag, &[0; 4]).unwrap();
     let id = regions.begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
     parts.sim.enqueue_wait(GPU, stream.id(), flag, 1).unwrap();
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ending = Ending { regions, over: &over };
         let voted = scope.spawn(|| {
             let gate = regions.gate();
-            while !gate.arrive_to_vote(id) {}
-            while gate.ballot(id, Duration::from_millis(5)) == Ballot::NotYet {}
+            let goes_on = || !over.load(Ordering::SeqCst);
+            while goes_on() && !gate.arrive_to_vote(id) {}
+            while goes_on() && gate.ballot(id, Duration::from_millis(5)) == Ballot::NotYet {}
             (gate.ballot(id, Duration::ZERO), gate.vote(id, true), gate.vote(id, false))
         });
         assert!(matches!(regions.shrink(&Shrink::default()), Err(ProcessError::ParkedWork { .. })));
@@ -242,8 +279,10 @@ fn what_others_have_stays_while_its_use_is_parked() {
     process.regions().fix(fixed.address, true).unwrap();
     let gate = process.regions().gate();
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let parked = scope.spawn(|| while !gate.safepoint(id) {});
+        let _ending = Ending { regions: process.regions(), over: &over };
+        let parked = scope.spawn(|| parks(gate, id, &over));
         let report = process.regions().shrink(&Shrink::default()).unwrap();
         assert!(report.freed >= mib(8), "{report:?}");
         let mut reasons: Vec<SkipReason> = report.skipped.iter().map(|skipped| skipped.reason).collect();

@@ -54,6 +54,51 @@ fn a_full_host_leaves_the_rest_where_it_is() {
 }
 
 #[test]
+fn what_lies_in_no_region_is_always_there() {
+    for used in [false, true] {
+        let process = started("");
+        let blocks: Vec<Written> = used.then(|| process.written(0, mib(3), 1)).into_iter().collect();
+        let refilled = process.regions().refill(&refill_of(&["default"])).unwrap();
+        assert_eq!((refilled.mapped, refilled.evicted), (Bytes::ZERO, Bytes::ZERO));
+        process.regions().set_order(&["default".to_owned()]).unwrap();
+        process.end(blocks);
+        let process = started("");
+        assert_eq!(process.regions().shrink(&shrink_of(&["default"])).unwrap().freed, Bytes::ZERO);
+        process.end([]);
+    }
+}
+
+#[test]
+fn a_seal_is_there_before_any_memory_is() {
+    let process = started("");
+    process.regions().define(options("sealed", Policy::Sealed, CopyPolicy::Retain)).unwrap();
+    process.regions().define(options("keep", Policy::Keep, CopyPolicy::Drop)).unwrap();
+    let refused = process.regions().seal("keep", false);
+    assert!(
+        matches!(refused, Err(ProcessError::Region(glake_tiers::RegionError::NotSealable { .. }))),
+        "{refused:?}"
+    );
+    let in_sealed = |device| {
+        process.regions().enter("sealed").unwrap();
+        let block = process.malloc(device, mib(3), STREAM);
+        process.regions().leave().unwrap();
+        block
+    };
+    for strict in [false, true] {
+        process.regions().seal("sealed", strict).unwrap();
+        process.regions().prepare("sealed").unwrap();
+        let refused = in_sealed(0);
+        assert!(refused.is_err(), "{refused:?}");
+        process.regions().unseal("sealed").unwrap();
+        process.free(in_sealed(0).unwrap()).unwrap();
+    }
+    // Where it has memory on another GPU.
+    process.regions().seal("sealed", false).unwrap();
+    assert!(in_sealed(1).is_err());
+    process.end([]);
+}
+
+#[test]
 fn what_is_not_there_is_refused_before_anything_moves() {
     let process = started("");
     let block = process.written(0, mib(3), 1);

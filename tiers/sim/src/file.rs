@@ -1,0 +1,232 @@
+//! Files of memory, each mapped whole.
+//!
+//! The kernel takes longer to make a page than the simulator takes for all else that it does with one. So a file whose
+//! owner goes is kept with its pages, for the next owner of a file of that name and size, and cleared before that has
+//! it. A file that another process may have open is not kept, nor is one of the process that this one was forked from.
+//!
+//! Invariants: a new file reads as zeroes; what is kept is [`KEPT_FILES`] files and [`KEPT_BYTES`] of pages at most.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::denial::Checked;
+use super::system;
+
+/// What nobody owns now, the longest kept first, each with the bytes of its pages.
+static KEPT: Mutex<VecDeque<(Arc<Mapped>, u64)>> = Mutex::new(VecDeque::new());
+
+const KEPT_FILES: usize = 64;
+/// Of pages that nobody uses: in all kept files together, and in each file that is owned.
+const KEPT_BYTES: u64 = 512 << 20;
+const CLEARED_RUNS: usize = 8;
+
+/// A file of memory that an arena or an extent owns.
+#[derive(Debug)]
+pub(super) struct MemoryFile {
+    mapped: Arc<Mapped>,
+    /// Whether another process may have it open.
+    shared: bool,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    name: String,
+    file: OwnedFd,
+    base: u64,
+    size: u64,
+    /// Who mapped it: a forked child has the file, and no mapping of it.
+    process: u32,
+}
+
+impl MemoryFile {
+    /// A file that reads as zeroes. A sealed one keeps its size for ever, so that other processes may be given it.
+    pub(super) fn new(name: &str, size: u64, sealed: bool) -> Checked<Self> {
+        if let Some(mapped) = take_kept(name, size) {
+            let file = MemoryFile { mapped, shared: false };
+            file.clear(0, size)?;
+            return Ok(file);
+        }
+        let file = system::memory_file(name, size, sealed)?;
+        Ok(MemoryFile { mapped: Arc::new(Mapped::new(name, file, size)?), shared: false })
+    }
+
+    /// A file of another process.
+    pub(super) fn imported(file: OwnedFd, size: u64) -> Checked<Self> {
+        Ok(MemoryFile { mapped: Arc::new(Mapped::new("", file, size)?), shared: true })
+    }
+
+    /// What another process is given; it may keep that for as long as it likes.
+    pub(super) fn share(&mut self) -> Checked<OwnedFd> {
+        self.shared = true;
+        Ok(self.mapped.file.try_clone()?)
+    }
+
+    /// Where the byte at `offset` can be reached.
+    pub(super) fn pointer(&self, offset: u64) -> u64 {
+        self.mapped.base + offset
+    }
+
+    /// Makes a range read as zeroes. Its pages stay where they lie together; pages here and there, of which each use
+    /// would leave others, are given back.
+    pub(super) fn clear(&self, offset: u64, size: u64) -> Checked<()> {
+        let (mut at, end) = (offset, offset + size);
+        for _ in 0..CLEARED_RUNS {
+            let data = system::next_data(self.as_fd(), at)?;
+            let Some((start, hole)) = data.filter(|(start, _)| *start < end) else { return Ok(()) };
+            at = hole.min(end);
+            // SAFETY: the range lies in this file's own mapping, and its last user has gone.
+            unsafe { system::fill_bytes(self.pointer(start), 0, at - start) };
+        }
+        if at < end {
+            system::punch(self.as_fd(), at, end - at)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the pages of a range back to the operating system, where the file has more than are kept.
+    pub(super) fn trim(&self, offset: u64, size: u64) -> Checked<()> {
+        if system::pages(self.as_fd())? > KEPT_BYTES {
+            system::punch(self.as_fd(), offset, size)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for MemoryFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mapped.file.as_fd()
+    }
+}
+
+impl Drop for MemoryFile {
+    fn drop(&mut self) {
+        if !self.shared && self.mapped.is_of_this_process() {
+            keep(self.mapped.clone());
+        }
+    }
+}
+
+impl Mapped {
+    fn new(name: &str, file: OwnedFd, size: u64) -> Checked<Self> {
+        let base = system::map_whole(file.as_fd(), size)?;
+        Ok(Mapped { name: name.to_owned(), file, base, size, process: std::process::id() })
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if self.is_of_this_process() {
+            // SAFETY: the mapping is this file's own, and the owner that read through it has gone.
+            let _ = unsafe { system::unreserve(self.base, self.size) };
+        }
+    }
+}
+
+// Another thread may have held the lock when this process was forked, so neither waits for it.
+
+fn take_kept(name: &str, size: u64) -> Option<Arc<Mapped>> {
+    let mut kept = KEPT.try_lock()?;
+    let fits = |file: &Mapped| file.size == size && file.name == name && file.is_of_this_process();
+    let index = kept.iter().rposition(|(file, _)| fits(file))?;
+    kept.remove(index).map(|(file, _)| file)
+}
+
+fn keep(file: Arc<Mapped>) {
+    let Ok(pages) = system::pages(file.file.as_fd()) else { return };
+    let Some(mut kept) = KEPT.try_lock() else { return };
+    kept.push_back((file, pages));
+    while kept.len() > KEPT_FILES || kept.iter().map(|(_, pages)| pages).sum::<u64>() > KEPT_BYTES {
+        kept.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn byte(file: &MemoryFile, at: u64) -> u8 {
+        let mut byte = [0];
+        // SAFETY: in the file's mapping.
+        unsafe { system::read_bytes(file.pointer(at), &mut byte) };
+        byte[0]
+    }
+
+    fn dirty(name: &str) -> MemoryFile {
+        let file = MemoryFile::new(name, 64 * MIB, true).unwrap();
+        for at in [0, 5 * MIB, 5 * MIB + 4096, 64 * MIB - 1] {
+            assert_eq!(byte(&file, at), 0, "of {name} at {at}");
+            // SAFETY: in the file's mapping.
+            unsafe { system::fill_bytes(file.pointer(at), 7, 1) };
+        }
+        file
+    }
+
+    #[test]
+    fn a_kept_file_has_its_pages_and_none_of_its_bytes() {
+        let file = dirty("kept");
+        let (base, pages) = (file.pointer(0), system::pages(file.as_fd()).unwrap());
+        assert_eq!(pages, 4 * 4096);
+        drop(file);
+        let file = dirty("kept");
+        assert_eq!((file.pointer(0), system::pages(file.as_fd()).unwrap()), (base, pages));
+        assert_ne!(dirty("kept").pointer(0), base, "it has an owner");
+        assert_ne!(dirty("of another name").pointer(0), base);
+    }
+
+    #[test]
+    fn pages_here_and_there_are_given_back() {
+        let scattered = || {
+            let file = MemoryFile::new("scattered", 64 * MIB, false).unwrap();
+            for at in (0..64).map(|page| page * MIB) {
+                assert_eq!(byte(&file, at), 0, "at {at}");
+                // SAFETY: in the file's mapping.
+                unsafe { system::fill_bytes(file.pointer(at), 7, 1) };
+            }
+            file
+        };
+        drop(scattered());
+        let file = scattered();
+        file.clear(0, 64 * MIB).unwrap();
+        assert_eq!(system::pages(file.as_fd()).unwrap(), CLEARED_RUNS as u64 * 4096);
+    }
+
+    #[test]
+    fn what_another_process_may_have_is_not_kept() {
+        let mut file = dirty("shared");
+        let theirs = file.share().unwrap();
+        drop(file);
+        dirty("shared");
+        let imported = MemoryFile::imported(theirs, 64 * MIB).unwrap();
+        // SAFETY: in the file's mapping.
+        unsafe { system::fill_bytes(imported.pointer(0), 9, 1) };
+        drop(imported);
+        dirty("shared");
+    }
+
+    #[test]
+    fn many_pages_are_given_back() {
+        let file = MemoryFile::new("large", 2 * KEPT_BYTES, false).unwrap();
+        let fill = |offset: u64, size: u64| {
+            // SAFETY: in the file's mapping.
+            unsafe { system::fill_bytes(file.pointer(offset), 7, size) };
+        };
+        fill(0, KEPT_BYTES);
+        file.trim(0, MIB).unwrap();
+        assert_eq!(system::pages(file.as_fd()).unwrap(), KEPT_BYTES);
+        fill(KEPT_BYTES, MIB);
+        file.trim(0, 2 * MIB).unwrap();
+        assert_eq!(system::pages(file.as_fd()).unwrap(), KEPT_BYTES - MIB);
+        fill(0, 4 * MIB);
+        drop(file);
+        assert!(take_kept("large", 2 * KEPT_BYTES).is_none(), "it has too many");
+    }
+}
