@@ -76,7 +76,7 @@ pub enum Command {
     Replay(replay::ReplayArguments),
     /// How long requests would wait for workers that share GPUs, under GLake and under others' policies
     ///
-    /// The arbiter of glake serve in virtual time, over the workers of a file and the requests of a trace: no GPU is
+    /// GLake's arbiter in virtual time, over the workers of a file and the requests of a trace: no GPU is
     /// asked. Workers' memory leaves and comes back at the speeds of a calibration.
     Plan(plan::PlanArguments),
     /// Devices and the links between them, drawn

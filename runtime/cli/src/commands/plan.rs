@@ -84,8 +84,8 @@ Policies:
   one               one worker at a time has the GPU
   drain-per-tensor  whole workers leave once their requests have ended, copied tensor by tensor
   drain             the same at our speeds
-  glake-no-preempt  the arbiter of glake serve, where no worker is parked
-  glake             the arbiter of glake serve
+  glake-no-preempt  GLake's arbiter, where no worker is parked
+  glake             GLake's arbiter: busy workers are parked between two steps
 
 Figures:
   Times are in seconds. TTFT is the time to the first token, from when a request came; low and high

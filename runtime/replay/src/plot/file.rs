@@ -25,7 +25,7 @@ pub fn write(path: &Path, panels: &[Panel]) -> Result<(), PlotError> {
     save(path, &draw::svg(panels)?)
 }
 
-/// Draws distributions of times, all in one panel. The file appears as with [`write`].
+/// Draws distributions of times, all in one panel. The file appears as with [`write()`].
 ///
 /// # Errors
 /// [`PlotError`]; what was there before is as it was.
