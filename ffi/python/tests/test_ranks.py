@@ -173,12 +173,16 @@ class Threads(unittest.TestCase):
             found = [None, None]
 
             def live(own):
-                for step in range(5):
+                # Until the memory moves or one of them is lost: on a busy machine they may be held up, and try again at once.
+                for step in itertools.count():
+                    is_last = any(ranks.are_over() for ranks in both)
+                    both[own]._rank._rests_until = 0.0
                     arrival, parks = self.come(both[own], step, "use")
-                    if parks or both[own].are_over():
-                        found[own] = (step, parks and self.heard(lambda: arrival.moves(1)))
+                    found[own] = (step, parks and self.heard(lambda: arrival.moves(1)))
+                    if found[own][1] or is_last or time.monotonic() > end:
                         break
 
+            end = time.monotonic() + 30.0
             threads = [threading.Thread(target=live, args=[own]) for own in range(2)]
             with mock.patch.object(_ranks._logger, "warning"):
                 for thread in threads:
@@ -191,9 +195,9 @@ class Threads(unittest.TestCase):
                 self.assertTrue(found[0][1])
             for own, other in ((0, 1), (1, 0)):
                 # The one that lost the store may not have heard it.
-                if found[own] and found[own][1] and not over[other]:
+                if found[own][1] and not over[other]:
                     self.assertEqual(found[own], found[other])
-            outcomes.add(tuple(bool(moved and moved[1]) for moved in found))
+            outcomes.add(tuple(moved for _, moved in found))
         self.assertIn((True, True), outcomes)
         self.assertIn((False, False), outcomes)
 
