@@ -1,0 +1,198 @@
+//! The activity page: what a worker does, read without asking it.
+//!
+//! A memfd of one page, whose size nobody can change. The worker writes it when its first use begins and when its last
+//! one ends; the agent reads it only when it must choose. A checksum tells a reader that met a writer to read again.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use xxhash_rust::xxh3::xxh3_64;
+
+const SIZE: u64 = 4096;
+const FIELDS: usize = 40;
+const RECORD: usize = FIELDS + size_of::<u64>();
+/// A reader meets a writer so often at most; a worker that wrote all the time would be busy.
+const TRIES: usize = 100;
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// Uses that run now, and do not wait at safe points.
+    pub uses: u64,
+    /// Uses that have begun so far. Of a worker that has begun none nothing is known: its memory may be in use.
+    pub begun: u64,
+    /// Uses have met safe points so far, so that more are to be expected.
+    pub parks: bool,
+    /// Something runs that cannot be stopped, as the capture of a graph.
+    pub captures: bool,
+    /// When the last use ended, in nanoseconds of the monotonic clock.
+    pub idle_since_ns: u64,
+}
+
+/// No page that can be trusted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PageError {
+    /// It is not of this size, or others may change its size.
+    #[error("the activity page is no memfd of {SIZE} bytes that is sealed against shrinking and growing")]
+    Unsealed,
+    /// Its bytes never agreed with their checksum.
+    #[error("the activity page holds no valid record")]
+    Garbled,
+    /// The operating system's error.
+    #[error("the activity page: {0}")]
+    Os(#[from] std::io::Error),
+}
+
+/// A worker's own page.
+#[derive(Debug)]
+pub struct ActivityPage {
+    file: File,
+}
+
+/// Another process's page.
+#[derive(Debug)]
+pub struct ActivityView {
+    file: File,
+}
+
+impl ActivityPage {
+    /// A new one, which says that nothing was done.
+    ///
+    /// # Errors
+    /// [`PageError::Os`].
+    pub fn new() -> Result<Self, PageError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = memfd_create("glake-activity", flags).map_err(std::io::Error::from)?;
+        ftruncate(&memory, SIZE).map_err(std::io::Error::from)?;
+        fcntl_add_seals(&memory, SEALS).map_err(std::io::Error::from)?;
+        let page = ActivityPage { file: File::from(memory) };
+        page.write(Activity::default())?;
+        Ok(page)
+    }
+
+    /// Says what is done now: one system call.
+    ///
+    /// # Errors
+    /// [`PageError::Os`].
+    pub fn write(&self, activity: Activity) -> Result<(), PageError> {
+        Ok(self.file.write_all_at(&encode(activity), 0)?)
+    }
+}
+
+impl AsFd for ActivityPage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl ActivityView {
+    /// One that came from elsewhere.
+    ///
+    /// # Errors
+    /// [`PageError::Unsealed`]: reading it could fail or wait at any time.
+    pub fn new(page: OwnedFd) -> Result<Self, PageError> {
+        let sealed = fcntl_get_seals(&page).is_ok_and(|seals| seals.contains(SEALS));
+        let size = fstat(&page).map_err(std::io::Error::from)?.st_size;
+        if !sealed || u64::try_from(size) != Ok(SIZE) {
+            return Err(PageError::Unsealed);
+        }
+        Ok(ActivityView { file: File::from(page) })
+    }
+
+    /// What is done now.
+    ///
+    /// # Errors
+    /// [`PageError`].
+    pub fn read(&self) -> Result<Activity, PageError> {
+        let mut record = [0; RECORD];
+        for _ in 0..TRIES {
+            self.file.read_exact_at(&mut record, 0)?;
+            if let Some(activity) = decode(&record) {
+                return Ok(activity);
+            }
+        }
+        Err(PageError::Garbled)
+    }
+}
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+fn encode(activity: Activity) -> [u8; RECORD] {
+    let Activity { uses, begun, parks, captures, idle_since_ns } = activity;
+    let mut record = [0; RECORD];
+    let numbers = [uses, begun, u64::from(parks), u64::from(captures), idle_since_ns];
+    for (field, number) in record.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
+        field.copy_from_slice(&number.to_le_bytes());
+    }
+    let sum = xxh3_64(&record[..FIELDS]);
+    record[FIELDS..].copy_from_slice(&sum.to_le_bytes());
+    record
+}
+
+fn decode(record: &[u8; RECORD]) -> Option<Activity> {
+    let mut numbers = record.chunks_exact(size_of::<u64>()).map(|field| {
+        let mut number = [0; size_of::<u64>()];
+        number.copy_from_slice(field);
+        u64::from_le_bytes(number)
+    });
+    let mut next = || numbers.next();
+    let (uses, begun, parks) = (next()?, next()?, next()? != 0);
+    let (captures, idle_since_ns, sum) = (next()? != 0, next()?, next()?);
+    (sum == xxh3_64(&record[..FIELDS])).then_some(Activity { uses, begun, parks, captures, idle_since_ns })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_never_sees_half_of_what_is_written() {
+        let page = ActivityPage::new().unwrap();
+        let view = ActivityView::new(page.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(view.read().unwrap(), Activity::default());
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..50_000 {
+                    let (parks, captures) = (number % 2 == 0, number % 2 == 1);
+                    page.write(Activity {
+                        uses: number,
+                        begun: number,
+                        parks,
+                        captures,
+                        idle_since_ns: number,
+                    })
+                    .unwrap();
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+            while !over.load(Ordering::Relaxed) {
+                let seen = view.read().unwrap();
+                assert_eq!((seen.uses, seen.begun), (seen.idle_since_ns, seen.idle_since_ns));
+            }
+        });
+        assert_eq!(view.read().unwrap().uses, 49_999);
+    }
+
+    #[test]
+    fn a_page_that_may_shrink_is_refused() {
+        let unsealed = memfd_create("page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&unsealed, SIZE).unwrap();
+        assert!(matches!(ActivityView::new(unsealed), Err(PageError::Unsealed)));
+        let short = memfd_create("page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        fcntl_add_seals(&short, SEALS).unwrap();
+        assert!(matches!(ActivityView::new(short), Err(PageError::Unsealed)));
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(SIZE).unwrap();
+        assert!(matches!(ActivityView::new(file.into()), Err(PageError::Unsealed)));
+        let garbled = ActivityPage::new().unwrap();
+        garbled.file.write_all_at(&[7], 0).unwrap();
+        let view = ActivityView::new(garbled.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert!(matches!(view.read(), Err(PageError::Garbled)));
+    }
+}

@@ -1,0 +1,194 @@
+//! Frames: a length, and so many bytes of JSON.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The version of the protocol that this speaks.
+pub const VERSION: u32 = 1;
+
+/// The most that one frame's JSON may take.
+pub const MOST_BYTES: usize = 64 << 10;
+
+const LENGTH: usize = size_of::<u32>();
+
+/// What every frame carries around its message. Fields that are not known are passed over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Envelope<M> {
+    /// The version of the protocol.
+    pub v: u32,
+    /// The number of the message in its direction; 0: it has none, and is said at most once.
+    pub seq: u64,
+    /// The last number that the sender has received.
+    pub ack: u64,
+    /// What is said.
+    #[serde(flatten)]
+    pub message: M,
+}
+
+impl<M> Envelope<M> {
+    /// A message without a number.
+    pub fn unnumbered(message: M) -> Self {
+        Envelope { v: VERSION, seq: 0, ack: 0, message }
+    }
+}
+
+/// Bytes that are no frame; the connection cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// Longer than any is.
+    #[error("a frame of {length} bytes: at most {MOST_BYTES} are allowed")]
+    TooLong {
+        /// How long.
+        length: usize,
+    },
+    /// Not the JSON of a message.
+    #[error("a frame that is no message: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// Of another version.
+    #[error("a frame of version {found} of the protocol: this speaks {VERSION}")]
+    Version {
+        /// Which.
+        found: u32,
+    },
+}
+
+/// The bytes of a frame.
+///
+/// # Errors
+/// [`FrameError::TooLong`].
+pub fn frame<M: Serialize>(envelope: &Envelope<M>) -> Result<Vec<u8>, FrameError> {
+    let mut bytes = vec![0; LENGTH];
+    serde_json::to_writer(&mut bytes, envelope)?;
+    let length = bytes.len() - LENGTH;
+    match u32::try_from(length) {
+        Ok(prefix) if length <= MOST_BYTES => bytes[..LENGTH].copy_from_slice(&prefix.to_le_bytes()),
+        _ => return Err(FrameError::TooLong { length }),
+    }
+    Ok(bytes)
+}
+
+/// Frames out of a stream, however its bytes are cut.
+#[derive(Debug, Default)]
+pub struct Frames {
+    bytes: Vec<u8>,
+    /// How much of them was taken already.
+    taken: usize,
+}
+
+impl Frames {
+    /// Bytes that came next.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..std::mem::take(&mut self.taken));
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next frame, if all of it is there.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn take<M: DeserializeOwned>(&mut self) -> Result<Option<Envelope<M>>, FrameError> {
+        #[derive(Deserialize)]
+        struct Version {
+            v: u32,
+        }
+        let rest = self.bytes.get(self.taken..).unwrap_or_default();
+        let Some((prefix, rest)) = rest.split_first_chunk::<LENGTH>() else { return Ok(None) };
+        let length = usize::try_from(u32::from_le_bytes(*prefix)).unwrap_or(usize::MAX);
+        if length > MOST_BYTES {
+            return Err(FrameError::TooLong { length });
+        }
+        let Some(json) = rest.get(..length) else { return Ok(None) };
+        let Version { v } = serde_json::from_slice(json)?;
+        if v != VERSION {
+            return Err(FrameError::Version { found: v });
+        }
+        let envelope = serde_json::from_slice(json)?;
+        self.taken += LENGTH + length;
+        Ok(Some(envelope))
+    }
+
+    /// Whether a frame has begun that has not ended.
+    pub fn is_inside(&self) -> bool {
+        self.taken < self.bytes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{ToAgent, ToWorker};
+
+    fn read_all(frames: &mut Frames) -> Result<Vec<Envelope<ToAgent>>, FrameError> {
+        std::iter::from_fn(|| frames.take().transpose()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn however_a_stream_is_cut_the_frames_are_the_same(cuts in prop::collection::vec(1_usize..40, 1..60)) {
+            let said: Vec<_> = (1..20)
+                .map(|seq| Envelope { v: VERSION, seq, ack: seq / 2, message: ToAgent::Want { deadline_ms: Some(seq) } })
+                .collect();
+            let stream: Vec<u8> = said.iter().flat_map(|envelope| frame(envelope).unwrap()).collect();
+            let (mut frames, mut heard, mut rest) = (Frames::default(), Vec::new(), &stream[..]);
+            for cut in cuts.into_iter().cycle() {
+                let (now, later) = rest.split_at(cut.min(rest.len()));
+                frames.push(now);
+                heard.extend(read_all(&mut frames).unwrap());
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(heard, said);
+            prop_assert!(!frames.is_inside());
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut frames = Frames::default();
+            frames.push(&bytes);
+            while let Ok(Some(_)) = frames.take::<ToAgent>() {}
+            let mut frames = Frames::default();
+            frames.push(&u32::try_from(bytes.len()).unwrap().to_le_bytes());
+            frames.push(&bytes);
+            let _ = frames.take::<ToWorker>();
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_told() {
+        let framed = |json: &[u8]| [&u32::try_from(json.len()).unwrap().to_le_bytes()[..], json].concat();
+        let (open, close) = ("[".repeat(30_000), "]".repeat(30_000));
+        let deep = format!("{{\"v\":1,\"seq\":1,\"ack\":0,\"op\":\"bye\",\"x\":{open}{close}}}");
+        let cases: [(Vec<u8>, &str); 5] = [
+            (u32::MAX.to_le_bytes().to_vec(), "a frame of 4294967295 bytes: at most 65536 are allowed"),
+            (framed(b"{]"), "a frame that is no message: "),
+            (framed(deep.as_bytes()), "a frame that is no message: recursion limit exceeded"),
+            (framed(b"{\"v\":2,\"seq\":1,\"ack\":0,\"op\":\"bye\"}"), "a frame of version 2 of the protocol"),
+            (framed(b"{\"v\":1,\"seq\":-1,\"ack\":0,\"op\":\"bye\"}"), "a frame that is no message: "),
+        ];
+        for (bytes, says) in cases {
+            let mut frames = Frames::default();
+            frames.push(&bytes);
+            let error = frames.take::<ToAgent>().unwrap_err().to_string();
+            assert!(error.starts_with(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_later_version_adds_is_passed_over() {
+        let mut frames = Frames::default();
+        for json in [
+            &b"{\"v\":1,\"seq\":1,\"ack\":0,\"op\":\"want\",\"deadline_ms\":null,\"colour\":\"red\"}"[..],
+            b"{\"v\":1,\"seq\":2,\"ack\":0,\"op\":\"dance\",\"how\":[1,{}]}",
+        ] {
+            frames.push(&u32::try_from(json.len()).unwrap().to_le_bytes());
+            frames.push(json);
+        }
+        let heard: Vec<_> = read_all(&mut frames).unwrap().into_iter().map(|heard| heard.message).collect();
+        assert_eq!(heard, [ToAgent::Want { deadline_ms: None }, ToAgent::Unknown]);
+    }
+}

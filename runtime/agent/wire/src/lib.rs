@@ -1,0 +1,25 @@
+//! What the node agent and its workers say to each other: docs/PROTOCOL.md in types, used by both ends.
+//!
+//! ```text
+//! message ─► Conversation ─► frame: u32 LE length, JSON {v, seq, ack, op, …} ─► Unix stream
+//!            numbered, kept until acknowledged          Frames, Descriptors        one a worker
+//! ActivityPage ─► a sealed memfd, given once in hello: read only when somebody must choose
+//! ```
+//!
+//! Nothing here knows what a message does, and nothing waits: sockets are the caller's.
+
+mod activity;
+mod conversation;
+mod descriptors;
+mod frame;
+mod message;
+mod operator;
+mod socket;
+
+pub use activity::{Activity, ActivityPage, ActivityView, PageError};
+pub use conversation::{Conversation, Received};
+pub use descriptors::{receive, send};
+pub use frame::{Envelope, FrameError, Frames, MOST_BYTES, VERSION, frame};
+pub use message::{Denied, Hello, Holding, Peer, Tier, ToAgent, ToWorker, Welcome};
+pub use operator::{Answer, Ask, DecisionRow, TakenRow, WorkerRow};
+pub use socket::{SocketError, check_folder, check_server, default_path};

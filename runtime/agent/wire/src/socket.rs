@@ -1,0 +1,175 @@
+//! Where the agent's socket is, and whether whoever made it can be trusted.
+
+use std::fs::Metadata;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+
+/// A socket that is not used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// There is no folder for it.
+    #[error(
+        "there is no private folder for the agent's socket: XDG_RUNTIME_DIR is not set and {} {why}; name the \
+         socket (glake serve --socket PATH, GLAKE_AGENT=PATH)",
+        .folder.display()
+    )]
+    NoFolder {
+        /// Which was looked at.
+        folder: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Not from the root.
+    #[error("the agent's socket {} is no absolute path: give it from the root", .path.display())]
+    Relative {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Something that others may change.
+    #[error("the agent's socket {} is not used: {} {why}", .path.display(), .what.display())]
+    Untrusted {
+        /// The socket.
+        path: PathBuf,
+        /// It, or its folder.
+        what: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// Of another user.
+    #[error("the agent's socket {} is served by user {uid}: only this user ({}) and root are trusted", .path.display(), geteuid().as_raw())]
+    Server {
+        /// The socket.
+        path: PathBuf,
+        /// Whose.
+        uid: u32,
+    },
+    /// The operating system's error.
+    #[error("the agent's socket {}: {source}", .path.display())]
+    Os {
+        /// Which.
+        path: PathBuf,
+        /// Its error.
+        source: std::io::Error,
+    },
+}
+
+/// Where the agent's socket is when nobody says: in `XDG_RUNTIME_DIR`; where that is not set, root's is below `/run`, and
+/// others' below `/run/user/UID`.
+///
+/// # Errors
+/// [`SocketError::NoFolder`], where that folder is not there, or not this user's alone.
+pub fn default_path(runtime_dir: Option<&Path>) -> Result<PathBuf, SocketError> {
+    let uid = geteuid().as_raw();
+    let base = match (runtime_dir, uid) {
+        (Some(folder), _) if folder.is_absolute() => return Ok(folder.join("glake/agent.sock")),
+        (_, 0) => PathBuf::from("/run"),
+        _ => PathBuf::from(format!("/run/user/{uid}")),
+    };
+    // Below it a folder of mode 0700 is made; in it nobody else may make one first.
+    let why = match std::fs::symlink_metadata(&base) {
+        Err(error) => format!("is not there ({error})"),
+        Ok(found) if !found.is_dir() || found.uid() != uid => "is not this user's".to_owned(),
+        Ok(found) if found.mode() & 0o022 != 0 => "may be written by others".to_owned(),
+        Ok(_) => return Ok(base.join("glake/agent.sock")),
+    };
+    Err(SocketError::NoFolder { folder: base, why })
+}
+
+/// Whether a socket's path can be trusted: absolute, no link, a socket, in a folder that this user or root owns and nobody
+/// else may write to.
+///
+/// # Errors
+/// [`SocketError`].
+pub fn check_folder(path: &Path) -> Result<(), SocketError> {
+    let refuse = |what: &Path, why: &str| {
+        Err(SocketError::Untrusted { path: path.to_owned(), what: what.to_owned(), why: why.to_owned() })
+    };
+    let look = |what: &Path| {
+        std::fs::symlink_metadata(what).map_err(|source| SocketError::Os { path: what.to_owned(), source })
+    };
+    let folder = match path.parent() {
+        Some(folder) if path.is_absolute() => folder,
+        _ => return Err(SocketError::Relative { path: path.to_owned() }),
+    };
+    let found = look(folder)?;
+    if !found.is_dir() {
+        return refuse(folder, "is no folder, but a link or a file");
+    }
+    if !is_ours(&found) {
+        return refuse(folder, "is neither this user's nor root's");
+    }
+    if found.mode() & 0o022 != 0 {
+        return refuse(folder, "may be written by others");
+    }
+    let found = look(path)?;
+    if !found.file_type().is_socket() {
+        return refuse(path, "is no socket, but a link or a file");
+    }
+    if !is_ours(&found) {
+        return refuse(path, "is neither this user's nor root's");
+    }
+    Ok(())
+}
+
+/// Whether whoever serves a connected socket can be trusted: it runs as this user, or as root.
+///
+/// # Errors
+/// [`SocketError::Server`].
+pub fn check_server(path: &Path, socket: impl AsFd) -> Result<(), SocketError> {
+    let served = socket_peercred(socket)
+        .map_err(|error| SocketError::Os { path: path.to_owned(), source: error.into() })?;
+    match served.uid.as_raw() {
+        uid if uid == 0 || uid == geteuid().as_raw() => Ok(()),
+        uid => Err(SocketError::Server { path: path.to_owned(), uid }),
+    }
+}
+
+fn is_ours(found: &Metadata) -> bool {
+    found.uid() == 0 || found.uid() == geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn only_a_socket_in_a_folder_of_ones_own_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let refused = |path: &Path| check_folder(path).unwrap_err().to_string();
+        assert!(refused(&path).contains("No such file"), "{}", refused(&path));
+        assert!(refused(Path::new("agent.sock")).contains("no absolute path"));
+        let listener = UnixListener::bind(&path).unwrap();
+        check_folder(&path).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
+        check_server(&path, &client).unwrap();
+        drop(listener);
+        let link = folder.path().join("link.sock");
+        symlink(&path, &link).unwrap();
+        assert!(refused(&link).contains("is no socket, but a link"));
+        let linked = folder.path().join("linked");
+        symlink(folder.path(), &linked).unwrap();
+        assert!(refused(&linked.join("agent.sock")).contains("is no folder, but a link"));
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+        assert!(refused(&path).contains("may be written by others"));
+    }
+
+    #[test]
+    fn the_default_is_in_the_runtime_folder() {
+        let folder = Path::new("/run/user/7");
+        assert_eq!(default_path(Some(folder)).unwrap(), folder.join("glake/agent.sock"));
+        match default_path(Some(Path::new("relative"))) {
+            Ok(path) => assert!(path.starts_with("/run") && path.ends_with("glake/agent.sock")),
+            Err(error) => assert!(error.to_string().contains("--socket PATH"), "{error}"),
+        }
+    }
+}
