@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::gang::{Distrust, Gang, State};
+use crate::gang::{Distrust, Gang, Member, State};
 use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::{Decision, Outcome};
@@ -150,7 +150,7 @@ impl Arbiter {
                     self.server.note(id);
                 }
             }
-            Event::Activity { worker, activity } => self.does(worker, activity),
+            Event::Activity { worker, activity, idle_for } => self.does(worker, activity, idle_for),
             Event::Want { worker, deadline } => self.wants(worker, deadline),
             Event::Cancelled { worker } => self.cancelled(worker),
             Event::Grow { worker, gpu, bytes, within } => self.grow(worker, gpu, bytes, within),
@@ -203,8 +203,9 @@ impl Arbiter {
         let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
         gang.starting |= joined.starting;
-        gang.members.entry(worker).or_default().silent = silent;
-        gang.sum_up(now);
+        let member = gang.members.entry(worker).or_insert_with(|| Member::new(now));
+        member.silent = silent;
+        gang.sum_up();
         self.server.gang_of.insert(worker, joined.gang);
         for told in joined.holdings.into_iter().map(Holding::possible) {
             let key = (worker, told.gpu);
@@ -217,13 +218,13 @@ impl Arbiter {
         }
     }
 
-    fn does(&mut self, worker: WorkerId, activity: Activity) {
+    fn does(&mut self, worker: WorkerId, activity: Activity, idle_for: Duration) {
         let now = self.server.now;
         let Some((_, gang)) = self.gang_mut(worker) else { return };
         if let Some(member) = gang.members.get_mut(&worker) {
-            member.activity = activity;
+            (member.activity, member.idle_since) = (activity, now.saturating_sub(idle_for));
         }
-        gang.sum_up(now);
+        gang.sum_up();
     }
 
     fn measured(&mut self, gpu: GpuId, used: Bytes, physical: &[(WorkerId, Bytes)]) {
@@ -389,7 +390,7 @@ impl Arbiter {
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         gang.growing = u32::try_from(growing).unwrap_or(u32::MAX);
         gang.members.remove(&worker);
-        gang.sum_up(self.server.now);
+        gang.sum_up();
         if gang.members.is_empty() {
             self.server.gangs.remove(&id);
             self.server.log.ended(id, Outcome::Died);

@@ -46,6 +46,8 @@ pub enum Event {
         worker: WorkerId,
         /// What.
         activity: Activity,
+        /// How long it has been idle already, if it is.
+        idle_for: Duration,
     },
     /// Uses of a worker wait for its memory.
     Want {

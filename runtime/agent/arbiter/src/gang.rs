@@ -39,9 +39,10 @@ pub(crate) struct Gang {
 }
 
 /// A process of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Member {
     pub(crate) activity: Activity,
+    pub(crate) idle_since: Duration,
     /// It has a want open, and is to be answered.
     pub(crate) wants: bool,
     /// A journal names it, and it has not joined.
@@ -104,6 +105,13 @@ pub(crate) struct Refill {
 pub(crate) struct Distrust {
     pub(crate) until: Duration,
     strikes: u32,
+}
+
+impl Member {
+    /// One that joined now, and has done nothing.
+    pub(crate) fn new(now: Duration) -> Self {
+        Member { activity: Activity::Idle, idle_since: now, wants: false, silent: false }
+    }
 }
 
 impl Distrust {
@@ -176,17 +184,17 @@ impl Gang {
     }
 
     /// After what its members do, or who they are, became something else.
-    pub(crate) fn sum_up(&mut self, now: Duration) {
+    pub(crate) fn sum_up(&mut self) {
         let any = |activity| self.members.values().any(|member| member.activity == activity);
-        let activity = match (any(Activity::Capturing), any(Activity::Busy)) {
+        self.activity = match (any(Activity::Capturing), any(Activity::Busy)) {
             (true, _) => Activity::Capturing,
             (false, true) => Activity::Busy,
             (false, false) => Activity::Idle,
         };
-        if self.activity != Activity::Idle && activity == Activity::Idle {
-            self.idle_since = now;
+        if self.activity == Activity::Idle {
+            let last = self.members.values().map(|member| member.idle_since).max();
+            self.idle_since = last.unwrap_or(self.idle_since);
         }
-        self.activity = activity;
         self.silent = self.members.values().any(|member| member.silent);
     }
 

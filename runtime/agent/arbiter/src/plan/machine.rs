@@ -360,7 +360,7 @@ impl Machine<'_> {
             self.models[place].busy = busy;
             let activity = if busy { Activity::Busy } else { Activity::Idle };
             let (worker, holdings) = (WorkerId(place as u64), self.models[place].holdings());
-            self.tell(Event::Activity { worker, activity });
+            self.tell(Event::Activity { worker, activity, idle_for: Duration::ZERO });
             self.tell(Event::Changed { worker, holdings });
         }
     }

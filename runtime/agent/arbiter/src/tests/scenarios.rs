@@ -251,7 +251,7 @@ fn the_same_events_give_the_same_actions() {
             step * 37,
             match step % 5 {
                 0 | 3 => Event::Want { worker, deadline: None },
-                1 => Event::Activity { worker, activity: Activity::Busy },
+                1 => Event::Activity { worker, activity: Activity::Busy, idle_for: Duration::ZERO },
                 2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
                 _ => Event::Parked { worker },
             },

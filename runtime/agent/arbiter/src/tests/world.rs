@@ -166,7 +166,7 @@ impl World {
     pub(super) fn does(&mut self, id: WorkerId, activity: Activity) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.activity = activity;
-        self.tell(Event::Activity { worker: id, activity });
+        self.tell(Event::Activity { worker: id, activity, idle_for: Duration::ZERO });
     }
 
     pub(super) fn die(&mut self, id: WorkerId) {
@@ -185,7 +185,7 @@ impl World {
         match worker.queue.pop_front() {
             Some(Action::Park { .. }) => {
                 worker.activity = Activity::Idle;
-                self.tell(Event::Activity { worker: id, activity: Activity::Idle });
+                self.tell(Event::Activity { worker: id, activity: Activity::Idle, idle_for: Duration::ZERO });
                 self.tell(Event::Parked { worker: id });
             }
             Some(Action::Shrink { gpu, bytes, .. }) => {
@@ -264,7 +264,7 @@ impl World {
         for &id in ids.iter().filter(|id| back(id.0)) {
             self.tell_joined(id, Event::Joined);
             let activity = self.workers[&id].activity;
-            self.tell(Event::Activity { worker: id, activity });
+            self.tell(Event::Activity { worker: id, activity, idle_for: Duration::ZERO });
         }
     }
 
