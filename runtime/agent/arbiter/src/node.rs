@@ -173,11 +173,15 @@ impl Node {
         self.floor.unwrap_or(Bytes::mib(640))
     }
 
+    /// What is kept free of so much: 1 %, and 512 MiB at least, where it is not said.
+    pub fn reserve_of(&self, budget: Bytes) -> Bytes {
+        self.reserve.unwrap_or_else(|| Bytes::mib(512).max(Bytes::new(budget.get() / 100)))
+    }
+
     /// What workers may have of a GPU together, less the reserve.
     pub fn capacity(&self) -> Bytes {
         let budget = self.budget.unwrap_or(Bytes::ZERO);
-        let reserve = self.reserve.unwrap_or_else(|| Bytes::mib(512).max(Bytes::new(budget.get() / 100)));
-        budget.saturating_sub(reserve)
+        budget.saturating_sub(self.reserve_of(budget))
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, demo, doctor, plan, replay, run, topo};
+use super::{bench, demo, doctor, node, plan, replay, run, serve, topo};
 use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -13,6 +13,7 @@ Examples:
   glake replay tests/traces/opt13_LR.trace.gz      how much memory this run needs under each policy
   glake replay --find-limit --policy glake,caching snapshot.pickle
   glake plan examples/workers.toml examples/requests.csv
+  glake serve node.toml                            workers share the GPUs of this server
   glake topo --device sim:h20x8                    a published server, drawn
   glake doctor                                     what this machine can do, and what to change
   glake bench alloc --json                         the hot path of malloc and free
@@ -79,6 +80,20 @@ pub enum Command {
     /// GLake's arbiter in virtual time, over the workers of a file and the requests of a trace: no GPU is
     /// asked. Workers' memory leaves and comes back at the speeds of a calibration.
     Plan(plan::PlanArguments),
+    /// The node agent: decides whose memory is on the GPUs of this server
+    ///
+    /// Workers connect to its socket (glake.join(), or GLAKE_AGENT in their environment). Whoever needs memory has
+    /// it: idle workers' memory leaves first, then that of busy ones that can be parked between two steps. The agent
+    /// has no CUDA context and none of the memory; workers go on without it.
+    Serve(serve::ServeArguments),
+    /// The workers of the node agent: what they do, and how much of their memory is where
+    Ps(node::PsArguments),
+    /// A worker's memory leaves its GPUs, once its uses have ended or stopped between two steps
+    Shrink(node::WorkerArguments),
+    /// A worker's memory comes back to its GPUs
+    Refill(node::WorkerArguments),
+    /// The last decisions of the node agent: who waited, who was chosen, why, predicted and real times
+    Explain(node::ExplainArguments),
     /// Devices and the links between them, drawn
     Topo(topo::TopoArguments),
     /// What this machine can do, and what to change
@@ -117,6 +132,11 @@ impl Command {
             Command::Replay(arguments) => arguments.settings(),
             Command::Demo(_)
             | Command::Plan(_)
+            | Command::Serve(_)
+            | Command::Ps(_)
+            | Command::Shrink(_)
+            | Command::Refill(_)
+            | Command::Explain(_)
             | Command::Topo(_)
             | Command::Doctor(_)
             | Command::Bench(_)

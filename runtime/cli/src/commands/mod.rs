@@ -14,6 +14,7 @@ mod copy_bench;
 mod demo;
 mod doctor;
 mod failure;
+mod node;
 mod output;
 mod plan;
 mod policy;
@@ -21,6 +22,7 @@ mod program;
 mod progress;
 mod replay;
 mod run;
+mod serve;
 mod shrink_bench;
 mod topo;
 
@@ -37,10 +39,12 @@ pub use copy_bench::CopyArguments;
 pub use demo::DemoArguments;
 pub use doctor::DoctorArguments;
 pub use failure::Failure;
+pub use node::{ExplainArguments, PsArguments, WorkerArguments};
 pub use plan::PlanArguments;
 pub use policy::Policy;
 pub use replay::ReplayArguments;
 pub use run::RunArguments;
+pub use serve::ServeArguments;
 pub use shrink_bench::ShrinkArguments;
 pub use topo::TopoArguments;
 
@@ -72,6 +76,11 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
         Command::Demo(_) => demo::run(&config, &mut output),
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
         Command::Plan(arguments) => plan::run(arguments, &mut output),
+        Command::Serve(arguments) => serve::run(arguments, &config, &sources.environment, &mut output),
+        Command::Ps(arguments) => node::ps(arguments, &sources.environment, &mut output),
+        Command::Shrink(arguments) => node::shrink(arguments, &sources.environment, &mut output),
+        Command::Refill(arguments) => node::refill(arguments, &sources.environment, &mut output),
+        Command::Explain(arguments) => node::explain(arguments, &sources.environment, &mut output),
         Command::Topo(arguments) => topo::run(arguments, &config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
         Command::Doctor(_) => doctor::run(&config, &sources, &mut output),

@@ -1,0 +1,554 @@
+//! The agent without its sockets: what workers and the meter say, turned into events of the arbiter, and its actions into
+//! messages.
+//!
+//! Everything is told with the time at which it happened; nothing here waits, reads a clock or a file.
+//!
+//! Invariants: a worker that has not joined this agent is told nothing. What a worker says is told to the arbiter once,
+//! and what the arbiter decides is said to the worker once, however often their connection is lost.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use glake_arbiter::node::NodeFile;
+use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, WorkerId};
+use glake_meter::GpuMemory;
+use glake_units::Bytes;
+use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
+
+use crate::roster::{Refusal, Roster, Worker};
+use crate::translate::{self, activity, holdings};
+use crate::{Identity, Journal, Journalled};
+
+/// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
+const MOST_UNACKNOWLEDGED: usize = 1024;
+/// A floor that differs by less is as it was.
+const SAME: Bytes = Bytes::mib(1);
+
+/// The agent.
+#[derive(Debug)]
+pub struct Agent {
+    pub(crate) arbiter: Arbiter,
+    pub(crate) roster: Roster,
+    pub(crate) now: Duration,
+    epoch: u64,
+    /// Who has something to be sent.
+    outbound: BTreeSet<WorkerId>,
+    to_measure: BTreeSet<GpuId>,
+    is_journal_old: bool,
+}
+
+/// Why a connection is closed that had been welcomed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Broken {
+    /// A message is missing.
+    #[error("message {seq} came without the one before it")]
+    Gap {
+        /// Its number.
+        seq: u64,
+    },
+    /// It reads nothing.
+    #[error("{MOST_UNACKNOWLEDGED} messages to it are not acknowledged")]
+    Deaf,
+    /// What only begins a connection.
+    #[error("a second hello")]
+    SecondHello,
+    /// It left, or died.
+    #[error("it is no worker any more")]
+    Unknown,
+    /// Not a frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// What a page says of a worker at the same moment as the clock of its process.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Its record.
+    pub activity: Activity,
+    /// How long it has been idle by that.
+    pub idle_for: Duration,
+}
+
+impl Agent {
+    /// One that knows GPUs, each with all its memory, and no worker.
+    pub fn new(file: NodeFile, gpus: Vec<(String, Bytes)>, epoch: u64) -> Self {
+        let mut settings = Settings::default();
+        if let Some(gbps) = file.node.link_gbps {
+            settings.link = per_second(gbps);
+        }
+        settings.host_budget = file.node.host_budget.unwrap_or(settings.host_budget);
+        let mut agent = Agent {
+            arbiter: Arbiter::new(settings),
+            roster: Roster::new(file, gpus.iter().map(|(name, _)| name.clone()).collect()),
+            now: Duration::ZERO,
+            epoch,
+            outbound: BTreeSet::new(),
+            to_measure: BTreeSet::new(),
+            is_journal_old: false,
+        };
+        for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
+            let node = &agent.roster.file().node;
+            let budget = node.budget.unwrap_or(total).min(total);
+            let reserve = node.reserve_of(budget);
+            let (budget, total) = (budget.saturating_sub(reserve), total.saturating_sub(reserve));
+            agent.step(Event::Capacity { gpu, budget, total });
+            agent.to_measure.insert(gpu);
+        }
+        agent
+    }
+
+    /// This agent's number.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// A worker that the journal of the agent before names, and that lives.
+    pub fn expect(&mut self, who: Identity, told: &Journalled, now: Duration) -> WorkerId {
+        self.now = now;
+        let hello = Hello {
+            name: told.name.clone(),
+            gang: told.gang.clone(),
+            ranks: told.ranks,
+            holdings: told.holdings.clone(),
+            ..Hello::default()
+        };
+        let id = self.roster.add(who, &hello, true);
+        self.join(id, false, true);
+        id
+    }
+
+    /// A worker says who it is, at the beginning of a connection.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it is told so, and goes on without the agent.
+    pub fn hello(
+        &mut self,
+        who: Identity,
+        hello: Hello,
+        now: Duration,
+    ) -> Result<(WorkerId, Welcome), Refusal> {
+        self.now = now;
+        let known = self.roster.check(who, &hello)?;
+        let id = match known.and_then(|id| Some((id, self.roster.get_mut(id)?))) {
+            // The same conversation goes on over another connection.
+            Some((id, worker)) if !worker.is_silent && hello.epoch == self.epoch => {
+                worker.conversation.resume(hello.received);
+                id
+            }
+            _ => {
+                let id = self.roster.add(who, &hello, false);
+                self.join(id, hello.starting, false);
+                if hello.wants {
+                    self.step(Event::Want { worker: id, deadline: self.deadline(id, None) });
+                }
+                id
+            }
+        };
+        self.outbound.insert(id);
+        let received = self.roster.get(id).map_or(0, |worker| worker.conversation.received());
+        let wait = hello.starting && self.size_of(id).is_some();
+        Ok((id, Welcome { epoch: self.epoch, received, worker: id.0, wait }))
+    }
+
+    fn join(&mut self, id: WorkerId, starting: bool, is_silent: bool) {
+        let Some(worker) = self.roster.get(id) else { return };
+        let (who, name, gang, ranks) = (worker.who, worker.name.clone(), worker.gang, worker.ranks);
+        let size = self.size_of(id).filter(|_| starting);
+        let mut held = holdings(&self.roster, worker, &worker.holdings);
+        if let Some((share, gpus)) = &size {
+            let floor = self.roster.file().node.floor();
+            for gpu in gpus.iter().filter(|gpu| self.roster.gpus().any(|(known, _)| known == **gpu)) {
+                let found = held.iter_mut().find(|holding| holding.gpu == *gpu);
+                let room = |lease: Bytes| share.saturating_sub(lease);
+                match found {
+                    Some(holding) => holding.room = room(holding.lease),
+                    None => held.push(glake_arbiter::Holding {
+                        room: *share,
+                        ..glake_arbiter::Holding::nothing(*gpu, floor)
+                    }),
+                }
+            }
+        }
+        self.to_measure.extend(held.iter().map(|holding| holding.gpu));
+        let profile = self.roster.profile(who, &name);
+        // One whose size nobody knows asks as it grows.
+        let joined = Joined { worker: id, gang, ranks, starting: size.is_some(), profile, holdings: held };
+        self.step(if is_silent { Event::Expected(joined) } else { Event::Joined(joined) });
+        if size.is_some() && !is_silent {
+            self.step(Event::Want { worker: id, deadline: None });
+        }
+        self.is_journal_old = true;
+    }
+
+    /// What a worker of the file has of each of its GPUs when it is whole, and which those are.
+    fn size_of(&self, id: WorkerId) -> Option<(Bytes, Vec<GpuId>)> {
+        let told = self.roster.told(&self.roster.get(id)?.name)?;
+        let share = told.share();
+        (!share.is_zero()).then(|| (share, told.gpus.iter().map(|gpu| GpuId(*gpu)).collect()))
+    }
+
+    /// A frame came from a worker.
+    ///
+    /// # Errors
+    /// [`Broken`]: the connection is to be closed; nothing is lost.
+    pub fn hear(
+        &mut self,
+        id: WorkerId,
+        seq: u64,
+        ack: u64,
+        message: ToAgent,
+        now: Duration,
+    ) -> Result<(), Broken> {
+        self.now = now;
+        let worker = self.roster.get_mut(id).ok_or(Broken::Unknown)?;
+        if matches!(message, ToAgent::Hello(_)) {
+            return Err(Broken::SecondHello);
+        }
+        match worker.conversation.receive(seq, ack) {
+            Received::Gap => return Err(Broken::Gap { seq }),
+            Received::Repeated => return Ok(()),
+            Received::New => {}
+        }
+        // At least an acknowledgement.
+        self.outbound.insert(id);
+        self.apply(id, message);
+        Ok(())
+    }
+
+    fn apply(&mut self, worker: WorkerId, message: ToAgent) {
+        let gpu_of = |agent: &Agent, gpu: &str| agent.roster.gpu(gpu);
+        match message {
+            ToAgent::Want { deadline_ms } => {
+                let deadline = self.deadline(worker, deadline_ms.map(Duration::from_millis));
+                self.step(Event::Want { worker, deadline });
+            }
+            ToAgent::Cancel => self.step(Event::Cancelled { worker }),
+            ToAgent::Grow { gpu, bytes, within_ms } => {
+                let within = Duration::from_millis(within_ms);
+                match gpu_of(self, &gpu) {
+                    Some(gpu) => self.step(Event::Grow { worker, gpu, bytes, within }),
+                    None => self.say(worker, ToWorker::DenyGrowth { gpu, bytes }),
+                }
+            }
+            ToAgent::Returned { gpu, bytes } => {
+                let held = self.roster.get_mut(worker).map(|worker| &mut worker.holdings);
+                let held = held.into_iter().flatten().find(|held| held.gpu == gpu);
+                if let Some(held) = held {
+                    held.resident = held.resident.saturating_sub(bytes);
+                    held.lease = held.lease.saturating_sub(bytes);
+                }
+                if let Some(gpu) = gpu_of(self, &gpu) {
+                    self.step(Event::Returned { worker, gpu, bytes });
+                }
+            }
+            ToAgent::Parked => self.step(Event::Parked { worker }),
+            ToAgent::Shrunk { holdings } => {
+                let holdings = self.hold(worker, holdings, Ok(()));
+                self.step(Event::Shrunk { worker, holdings });
+            }
+            ToAgent::Refilled { holdings } => {
+                let holdings = self.hold(worker, holdings, Ok(()));
+                // The first use has been prepared: its context is as large as it gets.
+                self.to_measure.extend(holdings.iter().map(|holding| holding.gpu));
+                self.step(Event::Refilled { worker, holdings });
+            }
+            ToAgent::Failed { what, why, holdings } => {
+                let why = format!("{what}: {why}");
+                let holdings = self.hold(worker, holdings, Err(why));
+                self.step(Event::Failed { worker, holdings });
+            }
+            ToAgent::Changed { holdings } => {
+                let holdings = self.hold_still(worker, holdings);
+                self.step(Event::Changed { worker, holdings });
+            }
+            ToAgent::Bye => self.leave(worker),
+            ToAgent::Hello(_) | ToAgent::Ack | ToAgent::Unknown => {}
+        }
+    }
+
+    /// What it holds after a command.
+    fn hold(
+        &mut self,
+        id: WorkerId,
+        told: Vec<Holding>,
+        outcome: Result<(), String>,
+    ) -> Vec<glake_arbiter::Holding> {
+        if let Some(worker) = self.roster.get_mut(id) {
+            worker.failed = outcome.err();
+        }
+        self.hold_still(id, told)
+    }
+
+    fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<glake_arbiter::Holding> {
+        self.is_journal_old = true;
+        let Some(worker) = self.roster.get_mut(id) else { return Vec::new() };
+        worker.holdings = told;
+        self.roster.get(id).map_or_else(Vec::new, |worker| holdings(&self.roster, worker, &worker.holdings))
+    }
+
+    fn deadline(&self, id: WorkerId, said: Option<Duration>) -> Option<Duration> {
+        let told = self.roster.get(id).and_then(|worker| self.roster.told(&worker.name)?.deadline_s);
+        let told = told.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        said.into_iter().chain(told).min()
+    }
+
+    /// What a worker's page says.
+    pub fn saw(&mut self, id: WorkerId, seen: Option<Seen>, now: Duration) {
+        self.now = now;
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        let resident: Bytes = worker.holdings.iter().map(|holding| holding.resident).sum();
+        let page = seen.map(|seen| seen.activity);
+        if worker.activity == page {
+            return;
+        }
+        let known = worker.activity;
+        worker.activity = page;
+        worker.idle_since =
+            seen.filter(|seen| seen.activity.uses == 0).map(|seen| now.saturating_sub(seen.idle_for));
+        let same = |before: Activity, after: Activity| {
+            let told =
+                |of: Activity| (of.uses.min(1), of.begun.min(1), of.parks, of.captures, of.idle_since_ns);
+            told(before) == told(after)
+        };
+        if known.zip(page).is_some_and(|(before, after)| same(before, after)) {
+            return;
+        }
+        let (activity, idle_for) =
+            (activity(page, resident), seen.map_or(Duration::ZERO, |seen| seen.idle_for));
+        self.step(Event::Activity { worker: id, activity, idle_for });
+    }
+
+    /// Whose pages matter now: of workers that hold memory.
+    pub fn watched(&self) -> impl Iterator<Item = WorkerId> {
+        self.roster
+            .workers()
+            .filter(|(_, worker)| {
+                !worker.is_silent && worker.holdings.iter().any(|held| !held.resident.is_zero())
+            })
+            .map(|(id, _)| id)
+    }
+
+    /// Whether somebody waits, so that what others do matters.
+    pub fn is_anybody_waiting(&self) -> bool {
+        self.arbiter.waiting() > 0
+    }
+
+    /// A worker's process is gone.
+    pub fn died(&mut self, id: WorkerId, now: Duration) {
+        self.now = now;
+        self.leave(id);
+    }
+
+    fn leave(&mut self, id: WorkerId) {
+        let Some(worker) = self.roster.remove(id) else { return };
+        let gpus = worker.holdings.iter().filter_map(|held| self.roster.gpu(&held.gpu));
+        let gpus: Vec<GpuId> = gpus.collect();
+        self.to_measure.extend(gpus);
+        self.outbound.remove(&id);
+        self.is_journal_old = true;
+        self.step(Event::Died { worker: id });
+    }
+
+    /// The meter was read.
+    pub fn measured(&mut self, gpu: GpuId, memory: &GpuMemory, now: Duration) {
+        self.now = now;
+        let name = self.roster.gpu_name(gpu).to_owned();
+        let users =
+            self.roster.workers().filter(|(_, worker)| worker.holdings.iter().any(|held| held.gpu == name));
+        let users: Vec<(WorkerId, Peer, Option<Bytes>, bool)> =
+            users.map(|(id, worker)| (id, worker.who.peer, worker.made(&name), worker.is_silent)).collect();
+        let mut physical = Vec::new();
+        for (id, peer, made, is_silent) in users {
+            let used = memory.of_process(peer.pid);
+            if is_silent {
+                self.count_silent(id, gpu, &name, used);
+            } else if let Some(made) = made {
+                physical.push((id, made));
+                // Where the meter does not list it, it is in another pid namespace.
+                if !used.is_zero() {
+                    self.set_floor(id, gpu, used.saturating_sub(made));
+                }
+            }
+        }
+        self.step(Event::Measured { gpu, used: memory.used, physical });
+    }
+
+    fn set_floor(&mut self, id: WorkerId, gpu: GpuId, floor: Bytes) {
+        let unmeasured = self.roster.file().node.floor();
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        let (before, is_first) = (worker.floor(gpu, unmeasured), !worker.floors.contains_key(&gpu));
+        if !is_first && before.max(floor).saturating_sub(before.min(floor)) < SAME {
+            return;
+        }
+        worker.floors.insert(gpu, floor);
+        if let Some(worker) = self.roster.get(id) {
+            let holdings = holdings(&self.roster, worker, &worker.holdings);
+            self.step(Event::Changed { worker: id, holdings });
+        }
+    }
+
+    /// One that is silent may have been granted more than the journal says: it counts with all that the meter shows.
+    fn count_silent(&mut self, id: WorkerId, gpu: GpuId, name: &str, used: Bytes) {
+        let floor = self.roster.file().node.floor();
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        let seen = used.saturating_sub(worker.floor(gpu, floor));
+        let Some(held) = worker.holdings.iter_mut().find(|held| held.gpu == name) else { return };
+        if held.lease < seen {
+            held.lease = seen;
+            self.join(id, false, true);
+        }
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Duration) {
+        self.now = now;
+        self.step(Event::Tick);
+    }
+
+    /// When [`Agent::tick`] is due; never, while nothing is under way.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.arbiter.next_deadline()
+    }
+
+    /// The next frame for a worker.
+    ///
+    /// # Errors
+    /// [`Broken`]: the connection is to be closed.
+    pub fn frame(&mut self, id: WorkerId) -> Result<Option<Vec<u8>>, Broken> {
+        let worker = self.roster.get_mut(id).ok_or(Broken::Unknown)?;
+        if worker.conversation.unacknowledged() > MOST_UNACKNOWLEDGED {
+            return Err(Broken::Deaf);
+        }
+        Ok(worker.conversation.next(ToWorker::Ack)?)
+    }
+
+    /// Who has something to be sent, since this was asked last.
+    pub fn take_outbound(&mut self) -> BTreeSet<WorkerId> {
+        std::mem::take(&mut self.outbound)
+    }
+
+    /// Whose meter is to be read, since this was asked last.
+    pub fn take_measures(&mut self) -> Vec<(GpuId, String)> {
+        let gpus = std::mem::take(&mut self.to_measure);
+        gpus.into_iter().map(|gpu| (gpu, self.roster.gpu_name(gpu).to_owned())).collect()
+    }
+
+    /// What the agent after this one is to know, if that became other since this was asked last.
+    pub fn take_journal(&mut self) -> Option<Journal> {
+        std::mem::take(&mut self.is_journal_old).then(|| {
+            let workers = self.roster.workers().map(|(id, worker)| self.journalled(id, worker)).collect();
+            Journal { epoch: self.epoch, workers }
+        })
+    }
+
+    fn journalled(&self, id: WorkerId, worker: &Worker) -> Journalled {
+        let leases = self.arbiter.footprints().filter(|of| of.worker == id);
+        let mut holdings = worker.holdings.clone();
+        for footprint in leases {
+            let name = self.roster.gpu_name(footprint.gpu);
+            match holdings.iter_mut().find(|held| held.gpu == name) {
+                Some(held) => held.lease = footprint.lease,
+                None => {
+                    let (gpu, lease) = (name.to_owned(), footprint.lease);
+                    holdings.push(Holding { gpu, lease, ..Holding::default() });
+                }
+            }
+        }
+        let (name, gang, ranks) = (worker.name.clone(), worker.gang_name.clone(), worker.ranks);
+        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, holdings }
+    }
+
+    pub(crate) fn say(&mut self, id: WorkerId, message: ToWorker) {
+        let Some(worker) = self.roster.get_mut(id).filter(|worker| !worker.is_silent) else { return };
+        worker.conversation.push(message);
+        self.outbound.insert(id);
+    }
+
+    pub(crate) fn step(&mut self, event: Event) {
+        for action in self.arbiter.step(event, self.now) {
+            self.act(&action);
+        }
+    }
+
+    fn act(&mut self, action: &Action) {
+        match *action {
+            Action::Measure { gpu } => {
+                self.to_measure.insert(gpu);
+            }
+            Action::StopCountingOn { worker, until } => {
+                let (name, now) = (self.name(worker), self.now);
+                tracing::warn!(target: "glake::agent", worker = %name, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker did not answer in time: nothing is taken of it for a while, and what it may hold counts");
+            }
+            Action::Deny { worker, why, .. } => {
+                if let Some(worker) = self.roster.get_mut(worker) {
+                    worker.failed = Some(translate::why(why).to_owned());
+                }
+            }
+            Action::Grant { worker, gpu, .. } => {
+                let name = self.roster.gpu_name(gpu).to_owned();
+                // It is told of a GPU that it has not named yet.
+                if let Some(worker) = self.roster.get_mut(worker)
+                    && !worker.holdings.iter().any(|held| held.gpu == name)
+                {
+                    worker.holdings.push(Holding { gpu: name, ..Holding::default() });
+                }
+                self.is_journal_old = true;
+            }
+            _ => {}
+        }
+        let (Some(message), Some(id)) =
+            (translate::message(&self.roster, action, self.now), receiver(action))
+        else {
+            return;
+        };
+        self.say(id, message);
+    }
+
+    /// Whether what the next agent is to know became other since [`Agent::take_journal`].
+    pub fn is_journal_old(&self) -> bool {
+        self.is_journal_old
+    }
+
+    /// All GPUs, by number and name.
+    pub fn gpus(&self) -> Vec<(GpuId, String)> {
+        self.roster.gpus().map(|(gpu, name)| (gpu, name.to_owned())).collect()
+    }
+
+    /// Whether a process has a number here.
+    pub fn knows(&self, who: Identity) -> bool {
+        self.roster.knows(who)
+    }
+
+    /// What a worker is called.
+    pub fn name(&self, id: WorkerId) -> String {
+        self.roster.get(id).map_or_else(|| format!("worker {id}"), |worker| worker.name.clone())
+    }
+
+    pub(crate) fn gang_of(&self, gang: GangId) -> String {
+        self.roster.gang_name(gang)
+    }
+}
+
+/// What a link moves in a second.
+fn per_second(gbps: f64) -> Bytes {
+    // Checked when the file was read: finite and above 0.
+    Duration::try_from_secs_f64(gbps)
+        .map_or(Bytes::MAX, |gigabytes| Bytes::new(u64::try_from(gigabytes.as_nanos()).unwrap_or(u64::MAX)))
+}
+
+/// Who is to hear of it.
+fn receiver(action: &Action) -> Option<WorkerId> {
+    match *action {
+        Action::Grant { worker, .. }
+        | Action::Admit { worker }
+        | Action::Park { worker, .. }
+        | Action::Unpark { worker }
+        | Action::Shrink { worker, .. }
+        | Action::Demote { worker, .. }
+        | Action::Deny { worker, .. }
+        | Action::DenyGrowth { worker, .. }
+        | Action::StopCountingOn { worker, .. } => Some(worker),
+        Action::Measure { .. } => None,
+    }
+}

@@ -1,0 +1,64 @@
+//! An operator's side: one question, and its answer.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use glake_wire::{Answer, Ask, Envelope, FrameError, Frames, SocketError, check_folder, check_server, frame};
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody serves there.
+    #[error("no agent serves {}: start one (glake serve), or name its socket (--socket PATH, GLAKE_AGENT=PATH)", .0.display())]
+    Nobody(PathBuf),
+    /// The socket is not used.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// What came is no answer.
+    #[error("the agent's answer: {0}")]
+    Frame(#[from] FrameError),
+    /// The connection.
+    #[error("the agent's answer did not come: {0}")]
+    Os(#[from] io::Error),
+    /// The agent ended before it had answered.
+    #[error("the agent ended before it had answered")]
+    Ended,
+    /// It says why not.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Asks the agent at a socket, and waits for all of its answer.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn ask(path: &Path, ask: Ask) -> Result<Vec<Answer>, ClientError> {
+    match check_folder(path) {
+        Err(SocketError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(ClientError::Nobody(path.to_owned()));
+        }
+        checked => checked?,
+    }
+    let mut socket = UnixStream::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => ClientError::Nobody(path.to_owned()),
+        _ => ClientError::Os(error),
+    })?;
+    check_server(path, &socket)?;
+    socket.write_all(&frame(&Envelope::unnumbered(ask))?)?;
+    let (mut frames, mut bytes, mut answers) = (Frames::default(), vec![0; 64 << 10], Vec::new());
+    loop {
+        while let Some(Envelope { message, .. }) = frames.take::<Answer>()? {
+            match message {
+                Answer::End => return Ok(answers),
+                Answer::Error { why } | Answer::Refused { why } => return Err(ClientError::Refused(why)),
+                answer => answers.push(answer),
+            }
+        }
+        match socket.read(&mut bytes)? {
+            0 => return Err(ClientError::Ended),
+            length => frames.push(&bytes[..length]),
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The node agent: it decides whose memory is on a server's GPUs, and says so to workers.
+//!
+//! ```text
+//! workers ─ Unix stream ─► link ─┐                             ┌─► link ─► grant, park, shrink, …
+//! meter ─────────────────────────┼─► Agent ─► Arbiter ─► Agent ┼─► meter
+//! pidfd, clock, operators ───────┘   pure: who is who          └─► journal
+//! ```
+//!
+//! Workers hold the truth, the agent a copy: it has no CUDA context, no handle of memory and none of its bytes, and when
+//! it dies they go on. What they hold then is in their next `hello`; of those that are silent the journal tells.
+//!
+//! The agent is one thread. Nothing wakes it while no worker wants anything.
+
+mod agent;
+mod client;
+mod journal;
+mod link;
+mod listener;
+mod metrics;
+mod operators;
+mod peer;
+mod roster;
+mod rows;
+mod server;
+mod translate;
+
+pub use agent::{Agent, Broken, Seen};
+pub use client::{ClientError, ask};
+pub use journal::{Journal, Journalled};
+pub use listener::ListenError;
+pub use peer::{Identity, PeerError};
+pub use roster::Refusal;
+pub use server::{Options, ServeError, serve};

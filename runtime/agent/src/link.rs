@@ -1,0 +1,237 @@
+//! One connection: who it is, then frames both ways.
+
+use std::io;
+use std::rc::Rc;
+
+use glake_arbiter::WorkerId;
+use glake_wire::{ActivityView, Ask, Envelope, Frames, Hello, ToAgent, ToWorker, frame, receive, send};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use crate::Identity;
+use crate::agent::Broken;
+use crate::operators;
+use crate::server::{Link, Server};
+
+const CHUNK: usize = 64 << 10;
+
+/// Frames of one connection.
+pub(crate) struct Connection {
+    stream: UnixStream,
+    frames: Frames,
+    /// What was not sent yet.
+    unsent: Vec<u8>,
+}
+
+/// Whoever connected, and has said who it is.
+pub(crate) enum Greeted {
+    Worker { id: WorkerId, connection: Connection, link: Rc<Link> },
+    Operator { ask: Ask, connection: Connection },
+}
+
+/// Hears the first frame, and answers a worker's. `None`: the connection is over.
+pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Greeted> {
+    let mut connection = Connection { stream, frames: Frames::default(), unsent: Vec::new() };
+    let mut page = None;
+    loop {
+        let came = connection.receive().await.ok()?;
+        page = page.or(came?);
+        // What is no operator's is a worker's, or nothing.
+        if let Ok(Some(Envelope { message: ask, .. })) = connection.frames.take::<Ask>() {
+            let who = Identity::of(&connection.stream);
+            return match who {
+                Ok(_) => Some(Greeted::Operator { ask, connection }),
+                Err(why) => connection.refuse(&why).await,
+            };
+        }
+        match connection.frames.take::<ToAgent>() {
+            Ok(None) => {}
+            Ok(Some(Envelope { message: ToAgent::Hello(hello), .. })) => {
+                return join(server, connection, hello, page).await;
+            }
+            Ok(Some(_)) => return connection.refuse("the first frame is hello, or an operator's").await,
+            Err(error) => return connection.refuse(error).await,
+        }
+    }
+}
+
+async fn join(
+    server: &Rc<Server>,
+    mut connection: Connection,
+    hello: Hello,
+    page: Option<std::os::fd::OwnedFd>,
+) -> Option<Greeted> {
+    let (who, pidfd) = match Identity::of(&connection.stream) {
+        Ok(found) => found,
+        // It asks again.
+        Err(error) if error.is_for_now() => return None,
+        Err(error) => return connection.refuse(error).await,
+    };
+    if let Err(error) = who.agrees(hello.peer) {
+        return connection.refuse(error).await;
+    }
+    // Without a page: there was no descriptor left for it.
+    let page = match page.map(ActivityView::new)? {
+        Ok(page) => page,
+        Err(error) => return connection.refuse(error).await,
+    };
+    let name = hello.name.clone();
+    let known = server.ask(|agent| agent.knows(who));
+    match server.tell(|agent, now| agent.hello(who, hello, now)) {
+        Ok((id, welcome)) => {
+            tracing::info!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a worker joined");
+            if !known {
+                server.watch(id, pidfd);
+            }
+            let link = server.connect(id, page);
+            let welcome = frame(&Envelope::unnumbered(ToWorker::Welcome(welcome))).ok()?;
+            connection.unsent.extend(welcome);
+            Some(Greeted::Worker { id, connection, link })
+        }
+        Err(refusal) => connection.refuse(refusal).await,
+    }
+}
+
+impl Greeted {
+    pub(crate) async fn go_on(self, server: Rc<Server>) {
+        match self {
+            Greeted::Operator { ask, mut connection } => {
+                // Who does not read any more is not an error.
+                let _ = operators::answer(&server, ask, &mut connection).await;
+            }
+            Greeted::Worker { id, mut connection, link } => {
+                let over = connection.serve(&server, id, &link).await;
+                server.disconnect(id, &link);
+                if let Err(error) = over {
+                    let name = server.ask(|agent| agent.name(id));
+                    tracing::info!(target: "glake::agent", worker = %name, %error, "a worker's connection is over: it holds what it has, and may connect again");
+                }
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Waits for bytes and takes them in; the descriptor that came with them. `None`: the other end has closed.
+    async fn receive(&mut self) -> io::Result<Option<Option<std::os::fd::OwnedFd>>> {
+        loop {
+            self.stream.readable().await?;
+            let mut bytes = [0; 4096];
+            let came = self.stream.try_io(Interest::READABLE, || Ok(receive(&self.stream, &mut bytes)?));
+            match came {
+                Ok((0, _)) => return Ok(None),
+                Ok((length, descriptor)) => {
+                    self.frames.push(&bytes[..length]);
+                    return Ok(Some(descriptor));
+                }
+                Err(error) if is_for_now(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends what fits now.
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            let sent = self.stream.try_io(Interest::WRITABLE, || Ok(send(&self.stream, &self.unsent, None)?));
+            match sent {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if is_for_now(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all of it.
+    pub(crate) async fn say(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        self.unsent.extend(bytes);
+        loop {
+            self.flush()?;
+            if self.unsent.is_empty() {
+                return Ok(());
+            }
+            self.stream.writable().await?;
+        }
+    }
+
+    /// Waits until the other end closes.
+    pub(crate) async fn closed(&mut self) {
+        while let Ok(Some(_)) = self.receive().await {}
+    }
+
+    /// Says why not, and ends it.
+    async fn refuse(&mut self, why: impl ToString) -> Option<Greeted> {
+        let why = why.to_string();
+        tracing::warn!(target: "glake::agent", %why, "a connection is refused");
+        if let Ok(bytes) = frame(&Envelope::unnumbered(ToWorker::Refused { why })) {
+            let _ = self.say(bytes).await;
+        }
+        None
+    }
+
+    /// Frames both ways, until one end has enough.
+    async fn serve(&mut self, server: &Rc<Server>, id: WorkerId, link: &Rc<Link>) -> Result<(), Over> {
+        let mut bytes = vec![0; CHUNK];
+        // Frames may have come with the first.
+        self.hear(server, id)?;
+        loop {
+            if link.is_over.get() {
+                return Ok(());
+            }
+            if self.unsent.len() < CHUNK {
+                while let Some(frame) = server.frame(id)? {
+                    self.unsent.extend(frame);
+                }
+            }
+            self.flush()?;
+            let interest = match self.unsent.is_empty() {
+                true => Interest::READABLE,
+                false => Interest::READABLE | Interest::WRITABLE,
+            };
+            let ready = tokio::select! {
+                ready = self.stream.ready(interest) => ready?,
+                () = link.wake.notified() => continue,
+            };
+            if !ready.is_readable() {
+                continue;
+            }
+            // All that is there, also of who has closed since.
+            loop {
+                let came = self.stream.try_io(Interest::READABLE, || Ok(receive(&self.stream, &mut bytes)?));
+                match came {
+                    Ok((0, _)) => return Ok(()),
+                    Ok((length, _)) => {
+                        self.frames.push(&bytes[..length]);
+                        self.hear(server, id)?;
+                    }
+                    Err(error) if is_for_now(&error) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, server: &Rc<Server>, id: WorkerId) -> Result<(), Broken> {
+        while let Some(Envelope { seq, ack, message, .. }) = self.frames.take::<ToAgent>()? {
+            if matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. }) {
+                server.look();
+            }
+            server.tell(|agent, now| agent.hear(id, seq, ack, message, now))?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a connection is over.
+#[derive(Debug, thiserror::Error)]
+enum Over {
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error(transparent)]
+    Os(#[from] io::Error),
+}
+
+fn is_for_now(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

@@ -1,0 +1,178 @@
+//! The socket that workers connect to: where it is, that it is nobody else's, and that there is one agent for it.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::geteuid;
+
+/// A socket that listens.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: UnixListener,
+    pub(crate) path: PathBuf,
+    /// Held as long as it listens: there is no second agent.
+    _lock: File,
+    /// One that systemd made is systemd's to remove.
+    is_own: bool,
+}
+
+/// Why nobody can connect.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// It is not from the root.
+    #[error("--socket {}: give an absolute path", .0.display())]
+    Relative(PathBuf),
+    /// Others could change it.
+    #[error("the folder {} {why}: name a socket in a folder of your own, of mode 0700 (--socket PATH)", .folder.display())]
+    Folder {
+        /// Which.
+        folder: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// Another agent has it.
+    #[error("an agent serves {} already: stop that one, or name another socket (--socket PATH)", .0.display())]
+    Served(PathBuf),
+    /// Something else is there.
+    #[error("{} is there and is no socket: name another one (--socket PATH)", .0.display())]
+    Other(PathBuf),
+    /// The operating system's error.
+    #[error("{}: {source}", .path.display())]
+    Os {
+        /// Which file.
+        path: PathBuf,
+        /// Its error.
+        source: io::Error,
+    },
+}
+
+impl Listener {
+    /// Listens at a path. Its folder is made where it is not there. A socket that an agent left behind is replaced: the
+    /// lock beside it tells whether one lives.
+    pub(crate) fn bind(path: &Path) -> Result<Listener, ListenError> {
+        let lock = Listener::lock(path)?;
+        match fs::symlink_metadata(path) {
+            Ok(found) if found.file_type().is_socket() => {
+                fs::remove_file(path).map_err(|error| os(path, error))?
+            }
+            Ok(_) => return Err(ListenError::Other(path.to_owned())),
+            Err(_) => {}
+        }
+        let socket = UnixListener::bind(path).map_err(|error| os(path, error))?;
+        // Its folder lets nobody else in before.
+        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| os(path, error))?;
+        Ok(Listener { socket, path: path.to_owned(), _lock: lock, is_own: true })
+    }
+
+    /// Takes one that listens already, as systemd hands it over.
+    pub(crate) fn adopt(socket: UnixListener, path: &Path) -> Result<Listener, ListenError> {
+        let bound = socket.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
+        let path = bound.unwrap_or_else(|| path.to_owned());
+        let lock = Listener::lock(&path)?;
+        Ok(Listener { socket, path, _lock: lock, is_own: false })
+    }
+
+    fn lock(path: &Path) -> Result<File, ListenError> {
+        let folder = match path.parent() {
+            Some(folder) if path.is_absolute() => folder,
+            _ => return Err(ListenError::Relative(path.to_owned())),
+        };
+        private_folder(folder)?;
+        let beside = path.with_extension("lock");
+        let file = File::options().create(true).truncate(false).write(true).open(&beside);
+        let file = file.map_err(|error| os(&beside, error))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::Served(path.to_owned())),
+            Err(error) => Err(os(&beside, error.into())),
+        }
+    }
+
+    /// Where the journal is.
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.path.with_extension("journal")
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.is_own {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Makes a folder of mode 0700, or finds that one is this user's alone.
+pub(crate) fn private_folder(folder: &Path) -> Result<(), ListenError> {
+    let refuse = |why: &str| Err(ListenError::Folder { folder: folder.to_owned(), why: why.to_owned() });
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return refuse("cannot be made: the one above it is not there");
+        }
+        Err(error) => return refuse(&format!("cannot be made ({error})")),
+    }
+    let found = fs::symlink_metadata(folder).map_err(|error| os(folder, error))?;
+    let own = geteuid().as_raw();
+    match found.mode() & 0o777 {
+        _ if !found.is_dir() => refuse("is no folder, but a link or a file"),
+        _ if found.uid() != own => refuse(&format!("is user {}'s, and this is user {own}", found.uid())),
+        0o700 => Ok(()),
+        mode => refuse(&format!("has mode {mode:04o}: others may reach it")),
+    }
+}
+
+fn os(path: &Path, source: io::Error) -> ListenError {
+    ListenError::Os { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn there_is_one_agent_a_socket_and_what_a_dead_one_left_is_replaced() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("glake/agent.sock");
+        let first = Listener::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(matches!(Listener::bind(&path), Err(ListenError::Served(_))));
+        // As if it had been killed: the lock goes, the socket stays.
+        let Listener { socket, .. } = &first;
+        let stale = socket.try_clone().unwrap();
+        drop(first);
+        drop(stale);
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(UnixStream::connect(&path).is_err() && path.exists());
+        let again = Listener::bind(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(again);
+        assert!(!path.exists());
+        fs::write(&path, "mine").unwrap();
+        assert!(matches!(Listener::bind(&path), Err(ListenError::Other(_))));
+    }
+
+    #[test]
+    fn a_folder_that_others_reach_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let refused = |path: &Path| Listener::bind(path).unwrap_err().to_string();
+        assert!(refused(Path::new("agent.sock")).contains("absolute"));
+        let deep = base.path().join("no/such/agent.sock");
+        assert!(refused(&deep).contains("the one above it is not there"), "{}", refused(&deep));
+        let open = base.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
+        assert!(refused(&open.join("agent.sock")).contains("has mode 0755"));
+        let link = base.path().join("link");
+        std::os::unix::fs::symlink(base.path(), &link).unwrap();
+        assert!(refused(&link.join("agent.sock")).contains("is no folder"));
+    }
+}

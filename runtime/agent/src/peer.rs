@@ -1,0 +1,164 @@
+//! Who is at the other end of a connection.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use glake_wire::Peer;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
+
+/// A user that the kernel cannot name here: one of another user namespace.
+const UNMAPPED: u32 = 65_534;
+
+/// A process, as the kernel tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its number, and when it started.
+    pub peer: Peer,
+    /// Whose.
+    pub uid: u32,
+}
+
+/// Why a connection is closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// Of a namespace that is not seen from here.
+    #[error(
+        "its process has no number here: it runs in another pid namespace; run the agent on the host, or with the \
+         host's (docker run --pid=host, hostPID: true)"
+    )]
+    Pid,
+    /// Of a user that is not known here.
+    #[error(
+        "its user has no number here (it shows as {UNMAPPED}): it runs in another user namespace; run the agent in the \
+         same one, or on the host"
+    )]
+    User,
+    /// Of another user.
+    #[error("it runs as user {uid}: this agent serves user {own}", own = geteuid().as_raw())]
+    OtherUser {
+        /// Which.
+        uid: u32,
+    },
+    /// It is gone.
+    #[error("process {pid} is gone")]
+    Gone {
+        /// Its number.
+        pid: u32,
+    },
+    /// It is not who it says.
+    #[error(
+        "process {pid} started at tick {found}, and says {said}: it died and another has its number, or it runs in \
+         another time namespace"
+    )]
+    OtherStart {
+        /// Its number.
+        pid: u32,
+        /// What the kernel says.
+        found: u64,
+        /// What it says.
+        said: u64,
+    },
+    /// The operating system's error.
+    #[error("who it is cannot be asked: {0}")]
+    Os(#[from] std::io::Error),
+}
+
+impl PeerError {
+    /// Whether it may be another time: there was no descriptor left for it.
+    pub fn is_for_now(&self) -> bool {
+        let now = [Errno::MFILE, Errno::NFILE, Errno::NOMEM].map(|errno| Some(errno.raw_os_error()));
+        matches!(self, PeerError::Os(error) if now.contains(&error.raw_os_error()))
+    }
+}
+
+impl Identity {
+    /// Who connected, and a descriptor that tells of its death. `pid` and `uid` are the kernel's: whatever it says of
+    /// itself does not change them.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn of(socket: impl AsFd) -> Result<(Identity, OwnedFd), PeerError> {
+        let credentials = getsockopt(&socket, PeerCredentials).map_err(std::io::Error::from)?;
+        let (pid, uid) = (credentials.pid(), credentials.uid());
+        // A process of another namespace has number 0.
+        let pid = Identity::check(pid, uid)?;
+        let number = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0);
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Err(Errno::SRCH) => return Err(PeerError::Gone { pid: number }),
+            pidfd => pidfd.map_err(std::io::Error::from)?,
+        };
+        // After the descriptor: whoever has the number now is who it was opened for, or is gone.
+        let start = start_of(number).ok_or(PeerError::Gone { pid: number })?;
+        Ok((Identity { peer: Peer { pid: number, start }, uid }, pidfd))
+    }
+
+    fn check(pid: i32, uid: u32) -> Result<Pid, PeerError> {
+        let pid = Pid::from_raw(pid).ok_or(PeerError::Pid)?;
+        match uid {
+            UNMAPPED if geteuid().as_raw() != UNMAPPED => Err(PeerError::User),
+            uid if uid != geteuid().as_raw() && uid != 0 => Err(PeerError::OtherUser { uid }),
+            _ => Ok(pid),
+        }
+    }
+
+    /// Whether what it says of its start is so. Its number may be another one in its own namespace.
+    ///
+    /// # Errors
+    /// [`PeerError::OtherStart`].
+    pub fn agrees(&self, said: Peer) -> Result<(), PeerError> {
+        let Peer { pid, start } = self.peer;
+        if said.start == start {
+            return Ok(());
+        }
+        Err(PeerError::OtherStart { pid, found: start, said: said.start })
+    }
+
+    /// A process that a journal names, if it is the same and lives.
+    pub fn journalled(peer: Peer, uid: u32) -> Option<(Identity, OwnedFd)> {
+        let pid = Pid::from_raw(i32::try_from(peer.pid).ok()?)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        (start_of(peer.pid) == Some(peer.start)).then_some((Identity { peer, uid }, pidfd))
+    }
+}
+
+/// When a process started, in the kernel's ticks since boot.
+pub(crate) fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field, the command's name, may hold anything.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_its_number_and_its_start() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let (who, _) = Identity::of(&here).unwrap();
+        let own = std::process::id();
+        assert_eq!(who.peer, Peer { pid: own, start: start_of(own).unwrap() });
+        // In a namespace of its own it may know itself by another number.
+        who.agrees(Peer { pid: 1, ..who.peer }).unwrap();
+        let reused = who.agrees(Peer { start: 1, ..who.peer }).unwrap_err().to_string();
+        assert!(reused.contains("another has its number"), "{reused}");
+        assert!(Identity::journalled(who.peer, who.uid).is_some());
+        assert!(Identity::journalled(Peer { start: 1, ..who.peer }, who.uid).is_none());
+        assert!(Identity::journalled(Peer { pid: u32::MAX, start: 1 }, who.uid).is_none());
+    }
+
+    #[test]
+    fn who_cannot_be_named_here_is_told_why() {
+        let own = geteuid().as_raw();
+        assert!(matches!(Identity::check(0, own), Err(PeerError::Pid)));
+        assert!(matches!(Identity::check(7, UNMAPPED), Err(PeerError::User)));
+        assert!(matches!(Identity::check(7, own + 1), Err(PeerError::OtherUser { .. })));
+        Identity::check(7, own).unwrap();
+    }
+}

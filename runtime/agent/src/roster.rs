@@ -1,0 +1,295 @@
+//! Who is who: the workers and GPUs that the arbiter knows by number.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use glake_arbiter::node::NodeFile;
+use glake_arbiter::{GangId, GpuId, Profile, WorkerId};
+use glake_units::Bytes;
+use glake_wire::{Activity, Conversation, Hello, Holding, Peer, ToWorker};
+
+use crate::Identity;
+
+/// Why a worker does not join.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// No name.
+    #[error(
+        "a worker called {name:?}: a name is 1 to 64 of A-Z a-z 0-9 . _ -, and for a rank / and its number"
+    )]
+    Name {
+        /// What it said.
+        name: String,
+    },
+    /// Another process has that name.
+    #[error(
+        "a worker called {name:?} is here already, process {pid}: give this one another name (glake.join(name=…))"
+    )]
+    Taken {
+        /// The name.
+        name: String,
+        /// Who has it.
+        pid: u32,
+    },
+    /// It is called otherwise.
+    #[error("process {pid} joined as {known:?} and now says {name:?}: it has to leave first (glake.leave())")]
+    Twice {
+        /// The process.
+        pid: u32,
+        /// As what it joined.
+        known: String,
+        /// What it says now.
+        name: String,
+    },
+    /// A GPU that is not the agent's.
+    #[error("worker {name:?} uses GPU {gpu}, and this agent knows {}", .known.join(", "))]
+    Gpu {
+        /// The worker.
+        name: String,
+        /// Its GPU.
+        gpu: String,
+        /// The agent's.
+        known: Vec<String>,
+    },
+}
+
+/// A worker, as far as it is not the arbiter's.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) who: Identity,
+    pub(crate) name: String,
+    pub(crate) gang: GangId,
+    pub(crate) gang_name: Option<String>,
+    pub(crate) ranks: u32,
+    /// As it said last.
+    pub(crate) holdings: Vec<Holding>,
+    /// What the meter showed beside its pools' memory.
+    pub(crate) floors: BTreeMap<GpuId, Bytes>,
+    /// A journal names it, and it has not joined.
+    pub(crate) is_silent: bool,
+    /// What is said to it.
+    pub(crate) conversation: Conversation<ToWorker>,
+    /// As its page said last, and when it was idle first; none: nothing is known.
+    pub(crate) activity: Option<Activity>,
+    pub(crate) idle_since: Option<Duration>,
+    /// What its last command, or refill, failed with.
+    pub(crate) failed: Option<String>,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    file: NodeFile,
+    gpus: Vec<String>,
+    workers: BTreeMap<WorkerId, Worker>,
+    by_peer: HashMap<Peer, WorkerId>,
+    by_name: HashMap<String, WorkerId>,
+    gangs: HashMap<(u32, String), GangId>,
+    tenants: HashMap<String, u32>,
+    next: u64,
+}
+
+impl Worker {
+    /// Its context, modules and libraries on a GPU.
+    pub(crate) fn floor(&self, gpu: GpuId, unmeasured: Bytes) -> Bytes {
+        self.floors.get(&gpu).copied().unwrap_or(unmeasured)
+    }
+
+    /// What its pools hold of a GPU by its page; none: it is not told.
+    pub(crate) fn made(&self, gpu: &str) -> Option<Bytes> {
+        let device = self.holdings.iter().find(|holding| holding.gpu == gpu)?.device;
+        let made = self.activity?.made;
+        made.get(usize::try_from(device).ok()?).copied().map(Bytes::new)
+    }
+}
+
+impl Roster {
+    pub(crate) fn new(file: NodeFile, gpus: Vec<String>) -> Self {
+        Roster {
+            file,
+            gpus,
+            workers: BTreeMap::new(),
+            by_peer: HashMap::new(),
+            by_name: HashMap::new(),
+            gangs: HashMap::new(),
+            tenants: HashMap::new(),
+            next: 1,
+        }
+    }
+
+    /// Whether a worker may join. Answers its number, where it has one.
+    pub(crate) fn check(&self, who: Identity, hello: &Hello) -> Result<Option<WorkerId>, Refusal> {
+        let name = hello.name.clone();
+        if !is_name(&name) {
+            return Err(Refusal::Name { name });
+        }
+        if let Some(holding) = hello.holdings.iter().find(|holding| self.gpu(&holding.gpu).is_none()) {
+            return Err(Refusal::Gpu { name, gpu: holding.gpu.clone(), known: self.gpus.clone() });
+        }
+        let known = self.by_peer.get(&who.peer).copied();
+        if let Some(worker) = known.and_then(|id| self.workers.get(&id))
+            && worker.name != name
+        {
+            return Err(Refusal::Twice { pid: who.peer.pid, known: worker.name.clone(), name });
+        }
+        match self.by_name.get(&name).filter(|id| Some(**id) != known) {
+            Some(id) => Err(Refusal::Taken {
+                name,
+                pid: self.workers.get(id).map_or(0, |worker| worker.who.peer.pid),
+            }),
+            None => Ok(known),
+        }
+    }
+
+    /// Adds a worker that is new, or takes a known one as new.
+    pub(crate) fn add(&mut self, who: Identity, hello: &Hello, is_silent: bool) -> WorkerId {
+        let known = self.by_peer.get(&who.peer).copied();
+        let id = known.unwrap_or_else(|| WorkerId(self.take_number()));
+        let gang = match &hello.gang {
+            Some(gang) => {
+                let key = (who.uid, gang.clone());
+                let found = self.gangs.get(&key).copied();
+                found.unwrap_or_else(|| {
+                    let gang = GangId(self.take_number());
+                    self.gangs.insert(key, gang);
+                    gang
+                })
+            }
+            None => GangId(id.0),
+        };
+        let floors = self.workers.remove(&id).map(|worker| worker.floors).unwrap_or_default();
+        self.workers.insert(
+            id,
+            Worker {
+                who,
+                name: hello.name.clone(),
+                gang,
+                gang_name: hello.gang.clone(),
+                ranks: hello.ranks.max(1),
+                holdings: hello.holdings.clone(),
+                floors,
+                is_silent,
+                conversation: Conversation::default(),
+                activity: None,
+                idle_since: None,
+                failed: None,
+            },
+        );
+        self.by_peer.insert(who.peer, id);
+        self.by_name.insert(hello.name.clone(), id);
+        id
+    }
+
+    pub(crate) fn knows(&self, who: Identity) -> bool {
+        self.by_peer.contains_key(&who.peer)
+    }
+
+    fn take_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    pub(crate) fn remove(&mut self, id: WorkerId) -> Option<Worker> {
+        let worker = self.workers.remove(&id)?;
+        self.by_peer.remove(&worker.who.peer);
+        self.by_name.remove(&worker.name);
+        if self.workers.values().all(|other| other.gang != worker.gang) {
+            self.gangs.retain(|_, gang| *gang != worker.gang);
+        }
+        Some(worker)
+    }
+
+    pub(crate) fn get(&self, id: WorkerId) -> Option<&Worker> {
+        self.workers.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        self.workers.get_mut(&id)
+    }
+
+    pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.workers.iter().map(|(id, worker)| (*id, worker))
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<WorkerId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The name of a gang, for people: its only worker's, or its ranks' without their numbers.
+    pub(crate) fn gang_name(&self, gang: GangId) -> String {
+        let named = self.workers.values().find(|worker| worker.gang == gang);
+        named.map_or_else(|| format!("worker {gang}"), |worker| base(&worker.name).to_owned())
+    }
+
+    pub(crate) fn gpu(&self, name: &str) -> Option<GpuId> {
+        let place = self.gpus.iter().position(|gpu| gpu == name)?;
+        u16::try_from(place).ok().map(GpuId)
+    }
+
+    pub(crate) fn gpu_name(&self, gpu: GpuId) -> &str {
+        self.gpus.get(usize::from(gpu.0)).map_or("", String::as_str)
+    }
+
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = (GpuId, &str)> {
+        let numbered = (0..).map(GpuId);
+        numbered.zip(self.gpus.iter().map(String::as_str))
+    }
+
+    pub(crate) fn file(&self) -> &NodeFile {
+        &self.file
+    }
+
+    /// What the file says of a worker by its name.
+    pub(crate) fn told(&self, name: &str) -> Option<&glake_arbiter::node::Worker> {
+        self.file.workers.iter().find(|worker| worker.name == base(name))
+    }
+
+    /// What may be asked of a worker: as the file says, or the default.
+    pub(crate) fn profile(&mut self, who: Identity, name: &str) -> Profile {
+        let (priority, preempt, tenant) = match self.told(name) {
+            Some(told) => (told.priority, told.preempt, told.tenant.clone()),
+            None => Default::default(),
+        };
+        let tenant = if tenant.is_empty() { format!("uid {}", who.uid) } else { tenant };
+        let next = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
+        Profile { priority, tenant: *self.tenants.entry(tenant).or_insert(next), preempt }
+    }
+
+    /// Whose a worker is, for people.
+    pub(crate) fn tenant(&self, worker: &Worker) -> String {
+        match self.told(&worker.name).map(|told| told.tenant.clone()) {
+            Some(tenant) if !tenant.is_empty() => tenant,
+            _ => format!("uid {}", worker.who.uid),
+        }
+    }
+}
+
+/// A rank's name without its number.
+fn base(name: &str) -> &str {
+    name.split_once('/').map_or(name, |(base, _)| base)
+}
+
+fn is_name(name: &str) -> bool {
+    let (base, rank) = name.split_once('/').unwrap_or((name, "0"));
+    let allowed = |character: u8| character.is_ascii_alphanumeric() || b"._-".contains(&character);
+    (1..=64).contains(&base.len())
+        && base.bytes().all(allowed)
+        && (1..=8).contains(&rank.len())
+        && rank.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_and_plain() {
+        for name in ["llama-8b", "a", "job.1_x/17", &"n".repeat(64)] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", "a b", "a/", "a/x", "/3", "a/1/2", "ä", "a\n", &"n".repeat(65)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}

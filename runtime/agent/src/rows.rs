@@ -1,0 +1,185 @@
+//! What operators are told of workers and decisions.
+
+use std::time::Duration;
+
+use glake_arbiter::{Activity, Outcome, Why, WorkerId};
+use glake_units::Bytes;
+use glake_wire::{DecisionRow, TakenRow, ToWorker, WorkerRow};
+
+use crate::Agent;
+use crate::roster::Worker;
+use crate::translate::activity;
+
+/// How an operator's command stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    UnderWay,
+    Done,
+    Failed(String),
+}
+
+impl Agent {
+    /// All workers, by name.
+    pub fn rows(&self) -> Vec<WorkerRow> {
+        let mut rows: Vec<WorkerRow> =
+            self.roster.workers().map(|(id, worker)| self.row(id, worker)).collect();
+        rows.sort_by(|a, b| a.worker.cmp(&b.worker));
+        rows
+    }
+
+    fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
+        let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
+        let resident: Bytes = worker.holdings.iter().map(|held| held.resident).sum();
+        let is_busy = activity(worker.activity, resident) != Activity::Idle;
+        let state = match self.arbiter.state(id).unwrap_or("gone") {
+            "resident" if worker.activity.is_none() => "resident",
+            "resident" if is_busy => "busy",
+            "resident" => "idle",
+            other => other,
+        };
+        let idle = worker.idle_since.filter(|_| !is_busy).map(|since| self.now.saturating_sub(since));
+        WorkerRow {
+            worker: worker.name.clone(),
+            pid: worker.who.peer.pid,
+            tenant: self.roster.tenant(worker),
+            gpus: worker.holdings.iter().map(|held| held.gpu.clone()).collect(),
+            state: state.to_owned(),
+            leased: footprints.map(|of| of.lease).sum(),
+            resident,
+            evicted: worker.holdings.iter().map(|held| held.evicted).sum(),
+            idle_s: idle.map(|idle| idle.as_secs_f64()),
+            predicted_wake_s: self.arbiter.predicted_wake(id).unwrap_or_default().as_secs_f64(),
+        }
+    }
+
+    /// The last decisions, the oldest first.
+    pub fn decisions(&self) -> Vec<DecisionRow> {
+        let taken = |taken: &glake_arbiter::Taken| TakenRow {
+            worker: self.gang_of(taken.gang),
+            gpu: self.roster.gpu_name(taken.gpu).to_owned(),
+            bytes: taken.bytes,
+            why: why(taken.why).to_owned(),
+        };
+        let row = |of: &glake_arbiter::Decision| DecisionRow {
+            ago_s: self.now.saturating_sub(of.at).as_secs_f64(),
+            worker: self.gang_of(of.gang),
+            class: of.class,
+            waited_s: of.waited.as_secs_f64(),
+            needed: of.needed.iter().map(|(_, bytes)| *bytes).sum(),
+            taken: of.taken.iter().map(taken).collect(),
+            predicted_s: of.predicted.as_secs_f64(),
+            real_s: real(of.outcome).map(|took| took.as_secs_f64()),
+            outcome: outcome(of.outcome),
+        };
+        self.arbiter.decisions().map(row).collect()
+    }
+
+    /// Whom an operator means.
+    pub(crate) fn find(&self, name: &str) -> Result<WorkerId, String> {
+        self.roster.named(name).ok_or_else(|| {
+            let known: Vec<&str> = self.roster.workers().map(|(_, worker)| worker.name.as_str()).collect();
+            match known.is_empty() {
+                true => format!(
+                    "no worker is called {name:?}: none has joined (glake.join(), or GLAKE_AGENT=SOCKET)"
+                ),
+                false => format!("no worker is called {name:?}: there are {}", known.join(", ")),
+            }
+        })
+    }
+
+    /// An operator wants a worker's memory off its GPUs.
+    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) -> Result<(), String> {
+        self.now = now;
+        match self.arbiter.state(id) {
+            Some("resident" | "asleep" | "waiting") => {}
+            Some("silent") => return Err(silent(&self.name(id))),
+            state => {
+                return Err(format!(
+                    "{} is {}: ask again when that is over",
+                    self.name(id),
+                    state.unwrap_or("gone")
+                ));
+            }
+        }
+        if let Some(worker) = self.roster.get_mut(id) {
+            worker.failed = None;
+        }
+        self.step(glake_arbiter::Event::Shrink { worker: id });
+        Ok(())
+    }
+
+    /// An operator wants it back.
+    pub(crate) fn ask_to_refill(&mut self, id: WorkerId, now: Duration) -> Result<(), String> {
+        self.now = now;
+        let Some(worker) = self.roster.get_mut(id) else { return Err("it is gone".to_owned()) };
+        if worker.is_silent {
+            return Err(silent(&self.name(id)));
+        }
+        worker.failed = None;
+        self.say(id, ToWorker::Refill);
+        Ok(())
+    }
+
+    pub(crate) fn shrink_progress(&self, id: WorkerId) -> Progress {
+        let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
+        match (self.arbiter.state(id), &worker.failed) {
+            (_, Some(why)) => Progress::Failed(why.clone()),
+            (Some("parking" | "shrinking"), None) => Progress::UnderWay,
+            _ => {
+                let leased: Bytes =
+                    self.arbiter.footprints().filter(|of| of.worker == id).map(|of| of.lease).sum();
+                let fixed: Bytes = worker.holdings.iter().map(|held| held.fixed).sum();
+                match leased <= fixed {
+                    true => Progress::Done,
+                    false => Progress::Failed(format!(
+                        "{leased} of it stayed: its uses did not stop at a safe point in time, or they hold what cannot leave"
+                    )),
+                }
+            }
+        }
+    }
+
+    /// `asked`: whether the worker has answered since, in any way.
+    pub(crate) fn refill_progress(&self, id: WorkerId) -> Progress {
+        let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
+        let evicted: Bytes = worker.holdings.iter().map(|held| held.evicted).sum();
+        match (self.arbiter.state(id), &worker.failed) {
+            (_, Some(why)) => Progress::Failed(why.clone()),
+            (Some("resident"), None) if evicted.is_zero() => Progress::Done,
+            _ => Progress::UnderWay,
+        }
+    }
+}
+
+fn silent(name: &str) -> String {
+    format!(
+        "{name} has not joined since the agent was started: it does so within two seconds, if it is not stopped"
+    )
+}
+
+fn why(why: Why) -> &'static str {
+    match why {
+        Why::Discardable => "idle, and nothing is copied",
+        Why::Idle => "idle",
+        Why::Quantum => "busy for its quantum, and parked",
+    }
+}
+
+fn real(outcome: Outcome) -> Option<Duration> {
+    match outcome {
+        Outcome::Refilled(took) => Some(took),
+        _ => None,
+    }
+}
+
+fn outcome(outcome: Outcome) -> String {
+    match outcome {
+        Outcome::UnderWay => "under way",
+        Outcome::Refilled(_) => "refilled",
+        Outcome::Returned => "nothing came in time: given back, and waiting again",
+        Outcome::Late => "it did not end in time",
+        Outcome::Denied(why) => crate::translate::why(why),
+        Outcome::Died => "it died",
+    }
+    .to_owned()
+}

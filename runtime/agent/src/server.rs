@@ -1,0 +1,429 @@
+//! `glake serve`: the agent on its one thread.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::future::pending;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_arbiter::WorkerId;
+use glake_arbiter::node::NodeFile;
+use glake_meter::{Meter, MeterError};
+use glake_wire::ActivityView;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use sd_notify::NotifyState;
+use tokio::io::unix::AsyncFd;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::agent::{Broken, Seen};
+use crate::link;
+use crate::listener::Listener;
+use crate::{Agent, Identity, Journal, ListenError};
+
+/// How soon what others do is looked at again, while somebody waits for their memory.
+const LOOK: Duration = Duration::from_millis(10);
+/// How soon the meter is read again meanwhile.
+const MEASURE: Duration = Duration::from_secs(1);
+/// How long the journal may be old.
+const JOURNAL: Duration = Duration::from_millis(100);
+/// How long whoever connects may say nothing.
+const GREETING: Duration = Duration::from_secs(5);
+/// So many may be about to say who they are.
+const MOST_GREETINGS: usize = 1024;
+/// How long to accept nobody where no descriptor is left.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What the agent serves.
+pub struct Options {
+    /// The server and its workers.
+    pub file: NodeFile,
+    /// Where.
+    pub socket: PathBuf,
+    /// What tells how much of each GPU is used.
+    pub meter: Arc<dyn Meter>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("file", &self.file)
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no agent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// Its socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Its meter.
+    #[error(transparent)]
+    Meter(#[from] MeterError),
+    /// The operating system's error.
+    #[error("the agent cannot go on: {0}")]
+    Os(#[from] io::Error),
+    /// A GPU has less than the file gives out of it.
+    #[error("[node] budget is {budget}, and GPU {gpu} has {total}: give at most that, less what others use")]
+    Budget {
+        /// What the file says.
+        budget: glake_units::Bytes,
+        /// Which.
+        gpu: String,
+        /// What it has.
+        total: glake_units::Bytes,
+    },
+    /// None.
+    #[error("there is no GPU to serve")]
+    NoGpu,
+}
+
+impl Options {
+    /// Whether an agent could serve this: what `glake serve --check` asks. Answers each GPU with its memory.
+    ///
+    /// # Errors
+    /// [`ServeError`].
+    pub fn check(&self) -> Result<Vec<(String, glake_units::Bytes)>, ServeError> {
+        let mut gpus = Vec::new();
+        for gpu in self.meter.gpus() {
+            let total = self.meter.read(&gpu)?.total;
+            if let Some(budget) = self.file.node.budget.filter(|budget| *budget > total) {
+                return Err(ServeError::Budget { budget, gpu, total });
+            }
+            gpus.push((gpu, total));
+        }
+        if gpus.is_empty() { Err(ServeError::NoGpu) } else { Ok(gpus) }
+    }
+}
+
+/// Serves until SIGTERM or SIGINT. `ready` is told where, once workers can connect.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<(), ServeError> {
+    let gpus = options.check()?;
+    raise_descriptors();
+    let activated = listenfd::ListenFd::from_env().take_unix_listener(0).ok().flatten();
+    let listener = match activated {
+        Some(socket) => Listener::adopt(socket, &options.socket)?,
+        None => Listener::bind(&options.socket)?,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    LocalSet::new().block_on(&runtime, async {
+        listener.socket.set_nonblocking(true)?;
+        let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
+        let server = Rc::new(Server::new(options, gpus, &listener));
+        server.expect(&Journal::read(&listener.journal()));
+        let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        spawn_local(server.clone().decide());
+        spawn_local(server.clone().accept(socket));
+        ready(&listener.path);
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
+        tokio::select! {
+            _ = end.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        let _ = sd_notify::notify(&[NotifyState::Stopping]);
+        server.write_journal();
+        Ok(())
+    })
+}
+
+/// The agent, and what its tasks share. All run on one thread: no borrow is held over an await.
+pub(crate) struct Server {
+    agent: RefCell<Agent>,
+    meter: Arc<dyn Meter>,
+    begun: Instant,
+    journal: PathBuf,
+    links: RefCell<HashMap<WorkerId, Rc<Link>>>,
+    /// Something was told to the agent.
+    told: Notify,
+    /// For operators who wait: something may have become other.
+    changed: Notify,
+    greetings: Cell<usize>,
+    is_journal_lost: Cell<bool>,
+    pub(crate) counts: crate::metrics::Counts,
+}
+
+/// A worker's connection.
+pub(crate) struct Link {
+    /// It has something to be sent, or is over.
+    pub(crate) wake: Notify,
+    pub(crate) is_over: Cell<bool>,
+    page: ActivityView,
+}
+
+impl Server {
+    fn new(options: &Options, gpus: Vec<(String, glake_units::Bytes)>, listener: &Listener) -> Server {
+        Server {
+            agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
+            meter: options.meter.clone(),
+            begun: Instant::now(),
+            journal: listener.journal(),
+            links: RefCell::default(),
+            told: Notify::new(),
+            changed: Notify::new(),
+            greetings: Cell::new(0),
+            is_journal_lost: Cell::new(false),
+            counts: crate::metrics::Counts::default(),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Tells the agent something, and does what comes of it.
+    pub(crate) fn tell<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
+        let (answer, outbound) = {
+            let mut agent = self.agent.borrow_mut();
+            let begin = std::time::Instant::now();
+            let answer = what(&mut agent, self.now());
+            self.counts.decided(begin.elapsed());
+            (answer, agent.take_outbound())
+        };
+        let links = self.links.borrow();
+        outbound.iter().filter_map(|id| links.get(id)).for_each(|link| link.wake.notify_one());
+        self.told.notify_one();
+        self.changed.notify_waiters();
+        answer
+    }
+
+    /// What the agent knows.
+    pub(crate) fn ask<T>(&self, what: impl FnOnce(&Agent) -> T) -> T {
+        what(&self.agent.borrow())
+    }
+
+    /// Waits until something may have become other than when this was made.
+    pub(crate) fn change(&self) -> tokio::sync::futures::Notified<'_> {
+        self.changed.notified()
+    }
+
+    pub(crate) fn frame(&self, id: WorkerId) -> Result<Option<Vec<u8>>, Broken> {
+        self.agent.borrow_mut().frame(id)
+    }
+
+    /// A worker's connection has begun; one that it had before is over.
+    pub(crate) fn connect(&self, id: WorkerId, page: ActivityView) -> Rc<Link> {
+        let link = Rc::new(Link { wake: Notify::new(), is_over: Cell::new(false), page });
+        if let Some(before) = self.links.borrow_mut().insert(id, link.clone()) {
+            before.is_over.set(true);
+            before.wake.notify_one();
+        }
+        link.wake.notify_one();
+        link
+    }
+
+    /// A connection is over.
+    pub(crate) fn disconnect(&self, id: WorkerId, link: &Rc<Link>) {
+        let mut links = self.links.borrow_mut();
+        if links.get(&id).is_some_and(|known| Rc::ptr_eq(known, link)) {
+            links.remove(&id);
+        }
+    }
+
+    /// Looks at what those do who hold memory.
+    pub(crate) fn look(&self) {
+        let watched: Vec<WorkerId> = self.ask(|agent| agent.watched().collect());
+        let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let clock = u64::try_from(clock.tv_sec * 1_000_000_000 + clock.tv_nsec).unwrap_or(0);
+        let seen: Vec<(WorkerId, Option<Seen>)> = {
+            let links = self.links.borrow();
+            let page = |id| links.get(&id).and_then(|link: &Rc<Link>| link.page.read().ok());
+            let seen = |activity: glake_wire::Activity| {
+                let idle_for = Duration::from_nanos(clock.saturating_sub(activity.idle_since_ns));
+                Seen { activity, idle_for }
+            };
+            watched.into_iter().map(|id| (id, page(id).map(seen))).collect()
+        };
+        let mut agent = self.agent.borrow_mut();
+        let now = self.now();
+        seen.into_iter().for_each(|(id, seen)| agent.saw(id, seen, now));
+    }
+
+    /// Those whom the journal names are counted until they join, or are dead.
+    fn expect(self: &Rc<Self>, journal: &Journal) {
+        for told in &journal.workers {
+            if let Some((who, pidfd)) = Identity::journalled(told.peer, told.uid) {
+                let id = self.tell(|agent, now| agent.expect(who, told, now));
+                self.watch(id, pidfd);
+            }
+        }
+    }
+
+    /// Tells the agent when a process dies.
+    pub(crate) fn watch(self: &Rc<Self>, id: WorkerId, pidfd: OwnedFd) {
+        let server = self.clone();
+        spawn_local(async move {
+            #[expect(
+                deprecated,
+                reason = "what an OwnedFd is of stays open, which the type does not promise of others"
+            )]
+            let watched = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE);
+            match watched {
+                Ok(pidfd) => drop(pidfd.readable().await),
+                // It cannot be watched: it is taken for dead only when it is.
+                Err(error) => {
+                    tracing::warn!(target: "glake::agent", %error, "a worker's death cannot be waited for");
+                    return;
+                }
+            }
+            let name = server.ask(|agent| agent.name(id));
+            tracing::info!(target: "glake::agent", worker = %name, "a worker is gone");
+            server.tell(|agent, now| agent.died(id, now));
+            if let Some(link) = server.links.borrow_mut().remove(&id) {
+                link.is_over.set(true);
+                link.wake.notify_one();
+            }
+        });
+    }
+
+    /// Reads the meter, writes the journal, and lets time pass, while there is reason to.
+    async fn decide(self: Rc<Self>) {
+        let (mut journal_at, mut measured_at) = (None, Instant::now());
+        loop {
+            let (measures, deadline, waiting) = {
+                let mut agent = self.agent.borrow_mut();
+                (agent.take_measures(), agent.next_deadline(), agent.is_anybody_waiting())
+            };
+            for (gpu, name) in measures {
+                self.measure(gpu, &name);
+            }
+            if waiting && measured_at.elapsed() >= MEASURE {
+                measured_at = Instant::now();
+                self.measure_all();
+            }
+            if journal_at.is_none() && self.is_journal_due() {
+                journal_at = Some(Instant::now() + JOURNAL);
+            }
+            let look = waiting.then(|| Instant::now() + LOOK);
+            let deadline = deadline.map(|at| self.begun + at);
+            let next = [look, deadline, journal_at].into_iter().flatten().min();
+            tokio::select! {
+                () = self.told.notified() => {}
+                () = async { match next { Some(at) => sleep_until(at).await, None => pending().await } } => {}
+            }
+            let now = Instant::now();
+            if journal_at.is_some_and(|at| at <= now) {
+                journal_at = None;
+                self.write_journal();
+            }
+            if waiting {
+                self.look();
+            }
+            if waiting || deadline.is_some_and(|at| at <= now) {
+                self.tell_quietly(|agent, now| agent.tick(now));
+            }
+        }
+    }
+
+    /// As [`Server::tell`], from the task that `told` wakes.
+    fn tell_quietly(&self, what: impl FnOnce(&mut Agent, Duration)) {
+        let outbound = {
+            let mut agent = self.agent.borrow_mut();
+            what(&mut agent, self.now());
+            agent.take_outbound()
+        };
+        let links = self.links.borrow();
+        outbound.iter().filter_map(|id| links.get(id)).for_each(|link| link.wake.notify_one());
+        self.changed.notify_waiters();
+    }
+
+    fn measure_all(&self) {
+        let gpus = self.ask(|agent| agent.gpus());
+        for (gpu, name) in gpus {
+            self.measure(gpu, &name);
+        }
+    }
+
+    fn measure(&self, gpu: glake_arbiter::GpuId, name: &str) {
+        // Pages first: what was made since is then counted as others', and not given out.
+        self.look();
+        match self.meter.read(name) {
+            Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, &memory, now)),
+            Err(error) => {
+                tracing::warn!(target: "glake::agent", %error, "the meter does not answer: what it said last stands");
+            }
+        }
+    }
+
+    fn is_journal_due(&self) -> bool {
+        self.agent.borrow().is_journal_old()
+    }
+
+    fn write_journal(&self) {
+        let Some(journal) = self.agent.borrow_mut().take_journal() else { return };
+        let written = journal.write(&self.journal);
+        let was_lost = self.is_journal_lost.replace(written.is_err());
+        match written {
+            Err(error) if !was_lost => {
+                tracing::warn!(target: "glake::agent", path = %self.journal.display(), %error, "the journal cannot be written: an agent after this one hears of workers from themselves alone");
+            }
+            Ok(()) if was_lost => tracing::info!(target: "glake::agent", "the journal is written again"),
+            _ => {}
+        }
+    }
+
+    async fn accept(self: Rc<Self>, socket: UnixListener) {
+        // Given up to accept, and close, who connects when no descriptor is left.
+        let mut spare = std::fs::File::open("/dev/null").ok();
+        let mut is_short = false;
+        loop {
+            match socket.accept().await {
+                Ok((stream, _)) => {
+                    is_short = false;
+                    if self.greetings.get() < MOST_GREETINGS {
+                        self.greetings.set(self.greetings.get() + 1);
+                        spawn_local(self.clone().greet(stream));
+                    }
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut is_short, true) {
+                        tracing::warn!(target: "glake::agent", %error, "nobody can be accepted for now: raise the limit of open files (ulimit -n)");
+                    }
+                    drop(spare.take());
+                    let _ = timeout(PAUSE, socket.accept()).await;
+                    spare = std::fs::File::open("/dev/null").ok();
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn greet(self: Rc<Self>, stream: UnixStream) {
+        let greeted = timeout(GREETING, link::greet(&self, stream)).await;
+        self.greetings.set(self.greetings.get() - 1);
+        match greeted {
+            Ok(Some(greeted)) => greeted.go_on(self).await,
+            Ok(None) => {}
+            Err(_) => tracing::debug!(target: "glake::agent", "whoever connected said nothing"),
+        }
+    }
+}
+
+/// Another number at each start.
+fn epoch() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    // Below 2^53, which every reader of JSON knows exactly.
+    u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(1).max(1)
+}
+
+/// A worker takes three descriptors.
+fn raise_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(target: "glake::agent", %error, "the limit of open files stays as it is");
+    }
+}

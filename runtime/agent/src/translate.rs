@@ -1,0 +1,111 @@
+//! Between what is said to workers and what the arbiter says.
+
+use std::time::Duration;
+
+use glake_arbiter::{Action, Activity, Denied, GpuId, Holding, Tier};
+use glake_units::Bytes;
+use glake_wire as wire;
+
+use crate::roster::{Roster, Worker};
+
+/// What a worker holds, as the arbiter counts it. What names no GPU of this agent is passed over.
+pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding]) -> Vec<Holding> {
+    let unmeasured = roster.file().node.floor();
+    told.iter()
+        .filter_map(|told| {
+            let gpu = roster.gpu(&told.gpu)?;
+            Some(Holding {
+                gpu,
+                floor: worker.floor(gpu, unmeasured),
+                lease: told.lease,
+                resident: told.resident,
+                fixed: told.fixed,
+                evicted: told.evicted,
+                room: told.room,
+                dirty: told.dirty,
+                discardable: told.discardable,
+                hosted: told.hosted,
+            })
+        })
+        .collect()
+}
+
+/// What a worker does. One that holds memory and was never seen to begin a use may be using it all the time; uses that
+/// never met a safe point cannot be stopped.
+pub(crate) fn activity(page: Option<wire::Activity>, resident: Bytes) -> Activity {
+    let Some(page) = page else { return Activity::Capturing };
+    match page {
+        _ if page.captures => Activity::Capturing,
+        _ if page.begun == 0 && !resident.is_zero() => Activity::Capturing,
+        _ if page.uses == 0 => Activity::Idle,
+        _ if page.parks => Activity::Busy,
+        _ => Activity::Capturing,
+    }
+}
+
+/// What a worker is told of an action; `None`: nothing.
+pub(crate) fn message(roster: &Roster, action: &Action, now: Duration) -> Option<wire::ToWorker> {
+    use wire::ToWorker as Say;
+    let name = |gpu: GpuId| roster.gpu_name(gpu).to_owned();
+    let within_ms = |by: Duration| millis(by.saturating_sub(now));
+    Some(match *action {
+        Action::Grant { gpu, bytes, .. } => Say::Grant { gpu: name(gpu), bytes },
+        Action::Admit { .. } => Say::Admit,
+        Action::Park { by, .. } => Say::Park { within_ms: within_ms(by) },
+        Action::Unpark { .. } => Say::Unpark,
+        Action::Shrink { gpu, bytes, tier, by, .. } => {
+            let tier = match tier {
+                Tier::Peer(peer) => wire::Tier::Peer(name(peer)),
+                Tier::Host => wire::Tier::Host,
+                Tier::File => wire::Tier::File,
+            };
+            Say::Shrink { gpu: name(gpu), bytes, tier, within_ms: within_ms(by) }
+        }
+        Action::Demote { bytes, .. } => Say::Demote { bytes },
+        Action::Deny { why, retry_after, .. } => {
+            Say::Deny { why: denied(why), retry_after_ms: retry_after.map(millis) }
+        }
+        Action::DenyGrowth { gpu, bytes, .. } => Say::DenyGrowth { gpu: name(gpu), bytes },
+        Action::StopCountingOn { .. } | Action::Measure { .. } => return None,
+    })
+}
+
+/// Why, in the protocol's word.
+fn denied(why: Denied) -> wire::Denied {
+    match why {
+        Denied::TooLarge => wire::Denied::TooLarge,
+        Denied::Deadline => wire::Denied::Deadline,
+        Denied::Incomplete => wire::Denied::Incomplete,
+    }
+}
+
+/// Why, for people.
+pub(crate) fn why(denied: Denied) -> &'static str {
+    match denied {
+        Denied::TooLarge => "denied: it needs more than its GPU could ever give",
+        Denied::Deadline => "denied: its deadline would have passed",
+        Denied::Incomplete => "denied: not all ranks of it are there",
+    }
+}
+
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_known_to_be_idle_is() {
+        let page = wire::Activity { begun: 1, ..wire::Activity::default() };
+        let (some, none) = (Bytes::gib(1), Bytes::ZERO);
+        assert_eq!(activity(None, none), Activity::Capturing);
+        assert_eq!(activity(Some(page), some), Activity::Idle);
+        assert_eq!(activity(Some(wire::Activity { begun: 0, ..page }), some), Activity::Capturing);
+        assert_eq!(activity(Some(wire::Activity { begun: 0, ..page }), none), Activity::Idle);
+        assert_eq!(activity(Some(wire::Activity { uses: 2, ..page }), some), Activity::Capturing);
+        assert_eq!(activity(Some(wire::Activity { uses: 2, parks: true, ..page }), some), Activity::Busy);
+        assert_eq!(activity(Some(wire::Activity { captures: true, ..page }), some), Activity::Capturing);
+    }
+}

@@ -1,0 +1,184 @@
+//! The node agent's clients: `glake ps`, `shrink`, `refill`, `explain`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use glake_agent::ask;
+use glake_runtime::config::Environment;
+use glake_wire::{Answer, Ask, DecisionRow, WorkerRow, default_path};
+
+use super::Failure;
+use super::output::{Output, table};
+
+/// Where the agent is.
+#[derive(Debug, Args)]
+pub(super) struct Agent {
+    /// The agent's socket [default: GLAKE_AGENT, else as for glake serve]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+/// What `glake ps` can be asked.
+#[derive(Debug, Args)]
+#[command(after_help = PS)]
+pub struct PsArguments {
+    #[command(flatten)]
+    agent: Agent,
+    /// Print the agent's metrics, as Prometheus reads them
+    #[arg(long, conflicts_with = "json")]
+    metrics: bool,
+}
+
+/// What `glake shrink` and `glake refill` can be asked.
+#[derive(Debug, Args)]
+pub struct WorkerArguments {
+    /// Whose memory: a name that glake ps shows
+    #[arg(value_name = "W")]
+    worker: String,
+    #[command(flatten)]
+    agent: Agent,
+}
+
+/// What `glake explain` can be asked.
+#[derive(Debug, Args)]
+#[command(after_help = EXPLAIN)]
+pub struct ExplainArguments {
+    #[command(flatten)]
+    agent: Agent,
+    /// How many decisions, the last ones
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    last: usize,
+}
+
+const PS: &str = "\
+State:
+  idle, busy          resident, and whether a use runs
+  waiting             its uses wait for memory
+  asleep              some of its memory is evicted, and nobody wants it
+  parking, shrinking, refilling, starting
+  silent              it has not joined since the agent was started
+
+JSON fields: worker, pid, tenant, gpus, state, leased, resident, evicted (bytes), idle_s (null: a use
+runs, or nothing is known), predicted_wake_s";
+
+const EXPLAIN: &str = "\
+JSON fields: ago_s, worker, class, waited_s, needed (bytes), taken (worker, gpu, bytes, why),
+predicted_s, real_s (null: not over, or not granted), outcome";
+
+/// The agent's socket.
+pub(super) fn socket(named: Option<&Path>, environment: &Environment) -> Result<PathBuf, Failure> {
+    let named = named.map(Path::to_owned).or_else(|| environment.get("GLAKE_AGENT").map(PathBuf::from));
+    match named {
+        Some(path) => Ok(path),
+        None => {
+            let folder = environment.get("XDG_RUNTIME_DIR").map(PathBuf::from);
+            default_path(folder.as_deref()).map_err(Failure::usage)
+        }
+    }
+}
+
+fn answer(agent: &Agent, environment: &Environment, question: Ask) -> Result<Vec<Answer>, Failure> {
+    ask(&socket(agent.socket.as_deref(), environment)?, question).map_err(Failure::failed)
+}
+
+pub(super) fn ps(
+    arguments: &PsArguments,
+    environment: &Environment,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    if arguments.metrics {
+        let parts = answer(&arguments.agent, environment, Ask::Metrics)?.into_iter();
+        let text: String = parts
+            .filter_map(|part| if let Answer::Text { text } = part { Some(text) } else { None })
+            .collect();
+        return output.text(text.trim_end());
+    }
+    let answers = answer(&arguments.agent, environment, Ask::Ps)?;
+    let rows =
+        answers.into_iter().filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None });
+    let rows: Vec<WorkerRow> = rows.collect();
+    if output.is_json() {
+        return rows.iter().try_for_each(|row| output.object(row));
+    }
+    if rows.is_empty() {
+        return output.text("no worker has joined");
+    }
+    let headers =
+        ["worker", "pid", "tenant", "gpus", "state", "leased", "resident", "evicted", "idle", "wake"];
+    let shown = |row: &WorkerRow| {
+        vec![
+            row.worker.clone(),
+            row.pid.to_string(),
+            row.tenant.clone(),
+            row.gpus.join(" "),
+            row.state.clone(),
+            row.leased.to_string(),
+            row.resident.to_string(),
+            row.evicted.to_string(),
+            row.idle_s.map_or("-".to_owned(), |idle| format!("{idle:.1} s")),
+            format!("{:.2} s", row.predicted_wake_s),
+        ]
+    };
+    output.text(&table(5, &headers, &rows.iter().map(shown).collect::<Vec<_>>()))
+}
+
+pub(super) fn shrink(
+    arguments: &WorkerArguments,
+    environment: &Environment,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let worker = arguments.worker.clone();
+    answer(&arguments.agent, environment, Ask::Shrink { worker })?;
+    done(arguments, "shrunk", output)
+}
+
+pub(super) fn refill(
+    arguments: &WorkerArguments,
+    environment: &Environment,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let worker = arguments.worker.clone();
+    answer(&arguments.agent, environment, Ask::Refill { worker })?;
+    done(arguments, "refilled", output)
+}
+
+fn done(arguments: &WorkerArguments, what: &str, output: &mut Output) -> Result<(), Failure> {
+    if output.is_json() {
+        return output.object(&serde_json::json!({ "worker": arguments.worker, "done": what }));
+    }
+    output.text(&format!("{}: {what}", arguments.worker))
+}
+
+pub(super) fn explain(
+    arguments: &ExplainArguments,
+    environment: &Environment,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let answers = answer(&arguments.agent, environment, Ask::Explain)?.into_iter();
+    let rows = answers.filter_map(|row| if let Answer::Decision(row) = row { Some(row) } else { None });
+    let rows: Vec<DecisionRow> = rows.collect();
+    let rows = &rows[rows.len().saturating_sub(arguments.last)..];
+    if output.is_json() {
+        return rows.iter().try_for_each(|row| output.object(row));
+    }
+    if rows.is_empty() {
+        return output.text("nothing was decided yet");
+    }
+    let headers = ["worker", "outcome", "taken", "ago", "waited", "needed", "predicted", "real"];
+    let shown = |row: &DecisionRow| {
+        let taken =
+            row.taken.iter().map(|taken| format!("{} of {} ({})", taken.bytes, taken.worker, taken.why));
+        let taken: Vec<String> = taken.collect();
+        vec![
+            row.worker.clone(),
+            row.outcome.clone(),
+            if taken.is_empty() { "free memory".to_owned() } else { taken.join(", ") },
+            format!("{:.1} s", row.ago_s),
+            format!("{:.3} s", row.waited_s),
+            row.needed.to_string(),
+            format!("{:.3} s", row.predicted_s),
+            row.real_s.map_or("-".to_owned(), |real| format!("{real:.3} s")),
+        ]
+    };
+    output.text(&table(3, &headers, &rows.iter().map(shown).collect::<Vec<_>>()))
+}

@@ -1,0 +1,130 @@
+//! `glake serve`.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use glake_agent::{Options, ServeError};
+use glake_arbiter::node::NodeFile;
+use glake_meter::{Meter, Nvml};
+use glake_runtime::config::{Config, DeviceChoice, Environment};
+use glake_sim::{SimMeter, load};
+use serde_json::json;
+
+use super::Failure;
+use super::node::socket;
+use super::output::{Output, table};
+
+/// What `glake serve` can be asked.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArguments {
+    /// The server and its workers, as glake plan reads it: examples/workers.toml is one [default: all memory of every
+    /// GPU, and whoever joins]
+    #[arg(value_name = "NODE.toml")]
+    file: Option<PathBuf>,
+    /// Where workers connect [default: $XDG_RUNTIME_DIR/glake/agent.sock; without that, /run/glake/agent.sock for root
+    /// and /run/user/UID/glake/agent.sock for others]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Say whether the file, the GPUs and the socket's folder are in order, and end
+    #[arg(long)]
+    check: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  glake serve                                      all GPUs, all of their memory
+  glake serve node.toml --check                    is the file in order?
+  glake serve node.toml --socket /run/llm/a.sock   a folder of mode 0700 that is this user's
+  GLAKE_AGENT=/run/llm/a.sock python worker.py     a worker that joins by itself
+
+The file (all of it optional, sizes as 23GiB):
+  [node]      budget (what workers may use of a GPU together, contexts included), host_budget, reserve,
+              link_gbps, floor
+  [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus
+
+Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one
+systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
+
+pub(super) fn run(
+    arguments: &ServeArguments,
+    config: &Config,
+    environment: &Environment,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let file = match &arguments.file {
+        Some(path) => {
+            let text = fs::read_to_string(path);
+            let text = text.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
+            NodeFile::parse(&text)
+                .map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?
+        }
+        None => NodeFile::parse("").map_err(Failure::usage)?,
+    };
+    if file.node.budget.is_some() && !file.workers.is_empty() {
+        let fits = file.check_fit();
+        let path = arguments.file.clone().unwrap_or_default();
+        fits.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
+    }
+    let socket = socket(arguments.socket.as_deref(), environment)?;
+    let options = Options { file, socket, meter: meter(config)? };
+    if arguments.check {
+        return check(&options, output);
+    }
+    let told = |path: &std::path::Path| {
+        let _ = writeln!(io::stderr(), "glake: serving {}", path.display());
+    };
+    glake_agent::serve(&options, told).map_err(failure)
+}
+
+fn check(options: &Options, output: &mut Output) -> Result<(), Failure> {
+    let gpus = options.check().map_err(failure)?;
+    let node = &options.file.node;
+    let mut rows = Vec::new();
+    for (gpu, total) in gpus {
+        let budget = node.budget.unwrap_or(total).min(total);
+        let reserve = node.reserve_of(budget);
+        if output.is_json() {
+            output.object(&json!({
+                "gpu": gpu, "total": total, "budget": budget, "reserve": reserve,
+                "socket": options.socket, "workers": options.file.workers.len(), "ok": true,
+            }))?;
+        }
+        rows.push([gpu, total.to_string(), budget.to_string(), reserve.to_string()].to_vec());
+    }
+    output.text(&table(1, &["gpu", "memory", "budget", "reserve"], &rows))?;
+    let workers = options.file.workers.len();
+    output.text(&format!("\nin order: {workers} workers in the file, socket {}", options.socket.display()))
+}
+
+fn failure(error: ServeError) -> Failure {
+    match error {
+        ServeError::Budget { .. } => Failure::usage(error),
+        _ => Failure::failed(error),
+    }
+}
+
+/// What tells how much memory is used: NVML, or the folder that simulated GPUs are shared through.
+fn meter(config: &Config) -> Result<Arc<dyn Meter>, Failure> {
+    match &config.device.choice {
+        DeviceChoice::Sim { topology, shared: Some(folder) } => {
+            let model = load(topology.as_deref().unwrap_or("h200x4")).map_err(Failure::usage)?;
+            let meter = SimMeter::open(folder, &model).map_err(Failure::failed)?;
+            Ok(Arc::new(meter))
+        }
+        DeviceChoice::Sim { .. } => Err(Failure::usage(
+            "--device sim: each process would simulate GPUs of its own; name the folder they are shared through \
+             (--device sim:h200x1@/tmp/gpus)",
+        )),
+        DeviceChoice::Auto | DeviceChoice::Cuda => match Nvml::open() {
+            Some(nvml) => Ok(Arc::new(nvml)),
+            None => Err(Failure::failed(
+                "there is no NVIDIA driver whose GPUs could be served (libnvidia-ml.so.1); to try it without a GPU: \
+                 --device sim:h200x1@/tmp/gpus",
+            )),
+        },
+    }
+}
