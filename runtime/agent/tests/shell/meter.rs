@@ -1,0 +1,77 @@
+//! A GPU whose memory is counted in a folder: a file a process, named by its id, with what it uses.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use glake_meter::{GpuMemory, Meter, MeterError, ProcessMemory};
+use glake_units::Bytes;
+
+/// How long the memory of a dead process is used.
+const RECLAIM: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub(crate) struct FolderMeter {
+    folder: PathBuf,
+    total: Bytes,
+    /// Since when each was found dead.
+    dead: Mutex<Vec<(u32, Instant)>>,
+}
+
+impl FolderMeter {
+    pub(crate) fn new(folder: &Path, total: Bytes) -> Self {
+        FolderMeter { folder: folder.to_owned(), total, dead: Mutex::default() }
+    }
+
+    fn is_reclaimed(&self, pid: u32) -> bool {
+        if is_alive(pid) {
+            return false;
+        }
+        let mut dead = self.dead.lock().unwrap();
+        if let Some((_, since)) = dead.iter().find(|(known, _)| *known == pid) {
+            return since.elapsed() > RECLAIM;
+        }
+        dead.push((pid, Instant::now()));
+        false
+    }
+}
+
+/// Says what a process uses.
+pub(crate) fn write(folder: &Path, pid: u32, used: Bytes) {
+    let path = folder.join(pid.to_string());
+    let beside = folder.join(format!("{pid}.new"));
+    fs::write(&beside, used.get().to_string()).unwrap();
+    fs::rename(&beside, &path).unwrap();
+}
+
+/// One that has ended and that its parent has not waited for is dead.
+fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
+    state.is_some_and(|state| !matches!(state, "Z" | "X"))
+}
+
+impl Meter for FolderMeter {
+    fn gpus(&self) -> Vec<String> {
+        vec!["0".to_owned()]
+    }
+
+    fn read(&self, _: &str) -> Result<GpuMemory, MeterError> {
+        let mut processes = Vec::new();
+        let mut used = Bytes::ZERO;
+        for entry in fs::read_dir(&self.folder).unwrap().map(Result::unwrap) {
+            let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+            let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+            if self.is_reclaimed(pid) {
+                continue;
+            }
+            let bytes = Bytes::new(text.parse().unwrap());
+            used = used.saturating_add(bytes);
+            if is_alive(pid) {
+                processes.push(ProcessMemory { pid, used: bytes });
+            }
+        }
+        Ok(GpuMemory { total: self.total, used, processes })
+    }
+}

@@ -1,0 +1,185 @@
+//! The processes that the tests start: an agent, and workers.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use glake_agent::{Options, ask, serve};
+use glake_arbiter::node::NodeFile;
+use glake_meter::Meter as _;
+use glake_units::Bytes;
+use glake_wire::{Answer, Ask, WorkerRow};
+
+use crate::meter::FolderMeter;
+use crate::puppet::Puppet;
+
+/// However busy the machine is, it is done by then.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+const FOLDER: &str = "GLAKE_TEST_AGENT_FOLDER";
+const WORKER: &str = "GLAKE_TEST_AGENT_WORKER";
+const TOTAL: Bytes = Bytes::gib(80);
+
+/// Not a test: what the others start.
+#[test]
+#[ignore = "the process that the tests beside it start"]
+fn agent() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
+    let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
+    let options = Options { file, socket: socket(&folder), meter };
+    serve(&options, |_| println!("\nserving")).unwrap();
+    println!("\nended");
+}
+
+/// Not a test: what the others start.
+#[test]
+#[ignore = "the process that the tests beside it start"]
+fn worker() {
+    let (Some(folder), Ok(what)) = (std::env::var_os(FOLDER).map(PathBuf::from), std::env::var(WORKER))
+    else {
+        return;
+    };
+    let words: Vec<&str> = what.split(' ').collect();
+    let mut puppet = Puppet::new(words[0], socket(&folder), folder.join("meter"), words[1].parse().unwrap());
+    let left = words.get(2).map(|left| (left.parse().unwrap(), words[3] == "before"));
+    puppet.dies_at(left);
+    puppet.run();
+}
+
+pub(crate) fn socket(folder: &Path) -> PathBuf {
+    folder.join("glake/agent.sock")
+}
+
+/// A process, and what it says.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Process {
+    fn start(test: &str, folder: &Path, worker: Option<&str>) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--ignored", "--nocapture"]).env(FOLDER, folder);
+        command.env("GLAKE_LOG", "off").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.envs(worker.map(|worker| (WORKER, worker)));
+        let mut child = command.spawn().unwrap();
+        let (said, lines) = channel();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| said.send(line)));
+        Process { stdin: child.stdin.take(), child, lines }
+    }
+
+    pub(crate) fn tell(&mut self, line: &str) {
+        // One that is dead hears nothing.
+        let _ = writeln!(self.stdin.as_mut().unwrap(), "{line}");
+    }
+
+    /// What it says that begins so; `None`: it died first.
+    pub(crate) fn hear(&self, what: &str) -> Option<String> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) if line.starts_with(what) => return Some(line),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => panic!("{what} was not said within {LIMIT:?}"),
+            }
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server: its agent, and its meter.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) meter: FolderMeter,
+    pub(crate) agent: Process,
+    pub(crate) budget: Bytes,
+}
+
+impl Node {
+    /// One whose workers may use so much together, contexts included, with half a GiB kept free.
+    pub(crate) fn new(budget: Bytes, more: &str) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("meter")).unwrap();
+        let node = format!("[node]\nbudget = {}\nfloor = \"512MiB\"\n{more}", budget.get());
+        std::fs::write(folder.path().join("node.toml"), node).unwrap();
+        let meter = FolderMeter::new(&folder.path().join("meter"), TOTAL);
+        let agent = Node::start(&folder);
+        agent.hear("serving").unwrap();
+        Node { folder, meter, agent, budget }
+    }
+
+    fn start(folder: &tempfile::TempDir) -> Process {
+        Process::start("processes::agent", folder.path(), None)
+    }
+
+    /// A new agent, after the old one was killed.
+    pub(crate) fn restart(&mut self) {
+        self.agent = Node::start(&self.folder);
+        self.agent.hear("serving").unwrap();
+    }
+
+    pub(crate) fn worker(&self, what: &str) -> Process {
+        Process::start("processes::worker", self.folder.path(), Some(what))
+    }
+
+    pub(crate) fn joined(&self, what: &str) -> Process {
+        let worker = self.worker(what);
+        worker.hear("joined").unwrap();
+        worker
+    }
+
+    pub(crate) fn ask(&self, question: Ask) -> Result<Vec<Answer>, String> {
+        ask(&socket(self.folder.path()), question).map_err(|error| error.to_string())
+    }
+
+    pub(crate) fn ps(&self) -> Vec<WorkerRow> {
+        let answers = self.ask(Ask::Ps).unwrap().into_iter();
+        answers.filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None }).collect()
+    }
+
+    /// Waits until it is so.
+    pub(crate) fn until(&self, what: &str, so: impl Fn(&[WorkerRow]) -> bool) -> Vec<WorkerRow> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let rows = self.ps();
+            if so(&rows) {
+                return rows;
+            }
+            assert!(Instant::now() < end, "{what}: {rows:#?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What all processes use now is never above the budget.
+    pub(crate) fn check(&self) {
+        let used = self.meter.read("0").unwrap().used;
+        assert!(used <= self.budget, "{used} of {}", self.budget);
+    }
+}

@@ -1,0 +1,116 @@
+//! Workers share a GPU.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+use glake_wire::{Answer, Ask};
+
+use crate::processes::Node;
+
+#[test]
+fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
+    let node = Node::new(Bytes::gib(24), "");
+    let mut workers: Vec<_> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
+    for (place, turn) in [0, 1, 2, 0, 1, 2].into_iter().zip(0..) {
+        workers[place].tell("want");
+        workers[place].hear("resident").unwrap();
+        node.check();
+        if turn > 1 {
+            workers[(place + 1) % 3].hear("shrunk").unwrap();
+        }
+        workers[place].tell("use");
+        workers[place].tell("end");
+    }
+    let rows = node.until("two are resident", |rows| {
+        rows.iter().filter(|row| row.resident == Bytes::gib(10)).count() == 2
+    });
+    assert_eq!(rows.iter().map(|row| row.worker.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+    assert!(rows[0].evicted > Bytes::ZERO && rows[0].predicted_wake_s > 0.0, "{rows:#?}");
+    let decisions = node.ask(Ask::Explain).unwrap();
+    let Some(Answer::Decision(last)) = decisions.last() else { panic!("{decisions:?}") };
+    assert_eq!((last.worker.as_str(), last.outcome.as_str()), ("c", "refilled"));
+    assert_eq!((last.taken[0].worker.as_str(), last.taken[0].why.as_str()), ("a", "idle"));
+    assert!(last.real_s.is_some() && last.predicted_s > 0.0);
+    let Answer::Text { text } = &node.ask(Ask::Metrics).unwrap()[0] else { panic!() };
+    assert!(text.contains("glake_worker_bytes{worker=\"b\",place=\"resident\"} 10737418240"), "{text}");
+}
+
+#[test]
+fn a_busy_worker_is_parked_and_comes_back() {
+    let node = Node::new(Bytes::gib(14), "");
+    let mut first = node.joined("first 10GiB");
+    let mut second = node.joined("second 10GiB");
+    first.tell("use");
+    first.tell("want");
+    first.hear("resident").unwrap();
+    second.tell("want");
+    first.hear("shrunk").unwrap();
+    second.hear("resident").unwrap();
+    second.tell("use");
+    // It waits at its safe point, wants its memory, and parks the other after its quantum.
+    first.hear("resident").unwrap();
+    second.hear("resident").unwrap();
+    node.check();
+}
+
+#[test]
+fn operators_shrink_and_refill() {
+    let node = Node::new(Bytes::gib(24), "");
+    let mut worker = node.joined("model 10GiB");
+    worker.tell("want");
+    worker.hear("resident").unwrap();
+    node.ask(Ask::Shrink { worker: "model".to_owned() }).unwrap();
+    let row = node.ps().remove(0);
+    assert_eq!((row.state.as_str(), row.resident, row.leased), ("asleep", Bytes::ZERO, Bytes::ZERO));
+    node.ask(Ask::Refill { worker: "model".to_owned() }).unwrap();
+    assert_eq!(node.ps().remove(0).resident, Bytes::gib(10));
+    let unknown = node.ask(Ask::Shrink { worker: "modal".to_owned() }).unwrap_err();
+    assert_eq!(unknown, "no worker is called \"modal\": there are model");
+    worker.tell("leave");
+    node.until("it has left", <[_]>::is_empty);
+}
+
+#[test]
+fn what_can_never_be_is_denied() {
+    let node = Node::new(Bytes::gib(24), "");
+    let mut large = node.joined("large 30GiB");
+    large.tell("want");
+    assert_eq!(large.hear("denied").unwrap(), "denied TooLarge");
+    let refilled = node.ask(Ask::Refill { worker: "large".to_owned() }).unwrap_err();
+    assert_eq!(refilled, "large: denied: it needs more than its GPU could ever give");
+    let twice = node.worker("large 1GiB");
+    let refused = twice.hear("refused").unwrap();
+    assert!(refused.contains("a worker called \"large\" is here already"), "{refused}");
+}
+
+#[test]
+fn memory_of_others_is_not_given_out() {
+    let node = Node::new(Bytes::gib(60), "");
+    // A process that nobody manages.
+    crate::meter::write(&node.folder.path().join("meter"), std::process::id(), Bytes::gib(65));
+    let mut workers: Vec<_> = ["a", "b"].map(|name| node.joined(&format!("{name} 8GiB"))).into();
+    for place in [0, 1, 0, 1] {
+        workers[place].tell("want");
+        workers[place].hear("resident").unwrap();
+        let used = glake_meter::Meter::read(&node.meter, "0").unwrap();
+        assert!(used.used <= used.total, "{used:?}");
+    }
+}
+
+#[test]
+fn nothing_wakes_an_agent_while_nobody_wants_anything() {
+    let node = Node::new(Bytes::gib(24), "");
+    let mut worker = node.joined("model 10GiB");
+    worker.tell("want");
+    worker.hear("resident").unwrap();
+    let switches = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", node.agent.child.id())).unwrap();
+        let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
+        lines.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum::<u64>()
+    };
+    // The journal is written a moment later.
+    std::thread::sleep(Duration::from_secs(1));
+    let before = switches();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(switches(), before);
+}
