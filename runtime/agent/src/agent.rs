@@ -17,7 +17,7 @@ use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, 
 
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
-use crate::{Identity, Journal, Journalled};
+use crate::{Entry, Identity, Journalled};
 
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
@@ -34,7 +34,8 @@ pub struct Agent {
     /// Who has something to be sent.
     outbound: BTreeSet<WorkerId>,
     to_measure: BTreeSet<GpuId>,
-    is_journal_old: bool,
+    /// What the agent after this one is to know, and was not asked for yet.
+    entries: Vec<Entry>,
 }
 
 /// Why a connection is closed that had been welcomed.
@@ -85,7 +86,7 @@ impl Agent {
             epoch,
             outbound: BTreeSet::new(),
             to_measure: BTreeSet::new(),
-            is_journal_old: false,
+            entries: Vec::new(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
             let node = &agent.roster.file().node;
@@ -110,7 +111,7 @@ impl Agent {
             name: told.name.clone(),
             gang: told.gang.clone(),
             ranks: told.ranks,
-            holdings: told.holdings.clone(),
+            holdings: told.leases.iter().map(|(gpu, lease)| held(gpu, *lease)).collect(),
             ..Hello::default()
         };
         let id = self.roster.add(who, &hello, true);
@@ -174,11 +175,13 @@ impl Agent {
         let profile = self.roster.profile(who, &name);
         // One whose size nobody knows asks as it grows.
         let joined = Joined { worker: id, gang, ranks, starting: size.is_some(), profile, holdings: held };
+        if let Some(worker) = self.roster.get(id) {
+            self.entries.push(Entry::Joined(self.journalled(id, worker)));
+        }
         self.step(if is_silent { Event::Expected(joined) } else { Event::Joined(joined) });
         if size.is_some() && !is_silent {
             self.step(Event::Want { worker: id, deadline: None });
         }
-        self.is_journal_old = true;
     }
 
     /// What a worker of the file has of each of its GPUs when it is whole, and which those are.
@@ -240,6 +243,7 @@ impl Agent {
                 }
                 if let Some(gpu) = gpu_of(self, &gpu) {
                     self.step(Event::Returned { worker, gpu, bytes });
+                    self.note_lease(worker, gpu);
                 }
             }
             ToAgent::Parked => self.step(Event::Parked { worker }),
@@ -281,7 +285,6 @@ impl Agent {
     }
 
     fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<glake_arbiter::Holding> {
-        self.is_journal_old = true;
         let Some(worker) = self.roster.get_mut(id) else { return Vec::new() };
         worker.holdings = told;
         self.roster.get(id).map_or_else(Vec::new, |worker| holdings(&self.roster, worker, &worker.holdings))
@@ -346,7 +349,7 @@ impl Agent {
         let gpus: Vec<GpuId> = gpus.collect();
         self.to_measure.extend(gpus);
         self.outbound.remove(&id);
-        self.is_journal_old = true;
+        self.entries.push(Entry::Gone(worker.who.peer));
         self.step(Event::Died { worker: id });
     }
 
@@ -434,29 +437,33 @@ impl Agent {
         gpus.into_iter().map(|gpu| (gpu, self.roster.gpu_name(gpu).to_owned())).collect()
     }
 
-    /// What the agent after this one is to know, if that became other since this was asked last.
-    pub fn take_journal(&mut self) -> Option<Journal> {
-        std::mem::take(&mut self.is_journal_old).then(|| {
-            let workers = self.roster.workers().map(|(id, worker)| self.journalled(id, worker)).collect();
-            Journal { epoch: self.epoch, workers }
-        })
+    /// What is to be in the journal before anybody hears of it, since this was asked last.
+    pub fn take_entries(&mut self) -> Vec<Entry> {
+        std::mem::take(&mut self.entries)
+    }
+
+    /// All that is to be in the journal now.
+    pub fn journal(&self) -> Vec<Journalled> {
+        self.roster.workers().map(|(id, worker)| self.journalled(id, worker)).collect()
     }
 
     fn journalled(&self, id: WorkerId, worker: &Worker) -> Journalled {
-        let leases = self.arbiter.footprints().filter(|of| of.worker == id);
-        let mut holdings = worker.holdings.clone();
-        for footprint in leases {
-            let name = self.roster.gpu_name(footprint.gpu);
-            match holdings.iter_mut().find(|held| held.gpu == name) {
-                Some(held) => held.lease = footprint.lease,
-                None => {
-                    let (gpu, lease) = (name.to_owned(), footprint.lease);
-                    holdings.push(Holding { gpu, lease, ..Holding::default() });
-                }
-            }
+        let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
+        let mut leases: Vec<(String, Bytes)> =
+            footprints.map(|of| (self.roster.gpu_name(of.gpu).to_owned(), of.lease)).collect();
+        // The arbiter does not know one that is about to join.
+        if leases.is_empty() {
+            leases = worker.holdings.iter().map(|held| (held.gpu.clone(), held.lease)).collect();
         }
         let (name, gang, ranks) = (worker.name.clone(), worker.gang_name.clone(), worker.ranks);
-        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, holdings }
+        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases }
+    }
+
+    fn note_lease(&mut self, id: WorkerId, gpu: GpuId) {
+        let Some(worker) = self.roster.get(id) else { return };
+        let lease = self.arbiter.footprints().find(|of| of.worker == id && of.gpu == gpu).map(|of| of.lease);
+        let (peer, gpu) = (worker.who.peer, self.roster.gpu_name(gpu).to_owned());
+        self.entries.push(Entry::Lease { peer, gpu, bytes: lease.unwrap_or_default() });
     }
 
     pub(crate) fn say(&mut self, id: WorkerId, message: ToWorker) {
@@ -486,14 +493,14 @@ impl Agent {
                 }
             }
             Action::Grant { worker, gpu, .. } => {
+                self.note_lease(worker, gpu);
                 let name = self.roster.gpu_name(gpu).to_owned();
                 // It is told of a GPU that it has not named yet.
                 if let Some(worker) = self.roster.get_mut(worker)
                     && !worker.holdings.iter().any(|held| held.gpu == name)
                 {
-                    worker.holdings.push(Holding { gpu: name, ..Holding::default() });
+                    worker.holdings.push(held(&name, Bytes::ZERO));
                 }
-                self.is_journal_old = true;
             }
             _ => {}
         }
@@ -503,11 +510,6 @@ impl Agent {
             return;
         };
         self.say(id, message);
-    }
-
-    /// Whether what the next agent is to know became other since [`Agent::take_journal`].
-    pub fn is_journal_old(&self) -> bool {
-        self.is_journal_old
     }
 
     /// All GPUs, by number and name.
@@ -528,6 +530,10 @@ impl Agent {
     pub(crate) fn gang_of(&self, gang: GangId) -> String {
         self.roster.gang_name(gang)
     }
+}
+
+fn held(gpu: &str, lease: Bytes) -> Holding {
+    Holding { gpu: gpu.to_owned(), lease, ..Holding::default() }
 }
 
 /// What a link moves in a second.

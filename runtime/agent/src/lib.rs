@@ -26,7 +26,7 @@ mod translate;
 
 pub use agent::{Agent, Broken, Seen};
 pub use client::{ClientError, ask};
-pub use journal::{Journal, Journalled};
+pub use journal::{Entry, Journalled};
 pub use listener::ListenError;
 pub use peer::{Identity, PeerError};
 pub use roster::Refusal;

@@ -25,16 +25,15 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{Broken, Seen};
+use crate::journal::{Journal, Journalled};
 use crate::link;
 use crate::listener::Listener;
-use crate::{Agent, Identity, Journal, ListenError};
+use crate::{Agent, Identity, ListenError};
 
 /// How soon what others do is looked at again, while somebody waits for their memory.
 const LOOK: Duration = Duration::from_millis(10);
 /// How soon the meter is read again meanwhile.
 const MEASURE: Duration = Duration::from_secs(1);
-/// How long the journal may be old.
-const JOURNAL: Duration = Duration::from_millis(100);
 /// How long whoever connects may say nothing.
 const GREETING: Duration = Duration::from_secs(5);
 /// So many may be about to say who they are.
@@ -135,7 +134,6 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
             _ = interrupt.recv() => {}
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
-        server.write_journal();
         Ok(())
     })
 }
@@ -145,7 +143,7 @@ pub(crate) struct Server {
     agent: RefCell<Agent>,
     meter: Arc<dyn Meter>,
     begun: Instant,
-    journal: PathBuf,
+    journal: RefCell<Journal>,
     links: RefCell<HashMap<WorkerId, Rc<Link>>>,
     /// Something was told to the agent.
     told: Notify,
@@ -170,7 +168,7 @@ impl Server {
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
             meter: options.meter.clone(),
             begun: Instant::now(),
-            journal: listener.journal(),
+            journal: RefCell::new(Journal::new(listener.journal())),
             links: RefCell::default(),
             told: Notify::new(),
             changed: Notify::new(),
@@ -186,18 +184,44 @@ impl Server {
 
     /// Tells the agent something, and does what comes of it.
     pub(crate) fn tell<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
+        let answer = self.tell_quietly(what);
+        self.told.notify_one();
+        answer
+    }
+
+    /// As [`Server::tell`], from the task that `told` wakes.
+    fn tell_quietly<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
         let (answer, outbound) = {
             let mut agent = self.agent.borrow_mut();
             let begin = std::time::Instant::now();
             let answer = what(&mut agent, self.now());
             self.counts.decided(begin.elapsed());
+            self.write_journal(&mut agent);
             (answer, agent.take_outbound())
         };
         let links = self.links.borrow();
         outbound.iter().filter_map(|id| links.get(id)).for_each(|link| link.wake.notify_one());
-        self.told.notify_one();
         self.changed.notify_waiters();
         answer
+    }
+
+    /// Before anybody hears of what was decided.
+    fn write_journal(&self, agent: &mut Agent) {
+        let entries = agent.take_entries();
+        if entries.is_empty() {
+            return;
+        }
+        let mut journal = self.journal.borrow_mut();
+        let written =
+            if journal.is_long() { journal.replace(agent.journal()) } else { journal.append(entries) };
+        let was_lost = self.is_journal_lost.replace(written.is_err());
+        match written {
+            Err(error) if !was_lost => {
+                tracing::warn!(target: "glake::agent", %error, "the journal cannot be written: an agent after this one hears of workers from themselves alone");
+            }
+            Ok(()) if was_lost => tracing::info!(target: "glake::agent", "the journal is written again"),
+            _ => {}
+        }
     }
 
     /// What the agent knows.
@@ -253,8 +277,8 @@ impl Server {
     }
 
     /// Those whom the journal names are counted until they join, or are dead.
-    fn expect(self: &Rc<Self>, journal: &Journal) {
-        for told in &journal.workers {
+    fn expect(self: &Rc<Self>, journal: &[Journalled]) {
+        for told in journal {
             if let Some((who, pidfd)) = Identity::journalled(told.peer, told.uid) {
                 let id = self.tell(|agent, now| agent.expect(who, told, now));
                 self.watch(id, pidfd);
@@ -291,7 +315,7 @@ impl Server {
 
     /// Reads the meter, writes the journal, and lets time pass, while there is reason to.
     async fn decide(self: Rc<Self>) {
-        let (mut journal_at, mut measured_at) = (None, Instant::now());
+        let mut measured_at = Instant::now();
         loop {
             let (measures, deadline, waiting) = {
                 let mut agent = self.agent.borrow_mut();
@@ -304,21 +328,14 @@ impl Server {
                 measured_at = Instant::now();
                 self.measure_all();
             }
-            if journal_at.is_none() && self.is_journal_due() {
-                journal_at = Some(Instant::now() + JOURNAL);
-            }
             let look = waiting.then(|| Instant::now() + LOOK);
             let deadline = deadline.map(|at| self.begun + at);
-            let next = [look, deadline, journal_at].into_iter().flatten().min();
+            let next = [look, deadline].into_iter().flatten().min();
             tokio::select! {
                 () = self.told.notified() => {}
                 () = async { match next { Some(at) => sleep_until(at).await, None => pending().await } } => {}
             }
             let now = Instant::now();
-            if journal_at.is_some_and(|at| at <= now) {
-                journal_at = None;
-                self.write_journal();
-            }
             if waiting {
                 self.look();
             }
@@ -326,18 +343,6 @@ impl Server {
                 self.tell_quietly(|agent, now| agent.tick(now));
             }
         }
-    }
-
-    /// As [`Server::tell`], from the task that `told` wakes.
-    fn tell_quietly(&self, what: impl FnOnce(&mut Agent, Duration)) {
-        let outbound = {
-            let mut agent = self.agent.borrow_mut();
-            what(&mut agent, self.now());
-            agent.take_outbound()
-        };
-        let links = self.links.borrow();
-        outbound.iter().filter_map(|id| links.get(id)).for_each(|link| link.wake.notify_one());
-        self.changed.notify_waiters();
     }
 
     fn measure_all(&self) {
@@ -355,23 +360,6 @@ impl Server {
             Err(error) => {
                 tracing::warn!(target: "glake::agent", %error, "the meter does not answer: what it said last stands");
             }
-        }
-    }
-
-    fn is_journal_due(&self) -> bool {
-        self.agent.borrow().is_journal_old()
-    }
-
-    fn write_journal(&self) {
-        let Some(journal) = self.agent.borrow_mut().take_journal() else { return };
-        let written = journal.write(&self.journal);
-        let was_lost = self.is_journal_lost.replace(written.is_err());
-        match written {
-            Err(error) if !was_lost => {
-                tracing::warn!(target: "glake::agent", path = %self.journal.display(), %error, "the journal cannot be written: an agent after this one hears of workers from themselves alone");
-            }
-            Ok(()) if was_lost => tracing::info!(target: "glake::agent", "the journal is written again"),
-            _ => {}
         }
     }
 

@@ -1,1 +1,195 @@
+//! Whoever connects can end its own connection, and nothing else.
 
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use glake_units::Bytes;
+use glake_wire::{ActivityPage, Envelope, Frames, Hello, Peer, ToAgent, ToWorker, frame, send};
+
+use crate::processes::{LIMIT, Node, socket};
+use crate::puppet::own;
+
+fn connect(node: &Node) -> UnixStream {
+    let stream = UnixStream::connect(socket(node.folder.path())).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+/// All that is answered, until the agent closes.
+fn answer(mut stream: UnixStream) -> Option<ToWorker> {
+    let (mut frames, mut bytes) = (Frames::default(), Vec::new());
+    // A reset is an end too.
+    let _ = stream.read_to_end(&mut bytes);
+    frames.push(&bytes);
+    frames.take::<ToWorker>().unwrap().map(|envelope| envelope.message)
+}
+
+fn refusal(stream: UnixStream) -> String {
+    match answer(stream) {
+        Some(ToWorker::Refused { why }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A worker joins and has its memory.
+fn works(node: &Node) {
+    let mut worker = node.joined("good 10GiB");
+    worker.tell("want");
+    worker.hear("resident").unwrap();
+    worker.kill();
+    node.until("it is gone", <[_]>::is_empty);
+}
+
+fn greet(node: &Node, hello: Hello) -> UnixStream {
+    let stream = connect(node);
+    let bytes = frame(&Envelope::unnumbered(ToAgent::Hello(hello))).unwrap();
+    let page = ActivityPage::new().unwrap();
+    assert_eq!(send(&stream, &bytes, Some(page.as_fd())).unwrap(), bytes.len());
+    stream
+}
+
+#[test]
+fn frames_that_are_none() {
+    let node = Node::new(Bytes::gib(24), "");
+    let framed = |json: &[u8]| [&u32::try_from(json.len()).unwrap().to_le_bytes()[..], json].concat();
+    for bytes in [
+        u32::MAX.to_le_bytes().to_vec(),
+        framed(b"{"),
+        framed(b"\xff\xfe"),
+        framed("[".repeat(60_000).as_bytes()),
+        framed(b"{\"v\":9,\"seq\":0,\"ack\":0,\"op\":\"hello\"}"),
+        framed(b"{\"v\":1,\"seq\":1,\"ack\":0,\"op\":\"want\"}"),
+    ] {
+        let mut stream = connect(&node);
+        stream.write_all(&bytes).unwrap();
+        assert!(!refusal(stream).is_empty());
+    }
+    // Half a frame, and gone.
+    let mut stream = connect(&node);
+    stream.write_all(&framed(b"{\"v\":1}")[..6]).unwrap();
+    drop(stream);
+    works(&node);
+}
+
+#[test]
+fn what_a_worker_says_after_hello() {
+    let node = Node::new(Bytes::gib(24), "");
+    let hello = Hello { name: "odd".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
+    let numbered = |seq, message| frame(&Envelope { v: 1, seq, ack: 0, message }).unwrap();
+    let wild = Bytes::new(u64::MAX);
+    let after: [Vec<Vec<u8>>; 5] = [
+        // A gap.
+        vec![numbered(3, ToAgent::Parked)],
+        vec![frame(&Envelope::unnumbered(ToAgent::Hello(hello.clone()))).unwrap()],
+        vec![b"\xff\xff\xff\xff".to_vec()],
+        // Answers to nothing, of GPUs that are not there, of more than there is: passed over, and the connection stands.
+        vec![
+            numbered(1, ToAgent::Parked),
+            numbered(2, ToAgent::Shrunk { holdings: Vec::new() }),
+            numbered(3, ToAgent::Returned { gpu: "9".to_owned(), bytes: wild }),
+            numbered(4, ToAgent::Returned { gpu: "0".to_owned(), bytes: wild }),
+            numbered(5, ToAgent::Grow { gpu: "9".to_owned(), bytes: wild, within_ms: u64::MAX }),
+            numbered(6, ToAgent::Grow { gpu: "0".to_owned(), bytes: wild, within_ms: u64::MAX }),
+            numbered(7, ToAgent::Want { deadline_ms: Some(u64::MAX) }),
+            numbered(9, ToAgent::Bye),
+        ],
+        vec![numbered(1, ToAgent::Bye)],
+    ];
+    for frames in after {
+        let mut stream = greet(&node, hello.clone());
+        frames.iter().for_each(|bytes| stream.write_all(bytes).unwrap());
+        assert!(matches!(answer(stream), Some(ToWorker::Welcome(_))));
+    }
+    node.until("it has left", <[_]>::is_empty);
+    works(&node);
+}
+
+#[test]
+fn who_is_not_who_it_says() {
+    let node = Node::new(Bytes::gib(24), "");
+    let hello = Hello { name: "x".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
+    let reused = greet(&node, Hello { peer: Peer { start: 1, ..own() }, ..hello.clone() });
+    assert!(refusal(reused).contains("another has its number"));
+    let name = greet(&node, Hello { name: "../x".to_owned(), ..hello.clone() });
+    assert!(refusal(name).contains("a name is 1 to 64 of"));
+    let gpu = glake_wire::Holding { gpu: "7".to_owned(), ..glake_wire::Holding::default() };
+    let gpu = greet(&node, Hello { holdings: vec![gpu], ..hello.clone() });
+    assert_eq!(refusal(gpu), "worker \"x\" uses GPU 7, and this agent knows 0");
+    // In another pod it may have the same number as another one there: only the kernel's number here counts.
+    let pods = greet(&node, Hello { peer: Peer { pid: 1, ..own() }, ..hello.clone() });
+    let mut worker = node.joined("y 1GiB");
+    let twice = greet(&node, Hello { name: "z".to_owned(), ..hello });
+    assert!(refusal(twice).contains("joined as \"x\" and now says \"z\""));
+    assert_eq!(node.ps().len(), 2);
+    worker.kill();
+    drop(pods);
+}
+
+#[test]
+fn another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: this process may start no process of another user");
+    }
+    let node = Node::new(Bytes::gib(24), "");
+    let path = socket(node.folder.path());
+    // Its folder keeps others out already.
+    for (what, mode) in [(node.folder.path(), 0o755), (path.parent().unwrap(), 0o755), (&path, 0o666)] {
+        std::fs::set_permissions(what, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let script = "import socket, struct, sys\n\
+        s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n\
+        j = b'{\"v\":1,\"seq\":0,\"ack\":0,\"op\":\"ps\"}'\n\
+        s.sendall(struct.pack('<I', len(j)) + j)\n\
+        print(s.recv(4096)[4:].decode())\n";
+    let mut command = Command::new("python3");
+    std::os::unix::process::CommandExt::uid(&mut command, 1234);
+    let said = command.args(["-c", script]).arg(&path).stderr(Stdio::inherit()).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(said.contains("it runs as user 1234: this agent serves user 0"), "{said}");
+}
+
+#[test]
+fn ten_thousand_connections() {
+    let node = Node::new(Bytes::gib(24), "");
+    let mut open = Vec::new();
+    for number in 0..10_000 {
+        let stream = connect(&node);
+        // Most go at once; some stay, and say nothing.
+        if number % 20 == 0 {
+            open.push(stream);
+        }
+    }
+    works(&node);
+}
+
+#[test]
+fn without_descriptors_it_goes_on() {
+    let mut node = Node::new(Bytes::gib(24), "");
+    node.restart_under(&["sh", "-c", "ulimit -n 32; exec \"$0\" \"$@\""]);
+    let mut first = node.joined("first 10GiB");
+    let silent: Vec<UnixStream> = (0..60).map(|_| connect(&node)).collect();
+    first.tell("want");
+    first.hear("resident").unwrap();
+    // Those who say nothing are sent away after a while, and it can be joined again.
+    let second = node.worker("second 10GiB");
+    second.hear("joined").unwrap();
+    drop(silent);
+    node.check();
+}
+
+#[test]
+fn a_full_disk_keeps_nobody_from_memory() {
+    let mut node = Node::new(Bytes::gib(24), "");
+    node.agent.kill();
+    std::os::unix::fs::symlink("/dev/full", node.folder.path().join("glake/agent.new")).unwrap();
+    node.restart();
+    let mut worker = node.joined("model 10GiB");
+    worker.tell("want");
+    worker.hear("resident").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(node.ps().len(), 1);
+}

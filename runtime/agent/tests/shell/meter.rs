@@ -2,8 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use glake_meter::{GpuMemory, Meter, MeterError, ProcessMemory};
 use glake_units::Bytes;
@@ -15,25 +14,21 @@ const RECLAIM: Duration = Duration::from_millis(50);
 pub(crate) struct FolderMeter {
     folder: PathBuf,
     total: Bytes,
-    /// Since when each was found dead.
-    dead: Mutex<Vec<(u32, Instant)>>,
 }
 
 impl FolderMeter {
     pub(crate) fn new(folder: &Path, total: Bytes) -> Self {
-        FolderMeter { folder: folder.to_owned(), total, dead: Mutex::default() }
+        FolderMeter { folder: folder.to_owned(), total }
     }
 
+    /// Whoever first finds it dead says so to all.
     fn is_reclaimed(&self, pid: u32) -> bool {
         if is_alive(pid) {
             return false;
         }
-        let mut dead = self.dead.lock().unwrap();
-        if let Some((_, since)) = dead.iter().find(|(known, _)| *known == pid) {
-            return since.elapsed() > RECLAIM;
-        }
-        dead.push((pid, Instant::now()));
-        false
+        let found = self.folder.join(format!("{pid}.dead"));
+        let _ = fs::File::create_new(&found);
+        fs::metadata(&found).unwrap().modified().unwrap().elapsed().is_ok_and(|since| since > RECLAIM)
     }
 }
 

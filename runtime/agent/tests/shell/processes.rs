@@ -29,7 +29,8 @@ fn agent() {
     let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
     let options = Options { file, socket: socket(&folder), meter };
-    serve(&options, |_| println!("\nserving")).unwrap();
+    let thread = std::fs::read_link("/proc/thread-self").unwrap();
+    serve(&options, |_| println!("\nserving {}", thread.file_name().unwrap().to_str().unwrap())).unwrap();
     println!("\nended");
 }
 
@@ -61,8 +62,16 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    fn start(test: &str, folder: &Path, worker: Option<&str>) -> Process {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+    fn start(test: &str, folder: &Path, worker: Option<&str>, before: &[&str]) -> Process {
+        let own = std::env::current_exe().unwrap();
+        let mut command = match before {
+            [] => Command::new(own),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(own);
+                command
+            }
+        };
         command.args(["--exact", test, "--ignored", "--nocapture"]).env(FOLDER, folder);
         command.env("GLAKE_LOG", "off").stdin(Stdio::piped()).stdout(Stdio::piped());
         command.envs(worker.map(|worker| (WORKER, worker)));
@@ -119,6 +128,8 @@ pub(crate) struct Node {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) meter: FolderMeter,
     pub(crate) agent: Process,
+    /// The agent's only thread.
+    pub(crate) thread: i32,
     pub(crate) budget: Bytes,
 }
 
@@ -130,23 +141,29 @@ impl Node {
         let node = format!("[node]\nbudget = {}\nfloor = \"512MiB\"\n{more}", budget.get());
         std::fs::write(folder.path().join("node.toml"), node).unwrap();
         let meter = FolderMeter::new(&folder.path().join("meter"), TOTAL);
-        let agent = Node::start(&folder);
-        agent.hear("serving").unwrap();
-        Node { folder, meter, agent, budget }
+        let (agent, thread) = Node::start(folder.path(), &[]);
+        Node { folder, meter, agent, thread, budget }
     }
 
-    fn start(folder: &tempfile::TempDir) -> Process {
-        Process::start("processes::agent", folder.path(), None)
+    pub(crate) fn start(folder: &Path, before: &[&str]) -> (Process, i32) {
+        let agent = Process::start("processes::agent", folder, None, before);
+        let serving = agent.hear("serving ").unwrap();
+        (agent, serving["serving ".len()..].parse().unwrap())
     }
 
     /// A new agent, after the old one was killed.
     pub(crate) fn restart(&mut self) {
-        self.agent = Node::start(&self.folder);
-        self.agent.hear("serving").unwrap();
+        (self.agent, self.thread) = Node::start(self.folder.path(), &[]);
+    }
+
+    /// A new agent, started by the command that these words begin.
+    pub(crate) fn restart_under(&mut self, before: &[&str]) {
+        self.agent.kill();
+        (self.agent, self.thread) = Node::start(self.folder.path(), before);
     }
 
     pub(crate) fn worker(&self, what: &str) -> Process {
-        Process::start("processes::worker", self.folder.path(), Some(what))
+        Process::start("processes::worker", self.folder.path(), Some(what), &[])
     }
 
     pub(crate) fn joined(&self, what: &str) -> Process {
@@ -179,7 +196,11 @@ impl Node {
 
     /// What all processes use now is never above the budget.
     pub(crate) fn check(&self) {
-        let used = self.meter.read("0").unwrap().used;
-        assert!(used <= self.budget, "{used} of {}", self.budget);
+        check(&self.meter, self.budget);
     }
+}
+
+pub(crate) fn check(meter: &FolderMeter, budget: Bytes) {
+    let used = meter.read("0").unwrap().used;
+    assert!(used <= budget, "{used} of {budget}");
 }

@@ -147,6 +147,15 @@ impl Puppet {
     fn obey(&mut self, line: &str) {
         match line {
             "want" => self.want(),
+            // A child has the socket too.
+            "spawn" => {
+                let socket = &self.link.as_ref().unwrap().socket;
+                rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::empty()).unwrap();
+                let mut child = std::process::Command::new("sleep");
+                let null = std::process::Stdio::null;
+                let child = child.arg("60").stdin(null()).stdout(null()).spawn().unwrap();
+                say(&format!("spawned {}", child.id()));
+            }
             "use" => self.activity.uses += 1,
             "end" => self.activity.uses -= 1,
             other => panic!("{other}"),
@@ -156,6 +165,9 @@ impl Puppet {
             self.activity.idle_since_ns = u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).unwrap();
         }
         self.note();
+        if line == "end" {
+            say("ended");
+        }
     }
 
     fn want(&mut self) {

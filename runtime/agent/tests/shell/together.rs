@@ -20,6 +20,7 @@ fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
         }
         workers[place].tell("use");
         workers[place].tell("end");
+        workers[place].hear("ended").unwrap();
     }
     let rows = node.until("two are resident", |rows| {
         rows.iter().filter(|row| row.resident == Bytes::gib(10)).count() == 2
@@ -108,7 +109,7 @@ fn nothing_wakes_an_agent_while_nobody_wants_anything() {
         let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
         lines.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum::<u64>()
     };
-    // The journal is written a moment later.
+    // What it still does is over by then.
     std::thread::sleep(Duration::from_secs(1));
     let before = switches();
     std::thread::sleep(Duration::from_secs(2));
