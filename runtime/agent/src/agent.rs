@@ -6,7 +6,7 @@
 //! Invariants: a worker that has not joined this agent is told nothing. What a worker says is told to the arbiter once,
 //! and what the arbiter decides is said to the worker once, however often their connection is lost.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
@@ -23,6 +23,8 @@ use crate::{Entry, Identity, Journalled};
 const MOST_UNACKNOWLEDGED: usize = 1024;
 /// A floor that differs by less is as it was.
 const SAME: Bytes = Bytes::mib(1);
+/// When the meter is read again, to see whether a floor is another one.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// The agent.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub struct Agent {
     /// Who has something to be sent.
     outbound: BTreeSet<WorkerId>,
     to_measure: BTreeSet<GpuId>,
+    /// And these, at a later time.
+    again: BTreeMap<GpuId, Duration>,
     /// What the agent after this one is to know, and was not asked for yet.
     entries: Vec<Entry>,
 }
@@ -86,6 +90,7 @@ impl Agent {
             epoch,
             outbound: BTreeSet::new(),
             to_measure: BTreeSet::new(),
+            again: BTreeMap::new(),
             entries: Vec::new(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
@@ -322,14 +327,9 @@ impl Agent {
         self.step(Event::Activity { worker: id, activity, idle_for });
     }
 
-    /// Whose pages matter now: of workers that hold memory.
-    pub fn watched(&self) -> impl Iterator<Item = WorkerId> {
-        self.roster
-            .workers()
-            .filter(|(_, worker)| {
-                !worker.is_silent && worker.holdings.iter().any(|held| !held.resident.is_zero())
-            })
-            .map(|(id, _)| id)
+    /// Whose pages matter when memory is taken: of workers that have some, or are about to.
+    pub fn watched(&self) -> BTreeSet<WorkerId> {
+        self.arbiter.footprints().filter(|of| !of.lease.is_zero()).map(|of| of.worker).collect()
     }
 
     /// Whether somebody waits, so that what others do matters.
@@ -377,13 +377,20 @@ impl Agent {
         self.step(Event::Measured { gpu, used: memory.used, physical });
     }
 
+    /// The meter and the worker's page are not of one moment: what they show counts once they show it twice.
     fn set_floor(&mut self, id: WorkerId, gpu: GpuId, floor: Bytes) {
         let unmeasured = self.roster.file().node.floor();
         let Some(worker) = self.roster.get_mut(id) else { return };
-        let (before, is_first) = (worker.floor(gpu, unmeasured), !worker.floors.contains_key(&gpu));
-        if !is_first && before.max(floor).saturating_sub(before.min(floor)) < SAME {
+        let same = |known: Bytes| known.max(floor).saturating_sub(known.min(floor)) < SAME;
+        if same(worker.floor(gpu, unmeasured)) {
+            worker.seen_floors.remove(&gpu);
             return;
         }
+        if !worker.seen_floors.insert(gpu, floor).is_some_and(same) {
+            self.again.entry(gpu).or_insert(self.now + AGAIN);
+            return;
+        }
+        worker.seen_floors.remove(&gpu);
         worker.floors.insert(gpu, floor);
         if let Some(worker) = self.roster.get(id) {
             let holdings = holdings(&self.roster, worker, &worker.holdings);
@@ -406,12 +413,14 @@ impl Agent {
     /// Time has passed.
     pub fn tick(&mut self, now: Duration) {
         self.now = now;
+        let due = self.again.extract_if(.., |_, at| *at <= now).map(|(gpu, _)| gpu);
+        self.to_measure.extend(due);
         self.step(Event::Tick);
     }
 
     /// When [`Agent::tick`] is due; never, while nothing is under way.
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.arbiter.next_deadline()
+        self.arbiter.next_deadline().into_iter().chain(self.again.values().copied()).min()
     }
 
     /// The next frame for a worker.

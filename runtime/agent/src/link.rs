@@ -214,9 +214,7 @@ impl Connection {
 
     fn hear(&mut self, server: &Rc<Server>, id: WorkerId) -> Result<(), Broken> {
         while let Some(Envelope { seq, ack, message, .. }) = self.frames.take::<ToAgent>()? {
-            if matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. }) {
-                server.look();
-            }
+            server.look_before(&message);
             server.tell(|agent, now| agent.hear(id, seq, ack, message, now))?;
         }
         Ok(())

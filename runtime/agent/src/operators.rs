@@ -60,8 +60,14 @@ fn told(done: Result<(), String>) -> Answer {
 
 async fn shrink(server: &Rc<Server>, name: &str) -> Result<(), String> {
     let id = server.ask(|agent| agent.find(name))?;
-    server.look();
-    server.tell(|agent, now| agent.ask_to_shrink(id, now))?;
+    loop {
+        let change = server.change();
+        server.look();
+        if server.tell(|agent, now| agent.ask_to_shrink(id, now))? {
+            break;
+        }
+        change.await;
+    }
     finish(server, id, name, Agent::shrink_progress).await
 }
 

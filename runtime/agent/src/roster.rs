@@ -66,6 +66,8 @@ pub(crate) struct Worker {
     pub(crate) holdings: Vec<Holding>,
     /// What the meter showed beside its pools' memory.
     pub(crate) floors: BTreeMap<GpuId, Bytes>,
+    /// What it showed last, where that was another one.
+    pub(crate) seen_floors: BTreeMap<GpuId, Bytes>,
     /// A journal names it, and it has not joined.
     pub(crate) is_silent: bool,
     /// What is said to it.
@@ -169,6 +171,7 @@ impl Roster {
                 ranks: hello.ranks.max(1),
                 holdings: hello.holdings.clone(),
                 floors,
+                seen_floors: BTreeMap::new(),
                 is_silent,
                 conversation: Conversation::default(),
                 activity: None,

@@ -87,25 +87,20 @@ impl Agent {
         })
     }
 
-    /// An operator wants a worker's memory off its GPUs.
-    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) -> Result<(), String> {
+    /// An operator wants a worker's memory off its GPUs; false: something is under way with it, and it is to be asked again.
+    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) -> Result<bool, String> {
         self.now = now;
         match self.arbiter.state(id) {
             Some("resident" | "asleep" | "waiting") => {}
             Some("silent") => return Err(silent(&self.name(id))),
-            state => {
-                return Err(format!(
-                    "{} is {}: ask again when that is over",
-                    self.name(id),
-                    state.unwrap_or("gone")
-                ));
-            }
+            Some(_) => return Ok(false),
+            None => return Err(format!("{}: it is gone", self.name(id))),
         }
         if let Some(worker) = self.roster.get_mut(id) {
             worker.failed = None;
         }
         self.step(glake_arbiter::Event::Shrink { worker: id });
-        Ok(())
+        Ok(true)
     }
 
     /// An operator wants it back.

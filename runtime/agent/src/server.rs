@@ -14,7 +14,7 @@ use std::time::Duration;
 use glake_arbiter::WorkerId;
 use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, MeterError};
-use glake_wire::ActivityView;
+use glake_wire::{ActivityView, ToAgent};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
@@ -257,9 +257,18 @@ impl Server {
         }
     }
 
+    /// Looks, if what is about to be told may take memory away from somebody.
+    pub(crate) fn look_before(&self, message: &ToAgent) {
+        if matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. })
+            || self.ask(Agent::is_anybody_waiting)
+        {
+            self.look();
+        }
+    }
+
     /// Looks at what those do who hold memory.
     pub(crate) fn look(&self) {
-        let watched: Vec<WorkerId> = self.ask(|agent| agent.watched().collect());
+        let watched = self.ask(Agent::watched);
         let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let clock = u64::try_from(clock.tv_sec * 1_000_000_000 + clock.tv_nsec).unwrap_or(0);
         let seen: Vec<(WorkerId, Option<Seen>)> = {

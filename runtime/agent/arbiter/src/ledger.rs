@@ -18,6 +18,8 @@ pub(crate) struct Gpu {
     budget: Bytes,
     total: Bytes,
     unmanaged: Bytes,
+    /// The same one reading before: a reading and what workers say are not of one moment.
+    unmanaged_before: Option<Bytes>,
     /// Of workers that died: counts until the meter shows that it is back.
     reclaiming: Bytes,
     reclaimed_by: Duration,
@@ -56,8 +58,10 @@ impl Gpu {
 
     /// `others` are used by no worker that lives: by nobody managed, and by the dead.
     pub(crate) fn measured(&mut self, now: Duration, others: Bytes) {
-        let dead = if now < self.reclaimed_by { others.saturating_sub(self.unmanaged) } else { Bytes::ZERO };
+        let steady = self.unmanaged_before.map_or(self.unmanaged, |before| before.min(self.unmanaged));
+        let dead = if now < self.reclaimed_by { others.saturating_sub(steady) } else { Bytes::ZERO };
         self.reclaiming = self.reclaiming.min(dead);
+        self.unmanaged_before = Some(self.unmanaged);
         self.unmanaged = others.saturating_sub(self.reclaiming);
     }
 
@@ -91,6 +95,7 @@ mod tests {
         let (gib, at) = (Bytes::gib, Duration::from_millis);
         let mut gpu = Gpu { counted: gib(20), ..Gpu::default() };
         gpu.set_capacity(gib(30), gib(40));
+        gpu.measured(at(0), gib(15));
         gpu.measured(at(0), gib(15));
         assert_eq!((gpu.limit(), gpu.free()), (gib(25), gib(5)));
         gpu.died(at(0), gib(8));

@@ -150,11 +150,7 @@ fn a_stopped_worker_holds_nobody_up_and_is_healed() {
     let node = Node::new(Bytes::gib(24), "");
     let mut workers: Vec<Process> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     for place in [0, 1] {
-        workers[place].tell("want");
-        workers[place].hear("resident").unwrap();
-        workers[place].tell("use");
-        workers[place].tell("end");
-        workers[place].hear("ended").unwrap();
+        node.visit(&mut workers[place], ["a", "b", "c"][place]);
     }
     // The one that would go first.
     workers[0].signal(Signal::STOP);

@@ -1,6 +1,7 @@
 //! A GPU whose memory is counted in a folder: a file a process, named by its id, with what it uses.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -32,12 +33,11 @@ impl FolderMeter {
     }
 }
 
-/// Says what a process uses.
+/// Says what a process uses: in place, for a reader of a folder may miss what is renamed meanwhile.
 pub(crate) fn write(folder: &Path, pid: u32, used: Bytes) {
-    let path = folder.join(pid.to_string());
-    let beside = folder.join(format!("{pid}.new"));
-    fs::write(&beside, used.get().to_string()).unwrap();
-    fs::rename(&beside, &path).unwrap();
+    let mut options = fs::File::options();
+    let file = options.create(true).truncate(false).write(true).open(folder.join(pid.to_string())).unwrap();
+    file.write_all_at(format!("{:020}", used.get()).as_bytes(), 0).unwrap();
 }
 
 /// One that has ended and that its parent has not waited for is dead.
@@ -61,7 +61,7 @@ impl Meter for FolderMeter {
             if self.is_reclaimed(pid) {
                 continue;
             }
-            let bytes = Bytes::new(text.parse().unwrap());
+            let bytes = Bytes::new(text.parse().unwrap_or(0));
             used = used.saturating_add(bytes);
             if is_alive(pid) {
                 processes.push(ProcessMemory { pid, used: bytes });

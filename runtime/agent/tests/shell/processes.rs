@@ -16,7 +16,7 @@ use crate::meter::FolderMeter;
 use crate::puppet::Puppet;
 
 /// However busy the machine is, it is done by then.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 const FOLDER: &str = "GLAKE_TEST_AGENT_FOLDER";
 const WORKER: &str = "GLAKE_TEST_AGENT_WORKER";
 const TOTAL: Bytes = Bytes::gib(80);
@@ -88,6 +88,7 @@ impl Process {
     }
 
     /// What it says that begins so; `None`: it died first.
+    #[track_caller]
     pub(crate) fn hear(&self, what: &str) -> Option<String> {
         let end = Instant::now() + LIMIT;
         loop {
@@ -108,10 +109,11 @@ impl Process {
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
+        // Until it is stopped it may still do something.
+        let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        while signal == rustix::process::Signal::STOP && !state().contains(") T ") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -192,6 +194,19 @@ impl Node {
             assert!(Instant::now() < end, "{what}: {rows:#?}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// A worker has its memory, uses it, and is idle.
+    pub(crate) fn visit(&self, worker: &mut Process, name: &str) {
+        worker.tell("want");
+        worker.hear("resident").unwrap();
+        // The agent has heard of it before it is used, or it would wait for the use.
+        let settled =
+            |row: &WorkerRow| row.worker == name && ["idle", "resident"].contains(&row.state.as_str());
+        self.until("its refill is over", |rows| rows.iter().any(settled));
+        worker.tell("use");
+        worker.tell("end");
+        worker.hear("ended").unwrap();
     }
 
     /// What all processes use now is never above the budget.

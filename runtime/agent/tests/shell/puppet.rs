@@ -302,8 +302,9 @@ impl Puppet {
                 let wanted = if self.wants { self.size } else { self.resident };
                 if self.resident < wanted.min(self.lease) {
                     self.resident = wanted.min(self.lease);
-                    self.count();
+                    // It is told before it is made, and until it is released.
                     self.note();
+                    self.count();
                 }
                 if self.wants && self.resident == self.size {
                     self.refilled();

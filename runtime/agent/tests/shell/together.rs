@@ -12,15 +12,11 @@ fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
     let node = Node::new(Bytes::gib(24), "");
     let mut workers: Vec<_> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     for (place, turn) in [0, 1, 2, 0, 1, 2].into_iter().zip(0..) {
-        workers[place].tell("want");
-        workers[place].hear("resident").unwrap();
+        node.visit(&mut workers[place], ["a", "b", "c"][place]);
         node.check();
         if turn > 1 {
             workers[(place + 1) % 3].hear("shrunk").unwrap();
         }
-        workers[place].tell("use");
-        workers[place].tell("end");
-        workers[place].hear("ended").unwrap();
     }
     let rows = node.until("two are resident", |rows| {
         rows.iter().filter(|row| row.resident == Bytes::gib(10)).count() == 2
