@@ -62,12 +62,13 @@ async fn shrink(server: &Rc<Server>, name: &str) -> Result<(), String> {
     let id = server.ask(|agent| agent.find(name))?;
     loop {
         let change = server.change();
-        server.look();
-        if server.tell(|agent, now| agent.ask_to_shrink(id, now))? {
+        if server.ask(|agent| agent.may_shrink(id))? {
             break;
         }
         change.await;
     }
+    server.look();
+    server.tell(|agent, now| agent.ask_to_shrink(id, now));
     finish(server, id, name, Agent::shrink_progress).await
 }
 

@@ -87,20 +87,23 @@ impl Agent {
         })
     }
 
-    /// An operator wants a worker's memory off its GPUs; false: something is under way with it, and it is to be asked again.
-    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) -> Result<bool, String> {
-        self.now = now;
+    /// Whether a worker's memory can be asked for; false: something is under way with it, and is to be waited for.
+    pub(crate) fn may_shrink(&self, id: WorkerId) -> Result<bool, String> {
         match self.arbiter.state(id) {
-            Some("resident" | "asleep" | "waiting") => {}
-            Some("silent") => return Err(silent(&self.name(id))),
-            Some(_) => return Ok(false),
-            None => return Err(format!("{}: it is gone", self.name(id))),
+            Some("resident" | "asleep" | "waiting") => Ok(true),
+            Some("silent") => Err(silent(&self.name(id))),
+            Some(_) => Ok(false),
+            None => Err(format!("{}: it is gone", self.name(id))),
         }
+    }
+
+    /// An operator wants a worker's memory off its GPUs.
+    pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) {
+        self.now = now;
         if let Some(worker) = self.roster.get_mut(id) {
             worker.failed = None;
         }
         self.step(glake_arbiter::Event::Shrink { worker: id });
-        Ok(true)
     }
 
     /// An operator wants it back.
@@ -134,7 +137,6 @@ impl Agent {
         }
     }
 
-    /// `asked`: whether the worker has answered since, in any way.
     pub(crate) fn refill_progress(&self, id: WorkerId) -> Progress {
         let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
         let evicted: Bytes = worker.holdings.iter().map(|held| held.evicted).sum();

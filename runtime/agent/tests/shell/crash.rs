@@ -69,9 +69,10 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
         let is_over = AtomicBool::new(false);
         let thread = Pid::from_raw(node.thread);
         let folder = node.folder.path().to_owned();
-        let (meter, budget) = (&node.meter, node.budget);
+        let (meter, budget, dying) = (&node.meter, node.budget, &mut node.agent);
         let ended = std::thread::scope(|scope| {
             let driver = scope.spawn(|| {
+                let _over = Over(&is_over);
                 for place in [0, 1, 2] {
                     workers[place].tell("want");
                     workers[place].hear("resident").unwrap();
@@ -79,7 +80,6 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
                     workers[place].tell("end");
                     workers[place].hear("ended").unwrap();
                 }
-                is_over.store(true, Ordering::Release);
             });
             // Never more than there is, whoever decides.
             scope.spawn(|| {
@@ -90,6 +90,8 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
             });
             let traced = kill_at(thread, stop, &is_over);
             if traced == Ok(true) {
+                // Its lock goes with the last of it.
+                dying.child.wait().unwrap();
                 let (agent, thread) = Node::start(&folder, &[]);
                 driver.join().unwrap();
                 return Ok(Some((agent, thread)));
@@ -110,6 +112,15 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
     }
     assert!(killed * stride() > 20, "{killed}");
     eprintln!("killed {killed} times");
+}
+
+/// Says that all is over, also where a test failed.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Stops a thread wherever it begins or ends to send or receive, and kills it at the `stop`-th of these; false: all was

@@ -16,7 +16,7 @@ use crate::meter::FolderMeter;
 use crate::puppet::Puppet;
 
 /// However busy the machine is, it is done by then.
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const FOLDER: &str = "GLAKE_TEST_AGENT_FOLDER";
 const WORKER: &str = "GLAKE_TEST_AGENT_WORKER";
 const TOTAL: Bytes = Bytes::gib(80);
