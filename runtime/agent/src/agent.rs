@@ -258,8 +258,11 @@ impl Agent {
             }
             ToAgent::Refilled { holdings } => {
                 let holdings = self.hold(worker, holdings, Ok(()));
-                // The first use has been prepared: its context is as large as it gets.
-                self.to_measure.extend(holdings.iter().map(|holding| holding.gpu));
+                // Its first use has been prepared: from then on its context is as large as it gets.
+                let known = self.roster.get_mut(worker);
+                if known.is_some_and(|worker| !std::mem::replace(&mut worker.was_refilled, true)) {
+                    self.to_measure.extend(holdings.iter().map(|holding| holding.gpu));
+                }
                 self.step(Event::Refilled { worker, holdings });
             }
             ToAgent::Failed { what, why, holdings } => {
@@ -353,8 +356,20 @@ impl Agent {
         self.step(Event::Died { worker: id });
     }
 
-    /// The meter was read.
-    pub fn measured(&mut self, gpu: GpuId, memory: &GpuMemory, now: Duration) {
+    /// What the pages say that pools hold of a GPU now.
+    pub fn made(&self, gpu: GpuId) -> BTreeMap<WorkerId, Bytes> {
+        let name = self.roster.gpu_name(gpu);
+        self.roster.workers().filter_map(|(id, worker)| Some((id, worker.made(name)?))).collect()
+    }
+
+    /// The meter was read. `before`: what pages said before it was.
+    pub fn measured(
+        &mut self,
+        gpu: GpuId,
+        memory: &GpuMemory,
+        before: &BTreeMap<WorkerId, Bytes>,
+        now: Duration,
+    ) {
         self.now = now;
         let name = self.roster.gpu_name(gpu).to_owned();
         let users =
@@ -367,7 +382,8 @@ impl Agent {
             if is_silent {
                 self.count_silent(id, gpu, &name, used);
             } else if let Some(made) = made {
-                physical.push((id, made));
+                // What is not sure to be a worker's counts as others', so that nobody is given it.
+                physical.push((id, made.min(before.get(&id).copied().unwrap_or(made))));
                 // Where the meter does not list it, it is in another pid namespace.
                 if !used.is_zero() {
                     self.set_floor(id, gpu, used.saturating_sub(made));
@@ -524,6 +540,12 @@ impl Agent {
     /// All GPUs, by number and name.
     pub fn gpus(&self) -> Vec<(GpuId, String)> {
         self.roster.gpus().map(|(gpu, name)| (gpu, name.to_owned())).collect()
+    }
+
+    /// The GPUs that a worker uses.
+    pub fn gpus_of(&self, id: WorkerId) -> Vec<(GpuId, String)> {
+        let held = self.roster.get(id).into_iter().flat_map(|worker| &worker.holdings);
+        held.filter_map(|held| Some((self.roster.gpu(&held.gpu)?, held.gpu.clone()))).collect()
     }
 
     /// Whether a process has a number here.

@@ -214,7 +214,7 @@ impl Connection {
 
     fn hear(&mut self, server: &Rc<Server>, id: WorkerId) -> Result<(), Broken> {
         while let Some(Envelope { seq, ack, message, .. }) = self.frames.take::<ToAgent>()? {
-            server.look_before(&message);
+            server.look_before(id, &message);
             server.tell(|agent, now| agent.hear(id, seq, ack, message, now))?;
         }
         Ok(())

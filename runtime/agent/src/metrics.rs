@@ -8,22 +8,29 @@ use glake_units::Bytes;
 
 use crate::Agent;
 
+/// Upper ends of the buckets that decisions are counted in, in microseconds.
+const BUCKETS: [u32; 9] = [5, 10, 20, 50, 100, 200, 500, 1000, 10_000];
+
 /// What the shell counts.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     decisions: Cell<u64>,
     seconds: Cell<f64>,
+    within: [Cell<u64>; BUCKETS.len()],
 }
 
 impl Counts {
     pub(crate) fn decided(&self, took: Duration) {
         self.decisions.set(self.decisions.get() + 1);
         self.seconds.set(self.seconds.get() + took.as_secs_f64());
+        let within =
+            BUCKETS.iter().zip(&self.within).filter(|(most, _)| took.as_micros() <= u128::from(**most));
+        within.for_each(|(_, count)| count.set(count.get() + 1));
     }
 }
 
 /// One metric: its name, its kind, and what it says.
-const METRICS: [(&str, &str, &str); 7] = [
+const METRICS: [(&str, &str, &str); 6] = [
     (
         "glake_gpu_bytes",
         "gauge",
@@ -33,8 +40,7 @@ const METRICS: [(&str, &str, &str); 7] = [
     ("glake_wants", "gauge", "Workers whose uses wait for memory."),
     ("glake_link_duty", "gauge", "The part of the last ten seconds in which refills kept a GPU's link busy."),
     ("glake_worker_wake_seconds", "gauge", "How long a worker's memory would take to come back."),
-    ("glake_agent_decisions_total", "counter", "Events that the agent has decided on."),
-    ("glake_agent_decision_seconds_total", "counter", "How long that took."),
+    ("glake_agent_decision_seconds", "histogram", "How long it took to decide on what was told."),
 ];
 
 pub(crate) fn text(agent: &Agent, counts: &Counts) -> String {
@@ -74,8 +80,17 @@ pub(crate) fn text(agent: &Agent, counts: &Counts) -> String {
                 }
             }
             "glake_wants" => drop(writeln!(text, "{name} {}", agent.arbiter.waiting())),
-            "glake_agent_decisions_total" => drop(writeln!(text, "{name} {}", counts.decisions.get())),
-            _ => drop(writeln!(text, "{name} {}", counts.seconds.get())),
+            _ => {
+                for (most, count) in BUCKETS.iter().zip(&counts.within) {
+                    let most = f64::from(*most) / 1e6;
+                    let _ = writeln!(text, "{name}_bucket{{le=\"{most}\"}} {}", count.get());
+                }
+                let (count, sum) = (counts.decisions.get(), counts.seconds.get());
+                let _ = writeln!(
+                    text,
+                    "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {sum}\n{name}_count {count}"
+                );
+            }
         }
     }
     text

@@ -70,6 +70,7 @@ pub(crate) struct Worker {
     pub(crate) seen_floors: BTreeMap<GpuId, Bytes>,
     /// A journal names it, and it has not joined.
     pub(crate) is_silent: bool,
+    pub(crate) was_refilled: bool,
     /// What is said to it.
     pub(crate) conversation: Conversation<ToWorker>,
     /// As its page said last, and when it was idle first; none: nothing is known.
@@ -173,6 +174,7 @@ impl Roster {
                 floors,
                 seen_floors: BTreeMap::new(),
                 is_silent,
+                was_refilled: false,
                 conversation: Conversation::default(),
                 activity: None,
                 idle_since: None,

@@ -1,7 +1,7 @@
 //! `glake serve`: the agent on its one thread.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::pending;
 use std::io;
@@ -11,9 +11,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use glake_arbiter::WorkerId;
 use glake_arbiter::node::NodeFile;
-use glake_meter::{Meter, MeterError};
+use glake_arbiter::{GpuId, WorkerId};
+use glake_meter::{GpuMemory, Meter, MeterError};
+use glake_units::Bytes;
 use glake_wire::{ActivityView, ToAgent};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -32,7 +33,7 @@ use crate::{Agent, Identity, ListenError};
 
 /// How soon what others do is looked at again, while somebody waits for their memory.
 const LOOK: Duration = Duration::from_millis(10);
-/// How soon the meter is read again meanwhile.
+/// How soon the meter is read again meanwhile, and how old its reading may be for who asks.
 const MEASURE: Duration = Duration::from_secs(1);
 /// How long whoever connects may say nothing.
 const GREETING: Duration = Duration::from_secs(5);
@@ -77,11 +78,11 @@ pub enum ServeError {
     #[error("[node] budget is {budget}, and GPU {gpu} has {total}: give at most that, less what others use")]
     Budget {
         /// What the file says.
-        budget: glake_units::Bytes,
+        budget: Bytes,
         /// Which.
         gpu: String,
         /// What it has.
-        total: glake_units::Bytes,
+        total: Bytes,
     },
     /// None.
     #[error("there is no GPU to serve")]
@@ -93,7 +94,7 @@ impl Options {
     ///
     /// # Errors
     /// [`ServeError`].
-    pub fn check(&self) -> Result<Vec<(String, glake_units::Bytes)>, ServeError> {
+    pub fn check(&self) -> Result<Vec<(String, Bytes)>, ServeError> {
         let mut gpus = Vec::new();
         for gpu in self.meter.gpus() {
             let total = self.meter.read(&gpu)?.total;
@@ -124,6 +125,10 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
         let server = Rc::new(Server::new(options, gpus, &listener));
         server.expect(&Journal::read(&listener.journal()));
+        // Before anybody is granted anything.
+        for (gpu, name) in server.ask(Agent::gpus) {
+            server.measured(gpu, server.meter.read(&name), &BTreeMap::new());
+        }
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         spawn_local(server.clone().decide());
         spawn_local(server.clone().accept(socket));
@@ -150,6 +155,10 @@ pub(crate) struct Server {
     /// For operators who wait: something may have become other.
     changed: Notify,
     greetings: Cell<usize>,
+    /// GPUs whose meter is being read, and whether it is to be read once more.
+    measuring: RefCell<HashMap<GpuId, bool>>,
+    /// When each meter was read last.
+    read_at: RefCell<HashMap<GpuId, Instant>>,
     is_journal_lost: Cell<bool>,
     pub(crate) counts: crate::metrics::Counts,
 }
@@ -163,7 +172,7 @@ pub(crate) struct Link {
 }
 
 impl Server {
-    fn new(options: &Options, gpus: Vec<(String, glake_units::Bytes)>, listener: &Listener) -> Server {
+    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener) -> Server {
         Server {
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
             meter: options.meter.clone(),
@@ -173,6 +182,8 @@ impl Server {
             told: Notify::new(),
             changed: Notify::new(),
             greetings: Cell::new(0),
+            measuring: RefCell::default(),
+            read_at: RefCell::default(),
             is_journal_lost: Cell::new(false),
             counts: crate::metrics::Counts::default(),
         }
@@ -257,11 +268,21 @@ impl Server {
         }
     }
 
-    /// Looks, if what is about to be told may take memory away from somebody.
-    pub(crate) fn look_before(&self, message: &ToAgent) {
-        if matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. })
-            || self.ask(Agent::is_anybody_waiting)
-        {
+    /// Looks, if what is about to be told may take memory away from somebody; and at the meter, if that was long ago:
+    /// programs that nobody manages come and go.
+    pub(crate) fn look_before(&self, id: WorkerId, message: &ToAgent) {
+        let asks = matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. });
+        if asks {
+            for (gpu, name) in self.ask(|agent| agent.gpus_of(id)) {
+                let read_at = self.read_at.borrow().get(&gpu).copied();
+                if read_at.is_none_or(|at| at.elapsed() > MEASURE) {
+                    self.look();
+                    let before = self.ask(|agent| agent.made(gpu));
+                    self.measured(gpu, self.meter.read(&name), &before);
+                }
+            }
+        }
+        if asks || self.ask(Agent::is_anybody_waiting) {
             self.look();
         }
     }
@@ -331,11 +352,13 @@ impl Server {
                 (agent.take_measures(), agent.next_deadline(), agent.is_anybody_waiting())
             };
             for (gpu, name) in measures {
-                self.measure(gpu, &name);
+                self.measure(gpu, name);
             }
             if waiting && measured_at.elapsed() >= MEASURE {
                 measured_at = Instant::now();
-                self.measure_all();
+                for (gpu, name) in self.ask(Agent::gpus) {
+                    self.measure(gpu, name);
+                }
             }
             let look = waiting.then(|| Instant::now() + LOOK);
             let deadline = deadline.map(|at| self.begun + at);
@@ -354,18 +377,38 @@ impl Server {
         }
     }
 
-    fn measure_all(&self) {
-        let gpus = self.ask(|agent| agent.gpus());
-        for (gpu, name) in gpus {
-            self.measure(gpu, &name);
+    /// Reads the meter, which may take a while, beside all else. Of a GPU that is being read it is read once more.
+    fn measure(self: &Rc<Self>, gpu: GpuId, name: String) {
+        if self.measuring.borrow_mut().insert(gpu, false).is_some() {
+            self.measuring.borrow_mut().insert(gpu, true);
+            return;
         }
+        let server = self.clone();
+        spawn_local(async move {
+            loop {
+                let (meter, asked) = (server.meter.clone(), name.clone());
+                server.look();
+                let before = server.ask(|agent| agent.made(gpu));
+                let Ok(read) = tokio::task::spawn_blocking(move || meter.read(&asked)).await else { return };
+                server.look();
+                server.measured(gpu, read, &before);
+                server.told.notify_one();
+                let mut measuring = server.measuring.borrow_mut();
+                match measuring.insert(gpu, false) {
+                    Some(true) => {}
+                    _ => {
+                        measuring.remove(&gpu);
+                        return;
+                    }
+                }
+            }
+        });
     }
 
-    fn measure(&self, gpu: glake_arbiter::GpuId, name: &str) {
-        // Pages first: what was made since is then counted as others', and not given out.
-        self.look();
-        match self.meter.read(name) {
-            Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, &memory, now)),
+    fn measured(&self, gpu: GpuId, read: Result<GpuMemory, MeterError>, before: &BTreeMap<WorkerId, Bytes>) {
+        self.read_at.borrow_mut().insert(gpu, Instant::now());
+        match read {
+            Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, &memory, before, now)),
             Err(error) => {
                 tracing::warn!(target: "glake::agent", %error, "the meter does not answer: what it said last stands");
             }

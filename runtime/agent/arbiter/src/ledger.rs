@@ -3,12 +3,15 @@
 //! Invariant: a grant never makes `counted + reclaiming` larger than the limit. Only what others say does: a budget
 //! that falls, a meter that rises, a floor that grows, a worker that lies.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use glake_units::Bytes;
 
 /// Within this time the driver gives a dead process's memory back; the rest is somebody's whom nobody manages.
 const RECLAIM: Duration = Duration::from_secs(2);
+/// So many readings before it are looked at.
+const READINGS: usize = 8;
 /// How often the meter is read meanwhile.
 const MEASURE: Duration = Duration::from_millis(50);
 
@@ -18,8 +21,8 @@ pub(crate) struct Gpu {
     budget: Bytes,
     total: Bytes,
     unmanaged: Bytes,
-    /// The same one reading before: a reading and what workers say are not of one moment.
-    unmanaged_before: Option<Bytes>,
+    /// The same at the last readings. A reading and what workers say are not of one moment, so that some show more.
+    unmanaged_before: VecDeque<Bytes>,
     /// Of workers that died: counts until the meter shows that it is back.
     reclaiming: Bytes,
     reclaimed_by: Duration,
@@ -58,10 +61,16 @@ impl Gpu {
 
     /// `others` are used by no worker that lives: by nobody managed, and by the dead.
     pub(crate) fn measured(&mut self, now: Duration, others: Bytes) {
-        let steady = self.unmanaged_before.map_or(self.unmanaged, |before| before.min(self.unmanaged));
+        let before = self.unmanaged_before.iter().copied();
+        let steady = before.chain([self.unmanaged]).min().unwrap_or_default();
         let dead = if now < self.reclaimed_by { others.saturating_sub(steady) } else { Bytes::ZERO };
         self.reclaiming = self.reclaiming.min(dead);
-        self.unmanaged_before = Some(self.unmanaged);
+        if self.reclaiming.is_zero() {
+            self.unmanaged_before.push_back(self.unmanaged);
+            if self.unmanaged_before.len() > READINGS {
+                self.unmanaged_before.pop_front();
+            }
+        }
         self.unmanaged = others.saturating_sub(self.reclaiming);
     }
 
@@ -95,8 +104,7 @@ mod tests {
         let (gib, at) = (Bytes::gib, Duration::from_millis);
         let mut gpu = Gpu { counted: gib(20), ..Gpu::default() };
         gpu.set_capacity(gib(30), gib(40));
-        gpu.measured(at(0), gib(15));
-        gpu.measured(at(0), gib(15));
+        (0..=READINGS + 1).for_each(|_| gpu.measured(at(0), gib(15)));
         assert_eq!((gpu.limit(), gpu.free()), (gib(25), gib(5)));
         gpu.died(at(0), gib(8));
         assert_eq!(gpu.free(), gib(5));

@@ -23,7 +23,7 @@ fn stride() -> usize {
 /// taken, and as the one that wants it.
 #[test]
 fn soak_a_worker_killed_at_any_frame_holds_nobody_up() {
-    let node = Node::new(Bytes::gib(24), "");
+    let node = Node::new(Bytes::gib(24));
     let mut other = node.joined("other 21GiB");
     for when in ["before", "after"] {
         let mut killed = 0;
@@ -62,7 +62,7 @@ fn visit(worker: &mut Process) -> bool {
 /// every want is granted.
 #[test]
 fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
-    let mut node = Node::new(Bytes::gib(24), "");
+    let mut node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     let mut killed = 0;
     for stop in (0..).step_by(stride()) {
@@ -158,7 +158,7 @@ fn kill_at(thread: Pid, stop: usize, is_over: &AtomicBool) -> nix::Result<bool> 
 
 #[test]
 fn a_stopped_worker_holds_nobody_up_and_is_healed() {
-    let node = Node::new(Bytes::gib(24), "");
+    let node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     for place in [0, 1] {
         node.visit(&mut workers[place], ["a", "b", "c"][place]);
@@ -178,7 +178,7 @@ fn a_stopped_worker_holds_nobody_up_and_is_healed() {
 
 #[test]
 fn a_child_that_holds_the_socket_does_not_keep_a_dead_worker_alive() {
-    let node = Node::new(Bytes::gib(14), "");
+    let node = Node::new(Bytes::gib(14));
     let mut first = node.joined("first 10GiB");
     first.tell("want");
     first.hear("resident").unwrap();
@@ -195,7 +195,7 @@ fn a_child_that_holds_the_socket_does_not_keep_a_dead_worker_alive() {
 
 #[test]
 fn an_agent_that_is_asked_to_end_does_and_the_next_one_goes_on() {
-    let mut node = Node::new(Bytes::gib(14), "");
+    let mut node = Node::new(Bytes::gib(14));
     let mut workers: Vec<Process> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     workers[0].tell("want");
     workers[0].hear("resident").unwrap();
@@ -213,7 +213,7 @@ fn an_agent_that_is_asked_to_end_does_and_the_next_one_goes_on() {
 /// What the journal says of who is silent counts in full, and nothing is taken of it.
 #[test]
 fn who_is_silent_after_a_crash_counts_and_keeps_what_it_has() {
-    let mut node = Node::new(Bytes::gib(24), "");
+    let mut node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     workers[0].tell("want");
     workers[0].hear("resident").unwrap();

@@ -54,7 +54,7 @@ fn greet(node: &Node, hello: Hello) -> UnixStream {
 
 #[test]
 fn frames_that_are_none() {
-    let node = Node::new(Bytes::gib(24), "");
+    let node = Node::new(Bytes::gib(24));
     let framed = |json: &[u8]| [&u32::try_from(json.len()).unwrap().to_le_bytes()[..], json].concat();
     for bytes in [
         u32::MAX.to_le_bytes().to_vec(),
@@ -77,7 +77,7 @@ fn frames_that_are_none() {
 
 #[test]
 fn what_a_worker_says_after_hello() {
-    let node = Node::new(Bytes::gib(24), "");
+    let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "odd".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let numbered = |seq, message| frame(&Envelope { v: 1, seq, ack: 0, message }).unwrap();
     let wild = Bytes::new(u64::MAX);
@@ -110,7 +110,7 @@ fn what_a_worker_says_after_hello() {
 
 #[test]
 fn who_is_not_who_it_says() {
-    let node = Node::new(Bytes::gib(24), "");
+    let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "x".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let reused = greet(&node, Hello { peer: Peer { start: 1, ..own() }, ..hello.clone() });
     assert!(refusal(reused).contains("another has its number"));
@@ -134,7 +134,7 @@ fn another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: this process may start no process of another user");
     }
-    let node = Node::new(Bytes::gib(24), "");
+    let node = Node::new(Bytes::gib(24));
     let path = socket(node.folder.path());
     // Its folder keeps others out already.
     for (what, mode) in [(node.folder.path(), 0o755), (path.parent().unwrap(), 0o755), (&path, 0o666)] {
@@ -154,7 +154,7 @@ fn another_user_is_refused() {
 
 #[test]
 fn ten_thousand_connections() {
-    let node = Node::new(Bytes::gib(24), "");
+    let node = Node::new(Bytes::gib(24));
     let mut open = Vec::new();
     for number in 0..10_000 {
         let stream = connect(&node);
@@ -168,7 +168,7 @@ fn ten_thousand_connections() {
 
 #[test]
 fn without_descriptors_it_goes_on() {
-    let mut node = Node::new(Bytes::gib(24), "");
+    let mut node = Node::new(Bytes::gib(24));
     node.restart_under(&["sh", "-c", "ulimit -n 32; exec \"$0\" \"$@\""]);
     let mut first = node.joined("first 10GiB");
     let silent: Vec<UnixStream> = (0..60).map(|_| connect(&node)).collect();
@@ -183,7 +183,7 @@ fn without_descriptors_it_goes_on() {
 
 #[test]
 fn a_full_disk_keeps_nobody_from_memory() {
-    let mut node = Node::new(Bytes::gib(24), "");
+    let mut node = Node::new(Bytes::gib(24));
     node.agent.kill();
     std::os::unix::fs::symlink("/dev/full", node.folder.path().join("glake/agent.new")).unwrap();
     node.restart();

@@ -13,7 +13,7 @@ use glake_units::Bytes;
 use glake_wire::{Answer, Ask, WorkerRow};
 
 use crate::meter::FolderMeter;
-use crate::puppet::Puppet;
+use crate::puppet::{FLOOR, Puppet};
 
 /// However busy the machine is, it is done by then.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    fn start(test: &str, folder: &Path, worker: Option<&str>, before: &[&str]) -> Process {
+    fn start(test: &str, folder: &Path, worker: Option<(&str, u64)>, before: &[&str]) -> Process {
         let own = std::env::current_exe().unwrap();
         let mut command = match before {
             [] => Command::new(own),
@@ -74,7 +74,9 @@ impl Process {
         };
         command.args(["--exact", test, "--ignored", "--nocapture"]).env(FOLDER, folder);
         command.env("GLAKE_LOG", "off").stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.envs(worker.map(|worker| (WORKER, worker)));
+        if let Some((what, floor_mib)) = worker {
+            command.env(WORKER, what).env(FLOOR, floor_mib.to_string());
+        }
         let mut child = command.spawn().unwrap();
         let (said, lines) = channel();
         let out = BufReader::new(child.stdout.take().unwrap());
@@ -133,18 +135,24 @@ pub(crate) struct Node {
     /// The agent's only thread.
     pub(crate) thread: i32,
     pub(crate) budget: Bytes,
+    floor_mib: u64,
 }
 
 impl Node {
-    /// One whose workers may use so much together, contexts included, with half a GiB kept free.
-    pub(crate) fn new(budget: Bytes, more: &str) -> Node {
+    /// One whose workers may use so much together, half a GiB for each context included, with half a GiB kept free.
+    pub(crate) fn new(budget: Bytes) -> Node {
+        Node::with_floor(budget, 512)
+    }
+
+    /// Another one, with contexts of so many MiB.
+    pub(crate) fn with_floor(budget: Bytes, floor_mib: u64) -> Node {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("meter")).unwrap();
-        let node = format!("[node]\nbudget = {}\nfloor = \"512MiB\"\n{more}", budget.get());
+        let node = format!("[node]\nbudget = {}\nfloor = \"{floor_mib}MiB\"\n", budget.get());
         std::fs::write(folder.path().join("node.toml"), node).unwrap();
         let meter = FolderMeter::new(&folder.path().join("meter"), TOTAL);
         let (agent, thread) = Node::start(folder.path(), &[]);
-        Node { folder, meter, agent, thread, budget }
+        Node { folder, meter, agent, thread, budget, floor_mib }
     }
 
     pub(crate) fn start(folder: &Path, before: &[&str]) -> (Process, i32) {
@@ -165,7 +173,7 @@ impl Node {
     }
 
     pub(crate) fn worker(&self, what: &str) -> Process {
-        Process::start("processes::worker", self.folder.path(), Some(what), &[])
+        Process::start("processes::worker", self.folder.path(), Some((what, self.floor_mib)), &[])
     }
 
     pub(crate) fn joined(&self, what: &str) -> Process {
@@ -194,6 +202,14 @@ impl Node {
             assert!(Instant::now() < end, "{what}: {rows:#?}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// How often the agent's thread was woken.
+    pub(crate) fn wakes(&self) -> u64 {
+        let (process, thread) = (self.agent.child.id(), self.thread);
+        let status = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).unwrap();
+        let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
+        lines.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum()
     }
 
     /// A worker has its memory, uses it, and is idle.

@@ -21,8 +21,8 @@ use crate::meter;
 
 /// What a shrink says that it gave back at once.
 const CREDIT: Bytes = Bytes::mib(512);
-/// A context.
-pub(crate) const FLOOR: Bytes = Bytes::mib(512);
+/// What a context takes of its GPU, in MiB.
+pub(crate) const FLOOR: &str = "GLAKE_TEST_AGENT_FLOOR";
 
 #[derive(Debug)]
 pub(crate) struct Puppet {
@@ -30,6 +30,7 @@ pub(crate) struct Puppet {
     path: PathBuf,
     meter: PathBuf,
     size: Bytes,
+    floor: Bytes,
     lease: Bytes,
     resident: Bytes,
     activity: Activity,
@@ -63,6 +64,7 @@ impl Puppet {
             path,
             meter,
             size,
+            floor: Bytes::mib(std::env::var(FLOOR).unwrap().parse().unwrap()),
             lease: Bytes::ZERO,
             resident: Bytes::ZERO,
             activity: Activity { begun: 1, parks: true, ..Activity::default() },
@@ -86,7 +88,7 @@ impl Puppet {
     }
 
     fn count(&self) {
-        meter::write(&self.meter, std::process::id(), FLOOR.saturating_add(self.resident));
+        meter::write(&self.meter, std::process::id(), self.floor.saturating_add(self.resident));
     }
 
     fn note(&mut self) {
