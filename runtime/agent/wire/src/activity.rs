@@ -11,7 +11,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use xxhash_rust::xxh3::xxh3_64;
 
 const SIZE: u64 = 4096;
-const FIELDS: usize = 40;
+/// So many of a worker's GPUs have their memory told here.
+pub const PAGE_GPUS: usize = 16;
+const NUMBERS: usize = 5 + PAGE_GPUS;
+const FIELDS: usize = NUMBERS * size_of::<u64>();
 const RECORD: usize = FIELDS + size_of::<u64>();
 /// A reader meets a writer so often at most; a worker that wrote all the time would be busy.
 const TRIES: usize = 100;
@@ -29,6 +32,8 @@ pub struct Activity {
     pub captures: bool,
     /// When the last use ended, in nanoseconds of the monotonic clock.
     pub idle_since_ns: u64,
+    /// What its pools hold of each GPU in bytes, in flight included, by the worker's own numbers of them.
+    pub made: [u64; PAGE_GPUS],
 }
 
 /// No page that can be trusted.
@@ -121,9 +126,9 @@ impl ActivityView {
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 fn encode(activity: Activity) -> [u8; RECORD] {
-    let Activity { uses, begun, parks, captures, idle_since_ns } = activity;
+    let Activity { uses, begun, parks, captures, idle_since_ns, made } = activity;
     let mut record = [0; RECORD];
-    let numbers = [uses, begun, u64::from(parks), u64::from(captures), idle_since_ns];
+    let numbers = [uses, begun, u64::from(parks), u64::from(captures), idle_since_ns].into_iter().chain(made);
     for (field, number) in record.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
         field.copy_from_slice(&number.to_le_bytes());
     }
@@ -139,9 +144,18 @@ fn decode(record: &[u8; RECORD]) -> Option<Activity> {
         u64::from_le_bytes(number)
     });
     let mut next = || numbers.next();
-    let (uses, begun, parks) = (next()?, next()?, next()? != 0);
-    let (captures, idle_since_ns, sum) = (next()? != 0, next()?, next()?);
-    (sum == xxh3_64(&record[..FIELDS])).then_some(Activity { uses, begun, parks, captures, idle_since_ns })
+    let (uses, begun, parks, captures) = (next()?, next()?, next()? != 0, next()? != 0);
+    let idle_since_ns = next()?;
+    let mut made = [0; PAGE_GPUS];
+    made.iter_mut().try_for_each(|made| next().map(|number| *made = number))?;
+    (next()? == xxh3_64(&record[..FIELDS])).then_some(Activity {
+        uses,
+        begun,
+        parks,
+        captures,
+        idle_since_ns,
+        made,
+    })
 }
 
 #[cfg(test)]
@@ -173,7 +187,10 @@ mod tests {
             });
             while !over.load(Ordering::Relaxed) {
                 let seen = view.read().unwrap();
-                assert_eq!((seen.uses, seen.begun), (seen.idle_since_ns, seen.idle_since_ns));
+                assert_eq!(
+                    (seen.uses, seen.begun, seen.made),
+                    (seen.idle_since_ns, seen.idle_since_ns, [seen.uses; PAGE_GPUS])
+                );
             }
         });
         assert_eq!(view.read().unwrap().uses, 49_999);

@@ -16,7 +16,7 @@ mod message;
 mod operator;
 mod socket;
 
-pub use activity::{Activity, ActivityPage, ActivityView, PageError};
+pub use activity::{Activity, ActivityPage, ActivityView, PAGE_GPUS, PageError};
 pub use conversation::{Conversation, Received};
 pub use descriptors::{receive, send};
 pub use frame::{Envelope, FrameError, Frames, MOST_BYTES, VERSION, frame};

@@ -175,6 +175,8 @@ pub struct Peer {
 pub struct Holding {
     /// Which: its PCI address, or the number of a simulated one.
     pub gpu: String,
+    /// The worker's own number of it: its place in the activity page.
+    pub device: u32,
     /// What it may hold.
     pub lease: Bytes,
     /// What its pools hold, in flight included.
