@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::{Address, DeviceId};
-use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
+use glake_tiers::{GpuPool, PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
+use super::super::device::DeviceMemory;
 use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
 use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
@@ -50,7 +51,7 @@ impl Batch {
 
 impl RegionSet {
     /// As [`super::Regions::shrink`].
-    pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
+    pub(in super::super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
         let (begin, begun) = (Instant::now(), self.refills_begun.get());
         self.table.cover(&self.registry.devices);
         let slots = self.table.named(ask.tags.as_deref())?;
@@ -59,7 +60,9 @@ impl RegionSet {
             "event": "shrink", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get), "tier": ask.tier.to_string(),
         });
         self.hooks.before(&event)?;
-        let report = match self.move_out(slots, ask) {
+        let moved = self.move_out(slots, ask);
+        self.registry.observers.agent().changed();
+        let report = match moved {
             Batch { moved, failed: None, warnings } => {
                 let took = begin.elapsed();
                 if ask.is_everything() {
@@ -75,14 +78,16 @@ impl RegionSet {
     }
 
     /// As [`super::Regions::refill`], now.
-    pub(super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
+    pub(in super::super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         let begin = Instant::now();
         self.table.cover(&self.registry.devices);
         let mut slots = self.table.named(ask.tags.as_deref())?;
         self.table.sort(&mut slots);
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
+        let refilling = self.registry.observers.agent().refill_begins();
         let moved = self.move_in(&slots, ask);
+        refilling.ended(&moved);
         self.resume_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
         self.tell_after(&mut event, report.as_ref().map(RefillReport::json));
@@ -101,6 +106,7 @@ impl RegionSet {
         let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = slot.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
+        let refilling = self.registry.observers.agent().refill_begins();
         region.pool().lease().want(sizes(region).1);
         // Who is in use keeps others waiting meanwhile, who may keep what it waits for.
         let credits = match self.gate.view().uses {
@@ -109,6 +115,7 @@ impl RegionSet {
         };
         let job = (slot.clone(), region.clone(), Bytes::MAX);
         let moved = self.refill_one(&job, self.config.verify, credits);
+        refilling.ended(&moved);
         self.resume_relays();
         if let Some(beside) = beside {
             match &moved {
@@ -170,6 +177,7 @@ impl RegionSet {
         let mut candidates: Vec<(Arc<Slot>, Arc<Region>)> = slots
             .iter()
             .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
+            .filter(|(_, region)| ask.device.is_none_or(|device| region.pool().device() == device))
             .collect();
         candidates.sort_by_key(|(slot, region)| slot.rank(region));
         let mut batch = Batch::default();
@@ -218,12 +226,34 @@ impl RegionSet {
         };
         let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
         let closing = self.gate.close(&tags, Some(timeout))?;
+        self.agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))
+    }
+
+    /// Closes everything, as a shrink does, and moves nothing: for who has memory moved later, or not. `goes_on` is asked now and then
+    /// whether it is still wanted.
+    pub(in super::super) fn park(
+        &self,
+        timeout: Duration,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Closing<'_>> {
+        let closing = self.gate.close_while(&Tags::All, Some(timeout), goes_on)?;
+        let started = self.registry.devices.iter().find_map(DeviceMemory::started);
+        self.agreed(closing, Tags::All, started.map(|started| &started.pool))
+    }
+
+    /// The work of what is parked ends, and those that vote are for it.
+    fn agreed<'g>(
+        &self,
+        closing: Closing<'g>,
+        tags: Tags,
+        pool: Option<&Arc<GpuPool>>,
+    ) -> Result<Closing<'g>> {
         if closing.parked() > 0
-            && let Some((_, region, _)) = jobs.first()
+            && let Some(pool) = pool
         {
             let begin = Instant::now();
             let end = Duration::from_millis(self.config.park_drain_ms);
-            let mut pending = region.pool().pending_work()?;
+            let mut pending = pool.pending_work()?;
             while !pending.has_ended()? {
                 let waited = begin.elapsed();
                 if waited >= end {
@@ -363,13 +393,16 @@ impl RegionSet {
     ) -> Result<Bytes> {
         let lease = region.pool().lease();
         let missing = region.size_to_commit(address, size)?;
+        let refilling = self.registry.observers.agent().refill_begins();
         if !missing.is_zero() {
             lease.want(missing);
         }
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
-        self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
+        let made = self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
             Ok(region.commit(address, size, context, waiting)?)
-        })
+        });
+        refilling.ended(&made);
+        made
     }
 
     fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
