@@ -67,11 +67,14 @@ impl DeviceRegistry {
             DeviceMemory::new(info, &config, lease)
         };
         let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
+        let completion_events = CompletionEvents::new(driver);
+        let activity = observers.agent().activity.clone();
+        completion_events.watch_holds(move |captures| activity.captures(captures));
         DeviceRegistry {
             refill_timeout: Duration::from_millis(lease.refill_timeout_ms),
             observers,
             devices,
-            completion_events: CompletionEvents::new(driver),
+            completion_events,
             engine,
             config,
             mappings,

@@ -99,7 +99,7 @@ impl ActivityWriter {
     }
 
     /// A capture may be open, or none is.
-    pub(super) fn captures(&self, captures: bool) {
+    pub(in super::super) fn captures(&self, captures: bool) {
         self.write(|activity| activity.captures = captures);
     }
 

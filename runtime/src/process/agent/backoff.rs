@@ -24,11 +24,6 @@ impl BackOff {
     pub(super) fn bounded(wait: Duration, urgent: bool) -> Duration {
         if urgent { wait.min(URGENT) } else { wait }
     }
-
-    /// The agent was there.
-    pub(super) fn reset(&mut self) {
-        self.last = None;
-    }
 }
 
 #[cfg(test)]
@@ -42,7 +37,5 @@ mod tests {
         assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 2000, 2000]);
         assert_eq!(BackOff::bounded(MOST, true), URGENT);
         assert_eq!((BackOff::bounded(FIRST, true), BackOff::bounded(MOST, false)), (FIRST, MOST));
-        back_off.reset();
-        assert_eq!(back_off.next(), FIRST);
     }
 }

@@ -174,7 +174,7 @@ impl Carrier {
         };
         let timeout = Some(until.saturating_duration_since(Instant::now()));
         let ask = Shrink { bytes: Some(rest), device: Some(memory.id()), tier, timeout, ..Shrink::default() };
-        self.regions.shrink(&ask).map(|_| ())
+        self.regions.shrink_while(&ask, &|| !self.port.is_over()).map(|_| ())
     }
 
     /// Uses that were parked for a shrink ask for nothing themselves: their memory is wanted again at once.
@@ -204,13 +204,13 @@ impl Carrier {
                 let mut refill = refill.lock();
                 let asked = std::mem::take(&mut refill.is_asked);
                 let waits = regions.gate().view().parked > 0 && outcome.is_err();
-                if port.lock().is_over || !(asked || waits) {
+                if port.is_over() || !(asked || waits) {
                     refill.is_running = false;
                     return;
                 }
                 drop(refill);
                 let until = Instant::now() + AGAIN;
-                while !asked && Instant::now() < until && !port.lock().is_over {
+                while !asked && Instant::now() < until && !port.is_over() {
                     std::thread::sleep(STEP);
                 }
             }

@@ -91,6 +91,18 @@ pub enum AgentError {
 }
 
 impl AgentError {
+    /// Whether the caller is to do something else, whatever the agent does.
+    pub fn is_misuse(&self) -> bool {
+        use AgentError as E;
+        matches!(
+            self,
+            E::BadName { .. }
+                | E::Joined { .. }
+                | E::LeasesAreTheAgents
+                | E::Socket(SocketError::Relative { .. })
+        )
+    }
+
     /// Whether it may go by itself, so that trying again makes sense.
     pub(super) fn may_pass(&self) -> bool {
         !matches!(self, AgentError::Refused { .. } | AgentError::Ending)

@@ -136,6 +136,8 @@ impl AgentLink {
     /// The process ends: nothing of it runs from then on. The agent finds out by itself.
     pub(super) fn stop(&self) {
         self.joiner.is_over.store(true, Ordering::Release);
+        // First: whoever joins just now waits no more.
+        self.joiner.port.end();
         self.joiner.end(false);
     }
 }
@@ -228,11 +230,12 @@ impl Joiner {
 
     fn end(&self, says_bye: bool) {
         let Some(joined) = self.joined.lock().take() else { return };
-        if says_bye {
-            self.port.say_bye()
-        } else {
-            self.port.end()
+        match says_bye {
+            true => self.port.say_bye(),
+            false => self.port.end(),
         }
+        // Commands that wait for uses end.
+        self.regions.gate().changed();
         self.join_threads(joined);
         self.port.set_off();
         self.registry.devices.iter().for_each(|memory| memory.lease.set(None));

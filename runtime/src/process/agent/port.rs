@@ -40,6 +40,8 @@ pub(in super::super) struct Port {
     pub(super) devices: usize,
     state: Mutex<State>,
     changed: Condvar,
+    /// The threads are to end.
+    is_over: AtomicBool,
     /// A start is not over.
     is_starting: AtomicBool,
     joiner: OnceLock<Weak<Joiner>>,
@@ -59,8 +61,6 @@ pub(super) struct State {
     /// Which joining it is.
     generation: u64,
     wake: Option<Arc<OwnedFd>>,
-    /// The threads are to end.
-    pub(super) is_over: bool,
     /// An agent is there now.
     pub(super) is_heard: bool,
     /// The last word has been said.
@@ -89,6 +89,7 @@ impl Port {
             devices,
             state: Mutex::default(),
             changed: Condvar::new(),
+            is_over: AtomicBool::new(false),
             is_starting: AtomicBool::new(false),
             joiner: OnceLock::new(),
             socket: AtomicI32::new(NONE),
@@ -114,6 +115,7 @@ impl Port {
     pub(super) fn open(&self) -> std::io::Result<Arc<OwnedFd>> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let mut state = self.state.lock();
+        self.is_over.store(false, Ordering::Release);
         *state = State {
             ledger: Ledger::new(self.devices),
             generation: state.generation + 1,
@@ -144,7 +146,7 @@ impl Port {
 
     /// The threads end.
     pub(super) fn end(&self) {
-        self.state.lock().is_over = true;
+        self.is_over.store(true, Ordering::Release);
         self.unparked();
         self.wake();
         self.changed.notify_all();
@@ -164,6 +166,11 @@ impl Port {
         }
         drop(state);
         self.end();
+    }
+
+    /// Whether the threads are to end. Asked under any lock.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
     }
 
     /// Has the agent's thread look.
@@ -205,7 +212,7 @@ impl Port {
             if let Some(outcome) = state.outcome.take() {
                 return outcome;
             }
-            if state.is_over {
+            if self.is_over() {
                 return Err(AgentError::Ending);
             }
             self.changed.wait(&mut state);
@@ -215,7 +222,7 @@ impl Port {
     /// Waits until the agent lets a start go on, `until` at most; `pause` is called again and again meanwhile, with no lock held.
     pub(super) fn wait_for_admission(&self, until: Instant, pause: impl Fn()) {
         let mut state = self.state.lock();
-        while self.is_on() && !state.is_over && state.ledger.start_waits() && Instant::now() < until {
+        while self.is_on() && !self.is_over() && state.ledger.start_waits() && Instant::now() < until {
             let step = Instant::now() + Duration::from_millis(5);
             if self.changed.wait_until(&mut state, step.min(until)).timed_out() {
                 MutexGuard::unlocked(&mut state, &pause);

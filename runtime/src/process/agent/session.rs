@@ -52,16 +52,16 @@ impl Session {
         let (mut back_off, mut turn, mut has_warned) = (BackOff::default(), None, false);
         while !self.is_over() {
             match self.join() {
-                Ok(connection) => {
+                Ok(mut connection) => {
                     (back_off, turn, has_warned) = (BackOff::default(), None, false);
                     self.port.set_outcome(Ok(()));
-                    self.serve(connection);
+                    self.serve(&mut connection);
+                    // Before its number is another file's: a forked child closes it by that.
                     self.port.set_socket(None);
                     self.lost();
                 }
                 Err(AgentError::Ending) => break,
                 Err(error) => {
-                    self.port.set_socket(None);
                     let is_joined = self.port.is_on();
                     if !error.may_pass() {
                         self.unlease();
@@ -83,7 +83,7 @@ impl Session {
     }
 
     fn is_over(&self) -> bool {
-        self.port.lock().is_over
+        self.port.is_over()
     }
 
     /// Waits before the next attempt, no longer than whoever waits for memory can bear.
@@ -92,7 +92,7 @@ impl Session {
         loop {
             let (is_over, urgent) = {
                 let state = self.port.lock();
-                (state.is_over, state.ledger.is_urgent())
+                (self.port.is_over(), state.ledger.is_urgent())
             };
             let until = begin + BackOff::bounded(wait, urgent);
             if is_over || Instant::now() >= until {
@@ -125,6 +125,7 @@ impl Session {
                 Ok(connection)
             }
             Err(error) => {
+                self.port.set_socket(None);
                 if is_new {
                     self.unlease();
                 }
@@ -185,6 +186,7 @@ impl Session {
             state.ledger.restarted(said_wants, now);
             // Whatever the agent before had parked.
             self.port.unparked();
+            self.regions.gate().changed();
             let _ = self.commands.send(Command { epoch: welcome.epoch, what: What::Unpark });
         }
         if welcome.wait {
@@ -200,13 +202,13 @@ impl Session {
     }
 
     /// Speaks and hears until the connection is lost, or the threads are to end.
-    fn serve(&self, mut connection: Connection) {
+    fn serve(&self, connection: &mut Connection) {
         let mut bye = None;
         loop {
-            self.say(&mut connection);
+            self.say(connection);
             let written = connection.write();
             connection.read();
-            if let Err(error) = self.hear(&mut connection) {
+            if let Err(error) = self.hear(connection) {
                 tracing::warn!(target: "glake::agent", %error, "the agent is heard anew");
                 return;
             }
@@ -219,7 +221,7 @@ impl Session {
                     !state.ledger.has_something_to_say() && state.conversation.unacknowledged() == 0;
                 let is_silent = is_said || !state.says_bye;
                 let look = state.ledger.is_starting().then(|| Instant::now() + LOOK);
-                (state.is_over, is_silent, [state.ledger.next(), look].into_iter().flatten().min())
+                (self.port.is_over(), is_silent, [state.ledger.next(), look].into_iter().flatten().min())
             };
             let now = Instant::now();
             if is_over {
@@ -364,6 +366,7 @@ impl Session {
             }
             ToWorker::Unpark => {
                 self.port.unparked();
+                self.regions.gate().changed();
                 command(What::Unpark);
             }
             ToWorker::Shrink { gpu, bytes, tier, within_ms } => {

@@ -51,7 +51,16 @@ impl Batch {
 
 impl RegionSet {
     /// As [`super::Regions::shrink`].
-    pub(in super::super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
+    pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
+        self.shrink_while(ask, &|| true)
+    }
+
+    /// As [`RegionSet::shrink`]; while it waits for uses, `goes_on` is asked now and then whether it is still wanted.
+    pub(in super::super) fn shrink_while(
+        &self,
+        ask: &Shrink,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<ShrinkReport> {
         let (begin, begun) = (Instant::now(), self.refills_begun.get());
         self.table.cover(&self.registry.devices);
         let slots = self.table.named(ask.tags.as_deref())?;
@@ -60,7 +69,7 @@ impl RegionSet {
             "event": "shrink", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get), "tier": ask.tier.to_string(),
         });
         self.hooks.before(&event)?;
-        let moved = self.move_out(slots, ask);
+        let moved = self.move_out(slots, ask, goes_on);
         self.registry.observers.agent().changed();
         let report = match moved {
             Batch { moved, failed: None, warnings } => {
@@ -172,7 +181,7 @@ impl RegionSet {
         self.imports.mapped().into_iter().map(skipped).collect()
     }
 
-    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink) -> Batch {
+    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink, goes_on: &dyn Fn() -> bool) -> Batch {
         self.table.sort(&mut slots);
         let mut candidates: Vec<(Arc<Slot>, Arc<Region>)> = slots
             .iter()
@@ -198,7 +207,7 @@ impl RegionSet {
                 (slot.clone(), region.clone(), amount(*size))
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
-            let Batch { moved, failed, warnings } = match self.close(&jobs, ask) {
+            let Batch { moved, failed, warnings } = match self.close(&jobs, ask, goes_on) {
                 Ok(closing) => {
                     closings.push(closing);
                     self.move_closed(&jobs, ask)
@@ -219,13 +228,13 @@ impl RegionSet {
 
     /// No use of what these jobs move runs from then on: all have ended, or are parked, their work has ended, and none that votes is
     /// against it.
-    fn close(&self, jobs: &[Job], ask: &Shrink) -> Result<Closing<'_>> {
+    fn close(&self, jobs: &[Job], ask: &Shrink, goes_on: &dyn Fn() -> bool) -> Result<Closing<'_>> {
         let tags = match ask.is_everything() {
             true => Tags::All,
             false => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
         };
         let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
-        let closing = self.gate.close(&tags, Some(timeout))?;
+        let closing = self.gate.close_while(&tags, Some(timeout), goes_on)?;
         self.agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))
     }
 

@@ -1,6 +1,9 @@
 //! A process of simulated devices and an agent that does what a test says.
 
+mod faults;
+mod restarts;
 mod scenario;
+mod starts;
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -10,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::{Address, Stream};
-use glake_tiers::{CopyPolicy, Policy, RegionOptions};
+use glake_tiers::{Policy, RegionOptions};
 use glake_units::Bytes;
 use glake_wire::{
     ActivityView, Conversation, Envelope, Frames, Hello, Holding, MOST_BYTES, Received, Tier, ToAgent,
@@ -18,7 +21,7 @@ use glake_wire::{
 };
 use tempfile::TempDir;
 
-use super::super::{Process, ProcessError, Refill, Shrink, Tags, WhenClosed};
+use super::super::{Process, ProcessError, Refill, Tags, WhenClosed};
 use crate::config::{Environment, Sources};
 
 const STREAM: Stream = Stream(0);
