@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 
 use crate::error::checked;
 use crate::hooks::Call;
+use crate::library::Functions;
 
 /// How long Python's lock is given up at a time by a thread that waits for a grant with it: who grants may need it.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -20,6 +21,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 static WATCHED: AtomicBool = AtomicBool::new(false);
 /// Whether one of ours is there where the program has none.
 static LETS_OTHERS_RUN: AtomicBool = AtomicBool::new(false);
+/// Whether it was decided, for this process, that it is.
+static IS_SEEN_TO: AtomicBool = AtomicBool::new(false);
 
 #[pyfunction]
 pub(crate) fn lease_set(py: Python<'_>, device: i32, bytes: Option<u64>) -> PyResult<()> {
@@ -69,6 +72,28 @@ pub(crate) fn let_others_run(py: Python<'_>) -> PyResult<()> {
     Call::here();
     // SAFETY: without a context `told` calls nothing of Python's.
     checked(py, |symbols| unsafe { (symbols.glake_lease_watch)(Some(told), ptr::null_mut()) })
+}
+
+/// As [`let_others_run`], once, where the environment names an agent that is joined by itself: whoever waits may wait in any call from then
+/// on.
+#[inline]
+pub(crate) fn let_others_run_beside_an_agent(py: Python<'_>, symbols: &Functions) {
+    if !IS_SEEN_TO.load(Ordering::Relaxed) {
+        see_to_it(py, symbols);
+    }
+}
+
+#[cold]
+fn see_to_it(py: Python<'_>, symbols: &Functions) {
+    let is_named = std::env::var_os("GLAKE_AGENT").is_some_and(|path| !path.is_empty());
+    // SAFETY: it takes nothing.
+    if is_named && !unsafe { (symbols.glake_started)() } {
+        return;
+    }
+    IS_SEEN_TO.store(true, Ordering::Relaxed);
+    if is_named && let Err(error) = let_others_run(py) {
+        error.write_unraisable(py, None);
+    }
 }
 
 /// Calls the watcher. What it raises is reported and goes no further. Says nothing once the interpreter ends.

@@ -210,7 +210,10 @@ fn growth_is_asked_for_granted_and_denied() {
         agent.hear_until("grow", |said| matches!(said, ToAgent::Grow { .. }).then_some(()));
         agent.say(ToWorker::DenyGrowth { gpu: "0".to_owned(), bytes: mib(64) });
         let text = grows.join().unwrap().unwrap_err().to_string();
-        assert!(text.contains("The lease is what stops it") && begin.elapsed() < Duration::from_secs(5), "{text}");
+        assert!(
+            text.contains("The lease is what stops it") && begin.elapsed() < Duration::from_secs(5),
+            "{text}"
+        );
     });
     assert!(*told.lock() > 0, "a watcher of the program's hears it too");
     process.leases().watch(None);
