@@ -174,12 +174,14 @@ mod tests {
             scope.spawn(|| {
                 for number in 0..50_000 {
                     let (parks, captures) = (number % 2 == 0, number % 2 == 1);
+                    let (idle_since_ns, made) = (number, [number; PAGE_GPUS]);
                     page.write(Activity {
                         uses: number,
                         begun: number,
                         parks,
                         captures,
-                        idle_since_ns: number,
+                        idle_since_ns,
+                        made,
                     })
                     .unwrap();
                 }

@@ -41,6 +41,11 @@ pub enum Answer {
     },
     /// That was all, and it is done.
     End,
+    /// Whoever asks is not answered at all.
+    Refused {
+        /// Why.
+        why: String,
+    },
     /// It is not done.
     Error {
         /// What was asked, what was found, what to do.

@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::net::sockopt::socket_peercred;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::process::geteuid;
 
 /// A socket that is not used.
@@ -121,9 +122,10 @@ pub fn check_folder(path: &Path) -> Result<(), SocketError> {
 /// # Errors
 /// [`SocketError::Server`].
 pub fn check_server(path: &Path, socket: impl AsFd) -> Result<(), SocketError> {
-    let served = socket_peercred(socket)
+    // The server may have no number here, as one of another pid namespace: only whose it is is asked.
+    let served = getsockopt(&socket, PeerCredentials)
         .map_err(|error| SocketError::Os { path: path.to_owned(), source: error.into() })?;
-    match served.uid.as_raw() {
+    match served.uid() {
         uid if uid == 0 || uid == geteuid().as_raw() => Ok(()),
         uid => Err(SocketError::Server { path: path.to_owned(), uid }),
     }

@@ -64,7 +64,7 @@ impl Driver<'_> {
 
     fn restart(&mut self) {
         let is_another = self.kill.take().is_some_and(|(_, is_another)| is_another);
-        let old = std::mem::replace(&mut self.agent.conversation, Conversation::default());
+        let old = std::mem::take(&mut self.agent.conversation);
         self.agent.stream.shutdown(std::net::Shutdown::Both).unwrap();
         self.agent = self.socket.accept();
         let hello = self.agent.hello.clone();
