@@ -37,6 +37,7 @@ mod tiers;
 mod transfer;
 
 pub use agent::Agent;
+pub(crate) use agent::is_name;
 pub use device::{Device, DeviceChoice, DeviceChoiceError};
 pub use environment::Environment;
 pub use error::ConfigError;

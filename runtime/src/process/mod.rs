@@ -170,7 +170,7 @@ impl Process {
         let regions = Regions::new(&registry, config.tiers, &imports);
         let set = regions.set();
         Ok(Process {
-            agent: AgentLink::new(&registry, set, config.launch, config.agent.socket),
+            agent: AgentLink::new(&registry, set, config.launch, config.agent),
             name,
             driver,
             devices: registry.devices.clone(),

@@ -1,7 +1,7 @@
 //! What a worker is called, and which ranks it runs with: pure.
 
 use super::AgentError;
-use crate::config::Launch;
+use crate::config::{Launch, is_name};
 
 /// The most that a name has without its rank.
 const MOST: usize = 64;
@@ -42,19 +42,12 @@ impl Identity {
     }
 }
 
-fn is_allowed(character: char) -> bool {
-    character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | '-')
-}
-
-fn is_name(text: &str) -> bool {
-    (1..=MOST).contains(&text.len()) && text.chars().all(is_allowed)
-}
-
 /// The last part of a program's path without its ending, in allowed characters.
 fn stem(program: &str) -> String {
     let file = program.rsplit('/').next().unwrap_or_default();
     let stem = file.split_once('.').map_or(file, |(stem, _)| stem);
-    let stem: String = stem.chars().map(|c| if is_allowed(c) { c } else { '_' }).take(MOST).collect();
+    let allowed = |c: char| if is_name(c.encode_utf8(&mut [0; 4])) { c } else { '_' };
+    let stem: String = stem.chars().map(allowed).take(MOST).collect();
     if stem.is_empty() { "worker".to_owned() } else { stem }
 }
 

@@ -52,7 +52,7 @@ use super::device_registry::DeviceRegistry;
 use super::observers::Observers;
 use super::regions::RegionSet;
 use super::{ProcessError, Result};
-use crate::config::Launch;
+use crate::config::{self, Launch};
 
 /// The node agent of a process, once it has joined one.
 #[derive(Debug)]
@@ -71,6 +71,8 @@ pub(super) struct Joiner {
     socket: Option<PathBuf>,
     /// The first pool has started, or somebody has joined before.
     has_begun: AtomicBool,
+    /// What it is called where nobody says otherwise.
+    name: Option<String>,
     joined: Mutex<Option<Joined>>,
     /// Nobody joins any more.
     is_over: AtomicBool,
@@ -90,7 +92,7 @@ impl AgentLink {
         registry: &Arc<DeviceRegistry>,
         regions: &Arc<RegionSet>,
         launch: Launch,
-        socket: Option<PathBuf>,
+        config: config::Agent,
     ) -> AgentLink {
         let port = registry.observers.agent().clone();
         let joiner = Arc::new(Joiner {
@@ -98,7 +100,8 @@ impl AgentLink {
             registry: registry.clone(),
             regions: regions.clone(),
             launch,
-            socket: socket.filter(|path| !path.as_os_str().is_empty()),
+            socket: config.socket.filter(|path| !path.as_os_str().is_empty()),
+            name: config.name,
             has_begun: AtomicBool::new(false),
             joined: Mutex::default(),
             is_over: AtomicBool::new(false),
@@ -165,7 +168,8 @@ impl Joiner {
     ) -> std::result::Result<(), AgentError> {
         self.has_begun.store(true, Ordering::Release);
         let program = std::env::args_os().next().unwrap_or_default();
-        let identity = Identity::of(name, &program.to_string_lossy(), std::process::id(), &self.launch)?;
+        let asked = name.or(self.name.as_deref());
+        let identity = Identity::of(asked, &program.to_string_lossy(), std::process::id(), &self.launch)?;
         let mut joined = self.joined.lock();
         if self.is_over.load(Ordering::Acquire) {
             return Err(AgentError::Ending);
