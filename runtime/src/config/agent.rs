@@ -6,7 +6,8 @@ use super::knob::knobs;
 
 /// Whether a worker may be called so.
 pub(crate) fn is_name(text: &str) -> bool {
-    let is_allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | '-');
+    let is_allowed =
+        |character: char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | '-');
     (1..=64).contains(&text.len()) && text.chars().all(is_allowed)
 }
 

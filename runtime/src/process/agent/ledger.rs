@@ -102,16 +102,11 @@ impl Ledger {
     }
 
     pub(super) fn lease(&self, device: DeviceId) -> Bytes {
-        self.at(device).and_then(|at| self.leases.get(at)).copied().unwrap_or_default()
-    }
-
-    fn at(&self, device: DeviceId) -> Option<usize> {
-        usize::try_from(device.0).ok()
+        at(device).and_then(|at| self.leases.get(at)).copied().unwrap_or_default()
     }
 
     fn lease_mut(&mut self, device: DeviceId) -> Option<&mut Bytes> {
-        let at = self.at(device)?;
-        self.leases.get_mut(at)
+        self.leases.get_mut(at(device)?)
     }
 
     /// What is to be said now, in order.
@@ -367,6 +362,10 @@ impl Ledger {
             _ => Vec::new(),
         }
     }
+}
+
+fn at(device: DeviceId) -> Option<usize> {
+    usize::try_from(device.0).ok()
 }
 
 #[cfg(test)]

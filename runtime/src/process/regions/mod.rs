@@ -22,6 +22,7 @@ mod background;
 mod background_refills;
 mod choose;
 mod cleaner;
+mod closing;
 mod commit;
 mod current_region;
 mod flags;
