@@ -321,6 +321,23 @@ typedef struct {
     size_t size;
 } glake_copy_block;
 
+// Joins the agent whose socket `agent` names, as `name`: from then on it grants what may be made, beginning with what is made. Null for
+// `agent`: the socket of `agent.socket` (`GLAKE_AGENT`), else the one of this user. Null for `name`: the program's name and its number.
+// Ranks of a launcher (`RANK`, `WORLD_SIZE`) are called `name/RANK` and are given memory together. It waits for the agent's answer, 5
+// seconds at most. To join again as the same is no error, and says that all is loaded.
+//
+// `GLAKE_UNAVAILABLE`: nobody answers there who can be trusted, or it refuses this process; the text says why. `GLAKE_INVALID`: the name
+// cannot be one, or another agent is joined. Nothing has changed then.
+//
+// # Safety
+// Each is null or a text that ends with a zero.
+int32_t glake_join(const char *name,
+                   const char *agent);
+
+// Leaves the agent: nothing but its limits bounds this process from then on. Where none is joined, in a forked child and at the end of the
+// process nothing is done.
+int32_t glake_leave(void);
+
 // Hands out a block for work on a stream of the device; any thread, whatever its current device. Size 0 gives null.
 //
 // `GLAKE_OUT_OF_MEMORY`: everything that may be taken back was, and every pending free was waited for.

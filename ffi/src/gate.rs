@@ -103,7 +103,7 @@ pub extern "C" fn glake_safepoint(r#use: u64) -> i32 {
 /// Whether a shrink waits for uses, or is under way: where not, no safe point has anything to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_safepoint_wanted() -> bool {
-    with_gate(Gate::wants_safepoints)
+    with_gate(Gate::meets_safe_point)
 }
 
 /// The first half of `glake_safepoint`, which waits for nothing: 1 where the thread has to wait, with `glake_safepoint_go_on` until that

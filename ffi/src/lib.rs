@@ -12,6 +12,7 @@
 //!
 //! The header is `include/gmlake.h`, written by cbindgen from this crate.
 
+mod agent;
 mod block;
 mod commit;
 mod context;
@@ -39,6 +40,7 @@ use std::ffi::{c_char, c_void};
 
 pub use glake_abi::*;
 
+pub use agent::*;
 pub use block::*;
 pub use commit::*;
 pub use cost::*;

@@ -150,6 +150,11 @@ extern "C" fn in_child() {
     if PROCESS.get().is_some() || CONFIGURED.is_locked() {
         PHASE.store(FORKED, Ordering::Release);
     }
+    // What the parent says to its agent is not this process's to say.
+    if let Some(socket) = PROCESS.get().and_then(|library| library.process.agent().socket()) {
+        // SAFETY: it was the parent's agent thread's, which is not in this process: nobody else closes or uses it here.
+        unsafe { libc::close(socket) };
+    }
 }
 
 extern "C" fn at_exit() {

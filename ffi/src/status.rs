@@ -113,6 +113,8 @@ impl Failure {
             E::Pool(pool) | E::Share(ShareError::Pool(pool)) => Failure::status_of_pool(pool),
             E::Partly { source, .. } => Failure::status_of(source),
             E::NoDriver { .. } | E::Topology(_) => GLAKE_UNAVAILABLE,
+            E::Agent(error) if error.is_misuse() => GLAKE_INVALID,
+            E::Agent(_) => GLAKE_UNAVAILABLE,
             E::Driver(DriverError::Unsupported { .. }) => GLAKE_UNSUPPORTED,
             E::Region(region) => Failure::status_of_region(region),
             E::Host(host) if host.is_shortage() => GLAKE_OUT_OF_MEMORY,

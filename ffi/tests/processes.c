@@ -117,6 +117,7 @@ static void give_all_of_it_up(void) {
         {"use_end", glake_use_end(given.use)},
         {"on_out_of_memory", glake_on_out_of_memory(NULL, NULL)},
         {"on_mapping", glake_on_mapping(NULL, NULL)},
+        {"leave", glake_leave()},
         {"hooks_set", glake_hooks_set(NULL, NULL, NULL, -1)},
     };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
@@ -156,6 +157,7 @@ static int in_a_forked_child(void) {
         FAILS(glake_copy_wait(given.copy), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_copy_async(block, block, 1, NULL, 0, NULL), GLAKE_UNAVAILABLE, "spawn");
         FAILS(glake_multi_path(1), GLAKE_UNAVAILABLE, "spawn");
+        FAILS(glake_join(NULL, NULL), GLAKE_UNAVAILABLE, "spawn");
         CHECK(glake_copy_try(block, block, 1, NULL, 0) == 1);
         exit(0);
     }

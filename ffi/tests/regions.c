@@ -249,6 +249,10 @@ static void leases(void) {
     OK(glake_free(block));
     CHECK(glake_alloc(0, 64 * MIB, NULL, &block) == GLAKE_OUT_OF_MEMORY && strstr(glake_last_error(), "lease.growth") != NULL);
     OK(glake_lease_set(0, GLAKE_LEASE_NONE));
+    OK(glake_leave());
+    FAILS(glake_join("a b", NULL), GLAKE_INVALID, "1 to 64 of the characters");
+    FAILS(glake_join("a", "agent.sock"), GLAKE_INVALID, "from the root");
+    FAILS(glake_join("a", "/nowhere/agent.sock"), GLAKE_UNAVAILABLE, "/nowhere");
 }
 
 static void decommits(void) {

@@ -62,7 +62,7 @@ pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};
 pub use region::{
     Clean, CleanCounts, Cleaned, CopyPolicy, Mark, MoveError, Mover, Moving, NoWait, Policy, Refilled,
-    Region, RegionError, RegionOptions, Shrunk, SkipReason, Skipped, WaitPolicy,
+    Region, RegionError, RegionHolding, RegionOptions, Shrunk, SkipReason, Skipped, WaitPolicy,
 };
 pub use store::{Store, TransferContext};
 pub use ticker::Ticker;

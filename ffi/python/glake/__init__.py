@@ -12,6 +12,7 @@ from __future__ import annotations
 import pathlib
 
 from . import _library, asgi, generation, lease
+from ._agent import join, leave
 from ._commit import commit, decommit
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
 from ._enable import Backend, enable, enabled
@@ -66,7 +67,9 @@ __all__ = [
     "gate",
     "generation",
     "hooks",
+    "join",
     "lease",
+    "leave",
     "library_path",
     "live",
     "mem_pool",

@@ -176,6 +176,10 @@ def lease_take(device: int, bytes: int) -> int:
 def lease_watch(watcher: Callable[[str, int, int], object] | None) -> None:
     """Is called with "want", "grow" or "returned", the device and bytes. It stays alive for the life of the process."""
 
+def join(name: str | None, agent: str | None) -> None:
+    """Joins the agent at a socket; None: that of the configuration, or of this user."""
+
+def leave() -> None: ...
 def enable_peer(device: int, peer: int) -> None:
     """Work of ``device`` may touch the pool's memory on ``peer``, present and future."""
 

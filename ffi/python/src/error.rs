@@ -21,7 +21,10 @@ pyo3::import_exception!(glake.errors, UnsupportedError);
 pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Functions) -> i32 + Send) -> PyResult<()> {
     let symbols = symbols()?;
     match py.detach(|| call(symbols)) {
-        0 => Ok(()),
+        0 => {
+            crate::lease::let_others_run_beside_an_agent(py, symbols);
+            Ok(())
+        }
         status => Err(raised(symbols, status)),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use glake_abi::{
@@ -11,9 +12,17 @@ use pyo3::prelude::*;
 
 use crate::error::checked;
 use crate::hooks::Call;
+use crate::library::Functions;
 
 /// How long Python's lock is given up at a time by a thread that waits for a grant with it: who grants may need it.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// Whether the program has a watcher.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+/// Whether one of ours is there where the program has none.
+static LETS_OTHERS_RUN: AtomicBool = AtomicBool::new(false);
+/// Whether it was decided, for this process, that it is.
+static IS_SEEN_TO: AtomicBool = AtomicBool::new(false);
 
 #[pyfunction]
 pub(crate) fn lease_set(py: Python<'_>, device: i32, bytes: Option<u64>) -> PyResult<()> {
@@ -37,6 +46,7 @@ pub(crate) fn lease_take(py: Python<'_>, device: i32, bytes: u64) -> PyResult<u6
 
 #[pyfunction]
 pub(crate) fn lease_watch(py: Python<'_>, watcher: Option<Py<PyAny>>) -> PyResult<()> {
+    WATCHED.store(watcher.is_some(), Ordering::Relaxed);
     let (call, context) = match watcher {
         // Kept for the life of the process: another thread may be inside it while it is replaced.
         Some(watcher) => {
@@ -44,12 +54,46 @@ pub(crate) fn lease_watch(py: Python<'_>, watcher: Option<Py<PyAny>>) -> PyResul
             let context: *mut Py<PyAny> = Box::leak(Box::new(watcher));
             (Some(told as _), context.expose_provenance())
         }
+        // Who waits for an agent lets others run all the same.
+        None if LETS_OTHERS_RUN.load(Ordering::Relaxed) => (Some(told as _), 0),
         None => (None, 0),
     };
     checked(py, |symbols| {
         // SAFETY: the context is what `told` takes, and is never freed.
         unsafe { (symbols.glake_lease_watch)(call, ptr::with_exposed_provenance_mut(context)) }
     })
+}
+
+/// From now on a thread that waits for a grant lets others run, whether the program watches leases or not.
+pub(crate) fn let_others_run(py: Python<'_>) -> PyResult<()> {
+    if LETS_OTHERS_RUN.swap(true, Ordering::Relaxed) || WATCHED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    Call::here();
+    // SAFETY: without a context `told` calls nothing of Python's.
+    checked(py, |symbols| unsafe { (symbols.glake_lease_watch)(Some(told), ptr::null_mut()) })
+}
+
+/// As [`let_others_run`], once, where the environment names an agent that is joined by itself: whoever waits may wait in any call from then
+/// on.
+#[inline]
+pub(crate) fn let_others_run_beside_an_agent(py: Python<'_>, symbols: &Functions) {
+    if !IS_SEEN_TO.load(Ordering::Relaxed) {
+        see_to_it(py, symbols);
+    }
+}
+
+#[cold]
+fn see_to_it(py: Python<'_>, symbols: &Functions) {
+    let is_named = std::env::var_os("GLAKE_AGENT").is_some_and(|path| !path.is_empty());
+    // SAFETY: it takes nothing.
+    if is_named && !unsafe { (symbols.glake_started)() } {
+        return;
+    }
+    IS_SEEN_TO.store(true, Ordering::Relaxed);
+    if is_named && let Err(error) = let_others_run(py) {
+        error.write_unraisable(py, None);
+    }
 }
 
 /// Calls the watcher. What it raises is reported and goes no further. Says nothing once the interpreter ends.
@@ -65,6 +109,9 @@ unsafe extern "C" fn told(context: *mut c_void, event: i32, device: i32, bytes: 
         }
         _ => return,
     };
+    if context.is_null() {
+        return;
+    }
     // SAFETY: the context is the watcher that `lease_watch` leaked.
     let watcher = unsafe { &*context.cast::<Py<PyAny>>() };
     let _ = Python::try_attach(|py| {

@@ -10,6 +10,7 @@
 //! integers. What torch itself calls (`gmlake_malloc` and its kin), and what C++ needs (filters of private pools,
 //! checkpoints, mappings), has no binding here. Types and descriptions for Python stand in `glake/_glake.pyi`.
 
+mod agent;
 mod blocks;
 mod commit;
 mod copies;
@@ -31,6 +32,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _glake {
+    #[pymodule_export]
+    use crate::agent::{join, leave};
     #[pymodule_export]
     use crate::blocks::{alloc, find, fraction, free, largest, record_stream, set_fraction, trim};
     #[pymodule_export]

@@ -58,6 +58,8 @@ glake_abi::table! {
         glake_lease_grant,
         glake_lease_take,
         glake_lease_watch,
+        glake_join,
+        glake_leave,
         glake_region_define,
         glake_region_push,
         glake_region_pop,

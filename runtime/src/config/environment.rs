@@ -58,6 +58,12 @@ const VARIABLES: &[Variable] = &[
         allowed: "auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER",
         read: text,
     },
+    Variable {
+        names: &["GLAKE_AGENT"],
+        key: "agent.socket",
+        allowed: "the path of an agent's socket, from the root",
+        read: text,
+    },
     Variable { names: &["GLAKE_LOG"], key: "log.filter", allowed: "a tracing filter", read: text },
     Variable {
         names: &["GLAKE_MULTI_PATH"],

@@ -13,7 +13,7 @@
 use glake_units::Bytes;
 use toml::Value;
 
-use super::{Config, device, lease, log, pool, tiers, transfer};
+use super::{Config, agent, device, lease, log, pool, tiers, transfer};
 
 /// A key of the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +114,15 @@ pub(super) use knobs;
 impl Knob {
     /// All of them, table by table.
     pub fn all() -> impl Iterator<Item = &'static Knob> {
-        let sections = [pool::KNOBS, transfer::KNOBS, tiers::KNOBS, lease::KNOBS, device::KNOBS, log::KNOBS];
+        let sections = [
+            pool::KNOBS,
+            transfer::KNOBS,
+            tiers::KNOBS,
+            lease::KNOBS,
+            agent::KNOBS,
+            device::KNOBS,
+            log::KNOBS,
+        ];
         let all = || sections.into_iter().flatten();
         all().filter(|knob| !knob.is_expert()).chain(all().filter(|knob| knob.is_expert()))
     }

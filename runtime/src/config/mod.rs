@@ -19,11 +19,13 @@
 //! # Ok::<(), glake_runtime::config::ConfigError>(())
 //! ```
 
+mod agent;
 mod device;
 mod environment;
 mod error;
 mod file;
 mod knob;
+mod launch;
 mod lease;
 mod log;
 mod pool;
@@ -34,10 +36,13 @@ mod tables;
 mod tiers;
 mod transfer;
 
+pub use agent::Agent;
+pub(crate) use agent::is_name;
 pub use device::{Device, DeviceChoice, DeviceChoiceError};
 pub use environment::Environment;
 pub use error::ConfigError;
 pub use knob::Knob;
+pub use launch::Launch;
 pub use lease::Lease;
 pub use log::Log;
 pub use pool::{Borrow, BorrowError, DefragmentLevel, Pool};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Config, ConfigError, Environment, Preset, Setting, file};
+use super::{Config, ConfigError, Environment, Launch, Preset, Setting, file};
 
 /// Where a configuration comes from. An empty one gives the defaults.
 #[derive(Clone, Debug, Default)]
@@ -51,11 +51,12 @@ impl Sources {
 
         let mut document = toml::Table::new();
         settings.iter().for_each(|setting| setting.put(&mut document));
-        document.try_into().map_err(|error: toml::de::Error| ConfigError::Syntax {
+        let config: Config = document.try_into().map_err(|error: toml::de::Error| ConfigError::Syntax {
             path: PathBuf::from("(all layers)"),
             line: 0,
             reason: error.message().to_owned(),
-        })
+        })?;
+        Ok(Config { launch: Launch::of(&self.environment), ..config })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Lease, Log, Pool, Tiers, Transfer};
+use super::{Agent, Device, Launch, Lease, Log, Pool, Tiers, Transfer};
 
 /// Everything that can be set. `configs/default.toml` is written from `Config::default()`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,10 +16,15 @@ pub struct Config {
     pub tiers: Tiers,
     /// What an agent lets this process hold.
     pub lease: Lease,
+    /// The agent that it joins.
+    pub agent: Agent,
     /// Which device to run on.
     pub device: Device,
     /// What is logged.
     pub log: Log,
+    /// Who this process is to an agent: no key, but what the environment says.
+    #[serde(skip)]
+    pub launch: Launch,
 }
 
 #[cfg(test)]

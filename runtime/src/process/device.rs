@@ -49,6 +49,11 @@ impl DeviceMemory {
         self.info.id
     }
 
+    /// What meters call it: its PCI address, or its number.
+    pub(super) fn gpu(&self) -> String {
+        self.info.pci.clone().unwrap_or_else(|| self.id().0.to_string())
+    }
+
     /// The pool, if it has started.
     #[inline]
     pub(super) fn started(&self) -> Option<&Started> {

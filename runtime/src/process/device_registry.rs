@@ -9,6 +9,7 @@ use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, DeviceInfo, Driver};
 use glake_tiers::{Lease, LeaseOptions, LiveBlock};
 
+use super::agent::Port;
 use super::device::{DeviceMemory, Started};
 use super::engine::ProcessEngine;
 use super::observers::Observers;
@@ -53,7 +54,9 @@ impl DeviceRegistry {
     ) -> DeviceRegistry {
         let Opened { driver, devices, links, mappings } = opened;
         let engine = ProcessEngine::new(transfer, &devices, links);
-        let observers = Observers::new(devices.len());
+        let ms = Duration::from_millis;
+        let agent = Port::new(devices.len(), ms(lease.grow_timeout_ms), ms(lease.refill_timeout_ms));
+        let observers = Observers::new(devices.len(), agent);
         let leased = |device: DeviceId| {
             let grow_timeout = Duration::from_millis(lease.grow_timeout_ms);
             let observer = Some(observers.clone() as _);
@@ -64,11 +67,14 @@ impl DeviceRegistry {
             DeviceMemory::new(info, &config, lease)
         };
         let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
+        let completion_events = CompletionEvents::new(driver);
+        let activity = observers.agent().activity.clone();
+        completion_events.watch_holds(move |captures| activity.captures(captures));
         DeviceRegistry {
             refill_timeout: Duration::from_millis(lease.refill_timeout_ms),
             observers,
             devices,
-            completion_events: CompletionEvents::new(driver),
+            completion_events,
             engine,
             config,
             mappings,
@@ -118,6 +124,17 @@ impl DeviceRegistry {
         let others = self.devices.iter().map(DeviceMemory::id).filter(|id| *id != memory.id());
         let peers: Vec<DeviceId> = if self.config.peer_access { others.collect() } else { Vec::new() };
         let relays = || self.engine.awake_relays_of(memory.id(), &**self.completion_events.driver());
-        memory.start(&self.completion_events, &self.config, self.mappings, peers, relays, &self.observers)
+        // Under no lock: it may wait for the agent.
+        self.observers.agent().pool_starts(memory.id(), &self.observers);
+        let started = memory.start(
+            &self.completion_events,
+            &self.config,
+            self.mappings,
+            peers,
+            relays,
+            &self.observers,
+        )?;
+        self.observers.agent().changed();
+        Ok(started)
     }
 }

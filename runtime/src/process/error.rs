@@ -8,6 +8,7 @@ use glake_tiers::{HostError, PoolError, RegionError, RegionOptions};
 use glake_transfer::TransferError;
 use glake_units::Bytes;
 
+use super::agent::AgentError;
 use super::regions::{copy_name, policy_name};
 use super::{Moved, PoolId, Shortage, Tags};
 use crate::share::ShareError;
@@ -196,6 +197,15 @@ pub enum ProcessError {
         /// Which.
         device: DeviceId,
     },
+    /// There is no GPU of this name.
+    #[error("GPU {gpu} is none of this process's")]
+    NoSuchGpu {
+        /// What was asked for: a PCI address, or the number of a simulated one.
+        gpu: String,
+    },
+    /// The agent is not joined, or is in the way.
+    #[error(transparent)]
+    Agent(Box<AgentError>),
     /// There is no such region.
     #[error("there is no region '{tag}': {} are there; define it first", named(known))]
     UnknownTag {

@@ -13,7 +13,7 @@ use glake_tiers::LeaseView;
 use glake_units::Bytes;
 
 use super::device_registry::DeviceRegistry;
-use super::{OnLease, ProcessError, Result};
+use super::{AgentError, OnLease, ProcessError, Result};
 
 /// The leases of a process.
 #[derive(Debug)]
@@ -30,8 +30,9 @@ impl Leases {
     /// Where more is made already nothing new is until it fits again.
     ///
     /// # Errors
-    /// [`ProcessError::NoSuchDevice`].
+    /// [`ProcessError::NoSuchDevice`]; [`AgentError::LeasesAreTheAgents`].
     pub fn set(&self, device: i64, lease: Option<Bytes>) -> Result<()> {
+        self.refuse_beside_an_agent()?;
         self.registry.device(device)?.lease.set(lease);
         Ok(())
     }
@@ -39,8 +40,9 @@ impl Leases {
     /// Adds to a device's lease. A grant of nothing says that there is none: whoever waits for one gives up.
     ///
     /// # Errors
-    /// [`ProcessError::NoLease`].
+    /// [`ProcessError::NoLease`]; [`AgentError::LeasesAreTheAgents`].
     pub fn grant(&self, device: i64, bytes: Bytes) -> Result<()> {
+        self.refuse_beside_an_agent()?;
         let memory = self.registry.device(device)?;
         memory.lease.grant(bytes).then_some(()).ok_or(ProcessError::NoLease { device: memory.id() })
     }
@@ -49,12 +51,21 @@ impl Leases {
     /// how much. Waits for nothing: what is pending stays.
     ///
     /// # Errors
-    /// What the driver answers, where nothing was taken.
+    /// What the driver answers, where nothing was taken; [`AgentError::LeasesAreTheAgents`].
     pub fn take(&self, device: i64, most: Bytes) -> Result<Bytes> {
+        self.refuse_beside_an_agent()?;
         let memory = self.registry.device(device)?;
         match memory.started() {
             Some(started) => Ok(started.pool.take_lease(most)?),
             None => Ok(memory.lease.take_unused(most)),
+        }
+    }
+
+    /// The agent's numbers would be wrong.
+    fn refuse_beside_an_agent(&self) -> Result<()> {
+        match self.registry.observers.agent().is_on() {
+            true => Err(AgentError::LeasesAreTheAgents.into()),
+            false => Ok(()),
         }
     }
 

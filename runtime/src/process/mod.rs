@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod agent;
 mod checkpoint;
 mod copies;
 mod device;
@@ -62,6 +63,7 @@ use glake_units::Bytes;
 
 use crate::backend::Backend;
 use crate::config::{Config, DeviceChoice};
+pub use agent::{AgentError, AgentLink};
 pub use checkpoint::PoolCheckpoint;
 pub use copies::{Copies, CopyAsk, Form};
 use device::{DeviceMemory, Started};
@@ -103,6 +105,8 @@ pub struct Found {
 /// The memory of a process: blocks, and the parts that have all else.
 #[derive(Debug)]
 pub struct Process {
+    /// First: its threads end before what they use.
+    agent: AgentLink,
     name: String,
     driver: Arc<dyn Driver>,
     /// The registry's, without a pointer between.
@@ -166,6 +170,7 @@ impl Process {
         let regions = Regions::new(&registry, config.tiers, &imports);
         let set = regions.set();
         Ok(Process {
+            agent: AgentLink::new(&registry, set, config.launch, config.agent),
             name,
             driver,
             devices: registry.devices.clone(),
@@ -225,6 +230,11 @@ impl Process {
     /// What an agent lets it hold.
     pub fn leases(&self) -> &Leases {
         &self.leases
+    }
+
+    /// The agent that gives it its leases.
+    pub fn agent(&self) -> &AgentLink {
+        &self.agent
     }
 
     /// What is told of its memory.
@@ -403,6 +413,8 @@ impl Process {
     /// would have done.
     pub fn stop(&self) {
         self.registry.stop();
+        self.regions.set().gate().stop();
+        self.agent.stop();
         self.regions.stop_background();
         self.sharing.stop();
         if let Some(engine) = self.registry.engine.made() {

@@ -8,6 +8,7 @@ use glake_tiers::{LeaseEvent, LeaseObserver, MappingObserver};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
+use super::agent::Port;
 use super::history::{Action, History};
 use super::{PoolId, Shortage};
 
@@ -28,16 +29,24 @@ pub struct Observers {
     shortage: RwLock<Option<OnShortage>>,
     mapping: RwLock<Option<OnMapping>>,
     lease: RwLock<Option<OnLease>>,
+    agent: Arc<Port>,
 }
 
 impl Observers {
-    pub(super) fn new(devices: usize) -> Arc<Self> {
+    pub(super) fn new(devices: usize, agent: Arc<Port>) -> Arc<Self> {
         Arc::new(Observers {
             history: History::new(devices),
             shortage: RwLock::default(),
             mapping: RwLock::default(),
             lease: RwLock::default(),
+            agent,
         })
+    }
+
+    /// Where what an agent hears is noted.
+    #[inline]
+    pub(super) fn agent(&self) -> &Arc<Port> {
+        &self.agent
     }
 
     /// Starts or stops to keep events, the last `most` of them.
@@ -100,10 +109,15 @@ impl MappingObserver for Observers {
 
 impl LeaseObserver for Observers {
     fn is_listening(&self) -> bool {
-        self.lease.read().is_some()
+        self.agent.is_on() || self.lease.read().is_some()
+    }
+
+    fn made(&self, device: DeviceId, bytes: Bytes) {
+        self.agent.activity.made(device, bytes);
     }
 
     fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
+        self.agent.told(event, device, bytes);
         let observer = self.lease.read().clone();
         if let Some(observer) = observer {
             observer(event, device, bytes);

@@ -51,3 +51,4 @@ mod wire;
 pub use error::ShareError;
 pub use exporter::{ExportId, Exporter, Shared};
 pub use importer::open;
+pub(crate) use process::started;

@@ -2,7 +2,7 @@
 
 /// When a process started, in the kernel's ticks since boot: with its number this tells it from a later process of that
 /// number. `None` where there is no such process.
-pub(super) fn started(pid: u32) -> Option<u64> {
+pub(crate) fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     start_of(&stat)
 }

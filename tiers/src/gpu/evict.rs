@@ -50,6 +50,12 @@ impl Evictions<'_> {
         self.records.begin_evict(extent, residency, next, discard)
     }
 
+    /// Those of these extents that were exported: they stay.
+    pub(crate) fn exported(&self, extents: impl Iterator<Item = ExtentId>) -> Vec<ExtentId> {
+        let growing = self.growth.quiet();
+        extents.filter(|extent| growing.extent(*extent).is_some_and(Extent::is_exported)).collect()
+    }
+
     /// Begins to give up the memory of an extent, and its bytes wherever they are: a range of a block holds all of it.
     pub(crate) fn begin_decommit(&self, extent: ExtentId, range: &BlockRange) -> Result<Eviction> {
         let (begun, _copy) = {

@@ -11,8 +11,8 @@
 //! The allocator knows nothing of it: sizes of extents, and what is stitched, are as without one.
 //!
 //! Invariants: what is counted as made never passes what is leased, but where the lease was set below what is there: then nothing is made
-//! until it fits again. An extent is counted before the driver makes it and until the driver has released it. Whoever is told is told with
-//! no lock held here, and hears of each returned byte once.
+//! until it fits again. An extent is counted before the driver makes it and until the driver has released it. Whoever is told of
+//! events is told with no lock held here, and hears of each returned byte once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,6 +51,10 @@ pub trait LeaseObserver: fmt::Debug + Send + Sync {
 
     /// Is told, on the thread at hand and with no lock of the pool held. It may change the lease; it must not move regions.
     fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes);
+
+    /// So much is made now, in the making included. Called where memory is made and released, with locks held: it must ask nothing of the
+    /// pool, nor of its lease.
+    fn made(&self, _device: DeviceId, _bytes: Bytes) {}
 }
 
 /// How long is waited for grants, and what is asked for.
@@ -113,12 +117,18 @@ struct State {
     returned_since: Option<Instant>,
     /// Changes to the better so far.
     grants: u64,
-    /// Grants of nothing so far.
-    denials: u64,
+    /// How often those who wait were told that nothing comes: refills, and requests.
+    denials: Denials,
     /// Nothing is waited for any more.
     stopped: bool,
     waits: u64,
     waited: Duration,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Denials {
+    refills: u64,
+    growth: u64,
 }
 
 /// Memory that is counted as made, until this is dropped.
@@ -167,10 +177,33 @@ impl Lease {
         let mut state = self.state.lock();
         let Some(leased) = &mut state.leased else { return false };
         *leased = leased.saturating_add(bytes);
-        *(if bytes.is_zero() { &mut state.denials } else { &mut state.grants }) += 1;
+        match bytes.is_zero() {
+            true => {
+                (state.denials.refills, state.denials.growth) =
+                    (state.denials.refills + 1, state.denials.growth + 1)
+            }
+            false => state.grants += 1,
+        }
         drop(state);
         self.changed.notify_all();
         true
+    }
+
+    /// Requests that wait for a grant give up; a refill waits on.
+    pub fn deny_growth(&self) {
+        self.state.lock().denials.growth += 1;
+        self.changed.notify_all();
+    }
+
+    /// Sets it to what is made; returns how much that is.
+    pub fn set_to_made(&self) -> Bytes {
+        let mut state = self.state.lock();
+        let made = state.made;
+        state.leased = Some(made);
+        state.grants += 1;
+        drop(state);
+        self.changed.notify_all();
+        made
     }
 
     /// Lowers it by what is not made, `most` at most; returns by how much.
@@ -214,9 +247,14 @@ impl Lease {
     /// A refill's wait for grants: it gives up when none has come for so long.
     pub fn credits(self: &Arc<Self>, timeout: Duration) -> Credits {
         let state = self.state.lock();
-        let seen = (Instant::now() + timeout, state.grants, state.denials);
+        let seen = (Instant::now() + timeout, state.grants, state.denials.refills);
         drop(state);
         Credits { lease: self.clone(), timeout, seen: Mutex::new(seen) }
+    }
+
+    /// What is asked for beside what comes back.
+    pub fn growth(&self) -> Bytes {
+        self.options.growth
     }
 
     /// How long a request waits that is above the lease.
@@ -260,6 +298,7 @@ impl Lease {
             }
             _ => state.made = state.made.saturating_add(bytes),
         }
+        self.note_made(state.made);
         Ok(Counted { lease: self.clone(), bytes })
     }
 
@@ -276,6 +315,12 @@ impl Lease {
     fn pause(&self, state: &mut MutexGuard<'_, State>, until: Instant) {
         if self.changed.wait_until(state, until.min(Instant::now() + STEP)).timed_out() {
             MutexGuard::unlocked(state, || self.tell(LeaseEvent::Waiting, Bytes::ZERO));
+        }
+    }
+
+    fn note_made(&self, made: Bytes) {
+        if let Some(observer) = &self.options.observer {
+            observer.made(self.device, made);
         }
     }
 
@@ -330,6 +375,7 @@ impl Counted {
         state.made = state.made.saturating_sub(bytes);
         let given = state.take_unused(bytes);
         state.note_returned(given);
+        self.lease.note_made(state.made);
     }
 
     /// It could not be released, and stays counted for good.
@@ -343,6 +389,7 @@ impl Drop for Counted {
         if !self.bytes.is_zero() {
             let mut state = self.lease.state.lock();
             state.made = state.made.saturating_sub(self.bytes);
+            self.lease.note_made(state.made);
             drop(state);
             // Who waits for a grant may have this instead.
             self.lease.changed.notify_all();
@@ -362,7 +409,7 @@ impl Asking<'_> {
         if begin >= until || !lease.is_listening() {
             return false;
         }
-        let denials = lease.state.lock().denials;
+        let denials = lease.state.lock().denials.growth;
         let missing = short.wanted.saturating_sub(lease.room());
         if missing > self.asked {
             lease.tell(LeaseEvent::Grow, missing.saturating_sub(self.asked));
@@ -373,7 +420,7 @@ impl Asking<'_> {
             if state.room() >= short.wanted {
                 break true;
             }
-            if state.denials != denials || state.stopped {
+            if state.denials.growth != denials || state.stopped {
                 // It is not asked again.
                 self.until = Some(begin);
                 break false;
@@ -414,7 +461,7 @@ impl Credits {
             if matches!(refused, PoolError::Leased { short, .. } if state.room() >= short.wanted) {
                 break true;
             }
-            if state.stopped || state.denials != *denials || Instant::now() >= *until || is_over() {
+            if state.stopped || state.denials.refills != *denials || Instant::now() >= *until || is_over() {
                 break false;
             }
             if matches!(refused, PoolError::Refused { .. }) {

@@ -202,6 +202,15 @@ impl ExtentRecords {
         size_of(&self.core.kept(&self.core.lock(), extent).ranges)
     }
 
+    /// Host memory that the copies of a domain's extents take.
+    pub(crate) fn hosted(&self, domain: DomainId) -> Bytes {
+        let moved = self.moved.lock();
+        let core = self.core.lock();
+        let own = moved.iter().filter(|(extent, _)| core.extents().size_and_domain(**extent).1 == domain);
+        let copies = own.filter_map(|(_, record)| record.copy.as_ref());
+        copies.filter(|copy| copy.is_on_host()).map(StoredCopy::size).sum()
+    }
+
     /// The bytes in blocks of an extent that is being refilled which its copy does not have.
     pub(crate) fn undefined(&self, extent: ExtentId) -> Vec<HomeRange> {
         let moved = self.moved.lock();

@@ -294,6 +294,11 @@ impl CleanCopies {
         self.copies.lock().get(&extent).is_some_and(|copy| copy.after_use.is_some())
     }
 
+    /// Host memory that they take.
+    pub(super) fn hosted(&self) -> Bytes {
+        self.copies.lock().values().map(|clean| clean.copy.size()).sum()
+    }
+
     fn serve(self: &Arc<Self>, clean: Clean<'_>) {
         self.digests.lock().get_or_insert_with(|| clean.digests.clone());
         let mut hosts = self.hosts.lock();

@@ -19,6 +19,7 @@ mod choose;
 mod clean;
 mod commit;
 mod error;
+mod holding;
 mod mover;
 mod options;
 mod refill;
@@ -39,6 +40,7 @@ use parking_lot::Mutex;
 
 pub use clean::{Clean, CleanCounts, Cleaned};
 pub use error::RegionError;
+pub use holding::RegionHolding;
 pub use mover::{Mark, MoveError, Mover, Moving};
 pub use options::{CopyPolicy, Policy, RegionOptions};
 pub use report::{Refilled, Shrunk, SkipReason, Skipped};

@@ -64,6 +64,11 @@ impl StoredCopy {
         self.count_retained(false);
     }
 
+    /// Whether it takes pinned memory of the host.
+    pub(crate) fn is_on_host(&self) -> bool {
+        matches!(self.stored, Stored::Host(_))
+    }
+
     fn count_retained(&mut self, retained: bool) {
         if let Stored::Host(block) = &mut self.stored {
             block.set_retained(retained);

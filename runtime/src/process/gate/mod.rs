@@ -20,7 +20,7 @@ mod state;
 mod tags;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -31,6 +31,7 @@ use state::{ClosingId, GateState, Obstacle};
 pub use tags::Tags;
 pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
 
+use super::agent::ActivityWriter;
 use super::{ProcessError, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -95,6 +96,9 @@ pub struct Gate {
     quantum: Duration,
     /// Closings under way: what a safe point looks at.
     closings: AtomicUsize,
+    /// The process ends: nothing is waited for to be closed.
+    stopped: AtomicBool,
+    activity: Arc<ActivityWriter>,
 }
 
 /// What a use that wants to begin finds.
@@ -114,9 +118,30 @@ pub(in super::super) struct Closing<'g> {
 
 impl Gate {
     /// Open, but for what of this memory is evicted.
-    pub(super) fn new(memory: Arc<dyn Evicted>, quantum: Duration) -> Gate {
+    pub(super) fn new(memory: Arc<dyn Evicted>, quantum: Duration, activity: Arc<ActivityWriter>) -> Gate {
         let (state, changed) = (Mutex::default(), Condvar::default());
-        Gate { state, changed, memory, quantum, closings: AtomicUsize::new(0) }
+        let (closings, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Gate { state, changed, memory, quantum, closings, stopped, activity }
+    }
+
+    /// Uses may have begun to run, or run no more: one load, but where an agent reads it.
+    #[inline]
+    fn note_uses(&self, state: &GateState) {
+        if self.activity.is_on() && state.is_any_running() != self.activity.says_busy() {
+            let running = state.uses() - state.parked();
+            self.activity.uses(running as u64, state.begun());
+        }
+    }
+
+    /// Says anew what runs, for who reads it from now on.
+    pub(super) fn tell_activity(&self) {
+        self.note_uses(&self.state.lock());
+    }
+
+    /// The process ends: who waits for uses to end waits no more.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.changed();
     }
 
     /// How it stands.
@@ -184,7 +209,10 @@ impl Gate {
             let parked_first =
                 when != WhenClosed::Refuse && patience.is_none_or(|until| Instant::now() < until);
             let closed = match attempt(&mut state, parked_first) {
-                Ok(passed) => return Ok(Admission::Admitted(passed)),
+                Ok(passed) => {
+                    self.note_uses(&state);
+                    return Ok(Admission::Admitted(passed));
+                }
                 Err(Obstacle::Parked) => {
                     let until = Instant::now() + PARKED_FIRST;
                     let until = *patience.get_or_insert(wait.end.map_or(until, |end| end.min(until)));
@@ -213,7 +241,10 @@ impl Gate {
     /// # Errors
     /// [`ProcessError::UnknownUse`].
     pub fn end_use(&self, id: UseId) -> Result<()> {
-        let left = self.state.lock().end_use(id);
+        let mut state = self.state.lock();
+        let left = state.end_use(id);
+        self.note_uses(&state);
+        drop(state);
         self.changed.notify_all();
         if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
     }
@@ -229,7 +260,14 @@ impl Gate {
     /// Answers whether it waited.
     #[inline]
     pub fn safepoint(&self, id: UseId) -> bool {
-        self.wants_safepoints() && self.park(id)
+        self.meets_safe_point() && self.park(id)
+    }
+
+    /// As [`Gate::wants_safepoints`], from a safe point of a use: that there are such is noted.
+    #[inline]
+    pub fn meets_safe_point(&self) -> bool {
+        self.activity.met_safe_point();
+        self.wants_safepoints()
     }
 
     #[cold]
@@ -244,7 +282,10 @@ impl Gate {
 
     /// As [`Gate::arrive`], and nothing of the use moves before [`Gate::vote`]: for who first has to hear others.
     pub fn arrive_to_vote(&self, id: UseId) -> bool {
-        let arrived = self.state.lock().arrive_to_vote(id, Instant::now());
+        let mut state = self.state.lock();
+        let arrived = state.arrive_to_vote(id, Instant::now());
+        self.note_uses(&state);
+        drop(state);
         if arrived {
             self.changed.notify_all();
         }
@@ -272,6 +313,7 @@ impl Gate {
             true => state.agree(id),
             false => state.refuse(id, Instant::now() + PARKED_IN_VAIN),
         };
+        self.note_uses(&state);
         drop(state);
         self.changed.notify_all();
         heard
@@ -279,7 +321,10 @@ impl Gate {
 
     /// The first half of [`Gate::safepoint`]: whether the thread has to wait, with [`Gate::go_on`] until that answers true.
     pub fn arrive(&self, id: UseId) -> bool {
-        let arrived = self.state.lock().arrive(id, Instant::now());
+        let mut state = self.state.lock();
+        let arrived = state.arrive(id, Instant::now());
+        self.note_uses(&state);
+        drop(state);
         if arrived {
             self.changed.notify_all();
         }
@@ -296,6 +341,7 @@ impl Gate {
             }
         }
         state.go_on(id, Instant::now() + self.quantum);
+        self.note_uses(&state);
         drop(state);
         // Who wants to begin waits for those that were parked.
         self.changed.notify_all();
@@ -316,7 +362,10 @@ impl Gate {
     /// # Errors
     /// [`ProcessError::UnknownUse`].
     pub fn leave_use(&self, id: UseId) -> Result<()> {
-        let left = self.state.lock().leave(id);
+        let mut state = self.state.lock();
+        let left = state.leave(id);
+        self.note_uses(&state);
+        drop(state);
         self.changed.notify_all();
         if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
     }
@@ -326,9 +375,23 @@ impl Gate {
     /// # Errors
     /// [`ProcessError::StillUsed`]: the gate is open again.
     pub(super) fn close(&self, tags: &Tags, timeout: Option<Duration>) -> Result<Closing<'_>> {
+        self.close_while(tags, timeout, &|| true)
+    }
+
+    /// As [`Gate::close`], for as long as `goes_on` says so, which is asked now and then.
+    ///
+    /// # Errors
+    /// As [`Gate::close`].
+    pub(super) fn close_while(
+        &self,
+        tags: &Tags,
+        timeout: Option<Duration>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Closing<'_>> {
         let wait = Wait::of(timeout);
         let mut state = self.state.lock();
         state.release(&*self.memory);
+        self.note_uses(&state);
         let closing = Closing { gate: self, id: state.close(tags.clone()) };
         self.closings.fetch_add(1, Ordering::Relaxed);
         loop {
@@ -337,7 +400,8 @@ impl Gate {
                 drop(state);
                 return Ok(closing);
             }
-            if !wait.on(&self.changed, &mut state) {
+            let is_stopped = self.stopped.load(Ordering::Acquire) || !goes_on();
+            if is_stopped || !wait.on(&self.changed, &mut state) {
                 drop(state);
                 drop(closing);
                 return Err(ProcessError::StillUsed {

@@ -32,7 +32,7 @@ impl Default for Memory {
     fn default() -> Self {
         let evictions = Arc::<Evictions>::default();
         Memory {
-            gate: Gate::new(evictions.clone(), Duration::ZERO),
+            gate: Gate::new(evictions.clone(), Duration::ZERO, Arc::default()),
             evictions,
             moving: Default::default(),
             using: Default::default(),

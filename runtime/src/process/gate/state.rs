@@ -101,6 +101,7 @@ impl Use {
 #[derive(Clone, Debug, Default)]
 pub(super) struct GateState {
     last: u64,
+    begun: u64,
     last_uses: LastUses,
     uses: BTreeMap<UseId, Use>,
     closings: BTreeMap<ClosingId, Closed>,
@@ -140,6 +141,7 @@ impl GateState {
             return Err(Obstacle::Parked);
         }
         self.last += 1;
+        self.begun += 1;
         let id = UseId(self.last);
         self.last_uses.note(tags, self.last);
         self.uses.insert(
@@ -334,6 +336,16 @@ impl GateState {
 
     pub(super) fn uses(&self) -> usize {
         self.uses.len()
+    }
+
+    /// How many uses have begun so far.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Whether any use runs.
+    pub(super) fn is_any_running(&self) -> bool {
+        self.uses.values().any(|used| !used.is_parked())
     }
 
     pub(super) fn parked(&self) -> usize {

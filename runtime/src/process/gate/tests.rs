@@ -33,7 +33,7 @@ impl std::ops::Deref for Gated {
 impl Gated {
     fn new() -> Gated {
         let memory = Arc::<Memory>::default();
-        Gated { gate: Gate::new(memory.clone(), Duration::ZERO), memory }
+        Gated { gate: Gate::new(memory.clone(), Duration::ZERO, Arc::default()), memory }
     }
 
     fn set(&self, tag: &str, evicted: bool) {

@@ -103,7 +103,9 @@ impl Regions {
         if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
             return Err(ProcessError::NotAgreed { tags });
         }
-        Ok(slot.seal(strict)?)
+        slot.seal(strict)?;
+        self.set.registry.observers.agent().start_is_over();
+        Ok(())
     }
 
     /// Its bytes may change again.
@@ -251,6 +253,7 @@ impl Regions {
     /// refill meets.
     pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
+        self.set.registry.observers.agent().start_is_over();
         self.set.resume_relays();
         Ok(id)
     }

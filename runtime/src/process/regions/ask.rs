@@ -32,6 +32,9 @@ pub struct Shrink {
     pub tags: Option<Vec<String>>,
     /// At least so much, over all GPUs; absent: all of it.
     pub bytes: Option<Bytes>,
+    /// Of this GPU alone.
+    #[serde(skip)]
+    pub device: Option<DeviceId>,
     /// Where to.
     pub tier: Tier,
     /// Whether bytes are compared with their copies; absent: as `tiers.verify` says.
@@ -75,7 +78,7 @@ impl Shrink {
 
     /// Whether nothing that can leave is to stay.
     pub(super) fn is_everything(&self) -> bool {
-        self.tags.is_none() && self.bytes.is_none()
+        self.tags.is_none() && self.bytes.is_none() && self.device.is_none()
     }
 }
 

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::super::{ProcessError, Result};
 use super::RegionSet;
-use super::moves::POLL;
+use super::closing::POLL;
 
 /// Says which bytes of a block count now; `None`: it cannot.
 pub type LiveCallback = Arc<dyn Fn() -> Option<Vec<ByteRange>> + Send + Sync>;

@@ -22,9 +22,11 @@ mod background;
 mod background_refills;
 mod choose;
 mod cleaner;
+mod closing;
 mod commit;
 mod current_region;
 mod flags;
+mod holdings;
 mod hooks;
 mod idle;
 mod live;
@@ -106,7 +108,11 @@ impl RegionSet {
         RegionSet {
             registry: registry.clone(),
             flags: Arc::default(),
-            gate: Gate::new(table.clone(), Duration::from_millis(config.park_quantum_ms)),
+            gate: Gate::new(
+                table.clone(),
+                Duration::from_millis(config.park_quantum_ms),
+                registry.observers.agent().activity.clone(),
+            ),
             table,
             stores: Stores::new(registry, config.clone()),
             prediction: Prediction::new(registry),
@@ -129,6 +135,11 @@ impl RegionSet {
     /// The process ends, and what of its memory is in files ends with it.
     pub(super) fn end_files(&self) {
         self.stores.end_files();
+    }
+
+    /// The gate.
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     pub(super) fn flags(&self) -> &Arc<RegionFlags> {

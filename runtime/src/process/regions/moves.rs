@@ -17,21 +17,17 @@ use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
-use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
 use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::{Refill, Shrink, Tier};
 use super::choose::in_order;
 use super::ongoing_shrinks::{OngoingShrinks, Waiting};
-use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
+use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent, after_all};
 use super::slot::{Slot, sizes, wanting};
 
-/// How often the work of parked uses is asked for.
-pub(super) const POLL: Duration = Duration::from_micros(200);
-
 /// A region, and how much of it is to be moved.
-type Job = (Arc<Slot>, Arc<Region>, Bytes);
+pub(super) type Job = (Arc<Slot>, Arc<Region>, Bytes);
 
 /// What was moved, and the first of what kept the rest from it.
 #[derive(Debug, Default)]
@@ -51,6 +47,15 @@ impl Batch {
 impl RegionSet {
     /// As [`super::Regions::shrink`].
     pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
+        self.shrink_while(ask, &|| true)
+    }
+
+    /// As [`RegionSet::shrink`]; while it waits for uses, `goes_on` is asked now and then whether it is still wanted.
+    pub(in super::super) fn shrink_while(
+        &self,
+        ask: &Shrink,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<ShrinkReport> {
         let (begin, begun) = (Instant::now(), self.refills_begun.get());
         self.table.cover(&self.registry.devices);
         let slots = self.table.named(ask.tags.as_deref())?;
@@ -59,7 +64,9 @@ impl RegionSet {
             "event": "shrink", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get), "tier": ask.tier.to_string(),
         });
         self.hooks.before(&event)?;
-        let report = match self.move_out(slots, ask) {
+        let moved = self.move_out(slots, ask, goes_on);
+        self.registry.observers.agent().changed();
+        let report = match moved {
             Batch { moved, failed: None, warnings } => {
                 let took = begin.elapsed();
                 if ask.is_everything() {
@@ -75,14 +82,16 @@ impl RegionSet {
     }
 
     /// As [`super::Regions::refill`], now.
-    pub(super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
+    pub(in super::super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         let begin = Instant::now();
         self.table.cover(&self.registry.devices);
         let mut slots = self.table.named(ask.tags.as_deref())?;
         self.table.sort(&mut slots);
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
+        let refilling = self.registry.observers.agent().refill_begins();
         let moved = self.move_in(&slots, ask);
+        refilling.ended(&moved);
         self.resume_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
         self.tell_after(&mut event, report.as_ref().map(RefillReport::json));
@@ -101,6 +110,7 @@ impl RegionSet {
         let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = slot.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
+        let refilling = self.registry.observers.agent().refill_begins();
         region.pool().lease().want(sizes(region).1);
         // Who is in use keeps others waiting meanwhile, who may keep what it waits for.
         let credits = match self.gate.view().uses {
@@ -109,6 +119,7 @@ impl RegionSet {
         };
         let job = (slot.clone(), region.clone(), Bytes::MAX);
         let moved = self.refill_one(&job, self.config.verify, credits);
+        refilling.ended(&moved);
         self.resume_relays();
         if let Some(beside) = beside {
             match &moved {
@@ -165,11 +176,12 @@ impl RegionSet {
         self.imports.mapped().into_iter().map(skipped).collect()
     }
 
-    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink) -> Batch {
+    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink, goes_on: &dyn Fn() -> bool) -> Batch {
         self.table.sort(&mut slots);
         let mut candidates: Vec<(Arc<Slot>, Arc<Region>)> = slots
             .iter()
             .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
+            .filter(|(_, region)| ask.device.is_none_or(|device| region.pool().device() == device))
             .collect();
         candidates.sort_by_key(|(slot, region)| slot.rank(region));
         let mut batch = Batch::default();
@@ -190,7 +202,7 @@ impl RegionSet {
                 (slot.clone(), region.clone(), amount(*size))
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
-            let Batch { moved, failed, warnings } = match self.close(&jobs, ask) {
+            let Batch { moved, failed, warnings } = match self.close(&jobs, ask, goes_on) {
                 Ok(closing) => {
                     closings.push(closing);
                     self.move_closed(&jobs, ask)
@@ -207,38 +219,6 @@ impl RegionSet {
             let mut at = 0..candidates.len();
             candidates.retain(|_| at.next().is_some_and(|at| chosen.iter().all(|(taken, _)| *taken != at)));
         }
-    }
-
-    /// No use of what these jobs move runs from then on: all have ended, or are parked, their work has ended, and none that votes is
-    /// against it.
-    fn close(&self, jobs: &[Job], ask: &Shrink) -> Result<Closing<'_>> {
-        let tags = match ask.is_everything() {
-            true => Tags::All,
-            false => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
-        };
-        let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
-        let closing = self.gate.close(&tags, Some(timeout))?;
-        if closing.parked() > 0
-            && let Some((_, region, _)) = jobs.first()
-        {
-            let begin = Instant::now();
-            let end = Duration::from_millis(self.config.park_drain_ms);
-            let mut pending = region.pool().pending_work()?;
-            while !pending.has_ended()? {
-                let waited = begin.elapsed();
-                if waited >= end {
-                    closing.hold_off(PARKED_IN_VAIN);
-                    return Err(ProcessError::ParkedWork { tags, waited });
-                }
-                std::thread::sleep(POLL);
-            }
-        }
-        // Asked also where nothing is parked any more: a use that votes may have voted against it, and run again, since the gate closed.
-        if !closing.is_agreed() {
-            closing.hold_off(PARKED_IN_VAIN);
-            return Err(ProcessError::NotAgreed { tags });
-        }
-        Ok(closing)
     }
 
     fn move_closed(&self, jobs: &[Job], ask: &Shrink) -> Batch {
@@ -363,13 +343,16 @@ impl RegionSet {
     ) -> Result<Bytes> {
         let lease = region.pool().lease();
         let missing = region.size_to_commit(address, size)?;
+        let refilling = self.registry.observers.agent().refill_begins();
         if !missing.is_zero() {
             lease.want(missing);
         }
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
-        self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
+        let made = self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
             Ok(region.commit(address, size, context, waiting)?)
-        })
+        });
+        refilling.ended(&made);
+        made
     }
 
     fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
@@ -460,15 +443,6 @@ fn is_out_of_memory(error: &RegionError) -> bool {
         RegionError::Pool(PoolError::Driver(error)) => error.is_out_of_memory(),
         RegionError::Pool(error) => error.is_out_of_memory(),
         _ => false,
-    }
-}
-
-/// What a shrink tells that failed after something had left.
-fn after_all(moved: Vec<Moved>, error: ProcessError) -> ProcessError {
-    let ShrinkReport { freed, copied, regions, .. } = ShrinkReport::of(moved);
-    match freed.is_zero() && copied.is_zero() {
-        true => error,
-        false => ProcessError::Partly { freed, copied, regions, source: Box::new(error) },
     }
 }
 

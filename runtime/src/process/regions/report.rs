@@ -7,6 +7,7 @@ use glake_tiers::{Place, SkipReason};
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
+use super::super::ProcessError;
 use super::ask::place_name;
 use super::memory_usage::MemoryUsage;
 
@@ -189,5 +190,14 @@ fn reason_name(reason: SkipReason) -> &'static str {
         SkipReason::Withheld => "withheld",
         // Whatever else keeps it there.
         _ => "fixed",
+    }
+}
+
+/// What a shrink tells that failed after something had left.
+pub(super) fn after_all(moved: Vec<Moved>, error: ProcessError) -> ProcessError {
+    let ShrinkReport { freed, copied, regions, .. } = ShrinkReport::of(moved);
+    match freed.is_zero() && copied.is_zero() {
+        true => error,
+        false => ProcessError::Partly { freed, copied, regions, source: Box::new(error) },
     }
 }

@@ -9,6 +9,7 @@
 //! by the thread that captures, or once that has ended: CUDA crashes where another thread asks of a stream whose capture is being ended.
 
 use std::cell::LazyCell;
+use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLockReadGuard;
@@ -41,6 +42,19 @@ pub(super) struct Holds {
     expected: Vec<Expected>,
     /// With the threads that capture.
     seen: Vec<(SeenCapture, Weak<()>)>,
+    watch: Option<Watch>,
+}
+
+/// Who is told whether anything holds points back, and what it was told last.
+struct Watch {
+    told: bool,
+    tell: Box<dyn Fn(bool) + Send + Sync>,
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("told", &self.told).finish_non_exhaustive()
+    }
 }
 
 thread_local! {
@@ -76,6 +90,14 @@ impl Holds {
         !self.seen.is_empty() || self.is_expecting()
     }
 
+    fn tell(&mut self) {
+        let is_any = self.is_any();
+        if let Some(watch) = self.watch.as_mut().filter(|watch| watch.told != is_any) {
+            watch.told = is_any;
+            (watch.tell)(is_any);
+        }
+    }
+
     fn is_expecting(&self) -> bool {
         self.expected.iter().any(Expected::is_alive)
     }
@@ -92,11 +114,26 @@ impl CompletionEvents {
         self.expect(Some(owner))
     }
 
-    fn expect(self: &Arc<Self>, owner: Option<Weak<()>>) -> CaptureHold {
+    /// Who is told whenever something begins to hold points back, and when nothing does any more, by what is known then; replaces who was
+    /// told before. Called with a lock held: it must ask nothing of this.
+    pub fn watch_holds(&self, tell: impl Fn(bool) + Send + Sync + 'static) {
+        self.change_holds(|holds| holds.watch = Some(Watch { told: false, tell: Box::new(tell) }));
+    }
+
+    fn change_holds<T>(&self, change: impl FnOnce(&mut Holds) -> T) -> T {
         let mut holds = self.holds.write();
-        holds.last += 1;
-        let number = holds.last;
-        holds.expected.push(Expected { number, owner });
+        let changed = change(&mut holds);
+        holds.tell();
+        changed
+    }
+
+    fn expect(self: &Arc<Self>, owner: Option<Weak<()>>) -> CaptureHold {
+        let number = self.change_holds(|holds| {
+            holds.last += 1;
+            let number = holds.last;
+            holds.expected.push(Expected { number, owner });
+            number
+        });
         CaptureHold { completion_events: self.clone(), number }
     }
 
@@ -104,7 +141,7 @@ impl CompletionEvents {
     pub fn follow(&self, capture: SeenCapture, thread: Weak<()>) {
         let is_known = |holds: &Holds| holds.seen.iter().any(|(seen, _)| *seen == capture);
         if !is_known(&self.holds.read()) {
-            self.holds.write().seen.push((capture, thread));
+            self.change_holds(|holds| holds.seen.push((capture, thread)));
         }
     }
 
@@ -131,7 +168,7 @@ impl CompletionEvents {
 
     /// A capture is over: somebody has asked the driver.
     pub fn captured(&self, capture: SeenCapture) {
-        self.holds.write().seen.retain(|(seen, _)| *seen != capture);
+        self.change_holds(|holds| holds.seen.retain(|(seen, _)| *seen != capture));
     }
 
     /// Forgets captures that are over, of those that the calling thread may ask of.
@@ -143,13 +180,14 @@ impl CompletionEvents {
         // Not under the lock: it asks the driver. A capture that is over does not begin again.
         let over: Vec<SeenCapture> = seen.into_iter().filter(|capture| self.is_over(capture)).collect();
         if !over.is_empty() {
-            self.holds.write().seen.retain(|(capture, _)| !over.contains(capture));
+            self.change_holds(|holds| holds.seen.retain(|(capture, _)| !over.contains(capture)));
         }
     }
 }
 
 impl Drop for CaptureHold {
     fn drop(&mut self) {
-        self.completion_events.holds.write().expected.retain(|expected| expected.number != self.number);
+        self.completion_events
+            .change_holds(|holds| holds.expected.retain(|expected| expected.number != self.number));
     }
 }

@@ -115,11 +115,17 @@ fn a_lost_gpu_ends_the_work_that_it_had_on_others_memory() {
 fn a_capture_holds_points_back() {
     let recorder = Arc::new(Recorder::measured(Stub::new()));
     let completion_events = CompletionEvents::new(recorder.clone());
-    let hold = completion_events.hold();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let into = told.clone();
+    completion_events.watch_holds(move |holds| into.lock().push(holds));
+    let (hold, second) = (completion_events.hold(), completion_events.hold());
     let refused = completion_events.record(DeviceSet::of(DeviceId(0)));
     assert!(matches!(refused, Err(DriverError::Capturing { .. })));
     assert_eq!(recorder.counters().calls(), 0);
     drop(hold);
+    assert_eq!(*told.lock(), [true]);
+    drop(second);
+    assert_eq!(*told.lock(), [true, false]);
     completion_events.record(DeviceSet::of(DeviceId(0))).unwrap();
 }
 

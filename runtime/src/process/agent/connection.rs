@@ -1,0 +1,187 @@
+//! One connection to an agent's socket: frames out and in. It never waits but in [`Connection::poll`].
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use glake_wire::{
+    Envelope, FrameError, Frames, Hello, ToAgent, ToWorker, Welcome, check_folder, check_server, frame,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::process::AgentError;
+
+/// How long an agent may take to answer hello.
+pub(super) const ANSWER: Duration = Duration::from_secs(5);
+/// So much is read at once.
+const PIECE: usize = 16 << 10;
+/// and so often, before what came is dealt with.
+const PIECES: usize = 16;
+
+/// A connection, until it is lost.
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: OwnedFd,
+    frames: Frames,
+    out: VecDeque<u8>,
+    /// To go with the next bytes.
+    descriptor: Option<OwnedFd>,
+    /// Nothing more comes.
+    has_ended: bool,
+}
+
+/// The connection is lost.
+#[derive(Debug)]
+pub(super) struct Lost;
+
+impl Connection {
+    /// Connects to whoever serves a socket that can be trusted.
+    ///
+    /// # Errors
+    /// [`AgentError::Socket`], [`AgentError::NotThere`], [`AgentError::Os`].
+    pub(super) fn open(path: &Path) -> Result<Connection, AgentError> {
+        check_folder(path)?;
+        let not_there = |source: Errno| AgentError::NotThere { path: path.to_owned(), source: source.into() };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(|source| AgentError::Os { what: "a socket", source: source.into() })?;
+        let address = SocketAddrUnix::new(path).map_err(not_there)?;
+        connect(&socket, &address).map_err(not_there)?;
+        check_server(path, &socket)?;
+        Ok(Connection {
+            socket,
+            frames: Frames::default(),
+            out: VecDeque::new(),
+            descriptor: None,
+            has_ended: false,
+        })
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Says who this is, and waits for the answer; `is_over` ends the wait.
+    ///
+    /// # Errors
+    /// [`AgentError`]: what comes instead of a welcome.
+    pub(super) fn greet(
+        &mut self,
+        path: &Path,
+        hello: Hello,
+        page: Option<OwnedFd>,
+        wake: &OwnedFd,
+        is_over: impl Fn() -> bool,
+    ) -> Result<Welcome, AgentError> {
+        let garbled = |source| AgentError::Garbled { path: path.to_owned(), source };
+        self.descriptor = page;
+        self.push(&frame(&Envelope::unnumbered(ToAgent::Hello(hello))).map_err(garbled)?);
+        let until = Instant::now() + ANSWER;
+        loop {
+            let pushed = self.write();
+            self.read();
+            if let Some(answer) = self.take().map_err(garbled)? {
+                return match answer.message {
+                    ToWorker::Welcome(welcome) => Ok(welcome),
+                    ToWorker::Refused { why } => Err(AgentError::Refused { path: path.to_owned(), why }),
+                    _ => Err(AgentError::NoWelcome { path: path.to_owned() }),
+                };
+            }
+            if is_over() {
+                return Err(AgentError::Ending);
+            }
+            if pushed.is_err() || self.has_ended {
+                return Err(AgentError::Closed { path: path.to_owned() });
+            }
+            if Instant::now() >= until {
+                return Err(AgentError::Silent { path: path.to_owned(), seconds: ANSWER.as_secs() });
+            }
+            self.poll(wake, Some(until));
+        }
+    }
+
+    /// To be sent.
+    pub(super) fn push(&mut self, frame: &[u8]) {
+        self.out.extend(frame);
+    }
+
+    /// Sends what fits now.
+    ///
+    /// # Errors
+    /// [`Lost`]: the other end takes nothing any more. What it has said before may be there still.
+    pub(super) fn write(&mut self) -> Result<(), Lost> {
+        while !self.out.is_empty() {
+            let bytes = self.out.make_contiguous();
+            match glake_wire::send(&self.socket, bytes, self.descriptor.as_ref().map(|fd| fd.as_fd())) {
+                Ok(sent) => {
+                    self.out.drain(..sent);
+                    self.descriptor = None;
+                }
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(Lost),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is there, up to a bound.
+    pub(super) fn read(&mut self) {
+        let mut bytes = [0; PIECE];
+        for _ in 0..PIECES {
+            if self.has_ended {
+                return;
+            }
+            match glake_wire::receive(&self.socket, &mut bytes) {
+                Ok((0, _)) => self.has_ended = true,
+                Ok((length, _)) => self.frames.push(bytes.get(..length).unwrap_or_default()),
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                Err(_) => self.has_ended = true,
+            }
+        }
+    }
+
+    /// The next message of those that were read.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub(super) fn take(&mut self) -> Result<Option<Envelope<ToWorker>>, FrameError> {
+        self.frames.take()
+    }
+
+    /// Whether all that ever comes has been read.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Waits until something comes or can be sent, somebody wakes this, or the time is over.
+    pub(super) fn poll(&self, wake: &OwnedFd, until: Option<Instant>) {
+        let events = if self.out.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+        wait(&mut [PollFd::new(&self.socket, events), PollFd::new(wake, PollFlags::IN)], until);
+        drain(wake);
+    }
+}
+
+/// Waits until somebody wakes this, or the time is over.
+pub(super) fn pause(wake: &OwnedFd, until: Instant) {
+    wait(&mut [PollFd::new(wake, PollFlags::IN)], Some(until));
+    drain(wake);
+}
+
+fn wait(polled: &mut [PollFd<'_>], until: Option<Instant>) {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let left = left.map(|left| Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    // Whatever it says, all is looked at again.
+    let _ = poll(polled, left.as_ref());
+}
+
+fn drain(wake: &OwnedFd) {
+    let _ = rustix::io::read(wake.as_fd(), &mut [0_u8; 8]);
+}

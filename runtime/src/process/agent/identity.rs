@@ -1,0 +1,90 @@
+//! What a worker is called, and which ranks it runs with: pure.
+
+use super::AgentError;
+use crate::config::{Launch, is_name};
+
+/// The most that a name has without its rank.
+const MOST: usize = 64;
+
+/// Who joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) name: String,
+    pub(super) gang: Option<String>,
+    pub(super) ranks: u32,
+}
+
+impl Identity {
+    /// As it was asked to be called; else as its program, with its number.
+    ///
+    /// # Errors
+    /// [`AgentError::BadName`].
+    pub(super) fn of(
+        asked: Option<&str>,
+        program: &str,
+        pid: u32,
+        launch: &Launch,
+    ) -> Result<Identity, AgentError> {
+        if let Some(bad) = asked.filter(|name| !is_name(name)) {
+            return Err(AgentError::BadName { name: bad.to_owned() });
+        }
+        let (gang, ranks) = (launch.run.clone(), launch.ranks.max(1));
+        let base = asked.map_or_else(|| stem(program), str::to_owned);
+        let name = match (launch.rank, asked) {
+            (Some(rank), _) => format!("{base}/{rank}"),
+            (None, Some(_)) => base,
+            (None, None) => {
+                let pid = format!("-{pid}");
+                format!("{}{pid}", base.get(..base.len().min(MOST - pid.len())).unwrap_or_default())
+            }
+        };
+        Ok(Identity { name, gang, ranks })
+    }
+}
+
+/// The last part of a program's path without its ending, in allowed characters.
+fn stem(program: &str) -> String {
+    let file = program.rsplit('/').next().unwrap_or_default();
+    let stem = file.split_once('.').map_or(file, |(stem, _)| stem);
+    let allowed = |c: char| if is_name(c.encode_utf8(&mut [0; 4])) { c } else { '_' };
+    let stem: String = stem.chars().map(allowed).take(MOST).collect();
+    if stem.is_empty() { "worker".to_owned() } else { stem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(asked: Option<&str>, program: &str, launch: &Launch) -> Result<Identity, String> {
+        Identity::of(asked, program, 4711, launch).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_worker_is_called_as_asked_or_as_its_program() {
+        let alone = Launch::default();
+        assert_eq!(named(Some("chat.7b"), "x", &alone).unwrap().name, "chat.7b");
+        for (program, name) in [
+            ("/usr/bin/python3.11", "python3-4711"),
+            ("serve model!", "serve_model_-4711"),
+            ("", "worker-4711"),
+            ("/bin/", "worker-4711"),
+            (".hidden", "worker-4711"),
+        ] {
+            assert_eq!(named(None, program, &alone).unwrap().name, name);
+        }
+        let long = named(None, &"x".repeat(200), &alone).unwrap().name;
+        assert!(long.len() == 64 && long.ends_with("-4711"));
+        for bad in ["", "a b", "ü", &"x".repeat(65), "a/0"] {
+            let error = named(Some(bad), "x", &alone).unwrap_err();
+            assert!(error.contains("1 to 64"), "{error}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_called_by_their_numbers() {
+        let launch = Launch { rank: Some(3), ranks: 8, run: Some("job".to_owned()), runtime_dir: None };
+        let found = named(None, "/bin/python3", &launch).unwrap();
+        assert_eq!((&*found.name, found.gang.as_deref(), found.ranks), ("python3/3", Some("job"), 8));
+        assert_eq!(named(Some("train"), "x", &launch).unwrap().name, "train/3");
+    }
+}

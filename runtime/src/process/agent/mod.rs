@@ -1,0 +1,266 @@
+//! The worker's side of the node agent: joins it, tells it what is held and wanted, and does what it says.
+//!
+//! ```text
+//! AgentLink ─► join ─► Session (glake-agent: poll)  ◄──socket──► agent
+//!                │         │ commands                 hello, want, grow, returned, …   welcome, grant, park, shrink, …
+//!                │         ▼
+//!                │      Carrier (glake-commands)  ─► RegionSet: park, shrink, refill
+//!                └► Port ◄─ refills, leases, pools, gate: what is to be said           ActivityWriter ─► memfd, read by the agent
+//! ```
+//!
+//! Worker and agent each know a part: this process holds the truth, the agent a copy. Where the agent goes away the leases stand and the
+//! program goes on. What is said and when is decided without a socket ([`ledger`]).
+//!
+//! Invariants: nothing of it runs before a join, nor once [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
+
+mod activity;
+mod backoff;
+mod commands;
+mod connection;
+mod error;
+mod identity;
+mod ledger;
+mod orphan;
+mod port;
+mod session;
+#[cfg(test)]
+#[cfg(not(schedules))]
+mod tests;
+
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use glake_device::DeviceId;
+use glake_tiers::{LeaseEvent, LeaseObserver as _};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+use rustix::process::{getegid, geteuid, getgid, getuid};
+
+pub(super) use activity::ActivityWriter;
+use commands::{Carrier, Command, What};
+pub use error::AgentError;
+use identity::Identity;
+pub(super) use port::Port;
+use session::Session;
+
+use super::device_registry::DeviceRegistry;
+use super::observers::Observers;
+use super::regions::RegionSet;
+use super::{ProcessError, Result};
+use crate::config::{self, Launch};
+
+/// The node agent of a process, once it has joined one.
+#[derive(Debug)]
+pub struct AgentLink {
+    joiner: Arc<Joiner>,
+}
+
+/// What joins.
+#[derive(Debug)]
+pub(super) struct Joiner {
+    port: Arc<Port>,
+    registry: Arc<DeviceRegistry>,
+    regions: Arc<RegionSet>,
+    launch: Launch,
+    /// The socket that is joined with the first pool.
+    socket: Option<PathBuf>,
+    /// The first pool has started, or somebody has joined before.
+    has_begun: AtomicBool,
+    /// What it is called where nobody says otherwise.
+    name: Option<String>,
+    joined: Mutex<Option<Joined>>,
+    /// Nobody joins any more.
+    is_over: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Joined {
+    path: PathBuf,
+    identity: Identity,
+    session: JoinHandle<()>,
+    carrier: JoinHandle<()>,
+    commands: Sender<Command>,
+}
+
+impl AgentLink {
+    pub(super) fn new(
+        registry: &Arc<DeviceRegistry>,
+        regions: &Arc<RegionSet>,
+        launch: Launch,
+        config: config::Agent,
+    ) -> AgentLink {
+        let port = registry.observers.agent().clone();
+        let joiner = Arc::new(Joiner {
+            port: port.clone(),
+            registry: registry.clone(),
+            regions: regions.clone(),
+            launch,
+            socket: config.socket.filter(|path| !path.as_os_str().is_empty()),
+            name: config.name,
+            has_begun: AtomicBool::new(false),
+            joined: Mutex::default(),
+            is_over: AtomicBool::new(false),
+        });
+        port.set_joiner(Arc::downgrade(&joiner));
+        AgentLink { joiner }
+    }
+
+    /// Joins the agent at a socket: that of `agent.socket`, else the one of this user. From then on a lease bounds what the process may
+    /// make, beginning with what is made; more is asked for. Joining again as the same is no error; it says that a start is over.
+    ///
+    /// # Errors
+    /// [`AgentError`]; nothing has changed then.
+    pub fn join(&self, name: Option<&str>, socket: Option<&Path>) -> Result<()> {
+        let path = self.joiner.path(socket)?;
+        Ok(self.joiner.join(name, path, None)?)
+    }
+
+    /// Leaves the agent: nothing but its limits bounds the process from then on. Uses that are parked go on once their memory is back, which
+    /// somebody has to ask for. Where none is joined nothing is done.
+    pub fn leave(&self) {
+        self.joiner.end(true);
+    }
+
+    /// Whether it has joined one, whether that is there now or not.
+    pub fn is_joined(&self) -> bool {
+        self.joiner.port.is_on()
+    }
+
+    /// The socket to the agent, which a forked child has too and is to close.
+    pub fn socket(&self) -> Option<RawFd> {
+        self.joiner.port.socket()
+    }
+
+    /// The process ends: nothing of it runs from then on. The agent finds out by itself.
+    pub(super) fn stop(&self) {
+        self.joiner.is_over.store(true, Ordering::Release);
+        // First: whoever joins just now waits no more.
+        self.joiner.port.end();
+        self.joiner.end(false);
+    }
+}
+
+impl Drop for AgentLink {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Joiner {
+    fn path(&self, asked: Option<&Path>) -> std::result::Result<PathBuf, AgentError> {
+        match asked.map(Path::to_owned).or_else(|| self.socket.clone()) {
+            Some(path) => Ok(path),
+            None => Ok(glake_wire::default_path(self.launch.runtime_dir.as_deref())?),
+        }
+    }
+
+    /// `starting`: it joins by itself, with the pool of this device.
+    fn join(
+        &self,
+        name: Option<&str>,
+        path: PathBuf,
+        starting: Option<DeviceId>,
+    ) -> std::result::Result<(), AgentError> {
+        self.has_begun.store(true, Ordering::Release);
+        let program = std::env::args_os().next().unwrap_or_default();
+        let asked = name.or(self.name.as_deref());
+        let identity = Identity::of(asked, &program.to_string_lossy(), std::process::id(), &self.launch)?;
+        let mut joined = self.joined.lock();
+        if self.is_over.load(Ordering::Acquire) {
+            return Err(AgentError::Ending);
+        }
+        if let Some(there) = joined.as_ref().filter(|there| !there.session.is_finished()) {
+            let is_same = there.path == path && (name.is_none() || there.identity.name == identity.name);
+            self.port.start_is_over();
+            let (path, name) = (there.path.clone(), there.identity.name.clone());
+            return if is_same { Ok(()) } else { Err(AgentError::Joined { path, name }) };
+        }
+        // One that ended by itself.
+        if let Some(ended) = joined.take() {
+            self.join_threads(ended);
+        }
+        let os = |what| move |source| AgentError::Os { what, source };
+        let wake = self.port.open().map_err(os("a descriptor"))?;
+        self.port.activity.open()?;
+        self.regions.gate().tell_activity();
+        let (commands, to_do) = channel();
+        let session = Session {
+            port: self.port.clone(),
+            registry: self.registry.clone(),
+            regions: self.regions.clone(),
+            path: path.clone(),
+            identity: identity.clone(),
+            wake,
+            commands: commands.clone(),
+            starting,
+        };
+        let carrier = Carrier::new(&self.port, &self.registry, &self.regions);
+        let carrier = thread("glake-commands", move || carrier.run(&to_do)).map_err(os("a thread"))?;
+        let session = thread("glake-agent", move || session.run()).map_err(os("a thread"))?;
+        let there = Joined { path, identity, session, carrier, commands };
+        let outcome = self.port.outcome();
+        if outcome.is_err() && starting.is_none() {
+            self.join_threads(there);
+            self.port.activity.close();
+        } else {
+            *joined = Some(there);
+        }
+        outcome
+    }
+
+    /// With the first pool, where a socket is configured; whoever starts it waits for the agent, where that says so.
+    pub(super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
+        if !self.has_begun.swap(true, Ordering::AcqRel)
+            && let Some(path) = &self.socket
+        {
+            if getuid() != geteuid() || getgid() != getegid() {
+                tracing::warn!(
+                    target: "glake::agent", socket = %path.display(),
+                    "the agent is not joined: this process runs with another user's rights (set-uid); call glake_join"
+                );
+                return;
+            }
+            // Why not was said.
+            let _ = self.join(None, path.clone(), Some(device));
+        }
+        let until = Instant::now() + self.port.refill_timeout.max(session::START);
+        self.port.wait_for_admission(until, || observers.told(LeaseEvent::Waiting, device, Bytes::ZERO));
+    }
+
+    fn end(&self, says_bye: bool) {
+        let Some(joined) = self.joined.lock().take() else { return };
+        match says_bye {
+            true => self.port.say_bye(),
+            false => self.port.end(),
+        }
+        // Commands that wait for uses end.
+        self.regions.gate().changed();
+        self.join_threads(joined);
+        self.port.set_off();
+        self.registry.devices.iter().for_each(|memory| memory.lease.set(None));
+        self.port.activity.close();
+    }
+
+    fn join_threads(&self, joined: Joined) {
+        let Joined { session, carrier, commands, .. } = joined;
+        // A thread's panic is its own.
+        let _ = session.join();
+        let _ = commands.send(Command { epoch: 0, what: What::End });
+        let _ = carrier.join();
+    }
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+impl From<AgentError> for ProcessError {
+    fn from(error: AgentError) -> ProcessError {
+        ProcessError::Agent(Box::new(error))
+    }
+}

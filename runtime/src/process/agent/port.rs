@@ -1,0 +1,334 @@
+//! Where the rest of the process and the agent's threads meet.
+//!
+//! ```text
+//! refills, leases, pools, gate ─► Port: ledger, conversation ─► glake-agent: socket
+//!                                 │ wake                          │ commands
+//!                                 └◄──────── answers ◄── glake-commands
+//! ```
+//!
+//! Invariants: while nothing is joined, one load tells that there is nobody to tell. What is said is put into the conversation in the
+//! order of the ledger, under the lock, so that what hello told and what comes after it make a whole. Under the lock that of a lease is taken, and no other.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use glake_device::DeviceId;
+use glake_tiers::LeaseEvent;
+use glake_units::Bytes;
+use glake_wire::{Conversation, ToAgent};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::Joiner;
+use super::activity::ActivityWriter;
+use super::ledger::Ledger;
+use crate::process::AgentError;
+use crate::process::observers::Observers;
+
+/// Nothing is open.
+const NONE: RawFd = -1;
+
+/// Shared by the process and the threads that speak to its agent.
+#[derive(Debug)]
+pub(in super::super) struct Port {
+    /// Leases are an agent's.
+    is_on: AtomicBool,
+    pub(super) grow_timeout: Duration,
+    pub(super) refill_timeout: Duration,
+    pub(super) devices: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The threads are to end.
+    is_over: AtomicBool,
+    /// A start is not over.
+    is_starting: AtomicBool,
+    joiner: OnceLock<Weak<Joiner>>,
+    /// The socket of the moment, for a forked child to close.
+    socket: AtomicI32,
+    /// Raised by whatever ends a park before its time.
+    unparks: AtomicU64,
+    pub(in super::super) activity: Arc<ActivityWriter>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) ledger: Ledger,
+    pub(super) conversation: Conversation<ToAgent>,
+    /// The agent that was heard last.
+    pub(super) epoch: u64,
+    /// Which joining it is.
+    generation: u64,
+    wake: Option<Arc<OwnedFd>>,
+    /// An agent is there now.
+    pub(super) is_heard: bool,
+    /// The last word has been said.
+    pub(super) says_bye: bool,
+    /// How the first attempt ended, until somebody asks.
+    outcome: Option<Result<(), AgentError>>,
+}
+
+/// A refill that an agent is told of.
+#[derive(Debug)]
+pub(in super::super) struct Refilling {
+    port: Arc<Port>,
+    generation: Option<u64>,
+}
+
+impl Port {
+    pub(in super::super) fn new(
+        devices: usize,
+        grow_timeout: Duration,
+        refill_timeout: Duration,
+    ) -> Arc<Port> {
+        Arc::new(Port {
+            is_on: AtomicBool::new(false),
+            grow_timeout,
+            refill_timeout,
+            devices,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            is_over: AtomicBool::new(false),
+            is_starting: AtomicBool::new(false),
+            joiner: OnceLock::new(),
+            socket: AtomicI32::new(NONE),
+            unparks: AtomicU64::new(0),
+            activity: Arc::default(),
+        })
+    }
+
+    /// Whether leases are an agent's: one load.
+    #[inline]
+    pub(in super::super) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Acquire)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// A joining begins.
+    ///
+    /// # Errors
+    /// What the operating system answers where there are no more descriptors.
+    pub(super) fn open(&self) -> std::io::Result<Arc<OwnedFd>> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut state = self.state.lock();
+        self.is_over.store(false, Ordering::Release);
+        *state = State {
+            ledger: Ledger::new(self.devices),
+            generation: state.generation + 1,
+            wake: Some(wake.clone()),
+            ..State::default()
+        };
+        Ok(wake)
+    }
+
+    /// Leases are the agent's from now on, and these. What goes back of them meanwhile is noted after that.
+    pub(super) fn set_on(&self, leases: impl FnOnce() -> Vec<Bytes>) {
+        // First: who finds a lease has somebody to ask.
+        self.is_on.store(true, Ordering::Release);
+        let mut state = self.state.lock();
+        let leases = leases();
+        state.ledger.set_leases(leases);
+    }
+
+    /// They are nobody's.
+    pub(super) fn set_off(&self) {
+        self.is_on.store(false, Ordering::Release);
+        let mut state = self.state.lock();
+        state.generation += 1;
+        state.ledger = Ledger::new(self.devices);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The threads end.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.unparked();
+        self.wake();
+        self.changed.notify_all();
+    }
+
+    /// Whoever waits here looks again.
+    pub(super) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Says bye, and ends the threads once that is said.
+    pub(super) fn say_bye(&self) {
+        let mut state = self.state.lock();
+        if state.is_heard {
+            state.says_bye = true;
+            state.conversation.push(ToAgent::Bye);
+        }
+        drop(state);
+        self.end();
+    }
+
+    /// Whether the threads are to end. Asked under any lock.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Has the agent's thread look.
+    pub(super) fn wake(&self) {
+        let wake = self.state.lock().wake.clone();
+        if let Some(wake) = wake {
+            // It is awake where the number is as large as it gets.
+            let _ = rustix::io::write(wake.as_fd(), &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Changes the ledger, and has the agent's thread look.
+    pub(super) fn note(&self, change: impl FnOnce(&mut Ledger, Instant)) {
+        change(&mut self.state.lock().ledger, Instant::now());
+        self.changed.notify_all();
+        self.wake();
+    }
+
+    /// Parks that are under way end.
+    pub(super) fn unparked(&self) {
+        self.unparks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How many have been ended so far.
+    pub(super) fn unparks(&self) -> u64 {
+        self.unparks.load(Ordering::Acquire)
+    }
+
+    /// The first attempt is over.
+    pub(super) fn set_outcome(&self, outcome: Result<(), AgentError>) {
+        self.state.lock().outcome.get_or_insert(outcome);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the first attempt.
+    pub(super) fn outcome(&self) -> Result<(), AgentError> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(outcome) = state.outcome.take() {
+                return outcome;
+            }
+            if self.is_over() {
+                return Err(AgentError::Ending);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Waits until the agent lets a start go on, `until` at most; `pause` is called again and again meanwhile, with no lock held.
+    pub(super) fn wait_for_admission(&self, until: Instant, pause: impl Fn()) {
+        let mut state = self.state.lock();
+        while self.is_on() && !self.is_over() && state.ledger.start_waits() && Instant::now() < until {
+            let step = Instant::now() + Duration::from_millis(5);
+            if self.changed.wait_until(&mut state, step.min(until)).timed_out() {
+                MutexGuard::unlocked(&mut state, &pause);
+            }
+        }
+        state.ledger.release_start();
+    }
+
+    pub(super) fn set_socket(&self, socket: Option<&OwnedFd>) {
+        self.socket.store(socket.map_or(NONE, |socket| socket.as_raw_fd()), Ordering::Release);
+    }
+
+    /// The socket to the agent, for a forked child, in which it is nobody's and nobody uses it.
+    pub(super) fn socket(&self) -> Option<RawFd> {
+        Some(self.socket.load(Ordering::Acquire)).filter(|socket| *socket != NONE)
+    }
+
+    /// A lease's event.
+    pub(in super::super) fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
+        if !self.is_on() {
+            return;
+        }
+        match event {
+            LeaseEvent::Want => {
+                let timeout = self.refill_timeout;
+                self.note(|ledger, now| ledger.wanted(device, bytes, timeout, now));
+            }
+            LeaseEvent::Grow => {
+                let timeout = self.grow_timeout;
+                self.note(|ledger, now| ledger.grows(device, bytes, timeout, now));
+            }
+            LeaseEvent::Returned => self.note(|ledger, _| ledger.returned(device, bytes)),
+            LeaseEvent::Waiting => {}
+        }
+    }
+
+    /// Memory is about to come back.
+    pub(in super::super) fn refill_begins(self: &Arc<Self>) -> Refilling {
+        let generation = self.is_on().then(|| {
+            let mut state = self.state.lock();
+            state.ledger.refill_begun();
+            state.generation
+        });
+        Refilling { port: self.clone(), generation }
+    }
+
+    /// What is held is another than was said.
+    pub(in super::super) fn changed(&self) {
+        if self.is_on() {
+            self.note(|ledger, _| ledger.changed());
+        }
+    }
+
+    /// Something shows that the worker holds what it will: one load where nothing is joined.
+    #[inline]
+    pub(in super::super) fn start_is_over(&self) {
+        if self.is_starting.load(Ordering::Relaxed) {
+            self.end_start();
+        }
+    }
+
+    #[cold]
+    fn end_start(&self) {
+        self.is_starting.store(false, Ordering::Relaxed);
+        self.note(|ledger, _| ledger.start_is_over());
+    }
+
+    /// The worker begins to load what it will hold.
+    pub(super) fn starts(&self) {
+        self.is_starting.store(true, Ordering::Relaxed);
+        self.note(|ledger, now| ledger.starts(now));
+    }
+
+    /// The pool of a device is about to start.
+    pub(in super::super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
+        let joiner = self.joiner.get().and_then(Weak::upgrade);
+        if let Some(joiner) = joiner {
+            joiner.pool_starts(device, observers);
+        }
+    }
+
+    /// Who joins by itself.
+    pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
+        let _ = self.joiner.set(joiner);
+    }
+}
+
+impl Refilling {
+    /// It has ended so.
+    pub(in super::super) fn ended<T, E: std::fmt::Display>(mut self, outcome: &Result<T, E>) {
+        self.end(outcome.as_ref().map(|_| ()).map_err(ToString::to_string));
+    }
+
+    fn end(&mut self, outcome: Result<(), String>) {
+        let Some(generation) = self.generation.take() else { return };
+        let mut state = self.port.state.lock();
+        if state.generation == generation {
+            state.ledger.refill_ended(outcome);
+            drop(state);
+            self.port.wake();
+        }
+    }
+}
+
+impl Drop for Refilling {
+    fn drop(&mut self) {
+        self.end(Err("it was given up".to_owned()));
+    }
+}

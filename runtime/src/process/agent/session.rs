@@ -1,0 +1,453 @@
+//! The thread that speaks to the agent: connects, says hello, says what is to be said, hears what comes, and begins anew where the
+//! connection is lost.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use glake_device::DeviceId;
+use glake_tiers::Lease;
+use glake_units::Bytes;
+use glake_wire::{FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
+
+use super::AgentError;
+use super::backoff::BackOff;
+use super::commands::{Command, What};
+use super::connection::{Connection, pause};
+use super::identity::Identity;
+use super::ledger::Say;
+use super::orphan::Turn;
+use super::port::{Port, State};
+use crate::process::device::DeviceMemory;
+use crate::process::device_registry::DeviceRegistry;
+use crate::process::regions::RegionSet;
+use crate::share::started;
+
+/// How soon it is looked whether a start goes on.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long whoever starts the first pool waits for the agent at least.
+pub(super) const START: Duration = Duration::from_secs(600);
+/// How long a bye may take to be sent.
+const BYE: Duration = Duration::from_secs(1);
+
+/// What the thread has.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) port: Arc<Port>,
+    pub(super) registry: Arc<DeviceRegistry>,
+    pub(super) regions: Arc<RegionSet>,
+    pub(super) path: PathBuf,
+    pub(super) identity: Identity,
+    pub(super) wake: Arc<OwnedFd>,
+    pub(super) commands: Sender<Command>,
+    /// It joins by itself, with the pool of this device, and is tried again where it fails.
+    pub(super) starting: Option<DeviceId>,
+}
+
+impl Session {
+    /// Until the threads are to end, or the agent refuses.
+    pub(super) fn run(&self) {
+        let (mut back_off, mut turn, mut has_warned) = (BackOff::default(), None, false);
+        while !self.is_over() {
+            match self.join() {
+                Ok(mut connection) => {
+                    (back_off, turn, has_warned) = (BackOff::default(), None, false);
+                    self.port.set_outcome(Ok(()));
+                    self.serve(&mut connection);
+                    // Before its number is another file's: a forked child closes it by that.
+                    self.port.set_socket(None);
+                    self.lost();
+                }
+                Err(AgentError::Ending) => break,
+                Err(error) => {
+                    let is_joined = self.port.is_on();
+                    if !error.may_pass() {
+                        self.unlease();
+                    }
+                    if !has_warned && (self.starting.is_some() || is_joined) {
+                        has_warned = true;
+                        tracing::warn!(target: "glake::agent", %error, "no agent: this process goes on as it is");
+                    }
+                    let goes_on = error.may_pass() && (self.starting.is_some() || is_joined);
+                    self.port.set_outcome(Err(error));
+                    if !goes_on {
+                        return;
+                    }
+                }
+            }
+            self.help_itself(&mut turn);
+            self.wait(back_off.next());
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.port.is_over()
+    }
+
+    /// Waits before the next attempt, no longer than whoever waits for memory can bear.
+    fn wait(&self, wait: Duration) {
+        let begin = Instant::now();
+        loop {
+            let (is_over, urgent) = {
+                let state = self.port.lock();
+                (self.port.is_over(), state.ledger.is_urgent())
+            };
+            let until = begin + BackOff::bounded(wait, urgent);
+            if is_over || Instant::now() >= until {
+                return;
+            }
+            pause(&self.wake, until);
+        }
+    }
+
+    /// Connects and is welcomed.
+    fn join(&self) -> Result<Connection, AgentError> {
+        let mut connection = Connection::open(&self.path)?;
+        self.port.set_socket(Some(connection.socket()));
+        let is_new = !self.port.is_on();
+        if is_new {
+            self.lease();
+        }
+        let page = self.port.activity.descriptor();
+        let page =
+            page.map_err(|source| AgentError::Os { what: "a descriptor of the activity page", source });
+        let welcomed = page.and_then(|page| {
+            let (hello, told) = self.hello();
+            let said_wants = hello.wants;
+            let welcome = connection.greet(&self.path, hello, page, &self.wake, || self.is_over())?;
+            Ok((welcome, told, said_wants))
+        });
+        match welcomed {
+            Ok((welcome, told, said_wants)) => {
+                self.welcomed(&welcome, told, said_wants);
+                Ok(connection)
+            }
+            Err(error) => {
+                self.port.set_socket(None);
+                if is_new {
+                    self.unlease();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// From now on all that is made is the agent's to grant.
+    fn lease(&self) {
+        self.port.set_on(|| self.registry.devices.iter().map(|memory| memory.lease.set_to_made()).collect());
+        if self.starting.is_some() && self.regions.made().is_zero() {
+            self.port.starts();
+        }
+        for memory in self.registry.devices.iter() {
+            self.port.activity.made(memory.id(), memory.lease.view().made);
+        }
+    }
+
+    /// Nothing is.
+    pub(super) fn unlease(&self) {
+        self.port.set_off();
+        self.registry.devices.iter().for_each(|memory| memory.lease.set(None));
+    }
+
+    /// What hello says now, and the position in the conversation as of which it does.
+    fn hello(&self) -> (Hello, u64) {
+        let held = self.held();
+        let mut state = self.port.lock();
+        // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest.
+        self.push(&mut state, &held);
+        let told = state.conversation.position();
+        let pid = std::process::id();
+        let hello = Hello {
+            name: self.identity.name.clone(),
+            peer: Peer { pid, start: started(pid).unwrap_or_default() },
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            gang: self.identity.gang.clone(),
+            ranks: self.identity.ranks,
+            epoch: state.epoch,
+            received: state.conversation.received(),
+            starting: state.ledger.is_starting(),
+            wants: state.ledger.wants(),
+            holdings: leased(&state, held),
+        };
+        (hello, told)
+    }
+
+    fn welcomed(&self, welcome: &Welcome, told: u64, said_wants: bool) {
+        let mut state = self.port.lock();
+        let now = Instant::now();
+        if welcome.epoch == state.epoch {
+            state.conversation.resume(welcome.received);
+            state.ledger.resumed(now);
+        } else {
+            state.conversation.restart(told);
+            state.epoch = welcome.epoch;
+            state.ledger.restarted(said_wants, now);
+            // Whatever the agent before had parked.
+            self.port.unparked();
+            self.regions.gate().changed();
+            let _ = self.commands.send(Command { epoch: welcome.epoch, what: What::Unpark });
+        }
+        if welcome.wait {
+            state.ledger.hold_start();
+        }
+        state.is_heard = true;
+    }
+
+    fn lost(&self) {
+        let mut state = self.port.lock();
+        state.is_heard = false;
+        state.ledger.lost(Instant::now());
+    }
+
+    /// Speaks and hears until the connection is lost, or the threads are to end.
+    fn serve(&self, connection: &mut Connection) {
+        let mut bye = None;
+        loop {
+            self.say(connection);
+            let written = connection.write();
+            connection.read();
+            if let Err(error) = self.hear(connection) {
+                tracing::warn!(target: "glake::agent", %error, "the agent is heard anew");
+                return;
+            }
+            if written.is_err() || connection.has_ended() {
+                return;
+            }
+            let (is_over, is_silent, until) = {
+                let state = self.port.lock();
+                let is_said =
+                    !state.ledger.has_something_to_say() && state.conversation.unacknowledged() == 0;
+                let is_silent = is_said || !state.says_bye;
+                let look = state.ledger.is_starting().then(|| Instant::now() + LOOK);
+                (self.port.is_over(), is_silent, [state.ledger.next(), look].into_iter().flatten().min())
+            };
+            let now = Instant::now();
+            if is_over {
+                let until = *bye.get_or_insert(now + BYE);
+                if is_silent || now >= until {
+                    return;
+                }
+                connection.poll(&self.wake, Some(until));
+                continue;
+            }
+            connection.poll(&self.wake, until);
+        }
+    }
+
+    /// Puts what is to be said into frames.
+    fn say(&self, connection: &mut Connection) {
+        let made = self.regions.made();
+        let needs_holdings = {
+            let mut state = self.port.lock();
+            let now = Instant::now();
+            state.ledger.tick(now);
+            state.ledger.made(made, now);
+            state.ledger.has_something_to_say()
+        };
+        let held = if needs_holdings { self.held() } else { Vec::new() };
+        let mut state = self.port.lock();
+        if needs_holdings {
+            self.push(&mut state, &held);
+        }
+        loop {
+            match state.conversation.next(ToAgent::Ack) {
+                Ok(Some(frame)) => connection.push(&frame),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(target: "glake::agent", %error, "a message to the agent is too long");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Puts what is to be said into the conversation.
+    fn push(&self, state: &mut State, held: &[Holding]) {
+        for say in state.ledger.take() {
+            let holdings = if say.tells_holdings() { leased(state, held.to_vec()) } else { Vec::new() };
+            let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            let message = match say {
+                Say::Want { within } => ToAgent::Want { deadline_ms: Some(ms(within)) },
+                Say::Cancel => ToAgent::Cancel,
+                Say::Grow { device, bytes, within } => {
+                    ToAgent::Grow { gpu: self.gpu(device), bytes, within_ms: ms(within) }
+                }
+                Say::Returned { device, bytes } => ToAgent::Returned { gpu: self.gpu(device), bytes },
+                Say::Parked => ToAgent::Parked,
+                Say::Shrunk => ToAgent::Shrunk { holdings },
+                Say::Refilled => ToAgent::Refilled { holdings },
+                Say::Failed { what, why } => ToAgent::Failed { what: what.to_owned(), why, holdings },
+                Say::Changed => ToAgent::Changed { holdings },
+            };
+            state.conversation.push(message);
+        }
+    }
+
+    /// What is held now; the leases are told apart.
+    fn held(&self) -> Vec<Holding> {
+        let starting = self.starting;
+        let holding = |memory: &DeviceMemory| {
+            let held = self.regions.device_holding(memory);
+            Holding {
+                gpu: memory.gpu(),
+                device: memory.id().0,
+                lease: Bytes::ZERO,
+                resident: held.made,
+                fixed: held.fixed,
+                evicted: held.evicted,
+                room: held.room,
+                dirty: held.dirty,
+                discardable: held.discardable,
+                hosted: held.hosted,
+            }
+        };
+        let used = |memory: &&DeviceMemory| {
+            let view = memory.lease.view();
+            memory.started().is_some()
+                || starting == Some(memory.id())
+                || !view.made.is_zero()
+                || view.leased.is_some_and(|leased| !leased.is_zero())
+        };
+        self.registry.devices.iter().filter(used).map(holding).collect()
+    }
+
+    fn gpu(&self, device: DeviceId) -> String {
+        self.registry.device(device.0.into()).map_or_else(|_| device.0.to_string(), DeviceMemory::gpu)
+    }
+
+    fn find(&self, gpu: &str) -> Option<&DeviceMemory> {
+        self.registry.devices.iter().find(|memory| memory.gpu() == gpu)
+    }
+
+    /// Deals with all that was read.
+    ///
+    /// # Errors
+    /// The connection cannot go on.
+    fn hear(&self, connection: &mut Connection) -> Result<(), Unheard> {
+        while let Some(frame) = connection.take()? {
+            let mut state = self.port.lock();
+            match state.conversation.receive(frame.seq, frame.ack) {
+                Received::New => {
+                    self.apply(&mut state, frame.message);
+                    drop(state);
+                    self.port.notify();
+                }
+                Received::Repeated => {}
+                Received::Gap => return Err(Unheard::Gap { seq: frame.seq }),
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&self, state: &mut State, message: ToWorker) {
+        let (now, epoch) = (Instant::now(), state.epoch);
+        let command = |what| {
+            let _ = self.commands.send(Command { epoch, what });
+        };
+        let by = |within_ms| now + Duration::from_millis(within_ms).min(MOST);
+        match message {
+            ToWorker::Grant { gpu, bytes } => match self.find(&gpu) {
+                Some(memory) => {
+                    state.ledger.granted(memory.id(), bytes);
+                    memory.lease.grant(bytes);
+                }
+                None => {
+                    tracing::warn!(target: "glake::agent", gpu, "a grant of memory of a GPU that is not here")
+                }
+            },
+            ToWorker::Admit => state.ledger.admitted(),
+            ToWorker::Park { within_ms } => {
+                command(What::Park {
+                    until: by(within_ms),
+                    hold: Duration::from_millis(within_ms).min(MOST),
+                });
+            }
+            ToWorker::Unpark => {
+                self.port.unparked();
+                self.regions.gate().changed();
+                command(What::Unpark);
+            }
+            ToWorker::Shrink { gpu, bytes, tier, within_ms } => {
+                let device = self.find(&gpu).map(|memory| memory.id().0.into());
+                command(What::Shrink { gpu, device, bytes, tier, until: by(within_ms) });
+            }
+            ToWorker::Demote { .. } => command(What::Demote),
+            ToWorker::Refill => {
+                state.ledger.refill_asked();
+                command(What::Refill);
+            }
+            ToWorker::Deny { why, retry_after_ms } => {
+                if state.ledger.denied(retry_after_ms.map(Duration::from_millis), now) {
+                    tracing::info!(target: "glake::agent", ?why, "the agent grants no memory");
+                    self.leases().for_each(|lease| _ = lease.grant(Bytes::ZERO));
+                }
+            }
+            ToWorker::DenyGrowth { gpu, .. } => {
+                if let Some(memory) = self.find(&gpu) {
+                    state.ledger.growth_denied(memory.id());
+                    memory.lease.deny_growth();
+                }
+            }
+            ToWorker::Welcome(_) | ToWorker::Refused { .. } | ToWorker::Ack | ToWorker::Unknown => {}
+        }
+    }
+
+    fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {
+        self.registry.devices.iter().map(|memory| &memory.lease)
+    }
+
+    /// Uses have waited for too long while there is no agent: what they wait for is taken, if nobody else does so now, and the driver's
+    /// free memory decides.
+    fn help_itself(&self, turn: &mut Option<Turn>) {
+        let (missing, is_over) = {
+            let state = self.port.lock();
+            (state.ledger.orphaned(Instant::now()), !state.ledger.is_urgent())
+        };
+        if is_over {
+            *turn = None;
+        }
+        if turn.is_some() || missing.iter().all(|(_, bytes)| bytes.is_zero()) {
+            return;
+        }
+        match Turn::take(&self.path) {
+            Ok(Some(taken)) => {
+                *turn = Some(taken);
+                tracing::warn!(
+                    target: "glake::agent", socket = %self.path.display(),
+                    "there has been no agent for too long: memory is taken as far as the GPU has it"
+                );
+                for (device, bytes) in missing {
+                    let Ok(memory) = self.registry.device(device.0.into()) else { continue };
+                    self.port.lock().ledger.granted(device, bytes);
+                    memory.lease.grant(bytes);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(target: "glake::agent", %error, "no turn among those without an agent")
+            }
+        }
+    }
+}
+
+/// Longer than any command may take.
+const MOST: Duration = Duration::from_secs(3600);
+
+/// Why a connection that was welcomed cannot go on.
+#[derive(Debug, thiserror::Error)]
+enum Unheard {
+    #[error("message {seq} came without the one before it")]
+    Gap { seq: u64 },
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// What is held, with the leases as the conversation has them.
+fn leased(state: &State, mut held: Vec<Holding>) -> Vec<Holding> {
+    for holding in &mut held {
+        holding.lease = state.ledger.lease(DeviceId(holding.device));
+    }
+    held
+}

@@ -1,0 +1,104 @@
+//! A process that joins by itself when its first pool starts.
+
+use super::*;
+
+/// The agent answers hello with this while the worker makes its first block.
+fn started(socket: &Socket, wait: bool) -> (Process, Agent) {
+    let process = worker("", &[("GLAKE_AGENT", socket.text())]);
+    assert!(!process.agent().is_joined(), "not before a pool starts");
+    let agent = std::thread::scope(|scope| {
+        let made = scope.spawn(|| process.malloc(0, mib(1), STREAM));
+        let mut agent = socket.accept();
+        let hello = agent.hello.clone();
+        assert!(
+            hello.starting && hello.holdings[0].gpu == "0" && hello.holdings[0].lease.is_zero(),
+            "{hello:?}"
+        );
+        agent.welcome(Welcome { epoch: 2, received: 0, worker: 1, wait });
+        if wait {
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!made.is_finished(), "it waits for the agent");
+            agent.say(ToWorker::Deny { why: glake_wire::Denied::Incomplete, retry_after_ms: Some(10) });
+            agent.hear_until("want", |said| matches!(said, ToAgent::Want { .. }).then_some(()));
+            agent.grant(mib(64));
+            agent.say(ToWorker::Admit);
+        } else {
+            agent.hear_until("grow", |said| matches!(said, ToAgent::Grow { .. }).then_some(()));
+            agent.grant(mib(64));
+        }
+        process.free(made.join().unwrap().unwrap()).unwrap();
+        agent
+    });
+    (process, agent)
+}
+
+#[test]
+fn it_waits_where_the_agent_says_so_and_is_over_with_the_first_use() {
+    for wait in [false, true] {
+        let socket = Socket::new();
+        let (process, mut agent) = started(&socket, wait);
+        let id = process.regions().begin_use(&Tags::All, WhenClosed::Refuse, None).unwrap();
+        assert_eq!(agent.refilled().lease, mib(64));
+        process.regions().gate().end_use(id).unwrap();
+        process.agent().leave();
+    }
+}
+
+#[test]
+fn it_is_over_with_a_seal_an_explicit_join_or_when_nothing_new_is_made() {
+    for how in 0..3 {
+        let socket = Socket::new();
+        let (process, mut agent) = started(&socket, false);
+        match how {
+            0 => {
+                process
+                    .regions()
+                    .define(RegionOptions { policy: Policy::Sealed, ..RegionOptions::of("w") })
+                    .unwrap();
+                process.regions().seal("w", false).unwrap();
+            }
+            1 => process.agent().join(None, None).unwrap(),
+            _ => {}
+        }
+        agent.refilled();
+        process.agent().leave();
+    }
+}
+
+#[test]
+fn without_an_agent_it_goes_on_and_joins_later() {
+    let mut socket = Socket::new();
+    socket.close();
+    let process = worker("", &[("GLAKE_AGENT", socket.text())]);
+    let block = process.malloc(0, mib(8), STREAM).unwrap();
+    assert_eq!(process.lease(), None);
+    socket.open();
+    let agent = socket.welcome(1);
+    assert!(!agent.hello.starting && agent.hello.holdings[0].lease >= mib(8));
+    until("the lease", || process.lease().map(|_| ()));
+    // A pool that starts later is told.
+    let mut agent = agent;
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| process.malloc(1, mib(4), STREAM));
+        agent.hear_until("the other GPU", |said| match said {
+            ToAgent::Changed { holdings } => holdings.iter().find(|held| held.gpu == "1").map(|_| ()),
+            _ => None,
+        });
+        agent.say(ToWorker::Grant { gpu: "1".to_owned(), bytes: mib(64) });
+        process.free(made.join().unwrap().unwrap()).unwrap();
+    });
+    process.agent().leave();
+    process.free(block).unwrap();
+}
+
+#[test]
+fn a_socket_that_is_no_path_from_the_root_is_a_mistake() {
+    let sources = Sources {
+        environment: Environment::from_iter([("GLAKE_AGENT", "agent.sock")]),
+        ..Sources::default()
+    };
+    let error = sources.load().unwrap_err().to_string();
+    assert!(error.contains("GLAKE_AGENT") && error.contains("from the root"), "{error}");
+    let none = Sources { environment: Environment::from_iter([("GLAKE_AGENT", "")]), ..Sources::default() };
+    none.load().unwrap();
+}

@@ -1,0 +1,77 @@
+//! The gate is closed for what is to move: uses have ended or are parked, their work has ended, and who votes is for it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use glake_tiers::GpuPool;
+
+use super::super::device::DeviceMemory;
+use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
+use super::super::{ProcessError, Result};
+use super::RegionSet;
+use super::ask::Shrink;
+use super::moves::Job;
+
+/// How often the work of parked uses is asked for.
+pub(super) const POLL: Duration = Duration::from_micros(200);
+
+impl RegionSet {
+    /// No use of what these jobs move runs from then on: all have ended, or are parked, their work has ended, and none that votes is
+    /// against it.
+    pub(super) fn close(
+        &self,
+        jobs: &[Job],
+        ask: &Shrink,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Closing<'_>> {
+        let tags = match ask.is_everything() {
+            true => Tags::All,
+            false => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
+        };
+        let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
+        let closing = self.gate.close_while(&tags, Some(timeout), goes_on)?;
+        self.agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))
+    }
+
+    /// Closes everything, as a shrink does, and moves nothing: for who has memory moved later, or not. `goes_on` is asked now and then
+    /// whether it is still wanted.
+    pub(in super::super) fn park(
+        &self,
+        timeout: Duration,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Closing<'_>> {
+        let closing = self.gate.close_while(&Tags::All, Some(timeout), goes_on)?;
+        let started = self.registry.devices.iter().find_map(DeviceMemory::started);
+        self.agreed(closing, Tags::All, started.map(|started| &started.pool))
+    }
+
+    /// The work of what is parked ends, and those that vote are for it.
+    fn agreed<'g>(
+        &self,
+        closing: Closing<'g>,
+        tags: Tags,
+        pool: Option<&Arc<GpuPool>>,
+    ) -> Result<Closing<'g>> {
+        if closing.parked() > 0
+            && let Some(pool) = pool
+        {
+            let begin = Instant::now();
+            let end = Duration::from_millis(self.config.park_drain_ms);
+            let mut pending = pool.pending_work()?;
+            while !pending.has_ended()? {
+                let waited = begin.elapsed();
+                if waited >= end {
+                    closing.hold_off(PARKED_IN_VAIN);
+                    return Err(ProcessError::ParkedWork { tags, waited });
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+        // Asked also where nothing is parked any more: a use that votes may have voted against it, and run again, since the gate closed.
+        if !closing.is_agreed() {
+            closing.hold_off(PARKED_IN_VAIN);
+            return Err(ProcessError::NotAgreed { tags });
+        }
+        Ok(closing)
+    }
+}

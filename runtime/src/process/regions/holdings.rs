@@ -1,0 +1,76 @@
+//! What the process holds of each GPU, as an agent has to know it.
+
+use glake_device::DeviceId;
+use glake_tiers::{Policy, RegionHolding};
+use glake_units::Bytes;
+
+use super::super::device::DeviceMemory;
+use super::RegionSet;
+
+/// What the process holds of one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct DeviceHolding {
+    /// What its pool holds, in flight included.
+    pub(in super::super) made: Bytes,
+    /// The part of it that cannot leave.
+    pub(in super::super) fixed: Bytes,
+    /// What is evicted and is copied back before a use.
+    pub(in super::super) evicted: Bytes,
+    /// What comes back beside, without a copy, and what is asked for with it.
+    pub(in super::super) room: Bytes,
+    /// What would have to be copied out if all left now.
+    pub(in super::super) dirty: Bytes,
+    /// What could leave and come back without any copy.
+    pub(in super::super) discardable: Bytes,
+    /// Pinned host memory that copies take.
+    pub(in super::super) hosted: Bytes,
+}
+
+impl RegionSet {
+    /// Of a device now. Waits for nobody who moves memory.
+    pub(in super::super) fn device_holding(&self, memory: &DeviceMemory) -> DeviceHolding {
+        let made = memory.lease.view().made;
+        let mut held = DeviceHolding { made, ..DeviceHolding::default() };
+        if memory.started().is_none() {
+            return held;
+        }
+        let (mut of_regions, mut discarded) = (Bytes::ZERO, Bytes::ZERO);
+        for (policy, holding) in self.region_holdings(memory.id()) {
+            let RegionHolding { resident, evicted, fixed, discardable, dirty, hosted } = holding;
+            add(&mut of_regions, resident);
+            let comes_back = if policy == Policy::Discard { &mut discarded } else { &mut held.evicted };
+            add(comes_back, evicted);
+            add(&mut held.fixed, fixed);
+            add(&mut held.discardable, discardable);
+            add(&mut held.dirty, dirty);
+            add(&mut held.hosted, hosted);
+        }
+        // Copies of other GPUs' memory, and what pools that were given up still hold: no shrink takes it.
+        add(&mut held.fixed, made.saturating_sub(of_regions));
+        // Memory that comes back asks for room to grow beside it; where nothing does, nothing is asked for.
+        if !held.evicted.is_zero() || !discarded.is_zero() {
+            held.room = discarded.saturating_add(memory.lease.growth());
+        }
+        held
+    }
+
+    fn region_holdings(&self, device: DeviceId) -> Vec<(Policy, RegionHolding)> {
+        self.table.cover(&self.registry.devices);
+        let slots = self.table.named(None).unwrap_or_default();
+        let regions = slots
+            .iter()
+            .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.options.policy, region)));
+        let own = regions.filter(|(_, region)| region.pool().device() == device);
+        // The domain of one that does not answer is gone.
+        own.filter_map(|(policy, region)| Some((policy, region.holding().ok()?))).collect()
+    }
+
+    /// What is made on all devices.
+    pub(in super::super) fn made(&self) -> Bytes {
+        self.registry.devices.iter().map(|memory| memory.lease.view().made).sum()
+    }
+}
+
+fn add(sum: &mut Bytes, bytes: Bytes) {
+    *sum = sum.saturating_add(bytes);
+}
