@@ -117,13 +117,13 @@ fn meter(config: &Config) -> Result<Arc<dyn Meter>, Failure> {
         }
         DeviceChoice::Sim { .. } => Err(Failure::usage(
             "--device sim: each process would simulate GPUs of its own; name the folder they are shared through \
-             (--device sim:h200x1@/tmp/gpus)",
+             (--device sim:h200x4@/tmp/gpus)",
         )),
         DeviceChoice::Auto | DeviceChoice::Cuda => match Nvml::open() {
             Some(nvml) => Ok(Arc::new(nvml)),
             None => Err(Failure::failed(
                 "there is no NVIDIA driver whose GPUs could be served (libnvidia-ml.so.1); to try it without a GPU: \
-                 --device sim:h200x1@/tmp/gpus",
+                 --device sim:h200x4@/tmp/gpus",
             )),
         },
     }
