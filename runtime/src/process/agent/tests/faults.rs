@@ -228,10 +228,12 @@ fn a_want_that_is_denied_fails_or_is_asked_again() {
     agent.shrink(mib(12));
     agent.shrunk();
     std::thread::scope(|scope| {
+        let begin = Instant::now();
         let refill = scope.spawn(|| process.regions().refill(&Refill::default()));
         agent.wanted();
         agent.say(ToWorker::Deny { why: glake_wire::Denied::TooLarge, retry_after_ms: None });
         let error = refill.join().unwrap().unwrap_err();
+        assert!(begin.elapsed() < LONG, "it does not wait for its time to be over");
         assert!(error.to_string().contains("lease of"), "{error}");
         let refill = scope.spawn(|| process.regions().refill(&Refill::default()));
         agent.wanted();
