@@ -299,8 +299,10 @@ fn what_is_in_use_stays_until_it_is_parked_or_over() {
     failed(&mut agent, "park");
     // What is no longer wanted is given up at once.
     agent.say(ToWorker::Park { within_ms: 50_000 });
+    let begin = Instant::now();
     agent.say(ToWorker::Unpark);
     failed(&mut agent, "park");
+    assert!(begin.elapsed() < Duration::from_secs(45), "{:?}", begin.elapsed());
     process.regions().gate().end_use(id).unwrap();
     agent.say(ToWorker::Park { within_ms: 50_000 });
     agent.hear_until("parked", |said| matches!(said, ToAgent::Parked).then_some(()));
