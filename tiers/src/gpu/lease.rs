@@ -119,6 +119,8 @@ struct State {
     grants: u64,
     /// How often those who wait were told that nothing comes: refills, and requests.
     denials: Denials,
+    /// How many refills had been denied when one was wanted last: what is denied after that is denied to it.
+    denied_before: Option<u64>,
     /// Nothing is waited for any more.
     stopped: bool,
     waits: u64,
@@ -213,8 +215,13 @@ impl Lease {
 
     /// Memory is about to come back: tells how much more has to be granted for it and for the growth after it.
     pub fn want(&self, evicted: Bytes) {
-        let wanted = evicted.saturating_add(self.options.growth).saturating_sub(self.room());
-        if self.view().leased.is_some() && !wanted.is_zero() {
+        let mut state = self.state.lock();
+        // Before anybody is told, who may deny it before it is waited for.
+        state.denied_before = Some(state.denials.refills);
+        let (is_leased, room) = (state.leased.is_some(), state.room());
+        drop(state);
+        let wanted = evicted.saturating_add(self.options.growth).saturating_sub(room);
+        if is_leased && !wanted.is_zero() {
             self.tell(LeaseEvent::Want, wanted);
         }
     }
@@ -247,7 +254,8 @@ impl Lease {
     /// A refill's wait for grants: it gives up when none has come for so long.
     pub fn credits(self: &Arc<Self>, timeout: Duration) -> Credits {
         let state = self.state.lock();
-        let seen = (Instant::now() + timeout, state.grants, state.denials.refills);
+        let denials = state.denied_before.unwrap_or(state.denials.refills);
+        let seen = (Instant::now() + timeout, state.grants, denials);
         drop(state);
         Credits { lease: self.clone(), timeout, seen: Mutex::new(seen) }
     }

@@ -29,9 +29,11 @@ pub(super) struct Command {
 
 #[derive(Debug)]
 pub(super) enum What {
+    /// `unparks`: how many had been said before it; one more ends it.
     Park {
         until: Instant,
         hold: Duration,
+        unparks: u64,
     },
     Unpark,
     Shrink {
@@ -102,9 +104,9 @@ impl Carrier {
                 What::End => break,
                 What::Unpark => parked = None,
                 _ if is_stale => {}
-                What::Park { until, hold } => {
+                What::Park { until, hold, unparks } => {
                     // Before the new closing: what was parked stays so.
-                    let outcome = self.park(&regions, until).map(|closing| {
+                    let outcome = self.park(&regions, until, unparks).map(|closing| {
                         parked = Some(Parked { _closing: closing, until: Instant::now() + hold });
                         Say::Parked
                     });
@@ -137,8 +139,8 @@ impl Carrier {
     }
 
     /// No use runs from then on. It is given up where the agent says before that it need not be.
-    fn park<'g>(&self, regions: &'g RegionSet, until: Instant) -> Result<Closing<'g>> {
-        let (unparks, timeout) = (self.port.unparks(), until.saturating_duration_since(Instant::now()));
+    fn park<'g>(&self, regions: &'g RegionSet, until: Instant, unparks: u64) -> Result<Closing<'g>> {
+        let timeout = until.saturating_duration_since(Instant::now());
         regions.park(timeout, &|| self.port.unparks() == unparks)
     }
 

@@ -359,10 +359,8 @@ impl Session {
             },
             ToWorker::Admit => state.ledger.admitted(),
             ToWorker::Park { within_ms } => {
-                command(What::Park {
-                    until: by(within_ms),
-                    hold: Duration::from_millis(within_ms).min(MOST),
-                });
+                let hold = Duration::from_millis(within_ms).min(MOST);
+                command(What::Park { until: by(within_ms), hold, unparks: self.port.unparks() });
             }
             ToWorker::Unpark => {
                 self.port.unparked();

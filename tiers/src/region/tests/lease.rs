@@ -261,3 +261,23 @@ proptest! {
         run(program);
     }
 }
+
+#[test]
+fn what_is_denied_before_it_is_waited_for_is_not_waited_for() {
+    let (mut fixture, lease, _told) = leased();
+    let begin = std::time::Instant::now();
+    let long = Duration::from_secs(60);
+    fixture.add(EXTENT);
+    lease.set(Some(EXTENT));
+    fixture.shrink().unwrap();
+    lease.give_back_unused();
+    lease.want(EXTENT);
+    assert!(lease.grant(Bytes::ZERO));
+    fixture.refill_by_credits(&lease, long).unwrap_err();
+    // Who wants anew is not denied by that.
+    lease.want(EXTENT);
+    lease.deny_growth();
+    assert!(lease.grant(ALL));
+    fixture.refill_by_credits(&lease, long).unwrap();
+    assert!(begin.elapsed() < long);
+}

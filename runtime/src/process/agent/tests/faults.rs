@@ -228,10 +228,12 @@ fn a_want_that_is_denied_fails_or_is_asked_again() {
     agent.shrink(mib(12));
     agent.shrunk();
     std::thread::scope(|scope| {
+        let begin = Instant::now();
         let refill = scope.spawn(|| process.regions().refill(&Refill::default()));
         agent.wanted();
         agent.say(ToWorker::Deny { why: glake_wire::Denied::TooLarge, retry_after_ms: None });
         let error = refill.join().unwrap().unwrap_err();
+        assert!(begin.elapsed() < LONG, "it does not wait for its time to be over");
         assert!(error.to_string().contains("lease of"), "{error}");
         let refill = scope.spawn(|| process.regions().refill(&Refill::default()));
         agent.wanted();
@@ -297,8 +299,10 @@ fn what_is_in_use_stays_until_it_is_parked_or_over() {
     failed(&mut agent, "park");
     // What is no longer wanted is given up at once.
     agent.say(ToWorker::Park { within_ms: 50_000 });
+    let begin = Instant::now();
     agent.say(ToWorker::Unpark);
     failed(&mut agent, "park");
+    assert!(begin.elapsed() < Duration::from_secs(45), "{:?}", begin.elapsed());
     process.regions().gate().end_use(id).unwrap();
     agent.say(ToWorker::Park { within_ms: 50_000 });
     agent.hear_until("parked", |said| matches!(said, ToAgent::Parked).then_some(()));
