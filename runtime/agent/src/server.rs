@@ -301,9 +301,8 @@ impl Server {
             };
             watched.into_iter().map(|id| (id, page(id).map(seen))).collect()
         };
-        let mut agent = self.agent.borrow_mut();
-        let now = self.now();
-        seen.into_iter().for_each(|(id, seen)| agent.saw(id, seen, now));
+        // What others do may decide something already.
+        self.tell_quietly(|agent, now| seen.into_iter().for_each(|(id, seen)| agent.saw(id, seen, now)));
     }
 
     /// Those whom the journal names are counted until they join, or are dead.
