@@ -1,7 +1,8 @@
-"""A clock that stands still while any of its threads runs: what happens between them depends on no machine's speed, and no wait takes time.
+"""A clock that stands still while any of its threads runs: what happens between them depends on no machine's speed,
+and no wait takes time.
 
-Each of its threads runs, or waits until a time, for a queue or for another thread's end. Once all wait, it is the time at which the next goes
-on.
+Each of its threads runs, or waits until a time, for a queue or for another thread's end. Once all wait, it is the time
+at which the next goes on.
 """
 
 import collections
