@@ -29,7 +29,8 @@ help: ## List the targets
 build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, optimized
 	$(CARGO) build --locked --release $(RELEASE)
 
-test: test-rust test-doc test-c test-python test-docs ## Run every test there is (Rust, C, Python), building what it needs
+# The wheel last: what it is built with has its module, and that of the others, built once more.
+test: test-rust test-doc test-c test-docs test-python ## Run every test there is (Rust, C, Python), building what it needs
 
 soak: ## Long random programs, and ranks that are interrupted at every place: tests that look for GLAKE_SOAK
 	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --lib --tests soak_ -- --nocapture

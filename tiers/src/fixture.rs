@@ -58,8 +58,8 @@ pub(crate) fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state.to_le_bytes()[7]
     };
-    let mut bytes: Vec<u8> = (0..size.get().div_ceil(512)).flat_map(|_| [next(); 512]).collect();
-    bytes.truncate(usize::try_from(size.get()).unwrap());
+    let mut bytes = vec![0; usize::try_from(size.get()).unwrap()];
+    bytes.chunks_mut(512).for_each(|part| part.fill(next()));
     bytes
 }
 
@@ -68,7 +68,12 @@ pub(crate) fn wrong_bytes(pool: &GpuPool, live: &[(Block, u8)]) -> usize {
     let wrong = |(block, seed): &(Block, u8)| {
         let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];
         pool.read(block.address, &mut bytes).unwrap();
-        bytes.iter().zip(pattern(*seed, block.size)).filter(|(found, byte)| **found != *byte).count()
+        let right = pattern(*seed, block.size);
+        if bytes == right {
+            0
+        } else {
+            bytes.iter().zip(right).filter(|(found, byte)| **found != *byte).count()
+        }
     };
     live.iter().map(wrong).sum()
 }

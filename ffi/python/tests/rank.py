@@ -221,7 +221,7 @@ def nested():
 
     user = threading.Thread(target=uses)
     user.start()
-    shrinks = Shrinks(5, timeout=2.0)
+    shrinks = Shrinks(5, timeout=8.0)
     shrinks.start()
     steps = Nested().run(shrinks.is_over)
     over.set()
@@ -237,7 +237,7 @@ def quanta():
         begun.wait()
         for tags in (["weights"], []):
             try:
-                glake.shrink(*tags, timeout=2.0)
+                glake.shrink(*tags, timeout=20.0)
             except glake.ClosedError as error:
                 failed.append(str(error))
             glake.refill(*tags)
@@ -269,7 +269,7 @@ def groups():
     shrinks.join()
     all_reduce(0)
     begun.clear()
-    shrinks = Shrinks(3, timeout=2.0)
+    shrinks = Shrinks(3, timeout=8.0)
     shrinks.start()
     steps = Steps().run(shrinks.is_over)
     return {"before": before.waited_at, "waited_at": steps.waited_at, "failed": shrinks.failed, "error": shrinks.error}
@@ -333,7 +333,7 @@ def signals():
 
 def dies():
     """One is gone once it has said that it wishes."""
-    shrinks = Shrinks(1, timeout=3.0)
+    shrinks = Shrinks(1)
     shrinks.start()
     steps = Steps()
     if OWN == 1:
@@ -381,7 +381,7 @@ def in_use():
 
 def interrupted():
     """One has wished, and is busy; a signal comes to the other, which waits for it."""
-    shrinks = Shrinks(1, timeout=3.0)
+    shrinks = Shrinks(1)
     raised = None
 
     def raises(*_):
@@ -423,7 +423,7 @@ def store_does_not_answer():
 
 
 def without_store(how):
-    shrinks = Shrinks(1, timeout=2.0)
+    shrinks = Shrinks(1, timeout=3.0)
     steps = Steps()
     if OWN == 1:
         setattr(store, how, True)

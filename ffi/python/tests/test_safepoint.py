@@ -204,10 +204,10 @@ class Places(unittest.TestCase):
         with glake.active():
             best = float("inf")
             for _ in range(5):
-                begin = time.perf_counter()
+                begin = time.thread_time()
                 for _ in range(20_000):
                     glake.safepoint()
-                best = min(best, (time.perf_counter() - begin) / 20_000)
+                best = min(best, (time.thread_time() - begin) / 20_000)
         self.assertLess(best, 5e-6)
 
 

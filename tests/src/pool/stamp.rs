@@ -92,9 +92,10 @@ impl Stamp {
     fn wrong(self, mut read: impl FnMut(Address, &mut [u8]) -> bool) -> Option<String> {
         let mut bytes = Vec::new();
         self.marks().into_iter().find_map(|(offset, length)| {
+            let pattern = self.pattern(offset, length);
             bytes.clear();
-            bytes.resize(self.pattern(offset, length).len(), 0);
-            let same = read(self.at(offset), &mut bytes) && bytes == self.pattern(offset, length);
+            bytes.resize(pattern.len(), 0);
+            let same = read(self.at(offset), &mut bytes) && bytes == pattern;
             (!same).then(|| format!("{:?} of pattern {} at {offset:#x}", self.block, self.seed))
         })
     }
@@ -122,7 +123,11 @@ impl Stamp {
     }
 
     fn pattern(self, offset: u64, length: u64) -> Vec<u8> {
-        (0..length / 8).flat_map(|word| mix(self.seed, offset / 8 + word).to_le_bytes()).collect()
+        let mut bytes = vec![0; usize::try_from(length).expect("a mark is in memory")];
+        for (word, eight) in (offset / 8..).zip(bytes.chunks_exact_mut(8)) {
+            eight.copy_from_slice(&mix(self.seed, word).to_le_bytes());
+        }
+        bytes
     }
 }
 

@@ -49,7 +49,11 @@ fn four() -> Fixture {
 
 fn bytes(seed: u64) -> Vec<u8> {
     let word = |place: u64| (place ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    (0..SIZE.get() / 8).flat_map(word).collect()
+    let mut bytes = vec![0; usize::try_from(SIZE.get()).unwrap()];
+    for (place, eight) in (0..).zip(bytes.chunks_exact_mut(8)) {
+        eight.copy_from_slice(&word(place));
+    }
+    bytes
 }
 
 impl Weights {

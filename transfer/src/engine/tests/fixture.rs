@@ -191,7 +191,10 @@ pub(super) fn fill(bytes: &mut [u8], seed: u64) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+        match <&mut [u8; 8]>::try_from(&mut *chunk) {
+            Ok(eight) => *eight = state.to_le_bytes(),
+            Err(_) => chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]),
+        }
     }
 }
 

@@ -1,0 +1,125 @@
+"""A clock that stands still while any of its threads runs: what happens between them depends on no machine's speed,
+and no wait takes time.
+
+Each of its threads runs, or waits until a time, for a queue or for another thread's end. Once all wait, it is the time
+at which the next goes on.
+"""
+
+import collections
+import contextlib
+import queue
+import threading
+import types
+from unittest import mock
+
+
+class Clock:
+    """The thread that makes it is its first one."""
+
+    def __init__(self):
+        # A queue's item may be put by whatever thread drops an object, at whatever place.
+        self.changed = threading.Condition(threading.RLock())
+        self.now, self.running, self.waits = 0.0, 1, []
+
+    @contextlib.contextmanager
+    def of(self, *modules):
+        """The time, the queues and the threads of these modules are its own."""
+        time = types.SimpleNamespace(monotonic=self.monotonic, sleep=self.sleep)
+        queues = types.SimpleNamespace(SimpleQueue=lambda: Queue(self), Empty=queue.Empty)
+        threads = types.SimpleNamespace(**{**vars(threading), "Thread": self.thread})
+        with contextlib.ExitStack() as patches:
+            for module in modules:
+                for name, stands in (("time", time), ("queue", queues), ("threading", threads)):
+                    if hasattr(module, name):
+                        patches.enter_context(mock.patch.object(module, name, stands))
+            yield
+
+    def monotonic(self):
+        with self.changed:
+            return self.now
+
+    def sleep(self, seconds):
+        with self.changed:
+            self.wait(self.now + seconds)
+
+    def thread(self, **arguments):
+        return Thread(self, **arguments)
+
+    # Of those that hold `changed`:
+
+    def wait(self, until=float("inf"), thing=None):
+        """Until that time, or until the thing says so."""
+        own = types.SimpleNamespace(until=until, thing=thing, is_over=False)
+        self.waits.append(own)
+        self.running -= 1
+        self.advance()
+        while not own.is_over:
+            self.changed.wait()
+
+    def advance(self):
+        until = min((wait.until for wait in self.waits), default=float("inf"))
+        # While all wait for one another only what is none of its threads can change that.
+        if self.running == 0 and until < float("inf"):
+            self.now = max(self.now, until)
+            self.wake(lambda wait: wait.until <= self.now)
+
+    def wake(self, which):
+        for wait in [wait for wait in self.waits if which(wait)]:
+            self.waits.remove(wait)
+            # From here on, and not only once it has been woken.
+            self.running += 1
+            wait.is_over = True
+        self.changed.notify_all()
+
+
+class Queue:
+    """As ``queue.SimpleQueue``."""
+
+    def __init__(self, clock):
+        self.clock, self.items = clock, collections.deque()
+
+    def put(self, item):
+        with self.clock.changed:
+            self.items.append(item)
+            self.clock.wake(lambda wait: wait.thing is self)
+
+    def get(self, timeout=None):
+        with self.clock.changed:
+            if not self.items:
+                self.clock.wait(float("inf") if timeout is None else self.clock.now + timeout, self)
+            if not self.items:
+                raise queue.Empty
+            return self.items.popleft()
+
+    def empty(self):
+        return not self.items
+
+
+class Thread(threading.Thread):
+    """Runs from when it is started, and not only once it has a processor."""
+
+    def __init__(self, clock, **arguments):
+        super().__init__(**arguments)
+        self.clock, self.has_ended = clock, False
+
+    def start(self):
+        with self.clock.changed:
+            self.clock.running += 1
+        super().start()
+
+    def run(self):
+        try:
+            super().run()
+        finally:
+            with self.clock.changed:
+                self.clock.running -= 1
+                self.has_ended = True
+                self.clock.wake(lambda wait: wait.thing is self)
+                self.clock.advance()
+
+    def join(self, timeout=None):
+        with self.clock.changed:
+            if not self.has_ended:
+                self.clock.wait(self.clock.now + timeout if timeout is not None else float("inf"), self)
+        if self.has_ended:
+            super().join()
