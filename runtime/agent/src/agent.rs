@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
 use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, WorkerId};
-use glake_meter::GpuMemory;
 use glake_units::Bytes;
-use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
+use glake_wire::{Activity, FrameError, Hello, Holding, Received, ToAgent, ToWorker, Welcome};
 
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
@@ -21,10 +20,6 @@ use crate::{Entry, Identity, Journalled};
 
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
-/// A floor that differs by less is as it was.
-const SAME: Bytes = Bytes::mib(1);
-/// When the meter is read again, to see whether a floor is another one.
-const AGAIN: Duration = Duration::from_millis(50);
 
 /// The agent.
 #[derive(Debug)]
@@ -35,9 +30,9 @@ pub struct Agent {
     epoch: u64,
     /// Who has something to be sent.
     outbound: BTreeSet<WorkerId>,
-    to_measure: BTreeSet<GpuId>,
+    pub(crate) to_measure: BTreeSet<GpuId>,
     /// And these, at a later time.
-    again: BTreeMap<GpuId, Duration>,
+    pub(crate) again: BTreeMap<GpuId, Duration>,
     /// What the agent after this one is to know, and was not asked for yet.
     entries: Vec<Entry>,
 }
@@ -80,7 +75,7 @@ impl Agent {
     pub fn new(file: NodeFile, gpus: Vec<(String, Bytes)>, epoch: u64) -> Self {
         let mut settings = Settings::default();
         if let Some(gbps) = file.node.link_gbps {
-            settings.link = per_second(gbps);
+            settings.link = translate::per_second(gbps);
         }
         settings.host_budget = file.node.host_budget.unwrap_or(settings.host_budget);
         let mut agent = Agent {
@@ -157,7 +152,7 @@ impl Agent {
         Ok((id, Welcome { epoch: self.epoch, received, worker: id.0, wait }))
     }
 
-    fn join(&mut self, id: WorkerId, starting: bool, is_silent: bool) {
+    pub(crate) fn join(&mut self, id: WorkerId, starting: bool, is_silent: bool) {
         let Some(worker) = self.roster.get(id) else { return };
         let (who, name, gang, ranks) = (worker.who, worker.name.clone(), worker.gang, worker.ranks);
         let size = self.size_of(id).filter(|_| starting);
@@ -356,76 +351,6 @@ impl Agent {
         self.step(Event::Died { worker: id });
     }
 
-    /// What the pages say that pools hold of a GPU now.
-    pub fn made(&self, gpu: GpuId) -> BTreeMap<WorkerId, Bytes> {
-        let name = self.roster.gpu_name(gpu);
-        self.roster.workers().filter_map(|(id, worker)| Some((id, worker.made(name)?))).collect()
-    }
-
-    /// The meter was read. `before`: what pages said before it was.
-    pub fn measured(
-        &mut self,
-        gpu: GpuId,
-        memory: &GpuMemory,
-        before: &BTreeMap<WorkerId, Bytes>,
-        now: Duration,
-    ) {
-        self.now = now;
-        let name = self.roster.gpu_name(gpu).to_owned();
-        let users =
-            self.roster.workers().filter(|(_, worker)| worker.holdings.iter().any(|held| held.gpu == name));
-        let users: Vec<(WorkerId, Peer, Option<Bytes>, bool)> =
-            users.map(|(id, worker)| (id, worker.who.peer, worker.made(&name), worker.is_silent)).collect();
-        let mut physical = Vec::new();
-        for (id, peer, made, is_silent) in users {
-            let used = memory.of_process(peer.pid);
-            if is_silent {
-                self.count_silent(id, gpu, &name, used);
-            } else if let Some(made) = made {
-                // What is not sure to be a worker's counts as others', so that nobody is given it.
-                physical.push((id, made.min(before.get(&id).copied().unwrap_or(made))));
-                // Where the meter does not list it, it is in another pid namespace.
-                if !used.is_zero() {
-                    self.set_floor(id, gpu, used.saturating_sub(made));
-                }
-            }
-        }
-        self.step(Event::Measured { gpu, used: memory.used, physical });
-    }
-
-    /// The meter and the worker's page are not of one moment: what they show counts once they show it twice.
-    fn set_floor(&mut self, id: WorkerId, gpu: GpuId, floor: Bytes) {
-        let unmeasured = self.roster.file().node.floor();
-        let Some(worker) = self.roster.get_mut(id) else { return };
-        let same = |known: Bytes| known.max(floor).saturating_sub(known.min(floor)) < SAME;
-        if same(worker.floor(gpu, unmeasured)) {
-            worker.seen_floors.remove(&gpu);
-            return;
-        }
-        if !worker.seen_floors.insert(gpu, floor).is_some_and(same) {
-            self.again.entry(gpu).or_insert(self.now + AGAIN);
-            return;
-        }
-        worker.seen_floors.remove(&gpu);
-        worker.floors.insert(gpu, floor);
-        if let Some(worker) = self.roster.get(id) {
-            let holdings = holdings(&self.roster, worker, &worker.holdings);
-            self.step(Event::Changed { worker: id, holdings });
-        }
-    }
-
-    /// One that is silent may have been granted more than the journal says: it counts with all that the meter shows.
-    fn count_silent(&mut self, id: WorkerId, gpu: GpuId, name: &str, used: Bytes) {
-        let floor = self.roster.file().node.floor();
-        let Some(worker) = self.roster.get_mut(id) else { return };
-        let seen = used.saturating_sub(worker.floor(gpu, floor));
-        let Some(held) = worker.holdings.iter_mut().find(|held| held.gpu == name) else { return };
-        if held.lease < seen {
-            held.lease = seen;
-            self.join(id, false, true);
-        }
-    }
-
     /// Time has passed.
     pub fn tick(&mut self, now: Duration) {
         self.now = now;
@@ -530,7 +455,7 @@ impl Agent {
             _ => {}
         }
         let (Some(message), Some(id)) =
-            (translate::message(&self.roster, action, self.now), receiver(action))
+            (translate::message(&self.roster, action, self.now), translate::receiver(action))
         else {
             return;
         };
@@ -565,27 +490,4 @@ impl Agent {
 
 fn held(gpu: &str, lease: Bytes) -> Holding {
     Holding { gpu: gpu.to_owned(), lease, ..Holding::default() }
-}
-
-/// What a link moves in a second.
-fn per_second(gbps: f64) -> Bytes {
-    // Checked when the file was read: finite and above 0.
-    Duration::try_from_secs_f64(gbps)
-        .map_or(Bytes::MAX, |gigabytes| Bytes::new(u64::try_from(gigabytes.as_nanos()).unwrap_or(u64::MAX)))
-}
-
-/// Who is to hear of it.
-fn receiver(action: &Action) -> Option<WorkerId> {
-    match *action {
-        Action::Grant { worker, .. }
-        | Action::Admit { worker }
-        | Action::Park { worker, .. }
-        | Action::Unpark { worker }
-        | Action::Shrink { worker, .. }
-        | Action::Demote { worker, .. }
-        | Action::Deny { worker, .. }
-        | Action::DenyGrowth { worker, .. }
-        | Action::StopCountingOn { worker, .. } => Some(worker),
-        Action::Measure { .. } => None,
-    }
 }

@@ -19,6 +19,7 @@ mod listener;
 mod metrics;
 mod operators;
 mod peer;
+mod readings;
 mod roster;
 mod rows;
 mod server;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use glake_arbiter::{Action, Activity, Denied, GpuId, Holding, Tier};
+use glake_arbiter::{Action, Activity, Denied, GpuId, Holding, Tier, WorkerId};
 use glake_units::Bytes;
 use glake_wire as wire;
 
@@ -90,6 +90,29 @@ pub(crate) fn why(denied: Denied) -> &'static str {
 
 pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What a link moves in a second.
+pub(crate) fn per_second(gbps: f64) -> Bytes {
+    // Checked when the file was read: finite and above 0.
+    Duration::try_from_secs_f64(gbps)
+        .map_or(Bytes::MAX, |gigabytes| Bytes::new(u64::try_from(gigabytes.as_nanos()).unwrap_or(u64::MAX)))
+}
+
+/// Who is to hear of it.
+pub(crate) fn receiver(action: &Action) -> Option<WorkerId> {
+    match *action {
+        Action::Grant { worker, .. }
+        | Action::Admit { worker }
+        | Action::Park { worker, .. }
+        | Action::Unpark { worker }
+        | Action::Shrink { worker, .. }
+        | Action::Demote { worker, .. }
+        | Action::Deny { worker, .. }
+        | Action::DenyGrowth { worker, .. }
+        | Action::StopCountingOn { worker, .. } => Some(worker),
+        Action::Measure { .. } => None,
+    }
 }
 
 #[cfg(test)]
