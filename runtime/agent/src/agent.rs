@@ -12,7 +12,7 @@ use std::time::Duration;
 use glake_arbiter::node::NodeFile;
 use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, WorkerId};
 use glake_units::Bytes;
-use glake_wire::{Activity, FrameError, Hello, Holding, Received, ToAgent, ToWorker, Welcome};
+use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
@@ -137,7 +137,11 @@ impl Agent {
                 worker.conversation.resume(hello.received);
                 id
             }
-            _ => {
+            known => {
+                // One that left and was not heard, and is here again: what it says now is all that counts.
+                if let Some(id) = known.filter(|(_, worker)| !worker.is_silent).map(|(id, _)| id) {
+                    self.leave(id);
+                }
                 let id = self.roster.add(who, &hello, false);
                 self.join(id, hello.starting, false);
                 if hello.wants {
@@ -335,10 +339,13 @@ impl Agent {
         self.arbiter.waiting() > 0
     }
 
-    /// A worker's process is gone.
-    pub fn died(&mut self, id: WorkerId, now: Duration) {
+    /// A process is gone. Answers what it was called, if it was a worker.
+    pub fn died(&mut self, peer: Peer, now: Duration) -> Option<(WorkerId, String)> {
         self.now = now;
+        let id = self.roster.of(peer)?;
+        let name = self.name(id);
         self.leave(id);
+        Some((id, name))
     }
 
     fn leave(&mut self, id: WorkerId) {
@@ -475,7 +482,7 @@ impl Agent {
 
     /// Whether a process has a number here.
     pub fn knows(&self, who: Identity) -> bool {
-        self.roster.knows(who)
+        self.roster.of(who.peer).is_some()
     }
 
     /// What a worker is called.

@@ -81,7 +81,7 @@ async fn join(
         Ok((id, welcome)) => {
             tracing::info!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a worker joined");
             if !known {
-                server.watch(id, pidfd);
+                server.watch(who.peer, pidfd);
             }
             let link = server.connect(id, page);
             let welcome = frame(&Envelope::unnumbered(ToWorker::Welcome(welcome))).ok()?;

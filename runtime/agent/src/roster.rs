@@ -186,8 +186,9 @@ impl Roster {
         id
     }
 
-    pub(crate) fn knows(&self, who: Identity) -> bool {
-        self.by_peer.contains_key(&who.peer)
+    /// The number of a process.
+    pub(crate) fn of(&self, peer: Peer) -> Option<WorkerId> {
+        self.by_peer.get(&peer).copied()
     }
 
     fn take_number(&mut self) -> u64 {

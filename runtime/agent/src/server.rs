@@ -15,7 +15,7 @@ use glake_arbiter::node::NodeFile;
 use glake_arbiter::{GpuId, WorkerId};
 use glake_meter::{GpuMemory, Meter, MeterError};
 use glake_units::Bytes;
-use glake_wire::{ActivityView, ToAgent};
+use glake_wire::{ActivityView, Peer, ToAgent};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
@@ -309,14 +309,14 @@ impl Server {
     fn expect(self: &Rc<Self>, journal: &[Journalled]) {
         for told in journal {
             if let Some((who, pidfd)) = Identity::journalled(told.peer, told.uid) {
-                let id = self.tell(|agent, now| agent.expect(who, told, now));
-                self.watch(id, pidfd);
+                self.tell(|agent, now| agent.expect(who, told, now));
+                self.watch(who.peer, pidfd);
             }
         }
     }
 
     /// Tells the agent when a process dies.
-    pub(crate) fn watch(self: &Rc<Self>, id: WorkerId, pidfd: OwnedFd) {
+    pub(crate) fn watch(self: &Rc<Self>, peer: Peer, pidfd: OwnedFd) {
         let server = self.clone();
         spawn_local(async move {
             #[expect(
@@ -332,9 +332,9 @@ impl Server {
                     return;
                 }
             }
-            let name = server.ask(|agent| agent.name(id));
+            // It may have left before, or joined again since, under another number.
+            let Some((id, name)) = server.tell(|agent, now| agent.died(peer, now)) else { return };
             tracing::info!(target: "glake::agent", worker = %name, "a worker is gone");
-            server.tell(|agent, now| agent.died(id, now));
             if let Some(link) = server.links.borrow_mut().remove(&id) {
                 link.is_over.set(true);
                 link.wake.notify_one();

@@ -129,6 +129,26 @@ fn who_is_not_who_it_says() {
     drop(pods);
 }
 
+/// Its goodbye was lost with its connection.
+#[test]
+fn who_joins_anew_has_what_it_says_and_no_more() {
+    let node = Node::new(Bytes::gib(24));
+    let holding = |gib| glake_wire::Holding {
+        gpu: "0".to_owned(),
+        lease: Bytes::gib(gib),
+        resident: Bytes::gib(gib),
+        ..glake_wire::Holding::default()
+    };
+    let hello = Hello { name: "x".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
+    for gib in [10, 1] {
+        let stream = greet(&node, Hello { holdings: vec![holding(gib)], ..hello.clone() });
+        let rows =
+            node.until("it has joined", |rows| rows.first().is_some_and(|row| row.leased == Bytes::gib(gib)));
+        assert_eq!(rows.len(), 1);
+        drop(stream);
+    }
+}
+
 #[test]
 fn another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
