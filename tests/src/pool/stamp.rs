@@ -122,8 +122,9 @@ impl Stamp {
         marks
     }
 
+    #[allow(clippy::unwrap_used)]
     fn pattern(self, offset: u64, length: u64) -> Vec<u8> {
-        let mut bytes = vec![0; usize::try_from(length).expect("a mark is in memory")];
+        let mut bytes = vec![0; usize::try_from(length).unwrap()];
         for (word, eight) in (offset / 8..).zip(bytes.chunks_exact_mut(8)) {
             eight.copy_from_slice(&mix(self.seed, word).to_le_bytes());
         }
