@@ -107,25 +107,51 @@ impl Drop for Listener {
     }
 }
 
+/// Whether one could listen at a path; nothing is made.
+pub(crate) fn check(path: &Path) -> Result<(), ListenError> {
+    let folder = match path.parent() {
+        Some(folder) if path.is_absolute() => folder,
+        _ => return Err(ListenError::Relative(path.to_owned())),
+    };
+    if folder.exists() { check_folder(folder) } else { above(folder).map(drop) }
+}
+
 /// Makes a folder of mode 0700, or finds that one is this user's alone.
-pub(crate) fn private_folder(folder: &Path) -> Result<(), ListenError> {
-    let refuse = |why: &str| Err(ListenError::Folder { folder: folder.to_owned(), why: why.to_owned() });
+fn private_folder(folder: &Path) -> Result<(), ListenError> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return refuse("cannot be made: the one above it is not there");
+        Err(error) => {
+            above(folder)?;
+            return refuse(folder, format!("cannot be made ({error})"));
         }
-        Err(error) => return refuse(&format!("cannot be made ({error})")),
     }
+    check_folder(folder)
+}
+
+/// The folder above one that is to be made.
+fn above(folder: &Path) -> Result<&Path, ListenError> {
+    match folder.parent().filter(|above| above.is_dir()) {
+        Some(above) => Ok(above),
+        None => refuse(folder, "cannot be made: the one above it is not there".to_owned()),
+    }
+}
+
+fn check_folder(folder: &Path) -> Result<(), ListenError> {
     let found = fs::symlink_metadata(folder).map_err(|error| os(folder, error))?;
     let own = geteuid().as_raw();
     match found.mode() & 0o777 {
-        _ if !found.is_dir() => refuse("is no folder, but a link or a file"),
-        _ if found.uid() != own => refuse(&format!("is user {}'s, and this is user {own}", found.uid())),
+        _ if !found.is_dir() => refuse(folder, "is no folder, but a link or a file".to_owned()),
+        _ if found.uid() != own => {
+            refuse(folder, format!("is user {}'s, and this is user {own}", found.uid()))
+        }
         0o700 => Ok(()),
-        mode => refuse(&format!("has mode {mode:04o}: others may reach it")),
+        mode => refuse(folder, format!("has mode {mode:04o}: others may reach it")),
     }
+}
+
+fn refuse<T>(folder: &Path, why: String) -> Result<T, ListenError> {
+    Err(ListenError::Folder { folder: folder.to_owned(), why })
 }
 
 fn os(path: &Path, source: io::Error) -> ListenError {
@@ -165,6 +191,9 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let refused = |path: &Path| Listener::bind(path).unwrap_err().to_string();
         assert!(refused(Path::new("agent.sock")).contains("absolute"));
+        check(&base.path().join("new/agent.sock")).unwrap();
+        assert!(!base.path().join("new").exists());
+        assert!(check(&base.path().join("no/such/agent.sock")).is_err());
         let deep = base.path().join("no/such/agent.sock");
         assert!(refused(&deep).contains("the one above it is not there"), "{}", refused(&deep));
         let open = base.path().join("open");

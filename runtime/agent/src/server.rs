@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::agent::{Broken, Seen};
 use crate::journal::{Journal, Journalled};
 use crate::link;
-use crate::listener::Listener;
+use crate::listener::{self, Listener};
 use crate::{Agent, Identity, ListenError};
 
 /// How soon what others do is looked at again, while somebody waits for their memory.
@@ -95,6 +95,7 @@ impl Options {
     /// # Errors
     /// [`ServeError`].
     pub fn check(&self) -> Result<Vec<(String, Bytes)>, ServeError> {
+        listener::check(&self.socket)?;
         let mut gpus = Vec::new();
         for gpu in self.meter.gpus() {
             let total = self.meter.read(&gpu)?.total;

@@ -42,9 +42,10 @@ Examples:
   GLAKE_AGENT=/run/llm/a.sock python worker.py     a worker that joins by itself
 
 The file (all of it optional, sizes as 23GiB):
-  [node]      budget (what workers may use of a GPU together, contexts included), host_budget, reserve,
-              link_gbps, floor
-  [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus
+  [node]      budget (what workers may use of a GPU together, contexts included), host_budget,
+              reserve, link_gbps, floor
+  [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus;
+              its command is not started: start it with GLAKE_AGENT, or call glake.join()
 
 Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one
 systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
@@ -97,6 +98,11 @@ fn check(options: &Options, output: &mut Output) -> Result<(), Failure> {
     }
     output.text(&table(1, &["gpu", "memory", "budget", "reserve"], &rows))?;
     let workers = options.file.workers.len();
+    if options.file.workers.iter().any(|worker| !worker.command.is_empty()) {
+        output.text(
+            "\nno command of the file is started: start the workers with GLAKE_AGENT in their environment",
+        )?;
+    }
     output.text(&format!("\nin order: {workers} workers in the file, socket {}", options.socket.display()))
 }
 
