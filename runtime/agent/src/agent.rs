@@ -21,6 +21,9 @@ use crate::{Entry, Identity, Journalled};
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
 
+/// How long a worker without a connection is waited for.
+const UNHEARD: Duration = Duration::from_secs(10);
+
 /// The agent.
 #[derive(Debug)]
 pub struct Agent {
@@ -115,6 +118,7 @@ impl Agent {
             ..Hello::default()
         };
         let id = self.roster.add(who, &hello, true);
+        self.lost(id, now);
         self.join(id, false, true);
         id
     }
@@ -133,8 +137,9 @@ impl Agent {
         let known = self.roster.check(who, &hello)?;
         let id = match known.and_then(|id| Some((id, self.roster.get_mut(id)?))) {
             // The same conversation goes on over another connection.
-            Some((id, worker)) if !worker.is_silent && hello.epoch == self.epoch => {
+            Some((id, worker)) if !worker.is_silent && hello.epoch == worker.epoch => {
                 worker.conversation.resume(hello.received);
+                worker.lost_since = None;
                 id
             }
             known => {
@@ -143,6 +148,10 @@ impl Agent {
                     self.leave(id);
                 }
                 let id = self.roster.add(who, &hello, false);
+                self.epoch += 1;
+                if let Some(worker) = self.roster.get_mut(id) {
+                    worker.epoch = self.epoch;
+                }
                 self.join(id, hello.starting, false);
                 if hello.wants {
                     self.step(Event::Want { worker: id, deadline: self.deadline(id, None) });
@@ -153,7 +162,8 @@ impl Agent {
         self.outbound.insert(id);
         let received = self.roster.get(id).map_or(0, |worker| worker.conversation.received());
         let wait = hello.starting && self.size_of(id).is_some();
-        Ok((id, Welcome { epoch: self.epoch, received, worker: id.0, wait }))
+        let epoch = self.roster.get(id).map_or(0, |worker| worker.epoch);
+        Ok((id, Welcome { epoch, received, worker: id.0, wait }))
     }
 
     pub(crate) fn join(&mut self, id: WorkerId, starting: bool, is_silent: bool) {
@@ -252,8 +262,12 @@ impl Agent {
             }
             ToAgent::Parked => self.step(Event::Parked { worker }),
             ToAgent::Shrunk { holdings } => {
+                let is_last = self.has_answered_shrinks(worker);
                 let holdings = self.hold(worker, holdings, Ok(()));
-                self.step(Event::Shrunk { worker, holdings });
+                self.step(match is_last {
+                    true => Event::Shrunk { worker, holdings },
+                    false => Event::Changed { worker, holdings },
+                });
             }
             ToAgent::Refilled { holdings } => {
                 let holdings = self.hold(worker, holdings, Ok(()));
@@ -265,9 +279,13 @@ impl Agent {
                 self.step(Event::Refilled { worker, holdings });
             }
             ToAgent::Failed { what, why, holdings } => {
+                let is_last = what != "shrink" || self.has_answered_shrinks(worker);
                 let why = format!("{what}: {why}");
                 let holdings = self.hold(worker, holdings, Err(why));
-                self.step(Event::Failed { worker, holdings });
+                self.step(match is_last {
+                    true => Event::Failed { worker, holdings },
+                    false => Event::Changed { worker, holdings },
+                });
             }
             ToAgent::Changed { holdings } => {
                 let holdings = self.hold_still(worker, holdings);
@@ -276,6 +294,13 @@ impl Agent {
             ToAgent::Bye => self.leave(worker),
             ToAgent::Hello(_) | ToAgent::Ack | ToAgent::Unknown => {}
         }
+    }
+
+    /// A worker answers each of the shrinks of one command; the arbiter hears of the last.
+    fn has_answered_shrinks(&mut self, id: WorkerId) -> bool {
+        let Some(worker) = self.roster.get_mut(id) else { return true };
+        worker.shrinks = worker.shrinks.saturating_sub(1);
+        worker.shrinks == 0
     }
 
     /// What it holds after a command.
@@ -292,8 +317,15 @@ impl Agent {
     }
 
     fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<glake_arbiter::Holding> {
+        // Of GPUs that are here, each once.
+        let mut known: Vec<Holding> = Vec::new();
+        for held in told {
+            if self.roster.gpu(&held.gpu).is_some() && known.iter().all(|other| other.gpu != held.gpu) {
+                known.push(held);
+            }
+        }
         let Some(worker) = self.roster.get_mut(id) else { return Vec::new() };
-        worker.holdings = told;
+        worker.holdings = known;
         self.roster.get(id).map_or_else(Vec::new, |worker| holdings(&self.roster, worker, &worker.holdings))
     }
 
@@ -339,6 +371,34 @@ impl Agent {
         self.arbiter.waiting() > 0
     }
 
+    /// A worker's connection is over.
+    pub fn lost(&mut self, id: WorkerId, now: Duration) {
+        if let Some(worker) = self.roster.get_mut(id) {
+            worker.lost_since = Some(now);
+        }
+    }
+
+    /// Who has not been heard of for so long that it does without an agent, unless it is stopped: it tries again every two
+    /// seconds. Each is told once.
+    pub fn take_unheard(&mut self, now: Duration) -> Vec<(WorkerId, Peer)> {
+        let unheard: Vec<(WorkerId, Peer)> = self
+            .roster
+            .workers()
+            .filter(|(_, worker)| worker.lost_since.is_some_and(|since| since + UNHEARD <= now))
+            .map(|(id, worker)| (id, worker.who.peer))
+            .collect();
+        // One that is stopped is looked at again.
+        unheard.iter().for_each(|(id, _)| self.lost(*id, now));
+        unheard
+    }
+
+    /// A worker does without the agent: what it has is counted by the meter from then on. It may join anew.
+    pub fn give_up(&mut self, id: WorkerId, now: Duration) {
+        self.now = now;
+        tracing::info!(target: "glake::agent", worker = %self.name(id), "a worker has not been heard of: it goes on without the agent");
+        self.leave(id);
+    }
+
     /// A process is gone. Answers what it was called, if it was a worker.
     pub fn died(&mut self, peer: Peer, now: Duration) -> Option<(WorkerId, String)> {
         self.now = now;
@@ -368,7 +428,8 @@ impl Agent {
 
     /// When [`Agent::tick`] is due; never, while nothing is under way.
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.arbiter.next_deadline().into_iter().chain(self.again.values().copied()).min()
+        let unheard = self.roster.workers().filter_map(|(_, worker)| Some(worker.lost_since? + UNHEARD));
+        self.arbiter.next_deadline().into_iter().chain(self.again.values().copied()).chain(unheard).min()
     }
 
     /// The next frame for a worker.
@@ -430,17 +491,31 @@ impl Agent {
     }
 
     pub(crate) fn step(&mut self, event: Event) {
-        for action in self.arbiter.step(event, self.now) {
-            self.act(&action);
+        let actions = self.arbiter.step(event, self.now);
+        for (at, action) in actions.iter().enumerate() {
+            let shrinks = |of: &Action| matches!(of, Action::Shrink { .. });
+            let more = shrinks(action)
+                && actions[at + 1..]
+                    .iter()
+                    .any(|next| shrinks(next) && translate::receiver(next) == translate::receiver(action));
+            self.act(action, more);
         }
     }
 
-    fn act(&mut self, action: &Action) {
+    fn act(&mut self, action: &Action, more: bool) {
         match *action {
             Action::Measure { gpu } => {
                 self.to_measure.insert(gpu);
             }
+            Action::Shrink { worker, .. } => {
+                if let Some(worker) = self.roster.get_mut(worker) {
+                    worker.shrinks += 1;
+                }
+            }
             Action::StopCountingOn { worker, until } => {
+                if let Some(worker) = self.roster.get_mut(worker) {
+                    worker.failed = Some("it did not answer in time".to_owned());
+                }
                 let (name, now) = (self.name(worker), self.now);
                 tracing::warn!(target: "glake::agent", worker = %name, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker did not answer in time: nothing is taken of it for a while, and what it may hold counts");
             }
@@ -462,7 +537,7 @@ impl Agent {
             _ => {}
         }
         let (Some(message), Some(id)) =
-            (translate::message(&self.roster, action, self.now), translate::receiver(action))
+            (translate::message(&self.roster, action, more, self.now), translate::receiver(action))
         else {
             return;
         };
@@ -478,11 +553,6 @@ impl Agent {
     pub fn gpus_of(&self, id: WorkerId) -> Vec<(GpuId, String)> {
         let held = self.roster.get(id).into_iter().flat_map(|worker| &worker.holdings);
         held.filter_map(|held| Some((self.roster.gpu(&held.gpu)?, held.gpu.clone()))).collect()
-    }
-
-    /// Whether a process has a number here.
-    pub fn knows(&self, who: Identity) -> bool {
-        self.roster.of(who.peer).is_some()
     }
 
     /// What a worker is called.

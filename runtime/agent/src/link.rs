@@ -14,6 +14,8 @@ use crate::operators;
 use crate::server::{Link, Server};
 
 const CHUNK: usize = 64 << 10;
+/// So many chunks of one connection are read before others are heard.
+const TURNS: u32 = 4;
 
 /// Frames of one connection.
 pub(crate) struct Connection {
@@ -76,13 +78,11 @@ async fn join(
         Err(error) => return connection.refuse(error).await,
     };
     let name = hello.name.clone();
-    let known = server.ask(|agent| agent.knows(who));
+    server.look_before_hello(&hello);
     match server.tell(|agent, now| agent.hello(who, hello, now)) {
         Ok((id, welcome)) => {
             tracing::info!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a worker joined");
-            if !known {
-                server.watch(who.peer, pidfd);
-            }
+            server.watch(who.peer, pidfd);
             let link = server.connect(id, page);
             let welcome = frame(&Envelope::unnumbered(ToWorker::Welcome(welcome))).ok()?;
             connection.unsent.extend(welcome);
@@ -157,7 +157,11 @@ impl Connection {
 
     /// Waits until the other end closes.
     pub(crate) async fn closed(&mut self) {
-        while let Ok(Some(_)) = self.receive().await {}
+        // Nothing more is expected of it.
+        while let Ok(Some(_)) = self.receive().await {
+            self.frames = Frames::default();
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Says why not, and ends it.
@@ -196,8 +200,12 @@ impl Connection {
             if !ready.is_readable() {
                 continue;
             }
-            // All that is there, also of who has closed since.
-            loop {
+            // What is there, also of who has closed since; but not for ever, of one who writes on and on.
+            for turn in 0.. {
+                if turn == TURNS {
+                    tokio::task::yield_now().await;
+                    break;
+                }
                 let came = self.stream.try_io(Interest::READABLE, || Ok(receive(&self.stream, &mut bytes)?));
                 match came {
                     Ok((0, _)) => return Ok(()),

@@ -76,6 +76,12 @@ pub(crate) struct Worker {
     /// As its page said last, and when it was idle first; none: nothing is known.
     pub(crate) activity: Option<Activity>,
     pub(crate) idle_since: Option<Duration>,
+    /// The number of this conversation, which no other one has.
+    pub(crate) epoch: u64,
+    /// Since when it has no connection.
+    pub(crate) lost_since: Option<Duration>,
+    /// Shrinks that it has not answered.
+    pub(crate) shrinks: u32,
     /// What its last command, or refill, failed with.
     pub(crate) failed: Option<String>,
 }
@@ -124,7 +130,7 @@ impl Roster {
     /// Whether a worker may join. Answers its number, where it has one.
     pub(crate) fn check(&self, who: Identity, hello: &Hello) -> Result<Option<WorkerId>, Refusal> {
         let name = hello.name.clone();
-        if !is_name(&name) {
+        if !is_name(&name) || hello.gang.as_ref().is_some_and(|gang| gang.len() > 256) {
             return Err(Refusal::Name { name });
         }
         if let Some(holding) = hello.holdings.iter().find(|holding| self.gpu(&holding.gpu).is_none()) {
@@ -178,6 +184,9 @@ impl Roster {
                 conversation: Conversation::default(),
                 activity: None,
                 idle_since: None,
+                epoch: 0,
+                lost_since: None,
+                shrinks: 0,
                 failed: None,
             },
         );

@@ -113,6 +113,9 @@ impl Agent {
         if worker.is_silent {
             return Err(silent(&self.name(id)));
         }
+        if worker.lost_since.is_some() {
+            return Err(format!("{} has no connection now: it connects again by itself", worker.name));
+        }
         worker.failed = None;
         self.say(id, ToWorker::Refill);
         Ok(())

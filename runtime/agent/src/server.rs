@@ -1,7 +1,7 @@
 //! `glake serve`: the agent on its one thread.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::future::pending;
 use std::io;
@@ -15,7 +15,7 @@ use glake_arbiter::node::NodeFile;
 use glake_arbiter::{GpuId, WorkerId};
 use glake_meter::{GpuMemory, Meter, MeterError};
 use glake_units::Bytes;
-use glake_wire::{ActivityView, Peer, ToAgent};
+use glake_wire::{ActivityView, Hello, Peer, ToAgent};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
@@ -156,6 +156,8 @@ pub(crate) struct Server {
     /// For operators who wait: something may have become other.
     changed: Notify,
     greetings: Cell<usize>,
+    /// Processes whose death is waited for.
+    watched: RefCell<HashSet<Peer>>,
     /// GPUs whose meter is being read, and whether it is to be read once more.
     measuring: RefCell<HashMap<GpuId, bool>>,
     /// When each meter was read last.
@@ -183,6 +185,7 @@ impl Server {
             told: Notify::new(),
             changed: Notify::new(),
             greetings: Cell::new(0),
+            watched: RefCell::default(),
             measuring: RefCell::default(),
             read_at: RefCell::default(),
             is_journal_lost: Cell::new(false),
@@ -263,9 +266,10 @@ impl Server {
 
     /// A connection is over.
     pub(crate) fn disconnect(&self, id: WorkerId, link: &Rc<Link>) {
-        let mut links = self.links.borrow_mut();
-        if links.get(&id).is_some_and(|known| Rc::ptr_eq(known, link)) {
-            links.remove(&id);
+        let is_own = self.links.borrow().get(&id).is_some_and(|known| Rc::ptr_eq(known, link));
+        if is_own {
+            self.links.borrow_mut().remove(&id);
+            self.tell(|agent, now| agent.lost(id, now));
         }
     }
 
@@ -274,17 +278,30 @@ impl Server {
     pub(crate) fn look_before(&self, id: WorkerId, message: &ToAgent) {
         let asks = matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. });
         if asks {
-            for (gpu, name) in self.ask(|agent| agent.gpus_of(id)) {
-                let read_at = self.read_at.borrow().get(&gpu).copied();
-                if read_at.is_none_or(|at| at.elapsed() > MEASURE) {
-                    self.look();
-                    let before = self.ask(|agent| agent.made(gpu));
-                    self.measured(gpu, self.meter.read(&name), &before);
-                }
-            }
+            self.measure_old(self.ask(|agent| agent.gpus_of(id)));
         }
         if asks || self.ask(Agent::is_anybody_waiting) {
             self.look();
+        }
+    }
+
+    /// The same before somebody joins, who may want memory at once.
+    pub(crate) fn look_before_hello(&self, hello: &Hello) {
+        if hello.wants || hello.starting {
+            self.measure_old(self.ask(Agent::gpus));
+            self.look();
+        }
+    }
+
+    /// Reads meters that were read long ago, and waits for them.
+    fn measure_old(&self, gpus: Vec<(GpuId, String)>) {
+        for (gpu, name) in gpus {
+            let read_at = self.read_at.borrow().get(&gpu).copied();
+            if read_at.is_none_or(|at| at.elapsed() > MEASURE) {
+                self.look();
+                let before = self.ask(|agent| agent.made(gpu));
+                self.measured(gpu, self.meter.read(&name), &before);
+            }
         }
     }
 
@@ -318,6 +335,9 @@ impl Server {
 
     /// Tells the agent when a process dies.
     pub(crate) fn watch(self: &Rc<Self>, peer: Peer, pidfd: OwnedFd) {
+        if !self.watched.borrow_mut().insert(peer) {
+            return;
+        }
         let server = self.clone();
         spawn_local(async move {
             #[expect(
@@ -333,6 +353,7 @@ impl Server {
                     return;
                 }
             }
+            server.watched.borrow_mut().remove(&peer);
             // It may have left before, or joined again since, under another number.
             let Some((id, name)) = server.tell(|agent, now| agent.died(peer, now)) else { return };
             tracing::info!(target: "glake::agent", worker = %name, "a worker is gone");
@@ -370,6 +391,11 @@ impl Server {
             let now = Instant::now();
             if waiting {
                 self.look();
+            }
+            for (id, peer) in self.tell_quietly(Agent::take_unheard) {
+                if !is_stopped(peer.pid) {
+                    self.tell_quietly(|agent, now| agent.give_up(id, now));
+                }
             }
             if waiting || deadline.is_some_and(|at| at <= now) {
                 self.tell_quietly(|agent, now| agent.tick(now));
@@ -450,6 +476,13 @@ impl Server {
             Err(_) => tracing::debug!(target: "glake::agent", "whoever connected said nothing"),
         }
     }
+}
+
+/// Whether a process is stopped, or waits in the kernel: it cannot say anything.
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
+    state.is_some_and(|state| matches!(state, "T" | "t" | "D"))
 }
 
 /// Another number at each start.

@@ -43,8 +43,8 @@ pub(crate) fn activity(page: Option<wire::Activity>, resident: Bytes) -> Activit
     }
 }
 
-/// What a worker is told of an action; `None`: nothing.
-pub(crate) fn message(roster: &Roster, action: &Action, now: Duration) -> Option<wire::ToWorker> {
+/// What a worker is told of an action; `None`: nothing. `more`: another shrink of it follows.
+pub(crate) fn message(roster: &Roster, action: &Action, more: bool, now: Duration) -> Option<wire::ToWorker> {
     use wire::ToWorker as Say;
     let name = |gpu: GpuId| roster.gpu_name(gpu).to_owned();
     let within_ms = |by: Duration| millis(by.saturating_sub(now));
@@ -59,7 +59,7 @@ pub(crate) fn message(roster: &Roster, action: &Action, now: Duration) -> Option
                 Tier::Host => wire::Tier::Host,
                 Tier::File => wire::Tier::File,
             };
-            Say::Shrink { gpu: name(gpu), bytes, tier, within_ms: within_ms(by) }
+            Say::Shrink { gpu: name(gpu), bytes, tier, within_ms: within_ms(by), more }
         }
         Action::Demote { bytes, .. } => Say::Demote { bytes },
         Action::Deny { why, retry_after, .. } => {

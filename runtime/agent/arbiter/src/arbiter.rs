@@ -24,6 +24,9 @@ use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Set
 /// After a lie of so much more than is leased a worker is not counted on.
 const SLACK: Bytes = Bytes::mib(64);
 
+/// How long a gang is not asked again for copies that it did not move.
+const DEMOTE_AGAIN: Duration = Duration::from_secs(60);
+
 /// Decides who has the memory of a server's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Arbiter {
@@ -144,9 +147,15 @@ impl Arbiter {
             Event::Expected(joined) => self.joined(joined, true),
             Event::Joined(joined) => self.joined(joined, false),
             Event::Changed { worker, holdings } => {
+                let hosted = |arbiter: &Arbiter| arbiter.gang(worker).map(Gang::hosted);
+                let before = hosted(self);
                 self.server.hold(worker, &holdings);
+                let (fell, now) = (hosted(self) < before, self.server.now);
                 if let Some((id, gang)) = self.gang_mut(worker) {
-                    gang.demoting = None;
+                    if gang.demoting.take().is_some() && !fell {
+                        // It cannot, for now.
+                        gang.demote_after = now + DEMOTE_AGAIN;
+                    }
                     self.server.note(id);
                 }
             }
@@ -194,8 +203,15 @@ impl Arbiter {
                 self.server.uncount(worker);
                 self.forget(worker, id);
             }
-            // What it says counts, not the journal.
-            Some((_, true)) => self.server.uncount(worker),
+            // What it says counts, not the journal; and it may be in use since.
+            Some((id, true)) => {
+                let now = self.server.now;
+                self.server.uncount(worker);
+                if let Some(gang) = self.server.gangs.get_mut(&id) {
+                    gang.resident_since = now;
+                    gang.members.remove(&worker);
+                }
+            }
             _ => {}
         }
         let now = self.server.now;

@@ -34,6 +34,7 @@ pub(crate) struct Gang {
     pub(crate) silent: bool,
     pub(crate) growing: u32,
     pub(crate) demoting: Option<Duration>,
+    pub(crate) demote_after: Duration,
     pub(crate) distrust: Distrust,
     pub(crate) predictions: Predictions,
 }
@@ -159,6 +160,7 @@ impl Gang {
             silent: false,
             growing: 0,
             demoting: None,
+            demote_after: Duration::ZERO,
             distrust: Distrust::default(),
             predictions: Predictions::default(),
         }
@@ -201,6 +203,11 @@ impl Gang {
     /// Whether time alone may change something.
     pub(crate) fn is_under_way(&self) -> bool {
         self.want.is_some() || self.demoting.is_some() || !self.is_resting()
+    }
+
+    /// Host memory that its copies take.
+    pub(crate) fn hosted(&self) -> Bytes {
+        self.shares.iter().map(|share| share.holding.hosted).sum()
     }
 
     pub(crate) fn evictable_on(&self, gpu: GpuId) -> Bytes {

@@ -270,8 +270,9 @@ impl Server {
             return;
         }
         let excess = hosted.saturating_sub(part(self.settings.host_budget, 80));
-        let asleep =
-            self.gangs.iter().filter(|(_, gang)| !gang.is_resident() && gang.distrust.until <= self.now);
+        let asleep = self.gangs.iter().filter(|(_, gang)| {
+            !gang.is_resident() && gang.distrust.until <= self.now && gang.demote_after <= self.now
+        });
         let shares =
             asleep.flat_map(|(id, gang)| gang.shares.iter().map(move |share| (gang.idle_since, *id, share)));
         let longest = shares
@@ -359,6 +360,9 @@ impl Server {
     /// A refill did not end in time.
     pub(crate) fn give_up_on(&mut self, id: GangId) {
         self.log.ended(id, Outcome::Late);
+        if let Some(gang) = self.gangs.get_mut(&id) {
+            gang.starting = false;
+        }
         self.rest(id);
         self.distrust(id, self.settings.distrust);
     }

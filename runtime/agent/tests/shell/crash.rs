@@ -235,3 +235,23 @@ fn who_is_silent_after_a_crash_counts_and_keeps_what_it_has() {
     workers[1].hear("resident").unwrap();
     node.check();
 }
+
+/// It left, or never came back, while no agent was there to hear of it.
+#[test]
+fn who_is_not_heard_of_again_does_not_count_for_ever() {
+    let mut node = Node::new(Bytes::gib(14));
+    let mut first = node.joined("first 10GiB");
+    first.tell("want");
+    first.hear("resident").unwrap();
+    node.agent.kill();
+    // It is there, and says nothing: not stopped, only busy with itself.
+    first.tell("sulk");
+    first.hear("sulking").unwrap();
+    node.restart();
+    node.until("it is waited for", |rows| rows.first().is_some_and(|row| row.state == "silent"));
+    node.until("it is given up", <[_]>::is_empty);
+    first.kill();
+    let mut second = node.joined("first 10GiB");
+    second.tell("want");
+    second.hear("resident").unwrap();
+}

@@ -129,6 +129,26 @@ fn who_is_not_who_it_says() {
     drop(pods);
 }
 
+#[test]
+fn who_writes_on_and_on_keeps_nobody_from_memory() {
+    let node = Node::new(Bytes::gib(24));
+    let hello = Hello { name: "loud".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
+    let stream = greet(&node, hello);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let frames = frame(&Envelope::unnumbered(ToAgent::Ack)).unwrap().repeat(1000);
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                (&stream).write_all(&frames).unwrap();
+            }
+        });
+        let mut worker = node.joined("good 10GiB");
+        worker.tell("want");
+        worker.hear("resident").unwrap();
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
 /// Its goodbye was lost with its connection.
 #[test]
 fn who_joins_anew_has_what_it_says_and_no_more() {

@@ -150,6 +150,11 @@ impl Puppet {
     fn obey(&mut self, line: &str) {
         match line {
             "want" => self.want(),
+            // It connects no more.
+            "sulk" => {
+                (self.link, self.again_at) = (None, Instant::now() + Duration::from_secs(3600));
+                say("sulking");
+            }
             // A child has the socket too.
             "spawn" => {
                 let socket = &self.link.as_ref().unwrap().socket;

@@ -105,6 +105,9 @@ pub enum ToWorker {
         tier: Tier,
         /// When an answer is late.
         within_ms: u64,
+        /// Another shrink of the same worker follows, of another GPU: what is parked stays so.
+        #[serde(default)]
+        more: bool,
     },
     /// Copies in host memory are to go to files, while nobody waits; answered by `changed`.
     Demote {

@@ -42,6 +42,7 @@ pub(super) enum What {
         bytes: Bytes,
         tier: glake_wire::Tier,
         until: Instant,
+        more: bool,
     },
     Demote,
     Refill,
@@ -112,11 +113,14 @@ impl Carrier {
                     });
                     self.answer("park", outcome);
                 }
-                What::Shrink { gpu, device, bytes, tier, until } => {
+                What::Shrink { gpu, device, bytes, tier, until, more } => {
                     let outcome = self.shrink(&gpu, device, bytes, &tier, until).map(|()| Say::Shrunk);
                     self.answer("shrink", outcome);
-                    parked = None;
-                    self.want_parked_back();
+                    // What is parked stays so for the shrinks of its other GPUs.
+                    if !more {
+                        parked = None;
+                        self.want_parked_back();
+                    }
                 }
                 // The library moves no copies between host memory and files.
                 What::Demote => self.port.note(|ledger, _| ledger.changed()),

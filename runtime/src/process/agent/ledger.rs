@@ -238,7 +238,12 @@ impl Ledger {
         let Some(want) = &mut self.want else { return true };
         want.is_said = false;
         want.again = again.filter(|again| *again < want.until);
-        want.again.is_none()
+        let is_final = want.again.is_none();
+        if is_final {
+            // Or it would be said again before whoever waits has given up.
+            self.want = None;
+        }
+        is_final
     }
 
     /// All that was wanted is granted.
@@ -352,6 +357,11 @@ impl Ledger {
     /// Whether somebody waits for memory.
     pub(super) fn is_urgent(&self) -> bool {
         self.want.is_some() || !self.growths.is_empty() || self.start_waits()
+    }
+
+    /// Whether there has been no agent for so long that nothing is waited for.
+    pub(super) fn is_orphan(&self, now: Instant) -> bool {
+        self.lost.is_some_and(|lost| now >= lost + ORPHANED)
     }
 
     /// What its worker takes for itself: it has waited for so long, and there is no agent.

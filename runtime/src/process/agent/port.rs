@@ -222,7 +222,11 @@ impl Port {
     /// Waits until the agent lets a start go on, `until` at most; `pause` is called again and again meanwhile, with no lock held.
     pub(super) fn wait_for_admission(&self, until: Instant, pause: impl Fn()) {
         let mut state = self.state.lock();
-        while self.is_on() && !self.is_over() && state.ledger.start_waits() && Instant::now() < until {
+        while self.is_on() && !self.is_over() && state.ledger.start_waits() {
+            let now = Instant::now();
+            if now >= until || state.ledger.is_orphan(now) {
+                break;
+            }
             let step = Instant::now() + Duration::from_millis(5);
             if self.changed.wait_until(&mut state, step.min(until)).timed_out() {
                 MutexGuard::unlocked(&mut state, &pause);

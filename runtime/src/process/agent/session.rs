@@ -354,7 +354,8 @@ impl Session {
                     memory.lease.grant(bytes);
                 }
                 None => {
-                    tracing::warn!(target: "glake::agent", gpu, "a grant of memory of a GPU that is not here")
+                    tracing::warn!(target: "glake::agent", gpu, "a grant of memory of a GPU that is not here: given back");
+                    state.conversation.push(ToAgent::Returned { gpu, bytes });
                 }
             },
             ToWorker::Admit => state.ledger.admitted(),
@@ -367,9 +368,9 @@ impl Session {
                 self.regions.gate().changed();
                 command(What::Unpark);
             }
-            ToWorker::Shrink { gpu, bytes, tier, within_ms } => {
+            ToWorker::Shrink { gpu, bytes, tier, within_ms, more } => {
                 let device = self.find(&gpu).map(|memory| memory.id().0.into());
-                command(What::Shrink { gpu, device, bytes, tier, until: by(within_ms) });
+                command(What::Shrink { gpu, device, bytes, tier, until: by(within_ms), more });
             }
             ToWorker::Demote { .. } => command(What::Demote),
             ToWorker::Refill => {

@@ -293,7 +293,7 @@ fn what_is_in_use_stays_until_it_is_parked_or_over() {
         });
     };
     let (gpu, tier) = ("0".to_owned(), Tier::Host);
-    agent.say(ToWorker::Shrink { gpu, bytes: mib(4), tier, within_ms: 30 });
+    agent.say(ToWorker::Shrink { gpu, bytes: mib(4), tier, within_ms: 30, more: false });
     failed(&mut agent, "shrink");
     agent.say(ToWorker::Park { within_ms: 30 });
     failed(&mut agent, "park");
@@ -316,7 +316,13 @@ fn what_is_in_use_stays_until_it_is_parked_or_over() {
     agent.hear_until("parked", |said| matches!(said, ToAgent::Parked).then_some(()));
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Hold, Some(LONG)).unwrap();
     process.regions().gate().end_use(id).unwrap();
-    agent.say(ToWorker::Shrink { gpu: "9".to_owned(), bytes: mib(4), tier: Tier::Host, within_ms: 1000 });
+    agent.say(ToWorker::Shrink {
+        gpu: "9".to_owned(),
+        bytes: mib(4),
+        tier: Tier::Host,
+        within_ms: 1000,
+        more: false,
+    });
     agent.hear_until("failed", |said| match said {
         ToAgent::Failed { why, .. } => why.contains("GPU 9").then_some(()),
         _ => None,

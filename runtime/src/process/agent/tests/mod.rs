@@ -259,7 +259,7 @@ impl Agent {
 
     fn shrink(&mut self, bytes: Bytes) {
         let (gpu, tier) = ("0".to_owned(), Tier::Host);
-        self.say(ToWorker::Shrink { gpu, bytes, tier, within_ms: 60_000 });
+        self.say(ToWorker::Shrink { gpu, bytes, tier, within_ms: 60_000, more: false });
     }
 
     fn activity(&self) -> glake_wire::Activity {
