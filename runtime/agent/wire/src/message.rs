@@ -202,7 +202,7 @@ pub struct Holding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Welcome {
-    /// This agent's number: another one after each of its starts.
+    /// The number of this conversation: another one where the agent was started since, or has given the worker up.
     pub epoch: u64,
     /// The last number that it received from this worker; 0: none.
     pub received: u64,
