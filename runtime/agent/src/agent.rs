@@ -233,108 +233,6 @@ impl Agent {
         Ok(())
     }
 
-    fn apply(&mut self, worker: WorkerId, message: ToAgent) {
-        let gpu_of = |agent: &Agent, gpu: &str| agent.roster.gpu(gpu);
-        match message {
-            ToAgent::Want { deadline_ms } => {
-                let deadline = self.deadline(worker, deadline_ms.map(Duration::from_millis));
-                self.step(Event::Want { worker, deadline });
-            }
-            ToAgent::Cancel => self.step(Event::Cancelled { worker }),
-            ToAgent::Grow { gpu, bytes, within_ms } => {
-                let within = Duration::from_millis(within_ms);
-                match gpu_of(self, &gpu) {
-                    Some(gpu) => self.step(Event::Grow { worker, gpu, bytes, within }),
-                    None => self.say(worker, ToWorker::DenyGrowth { gpu, bytes }),
-                }
-            }
-            ToAgent::Returned { gpu, bytes } => {
-                let held = self.roster.get_mut(worker).map(|worker| &mut worker.holdings);
-                let held = held.into_iter().flatten().find(|held| held.gpu == gpu);
-                if let Some(held) = held {
-                    held.resident = held.resident.saturating_sub(bytes);
-                    held.lease = held.lease.saturating_sub(bytes);
-                }
-                if let Some(gpu) = gpu_of(self, &gpu) {
-                    self.step(Event::Returned { worker, gpu, bytes });
-                    self.note_lease(worker, gpu);
-                }
-            }
-            ToAgent::Parked => self.step(Event::Parked { worker }),
-            ToAgent::Shrunk { holdings } => {
-                let is_last = self.has_answered_shrinks(worker);
-                let holdings = self.hold(worker, holdings, Ok(()));
-                self.step(match is_last {
-                    true => Event::Shrunk { worker, holdings },
-                    false => Event::Changed { worker, holdings },
-                });
-            }
-            ToAgent::Refilled { holdings } => {
-                let holdings = self.hold(worker, holdings, Ok(()));
-                // Its first use has been prepared: from then on its context is as large as it gets.
-                let known = self.roster.get_mut(worker);
-                if known.is_some_and(|worker| !std::mem::replace(&mut worker.was_refilled, true)) {
-                    self.to_measure.extend(holdings.iter().map(|holding| holding.gpu));
-                }
-                self.step(Event::Refilled { worker, holdings });
-            }
-            ToAgent::Failed { what, why, holdings } => {
-                let is_last = what != "shrink" || self.has_answered_shrinks(worker);
-                let why = format!("{what}: {why}");
-                let holdings = self.hold(worker, holdings, Err(why));
-                self.step(match is_last {
-                    true => Event::Failed { worker, holdings },
-                    false => Event::Changed { worker, holdings },
-                });
-            }
-            ToAgent::Changed { holdings } => {
-                let holdings = self.hold_still(worker, holdings);
-                self.step(Event::Changed { worker, holdings });
-            }
-            ToAgent::Bye => self.leave(worker),
-            ToAgent::Hello(_) | ToAgent::Ack | ToAgent::Unknown => {}
-        }
-    }
-
-    /// A worker answers each of the shrinks of one command; the arbiter hears of the last.
-    fn has_answered_shrinks(&mut self, id: WorkerId) -> bool {
-        let Some(worker) = self.roster.get_mut(id) else { return true };
-        worker.shrinks = worker.shrinks.saturating_sub(1);
-        worker.shrinks == 0
-    }
-
-    /// What it holds after a command.
-    fn hold(
-        &mut self,
-        id: WorkerId,
-        told: Vec<Holding>,
-        outcome: Result<(), String>,
-    ) -> Vec<glake_arbiter::Holding> {
-        if let Some(worker) = self.roster.get_mut(id) {
-            worker.failed = outcome.err();
-        }
-        self.hold_still(id, told)
-    }
-
-    fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<glake_arbiter::Holding> {
-        // Of GPUs that are here, each once.
-        let mut known: Vec<Holding> = Vec::new();
-        for held in told {
-            if self.roster.gpu(&held.gpu).is_some() && known.iter().all(|other| other.gpu != held.gpu) {
-                known.push(held);
-            }
-        }
-        let Some(worker) = self.roster.get_mut(id) else { return Vec::new() };
-        worker.holdings = known;
-        self.roster.get(id).map_or_else(Vec::new, |worker| holdings(&self.roster, worker, &worker.holdings))
-    }
-
-    fn deadline(&self, id: WorkerId, said: Option<Duration>) -> Option<Duration> {
-        let told = self.roster.get(id).and_then(|worker| self.roster.told(&worker.name)?.deadline_s);
-        let told = told.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        said.into_iter().chain(told).min()
-    }
-
     /// What a worker's page says.
     pub fn saw(&mut self, id: WorkerId, seen: Option<Seen>, now: Duration) {
         self.now = now;
@@ -408,7 +306,7 @@ impl Agent {
         Some((id, name))
     }
 
-    fn leave(&mut self, id: WorkerId) {
+    pub(crate) fn leave(&mut self, id: WorkerId) {
         let Some(worker) = self.roster.remove(id) else { return };
         let gpus = worker.holdings.iter().filter_map(|held| self.roster.gpu(&held.gpu));
         let gpus: Vec<GpuId> = gpus.collect();
@@ -477,7 +375,7 @@ impl Agent {
         Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases }
     }
 
-    fn note_lease(&mut self, id: WorkerId, gpu: GpuId) {
+    pub(crate) fn note_lease(&mut self, id: WorkerId, gpu: GpuId) {
         let Some(worker) = self.roster.get(id) else { return };
         let lease = self.arbiter.footprints().find(|of| of.worker == id && of.gpu == gpu).map(|of| of.lease);
         let (peer, gpu) = (worker.who.peer, self.roster.gpu_name(gpu).to_owned());

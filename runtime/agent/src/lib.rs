@@ -16,6 +16,7 @@ mod client;
 mod journal;
 mod link;
 mod listener;
+mod messages;
 mod metrics;
 mod operators;
 mod peer;
