@@ -339,8 +339,15 @@ impl Arbiter {
     }
 
     fn parked(&mut self, worker: WorkerId) {
+        if let Some(&id) = self.server.gang_of.get(&worker) {
+            self.stops_waiting_to_park(id, worker);
+        }
+    }
+
+    /// A rank has parked, or is gone.
+    fn stops_waiting_to_park(&mut self, id: GangId, worker: WorkerId) {
         let now = self.server.now;
-        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         let State::Parking { waits, since, takes, .. } = &mut gang.state else { return };
         waits.remove(&worker);
         if waits.is_empty() {
@@ -418,7 +425,7 @@ impl Arbiter {
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         match &mut gang.state {
             State::Resting => {}
-            State::Parking { .. } => self.parked(worker),
+            State::Parking { .. } => self.stops_waiting_to_park(id, worker),
             State::Shrinking { waits, .. } => {
                 waits.remove(&worker);
                 if waits.is_empty() {

@@ -129,6 +129,29 @@ fn all_ranks_of_a_gang_or_none() {
 }
 
 #[test]
+fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
+    let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
+    for rank in 0..2_u64 {
+        let gpu = GpuId(u16::try_from(rank).unwrap());
+        let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(gpu, FLOOR) };
+        world.join(rank, 50, 2, Profile::default(), vec![held]);
+        world.does(WorkerId(rank), Activity::Busy);
+    }
+    let held = Holding { evicted: Bytes::gib(6), ..Holding::nothing(GPU, FLOOR) };
+    world.join(9, 9, 1, Profile::default(), vec![held]);
+    world.pass(MS(5_000));
+    world.want(WorkerId(9), None);
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("parking"));
+    world.answer(WorkerId(0));
+    world.die(WorkerId(1));
+    assert_eq!(
+        world.arbiter.state(WorkerId(0)),
+        Some("shrinking"),
+        "rank 0 has parked, and nobody else is left"
+    );
+}
+
+#[test]
 fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     let mut world = six(3);
     for id in [0, 1] {
