@@ -44,7 +44,7 @@ impl Agent {
                 self.count_silent(id, gpu, &name, used);
             } else if let Some(made) = made {
                 // What is not sure to be a worker's counts as others', so that nobody is given it.
-                physical.push((id, made.min(before.get(&id).copied().unwrap_or(made))));
+                physical.push((id, made.min(before.get(&id).copied().unwrap_or_default())));
                 // Where the meter does not list it, it is in another pid namespace.
                 if !used.is_zero() {
                     self.set_floor(id, gpu, used.saturating_sub(made));

@@ -342,6 +342,11 @@ impl Puppet {
                     self.want();
                 }
             }
+            // For now; as the library it asks again.
+            ToWorker::Deny { retry_after_ms: Some(_), .. } => {
+                std::thread::sleep(Duration::from_millis(50));
+                self.want();
+            }
             ToWorker::Deny { why, .. } => {
                 self.wants = false;
                 say(&format!("denied {why:?}"));
