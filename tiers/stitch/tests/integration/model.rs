@@ -140,6 +140,17 @@ struct Block {
     cells: Vec<(ExtentId, u64, u64)>,
 }
 
+/// What domains keep.
+#[derive(Clone, Debug, Default)]
+struct Owners {
+    /// Those that keep their free extents.
+    kept: HashSet<DomainId>,
+    /// Of these, those that have no aliases and lend nothing.
+    private: HashSet<DomainId>,
+    /// Those that were given up, and when where they kept what was free: a graph's replay may write to all of that.
+    released: HashMap<DomainId, Option<PointNumber>>,
+}
+
 #[derive(Debug, Default)]
 struct Model {
     extents: HashMap<ExtentId, (DomainId, Vec<Cell>)>,
@@ -148,14 +159,9 @@ struct Model {
     blocks: Vec<Block>,
     /// Extents that have begun to leave and are not back: whether their memory is there.
     elsewhere: BTreeMap<ExtentId, bool>,
-    /// Domains that keep their free extents.
-    kept: HashSet<DomainId>,
-    /// Of these, those that have no aliases and lend nothing.
-    private: HashSet<DomainId>,
-    /// Those that there are.
+    owners: Owners,
+    /// The domains that there are.
     domains: Vec<DomainId>,
-    /// Those that were given up, and when where they kept what was free: a graph's replay may write to all of that.
-    released: HashMap<DomainId, Option<PointNumber>>,
     checkpoint: Option<Checkpoint>,
     /// Blocks that were freed: where, how many cells, the stream.
     gone: Vec<(Bytes, Bytes, u64)>,
@@ -169,7 +175,9 @@ struct Model {
 }
 
 impl Model {
-    fn execute(&mut self, plan: &Plan) {
+    /// Carries a plan out that was made when domains kept this. What it takes away was no graph's then, and nobody was given
+    /// it since: that its domain was given up meanwhile changes nothing.
+    fn execute(&mut self, plan: &Plan, then: &Owners) {
         for step in &plan.steps {
             match step {
                 Step::Create { extent, size, domain } => {
@@ -210,7 +218,7 @@ impl Model {
                         let apart = end <= offset.get() || offset.get() + size.get() <= start;
                         assert!(apart, "unmapped under a live block");
                     }
-                    let replayed = |extent| self.released.get(&self.extents[extent].0).copied().flatten();
+                    let replayed = |extent| then.released.get(&self.extents[extent].0).copied().flatten();
                     let replays = extents.iter().filter_map(replayed).any(|point| point > self.passed);
                     assert!(!replays, "unmapped under a graph's replay");
                     // Work may still run on the range: nothing in it was used at these addresses after what has passed.
@@ -227,8 +235,8 @@ impl Model {
                 Step::Release { extent, domain, .. } => {
                     let evicted = self.elsewhere.remove(extent);
                     // What is evicted and nobody's is forgotten, unless a graph may write to it.
-                    let is_forgotten = evicted == Some(false) && !self.private.contains(domain);
-                    assert!(!self.kept.contains(domain) || is_forgotten, "a domain keeps its extents");
+                    let is_forgotten = evicted == Some(false) && !then.private.contains(domain);
+                    assert!(!then.kept.contains(domain) || is_forgotten, "a domain keeps its extents");
                     assert!(evicted != Some(true), "released on its way");
                     let (_, cells) = self.extents.remove(extent).expect("released twice");
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
@@ -238,7 +246,7 @@ impl Model {
                     // free there is pending in name only. Its aliases, whose other extents may be here, go when theirs have passed.
                     assert!(!pending || evicted.is_some(), "released under running work");
                     let replayed =
-                        self.released.get(domain).copied().flatten().is_some_and(|point| point > self.passed);
+                        then.released.get(domain).copied().flatten().is_some_and(|point| point > self.passed);
                     assert!(!replayed || evicted.is_some(), "released under a graph's replay");
                     assert!(self.mapped.values().all(|(other, ..)| other != extent), "released while mapped");
                 }
@@ -419,18 +427,18 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             }
             Op::TrimDomain { which } => {
                 let domain = model.domains[which % model.domains.len()];
-                let kept = model.kept.remove(&domain);
+                let kept = model.owners.kept.remove(&domain);
                 if let Some(checkpoint) = &mut model.checkpoint {
                     checkpoint.owned &= checkpoint.domain != domain;
                 }
                 let plan = core.plan_trim_domain(domain).expect("it exists");
                 finish(&mut core, &mut model, plan, false, &[]);
-                model.kept.extend(kept.then_some(domain));
+                model.owners.kept.extend(kept.then_some(domain));
             }
             Op::Claim { at, cells, stream, again } => claim(&mut core, &mut model, at, cells, stream, again),
             Op::Checkpoint { which } => {
                 let domain = model.domains[which % model.domains.len()];
-                let owned = model.private.contains(&domain);
+                let owned = model.owners.private.contains(&domain);
                 match core.checkpoint(domain) {
                     Ok(claims) => model.checkpoint = Some(Checkpoint { domain, claims, owned }),
                     Err(error) => assert!(!owned, "{error}"),
@@ -445,15 +453,15 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             Op::AddDomain { alias, lend, keep } if model.domains.len() < 4 => {
                 let domain = core.add_domain(DomainOptions { alias, lend, extent: None, keep });
                 assert!(
-                    !model.released.contains_key(&domain),
+                    !model.owners.released.contains_key(&domain),
                     "a number that names something is never used again"
                 );
                 model.domains.push(domain);
                 if keep {
-                    model.kept.insert(domain);
+                    model.owners.kept.insert(domain);
                 }
                 if keep && !alias && !lend {
-                    model.private.insert(domain);
+                    model.owners.private.insert(domain);
                 }
             }
             Op::ReleaseDomain { which } => quick(&mut core, &mut model, &Quick::Release { which }),
@@ -491,7 +499,7 @@ fn emptied(core: &mut Allocator, model: &Model) {
     for extent in core.take_emptied() {
         let (domain, cells) = &model.extents[&extent];
         assert!(cells.iter().all(|cell| !cell.live), "something in it is live");
-        assert!(!model.private.contains(domain), "a graph's bytes count, live or not");
+        assert!(!model.owners.private.contains(domain), "a graph's bytes count, live or not");
     }
 }
 
@@ -530,9 +538,9 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
         Quick::Release { which } if model.domains.len() > 1 => {
             let domain = model.domains.remove(1 + which % (model.domains.len() - 1));
             core.release_domain(domain).expect("it exists");
-            let kept = model.kept.remove(&domain);
-            model.released.insert(domain, kept.then_some(model.open));
-            model.private.remove(&domain);
+            let kept = model.owners.kept.remove(&domain);
+            model.owners.released.insert(domain, kept.then_some(model.open));
+            model.owners.private.remove(&domain);
             model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
             assert!(core.release_domain(domain).is_err());
         }
@@ -565,8 +573,9 @@ fn malloc(
                 return;
             }
             Ok(Outcome::Work(plan)) => {
+                let then = model.owners.clone();
                 meanwhile.iter().for_each(|step| quick(core, model, step));
-                model.execute(&plan);
+                model.execute(&plan, &then);
                 if let Some(grant) = core.commit(plan.id) {
                     return model.take(grant, stream, request.domain);
                 }
@@ -580,7 +589,9 @@ fn malloc(
             }
             Err(StitchError::OutOfMemory { .. } | StitchError::LargerThanDevice { .. }) => return,
             Err(StitchError::Sealed { .. }) => return,
-            Err(StitchError::UnknownDomain { domain }) if model.released.contains_key(&domain) => return,
+            Err(StitchError::UnknownDomain { domain }) if model.owners.released.contains_key(&domain) => {
+                return;
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -691,7 +702,7 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
                     (range.offset.get()..(range.offset.get() + range.size.get())).contains(&(at + cell))
                 })
             };
-            let all = model.private.contains(&domain);
+            let all = model.owners.private.contains(&domain);
             for cell in (0..size).step_by(CELL as usize) {
                 assert_eq!(is_kept(cell), all || live(&cell), "live bytes are kept, and no others");
             }
@@ -755,11 +766,12 @@ fn begin_refill(core: &mut Allocator, model: &mut Model, which: usize, made: boo
 
 fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bool, meanwhile: &[Quick]) {
     let Some(plan) = plan else { return };
+    let then = model.owners.clone();
     meanwhile.iter().for_each(|step| quick(core, model, step));
     if abort {
         core.abort(plan.id);
     } else {
-        model.execute(&plan);
+        model.execute(&plan, &then);
         assert_eq!(core.commit(plan.id), None);
     }
 }
@@ -781,8 +793,7 @@ fn end(mut core: Allocator, mut model: Model) {
     model.passed = last;
     core.pass_point(last);
     while let Some(plan) = core.plan_trim(Bytes::ZERO) {
-        model.execute(&plan);
-        core.commit(plan.id);
+        finish(&mut core, &mut model, Some(plan), false, &[]);
     }
     let plan = core.plan_collection(Bytes::ZERO);
     finish(&mut core, &mut model, plan, false, &[]);
