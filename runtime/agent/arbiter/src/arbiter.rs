@@ -218,9 +218,8 @@ impl Arbiter {
         let gang = self.server.gangs.entry(joined.gang).or_insert_with(|| Gang::new(&joined, now));
         let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
-        gang.starting |= joined.starting;
         let member = gang.members.entry(worker).or_insert_with(|| Member::new(now));
-        member.silent = silent;
+        (member.silent, member.starting) = (silent, joined.starting);
         gang.sum_up();
         self.server.gang_of.insert(worker, joined.gang);
         for told in joined.holdings.into_iter().map(Holding::possible) {
@@ -372,14 +371,20 @@ impl Arbiter {
 
     fn refilled(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.gang_mut(worker) else { return };
+        if let Some(member) = gang.members.get_mut(&worker) {
+            member.starting = false;
+        }
         match &mut gang.state {
             State::Refilling(refill) => {
                 refill.waits.remove(&worker);
                 self.server.finish_refill(id);
             }
             // Late, and here now.
-            State::Resting => (gang.distrust, gang.starting) = (Distrust::default(), false),
+            State::Resting => gang.distrust = Distrust::default(),
             _ => {}
+        }
+        if let Some((_, gang)) = self.gang_mut(worker) {
+            gang.sum_up();
         }
     }
 

@@ -211,6 +211,26 @@ fn growth_waits_for_nobody_who_runs() {
 }
 
 #[test]
+fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
+    let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
+    let held = |gpu| Holding {
+        lease: Bytes::gib(4),
+        resident: Bytes::gib(4),
+        ..Holding::nothing(GpuId(gpu), FLOOR)
+    };
+    world.join(0, 50, 2, Profile::default(), vec![held(0)]);
+    let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
+    world.join(1, 50, 2, Profile::default(), vec![starts.clone()]);
+    let alone = crate::Joined::alone(WorkerId(1), vec![starts]);
+    world.tell(Event::Joined(crate::Joined { gang: crate::GangId(50), ranks: 2, starting: true, ..alone }));
+    world.want(WorkerId(1), None);
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
+    world.workers.get_mut(&WorkerId(1)).unwrap().held = vec![held(1)];
+    world.answer(WorkerId(1));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"), "rank 0 had nothing to wait for");
+}
+
+#[test]
 fn one_starts_at_a_time() {
     let mut world = six(0);
     for id in 0..2 {
