@@ -220,9 +220,7 @@ fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
     };
     world.join(0, 50, 2, Profile::default(), vec![held(0)]);
     let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
-    world.join(1, 50, 2, Profile::default(), vec![starts.clone()]);
-    let alone = crate::Joined::alone(WorkerId(1), vec![starts]);
-    world.tell(Event::Joined(crate::Joined { gang: crate::GangId(50), ranks: 2, starting: true, ..alone }));
+    world.join_as(1, 50, 2, Profile::default(), vec![starts], true);
     world.want(WorkerId(1), None);
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
     world.workers.get_mut(&WorkerId(1)).unwrap().held = vec![held(1)];
@@ -235,11 +233,7 @@ fn one_starts_at_a_time() {
     let mut world = six(0);
     for id in 0..2 {
         let held = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
-        world.join(id, id, 1, Profile::default(), vec![]);
-        let joined =
-            crate::Joined { starting: true, ..crate::Joined::alone(WorkerId(id), vec![held.clone()]) };
-        world.workers.get_mut(&WorkerId(id)).unwrap().held = vec![held];
-        world.tell(Event::Joined(joined));
+        world.join_as(id, id, 1, Profile::default(), vec![held], true);
         world.want(WorkerId(id), None);
     }
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));

@@ -22,6 +22,8 @@ pub(super) struct Worker {
     /// Commands that it has not carried out.
     pub(super) queue: VecDeque<Action>,
     pub(super) waits: bool,
+    /// Its start is not over.
+    pub(super) starting: bool,
     pub(super) stopped: bool,
     pub(super) told: bool,
 }
@@ -131,6 +133,18 @@ impl World {
     }
 
     pub(super) fn join(&mut self, id: u64, gang: u64, ranks: u32, profile: Profile, held: Vec<Holding>) {
+        self.join_as(id, gang, ranks, profile, held, false);
+    }
+
+    pub(super) fn join_as(
+        &mut self,
+        id: u64,
+        gang: u64,
+        ranks: u32,
+        profile: Profile,
+        held: Vec<Holding>,
+        starting: bool,
+    ) {
         let worker = Worker {
             held,
             activity: Activity::Idle,
@@ -139,6 +153,7 @@ impl World {
             profile,
             queue: VecDeque::new(),
             waits: false,
+            starting,
             stopped: false,
             told: true,
         };
@@ -154,8 +169,8 @@ impl World {
 
     pub(super) fn tell_joined(&mut self, id: WorkerId, event: impl Fn(Joined) -> Event) {
         let Some(worker) = self.workers.get(&id) else { return };
-        let Worker { gang, ranks, profile, held, .. } = worker.clone();
-        self.tell(event(Joined { worker: id, gang, ranks, starting: false, profile, holdings: held }));
+        let Worker { gang, ranks, profile, held, starting, .. } = worker.clone();
+        self.tell(event(Joined { worker: id, gang, ranks, starting, profile, holdings: held }));
         self.workers.get_mut(&id).unwrap().told = true;
     }
 
@@ -207,6 +222,11 @@ impl World {
                 }
             }
             Some(Action::Admit { .. }) => {
+                // Who wants nothing says nothing.
+                let wants = |held: &Holding| !held.evicted.saturating_add(held.room).is_zero();
+                if !std::mem::take(&mut worker.starting) && !worker.held.iter().any(wants) {
+                    return;
+                }
                 for held in &mut worker.held {
                     let back = held.evicted.min(held.lease.saturating_sub(held.resident));
                     held.evicted = held.evicted.saturating_sub(back);
