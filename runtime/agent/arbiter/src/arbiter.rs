@@ -19,7 +19,7 @@ use crate::log::{Decision, Outcome};
 use crate::planner::Planner;
 use crate::server::{AGAIN, Server};
 use crate::want::Want;
-use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
+use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, Task, WorkerId};
 
 /// After a lie of so much more than is leased a worker is not counted on.
 const SLACK: Bytes = Bytes::mib(64);
@@ -181,9 +181,9 @@ impl Arbiter {
                 self.server.hold(worker, &holdings);
                 self.refilled(worker);
             }
-            Event::Failed { worker, holdings } => {
+            Event::Failed { worker, what, holdings } => {
                 self.server.hold(worker, &holdings);
-                self.failed(worker);
+                self.failed(worker, what);
             }
             Event::Died { worker } => self.died(worker),
             Event::Shrink { worker } => self.operator_shrinks(worker),
@@ -388,15 +388,18 @@ impl Arbiter {
         }
     }
 
-    fn failed(&mut self, worker: WorkerId) {
+    /// A worker could not do what it was asked to; where that is not what is waited for any more, nothing changes.
+    fn failed(&mut self, worker: WorkerId, what: Task) {
         let short = self.server.settings.least_quantum;
         let Some((id, gang)) = self.gang_mut(worker) else { return };
-        match &gang.state {
-            State::Resting => return,
-            State::Parking { .. } => self.server.unpark(id),
-            State::Shrinking { .. } => self.shrunk(worker),
-            State::Refilling(refill) if refill.admitted.is_some() => self.server.give_up_on(id),
-            State::Refilling(_) => self.server.give_back(id),
+        match (&gang.state, what) {
+            (State::Parking { .. }, Task::Park) => self.server.unpark(id),
+            (State::Shrinking { .. }, Task::Shrink) => self.shrunk(worker),
+            (State::Refilling(refill), Task::Refill) => match refill.admitted {
+                Some(_) => self.server.give_up_on(id),
+                None => self.server.give_back(id),
+            },
+            _ => return,
         }
         self.server.distrust(id, short);
     }

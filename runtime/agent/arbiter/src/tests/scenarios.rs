@@ -6,8 +6,8 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Tier, Why,
-    WorkerId,
+    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Task,
+    Tier, Why, WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
@@ -149,6 +149,33 @@ fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
         Some("shrinking"),
         "rank 0 has parked, and nobody else is left"
     );
+}
+
+#[test]
+fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 0, 1, Profile::default(), vec![held]);
+    world.does(WorkerId(0), Activity::Busy);
+    world.join_asleep(1, Bytes::gib(6));
+    world.pass(MS(5_000));
+    world.want(WorkerId(1), None);
+    world.answer(WorkerId(0));
+    let failed = |what| Event::Failed {
+        worker: WorkerId(0),
+        what,
+        holdings: vec![Holding {
+            lease: Bytes::gib(8),
+            resident: Bytes::gib(8),
+            ..Holding::nothing(GPU, FLOOR)
+        }],
+    };
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
+    world.tell(failed(Task::Park));
+    world.tell(failed(Task::Refill));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("shrinking"), "it parked, and shrinks now");
+    world.tell(failed(Task::Shrink));
+    assert_ne!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
 }
 
 #[test]

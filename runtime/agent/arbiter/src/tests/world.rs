@@ -6,7 +6,8 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::{
-    Action, Activity, Arbiter, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings, WorkerId,
+    Action, Activity, Arbiter, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings, Task,
+    WorkerId,
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
@@ -241,10 +242,14 @@ impl World {
 
     pub(super) fn fail(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.stopped) else { return };
-        if worker.queue.pop_front().is_some() {
-            let holdings = worker.held.clone();
-            self.tell(Event::Failed { worker: id, holdings });
-        }
+        let what = match worker.queue.pop_front() {
+            Some(Action::Park { .. }) => Task::Park,
+            Some(Action::Shrink { .. }) => Task::Shrink,
+            Some(_) => Task::Refill,
+            None => return,
+        };
+        let holdings = worker.held.clone();
+        self.tell(Event::Failed { worker: id, what, holdings });
     }
 
     /// The meter is read; half of what dead workers had is back by then.
