@@ -119,6 +119,11 @@ impl Arbiter {
         })
     }
 
+    /// Whether its memory should have left by now, and may still leave.
+    pub fn is_late(&self, worker: WorkerId) -> bool {
+        self.gang(worker).is_some_and(|gang| matches!(gang.state, State::Shrinking { by: None, .. }))
+    }
+
     /// How many wants are open.
     pub fn waiting(&self) -> usize {
         self.server.gangs.values().filter(|gang| gang.want.is_some()).count()

@@ -202,6 +202,19 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
 }
 
 #[test]
+fn a_shrink_that_is_late_is_called_so_until_it_ends() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 0, 1, Profile::default(), vec![held]);
+    world.tell(Event::Shrink { worker: WorkerId(0) });
+    assert!(!world.arbiter.is_late(WorkerId(0)));
+    world.pass(MS(100_000));
+    assert!(world.arbiter.is_late(WorkerId(0)));
+    world.answer(WorkerId(0));
+    assert_eq!((world.arbiter.state(WorkerId(0)), world.arbiter.is_late(WorkerId(0))), (Some("asleep"), false));
+}
+
+#[test]
 fn a_new_agent_decides_over_who_is_back_and_takes_nothing_of_who_is_silent() {
     let mut world = six(3);
     wake(&mut world, 0);
