@@ -180,6 +180,8 @@ pub struct Profile {
     pub tenant: u32,
     /// When its memory may be taken.
     pub preempt: Preempt,
+    /// Where a pause of its uses would be longer, as predicted, they are not parked.
+    pub max_pause: Option<Duration>,
 }
 
 /// When a worker's memory may be taken for another's want.

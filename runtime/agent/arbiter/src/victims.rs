@@ -139,7 +139,16 @@ impl Chooser<'_> {
 
     fn may_park(&self, gang: &Gang) -> bool {
         let step = gang.profile.preempt.min(self.settings.preempt) == Preempt::Step;
-        step && self.class.is_some_and(|class| i64::from(gang.profile.priority) <= class)
+        let short = gang.profile.max_pause.is_none_or(|most| self.pause(gang) <= most);
+        step && short && self.class.is_some_and(|class| i64::from(gang.profile.priority) <= class)
+    }
+
+    /// How long the uses of a gang would be parked: whoever asks is refilled and has its quantum, then it is refilled itself.
+    fn pause(&self, gang: &Gang) -> Duration {
+        let refill = |gang: &Gang, bytes| gang.predictions.refill(bytes, self.settings.link);
+        let turn = self.whom.and_then(|whom| self.gangs.get(&whom));
+        let turn = turn.map_or(Duration::ZERO, |whom| refill(whom, whom.copied().0) + self.quantum(whom));
+        turn + refill(gang, gang.copied().1)
     }
 
     /// How long a worker has its memory at least once it runs.

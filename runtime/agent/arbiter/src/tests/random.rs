@@ -34,10 +34,12 @@ fn op() -> impl Strategy<Value = Op> {
     let who = || 0..8_u64;
     let activity = prop_oneof![Just(Activity::Idle), Just(Activity::Busy), Just(Activity::Capturing)];
     let preempt = prop_oneof![1 => Just(Preempt::Never), 1 => Just(Preempt::Idle), 4 => Just(Preempt::Step)];
-    let profile = (-1..2, 0..2_u32, preempt).prop_map(|(priority, tenant, preempt)| Profile {
+    let most = proptest::option::weighted(0.2, (0..2_000_u64).prop_map(Duration::from_millis));
+    let profile = (-1..2, 0..2_u32, preempt, most).prop_map(|(priority, tenant, preempt, max_pause)| Profile {
         priority,
         tenant,
         preempt,
+        max_pause,
     });
     prop_oneof![
         6 => (0..9_u64, any::<bool>(), any::<bool>(), any::<bool>(), profile)

@@ -55,6 +55,22 @@ fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
 }
 
 #[test]
+fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
+    let mut world = six(0);
+    for (id, most) in [(0, Some(MS(500))), (1, None), (2, None)] {
+        let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+        world.join(id, id, 1, Profile { max_pause: most, ..Profile::default() }, vec![held]);
+    }
+    wake(&mut world, 0);
+    world.pass(MS(50));
+    wake(&mut world, 1);
+    world.pass(MS(5_000));
+    // A turn of 8 GiB and the copies before and after it take 0.7 s.
+    world.want(WorkerId(2), None);
+    assert_eq!(last_victims(&world), [(1, Why::Quantum)], "not the one that has been resident for longest");
+}
+
+#[test]
 fn idle_workers_go_first_the_longest_idle_before_others_and_only_as_much_as_is_needed() {
     let mut world = six(3);
     for id in [0, 1] {
