@@ -14,6 +14,7 @@ use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, Wor
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
+use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
 use crate::{Entry, Identity, Journalled};
@@ -38,6 +39,7 @@ pub struct Agent {
     pub(crate) again: BTreeMap<GpuId, Duration>,
     /// What the agent after this one is to know, and was not asked for yet.
     entries: Vec<Entry>,
+    pub(crate) counts: Counts,
 }
 
 /// Why a connection is closed that had been welcomed.
@@ -90,6 +92,7 @@ impl Agent {
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
             entries: Vec::new(),
+            counts: Counts::default(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
             let node = &agent.roster.file().node;
@@ -294,6 +297,7 @@ impl Agent {
     pub fn give_up(&mut self, id: WorkerId, now: Duration) {
         self.now = now;
         tracing::info!(target: "glake::agent", worker = %self.name(id), "a worker has not been heard of: it goes on without the agent");
+        self.counts.given_up += 1;
         self.leave(id);
     }
 
@@ -401,6 +405,7 @@ impl Agent {
     }
 
     fn act(&mut self, action: &Action, more: bool) {
+        self.counts.decided(action);
         match *action {
             Action::Measure { gpu } => {
                 self.to_measure.insert(gpu);

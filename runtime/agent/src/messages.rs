@@ -56,6 +56,7 @@ impl Agent {
                 self.step(Event::Refilled { worker, holdings });
             }
             ToAgent::Failed { what, why, holdings } => {
+                self.counts.failed(&what);
                 let is_last = what != "shrink" || self.has_answered_shrinks(worker);
                 let why = format!("{what}: {why}");
                 let holdings = self.hold(worker, holdings, Err(why));

@@ -163,7 +163,6 @@ pub(crate) struct Server {
     /// When each meter was read last.
     read_at: RefCell<HashMap<GpuId, Instant>>,
     is_journal_lost: Cell<bool>,
-    pub(crate) counts: crate::metrics::Counts,
 }
 
 /// A worker's connection.
@@ -189,7 +188,6 @@ impl Server {
             measuring: RefCell::default(),
             read_at: RefCell::default(),
             is_journal_lost: Cell::new(false),
-            counts: crate::metrics::Counts::default(),
         }
     }
 
@@ -210,7 +208,7 @@ impl Server {
             let mut agent = self.agent.borrow_mut();
             let begin = std::time::Instant::now();
             let answer = what(&mut agent, self.now());
-            self.counts.decided(begin.elapsed());
+            agent.counts.decisions.add(begin.elapsed());
             self.write_journal(&mut agent);
             (answer, agent.take_outbound())
         };
