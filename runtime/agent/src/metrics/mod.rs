@@ -49,7 +49,7 @@ const GPU_CLAIMED: Metric = gauge(
     "glake_gpu_claimed_bytes",
     Unit::Bytes,
     &[GPU],
-    "What counts as theirs: floors, leases, and what dead workers had until the meter shows it free.",
+    "What counts as memory of workers: floors, leases, and what dead ones had until the meter shows it free.",
 );
 const WORKER_LEASE: Metric =
     gauge("glake_worker_lease_bytes", Unit::Bytes, &[WORKER], "What a worker may hold, of all GPUs.");
@@ -85,7 +85,7 @@ const GRANTS: Metric = counter(
     "Grants: one for each part of a refill, as it became free, and for each growth.",
 );
 const GRANTED: Metric =
-    counter("glake_granted_bytes_total", Unit::Bytes, &[GPU], "What those grants added to leases.");
+    counter("glake_granted_bytes_total", Unit::Bytes, &[GPU], "What grants added to leases.");
 const PARKS: Metric =
     counter("glake_parks_total", Unit::Count, &[], "Times that a worker was told to park its uses.");
 const SHRINKS: Metric = counter(
