@@ -14,6 +14,7 @@ use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, Wor
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
+use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
 use crate::{Entry, Identity, Journalled};
@@ -38,6 +39,7 @@ pub struct Agent {
     pub(crate) again: BTreeMap<GpuId, Duration>,
     /// What the agent after this one is to know, and was not asked for yet.
     entries: Vec<Entry>,
+    pub(crate) counts: Counts,
 }
 
 /// Why a connection is closed that had been welcomed.
@@ -90,6 +92,7 @@ impl Agent {
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
             entries: Vec::new(),
+            counts: Counts::default(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
             let node = &agent.roster.file().node;
@@ -294,6 +297,7 @@ impl Agent {
     pub fn give_up(&mut self, id: WorkerId, now: Duration) {
         self.now = now;
         tracing::info!(target: "glake::agent", worker = %self.name(id), "a worker has not been heard of: it goes on without the agent");
+        self.counts.given_up += 1;
         self.leave(id);
     }
 
@@ -401,6 +405,7 @@ impl Agent {
     }
 
     fn act(&mut self, action: &Action, more: bool) {
+        self.counts.decided(action);
         match *action {
             Action::Measure { gpu } => {
                 self.to_measure.insert(gpu);
@@ -411,11 +416,11 @@ impl Agent {
                 }
             }
             Action::StopCountingOn { worker, until } => {
-                if let Some(worker) = self.roster.get_mut(worker) {
-                    worker.failed = Some("it did not answer in time".to_owned());
-                }
+                let late = "it did not answer in time".to_owned();
+                // What it said itself says more.
+                let why = self.roster.get_mut(worker).map(|worker| worker.failed.get_or_insert(late).clone());
                 let (name, now) = (self.name(worker), self.now);
-                tracing::warn!(target: "glake::agent", worker = %name, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker did not answer in time: nothing is taken of it for a while, and what it may hold counts");
+                tracing::warn!(target: "glake::agent", worker = %name, why, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker did not do what it was asked to: nothing is taken of it for a while, and what it may hold counts");
             }
             Action::Deny { worker, why, .. } => {
                 if let Some(worker) = self.roster.get_mut(worker) {

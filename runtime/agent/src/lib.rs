@@ -31,6 +31,7 @@ pub use agent::{Agent, Broken, Seen};
 pub use client::{ClientError, ask};
 pub use journal::{Entry, Journalled};
 pub use listener::ListenError;
+pub use metrics::METRICS;
 pub use peer::{Identity, PeerError};
 pub use roster::Refusal;
 pub use server::{Options, ServeError, serve};

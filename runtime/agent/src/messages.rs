@@ -56,6 +56,7 @@ impl Agent {
                 self.step(Event::Refilled { worker, holdings });
             }
             ToAgent::Failed { what, why, holdings } => {
+                self.counts.failed(&what);
                 let task = match what.as_str() {
                     "park" => Some(Task::Park),
                     "shrink" => self.has_answered_shrinks(worker).then_some(Task::Shrink),

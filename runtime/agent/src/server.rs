@@ -163,7 +163,6 @@ pub(crate) struct Server {
     /// Processes whose death is waited for.
     watched: RefCell<HashSet<Peer>>,
     is_journal_lost: Cell<bool>,
-    pub(crate) counts: crate::metrics::Counts,
 }
 
 /// A worker's connection.
@@ -187,7 +186,6 @@ impl Server {
             greetings: Cell::new(0),
             watched: RefCell::default(),
             is_journal_lost: Cell::new(false),
-            counts: crate::metrics::Counts::default(),
         }
     }
 
@@ -208,7 +206,7 @@ impl Server {
             let mut agent = self.agent.borrow_mut();
             let begin = std::time::Instant::now();
             let answer = what(&mut agent, self.now());
-            self.counts.decided(begin.elapsed());
+            agent.counts.decisions.add(begin.elapsed());
             self.write_journal(&mut agent);
             (answer, agent.take_outbound())
         };

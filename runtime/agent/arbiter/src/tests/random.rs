@@ -35,12 +35,8 @@ fn op() -> impl Strategy<Value = Op> {
     let activity = prop_oneof![Just(Activity::Idle), Just(Activity::Busy), Just(Activity::Capturing)];
     let preempt = prop_oneof![1 => Just(Preempt::Never), 1 => Just(Preempt::Idle), 4 => Just(Preempt::Step)];
     let most = proptest::option::weighted(0.2, (0..2_000_u64).prop_map(Duration::from_millis));
-    let profile = (-1..2, 0..2_u32, preempt, most).prop_map(|(priority, tenant, preempt, max_pause)| Profile {
-        priority,
-        tenant,
-        preempt,
-        max_pause,
-    });
+    let profile = (-1..2, 0..2_u32, preempt, most)
+        .prop_map(|(priority, tenant, preempt, max_pause)| Profile { priority, tenant, preempt, max_pause });
     prop_oneof![
         6 => (0..9_u64, any::<bool>(), any::<bool>(), any::<bool>(), profile)
             .prop_map(|(gib, asleep, starting, rank, profile)| Op::Join { gib, asleep, starting, rank, profile }),

@@ -227,7 +227,10 @@ fn a_shrink_that_is_late_is_called_so_until_it_ends() {
     world.pass(MS(100_000));
     assert!(world.arbiter.is_late(WorkerId(0)));
     world.answer(WorkerId(0));
-    assert_eq!((world.arbiter.state(WorkerId(0)), world.arbiter.is_late(WorkerId(0))), (Some("asleep"), false));
+    assert_eq!(
+        (world.arbiter.state(WorkerId(0)), world.arbiter.is_late(WorkerId(0))),
+        (Some("asleep"), false)
+    );
 }
 
 #[test]
