@@ -45,7 +45,8 @@ The file (all of it optional, sizes as 23GiB):
   [node]      budget (what workers may use of a GPU together, contexts included), host_budget,
               reserve, link_gbps, floor
   [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus,
-              max_pause (seconds: it is not parked where that is predicted to take longer); its command is not started: start it with GLAKE_AGENT, or call glake.join()
+              max_pause (seconds: it is not parked where that is predicted to take longer);
+              its command is not started: start it with GLAKE_AGENT, or call glake.join()
 
 Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one
 systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
