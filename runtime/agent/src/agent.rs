@@ -452,10 +452,13 @@ impl Agent {
         self.roster.gpus().map(|(gpu, name)| (gpu, name.to_owned())).collect()
     }
 
-    /// The GPUs that a worker uses.
+    /// The GPUs that a worker uses, and its gang's other ranks do: memory is planned for all of them together.
     pub fn gpus_of(&self, id: WorkerId) -> Vec<(GpuId, String)> {
-        let held = self.roster.get(id).into_iter().flat_map(|worker| &worker.holdings);
-        held.filter_map(|held| Some((self.roster.gpu(&held.gpu)?, held.gpu.clone()))).collect()
+        let gang = self.roster.get(id).map(|worker| worker.gang);
+        let ranks = self.roster.workers().filter(|(_, worker)| Some(worker.gang) == gang);
+        let gpus: BTreeSet<&str> =
+            ranks.flat_map(|(_, worker)| &worker.holdings).map(|held| held.gpu.as_str()).collect();
+        gpus.into_iter().filter_map(|gpu| Some((self.roster.gpu(gpu)?, gpu.to_owned()))).collect()
     }
 
     /// What a worker is called.

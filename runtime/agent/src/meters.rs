@@ -16,12 +16,19 @@ use crate::server::{MEASURE, Server};
 /// What is known of the readings.
 pub(crate) struct Meters {
     meter: Arc<dyn Meter>,
-    /// GPUs whose meter is being read, and whether it is to be read once more.
-    reading: RefCell<HashMap<GpuId, bool>>,
-    /// When each meter was read last.
+    /// GPUs whose meter is being read.
+    reading: RefCell<HashMap<GpuId, Reading>>,
+    /// When what is known of each was asked for.
     read_at: RefCell<HashMap<GpuId, Instant>>,
     /// GPUs whose meter did not answer when it was read last.
     unanswered: RefCell<BTreeSet<GpuId>>,
+}
+
+/// One that is under way.
+struct Reading {
+    since: Instant,
+    /// It was asked for again meanwhile.
+    again: bool,
 }
 
 impl Meters {
@@ -38,6 +45,15 @@ impl Meters {
     pub(crate) fn read_now(&self, gpu: &str) -> Result<GpuMemory, MeterError> {
         self.meter.read(gpu)
     }
+
+    fn is_old(&self, gpu: GpuId, at: Instant) -> bool {
+        self.read_at.borrow().get(&gpu).is_none_or(|read| *read + MEASURE < at)
+    }
+
+    /// Whether a driver hangs that was asked long ago.
+    fn hangs(&self, gpu: GpuId) -> bool {
+        self.reading.borrow().get(&gpu).is_some_and(|reading| reading.since.elapsed() > MEASURE)
+    }
 }
 
 impl Server {
@@ -45,8 +61,8 @@ impl Server {
     /// meanwhile.
     pub(crate) async fn measure_old(self: &Rc<Self>, gpus: Vec<(GpuId, String)>) {
         let asked = Instant::now();
-        let read_at = |gpu| self.meters.read_at.borrow().get(&gpu).copied();
-        let old = gpus.into_iter().filter(|(gpu, _)| read_at(*gpu).is_none_or(|at| at + MEASURE < asked));
+        let old =
+            gpus.into_iter().filter(|(gpu, _)| self.meters.is_old(*gpu, asked) && !self.meters.hangs(*gpu));
         let old: Vec<_> = old.collect();
         for (gpu, name) in &old {
             self.measure(*gpu, name.clone());
@@ -54,7 +70,7 @@ impl Server {
         let all = async {
             for (gpu, _) in old {
                 let mut change = self.change();
-                while read_at(gpu).is_none_or(|at| at < asked) {
+                while self.meters.is_old(gpu, asked) {
                     change.await;
                     change = self.change();
                 }
@@ -65,25 +81,35 @@ impl Server {
 
     /// Reads the meter, which may take a while, beside all else. Of a GPU that is being read it is read once more.
     pub(crate) fn measure(self: &Rc<Self>, gpu: GpuId, name: String) {
-        if self.meters.reading.borrow_mut().insert(gpu, false).is_some() {
-            self.meters.reading.borrow_mut().insert(gpu, true);
+        if let Some(reading) = self.meters.reading.borrow_mut().get_mut(&gpu) {
+            reading.again = true;
             return;
         }
+        self.meters.reading.borrow_mut().insert(gpu, Reading { since: Instant::now(), again: false });
         let server = self.clone();
         spawn_local(async move {
             loop {
-                let (meter, asked) = (server.meters.meter.clone(), name.clone());
+                let (meter, asked, begun) = (server.meters.meter.clone(), name.clone(), Instant::now());
                 server.look();
-                let before = server.ask(|agent| agent.made(gpu));
-                let Ok(read) = tokio::task::spawn_blocking(move || meter.read(&asked)).await else { return };
-                server.look();
-                server.measured(gpu, read, &before);
                 server.wake();
-                let mut measuring = server.meters.reading.borrow_mut();
-                match measuring.insert(gpu, false) {
-                    Some(true) => {}
+                let before = server.ask(|agent| agent.made(gpu));
+                let read = tokio::task::spawn_blocking(move || meter.read(&asked)).await;
+                server.look();
+                let read = read.map_err(|error| error.to_string());
+                server.measured(
+                    gpu,
+                    begun,
+                    read.and_then(|read| read.map_err(|error| error.to_string())),
+                    &before,
+                );
+                server.wake();
+                let mut reading = server.meters.reading.borrow_mut();
+                match reading.get_mut(&gpu) {
+                    Some(under_way) if under_way.again => {
+                        *under_way = Reading { since: Instant::now(), again: false };
+                    }
                     _ => {
-                        measuring.remove(&gpu);
+                        reading.remove(&gpu);
                         return;
                     }
                 }
@@ -91,13 +117,15 @@ impl Server {
         });
     }
 
+    /// What a meter answered that was asked at `begun`.
     pub(crate) fn measured(
         &self,
         gpu: GpuId,
-        read: Result<GpuMemory, MeterError>,
+        begun: Instant,
+        read: Result<GpuMemory, String>,
         before: &BTreeMap<WorkerId, Bytes>,
     ) {
-        self.meters.read_at.borrow_mut().insert(gpu, Instant::now());
+        self.meters.read_at.borrow_mut().insert(gpu, begun);
         let is_answer = read.is_ok();
         match read {
             Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, &memory, before, now)),

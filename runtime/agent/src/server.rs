@@ -129,7 +129,8 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         server.expect(&Journal::read(&listener.journal()));
         // Before anybody is granted anything.
         for (gpu, name) in server.ask(Agent::gpus) {
-            server.measured(gpu, server.meters.read_now(&name), &BTreeMap::new());
+            let (begun, read) = (Instant::now(), server.meters.read_now(&name));
+            server.measured(gpu, begun, read.map_err(|error| error.to_string()), &BTreeMap::new());
         }
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         spawn_local(server.clone().decide());

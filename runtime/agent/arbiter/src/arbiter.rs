@@ -282,7 +282,9 @@ impl Arbiter {
                 retry_after: Some(AGAIN),
             });
         };
-        if matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
+        // What it lacks since then is planned when this refill is over.
+        let lacks_nothing = gang.shares.iter().all(|share| share.worker != worker || share.need().is_zero());
+        if lacks_nothing && matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
             return self.server.actions.push(Action::Admit { worker });
         }
         let want = gang.want.get_or_insert_with(|| Want::new(now, deadline, &settings));
@@ -400,10 +402,13 @@ impl Arbiter {
         match (&gang.state, what) {
             (State::Parking { .. }, Task::Park) => self.server.unpark(id),
             (State::Shrinking { .. }, Task::Shrink) => self.shrunk(worker),
-            (State::Refilling(refill), Task::Refill) => match refill.admitted {
-                Some(_) => self.server.give_up_on(id),
-                None => self.server.give_back(id),
-            },
+            (State::Refilling(refill), Task::Refill) if refill.waits.contains(&worker) => {
+                match refill.admitted {
+                    // Which distrusts it for longer.
+                    Some(_) => return self.server.give_up_on(id),
+                    None => self.server.give_back(id),
+                }
+            }
             _ => return,
         }
         self.server.distrust(id, short);

@@ -100,6 +100,8 @@ pub(crate) struct Refill {
     pub(crate) waits: BTreeSet<WorkerId>,
     /// What the slowest link carries.
     pub(crate) copied: Bytes,
+    /// A member starts: how long it takes says nothing of the link.
+    pub(crate) starts: bool,
     /// When all was granted.
     pub(crate) admitted: Option<Duration>,
 }

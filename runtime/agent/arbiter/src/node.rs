@@ -69,7 +69,8 @@ pub struct Worker {
     #[serde(default)]
     pub preempt: Preempt,
     /// How long its uses may be parked at most, in seconds: where a turn of whoever waits, with the copies before and after it, is
-    /// predicted to take longer, they are not.
+    /// predicted to take longer, they are not, until that one has waited for a quarter of its
+    /// deadline, 15 s at most.
     pub max_pause: Option<f64>,
     /// What starts it.
     #[serde(default)]

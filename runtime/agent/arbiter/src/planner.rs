@@ -166,7 +166,8 @@ impl Planner<'_> {
             }
         }
         let (since, by) = (now, now + patience);
-        let refill = Refill { victims, since, by, patience, waits, copied, admitted: None };
+        let starts = gang.starting;
+        let refill = Refill { victims, since, by, patience, waits, copied, starts, admitted: None };
         self.server.set_state(id, State::Refilling(refill));
         self.pay();
     }

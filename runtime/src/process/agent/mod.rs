@@ -69,8 +69,8 @@ pub(super) struct Joiner {
     launch: Launch,
     /// The agent's socket, where nobody names another.
     socket: Option<PathBuf>,
-    /// Its GPUs are simulated for this process alone: it joins only where it is told to.
-    is_private: bool,
+    /// Not where its GPUs are simulated for this process alone.
+    joins_by_itself: bool,
     /// The first pool has started, or somebody has joined before.
     has_begun: AtomicBool,
     /// What it is called where nobody says otherwise.
@@ -95,7 +95,7 @@ impl AgentLink {
         regions: &Arc<RegionSet>,
         launch: Launch,
         config: config::Agent,
-        is_private: bool,
+        joins_by_itself: bool,
     ) -> AgentLink {
         let port = registry.observers.agent().clone();
         let joiner = Arc::new(Joiner {
@@ -104,7 +104,7 @@ impl AgentLink {
             regions: regions.clone(),
             launch,
             socket: config.socket.filter(|path| !path.as_os_str().is_empty()),
-            is_private,
+            joins_by_itself,
             name: config.name,
             has_begun: AtomicBool::new(false),
             joined: Mutex::default(),
@@ -220,10 +220,16 @@ impl Joiner {
     /// With the first pool, where a socket is configured and an agent can know the GPUs; whoever starts it waits for the agent, where
     /// that says so.
     pub(super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
-        if !self.is_private
-            && !self.has_begun.swap(true, Ordering::AcqRel)
+        if !self.has_begun.swap(true, Ordering::AcqRel)
             && let Some(path) = &self.socket
         {
+            if !self.joins_by_itself {
+                tracing::info!(
+                    target: "glake::agent", socket = %path.display(),
+                    "the agent is not joined: these GPUs are simulated for this process alone"
+                );
+                return;
+            }
             if getuid() != geteuid() || getgid() != getegid() {
                 tracing::warn!(
                     target: "glake::agent", socket = %path.display(),

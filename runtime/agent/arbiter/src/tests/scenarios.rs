@@ -71,6 +71,25 @@ fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
 }
 
 #[test]
+fn a_worker_whose_uses_may_not_pause_keeps_others_waiting_for_a_while_only() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let profile = Profile { max_pause: Some(MS(500)), ..Profile::default() };
+    world.join(0, 0, 1, profile, vec![held]);
+    wake(&mut world, 0);
+    world.join_asleep(1, Bytes::gib(8));
+    world.pass(MS(5_000));
+    world.want(WorkerId(1), None);
+    let begin = world.now;
+    while world.workers[&WorkerId(0)].queue.is_empty() {
+        world.now = world.arbiter.next_deadline().unwrap();
+        assert!(world.now <= begin + MS(16_000), "longer than a quarter of a minute");
+        world.tell(Event::Tick);
+    }
+    assert!(world.now >= begin + MS(15_000), "it was parked after {:?}", world.now - begin);
+}
+
+#[test]
 fn idle_workers_go_first_the_longest_idle_before_others_and_only_as_much_as_is_needed() {
     let mut world = six(3);
     for id in [0, 1] {
@@ -287,6 +306,44 @@ fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"), "rank 0 had nothing to wait for");
 }
 
+/// Two ranks on two GPUs: one has its memory, the other has been admitted to its start.
+fn starting_beside_resident() -> World {
+    let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
+    let held = Holding { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 50, 2, Profile::default(), vec![held]);
+    let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
+    world.join_as(1, 50, 2, Profile::default(), vec![starts], true);
+    world.want(WorkerId(1), None);
+    world
+}
+
+#[test]
+fn what_a_rank_wants_while_another_starts_is_granted_once_that_is_over() {
+    let mut world = starting_beside_resident();
+    let gone = Holding { evicted: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.workers.get_mut(&WorkerId(0)).unwrap().held = vec![gone.clone()];
+    world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(4) });
+    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![gone] });
+    let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });
+    assert!(actions.is_empty(), "nothing was granted: {actions:?}");
+    let holdings = world.workers[&WorkerId(0)].held.clone();
+    world.tell(Event::Failed { worker: WorkerId(0), what: Task::Refill, holdings });
+    assert_eq!(world.arbiter.state(WorkerId(1)), Some("starting"), "another's failure is not its own");
+    let actions = world.tell(Event::Refilled { worker: WorkerId(1), holdings: vec![] });
+    assert!(matches!(actions[..], [Action::Grant { worker: WorkerId(0), .. }, ..]), "{actions:?}");
+}
+
+#[test]
+fn a_start_that_ends_by_death_says_nothing_of_the_link() {
+    let mut world = starting_beside_resident();
+    world.pass(MS(20_000));
+    world.die(WorkerId(1));
+    let gone = Holding { evicted: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![gone] });
+    let wake = world.arbiter.predicted_wake(WorkerId(0)).unwrap();
+    assert!(wake < MS(150), "4 GiB at 50 GB/s, not {wake:?}");
+}
+
 #[test]
 fn one_starts_at_a_time() {
     let mut world = six(0);
@@ -349,7 +406,8 @@ fn the_same_events_give_the_same_actions() {
                 0 | 3 => Event::Want { worker, deadline: None },
                 1 => Event::Activity { worker, activity: Activity::Busy, idle_for: Duration::ZERO },
                 2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
-                _ => Event::Parked { worker },
+                _ if step % 2 == 0 => Event::Parked { worker },
+                _ => Event::Refilled { worker, holdings: Vec::new() },
             },
         ));
     }

@@ -96,7 +96,9 @@ fn gpus_that_are_simulated_for_one_process_alone_are_no_agents() {
     let socket = Socket::new();
     let process = worker("", &[("GLAKE_AGENT", socket.text())]);
     let block = process.malloc(0, mib(8), STREAM).unwrap();
-    assert!(!process.agent().is_joined());
+    let connections = socket.listener.as_ref().unwrap();
+    connections.set_nonblocking(true).unwrap();
+    assert_eq!(connections.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     process.free(block).unwrap();
 }
 
