@@ -17,6 +17,7 @@ mod journal;
 mod link;
 mod listener;
 mod messages;
+mod meters;
 mod metrics;
 mod operators;
 mod peer;

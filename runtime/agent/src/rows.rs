@@ -125,6 +125,9 @@ impl Agent {
         let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
         match (self.arbiter.state(id), &worker.failed) {
             (_, Some(why)) => Progress::Failed(why.clone()),
+            (Some("parking" | "shrinking"), None) if self.arbiter.is_late(id) => Progress::Failed(
+                "it has not answered in time; its memory leaves once it does: glake ps shows it".to_owned(),
+            ),
             (Some("parking" | "shrinking"), None) => Progress::UnderWay,
             _ => {
                 let leased: Bytes =

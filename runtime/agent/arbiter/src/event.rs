@@ -104,6 +104,8 @@ pub enum Event {
     Failed {
         /// Who.
         worker: WorkerId,
+        /// Which.
+        what: Task,
         /// What it holds now.
         holdings: Vec<Holding>,
     },
@@ -119,6 +121,17 @@ pub enum Event {
     },
     /// Nothing but time.
     Tick,
+}
+
+/// What a worker was asked to do, or what it was admitted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Task {
+    /// To let its uses wait at safe points.
+    Park,
+    /// To give memory back.
+    Shrink,
+    /// To bring its memory back, or to start.
+    Refill,
 }
 
 /// What a worker does.

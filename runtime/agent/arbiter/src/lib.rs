@@ -49,7 +49,7 @@ mod want;
 
 pub use action::{Action, Denied, Tier};
 pub use arbiter::{Arbiter, Footprint};
-pub use event::{Activity, Event, Holding, Joined, Preempt, Profile};
+pub use event::{Activity, Event, Holding, Joined, Preempt, Profile, Task};
 pub use ids::{GangId, GpuId, WorkerId};
 pub use log::{Decision, Outcome, Taken};
 pub use settings::Settings;

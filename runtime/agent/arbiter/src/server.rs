@@ -331,7 +331,8 @@ impl Server {
         for gpu in gpus {
             self.duties.entry(gpu).or_default().add(self.now, busy);
         }
-        (gang.starting, gang.distrust) = (false, crate::gang::Distrust::default());
+        gang.end_starts();
+        gang.distrust = crate::gang::Distrust::default();
         self.log.ended(id, Outcome::Refilled(took));
         self.rest(id);
     }
@@ -361,7 +362,7 @@ impl Server {
     pub(crate) fn give_up_on(&mut self, id: GangId) {
         self.log.ended(id, Outcome::Late);
         if let Some(gang) = self.gangs.get_mut(&id) {
-            gang.starting = false;
+            gang.end_starts();
         }
         self.rest(id);
         self.distrust(id, self.settings.distrust);

@@ -1,6 +1,6 @@
 //! Workers share a GPU.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glake_units::Bytes;
 use glake_wire::{Answer, Ask};
@@ -94,6 +94,25 @@ fn memory_of_others_is_not_given_out() {
         let used = glake_meter::Meter::read(&node.meter, "0").unwrap();
         assert!(used.used <= used.total, "{used:?}");
     }
+}
+
+#[test]
+fn a_meter_that_hangs_keeps_nobody_from_being_heard() {
+    let node = Node::new(Bytes::gib(24));
+    let mut workers: Vec<_> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
+    // What the agent read at its start is old by then.
+    std::thread::sleep(Duration::from_millis(1100));
+    let hangs = node.folder.path().join("meter").join(crate::meter::HANGS);
+    std::fs::write(&hangs, "").unwrap();
+    workers[0].tell("want");
+    let begin = Instant::now();
+    assert_eq!(node.ps().len(), 2);
+    assert!(begin.elapsed() < Duration::from_millis(900), "an operator is answered meanwhile");
+    workers[0].hear("resident").unwrap();
+    workers[1].tell("want");
+    workers[1].hear("resident").unwrap();
+    node.agent.signal(rustix::process::Signal::TERM);
+    node.agent.hear("ended").unwrap();
 }
 
 #[test]

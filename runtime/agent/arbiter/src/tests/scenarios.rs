@@ -6,8 +6,8 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Tier, Why,
-    WorkerId,
+    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Task,
+    Tier, Why, WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
@@ -152,6 +152,33 @@ fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
 }
 
 #[test]
+fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 0, 1, Profile::default(), vec![held]);
+    world.does(WorkerId(0), Activity::Busy);
+    world.join_asleep(1, Bytes::gib(6));
+    world.pass(MS(5_000));
+    world.want(WorkerId(1), None);
+    world.answer(WorkerId(0));
+    let failed = |what| Event::Failed {
+        worker: WorkerId(0),
+        what,
+        holdings: vec![Holding {
+            lease: Bytes::gib(8),
+            resident: Bytes::gib(8),
+            ..Holding::nothing(GPU, FLOOR)
+        }],
+    };
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
+    world.tell(failed(Task::Park));
+    world.tell(failed(Task::Refill));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("shrinking"), "it parked, and shrinks now");
+    world.tell(failed(Task::Shrink));
+    assert_ne!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
+}
+
+#[test]
 fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     let mut world = six(3);
     for id in [0, 1] {
@@ -172,6 +199,19 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     let back = |action: &Action| matches!(action, Action::Shrink { worker: WorkerId(2), .. });
     assert!(actions.iter().any(back), "{actions:?}");
     assert!(world.open.contains(&WorkerId(2)), "it waits again");
+}
+
+#[test]
+fn a_shrink_that_is_late_is_called_so_until_it_ends() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 0, 1, Profile::default(), vec![held]);
+    world.tell(Event::Shrink { worker: WorkerId(0) });
+    assert!(!world.arbiter.is_late(WorkerId(0)));
+    world.pass(MS(100_000));
+    assert!(world.arbiter.is_late(WorkerId(0)));
+    world.answer(WorkerId(0));
+    assert_eq!((world.arbiter.state(WorkerId(0)), world.arbiter.is_late(WorkerId(0))), (Some("asleep"), false));
 }
 
 #[test]
@@ -211,15 +251,29 @@ fn growth_waits_for_nobody_who_runs() {
 }
 
 #[test]
+fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
+    let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
+    let held = |gpu| Holding {
+        lease: Bytes::gib(4),
+        resident: Bytes::gib(4),
+        ..Holding::nothing(GpuId(gpu), FLOOR)
+    };
+    world.join(0, 50, 2, Profile::default(), vec![held(0)]);
+    let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
+    world.join_as(1, 50, 2, Profile::default(), vec![starts], true);
+    world.want(WorkerId(1), None);
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
+    world.workers.get_mut(&WorkerId(1)).unwrap().held = vec![held(1)];
+    world.answer(WorkerId(1));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"), "rank 0 had nothing to wait for");
+}
+
+#[test]
 fn one_starts_at_a_time() {
     let mut world = six(0);
     for id in 0..2 {
         let held = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
-        world.join(id, id, 1, Profile::default(), vec![]);
-        let joined =
-            crate::Joined { starting: true, ..crate::Joined::alone(WorkerId(id), vec![held.clone()]) };
-        world.workers.get_mut(&WorkerId(id)).unwrap().held = vec![held];
-        world.tell(Event::Joined(joined));
+        world.join_as(id, id, 1, Profile::default(), vec![held], true);
         world.want(WorkerId(id), None);
     }
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
