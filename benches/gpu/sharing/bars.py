@@ -61,7 +61,7 @@ def whole(scenario, pool):
                                 **({"why": failed[0][:160]} if failed else {})))
         if any("wrong_weights" in row for row in mine):
             wrong = sum(len(row.get("wrong_weights", [])) + row.get("wrong_cache", 0) for row in mine)
-            found.append(figure(scenario, f"{run}: workers and requests whose bytes differ", wrong, 0, True, parks=max(row.get("parks", 0) for row in mine)))
+            found.append(figure(scenario, f"{run}: workers and requests whose bytes differ", wrong, 0, True, parks=sum(row.get("parks", 0) for row in mine)))
         errors = [row["error"] for row in mine if row.get("error")]
         if errors:
             found.append(figure(scenario, f"{run}: runs that broke off", len(errors), 0, True, why=errors[0][:200]))

@@ -1,9 +1,7 @@
 """What is killed while others are served: the agent, and workers that shrink, refill and are parked."""
-import threading, time
+import dataclasses, threading, time
 
 from .client import Asked, figures, replay
-
-AWAY = ("asleep",)
 
 
 def kill_agent(runs, fleet):
@@ -18,7 +16,7 @@ def kill_agent(runs, fleet):
             return
         end, away = time.monotonic() + 10, []
         while not away and time.monotonic() < end:
-            away = [name for name, row in agent.ps().items() if row["state"] in AWAY and row["evicted"]]
+            away = [name for name, row in agent.ps().items() if row["state"] == "asleep" and row["evicted"]]
         agent.end(kill=True)
         probe = Asked((away or runs.setup.names)[0], 16, 2, time.monotonic())
         fleet.workers[probe.worker].port.send(probe)
@@ -99,6 +97,10 @@ def kill_workers(runs, fleet):
         usable = max((each.first or time.monotonic()) for each in asked) - begin
         kills.append({"while": doing, "worker": victim, "seen": seen, "usable_s": round(usable, 3)})
         fleet.workers[victim].process.wait()
+        if runs.setup.simulated:
+            # Contexts are as large as those of a GPU there, and the dead one's would make room for several workers.
+            agent.setup = dataclasses.replace(runs.setup, count=len(names))
+            agent.restart(names)
 
     def shrinking():
         runs.settle(fleet)

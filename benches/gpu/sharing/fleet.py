@@ -115,11 +115,12 @@ class Fleet:
             raise RuntimeError("; ".join(failed))
         say(f"{self.kind}: all have loaded and given their memory back in {time.monotonic() - begin:.0f} s")
 
-    def digests(self):
-        """Each worker's weights beside what they were when it had loaded: how many differ, how many requests had other bytes in the cache."""
+    def digests(self, names=None):
+        """Weights beside what they were when they had been loaded, of workers that have them; who differs, how many requests since this was
+        asked last had other bytes in the cache, and how often workers were parked."""
         wrong, cache, parks = [], 0, 0
         for name, worker in self.workers.items():
-            if worker.alive():
+            if worker.alive() and (names is None or name in names):
                 said = worker.do("digest")
                 wrong += [name] if said["digest"] != worker.digest else []
                 cache, parks = cache + said["wrong"], parks + said["parks"]

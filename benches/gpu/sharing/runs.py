@@ -165,8 +165,8 @@ class Runs:
             asked, _ = replay(requests, send, 120, during or (lambda begin: None))
         self.traced_row(run, seed, asked, watch, fleet)
 
-    def traced_row(self, run, seed, asked, watch, fleet, **more):
-        row = {"seed": seed, **figures(asked), **self.metered(watch), **fleet.digests(), **more}
+    def traced_row(self, run, seed, asked, watch, fleet, awake=None, **more):
+        row = {"seed": seed, **figures(asked), **self.metered(watch), **fleet.digests(awake), **more}
         warnings = [warning for worker in fleet.workers.values() for warning in worker.warnings]
         if warnings:
             row["warnings"] = warnings[:5]
@@ -247,7 +247,7 @@ class Runs:
         moved = {"sleep_s": planned.median(front.sleeps), "wake_s": planned.median(front.wakes), "switches": len(front.wakes)}
         if front.failed:
             moved["error"] = front.failed
-        self.traced_row(run, seed, asked, watch, fleet, **moved, **{name: each() for name, each in more.items()})
+        self.traced_row(run, seed, asked, watch, fleet, front.awake, **moved, **{name: each() for name, each in more.items()})
 
     def per_tensor(self, parts):
         if self.clock.left() < self.starts("tensors") + self.needs("per-tensor"):
@@ -264,7 +264,6 @@ class Runs:
                 self.wake(front)
                 self.fronted("per-tensor", seed, fleet, front)
                 awake = front.awake
-                # Digests are of weights that are there.
         fleet.end()
 
     def wake(self, front):
@@ -301,7 +300,9 @@ class Runs:
             while self.meter.used() > used - self.setup.share // 2 and time.monotonic() < end:
                 time.sleep(0.01)
 
-        room = max((self.setup.budget_bytes() - self.setup.reserve) // (self.setup.share + FLOOR), 1)
+        # As of a GPU: on a simulated one contexts are not smaller, and would take all.
+        whole = self.setup.budget * GIB
+        room = max(int((whole - max(whole / 100, 512 << 20)) // ((self.setup.weights + self.setup.kv) * GIB + FLOOR)), 1)
         for seed in self.a.seeds:
             if self.in_time("start-stop", f"start-stop of seed {seed}"):
                 front = Front(self.setup.names, room, stop, start, lambda name: fleet.workers[name].port)
@@ -317,6 +318,8 @@ class Runs:
         whole = (self.setup.count * (self.setup.share + FLOOR) * self.setup.scale) / GIB + 4
         rates, row = [], {"streams": self.a.streams}
         for budget in (whole, None):
+            for name in self.setup.names:
+                self.agent.do("shrink", name)
             self.agent.restart(self.setup.names, budget=budget)
             for name in self.setup.names[:self.setup.room(budget)]:
                 self.agent.do("refill", name)

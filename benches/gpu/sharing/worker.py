@@ -108,9 +108,9 @@ class Engine:
                     self.step(later)
         except Exception as error:  # whoever waits is told, and the next request is tried anew
             for request in self.active + self.waiting:
-                request.connection.send({"failed": [request.id], "why": f"{type(error).__name__}: {error}"[:300]})
+                request.connection.send({"failed": [request.id], "why": f"{type(error).__name__}: {error}"[:900]})
             self.active, self.waiting = [], []
-            say(warning=f"{type(error).__name__}: {error}"[:500])
+            say(warning=f"{type(error).__name__}: {error}"[:900])
         for what in later:
             what() if what else self.inbox.put(None)
 
@@ -164,10 +164,16 @@ class Engine:
     def do(self, told):
         name = told["do"]
         begin = time.monotonic()
-        answer = {"load": self.load, "digest": lambda: {"digest": self.digest(), "wrong": self.wrong, "parks": self.parks},
+        answer = {"load": self.load, "digest": self.sums,
                   "sleep": self.sleep, "wake": self.wake, "save": lambda: self.model.save(told["path"]),
                   "unseal": lambda: self.glake.unseal("weights"), "steps": self.steps}[name]()
         say(answer=name, seconds=time.monotonic() - begin, **(answer or {}))
+
+    def sums(self):
+        """And what is counted since this was asked."""
+        said = {"digest": self.digest(), "wrong": self.wrong, "parks": self.parks}
+        self.wrong = self.parks = 0
+        return said
 
     def steps(self):
         """Seconds of steps, without their pace, since this was asked."""
