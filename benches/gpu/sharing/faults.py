@@ -27,7 +27,8 @@ def kill_agent(runs, fleet):
             decided = time.monotonic() - back if agent.ask("explain") else None
             time.sleep(0.01)
         probe.over.wait(60)
-        kills.append({"decided_s": 20.0 if decided is None else round(decided, 3), "probe": probe.worker, "probe_failed": probe.failed,
+        outcomes = [f"{row['worker']}: {row['outcome']}" for row in agent.ask("explain")][:8]
+        kills.append({"decided_s": 20.0 if decided is None else round(decided, 3), "outcomes": outcomes, "probe": probe.worker, "probe_failed": probe.failed,
                       "token_s": round((probe.first or time.monotonic()) - back, 3)})
 
     def killing(begin):

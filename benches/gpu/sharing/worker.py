@@ -51,9 +51,8 @@ class Engine:
         if not simulated:
             if kind == "glake":
                 glake.enable()
-            import torch
-            if told["device"] == "cuda":
-                torch.cuda.init()
+            # It takes seconds, and nothing of the GPU: the turn to load what is held begins with the first allocation.
+            import torch  # noqa: F401
 
     def load(self):
         joins = self.kind == "glake"
