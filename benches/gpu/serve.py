@@ -1,24 +1,33 @@
-"""Workers whose memory does not fit together share one GPU under `glake serve`, on one trace for all policies, beside `glake plan`.
+"""Workers whose memory does not fit together share one GPU under `glake serve`, on one trace for all policies, beside
+`glake plan`.
 
     python benches/gpu/serve.py [--setup six|ten] [--only PART,...] [--seeds 1,2,3] [--out DIR] [--device cuda]
     python benches/gpu/serve.py --read FILE...            pools kept rows and prints the table again
 
 Parts, done in this order:
-calibrate     what one worker does alone, and two; written to DIR/calibration-SETUP.toml, for plan
-plan          `glake plan` with it, 20 seeds that are none of the runs', of the same load
-glake         the trace under `glake serve`; no-preempt: the same where no busy worker is parked; the same processes serve both
-overload      each worker answers --streams requests without pause, with all resident and within the budget
-kill-agent    the trace, and the agent is killed three times; kill-workers: a worker is killed while it shrinks, refills, and is parked
-per-tensor    whole workers leave once their requests have ended, copied tensor by tensor to pinned buffers that are kept; contexts stay
-start-stop    whole workers: a process ends, another starts, with weights from safetensors in memory
-density       by plan alone, no GPU: how many workers of 12+2 GiB in 65 GiB have their first token within 2 s
 
-six: 6 x (8+1) GiB in 23 GiB, 1 request a second, 120 s. ten: 10 x (6+1) GiB in 33, 0.5 a second, 300 s. Lengths are Azure's (2023), halved.
-A worker is a Llama in plain torch, bfloat16, random weights; its requests run beside each other, as in plan's model; a step takes --decode-ms
-at least (12, as plan has it; 0: as long as it takes). The budget is the GPU's memory above what is used before the script begins, every 50 ms.
+    calibrate     what one worker does alone, and two; written to DIR/calibration-SETUP.toml, for plan
+    plan          `glake plan` with it, 20 seeds that are none of the runs', of the same load
+    glake         the trace under `glake serve`
+    no-preempt    the same where no busy worker is parked; the same processes serve both
+    overload      each worker answers --streams requests without pause, with all resident and within the budget
+    kill-agent    the trace, and the agent is killed three times
+    kill-workers  workers are killed while they shrink, refill, and are parked
+    per-tensor    whole workers leave once their requests have ended, copied tensor by tensor to pinned buffers
+    start-stop    whole workers: a process ends, another starts, with weights from safetensors in memory
+    density       by plan alone, no GPU: how many workers of 12+2 GiB in 65 GiB have their first token within 2 s
+
+six: 6 x (8+1) GiB in 23 GiB, 1 request a second, 120 s. ten: 10 x (6+1) GiB in 33, 0.5 a second, 300 s. Lengths are
+Azure's (2023), halved.
+
+A worker is a Llama in plain torch, bfloat16, random weights; its requests run beside each other, as in plan's model; a
+step takes --decode-ms at least (12, as plan has it; 0: as long as it takes). The budget is the GPU's memory above what
+is used before the script begins, every 50 ms.
+
 --device sim:h200x4@/FOLDER: simulated workers whose sizes are divided by --scale; it needs neither GPU nor torch.
 Writes DIR/serve.jsonl. Ends with 1 if a bar was missed.
 """
+
 import argparse, pathlib, shutil, sys, tempfile
 
 import launch
@@ -26,7 +35,18 @@ from sharing import bars, client, planned
 from sharing.runs import Runs
 from sharing.setup import Setup, text
 
-PARTS = ["calibrate", "plan", "glake", "no-preempt", "overload", "kill-agent", "kill-workers", "per-tensor", "start-stop", "density"]
+PARTS = [
+    "calibrate",
+    "plan",
+    "glake",
+    "no-preempt",
+    "overload",
+    "kill-agent",
+    "kill-workers",
+    "per-tensor",
+    "start-stop",
+    "density",
+]
 # count, weights, kv, budget, rate, duration
 SETUPS = {"six": (6, 8, 1, 23, 1.0, 120), "ten": (10, 6, 1, 33, 0.5, 300)}
 
@@ -73,11 +93,22 @@ def density(a, log):
     if any(row.get("run") == "calibrate" for row in kept):
         options["calibration"] = text(folder / "calibration-density.toml", planned.calibration(kept, None, ["w01"]))
     for contention in ("on", "off"):
-        asked = {"assign": "zipf:0", "rate": 0.02, "duration": 600, "seeds": 5, "slo": 2, "lengths": a.lengths, "contention": contention,
-                 "policy": "glake,glake-no-preempt,drain-per-tensor,start-stop", **options}
+        asked = {
+            "assign": "zipf:0",
+            "rate": 0.02,
+            "duration": 600,
+            "seeds": 5,
+            "slo": 2,
+            "lengths": a.lengths,
+            "contention": contention,
+            "policy": "glake,glake-no-preempt,drain-per-tensor,start-stop",
+            **options,
+        }
         rows += [{"contention": contention, **row} for row in planned.plan(workers, a.trace, 500, **asked)]
-    log.add({"run": "density", "calibrated": bool(options), "rows": rows}, "density: " + ", ".join(
-        f"{row['policy']} {row['density']} ({row['contention']})" for row in rows))
+    log.add(
+        {"run": "density", "calibrated": bool(options), "rows": rows},
+        "density: " + ", ".join(f"{row['policy']} {row['density']} ({row['contention']})" for row in rows),
+    )
 
 
 def measure(a, clock):

@@ -1,4 +1,5 @@
-"""What serve.py stands on: workers that share a GPU, a client that replays requests, policies beside ours, a meter, bars.
+"""What serve.py stands on: workers that share a GPU, a client that replays requests, policies beside ours, a meter,
+bars.
 
     serve.py ─► fleet ─► worker (a process each) ─► models (a Llama, or a simulated one)
        │         └► agents: `glake serve`, or the two fronts of other policies

@@ -1,4 +1,5 @@
 """Who decides whose memory is on the GPU: `glake serve`, and the front of policies that drain whole workers."""
+
 import json, os, pathlib, shutil, socket, struct, subprocess, threading, time
 
 import launch
@@ -15,7 +16,8 @@ def command():
 
 
 class Agent:
-    """`glake serve` on a socket of its own. It may be ended or killed, and started again with another file, under living workers."""
+    """`glake serve` on a socket of its own. It may be ended or killed, and started again with another file, under
+    living workers."""
 
     def __init__(self, setup, folder):
         self.setup, self.folder, self.process = setup, pathlib.Path(folder), None
@@ -29,13 +31,17 @@ class Agent:
         if self.setup.simulated:
             env["GLAKE_DEVICE"] = self.setup.device
         self.log = open(self.folder / "agent.log", "a")
-        self.process = subprocess.Popen([command(), "serve", str(file), "--socket", str(self.socket)], env=env, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [command(), "serve", str(file), "--socket", str(self.socket)], env=env, stderr=subprocess.PIPE, text=True
+        )
         line = self.process.stderr.readline()
         back = time.monotonic()
         if "serving" not in line:
             raise RuntimeError(f"glake serve: {line}{self.process.stderr.read()}")
         process, log = self.process, self.log
-        threading.Thread(target=lambda: [log.write(line) and log.flush() for line in process.stderr], daemon=True).start()
+        threading.Thread(
+            target=lambda: [log.write(line) and log.flush() for line in process.stderr], daemon=True
+        ).start()
         return back
 
     def end(self, kill=False):
@@ -95,12 +101,18 @@ class Agent:
 
 
 class Front:
-    """Whole workers, least recently used, once their requests have ended; the oldest request that waits goes first. So do `glake plan`'s
-    policies drain-per-tensor (`sleep` and `wake` copy each tensor) and start-stop (they end a process and start another)."""
+    """Whole workers, least recently used, once their requests have ended; the oldest request that waits goes first. So
+    do `glake plan`'s policies drain-per-tensor (`sleep` and `wake` copy each tensor) and start-stop (they end a process
+    and start another)."""
 
     def __init__(self, names, room, sleep, wake, port):
         self.room, self.sleep, self.wake, self.port = room, sleep, wake, port
-        self.awake, self.open, self.used, self.queue = set(), {name: 0 for name in names}, {name: 0.0 for name in names}, []
+        self.awake, self.open, self.used, self.queue = (
+            set(),
+            {name: 0 for name in names},
+            {name: 0.0 for name in names},
+            [],
+        )
         self.changed, self.over, self.failed = threading.Condition(), False, None
         self.sleeps, self.wakes = [], []
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -127,7 +139,8 @@ class Front:
             self.changed.notify()
 
     def _victim(self):
-        """Whoever is to sleep: the one that has been idle longest; None where there is room, False where nobody is idle."""
+        """Whoever is to sleep: the one that has been idle longest; None where there is room, False where nobody is
+        idle."""
         if len(self.awake) < self.room:
             return None
         idle = [name for name in self.awake if not self.open[name]]

@@ -1,4 +1,5 @@
 """Requests of a trace, sent when they are due, and when each of their tokens came."""
+
 import csv, gzip, json, math, pathlib, random, socket, threading, time
 
 SAMPLE = pathlib.Path(__file__).with_name("azure_llm_2023.csv.gz")
@@ -12,7 +13,8 @@ def lengths(path=SAMPLE):
 
 
 def draw(names, seed, rate, duration, rows, factor=1.0, zipf=0.0):
-    """As `glake plan --rate --duration --lengths --assign zipf:S` does: (t_s, worker, context, generated), of a seed of its own."""
+    """As `glake plan --rate --duration --lengths --assign zipf:S` does: (t_s, worker, context, generated), of a seed of
+    its own."""
     chance, at, found = random.Random(seed), 0.0, []
     weights = [(place + 1) ** -zipf for place in range(len(names))]
     while True:
@@ -96,7 +98,9 @@ class Port:
                     self.open[number].token(now)
                 for number in said.get("done", []):
                     asked = self.open.pop(number)
-                    asked.end(None if asked.tokens == asked.generated else f"{asked.tokens} tokens of {asked.generated}")
+                    asked.end(
+                        None if asked.tokens == asked.generated else f"{asked.tokens} tokens of {asked.generated}"
+                    )
                 for number in said.get("failed", []):
                     self.open.pop(number).end(said["why"])
         except (OSError, ValueError) as error:
@@ -110,7 +114,8 @@ class Port:
 
 
 def replay(requests, send, patience, began=lambda begin: None):
-    """Sends each request when it is due; answers all of them once they are over, or `patience` seconds after the last was sent."""
+    """Sends each request when it is due; answers all of them once they are over, or `patience` seconds after the last
+    was sent."""
     begin, all_asked = time.monotonic() + 0.2, []
     began(begin)
     for at, name, context, generated in requests:
@@ -132,11 +137,14 @@ def replay(requests, send, patience, began=lambda begin: None):
 
 def figures(all_asked):
     """Lists over the requests, in seconds; those that failed stand in `failed` and, as far as they came, in `ttft`."""
-    return {"requests": len(all_asked), "failed": [f"{asked.worker}: {asked.failed}" for asked in all_asked if asked.failed],
-            "ttft": [round(asked.ttft, 4) for asked in all_asked if asked.ttft is not None],
-            "e2e": [round(asked.e2e, 4) for asked in all_asked if asked.e2e is not None],
-            "gaps": [round(asked.gap, 4) for asked in all_asked if asked.e2e is not None and asked.generated > 1],
-            "tokens": sum(asked.tokens for asked in all_asked)}
+    return {
+        "requests": len(all_asked),
+        "failed": [f"{asked.worker}: {asked.failed}" for asked in all_asked if asked.failed],
+        "ttft": [round(asked.ttft, 4) for asked in all_asked if asked.ttft is not None],
+        "e2e": [round(asked.e2e, 4) for asked in all_asked if asked.e2e is not None],
+        "gaps": [round(asked.gap, 4) for asked in all_asked if asked.e2e is not None and asked.generated > 1],
+        "tokens": sum(asked.tokens for asked in all_asked),
+    }
 
 
 def quantile(values, part):

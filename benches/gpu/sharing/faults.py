@@ -1,12 +1,13 @@
 """What is killed while others are served: the agent, and workers that shrink, refill and are parked."""
+
 import dataclasses, threading, time
 
 from .client import Asked, figures, replay
 
 
 def kill_agent(runs, fleet):
-    """The trace, and at each quarter of it the agent is killed; somebody whose memory is away is asked, and half a second later another agent
-    is started."""
+    """The trace, and at each quarter of it the agent is killed; somebody whose memory is away is asked, and half a
+    second later another agent is started."""
     agent, kills, broken = runs.agent, [], []
     runs.settle(fleet)
     over = threading.Event()
@@ -28,8 +29,15 @@ def kill_agent(runs, fleet):
             time.sleep(0.01)
         probe.over.wait(60)
         outcomes = [f"{row['worker']}: {row['outcome']}" for row in agent.ask("explain")][:8]
-        kills.append({"decided_s": 20.0 if decided is None else round(decided, 3), "outcomes": outcomes, "probe": probe.worker, "probe_failed": probe.failed,
-                      "token_s": round((probe.first or time.monotonic()) - back, 3)})
+        kills.append(
+            {
+                "decided_s": 20.0 if decided is None else round(decided, 3),
+                "outcomes": outcomes,
+                "probe": probe.worker,
+                "probe_failed": probe.failed,
+                "token_s": round((probe.first or time.monotonic()) - back, 3),
+            }
+        )
 
     def killing(begin):
         for part in (1, 2, 3):
@@ -54,8 +62,13 @@ def kill_agent(runs, fleet):
     row["failed"] += [f"probe of {kill['probe']}: {kill['probe_failed']}" for kill in kills if kill["probe_failed"]]
     if broken or len(kills) < 3:
         row["error"] = "; ".join(broken) or f"{len(kills)} kills of 3 came to pass"
-    runs.add("kill-agent", row, f"{len(kills)} kills, decisions after {[kill['decided_s'] for kill in kills]} s, {len(row['failed'])} of {len(asked)} failed, "
-             f"most memory {watch.most} of {row['budget_bytes']} bytes")
+    runs.add(
+        "kill-agent",
+        row,
+        f"{len(kills)} kills, decisions after {[kill['decided_s'] for kill in kills]} s, "
+        f"{len(row['failed'])} of {len(asked)} failed, "
+        f"most memory {watch.most} of {row['budget_bytes']} bytes",
+    )
 
 
 class Seen:
@@ -130,7 +143,11 @@ def kill_workers(runs, fleet):
         while victims.first is None and not victims.over.is_set():
             time.sleep(0.01)
         others = [ask(name, 16, 100) for name in two_others()]
-        Seen(agent, victim, lambda row: row["state"] in ("parking", "shrinking", "waiting", "asleep") and not victims.over.is_set())
+        Seen(
+            agent,
+            victim,
+            lambda row: row["state"] in ("parking", "shrinking", "waiting", "asleep") and not victims.over.is_set(),
+        )
         killed(victim, "is parked", others)
 
     broken = []
@@ -149,7 +166,19 @@ def kill_workers(runs, fleet):
     dead = set(runs.setup.names) - set(names)
     waiting = [each.worker for each in open_requests if not each.over.is_set()]
     failed = [f"{each.worker}: {each.failed}" for each in open_requests if each.failed and each.worker not in dead]
-    row = {"seed": 0, "kills": kills, "waiting": len(waiting), "failed": failed, "requests": len(open_requests), **runs.metered(watch), **fleet.digests()}
+    row = {
+        "seed": 0,
+        "kills": kills,
+        "waiting": len(waiting),
+        "failed": failed,
+        "requests": len(open_requests),
+        **runs.metered(watch),
+        **fleet.digests(),
+    }
     if broken:
         row["error"] = "; ".join(broken)
-    runs.add("kill-workers", row, f"{kills}, {len(waiting)} wait, {len(failed)} failed" + (f", broken off: {broken}" if broken else ""))
+    runs.add(
+        "kill-workers",
+        row,
+        f"{kills}, {len(waiting)} wait, {len(failed)} failed" + (f", broken off: {broken}" if broken else ""),
+    )

@@ -1,5 +1,6 @@
 """The workers of one kind: starts them within the budget, tells them what to do, and ends them."""
-import json, os, pathlib, queue, subprocess, sys, threading, time
+
+import json, pathlib, queue, subprocess, sys, threading, time
 
 import launch
 from . import setup as setups
@@ -15,10 +16,18 @@ class Worker:
         self.name, self.kind, self.setup, self.answers = name, kind, setup, queue.Queue()
         self.port_path = str(folder / f"{kind}-{name}-{time.monotonic_ns()}.port")
         self.errors = folder / f"{kind}-{name}.log"
-        command = [sys.executable, str(pathlib.Path(__file__).with_name("worker.py")), kind, name, self.port_path,
-                   setup.worker(seed=seed, file=file)]
+        command = [
+            sys.executable,
+            str(pathlib.Path(__file__).with_name("worker.py")),
+            kind,
+            name,
+            self.port_path,
+            setup.worker(seed=seed, file=file),
+        ]
         with open(self.errors, "a") as errors:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            )
         self.port, self.warnings, self.digest, self.told = None, [], None, {}
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -86,8 +95,8 @@ class Fleet:
         return worker
 
     def start(self, say):
-        """All of them: the first alone, for it builds what the others find; then, as many as fit load at a time, and sleep once they have,
-        with a host copy of their weights."""
+        """All of them: the first alone, for it builds what the others find; then, as many as fit load at a time, and
+        sleep once they have, with a host copy of their weights."""
         begin = time.monotonic()
         first, *others = self.setup.names
         self.spawn(first).answer("begun")
@@ -116,8 +125,8 @@ class Fleet:
         say(f"{self.kind}: all have loaded and given their memory back in {time.monotonic() - begin:.0f} s")
 
     def digests(self, names=None):
-        """Weights beside what they were when they had been loaded, of workers that have them; who differs, how many requests since this was
-        asked last had other bytes in the cache, and how often workers were parked."""
+        """Weights beside what they were when they had been loaded, of workers that have them; who differs, how many
+        requests since this was asked last had other bytes in the cache, and how often workers were parked."""
         wrong, cache, parks = [], 0, 0
         for name, worker in self.workers.items():
             if worker.alive() and (names is None or name in names):

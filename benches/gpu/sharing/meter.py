@@ -1,4 +1,6 @@
-"""How much of a GPU all processes use together: NVML through its C library, or the ledger of a simulated GPU that processes share."""
+"""How much of a GPU all processes use together: NVML through its C library, or the ledger of a simulated GPU that
+processes share."""
+
 import ctypes, fcntl, os, struct, threading, time
 
 PERIOD = 0.05

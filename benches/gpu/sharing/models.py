@@ -1,9 +1,10 @@
-"""What a worker computes: a Llama with random weights in plain torch, or on a simulated GPU real bytes and made-up times.
+"""What a worker computes: a Llama with random weights in plain torch, or on a simulated GPU real bytes and made-up
+times.
 
-Requests of a worker run beside each other: each has a run of tokens in one cache, a step gives each of them a token, and a prompt is read in
-chunks between steps. Weights are summed a chunk of 2 MiB each, so that bytes that came back elsewhere are seen too; so is a request's
-prompt in the cache, when it has been read and when the request is over.
-"""
+Requests of a worker run beside each other: each has a run of tokens in one cache, a step gives each of them a token,
+and a prompt is read in chunks between steps. Weights are summed a chunk of 2 MiB each, so that bytes that came back
+elsewhere are seen too; so is a request's prompt in the cache, when it has been read and when the request is over."""
+
 import ctypes, fcntl, hashlib, os, time, zlib
 
 MIB = 1 << 20
@@ -34,6 +35,7 @@ class Llama:
 
     def __init__(self, size, kv, device="cuda", seed=0, file=None):
         import torch
+
         self.torch, self.device, self.kv_size = torch, device, kv
         self.hidden, self.inner = (4096, 16384) if size >= 2048 * MIB else (512, 2048)
         self.heads, self.groups = self.hidden // HEAD, max(self.hidden // HEAD // 4, 1)
@@ -45,12 +47,15 @@ class Llama:
         vocabulary = max((size - self.layers * layer) // (hidden * 4), 256)
         if file:
             from safetensors.torch import load_file
+
             loaded = load_file(file, device=device)
             self.weights = [loaded[str(number)] for number in range(len(loaded))]
         else:
             torch.manual_seed(seed)
-            self.weights = [torch.empty(rows, columns, dtype=torch.bfloat16, device=device).normal_(0, 0.02)
-                            for rows, columns in [(vocabulary, hidden), (vocabulary, hidden), *shapes * self.layers]]
+            self.weights = [
+                torch.empty(rows, columns, dtype=torch.bfloat16, device=device).normal_(0, 0.02)
+                for rows, columns in [(vocabulary, hidden), (vocabulary, hidden), *shapes * self.layers]
+            ]
         self.kv = None
         self.per_token = self.layers * 2 * self.groups * HEAD * 2
         self.tokens = kv // self.per_token
@@ -61,16 +66,16 @@ class Llama:
         self.kv = torch.empty(self.tokens, self.layers, 2, self.groups, HEAD, dtype=torch.bfloat16, device=self.device)
 
     def _rotated(self, x, cos, sin):
-        first, second = x[..., : HEAD // 2], x[..., HEAD // 2:]
+        first, second = x[..., : HEAD // 2], x[..., HEAD // 2 :]
         return self.torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
     def _attend(self, q, slot, first, layer):
         torch, count, each = self.torch, q.shape[0], self.heads // self.groups
         end = first + count
-        past = self.kv[slot.start:slot.start + end, layer]
+        past = self.kv[slot.start : slot.start + end, layer]
         keys, values = past[:, 0].permute(1, 2, 0), past[:, 1].transpose(0, 1)
         q = q.view(count, self.groups, each, HEAD).permute(1, 2, 0, 3).reshape(self.groups, each * count, HEAD)
-        scores = torch.bmm(q, keys) * HEAD ** -0.5
+        scores = torch.bmm(q, keys) * HEAD**-0.5
         if count > 1:
             later = torch.arange(end, device=self.device) > torch.arange(first, end, device=self.device)[:, None]
             scores.view(self.groups, each, count, end).masked_fill_(later, float("-inf"))
@@ -80,22 +85,24 @@ class Llama:
     def _forward(self, tokens, parts):
         """Hidden states of rows: `parts` are (slot, its first position, rows) one after another."""
         torch, functional = self.torch, self.torch.nn.functional
-        positions = torch.tensor([at for _, first, rows in parts for at in range(first, first + rows)], device=self.device)
+        positions = torch.tensor(
+            [at for _, first, rows in parts for at in range(first, first + rows)], device=self.device
+        )
         rates = 10000.0 ** (-torch.arange(0, HEAD, 2, device=self.device) / HEAD)
         angles = positions[:, None, None] * rates
         cos, sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
         x = self.weights[0][tokens]
         wide = self.groups * HEAD
         for layer in range(self.layers):
-            qkv, out, up, down = self.weights[2 + layer * 4: 6 + layer * 4]
+            qkv, out, up, down = self.weights[2 + layer * 4 : 6 + layer * 4]
             q, k, v = (functional.rms_norm(x, (self.hidden,)) @ qkv.T).split((self.hidden, wide, wide), -1)
             q = self._rotated(q.view(-1, self.heads, HEAD), cos, sin)
             k, v = self._rotated(k.view(-1, self.groups, HEAD), cos, sin), v.view(-1, self.groups, HEAD)
             attended, row = [], 0
             for slot, first, rows in parts:
                 at = slice(slot.start + first, slot.start + first + rows)
-                self.kv[at, layer, 0], self.kv[at, layer, 1] = k[row:row + rows], v[row:row + rows]
-                attended.append(self._attend(q[row:row + rows], slot, first, layer))
+                self.kv[at, layer, 0], self.kv[at, layer, 1] = k[row : row + rows], v[row : row + rows]
+                attended.append(self._attend(q[row : row + rows], slot, first, layer))
                 row += rows
             x = x + (attended[0] if len(attended) == 1 else torch.cat(attended)) @ out.T
             gate, wanted = (functional.rms_norm(x, (self.hidden,)) @ up.T).chunk(2, -1)
@@ -132,7 +139,7 @@ class Llama:
 
     def kv_sum(self, slot, tokens):
         torch = self.torch
-        words = self.kv[slot.start:slot.start + tokens].reshape(tokens, -1).view(torch.int64).sum(1)
+        words = self.kv[slot.start : slot.start + tokens].reshape(tokens, -1).view(torch.int64).sum(1)
         return int((words * torch.arange(1, tokens + 1, device=self.device)).sum().item())
 
     def digest(self):
@@ -146,10 +153,12 @@ class Llama:
 
     def save(self, path):
         from safetensors.torch import save_file
+
         save_file({str(number): weight.contiguous() for number, weight in enumerate(self.weights)}, path)
 
     def sleep(self):
-        """The per-tensor algorithm of serving engines: each tensor to a pinned buffer that is kept; the cache is given up."""
+        """The per-tensor algorithm of serving engines: each tensor to a pinned buffer that is kept; the cache is given
+        up."""
         torch = self.torch
         if not hasattr(self, "buffers"):
             pin = self.device == "cuda"
@@ -171,13 +180,15 @@ class Llama:
 
 
 class Simulated:
-    """Blocks of a simulated GPU through the C interface. Computing takes time under a lock that all workers share, as kernels take turns."""
+    """Blocks of a simulated GPU through the C interface. Computing takes time under a lock that all workers share, as
+    kernels take turns."""
 
     BLOCKS, PREFILL, STEP = 8, 20000.0, 0.003
 
     def __init__(self, size, kv, device, seed=0, file=None):
         import glake
         from glake import _library
+
         self.glake, self.api, self.kv_size, self.seed = glake, _library.api(), kv, seed
         self.size = max(size // self.BLOCKS // (2 * MIB), 1) * 2 * MIB
         self.lock = open(os.path.join(device.split("@", 1)[1], "compute"), "w")
@@ -192,6 +203,7 @@ class Simulated:
     def _array(self, address, size):
         class Array:
             __cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
         return Array
 
     def _fill(self, address, data):
@@ -211,7 +223,9 @@ class Simulated:
         """What a token's bytes are follows from its place."""
         for at in range(slot.length, slot.length + tokens):
             word = zlib.crc32(f"{slot.start} {at}".encode()).to_bytes(4, "little")
-            ctypes.memmove(self.kv + (slot.start + at) * self.per_token, word * (self.per_token // 4), self.per_token // 4 * 4)
+            ctypes.memmove(
+                self.kv + (slot.start + at) * self.per_token, word * (self.per_token // 4), self.per_token // 4 * 4
+            )
         slot.length += tokens
 
     def prefill(self, slot, context):

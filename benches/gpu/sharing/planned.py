@@ -1,4 +1,5 @@
 """A machine's calibration out of measured rows, and what `glake plan` says with it."""
+
 import json, statistics, subprocess
 
 from .agents import command
@@ -12,24 +13,45 @@ def contention(measured):
 
 
 def calibration(rows, setup, names):
-    """The text of a calibration's file, from the row of `calibrate` and, where there are some, of other policies' runs."""
-    measured, = [row for row in rows if row.get("run") == "calibrate"][-1:]
+    """The text of a calibration's file, from the row of `calibrate` and from other policies' runs, where there are some."""
+    (measured,) = [row for row in rows if row.get("run") == "calibrate"][-1:]
     gib, moved = 1 << 30, measured["weight_bytes"] / 1e9
     link = moved / max(measured["refill_s"] - SWITCH_MS / 1e3, 1e-3)
-    text = {"refill_gbps": link, "shrink_gbps": link, "switch_ms": SWITCH_MS,
-            "clean_ms_per_gib": max(measured["clean_s"] * 1e3 - SWITCH_MS, 0.1) / (measured["share_bytes"] / gib),
-            "park_ms": max((measured["park_s"] - measured["clean_s"]) * 1e3 - measured["decode_ms"] / 2, 1.0)}
+    parked = measured["pause_s"] - measured["clean_s"] - measured["refill_s"]
+    text = {
+        "refill_gbps": link,
+        "shrink_gbps": link,
+        "switch_ms": SWITCH_MS,
+        "clean_ms_per_gib": max(measured["clean_s"] * 1e3 - SWITCH_MS, 0.1) / (measured["share_bytes"] / gib),
+        "park_ms": max(parked * 1e3 - measured["decode_ms"], 1.0),
+    }
     for row in rows:
         if row.get("run") == "per-tensor" and row.get("sleep_s"):
-            text.update(per_tensor_shrink_gbps=moved / row["sleep_s"], per_tensor_refill_gbps=moved / row["wake_s"], per_tensor_switch_ms=1.0)
+            text.update(
+                per_tensor_shrink_gbps=moved / row["sleep_s"],
+                per_tensor_refill_gbps=moved / row["wake_s"],
+                per_tensor_switch_ms=1.0,
+            )
         if row.get("run") == "start-stop" and row.get("wake_s"):
             load = max(row["load_s"], 1e-3)
-            text.update(start_s=max(row["wake_s"] - load, 1e-3), start_gbps=moved / load, stop_s=max(row["sleep_s"], 1e-3))
+            text.update(
+                start_s=max(row["wake_s"] - load, 1e-3), start_gbps=moved / load, stop_s=max(row["sleep_s"], 1e-3)
+            )
     lines = [f"{key} = {value:.6g}" for key, value in text.items()]
     for name in names:
-        lines += [f"[worker.{name}]", f"prefill_tok_s = {measured['prefill_tok_s']:.6g}", f"decode_ms = {measured['decode_ms']:.6g}"]
+        lines += [
+            f"[worker.{name}]",
+            f"prefill_tok_s = {measured['prefill_tok_s']:.6g}",
+            f"decode_ms = {measured['decode_ms']:.6g}",
+        ]
     # TOML wants a decimal point in a float.
-    return "\n".join(line if "=" not in line or any(mark in line.split("= ")[1] for mark in ".e") else line + ".0" for line in lines) + "\n"
+    return (
+        "\n".join(
+            line if "=" not in line or any(mark in line.split("= ")[1] for mark in ".e") else line + ".0"
+            for line in lines
+        )
+        + "\n"
+    )
 
 
 def plan(workers, trace, timeout=300, **options):

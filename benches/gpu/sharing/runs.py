@@ -1,5 +1,6 @@
 """What serve.py runs, part by part; a part whose time is not left is left out."""
-import pathlib, threading, time
+
+import contextlib, pathlib, threading, time
 
 from . import faults, planned
 from .agents import Agent, Front
@@ -21,9 +22,18 @@ class Runs:
             pathlib.Path(self.setup.device.split("@", 1)[1]).mkdir(parents=True, exist_ok=True)
         self.left_out, self.fleets, self.rows, self.per_token = [], [], [], None
         self.agent, self.meter, self.before = None, None, 0
-        self.asked = {"count": self.setup.count, "weights": self.setup.weights, "kv": self.setup.kv, "budget": self.setup.budget,
-                      "rate": a.rate, "duration": a.duration, "lengths": a.lengths, "zipf": a.zipf, "decode_ms": self.setup.decode_ms,
-                      "scale": self.setup.scale}
+        self.asked = {
+            "count": self.setup.count,
+            "weights": self.setup.weights,
+            "kv": self.setup.kv,
+            "budget": self.setup.budget,
+            "rate": a.rate,
+            "duration": a.duration,
+            "lengths": a.lengths,
+            "zipf": a.zipf,
+            "decode_ms": self.setup.decode_ms,
+            "scale": self.setup.scale,
+        }
         self.lengths = lengths(a.trace) if set(a.only) - {"density"} else []
 
     # ---- time
@@ -31,8 +41,18 @@ class Runs:
     def needs(self, part):
         """Seconds that a part is expected to take on a GPU; starts stand beside it."""
         trace = self.a.duration
-        return {"calibrate": 25, "plan": 5, "glake": trace + 20, "no-preempt": trace + 35, "overload": 2 * self.a.overload_s + 30, "kill-agent": trace + 20,
-                "kill-workers": 45, "per-tensor": trace + 40, "start-stop": trace + 90, "density": 60}[part]
+        return {
+            "calibrate": 25,
+            "plan": 5,
+            "glake": trace + 20,
+            "no-preempt": trace + 35,
+            "overload": 2 * self.a.overload_s + 30,
+            "kill-agent": trace + 20,
+            "kill-workers": 45,
+            "per-tensor": trace + 40,
+            "start-stop": trace + 90,
+            "density": 60,
+        }[part]
 
     def starts(self, kind):
         if self.setup.simulated:
@@ -50,7 +70,10 @@ class Runs:
             times = seeds if part in (*NODES, "per-tensor", "start-stop") else 1
             lines.append((part, times * self.needs(part)))
         whole = sum(seconds for _, seconds in lines)
-        self.log.say(f"plan of {whole:.0f} s, limit {self.clock.limit:.0f} s: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in lines))
+        self.log.say(
+            f"plan of {whole:.0f} s, limit {self.clock.limit:.0f} s: "
+            + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in lines)
+        )
 
     def in_time(self, part, label=None):
         if self.clock.left() < self.needs(part):
@@ -70,8 +93,14 @@ class Runs:
         self.log.add(row, f"{run}: {said}")
 
     def metered(self, watch, budget=None):
-        return {"most_bytes": watch.most, "before_bytes": self.before, "budget_bytes": self.setup.budget_bytes(budget), "looked": watch.looked,
-                "longest_look_s": round(watch.longest, 3), "contexts": self.setup.count}
+        return {
+            "most_bytes": watch.most,
+            "before_bytes": self.before,
+            "budget_bytes": self.setup.budget_bytes(budget),
+            "looked": watch.looked,
+            "longest_look_s": round(watch.longest, 3),
+            "contexts": self.setup.count,
+        }
 
     def watch(self):
         return Watch(self.meter, self.before)
@@ -89,7 +118,11 @@ class Runs:
         self.file().unlink(missing_ok=True)
 
     def file(self):
-        return self.folder / "weights.safetensors" if self.setup.simulated else pathlib.Path("/dev/shm", f"{self.folder.name}.safetensors")
+        return (
+            self.folder / "weights.safetensors"
+            if self.setup.simulated
+            else pathlib.Path("/dev/shm", f"{self.folder.name}.safetensors")
+        )
 
     # ---- parts
 
@@ -98,7 +131,10 @@ class Runs:
             return
         self.meter = meter(self.setup.device)
         self.before = self.meter.used()
-        self.log.say(f"{self.before / GIB:.2f} GiB of the GPU are used before anything begins; room for {self.setup.room()} of {self.setup.count} workers")
+        self.log.say(
+            f"{self.before / GIB:.2f} GiB of the GPU are used before anything begins; "
+            f"room for {self.setup.room()} of {self.setup.count} workers"
+        )
         self.time_plan()
         ours = [part for part in self.a.only if part in OURS]
         if ours:
@@ -112,7 +148,9 @@ class Runs:
         try:
             work(parts)
         except Exception as error:
-            self.add(run, {"error": f"{type(error).__name__}: {error}"[:1000]}, f"FAILED: {type(error).__name__}: {error}")
+            self.add(
+                run, {"error": f"{type(error).__name__}: {error}"[:1000]}, f"FAILED: {type(error).__name__}: {error}"
+            )
             done = {row["run"] for row in self.rows}
             self.left_out += [part for part in parts if part not in done]
         for fleet in self.fleets:
@@ -138,7 +176,11 @@ class Runs:
                     self.agent.restart(fleet.setup.names, **NODES[run])
                     self.traced(run, seed, fleet)
         self.agent.restart(fleet.setup.names)
-        for part, work in (("overload", self.overload), ("kill-agent", self.kill_agent), ("kill-workers", self.kill_workers)):
+        for part, work in (
+            ("overload", self.overload),
+            ("kill-agent", self.kill_agent),
+            ("kill-workers", self.kill_workers),
+        ):
             if part in parts and self.in_time(part):
                 work(fleet)
         self.agent.end()
@@ -173,8 +215,14 @@ class Runs:
         if warnings:
             row["warnings"] = warnings[:5]
         p = lambda name, part: planned_quantile(row[name], part)
-        self.add(run, row, f"seed {seed}: {row['requests']} requests, first token p50 {p('ttft', .5)} p99 {p('ttft', .99)} s, end p99 {p('e2e', .99)} s, "
-                 f"gap p99 {p('gaps', .99)} s, {len(row['failed'])} failed, most memory {watch.most / GIB:.2f} of {row['budget_bytes'] / GIB:.2f} GiB")
+        self.add(
+            run,
+            row,
+            f"seed {seed}: {row['requests']} requests, first token p50 {p('ttft', 0.5)} p99 {p('ttft', 0.99)} s, "
+            f"end p99 {p('e2e', 0.99)} s, "
+            f"gap p99 {p('gaps', 0.99)} s, {len(row['failed'])} failed, "
+            f"most memory {watch.most / GIB:.2f} of {row['budget_bytes'] / GIB:.2f} GiB",
+        )
 
     def calibrate(self, fleet):
         one, two = self.setup.names[:2]
@@ -183,7 +231,10 @@ class Runs:
 
         def pair():
             found = []
-            threads = [threading.Thread(target=lambda name=name: found.append(decode(self.solo(fleet, name, 16, 96)))) for name in (one, two)]
+            threads = [
+                threading.Thread(target=lambda name=name: found.append(decode(self.solo(fleet, name, 16, 96))))
+                for name in (one, two)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -204,15 +255,23 @@ class Runs:
         for _ in range(5):
             clean.append(self.agent.do("shrink", one))
             back.append(self.solo(fleet, one, 16, 2).ttft - resident)
-        park = []
+        pauses = []
         for _ in range(3):
             asked = Asked(one, 512, 200, time.monotonic())
             fleet.workers[one].port.send(asked)
             time.sleep(1.0)
-            park.append(self.agent.do("shrink", one))
+            with contextlib.suppress(RuntimeError):
+                # What a busy worker gave back it wants at once: that it has come back already is no failure here.
+                self.agent.do("shrink", one)
             asked.over.wait(60)
-        row.update(refill_s=planned.median(back), clean_s=planned.median(clean), park_s=planned.median(park), weight_bytes=self.setup.weight_bytes,
-                   share_bytes=self.setup.share)
+            pauses.append(asked.gap)
+        row.update(
+            refill_s=planned.median(back),
+            clean_s=planned.median(clean),
+            pause_s=planned.median(pauses),
+            weight_bytes=self.setup.weight_bytes,
+            share_bytes=self.setup.share,
+        )
         rows = self.agent.ps()
         row["resident_bytes"] = max(each["resident"] for each in rows.values())
         self.add("calibrate", row, "  ".join(f"{name} {value:.4g}" for name, value in row.items()))
@@ -222,22 +281,40 @@ class Runs:
         return pathlib.Path(self.a.out, f"calibration-{self.a.setup}.toml")
 
     def plan(self):
-        """Of the same load as the runs', by the calibration that was written before them; where there is none, of an H200."""
+        """Of the same load as the runs', by the calibration that was written before them; where there is none, of an
+        H200."""
         workers = text(self.folder / "plan.toml", self.setup.node(kv_per_token=self.per_token))
-        options = {"assign": f"zipf:{self.a.zipf}", "rate": self.a.rate, "duration": self.a.duration, "lengths": self.a.lengths, **PLAN_SEEDS}
+        options = {
+            "assign": f"zipf:{self.a.zipf}",
+            "rate": self.a.rate,
+            "duration": self.a.duration,
+            "lengths": self.a.lengths,
+            **PLAN_SEEDS,
+        }
         measured = [row for row in self.rows if row["run"] == "calibrate"]
         options["contention"] = planned.contention(measured[-1]) if measured else "on"
         if self.calibration().exists():
             options["calibration"] = self.calibration()
-        for row in planned.plan(workers, self.a.trace, **options, policy="glake,glake-no-preempt,drain-per-tensor,start-stop"):
-            self.add("plan", {**row, "contention": options["contention"]}, f"{row['policy']}: first token p50 {row['ttft_p50_s']} p99 {row['ttft_p99_s']} "
-                     f"({row['ttft_p99_low_s']} to {row['ttft_p99_high_s']}), end p99 {row['e2e_p99_s']}, contention {options['contention']}")
+        for row in planned.plan(
+            workers, self.a.trace, **options, policy="glake,glake-no-preempt,drain-per-tensor,start-stop"
+        ):
+            self.add(
+                "plan",
+                {**row, "contention": options["contention"]},
+                f"{row['policy']}: first token p50 {row['ttft_p50_s']} p99 {row['ttft_p99_s']} "
+                f"({row['ttft_p99_low_s']} to {row['ttft_p99_high_s']}), end p99 {row['e2e_p99_s']}, "
+                f"contention {options['contention']}",
+            )
         # The runs' own requests too.
         for seed in self.a.seeds if {"glake", "no-preempt"} & set(self.a.only) else []:
             trace = write(self.folder / f"{seed}.csv", self.requests(seed))
             more = {name: options[name] for name in ("contention", "calibration") if name in options}
             for row in planned.plan(workers, trace, **more, policy="glake,glake-no-preempt"):
-                self.add("plan-of-seed", {**row, "seed": seed}, f"seed {seed}, {row['policy']}: p50 {row['ttft_p50_s']} p99 {row['ttft_p99_s']}")
+                self.add(
+                    "plan-of-seed",
+                    {**row, "seed": seed},
+                    f"seed {seed}, {row['policy']}: p50 {row['ttft_p50_s']} p99 {row['ttft_p99_s']}",
+                )
 
     # ---- workers of other policies
 
@@ -246,10 +323,16 @@ class Runs:
         with self.watch() as watch:
             asked, _ = replay(self.requests(seed), front.send, patience)
         front.end()
-        moved = {"sleep_s": planned.median(front.sleeps), "wake_s": planned.median(front.wakes), "switches": len(front.wakes)}
+        moved = {
+            "sleep_s": planned.median(front.sleeps),
+            "wake_s": planned.median(front.wakes),
+            "switches": len(front.wakes),
+        }
         if front.failed:
             moved["error"] = front.failed
-        self.traced_row(run, seed, asked, watch, fleet, front.awake, **moved, **{name: each() for name, each in more.items()})
+        self.traced_row(
+            run, seed, asked, watch, fleet, front.awake, **moved, **{name: each() for name, each in more.items()}
+        )
 
     def per_tensor(self, parts):
         if self.clock.left() < self.starts("tensors") + self.needs("per-tensor"):
@@ -262,7 +345,9 @@ class Runs:
             if self.in_time("per-tensor", f"per-tensor of seed {seed}"):
                 for name in awake:
                     do("sleep")(name)
-                front = Front(self.setup.names, self.setup.room(), do("sleep"), do("wake"), lambda name: fleet.workers[name].port)
+                front = Front(
+                    self.setup.names, self.setup.room(), do("sleep"), do("wake"), lambda name: fleet.workers[name].port
+                )
                 self.wake(front)
                 self.fronted("per-tensor", seed, fleet, front)
                 awake = front.awake
@@ -270,7 +355,7 @@ class Runs:
 
     def wake(self, front):
         """The first of the file, as far as they fit."""
-        for name in self.setup.names[:front.room]:
+        for name in self.setup.names[: front.room]:
             front.wake(name)
             with front.changed:
                 front.awake.add(name)
@@ -304,7 +389,9 @@ class Runs:
 
         # As of a GPU: on a simulated one contexts are not smaller, and would take all.
         whole = self.setup.budget * GIB
-        room = max(int((whole - max(whole / 100, 512 << 20)) // ((self.setup.weights + self.setup.kv) * GIB + FLOOR)), 1)
+        room = max(
+            int((whole - max(whole / 100, 512 << 20)) // ((self.setup.weights + self.setup.kv) * GIB + FLOOR)), 1
+        )
         for seed in self.a.seeds:
             if self.in_time("start-stop", f"start-stop of seed {seed}"):
                 front = Front(self.setup.names, room, stop, start, lambda name: fleet.workers[name].port)
@@ -323,14 +410,20 @@ class Runs:
             for name in self.setup.names:
                 self.agent.do("shrink", name)
             self.agent.restart(self.setup.names, budget=budget)
-            for name in self.setup.names[:self.setup.room(budget)]:
+            for name in self.setup.names[: self.setup.room(budget)]:
                 self.agent.do("refill", name)
             duty, failed = [], []
             with self.watch() as watch:
                 rates.append(self.streams(fleet, duty, failed))
             row.update(self.metered(watch, budget), failed=failed, requests=row.get("requests", 0) + self.streamed)
         fleet.pace(self.setup.decode_ms)
-        row.update(resident_tokens_s=rates[0], tokens_s=rates[1], link_duty=sum(duty) / max(len(duty), 1), most_link_duty=max(duty, default=0.0), **fleet.digests())
+        row.update(
+            resident_tokens_s=rates[0],
+            tokens_s=rates[1],
+            link_duty=sum(duty) / max(len(duty), 1),
+            most_link_duty=max(duty, default=0.0),
+            **fleet.digests(),
+        )
         self.add("overload", row, f"{rates[1]:.1f} tokens/s of {rates[0]:.1f}, link duty {row['link_duty']:.2f}")
 
     def streams(self, fleet, duty, failed):
@@ -347,7 +440,9 @@ class Runs:
                 if asked.failed:
                     return failed.append(f"{name}: {asked.failed}")
 
-        threads = [threading.Thread(target=stream, args=[name]) for name in self.setup.names for _ in range(self.a.streams)]
+        threads = [
+            threading.Thread(target=stream, args=[name]) for name in self.setup.names for _ in range(self.a.streams)
+        ]
         for thread in threads:
             thread.start()
         tokens = lambda: sum(asked.tokens for asked in list(counted))
@@ -373,6 +468,7 @@ class Runs:
 
 def planned_quantile(values, part):
     from .client import quantile
+
     found = quantile(values, part)
     return None if found is None else round(found, 3)
 

@@ -1,4 +1,6 @@
-"""How many workers of which sizes share a GPU, and the files that say so to `glake serve`, `glake plan` and the workers."""
+"""How many workers of which sizes share a GPU, and the files that say so to `glake serve`, `glake plan` and the
+workers."""
+
 import dataclasses, json, pathlib
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -11,6 +13,7 @@ FLOOR = 640 * MIB
 @dataclasses.dataclass
 class Setup:
     """`weights`, `kv` and `budget` are GiB of a GPU; on a simulated one all but contexts is smaller by `scale`."""
+
     count: int
     weights: float
     kv: float
@@ -68,16 +71,31 @@ class Setup:
         if link_gbps:
             lines.append(f"link_gbps = {link_gbps:.3f}")
         for name in self.names:
-            lines += ["", "[[worker]]", f'name = "{name}"', f"weights = {self.weight_bytes}", f"kv = {self.kv_bytes + self.growth}",
-                      f"decode_ms = {self.decode_ms or 5.0}", f'preempt = "{preempt}"']
+            lines += [
+                "",
+                "[[worker]]",
+                f'name = "{name}"',
+                f"weights = {self.weight_bytes}",
+                f"kv = {self.kv_bytes + self.growth}",
+                f"decode_ms = {self.decode_ms or 5.0}",
+                f'preempt = "{preempt}"',
+            ]
             if kv_per_token:
                 lines.append(f"kv_per_token = {kv_per_token}")
         return "\n".join(lines) + "\n"
 
     def configuration(self, name):
-        """A worker's own settings: room for a step comes with a refill, and what grows waits while others pin their memory first."""
-        lines = ["[agent]", f'name = "{name}"', "[lease]", f"growth = {self.growth}", "grow_timeout_ms = 30000",
-                 "refill_timeout_ms = 60000", "[tiers]"]
+        """A worker's own settings: room for a step comes with a refill, and what grows waits while others pin their
+        memory first."""
+        lines = [
+            "[agent]",
+            f'name = "{name}"',
+            "[lease]",
+            f"growth = {self.growth}",
+            "grow_timeout_ms = 30000",
+            "refill_timeout_ms = 60000",
+            "[tiers]",
+        ]
         return "\n".join(lines + (['extent = "4MiB"'] if self.simulated else [])) + "\n"
 
     def row(self):
@@ -85,7 +103,15 @@ class Setup:
 
     def worker(self, **more):
         """What a worker is told of itself."""
-        return json.dumps({"device": self.device, "weights": self.weight_bytes, "kv": self.kv_bytes, "decode_ms": self.decode_ms, **more})
+        return json.dumps(
+            {
+                "device": self.device,
+                "weights": self.weight_bytes,
+                "kv": self.kv_bytes,
+                "decode_ms": self.decode_ms,
+                **more,
+            }
+        )
 
 
 def text(path, content):

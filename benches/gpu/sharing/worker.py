@@ -1,11 +1,13 @@
-"""A worker: a process that answers requests on a Unix socket of its own, and does what it is told on its standard input.
+"""A worker: a process that answers requests on a Unix socket of its own, and does what it is told on its standard
+input.
 
-    python worker.py KIND NAME PORT TOLD        KIND: glake (joins the agent that GLAKE_AGENT names), tensors, start; TOLD: JSON
+    python worker.py KIND NAME PORT TOLD    KIND: glake (joins GLAKE_AGENT's agent), tensors, start; TOLD: JSON
 
-A request is a line {"id", "context", "generated"}; after each step comes a line {"tokens": [id, …], "done": [id, …]}, or {"failed": [id, …],
-"why"}. Requests run beside each other, as far as the cache has room, in one use of memory with a safe point after each step and each chunk of
-a prompt: as `glake plan` models it. A step takes `decode_ms` at least; 0: as long as it takes.
-"""
+A request is a line {"id", "context", "generated"}; after each step comes a line {"tokens": [id, …], "done": [id, …]},
+or {"failed": [id, …], "why"}. Requests run beside each other, as far as the cache has room, in one use of memory with a
+safe point after each step and each chunk of a prompt: as `glake plan` models it. A step takes `decode_ms` at least; 0:
+as long as it takes."""
+
 import contextlib, json, os, pathlib, queue, socket, sys, threading, time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -47,6 +49,7 @@ class Engine:
         simulated = told["device"].startswith("sim")
         if kind == "glake" or simulated:
             import glake
+
             self.glake = glake
         if not simulated:
             if kind == "glake":
@@ -59,7 +62,9 @@ class Engine:
         make = models.Simulated if self.told["device"].startswith("sim") else models.Llama
         region = (lambda *a, **k: self.glake.region(*a, **k)) if joins else (lambda *a, **k: contextlib.nullcontext())
         with region("weights", policy="sealed", host_copy="retain"):
-            self.model = make(self.told["weights"], self.told["kv"], self.told["device"], self.told["seed"], self.told.get("file"))
+            self.model = make(
+                self.told["weights"], self.told["kv"], self.told["device"], self.told["seed"], self.told.get("file")
+            )
         with region("cache"):
             self.model.make_kv()
         if joins:
@@ -74,14 +79,19 @@ class Engine:
 
     def live(self):
         each = self.model.per_token
-        return [(slot.start * each, (slot.start + slot.length) * each) for slot in [request.slot for request in list(self.active)]]
+        return [
+            (slot.start * each, (slot.start + slot.length) * each)
+            for slot in [request.slot for request in list(self.active)]
+        ]
 
     def warm(self):
         """What is made at its first use, as libraries' workspaces, is made before anything is measured."""
         lost = Connection(None)
         lost.send = lambda what: None
         for context in (300, 2):
-            self.waiting.append(Request({"id": 0, "context": min(context, self.model.tokens // 4), "generated": 3}, lost))
+            self.waiting.append(
+                Request({"id": 0, "context": min(context, self.model.tokens // 4), "generated": 3}, lost)
+            )
         self.use()
 
     def digest(self):
@@ -163,9 +173,15 @@ class Engine:
     def do(self, told):
         name = told["do"]
         begin = time.monotonic()
-        answer = {"load": self.load, "digest": self.sums,
-                  "sleep": self.sleep, "wake": self.wake, "save": lambda: self.model.save(told["path"]),
-                  "unseal": lambda: self.glake.unseal("weights"), "steps": self.steps}[name]()
+        answer = {
+            "load": self.load,
+            "digest": self.sums,
+            "sleep": self.sleep,
+            "wake": self.wake,
+            "save": lambda: self.model.save(told["path"]),
+            "unseal": lambda: self.glake.unseal("weights"),
+            "steps": self.steps,
+        }[name]()
         say(answer=name, seconds=time.monotonic() - begin, **(answer or {}))
 
     def sums(self):
@@ -200,6 +216,7 @@ def listen(path, engine):
         while True:
             connection = Connection(server.accept()[0])
             threading.Thread(target=read, args=[connection], daemon=True).start()
+
     threading.Thread(target=accept, daemon=True).start()
 
 
@@ -225,6 +242,7 @@ def main():
             else:
                 engine.inbox.put(lambda command=command: failing(lambda: engine.do(command)))
         os._exit(0)
+
     threading.Thread(target=obey, daemon=True).start()
     engine.run()
 
