@@ -9,6 +9,8 @@ TRACED = ("glake", *POLICIES)
 
 
 def figure(scenario, what, value, bar=None, most=False, **more):
+    if value is None and bar is not None:
+        value = float("inf") if most else 0.0
     return {"scenario": scenario, "what": what, "value": value, "bar": bar, "most": most, **more}
 
 
@@ -17,12 +19,17 @@ def meets(one):
     return bar is None or (value is not None and (value <= bar if one["most"] else value >= bar))
 
 
+def ratio(one, other):
+    """Of two figures that may not be there: then it is beyond any bar."""
+    return one / other if one is not None and other else float("inf")
+
+
 class Pool:
     """The runs of one kind, over seeds."""
 
     def __init__(self, rows, run, seeds=None):
         self.rows = [
-            row for row in rows if row.get("run") == run and "ttft" in row and (seeds is None or row["seed"] in seeds)
+            row for row in rows if row.get("run") == run and row.get("ttft") and (seeds is None or row["seed"] in seeds)
         ]
         self.seeds = {row["seed"] for row in self.rows}
 
@@ -134,7 +141,7 @@ def traced(scenario, pool, asked):
                 figure(
                     scenario,
                     f"{run}, of ours: first token, p99",
-                    other.at("ttft", 0.99) / mine.at("ttft", 0.99),
+                    ratio(other.at("ttft", 0.99), mine.at("ttft", 0.99)),
                     least,
                     seeds=len(mine.seeds),
                 )
@@ -146,7 +153,7 @@ def traced(scenario, pool, asked):
             figure(
                 scenario,
                 "ours, of no-preempt's: end to end, p99",
-                mine.at("e2e", 0.99) / drain.at("e2e", 0.99),
+                ratio(mine.at("e2e", 0.99), drain.at("e2e", 0.99)),
                 1.5,
                 True,
             )
@@ -236,7 +243,7 @@ def agent_killed(scenario, pool):
             figure(
                 scenario,
                 "kill-agent: a decision after the socket is back, s",
-                max(decided) if decided else None,
+                max(decided, default=float("inf")),
                 1.0,
                 True,
                 kills=len(decided),

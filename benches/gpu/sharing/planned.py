@@ -13,7 +13,7 @@ def contention(measured):
 
 
 def calibration(rows, setup, names):
-    """The text of a calibration's file, from the row of `calibrate` and from other policies' runs, where there are some."""
+    """The text of a calibration's file: the row of `calibrate`, and other policies' runs where there are some."""
     (measured,) = [row for row in rows if row.get("run") == "calibrate"][-1:]
     gib, moved = 1 << 30, measured["weight_bytes"] / 1e9
     link = moved / max(measured["refill_s"] - SWITCH_MS / 1e3, 1e-3)
