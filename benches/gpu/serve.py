@@ -7,7 +7,7 @@
 Parts, done in this order:
 
     calibrate     what one worker does alone, and two; written to DIR/calibration-SETUP.toml, for plan
-    plan          `glake plan` with it, 20 seeds that are none of the runs', of the same load
+    plan          `glake plan` with it, 20 seeds that are none of the runs', each as long as the runs that are pooled
     glake         the trace under `glake serve`
     no-preempt    the same where no busy worker is parked; the same processes serve both
     overload      each worker answers --streams requests without pause, with all resident and within the budget
@@ -47,8 +47,8 @@ PARTS = [
     "start-stop",
     "density",
 ]
-# count, weights, kv, budget, rate, duration
-SETUPS = {"six": (6, 8, 1, 23, 1.0, 120), "ten": (10, 6, 1, 33, 0.5, 300)}
+# count, weights, kv, budget, rate, duration, and how many runs are pooled beside a plan
+SETUPS = {"six": (6, 8, 1, 23, 1.0, 120, 3), "ten": (10, 6, 1, 33, 0.5, 300, 1)}
 
 
 def arguments():
@@ -77,7 +77,7 @@ def arguments():
         p.error(f"--seeds: {a.seeds!r} is no list of numbers with commas")
     if a.device != "cuda" and not (a.device.startswith("sim") and "@/" in a.device):
         p.error(f"--device: {a.device!r} is neither cuda nor sim:TOPOLOGY@/FOLDER")
-    count, weights, kv, budget, rate, duration = SETUPS[a.setup]
+    count, weights, kv, budget, rate, duration, a.pooled = SETUPS[a.setup]
     a.rate, a.duration = a.rate or rate, a.duration or duration
     a.sizes = Setup(count, weights, kv, budget, a.device, a.scale if a.device != "cuda" else 1, a.decode_ms)
     return a

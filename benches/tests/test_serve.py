@@ -274,7 +274,11 @@ class Simulated(unittest.TestCase):
                 break
         # Another process takes more than the budget leaves; and one worker dies.
         hog = subprocess.Popen(
-            [sys.executable, "-c", "from glake import _library; a = _library.api().alloc(0, 1 << 30); input()"],
+            [
+                sys.executable,
+                "-c",
+                "from glake import _library; import sys; _library.api().alloc(0, 1 << 30); sys.stdin.read()",
+            ],
             env={**os.environ, "GLAKE_DEVICE": self.device},
             stdin=subprocess.PIPE,
         )

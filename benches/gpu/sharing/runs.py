@@ -281,13 +281,13 @@ class Runs:
         return pathlib.Path(self.a.out, f"calibration-{self.a.setup}.toml")
 
     def plan(self):
-        """Of the same load as the runs', by the calibration that was written before them; where there is none, of an
-        H200."""
+        """Of the same load as the runs', by the calibration that was written before them; where there is none, of an H200.
+        A seed of it is as long as the runs that are pooled: a 99th percentile is then of as many requests."""
         workers = text(self.folder / "plan.toml", self.setup.node(kv_per_token=self.per_token))
         options = {
             "assign": f"zipf:{self.a.zipf}",
             "rate": self.a.rate,
-            "duration": self.a.duration,
+            "duration": self.a.duration * self.a.pooled,
             "lengths": self.a.lengths,
             **PLAN_SEEDS,
         }
