@@ -146,7 +146,7 @@ def kill_workers(runs, fleet):
         Seen(
             agent,
             victim,
-            lambda row: row["state"] in ("parking", "shrinking", "waiting", "asleep") and not victims.over.is_set(),
+            lambda row: row["state"] in ("shrinking", "waiting", "asleep") and not victims.over.is_set(),
         )
         killed(victim, "is parked", others)
 

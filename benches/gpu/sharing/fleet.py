@@ -111,7 +111,7 @@ class Fleet:
             with room:
                 try:
                     self.workers[name].load()
-                    self.agent.do("shrink", name) if self.agent else self.workers[name].do("sleep")
+                    self.sleep(name)
                 except Exception as error:
                     failed.append(f"{name}: {error}")
 
@@ -123,6 +123,18 @@ class Fleet:
         if failed:
             raise RuntimeError("; ".join(failed))
         say(f"{self.kind}: all have loaded and given their memory back in {time.monotonic() - begin:.0f} s")
+
+    def sleep(self, name):
+        if not self.agent:
+            return self.workers[name].do("sleep")
+        for left in (2, 1, 0):
+            try:
+                return self.agent.do("shrink", name)
+            except RuntimeError:
+                # It may have been asked for in the same moment.
+                if not left:
+                    raise
+                time.sleep(0.5)
 
     def digests(self, names=None):
         """Weights beside what they were when they had been loaded, of workers that have them; who differs, how many

@@ -166,8 +166,9 @@ class Runs:
         fleet = self.fleet("glake", self.agent)
         fleet.start(self.log.say)
         self.per_token = next(iter(fleet.workers.values())).told["per_token"]
+        residue = self.meter.used() - self.before
         if "calibrate" in parts:
-            self.calibrate(fleet)
+            self.calibrate(fleet, residue)
         if "plan" in parts:
             self.plan()
         for seed in self.a.seeds:
@@ -224,7 +225,7 @@ class Runs:
             f"most memory {watch.most / GIB:.2f} of {row['budget_bytes'] / GIB:.2f} GiB",
         )
 
-    def calibrate(self, fleet):
+    def calibrate(self, fleet, residue):
         one, two = self.setup.names[:2]
         decode = lambda asked: (asked.last - asked.first) / (asked.tokens - 1) * 1e3
         alone = lambda: decode(self.solo(fleet, one, 16, 64))
@@ -274,6 +275,14 @@ class Runs:
         )
         rows = self.agent.ps()
         row["resident_bytes"] = max(each["resident"] for each in rows.values())
+        row["residue_bytes"] = residue
+        room = self.setup.budget_bytes() - self.setup.reserve - residue
+        row["fit"] = room // (row["resident_bytes"] + self.setup.growth)
+        if row["fit"] < self.setup.room():
+            self.log.say(
+                f"ONLY {row['fit']} workers fit together, and {self.setup.room()} are to: "
+                f"contexts and modules of all take {residue / GIB:.2f} GiB"
+            )
         self.add("calibrate", row, "  ".join(f"{name} {value:.4g}" for name, value in row.items()))
         self.calibration().write_text(planned.calibration(self.rows, self.setup, self.setup.names))
 
@@ -281,7 +290,7 @@ class Runs:
         return pathlib.Path(self.a.out, f"calibration-{self.a.setup}.toml")
 
     def plan(self):
-        """Of the same load as the runs', by the calibration that was written before them; where there is none, of an H200.
+        """Of the same load as the runs', by the calibration that was written before them; where none is, of an H200.
         A seed of it is as long as the runs that are pooled: a 99th percentile is then of as many requests."""
         workers = text(self.folder / "plan.toml", self.setup.node(kv_per_token=self.per_token))
         options = {
