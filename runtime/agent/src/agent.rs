@@ -262,9 +262,13 @@ impl Agent {
         self.step(Event::Activity { worker: id, activity, idle_for });
     }
 
-    /// Whose pages matter when memory is taken: of workers that have some, or are about to.
+    /// Whose pages matter when memory is taken: of workers that have some, or are about to, or had some when their page
+    /// was read last: what it said then would be held against what they are leased now.
     pub fn watched(&self) -> BTreeSet<WorkerId> {
-        self.arbiter.footprints().filter(|of| !of.lease.is_zero()).map(|of| of.worker).collect()
+        let leased = self.arbiter.footprints().filter(|of| !of.lease.is_zero()).map(|of| of.worker);
+        let had =
+            |worker: &Worker| worker.activity.is_some_and(|page| page.made.iter().any(|made| *made > 0));
+        leased.chain(self.roster.workers().filter(|(_, worker)| had(worker)).map(|(id, _)| id)).collect()
     }
 
     /// Whether somebody waits, so that what others do matters.

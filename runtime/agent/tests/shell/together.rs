@@ -79,6 +79,25 @@ fn operators_shrink_and_refill() {
 }
 
 #[test]
+fn whoever_is_asleep_is_not_held_to_what_it_had() {
+    let node = Node::new(Bytes::gib(14));
+    let mut first = node.joined("first 10GiB");
+    let mut second = node.joined("second 10GiB");
+    first.tell("want");
+    first.hear("resident").unwrap();
+    // Its page is read while its memory is there.
+    node.until("it has its memory", |rows| rows[0].resident == Bytes::gib(10));
+    node.ask(Ask::Shrink { worker: "first".to_owned() }).unwrap();
+    // The meter is read again before anybody is granted anything.
+    std::thread::sleep(Duration::from_millis(1100));
+    second.tell("want");
+    second.hear("resident").unwrap();
+    first.tell("want");
+    first.hear("resident").unwrap();
+    node.check();
+}
+
+#[test]
 fn what_can_never_be_is_denied() {
     let node = Node::new(Bytes::gib(24));
     let mut large = node.joined("large 30GiB");
