@@ -12,7 +12,10 @@ def command():
         return os.environ["GLAKE"]
     library = os.environ.get("GLAKE_LIBRARY")
     beside = pathlib.Path(library).with_name("glake") if library else None
-    return str(beside) if beside and beside.exists() else shutil.which("glake")
+    found = str(beside) if beside and beside.exists() else shutil.which("glake")
+    if not found:
+        raise SystemExit("serve: no command glake: name it with GLAKE=PATH, or put it beside the library that GLAKE_LIBRARY names")
+    return found
 
 
 class Agent:

@@ -397,8 +397,10 @@ impl Agent {
     }
 
     pub(crate) fn step(&mut self, event: Event) {
+        tracing::trace!(target: "glake::agent", ?event, "told");
         let actions = self.arbiter.step(event, self.now);
         for (at, action) in actions.iter().enumerate() {
+            tracing::trace!(target: "glake::agent", ?action, "decided");
             let shrinks = |of: &Action| matches!(of, Action::Shrink { .. });
             let more = shrinks(action)
                 && actions[at + 1..]

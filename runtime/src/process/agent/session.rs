@@ -281,6 +281,7 @@ impl Session {
                 Say::Failed { what, why } => ToAgent::Failed { what: what.to_owned(), why, holdings },
                 Say::Changed => ToAgent::Changed { holdings },
             };
+            tracing::trace!(target: "glake::agent", ?message, "said");
             state.conversation.push(message);
         }
     }
@@ -342,6 +343,7 @@ impl Session {
     }
 
     fn apply(&self, state: &mut State, message: ToWorker) {
+        tracing::trace!(target: "glake::agent", ?message, "heard");
         let (now, epoch) = (Instant::now(), state.epoch);
         let command = |what| {
             let _ = self.commands.send(Command { epoch, what });
