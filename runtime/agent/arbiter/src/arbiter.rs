@@ -156,6 +156,9 @@ impl Arbiter {
                 let before = hosted(self);
                 self.server.hold(worker, &holdings);
                 let (fell, now) = (hosted(self) < before, self.server.now);
+                if let Some(&id) = self.server.gang_of.get(&worker) {
+                    self.server.owe(id);
+                }
                 if let Some((id, gang)) = self.gang_mut(worker) {
                     if gang.demoting.take().is_some() && !fell {
                         // It cannot, for now.

@@ -138,10 +138,14 @@ impl Share {
         self.holding.lease.saturating_sub(self.holding.fixed)
     }
 
-    /// What a use needs beyond the lease.
+    /// What a use needs beyond the lease: that what is evicted and what is resident fit together. Which of it is where may be another
+    /// already when it is heard.
     pub(crate) fn need(&self) -> Bytes {
-        let unused = self.holding.lease.saturating_sub(self.holding.resident);
-        self.holding.evicted.saturating_add(self.holding.room).saturating_sub(unused)
+        let missing = self.holding.evicted.saturating_add(self.holding.room);
+        if missing.is_zero() {
+            return missing;
+        }
+        missing.saturating_add(self.holding.resident).saturating_sub(self.holding.lease)
     }
 
     pub(crate) fn key(&self) -> ShareKey {

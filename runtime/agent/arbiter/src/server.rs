@@ -15,6 +15,7 @@ use crate::ledger::Gpu;
 use crate::log::{Decision, Log, Outcome, Taken};
 use crate::predictions::over;
 use crate::victims::{Chooser, Found, Take};
+use crate::want::Want;
 use crate::{Action, Activity, Denied, GangId, GpuId, Holding, Preempt, Settings, Tier, WorkerId};
 
 /// What a victim says that it gave back at once.
@@ -93,6 +94,25 @@ impl Server {
             self.change(id, (worker, told.gpu), |share| {
                 share.holding = Holding { lease: share.holding.lease, ..told.clone().possible() };
             });
+        }
+    }
+
+    /// A worker that is refilled needs more than was planned, as after a shrink of its own: it is owed that too.
+    pub(crate) fn owe(&mut self, id: GangId) {
+        let now = self.now;
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        let State::Refilling(refill) = &mut gang.state else { return };
+        let is_planned = |share: &&mut Share| !share.owed.saturating_add(share.granted).is_zero();
+        for share in gang.shares.iter_mut().filter(is_planned).filter(|share| share.need() > share.owed) {
+            share.owed = share.need();
+            refill.waits.insert(share.worker);
+            if refill.admitted.take().is_some()
+                && let Some(member) = gang.members.get_mut(&share.worker)
+            {
+                refill.by = now + refill.patience.max(self.settings.least_late);
+                member.wants = true;
+                gang.want.get_or_insert_with(|| Want::new(now, None, &self.settings));
+            }
         }
     }
 

@@ -153,10 +153,17 @@ impl Session {
 
     /// What hello says now, and the position in the conversation as of which it does.
     fn hello(&self) -> (Hello, u64) {
-        let held = self.held();
-        let mut state = self.port.lock();
-        // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest.
-        self.push(&mut state, &held);
+        // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest. Nothing may come between:
+        // it would count twice.
+        let (mut state, held) = loop {
+            let says = self.port.lock().ledger.take();
+            let held = self.held();
+            let mut state = self.port.lock();
+            self.push(&mut state, says, &held);
+            if !state.ledger.has_something_to_say() {
+                break (state, held);
+            }
+        };
         let told = state.conversation.position();
         let pid = std::process::id();
         let hello = Hello {
@@ -239,18 +246,17 @@ impl Session {
     /// Puts what is to be said into frames.
     fn say(&self, connection: &mut Connection) {
         let made = self.regions.made();
-        let needs_holdings = {
+        let says = {
             let mut state = self.port.lock();
             let now = Instant::now();
             state.ledger.tick(now);
             state.ledger.made(made, now);
-            state.ledger.has_something_to_say()
+            state.ledger.take()
         };
-        let held = if needs_holdings { self.held() } else { Vec::new() };
+        // Looked at after it was known what is to be said: it tells of what is held then, or later.
+        let held = if says.is_empty() { Vec::new() } else { self.held() };
         let mut state = self.port.lock();
-        if needs_holdings {
-            self.push(&mut state, &held);
-        }
+        self.push(&mut state, says, &held);
         loop {
             match state.conversation.next(ToAgent::Ack) {
                 Ok(Some(frame)) => connection.push(&frame),
@@ -264,8 +270,8 @@ impl Session {
     }
 
     /// Puts what is to be said into the conversation.
-    fn push(&self, state: &mut State, held: &[Holding]) {
-        for say in state.ledger.take() {
+    fn push(&self, state: &mut State, says: Vec<Say>, held: &[Holding]) {
+        for say in says {
             let holdings = if say.tells_holdings() { leased(state, held.to_vec()) } else { Vec::new() };
             let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             let message = match say {

@@ -213,6 +213,42 @@ fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
     assert_ne!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
 }
 
+/// What is resident and what is evicted were looked at a moment before the lease was.
+#[test]
+fn a_want_is_planned_whole_whatever_of_it_was_evicted_just_then() {
+    let mut world = six(1);
+    let told = Holding {
+        resident: Bytes::gib(1),
+        evicted: Bytes::gib(7),
+        room: Bytes::mib(4),
+        ..Holding::nothing(GPU, FLOOR)
+    };
+    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![told] });
+    let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });
+    let granted =
+        |action: &Action| if let Action::Grant { bytes, .. } = action { *bytes } else { Bytes::ZERO };
+    assert_eq!(actions.iter().map(granted).sum::<Bytes>(), Bytes::gib(8).saturating_add(Bytes::mib(4)));
+}
+
+#[test]
+fn what_leaves_by_itself_while_it_is_refilled_is_granted_again() {
+    let mut world = six(1);
+    world.want(WorkerId(0), None);
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("refilling"));
+    let bytes = Bytes::gib(3);
+    let worker = world.workers.get_mut(&WorkerId(0)).unwrap();
+    worker.held[0].lease = worker.held[0].lease.saturating_sub(bytes);
+    world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes });
+    let worker = &world.workers[&WorkerId(0)];
+    let holdings = worker.held.clone();
+    let actions = world.tell(Event::Changed { worker: WorkerId(0), holdings });
+    assert!(
+        matches!(actions[..], [Action::Grant { bytes: granted, .. }, Action::Admit { .. }] if granted == bytes)
+    );
+    world.answer(WorkerId(0));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
+}
+
 #[test]
 fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     let mut world = six(3);
