@@ -155,7 +155,7 @@ impl Session {
     fn hello(&self) -> (Hello, u64) {
         // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest. Nothing may come between:
         // it would count twice.
-        let (mut state, held) = loop {
+        let (state, held) = loop {
             let says = self.port.lock().ledger.take();
             let held = self.held();
             let mut state = self.port.lock();
