@@ -50,6 +50,10 @@ The file (all of it optional, sizes as 23GiB):
 Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one
 systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
 
+/// What is not to be had of simulated GPUs that are one process's.
+pub(super) const NOT_SHARED: &str = "--device sim: each process would simulate GPUs of its own; name the folder they \
+    are shared through (--device sim:h200x4@/tmp/gpus)";
+
 pub(super) fn run(
     arguments: &ServeArguments,
     config: &Config,
@@ -114,17 +118,14 @@ fn failure(error: ServeError) -> Failure {
 }
 
 /// What tells how much memory is used: NVML, or the folder that simulated GPUs are shared through.
-fn meter(config: &Config) -> Result<Arc<dyn Meter>, Failure> {
+pub(super) fn meter(config: &Config) -> Result<Arc<dyn Meter>, Failure> {
     match &config.device.choice {
         DeviceChoice::Sim { topology, shared: Some(folder) } => {
             let model = load(topology.as_deref().unwrap_or("h200x4")).map_err(Failure::usage)?;
             let meter = SimMeter::open(folder, &model).map_err(Failure::failed)?;
             Ok(Arc::new(meter))
         }
-        DeviceChoice::Sim { .. } => Err(Failure::usage(
-            "--device sim: each process would simulate GPUs of its own; name the folder they are shared through \
-             (--device sim:h200x4@/tmp/gpus)",
-        )),
+        DeviceChoice::Sim { .. } => Err(Failure::usage(NOT_SHARED)),
         DeviceChoice::Auto | DeviceChoice::Cuda => match Nvml::open() {
             Some(nvml) => Ok(Arc::new(nvml)),
             None => Err(Failure::failed(

@@ -1,0 +1,196 @@
+//! `glake checkpoint` on simulated GPUs that processes share, with workers that are processes.
+
+#![allow(clippy::unwrap_used)] // also in the functions that tests call
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use glake_device::{DeviceId, Driver as _, ExtentProperties, Place};
+use glake_meter::Meter as _;
+use glake_sim::{SimMeter, SimOptions, Simulator, load};
+use glake_units::Bytes;
+
+const FOLDER: &str = "GLAKE_TEST_CHECKPOINT_FOLDER";
+const WHAT: &str = "GLAKE_TEST_CHECKPOINT_WHAT";
+const GPU: DeviceId = DeviceId(0);
+
+/// The worker: it has a context and so many MiB, and says whether it still has what it wrote whenever it is asked.
+#[test]
+#[ignore = "the process that the tests beside it start"]
+fn worker() {
+    let (Some(folder), Ok(what)) = (std::env::var_os(FOLDER), std::env::var(WHAT)) else { return };
+    let shared = Some(PathBuf::from(&folder));
+    let topology = load("h200x4").unwrap();
+    let sim = Simulator::new(SimOptions { topology, shared, ..SimOptions::default() }).unwrap();
+    let mut parts = what.split(' ');
+    let size = Bytes::mib(parts.next().unwrap().parse().unwrap());
+    let properties = ExtentProperties { place: Place::Gpu(GPU), exportable: false, gpu_direct: false };
+    sim.create(size, properties).unwrap();
+    let stream = sim.stream_create(GPU, glake_device::Priority::Normal).unwrap();
+    let mut beside = None;
+    for part in parts {
+        match part {
+            "nccl" => {
+                let watch = || std::thread::sleep(Duration::from_secs(600));
+                std::thread::Builder::new().name("pt_nccl_watchdg".to_owned()).spawn(watch).unwrap();
+            }
+            _ => beside = Some(Worker::start(Path::new(&folder), "2")),
+        }
+    }
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        if line.unwrap() == "end" {
+            break;
+        }
+        sim.stream_synchronize(GPU, stream).unwrap();
+        println!("\nworks");
+    }
+    drop(beside);
+}
+
+pub(crate) struct Worker {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Worker {
+    fn start(folder: &Path, what: &str) -> Worker {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "checkpoint::worker"])
+            .envs([(FOLDER, folder.as_os_str()), (WHAT, what.as_ref())])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (said, lines) = channel();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| said.send(line)));
+        let worker = Worker { stdin: child.stdin.take().unwrap(), child, lines };
+        assert!(worker.says("ready", Duration::from_secs(30)));
+        worker
+    }
+
+    fn ask(&mut self) {
+        writeln!(self.stdin, "works?").unwrap();
+    }
+
+    fn says(&self, what: &str, within: Duration) -> bool {
+        std::iter::from_fn(|| self.lines.recv_timeout(within).ok()).any(|line| line == what)
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Its child goes with it.
+        let _ = writeln!(self.stdin, "end");
+        let limit = std::time::Instant::now() + Duration::from_secs(5);
+        while self.child.try_wait().is_ok_and(|ended| ended.is_none()) && std::time::Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ran(folder: &Path, arguments: &[&str]) -> Output {
+    let device = format!("sim:h200x4@{}", folder.display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_glake"));
+    command.args(["--device", &device, "checkpoint"]).args(arguments).env_clear().output().unwrap()
+}
+
+fn done(folder: &Path, arguments: &[&str]) -> serde_json::Value {
+    let output = ran(folder, &[&["--json"], arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn refused(folder: &Path, arguments: &[&str]) -> String {
+    let output = ran(folder, arguments);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.stdout.is_empty() && error.lines().count() == 1, "{error}");
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    error
+}
+
+fn used(folder: &Path, worker: &Worker) -> Bytes {
+    let meter = SimMeter::open(folder, &load("h200x4").unwrap()).unwrap();
+    meter.read("0").unwrap().of_process(worker.child.id())
+}
+
+const SHORT: Duration = Duration::from_millis(100);
+const LONG: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_worker_gives_its_context_back_and_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(folder.path(), "2");
+    let pid = worker.pid();
+    let whole = Bytes::mib(642);
+    assert_eq!(used(folder.path(), &worker), whole);
+    for _ in 0..2 {
+        let row = done(folder.path(), &[&pid]);
+        assert_eq!((&row["state"], &row["bytes"]), (&"checkpointed".into(), &whole.get().into()), "{row}");
+        assert_eq!(used(folder.path(), &worker), Bytes::ZERO);
+        worker.ask();
+        assert!(!worker.says("works", SHORT));
+        // Asked again it is what it is.
+        assert_eq!(done(folder.path(), &[&pid])["state"], "checkpointed");
+        let row = done(folder.path(), &[&pid, "--restore"]);
+        assert_eq!((&row["state"], &row["bytes"]), (&"running".into(), &whole.get().into()), "{row}");
+        assert!(worker.says("works", LONG));
+        assert_eq!(done(folder.path(), &[&pid, "--restore"])["bytes"], 0);
+    }
+    let text = String::from_utf8(ran(folder.path(), &[&pid]).stdout).unwrap();
+    assert!(text.contains("checkpointed after ") && text.contains(" s, 642.00 MiB given back"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_checkpointed_is_refused_and_runs_on() {
+    let folder = tempfile::tempdir().unwrap();
+    for (what, says) in [
+        ("2048", "has 2.62 GiB on GPU 0, and 1.00 GiB is allowed: shrink it first"),
+        ("2 child", "uses a GPU too: end it first"),
+        ("2 nccl", "communicators of NCCL (thread pt_nccl_watchdg)"),
+    ] {
+        let mut worker = Worker::start(folder.path(), what);
+        let error = refused(folder.path(), &[&worker.pid()]);
+        assert!(error.contains(says), "{what}: {error}");
+        worker.ask();
+        assert!(worker.says("works", LONG), "{what}");
+    }
+    let mut worker = Worker::start(folder.path(), "2048");
+    done(folder.path(), &[&worker.pid(), "--most", "3GiB"]);
+    done(folder.path(), &[&worker.pid(), "--restore"]);
+    let error = refused(folder.path(), &[&worker.pid(), "--start", "1"]);
+    assert!(error.contains("and not at 1: the one that was meant has ended"), "{error}");
+    let error = refused(folder.path(), &[&std::process::id().to_string()]);
+    assert!(error.contains("has no context on a GPU"), "{error}");
+    let error = refused(folder.path(), &["4194304"]);
+    assert!(error.contains("there is no process 4194304 here"), "{error}");
+    worker.ask();
+    assert!(worker.says("works", LONG));
+}
+
+#[test]
+fn a_restore_without_room_says_so_and_is_done_when_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(folder.path(), "2");
+    done(folder.path(), &[&worker.pid()]);
+    let total = SimMeter::open(folder.path(), &load("h200x4").unwrap()).unwrap().read("0").unwrap().total;
+    let rest = total.saturating_sub(Bytes::mib(1200)).get() >> 21 << 1;
+    let other = Worker::start(folder.path(), &rest.to_string());
+    let error = refused(folder.path(), &[&worker.pid(), "--restore"]);
+    assert!(error.contains("stays checkpointed: its GPUs have no room"), "{error}");
+    drop(other);
+    done(folder.path(), &[&worker.pid(), "--restore"]);
+    worker.ask();
+    assert!(worker.says("works", LONG));
+}
