@@ -1,5 +1,6 @@
 //! What holds at every step, whatever workers do.
 
+mod away;
 mod exhaustive;
 mod random;
 mod scenarios;
