@@ -16,7 +16,7 @@ use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, 
 
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
-use crate::{Entry, Identity, Journalled};
+use crate::{DriverAsk, Entry, Identity, Journalled, Way};
 
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
@@ -37,7 +37,10 @@ pub struct Agent {
     /// And these, at a later time.
     pub(crate) again: BTreeMap<GpuId, Duration>,
     /// What the agent after this one is to know, and was not asked for yet.
-    entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) driver_asks: Vec<DriverAsk>,
+    /// Processes that left while the driver had them locked, until they are restored.
+    pub(crate) strays: BTreeMap<Peer, Journalled>,
 }
 
 /// Why a connection is closed that had been welcomed.
@@ -80,6 +83,7 @@ impl Agent {
         if let Some(gbps) = file.node.link_gbps {
             settings.link = translate::per_second(gbps);
         }
+        settings.checkpoint_after = file.node.checkpoint_after();
         settings.host_budget = file.node.host_budget.unwrap_or(settings.host_budget);
         let mut agent = Agent {
             arbiter: Arbiter::new(settings),
@@ -90,6 +94,8 @@ impl Agent {
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
             entries: Vec::new(),
+            driver_asks: Vec::new(),
+            strays: BTreeMap::new(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
             let node = &agent.roster.file().node;
@@ -120,6 +126,9 @@ impl Agent {
         let id = self.roster.add(who, &hello, true);
         self.lost(id, now);
         self.join(id, false, true);
+        if told.away {
+            self.is_away_again(id);
+        }
         id
     }
 
@@ -143,6 +152,7 @@ impl Agent {
                 id
             }
             known => {
+                let is_away = known.as_ref().is_some_and(|(_, worker)| worker.is_away);
                 // One that left and was not heard, and is here again: what it says now is all that counts.
                 if let Some(id) = known.filter(|(_, worker)| !worker.is_silent).map(|(id, _)| id) {
                     self.leave(id);
@@ -153,6 +163,9 @@ impl Agent {
                     worker.epoch = self.epoch;
                 }
                 self.join(id, hello.starting, false);
+                if is_away || self.strays.contains_key(&who.peer) {
+                    self.is_away_again(id);
+                }
                 if hello.wants {
                     self.step(Event::Want { worker: id, deadline: self.deadline(id, None) });
                 }
@@ -259,9 +272,14 @@ impl Agent {
         self.step(Event::Activity { worker: id, activity, idle_for });
     }
 
-    /// Whose pages matter when memory is taken: of workers that have some, or are about to.
+    /// Whose pages matter when memory is taken: of workers that have some, or are about to, or had some when their page
+    /// was read last: what it said then is held against the meter.
     pub fn watched(&self) -> BTreeSet<WorkerId> {
-        self.arbiter.footprints().filter(|of| !of.lease.is_zero()).map(|of| of.worker).collect()
+        let leased = self.arbiter.footprints().filter(|of| !of.lease.is_zero()).map(|of| of.worker);
+        let had =
+            |worker: &Worker| worker.activity.is_some_and(|page| page.made.iter().any(|made| *made > 0));
+        let had = self.roster.workers().filter(|(_, worker)| had(worker)).map(|(id, _)| id);
+        leased.chain(had).collect()
     }
 
     /// Whether somebody waits, so that what others do matters.
@@ -300,10 +318,12 @@ impl Agent {
     /// A process is gone. Answers what it was called, if it was a worker.
     pub fn died(&mut self, peer: Peer, now: Duration) -> Option<(WorkerId, String)> {
         self.now = now;
-        let id = self.roster.of(peer)?;
-        let name = self.name(id);
-        self.leave(id);
-        Some((id, name))
+        let left = self.roster.of(peer).map(|id| (id, self.name(id)));
+        if let Some((id, _)) = left {
+            self.leave(id);
+        }
+        self.forget_stray(peer);
+        left
     }
 
     pub(crate) fn leave(&mut self, id: WorkerId) {
@@ -312,7 +332,7 @@ impl Agent {
         let gpus: Vec<GpuId> = gpus.collect();
         self.to_measure.extend(gpus);
         self.outbound.remove(&id);
-        self.entries.push(Entry::Gone(worker.who.peer));
+        self.leaves(&worker);
         self.step(Event::Died { worker: id });
     }
 
@@ -360,7 +380,8 @@ impl Agent {
 
     /// All that is to be in the journal now.
     pub fn journal(&self) -> Vec<Journalled> {
-        self.roster.workers().map(|(id, worker)| self.journalled(id, worker)).collect()
+        let workers = self.roster.workers().map(|(id, worker)| self.journalled(id, worker));
+        workers.chain(self.strays.values().cloned()).collect()
     }
 
     fn journalled(&self, id: WorkerId, worker: &Worker) -> Journalled {
@@ -372,7 +393,8 @@ impl Agent {
             leases = worker.holdings.iter().map(|held| (held.gpu.clone(), held.lease)).collect();
         }
         let (name, gang, ranks) = (worker.name.clone(), worker.gang_name.clone(), worker.ranks);
-        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases }
+        let away = worker.is_away;
+        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases, away }
     }
 
     pub(crate) fn note_lease(&mut self, id: WorkerId, gpu: GpuId) {
@@ -405,6 +427,8 @@ impl Agent {
             Action::Measure { gpu } => {
                 self.to_measure.insert(gpu);
             }
+            Action::Checkpoint { worker } => self.ask_driver(worker, Way::Checkpoint),
+            Action::Restore { worker } => self.ask_driver(worker, Way::Restore),
             Action::Shrink { worker, .. } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
                     worker.shrinks += 1;

@@ -2,7 +2,7 @@
 //! itself goes over it.
 //!
 //! One JSON object a line, appended before a worker hears of a grant: so an agent that is killed has told nobody of
-//! memory that the next one does not count.
+//! memory that the next one does not count, and has had nobody locked whom the next one does not restore.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -31,6 +31,8 @@ pub struct Journalled {
     pub ranks: u32,
     /// What it might hold of each GPU.
     pub leases: Vec<(String, Bytes)>,
+    /// The driver may have locked or checkpointed it.
+    pub away: bool,
 }
 
 /// One line.
@@ -47,6 +49,13 @@ pub enum Entry {
         gpu: String,
         /// How much.
         bytes: Bytes,
+    },
+    /// The driver is about to be asked to checkpoint it; or it is known to run again.
+    Away {
+        /// Who.
+        peer: Peer,
+        /// Whether it may be locked or checkpointed.
+        away: bool,
     },
     /// It left, or died.
     Gone(Peer),
@@ -88,6 +97,10 @@ impl Journal {
                         Some((_, lease)) => *lease = bytes,
                         None => worker.leases.push((gpu, bytes)),
                     }
+                }
+                Entry::Away { peer, away } => {
+                    let known = workers.iter_mut().filter(|worker| worker.peer == peer);
+                    known.for_each(|worker| worker.away = away);
                 }
                 Entry::Gone(peer) => workers.retain(|worker| worker.peer != peer),
             }

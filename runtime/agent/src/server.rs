@@ -26,10 +26,11 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{Broken, Seen};
+use crate::driver::Driver;
 use crate::journal::{Journal, Journalled};
 use crate::link;
 use crate::listener::{self, Listener};
-use crate::{Agent, Identity, ListenError};
+use crate::{Agent, DriverAsk, DriverCommand, Identity, ListenError};
 
 /// How soon what others do is looked at again, while somebody waits for their memory.
 const LOOK: Duration = Duration::from_millis(10);
@@ -50,6 +51,8 @@ pub struct Options {
     pub socket: PathBuf,
     /// What tells how much of each GPU is used.
     pub meter: Arc<dyn Meter>,
+    /// What asks the driver to checkpoint and restore processes.
+    pub driver: DriverCommand,
 }
 
 impl fmt::Debug for Options {
@@ -133,6 +136,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         spawn_local(server.clone().decide());
         spawn_local(server.clone().accept(socket));
+        spawn_local(server.clone().drive());
         ready(&listener.path);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         tokio::select! {
@@ -140,6 +144,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
             _ = interrupt.recv() => {}
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
+        server.restore_all().await;
         Ok(())
     })
 }
@@ -163,6 +168,10 @@ pub(crate) struct Server {
     /// When each meter was read last.
     read_at: RefCell<HashMap<GpuId, Instant>>,
     is_journal_lost: Cell<bool>,
+    pub(crate) driver: Driver,
+    /// What it is to be asked, and that there is something.
+    pub(crate) driver_asks: RefCell<Vec<DriverAsk>>,
+    pub(crate) driver_asked: Notify,
     pub(crate) counts: crate::metrics::Counts,
 }
 
@@ -189,6 +198,9 @@ impl Server {
             measuring: RefCell::default(),
             read_at: RefCell::default(),
             is_journal_lost: Cell::new(false),
+            driver: Driver::new(options.driver.clone(), listener.driver_lock()),
+            driver_asks: RefCell::default(),
+            driver_asked: Notify::new(),
             counts: crate::metrics::Counts::default(),
         }
     }
@@ -212,6 +224,11 @@ impl Server {
             let answer = what(&mut agent, self.now());
             self.counts.decided(begin.elapsed());
             self.write_journal(&mut agent);
+            let asks = agent.take_driver_asks();
+            if !asks.is_empty() {
+                self.driver_asks.borrow_mut().extend(asks);
+                self.driver_asked.notify_one();
+            }
             (answer, agent.take_outbound())
         };
         let links = self.links.borrow();
@@ -237,6 +254,16 @@ impl Server {
             Ok(()) if was_lost => tracing::info!(target: "glake::agent", "the journal is written again"),
             _ => {}
         }
+    }
+
+    pub(crate) fn is_journal_lost(&self) -> bool {
+        self.is_journal_lost.get()
+    }
+
+    /// What the page of a process says now.
+    pub(crate) fn page_of(&self, peer: Peer) -> Option<glake_wire::Activity> {
+        let id = self.agent.borrow().roster.of(peer)?;
+        self.links.borrow().get(&id)?.page.read().ok()
     }
 
     /// What the agent knows.

@@ -190,6 +190,7 @@ impl Arbiter {
                 self.failed(worker);
             }
             Event::Contexts { worker, contexts } => self.contexts(worker, contexts),
+            Event::Refill { worker } => self.operator_refills(worker),
             Event::Died { worker } => self.died(worker),
             Event::Shrink { worker } => self.operator_shrinks(worker),
             Event::Tick => {}

@@ -229,6 +229,14 @@ impl Away {
 }
 
 impl Arbiter {
+    pub(crate) fn operator_refills(&mut self, worker: WorkerId) {
+        let id = self.server.gang_of.get(&worker);
+        let Some(gang) = id.and_then(|id| self.server.gangs.get_mut(id)) else { return };
+        if let Presence::Checkpointed { returns } = &mut gang.away.presence {
+            *returns = true;
+        }
+    }
+
     /// What came of a checkpoint or of a restore, or what a journal knows.
     pub(crate) fn contexts(&mut self, worker: WorkerId, contexts: Contexts) {
         let now = self.server.now;

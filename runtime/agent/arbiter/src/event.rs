@@ -115,6 +115,11 @@ pub enum Event {
         /// Where its contexts are.
         contexts: Contexts,
     },
+    /// The operator wants a worker's memory back: it is told by whoever tells this, and is restored first.
+    Refill {
+        /// Who.
+        worker: WorkerId,
+    },
     /// A process is gone; its memory is not, until the meter shows it.
     Died {
         /// Who.

@@ -150,6 +150,12 @@ impl Puppet {
     fn obey(&mut self, line: &str) {
         match line {
             "want" => self.want(),
+            // It goes on without the agent.
+            "bye" => {
+                self.conversation.push(ToAgent::Bye);
+                self.flush();
+                (self.link, self.again_at) = (None, Instant::now() + Duration::from_secs(3600));
+            }
             // It connects no more.
             "sulk" => {
                 (self.link, self.again_at) = (None, Instant::now() + Duration::from_secs(3600));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use glake_device::CudaCheckpoint;
 use glake_meter::Meter;
-use glake_meter::checkpoint::{ProcessCheckpoint, ProcessState, bring_back, put_away};
+use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, bring_back, put_away};
 use glake_runtime::config::{Config, DeviceChoice};
 use glake_sim::{SimCheckpoint, load};
 use glake_units::Bytes;
@@ -55,7 +55,8 @@ Refused, and what it is found by:
   memory shared by CUDA IPC    the driver itself; glake serve leaves a worker alone that has exported
                                or fixed memory
 
-Where it cannot be checkpointed it is unlocked again.
+Where it cannot be checkpointed it is unlocked again. Exit code 3: it stays checkpointed, for want of
+room.
 
 JSON fields: pid, state (checkpointed or running), seconds, bytes (given back, or taken again)";
 
@@ -82,7 +83,10 @@ pub(super) fn run(
     let state = if arguments.restore {
         let begun = Instant::now();
         let before = meter.as_ref().ok().map(|meter| Seen::of(meter.as_ref(), target.pid));
-        bring_back(driver.as_ref(), target.pid).map_err(Failure::failed)?;
+        bring_back(driver.as_ref(), target.pid).map_err(|error| match error {
+            CheckpointError::NoRoom { .. } => Failure::NoRoom(error.to_string()),
+            _ => Failure::failed(error),
+        })?;
         let after = meter.as_ref().ok().map(|meter| Seen::of(meter.as_ref(), target.pid));
         let taken = after.zip(before).map(|(after, before)| after.less(&before));
         Done { pid: target.pid, state: ProcessState::Running, took: begun.elapsed(), bytes: taken }

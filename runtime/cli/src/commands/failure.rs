@@ -16,6 +16,8 @@ pub enum Failure {
     Usage(String),
     /// What was asked failed. Exit code 1.
     Failed(String),
+    /// There is no room for what was asked: all is as it was. Exit code 3.
+    NoRoom(String),
     /// The results say what went wrong already. Exit code 1, and not a word more.
     Told,
     /// Nobody reads any more: not a failure. Exit code 0.
@@ -38,11 +40,15 @@ impl Failure {
         match self {
             Failure::Usage(message) => say(&message, 2),
             Failure::Failed(message) => say(&message, 1),
+            Failure::NoRoom(message) => say(&message, NO_ROOM),
             Failure::Told => ExitCode::from(1),
             Failure::ReaderGone => ExitCode::SUCCESS,
         }
     }
 }
+
+/// As [`glake_agent::NO_ROOM`] says it to the agent.
+const NO_ROOM: u8 = glake_agent::NO_ROOM as u8;
 
 fn say(message: &str, code: u8) -> ExitCode {
     use io::Write as _;

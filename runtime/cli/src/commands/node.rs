@@ -56,6 +56,8 @@ State:
   waiting             its uses wait for memory
   asleep              some of its memory is evicted, and nobody wants it
   parking, shrinking, refilling, starting
+  checkpointed        asleep, and its context is off its GPUs too (serve: checkpoint_after_s)
+  checkpointing, restoring
   silent              it has not joined since the agent was started
 
 JSON fields: worker, pid, tenant, gpus, state, leased, resident, evicted (bytes), idle_s (null: a use

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use glake_agent::{Options, ServeError};
+use glake_agent::{DriverCommand, Options, ServeError};
 use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, Nvml};
 use glake_runtime::config::{Config, DeviceChoice, Environment};
@@ -43,7 +43,9 @@ Examples:
 
 The file (all of it optional, sizes as 23GiB):
   [node]      budget (what workers may use of a GPU together, contexts included), host_budget,
-              reserve, link_gbps, floor
+              reserve, link_gbps, floor; checkpoint_after_s (how long a worker that was shrunk to
+              nothing is idle before the driver checkpoints it, and its context leaves too:
+              see glake checkpoint) [default: never]
   [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus;
               its command is not started: start it with GLAKE_AGENT, or call glake.join()
 
@@ -75,7 +77,7 @@ pub(super) fn run(
         fits.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
     }
     let socket = socket(arguments.socket.as_deref(), environment)?;
-    let options = Options { file, socket, meter: meter(config)? };
+    let options = Options { file, socket, meter: meter(config)?, driver: driver(config)? };
     if arguments.check {
         return check(&options, output);
     }
@@ -115,6 +117,14 @@ fn failure(error: ServeError) -> Failure {
         ServeError::Budget { .. } => Failure::usage(error),
         _ => Failure::failed(error),
     }
+}
+
+/// What asks the driver to checkpoint a process: this program, about the same device.
+fn driver(config: &Config) -> Result<DriverCommand, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format_args!("where this program lies is not known: {error}")))?;
+    let arguments = ["--device".into(), config.device.choice.to_string().into(), "checkpoint".into()].into();
+    Ok(DriverCommand { program, arguments })
 }
 
 /// What tells how much memory is used: NVML, or the folder that simulated GPUs are shared through.

@@ -113,10 +113,14 @@ fn done(folder: &Path, arguments: &[&str]) -> serde_json::Value {
 }
 
 fn refused(folder: &Path, arguments: &[&str]) -> String {
+    failed(folder, arguments, 1)
+}
+
+fn failed(folder: &Path, arguments: &[&str], code: i32) -> String {
     let output = ran(folder, arguments);
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(output.stdout.is_empty() && error.lines().count() == 1, "{error}");
-    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert_eq!(output.status.code(), Some(code), "{error}");
     error
 }
 
@@ -187,7 +191,7 @@ fn a_restore_without_room_says_so_and_is_done_when_there_is() {
     let total = SimMeter::open(folder.path(), &load("h200x4").unwrap()).unwrap().read("0").unwrap().total;
     let rest = total.saturating_sub(Bytes::mib(1200)).get() >> 21 << 1;
     let other = Worker::start(folder.path(), &rest.to_string());
-    let error = refused(folder.path(), &[&worker.pid(), "--restore"]);
+    let error = failed(folder.path(), &[&worker.pid(), "--restore"], 3);
     assert!(error.contains("stays checkpointed: its GPUs have no room"), "{error}");
     drop(other);
     done(folder.path(), &[&worker.pid(), "--restore"]);

@@ -1,0 +1,118 @@
+//! Workers whose contexts the driver checkpoints: what it is asked about whom, and what came of it.
+//!
+//! The agent has no driver: a command that lives for a moment asks it. That it will be asked is in the journal before
+//! the command is started, and until the process is known to run again; so the agent after a crash has every process
+//! restored that may be locked, whichever moment the one before died at.
+
+use std::time::Duration;
+
+use glake_arbiter::{Contexts, Event, WorkerId};
+use glake_wire::{Holding, Peer};
+
+use crate::roster::Worker;
+use crate::{Agent, Entry, Journalled};
+
+/// What the driver is to be asked about a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverAsk {
+    /// Which.
+    pub peer: Peer,
+    /// What it is called.
+    pub name: String,
+    /// To checkpoint it, or to restore it.
+    pub way: Way,
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// It is locked, and leaves its GPUs.
+    Checkpoint,
+    /// It comes back, whatever it is.
+    Restore,
+}
+
+impl Agent {
+    /// What the driver is to be asked, since this was asked last: once the journal is written.
+    pub fn take_driver_asks(&mut self) -> Vec<DriverAsk> {
+        std::mem::take(&mut self.driver_asks)
+    }
+
+    pub(crate) fn ask_driver(&mut self, id: WorkerId, way: Way) {
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        let peer = worker.who.peer;
+        let name = worker.name.clone();
+        if way == Way::Checkpoint {
+            worker.is_away = true;
+            self.entries.push(Entry::Away { peer, away: true });
+        }
+        self.driver_asks.push(DriverAsk { peer, name, way });
+    }
+
+    /// What came of it. Says whether that process is to be restored once more, though it is no worker any more.
+    pub fn contexts(&mut self, peer: Peer, contexts: Contexts, now: Duration) -> bool {
+        self.now = now;
+        let is_present = contexts == Contexts::Present;
+        let Some(id) = self.roster.of(peer) else {
+            if is_present && self.strays.remove(&peer).is_some() {
+                self.entries.push(Entry::Gone(peer));
+            }
+            return self.strays.contains_key(&peer);
+        };
+        if let Some(worker) = self.roster.get_mut(id).filter(|_| is_present) {
+            worker.is_away = false;
+            self.entries.push(Entry::Away { peer, away: false });
+        }
+        self.to_measure.extend(self.gpus_of(id).into_iter().map(|(gpu, _)| gpu));
+        self.step(Event::Contexts { worker: id, contexts });
+        false
+    }
+
+    /// A journal, or a conversation before, knows that the driver was asked about a worker.
+    pub(crate) fn is_away_again(&mut self, id: WorkerId) {
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        worker.is_away = true;
+        let peer = worker.who.peer;
+        self.strays.remove(&peer);
+        self.driver_asks.retain(|ask| ask.peer != peer);
+        self.entries.push(Entry::Away { peer, away: true });
+        self.step(Event::Contexts { worker: id, contexts: Contexts::Unknown });
+    }
+
+    /// A worker is none any more. Its process is restored all the same, and is in the journal until it has been.
+    pub(crate) fn leaves(&mut self, worker: &Worker) {
+        let peer = worker.who.peer;
+        if !worker.is_away {
+            return self.entries.push(Entry::Gone(peer));
+        }
+        let leases = worker.holdings.iter().map(|held: &Holding| (held.gpu.clone(), held.lease)).collect();
+        let (name, uid) = (worker.name.clone(), worker.who.uid);
+        let stray = Journalled {
+            name: name.clone(),
+            peer,
+            uid,
+            ranks: 1,
+            leases,
+            away: true,
+            ..Journalled::default()
+        };
+        self.strays.insert(peer, stray);
+        self.driver_asks.push(DriverAsk { peer, name, way: Way::Restore });
+    }
+
+    /// A process that is none any more, or was not one, has died: nothing is left to restore.
+    pub(crate) fn forget_stray(&mut self, peer: Peer) {
+        if self.strays.remove(&peer).is_some() {
+            self.driver_asks.retain(|ask| ask.peer != peer);
+            self.entries.push(Entry::Gone(peer));
+        }
+    }
+
+    /// Whom the driver may have locked.
+    pub fn away(&self) -> Vec<DriverAsk> {
+        let workers = self.roster.workers().filter(|(_, worker)| worker.is_away);
+        let workers = workers.map(|(_, worker)| (worker.who.peer, worker.name.clone()));
+        let strays = self.strays.values().map(|stray| (stray.peer, stray.name.clone()));
+        workers.chain(strays).map(|(peer, name)| DriverAsk { peer, name, way: Way::Restore }).collect()
+    }
+}
