@@ -39,7 +39,9 @@ fn successors(world: &World) -> Vec<World> {
             then(&|world| world.does(id, other));
         }
         if worker.asked.is_some() {
-            [Some(true), Some(false), None].map(|outcome| then(&|world| world.drive(id, outcome)));
+            for outcome in [Some(true), Some(false), None] {
+                then(&|world| world.drive(id, outcome));
+            }
         }
         then(&|world| world.die(id));
     }
