@@ -8,9 +8,12 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use glake_device::{DeviceId, Driver as _, ExtentProperties, Place};
+use glake_device::{DeviceId, Driver as _, ExtentProperties, Place, Stream};
 use glake_meter::Meter as _;
+use glake_runtime::config::{Environment, Sources};
+use glake_runtime::process::{Process, Tags, WhenClosed};
 use glake_sim::{SimMeter, SimOptions, Simulator, load};
+use glake_tiers::{Policy, RegionOptions};
 use glake_units::Bytes;
 
 const FOLDER: &str = "GLAKE_TEST_CHECKPOINT_FOLDER";
@@ -51,6 +54,33 @@ fn worker() {
     drop(beside);
 }
 
+/// A worker of the library: it joins an agent, and uses its memory whenever it is asked.
+#[test]
+#[ignore = "the process that the tests beside it start"]
+fn joined() {
+    let (Some(folder), Ok(socket)) = (std::env::var_os(FOLDER), std::env::var(WHAT)) else { return };
+    let device = format!("sim:h200x4@{}", Path::new(&folder).display());
+    let environment = Environment::from_iter([("GLAKE_DEVICE", &*device), ("GLAKE_LOG", "off")]);
+    let sources = Sources { environment, ..Sources::default() };
+    let small =
+        "tiers = { extent = \"4MiB\" }\nexpert.host_arena = \"16MiB\"\ntransfer.calibrations = \"\"\n";
+    let process = Process::start(sources.with_overrides("test", small).unwrap().load().unwrap()).unwrap();
+    process.agent().join(Some("chat"), Some(Path::new(&socket))).unwrap();
+    process.regions().define(RegionOptions { policy: Policy::Keep, ..RegionOptions::of("weights") }).unwrap();
+    process.regions().enter("weights").unwrap();
+    process.malloc(0, Bytes::mib(32), Stream(0)).unwrap();
+    process.regions().leave().unwrap();
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        if line.unwrap() == "end" {
+            break;
+        }
+        let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
+        process.regions().gate().end_use(id).unwrap();
+        println!("\nworks");
+    }
+}
+
 pub(crate) struct Worker {
     child: Child,
     stdin: ChildStdin,
@@ -59,8 +89,12 @@ pub(crate) struct Worker {
 
 impl Worker {
     fn start(folder: &Path, what: &str) -> Worker {
+        Worker::of("checkpoint::worker", folder, what)
+    }
+
+    fn of(test: &str, folder: &Path, what: &str) -> Worker {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "checkpoint::worker"])
+            .args(["--ignored", "--exact", "--nocapture", test])
             .envs([(FOLDER, folder.as_os_str()), (WHAT, what.as_ref())])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -196,5 +230,77 @@ fn a_restore_without_room_says_so_and_is_done_when_there_is() {
     drop(other);
     done(folder.path(), &[&worker.pid(), "--restore"]);
     worker.ask();
+    assert!(worker.says("works", LONG));
+}
+
+/// `glake serve`, until it is dropped.
+struct Agent {
+    child: Child,
+    socket: String,
+    device: String,
+}
+
+impl Agent {
+    fn start(folder: &Path, gpus: &Path) -> Agent {
+        let node = folder.join("node.toml");
+        std::fs::write(&node, "[node]\nbudget = \"4GiB\"\ncheckpoint_after_s = 1\n").unwrap();
+        let socket = folder.join("glake/agent.sock").display().to_string();
+        let device = format!("sim:h200x4@{}", gpus.display());
+        let serve = ["--device", &device, "serve", node.to_str().unwrap(), "--socket", &socket];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_glake"));
+        let mut child = command.args(serve).env_clear().stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert!(said.contains("serving"), "{said}");
+        Agent { child, socket, device }
+    }
+
+    fn ask(&self, words: &[&str]) -> String {
+        let asked = [&["--device", &self.device][..], words, &["--socket", &self.socket]].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_glake")).args(asked).env_clear().output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Waits until the worker is in a state.
+    fn until(&self, state: &str) {
+        let end = std::time::Instant::now() + LONG;
+        let row = || {
+            serde_json::from_str::<serde_json::Value>(self.ask(&["ps", "--json"]).trim()).unwrap_or_default()
+        };
+        while row()["state"] != state {
+            assert!(std::time::Instant::now() < end, "{state}: {}", row());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn an_agent_checkpoints_and_restores_whoever_joined_it_and_so_does_the_next_one() {
+    let (folder, gpus) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let agent = Agent::start(folder.path(), gpus.path());
+    let mut worker = Worker::of("checkpoint::joined", gpus.path(), &agent.socket);
+    worker.ask();
+    assert!(worker.says("works", LONG));
+    agent.ask(&["shrink", "chat"]);
+    agent.until("checkpointed");
+    assert_eq!(used(gpus.path(), &worker), Bytes::ZERO);
+    worker.ask();
+    assert!(worker.says("works", LONG));
+    assert!(used(gpus.path(), &worker) >= Bytes::mib(672));
+    assert!(agent.ask(&["explain"]).contains("idle for long: checkpointed"));
+    agent.ask(&["shrink", "chat"]);
+    agent.until("checkpointed");
+    drop(agent);
+    worker.ask();
+    assert!(!worker.says("works", SHORT));
+    let _next = Agent::start(folder.path(), gpus.path());
     assert!(worker.says("works", LONG));
 }
