@@ -185,7 +185,7 @@ impl Server {
     /// Whether the journal knows of it, and no use of it runs.
     fn may_checkpoint(&self, peer: Peer) -> bool {
         let is_idle = self.page_of(peer).is_some_and(|page| page.uses == 0 && !page.captures);
-        is_idle && !self.is_journal_lost() && !self.driver.is_ending.get()
+        is_idle && !self.is_journal_lost.get() && !self.driver.is_ending.get()
     }
 
     /// Nobody stays locked when an agent ends that was asked to.

@@ -189,7 +189,10 @@ mod tests {
         };
         journal.append(vec![lease(1, 3), lease(1, 2), lease(7, 1), Entry::Joined(worker(3))]).unwrap();
         journal.append(vec![Entry::Gone(worker(2).peer)]).unwrap();
-        let expected = [Journalled { leases: vec![("0".to_owned(), Bytes::gib(2))], ..worker(1) }, worker(3)];
+        let away = |pid, away| Entry::Away { peer: Peer { pid, start: 9 }, away };
+        journal.append(vec![away(1, true), away(3, true), away(3, false), away(7, true)]).unwrap();
+        let leases = vec![("0".to_owned(), Bytes::gib(2))];
+        let expected = [Journalled { leases, away: true, ..worker(1) }, worker(3)];
         assert_eq!(Journal::read(&path), expected);
         // An agent that was killed while it wrote.
         let text = std::fs::read(&path).unwrap();

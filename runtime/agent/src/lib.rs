@@ -16,6 +16,7 @@ mod agent;
 mod client;
 mod contexts;
 mod driver;
+mod host;
 mod journal;
 mod link;
 mod listener;

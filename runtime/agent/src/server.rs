@@ -16,7 +16,6 @@ use glake_arbiter::{GpuId, WorkerId};
 use glake_meter::{GpuMemory, Meter, MeterError};
 use glake_units::Bytes;
 use glake_wire::{ActivityView, Hello, Peer, ToAgent};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
@@ -27,6 +26,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{Broken, Seen};
 use crate::driver::Driver;
+use crate::host::{epoch, is_stopped, raise_descriptors};
 use crate::journal::{Journal, Journalled};
 use crate::link;
 use crate::listener::{self, Listener};
@@ -167,7 +167,7 @@ pub(crate) struct Server {
     measuring: RefCell<HashMap<GpuId, bool>>,
     /// When each meter was read last.
     read_at: RefCell<HashMap<GpuId, Instant>>,
-    is_journal_lost: Cell<bool>,
+    pub(crate) is_journal_lost: Cell<bool>,
     pub(crate) driver: Driver,
     /// What it is to be asked, and that there is something.
     pub(crate) driver_asks: RefCell<Vec<DriverAsk>>,
@@ -254,10 +254,6 @@ impl Server {
             Ok(()) if was_lost => tracing::info!(target: "glake::agent", "the journal is written again"),
             _ => {}
         }
-    }
-
-    pub(crate) fn is_journal_lost(&self) -> bool {
-        self.is_journal_lost.get()
     }
 
     /// What the page of a process says now.
@@ -502,28 +498,5 @@ impl Server {
             Ok(None) => {}
             Err(_) => tracing::debug!(target: "glake::agent", "whoever connected said nothing"),
         }
-    }
-}
-
-/// Whether a process is stopped, or waits in the kernel: it cannot say anything.
-fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
-    state.is_some_and(|state| matches!(state, "T" | "t" | "D"))
-}
-
-/// Another number at each start.
-fn epoch() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    // Below 2^53, which every reader of JSON knows exactly.
-    u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(1).max(1)
-}
-
-/// A worker takes three descriptors.
-fn raise_descriptors() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(target: "glake::agent", %error, "the limit of open files stays as it is");
     }
 }

@@ -168,6 +168,19 @@ fn who_cannot_be_checkpointed_runs_on() {
     assert_eq!(state(&node, &worker), "running");
 }
 
+/// Whoever comes after could not know whom to restore.
+#[test]
+fn nobody_is_checkpointed_while_the_journal_cannot_be_written() {
+    let mut node = node(Bytes::gib(14), AFTER);
+    node.agent.kill();
+    std::os::unix::fs::symlink("/dev/full", node.folder.path().join("glake/agent.new")).unwrap();
+    node.restart();
+    let worker = asleep(&node, "model");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(state(&node, &worker), "running");
+    assert!(!node.folder.path().join("moments").exists());
+}
+
 #[test]
 fn a_worker_without_room_is_restored_when_there_is_some() {
     let node = node(Bytes::gib(14), AFTER);

@@ -2,6 +2,7 @@
 
 mod away;
 mod exhaustive;
+mod invariants;
 mod random;
 mod scenarios;
 mod speed;
