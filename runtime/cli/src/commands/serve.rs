@@ -49,7 +49,8 @@ The file (all of it optional, sizes as 23GiB):
   [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus;
               its command is not started: start it with GLAKE_AGENT, or call glake.join()
 
-Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one
+Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one; those that
+              are checkpointed are restored before, as far as there is room
 systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
 
 /// What is not to be had of simulated GPUs that are one process's.
