@@ -152,7 +152,6 @@ impl Agent {
                 id
             }
             known => {
-                let is_away = known.as_ref().is_some_and(|(_, worker)| worker.is_away);
                 // One that left and was not heard, and is here again: what it says now is all that counts.
                 if let Some(id) = known.filter(|(_, worker)| !worker.is_silent).map(|(id, _)| id) {
                     self.leave(id);
@@ -163,7 +162,7 @@ impl Agent {
                     worker.epoch = self.epoch;
                 }
                 self.join(id, hello.starting, false);
-                if is_away || self.strays.contains_key(&who.peer) {
+                if self.strays.contains_key(&who.peer) {
                     self.is_away_again(id);
                 }
                 if hello.wants {

@@ -32,7 +32,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long the restores of an agent that ends may take together.
 const END: Duration = Duration::from_secs(20);
 /// How a command ends that found no room for a restore: all is as it was.
-pub const NO_ROOM: i32 = 3;
+pub const NO_ROOM: u8 = 3;
 
 /// What asks the driver: a program and its first arguments. It is given a process's number, `--start` and when that
 /// started, and for the way back `--restore`; it ends with 0 when all is done, with [`NO_ROOM`] when there is none.
@@ -122,7 +122,7 @@ impl Driver {
             Ok(Ok(output)) => {
                 let said = String::from_utf8_lossy(&output.stderr);
                 tracing::warn!(target: "glake::agent", worker = %name, ?way, said = %said.trim_end(), "a worker was not checkpointed, or not restored");
-                if output.status.code() == Some(NO_ROOM) { Ended::NoRoom } else { Ended::Failed }
+                if output.status.code() == Some(i32::from(NO_ROOM)) { Ended::NoRoom } else { Ended::Failed }
             }
             Ok(Err(error)) => {
                 tracing::warn!(target: "glake::agent", worker = %name, %error, "what the driver did is not known");

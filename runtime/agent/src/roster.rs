@@ -169,7 +169,8 @@ impl Roster {
             }
             None => GangId(id.0),
         };
-        let floors = self.workers.remove(&id).map(|worker| worker.floors).unwrap_or_default();
+        let before = self.workers.remove(&id).map(|worker| (worker.floors, worker.is_away));
+        let (floors, is_away) = before.unwrap_or_default();
         self.workers.insert(
             id,
             Worker {
@@ -189,7 +190,7 @@ impl Roster {
                 epoch: 0,
                 lost_since: None,
                 shrinks: 0,
-                is_away: false,
+                is_away,
                 failed: None,
             },
         );

@@ -40,15 +40,12 @@ impl Failure {
         match self {
             Failure::Usage(message) => say(&message, 2),
             Failure::Failed(message) => say(&message, 1),
-            Failure::NoRoom(message) => say(&message, NO_ROOM),
+            Failure::NoRoom(message) => say(&message, glake_agent::NO_ROOM),
             Failure::Told => ExitCode::from(1),
             Failure::ReaderGone => ExitCode::SUCCESS,
         }
     }
 }
-
-/// As [`glake_agent::NO_ROOM`] says it to the agent.
-const NO_ROOM: u8 = glake_agent::NO_ROOM as u8;
 
 fn say(message: &str, code: u8) -> ExitCode {
     use io::Write as _;
