@@ -220,6 +220,9 @@ fn killed_at_each_moment(with_command: bool) {
             asleep(&node, "model")
         };
         let command = until(&node, moment, 1);
+        // From before the lock is taken.
+        let journal = fs::read_to_string(node.folder.path().join("glake/agent.journal")).unwrap();
+        assert!(journal.contains("\"away\":true"), "{moment}: {journal}");
         node.agent.kill();
         if with_command {
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(command), nix::sys::signal::Signal::SIGKILL)
@@ -276,4 +279,21 @@ fn a_worker_that_leaves_while_it_is_checkpointed_is_restored() {
     second.kill();
     node.until("it is gone", |rows| rows.iter().all(|row| row.worker != "second"));
     assert_eq!(state(&node, &second), "checkpointed");
+}
+
+/// It begins another conversation, or is not heard of for so long that the agent gives it up.
+#[test]
+fn a_worker_that_joins_anew_or_is_given_up_is_restored() {
+    let node = node(Bytes::gib(14), AFTER);
+    let mut worker = checkpointed(&node, "model");
+    worker.tell("anew");
+    worker.hear("joined").unwrap();
+    is_so("it is restored", || state(&node, &worker) == "running");
+    comes_back(&node, &mut worker);
+    node.ask(Ask::Shrink { worker: "model".to_owned() }).unwrap();
+    node.until("it leaves again", |rows| rows[0].state == "checkpointed");
+    worker.tell("sulk");
+    worker.hear("sulking").unwrap();
+    node.until("it is given up", <[_]>::is_empty);
+    is_so("it is restored", || state(&node, &worker) == "running");
 }

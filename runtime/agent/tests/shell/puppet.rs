@@ -150,6 +150,8 @@ impl Puppet {
     fn obey(&mut self, line: &str) {
         match line {
             "want" => self.want(),
+            // Another conversation, as of a library that was loaded anew.
+            "anew" => (self.link, self.epoch, self.again_at) = (None, 0, Instant::now()),
             // It goes on without the agent.
             "bye" => {
                 self.conversation.push(ToAgent::Bye);
