@@ -2,7 +2,7 @@
 //!
 //! Its slot in the ledger's file has a word for its state and one for how many of its calls run. A call counts itself
 //! before it looks at the state, who locks writes the state before it looks at the count: so one of the two sees the
-//! other, and no call runs in a process that is locked.
+//! other, and no call runs in a process that is locked. A forked child's calls count as its parent's.
 
 use std::fs::File;
 use std::io;

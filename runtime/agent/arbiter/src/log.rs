@@ -11,7 +11,7 @@ use crate::{Denied, GangId, GpuId, Why};
 
 const KEPT: usize = 256;
 
-/// One want that was decided on.
+/// One want that was decided on, or a worker that was to be checkpointed, of which nothing was needed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
     /// When.

@@ -97,7 +97,7 @@ pub enum Command {
     /// A process that was shrunk leaves its GPUs wholly, its context too, and comes back
     ///
     /// The driver's checkpoint: it locks the process, takes what it has on GPUs to host memory, and gives the GPUs' memory
-    /// back. glake serve asks this by itself where its file says so ([node] checkpoint_after_s).
+    /// back. glake serve asks this by itself where its file has checkpoint_after_s.
     Checkpoint(checkpoint::CheckpointArguments),
     /// Devices and the links between them, drawn
     Topo(topo::TopoArguments),

@@ -174,7 +174,11 @@ pub(super) fn explain(
         vec![
             row.worker.clone(),
             row.outcome.clone(),
-            if taken.is_empty() { "free memory".to_owned() } else { taken.join(", ") },
+            match taken.is_empty() {
+                true if row.needed.is_zero() => "-".to_owned(),
+                true => "free memory".to_owned(),
+                false => taken.join(", "),
+            },
             format!("{:.1} s", row.ago_s),
             format!("{:.3} s", row.waited_s),
             row.needed.to_string(),
