@@ -3,8 +3,8 @@
 #
 #   benches/gpu/bars.sh DIR [OUT [NAME ...]]     DIR holds the release build: glake, libgmlake.so, libglake_preload.so, lib_glake.so
 #
-# NAME: links preload copies order order-relays sanitize shrink; all of these where none is given. By name alone: refill weights swap park engine
-# sleep serving alloc. Each one's output is kept in OUT/NAME.log (bench-results), its rows in OUT/NAME.jsonl. GLAKE_COMMIT names the commit for the rows
+# NAME: links preload copies order order-relays sanitize shrink; all of these where none is given. By name alone: refill weights swap park serve
+# engine sleep serving alloc. Each one's output is kept in OUT/NAME.log (bench-results), its rows in OUT/NAME.jsonl. GLAKE_COMMIT names the commit for the rows
 # where this is no clone. What a script needs is in README.md beside this file. About ten minutes on four GPUs; each of the others takes its own.
 set -uo pipefail
 case ${1:-} in "" | -*) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2 ;; esac
@@ -19,11 +19,11 @@ for file in glake libgmlake.so libglake_preload.so lib_glake.so; do
 done
 command_of() {
     case $1 in
-        links | preload | copies | shrink | refill | weights | swap | park | engine | sleep | serving | alloc) echo "$python $here/$1.py --out $out" ;;
+        links | preload | copies | shrink | refill | weights | swap | park | serve | engine | sleep | serving | alloc) echo "$python $here/$1.py --out $out" ;;
         order) echo "$python $torch/order.py --steps 10000" ;;
         order-relays) echo "$python $torch/order.py --steps 10000 --memory-on 1" ;;
         sanitize) echo sanitize ;;
-        *) echo "$0: $1 is none of links, preload, copies, order, order-relays, sanitize, shrink, refill, weights, swap, park, engine, sleep, serving, alloc" >&2; return 1 ;;
+        *) echo "$0: $1 is none of links, preload, copies, order, order-relays, sanitize, shrink, refill, weights, swap, park, serve, engine, sleep, serving, alloc" >&2; return 1 ;;
     esac
 }
 

@@ -11,6 +11,7 @@ the pages. Standard library only: the same rows give the same bytes on any machi
 import argparse, html, json, pathlib, re, sys, textwrap
 
 import graphs, launch, serving, streams, table
+import sharing.bars
 
 DOCS = launch.REPOSITORY / "docs" / "benchmarks"
 MARKED = re.compile(r"^(<!-- table (\w+)(?: (\w+))? -->\n).*?^(<!-- end -->)", re.DOTALL | re.MULTILINE)
@@ -201,7 +202,7 @@ def chart(title, names, groups):
 TABLES = {
     ("replay", "reserved"): replay_reserved, ("replay", "lag"): replay_lag, ("replay", "limits"): replay_limits,
     ("compare", None): compare, ("alloc", None): alloc, ("batch", None): batch, ("preload", None): preload, ("foreign", None): foreign,
-    ("links", None): links, ("house", None): house,
+    ("links", None): links, ("serve", None): lambda rows: bars(sharing.bars.figures(rows)), ("house", None): house,
     ("streams", None): text(streams.summary), ("graphs", None): text(graphs.summary), ("serving", None): text(lambda rows, _: serving.summary(rows)),
 }
 CHARTS = {("replay", "reserved"): replay_chart, ("compare", None): compare_chart}

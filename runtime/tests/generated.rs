@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // also in the functions that tests call
 
-use std::fmt::Write as _;
+use std::fmt::{Debug, Write as _};
 use std::path::Path;
 use std::{env, fs};
 
 use glake_runtime::config::{Config, Environment, Knob};
-use glake_runtime::metrics::{Counters, GROUPS, Metric, OwnStats, PoolStats};
+use glake_runtime::metrics::{Counters, GROUPS, OwnStats, PoolStats};
+use glake_units::metrics::{Label, Metric};
 
 const DEFAULTS_HEAD: &str = "\
 # Every key with its default, what it does, and in brackets what its value may be. Written from the code; docs/TUNING.md
@@ -67,7 +68,7 @@ fn the_reference_of_knobs_is_written_from_them() {
 fn the_structures_of_c_are_written_from_the_metrics() {
     let fields = |metrics: &[Metric]| -> String {
         let field =
-            |metric: &Metric| format!("    ///{}\n    pub {}: {},\n", metric.help, metric.name, metric.kind);
+            |metric: &Metric| format!("    /// {}\n    pub {}: {},\n", metric.help, metric.name, metric.kind);
         metrics.iter().map(field).collect()
     };
     let pools = fields(PoolStats::METRICS);
@@ -89,13 +90,46 @@ fn the_page_of_metrics_is_written_from_them() {
         };
         let key = group.keys.iter().map(part).collect::<Vec<_>>().join(".");
         for Metric { name, unit, stability, help, .. } in group.metrics {
-            let (unit, stability) =
-                (format!("{unit:?}").to_lowercase(), format!("{stability:?}").to_lowercase());
-            writeln!(text, "| `{}` | {unit} | {stability} |{help} |", key.replace("{}", name)).unwrap();
+            let (unit, stability) = (word(unit), word(stability));
+            writeln!(text, "| `{}` | {unit} | {stability} | {help} |", key.replace("{}", name)).unwrap();
         }
+    }
+    text.push_str(AGENT_HEAD);
+    for Metric { name, kind, unit, labels, stability, help } in glake_agent::METRICS {
+        let (unit, stability) = (word(unit), word(stability));
+        let key = format!("{name}{}", braces(labels));
+        writeln!(text, "| `{key}` | {kind} | {unit} | {stability} | {help} |").unwrap();
     }
     within("docs/METRICS.md", &text);
 }
+
+/// A variant, as pages have it.
+fn word(variant: &impl Debug) -> String {
+    format!("{variant:?}").to_lowercase()
+}
+
+/// Labels, each with what it may be.
+fn braces(labels: &[Label]) -> String {
+    let label = |Label { name, values }: &Label| match values {
+        [] => (*name).to_owned(),
+        values => format!("{name}=({})", values.join(", ")),
+    };
+    let labels: Vec<String> = labels.iter().map(label).collect();
+    if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(", ")) }
+}
+
+const AGENT_HEAD: &str = "
+## `glake ps --metrics`
+
+What the node agent (`glake serve`) counts. `glake ps --metrics` prints it in Prometheus' text format, version 0.0.4.
+Nothing listens for Prometheus itself: have a timer write what is printed to a file of node_exporter's textfile
+collector. Times are seconds here. In braces stand labels, in brackets what one may be: `gpu` is a GPU as the meter
+names it, `worker` a name that `glake ps` shows. Counters begin at 0 with each start of the agent; a worker's samples
+end when it leaves.
+
+| metric | kind | unit | stability | |
+|---|---|---|---|---|
+";
 
 const STATISTICS: &str = "\
 //! What is counted for a device. Written from `glake_runtime::metrics`: `make generated` writes it anew.

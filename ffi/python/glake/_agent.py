@@ -14,7 +14,7 @@ def join(name: str | None = None, agent: str | os.PathLike[str] | None = None) -
     holds. More is asked for as it is needed, and memory leaves when others need it, between uses (``glake.active``) and at safe points.
 
     With ``GLAKE_AGENT=PATH`` a process joins by itself when its first pool starts, and loads what it will hold in its turn; ``join()``
-    then says that all is loaded, which the first use says too.
+    then says that all is loaded, which the first use says too. Where GPUs are simulated for it alone it does not.
 
     Args:
         name: what the agent calls this worker: 1 to 64 of ``A-Z a-z 0-9 . _ -``; None: the program and its number. Ranks of a launcher

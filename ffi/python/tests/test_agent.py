@@ -1,6 +1,7 @@
 """The node agent: a process joins it, by itself with GLAKE_AGENT too, is granted memory, gives it back, and leaves."""
 
 import os
+import tempfile
 import textwrap
 import unittest
 
@@ -51,6 +52,12 @@ CONFIG = '[tiers]\nextent = "16MiB"\n[lease]\ngrowth = 0\n'
 
 
 class Joining(unittest.TestCase):
+    def shared(self):
+        """Simulated GPUs that other processes could share: with those of one process alone nobody joins by itself."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return f"sim:h200x4@{folder.name}/gpus"
+
     def check(self, body, **environment):
         begin = BEGIN.format(tests=str(child.TESTS))
         path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"glake-agent-{os.getpid()}.toml")
@@ -109,7 +116,8 @@ class Joining(unittest.TestCase):
             glake.join()
             agent.hear("refilled")
             glake.leave()
-            """
+            """,
+            GLAKE_DEVICE=self.shared(),
         )
 
     def test_ranks_are_one_gang(self):
@@ -147,7 +155,9 @@ class Joining(unittest.TestCase):
 
     def test_a_variable_without_an_agent_is_one_warning(self):
         done = child.run(
-            BEGIN.format(tests=str(child.TESTS)) + "block()\nblock()\nprint('fine')\n", GLAKE_AGENT="/nowhere/glake/agent.sock"
+            BEGIN.format(tests=str(child.TESTS)) + "block()\nblock()\nprint('fine')\n",
+            GLAKE_AGENT="/nowhere/glake/agent.sock",
+            GLAKE_DEVICE=self.shared(),
         )
         self.assertEqual((done.returncode, done.stdout), (0, "fine\n"), done.stderr)
         self.assertEqual(done.stderr.count("no agent"), 1, done.stderr)

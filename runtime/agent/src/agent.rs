@@ -14,6 +14,7 @@ use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, Wor
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
+use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
 use crate::{DriverAsk, Entry, Identity, Journalled, Way};
@@ -41,6 +42,7 @@ pub struct Agent {
     pub(crate) driver_asks: Vec<DriverAsk>,
     /// Processes that left while the driver had them locked, until they are restored.
     pub(crate) strays: BTreeMap<Peer, Journalled>,
+    pub(crate) counts: Counts,
 }
 
 /// Why a connection is closed that had been welcomed.
@@ -96,6 +98,7 @@ impl Agent {
             entries: Vec::new(),
             driver_asks: Vec::new(),
             strays: BTreeMap::new(),
+            counts: Counts::default(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
             let node = &agent.roster.file().node;
@@ -272,13 +275,12 @@ impl Agent {
     }
 
     /// Whose pages matter when memory is taken: of workers that have some, or are about to, or had some when their page
-    /// was read last: what it said then is held against the meter.
+    /// was read last: what it said then would be held against what they are leased now.
     pub fn watched(&self) -> BTreeSet<WorkerId> {
         let leased = self.arbiter.footprints().filter(|of| !of.lease.is_zero()).map(|of| of.worker);
         let had =
             |worker: &Worker| worker.activity.is_some_and(|page| page.made.iter().any(|made| *made > 0));
-        let had = self.roster.workers().filter(|(_, worker)| had(worker)).map(|(id, _)| id);
-        leased.chain(had).collect()
+        leased.chain(self.roster.workers().filter(|(_, worker)| had(worker)).map(|(id, _)| id)).collect()
     }
 
     /// Whether somebody waits, so that what others do matters.
@@ -311,6 +313,7 @@ impl Agent {
     pub fn give_up(&mut self, id: WorkerId, now: Duration) {
         self.now = now;
         tracing::info!(target: "glake::agent", worker = %self.name(id), "a worker has not been heard of: it goes on without the agent");
+        self.counts.given_up += 1;
         self.leave(id);
     }
 
@@ -422,6 +425,7 @@ impl Agent {
     }
 
     fn act(&mut self, action: &Action, more: bool) {
+        self.counts.decided(action);
         match *action {
             Action::Measure { gpu } => {
                 self.to_measure.insert(gpu);
@@ -434,11 +438,11 @@ impl Agent {
                 }
             }
             Action::StopCountingOn { worker, until } => {
-                if let Some(worker) = self.roster.get_mut(worker) {
-                    worker.failed = Some("it did not answer in time".to_owned());
-                }
+                let late = "it did not answer in time".to_owned();
+                // What it said itself says more.
+                let why = self.roster.get_mut(worker).map(|worker| worker.failed.get_or_insert(late).clone());
                 let (name, now) = (self.name(worker), self.now);
-                tracing::warn!(target: "glake::agent", worker = %name, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker did not answer in time: nothing is taken of it for a while, and what it may hold counts");
+                tracing::warn!(target: "glake::agent", worker = %name, why, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker did not do what it was asked to: nothing is taken of it for a while, and what it may hold counts");
             }
             Action::Deny { worker, why, .. } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
@@ -470,10 +474,13 @@ impl Agent {
         self.roster.gpus().map(|(gpu, name)| (gpu, name.to_owned())).collect()
     }
 
-    /// The GPUs that a worker uses.
+    /// The GPUs that a worker uses, and its gang's other ranks do: memory is planned for all of them together.
     pub fn gpus_of(&self, id: WorkerId) -> Vec<(GpuId, String)> {
-        let held = self.roster.get(id).into_iter().flat_map(|worker| &worker.holdings);
-        held.filter_map(|held| Some((self.roster.gpu(&held.gpu)?, held.gpu.clone()))).collect()
+        let gang = self.roster.get(id).map(|worker| worker.gang);
+        let ranks = self.roster.workers().filter(|(_, worker)| Some(worker.gang) == gang);
+        let gpus: BTreeSet<&str> =
+            ranks.flat_map(|(_, worker)| &worker.holdings).map(|held| held.gpu.as_str()).collect();
+        gpus.into_iter().filter_map(|gpu| Some((self.roster.gpu(gpu)?, gpu.to_owned()))).collect()
     }
 
     /// What a worker is called.

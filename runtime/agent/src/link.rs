@@ -78,7 +78,7 @@ async fn join(
         Err(error) => return connection.refuse(error).await,
     };
     let name = hello.name.clone();
-    server.look_before_hello(&hello);
+    server.look_before_hello(&hello).await;
     match server.tell(|agent, now| agent.hello(who, hello, now)) {
         Ok((id, welcome)) => {
             tracing::info!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a worker joined");
@@ -178,7 +178,7 @@ impl Connection {
     async fn serve(&mut self, server: &Rc<Server>, id: WorkerId, link: &Rc<Link>) -> Result<(), Over> {
         let mut bytes = vec![0; CHUNK];
         // Frames may have come with the first.
-        self.hear(server, id)?;
+        self.hear(server, id).await?;
         loop {
             if link.is_over.get() {
                 return Ok(());
@@ -211,7 +211,7 @@ impl Connection {
                     Ok((0, _)) => return Ok(()),
                     Ok((length, _)) => {
                         self.frames.push(&bytes[..length]);
-                        self.hear(server, id)?;
+                        self.hear(server, id).await?;
                     }
                     Err(error) if is_for_now(&error) => break,
                     Err(error) => return Err(error.into()),
@@ -220,9 +220,9 @@ impl Connection {
         }
     }
 
-    fn hear(&mut self, server: &Rc<Server>, id: WorkerId) -> Result<(), Broken> {
+    async fn hear(&mut self, server: &Rc<Server>, id: WorkerId) -> Result<(), Broken> {
         while let Some(Envelope { seq, ack, message, .. }) = self.frames.take::<ToAgent>()? {
-            server.look_before(id, &message);
+            server.look_before(id, &message).await;
             server.tell(|agent, now| agent.hear(id, seq, ack, message, now))?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use glake_arbiter::{Event, WorkerId};
+use glake_arbiter::{Event, Task, WorkerId};
 use glake_wire::{Holding, ToAgent, ToWorker};
 
 use crate::Agent;
@@ -56,12 +56,18 @@ impl Agent {
                 self.step(Event::Refilled { worker, holdings });
             }
             ToAgent::Failed { what, why, holdings } => {
-                let is_last = what != "shrink" || self.has_answered_shrinks(worker);
+                self.counts.failed(&what);
+                let task = match what.as_str() {
+                    "park" => Some(Task::Park),
+                    "shrink" => self.has_answered_shrinks(worker).then_some(Task::Shrink),
+                    "refill" => Some(Task::Refill),
+                    _ => None,
+                };
                 let why = format!("{what}: {why}");
                 let holdings = self.hold(worker, holdings, Err(why));
-                self.step(match is_last {
-                    true => Event::Failed { worker, holdings },
-                    false => Event::Changed { worker, holdings },
+                self.step(match task {
+                    Some(what) => Event::Failed { worker, what, holdings },
+                    None => Event::Changed { worker, holdings },
                 });
             }
             ToAgent::Changed { holdings } => {

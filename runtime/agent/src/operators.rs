@@ -24,8 +24,7 @@ pub(crate) async fn answer(server: &Rc<Server>, ask: Ask, connection: &mut Conne
         Ask::Explain => whole(server.ask(Agent::decisions).into_iter().map(Answer::Decision)),
         Ask::Metrics => {
             server.look();
-            let text: Vec<char> =
-                server.ask(|agent| crate::metrics::text(agent, &server.counts)).chars().collect();
+            let text: Vec<char> = server.ask(crate::metrics::text).chars().collect();
             whole(text.chunks(PART).map(|part| Answer::Text { text: part.iter().collect() }))
         }
         Ask::Shrink { worker } => {

@@ -266,13 +266,13 @@ impl Roster {
 
     /// What may be asked of a worker: as the file says, or the default.
     pub(crate) fn profile(&mut self, who: Identity, name: &str) -> Profile {
-        let (priority, preempt, tenant) = match self.told(name) {
-            Some(told) => (told.priority, told.preempt, told.tenant.clone()),
+        let (priority, preempt, max_pause, tenant) = match self.told(name) {
+            Some(told) => (told.priority, told.preempt, told.max_pause(), told.tenant.clone()),
             None => Default::default(),
         };
         let tenant = if tenant.is_empty() { format!("uid {}", who.uid) } else { tenant };
         let next = u32::try_from(self.tenants.len()).unwrap_or(u32::MAX);
-        Profile { priority, tenant: *self.tenants.entry(tenant).or_insert(next), preempt }
+        Profile { priority, tenant: *self.tenants.entry(tenant).or_insert(next), preempt, max_pause }
     }
 
     /// Whose a worker is, for people.

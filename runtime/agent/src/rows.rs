@@ -90,6 +90,7 @@ impl Agent {
     /// Whether a worker's memory can be asked for; false: something is under way with it, and is to be waited for.
     pub(crate) fn may_shrink(&self, id: WorkerId) -> Result<bool, String> {
         match self.arbiter.state(id) {
+            Some(_) if self.arbiter.is_late(id) => Err(format!("{}: {LATE}", self.name(id))),
             Some("resident" | "asleep" | "waiting" | "checkpointed") => Ok(true),
             Some("silent") => Err(silent(&self.name(id))),
             Some(_) => Ok(false),
@@ -126,6 +127,7 @@ impl Agent {
     pub(crate) fn shrink_progress(&self, id: WorkerId) -> Progress {
         let Some(worker) = self.roster.get(id) else { return Progress::Failed("it died".to_owned()) };
         match (self.arbiter.state(id), &worker.failed) {
+            _ if self.arbiter.is_late(id) => Progress::Failed(LATE.to_owned()),
             (_, Some(why)) => Progress::Failed(why.clone()),
             (Some("parking" | "shrinking"), None) => Progress::UnderWay,
             _ => {
@@ -152,6 +154,9 @@ impl Agent {
         }
     }
 }
+
+/// Of a shrink.
+const LATE: &str = "it has not answered in time; its memory leaves once it does: glake ps shows it";
 
 fn silent(name: &str) -> String {
     format!(

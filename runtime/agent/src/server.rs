@@ -11,9 +11,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use glake_arbiter::WorkerId;
 use glake_arbiter::node::NodeFile;
-use glake_arbiter::{GpuId, WorkerId};
-use glake_meter::{GpuMemory, Meter, MeterError};
+use glake_meter::{Meter, MeterError};
 use glake_units::Bytes;
 use glake_wire::{ActivityView, Hello, Peer, ToAgent};
 use sd_notify::NotifyState;
@@ -30,12 +30,13 @@ use crate::host::{epoch, is_stopped, raise_descriptors};
 use crate::journal::{Journal, Journalled};
 use crate::link;
 use crate::listener::{self, Listener};
+use crate::meters::Meters;
 use crate::{Agent, DriverAsk, DriverCommand, Identity, ListenError};
 
 /// How soon what others do is looked at again, while somebody waits for their memory.
 const LOOK: Duration = Duration::from_millis(10);
 /// How soon the meter is read again meanwhile, and how old its reading may be for who asks.
-const MEASURE: Duration = Duration::from_secs(1);
+pub(crate) const MEASURE: Duration = Duration::from_secs(1);
 /// How long whoever connects may say nothing.
 const GREETING: Duration = Duration::from_secs(5);
 /// So many may be about to say who they are.
@@ -124,14 +125,15 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         None => Listener::bind(&options.socket)?,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    LocalSet::new().block_on(&runtime, async {
+    let over = LocalSet::new().block_on(&runtime, async {
         listener.socket.set_nonblocking(true)?;
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
         let server = Rc::new(Server::new(options, gpus, &listener));
         server.expect(&Journal::read(&listener.journal()));
         // Before anybody is granted anything.
         for (gpu, name) in server.ask(Agent::gpus) {
-            server.measured(gpu, server.meter.read(&name), &BTreeMap::new());
+            let (begun, read) = (Instant::now(), server.meters.read_now(&name));
+            server.measured(gpu, begun, read.map_err(|error| error.to_string()), &BTreeMap::new());
         }
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         spawn_local(server.clone().decide());
@@ -146,13 +148,16 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         server.restore_all().await;
         Ok(())
-    })
+    });
+    // A driver that hangs in a reading of the meter keeps nobody.
+    runtime.shutdown_background();
+    over
 }
 
 /// The agent, and what its tasks share. All run on one thread: no borrow is held over an await.
 pub(crate) struct Server {
     agent: RefCell<Agent>,
-    meter: Arc<dyn Meter>,
+    pub(crate) meters: Meters,
     begun: Instant,
     journal: RefCell<Journal>,
     links: RefCell<HashMap<WorkerId, Rc<Link>>>,
@@ -163,16 +168,11 @@ pub(crate) struct Server {
     greetings: Cell<usize>,
     /// Processes whose death is waited for.
     watched: RefCell<HashSet<Peer>>,
-    /// GPUs whose meter is being read, and whether it is to be read once more.
-    measuring: RefCell<HashMap<GpuId, bool>>,
-    /// When each meter was read last.
-    read_at: RefCell<HashMap<GpuId, Instant>>,
     pub(crate) is_journal_lost: Cell<bool>,
     pub(crate) driver: Driver,
     /// What it is to be asked, and that there is something.
     pub(crate) driver_asks: RefCell<Vec<DriverAsk>>,
     pub(crate) driver_asked: Notify,
-    pub(crate) counts: crate::metrics::Counts,
 }
 
 /// A worker's connection.
@@ -187,7 +187,7 @@ impl Server {
     fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener) -> Server {
         Server {
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
-            meter: options.meter.clone(),
+            meters: Meters::new(options.meter.clone()),
             begun: Instant::now(),
             journal: RefCell::new(Journal::new(listener.journal())),
             links: RefCell::default(),
@@ -195,13 +195,10 @@ impl Server {
             changed: Notify::new(),
             greetings: Cell::new(0),
             watched: RefCell::default(),
-            measuring: RefCell::default(),
-            read_at: RefCell::default(),
             is_journal_lost: Cell::new(false),
             driver: Driver::new(options.driver.clone(), listener.driver_lock()),
             driver_asks: RefCell::default(),
             driver_asked: Notify::new(),
-            counts: crate::metrics::Counts::default(),
         }
     }
 
@@ -212,17 +209,17 @@ impl Server {
     /// Tells the agent something, and does what comes of it.
     pub(crate) fn tell<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
         let answer = self.tell_quietly(what);
-        self.told.notify_one();
+        self.wake();
         answer
     }
 
     /// As [`Server::tell`], from the task that `told` wakes.
-    fn tell_quietly<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
+    pub(crate) fn tell_quietly<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
         let (answer, outbound) = {
             let mut agent = self.agent.borrow_mut();
             let begin = std::time::Instant::now();
             let answer = what(&mut agent, self.now());
-            self.counts.decided(begin.elapsed());
+            agent.counts.decisions.add(begin.elapsed());
             self.write_journal(&mut agent);
             let asks = agent.take_driver_asks();
             if !asks.is_empty() {
@@ -233,7 +230,7 @@ impl Server {
         };
         let links = self.links.borrow();
         outbound.iter().filter_map(|id| links.get(id)).for_each(|link| link.wake.notify_one());
-        self.changed.notify_waiters();
+        self.announce();
         answer
     }
 
@@ -260,6 +257,16 @@ impl Server {
     pub(crate) fn page_of(&self, peer: Peer) -> Option<glake_wire::Activity> {
         let id = self.agent.borrow().roster.of(peer)?;
         self.links.borrow().get(&id)?.page.read().ok()
+    }
+
+    /// Something may be due earlier now.
+    pub(crate) fn wake(&self) {
+        self.told.notify_one();
+    }
+
+    /// Tells whoever waits for a change that something may have become other.
+    pub(crate) fn announce(&self) {
+        self.changed.notify_waiters();
     }
 
     /// What the agent knows.
@@ -298,10 +305,10 @@ impl Server {
 
     /// Looks, if what is about to be told may take memory away from somebody; and at the meter, if that was long ago:
     /// programs that nobody manages come and go.
-    pub(crate) fn look_before(&self, id: WorkerId, message: &ToAgent) {
+    pub(crate) async fn look_before(self: &Rc<Self>, id: WorkerId, message: &ToAgent) {
         let asks = matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. });
         if asks {
-            self.measure_old(self.ask(|agent| agent.gpus_of(id)));
+            self.measure_old(self.ask(|agent| agent.gpus_of(id))).await;
         }
         if asks || self.ask(Agent::is_anybody_waiting) {
             self.look();
@@ -309,22 +316,10 @@ impl Server {
     }
 
     /// The same before somebody joins, who may want memory at once.
-    pub(crate) fn look_before_hello(&self, hello: &Hello) {
+    pub(crate) async fn look_before_hello(self: &Rc<Self>, hello: &Hello) {
         if hello.wants || hello.starting {
-            self.measure_old(self.ask(Agent::gpus));
+            self.measure_old(self.ask(Agent::gpus)).await;
             self.look();
-        }
-    }
-
-    /// Reads meters that were read long ago, and waits for them.
-    fn measure_old(&self, gpus: Vec<(GpuId, String)>) {
-        for (gpu, name) in gpus {
-            let read_at = self.read_at.borrow().get(&gpu).copied();
-            if read_at.is_none_or(|at| at.elapsed() > MEASURE) {
-                self.look();
-                let before = self.ask(|agent| agent.made(gpu));
-                self.measured(gpu, self.meter.read(&name), &before);
-            }
         }
     }
 
@@ -422,44 +417,6 @@ impl Server {
             }
             if waiting || deadline.is_some_and(|at| at <= now) {
                 self.tell_quietly(|agent, now| agent.tick(now));
-            }
-        }
-    }
-
-    /// Reads the meter, which may take a while, beside all else. Of a GPU that is being read it is read once more.
-    fn measure(self: &Rc<Self>, gpu: GpuId, name: String) {
-        if self.measuring.borrow_mut().insert(gpu, false).is_some() {
-            self.measuring.borrow_mut().insert(gpu, true);
-            return;
-        }
-        let server = self.clone();
-        spawn_local(async move {
-            loop {
-                let (meter, asked) = (server.meter.clone(), name.clone());
-                server.look();
-                let before = server.ask(|agent| agent.made(gpu));
-                let Ok(read) = tokio::task::spawn_blocking(move || meter.read(&asked)).await else { return };
-                server.look();
-                server.measured(gpu, read, &before);
-                server.told.notify_one();
-                let mut measuring = server.measuring.borrow_mut();
-                match measuring.insert(gpu, false) {
-                    Some(true) => {}
-                    _ => {
-                        measuring.remove(&gpu);
-                        return;
-                    }
-                }
-            }
-        });
-    }
-
-    fn measured(&self, gpu: GpuId, read: Result<GpuMemory, MeterError>, before: &BTreeMap<WorkerId, Bytes>) {
-        self.read_at.borrow_mut().insert(gpu, Instant::now());
-        match read {
-            Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, &memory, before, now)),
-            Err(error) => {
-                tracing::warn!(target: "glake::agent", %error, "the meter does not answer: what it said last stands");
             }
         }
     }

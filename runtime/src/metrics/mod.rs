@@ -1,4 +1,5 @@
-//! What is counted, each metric defined once: its name, unit, stability and meaning.
+//! What a process counts, each metric defined once: its name, unit, stability and meaning. The node agent's metrics are
+//! its own (`glake_agent::METRICS`), described in the same way.
 //!
 //! ```text
 //!   device_metrics!, CopyStats ──► structs and their JSON ──► glake_stats_json, glake_copy_stats_json, Python's dicts
@@ -13,51 +14,10 @@ mod device;
 
 use std::time::Duration;
 
+use glake_units::metrics::Metric;
+
 pub use copies::{CopyStats, PathStats, RelayStats};
 pub use device::{Constants, Counters, DeviceStats, Oversize, OwnStats, PoolStats, Stat};
-
-/// A metric.
-#[derive(Clone, Copy, Debug)]
-pub struct Metric {
-    /// Its name within its group.
-    pub name: &'static str,
-    /// The type of its value here.
-    pub kind: &'static str,
-    /// What one of it is.
-    pub unit: Unit,
-    /// Whether its name and meaning stay.
-    pub stability: Stability,
-    /// What it counts.
-    pub help: &'static str,
-}
-
-/// What one of a metric is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// One of what is counted.
-    Count,
-    /// A byte.
-    Bytes,
-    /// A microsecond.
-    Microseconds,
-    /// True or false.
-    Flag,
-    /// A device's number.
-    Device,
-    /// A word.
-    Word,
-    /// A list of objects, whose fields are metrics.
-    List,
-}
-
-/// Whether a metric's name and meaning stay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stability {
-    /// They do, as long as the major version does.
-    Stable,
-    /// They may change with any version; the changelog says it.
-    Experimental,
-}
 
 /// Metrics that are told in one place.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +30,7 @@ pub struct Group {
     pub metrics: &'static [Metric],
 }
 
-/// All metrics.
+/// All metrics of a process.
 pub const GROUPS: [Group; 8] = [
     Group { function: DEVICE, keys: &[&["{}"], device::POOLS, device::STAT], metrics: PoolStats::METRICS },
     Group { function: DEVICE, keys: &[&["{}"]], metrics: Counters::METRICS },
@@ -98,12 +58,13 @@ macro_rules! metrics {
 
         impl $name {
             /// Its metrics, in the order of its fields.
-            pub const METRICS: &'static [$crate::metrics::Metric] = &[$($crate::metrics::Metric {
+            pub const METRICS: &'static [glake_units::metrics::Metric] = &[$(glake_units::metrics::Metric {
                 name: stringify!($field),
-                kind: stringify!($type),
-                unit: $crate::metrics::Unit::$unit,
-                stability: $crate::metrics::Stability::$stability,
-                help: concat!($($help),*),
+                kind: glake_units::metrics::Kind::Field(stringify!($type)),
+                unit: glake_units::metrics::Unit::$unit,
+                labels: &[],
+                stability: glake_units::metrics::Stability::$stability,
+                help: concat!($($help),*).trim_ascii_start(),
             }),*];
         }
     )*};

@@ -147,6 +147,8 @@ impl Process {
         };
         let backend = Backend::find(&choice).map_err(refusal::not_there)?;
         let name = backend.name();
+        // No agent can know of simulated GPUs that no other process sees.
+        let joins_by_itself = !matches!(&backend, Backend::Sim { shared: None, .. });
         let (driver, mappings, links): (Arc<dyn Driver>, _, _) = match backend {
             Backend::Cuda(cuda) => (cuda, u64::MAX, None),
             Backend::Sim { model, shared, .. } => {
@@ -170,7 +172,7 @@ impl Process {
         let regions = Regions::new(&registry, config.tiers, &imports);
         let set = regions.set();
         Ok(Process {
-            agent: AgentLink::new(&registry, set, config.launch, config.agent),
+            agent: AgentLink::new(&registry, set, config.launch, config.agent, joins_by_itself),
             name,
             driver,
             devices: registry.devices.clone(),

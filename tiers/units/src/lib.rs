@@ -1,4 +1,5 @@
-//! The units that every GLake crate shares: amounts of memory, rates, times.
+//! The units that every GLake crate shares: amounts of memory, rates, times; and how a metric that is told in them is
+//! described.
 //!
 //! Below everything else: it knows no device, no allocator, no operating system.
 //!
@@ -11,6 +12,7 @@
 //! ```
 
 mod bytes;
+pub mod metrics;
 mod rate;
 
 pub use bytes::{Bytes, ParseBytesError};

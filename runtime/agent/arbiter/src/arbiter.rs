@@ -20,7 +20,7 @@ use crate::log::{Decision, Outcome};
 use crate::planner::Planner;
 use crate::server::{AGAIN, Server};
 use crate::want::Want;
-use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
+use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, Task, WorkerId};
 
 /// After a lie of so much more than is leased a worker is not counted on.
 const SLACK: Bytes = Bytes::mib(64);
@@ -123,6 +123,11 @@ impl Arbiter {
         })
     }
 
+    /// Whether its memory should have left by now, and may still leave.
+    pub fn is_late(&self, worker: WorkerId) -> bool {
+        self.gang(worker).is_some_and(|gang| matches!(gang.state, State::Shrinking { by: None, .. }))
+    }
+
     /// How many wants are open.
     pub fn waiting(&self) -> usize {
         self.server.gangs.values().filter(|gang| gang.want.is_some()).count()
@@ -185,9 +190,9 @@ impl Arbiter {
                 self.server.hold(worker, &holdings);
                 self.refilled(worker);
             }
-            Event::Failed { worker, holdings } => {
+            Event::Failed { worker, what, holdings } => {
                 self.server.hold(worker, &holdings);
-                self.failed(worker);
+                self.failed(worker, what);
             }
             Event::Contexts { worker, contexts } => self.contexts(worker, contexts),
             Event::Refill { worker } => self.operator_refills(worker),
@@ -224,10 +229,9 @@ impl Arbiter {
         let gang = self.server.gangs.entry(joined.gang).or_insert_with(|| Gang::new(&joined, now));
         let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
-        gang.starting |= joined.starting;
         gang.away.rests_since = now;
         let member = gang.members.entry(worker).or_insert_with(|| Member::new(now));
-        member.silent = silent;
+        (member.silent, member.starting) = (silent, joined.starting);
         gang.sum_up();
         self.server.gang_of.insert(worker, joined.gang);
         for told in joined.holdings.into_iter().map(Holding::possible) {
@@ -285,7 +289,9 @@ impl Arbiter {
                 retry_after: Some(AGAIN),
             });
         };
-        if matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
+        // What it lacks since then is planned when this refill is over.
+        let lacks_nothing = gang.shares.iter().all(|share| share.worker != worker || share.need().is_zero());
+        if lacks_nothing && matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
             return self.server.actions.push(Action::Admit { worker });
         }
         let want = gang.want.get_or_insert_with(|| Want::new(now, deadline, &settings));
@@ -380,26 +386,38 @@ impl Arbiter {
 
     fn refilled(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.gang_mut(worker) else { return };
+        if let Some(member) = gang.members.get_mut(&worker) {
+            member.starting = false;
+        }
         match &mut gang.state {
             State::Refilling(refill) => {
                 refill.waits.remove(&worker);
                 self.server.finish_refill(id);
             }
             // Late, and here now.
-            State::Resting => (gang.distrust, gang.starting) = (Distrust::default(), false),
+            State::Resting => gang.distrust = Distrust::default(),
             _ => {}
+        }
+        if let Some((_, gang)) = self.gang_mut(worker) {
+            gang.sum_up();
         }
     }
 
-    fn failed(&mut self, worker: WorkerId) {
+    /// A worker could not do what it was asked to; where that is not what is waited for any more, nothing changes.
+    fn failed(&mut self, worker: WorkerId, what: Task) {
         let short = self.server.settings.least_quantum;
         let Some((id, gang)) = self.gang_mut(worker) else { return };
-        match &gang.state {
-            State::Resting => return,
-            State::Parking { .. } => self.server.unpark(id),
-            State::Shrinking { .. } => self.shrunk(worker),
-            State::Refilling(refill) if refill.admitted.is_some() => self.server.give_up_on(id),
-            State::Refilling(_) => self.server.give_back(id, Outcome::Returned),
+        match (&gang.state, what) {
+            (State::Parking { .. }, Task::Park) => self.server.unpark(id),
+            (State::Shrinking { .. }, Task::Shrink) => self.shrunk(worker),
+            (State::Refilling(refill), Task::Refill) if refill.waits.contains(&worker) => {
+                match refill.admitted {
+                    // Which distrusts it for longer.
+                    Some(_) => return self.server.give_up_on(id),
+                    None => self.server.give_back(id, Outcome::Returned),
+                }
+            }
+            _ => return,
         }
         self.server.distrust(id, short);
     }

@@ -104,6 +104,8 @@ pub enum Event {
     Failed {
         /// Who.
         worker: WorkerId,
+        /// Which.
+        what: Task,
         /// What it holds now.
         holdings: Vec<Holding>,
     },
@@ -143,6 +145,17 @@ pub enum Contexts {
     Checkpointed,
     /// One or the other, or locked: the driver is to be asked, by a restore.
     Unknown,
+}
+
+/// What a worker was asked to do, or what it was admitted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Task {
+    /// To let its uses wait at safe points.
+    Park,
+    /// To give memory back.
+    Shrink,
+    /// To bring its memory back, or to start.
+    Refill,
 }
 
 /// What a worker does.
@@ -191,6 +204,8 @@ pub struct Profile {
     pub tenant: u32,
     /// When its memory may be taken.
     pub preempt: Preempt,
+    /// Where a pause of its uses would be longer, as predicted, they are not parked.
+    pub max_pause: Option<Duration>,
 }
 
 /// When a worker's memory may be taken for another's want.

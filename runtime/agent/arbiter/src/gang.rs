@@ -26,13 +26,14 @@ pub(crate) struct Gang {
     pub(crate) shares: Vec<Share>,
     pub(crate) state: State,
     pub(crate) want: Option<Want>,
-    pub(crate) starting: bool,
     /// When it last was refilled, or joined.
     pub(crate) resident_since: Duration,
     pub(crate) idle_since: Duration,
     /// The most that a member does, and whether one is silent.
     pub(crate) activity: Activity,
     pub(crate) silent: bool,
+    /// A member's start is not over.
+    pub(crate) starting: bool,
     pub(crate) growing: u32,
     pub(crate) demoting: Option<Duration>,
     pub(crate) demote_after: Duration,
@@ -50,6 +51,8 @@ pub(crate) struct Member {
     pub(crate) wants: bool,
     /// A journal names it, and it has not joined.
     pub(crate) silent: bool,
+    /// It loads what it will hold: it says when that is over.
+    pub(crate) starting: bool,
 }
 
 /// What one process has of one GPU.
@@ -101,6 +104,8 @@ pub(crate) struct Refill {
     pub(crate) waits: BTreeSet<WorkerId>,
     /// What the slowest link carries.
     pub(crate) copied: Bytes,
+    /// A member starts: how long it takes says nothing of the link.
+    pub(crate) starts: bool,
     /// When all was granted.
     pub(crate) admitted: Option<Duration>,
 }
@@ -115,7 +120,7 @@ pub(crate) struct Distrust {
 impl Member {
     /// One that joined now, and has done nothing.
     pub(crate) fn new(now: Duration) -> Self {
-        Member { activity: Activity::Idle, idle_since: now, wants: false, silent: false }
+        Member { activity: Activity::Idle, idle_since: now, wants: false, silent: false, starting: false }
     }
 }
 
@@ -162,7 +167,7 @@ impl Gang {
             shares: Vec::new(),
             state: State::Resting,
             want: None,
-            starting: joined.starting,
+            starting: false,
             resident_since: now,
             idle_since: now,
             activity: Activity::Idle,
@@ -208,6 +213,13 @@ impl Gang {
             self.idle_since = last.unwrap_or(self.idle_since);
         }
         self.silent = self.members.values().any(|member| member.silent);
+        self.starting = self.members.values().any(|member| member.starting);
+    }
+
+    /// The starts of all are over, or are not waited for any more.
+    pub(crate) fn end_starts(&mut self) {
+        self.members.values_mut().for_each(|member| member.starting = false);
+        self.starting = false;
     }
 
     /// Whether time alone may change something.

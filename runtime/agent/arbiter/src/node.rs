@@ -71,7 +71,9 @@ pub struct Worker {
     /// When its memory may be taken: never, idle or step.
     #[serde(default)]
     pub preempt: Preempt,
-    /// How long its uses may be parked at most, in seconds.
+    /// How long its uses may be parked at most, in seconds: where a turn of whoever waits, with the copies before and after it, is
+    /// predicted to take longer, they are not, until that one has waited for a quarter of its
+    /// deadline, 15 s at most.
     pub max_pause: Option<f64>,
     /// What starts it.
     #[serde(default)]
@@ -288,6 +290,11 @@ impl Worker {
     /// What it has of each of its GPUs.
     pub fn share(&self) -> Bytes {
         self.part(self.weights).saturating_add(self.part(self.kv))
+    }
+
+    /// How long its uses may be parked at most.
+    pub fn max_pause(&self) -> Option<Duration> {
+        self.max_pause.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
     pub(crate) fn part(&self, bytes: Bytes) -> Bytes {

@@ -16,7 +16,7 @@ use crate::ledger::Gpu;
 use crate::log::Outcome;
 use crate::server::{AGAIN, Server};
 use crate::victims::Take;
-use crate::{Denied, GangId, GpuId};
+use crate::{Denied, GangId, GpuId, WorkerId};
 
 /// Decides over a server once.
 pub(crate) struct Planner<'a> {
@@ -165,16 +165,17 @@ impl Planner<'_> {
         let predicted = self.server.wake(gang) + patience / self.server.settings.late.max(1);
         self.server.decided(id, Server::taken(takes), predicted, Outcome::UnderWay);
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
-        let starting = gang.starting;
-        let mut waits = BTreeSet::new();
+        let starting = gang.members.iter().filter(|(_, member)| member.starting).map(|(worker, _)| *worker);
+        let mut waits: BTreeSet<WorkerId> = starting.collect();
         for share in &mut gang.shares {
             share.owed = share.need();
-            if starting || !share.owed.is_zero() {
+            if !share.owed.is_zero() {
                 waits.insert(share.worker);
             }
         }
         let (since, by) = (now, now + patience);
-        let refill = Refill { victims, since, by, patience, waits, copied, admitted: None };
+        let starts = gang.starting;
+        let refill = Refill { victims, since, by, patience, waits, copied, starts, admitted: None };
         self.server.set_state(id, State::Refilling(refill));
         self.pay();
     }

@@ -317,10 +317,10 @@ impl Server {
             member.wants = false;
             self.actions.push(Action::Admit { worker });
         }
-        let start = if gang.starting { self.settings.start } else { Duration::from_secs(1) };
         let (predictions, late, least) = (gang.predictions, self.settings.late, self.settings.least_late);
         if let State::Refilling(refill) = &mut gang.state {
             let predicted = predictions.refill(refill.copied, self.settings.link);
+            let start = if refill.starts { self.settings.start } else { Duration::from_secs(1) };
             refill.by = self.now + predicted.saturating_mul(late).max(least) + start;
             refill.admitted = Some(self.now);
         }
@@ -331,7 +331,8 @@ impl Server {
     /// Ends a refill that nobody has to say more of.
     pub(crate) fn finish_refill(&mut self, id: GangId) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
-        let State::Refilling(Refill { waits, admitted: Some(admitted), copied, since, .. }) = &gang.state
+        let State::Refilling(Refill { waits, admitted: Some(admitted), copied, since, starts, .. }) =
+            &gang.state
         else {
             return;
         };
@@ -340,7 +341,7 @@ impl Server {
         }
         let took = self.now.saturating_sub(*since);
         // One that waited for victims says nothing of the link.
-        if !gang.starting && admitted == since {
+        if !starts && admitted == since {
             gang.predictions.saw_refill(*copied, self.settings.link, took);
         }
         let busy = over(*copied, self.settings.link);
@@ -353,7 +354,7 @@ impl Server {
         for gpu in gpus {
             self.duties.entry(gpu).or_default().add(self.now, busy);
         }
-        (gang.starting, gang.distrust) = (false, crate::gang::Distrust::default());
+        gang.distrust = crate::gang::Distrust::default();
         self.log.ended(id, Outcome::Refilled(took));
         self.rest(id);
     }
@@ -383,7 +384,7 @@ impl Server {
     pub(crate) fn give_up_on(&mut self, id: GangId) {
         self.log.ended(id, Outcome::Late);
         if let Some(gang) = self.gangs.get_mut(&id) {
-            gang.starting = false;
+            gang.end_starts();
         }
         self.rest(id);
         self.distrust(id, self.settings.distrust);

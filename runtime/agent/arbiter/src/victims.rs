@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::duty::LinkDuty;
 use crate::gang::{Gang, Share, ShareKey};
+use crate::server::AGAIN;
 use crate::{Activity, GangId, GpuId, Preempt, Settings};
 
 /// Why of these bytes.
@@ -109,6 +110,9 @@ impl Chooser<'_> {
             let over = gang.resident_since + self.quantum(gang);
             if over > self.now {
                 found.again(over);
+            } else if self.is_too_long(gang) {
+                // Whoever asks is of a higher class by and by.
+                found.again(self.now + AGAIN);
             } else {
                 ranked.push(Reverse((gang.resident_since, id, share.key())));
             }
@@ -141,6 +145,27 @@ impl Chooser<'_> {
     fn may_park(&self, gang: &Gang) -> bool {
         let step = gang.profile.preempt.min(self.settings.preempt) == Preempt::Step;
         step && self.class.is_some_and(|class| i64::from(gang.profile.priority) <= class)
+    }
+
+    /// Whether the uses of a gang would be parked for longer than they may. That counts until whoever asks is of a higher class, as it
+    /// is once it has waited for long: so it waits for nobody for ever.
+    fn is_too_long(&self, gang: &Gang) -> bool {
+        let is_higher = self.class.is_some_and(|class| i64::from(gang.profile.priority) < class);
+        !is_higher && gang.profile.max_pause.is_some_and(|most| self.pause(gang) > most)
+    }
+
+    /// How long the uses of a gang would be parked: its memory is copied out, whoever asks is refilled or starts, and has its
+    /// quantum, then its own memory is copied back.
+    fn pause(&self, gang: &Gang) -> Duration {
+        let link = self.settings.link;
+        let turn = |whom: &Gang| {
+            let start = if whom.starting { self.settings.start } else { Duration::ZERO };
+            whom.predictions.refill(whom.copied().0, link) + start + self.quantum(whom)
+        };
+        let turn = self.whom.and_then(|whom| self.gangs.get(&whom)).map_or(Duration::ZERO, turn);
+        let largest = gang.on(self.gpu).map(|share| (share.evictable(), share.holding.dirty)).max();
+        let (leaving, dirty) = largest.unwrap_or_default();
+        gang.predictions.shrink(leaving, dirty, link) + turn + gang.predictions.refill(gang.copied().1, link)
     }
 
     /// How long a worker has its memory at least once it runs.

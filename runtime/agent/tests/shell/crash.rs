@@ -169,6 +169,7 @@ fn a_stopped_worker_holds_nobody_up_and_is_healed() {
     workers[2].hear("resident").unwrap();
     workers[1].hear("shrunk").unwrap();
     node.check();
+    assert!(node.metrics().of("glake_distrusted_total") >= 1.0);
     workers[0].signal(Signal::CONT);
     workers[0].hear("shrunk").unwrap();
     workers[0].tell("want");
@@ -250,6 +251,7 @@ fn who_is_not_heard_of_again_does_not_count_for_ever() {
     node.restart();
     node.until("it is waited for", |rows| rows.first().is_some_and(|row| row.state == "silent"));
     node.until("it is given up", <[_]>::is_empty);
+    assert_eq!(node.metrics().of("glake_given_up_total"), 1.0);
     first.kill();
     let mut second = node.joined("first 10GiB");
     second.tell("want");

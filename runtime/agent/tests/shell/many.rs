@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use glake_units::Bytes;
-use glake_wire::{Answer, Ask};
 
 use crate::processes::{Node, Process};
 
@@ -32,21 +31,14 @@ fn soak_many_workers_take_turns() {
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak < 64 << 10, "{peak} KiB");
-    let parts = node.ask(Ask::Metrics).unwrap().into_iter();
-    let text: String =
-        parts.filter_map(|part| if let Answer::Text { text } = part { Some(text) } else { None }).collect();
-    let figure = |name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
-        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
-    };
-    let name = "glake_agent_decision_seconds";
-    let all = figure(&format!("{name}_count"));
-    let within = |most: &str| 100.0 * figure(&format!("{name}_bucket{{le=\"{most}\"}}")) / all;
+    let (name, metrics) = ("glake_agent_decision_seconds", node.metrics());
+    let all = metrics.of(&format!("{name}_count"));
+    let within = |most: &str| 100.0 * metrics.of(&format!("{name}_bucket{{le=\"{most}\"}}")) / all;
     eprintln!(
         "{} workers: {all} decisions, {:.1} us on average, {:.1} % within 50 us, {:.1} % within 1 ms; {peak} KiB at \
          most, {:.2} ms a turn",
         count(),
-        figure(&format!("{name}_sum")) / all * 1e6,
+        metrics.of(&format!("{name}_sum")) / all * 1e6,
         within("0.00005"),
         within("0.001"),
         took.as_secs_f64() * 1e3 / (count() as f64 * 4.0 / 3.0),

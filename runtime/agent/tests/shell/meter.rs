@@ -11,6 +11,9 @@ use glake_units::Bytes;
 /// How long the memory of a dead process is used.
 const RECLAIM: Duration = Duration::from_millis(50);
 
+/// While there is a file called so in its folder, the meter does not answer.
+pub(crate) const HANGS: &str = "hangs";
+
 #[derive(Debug)]
 pub(crate) struct FolderMeter {
     folder: PathBuf,
@@ -53,6 +56,9 @@ impl Meter for FolderMeter {
     }
 
     fn read(&self, _: &str) -> Result<GpuMemory, MeterError> {
+        while self.folder.join(HANGS).exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut processes = Vec::new();
         let mut used = Bytes::ZERO;
         for entry in fs::read_dir(&self.folder).unwrap().map(Result::unwrap) {

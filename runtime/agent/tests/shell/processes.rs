@@ -139,6 +139,19 @@ pub(crate) struct Node {
     floor_mib: u64,
 }
 
+/// An agent's metrics.
+#[derive(Debug)]
+pub(crate) struct Metrics(String);
+
+impl Metrics {
+    /// What one sample is.
+    #[track_caller]
+    pub(crate) fn of(&self, sample: &str) -> f64 {
+        let line = self.0.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {sample} in {}", self.0)).parse().unwrap()
+    }
+}
+
 impl Node {
     /// One whose workers may use so much together, half a GiB for each context included, with half a GiB kept free.
     pub(crate) fn new(budget: Bytes) -> Node {
@@ -195,6 +208,13 @@ impl Node {
     pub(crate) fn ps(&self) -> Vec<WorkerRow> {
         let answers = self.ask(Ask::Ps).unwrap().into_iter();
         answers.filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None }).collect()
+    }
+
+    /// The agent's metrics now.
+    pub(crate) fn metrics(&self) -> Metrics {
+        let parts = self.ask(Ask::Metrics).unwrap().into_iter();
+        let texts = parts.filter_map(|part| if let Answer::Text { text } = part { Some(text) } else { None });
+        Metrics(texts.collect())
     }
 
     /// Waits until it is so.

@@ -1,11 +1,15 @@
 //! Workers share a GPU.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glake_units::Bytes;
 use glake_wire::{Answer, Ask};
 
 use crate::processes::Node;
+
+fn gib(count: u32) -> f64 {
+    f64::from(count) * f64::from(1 << 30)
+}
 
 #[test]
 fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
@@ -28,8 +32,14 @@ fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
     assert_eq!((last.worker.as_str(), last.outcome.as_str()), ("c", "refilled"));
     assert_eq!((last.taken[0].worker.as_str(), last.taken[0].why.as_str()), ("a", "idle"));
     assert!(last.real_s.is_some() && last.predicted_s > 0.0);
-    let Answer::Text { text } = &node.ask(Ask::Metrics).unwrap()[0] else { panic!() };
-    assert!(text.contains("glake_worker_bytes{worker=\"b\",place=\"resident\"} 10737418240"), "{text}");
+    let metrics = node.metrics();
+    assert_eq!(metrics.of("glake_worker_bytes{worker=\"b\",place=\"resident\"}"), gib(10));
+    assert_eq!(metrics.of("glake_gpu_limit_bytes{gpu=\"0\"}"), gib(24) - gib(1) / 2.0);
+    // Three that had nothing, then three of whom 8 GiB had left: at least, as who is late is asked again.
+    assert!(metrics.of("glake_granted_bytes_total{gpu=\"0\"}") >= gib(54), "{metrics:?}");
+    assert!(metrics.of("glake_grants_total{gpu=\"0\"}") >= 6.0, "{metrics:?}");
+    assert!(metrics.of("glake_shrinks_total{gpu=\"0\"}") >= 4.0, "{metrics:?}");
+    assert_eq!(metrics.of("glake_failed_total{what=\"shrink\"}"), 0.0, "{metrics:?}");
 }
 
 #[test]
@@ -46,6 +56,7 @@ fn a_busy_worker_is_parked_and_comes_back() {
     second.tell("use");
     // It waits at its safe point, wants its memory, and parks the other after its quantum.
     first.hear("resident").unwrap();
+    assert!(node.metrics().of("glake_parks_total") >= 2.0);
     second.hear("resident").unwrap();
     node.check();
 }
@@ -68,6 +79,25 @@ fn operators_shrink_and_refill() {
 }
 
 #[test]
+fn whoever_is_asleep_is_not_held_to_what_it_had() {
+    let node = Node::new(Bytes::gib(14));
+    let mut first = node.joined("first 10GiB");
+    let mut second = node.joined("second 10GiB");
+    first.tell("want");
+    first.hear("resident").unwrap();
+    // Its page is read while its memory is there.
+    node.until("it has its memory", |rows| rows[0].resident == Bytes::gib(10));
+    node.ask(Ask::Shrink { worker: "first".to_owned() }).unwrap();
+    // The meter is read again before anybody is granted anything.
+    std::thread::sleep(Duration::from_millis(1100));
+    second.tell("want");
+    second.hear("resident").unwrap();
+    first.tell("want");
+    first.hear("resident").unwrap();
+    node.check();
+}
+
+#[test]
 fn what_can_never_be_is_denied() {
     let node = Node::new(Bytes::gib(24));
     let mut large = node.joined("large 30GiB");
@@ -75,6 +105,7 @@ fn what_can_never_be_is_denied() {
     assert_eq!(large.hear("denied").unwrap(), "denied TooLarge");
     let refilled = node.ask(Ask::Refill { worker: "large".to_owned() }).unwrap_err();
     assert_eq!(refilled, "large: denied: it needs more than its GPU could ever give");
+    assert_eq!(node.metrics().of("glake_denied_total{why=\"too_large\"}"), 2.0);
     let twice = node.worker("large 1GiB");
     let refused = twice.hear("refused").unwrap();
     assert!(refused.contains("a worker called \"large\" is here already"), "{refused}");
@@ -94,6 +125,25 @@ fn memory_of_others_is_not_given_out() {
         let used = glake_meter::Meter::read(&node.meter, "0").unwrap();
         assert!(used.used <= used.total, "{used:?}");
     }
+}
+
+#[test]
+fn a_meter_that_hangs_keeps_nobody_from_being_heard() {
+    let node = Node::new(Bytes::gib(24));
+    let mut workers: Vec<_> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
+    // What the agent read at its start is old by then.
+    std::thread::sleep(Duration::from_millis(1100));
+    let hangs = node.folder.path().join("meter").join(crate::meter::HANGS);
+    std::fs::write(&hangs, "").unwrap();
+    workers[0].tell("want");
+    let begin = Instant::now();
+    assert_eq!(node.ps().len(), 2);
+    assert!(begin.elapsed() < Duration::from_millis(900), "an operator is answered meanwhile");
+    workers[0].hear("resident").unwrap();
+    workers[1].tell("want");
+    workers[1].hear("resident").unwrap();
+    node.agent.signal(rustix::process::Signal::TERM);
+    node.agent.hear("ended").unwrap();
 }
 
 #[test]

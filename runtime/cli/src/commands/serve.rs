@@ -46,7 +46,8 @@ The file (all of it optional, sizes as 23GiB):
               reserve, link_gbps, floor; checkpoint_after_s (how long a worker that was shrunk to
               nothing is idle before the driver checkpoints it, and its context leaves too:
               see glake checkpoint) [default: never]
-  [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus;
+  [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus,
+              max_pause (seconds: it is not parked where that is predicted to take longer);
               its command is not started: start it with GLAKE_AGENT, or call glake.join()
 
 Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one; those that

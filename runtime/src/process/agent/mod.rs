@@ -67,8 +67,10 @@ pub(super) struct Joiner {
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     launch: Launch,
-    /// The socket that is joined with the first pool.
+    /// The agent's socket, where nobody names another.
     socket: Option<PathBuf>,
+    /// Not where its GPUs are simulated for this process alone.
+    joins_by_itself: bool,
     /// The first pool has started, or somebody has joined before.
     has_begun: AtomicBool,
     /// What it is called where nobody says otherwise.
@@ -93,6 +95,7 @@ impl AgentLink {
         regions: &Arc<RegionSet>,
         launch: Launch,
         config: config::Agent,
+        joins_by_itself: bool,
     ) -> AgentLink {
         let port = registry.observers.agent().clone();
         let joiner = Arc::new(Joiner {
@@ -101,6 +104,7 @@ impl AgentLink {
             regions: regions.clone(),
             launch,
             socket: config.socket.filter(|path| !path.as_os_str().is_empty()),
+            joins_by_itself,
             name: config.name,
             has_begun: AtomicBool::new(false),
             joined: Mutex::default(),
@@ -213,11 +217,19 @@ impl Joiner {
         outcome
     }
 
-    /// With the first pool, where a socket is configured; whoever starts it waits for the agent, where that says so.
+    /// With the first pool, where a socket is configured and an agent can know the GPUs; whoever starts it waits for the agent, where
+    /// that says so.
     pub(super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
         if !self.has_begun.swap(true, Ordering::AcqRel)
             && let Some(path) = &self.socket
         {
+            if !self.joins_by_itself {
+                tracing::info!(
+                    target: "glake::agent", socket = %path.display(),
+                    "the agent is not joined: these GPUs are simulated for this process alone"
+                );
+                return;
+            }
             if getuid() != geteuid() || getgid() != getegid() {
                 tracing::warn!(
                     target: "glake::agent", socket = %path.display(),

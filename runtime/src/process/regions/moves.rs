@@ -22,7 +22,7 @@ use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::{Refill, Shrink, Tier};
 use super::choose::in_order;
-use super::ongoing_shrinks::{OngoingShrinks, Waiting};
+use super::ongoing_shrinks::Waiting;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent, after_all};
 use super::slot::{Slot, sizes, wanting};
 
@@ -310,27 +310,31 @@ impl RegionSet {
         moved.whole()
     }
 
-    /// Has memory of a region made: with what brings its bytes back, and waits where there is none. All that is evicted of it is known
-    /// when this returns.
+    /// Has memory of a region made: with what brings its bytes back, and waits where there is none. A shrink of the same region goes
+    /// first meanwhile. All that is evicted of it is known when this returns.
     fn make_room<T>(
         &self,
         (slot, region): (&Slot, &Region),
         verify: bool,
         credits: Duration,
-        make: impl FnOnce(TransferContext<'_>, &OngoingShrinks, &Waiting<'_>) -> Result<T>,
+        make: impl Fn(TransferContext<'_>, &Waiting<'_>) -> Result<T>,
     ) -> Result<T> {
         let device = region.pool().device();
-        let made = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
-            let no_device =
-                ProcessError::NoSuchDevice { device: device.0.into(), count: self.registry.devices.len() };
-            let ongoing_shrinks = self.ongoing_shrinks_of(device).ok_or(no_device)?;
-            let checks = self.stores.digests(verify, device)?;
-            let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
+        let no_device =
+            ProcessError::NoSuchDevice { device: device.0.into(), count: self.registry.devices.len() };
+        let ongoing_shrinks = self.ongoing_shrinks_of(device).ok_or(no_device)?;
+        loop {
             let waiting = ongoing_shrinks.waiting(region.domain(), region.pool().lease().credits(credits));
-            make(context, ongoing_shrinks, &waiting)
-        });
-        slot.settle(&self.flags, &self.gate);
-        made
+            let made = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
+                let checks = self.stores.digests(verify, device)?;
+                make(TransferContext { mover: &*mover, checks: checks.as_deref() }, &waiting)
+            });
+            slot.settle(&self.flags, &self.gate);
+            let is_over = made.is_ok() || !waiting.gave_way();
+            if is_over || !ongoing_shrinks.wait_for(region.domain(), credits) {
+                return made;
+            }
+        }
     }
 
     /// As [`super::Regions::commit`].
@@ -348,7 +352,7 @@ impl RegionSet {
             lease.want(missing);
         }
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
-        let made = self.make_room((slot, region), self.config.verify, credits, |context, _, waiting| {
+        let made = self.make_room((slot, region), self.config.verify, credits, |context, waiting| {
             Ok(region.commit(address, size, context, waiting)?)
         });
         refilling.ended(&made);
@@ -357,15 +361,14 @@ impl RegionSet {
 
     fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
         let device = region.pool().device();
-        let refilled =
-            self.make_room((slot, region), verify, credits, |context, ongoing_shrinks, waiting| {
-                region.refill(*amount, context, waiting).map_err(|error| {
-                    if !ongoing_shrinks.has(region.domain()) {
-                        self.give_back(region, &error);
-                    }
-                    self.no_room(region, error)
-                })
-            });
+        let refilled = self.make_room((slot, region), verify, credits, |context, waiting| {
+            region.refill(*amount, context, waiting).map_err(|error| {
+                if !waiting.gave_way() {
+                    self.give_back(region, &error);
+                }
+                self.no_room(region, error)
+            })
+        });
         let refilled = refilled?;
         let (resident, _) = sizes(region);
         Ok(Moved {

@@ -1,7 +1,7 @@
 //! A refill that finds no memory waits for a shrink that is giving some back, or for what its lease is granted.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use glake_stitch::DomainId;
 use glake_tiers::{Credits, PoolError, WaitPolicy};
@@ -29,7 +29,8 @@ struct State {
 #[derive(Debug)]
 pub(super) struct UnderWay<'f>(&'f OngoingShrinks, DomainId);
 
-/// Waits while there is one, then for grants. A shrink of the same region waits for the refill: that is over then.
+/// Waits while there is one, then for grants. A shrink of the same region waits for the refill: that ends its wait, and may begin anew
+/// after the shrink.
 #[derive(Debug)]
 pub(super) struct Waiting<'f> {
     ongoing_shrinks: &'f OngoingShrinks,
@@ -37,6 +38,8 @@ pub(super) struct Waiting<'f> {
     credits: Credits,
     /// How many had ended when it was last asked.
     seen: AtomicU64,
+    /// A shrink of the same region ended it.
+    gave_way: AtomicBool,
 }
 
 impl OngoingShrinks {
@@ -47,12 +50,33 @@ impl OngoingShrinks {
 
     pub(super) fn waiting(&self, own: DomainId, credits: Credits) -> Waiting<'_> {
         let seen = AtomicU64::new(self.state.lock().ended);
-        Waiting { ongoing_shrinks: self, own, credits, seen }
+        Waiting { ongoing_shrinks: self, own, credits, seen, gave_way: AtomicBool::new(false) }
+    }
+
+    /// Waits until no shrink of a domain is under way; false: one still is after so long.
+    pub(super) fn wait_for(&self, domain: DomainId, most: Duration) -> bool {
+        let until = Instant::now() + most;
+        let mut state = self.state.lock();
+        while state.under_way.contains(&domain) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        true
     }
 
     /// Whether a shrink of a domain is under way, or waits for its turn.
     pub(super) fn has(&self, domain: DomainId) -> bool {
         self.state.lock().under_way.contains(&domain)
+    }
+}
+
+impl Waiting<'_> {
+    /// Whether it ended so that a shrink of the same region goes first.
+    pub(super) fn gave_way(&self) -> bool {
+        self.gave_way.load(Ordering::Relaxed)
     }
 }
 
@@ -72,6 +96,7 @@ impl WaitPolicy for Waiting<'_> {
     fn wait(&self, refused: &PoolError) -> bool {
         let mut state = self.ongoing_shrinks.state.lock();
         if state.under_way.contains(&self.own) {
+            self.gave_way.store(true, Ordering::Relaxed);
             return false;
         }
         if self.seen.swap(state.ended, Ordering::Relaxed) != state.ended {
@@ -82,7 +107,12 @@ impl WaitPolicy for Waiting<'_> {
             return true;
         }
         drop(state);
-        self.credits.wait(refused, &|| self.ongoing_shrinks.has(self.own))
+        let goes_on = self.credits.wait(refused, &|| self.ongoing_shrinks.has(self.own));
+        // One that waits for the turn of this refill is still there.
+        if !goes_on && self.ongoing_shrinks.has(self.own) {
+            self.gave_way.store(true, Ordering::Relaxed);
+        }
+        goes_on
     }
 }
 
@@ -129,8 +159,10 @@ mod tests {
         let refill = waiting(&ongoing_shrinks);
         let _other = ongoing_shrinks.begin(other());
         let own = ongoing_shrinks.begin(OWN);
-        assert!(!refill.wait(&SHORT));
+        assert!(!refill.gave_way() && !refill.wait(&SHORT) && refill.gave_way());
+        assert!(!ongoing_shrinks.wait_for(OWN, Duration::ZERO));
         drop(own);
+        assert!(ongoing_shrinks.wait_for(OWN, Duration::ZERO));
         assert!(refill.wait(&SHORT));
     }
 }

@@ -108,7 +108,8 @@ impl Machine<'_> {
             }
             let tenant = tenants.iter().position(|tenant| *tenant == worker.tenant).unwrap_or(0);
             let tenant = u32::try_from(tenant).unwrap_or(u32::MAX);
-            let profile = Profile { priority: worker.priority, tenant, preempt: worker.preempt };
+            let (priority, preempt, max_pause) = (worker.priority, worker.preempt, worker.max_pause());
+            let profile = Profile { priority, tenant, preempt, max_pause };
             let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.holdings()) };
             self.models.push(model);
             if resident || policy != Policy::Static {

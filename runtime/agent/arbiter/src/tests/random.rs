@@ -12,7 +12,7 @@ use crate::{Activity, Event, GpuId, Holding, Preempt, Profile, Settings, WorkerI
 
 #[derive(Clone, Debug)]
 enum Op {
-    Join { gib: u64, asleep: bool, rank: bool, profile: Profile },
+    Join { gib: u64, asleep: bool, starting: bool, rank: bool, profile: Profile },
     JoinAgain(u64),
     Die(u64),
     Want(u64, Option<u64>),
@@ -35,14 +35,12 @@ fn op() -> impl Strategy<Value = Op> {
     let who = || 0..8_u64;
     let activity = prop_oneof![Just(Activity::Idle), Just(Activity::Busy), Just(Activity::Capturing)];
     let preempt = prop_oneof![1 => Just(Preempt::Never), 1 => Just(Preempt::Idle), 4 => Just(Preempt::Step)];
-    let profile = (-1..2, 0..2_u32, preempt).prop_map(|(priority, tenant, preempt)| Profile {
-        priority,
-        tenant,
-        preempt,
-    });
+    let most = proptest::option::weighted(0.2, (0..2_000_u64).prop_map(Duration::from_millis));
+    let profile = (-1..2, 0..2_u32, preempt, most)
+        .prop_map(|(priority, tenant, preempt, max_pause)| Profile { priority, tenant, preempt, max_pause });
     prop_oneof![
-        6 => (0..9_u64, any::<bool>(), any::<bool>(), profile)
-            .prop_map(|(gib, asleep, rank, profile)| Op::Join { gib, asleep, rank, profile }),
+        6 => (0..9_u64, any::<bool>(), any::<bool>(), any::<bool>(), profile)
+            .prop_map(|(gib, asleep, starting, rank, profile)| Op::Join { gib, asleep, starting, rank, profile }),
         1 => who().prop_map(Op::JoinAgain),
         2 => who().prop_map(Op::Die),
         12 => (who(), proptest::option::of(0..5_000_u64)).prop_map(|(who, deadline)| Op::Want(who, deadline)),
@@ -68,7 +66,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
     let ids: Vec<WorkerId> = world.workers.keys().copied().collect();
     let of = |who: u64| ids.get(usize::try_from(who).unwrap_or(0) % ids.len().max(1)).copied();
     match op {
-        Op::Join { gib, asleep, rank, profile } => {
+        Op::Join { gib, asleep, starting, rank, profile } => {
             if ids.len() > 12 {
                 return;
             }
@@ -82,7 +80,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             };
             // Two that follow each other are ranks of one gang.
             let (gang, ranks) = if rank { (100 + *next / 2, 2) } else { (*next, 1) };
-            world.join(*next, gang, ranks, profile, vec![held]);
+            world.join_as(*next, gang, ranks, profile, vec![held], starting);
             *next += 1;
         }
         Op::JoinAgain(who) => of(who).into_iter().for_each(|id| world.tell_joined(id, Event::Joined)),

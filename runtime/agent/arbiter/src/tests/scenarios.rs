@@ -6,8 +6,8 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Tier, Why,
-    WorkerId,
+    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Task,
+    Tier, Why, WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
@@ -52,6 +52,41 @@ fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
     assert!(!world.open.contains(&WorkerId(2)));
     world.answer(WorkerId(2));
     assert!(matches!(world.arbiter.decisions().last().unwrap().outcome, Outcome::Refilled(_)));
+}
+
+#[test]
+fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
+    let mut world = six(0);
+    for (id, most) in [(0, Some(MS(500))), (1, None), (2, None)] {
+        let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+        world.join(id, id, 1, Profile { max_pause: most, ..Profile::default() }, vec![held]);
+    }
+    wake(&mut world, 0);
+    world.pass(MS(50));
+    wake(&mut world, 1);
+    world.pass(MS(5_000));
+    // A turn of 8 GiB and the copies before and after it take 0.7 s.
+    world.want(WorkerId(2), None);
+    assert_eq!(last_victims(&world), [(1, Why::Quantum)], "not the one that has been resident for longest");
+}
+
+#[test]
+fn a_worker_whose_uses_may_not_pause_keeps_others_waiting_for_a_while_only() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let profile = Profile { max_pause: Some(MS(500)), ..Profile::default() };
+    world.join(0, 0, 1, profile, vec![held]);
+    wake(&mut world, 0);
+    world.join_asleep(1, Bytes::gib(8));
+    world.pass(MS(5_000));
+    world.want(WorkerId(1), None);
+    let begin = world.now;
+    while world.workers[&WorkerId(0)].queue.is_empty() {
+        world.now = world.arbiter.next_deadline().unwrap();
+        assert!(world.now <= begin + MS(16_000), "longer than a quarter of a minute");
+        world.tell(Event::Tick);
+    }
+    assert!(world.now >= begin + MS(15_000), "it was parked after {:?}", world.now - begin);
 }
 
 #[test]
@@ -152,6 +187,33 @@ fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
 }
 
 #[test]
+fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 0, 1, Profile::default(), vec![held]);
+    world.does(WorkerId(0), Activity::Busy);
+    world.join_asleep(1, Bytes::gib(6));
+    world.pass(MS(5_000));
+    world.want(WorkerId(1), None);
+    world.answer(WorkerId(0));
+    let failed = |what| Event::Failed {
+        worker: WorkerId(0),
+        what,
+        holdings: vec![Holding {
+            lease: Bytes::gib(8),
+            resident: Bytes::gib(8),
+            ..Holding::nothing(GPU, FLOOR)
+        }],
+    };
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
+    world.tell(failed(Task::Park));
+    world.tell(failed(Task::Refill));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("shrinking"), "it parked, and shrinks now");
+    world.tell(failed(Task::Shrink));
+    assert_ne!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
+}
+
+#[test]
 fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     let mut world = six(3);
     for id in [0, 1] {
@@ -172,6 +234,22 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     let back = |action: &Action| matches!(action, Action::Shrink { worker: WorkerId(2), .. });
     assert!(actions.iter().any(back), "{actions:?}");
     assert!(world.open.contains(&WorkerId(2)), "it waits again");
+}
+
+#[test]
+fn a_shrink_that_is_late_is_called_so_until_it_ends() {
+    let mut world = World::new(Settings::default(), &[(10, 20)]);
+    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 0, 1, Profile::default(), vec![held]);
+    world.tell(Event::Shrink { worker: WorkerId(0) });
+    assert!(!world.arbiter.is_late(WorkerId(0)));
+    world.pass(MS(100_000));
+    assert!(world.arbiter.is_late(WorkerId(0)));
+    world.answer(WorkerId(0));
+    assert_eq!(
+        (world.arbiter.state(WorkerId(0)), world.arbiter.is_late(WorkerId(0))),
+        (Some("asleep"), false)
+    );
 }
 
 #[test]
@@ -211,15 +289,67 @@ fn growth_waits_for_nobody_who_runs() {
 }
 
 #[test]
+fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
+    let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
+    let held = |gpu| Holding {
+        lease: Bytes::gib(4),
+        resident: Bytes::gib(4),
+        ..Holding::nothing(GpuId(gpu), FLOOR)
+    };
+    world.join(0, 50, 2, Profile::default(), vec![held(0)]);
+    let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
+    world.join_as(1, 50, 2, Profile::default(), vec![starts], true);
+    world.want(WorkerId(1), None);
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
+    world.workers.get_mut(&WorkerId(1)).unwrap().held = vec![held(1)];
+    world.answer(WorkerId(1));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"), "rank 0 had nothing to wait for");
+}
+
+/// Two ranks on two GPUs: one has its memory, the other has been admitted to its start.
+fn starting_beside_resident() -> World {
+    let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
+    let held = Holding { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 50, 2, Profile::default(), vec![held]);
+    let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
+    world.join_as(1, 50, 2, Profile::default(), vec![starts], true);
+    world.want(WorkerId(1), None);
+    world
+}
+
+#[test]
+fn what_a_rank_wants_while_another_starts_is_granted_once_that_is_over() {
+    let mut world = starting_beside_resident();
+    let gone = Holding { evicted: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.workers.get_mut(&WorkerId(0)).unwrap().held = vec![gone.clone()];
+    world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(4) });
+    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![gone] });
+    let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });
+    assert!(actions.is_empty(), "nothing was granted: {actions:?}");
+    let holdings = world.workers[&WorkerId(0)].held.clone();
+    world.tell(Event::Failed { worker: WorkerId(0), what: Task::Refill, holdings });
+    assert_eq!(world.arbiter.state(WorkerId(1)), Some("starting"), "another's failure is not its own");
+    let actions = world.tell(Event::Refilled { worker: WorkerId(1), holdings: vec![] });
+    assert!(matches!(actions[..], [Action::Grant { worker: WorkerId(0), .. }, ..]), "{actions:?}");
+}
+
+#[test]
+fn a_start_that_ends_by_death_says_nothing_of_the_link() {
+    let mut world = starting_beside_resident();
+    world.pass(MS(20_000));
+    world.die(WorkerId(1));
+    let gone = Holding { evicted: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![gone] });
+    let wake = world.arbiter.predicted_wake(WorkerId(0)).unwrap();
+    assert!(wake < MS(150), "4 GiB at 50 GB/s, not {wake:?}");
+}
+
+#[test]
 fn one_starts_at_a_time() {
     let mut world = six(0);
     for id in 0..2 {
         let held = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
-        world.join(id, id, 1, Profile::default(), vec![]);
-        let joined =
-            crate::Joined { starting: true, ..crate::Joined::alone(WorkerId(id), vec![held.clone()]) };
-        world.workers.get_mut(&WorkerId(id)).unwrap().held = vec![held];
-        world.tell(Event::Joined(joined));
+        world.join_as(id, id, 1, Profile::default(), vec![held], true);
         world.want(WorkerId(id), None);
     }
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
@@ -276,7 +406,8 @@ fn the_same_events_give_the_same_actions() {
                 0 | 3 => Event::Want { worker, deadline: None },
                 1 => Event::Activity { worker, activity: Activity::Busy, idle_for: Duration::ZERO },
                 2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
-                _ => Event::Parked { worker },
+                _ if step % 2 == 0 => Event::Parked { worker },
+                _ => Event::Refilled { worker, holdings: Vec::new() },
             },
         ));
     }

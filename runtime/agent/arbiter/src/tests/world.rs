@@ -7,7 +7,7 @@ use glake_units::Bytes;
 
 use crate::{
     Action, Activity, Arbiter, Contexts, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings,
-    WorkerId,
+    Task, WorkerId,
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
@@ -23,6 +23,8 @@ pub(super) struct Worker {
     /// Commands that it has not carried out.
     pub(super) queue: VecDeque<Action>,
     pub(super) waits: bool,
+    /// Its start is not over.
+    pub(super) starting: bool,
     pub(super) stopped: bool,
     pub(super) told: bool,
     /// The driver has locked it, or may have: whether its contexts are in the checkpoint.
@@ -157,6 +159,18 @@ impl World {
     }
 
     pub(super) fn join(&mut self, id: u64, gang: u64, ranks: u32, profile: Profile, held: Vec<Holding>) {
+        self.join_as(id, gang, ranks, profile, held, false);
+    }
+
+    pub(super) fn join_as(
+        &mut self,
+        id: u64,
+        gang: u64,
+        ranks: u32,
+        profile: Profile,
+        held: Vec<Holding>,
+        starting: bool,
+    ) {
         let worker = Worker {
             held,
             activity: Activity::Idle,
@@ -165,6 +179,7 @@ impl World {
             profile,
             queue: VecDeque::new(),
             waits: false,
+            starting,
             stopped: false,
             told: true,
             locked: None,
@@ -182,8 +197,8 @@ impl World {
 
     pub(super) fn tell_joined(&mut self, id: WorkerId, event: impl Fn(Joined) -> Event) {
         let Some(worker) = self.workers.get(&id) else { return };
-        let Worker { gang, ranks, profile, held, .. } = worker.clone();
-        self.tell(event(Joined { worker: id, gang, ranks, starting: false, profile, holdings: held }));
+        let Worker { gang, ranks, profile, held, starting, .. } = worker.clone();
+        self.tell(event(Joined { worker: id, gang, ranks, starting, profile, holdings: held }));
         self.workers.get_mut(&id).unwrap().told = true;
     }
 
@@ -237,6 +252,11 @@ impl World {
                 }
             }
             Some(Action::Admit { .. }) => {
+                // Who wants nothing says nothing.
+                let wants = |held: &Holding| !held.evicted.saturating_add(held.room).is_zero();
+                if !std::mem::take(&mut worker.starting) && !worker.held.iter().any(wants) {
+                    return;
+                }
                 for held in &mut worker.held {
                     let back = held.evicted.min(held.lease.saturating_sub(held.resident));
                     held.evicted = held.evicted.saturating_sub(back);
@@ -268,10 +288,14 @@ impl World {
 
     pub(super) fn fail(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.stopped) else { return };
-        if worker.queue.pop_front().is_some() {
-            let holdings = worker.held.clone();
-            self.tell(Event::Failed { worker: id, holdings });
-        }
+        let what = match worker.queue.pop_front() {
+            Some(Action::Park { .. }) => Task::Park,
+            Some(Action::Shrink { .. }) => Task::Shrink,
+            Some(_) => Task::Refill,
+            None => return,
+        };
+        let holdings = worker.held.clone();
+        self.tell(Event::Failed { worker: id, what, holdings });
     }
 
     /// The meter is read; half of what dead workers had is back by then.

@@ -78,7 +78,7 @@ impl Process {
 struct Socket {
     path: PathBuf,
     listener: Option<UnixListener>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 /// An agent's end of one connection.
@@ -97,7 +97,12 @@ impl Socket {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         let listener = Some(UnixListener::bind(&path).unwrap());
-        Socket { path, listener, _folder: folder }
+        Socket { path, listener, folder }
+    }
+
+    /// A simulated server that other processes could share.
+    fn gpus(&self) -> String {
+        format!("sim:h200x4@{}", self.folder.path().join("gpus").display())
     }
 
     fn text(&self) -> &str {

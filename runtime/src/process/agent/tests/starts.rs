@@ -4,7 +4,7 @@ use super::*;
 
 /// The agent answers hello with this while the worker makes its first block.
 fn started(socket: &Socket, wait: bool) -> (Process, Agent) {
-    let process = worker("", &[("GLAKE_AGENT", socket.text())]);
+    let process = worker("", &[("GLAKE_AGENT", socket.text()), ("GLAKE_DEVICE", &socket.gpus())]);
     assert!(!process.agent().is_joined(), "not before a pool starts");
     let agent = std::thread::scope(|scope| {
         let made = scope.spawn(|| process.malloc(0, mib(1), STREAM));
@@ -69,7 +69,7 @@ fn it_is_over_with_a_seal_an_explicit_join_or_when_nothing_new_is_made() {
 fn without_an_agent_it_goes_on_and_joins_later() {
     let mut socket = Socket::new();
     socket.close();
-    let process = worker("", &[("GLAKE_AGENT", socket.text())]);
+    let process = worker("", &[("GLAKE_AGENT", socket.text()), ("GLAKE_DEVICE", &socket.gpus())]);
     let block = process.malloc(0, mib(8), STREAM).unwrap();
     assert_eq!(process.lease(), None);
     socket.open();
@@ -88,6 +88,17 @@ fn without_an_agent_it_goes_on_and_joins_later() {
         process.free(made.join().unwrap().unwrap()).unwrap();
     });
     process.agent().leave();
+    process.free(block).unwrap();
+}
+
+#[test]
+fn gpus_that_are_simulated_for_one_process_alone_are_no_agents() {
+    let socket = Socket::new();
+    let process = worker("", &[("GLAKE_AGENT", socket.text())]);
+    let block = process.malloc(0, mib(8), STREAM).unwrap();
+    let connections = socket.listener.as_ref().unwrap();
+    connections.set_nonblocking(true).unwrap();
+    assert_eq!(connections.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     process.free(block).unwrap();
 }
 

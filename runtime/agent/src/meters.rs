@@ -1,0 +1,142 @@
+//! Meters are read beside all else: a driver may take its time, or hang.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use glake_arbiter::{GpuId, WorkerId};
+use glake_meter::{GpuMemory, Meter, MeterError};
+use glake_units::Bytes;
+use tokio::task::spawn_local;
+use tokio::time::{Instant, timeout};
+
+use crate::server::{MEASURE, Server};
+
+/// What is known of the readings.
+pub(crate) struct Meters {
+    meter: Arc<dyn Meter>,
+    /// GPUs whose meter is being read.
+    reading: RefCell<HashMap<GpuId, Reading>>,
+    /// When what is known of each was asked for.
+    read_at: RefCell<HashMap<GpuId, Instant>>,
+    /// GPUs whose meter did not answer when it was read last.
+    unanswered: RefCell<BTreeSet<GpuId>>,
+}
+
+/// One that is under way.
+struct Reading {
+    since: Instant,
+    /// It was asked for again meanwhile.
+    again: bool,
+}
+
+impl Meters {
+    pub(crate) fn new(meter: Arc<dyn Meter>) -> Self {
+        Meters {
+            meter,
+            reading: RefCell::default(),
+            read_at: RefCell::default(),
+            unanswered: RefCell::default(),
+        }
+    }
+
+    /// Before anybody is served.
+    pub(crate) fn read_now(&self, gpu: &str) -> Result<GpuMemory, MeterError> {
+        self.meter.read(gpu)
+    }
+
+    fn is_old(&self, gpu: GpuId, at: Instant) -> bool {
+        self.read_at.borrow().get(&gpu).is_none_or(|read| *read + MEASURE < at)
+    }
+
+    /// Whether a driver hangs that was asked long ago.
+    fn hangs(&self, gpu: GpuId) -> bool {
+        self.reading.borrow().get(&gpu).is_some_and(|reading| reading.since.elapsed() > MEASURE)
+    }
+}
+
+impl Server {
+    /// Reads meters that were read long ago, and waits for them: not for ever, of a driver that hangs. Others are heard
+    /// meanwhile.
+    pub(crate) async fn measure_old(self: &Rc<Self>, gpus: Vec<(GpuId, String)>) {
+        let asked = Instant::now();
+        let old =
+            gpus.into_iter().filter(|(gpu, _)| self.meters.is_old(*gpu, asked) && !self.meters.hangs(*gpu));
+        let old: Vec<_> = old.collect();
+        for (gpu, name) in &old {
+            self.measure(*gpu, name.clone());
+        }
+        let all = async {
+            for (gpu, _) in old {
+                let mut change = self.change();
+                while self.meters.is_old(gpu, asked) {
+                    change.await;
+                    change = self.change();
+                }
+            }
+        };
+        let _ = timeout(MEASURE, all).await;
+    }
+
+    /// Reads the meter, which may take a while, beside all else. Of a GPU that is being read it is read once more.
+    pub(crate) fn measure(self: &Rc<Self>, gpu: GpuId, name: String) {
+        if let Some(reading) = self.meters.reading.borrow_mut().get_mut(&gpu) {
+            reading.again = true;
+            return;
+        }
+        self.meters.reading.borrow_mut().insert(gpu, Reading { since: Instant::now(), again: false });
+        let server = self.clone();
+        spawn_local(async move {
+            loop {
+                let (meter, asked, begun) = (server.meters.meter.clone(), name.clone(), Instant::now());
+                server.look();
+                server.wake();
+                let before = server.ask(|agent| agent.made(gpu));
+                let read = tokio::task::spawn_blocking(move || meter.read(&asked)).await;
+                server.look();
+                let read = read.map_err(|error| error.to_string());
+                server.measured(
+                    gpu,
+                    begun,
+                    read.and_then(|read| read.map_err(|error| error.to_string())),
+                    &before,
+                );
+                server.wake();
+                let mut reading = server.meters.reading.borrow_mut();
+                match reading.get_mut(&gpu) {
+                    Some(under_way) if under_way.again => {
+                        *under_way = Reading { since: Instant::now(), again: false };
+                    }
+                    _ => {
+                        reading.remove(&gpu);
+                        return;
+                    }
+                }
+            }
+        });
+    }
+
+    /// What a meter answered that was asked at `begun`.
+    pub(crate) fn measured(
+        &self,
+        gpu: GpuId,
+        begun: Instant,
+        read: Result<GpuMemory, String>,
+        before: &BTreeMap<WorkerId, Bytes>,
+    ) {
+        self.meters.read_at.borrow_mut().insert(gpu, begun);
+        let is_answer = read.is_ok();
+        match read {
+            Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, &memory, before, now)),
+            Err(error) if self.meters.unanswered.borrow_mut().insert(gpu) => {
+                tracing::warn!(target: "glake::agent", %error, "the meter does not answer: what it said last stands");
+            }
+            Err(_) => {}
+        }
+        if is_answer && self.meters.unanswered.borrow_mut().remove(&gpu) {
+            tracing::info!(target: "glake::agent", %gpu, "the meter answers again");
+        }
+        self.announce();
+    }
+}
