@@ -40,6 +40,9 @@ pub struct Agent {
     /// What the agent after this one is to know, and was not asked for yet.
     pub(crate) entries: Vec<Entry>,
     pub(crate) driver_asks: Vec<DriverAsk>,
+    /// How many there were, and which is the last about a process until it is known to run.
+    pub(crate) driver_number: u64,
+    pub(crate) last_asks: BTreeMap<Peer, u64>,
     /// Processes that left while the driver had them locked, until they are restored.
     pub(crate) strays: BTreeMap<Peer, Journalled>,
     pub(crate) counts: Counts,
@@ -97,6 +100,8 @@ impl Agent {
             again: BTreeMap::new(),
             entries: Vec::new(),
             driver_asks: Vec::new(),
+            driver_number: 0,
+            last_asks: BTreeMap::new(),
             strays: BTreeMap::new(),
             counts: Counts::default(),
         };

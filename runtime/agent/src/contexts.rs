@@ -2,7 +2,8 @@
 //!
 //! The agent has no driver: a command that lives for a moment asks it. That it will be asked is in the journal before
 //! the command is started, and until the process is known to run again; so the agent after a crash has every process
-//! restored that may be locked, whichever moment the one before died at.
+//! restored that may be locked, whichever moment the one before died at. Asks are numbered: an answer to one that is not
+//! the last about its process says nothing of what that is now.
 
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub struct DriverAsk {
     pub name: String,
     /// To checkpoint it, or to restore it.
     pub way: Way,
+    /// Which ask it is.
+    pub number: u64,
 }
 
 /// Which way.
@@ -43,26 +46,56 @@ impl Agent {
         let peer = worker.who.peer;
         let name = worker.name.clone();
         if way == Way::Checkpoint {
-            worker.is_away = true;
-            self.entries.push(Entry::Away { peer, away: true });
+            self.set_away(id, true);
         }
-        self.driver_asks.push(DriverAsk { peer, name, way });
+        let ask = self.number(peer, name, way);
+        self.driver_asks.push(ask);
+    }
+
+    /// The last ask about a process from now on.
+    fn number(&mut self, peer: Peer, name: String, way: Way) -> DriverAsk {
+        self.driver_number += 1;
+        let number = self.driver_number;
+        self.last_asks.insert(peer, number);
+        DriverAsk { peer, name, way, number }
+    }
+
+    /// Whether nothing was asked about its process since.
+    pub fn is_last(&self, ask: &DriverAsk) -> bool {
+        self.last_asks.get(&ask.peer) == Some(&ask.number)
+    }
+
+    /// Whether the driver may have locked a worker, and the journal says so.
+    pub fn is_away(&self, peer: Peer) -> bool {
+        self.roster.of(peer).and_then(|id| self.roster.get(id)).is_some_and(|worker| worker.is_away)
+    }
+
+    fn set_away(&mut self, id: WorkerId, away: bool) {
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        if std::mem::replace(&mut worker.is_away, away) != away {
+            let peer = worker.who.peer;
+            self.entries.push(Entry::Away { peer, away });
+        }
     }
 
     /// What came of it. Says whether that process is to be restored once more, though it is no worker any more.
-    pub fn contexts(&mut self, peer: Peer, contexts: Contexts, now: Duration) -> bool {
+    pub fn contexts(&mut self, ask: &DriverAsk, contexts: Contexts, now: Duration) -> bool {
         self.now = now;
+        if !self.is_last(ask) {
+            return false;
+        }
+        let peer = ask.peer;
         let is_present = contexts == Contexts::Present;
+        if is_present {
+            self.last_asks.remove(&peer);
+        }
         let Some(id) = self.roster.of(peer) else {
             if is_present && self.strays.remove(&peer).is_some() {
                 self.entries.push(Entry::Gone(peer));
             }
             return self.strays.contains_key(&peer);
         };
-        if let Some(worker) = self.roster.get_mut(id).filter(|_| is_present) {
-            worker.is_away = false;
-            self.entries.push(Entry::Away { peer, away: false });
-        }
+        self.set_away(id, !is_present);
         self.to_measure.extend(self.gpus_of(id).into_iter().map(|(gpu, _)| gpu));
         self.step(Event::Contexts { worker: id, contexts });
         false
@@ -97,22 +130,29 @@ impl Agent {
             ..Journalled::default()
         };
         self.strays.insert(peer, stray);
-        self.driver_asks.push(DriverAsk { peer, name, way: Way::Restore });
+        let ask = self.number(peer, name, Way::Restore);
+        self.driver_asks.push(ask);
     }
 
     /// A process that is none any more, or was not one, has died: nothing is left to restore.
     pub(crate) fn forget_stray(&mut self, peer: Peer) {
+        self.last_asks.remove(&peer);
         if self.strays.remove(&peer).is_some() {
             self.driver_asks.retain(|ask| ask.peer != peer);
             self.entries.push(Entry::Gone(peer));
         }
     }
 
-    /// Whom the driver may have locked.
-    pub fn away(&self) -> Vec<DriverAsk> {
+    /// Whom the driver may have locked, and what each is called.
+    pub fn away(&self) -> Vec<(Peer, String)> {
         let workers = self.roster.workers().filter(|(_, worker)| worker.is_away);
         let workers = workers.map(|(_, worker)| (worker.who.peer, worker.name.clone()));
         let strays = self.strays.values().map(|stray| (stray.peer, stray.name.clone()));
-        workers.chain(strays).map(|(peer, name)| DriverAsk { peer, name, way: Way::Restore }).collect()
+        workers.chain(strays).collect()
+    }
+
+    /// Asks for the restore of all of them.
+    pub fn restores(&mut self) -> Vec<DriverAsk> {
+        self.away().into_iter().map(|(peer, name)| self.number(peer, name, Way::Restore)).collect()
     }
 }

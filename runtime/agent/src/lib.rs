@@ -34,7 +34,7 @@ mod translate;
 pub use agent::{Agent, Broken, Seen};
 pub use client::{ClientError, ask};
 pub use contexts::{DriverAsk, Way};
-pub use driver::{DriverCommand, NO_ROOM};
+pub use driver::{DriverCommand, NO_ROOM, UNTOUCHED};
 pub use journal::{Entry, Journalled};
 pub use listener::ListenError;
 pub use metrics::METRICS;

@@ -93,7 +93,7 @@ impl Listener {
         }
     }
 
-    /// What the commands that ask the driver hold.
+    /// What the locks lie beside that the commands that ask the driver hold.
     pub(crate) fn driver_lock(&self) -> PathBuf {
         self.path.with_extension("driver")
     }

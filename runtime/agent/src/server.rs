@@ -139,6 +139,9 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         spawn_local(server.clone().decide());
         spawn_local(server.clone().accept(socket));
         spawn_local(server.clone().drive());
+        if options.file.node.checkpoint_after().is_some() {
+            spawn_local(server.clone().probe_driver());
+        }
         ready(&listener.path);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         tokio::select! {
@@ -341,12 +344,22 @@ impl Server {
         self.tell_quietly(|agent, now| seen.into_iter().for_each(|(id, seen)| agent.saw(id, seen, now)));
     }
 
-    /// Those whom the journal names are counted until they join, or are dead.
+    /// Those whom the journal names are counted until they join, or are dead. All at once: what is written of them in
+    /// its place names all.
     fn expect(self: &Rc<Self>, journal: &[Journalled]) {
-        for told in journal {
-            if let Some((who, pidfd)) = Identity::journalled(told.peer, told.uid) {
-                self.tell(|agent, now| agent.expect(who, told, now));
-                self.watch(who.peer, pidfd);
+        let known = |told: &Journalled| Identity::journalled(told.peer, told.uid);
+        let mut alive: Vec<_> = journal.iter().filter_map(|told| Some((told, known(told)?))).collect();
+        self.tell(|agent, now| {
+            for (told, (who, _)) in &alive {
+                agent.expect(*who, told, now);
+            }
+        });
+        for (told, (who, pidfd)) in alive.drain(..) {
+            match pidfd {
+                Some(pidfd) => self.watch(who.peer, pidfd),
+                None => {
+                    tracing::warn!(target: "glake::agent", worker = %told.name, "a worker's death cannot be waited for");
+                }
             }
         }
     }

@@ -15,6 +15,8 @@ use crate::processes::{LIMIT, Node, Process};
 const SCRIPT: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 1
 pid=$1
+# The agent asks whether there is a driver.
+[ "$pid" = "$PPID" ] && exit 0
 way=checkpoint
 [ "$4" = --restore ] && way=restore
 at() {
@@ -25,6 +27,7 @@ state() { cat "state-$pid" 2> /dev/null || echo running; }
 become() { echo "$1" > "state-$pid.new" && mv "state-$pid.new" "state-$pid"; }
 at begin
 if [ $way = checkpoint ]; then
+    [ -e untouched ] && { echo "no driver" >&2; exit 4; }
     [ -e refused ] && { echo "it has communicators of NCCL" >&2; exit 1; }
     [ "$(state)" = running ] && become locked
     at locked
@@ -168,6 +171,59 @@ fn who_cannot_be_checkpointed_runs_on() {
     assert_eq!(state(&node, &worker), "running");
 }
 
+/// Nobody was locked, and nobody has to come back.
+#[test]
+fn a_driver_that_cannot_be_asked_keeps_no_worker_from_its_memory() {
+    let node = node(Bytes::gib(14), AFTER);
+    fs::write(node.folder.path().join("untouched"), "").unwrap();
+    let mut worker = asleep(&node, "model");
+    until(&node, "checkpoint-begin", 1);
+    comes_back(&node, &mut worker);
+    let journal = fs::read_to_string(node.folder.path().join("glake/agent.journal")).unwrap();
+    assert!(journal.contains("\"away\":false"), "{journal}");
+    let moments = fs::read_to_string(node.folder.path().join("moments")).unwrap();
+    assert!(!moments.contains("restore"), "{moments}");
+}
+
+/// It is killed, and has ended before the driver is asked for the way back.
+#[test]
+fn a_command_that_does_not_end_is_killed_before_anything_else_is_asked() {
+    for moment in ["checkpoint-locked", "checkpoint-checkpointed"] {
+        let mut node = node(Bytes::gib(14), AFTER);
+        node.agent.kill();
+        fs::write(node.folder.path().join("limit"), "300").unwrap();
+        node.restart();
+        fs::write(node.folder.path().join(format!("stall-{moment}")), "").unwrap();
+        let mut worker = asleep(&node, "model");
+        let command = until(&node, moment, 1);
+        until(&node, "restore-begin", 1);
+        assert!(!Path::new(&format!("/proc/{command}")).exists());
+        until(&node, "restore-unlocked", 1);
+        comes_back(&node, &mut worker);
+    }
+}
+
+/// Nor does it keep others of the next agent from theirs.
+#[test]
+fn a_command_of_an_agent_before_that_does_not_end_keeps_its_own_worker_only() {
+    let mut node = node(Bytes::gib(14), AFTER);
+    let mut first = checkpointed(&node, "first");
+    let stall = node.folder.path().join("stall-checkpoint-locked");
+    fs::write(&stall, "").unwrap();
+    let second = asleep(&node, "second");
+    until(&node, "checkpoint-locked", 2);
+    node.agent.kill();
+    node.restart();
+    is_so("it is restored", || state(&node, &first) == "running");
+    comes_back(&node, &mut first);
+    assert_eq!(state(&node, &second), "locked");
+    fs::remove_file(stall).unwrap();
+    is_so("it is restored", || state(&node, &second) == "running");
+    let locks = || fs::read_dir(node.folder.path().join("glake")).unwrap().filter_map(Result::ok);
+    let is_lock = |name: &std::ffi::OsStr| name.to_string_lossy().contains("driver-");
+    is_so("no lock is left", || !locks().any(|file| is_lock(&file.file_name())));
+}
+
 /// Whoever comes after could not know whom to restore.
 #[test]
 fn nobody_is_checkpointed_while_the_journal_cannot_be_written() {
@@ -279,6 +335,24 @@ fn a_worker_that_leaves_while_it_is_checkpointed_is_restored() {
     second.kill();
     node.until("it is gone", |rows| rows.iter().all(|row| row.worker != "second"));
     assert_eq!(state(&node, &second), "checkpointed");
+}
+
+/// What came of the checkpoint says nothing then.
+#[test]
+fn a_worker_that_leaves_while_it_is_being_checkpointed_is_restored() {
+    let node = node(Bytes::gib(14), AFTER);
+    let stall = node.folder.path().join("stall-checkpoint-checkpointed");
+    fs::write(&stall, "").unwrap();
+    let mut worker = asleep(&node, "model");
+    until(&node, "checkpoint-checkpointed", 1);
+    worker.tell("bye");
+    node.until("it is gone", <[_]>::is_empty);
+    fs::write(node.folder.path().join("full"), "").unwrap();
+    fs::remove_file(stall).unwrap();
+    until(&node, "restore-begin", 2);
+    assert_eq!(state(&node, &worker), "checkpointed");
+    fs::remove_file(node.folder.path().join("full")).unwrap();
+    is_so("it is restored", || state(&node, &worker) == "running");
 }
 
 /// It begins another conversation, or is not heard of for so long that the agent gives it up.

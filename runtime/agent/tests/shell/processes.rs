@@ -28,7 +28,10 @@ fn agent() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
-    let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new() };
+    // So many milliseconds.
+    let limit = std::fs::read_to_string(folder.join("limit")).ok().and_then(|text| text.parse().ok());
+    let limit = limit.map_or(DriverCommand::LIMIT, Duration::from_millis);
+    let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new(), limit };
     let options = Options { file, socket: socket(&folder), meter, driver };
     let thread = std::fs::read_link("/proc/thread-self").unwrap();
     serve(&options, |_| println!("\nserving {}", thread.file_name().unwrap().to_str().unwrap())).unwrap();

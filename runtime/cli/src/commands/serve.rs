@@ -79,7 +79,7 @@ pub(super) fn run(
         fits.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
     }
     let socket = socket(arguments.socket.as_deref(), environment)?;
-    let options = Options { file, socket, meter: meter(config)?, driver: driver(config)? };
+    let options = Options { file, socket, meter: meter(config)?, driver: driver(config) };
     if arguments.check {
         return check(&options, output);
     }
@@ -121,12 +121,11 @@ fn failure(error: ServeError) -> Failure {
     }
 }
 
-/// What asks the driver to checkpoint a process: this program, about the same device.
-fn driver(config: &Config) -> Result<DriverCommand, Failure> {
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::failed(format_args!("where this program lies is not known: {error}")))?;
+/// What asks the driver to checkpoint a process: this program, about the same device. An upgrade may have removed the file
+/// that it was started from.
+fn driver(config: &Config) -> DriverCommand {
     let arguments = ["--device".into(), config.device.choice.to_string().into(), "checkpoint".into()].into();
-    Ok(DriverCommand { program, arguments })
+    DriverCommand { program: "/proc/self/exe".into(), arguments, limit: DriverCommand::LIMIT }
 }
 
 /// What tells how much memory is used: NVML, or the folder that simulated GPUs are shared through.
