@@ -446,7 +446,10 @@ impl Arbiter {
             self.server.log.ended(id, Outcome::Died);
             return self.server.note(id);
         }
-        if gang.want.is_some() {
+        if gang.away.worker == Some(worker) {
+            self.server.set_presence(id, None, Presence::Present);
+        }
+        if self.server.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
             self.server.deny(id, Denied::Incomplete, Some(AGAIN));
         }
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };

@@ -12,6 +12,7 @@
 //! is granted nothing and given no command. A floor counts, but while its worker is checkpointed; it is counted again,
 //! within the limit, before the driver is asked to restore it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use glake_units::Bytes;
@@ -23,8 +24,10 @@ use crate::log::{Decision, Outcome};
 use crate::server::{AGAIN, Server};
 use crate::{Action, Activity, Contexts, GangId, GpuId, WorkerId};
 
-/// A restore that takes longer is waited for by nobody: its want waits again, and may be denied.
-const RESTORING: Duration = Duration::from_secs(90);
+/// A restore that takes longer keeps nobody's GPUs: its want waits again, behind no one, and may be denied.
+const RESTORING: Duration = Duration::from_secs(5);
+/// Who could not be restored for so often is tried again that late.
+const SELDOM: Duration = Duration::from_secs(30);
 
 /// Where the contexts of a gang are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -46,6 +49,8 @@ pub(crate) enum Presence {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Away {
     pub(crate) presence: Presence,
+    /// Whose they are: a gang may get another rank meanwhile.
+    pub(crate) worker: Option<WorkerId>,
     /// Since when nothing was under way with it.
     pub(crate) rests_since: Duration,
     /// It could not be checkpointed: not before then.
@@ -53,6 +58,7 @@ pub(crate) struct Away {
     refusals: u32,
     /// It could not be restored: not before then.
     pub(crate) restore_after: Duration,
+    misses: u32,
 }
 
 impl Away {
@@ -78,6 +84,17 @@ impl Away {
     fn refused(&mut self, now: Duration, length: Duration) {
         self.stays_until = now + length * (1 << self.refusals.min(6));
         self.refusals += 1;
+    }
+
+    /// It stays where it is: each time it is asked for after twice as long.
+    fn missed(&mut self, now: Duration) {
+        self.restore_after = now + SELDOM.min(AGAIN * (1 << self.misses.min(6)));
+        self.misses += 1;
+    }
+
+    /// Whether it is this worker whose floor does not count.
+    pub(crate) fn is_out(self, worker: WorkerId) -> bool {
+        self.is_checkpointed() && self.worker == Some(worker)
     }
 }
 
@@ -130,21 +147,25 @@ impl Server {
     /// Checkpoints whoever is idle for long enough.
     pub(crate) fn put_away(&mut self) {
         let Some((_, id)) = self.next_to_leave().filter(|(at, _)| *at <= self.now) else { return };
-        self.set_presence(id, Presence::Leaving);
         let worker = self.gangs.get(&id).and_then(|gang| gang.members.keys().next().copied());
+        self.set_presence(id, worker, Presence::Leaving);
         self.actions.extend(worker.map(|worker| Action::Checkpoint { worker }));
     }
 
     /// Changes where a gang's contexts are, and what counts with it.
-    fn set_presence(&mut self, id: GangId, presence: Presence) {
+    pub(crate) fn set_presence(&mut self, id: GangId, worker: Option<WorkerId>, presence: Presence) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
         gang.away.presence = presence;
-        let (is_present, out) = (gang.away.is_present(), gang.away.is_checkpointed());
+        gang.away.worker = worker.filter(|_| presence != Presence::Present);
+        if presence == Presence::Present {
+            (gang.away.restore_after, gang.away.misses) = (self.now, 0);
+        }
+        let away = gang.away;
         let keys: Vec<_> = gang.shares.iter().map(Share::key).collect();
         for key in keys {
-            self.change(id, key, |share| share.is_checkpointed = out);
+            self.change(id, key, |share| share.is_checkpointed = away.is_out(key.0));
         }
-        if is_present {
+        if away.is_present() {
             self.absent.remove(&id)
         } else {
             self.absent.insert(id)
@@ -176,8 +197,8 @@ impl Server {
         if !gang.shares.iter().all(|share| fits(&share.holding.gpu)) {
             return false;
         }
-        let worker = gang.members.keys().next().copied();
-        self.set_presence(id, Presence::Returning);
+        let worker = gang.away.worker;
+        self.set_presence(id, worker, Presence::Returning);
         if let Some(State::Refilling(refill)) = self.gangs.get_mut(&id).map(|gang| &mut gang.state) {
             refill.by = self.now + RESTORING;
         }
@@ -193,14 +214,48 @@ impl Server {
             gang.is_to_return() && gang.is_resting() && gang.away.restore_after <= now
         };
         for id in self.absent.iter().copied().filter(due).collect::<Vec<_>>() {
+            let is_leaving = self.make_room(id);
             self.restore(id);
             // Somebody whom nobody manages may have given memory back.
-            if let Some(gang) = self.gangs.get_mut(&id).filter(|gang| !gang.away.is_moving()) {
+            let waits = |gang: &&mut Gang| !gang.away.is_moving() && !is_leaving;
+            if let Some(gang) = self.gangs.get_mut(&id).filter(waits) {
                 gang.away.restore_after = now + AGAIN;
                 self.actions
                     .extend(gang.shares.iter().map(|share| Action::Measure { gpu: share.holding.gpu }));
             }
         }
+    }
+
+    /// Takes of idle workers what a gang's absent floors and growths are short of, where that is enough. Says whether
+    /// something leaves.
+    fn make_room(&mut self, id: GangId) -> bool {
+        let Some(gang) = self.gangs.get(&id) else { return false };
+        let growths = self.growths.iter().filter(|growth| growth.gang == id).map(|growth| growth.gpu);
+        let gpus: BTreeSet<GpuId> =
+            gang.shares.iter().map(|share| share.holding.gpu).chain(growths).collect();
+        // What leaves already may be enough.
+        let leaves = |other: &Gang| {
+            let is_leaving =
+                matches!(other.state, State::Parking { .. } | State::Shrinking { by: Some(_), .. });
+            is_leaving && other.shares.iter().any(|share| gpus.contains(&share.holding.gpu))
+        };
+        if self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(leaves) {
+            return true;
+        }
+        let mut takes = Vec::new();
+        for &gpu in &gpus {
+            let floors: Bytes = gang.on(gpu).map(Share::absent_floor).sum();
+            let growths = self.growths.iter().filter(|growth| growth.gang == id && growth.gpu == gpu);
+            let needed = floors.saturating_add(growths.map(|growth| growth.bytes).sum());
+            let short = needed.saturating_sub(self.free_beside_restores(gpu));
+            let found = self.choose(gpu, short, None, Some(id));
+            if !found.short.is_zero() {
+                return false;
+            }
+            takes.extend(found.takes);
+        }
+        self.take(&takes);
+        !takes.is_empty()
     }
 
     /// When somebody may be restored, or checkpointed, though nothing happens before.
@@ -234,6 +289,7 @@ impl Arbiter {
         let Some(gang) = id.and_then(|id| self.server.gangs.get_mut(id)) else { return };
         if let Presence::Checkpointed { returns } = &mut gang.away.presence {
             *returns = true;
+            gang.away.restore_after = gang.away.restore_after.min(self.server.now);
         }
     }
 
@@ -244,6 +300,13 @@ impl Arbiter {
         let Some(&id) = server.gang_of.get(&worker) else { return };
         let Some(gang) = server.gangs.get_mut(&id) else { return };
         let was = gang.away.presence;
+        if gang.away.worker.is_some_and(|known| known != worker) {
+            // Another rank's: it is to run, whatever it is.
+            if contexts != Contexts::Present {
+                server.actions.push(Action::Restore { worker });
+            }
+            return;
+        }
         let is_refilling = matches!(gang.state, State::Refilling(_));
         match contexts {
             Contexts::Present => {
@@ -256,7 +319,11 @@ impl Arbiter {
                 if let State::Refilling(refill) = &mut gang.state {
                     refill.by = now + refill.patience.max(server.settings.least_late);
                 }
-                server.set_presence(id, Presence::Present);
+                server.set_presence(id, None, Presence::Present);
+                if was != Presence::Present {
+                    // What it waits for as it grows is asked for as if it was asked now.
+                    server.make_room(id);
+                }
                 if was == Presence::Leaving {
                     server.log_contexts(id, Outcome::Kept);
                 }
@@ -265,7 +332,7 @@ impl Arbiter {
                 let returns = was == Presence::Unknown || gang.away.returns();
                 // One that a journal names is asked for at once.
                 if was == Presence::Returning {
-                    gang.away.restore_after = now + AGAIN;
+                    gang.away.missed(now);
                 }
                 let presence = match contexts {
                     Contexts::Unknown => Presence::Unknown,
@@ -274,7 +341,7 @@ impl Arbiter {
                         returns: returns || (was == Presence::Returning && !is_refilling),
                     },
                 };
-                server.set_presence(id, presence);
+                server.set_presence(id, Some(worker), presence);
                 if is_refilling {
                     server.give_back(id, Outcome::NotRestored);
                 }

@@ -106,7 +106,7 @@ impl Server {
         };
         let zero = Bytes::ZERO;
         let holding = Holding::nothing(gpu, zero);
-        let is_checkpointed = gang.away.is_checkpointed();
+        let is_checkpointed = gang.away.is_out(worker);
         gang.shares.push(Share {
             worker,
             holding,

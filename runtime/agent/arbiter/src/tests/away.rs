@@ -110,7 +110,7 @@ fn a_want_restores_first_and_is_granted_then() {
     assert_eq!(actions, [Action::Restore { worker }]);
     assert_eq!((world.arbiter.claimed(GPU), world.arbiter.state(worker)), (FLOOR, Some("restoring")));
     // Nothing is late meanwhile.
-    world.pass(S(5));
+    world.pass(S(4));
     world.drive(worker, Some(true));
     assert!(!world.open.contains(&worker));
     world.answer(worker);
@@ -157,11 +157,11 @@ fn what_is_not_restored_is_tried_again_and_the_want_waits() {
     let worker = WorkerId(0);
     put_away(&mut world, 0);
     world.want(worker, None);
-    for _ in 0..3 {
+    for seconds in [1, 2, 4, 8, 16, 30, 30] {
         world.drive(worker, Some(false));
         assert_eq!((world.arbiter.claimed(GPU), last(&world)), (Bytes::ZERO, Outcome::NotRestored));
         assert!(world.open.contains(&worker));
-        assert_eq!(world.arbiter.next_deadline(), Some(world.now + S(1)));
+        assert_eq!(world.arbiter.next_deadline(), Some(world.now + S(seconds)));
         assert!(due(&mut world).contains(&Action::Restore { worker }));
     }
     // Whoever asked the driver was killed: it is asked once more what it is.
@@ -226,4 +226,61 @@ fn a_request_for_more_of_one_that_is_away_waits_until_it_is_back() {
     assert_eq!(world.tell(grow), [Action::Restore { worker }]);
     world.drive(worker, Some(true));
     assert_eq!(world.workers[&worker].held[0].lease, Bytes::gib(1));
+}
+
+#[test]
+fn a_restore_that_lasts_keeps_no_other_want_waiting() {
+    let mut world = asleep(2, 23, Some(AFTER));
+    put_away(&mut world, 0);
+    world.drive(WorkerId(1), Some(false));
+    world.want(WorkerId(0), None);
+    world.want(WorkerId(1), None);
+    assert!(world.open.contains(&WorkerId(1)));
+    world.pass(S(5));
+    assert!(!world.open.contains(&WorkerId(1)) && world.open.contains(&WorkerId(0)));
+    world.answer(WorkerId(1));
+    world.drive(WorkerId(0), Some(true));
+    assert!(!world.open.contains(&WorkerId(0)));
+}
+
+/// The GPU is full of one that is idle.
+#[test]
+fn an_idle_victim_leaves_for_who_returns_or_grows_without_a_want() {
+    for grows in [true, false] {
+        let mut world = asleep(1, 10, Some(AFTER));
+        let worker = WorkerId(0);
+        put_away(&mut world, 0);
+        world.join_asleep(1, Bytes::mib(9000));
+        world.want(WorkerId(1), None);
+        world.answer(WorkerId(1));
+        world.does(WorkerId(1), Activity::Idle);
+        world.pass(S(1));
+        let grow = Event::Grow { worker, gpu: GPU, bytes: Bytes::gib(2), within: S(10) };
+        let actions = world.tell(if grows { grow } else { Event::Refill { worker } });
+        assert!(matches!(actions[..], [Action::Shrink { worker: WorkerId(1), .. }]), "{actions:?}");
+        world.answer(WorkerId(1));
+        assert_eq!(world.workers[&worker].asked, Some(true));
+        world.drive(worker, Some(true));
+        let lease = if grows { Bytes::gib(2) } else { Bytes::ZERO };
+        assert_eq!(
+            (world.arbiter.state(worker), world.workers[&worker].held[0].lease),
+            (Some("asleep"), lease)
+        );
+    }
+}
+
+#[test]
+fn another_rank_of_a_gang_that_is_away_counts() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    put_away(&mut world, 0);
+    let held = Holding { evicted: Bytes::gib(1), ..Holding::nothing(GPU, FLOOR) };
+    world.join(7, 0, 1, crate::Profile::default(), vec![held]);
+    assert_eq!(world.arbiter.claimed(GPU), FLOOR);
+    world.tell(Event::Refill { worker: WorkerId(0) });
+    assert_eq!(world.workers[&WorkerId(0)].asked, Some(true));
+    world.drive(WorkerId(0), Some(false));
+    world.die(WorkerId(0));
+    assert_eq!(world.arbiter.state(WorkerId(7)), Some("asleep"));
+    world.want(WorkerId(7), None);
+    assert!(!world.open.contains(&WorkerId(7)));
 }

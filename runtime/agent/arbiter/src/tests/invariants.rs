@@ -33,8 +33,11 @@ impl Arbiter {
                 "gang {id} is not answered"
             );
             assert_eq!(gang.away.is_present(), !server.absent.contains(id), "gang {id} is away");
-            let out = gang.away.is_checkpointed();
-            assert!(gang.shares.iter().all(|share| share.is_checkpointed == out), "floors of gang {id}");
+            let out = |worker| gang.away.is_checkpointed() && gang.away.worker == Some(worker);
+            let agree = gang.shares.iter().all(|share| share.is_checkpointed == out(share.worker));
+            assert!(agree, "floors of gang {id}");
+            let is_member = gang.away.worker.is_none_or(|worker| gang.members.contains_key(&worker));
+            assert!(is_member && gang.away.is_present() == gang.away.worker.is_none(), "who of gang {id}");
             let growing = server.growths.iter().filter(|growth| growth.gang == *id).count();
             assert_eq!(growing, gang.growing as usize, "growths of gang {id}");
         }
