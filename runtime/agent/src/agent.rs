@@ -14,10 +14,11 @@ use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, Wor
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
+use crate::contexts::Asks;
 use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
-use crate::{DriverAsk, Entry, Identity, Journalled, Way};
+use crate::{Entry, Identity, Journalled, Way};
 
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
@@ -39,10 +40,7 @@ pub struct Agent {
     pub(crate) again: BTreeMap<GpuId, Duration>,
     /// What the agent after this one is to know, and was not asked for yet.
     pub(crate) entries: Vec<Entry>,
-    pub(crate) driver_asks: Vec<DriverAsk>,
-    /// How many there were, and which is the last about a process until it is known to run.
-    pub(crate) driver_number: u64,
-    pub(crate) last_asks: BTreeMap<Peer, u64>,
+    pub(crate) asks: Asks,
     /// Processes that left while the driver had them locked, until they are restored.
     pub(crate) strays: BTreeMap<Peer, Journalled>,
     pub(crate) counts: Counts,
@@ -99,9 +97,7 @@ impl Agent {
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
             entries: Vec::new(),
-            driver_asks: Vec::new(),
-            driver_number: 0,
-            last_asks: BTreeMap::new(),
+            asks: Asks::default(),
             strays: BTreeMap::new(),
             counts: Counts::default(),
         };

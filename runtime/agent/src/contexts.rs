@@ -5,6 +5,7 @@
 //! restored that may be locked, whichever moment the one before died at. Asks are numbered: an answer to one that is not
 //! the last about its process says nothing of what that is now.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use glake_arbiter::{Contexts, Event, WorkerId};
@@ -35,10 +36,21 @@ pub enum Way {
     Restore,
 }
 
+/// What the driver is asked.
+#[derive(Debug, Default)]
+pub(crate) struct Asks {
+    /// And was not yet.
+    pending: Vec<DriverAsk>,
+    /// How many there were.
+    count: u64,
+    /// Which is the last about a process, until that is known to run.
+    last: BTreeMap<Peer, u64>,
+}
+
 impl Agent {
     /// What the driver is to be asked, since this was asked last: once the journal is written.
     pub fn take_driver_asks(&mut self) -> Vec<DriverAsk> {
-        std::mem::take(&mut self.driver_asks)
+        std::mem::take(&mut self.asks.pending)
     }
 
     pub(crate) fn ask_driver(&mut self, id: WorkerId, way: Way) {
@@ -49,20 +61,20 @@ impl Agent {
             self.set_away(id, true);
         }
         let ask = self.number(peer, name, way);
-        self.driver_asks.push(ask);
+        self.asks.pending.push(ask);
     }
 
     /// The last ask about a process from now on.
     fn number(&mut self, peer: Peer, name: String, way: Way) -> DriverAsk {
-        self.driver_number += 1;
-        let number = self.driver_number;
-        self.last_asks.insert(peer, number);
+        self.asks.count += 1;
+        let number = self.asks.count;
+        self.asks.last.insert(peer, number);
         DriverAsk { peer, name, way, number }
     }
 
     /// Whether nothing was asked about its process since.
     pub fn is_last(&self, ask: &DriverAsk) -> bool {
-        self.last_asks.get(&ask.peer) == Some(&ask.number)
+        self.asks.last.get(&ask.peer) == Some(&ask.number)
     }
 
     /// Whether the driver may have locked a worker, and the journal says so.
@@ -87,7 +99,7 @@ impl Agent {
         let peer = ask.peer;
         let is_present = contexts == Contexts::Present;
         if is_present {
-            self.last_asks.remove(&peer);
+            self.asks.last.remove(&peer);
         }
         let Some(id) = self.roster.of(peer) else {
             if is_present && self.strays.remove(&peer).is_some() {
@@ -107,7 +119,7 @@ impl Agent {
         worker.is_away = true;
         let peer = worker.who.peer;
         self.strays.remove(&peer);
-        self.driver_asks.retain(|ask| ask.peer != peer);
+        self.asks.pending.retain(|ask| ask.peer != peer);
         self.entries.push(Entry::Away { peer, away: true });
         self.step(Event::Contexts { worker: id, contexts: Contexts::Unknown });
     }
@@ -131,14 +143,14 @@ impl Agent {
         };
         self.strays.insert(peer, stray);
         let ask = self.number(peer, name, Way::Restore);
-        self.driver_asks.push(ask);
+        self.asks.pending.push(ask);
     }
 
     /// A process that is none any more, or was not one, has died: nothing is left to restore.
     pub(crate) fn forget_stray(&mut self, peer: Peer) {
-        self.last_asks.remove(&peer);
+        self.asks.last.remove(&peer);
         if self.strays.remove(&peer).is_some() {
-            self.driver_asks.retain(|ask| ask.peer != peer);
+            self.asks.pending.retain(|ask| ask.peer != peer);
             self.entries.push(Entry::Gone(peer));
         }
     }

@@ -4,9 +4,18 @@
 //! What is found by what: see [`Obstacle`].
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
+use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// Of what is written for a process's number.
+const LONGEST_NUMBER: u64 = 32;
 
 /// A process that lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +39,8 @@ pub(crate) enum Obstacle {
     Nccl { found: String },
     /// The daemon of MPS, in the folder that its environment names or in the default one.
     Mps { daemon: u32 },
+    /// What would tell of these cannot be read.
+    Unread { path: PathBuf, error: String },
 }
 
 impl fmt::Display for Obstacle {
@@ -47,6 +58,11 @@ impl fmt::Display for Obstacle {
                 f,
                 "it runs under MPS (daemon {daemon}), which the driver does not checkpoint: start it without MPS"
             ),
+            Obstacle::Unread { path, error } => write!(
+                f,
+                "whether it uses NCCL or MPS is not known, for {} cannot be read ({error}): ask as root",
+                path.display()
+            ),
         }
     }
 }
@@ -62,11 +78,18 @@ impl Target {
         Some(Target { root: root.to_owned(), pid, uid, start })
     }
 
-    /// What keeps it from being checkpointed, if anything that can be seen does. `users`: who uses GPUs.
+    /// What keeps it from being checkpointed, if anything that can be seen does, or cannot be seen. `users`: who uses
+    /// GPUs.
     pub(crate) fn obstacle(&self, users: &BTreeSet<u32>) -> Option<Obstacle> {
         let child = self.descendants().into_iter().find(|pid| users.contains(pid));
-        let child = child.map(|pid| Obstacle::Child { pid });
-        child.or_else(|| self.nccl()).or_else(|| self.mps())
+        if let Some(pid) = child {
+            return Some(Obstacle::Child { pid });
+        }
+        match (self.nccl(), self.mps()) {
+            (Ok(nccl), Ok(mps)) => nccl.or(mps),
+            (Ok(Some(nccl)), Err(_)) => Some(nccl),
+            (Err(unread), _) | (_, Err(unread)) => Some(unread),
+        }
     }
 
     /// Its children, and theirs.
@@ -89,31 +112,69 @@ impl Target {
         }
     }
 
-    fn nccl(&self) -> Option<Obstacle> {
+    fn nccl(&self) -> Result<Option<Obstacle>, Obstacle> {
         let own = self.root.join(self.pid.to_string());
-        let maps = fs::read_to_string(own.join("maps")).unwrap_or_default();
+        let maps = read(own.join("maps"))?;
+        let maps = String::from_utf8_lossy(&maps);
         let segment =
             maps.lines().find_map(|line| line.find("/dev/shm/nccl-").map(|at| line[at..].to_owned()));
-        let threads = fs::read_dir(own.join("task")).into_iter().flatten().filter_map(Result::ok);
-        let mut names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+        let tasks = own.join("task");
+        let threads = fs::read_dir(&tasks).map_err(|error| unread(tasks, &error))?;
+        // A thread may end meanwhile.
+        let names = threads.filter_map(|thread| fs::read(thread.ok()?.path().join("comm")).ok());
+        let mut names = names.map(|name| String::from_utf8_lossy(&name).into_owned());
         let mut thread = || names.find(|name| name.starts_with("pt_nccl") || name.starts_with("NCCL "));
-        let found = segment.or_else(|| thread().map(|name| format!("thread {}", name.trim_end())))?;
-        Some(Obstacle::Nccl { found })
+        let found = segment.or_else(|| thread().map(|name| format!("thread {}", name.trim_end())));
+        Ok(found.map(|found| Obstacle::Nccl { found }))
     }
 
-    fn mps(&self) -> Option<Obstacle> {
+    fn mps(&self) -> Result<Option<Obstacle>, Obstacle> {
         let own = self.root.join(self.pid.to_string());
-        let environment = fs::read(own.join("environ")).unwrap_or_default();
+        let environment = read(own.join("environ"))?;
         let named = environment.split(|byte| *byte == 0).find_map(|variable| {
             let folder = variable.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY=")?;
-            Some(PathBuf::from(String::from_utf8_lossy(folder).into_owned()))
+            Some(PathBuf::from(OsStr::from_bytes(folder)))
         });
         let folder = named.unwrap_or_else(|| PathBuf::from("/tmp/nvidia-mps"));
-        let daemon = fs::read_to_string(folder.join("nvidia-cuda-mps-control.pid")).ok()?;
-        let daemon: u32 = daemon.trim().parse().ok()?;
-        let name = fs::read_to_string(self.root.join(format!("{daemon}/comm"))).ok()?;
+        let Some(daemon) = number_in(&folder.join("nvidia-cuda-mps-control.pid"))? else { return Ok(None) };
+        let name = fs::read_to_string(self.root.join(format!("{daemon}/comm")));
         // What is left of one that has ended is nobody's.
-        name.starts_with("nvidia-cuda-mps").then_some(Obstacle::Mps { daemon })
+        let is_mps = name.is_ok_and(|name| name.starts_with("nvidia-cuda-mps"));
+        Ok(is_mps.then_some(Obstacle::Mps { daemon }))
+    }
+}
+
+fn unread(path: PathBuf, error: &io::Error) -> Obstacle {
+    Obstacle::Unread { path, error: error.to_string() }
+}
+
+fn read(path: PathBuf) -> Result<Vec<u8>, Obstacle> {
+    fs::read(&path).map_err(|error| unread(path, &error))
+}
+
+/// The number that a small file holds; none: there is no such file. Its name is whatever somebody has written in their
+/// environment, and may be a device's.
+fn number_in(path: &Path) -> Result<Option<u32>, Obstacle> {
+    let is_file = |found: &fs::Metadata| found.is_file() && found.len() <= LONGEST_NUMBER;
+    let open = || -> io::Result<Option<u32>> {
+        if !is_file(&fs::symlink_metadata(path)?) {
+            return Ok(None);
+        }
+        let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
+        let file = fs::File::options().read(true).custom_flags(flags).open(path)?;
+        if !is_file(&file.metadata()?) {
+            return Ok(None);
+        }
+        let mut text = Vec::new();
+        file.take(LONGEST_NUMBER).read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).trim().parse().ok())
+    };
+    match open() {
+        Ok(number) => Ok(number),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(unread(path.to_owned(), &error)),
     }
 }
 
@@ -155,6 +216,9 @@ mod tests {
                 &format!("{pid} (a) b) c) {state} {parent} {rest} {} 0", pid * 10),
             );
             self.file(&format!("{pid}/status"), "Name:\ta\nUid:\t1\t2\t3\t4\n");
+            self.file(&format!("{pid}/maps"), "");
+            self.file(&format!("{pid}/environ"), "");
+            self.file(&format!("{pid}/task/{pid}/comm"), "a\n");
         }
     }
 
@@ -221,5 +285,25 @@ mod tests {
         assert_eq!(target.obstacle(&BTreeSet::new()), None);
         proc.file("55/comm", "nvidia-cuda-mps\n");
         assert_eq!(target.obstacle(&BTreeSet::new()), Some(Obstacle::Mps { daemon: 55 }));
+        // What could be read for ever, or is too long, is no number.
+        let pid_file = proc.0.join("mps/nvidia-cuda-mps-control.pid");
+        proc.file("mps/nvidia-cuda-mps-control.pid", &format!("55{}", " ".repeat(40)));
+        assert_eq!(target.obstacle(&BTreeSet::new()), None);
+        fs::remove_file(&pid_file).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &pid_file).unwrap();
+        assert_eq!(target.obstacle(&BTreeSet::new()), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_obstacle() {
+        for gone in ["maps", "environ", "task"] {
+            let proc = Proc::new(&format!("unread-{gone}"));
+            proc.process(7, 1, "S");
+            let target = Target::of(&proc.0, 7).unwrap();
+            assert_eq!(target.obstacle(&BTreeSet::new()), None);
+            fs::rename(proc.0.join("7").join(gone), proc.0.join("gone")).unwrap();
+            let found = target.obstacle(&BTreeSet::new());
+            assert!(matches!(found, Some(Obstacle::Unread { .. })), "{gone}: {found:?}");
+        }
     }
 }

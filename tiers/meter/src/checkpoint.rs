@@ -104,6 +104,25 @@ pub enum CheckpointError {
         /// What to do.
         todo: &'static str,
     },
+    /// It has ended, and another has its number.
+    #[error("process {pid} is another one by now: the one that was meant has ended")]
+    Another {
+        /// Which.
+        pid: u32,
+    },
+    /// It was to run, and does not.
+    #[error(
+        "{why}; and process {pid} is not known to run ({found}): its calls wait until glake checkpoint {pid} --restore \
+         succeeds"
+    )]
+    Stays {
+        /// Which.
+        pid: u32,
+        /// What it is, or why that is not known.
+        found: String,
+        /// Why it was not checkpointed.
+        why: Box<CheckpointError>,
+    },
     /// Another error of the driver.
     #[error("the driver did not {step} process {pid}: CUDA error {code}")]
     Failed {
@@ -160,37 +179,77 @@ pub trait ProcessCheckpoint: Send + Sync {
 /// Locks and checkpoints a process, from whatever state it is in; where it cannot be checkpointed it is unlocked again.
 ///
 /// # Errors
-/// [`CheckpointError`]: it runs, or is what it was.
+/// [`CheckpointError::Stays`]: it is not known to run; any other: it runs, or is what it was.
 pub fn put_away(driver: &dyn ProcessCheckpoint, pid: u32, within: Duration) -> Result<(), CheckpointError> {
+    put_away_if(driver, pid, within, &|| true)
+}
+
+/// The same, if the number is still of the process that is meant, also once that is locked.
+///
+/// # Errors
+/// As of [`put_away`]; [`CheckpointError::Another`]: it is not.
+pub fn put_away_if(
+    driver: &dyn ProcessCheckpoint,
+    pid: u32,
+    within: Duration,
+    is_meant: &dyn Fn() -> bool,
+) -> Result<(), CheckpointError> {
     let refused = |found, todo| Err(CheckpointError::State { pid, step: Step::Checkpoint, found, todo });
-    match driver.state(pid)? {
+    let found = driver.state(pid)?;
+    if !is_meant() {
+        return Err(CheckpointError::Another { pid });
+    }
+    match found {
         ProcessState::Checkpointed => return Ok(()),
         ProcessState::Failed => return refused(ProcessState::Failed, "start it again"),
         ProcessState::Moving => return refused(ProcessState::Moving, "wait until that is over"),
         // Somebody locked it and was killed.
         ProcessState::Locked => {}
-        ProcessState::Running => driver.lock(pid, within)?,
+        ProcessState::Running => driver.lock(pid, within).map_err(|why| let_run(driver, pid, why))?,
     }
-    driver.checkpoint(pid).inspect_err(|_| {
-        // What is told is why it was not checkpointed.
-        let _ = driver.unlock(pid);
-    })
+    if !is_meant() {
+        return Err(let_run(driver, pid, CheckpointError::Another { pid }));
+    }
+    driver.checkpoint(pid).map_err(|why| let_run(driver, pid, why))
 }
 
-/// Restores and unlocks a process, from whatever state it is in; nothing is done with one that runs.
+/// A process that could not be checkpointed runs again. Says why it was not, and whether it does not run.
+fn let_run(driver: &dyn ProcessCheckpoint, pid: u32, why: CheckpointError) -> CheckpointError {
+    // What is told is whether it runs then.
+    for _ in 0..2 {
+        if matches!(driver.state(pid), Ok(ProcessState::Locked)) {
+            let _ = driver.unlock(pid);
+        }
+    }
+    let found = match driver.state(pid) {
+        Ok(ProcessState::Running) | Err(CheckpointError::NoContext { .. }) => return why,
+        Ok(found) => found.to_string(),
+        Err(error) => error.to_string(),
+    };
+    CheckpointError::Stays { pid, found, why: Box::new(why) }
+}
+
+/// Restores and unlocks a process, from whatever state it is in; nothing is done with one that runs, or that the driver
+/// does not know: it has nothing that could be locked.
 ///
 /// # Errors
 /// [`CheckpointError`]: it is checkpointed on, or locked.
 pub fn bring_back(driver: &dyn ProcessCheckpoint, pid: u32) -> Result<(), CheckpointError> {
     let refused = |found, todo| Err(CheckpointError::State { pid, step: Step::Restore, found, todo });
-    match driver.state(pid)? {
-        ProcessState::Running => return Ok(()),
-        ProcessState::Failed => return refused(ProcessState::Failed, "start it again"),
-        ProcessState::Moving => return refused(ProcessState::Moving, "wait until that is over"),
-        ProcessState::Locked => {}
-        ProcessState::Checkpointed => driver.restore(pid)?,
+    match driver.state(pid) {
+        Ok(ProcessState::Running) | Err(CheckpointError::NoContext { .. }) => return Ok(()),
+        Ok(ProcessState::Failed) => return refused(ProcessState::Failed, "start it again"),
+        Ok(ProcessState::Moving) => return refused(ProcessState::Moving, "wait until that is over"),
+        Ok(ProcessState::Locked) => {}
+        Ok(ProcessState::Checkpointed) => driver.restore(pid)?,
+        Err(error) => return Err(error),
     }
-    driver.unlock(pid)
+    let Err(error) = driver.unlock(pid) else { return Ok(()) };
+    match driver.state(pid) {
+        Ok(ProcessState::Running) => Ok(()),
+        Ok(ProcessState::Locked) => driver.unlock(pid),
+        _ => Err(error),
+    }
 }
 
 impl Step {
@@ -246,12 +305,16 @@ mod tests {
     struct Model {
         state: Mutex<ProcessState>,
         fails: Option<Step>,
+        unlocks: bool,
+        /// A lock that fails is had.
+        locks_late: bool,
         asked: Mutex<Vec<Step>>,
     }
 
     impl Model {
         fn new(state: ProcessState, fails: Option<Step>) -> Self {
-            Model { state: Mutex::new(state), fails, asked: Mutex::default() }
+            let (unlocks, locks_late) = (true, false);
+            Model { state: Mutex::new(state), fails, unlocks, locks_late, asked: Mutex::default() }
         }
 
         fn step(
@@ -264,7 +327,10 @@ mod tests {
             self.asked.lock().unwrap().push(step);
             let mut state = self.state.lock().unwrap();
             assert_eq!(*state, from, "{step}");
-            if self.fails == Some(step) {
+            if self.fails == Some(step) || step == Step::Unlock && !self.unlocks {
+                if step == Step::Lock && self.locks_late {
+                    *state = to;
+                }
                 return Err(CheckpointError::Failed { pid, step, code: 999 });
             }
             *state = to;
@@ -316,6 +382,18 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_is_anothers_by_then_is_left_alone() {
+        for (meant, asked) in [(0, vec![]), (1, vec![Step::Lock, Step::Unlock])] {
+            let model = Model::new(ProcessState::Running, None);
+            let left = std::cell::Cell::new(meant);
+            let is_meant = || left.replace(left.get() - 1) > 0;
+            let error = put_away_if(&model, 7, Duration::ZERO, &is_meant).unwrap_err();
+            assert!(matches!(error, CheckpointError::Another { pid: 7 }), "{error}");
+            assert_eq!((model.is(), &*model.asked.lock().unwrap()), (ProcessState::Running, &asked));
+        }
+    }
+
+    #[test]
     fn what_fails_leaves_a_process_that_runs_or_can_be_brought_back() {
         let after = |state, fails, out: bool| {
             let model = Model::new(state, Some(fails));
@@ -326,6 +404,15 @@ mod tests {
         assert_eq!(after(ProcessState::Running, Step::Lock, true), ProcessState::Running);
         assert_eq!(after(ProcessState::Running, Step::Checkpoint, true), ProcessState::Running);
         assert_eq!(after(ProcessState::Locked, Step::Checkpoint, true), ProcessState::Running);
+        // It is said that it does not run.
+        let model = Model { unlocks: false, ..Model::new(ProcessState::Running, Some(Step::Checkpoint)) };
+        let stays = put_away(&model, 7, Duration::ZERO).unwrap_err();
+        assert!(matches!(stays, CheckpointError::Stays { .. }) && model.is() == ProcessState::Locked);
+        assert!(stays.to_string().contains("is not known to run (locked)"), "{stays}");
+        // The lock was had all the same.
+        let model = Model { locks_late: true, ..Model::new(ProcessState::Running, Some(Step::Lock)) };
+        assert!(matches!(put_away(&model, 7, Duration::ZERO), Err(CheckpointError::Failed { .. })));
+        assert_eq!(model.is(), ProcessState::Running);
         assert_eq!(after(ProcessState::Checkpointed, Step::Restore, false), ProcessState::Checkpointed);
         assert_eq!(after(ProcessState::Checkpointed, Step::Unlock, false), ProcessState::Locked);
         let text =

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use glake_device::CudaCheckpoint;
 use glake_meter::Meter;
-use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, bring_back, put_away};
+use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, bring_back, put_away_if};
 use glake_runtime::config::{Config, DeviceChoice};
 use glake_sim::{SimCheckpoint, load};
 use glake_units::Bytes;
+use nix::sys::signal::{SigSet, Signal};
 use serde_json::json;
 
 use super::output::Output;
@@ -47,8 +48,12 @@ A process that is checkpointed has nothing on its GPUs. Its calls of the driver 
 restored, its other threads go on. The driver copies what it has to host memory, and needs room for
 it on the same GPUs to restore it. It needs CUDA 12.8's driver, 570 or later, and the same user.
 
+A worker that is left to glake serve is shrunk and checkpointed by that (checkpoint_after_s of its
+file), and not by hand beside it: the agent counts what it takes to be there, and restores it.
+
 Refused, and what it is found by:
-  more than --most on a GPU    the meter (NVML): shrink it first
+  more than --most on a GPU    the meter (NVML): shrink it first; also where the meter does not list
+                               the process, or does not answer
   children that use a GPU      /proc and the meter
   NCCL                         a segment /dev/shm/nccl-*, or a thread of torch's process group
   MPS                          a living daemon in CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps
@@ -56,7 +61,7 @@ Refused, and what it is found by:
                                or fixed memory
 
 Where it cannot be checkpointed it is unlocked again. Exit code 3: it stays checkpointed, for want of
-room.
+room. Exit code 4: nothing was asked of the driver that changes the process.
 
 JSON fields: pid, state (checkpointed or running), seconds, bytes (given back, or taken again)";
 
@@ -77,8 +82,11 @@ pub(super) fn run(
     config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let target = target(arguments)?;
-    let driver = driver(config)?;
+    let target = target(arguments).map_err(untouched)?;
+    // The driver's threads leave signals alone too.
+    let blocked = Blocked::now();
+    let driver = driver(config).map_err(untouched)?;
+    drop(blocked);
     let meter = serve::meter(config);
     let state = if arguments.restore {
         let begun = Instant::now();
@@ -91,16 +99,48 @@ pub(super) fn run(
         let taken = after.zip(before).map(|(after, before)| after.less(&before));
         Done { pid: target.pid, state: ProcessState::Running, took: begun.elapsed(), bytes: taken }
     } else {
-        let meter = meter?;
+        let meter = meter.map_err(untouched)?;
         let before = Seen::of(meter.as_ref(), target.pid);
         check(arguments, &target, &before, driver.as_ref())?;
         let begun = Instant::now();
-        put_away(driver.as_ref(), target.pid, arguments.timeout).map_err(Failure::failed)?;
+        let is_meant = || Target::of(Path::new("/proc"), target.pid).is_some_and(|now| now == target);
+        let blocked = Blocked::now();
+        put_away_if(driver.as_ref(), target.pid, arguments.timeout, &is_meant).map_err(Failure::failed)?;
+        drop(blocked);
         let took = begun.elapsed();
         let given = before.less(&Seen::of(meter.as_ref(), target.pid));
         Done { pid: target.pid, state: ProcessState::Checkpointed, took, bytes: Some(given) }
     };
     state.tell(output)
+}
+
+/// What came before the driver was asked for a change.
+fn untouched(failure: Failure) -> Failure {
+    match failure {
+        Failure::Failed(message) => Failure::Untouched(message),
+        failure => failure,
+    }
+}
+
+/// No signal that asks to end is heard meanwhile, for a process would stay locked; it is heard then.
+struct Blocked;
+
+impl Blocked {
+    fn signals() -> SigSet {
+        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect()
+    }
+
+    fn now() -> Blocked {
+        // It fails of signals only that there are not.
+        let _ = Blocked::signals().thread_block();
+        Blocked
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        let _ = Blocked::signals().thread_unblock();
+    }
 }
 
 /// What came of it.
@@ -154,7 +194,8 @@ fn target(arguments: &CheckpointArguments) -> Result<Target, Failure> {
     }
 }
 
-/// Whether it can be checkpointed, as far as that is seen from outside. One that is locked already is on its way.
+/// Whether it can be checkpointed, as far as that is seen from outside; what is not seen is refused. One that the agent
+/// has found locked is on its way, for the agent has had it looked at before.
 fn check(
     arguments: &CheckpointArguments,
     target: &Target,
@@ -162,17 +203,32 @@ fn check(
     driver: &dyn ProcessCheckpoint,
 ) -> Result<(), Failure> {
     let pid = target.pid;
-    if driver.state(pid).map_err(Failure::failed)? != ProcessState::Running {
-        return Ok(());
+    match driver.state(pid).map_err(Failure::untouched)? {
+        ProcessState::Running => {}
+        ProcessState::Locked if arguments.start.is_none() => {}
+        _ => return Ok(()),
+    }
+    if let Some((gpu, error)) = seen.unread.first() {
+        return Err(Failure::untouched(format_args!(
+            "process {pid} is not checkpointed, for what it has on GPU {gpu} cannot be read: {error}"
+        )));
+    }
+    if seen.own.is_empty() {
+        return Err(Failure::untouched(format_args!(
+            "process {pid} is not checkpointed, for the meter lists it on no GPU: what it has is not known; in a \
+             container, ask from the host (or with the host's process numbers: --pid=host)"
+        )));
     }
     if let Some((gpu, used)) = seen.own.iter().find(|(_, used)| *used > arguments.most) {
-        return Err(Failure::failed(format_args!(
+        return Err(Failure::untouched(format_args!(
             "process {pid} has {used} on GPU {gpu}, and {} is allowed: shrink it first (glake shrink W), or raise --most",
             arguments.most
         )));
     }
     match target.obstacle(&seen.users) {
-        Some(obstacle) => Err(Failure::failed(format_args!("process {pid} is not checkpointed: {obstacle}"))),
+        Some(obstacle) => {
+            Err(Failure::untouched(format_args!("process {pid} is not checkpointed: {obstacle}")))
+        }
         None => Ok(()),
     }
 }
@@ -183,14 +239,22 @@ struct Seen {
     used: Bytes,
     /// What the process has, where the meter lists it.
     own: Vec<(String, Bytes)>,
+    /// GPUs that do not answer, and why.
+    unread: Vec<(String, String)>,
 }
 
 impl Seen {
     fn of(meter: &dyn Meter, pid: u32) -> Seen {
-        let mut seen = Seen { users: BTreeSet::new(), used: Bytes::ZERO, own: Vec::new() };
+        let mut seen =
+            Seen { users: BTreeSet::new(), used: Bytes::ZERO, own: Vec::new(), unread: Vec::new() };
         for gpu in meter.gpus() {
-            // One that does not answer tells nothing.
-            let Ok(memory) = meter.read(&gpu) else { continue };
+            let memory = match meter.read(&gpu) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    seen.unread.push((gpu, error.to_string()));
+                    continue;
+                }
+            };
             let using = memory.processes.iter().filter(|process| !process.used.is_zero());
             seen.users.extend(using.map(|process| process.pid));
             seen.used = seen.used.saturating_add(memory.used);
@@ -216,7 +280,7 @@ impl Seen {
 }
 
 /// Who checkpoints: the driver, or the folder that simulated GPUs are shared through.
-fn driver(config: &Config) -> Result<Box<dyn ProcessCheckpoint>, Failure> {
+pub(super) fn driver(config: &Config) -> Result<Box<dyn ProcessCheckpoint>, Failure> {
     match &config.device.choice {
         DeviceChoice::Sim { topology, shared: Some(folder) } => {
             let model = load(topology.as_deref().unwrap_or("h200x4")).map_err(Failure::usage)?;

@@ -14,6 +14,7 @@ use glake_sim::{SimMeter, load};
 use serde_json::json;
 
 use super::Failure;
+use super::checkpoint;
 use super::node::socket;
 use super::output::{Output, table};
 
@@ -50,8 +51,8 @@ The file (all of it optional, sizes as 23GiB):
               max_pause (seconds: it is not parked where that is predicted to take longer);
               its command is not started: start it with GLAKE_AGENT, or call glake.join()
 
-Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one; those that
-              are checkpointed are restored before, as far as there is room
+Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one; those
+              that are checkpointed are restored before, as far as there is room, for 20 s at most
 systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
 
 /// What is not to be had of simulated GPUs that are one process's.
@@ -81,6 +82,9 @@ pub(super) fn run(
     let socket = socket(arguments.socket.as_deref(), environment)?;
     let options = Options { file, socket, meter: meter(config)?, driver: driver(config) };
     if arguments.check {
+        if options.file.node.checkpoint_after().is_some() {
+            checkpoint::driver(config).map_err(|failure| failure.about("[node] checkpoint_after_s"))?;
+        }
         return check(&options, output);
     }
     let told = |path: &std::path::Path| {

@@ -147,7 +147,7 @@ fn done(folder: &Path, arguments: &[&str]) -> serde_json::Value {
 }
 
 fn refused(folder: &Path, arguments: &[&str]) -> String {
-    failed(folder, arguments, 1)
+    failed(folder, arguments, 4)
 }
 
 fn failed(folder: &Path, arguments: &[&str], code: i32) -> String {
