@@ -211,6 +211,8 @@ fn what_cannot_be_checkpointed_is_refused_and_runs_on() {
     assert!(error.contains("and not at 1: the one that was meant has ended"), "{error}");
     let error = refused(folder.path(), &[&std::process::id().to_string()]);
     assert!(error.contains("has no context on a GPU"), "{error}");
+    // It has nothing that could be locked.
+    assert_eq!(done(folder.path(), &[&std::process::id().to_string(), "--restore"])["state"], "running");
     let error = refused(folder.path(), &["4194304"]);
     assert!(error.contains("there is no process 4194304 here"), "{error}");
     worker.ask();
@@ -242,12 +244,16 @@ struct Agent {
 
 impl Agent {
     fn start(folder: &Path, gpus: &Path) -> Agent {
+        Agent::start_as(Path::new(env!("CARGO_BIN_EXE_glake")), folder, gpus)
+    }
+
+    fn start_as(program: &Path, folder: &Path, gpus: &Path) -> Agent {
         let node = folder.join("node.toml");
         std::fs::write(&node, "[node]\nbudget = \"4GiB\"\ncheckpoint_after_s = 1\n").unwrap();
         let socket = folder.join("glake/agent.sock").display().to_string();
         let device = format!("sim:h200x4@{}", gpus.display());
         let serve = ["--device", &device, "serve", node.to_str().unwrap(), "--socket", &socket];
-        let mut command = Command::new(env!("CARGO_BIN_EXE_glake"));
+        let mut command = Command::new(program);
         let mut child = command.args(serve).env_clear().stderr(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
@@ -280,6 +286,23 @@ impl Drop for Agent {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What was started is found though its file is gone, as after an upgrade.
+#[test]
+fn an_agent_whose_file_is_gone_checkpoints_all_the_same() {
+    let (folder, gpus) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let program = folder.path().join("glake-before");
+    std::fs::copy(env!("CARGO_BIN_EXE_glake"), &program).unwrap();
+    let agent = Agent::start_as(&program, folder.path(), gpus.path());
+    std::fs::remove_file(&program).unwrap();
+    let mut worker = Worker::of("checkpoint::joined", gpus.path(), &agent.socket);
+    worker.ask();
+    assert!(worker.says("works", LONG));
+    agent.ask(&["shrink", "chat"]);
+    agent.until("checkpointed");
+    worker.ask();
+    assert!(worker.says("works", LONG));
 }
 
 #[test]

@@ -38,6 +38,11 @@ fn successors(world: &World) -> Vec<World> {
         if other == Activity::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
             then(&|world| world.does(id, other));
         }
+        if worker.locked == Some(true) {
+            let (gpu, bytes, within) = (GpuId(0), Bytes::gib(1), Duration::from_secs(1));
+            then(&|world| _ = world.tell(Event::Refill { worker: id }));
+            then(&|world| _ = world.tell(Event::Grow { worker: id, gpu, bytes, within }));
+        }
         if worker.asked.is_some() {
             for outcome in [Some(true), Some(false), None] {
                 then(&|world| world.drive(id, outcome));
