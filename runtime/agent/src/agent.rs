@@ -14,10 +14,11 @@ use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, Wor
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
+use crate::contexts::Asks;
 use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
-use crate::{Entry, Identity, Journalled};
+use crate::{Entry, Identity, Journalled, Way};
 
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
@@ -38,7 +39,10 @@ pub struct Agent {
     /// And these, at a later time.
     pub(crate) again: BTreeMap<GpuId, Duration>,
     /// What the agent after this one is to know, and was not asked for yet.
-    entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) asks: Asks,
+    /// Processes that left while the driver had them locked, until they are restored.
+    pub(crate) strays: BTreeMap<Peer, Journalled>,
     pub(crate) counts: Counts,
 }
 
@@ -82,6 +86,7 @@ impl Agent {
         if let Some(gbps) = file.node.link_gbps {
             settings.link = translate::per_second(gbps);
         }
+        settings.checkpoint_after = file.node.checkpoint_after();
         settings.host_budget = file.node.host_budget.unwrap_or(settings.host_budget);
         let mut agent = Agent {
             arbiter: Arbiter::new(settings),
@@ -92,6 +97,8 @@ impl Agent {
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
             entries: Vec::new(),
+            asks: Asks::default(),
+            strays: BTreeMap::new(),
             counts: Counts::default(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
@@ -123,6 +130,9 @@ impl Agent {
         let id = self.roster.add(who, &hello, true);
         self.lost(id, now);
         self.join(id, false, true);
+        if told.away {
+            self.is_away_again(id);
+        }
         id
     }
 
@@ -156,6 +166,9 @@ impl Agent {
                     worker.epoch = self.epoch;
                 }
                 self.join(id, hello.starting, false);
+                if self.strays.contains_key(&who.peer) {
+                    self.is_away_again(id);
+                }
                 if hello.wants {
                     self.step(Event::Want { worker: id, deadline: self.deadline(id, None) });
                 }
@@ -308,10 +321,12 @@ impl Agent {
     /// A process is gone. Answers what it was called, if it was a worker.
     pub fn died(&mut self, peer: Peer, now: Duration) -> Option<(WorkerId, String)> {
         self.now = now;
-        let id = self.roster.of(peer)?;
-        let name = self.name(id);
-        self.leave(id);
-        Some((id, name))
+        let left = self.roster.of(peer).map(|id| (id, self.name(id)));
+        if let Some((id, _)) = left {
+            self.leave(id);
+        }
+        self.forget_stray(peer);
+        left
     }
 
     pub(crate) fn leave(&mut self, id: WorkerId) {
@@ -320,7 +335,7 @@ impl Agent {
         let gpus: Vec<GpuId> = gpus.collect();
         self.to_measure.extend(gpus);
         self.outbound.remove(&id);
-        self.entries.push(Entry::Gone(worker.who.peer));
+        self.leaves(&worker);
         self.step(Event::Died { worker: id });
     }
 
@@ -368,7 +383,8 @@ impl Agent {
 
     /// All that is to be in the journal now.
     pub fn journal(&self) -> Vec<Journalled> {
-        self.roster.workers().map(|(id, worker)| self.journalled(id, worker)).collect()
+        let workers = self.roster.workers().map(|(id, worker)| self.journalled(id, worker));
+        workers.chain(self.strays.values().cloned()).collect()
     }
 
     fn journalled(&self, id: WorkerId, worker: &Worker) -> Journalled {
@@ -380,7 +396,8 @@ impl Agent {
             leases = worker.holdings.iter().map(|held| (held.gpu.clone(), held.lease)).collect();
         }
         let (name, gang, ranks) = (worker.name.clone(), worker.gang_name.clone(), worker.ranks);
-        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases }
+        let away = worker.is_away;
+        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases, away }
     }
 
     pub(crate) fn note_lease(&mut self, id: WorkerId, gpu: GpuId) {
@@ -416,6 +433,8 @@ impl Agent {
             Action::Measure { gpu } => {
                 self.to_measure.insert(gpu);
             }
+            Action::Checkpoint { worker } => self.ask_driver(worker, Way::Checkpoint),
+            Action::Restore { worker } => self.ask_driver(worker, Way::Restore),
             Action::Shrink { worker, .. } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
                     worker.shrinks += 1;

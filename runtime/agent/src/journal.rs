@@ -2,7 +2,7 @@
 //! itself goes over it.
 //!
 //! One JSON object a line, appended before a worker hears of a grant: so an agent that is killed has told nobody of
-//! memory that the next one does not count.
+//! memory that the next one does not count, and has had nobody locked whom the next one does not restore.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -31,6 +31,8 @@ pub struct Journalled {
     pub ranks: u32,
     /// What it might hold of each GPU.
     pub leases: Vec<(String, Bytes)>,
+    /// The driver may have locked or checkpointed it.
+    pub away: bool,
 }
 
 /// One line.
@@ -47,6 +49,13 @@ pub enum Entry {
         gpu: String,
         /// How much.
         bytes: Bytes,
+    },
+    /// The driver is about to be asked to checkpoint it; or it is known to run again.
+    Away {
+        /// Who.
+        peer: Peer,
+        /// Whether it may be locked or checkpointed.
+        away: bool,
     },
     /// It left, or died.
     Gone(Peer),
@@ -88,6 +97,10 @@ impl Journal {
                         Some((_, lease)) => *lease = bytes,
                         None => worker.leases.push((gpu, bytes)),
                     }
+                }
+                Entry::Away { peer, away } => {
+                    let known = workers.iter_mut().filter(|worker| worker.peer == peer);
+                    known.for_each(|worker| worker.away = away);
                 }
                 Entry::Gone(peer) => workers.retain(|worker| worker.peer != peer),
             }
@@ -176,7 +189,10 @@ mod tests {
         };
         journal.append(vec![lease(1, 3), lease(1, 2), lease(7, 1), Entry::Joined(worker(3))]).unwrap();
         journal.append(vec![Entry::Gone(worker(2).peer)]).unwrap();
-        let expected = [Journalled { leases: vec![("0".to_owned(), Bytes::gib(2))], ..worker(1) }, worker(3)];
+        let away = |pid, away| Entry::Away { peer: Peer { pid, start: 9 }, away };
+        journal.append(vec![away(1, true), away(3, true), away(3, false), away(7, true)]).unwrap();
+        let leases = vec![("0".to_owned(), Bytes::gib(2))];
+        let expected = [Journalled { leases, away: true, ..worker(1) }, worker(3)];
         assert_eq!(Journal::read(&path), expected);
         // An agent that was killed while it wrote.
         let text = std::fs::read(&path).unwrap();

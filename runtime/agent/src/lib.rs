@@ -3,7 +3,8 @@
 //! ```text
 //! workers ─ Unix stream ─► link ─┐                             ┌─► link ─► grant, park, shrink, …
 //! meter ─────────────────────────┼─► Agent ─► Arbiter ─► Agent ┼─► meter
-//! pidfd, clock, operators ───────┘   pure: who is who          └─► journal
+//! pidfd, clock, operators ───────┘   pure: who is who          ├─► journal
+//!                                                              └─► a command that asks the driver
 //! ```
 //!
 //! Workers hold the truth, the agent a copy: it has no CUDA context, no handle of memory and none of its bytes, and when
@@ -13,6 +14,9 @@
 
 mod agent;
 mod client;
+mod contexts;
+mod driver;
+mod host;
 mod journal;
 mod link;
 mod listener;
@@ -29,6 +33,8 @@ mod translate;
 
 pub use agent::{Agent, Broken, Seen};
 pub use client::{ClientError, ask};
+pub use contexts::{DriverAsk, Way};
+pub use driver::{DriverCommand, NO_ROOM, UNTOUCHED};
 pub use journal::{Entry, Journalled};
 pub use listener::ListenError;
 pub use metrics::METRICS;

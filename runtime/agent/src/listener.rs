@@ -93,6 +93,11 @@ impl Listener {
         }
     }
 
+    /// What the locks lie beside that the commands that ask the driver hold.
+    pub(crate) fn driver_lock(&self) -> PathBuf {
+        self.path.with_extension("driver")
+    }
+
     /// Where the journal is.
     pub(crate) fn journal(&self) -> PathBuf {
         self.path.with_extension("journal")

@@ -116,17 +116,33 @@ impl Identity {
         Err(PeerError::OtherStart { pid, found: start, said: said.start })
     }
 
-    /// A process that a journal names, if it is the same and lives.
-    pub fn journalled(peer: Peer, uid: u32) -> Option<(Identity, OwnedFd)> {
+    /// A process that a journal names, if it is the same and lives, and what tells of its death. Where that is not known
+    /// it is taken to live.
+    pub fn journalled(peer: Peer, uid: u32) -> Option<(Identity, Option<OwnedFd>)> {
         let pid = Pid::from_raw(i32::try_from(peer.pid).ok()?)?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        (start_of(peer.pid) == Some(peer.start)).then_some((Identity { peer, uid }, pidfd))
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => Some(pidfd),
+            Err(Errno::SRCH) => return None,
+            Err(_) => None,
+        };
+        let is_same = match std::fs::read_to_string(format!("/proc/{}/stat", peer.pid)) {
+            Ok(stat) => start_in(&stat).is_none_or(|start| start == peer.start),
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound && !is_gone(&error),
+        };
+        is_same.then_some((Identity { peer, uid }, pidfd))
     }
+}
+
+fn is_gone(error: &std::io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
 /// When a process started, in the kernel's ticks since boot.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    start_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn start_in(stat: &str) -> Option<u64> {
     // The second field, the command's name, may hold anything.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()

@@ -46,7 +46,8 @@ impl Agent {
                 // What is not sure to be a worker's counts as others', so that nobody is given it.
                 physical.push((id, made.min(before.get(&id).copied().unwrap_or_default())));
                 // Where the meter does not list it, it is in another pid namespace.
-                if !used.is_zero() {
+                let is_away = self.roster.get(id).is_some_and(|worker| worker.is_away);
+                if !used.is_zero() && !is_away {
                     self.set_floor(id, gpu, used.saturating_sub(made));
                 }
             }

@@ -82,6 +82,8 @@ pub(crate) struct Worker {
     pub(crate) lost_since: Option<Duration>,
     /// Shrinks that it has not answered.
     pub(crate) shrinks: u32,
+    /// The driver was asked to checkpoint it, and it is not known to run since.
+    pub(crate) is_away: bool,
     /// What its last command, or refill, failed with.
     pub(crate) failed: Option<String>,
 }
@@ -167,7 +169,8 @@ impl Roster {
             }
             None => GangId(id.0),
         };
-        let floors = self.workers.remove(&id).map(|worker| worker.floors).unwrap_or_default();
+        let before = self.workers.remove(&id).map(|worker| (worker.floors, worker.is_away));
+        let (floors, is_away) = before.unwrap_or_default();
         self.workers.insert(
             id,
             Worker {
@@ -187,6 +190,7 @@ impl Roster {
                 epoch: 0,
                 lost_since: None,
                 shrinks: 0,
+                is_away,
                 failed: None,
             },
         );

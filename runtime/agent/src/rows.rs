@@ -91,7 +91,7 @@ impl Agent {
     pub(crate) fn may_shrink(&self, id: WorkerId) -> Result<bool, String> {
         match self.arbiter.state(id) {
             Some(_) if self.arbiter.is_late(id) => Err(format!("{}: {LATE}", self.name(id))),
-            Some("resident" | "asleep" | "waiting") => Ok(true),
+            Some("resident" | "asleep" | "waiting" | "checkpointed") => Ok(true),
             Some("silent") => Err(silent(&self.name(id))),
             Some(_) => Ok(false),
             None => Err(format!("{}: it is gone", self.name(id))),
@@ -118,6 +118,8 @@ impl Agent {
             return Err(format!("{} has no connection now: it connects again by itself", worker.name));
         }
         worker.failed = None;
+        // One that is checkpointed hears it when it has been restored, at the latest.
+        self.step(glake_arbiter::Event::Refill { worker: id });
         self.say(id, ToWorker::Refill);
         Ok(())
     }
@@ -182,6 +184,9 @@ fn outcome(outcome: Outcome) -> String {
         Outcome::UnderWay => "under way",
         Outcome::Refilled(_) => "refilled",
         Outcome::Returned => "nothing came in time: given back, and waiting again",
+        Outcome::NotRestored => "the driver did not restore it: waiting again",
+        Outcome::Checkpointed => "idle for long: checkpointed",
+        Outcome::Kept => "idle for long, and could not be checkpointed",
         Outcome::Late => "it did not end in time",
         Outcome::Denied(why) => crate::translate::why(why),
         Outcome::Died => "it died",

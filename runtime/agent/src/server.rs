@@ -16,7 +16,6 @@ use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, MeterError};
 use glake_units::Bytes;
 use glake_wire::{ActivityView, Hello, Peer, ToAgent};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
@@ -26,11 +25,13 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::agent::{Broken, Seen};
+use crate::driver::Driver;
+use crate::host::{epoch, is_stopped, raise_descriptors};
 use crate::journal::{Journal, Journalled};
 use crate::link;
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
-use crate::{Agent, Identity, ListenError};
+use crate::{Agent, DriverAsk, DriverCommand, Identity, ListenError};
 
 /// How soon what others do is looked at again, while somebody waits for their memory.
 const LOOK: Duration = Duration::from_millis(10);
@@ -51,6 +52,8 @@ pub struct Options {
     pub socket: PathBuf,
     /// What tells how much of each GPU is used.
     pub meter: Arc<dyn Meter>,
+    /// What asks the driver to checkpoint and restore processes.
+    pub driver: DriverCommand,
 }
 
 impl fmt::Debug for Options {
@@ -135,6 +138,10 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         spawn_local(server.clone().decide());
         spawn_local(server.clone().accept(socket));
+        spawn_local(server.clone().drive());
+        if options.file.node.checkpoint_after().is_some() {
+            spawn_local(server.clone().probe_driver());
+        }
         ready(&listener.path);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         tokio::select! {
@@ -142,6 +149,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
             _ = interrupt.recv() => {}
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
+        server.restore_all().await;
         Ok(())
     });
     // A driver that hangs in a reading of the meter keeps nobody.
@@ -163,7 +171,11 @@ pub(crate) struct Server {
     greetings: Cell<usize>,
     /// Processes whose death is waited for.
     watched: RefCell<HashSet<Peer>>,
-    is_journal_lost: Cell<bool>,
+    pub(crate) is_journal_lost: Cell<bool>,
+    pub(crate) driver: Driver,
+    /// What it is to be asked, and that there is something.
+    pub(crate) driver_asks: RefCell<Vec<DriverAsk>>,
+    pub(crate) driver_asked: Notify,
 }
 
 /// A worker's connection.
@@ -187,6 +199,9 @@ impl Server {
             greetings: Cell::new(0),
             watched: RefCell::default(),
             is_journal_lost: Cell::new(false),
+            driver: Driver::new(options.driver.clone(), listener.driver_lock()),
+            driver_asks: RefCell::default(),
+            driver_asked: Notify::new(),
         }
     }
 
@@ -209,6 +224,11 @@ impl Server {
             let answer = what(&mut agent, self.now());
             agent.counts.decisions.add(begin.elapsed());
             self.write_journal(&mut agent);
+            let asks = agent.take_driver_asks();
+            if !asks.is_empty() {
+                self.driver_asks.borrow_mut().extend(asks);
+                self.driver_asked.notify_one();
+            }
             (answer, agent.take_outbound())
         };
         let links = self.links.borrow();
@@ -234,6 +254,12 @@ impl Server {
             Ok(()) if was_lost => tracing::info!(target: "glake::agent", "the journal is written again"),
             _ => {}
         }
+    }
+
+    /// What the page of a process says now.
+    pub(crate) fn page_of(&self, peer: Peer) -> Option<glake_wire::Activity> {
+        let id = self.agent.borrow().roster.of(peer)?;
+        self.links.borrow().get(&id)?.page.read().ok()
     }
 
     /// Something may be due earlier now.
@@ -318,12 +344,22 @@ impl Server {
         self.tell_quietly(|agent, now| seen.into_iter().for_each(|(id, seen)| agent.saw(id, seen, now)));
     }
 
-    /// Those whom the journal names are counted until they join, or are dead.
+    /// Those whom the journal names are counted until they join, or are dead. All at once: what is written of them in
+    /// its place names all.
     fn expect(self: &Rc<Self>, journal: &[Journalled]) {
-        for told in journal {
-            if let Some((who, pidfd)) = Identity::journalled(told.peer, told.uid) {
-                self.tell(|agent, now| agent.expect(who, told, now));
-                self.watch(who.peer, pidfd);
+        let known = |told: &Journalled| Identity::journalled(told.peer, told.uid);
+        let mut alive: Vec<_> = journal.iter().filter_map(|told| Some((told, known(told)?))).collect();
+        self.tell(|agent, now| {
+            for (told, (who, _)) in &alive {
+                agent.expect(*who, told, now);
+            }
+        });
+        for (told, (who, pidfd)) in alive.drain(..) {
+            match pidfd {
+                Some(pidfd) => self.watch(who.peer, pidfd),
+                None => {
+                    tracing::warn!(target: "glake::agent", worker = %told.name, "a worker's death cannot be waited for");
+                }
             }
         }
     }
@@ -432,28 +468,5 @@ impl Server {
             Ok(None) => {}
             Err(_) => tracing::debug!(target: "glake::agent", "whoever connected said nothing"),
         }
-    }
-}
-
-/// Whether a process is stopped, or waits in the kernel: it cannot say anything.
-fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
-    state.is_some_and(|state| matches!(state, "T" | "t" | "D"))
-}
-
-/// Another number at each start.
-fn epoch() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    // Below 2^53, which every reader of JSON knows exactly.
-    u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(1).max(1)
-}
-
-/// A worker takes three descriptors.
-fn raise_descriptors() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(target: "glake::agent", %error, "the limit of open files stays as it is");
     }
 }

@@ -66,7 +66,10 @@ pub(crate) fn message(roster: &Roster, action: &Action, more: bool, now: Duratio
             Say::Deny { why: denied(why), retry_after_ms: retry_after.map(millis) }
         }
         Action::DenyGrowth { gpu, bytes, .. } => Say::DenyGrowth { gpu: name(gpu), bytes },
-        Action::StopCountingOn { .. } | Action::Measure { .. } => return None,
+        Action::StopCountingOn { .. }
+        | Action::Measure { .. }
+        | Action::Checkpoint { .. }
+        | Action::Restore { .. } => return None,
     })
 }
 
@@ -111,7 +114,7 @@ pub(crate) fn receiver(action: &Action) -> Option<WorkerId> {
         | Action::Deny { worker, .. }
         | Action::DenyGrowth { worker, .. }
         | Action::StopCountingOn { worker, .. } => Some(worker),
-        Action::Measure { .. } => None,
+        Action::Measure { .. } | Action::Checkpoint { .. } | Action::Restore { .. } => None,
     }
 }
 

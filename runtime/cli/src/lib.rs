@@ -18,4 +18,5 @@ mod installed;
 mod pattern;
 mod scattered;
 mod server;
+mod target;
 pub mod topo;

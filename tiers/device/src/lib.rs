@@ -24,7 +24,7 @@ mod stub;
 pub mod topology;
 mod verb;
 
-pub use cuda::Cuda;
+pub use cuda::{Cuda, CudaCheckpoint};
 pub use decorate::Call;
 pub use driver::{
     Access, CaptureState, Compare, CopyRequest, DeviceInfo, Driver, EventKind, ExtentProperties, HostKernel,

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A context costs a GPU hundreds of MiB, so that who only watches must not have one. A [`Meter`] is a snapshot at every
-//! call: what it told may have changed when it is read.
+//! call: what it told may have changed when it is read. [`checkpoint`] takes such a context, and brings it back.
 
+pub mod checkpoint;
 mod nvml;
 
 use glake_units::Bytes;

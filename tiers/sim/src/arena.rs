@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use glake_units::Bytes;
 
+use super::calls::Calls;
 use super::denial::{Checked, Denial};
 use super::file::MemoryFile;
 use super::ledger::Account;
@@ -96,6 +97,11 @@ impl Arena {
 
     pub(super) fn capacity(&self) -> Bytes {
         Bytes::new(self.capacity)
+    }
+
+    /// The calls of this process, where others share the device.
+    pub(super) fn calls(&self) -> Checked<Option<Calls>> {
+        Ok(self.account.as_ref().map(Account::calls).transpose()?)
     }
 
     /// What is taken, by every process.

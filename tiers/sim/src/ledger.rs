@@ -1,32 +1,41 @@
 //! What several processes use of one simulated GPU, counted in common.
 //!
 //! ```text
-//!   FOLDER/gpu-0    header: magic, capacity    then one slot an owner: pid, start time, bytes, when it was found dead
+//!   FOLDER/gpu-0    header: magic, capacity    then one slot an owner: pid, start time, bytes, when it was found dead,
+//!                                              whether it is locked or checkpointed, what it had then, its calls
 //! ```
 //!
 //! Each process keeps its own bytes, so a dead process's are gone by themselves; only what it counted stays. As a
 //! driver takes a while to give a dead process's memory back, so do the others: its count goes `reclaim` after somebody
 //! has first found it dead. A process is known by its id and by when it started, since ids are used again; one that has
-//! ended and that its parent has not waited for is dead. All who share a folder see each other's process ids.
+//! ended and that its parent has not waited for is dead. All who share a folder see each other's process ids. What a
+//! process that is checkpointed had is not counted until it is restored.
 //!
-//! Invariants: what is counted never passes the capacity; only its owner changes a living owner's bytes; every change
-//! is made under the lock on the file, which the operating system lets go of whatever way a process dies. The file
+//! Invariants: what is counted never passes the capacity; only its owner changes a living owner's bytes, or who has
+//! locked it; every change is made under the lock on the file, which the operating system lets go of whatever way a process dies. The file
 //! stays when its last user has gone: it belongs to whoever made the folder.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glake_units::Bytes;
 
+use super::calls::{self, Calls, Condition, Words};
 use super::system::GRANULE;
 use super::topology::SimGpu;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"glakegpu");
+const MAGIC: u64 = u64::from_le_bytes(*b"glakegp2");
 /// Words of the header, and of a slot.
-const WORDS: usize = 4;
+const WORDS: usize = 8;
+/// Those of a slot that its owner writes; then its condition, what it had when it was checkpointed, its calls.
+const OWNED: usize = 4;
+const USED: usize = 2;
+const CONDITION: usize = OWNED;
+const SAVED: usize = OWNED + 1;
+const CALLS: usize = OWNED + 2;
 /// More owners than a GPU has.
 const SLOTS: usize = 255;
 const WORD: usize = size_of::<u64>();
@@ -45,8 +54,19 @@ pub(super) struct Account {
 #[derive(Debug)]
 pub(super) struct Ledger {
     file: File,
+    words: Words,
     capacity: u64,
     reclaim: Duration,
+}
+
+/// A slot of a process that lives.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) slot: usize,
+    pub(super) condition: Condition,
+    /// What it had when it was checkpointed.
+    pub(super) saved: u64,
+    used: u64,
 }
 
 /// A process, for as long as it lives.
@@ -74,23 +94,22 @@ impl Ledger {
         let path = folder.join(format!("gpu-{index}"));
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-        let ledger = Ledger { file, capacity, reclaim };
-        let _locked = Locked::new(&ledger.file)?;
-        if ledger.file.metadata()?.len() == 0 {
-            ledger.file.set_len(LENGTH as u64)?;
-            ledger.put(0, [MAGIC, capacity, 0, 0])?;
+        let _locked = Locked::new(&file)?;
+        if file.metadata()?.len() == 0 {
+            file.set_len(LENGTH as u64)?;
+            put(&file, 0, &[MAGIC, capacity])?;
         }
-        let bytes = ledger.file.metadata()?.len();
-        match ledger.words(0) {
-            Ok([MAGIC, known, ..]) if known == capacity && bytes == LENGTH as u64 => Ok(()),
-            Ok([MAGIC, known, ..]) => {
+        let is_whole = file.metadata()?.len() == LENGTH as u64;
+        match header(&file) {
+            Ok([MAGIC, known]) if known == capacity && is_whole => Ok(()),
+            Ok([MAGIC, known]) if is_whole => {
                 Err(format!("is of a GPU of {}, and not of {}", Bytes::new(known), Bytes::new(capacity)))
             }
             _ => Err("is not of a simulated GPU".to_owned()),
         }
         .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, format!("{} {why}", path.display())))?;
-        drop(_locked);
-        Ok(ledger)
+        let words = Words::new(&file, LENGTH as u64)?;
+        Ok(Ledger { file, words, capacity, reclaim })
     }
 
     pub(super) fn capacity(&self) -> Bytes {
@@ -122,32 +141,92 @@ impl Ledger {
             }
             if slot.found_dead != 0 && now.saturating_sub(slot.found_dead) >= reclaim {
                 *slot = Slot::default();
-            }
-            if *slot != before {
+                self.begin(index, *slot)?;
+            } else if *slot != before {
                 self.write(index, *slot)?;
             }
         }
         Ok(slots)
     }
 
+    /// Writes a slot anew, as of somebody else.
+    fn begin(&self, slot: usize, value: Slot) -> io::Result<()> {
+        put(&self.file, word(slot, OWNED), &[0; WORDS - OWNED])?;
+        self.write(slot, value)
+    }
+
     fn write(&self, slot: usize, value: Slot) -> io::Result<()> {
-        self.put(1 + slot, [value.owner.pid.into(), value.owner.start, value.used, value.found_dead])
+        let owned: [u64; OWNED] = [value.owner.pid.into(), value.owner.start, value.used, value.found_dead];
+        put(&self.file, word(slot, 0), &owned)
     }
 
-    fn put(&self, row: usize, words: [u64; WORDS]) -> io::Result<()> {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.file.write_all_at(&bytes, (row * WORDS * WORD) as u64)
+    /// Nobody else changes anything until this is dropped.
+    pub(super) fn lock(&self) -> io::Result<Locked> {
+        Locked::new(&self.file)
     }
 
-    fn words(&self, row: usize) -> io::Result<[u64; WORDS]> {
-        let mut words = [0; WORDS];
-        for (index, word) in words.iter_mut().enumerate() {
-            let mut bytes = [0; WORD];
-            self.file.read_exact_at(&mut bytes, ((row * WORDS + index) * WORD) as u64)?;
-            *word = u64::from_le_bytes(bytes);
-        }
-        Ok(words)
+    /// The slots of a process. Under the lock.
+    pub(super) fn places(&self, pid: u32) -> io::Result<Vec<Place>> {
+        let slots = self.reclaimed()?.into_iter().enumerate();
+        let own = slots.filter(|(_, slot)| slot.owner.pid == pid && pid != 0 && slot.found_dead == 0);
+        own.map(|(slot, Slot { used, .. })| {
+            let mut saved = [0; WORD];
+            self.file.read_exact_at(&mut saved, word(slot, SAVED))?;
+            let condition = self.words.condition(at(slot));
+            Ok(Place { slot, condition, saved: u64::from_le_bytes(saved), used })
+        })
+        .collect()
     }
+
+    pub(super) fn set_condition(&self, slot: usize, condition: Condition) {
+        self.words.set_condition(at(slot), condition);
+    }
+
+    /// Waits until no call of the slot's owner runs; false: one does at that time.
+    pub(super) fn wait_for_calls(&self, slot: usize, until: Instant) -> bool {
+        self.words.wait_for_calls(at(slot), until)
+    }
+
+    /// What a slot has counts no more. Under the lock.
+    pub(super) fn save(&self, place: Place) -> io::Result<()> {
+        // What was saved before, by who did not come to the end, is added to nothing.
+        put(&self.file, word(place.slot, SAVED), &[place.saved + place.used])?;
+        put(&self.file, word(place.slot, USED), &[0])
+    }
+
+    /// It counts again. Under the lock.
+    pub(super) fn load(&self, place: Place) -> io::Result<()> {
+        put(&self.file, word(place.slot, USED), &[place.used + place.saved])?;
+        put(&self.file, word(place.slot, SAVED), &[0])
+    }
+
+    /// Whether so much more fits. Under the lock.
+    pub(super) fn has_room(&self, size: u64) -> io::Result<bool> {
+        let used = sum(&self.reclaimed()?);
+        Ok(used.checked_add(size).is_some_and(|all| all <= self.capacity))
+    }
+}
+
+/// The offset of a word of a slot.
+fn word(slot: usize, word: usize) -> u64 {
+    (((1 + slot) * WORDS + word) * WORD) as u64
+}
+
+/// Where those words of a slot lie that are not changed under the lock alone.
+fn at(slot: usize) -> calls::Slot {
+    calls::Slot { condition: word(slot, CONDITION), calls: word(slot, CALLS) }
+}
+
+fn put(file: &File, offset: u64, words: &[u64]) -> io::Result<()> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    file.write_all_at(&bytes, offset)
+}
+
+fn header(file: &File) -> io::Result<[u64; 2]> {
+    let mut bytes = [0; 2 * WORD];
+    file.read_exact_at(&mut bytes, 0)?;
+    let (words, _) = bytes.as_chunks::<WORD>();
+    Ok([u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])])
 }
 
 impl Account {
@@ -157,7 +236,7 @@ impl Account {
         let _locked = Locked::new(&ledger.file)?;
         let free = ledger.reclaimed()?.iter().position(|slot| slot.owner.pid == 0);
         let slot = free.ok_or(io::Error::from(io::ErrorKind::QuotaExceeded))?;
-        ledger.write(slot, Slot { owner, ..Slot::default() })?;
+        ledger.begin(slot, Slot { owner, ..Slot::default() })?;
         drop(_locked);
         Ok(Account { ledger, slot, owner, used: 0 })
     }
@@ -181,6 +260,11 @@ impl Account {
         }
     }
 
+    /// The calls of this process, which wait while it is locked.
+    pub(super) fn calls(&self) -> io::Result<Calls> {
+        Ok(Calls::new(Words::new(&self.ledger.file, LENGTH as u64)?, at(self.slot)))
+    }
+
     /// What all processes use.
     pub(super) fn used_by_all(&self) -> io::Result<u64> {
         self.ledger.read().map(|(used, _)| used)
@@ -198,7 +282,7 @@ impl Drop for Account {
         if self.owner.pid == std::process::id()
             && let Ok(_locked) = Locked::new(&self.ledger.file)
         {
-            let _ = self.ledger.write(self.slot, Slot::default());
+            let _ = self.ledger.begin(self.slot, Slot::default());
         }
     }
 }
@@ -217,7 +301,7 @@ impl Owner {
 }
 
 impl From<[u64; WORDS]> for Slot {
-    fn from([pid, start, used, found_dead]: [u64; WORDS]) -> Slot {
+    fn from([pid, start, used, found_dead, ..]: [u64; WORDS]) -> Slot {
         let pid = u32::try_from(pid).unwrap_or(u32::MAX);
         Slot { owner: Owner { pid, start }, used, found_dead }
     }
@@ -247,7 +331,8 @@ fn sum(slots: &[Slot]) -> u64 {
 }
 
 /// The lock on a ledger's file, while it lives.
-struct Locked(File);
+#[derive(Debug)]
+pub(super) struct Locked(File);
 
 impl Locked {
     fn new(file: &File) -> io::Result<Self> {

@@ -53,7 +53,9 @@
 
 mod arena;
 mod budget;
+mod calls;
 mod capture;
+mod checkpoint;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -93,6 +95,7 @@ mod verbs;
 mod world;
 
 pub use budget::mapping_budget;
+pub use checkpoint::SimCheckpoint;
 pub use clock::Clock;
 pub use context::{Current, SimContext};
 pub use error::TopologyError;

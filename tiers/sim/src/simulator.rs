@@ -1,6 +1,7 @@
 //! The simulated device as a driver: one lock around the state, and what tests ask besides the verbs.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::arena::Arena;
+use super::calls::{Call, Calls};
 use super::capture::Captures;
 use super::clock::{Clock, Ticking};
 use super::context::{ContextId, ContextKind, Contexts};
@@ -109,6 +111,29 @@ pub(super) struct Server {
     infos: Vec<DeviceInfo>,
     /// How much work a stream holds at most.
     queue: Option<usize>,
+    /// Where processes share the GPUs: its calls wait while it is locked.
+    calls: Option<Calls>,
+}
+
+/// The state, for one call of this process.
+pub(super) struct Held<'a> {
+    state: MutexGuard<'a, State>,
+    /// Ends after the state is let go of.
+    _call: Option<Call<'a>>,
+}
+
+impl Deref for Held<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
 }
 
 /// A wait in wall time looks at values in memory, which the host may write, at least so often.
@@ -157,6 +182,7 @@ impl Simulator {
             arenas.push(arena);
             latencies.push((gpu.latency.0.max(0.0) * 1e3) as u64);
         }
+        let calls = arenas.first().map_or(Ok(None), Arena::calls)?;
         let host = Arena::new("glake-arena-host", HOST_MEMORY, Bytes::ZERO, None)?;
         let exportable = topology.gpus.iter().map(|gpu| gpu.exportable).collect();
         let sockets = topology.gpus.iter().map(|gpu| gpu.socket + 1).max().unwrap_or(1);
@@ -182,7 +208,7 @@ impl Simulator {
             hardware_queues,
         };
         let queue = queue.map(|bound| bound.max(1));
-        let server = Server { state: Mutex::new(state), wake: Condvar::new(), infos, queue };
+        let server = Server { state: Mutex::new(state), wake: Condvar::new(), infos, queue, calls };
         Ok(Simulator { server: Arc::new(server), kind: ContextKind::Primary })
     }
 
@@ -196,7 +222,7 @@ impl Simulator {
     /// Lets time pass to where the next piece of work is done; false where nothing enqueued ever will be. In wall
     /// time it sleeps until then.
     pub fn step(&self) -> bool {
-        let mut state = self.server.state.lock();
+        let mut state = self.server.begin();
         if let (Some(now), Some(next)) = (state.clock.read(), state.timeline.next()) {
             std::thread::sleep(Duration::from_nanos(next.saturating_sub(now)));
         }
@@ -206,7 +232,7 @@ impl Simulator {
 
     /// Lets time pass; in wall time it sleeps.
     pub fn advance(&self, time: Duration) {
-        let mut state = self.server.state.lock();
+        let mut state = self.server.begin();
         if state.clock.read().is_some() {
             drop(state);
             std::thread::sleep(time);
@@ -337,8 +363,8 @@ impl Simulator {
     }
 
     /// The state, with all done that is due.
-    pub(super) fn locked(&self) -> MutexGuard<'_, State> {
-        let mut state = self.server.state.lock();
+    pub(super) fn locked(&self) -> Held<'_> {
+        let mut state = self.server.begin();
         state.catch_up();
         state
     }
@@ -395,7 +421,7 @@ impl Simulator {
     fn wait_until(
         &self,
         verb: Verb,
-        state: &mut MutexGuard<'_, State>,
+        Held { state, .. }: &mut Held<'_>,
         holds: impl Fn(&State) -> bool,
     ) -> Result<()> {
         loop {
@@ -419,6 +445,14 @@ impl Simulator {
                 }
             }
         }
+    }
+}
+
+impl Server {
+    /// A call begins.
+    fn begin(&self) -> Held<'_> {
+        let call = self.calls.as_ref().map(Calls::begin);
+        Held { state: self.state.lock(), _call: call }
     }
 }
 

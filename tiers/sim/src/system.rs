@@ -8,7 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use glake_device::Protection;
 
@@ -55,7 +55,7 @@ pub(super) fn reserve(size: u64) -> io::Result<u64> {
 /// Gives addresses back.
 ///
 /// # Safety
-/// The range was given by [`reserve`] or [`map_whole`], and nothing uses it any more.
+/// The range was given by [`reserve`], [`map_whole`] or [`map_shared`], and nothing uses it any more.
 pub(super) unsafe fn unreserve(start: u64, size: u64) -> io::Result<()> {
     // SAFETY: the caller's promise.
     check(unsafe { libc::munmap(pointer(start), size as usize) })
@@ -143,6 +143,14 @@ pub(super) fn map_whole(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
     Ok(start)
 }
 
+/// Maps a file from its start, which other processes have mapped too; a forked child has it as well.
+pub(super) fn map_shared(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let fd = file.as_raw_fd();
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    mapped(unsafe { libc::mmap(ptr::null_mut(), size as usize, protection, libc::MAP_SHARED, fd, 0) })
+}
+
 /// Gives the memory behind a range of a file back; it reads as zeroes again.
 pub(super) fn punch(file: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -225,4 +233,13 @@ pub(super) unsafe fn load_word(at: u64) -> u32 {
 pub(super) unsafe fn store_word(at: u64, value: u32) {
     // SAFETY: the caller's promise; atomic, since the host may read it meanwhile.
     unsafe { AtomicU32::from_ptr(pointer(at)) }.store(value, Ordering::Release);
+}
+
+/// A word that several processes have.
+///
+/// # Safety
+/// The address is readable and writable for as long as the reference lives, and a multiple of eight.
+pub(super) unsafe fn shared_word<'a>(at: u64) -> &'a AtomicU64 {
+    // SAFETY: the caller's promise.
+    unsafe { AtomicU64::from_ptr(pointer(at)) }
 }

@@ -82,6 +82,16 @@ pub enum Action {
         /// How long.
         until: Duration,
     },
+    /// The driver is to checkpoint it; that this was asked is to be in the journal before.
+    Checkpoint {
+        /// Who.
+        worker: WorkerId,
+    },
+    /// The driver is to restore it, if it is checkpointed or locked.
+    Restore {
+        /// Who.
+        worker: WorkerId,
+    },
     /// The meter is to be read now.
     Measure {
         /// Which.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
+use crate::away::Presence;
 use crate::gang::{Distrust, Gang, Member, State};
 use crate::growth::Growth;
 use crate::ledger::Gpu;
@@ -30,7 +31,7 @@ const DEMOTE_AGAIN: Duration = Duration::from_secs(60);
 /// Decides who has the memory of a server's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Arbiter {
-    server: Server,
+    pub(crate) server: Server,
     /// When somebody can be chosen who could not be at the last step.
     retry_at: Option<Duration>,
 }
@@ -69,7 +70,7 @@ impl Arbiter {
         let gangs = server.under_way.iter().filter_map(|id| server.gangs.get(id)?.late_at());
         let growths = server.growths.iter().map(|growth| growth.by);
         let meters = server.gpus.values().filter_map(Gpu::measure_at);
-        gangs.chain(growths).chain(meters).chain(self.retry_at).min()
+        gangs.chain(growths).chain(meters).chain(self.retry_at).chain(server.away_at()).min()
     }
 
     /// The last decisions, the oldest first.
@@ -82,7 +83,7 @@ impl Arbiter {
         self.server.gangs.values().flat_map(|gang| &gang.shares).map(|share| Footprint {
             worker: share.worker,
             gpu: share.holding.gpu,
-            floor: share.holding.floor.saturating_add(share.overrun),
+            floor: share.floor().saturating_add(share.overrun),
             lease: share.holding.lease,
         })
     }
@@ -100,14 +101,17 @@ impl Arbiter {
     /// How long a worker's memory would take to come back now; nothing, where all of it is resident.
     pub fn predicted_wake(&self, worker: WorkerId) -> Option<Duration> {
         let gang = self.gang(worker)?;
-        let link = self.server.settings.link;
-        Some(if gang.is_resident() { Duration::ZERO } else { gang.predictions.refill(gang.copied().0, link) })
+        let is_there = gang.is_resident() && gang.away.is_present();
+        Some(if is_there { Duration::ZERO } else { self.server.wake(gang) })
     }
 
     /// What is under way with a worker, in a word.
     pub fn state(&self, worker: WorkerId) -> Option<&'static str> {
         let gang = self.gang(worker)?;
         Some(match gang.state {
+            _ if gang.away.presence == Presence::Leaving => "checkpointing",
+            _ if gang.away.presence == Presence::Returning => "restoring",
+            State::Resting if !gang.away.is_present() && gang.want.is_none() => "checkpointed",
             _ if gang.silent => "silent",
             State::Parking { .. } => "parking",
             State::Shrinking { .. } => "shrinking",
@@ -193,6 +197,8 @@ impl Arbiter {
                 self.server.hold(worker, &holdings);
                 self.failed(worker, what);
             }
+            Event::Contexts { worker, contexts } => self.contexts(worker, contexts),
+            Event::Refill { worker } => self.operator_refills(worker),
             Event::Died { worker } => self.died(worker),
             Event::Shrink { worker } => self.operator_shrinks(worker),
             Event::Tick => {}
@@ -226,6 +232,7 @@ impl Arbiter {
         let gang = self.server.gangs.entry(joined.gang).or_insert_with(|| Gang::new(&joined, now));
         let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
+        gang.away.rests_since = now;
         let member = gang.members.entry(worker).or_insert_with(|| Member::new(now));
         (member.silent, member.starting) = (silent, joined.starting);
         gang.sum_up();
@@ -265,7 +272,7 @@ impl Arbiter {
                     lied = share.overrun > SLACK.saturating_add(Bytes::new(lease.get() / 20));
                 }
                 let held = told.unwrap_or_else(|| lease.saturating_add(share.overrun));
-                living = living.saturating_add(share.holding.floor).saturating_add(held);
+                living = living.saturating_add(share.floor()).saturating_add(held);
             });
             let trusted = server.gangs.get(&id).is_some_and(|gang| gang.distrust.until <= server.now);
             if lied && trusted {
@@ -309,12 +316,13 @@ impl Arbiter {
     }
 
     fn cancelled(&mut self, worker: WorkerId) {
+        let now = self.server.now;
         let Some((id, gang)) = self.gang_mut(worker) else { return };
         if let Some(member) = gang.members.get_mut(&worker) {
             member.wants = false;
         }
         if gang.members.values().all(|member| !member.wants) {
-            gang.want = None;
+            (gang.want, gang.away.rests_since) = (None, now);
         }
         self.server.note(id);
     }
@@ -331,7 +339,10 @@ impl Arbiter {
         let refilling =
             server.under_way.iter().filter_map(|id| server.gangs.get(id)).find(|gang| refills(gang));
         let starting = refilling.is_some_and(|gang| gang.starting);
-        let short = bytes.saturating_sub(server.free(gpu));
+        let short = bytes.saturating_sub(server.free_beside_restores(gpu));
+        if server.absent.contains(&id) {
+            return server.wait_to_grow(Growth { gang: id, worker, gpu, bytes, by: server.now + within });
+        }
         if short.is_zero() {
             server.grant(id, (worker, gpu), bytes);
             return;
@@ -341,10 +352,7 @@ impl Arbiter {
             return server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
         }
         server.take(&found.takes);
-        server.growths.push(Growth { gang: id, worker, gpu, bytes, by: server.now + within });
-        if let Some(gang) = server.gangs.get_mut(&id) {
-            gang.growing += 1;
-        }
+        server.wait_to_grow(Growth { gang: id, worker, gpu, bytes, by: server.now + within });
     }
 
     fn parked(&mut self, worker: WorkerId) {
@@ -409,7 +417,7 @@ impl Arbiter {
                 match refill.admitted {
                     // Which distrusts it for longer.
                     Some(_) => return self.server.give_up_on(id),
-                    None => self.server.give_back(id),
+                    None => self.server.give_back(id, Outcome::Returned),
                 }
             }
             _ => return,
@@ -437,10 +445,14 @@ impl Arbiter {
         gang.sum_up();
         if gang.members.is_empty() {
             self.server.gangs.remove(&id);
+            self.server.absent.remove(&id);
             self.server.log.ended(id, Outcome::Died);
             return self.server.note(id);
         }
-        if gang.want.is_some() {
+        if gang.away.worker == Some(worker) {
+            self.server.set_presence(id, None, Presence::Present);
+        }
+        if self.server.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
             self.server.deny(id, Denied::Incomplete, Some(AGAIN));
         }
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
@@ -453,7 +465,9 @@ impl Arbiter {
                     self.server.set_state(id, State::Resting);
                 }
             }
-            State::Refilling(refill) if refill.admitted.is_none() => self.server.give_back(id),
+            State::Refilling(refill) if refill.admitted.is_none() => {
+                self.server.give_back(id, Outcome::Returned);
+            }
             State::Refilling(refill) => {
                 refill.waits.remove(&worker);
                 self.server.finish_refill(id);
@@ -463,7 +477,7 @@ impl Arbiter {
 
     fn operator_shrinks(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.gang_mut(worker) else { return };
-        if !gang.is_resting() || gang.silent {
+        if !gang.is_resting() || gang.silent || !gang.away.is_present() {
             return;
         }
         let takes: Vec<_> = gang.shares.iter().map(|share| (share.key(), share.evictable())).collect();
@@ -523,6 +537,10 @@ impl Arbiter {
             State::Refilling(refill) if refill.by <= now && refill.admitted.is_some() => {
                 self.server.give_up_on(id)
             }
+            State::Refilling(refill) if refill.by <= now && gang.away.is_moving() => {
+                // The driver is asked all the while, and nothing else of it.
+                self.server.give_back(id, Outcome::NotRestored);
+            }
             State::Refilling(refill) if refill.by <= now => {
                 Planner { server: &mut self.server, retry_at: None }.look_elsewhere(id)
             }
@@ -541,39 +559,5 @@ impl Arbiter {
         let mut planner = Planner { server: &mut self.server, retry_at: None };
         planner.decide();
         self.retry_at = planner.retry_at;
-    }
-}
-
-#[cfg(test)]
-impl Arbiter {
-    /// What is broken, if anything is: whatever else holds between two steps.
-    pub(crate) fn check(&self) {
-        let server = &self.server;
-        for (gpu, held) in &server.gpus {
-            let sum: Bytes =
-                server.gangs.values().flat_map(|gang| gang.on(*gpu)).map(|share| share.footprint()).sum();
-            assert_eq!(held.counted, sum, "the sum of GPU {gpu}");
-            let refills = server.gangs.values().filter(|gang| {
-                matches!(gang.state, State::Refilling(_))
-                    && gang.shares.iter().any(|share| {
-                        share.holding.gpu == *gpu && !share.owed.saturating_add(share.granted).is_zero()
-                    })
-            });
-            assert!(refills.count() <= 1, "two refills on GPU {gpu}");
-        }
-        for (id, gang) in &server.gangs {
-            assert_eq!(gang.is_under_way(), server.under_way.contains(id), "gang {id} under way");
-            assert!(
-                gang.is_resting()
-                    || gang.late_at().is_some()
-                    || matches!(gang.state, State::Shrinking { by: None, .. })
-            );
-            assert!(
-                gang.want.is_some() || gang.members.values().all(|member| !member.wants),
-                "gang {id} is not answered"
-            );
-            let growing = server.growths.iter().filter(|growth| growth.gang == *id).count();
-            assert_eq!(growing, gang.growing as usize, "growths of gang {id}");
-        }
     }
 }

@@ -109,6 +109,19 @@ pub enum Event {
         /// What it holds now.
         holdings: Vec<Holding>,
     },
+    /// What came of a [`Checkpoint`](crate::Action::Checkpoint) or a [`Restore`](crate::Action::Restore), each of which
+    /// is answered; or that a journal names a worker of which nobody knows.
+    Contexts {
+        /// Who.
+        worker: WorkerId,
+        /// Where its contexts are.
+        contexts: Contexts,
+    },
+    /// The operator wants a worker's memory back: it is told by whoever tells this, and is restored first.
+    Refill {
+        /// Who.
+        worker: WorkerId,
+    },
     /// A process is gone; its memory is not, until the meter shows it.
     Died {
         /// Who.
@@ -121,6 +134,17 @@ pub enum Event {
     },
     /// Nothing but time.
     Tick,
+}
+
+/// Where a worker's contexts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Contexts {
+    /// On its GPUs: it was restored, or was not checkpointed and runs on.
+    Present,
+    /// In the driver's checkpoint: its calls wait, and its floors are free.
+    Checkpointed,
+    /// One or the other, or locked: the driver is to be asked, by a restore.
+    Unknown,
 }
 
 /// What a worker was asked to do, or what it was admitted to.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
+use crate::away::Away;
 use crate::predictions::Predictions;
 use crate::want::Want;
 use crate::{Activity, GangId, GpuId, Holding, Joined, Profile, WorkerId};
@@ -38,6 +39,7 @@ pub(crate) struct Gang {
     pub(crate) demote_after: Duration,
     pub(crate) distrust: Distrust,
     pub(crate) predictions: Predictions,
+    pub(crate) away: Away,
 }
 
 /// A process of it.
@@ -63,6 +65,8 @@ pub(crate) struct Share {
     /// By the refill that is under way: what it has not been granted, and what it has.
     pub(crate) owed: Bytes,
     pub(crate) granted: Bytes,
+    /// Its worker is in the driver's checkpoint: the floor does not count.
+    pub(crate) is_checkpointed: bool,
 }
 
 /// A share of a gang.
@@ -131,7 +135,12 @@ impl Distrust {
 impl Share {
     /// What counts of it.
     pub(crate) fn footprint(&self) -> Bytes {
-        self.holding.floor.saturating_add(self.holding.lease).saturating_add(self.overrun)
+        self.floor().saturating_add(self.holding.lease).saturating_add(self.overrun)
+    }
+
+    /// What counts of its floor.
+    pub(crate) fn floor(&self) -> Bytes {
+        if self.is_checkpointed { Bytes::ZERO } else { self.holding.floor }
     }
 
     pub(crate) fn evictable(&self) -> Bytes {
@@ -172,6 +181,7 @@ impl Gang {
             demote_after: Duration::ZERO,
             distrust: Distrust::default(),
             predictions: Predictions::default(),
+            away: Away::new(now),
         }
     }
 
@@ -240,7 +250,8 @@ impl Gang {
 
     /// Where it needs memory; where it is, if it starts.
     pub(crate) fn needs_gpus(&self) -> BTreeSet<GpuId> {
-        let needs = self.shares.iter().filter(|share| self.starting || !share.need().is_zero());
+        let all = self.starting || !self.away.is_present();
+        let needs = self.shares.iter().filter(|share| all || !share.need().is_zero());
         needs.map(|share| share.holding.gpu).collect()
     }
 

@@ -29,6 +29,7 @@
 
 mod action;
 mod arbiter;
+mod away;
 mod duty;
 mod event;
 mod gang;
@@ -49,7 +50,7 @@ mod want;
 
 pub use action::{Action, Denied, Tier};
 pub use arbiter::{Arbiter, Footprint};
-pub use event::{Activity, Event, Holding, Joined, Preempt, Profile, Task};
+pub use event::{Activity, Contexts, Event, Holding, Joined, Preempt, Profile, Task};
 pub use ids::{GangId, GpuId, WorkerId};
 pub use log::{Decision, Outcome, Taken};
 pub use settings::Settings;

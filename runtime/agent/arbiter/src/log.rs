@@ -11,7 +11,7 @@ use crate::{Denied, GangId, GpuId, Why};
 
 const KEPT: usize = 256;
 
-/// One want that was decided on.
+/// One want that was decided on, or a worker that was to be checkpointed, of which nothing was needed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
     /// When.
@@ -54,6 +54,12 @@ pub enum Outcome {
     Refilled(Duration),
     /// No bytes came in time and there was no other victim: it gave back what it had, and waits again.
     Returned,
+    /// Its contexts were not restored: it waits again.
+    NotRestored,
+    /// It was idle for long: the driver checkpointed it.
+    Checkpointed,
+    /// It was to be checkpointed, and runs on.
+    Kept,
     /// It did not answer in time.
     Late,
     /// It was denied.

@@ -34,6 +34,9 @@ pub struct Node {
     pub link_gbps: Option<f64>,
     /// What a process uses of a GPU that has all its memory elsewhere: context, modules, libraries.
     pub floor: Option<Bytes>,
+    /// How long a worker that has been shrunk to nothing is idle before the driver checkpoints it, in seconds: its
+    /// floor leaves too. Not given: never.
+    pub checkpoint_after_s: Option<f64>,
 }
 
 /// A worker.
@@ -171,6 +174,15 @@ pub enum NodeError {
 }
 
 impl Node {
+    /// Sooner it would be checkpointed between two requests.
+    const LEAST_CHECKPOINT_AFTER: Duration = Duration::from_secs(1);
+
+    /// How long a worker that has been shrunk to nothing is idle before the driver checkpoints it.
+    pub fn checkpoint_after(&self) -> Option<Duration> {
+        // Checked when the file was read.
+        self.checkpoint_after_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+    }
+
     /// The floor of a worker: 640 MiB, as on an H200 with torch, where it is not said.
     pub fn floor(&self) -> Bytes {
         self.floor.unwrap_or(Bytes::mib(640))
@@ -223,6 +235,11 @@ impl NodeFile {
         };
         if let Some(rate) = file.node.link_gbps.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
             return value("link_gbps", rate.to_string(), "give GB/s, above 0");
+        }
+        if let Some(after) = file.node.checkpoint_after_s
+            && !Duration::try_from_secs_f64(after).is_ok_and(|after| after >= Node::LEAST_CHECKPOINT_AFTER)
+        {
+            return value("checkpoint_after_s", after.to_string(), "give seconds, 1 or more");
         }
         if file.node.budget.is_some() && file.node.capacity().is_zero() {
             let found = file.node.budget.unwrap_or_default().to_string();

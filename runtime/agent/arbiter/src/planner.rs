@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::gang::{Gang, Refill, Share, State};
+use crate::away::{short, wanted};
+use crate::gang::{Gang, Refill, State};
 use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::Outcome;
@@ -28,21 +29,26 @@ impl Planner<'_> {
     pub(crate) fn decide(&mut self) {
         self.pay();
         self.plan();
+        self.server.bring_back();
         self.lower();
         self.server.demote();
+        self.server.put_away();
     }
 
     /// Free bytes go to who is owed them.
     fn pay(&mut self) {
         let now = self.server.now;
         for id in self.server.under_way.iter().copied().collect::<Vec<_>>() {
-            let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id)
-            else {
+            let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get(&id) else {
                 continue;
             };
             if refill.admitted.is_some() {
                 continue;
             }
+            if !self.server.restore(id) {
+                continue;
+            }
+            let Some(Gang { shares, .. }) = self.server.gangs.get(&id) else { continue };
             let owed: Vec<_> = shares.iter().map(|share| (share.key(), share.owed)).collect();
             let (mut came, mut missing) = (false, false);
             for (key, owed) in owed {
@@ -65,7 +71,7 @@ impl Planner<'_> {
         let server = &mut self.server;
         for growth in std::mem::take(&mut server.growths) {
             let Growth { gang, worker, gpu, bytes, .. } = growth;
-            if server.free(gpu) < bytes {
+            if server.absent.contains(&gang) || server.free_beside_restores(gpu) < bytes {
                 server.growths.push(growth);
                 continue;
             }
@@ -83,6 +89,9 @@ impl Planner<'_> {
         for (id, gang) in server.under_way.iter().filter_map(|id| Some((*id, server.gangs.get(id)?))) {
             match (&gang.state, gang.want) {
                 (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.holding.gpu)),
+                // The driver is asked, or was a moment ago.
+                (State::Resting, Some(_))
+                    if gang.away.is_moving() || gang.away.restore_after > server.now => {}
                 (State::Resting, Some(want)) => {
                     wants.push(Reverse(want.order(gang.profile.priority, server.now, id)));
                 }
@@ -94,7 +103,7 @@ impl Planner<'_> {
             let gpus = gang.needs_gpus();
             if !gang.is_complete() {
                 self.server.refuse(id, Denied::Incomplete, Some(AGAIN));
-            } else if gpus.is_empty() {
+            } else if gpus.is_empty() && gang.away.is_present() {
                 self.server.admit(id);
             } else if blocked.is_disjoint(&gpus) {
                 if self.plan_want(id, class, &gpus) {
@@ -114,10 +123,9 @@ impl Planner<'_> {
         let (mut takes, mut missing) = (Vec::new(), false);
         for &gpu in gpus {
             let Some(gang) = self.server.gangs.get(&id) else { return false };
-            let need: Bytes = gang.on(gpu).map(Share::need).sum();
+            let need = wanted(gang, gpu);
             let held = self.server.gpus.get(&gpu);
-            let excess = held.map_or(Bytes::ZERO, Gpu::excess);
-            let short = need.saturating_add(excess).saturating_sub(self.server.free(gpu));
+            let short = short(gang, gpu, held);
             let others = self.server.gangs.iter().filter(|(other, _)| **other != id);
             let short = match self.server.settings.exclusive {
                 true => short.max(others.map(|(_, gang)| gang.evictable_on(gpu)).sum()),
@@ -151,10 +159,10 @@ impl Planner<'_> {
 
     fn begin(&mut self, id: GangId, takes: &[Take]) {
         let (victims, patience) = self.server.take(takes);
-        let (now, link) = (self.server.now, self.server.settings.link);
+        let now = self.server.now;
         let Some(gang) = self.server.gangs.get(&id) else { return };
         let copied = gang.copied().0;
-        let predicted = gang.predictions.refill(copied, link) + patience / self.server.settings.late.max(1);
+        let predicted = self.server.wake(gang) + patience / self.server.settings.late.max(1);
         self.server.decided(id, Server::taken(takes), predicted, Outcome::UnderWay);
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         let starting = gang.members.iter().filter(|(_, member)| member.starting).map(|(worker, _)| *worker);
@@ -198,7 +206,7 @@ impl Planner<'_> {
         let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();
         for share in shares {
             let sum = owed.entry(share.holding.gpu).or_default();
-            *sum = sum.saturating_add(share.owed);
+            *sum = sum.saturating_add(share.owed).saturating_add(share.absent_floor());
         }
         for victim in late {
             match self.server.gangs.get(&victim).map(|gang| &gang.state) {
@@ -214,7 +222,7 @@ impl Planner<'_> {
             let short = if owed.is_zero() { owed } else { owed.saturating_add(excess) };
             let found = self.server.choose(gpu, short.saturating_sub(self.server.free(gpu)), class, Some(id));
             if !found.short.is_zero() {
-                return self.server.give_back(id);
+                return self.server.give_back(id, Outcome::Returned);
             }
             takes.extend(found.takes);
         }

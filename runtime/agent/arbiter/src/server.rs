@@ -34,6 +34,8 @@ pub(crate) struct Server {
     pub(crate) duties: BTreeMap<GpuId, LinkDuty>,
     /// Gangs that time alone may change.
     pub(crate) under_way: BTreeSet<GangId>,
+    /// Gangs whose contexts are not on their GPUs, or may not be.
+    pub(crate) absent: BTreeSet<GangId>,
     pub(crate) growths: Vec<Growth>,
     pub(crate) now: Duration,
     pub(crate) actions: Vec<Action>,
@@ -49,6 +51,7 @@ impl Server {
             gpus: BTreeMap::new(),
             duties: BTreeMap::new(),
             under_way: BTreeSet::new(),
+            absent: BTreeSet::new(),
             growths: Vec::new(),
             now: Duration::ZERO,
             actions: Vec::new(),
@@ -72,6 +75,7 @@ impl Server {
     pub(crate) fn set_state(&mut self, id: GangId, state: State) {
         if let Some(gang) = self.gangs.get_mut(&id) {
             gang.state = state;
+            gang.away.rests_since = self.now;
         }
         self.note(id);
     }
@@ -122,7 +126,15 @@ impl Server {
         };
         let zero = Bytes::ZERO;
         let holding = Holding::nothing(gpu, zero);
-        gang.shares.push(Share { worker, holding, overrun: zero, owed: zero, granted: zero });
+        let is_checkpointed = gang.away.is_out(worker);
+        gang.shares.push(Share {
+            worker,
+            holding,
+            overrun: zero,
+            owed: zero,
+            granted: zero,
+            is_checkpointed,
+        });
         gang.shares.sort_by_key(Share::key);
     }
 
@@ -155,6 +167,13 @@ impl Server {
             self.actions.push(Action::Grant { worker, gpu, bytes });
         }
         bytes
+    }
+
+    pub(crate) fn wait_to_grow(&mut self, growth: Growth) {
+        if let Some(gang) = self.gangs.get_mut(&growth.gang) {
+            gang.growing += 1;
+        }
+        self.growths.push(growth);
     }
 
     /// Victims on a GPU.
@@ -291,7 +310,10 @@ impl Server {
         }
         let excess = hosted.saturating_sub(part(self.settings.host_budget, 80));
         let asleep = self.gangs.iter().filter(|(_, gang)| {
-            !gang.is_resident() && gang.distrust.until <= self.now && gang.demote_after <= self.now
+            !gang.is_resident()
+                && gang.away.is_present()
+                && gang.distrust.until <= self.now
+                && gang.demote_after <= self.now
         });
         let shares =
             asleep.flat_map(|(id, gang)| gang.shares.iter().map(move |share| (gang.idle_since, *id, share)));
@@ -367,11 +389,11 @@ impl Server {
     }
 
     /// No more bytes come: what was granted goes back, and the want, if there still is one, waits again.
-    pub(crate) fn give_back(&mut self, id: GangId) {
+    pub(crate) fn give_back(&mut self, id: GangId, outcome: Outcome) {
         let Some(gang) = self.gangs.get(&id) else { return };
         let granted = gang.shares.iter().map(|share| (share.key(), share.granted));
         let granted: Vec<_> = granted.filter(|(_, bytes)| !bytes.is_zero()).collect();
-        self.log.ended(id, Outcome::Returned);
+        self.log.ended(id, outcome);
         self.rest(id);
         if !granted.is_empty() {
             self.shrink(id, &granted);
@@ -397,7 +419,7 @@ impl Server {
 
     pub(crate) fn deny(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
-        gang.want = None;
+        (gang.want, gang.away.rests_since) = (None, self.now);
         for (&worker, member) in gang.members.iter_mut().filter(|(_, member)| member.wants) {
             member.wants = false;
             self.actions.push(Action::Deny { worker, why, retry_after });
@@ -440,13 +462,19 @@ impl Server {
             return Duration::ZERO;
         };
         let (order, gpus) = (want.order(gang.profile.priority, self.now, id), gang.needs_gpus());
-        let refill = |gang: &Gang| gang.predictions.refill(gang.copied().0, self.settings.link);
+        let refill = |gang: &Gang| self.wake(gang);
         let before = self.under_way.iter().filter_map(|other| {
             let gang = self.gangs.get(other)?;
             let first = gang.want?.order(gang.profile.priority, self.now, *other) < order;
             (first && gang.is_resting() && !gang.needs_gpus().is_disjoint(&gpus)).then(|| refill(gang))
         });
         before.sum::<Duration>() + refill(gang)
+    }
+
+    /// How long a gang takes to come back, once there is room.
+    pub(crate) fn wake(&self, gang: &Gang) -> Duration {
+        let restore = if gang.away.is_present() { Duration::ZERO } else { self.settings.restore };
+        restore + gang.predictions.refill(gang.copied().0, self.settings.link)
     }
 
     pub(crate) fn taken(takes: &[Take]) -> Vec<Taken> {

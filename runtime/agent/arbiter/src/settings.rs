@@ -37,6 +37,10 @@ pub struct Settings {
     pub host_budget: Bytes,
     /// Copies may go to idle GPUs.
     pub peers: bool,
+    /// How long nothing is under way with a worker that holds nothing before the driver checkpoints it; none: never.
+    pub checkpoint_after: Option<Duration>,
+    /// How long the driver takes to restore one.
+    pub restore: Duration,
 }
 
 impl Default for Settings {
@@ -56,6 +60,9 @@ impl Default for Settings {
             exclusive: false,
             host_budget: Bytes::MAX,
             peers: false,
+            checkpoint_after: None,
+            // A shrunk worker on one H200: docs/lab.
+            restore: Duration::from_millis(560),
         }
     }
 }

@@ -136,6 +136,7 @@ impl Chooser<'_> {
             && gang.is_resting()
             && !gang.starting
             && !gang.silent
+            && gang.away.is_present()
             && gang.growing == 0
             && gang.distrust.until <= self.now
             && gang.profile.preempt.min(self.settings.preempt) != Preempt::Never

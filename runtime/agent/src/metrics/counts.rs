@@ -59,8 +59,12 @@ impl Counts {
             Action::Park { .. } => self.parks += 1,
             Action::Deny { why, .. } => *self.denied.entry(word(why)).or_default() += 1,
             Action::StopCountingOn { .. } => self.distrusted += 1,
-            Action::Admit { .. } | Action::Unpark { .. } | Action::Demote { .. } | Action::Measure { .. } => {
-            }
+            Action::Admit { .. }
+            | Action::Unpark { .. }
+            | Action::Demote { .. }
+            | Action::Measure { .. }
+            | Action::Checkpoint { .. }
+            | Action::Restore { .. } => {}
         }
     }
 

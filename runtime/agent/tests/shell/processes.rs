@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use glake_agent::{Options, ask, serve};
+use glake_agent::{DriverCommand, Options, ask, serve};
 use glake_arbiter::node::NodeFile;
 use glake_meter::Meter as _;
 use glake_units::Bytes;
@@ -28,7 +28,11 @@ fn agent() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
-    let options = Options { file, socket: socket(&folder), meter };
+    // So many milliseconds.
+    let limit = std::fs::read_to_string(folder.join("limit")).ok().and_then(|text| text.parse().ok());
+    let limit = limit.map_or(DriverCommand::LIMIT, Duration::from_millis);
+    let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new(), limit };
+    let options = Options { file, socket: socket(&folder), meter, driver };
     let thread = std::fs::read_link("/proc/thread-self").unwrap();
     serve(&options, |_| println!("\nserving {}", thread.file_name().unwrap().to_str().unwrap())).unwrap();
     println!("\nended");
@@ -159,9 +163,14 @@ impl Node {
 
     /// Another one, with contexts of so many MiB.
     pub(crate) fn with_floor(budget: Bytes, floor_mib: u64) -> Node {
+        Node::with(budget, floor_mib, "")
+    }
+
+    /// Another one, with more lines about it.
+    pub(crate) fn with(budget: Bytes, floor_mib: u64, lines: &str) -> Node {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("meter")).unwrap();
-        let node = format!("[node]\nbudget = {}\nfloor = \"{floor_mib}MiB\"\n", budget.get());
+        let node = format!("[node]\nbudget = {}\nfloor = \"{floor_mib}MiB\"\n{lines}", budget.get());
         std::fs::write(folder.path().join("node.toml"), node).unwrap();
         let meter = FolderMeter::new(&folder.path().join("meter"), TOTAL);
         let (agent, thread) = Node::start(folder.path(), &[]);

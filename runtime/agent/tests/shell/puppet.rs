@@ -150,6 +150,14 @@ impl Puppet {
     fn obey(&mut self, line: &str) {
         match line {
             "want" => self.want(),
+            // Another conversation, as of a library that was loaded anew.
+            "anew" => (self.link, self.epoch, self.again_at) = (None, 0, Instant::now()),
+            // It goes on without the agent.
+            "bye" => {
+                self.conversation.push(ToAgent::Bye);
+                self.flush();
+                (self.link, self.again_at) = (None, Instant::now() + Duration::from_secs(3600));
+            }
             // It connects no more.
             "sulk" => {
                 (self.link, self.again_at) = (None, Instant::now() + Duration::from_secs(3600));

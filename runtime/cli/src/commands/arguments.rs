@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{bench, demo, doctor, node, plan, replay, run, serve, topo};
+use super::{bench, checkpoint, demo, doctor, node, plan, replay, run, serve, topo};
 use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources};
 
 const EXAMPLES: &str = "\
@@ -94,6 +94,11 @@ pub enum Command {
     Refill(node::WorkerArguments),
     /// The last decisions of the node agent: who waited, who was chosen, why, predicted and real times
     Explain(node::ExplainArguments),
+    /// A process that was shrunk leaves its GPUs wholly, its context too, and comes back
+    ///
+    /// The driver's checkpoint: it locks the process, takes what it has on GPUs to host memory, and gives the GPUs' memory
+    /// back. glake serve asks this by itself where its file has checkpoint_after_s.
+    Checkpoint(checkpoint::CheckpointArguments),
     /// Devices and the links between them, drawn
     Topo(topo::TopoArguments),
     /// What this machine can do, and what to change
@@ -137,6 +142,7 @@ impl Command {
             | Command::Shrink(_)
             | Command::Refill(_)
             | Command::Explain(_)
+            | Command::Checkpoint(_)
             | Command::Topo(_)
             | Command::Doctor(_)
             | Command::Bench(_)

@@ -16,6 +16,10 @@ pub enum Failure {
     Usage(String),
     /// What was asked failed. Exit code 1.
     Failed(String),
+    /// There is no room for what was asked: all is as it was. Exit code 3.
+    NoRoom(String),
+    /// What was asked cannot be done to it, or by nobody here: it was not touched. Exit code 4.
+    Untouched(String),
     /// The results say what went wrong already. Exit code 1, and not a word more.
     Told,
     /// Nobody reads any more: not a failure. Exit code 0.
@@ -33,11 +37,27 @@ impl Failure {
         Failure::Failed(message.to_string())
     }
 
+    /// It was left as it was.
+    pub(super) fn untouched(message: impl Display) -> Self {
+        Failure::Untouched(message.to_string())
+    }
+
+    /// The same, and what it is about.
+    pub(super) fn about(self, what: &str) -> Self {
+        match self {
+            Failure::Usage(message) => Failure::Usage(format!("{what}: {message}")),
+            Failure::Failed(message) => Failure::Failed(format!("{what}: {message}")),
+            failure => failure,
+        }
+    }
+
     /// Writes its line to standard error.
     pub(super) fn report(self) -> ExitCode {
         match self {
             Failure::Usage(message) => say(&message, 2),
             Failure::Failed(message) => say(&message, 1),
+            Failure::NoRoom(message) => say(&message, glake_agent::NO_ROOM),
+            Failure::Untouched(message) => say(&message, glake_agent::UNTOUCHED),
             Failure::Told => ExitCode::from(1),
             Failure::ReaderGone => ExitCode::SUCCESS,
         }

@@ -10,6 +10,7 @@
 
 mod arguments;
 mod bench;
+mod checkpoint;
 mod copy_bench;
 mod demo;
 mod doctor;
@@ -35,6 +36,7 @@ use clap::Parser as _;
 
 pub use arguments::{Arguments, Command, Global};
 pub use bench::{AllocArguments, Bench};
+pub use checkpoint::CheckpointArguments;
 pub use copy_bench::CopyArguments;
 pub use demo::DemoArguments;
 pub use doctor::DoctorArguments;
@@ -81,6 +83,7 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
         Command::Shrink(arguments) => node::shrink(arguments, &sources.environment, &mut output),
         Command::Refill(arguments) => node::refill(arguments, &sources.environment, &mut output),
         Command::Explain(arguments) => node::explain(arguments, &sources.environment, &mut output),
+        Command::Checkpoint(arguments) => checkpoint::run(arguments, &config, &mut output),
         Command::Topo(arguments) => topo::run(arguments, &config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
         Command::Doctor(_) => doctor::run(&config, &sources, &mut output),

@@ -56,6 +56,8 @@ State:
   waiting             its uses wait for memory
   asleep              some of its memory is evicted, and nobody wants it
   parking, shrinking, refilling, starting
+  checkpointed        asleep, and its context is off its GPUs too (serve: checkpoint_after_s)
+  checkpointing, restoring
   silent              it has not joined since the agent was started
 
 JSON fields: worker, pid, tenant, gpus, state, leased, resident, evicted (bytes), idle_s (null: a use
@@ -172,7 +174,11 @@ pub(super) fn explain(
         vec![
             row.worker.clone(),
             row.outcome.clone(),
-            if taken.is_empty() { "free memory".to_owned() } else { taken.join(", ") },
+            match taken.is_empty() {
+                true if row.needed.is_zero() => "-".to_owned(),
+                true => "free memory".to_owned(),
+                false => taken.join(", "),
+            },
             format!("{:.1} s", row.ago_s),
             format!("{:.3} s", row.waited_s),
             row.needed.to_string(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use glake_agent::{Options, ServeError};
+use glake_agent::{DriverCommand, Options, ServeError};
 use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, Nvml};
 use glake_runtime::config::{Config, DeviceChoice, Environment};
@@ -14,6 +14,7 @@ use glake_sim::{SimMeter, load};
 use serde_json::json;
 
 use super::Failure;
+use super::checkpoint;
 use super::node::socket;
 use super::output::{Output, table};
 
@@ -43,13 +44,20 @@ Examples:
 
 The file (all of it optional, sizes as 23GiB):
   [node]      budget (what workers may use of a GPU together, contexts included), host_budget,
-              reserve, link_gbps, floor
+              reserve, link_gbps, floor; checkpoint_after_s (how long a worker that was shrunk to
+              nothing is idle before the driver checkpoints it, and its context leaves too:
+              see glake checkpoint) [default: never]
   [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus,
               max_pause (seconds: it is not parked where that is predicted to take longer);
               its command is not started: start it with GLAKE_AGENT, or call glake.join()
 
-Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one
+Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one; those
+              that are checkpointed are restored before, as far as there is room, for 20 s at most
 systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
+
+/// What is not to be had of simulated GPUs that are one process's.
+pub(super) const NOT_SHARED: &str = "--device sim: each process would simulate GPUs of its own; name the folder they \
+    are shared through (--device sim:h200x4@/tmp/gpus)";
 
 pub(super) fn run(
     arguments: &ServeArguments,
@@ -72,8 +80,11 @@ pub(super) fn run(
         fits.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
     }
     let socket = socket(arguments.socket.as_deref(), environment)?;
-    let options = Options { file, socket, meter: meter(config)? };
+    let options = Options { file, socket, meter: meter(config)?, driver: driver(config) };
     if arguments.check {
+        if options.file.node.checkpoint_after().is_some() {
+            checkpoint::driver(config).map_err(|failure| failure.about("[node] checkpoint_after_s"))?;
+        }
         return check(&options, output);
     }
     let told = |path: &std::path::Path| {
@@ -114,18 +125,22 @@ fn failure(error: ServeError) -> Failure {
     }
 }
 
+/// What asks the driver to checkpoint a process: this program, about the same device. An upgrade may have removed the file
+/// that it was started from.
+fn driver(config: &Config) -> DriverCommand {
+    let arguments = ["--device".into(), config.device.choice.to_string().into(), "checkpoint".into()].into();
+    DriverCommand { program: "/proc/self/exe".into(), arguments, limit: DriverCommand::LIMIT }
+}
+
 /// What tells how much memory is used: NVML, or the folder that simulated GPUs are shared through.
-fn meter(config: &Config) -> Result<Arc<dyn Meter>, Failure> {
+pub(super) fn meter(config: &Config) -> Result<Arc<dyn Meter>, Failure> {
     match &config.device.choice {
         DeviceChoice::Sim { topology, shared: Some(folder) } => {
             let model = load(topology.as_deref().unwrap_or("h200x4")).map_err(Failure::usage)?;
             let meter = SimMeter::open(folder, &model).map_err(Failure::failed)?;
             Ok(Arc::new(meter))
         }
-        DeviceChoice::Sim { .. } => Err(Failure::usage(
-            "--device sim: each process would simulate GPUs of its own; name the folder they are shared through \
-             (--device sim:h200x4@/tmp/gpus)",
-        )),
+        DeviceChoice::Sim { .. } => Err(Failure::usage(NOT_SHARED)),
         DeviceChoice::Auto | DeviceChoice::Cuda => match Nvml::open() {
             Some(nvml) => Ok(Arc::new(nvml)),
             None => Err(Failure::failed(

@@ -7,6 +7,7 @@
 mod alive;
 mod api;
 mod bytes;
+mod checkpoint;
 mod code;
 mod context;
 mod event;
@@ -31,6 +32,7 @@ use crate::{
 };
 use alive::Owners;
 use api::Api;
+pub use checkpoint::CudaCheckpoint;
 use code::Code;
 use context::Context;
 use mapped::Mapped;

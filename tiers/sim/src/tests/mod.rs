@@ -1,5 +1,6 @@
 //! What only the simulator can be asked: time, refusals of the undefined, captures, costs.
 
+mod checkpoint;
 mod contexts;
 mod copies;
 mod costs;

@@ -115,6 +115,8 @@ fn what_cannot_be_is_said() {
     let node = "[node]\nbudget = \"23GiB\"\n";
     says(&format!("{node}{}", worker("40GiB")), "\"a\" fits nowhere: it needs 40.00 GiB of GPU 0");
     says(&worker("1GiB"), "budget of [node] is not given");
+    let too_soon = "checkpoint_after_s of [node] is 0.5: give seconds, 1 or more";
+    says("[node]\ncheckpoint_after_s = 0.5\n", too_soon);
     says("[node]\nbudget = \"512MiB\"\n", "budget of [node] is 512.00 MiB: give more than the reserve");
     says(node, "there is no worker");
     says(&format!("{node}{0}{0}", worker("1GiB")), "two workers are called \"a\"");

@@ -35,8 +35,18 @@ fn successors(world: &World) -> Vec<World> {
             then(&|world| world.fail(id));
         }
         let other = if worker.activity == Activity::Idle { Activity::Busy } else { Activity::Idle };
-        if other == Activity::Idle || worker.held[0].evicted.is_zero() {
+        if other == Activity::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
             then(&|world| world.does(id, other));
+        }
+        if worker.locked == Some(true) {
+            let (gpu, bytes, within) = (GpuId(0), Bytes::gib(1), Duration::from_secs(1));
+            then(&|world| _ = world.tell(Event::Refill { worker: id }));
+            then(&|world| _ = world.tell(Event::Grow { worker: id, gpu, bytes, within }));
+        }
+        if worker.asked.is_some() {
+            for outcome in [Some(true), Some(false), None] {
+                then(&|world| world.drive(id, outcome));
+            }
         }
         then(&|world| world.die(id));
     }
@@ -54,10 +64,20 @@ fn successors(world: &World) -> Vec<World> {
 
 #[test]
 fn soak_three_workers_on_one_gpu_in_every_order() {
+    every_order(3, None);
+}
+
+#[test]
+fn soak_two_workers_that_are_checkpointed_in_every_order() {
+    every_order(2, Some(Duration::from_secs(5)));
+}
+
+fn every_order(workers: u64, checkpoint_after: Option<Duration>) {
     let depth = if std::env::var_os("GLAKE_SOAK").is_some() { 9 } else { 6 };
-    let settings = Settings { longest_wait: Duration::from_secs(20), ..Settings::default() };
+    let longest_wait = Duration::from_secs(20);
+    let settings = Settings { longest_wait, checkpoint_after, ..Settings::default() };
     let mut first = World::new(settings, &[(8, 10)]);
-    (0..3).for_each(|id| first.join_asleep(id, Bytes::gib(4)));
+    (0..workers).for_each(|id| first.join_asleep(id, Bytes::gib(4)));
     // Past the time in which who joined is left alone.
     first.pass(Duration::from_secs(1));
     first.want(WorkerId(0), None);

@@ -1,6 +1,8 @@
 //! What holds at every step, whatever workers do.
 
+mod away;
 mod exhaustive;
+mod invariants;
 mod random;
 mod scenarios;
 mod speed;

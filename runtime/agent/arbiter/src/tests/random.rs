@@ -24,6 +24,7 @@ enum Op {
     Lie(u64, u64),
     Grow(u64, u64),
     Shrink(u64),
+    Drive(u64, Option<bool>),
     Pass(u64),
     Capacity(u64),
     Measure,
@@ -51,6 +52,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (who(), 0..5_u64).prop_map(|(who, gib)| Op::Lie(who, gib)),
         4 => (who(), 0..3_u64).prop_map(|(who, gib)| Op::Grow(who, gib)),
         1 => who().prop_map(Op::Shrink),
+        8 => (who(), prop_oneof![4 => Just(Some(true)), 1 => Just(Some(false)), 1 => Just(None)])
+            .prop_map(|(who, outcome)| Op::Drive(who, outcome)),
         12 => prop_oneof![Just(0), 1..50_u64, 100..2_000_u64, 10_000..90_000_u64].prop_map(Op::Pass),
         1 => (2..30_u64).prop_map(Op::Capacity),
         3 => Just(Op::Measure),
@@ -107,6 +110,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             world.tell(Event::Grow { worker, gpu, bytes: Bytes::gib(gib), within });
         }
         Op::Shrink(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Shrink { worker })),
+        Op::Drive(who, outcome) => of(who).into_iter().for_each(|id| world.drive(id, outcome)),
         Op::Pass(millis) => world.pass(Duration::from_millis(millis)),
         Op::Capacity(gib) => {
             world.capacity.values_mut().for_each(|capacity| capacity.0 = Bytes::gib(gib));
@@ -125,8 +129,9 @@ fn soak_random_events_keep_every_invariant() {
     let mut config = ProptestConfig::with_cases(events / 250);
     config.failure_persistence = None;
     config.max_shrink_iters = 4_000;
-    proptest!(config, |(ops in vec(op(), 250), peers in any::<bool>())| {
-        let settings = Settings { peers, host_budget: Bytes::gib(20), ..Settings::default() };
+    proptest!(config, |(ops in vec(op(), 250), peers in any::<bool>(), after in proptest::option::of(0..20_u64))| {
+        let checkpoint_after = after.map(Duration::from_secs);
+        let settings = Settings { peers, host_budget: Bytes::gib(20), checkpoint_after, ..Settings::default() };
         let mut world = World::new(settings, &[(20, 24), (20, 24)]);
         let mut next = 0;
         for op in ops {

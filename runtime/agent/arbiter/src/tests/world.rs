@@ -6,8 +6,8 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::{
-    Action, Activity, Arbiter, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings, Task,
-    WorkerId,
+    Action, Activity, Arbiter, Contexts, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings,
+    Task, WorkerId,
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
@@ -27,6 +27,10 @@ pub(super) struct Worker {
     pub(super) starting: bool,
     pub(super) stopped: bool,
     pub(super) told: bool,
+    /// The driver has locked it, or may have: whether its contexts are in the checkpoint.
+    pub(super) locked: Option<bool>,
+    /// What the driver was asked: to restore it, or to checkpoint it.
+    pub(super) asked: Option<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,7 +80,11 @@ impl World {
         let raises =
             matches!(
                 event,
-                Event::Joined(_) | Event::Expected(_) | Event::Changed { .. } | Event::Measured { .. }
+                Event::Joined(_)
+                    | Event::Expected(_)
+                    | Event::Changed { .. }
+                    | Event::Measured { .. }
+                    | Event::Contexts { .. }
             ) || matches!(event, Event::Shrunk { .. } | Event::Refilled { .. } | Event::Failed { .. });
         match &event {
             Event::Want { worker, .. } => _ = self.open.insert(*worker),
@@ -108,6 +116,23 @@ impl World {
     }
 
     fn carry(&mut self, action: &Action) {
+        if let Action::Grant { worker, .. }
+        | Action::Admit { worker }
+        | Action::Park { worker, .. }
+        | Action::Shrink { worker, .. }
+        | Action::Demote { worker, .. } = action
+        {
+            let locked = self.workers.get(worker).and_then(|worker| worker.locked);
+            assert_eq!(locked, None, "{action:?}");
+        }
+        if let Action::Checkpoint { worker: id } | Action::Restore { worker: id } = *action {
+            let restores = matches!(action, Action::Restore { .. });
+            let worker = self.workers.get_mut(&id).unwrap();
+            assert_eq!(worker.asked.replace(restores), None, "{action:?} while the driver is asked");
+            let nothing = worker.held.iter().all(|held| held.lease.is_zero());
+            assert!(restores || nothing && !self.open.contains(&id), "{action:?} of {worker:?}");
+            worker.locked.get_or_insert(false);
+        }
         let late = |by: Duration| assert!(by > self.now, "{action:?} is late at once");
         match *action {
             Action::Grant { worker, gpu, bytes } => {
@@ -157,6 +182,8 @@ impl World {
             starting,
             stopped: false,
             told: true,
+            locked: None,
+            asked: None,
         };
         self.workers.insert(WorkerId(id), worker);
         self.tell_joined(WorkerId(id), Event::Joined);
@@ -188,7 +215,8 @@ impl World {
     pub(super) fn die(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.remove(&id) else { return };
         for held in worker.held {
-            let had = held.floor.saturating_add(held.resident);
+            let floor = if worker.locked == Some(true) { Bytes::ZERO } else { held.floor };
+            let had = floor.saturating_add(held.resident);
             let dead = self.dead.entry(held.gpu).or_default();
             *dead = dead.saturating_add(had);
         }
@@ -197,7 +225,8 @@ impl World {
 
     /// The next command of a worker, carried out in full.
     pub(super) fn answer(&mut self, id: WorkerId) {
-        let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.stopped) else { return };
+        let is_able = |worker: &&mut Worker| !worker.stopped && worker.locked.is_none();
+        let Some(worker) = self.workers.get_mut(&id).filter(is_able) else { return };
         match worker.queue.pop_front() {
             Some(Action::Park { .. }) => {
                 worker.activity = Activity::Idle;
@@ -240,6 +269,23 @@ impl World {
         }
     }
 
+    /// The driver has done what was asked of it; or it has not: then the context is where it was, or nobody knows.
+    pub(super) fn drive(&mut self, id: WorkerId, outcome: Option<bool>) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let Some(restores) = worker.asked.take() else { return };
+        let out = match outcome {
+            Some(done) => done != restores,
+            None => worker.locked == Some(true),
+        };
+        let contexts = match (outcome, out) {
+            (None, _) => Contexts::Unknown,
+            (_, true) => Contexts::Checkpointed,
+            (_, false) => Contexts::Present,
+        };
+        worker.locked = (contexts != Contexts::Present).then_some(out);
+        self.tell(Event::Contexts { worker: id, contexts });
+    }
+
     pub(super) fn fail(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.stopped) else { return };
         let what = match worker.queue.pop_front() {
@@ -255,12 +301,9 @@ impl World {
     /// The meter is read; half of what dead workers had is back by then.
     pub(super) fn measure(&mut self, gpu: GpuId) {
         let living = |worker: &Worker| {
-            worker
-                .held
-                .iter()
-                .filter(|held| held.gpu == gpu)
-                .map(|held| held.floor.saturating_add(held.resident))
-                .sum()
+            let floor = |held: &Holding| if worker.locked == Some(true) { Bytes::ZERO } else { held.floor };
+            let held = worker.held.iter().filter(|held| held.gpu == gpu);
+            held.map(|held| floor(held).saturating_add(held.resident)).sum()
         };
         let dead = self.dead.entry(gpu).or_default();
         *dead = if *dead > Bytes::mib(100) { Bytes::new(dead.get() / 2) } else { Bytes::ZERO };
@@ -280,13 +323,24 @@ impl World {
         let ids: Vec<_> = self.workers.keys().copied().collect();
         self.workers.values_mut().for_each(|worker| (worker.queue.clear(), worker.told = false).0);
         self.tell_capacity();
-        for &id in ids.iter().filter(|id| journal(id.0)) {
+        // What was under way ends in any case, and the agent hears nothing of it.
+        for worker in self.workers.values_mut() {
+            if let Some(restores) = worker.asked.take() {
+                worker.locked = (!restores).then_some(true);
+            }
+        }
+        // Whoever was checkpointed is in the journal.
+        let locked = |world: &World, id: &WorkerId| world.workers[id].locked.is_some();
+        for &id in ids.iter().filter(|id| journal(id.0) || locked(self, id)).collect::<Vec<_>>() {
             self.tell_joined(id, Event::Expected);
+            if locked(self, &id) {
+                self.tell(Event::Contexts { worker: id, contexts: Contexts::Unknown });
+            }
         }
         for gpu in self.capacity.keys().copied().collect::<Vec<_>>() {
             self.measure(gpu);
         }
-        for &id in ids.iter().filter(|id| back(id.0)) {
+        for &id in ids.iter().filter(|id| back(id.0)).collect::<Vec<_>>() {
             self.tell_joined(id, Event::Joined);
             let activity = self.workers[&id].activity;
             self.tell(Event::Activity { worker: id, activity, idle_for: Duration::ZERO });

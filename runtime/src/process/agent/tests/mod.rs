@@ -1,5 +1,6 @@
 //! A process of simulated devices and an agent that does what a test says.
 
+mod checkpoint;
 mod faults;
 mod restarts;
 mod scenario;

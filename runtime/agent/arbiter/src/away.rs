@@ -1,0 +1,365 @@
+//! Workers whose contexts are in the driver's checkpoint: when one leaves its GPUs, when it comes back, what counts of
+//! it.
+//!
+//! ```text
+//!            idle for long, nothing leased           a want, or nobody knows what it is
+//!  Present ──────────────► Leaving ──────► Checkpointed ──────────► Returning ──► Present
+//!     ▲                      │                  ▲   Unknown ────────► │
+//!     └──── it runs on ──────┘                  └──── no room ────────┘
+//! ```
+//!
+//! Invariants: only a gang of one rank leaves, of which nothing is leased and that wants nothing. Whoever is not present
+//! is granted nothing and given no command. A floor counts, but while its worker is checkpointed; it is counted again,
+//! within the limit, before the driver is asked to restore it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::arbiter::Arbiter;
+use crate::gang::{Gang, Share, State};
+use crate::ledger::Gpu;
+use crate::log::{Decision, Outcome};
+use crate::server::{AGAIN, Server};
+use crate::{Action, Activity, Contexts, GangId, GpuId, WorkerId};
+
+/// A restore that takes longer keeps nobody's GPUs: its want waits again, behind no one, and may be denied.
+const RESTORING: Duration = Duration::from_secs(5);
+/// Who could not be restored for so often is tried again that late.
+const SELDOM: Duration = Duration::from_secs(30);
+
+/// Where the contexts of a gang are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Presence {
+    /// On its GPUs.
+    #[default]
+    Present,
+    /// They are being checkpointed.
+    Leaving,
+    /// In the driver's checkpoint; whether it is to come back though nobody wants it.
+    Checkpointed { returns: bool },
+    /// Whoever checkpointed or restored it did not come to the end: the driver is to be asked.
+    Unknown,
+    /// They are being restored.
+    Returning,
+}
+
+/// What of a gang is about its contexts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Away {
+    pub(crate) presence: Presence,
+    /// Whose they are: a gang may get another rank meanwhile.
+    pub(crate) worker: Option<WorkerId>,
+    /// Since when nothing was under way with it.
+    pub(crate) rests_since: Duration,
+    /// It could not be checkpointed: not before then.
+    pub(crate) stays_until: Duration,
+    refusals: u32,
+    /// It could not be restored: not before then.
+    pub(crate) restore_after: Duration,
+    misses: u32,
+}
+
+impl Away {
+    pub(crate) fn new(now: Duration) -> Self {
+        Away { rests_since: now, ..Away::default() }
+    }
+
+    pub(crate) fn is_present(self) -> bool {
+        self.presence == Presence::Present
+    }
+
+    /// Whether its floors count for nothing now.
+    pub(crate) fn is_checkpointed(self) -> bool {
+        matches!(self.presence, Presence::Checkpointed { .. })
+    }
+
+    /// Whether the driver is asked now.
+    pub(crate) fn is_moving(self) -> bool {
+        matches!(self.presence, Presence::Leaving | Presence::Returning)
+    }
+
+    /// It runs on: each time it is left alone for twice as long.
+    fn refused(&mut self, now: Duration, length: Duration) {
+        self.stays_until = now + length * (1 << self.refusals.min(6));
+        self.refusals += 1;
+    }
+
+    /// It stays where it is: each time it is asked for after twice as long.
+    fn missed(&mut self, now: Duration) {
+        self.restore_after = now + SELDOM.min(AGAIN * (1 << self.misses.min(6)));
+        self.misses += 1;
+    }
+
+    /// Whether it is this worker whose floor does not count.
+    pub(crate) fn is_out(self, worker: WorkerId) -> bool {
+        self.is_checkpointed() && self.worker == Some(worker)
+    }
+}
+
+impl Share {
+    /// What has to be free beside what it needs, before its worker is restored.
+    pub(crate) fn absent_floor(&self) -> Bytes {
+        if self.is_checkpointed { self.holding.floor } else { Bytes::ZERO }
+    }
+}
+
+impl Gang {
+    /// Whether it is to come back though none of its uses waits for evicted memory.
+    fn is_to_return(&self) -> bool {
+        self.away.returns() || self.growing > 0
+    }
+
+    /// When it may be checkpointed; never, as it is.
+    fn leaves_at(&self, after: Duration) -> Option<Duration> {
+        let holds_nothing = |share: &Share| {
+            let held = &share.holding;
+            share.overrun.is_zero()
+                && [held.lease, held.resident, held.fixed].iter().all(|bytes| bytes.is_zero())
+        };
+        let is_asleep = self.is_resting() && self.want.is_none() && !self.is_resident();
+        let is_alone = self.ranks == 1 && self.members.len() == 1 && !self.silent && !self.starting;
+        let is_quiet = self.activity == Activity::Idle && self.growing == 0 && self.demoting.is_none();
+        let leaves = self.away.is_present()
+            && is_asleep
+            && is_alone
+            && is_quiet
+            && !self.shares.is_empty()
+            && self.shares.iter().all(holds_nothing);
+        let at = (self.away.rests_since + after).max(self.away.stays_until).max(self.distrust.until);
+        leaves.then_some(at)
+    }
+}
+
+impl Server {
+    /// Who is checkpointed next, and when; one at a time.
+    pub(crate) fn next_to_leave(&self) -> Option<(Duration, GangId)> {
+        let after = self.settings.checkpoint_after?;
+        let is_leaving =
+            |id: &GangId| self.gangs.get(id).is_some_and(|gang| gang.away.presence == Presence::Leaving);
+        if self.absent.iter().any(is_leaving) {
+            return None;
+        }
+        self.gangs.iter().filter_map(|(id, gang)| Some((gang.leaves_at(after)?, *id))).min()
+    }
+
+    /// Checkpoints whoever is idle for long enough.
+    pub(crate) fn put_away(&mut self) {
+        let Some((_, id)) = self.next_to_leave().filter(|(at, _)| *at <= self.now) else { return };
+        let worker = self.gangs.get(&id).and_then(|gang| gang.members.keys().next().copied());
+        self.set_presence(id, worker, Presence::Leaving);
+        self.actions.extend(worker.map(|worker| Action::Checkpoint { worker }));
+    }
+
+    /// Changes where a gang's contexts are, and what counts with it.
+    pub(crate) fn set_presence(&mut self, id: GangId, worker: Option<WorkerId>, presence: Presence) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        gang.away.presence = presence;
+        gang.away.worker = worker.filter(|_| presence != Presence::Present);
+        if presence == Presence::Present {
+            (gang.away.restore_after, gang.away.misses) = (self.now, 0);
+        }
+        let away = gang.away;
+        let keys: Vec<_> = gang.shares.iter().map(Share::key).collect();
+        for key in keys {
+            self.change(id, key, |share| share.is_checkpointed = away.is_out(key.0));
+        }
+        if away.is_present() {
+            self.absent.remove(&id)
+        } else {
+            self.absent.insert(id)
+        };
+        self.note(id);
+    }
+
+    /// What is free of a GPU for others than a refill that waits for its worker to be restored.
+    pub(crate) fn free_beside_restores(&self, gpu: GpuId) -> Bytes {
+        let restored = self.absent.iter().filter_map(|id| self.gangs.get(id));
+        let refills = restored.filter(|gang| matches!(gang.state, State::Refilling(_)));
+        let owed = |share: &Share| share.owed.saturating_add(share.absent_floor());
+        self.free(gpu).saturating_sub(refills.flat_map(|gang| gang.on(gpu)).map(owed).sum())
+    }
+
+    /// Asks the driver to restore a gang, if its floors fit now. Says whether it is present.
+    pub(crate) fn restore(&mut self, id: GangId) -> bool {
+        let Some(gang) = self.gangs.get(&id) else { return false };
+        if gang.away.is_present() {
+            return true;
+        }
+        if gang.away.is_moving() || gang.away.restore_after > self.now {
+            return false;
+        }
+        let fits = |gpu: &GpuId| {
+            let floors: Bytes = gang.on(*gpu).map(Share::absent_floor).sum();
+            floors.is_zero() || floors <= self.free(*gpu)
+        };
+        if !gang.shares.iter().all(|share| fits(&share.holding.gpu)) {
+            return false;
+        }
+        let worker = gang.away.worker;
+        self.set_presence(id, worker, Presence::Returning);
+        if let Some(State::Refilling(refill)) = self.gangs.get_mut(&id).map(|gang| &mut gang.state) {
+            refill.by = self.now + RESTORING;
+        }
+        self.actions.extend(worker.map(|worker| Action::Restore { worker }));
+        false
+    }
+
+    /// Those come back whom nobody wants, and of whom nobody knows what they are.
+    pub(crate) fn bring_back(&mut self) {
+        let now = self.now;
+        let due = |id: &GangId| {
+            let Some(gang) = self.gangs.get(id) else { return false };
+            gang.is_to_return() && gang.is_resting() && gang.away.restore_after <= now
+        };
+        for id in self.absent.iter().copied().filter(due).collect::<Vec<_>>() {
+            let is_leaving = self.make_room(id);
+            self.restore(id);
+            // Somebody whom nobody manages may have given memory back.
+            let waits = |gang: &&mut Gang| !gang.away.is_moving() && !is_leaving;
+            if let Some(gang) = self.gangs.get_mut(&id).filter(waits) {
+                gang.away.restore_after = now + AGAIN;
+                self.actions
+                    .extend(gang.shares.iter().map(|share| Action::Measure { gpu: share.holding.gpu }));
+            }
+        }
+    }
+
+    /// Takes of idle workers what a gang's absent floors and growths are short of, where that is enough. Says whether
+    /// something leaves.
+    fn make_room(&mut self, id: GangId) -> bool {
+        let Some(gang) = self.gangs.get(&id) else { return false };
+        let growths = self.growths.iter().filter(|growth| growth.gang == id).map(|growth| growth.gpu);
+        let gpus: BTreeSet<GpuId> =
+            gang.shares.iter().map(|share| share.holding.gpu).chain(growths).collect();
+        // What leaves already may be enough.
+        let leaves = |other: &Gang| {
+            let is_leaving =
+                matches!(other.state, State::Parking { .. } | State::Shrinking { by: Some(_), .. });
+            is_leaving && other.shares.iter().any(|share| gpus.contains(&share.holding.gpu))
+        };
+        if self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(leaves) {
+            return true;
+        }
+        let mut takes = Vec::new();
+        for &gpu in &gpus {
+            let floors: Bytes = gang.on(gpu).map(Share::absent_floor).sum();
+            let growths = self.growths.iter().filter(|growth| growth.gang == id && growth.gpu == gpu);
+            let needed = floors.saturating_add(growths.map(|growth| growth.bytes).sum());
+            let short = needed.saturating_sub(self.free_beside_restores(gpu));
+            let found = self.choose(gpu, short, None, Some(id));
+            if !found.short.is_zero() {
+                return false;
+            }
+            takes.extend(found.takes);
+        }
+        self.take(&takes);
+        !takes.is_empty()
+    }
+
+    /// When somebody may be restored, or checkpointed, though nothing happens before.
+    pub(crate) fn away_at(&self) -> Option<Duration> {
+        let gangs = self.absent.iter().filter_map(|id| self.gangs.get(id));
+        let waits = |gang: &&Gang| !gang.away.is_moving() && (gang.is_to_return() || gang.want.is_some());
+        let restores = gangs.filter(waits).map(|gang| gang.away.restore_after).filter(|at| *at > self.now);
+        restores.chain(self.next_to_leave().map(|(at, _)| at)).min()
+    }
+
+    /// Keeps what came of a worker's contexts among the decisions.
+    fn log_contexts(&mut self, id: GangId, outcome: Outcome) {
+        let Some(gang) = self.gangs.get(&id) else { return };
+        let needed = gang.shares.iter().map(|share| (share.holding.gpu, Bytes::ZERO)).collect();
+        let (at, class, waited) = (self.now, i64::from(gang.profile.priority), Duration::ZERO);
+        let (taken, predicted) = (Vec::new(), Duration::ZERO);
+        self.log.decided(Decision { at, gang: id, class, waited, needed, taken, predicted, outcome });
+    }
+}
+
+impl Away {
+    /// Whether it is to come back whatever it does.
+    fn returns(self) -> bool {
+        matches!(self.presence, Presence::Checkpointed { returns: true } | Presence::Unknown)
+    }
+}
+
+impl Arbiter {
+    pub(crate) fn operator_refills(&mut self, worker: WorkerId) {
+        let id = self.server.gang_of.get(&worker);
+        let Some(gang) = id.and_then(|id| self.server.gangs.get_mut(id)) else { return };
+        if let Presence::Checkpointed { returns } = &mut gang.away.presence {
+            *returns = true;
+            gang.away.restore_after = gang.away.restore_after.min(self.server.now);
+        }
+    }
+
+    /// What came of a checkpoint or of a restore, or what a journal knows.
+    pub(crate) fn contexts(&mut self, worker: WorkerId, contexts: Contexts) {
+        let now = self.server.now;
+        let server = &mut self.server;
+        let Some(&id) = server.gang_of.get(&worker) else { return };
+        let Some(gang) = server.gangs.get_mut(&id) else { return };
+        let was = gang.away.presence;
+        if gang.away.worker.is_some_and(|known| known != worker) {
+            // Another rank's: it is to run, whatever it is.
+            if contexts != Contexts::Present {
+                server.actions.push(Action::Restore { worker });
+            }
+            return;
+        }
+        let is_refilling = matches!(gang.state, State::Refilling(_));
+        match contexts {
+            Contexts::Present => {
+                if was == Presence::Leaving {
+                    let length = server.settings.checkpoint_after.unwrap_or_default();
+                    gang.away.refused(now, length);
+                } else {
+                    (gang.away.rests_since, gang.away.refusals) = (now, 0);
+                }
+                if let State::Refilling(refill) = &mut gang.state {
+                    refill.by = now + refill.patience.max(server.settings.least_late);
+                }
+                server.set_presence(id, None, Presence::Present);
+                if was != Presence::Present {
+                    // What it waits for as it grows is asked for as if it was asked now.
+                    server.make_room(id);
+                }
+                if was == Presence::Leaving {
+                    server.log_contexts(id, Outcome::Kept);
+                }
+            }
+            Contexts::Checkpointed | Contexts::Unknown => {
+                let returns = was == Presence::Unknown || gang.away.returns();
+                // One that a journal names is asked for at once.
+                if was == Presence::Returning {
+                    gang.away.missed(now);
+                }
+                let presence = match contexts {
+                    Contexts::Unknown => Presence::Unknown,
+                    // A restore that nobody wants any more is asked for again all the same: it was begun for a reason.
+                    _ => Presence::Checkpointed {
+                        returns: returns || (was == Presence::Returning && !is_refilling),
+                    },
+                };
+                server.set_presence(id, Some(worker), presence);
+                if is_refilling {
+                    server.give_back(id, Outcome::NotRestored);
+                }
+                if was == Presence::Leaving && contexts == Contexts::Checkpointed {
+                    server.log_contexts(id, Outcome::Checkpointed);
+                }
+            }
+        }
+    }
+}
+
+/// How much is to leave before anything may come, also for floors that are to be counted again.
+pub(crate) fn wanted(gang: &Gang, gpu: GpuId) -> Bytes {
+    gang.on(gpu).map(|share| share.need().saturating_add(share.absent_floor())).sum()
+}
+
+/// Whether a GPU has room for all that a gang wants of it.
+pub(crate) fn short(gang: &Gang, gpu: GpuId, held: Option<&Gpu>) -> Bytes {
+    let excess = held.map_or(Bytes::ZERO, Gpu::excess);
+    wanted(gang, gpu).saturating_add(excess).saturating_sub(held.map_or(Bytes::ZERO, Gpu::free))
+}

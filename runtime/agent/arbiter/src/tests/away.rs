@@ -1,0 +1,286 @@
+//! Workers that the driver checkpoints: when they leave, what counts of them, how they come back.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::world::{FLOOR, World};
+use crate::{Action, Activity, Contexts, Event, GpuId, Holding, Outcome, Settings, WorkerId};
+
+const GPU: GpuId = GpuId(0);
+const AFTER: Duration = Duration::from_secs(30);
+const S: fn(u64) -> Duration = Duration::from_secs;
+
+/// So many workers of 8 GiB, asleep, in this many GiB.
+fn asleep(count: u64, gib: u64, checkpoint_after: Option<Duration>) -> World {
+    let settings = Settings { checkpoint_after, ..Settings::default() };
+    let mut world = World::new(settings, &[(gib, 140)]);
+    (0..count).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
+    world.pass(S(1));
+    world
+}
+
+/// Time passes to the next thing that is due.
+fn due(world: &mut World) -> Vec<Action> {
+    world.now = world.arbiter.next_deadline().unwrap();
+    world.tell(Event::Tick)
+}
+
+fn put_away(world: &mut World, id: u64) {
+    let worker = WorkerId(id);
+    assert_eq!(due(world), [Action::Checkpoint { worker }]);
+    world.drive(worker, Some(true));
+}
+
+fn last(world: &World) -> Outcome {
+    world.arbiter.decisions().last().unwrap().outcome
+}
+
+#[test]
+fn nobody_is_checkpointed_unless_it_is_asked_for() {
+    let mut world = asleep(2, 23, None);
+    assert_eq!(world.arbiter.next_deadline(), None);
+    assert_eq!(world.tell(Event::Tick), []);
+    world.pass(S(100_000));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("asleep"));
+}
+
+#[test]
+fn who_holds_nothing_and_is_idle_for_long_leaves_with_its_floor() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    let worker = WorkerId(0);
+    // It joined a second ago.
+    assert_eq!(world.arbiter.next_deadline(), Some(AFTER));
+    // Its memory comes and goes, and time begins anew.
+    world.pass(S(20));
+    world.want(worker, None);
+    world.answer(worker);
+    assert_eq!(world.arbiter.next_deadline(), None, "it holds something");
+    world.pass(S(1));
+    world.tell(Event::Shrink { worker });
+    world.answer(worker);
+    let left = world.now;
+    assert_eq!(world.arbiter.next_deadline(), Some(left + AFTER));
+    assert_eq!(world.arbiter.claimed(GPU), FLOOR);
+    put_away(&mut world, 0);
+    assert_eq!(
+        (world.arbiter.claimed(GPU), world.arbiter.state(worker)),
+        (Bytes::ZERO, Some("checkpointed"))
+    );
+    assert_eq!(last(&world), Outcome::Checkpointed);
+    assert_eq!(world.arbiter.next_deadline(), None);
+    // The meter shows nothing of it, and nobody takes that for others' memory.
+    world.measure(GPU);
+    assert_eq!(world.arbiter.limit(GPU), Bytes::gib(23));
+}
+
+#[test]
+fn who_is_busy_starts_is_a_rank_or_has_fixed_memory_stays() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    world.does(WorkerId(0), Activity::Busy);
+    assert_eq!(world.arbiter.next_deadline(), None);
+    world.does(WorkerId(0), Activity::Idle);
+    assert!(world.arbiter.next_deadline().is_some());
+    let fixed = Holding {
+        fixed: Bytes::mib(2),
+        lease: Bytes::mib(2),
+        evicted: Bytes::gib(1),
+        ..Holding::nothing(GPU, FLOOR)
+    };
+    world.tell(Event::Died { worker: WorkerId(0) });
+    world.join(1, 1, 1, crate::Profile::default(), vec![fixed]);
+    let evicted = Holding { evicted: Bytes::gib(1), ..Holding::nothing(GPU, FLOOR) };
+    world.join(2, 9, 2, crate::Profile::default(), vec![evicted.clone()]);
+    world.join(3, 9, 2, crate::Profile::default(), vec![evicted]);
+    world.measure(GPU);
+    world.pass(S(1_000));
+    for id in 1..4 {
+        assert_eq!(world.arbiter.state(WorkerId(id)), Some("asleep"), "{id}");
+    }
+}
+
+#[test]
+fn a_want_restores_first_and_is_granted_then() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    let worker = WorkerId(0);
+    put_away(&mut world, 0);
+    let wake = world.arbiter.predicted_wake(worker).unwrap();
+    assert!(wake > Duration::from_millis(700), "{wake:?}: a restore, and 8 GiB");
+    let actions = world.tell(Event::Want { worker, deadline: None });
+    assert_eq!(actions, [Action::Restore { worker }]);
+    assert_eq!((world.arbiter.claimed(GPU), world.arbiter.state(worker)), (FLOOR, Some("restoring")));
+    // Nothing is late meanwhile.
+    world.pass(S(4));
+    world.drive(worker, Some(true));
+    assert!(!world.open.contains(&worker));
+    world.answer(worker);
+    assert_eq!(world.arbiter.state(worker), Some("resident"));
+    assert!(matches!(last(&world), Outcome::Refilled(_)));
+}
+
+#[test]
+fn a_want_while_it_leaves_is_not_lost() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    let worker = WorkerId(0);
+    assert_eq!(due(&mut world), [Action::Checkpoint { worker }]);
+    assert_eq!(world.tell(Event::Want { worker, deadline: None }), []);
+    world.drive(worker, Some(true));
+    assert_eq!(world.workers[&worker].asked, Some(true));
+    world.drive(worker, Some(true));
+    assert!(!world.open.contains(&worker));
+}
+
+#[test]
+fn others_leave_for_the_floor_too() {
+    let mut world = asleep(1, 10, Some(AFTER));
+    put_away(&mut world, 0);
+    world.join_asleep(1, Bytes::gib(8));
+    world.want(WorkerId(1), None);
+    world.answer(WorkerId(1));
+    world.does(WorkerId(1), Activity::Idle);
+    world.pass(S(1));
+    // 10 GiB less 8 and one floor: room for the other's floor, and for little of its memory.
+    world.want(WorkerId(0), None);
+    let taken = world.arbiter.decisions().last().unwrap().taken[0].bytes;
+    assert_eq!(taken, Bytes::gib(6).saturating_add(Bytes::mib(1280)));
+    assert_eq!(world.workers[&WorkerId(0)].asked, Some(true));
+    world.answer(WorkerId(1));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("restoring"), "nothing is granted yet");
+    world.drive(WorkerId(0), Some(true));
+    world.answer(WorkerId(0));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
+}
+
+#[test]
+fn what_is_not_restored_is_tried_again_and_the_want_waits() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    let worker = WorkerId(0);
+    put_away(&mut world, 0);
+    world.want(worker, None);
+    for seconds in [1, 2, 4, 8, 16, 30, 30] {
+        world.drive(worker, Some(false));
+        assert_eq!((world.arbiter.claimed(GPU), last(&world)), (Bytes::ZERO, Outcome::NotRestored));
+        assert!(world.open.contains(&worker));
+        assert_eq!(world.arbiter.next_deadline(), Some(world.now + S(seconds)));
+        assert!(due(&mut world).contains(&Action::Restore { worker }));
+    }
+    // Whoever asked the driver was killed: it is asked once more what it is.
+    world.drive(worker, None);
+    assert!(due(&mut world).contains(&Action::Restore { worker }));
+    world.drive(worker, Some(true));
+    assert!(!world.open.contains(&worker));
+}
+
+#[test]
+fn a_restore_that_does_not_end_keeps_no_want_for_ever() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    put_away(&mut world, 0);
+    world.want(WorkerId(0), Some(S(120)));
+    world.silence();
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("restoring"));
+    world.drive(WorkerId(0), Some(true));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("asleep"));
+}
+
+#[test]
+fn who_is_in_no_state_that_is_known_comes_back_though_nobody_wants_it() {
+    let mut world = asleep(1, 23, None);
+    let worker = WorkerId(0);
+    let unknown = Event::Contexts { worker, contexts: Contexts::Unknown };
+    assert_eq!(world.tell(unknown), [Action::Restore { worker }]);
+    assert_eq!(world.arbiter.claimed(GPU), FLOOR);
+    world.drive(worker, Some(true));
+    assert_eq!((world.arbiter.state(worker), world.arbiter.next_deadline()), (Some("asleep"), None));
+}
+
+#[test]
+fn who_cannot_be_checkpointed_is_left_alone_for_longer_each_time() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    let worker = WorkerId(0);
+    for times in [1, 2, 4] {
+        assert_eq!(due(&mut world), [Action::Checkpoint { worker }]);
+        world.drive(worker, Some(false));
+        assert_eq!((last(&world), world.arbiter.claimed(GPU)), (Outcome::Kept, FLOOR));
+        assert_eq!(world.arbiter.next_deadline(), Some(world.now + AFTER * times));
+    }
+}
+
+#[test]
+fn one_at_a_time_leaves() {
+    let mut world = asleep(3, 23, Some(AFTER));
+    assert_eq!(due(&mut world).len(), 1);
+    assert_eq!(world.tell(Event::Tick), []);
+    for id in 0..3 {
+        assert_eq!(world.workers[&WorkerId(id)].asked, Some(false), "{id}");
+        world.drive(WorkerId(id), Some(true));
+    }
+    assert_eq!(world.arbiter.claimed(GPU), Bytes::ZERO);
+}
+
+#[test]
+fn a_request_for_more_of_one_that_is_away_waits_until_it_is_back() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    let worker = WorkerId(0);
+    put_away(&mut world, 0);
+    let grow = Event::Grow { worker, gpu: GPU, bytes: Bytes::gib(1), within: S(10) };
+    assert_eq!(world.tell(grow), [Action::Restore { worker }]);
+    world.drive(worker, Some(true));
+    assert_eq!(world.workers[&worker].held[0].lease, Bytes::gib(1));
+}
+
+#[test]
+fn a_restore_that_lasts_keeps_no_other_want_waiting() {
+    let mut world = asleep(2, 23, Some(AFTER));
+    put_away(&mut world, 0);
+    world.drive(WorkerId(1), Some(false));
+    world.want(WorkerId(0), None);
+    world.want(WorkerId(1), None);
+    assert!(world.open.contains(&WorkerId(1)));
+    world.pass(S(5));
+    assert!(!world.open.contains(&WorkerId(1)) && world.open.contains(&WorkerId(0)));
+    world.answer(WorkerId(1));
+    world.drive(WorkerId(0), Some(true));
+    assert!(!world.open.contains(&WorkerId(0)));
+}
+
+/// The GPU is full of one that is idle.
+#[test]
+fn an_idle_victim_leaves_for_who_returns_or_grows_without_a_want() {
+    for grows in [true, false] {
+        let mut world = asleep(1, 10, Some(AFTER));
+        let worker = WorkerId(0);
+        put_away(&mut world, 0);
+        world.join_asleep(1, Bytes::mib(9000));
+        world.want(WorkerId(1), None);
+        world.answer(WorkerId(1));
+        world.does(WorkerId(1), Activity::Idle);
+        world.pass(S(1));
+        let grow = Event::Grow { worker, gpu: GPU, bytes: Bytes::gib(2), within: S(10) };
+        let actions = world.tell(if grows { grow } else { Event::Refill { worker } });
+        assert!(matches!(actions[..], [Action::Shrink { worker: WorkerId(1), .. }]), "{actions:?}");
+        world.answer(WorkerId(1));
+        assert_eq!(world.workers[&worker].asked, Some(true));
+        world.drive(worker, Some(true));
+        let lease = if grows { Bytes::gib(2) } else { Bytes::ZERO };
+        assert_eq!(
+            (world.arbiter.state(worker), world.workers[&worker].held[0].lease),
+            (Some("asleep"), lease)
+        );
+    }
+}
+
+#[test]
+fn another_rank_of_a_gang_that_is_away_counts() {
+    let mut world = asleep(1, 23, Some(AFTER));
+    put_away(&mut world, 0);
+    let held = Holding { evicted: Bytes::gib(1), ..Holding::nothing(GPU, FLOOR) };
+    world.join(7, 0, 1, crate::Profile::default(), vec![held]);
+    assert_eq!(world.arbiter.claimed(GPU), FLOOR);
+    world.tell(Event::Refill { worker: WorkerId(0) });
+    assert_eq!(world.workers[&WorkerId(0)].asked, Some(true));
+    world.drive(WorkerId(0), Some(false));
+    world.die(WorkerId(0));
+    assert_eq!(world.arbiter.state(WorkerId(7)), Some("asleep"));
+    world.want(WorkerId(7), None);
+    assert!(!world.open.contains(&WorkerId(7)));
+}

@@ -1,0 +1,26 @@
+//! What the agent asks of its host.
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+/// Whether a process is stopped, or waits in the kernel: it cannot say anything.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
+    state.is_some_and(|state| matches!(state, "T" | "t" | "D"))
+}
+
+/// Another number at each start.
+pub(crate) fn epoch() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    // Below 2^53, which every reader of JSON knows exactly.
+    u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(1).max(1)
+}
+
+/// A worker takes three descriptors.
+pub(crate) fn raise_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(target: "glake::agent", %error, "the limit of open files stays as it is");
+    }
+}

@@ -1,0 +1,144 @@
+//! The driver's checkpoint of other processes (CUDA 12.8, drivers from 570 on), asked without a context.
+
+use std::ffi::{c_int, c_uint};
+use std::fmt;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, Step};
+
+use super::api::Api;
+use super::code::Code;
+
+/// A call on a process by its id, and its arguments.
+type Call<A> = unsafe extern "C" fn(c_int, *mut A) -> c_uint;
+
+/// The driver of this machine, which checkpoints processes of this user. It makes no context.
+pub struct CudaCheckpoint {
+    state: Call<c_uint>,
+    lock: Call<sys::CUcheckpointLockArgs>,
+    checkpoint: Call<sys::CUcheckpointCheckpointArgs>,
+    restore: Call<sys::CUcheckpointRestoreArgs>,
+    unlock: Call<sys::CUcheckpointUnlockArgs>,
+}
+
+impl CudaCheckpoint {
+    /// Opens the driver, and keeps it open: GPUs that nobody uses are then ready for a restore.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoDriver`]: there is none, or an older one.
+    pub fn open() -> Result<CudaCheckpoint, CheckpointError> {
+        let none = |found: &str| CheckpointError::NoDriver { found: found.to_owned() };
+        let api = Api::open().ok_or_else(|| none("libcuda.so.1 could not be loaded"))?;
+        // SAFETY: the flags must be zero, and are.
+        match unsafe { api.cuInit(0) } {
+            Code(0) => {}
+            Code::NO_DEVICE => return Err(none("libcuda.so.1 finds no GPU")),
+            Code::STUB_LIBRARY => return Err(none("libcuda.so.1 is a stub for linking only")),
+            Code::MISSING => return Err(none("libcuda.so.1 is not a CUDA driver")),
+            Code(code) => return Err(none(&format!("libcuda.so.1 does not start: CUDA error {code}"))),
+        }
+        // SAFETY: `Api::open` has seen the library; these are the signatures of CUDA 12.8's header and later ones.
+        unsafe { CudaCheckpoint::find() }.ok_or_else(|| none("libcuda.so.1 is of an older driver"))
+    }
+
+    /// # Safety
+    /// The library is there.
+    unsafe fn find() -> Option<CudaCheckpoint> {
+        // SAFETY: the caller's promise.
+        let library = unsafe { sys::culib() };
+        macro_rules! call {
+            ($name:literal) => {
+                // SAFETY: each name means the signature of the field that it fills.
+                *unsafe { library.get(concat!($name, "\0").as_bytes()) }.ok()?
+            };
+        }
+        Some(CudaCheckpoint {
+            state: call!("cuCheckpointProcessGetState"),
+            lock: call!("cuCheckpointProcessLock"),
+            checkpoint: call!("cuCheckpointProcessCheckpoint"),
+            restore: call!("cuCheckpointProcessRestore"),
+            unlock: call!("cuCheckpointProcessUnlock"),
+        })
+    }
+}
+
+impl ProcessCheckpoint for CudaCheckpoint {
+    fn state(&self, pid: u32) -> Result<ProcessState, CheckpointError> {
+        let mut state = 0;
+        // SAFETY: an out-parameter of this frame, of the enum's size.
+        match unsafe { (self.state)(number(pid), &raw mut state) } {
+            0 => {}
+            // A process that the driver does not know, or that never started it.
+            1 | 3 | 304 => return Err(CheckpointError::NoContext { pid }),
+            code => return Err(refused(pid, Step::State, code)),
+        }
+        Ok(match state {
+            0 => ProcessState::Running,
+            1 => ProcessState::Locked,
+            2 => ProcessState::Checkpointed,
+            4 | 5 => ProcessState::Moving,
+            _ => ProcessState::Failed,
+        })
+    }
+
+    fn lock(&self, pid: u32, within: Duration) -> Result<(), CheckpointError> {
+        // Zero would be for ever.
+        let timeout = u32::try_from(within.as_millis()).unwrap_or(u32::MAX).max(1);
+        let mut arguments = sys::CUcheckpointLockArgs { timeoutMs: timeout, reserved0: 0, reserved1: [0; 7] };
+        // SAFETY: arguments of this frame, what is reserved zero.
+        match unsafe { (self.lock)(number(pid), &raw mut arguments) } {
+            600 => Err(CheckpointError::Late { pid, within }),
+            code => done(pid, Step::Lock, code),
+        }
+    }
+
+    fn checkpoint(&self, pid: u32) -> Result<(), CheckpointError> {
+        let mut arguments = sys::CUcheckpointCheckpointArgs { reserved: [0; 8] };
+        // SAFETY: as above.
+        done(pid, Step::Checkpoint, unsafe { (self.checkpoint)(number(pid), &raw mut arguments) })
+    }
+
+    fn restore(&self, pid: u32) -> Result<(), CheckpointError> {
+        let mut arguments = sys::CUcheckpointRestoreArgs {
+            gpuPairs: std::ptr::null_mut(),
+            gpuPairsCount: 0,
+            reserved: [0; 44],
+            reserved1: 0,
+        };
+        // SAFETY: as above; without pairs every GPU is its own.
+        match unsafe { (self.restore)(number(pid), &raw mut arguments) } {
+            2 => Err(CheckpointError::NoRoom { pid }),
+            code => done(pid, Step::Restore, code),
+        }
+    }
+
+    fn unlock(&self, pid: u32) -> Result<(), CheckpointError> {
+        let mut arguments = sys::CUcheckpointUnlockArgs { reserved: [0; 8] };
+        // SAFETY: as above.
+        done(pid, Step::Unlock, unsafe { (self.unlock)(number(pid), &raw mut arguments) })
+    }
+}
+
+impl fmt::Debug for CudaCheckpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaCheckpoint").finish_non_exhaustive()
+    }
+}
+
+fn number(pid: u32) -> c_int {
+    // The kernel's are below 2^22.
+    c_int::try_from(pid).unwrap_or(c_int::MAX)
+}
+
+fn done(pid: u32, step: Step, code: c_uint) -> Result<(), CheckpointError> {
+    if code == 0 { Ok(()) } else { Err(refused(pid, step, code)) }
+}
+
+/// Not supported: what the documentation says of IPC, MPS and others.
+fn refused(pid: u32, step: Step, code: c_uint) -> CheckpointError {
+    match code {
+        801 => CheckpointError::Unsupported { pid, step, code },
+        code => CheckpointError::Failed { pid, step, code },
+    }
+}

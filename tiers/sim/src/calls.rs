@@ -1,0 +1,119 @@
+//! Calls of a process whose GPUs other processes share: they wait while it is locked.
+//!
+//! Its slot in the ledger's file has a word for its state and one for how many of its calls run. A call counts itself
+//! before it looks at the state, who locks writes the state before it looks at the count: so one of the two sees the
+//! other, and no call runs in a process that is locked. A forked child's calls count as its parent's.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use super::system;
+
+/// How often is looked whether a state has changed.
+const GLANCE: Duration = Duration::from_micros(500);
+
+/// The words of a ledger's file, as all processes have them at once.
+#[derive(Debug)]
+pub(super) struct Words {
+    base: u64,
+    size: u64,
+}
+
+/// What a slot says of its process; by its number in the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Condition {
+    #[default]
+    Running,
+    Locked,
+    Checkpointed,
+}
+
+/// The calls of this process on one of its simulators.
+#[derive(Debug)]
+pub(super) struct Calls {
+    words: Words,
+    slot: Slot,
+}
+
+/// Where the words of a slot lie, in bytes from the file's start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) condition: u64,
+    pub(super) calls: u64,
+}
+
+/// A call that runs, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Call<'a>(&'a Calls);
+
+impl Words {
+    /// Maps a file, which keeps its size.
+    pub(super) fn new(file: &File, size: u64) -> io::Result<Words> {
+        Ok(Words { base: system::map_shared(file.as_fd(), size)?, size })
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        debug_assert!(offset + 8 <= self.size && offset.is_multiple_of(8));
+        // SAFETY: within the mapping, which lives as long as this; only ever touched as whole words.
+        unsafe { system::shared_word(self.base + offset) }
+    }
+
+    pub(super) fn condition(&self, slot: Slot) -> Condition {
+        match self.word(slot.condition).load(SeqCst) {
+            1 => Condition::Locked,
+            2 => Condition::Checkpointed,
+            _ => Condition::Running,
+        }
+    }
+
+    pub(super) fn set_condition(&self, slot: Slot, condition: Condition) {
+        self.word(slot.condition).store(condition as u64, SeqCst);
+    }
+
+    /// Waits until no call runs; false: one does at that time.
+    pub(super) fn wait_for_calls(&self, slot: Slot, until: Instant) -> bool {
+        while self.word(slot.calls).load(SeqCst) != 0 {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(GLANCE);
+        }
+        true
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: a mapping of our own, of which nothing is borrowed any more.
+        let _ = unsafe { system::unreserve(self.base, self.size) };
+    }
+}
+
+impl Calls {
+    pub(super) fn new(words: Words, slot: Slot) -> Calls {
+        Calls { words, slot }
+    }
+
+    /// A call begins, once the process is not locked.
+    pub(super) fn begin(&self) -> Call<'_> {
+        loop {
+            let calls = self.words.word(self.slot.calls);
+            calls.fetch_add(1, SeqCst);
+            if self.words.condition(self.slot) == Condition::Running {
+                return Call(self);
+            }
+            calls.fetch_sub(1, SeqCst);
+            std::thread::sleep(GLANCE);
+        }
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.words.word(self.0.slot.calls).fetch_sub(1, SeqCst);
+    }
+}

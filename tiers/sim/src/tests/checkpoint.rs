@@ -1,0 +1,183 @@
+//! A process that shares GPUs is checkpointed by another one, and comes back with its bytes.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint as _, ProcessState, bring_back, put_away};
+
+use super::*;
+
+const SIZE: u64 = 4;
+const TEXT: &[u8; 17] = b"what it held then";
+
+/// The process that is checkpointed: it says what its memory holds for each line that it is told.
+#[test]
+#[ignore = "run by other tests"]
+fn the_worker() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let shared = Some(folder.into());
+    let options =
+        SimOptions { topology: small_server(), shared, clock: Clock::Wall, ..SimOptions::default() };
+    let sim = Simulator::new(options).unwrap();
+    let handle = sim.create(Bytes::mib(SIZE), properties()).unwrap();
+    let at = map(&sim, handle, Bytes::mib(SIZE), &[GPU]);
+    // SAFETY: nothing else uses the memory.
+    unsafe { sim.write_now(GPU, at, TEXT) }.unwrap();
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "hang" => {
+                let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
+                sim.enqueue_kernel(GPU, stream, &[], &[], Duration::from_millis(400), |_| {}).unwrap();
+                println!("\nhangs");
+                sim.stream_synchronize(GPU, stream).unwrap();
+            }
+            _ => {
+                let mut found = [0; 17];
+                sim.read_now(GPU, at, &mut found).unwrap();
+                println!("\nholds {}", String::from_utf8_lossy(&found));
+            }
+        }
+    }
+}
+
+struct Worker {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Worker {
+    fn start(folder: &Path) -> Worker {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "tests::checkpoint::the_worker"])
+            .env(FOLDER, folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (said, lines) = channel();
+        let out: BufReader<ChildStdout> = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            out.lines().map_while(|line| line.ok()).try_for_each(|line| said.send(line))
+        });
+        let worker = Worker { stdin: child.stdin.take().unwrap(), child, lines };
+        worker.hear("ready");
+        worker
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    fn hear(&self, what: &str) -> String {
+        let limit = Duration::from_secs(30);
+        std::iter::from_fn(|| self.lines.recv_timeout(limit).ok())
+            .find(|line| line.starts_with(what))
+            .unwrap()
+    }
+
+    fn is_silent(&self) -> bool {
+        let end = Instant::now() + Duration::from_millis(100);
+        let mut lines = std::iter::from_fn(|| {
+            self.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
+        });
+        lines.all(|line| !line.starts_with("holds"))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn opened(folder: &Path) -> (SimCheckpoint, SimMeter) {
+    let checkpoint = SimCheckpoint::open(folder, &small_server()).unwrap();
+    (checkpoint, SimMeter::open(folder, &small_server()).unwrap())
+}
+
+#[test]
+fn a_process_that_is_checkpointed_has_nothing_waits_and_comes_back_with_its_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(folder.path());
+    let (pid, (driver, meter)) = (worker.child.id(), opened(folder.path()));
+    let used = || meter.read("0").unwrap().of_process(pid);
+    for _ in 0..3 {
+        assert_eq!((driver.state(pid).unwrap(), used()), (ProcessState::Running, Bytes::mib(100 + SIZE)));
+        driver.lock(pid, SECOND).unwrap();
+        assert_eq!((driver.state(pid).unwrap(), used()), (ProcessState::Locked, Bytes::mib(100 + SIZE)));
+        worker.tell("what?");
+        assert!(worker.is_silent());
+        driver.checkpoint(pid).unwrap();
+        assert_eq!((driver.state(pid).unwrap(), used()), (ProcessState::Checkpointed, Bytes::ZERO));
+        assert!(worker.is_silent());
+        driver.restore(pid).unwrap();
+        assert_eq!((driver.state(pid).unwrap(), used()), (ProcessState::Locked, Bytes::mib(100 + SIZE)));
+        assert!(worker.is_silent());
+        driver.unlock(pid).unwrap();
+        assert_eq!(worker.hear("holds"), "holds what it held then");
+    }
+}
+
+#[test]
+fn a_restore_without_room_leaves_a_process_checkpointed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(folder.path());
+    let (pid, (driver, _)) = (worker.child.id(), opened(folder.path()));
+    put_away(&driver, pid, SECOND).unwrap();
+    let other = shared(folder.path());
+    let taken = mapped(&other, 900, &[GPU]);
+    let refused = bring_back(&driver, pid).unwrap_err();
+    assert!(matches!(refused, CheckpointError::NoRoom { .. }), "{refused}");
+    assert_eq!(driver.state(pid).unwrap(), ProcessState::Checkpointed);
+    // SAFETY: nothing uses the memory.
+    unsafe { other.unmap(taken, Bytes::mib(900)) }.unwrap();
+    worker.tell("what?");
+    bring_back(&driver, pid).unwrap();
+    assert_eq!(worker.hear("holds"), "holds what it held then");
+}
+
+#[test]
+fn a_call_that_runs_keeps_a_process_from_being_locked() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(folder.path());
+    let (pid, (driver, _)) = (worker.child.id(), opened(folder.path()));
+    worker.tell("hang");
+    worker.hear("hangs");
+    std::thread::sleep(Duration::from_millis(20));
+    let late = put_away(&driver, pid, Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(late, CheckpointError::Late { .. }), "{late}");
+    assert_eq!(driver.state(pid).unwrap(), ProcessState::Running);
+    put_away(&driver, pid, Duration::from_secs(30)).unwrap();
+    bring_back(&driver, pid).unwrap();
+    worker.tell("what?");
+    assert_eq!(worker.hear("holds"), "holds what it held then");
+}
+
+#[test]
+fn who_has_no_context_or_is_in_another_state_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(folder.path());
+    let (pid, (driver, meter)) = (worker.child.id(), opened(folder.path()));
+    let none = put_away(&driver, std::process::id(), SECOND).unwrap_err();
+    assert!(matches!(none, CheckpointError::NoContext { .. }), "{none}");
+    for refused in [driver.checkpoint(pid), driver.restore(pid), driver.unlock(pid)] {
+        assert!(matches!(refused, Err(CheckpointError::State { found: ProcessState::Running, .. })));
+    }
+    // One that dies while it is checkpointed has nothing, and its slot is another's.
+    put_away(&driver, pid, SECOND).unwrap();
+    worker.child.kill().unwrap();
+    worker.child.wait().unwrap();
+    assert!(matches!(driver.state(pid), Err(CheckpointError::NoContext { .. })));
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(meter.read("0").unwrap().used, Bytes::ZERO);
+    let mut next = Worker::start(folder.path());
+    next.tell("what?");
+    next.hear("holds");
+    assert_eq!(driver.state(next.child.id()).unwrap(), ProcessState::Running);
+}
