@@ -160,9 +160,7 @@ impl Arbiter {
                 let before = hosted(self);
                 self.server.hold(worker, &holdings);
                 let (fell, now) = (hosted(self) < before, self.server.now);
-                if let Some(&id) = self.server.gang_of.get(&worker) {
-                    self.server.owe(id);
-                }
+                self.server.owe(worker);
                 if let Some((id, gang)) = self.gang_mut(worker) {
                     if gang.demoting.take().is_some() && !fell {
                         // It cannot, for now.
@@ -391,6 +389,10 @@ impl Arbiter {
         let Some((id, gang)) = self.gang_mut(worker) else { return };
         if let Some(member) = gang.members.get_mut(&worker) {
             member.starting = false;
+        }
+        // Nobody waits for more.
+        for share in gang.shares.iter_mut().filter(|share| share.worker == worker) {
+            share.owed = Bytes::ZERO;
         }
         match &mut gang.state {
             State::Refilling(refill) => {

@@ -316,7 +316,10 @@ impl Arbiter {
                 } else {
                     (gang.away.rests_since, gang.away.refusals) = (now, 0);
                 }
-                if let State::Refilling(refill) = &mut gang.state {
+                if let State::Refilling(refill) = &mut gang.state
+                    && was != Presence::Present
+                    && refill.admitted.is_none()
+                {
                     refill.by = now + refill.patience.max(server.settings.least_late);
                 }
                 server.set_presence(id, None, Presence::Present);

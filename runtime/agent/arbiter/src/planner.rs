@@ -42,10 +42,8 @@ impl Planner<'_> {
             let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get(&id) else {
                 continue;
             };
-            if refill.admitted.is_some() {
-                continue;
-            }
-            if !self.server.restore(id) {
+            let is_admitted = refill.admitted.is_some();
+            if !is_admitted && !self.server.restore(id) {
                 continue;
             }
             let Some(Gang { shares, .. }) = self.server.gangs.get(&id) else { continue };
@@ -59,6 +57,9 @@ impl Planner<'_> {
                 });
                 came |= !bytes.is_zero();
                 missing |= bytes < owed;
+            }
+            if is_admitted {
+                continue;
             }
             if !missing {
                 self.server.admit(id);

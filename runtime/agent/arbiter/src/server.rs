@@ -15,7 +15,6 @@ use crate::ledger::Gpu;
 use crate::log::{Decision, Log, Outcome, Taken};
 use crate::predictions::over;
 use crate::victims::{Chooser, Found, Take};
-use crate::want::Want;
 use crate::{Action, Activity, Denied, GangId, GpuId, Holding, Preempt, Settings, Tier, WorkerId};
 
 /// What a victim says that it gave back at once.
@@ -101,21 +100,35 @@ impl Server {
         }
     }
 
-    /// A worker that is refilled needs more than was planned, as after a shrink of its own: it is owed that too.
-    pub(crate) fn owe(&mut self, id: GangId) {
+    /// A worker that is being refilled needs more than was planned, as after a shrink of its own: it is owed that too.
+    pub(crate) fn owe(&mut self, worker: WorkerId) {
         let now = self.now;
-        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        let Some((id, gang)) = self.gang_of.get(&worker).and_then(|id| Some((*id, self.gangs.get_mut(id)?)))
+        else {
+            return;
+        };
         let State::Refilling(refill) = &mut gang.state else { return };
-        let is_planned = |share: &&mut Share| !share.owed.saturating_add(share.granted).is_zero();
-        for share in gang.shares.iter_mut().filter(is_planned).filter(|share| share.need() > share.owed) {
-            share.owed = share.need();
-            refill.waits.insert(share.worker);
-            if refill.admitted.take().is_some()
-                && let Some(member) = gang.members.get_mut(&share.worker)
-            {
-                refill.by = now + refill.patience.max(self.settings.least_late);
-                member.wants = true;
-                gang.want.get_or_insert_with(|| Want::new(now, None, &self.settings));
+        if !refill.waits.contains(&worker) {
+            return;
+        }
+        let mut more = Vec::new();
+        let is_planned = |share: &Share| !share.owed.saturating_add(share.granted).is_zero();
+        for share in gang.shares.iter_mut().filter(|share| share.worker == worker && is_planned(share)) {
+            let grown = share.need().saturating_sub(share.owed);
+            share.owed = share.owed.saturating_add(grown);
+            more.push((share.holding.gpu, grown));
+        }
+        // Before it was admitted, what is late is looked for elsewhere.
+        if refill.admitted.is_none() {
+            return;
+        }
+        let class = Some(i64::from(gang.profile.priority));
+        for (gpu, grown) in more.into_iter().filter(|(_, grown)| !grown.is_zero()) {
+            let found = self.choose(gpu, grown.saturating_sub(self.free(gpu)), class, Some(id));
+            let (victims, patience) = self.take(&found.takes);
+            if let Some(Gang { state: State::Refilling(refill), .. }) = self.gangs.get_mut(&id) {
+                refill.victims.extend(victims);
+                refill.by = refill.by.max(now + patience);
             }
         }
     }

@@ -159,7 +159,8 @@ impl Ledger {
     pub(super) fn refill_ended(&mut self, outcome: Result<(), String>) {
         self.refills = self.refills.saturating_sub(1);
         if self.refills > 0 {
-            return;
+            // It may have given back what another waits for.
+            return self.changed();
         }
         let was_said = self.want.take().is_some_and(|want| want.is_said);
         let is_asked = std::mem::take(&mut self.is_refill_asked);
@@ -195,6 +196,15 @@ impl Ledger {
             None => want.missing.push((device, bytes)),
         }
         if self.is_heard && want.again.is_none() {
+            self.say_want(now);
+        }
+    }
+
+    /// What is wanted is more than was said: memory left meanwhile.
+    pub(super) fn want_again(&mut self, now: Instant) {
+        let Some(want) = self.want.as_mut().filter(|want| want.is_said) else { return };
+        if self.is_heard {
+            want.is_said = false;
             self.say_want(now);
         }
     }
@@ -321,8 +331,11 @@ impl Ledger {
     /// An agent hears it that knows what hello said.
     pub(super) fn restarted(&mut self, said_wants: bool, now: Instant) {
         (self.is_heard, self.lost) = (true, None);
-        if let Some(want) = &mut self.want {
-            want.is_said = said_wants;
+        match &mut self.want {
+            Some(want) => want.is_said = said_wants,
+            // Whoever waited gave up while hello was answered.
+            None if said_wants => self.todo.push_back(Say::Cancel),
+            None => {}
         }
         self.changed();
         self.say_want_if_due(now);

@@ -273,6 +273,13 @@ impl Port {
         Refilling { port: self.clone(), generation }
     }
 
+    /// Whoever waits for memory waits for more than was said.
+    pub(in super::super) fn want_again(&self) {
+        if self.is_on() {
+            self.note(|ledger, now| ledger.want_again(now));
+        }
+    }
+
     /// What is held is another than was said.
     pub(in super::super) fn changed(&self) {
         if self.is_on() {

@@ -26,9 +26,24 @@ pub(in super::super) struct DeviceHolding {
     pub(in super::super) hosted: Bytes,
 }
 
+/// How often is looked anew at what moves.
+const TRIES: u32 = 8;
+
 impl RegionSet {
     /// Of a device now. Waits for nobody who moves memory.
     pub(in super::super) fn device_holding(&self, memory: &DeviceMemory) -> DeviceHolding {
+        let mut held = self.holding_at_once(memory);
+        for _ in 0..TRIES {
+            if held.made == memory.lease.view().made {
+                break;
+            }
+            // Some of it has moved meanwhile, and would count twice or not at all.
+            held = self.holding_at_once(memory);
+        }
+        held
+    }
+
+    fn holding_at_once(&self, memory: &DeviceMemory) -> DeviceHolding {
         let made = memory.lease.view().made;
         let mut held = DeviceHolding { made, ..DeviceHolding::default() };
         if memory.started().is_none() {

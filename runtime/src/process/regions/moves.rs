@@ -65,7 +65,6 @@ impl RegionSet {
         });
         self.hooks.before(&event)?;
         let moved = self.move_out(slots, ask, goes_on);
-        self.registry.observers.agent().changed();
         let report = match moved {
             Batch { moved, failed: None, warnings } => {
                 let took = begin.elapsed();
@@ -77,6 +76,8 @@ impl RegionSet {
             }
             Batch { moved, failed: Some(error), .. } => Err(after_all(moved, error)),
         };
+        // After all that went back was told.
+        self.registry.observers.agent().changed();
         self.tell_after(&mut event, report.as_ref().map(ShrinkReport::json));
         report
     }
@@ -334,6 +335,7 @@ impl RegionSet {
             if is_over || !ongoing_shrinks.wait_for(region.domain(), credits) {
                 return made;
             }
+            self.registry.observers.agent().want_again();
         }
     }
 
@@ -361,8 +363,12 @@ impl RegionSet {
 
     fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
         let device = region.pool().device();
+        let (begin, _) = sizes(region);
         let refilled = self.make_room((slot, region), verify, credits, |context, waiting| {
-            region.refill(*amount, context, waiting).map_err(|error| {
+            // What is there since is not to come once more.
+            let left = begin.saturating_add(*amount).saturating_sub(sizes(region).0);
+            let left = if *amount == Bytes::MAX { *amount } else { left };
+            region.refill(left, context, waiting).map_err(|error| {
                 if !waiting.gave_way() {
                     self.give_back(region, &error);
                 }

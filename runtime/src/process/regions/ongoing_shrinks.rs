@@ -107,12 +107,11 @@ impl WaitPolicy for Waiting<'_> {
             return true;
         }
         drop(state);
-        let goes_on = self.credits.wait(refused, &|| self.ongoing_shrinks.has(self.own));
-        // One that waits for the turn of this refill is still there.
-        if !goes_on && self.ongoing_shrinks.has(self.own) {
-            self.gave_way.store(true, Ordering::Relaxed);
-        }
-        goes_on
+        self.credits.wait(refused, &|| {
+            let has = self.ongoing_shrinks.has(self.own);
+            self.gave_way.fetch_or(has, Ordering::Relaxed);
+            has
+        })
     }
 }
 

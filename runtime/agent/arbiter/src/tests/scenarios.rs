@@ -242,11 +242,31 @@ fn what_leaves_by_itself_while_it_is_refilled_is_granted_again() {
     let worker = &world.workers[&WorkerId(0)];
     let holdings = worker.held.clone();
     let actions = world.tell(Event::Changed { worker: WorkerId(0), holdings });
-    assert!(
-        matches!(actions[..], [Action::Grant { bytes: granted, .. }, Action::Admit { .. }] if granted == bytes)
-    );
+    assert!(matches!(actions[..], [Action::Grant { bytes: granted, .. }] if granted == bytes), "{actions:?}");
     world.answer(WorkerId(0));
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
+}
+
+/// What it gave back was of another region than the one that it waits for.
+#[test]
+fn a_refill_that_ends_without_what_left_meanwhile_is_over() {
+    let mut world = six(3);
+    wake(&mut world, 1);
+    world.want(WorkerId(0), None);
+    let worker = world.workers.get_mut(&WorkerId(0)).unwrap();
+    worker.held[0].lease = Bytes::gib(5);
+    (worker.held[0].resident, worker.held[0].evicted) = (Bytes::gib(5), Bytes::gib(3));
+    world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(3) });
+    // All that is free is somebody's now.
+    let other = Holding { lease: Bytes::gib(7), resident: Bytes::gib(7), ..Holding::nothing(GPU, FLOOR) };
+    world.join(9, 9, 1, Profile { preempt: Preempt::Never, ..Profile::default() }, vec![other]);
+    let holdings = world.workers[&WorkerId(0)].held.clone();
+    world.tell(Event::Changed { worker: WorkerId(0), holdings: holdings.clone() });
+    world.tell(Event::Refilled { worker: WorkerId(0), holdings });
+    let state = world.arbiter.state(WorkerId(0));
+    assert_eq!(state, Some("asleep"), "nothing is taken of it, and nothing waited for");
+    let queue = &world.workers[&WorkerId(0)].queue;
+    assert!(!queue.iter().any(|command| matches!(command, Action::Shrink { .. })), "{queue:?}");
 }
 
 #[test]
