@@ -159,8 +159,11 @@ impl Ledger {
     pub(super) fn refill_ended(&mut self, outcome: Result<(), String>) {
         self.refills = self.refills.saturating_sub(1);
         if self.refills > 0 {
-            // It may have given back what another waits for.
-            return self.changed();
+            if outcome.is_err() {
+                // It may have given back what another waits for.
+                self.changed();
+            }
+            return;
         }
         let was_said = self.want.take().is_some_and(|want| want.is_said);
         let is_asked = std::mem::take(&mut self.is_refill_asked);
@@ -422,7 +425,7 @@ mod tests {
         assert_eq!(ledger.take(), [Say::Changed, Say::Want { within: 30 * SECOND }]);
         assert!(ledger.is_urgent() && ledger.granted(GPU, MIB) && !ledger.granted(DeviceId(9), MIB));
         ledger.refill_ended(Err("no".to_owned()));
-        assert_eq!(ledger.take(), [], "another one goes on");
+        assert_eq!(ledger.take(), [Say::Changed], "another one goes on");
         ledger.refill_ended(Ok(()));
         assert_eq!(ledger.take(), [Say::Refilled]);
         assert!(!ledger.is_urgent() && ledger.lease(GPU) == MIB);
