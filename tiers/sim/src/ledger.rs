@@ -105,7 +105,7 @@ impl Ledger {
             Ok([MAGIC, known]) if is_whole => {
                 Err(format!("is of a GPU of {}, and not of {}", Bytes::new(known), Bytes::new(capacity)))
             }
-            _ => Err("is not of a simulated GPU".to_owned()),
+            _ => Err("is not of a simulated GPU, or of another version: remove its folder".to_owned()),
         }
         .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, format!("{} {why}", path.display())))?;
         let words = Words::new(&file, LENGTH as u64)?;
@@ -413,6 +413,9 @@ mod tests {
         assert_eq!(error, format!("{} is of a GPU of 100.00 MiB, and not of 98.00 MiB", path.display()));
         std::fs::write(&path, "text").unwrap();
         let error = ledger(folder.path(), 100).unwrap_err().to_string();
-        assert_eq!(error, format!("{} is not of a simulated GPU", path.display()));
+        assert_eq!(
+            error,
+            format!("{} is not of a simulated GPU, or of another version: remove its folder", path.display())
+        );
     }
 }
