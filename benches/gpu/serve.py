@@ -134,7 +134,10 @@ def measure(a, clock):
 def main():
     a, left_out = arguments(), []
     if a.read:
-        rows = [row for path in a.read for _, rows in launch.runs(path) for row in rows]
+        try:
+            rows = [row for path in a.read for _, rows in launch.runs(path) for row in rows]
+        except OSError as error:
+            sys.exit(f"serve.py: --read: {error.filename}: {error.strerror}: name files that --out DIR has, DIR/serve.jsonl")
     else:
         rows, left_out = measure(a, launch.Clock(a.time_limit))
     found = bars.figures(rows)

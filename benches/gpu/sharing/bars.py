@@ -100,7 +100,8 @@ def whole(scenario, pool):
                 figure(
                     scenario,
                     f"{run}: most memory, of the budget",
-                    max(row["most_bytes"] / row["budget_bytes"] for row in metered),
+                    # Where nothing was seen, nothing was measured.
+                    max(row["most_bytes"] / row["budget_bytes"] for row in metered) or float("inf"),
                     1 if ours else None,
                     True,
                     most_gib=max(row["most_bytes"] for row in metered) / GIB,

@@ -427,7 +427,7 @@ impl Agent {
         }
     }
 
-    fn act(&mut self, action: &Action, more: bool) {
+    pub(crate) fn act(&mut self, action: &Action, more: bool) {
         self.counts.decided(action);
         match *action {
             Action::Measure { gpu } => {

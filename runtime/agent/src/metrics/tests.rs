@@ -118,7 +118,7 @@ fn each_decision_is_counted_once() {
         ),
     ] {
         assert_eq!(told(&agent, counted), 0.0);
-        agent.counts.decided(&action);
+        agent.act(&action, false);
         assert_eq!(told(&agent, counted), 1.0);
     }
     assert_eq!(told(&agent, "glake_granted_bytes_total{gpu=\"odd \\\"0\\\"\"}"), 2.0 * f64::from(1 << 30));
