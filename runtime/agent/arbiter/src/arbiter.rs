@@ -13,14 +13,14 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::away::Presence;
-use crate::gang::{Distrust, Gang, Member, State};
+use crate::gang::{Gang, Member, State};
 use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::{Decision, Outcome};
 use crate::planner::Planner;
 use crate::server::{AGAIN, Server};
 use crate::want::Want;
-use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, Task, WorkerId};
+use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
 
 /// After a lie of so much more than is leased a worker is not counted on.
 const SLACK: Bytes = Bytes::mib(64);
@@ -142,7 +142,7 @@ impl Arbiter {
         self.server.gangs.get(self.server.gang_of.get(&worker)?)
     }
 
-    fn gang_mut(&mut self, worker: WorkerId) -> Option<(GangId, &mut Gang)> {
+    pub(crate) fn gang_mut(&mut self, worker: WorkerId) -> Option<(GangId, &mut Gang)> {
         let id = *self.server.gang_of.get(&worker)?;
         Some((id, self.server.gangs.get_mut(&id)?))
     }
@@ -351,130 +351,6 @@ impl Arbiter {
         }
         server.take(&found.takes);
         server.wait_to_grow(Growth { gang: id, worker, gpu, bytes, by: server.now + within });
-    }
-
-    fn parked(&mut self, worker: WorkerId) {
-        if let Some(&id) = self.server.gang_of.get(&worker) {
-            self.stops_waiting_to_park(id, worker);
-        }
-    }
-
-    /// A rank has parked, or is gone.
-    fn stops_waiting_to_park(&mut self, id: GangId, worker: WorkerId) {
-        let now = self.server.now;
-        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
-        let State::Parking { waits, since, takes, .. } = &mut gang.state else { return };
-        waits.remove(&worker);
-        if waits.is_empty() {
-            let (since, takes) = (*since, std::mem::take(takes));
-            gang.predictions.saw_park(now.saturating_sub(since));
-            self.server.shrink(id, &takes);
-        }
-    }
-
-    fn shrunk(&mut self, worker: WorkerId) {
-        let (now, link) = (self.server.now, self.server.settings.link);
-        let Some((id, gang)) = self.gang_mut(worker) else { return };
-        let State::Shrinking { waits, since, leaving, dirty, .. } = &mut gang.state else { return };
-        waits.remove(&worker);
-        if waits.is_empty() {
-            let (since, leaving, dirty) = (*since, *leaving, *dirty);
-            gang.predictions.saw_shrink(leaving, dirty, link, now.saturating_sub(since));
-            gang.distrust = Distrust::default();
-            self.server.set_state(id, State::Resting);
-        }
-    }
-
-    fn refilled(&mut self, worker: WorkerId) {
-        let Some((id, gang)) = self.gang_mut(worker) else { return };
-        if let Some(member) = gang.members.get_mut(&worker) {
-            member.starting = false;
-        }
-        // Nobody waits for more.
-        for share in gang.shares.iter_mut().filter(|share| share.worker == worker) {
-            share.owed = Bytes::ZERO;
-        }
-        match &mut gang.state {
-            State::Refilling(refill) => {
-                refill.waits.remove(&worker);
-                self.server.finish_refill(id);
-            }
-            // Late, and here now.
-            State::Resting => gang.distrust = Distrust::default(),
-            _ => {}
-        }
-        if let Some((_, gang)) = self.gang_mut(worker) {
-            gang.sum_up();
-        }
-    }
-
-    /// A worker could not do what it was asked to; where that is not what is waited for any more, nothing changes.
-    fn failed(&mut self, worker: WorkerId, what: Task) {
-        let short = self.server.settings.least_quantum;
-        let Some((id, gang)) = self.gang_mut(worker) else { return };
-        match (&gang.state, what) {
-            (State::Parking { .. }, Task::Park) => self.server.unpark(id),
-            (State::Shrinking { .. }, Task::Shrink) => self.shrunk(worker),
-            (State::Refilling(refill), Task::Refill) if refill.waits.contains(&worker) => {
-                match refill.admitted {
-                    // Which distrusts it for longer.
-                    Some(_) => return self.server.give_up_on(id),
-                    None => self.server.give_back(id, Outcome::Returned),
-                }
-            }
-            _ => return,
-        }
-        self.server.distrust(id, short);
-    }
-
-    fn died(&mut self, worker: WorkerId) {
-        let Some(&id) = self.server.gang_of.get(&worker) else { return };
-        let now = self.server.now;
-        for (gpu, footprint) in self.server.remove_shares(worker) {
-            self.server.gpus.entry(gpu).or_default().died(now, footprint);
-        }
-        self.forget(worker, id);
-    }
-
-    /// A gang loses a rank, whose shares are gone already.
-    fn forget(&mut self, worker: WorkerId, id: GangId) {
-        self.server.gang_of.remove(&worker);
-        self.server.growths.retain(|growth| growth.worker != worker);
-        let growing = self.server.growths.iter().filter(|growth| growth.gang == id).count();
-        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
-        gang.growing = u32::try_from(growing).unwrap_or(u32::MAX);
-        gang.members.remove(&worker);
-        gang.sum_up();
-        if gang.members.is_empty() {
-            self.server.gangs.remove(&id);
-            self.server.absent.remove(&id);
-            self.server.log.ended(id, Outcome::Died);
-            return self.server.note(id);
-        }
-        if gang.away.worker == Some(worker) {
-            self.server.set_presence(id, None, Presence::Present);
-        }
-        if self.server.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
-            self.server.deny(id, Denied::Incomplete, Some(AGAIN));
-        }
-        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
-        match &mut gang.state {
-            State::Resting => {}
-            State::Parking { .. } => self.stops_waiting_to_park(id, worker),
-            State::Shrinking { waits, .. } => {
-                waits.remove(&worker);
-                if waits.is_empty() {
-                    self.server.set_state(id, State::Resting);
-                }
-            }
-            State::Refilling(refill) if refill.admitted.is_none() => {
-                self.server.give_back(id, Outcome::Returned);
-            }
-            State::Refilling(refill) => {
-                refill.waits.remove(&worker);
-                self.server.finish_refill(id);
-            }
-        }
     }
 
     fn operator_shrinks(&mut self, worker: WorkerId) {

@@ -28,6 +28,7 @@
 //! ```
 
 mod action;
+mod answers;
 mod arbiter;
 mod away;
 mod duty;
