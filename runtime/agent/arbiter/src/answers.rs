@@ -25,6 +25,8 @@ impl Arbiter {
         if waits.is_empty() {
             let (since, takes) = (*since, std::mem::take(takes));
             gang.predictions.saw_park(now.saturating_sub(since));
+            gang.is_parked = true;
+            gang.parks = gang.parks.saturating_add(1);
             self.server.shrink(id, &takes);
         }
     }

@@ -7,6 +7,7 @@
 //!           └► Parking ── all parked ──────────▲
 //! ```
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use glake_units::Bytes;
 
 use crate::away::Away;
 use crate::predictions::Predictions;
-use crate::want::Want;
-use crate::{Activity, GangId, GpuId, Holding, Joined, Profile, WorkerId};
+use crate::want::{Order, Want};
+use crate::{Activity, GangId, GpuId, Holding, Joined, Profile, Settings, WorkerId};
 
 /// Workers that run or do not run as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +27,10 @@ pub(crate) struct Gang {
     pub(crate) shares: Vec<Share>,
     pub(crate) state: State,
     pub(crate) want: Option<Want>,
+    /// Its uses were parked for others, and wait for its next refill.
+    pub(crate) is_parked: bool,
+    /// How often they were, since it was idle.
+    pub(crate) parks: u32,
     /// When it last was refilled, or joined.
     pub(crate) resident_since: Duration,
     pub(crate) idle_since: Duration,
@@ -172,6 +177,8 @@ impl Gang {
             state: State::Resting,
             want: None,
             starting: false,
+            is_parked: false,
+            parks: 0,
             resident_since: now,
             idle_since: now,
             activity: Activity::Idle,
@@ -206,6 +213,7 @@ impl Gang {
 
     /// After what its members do, or who they are, became something else.
     pub(crate) fn sum_up(&mut self) {
+        let before = self.activity;
         let any = |activity| self.members.values().any(|member| member.activity == activity);
         self.activity = match (any(Activity::Capturing), any(Activity::Busy)) {
             (true, _) => Activity::Capturing,
@@ -215,6 +223,10 @@ impl Gang {
         if self.activity == Activity::Idle {
             let last = self.members.values().map(|member| member.idle_since).max();
             self.idle_since = last.unwrap_or(self.idle_since);
+            // Parked uses are idle too, and so are those of a worker that was refilled a moment ago.
+            if before != Activity::Idle && self.is_resting() && !self.is_parked {
+                self.parks = 0;
+            }
         }
         self.silent = self.members.values().any(|member| member.silent);
         self.starting = self.members.values().any(|member| member.starting);
@@ -224,6 +236,13 @@ impl Gang {
     pub(crate) fn end_starts(&mut self) {
         self.members.values_mut().for_each(|member| member.starting = false);
         self.starting = false;
+    }
+
+    /// Its place among wants, if it has one.
+    pub(crate) fn order(&self, id: GangId, now: Duration, settings: &Settings) -> Option<Order> {
+        let want = self.want?;
+        let is_behind = self.is_parked && now < want.since + settings.resume_after;
+        Some((Reverse(want.class(self.profile.priority, now)), is_behind, want.since, id))
     }
 
     /// Whether time alone may change something.

@@ -93,13 +93,13 @@ impl Planner<'_> {
                 // The driver is asked, or was a moment ago.
                 (State::Resting, Some(_))
                     if gang.away.is_moving() || gang.away.restore_after > server.now => {}
-                (State::Resting, Some(want)) => {
-                    wants.push(Reverse(want.order(gang.profile.priority, server.now, id)));
+                (State::Resting, _) => {
+                    wants.extend(gang.order(id, server.now, &server.settings).map(Reverse));
                 }
                 _ => {}
             }
         }
-        while let Some(Reverse((Reverse(class), _, id))) = wants.pop() {
+        while let Some(Reverse((Reverse(class), .., id))) = wants.pop() {
             let Some(gang) = self.server.gangs.get(&id) else { continue };
             let gpus = gang.needs_gpus();
             if !gang.is_complete() {

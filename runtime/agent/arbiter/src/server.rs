@@ -388,6 +388,7 @@ impl Server {
             self.duties.entry(gpu).or_default().add(self.now, busy);
         }
         gang.distrust = crate::gang::Distrust::default();
+        gang.is_parked = false;
         self.log.ended(id, Outcome::Refilled(took));
         self.rest(id);
     }
@@ -471,14 +472,15 @@ impl Server {
 
     /// How long a want takes at least, with those before it.
     pub(crate) fn least_wait(&self, id: GangId) -> Duration {
-        let Some((gang, want)) = self.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else {
+        let order = |id, gang: &Gang| gang.order(id, self.now, &self.settings);
+        let Some((gang, own)) = self.gangs.get(&id).and_then(|gang| Some((gang, order(id, gang)?))) else {
             return Duration::ZERO;
         };
-        let (order, gpus) = (want.order(gang.profile.priority, self.now, id), gang.needs_gpus());
+        let gpus = gang.needs_gpus();
         let refill = |gang: &Gang| self.wake(gang);
         let before = self.under_way.iter().filter_map(|other| {
             let gang = self.gangs.get(other)?;
-            let first = gang.want?.order(gang.profile.priority, self.now, *other) < order;
+            let first = order(*other, gang)? < own;
             (first && gang.is_resting() && !gang.needs_gpus().is_disjoint(&gpus)).then(|| refill(gang))
         });
         before.sum::<Duration>() + refill(gang)

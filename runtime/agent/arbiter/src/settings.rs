@@ -15,6 +15,10 @@ pub struct Settings {
     pub least_quantum: Duration,
     /// The quantum, in refills of the worker.
     pub quantum_refills: u32,
+    /// Turns of workers whose uses are parked in turn get no longer after so many parks.
+    pub longest_turn: u32,
+    /// How long the want of a worker that was parked waits behind newer ones of its class.
+    pub resume_after: Duration,
     /// How often the predicted time a command may take before another victim is looked for.
     pub late: u32,
     /// And the least that is.
@@ -49,6 +53,8 @@ impl Default for Settings {
             link: Bytes::new(50_000_000_000),
             least_quantum: Duration::from_millis(300),
             quantum_refills: 2,
+            longest_turn: 4,
+            resume_after: Duration::from_secs(1),
             late: 4,
             least_late: Duration::from_millis(200),
             drain: Duration::from_secs(30),

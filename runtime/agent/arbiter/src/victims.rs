@@ -105,9 +105,9 @@ impl Chooser<'_> {
         if found.short.is_zero() {
             return found;
         }
-        let mut ranked = Vec::new();
+        let (mut ranked, waiting) = (Vec::new(), self.waiting_in_turn());
         for (gang, id, share) in busy.into_iter().filter(|(gang, ..)| self.may_park(gang)) {
-            let over = gang.resident_since + self.quantum(gang);
+            let over = gang.resident_since + self.turn(gang, waiting);
             if over > self.now {
                 found.again(over);
             } else if self.is_too_long(gang) {
@@ -166,6 +166,24 @@ impl Chooser<'_> {
         let largest = gang.on(self.gpu).map(|share| (share.evictable(), share.holding.dirty)).max();
         let (leaving, dirty) = largest.unwrap_or_default();
         gang.predictions.shrink(leaving, dirty, link) + turn + gang.predictions.refill(gang.copied().1, link)
+    }
+
+    /// How many wait for this GPU, if who asks was parked itself.
+    fn waiting_in_turn(&self) -> Option<u32> {
+        self.whom.and_then(|whom| self.gangs.get(&whom)).filter(|whom| whom.is_parked)?;
+        let waits =
+            |gang: &&Gang| gang.want.is_some() && gang.is_resting() && gang.on(self.gpu).next().is_some();
+        let waiting = self.gangs.values().filter(waits).count();
+        Some(u32::try_from(waiting).unwrap_or(u32::MAX).max(1))
+    }
+
+    /// How long a worker runs before it is parked for who asks. Where that one was parked too, a quick change helps no first
+    /// token: turns get longer with each park of a use, by half a quantum if nobody else waits.
+    fn turn(&self, gang: &Gang, waiting_in_turn: Option<u32>) -> Duration {
+        let quantum = self.quantum(gang);
+        let longer =
+            |waiting: u32| quantum * gang.parks.min(self.settings.longest_turn) / waiting.saturating_mul(2);
+        quantum + waiting_in_turn.map_or(Duration::ZERO, longer)
     }
 
     /// How long a worker has its memory at least once it runs.

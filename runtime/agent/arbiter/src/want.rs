@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use crate::{GangId, Settings};
 
+/// The least goes first: the highest class; of it, who was not parked or has waited for long; then the oldest.
+pub(crate) type Order = (Reverse<i64>, bool, Duration, GangId);
+
 /// A gang's uses wait for its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Want {
@@ -19,11 +22,6 @@ impl Want {
         let quarter = (self.deadline - self.since).min(Duration::from_secs(60)).as_millis().max(4) / 4;
         let waited = now.saturating_sub(self.since).as_millis();
         i64::from(priority) + i64::try_from(waited / quarter).unwrap_or(i64::MAX / 2)
-    }
-
-    /// The least goes first: the highest class, then the oldest.
-    pub(crate) fn order(&self, priority: i32, now: Duration, id: GangId) -> (Reverse<i64>, Duration, GangId) {
-        (Reverse(self.class(priority, now)), self.since, id)
     }
 
     pub(crate) fn new(now: Duration, deadline: Option<Duration>, settings: &Settings) -> Self {

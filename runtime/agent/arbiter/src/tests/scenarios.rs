@@ -54,6 +54,68 @@ fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
     assert!(matches!(world.arbiter.decisions().last().unwrap().outcome, Outcome::Refilled(_)));
 }
 
+/// Who was refilled last, or is being.
+fn last_refilled(world: &World) -> u64 {
+    world.arbiter.decisions().last().unwrap().gang.0
+}
+
+#[test]
+fn who_was_parked_comes_after_newer_wants_until_it_has_waited_for_long() {
+    for (waited, first) in [(MS(400), 3), (MS(1_050), 0)] {
+        let mut world = six(4);
+        wake(&mut world, 0);
+        world.pass(MS(1_000));
+        wake(&mut world, 1);
+        world.want(WorkerId(2), None);
+        (0..2).for_each(|_| world.answer(WorkerId(0)));
+        // Nobody is past its quantum: 1 has just come, and 2 comes.
+        world.want(WorkerId(0), None);
+        let since = world.now;
+        world.answer(WorkerId(2));
+        world.does(WorkerId(2), Activity::Busy);
+        world.does(WorkerId(1), Activity::Capturing);
+        world.does(WorkerId(2), Activity::Capturing);
+        world.pass(waited - (world.now - since));
+        world.want(WorkerId(3), None);
+        assert_eq!(last_refilled(&world), 2, "nobody can be parked");
+        world.does(WorkerId(1), Activity::Busy);
+        world.pass(MS(1));
+        assert_eq!(last_refilled(&world), first, "after {waited:?}");
+    }
+}
+
+#[test]
+fn turns_of_workers_that_are_parked_in_turn_get_longer() {
+    let mut turns = Vec::new();
+    let mut world = six(3);
+    wake(&mut world, 0);
+    wake(&mut world, 1);
+    // Worker 1 cannot be parked, so that 0 and 2 take turns.
+    world.does(WorkerId(1), Activity::Capturing);
+    let (mut runs, mut waits) = (0, 2);
+    for _ in 0..14 {
+        let begin = world.now;
+        world.want(WorkerId(waits), None);
+        while world.workers[&WorkerId(runs)].queue.is_empty() {
+            world.now = world.arbiter.next_deadline().unwrap();
+            world.tell(Event::Tick);
+        }
+        turns.push(world.now - begin);
+        (0..2).for_each(|_| world.answer(WorkerId(runs)));
+        world.answer(WorkerId(waits));
+        world.does(WorkerId(waits), Activity::Busy);
+        (runs, waits) = (waits, runs);
+    }
+    let longer = [300, 300, 450, 450, 600, 600, 750, 750, 900, 900, 900, 900, 900, 900];
+    assert_eq!(turns, longer.map(MS));
+    // It is idle, and begins anew.
+    world.pass(MS(1_000));
+    world.does(WorkerId(runs), Activity::Idle);
+    world.does(WorkerId(runs), Activity::Busy);
+    world.want(WorkerId(waits), None);
+    assert!(matches!(world.workers[&WorkerId(runs)].queue[0], Action::Park { .. }));
+}
+
 #[test]
 fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
     let mut world = six(0);

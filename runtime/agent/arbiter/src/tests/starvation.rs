@@ -24,9 +24,10 @@ proptest! {
             world.join_asleep(id, Bytes::gib(gib));
         }
         let mut since: BTreeMap<WorkerId, Duration> = BTreeMap::new();
-        // The quantum, four times as long where the link is busy all the time.
-        let quantum = Settings::default().least_quantum.max(Duration::from_millis(gib * 80)) * 4;
-        let bound = (quantum + STEP * 8) * u32::try_from(count).unwrap();
+        // The quantum, four times as long where the link is busy all the time, and a turn is three of them at most.
+        let quantum = Settings::default().least_quantum.max(Duration::from_millis(gib * 80)) * 4 * 3;
+        let behind = Settings::default().resume_after;
+        let bound = (quantum + STEP * 8) * u32::try_from(count).unwrap() + behind;
         let mut longest = Duration::ZERO;
         for _ in 0..2_000 {
             for id in (0..count).map(WorkerId) {
