@@ -34,6 +34,7 @@ class Checks:
         if self.setup.simulated:
             pathlib.Path(a.device.split("@", 1)[1]).mkdir(parents=True, exist_ok=True)
         self.agent = Agent(self.setup, folder)
+        self.agent.patience = 20
         self.fleet = Fleet("glake", self.setup, folder, self.agent)
 
     def row(self, what, passed, said=""):
@@ -131,7 +132,7 @@ class Checks:
             try:
                 part(worker)
             except Exception as error:
-                self.row(part.__name__, False, f"{type(error).__name__}: {error}")
+                self.row(part.__name__, False, f"{type(error).__name__}: {error}; {self.agent.ps()}")
 
     def end(self):
         self.fleet.end()

@@ -23,7 +23,7 @@ class Agent:
     living workers."""
 
     def __init__(self, setup, folder):
-        self.setup, self.folder, self.process = setup, pathlib.Path(folder), None
+        self.setup, self.folder, self.process, self.patience = setup, pathlib.Path(folder), None, 120
         (self.folder / "glake").mkdir(mode=0o700, exist_ok=True)
         self.socket = self.folder / "glake" / "agent.sock"
 
@@ -62,7 +62,7 @@ class Agent:
     def ask(self, op, **more):
         """The rows of an answer."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(120)
+            connection.settimeout(self.patience)
             connection.connect(str(self.socket))
             body = json.dumps({"v": 1, "seq": 0, "ack": 0, "op": op, **more}).encode()
             connection.sendall(struct.pack("<I", len(body)) + body)

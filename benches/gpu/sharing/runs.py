@@ -44,8 +44,8 @@ class Runs:
         return {
             "calibrate": 25,
             "plan": 5,
-            "glake": trace + 20,
-            "no-preempt": trace + 35,
+            "glake": trace + 12,
+            "no-preempt": trace + 20,
             "overload": 2 * self.a.overload_s + 30,
             "kill-agent": trace + 20,
             "kill-workers": 45,
