@@ -68,7 +68,9 @@ impl Arbiter {
     pub fn next_deadline(&self) -> Option<Duration> {
         let server = &self.server;
         let gangs = server.under_way.iter().filter_map(|id| server.gangs.get(id)?.late_at());
-        let growths = server.growths.iter().map(|growth| growth.by);
+        let late = |growth: &Growth| growth.by.min(growth.late_at);
+        let growths = server.growths.iter().filter(|growth| growth.late_at > server.now).map(late);
+        let growths = growths.chain(server.growths.iter().map(|growth| growth.by));
         let meters = server.gpus.values().filter_map(Gpu::measure_at);
         gangs.chain(growths).chain(meters).chain(self.retry_at).chain(server.away_at()).min()
     }
@@ -172,7 +174,7 @@ impl Arbiter {
             Event::Activity { worker, activity, idle_for } => self.does(worker, activity, idle_for),
             Event::Want { worker, deadline } => self.wants(worker, deadline),
             Event::Cancelled { worker } => self.cancelled(worker),
-            Event::Grow { worker, gpu, bytes, within } => self.grow(worker, gpu, bytes, within),
+            Event::Grow { worker, gpu, bytes, within } => self.server.grow(worker, gpu, bytes, within),
             Event::Parked { worker } => self.parked(worker),
             Event::Returned { worker, gpu, bytes } => {
                 if let Some(&id) = self.server.gang_of.get(&worker) {
@@ -325,34 +327,6 @@ impl Arbiter {
         self.server.note(id);
     }
 
-    fn grow(&mut self, worker: WorkerId, gpu: GpuId, bytes: Bytes, within: Duration) {
-        let server = &mut self.server;
-        let Some(&id) = server.gang_of.get(&worker) else {
-            return server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
-        };
-        server.add_share(id, (worker, gpu));
-        // Nobody leaves beside a start.
-        let refills =
-            |gang: &Gang| matches!(&gang.state, State::Refilling(_)) && gang.on(gpu).next().is_some();
-        let refilling =
-            server.under_way.iter().filter_map(|id| server.gangs.get(id)).find(|gang| refills(gang));
-        let starting = refilling.is_some_and(|gang| gang.starting);
-        let short = bytes.saturating_sub(server.free_beside_restores(gpu));
-        if server.absent.contains(&id) {
-            return server.wait_to_grow(Growth { gang: id, worker, gpu, bytes, by: server.now + within });
-        }
-        if short.is_zero() {
-            server.grant(id, (worker, gpu), bytes);
-            return;
-        }
-        let found = server.choose(gpu, short, None, Some(id));
-        if starting || !found.short.is_zero() {
-            return server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
-        }
-        server.take(&found.takes);
-        server.wait_to_grow(Growth { gang: id, worker, gpu, bytes, by: server.now + within });
-    }
-
     fn operator_shrinks(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.gang_mut(worker) else { return };
         if !gang.is_resting() || gang.silent || !gang.away.is_present() {
@@ -376,14 +350,11 @@ impl Arbiter {
             self.expire_gang(id);
         }
         let server = &mut self.server;
-        let (late, open) =
+        let (late, open): (Vec<_>, _) =
             std::mem::take(&mut server.growths).into_iter().partition(|growth| growth.by <= now);
         server.growths = open;
-        for Growth { gang, worker, gpu, bytes, .. } in late {
-            server.actions.push(Action::DenyGrowth { worker, gpu, bytes });
-            if let Some(gang) = server.gangs.get_mut(&gang) {
-                gang.growing -= 1;
-            }
+        for growth in late {
+            server.deny_growth(&growth);
         }
         for (&gpu, held) in &mut server.gpus {
             if held.measure_due(now) {

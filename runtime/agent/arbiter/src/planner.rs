@@ -11,7 +11,6 @@ use glake_units::Bytes;
 
 use crate::away::{short, wanted};
 use crate::gang::{Gang, Refill, State};
-use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::Outcome;
 use crate::server::{AGAIN, Server};
@@ -69,18 +68,7 @@ impl Planner<'_> {
                 refill.by = now + refill.patience;
             }
         }
-        let server = &mut self.server;
-        for growth in std::mem::take(&mut server.growths) {
-            let Growth { gang, worker, gpu, bytes, .. } = growth;
-            if server.absent.contains(&gang) || server.free_beside_restores(gpu) < bytes {
-                server.growths.push(growth);
-                continue;
-            }
-            server.grant(gang, (worker, gpu), bytes);
-            if let Some(gang) = server.gangs.get_mut(&gang) {
-                gang.growing -= 1;
-            }
-        }
+        self.server.pay_growths();
     }
 
     /// Plans each GPU's first want.

@@ -182,13 +182,6 @@ impl Server {
         bytes
     }
 
-    pub(crate) fn wait_to_grow(&mut self, growth: Growth) {
-        if let Some(gang) = self.gangs.get_mut(&growth.gang) {
-            gang.growing += 1;
-        }
-        self.growths.push(growth);
-    }
-
     /// Victims on a GPU.
     pub(crate) fn choose(&self, gpu: GpuId, short: Bytes, class: Option<i64>, whom: Option<GangId>) -> Found {
         let idle = LinkDuty::default();

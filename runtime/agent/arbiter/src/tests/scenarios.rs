@@ -407,6 +407,31 @@ fn growth_waits_for_nobody_who_runs() {
 }
 
 #[test]
+fn growth_gets_other_victims_where_one_is_late_and_is_denied_where_nobody_is_left() {
+    let mut world = World::new(Settings::default(), &[(30, 140)]);
+    (0..3).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
+    world.pass(MS(1_000));
+    for id in 0..3 {
+        wake(&mut world, id);
+        world.pass(MS(1_000));
+    }
+    (1..3).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    let within = MS(30_000);
+    let grow = Event::Grow { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(6), within };
+    assert!(matches!(world.tell(grow)[..], [Action::Shrink { worker: WorkerId(1), .. }]));
+    // A use of it began in the same moment, and its memory leaves when that ends.
+    world.now = world.arbiter.next_deadline().unwrap();
+    assert!(world.now < MS(10_000));
+    let actions = world.tell(Event::Tick);
+    assert!(matches!(actions[..], [Action::Shrink { worker: WorkerId(2), .. }]), "{actions:?}");
+    world.does(WorkerId(2), Activity::Busy);
+    world.now = world.arbiter.next_deadline().unwrap();
+    assert!(world.now < MS(10_000));
+    let actions = world.tell(Event::Tick);
+    assert!(matches!(actions[..], [Action::DenyGrowth { worker: WorkerId(0), .. }]), "{actions:?}");
+}
+
+#[test]
 fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
     let held = |gpu| Holding {
